@@ -60,11 +60,9 @@ def compared(model: Any, run: Callable[[], torch.Tensor]) -> float:
 
 @check
 def recurrent_layers_are_refused() -> Any:
-    config = transformers.Qwen3NextConfig(
-        vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=4, num_attention_heads=2,
-        num_key_value_heads=2, head_dim=8, linear_num_key_heads=2, linear_num_value_heads=2,
-        linear_key_head_dim=8, linear_value_head_dim=8, num_experts=2, num_experts_per_tok=1,
-        moe_intermediate_size=8, shared_expert_intermediate_size=8,
+    config = transformers.Mamba2Config(
+        vocab_size=32, hidden_size=16, num_hidden_layers=1, num_heads=4, head_dim=8, state_size=8, n_groups=1,
+        chunk_size=8,
     )  # fmt: skip
     model = transformers.AutoModelForCausalLM.from_config(config)
     batch = {"input_ids": torch.arange(8)[None], "labels": torch.arange(8)[None]}

@@ -48,9 +48,9 @@ def test_refusals(facts: dict[str, Any], name: str, parts: list[str]) -> None:
 
 def test_a_model_with_recurrent_layers_is_refused_in_training_only(facts: dict[str, Any]) -> None:
     told = facts["recurrent_layers_are_refused"]
-    assert "Qwen3NextModel cannot be split over sp=2 processes: recurrent layers" in told["error"]
+    assert "Mamba2Model cannot be split over sp=2 processes: recurrent layers" in told["error"]
     assert told["evaluated"] is True
-    assert "sp=2: Qwen3NextModel cannot be trained with it: recurrent layers" in told["explain"]
+    assert "sp=2: Mamba2Model cannot be trained with it: recurrent layers" in told["explain"]
 
 
 def test_copies_and_saved_models_know_nothing_of_processes(facts: dict[str, Any]) -> None:

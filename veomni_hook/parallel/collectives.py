@@ -12,6 +12,7 @@ The operators are those of torch's functional collectives, which dynamo and Indu
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ import torch
 from veomni_hook.kernels.shared.autograd import applied
 from veomni_hook.parallel.groups import SequenceGroup
 
-__all__ = ["all_summed", "gathered", "own_part", "part_length", "to_heads", "to_positions"]
+__all__ = ["all_summed", "each_to_heads", "gathered", "own_part", "part_length", "to_heads", "to_positions"]
 
 _OPS = torch.ops._c10d_functional
 
@@ -60,15 +61,20 @@ def to_heads(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Exchange positions for heads: ``[batch, heads, part, width]`` to ``[batch, heads / size, all, width]``.
 
-    The numbers of heads may differ, the group's size divides each. One exchange for all three, unless their
-    dtypes differ.
+    The numbers of heads may differ, the group's size divides each. One exchange for all of one dtype.
     """
-    parts = [query, key, value]
-    if len({part.dtype for part in parts}) > 1:
-        query, key, value = (_exchanged([part], group)[0] for part in parts)
-    else:
-        query, key, value = _exchanged(parts, group)
+    query, key, value = each_to_heads((query, key, value), group)
     return query, key, value
+
+
+def each_to_heads(tensors: Sequence[torch.Tensor], group: SequenceGroup) -> list[torch.Tensor]:
+    """Exchange positions for heads of any number of tensors; see `to_heads`."""
+    found = list(tensors)
+    for dtype in dict.fromkeys(each.dtype for each in tensors):
+        alike = [place for place, each in enumerate(tensors) if each.dtype == dtype]
+        for place, each in zip(alike, _exchanged([tensors[at] for at in alike], group), strict=True):
+            found[place] = each
+    return found
 
 
 def to_positions(x: torch.Tensor, group: SequenceGroup) -> torch.Tensor:

@@ -17,14 +17,20 @@ from torch.compiler import is_dynamo_compiling
 
 from veomni_hook.errors import ParallelError
 from veomni_hook.kernels.shared.traced_frame import answered_while_tracing, variable
-from veomni_hook.parallel import loss, process
+from veomni_hook.parallel import linear_attention, loss, process
 from veomni_hook.parallel.agreement import check_same_batch
 from veomni_hook.parallel.captured import check_captured, gather_captured
 from veomni_hook.parallel.collectives import gathered, own_part
 from veomni_hook.parallel.groups import SequenceGroup, sequence_group
-from veomni_hook.parallel.sharding import Sharding, link, sharding_of
+from veomni_hook.parallel.sharding import Sharding, in_force, link, sharding_of
 
-__all__ = ["gather", "refused", "shard"]
+__all__ = ["gather", "part_of_mask", "refused", "shard"]
+
+#: What layers and users ask of caches.
+_OF_CACHES = (
+    *("update", "get_seq_length", "update_conv_state", "update_recurrent_state"),
+    *("get_conv_state", "get_recurrent_state"),
+)
 
 
 def shard(module: nn.Module, hidden_states: torch.Tensor, *others: Any, cache: Any = None) -> tuple[Any, ...]:
@@ -73,9 +79,27 @@ def gather(module: nn.Module, hidden_states: torch.Tensor) -> torch.Tensor:
     if not is_dynamo_compiling():
         _check_calls(module, sharding)
         if cache is not None:
-            cache.update = cache.get_seq_length = _unusable
+            for name in _OF_CACHES:
+                setattr(cache, name, _unusable)
     gather_captured(sharding.full, sharding.group)
     return gathered(hidden_states, 1, sharding.full, sharding.group)
+
+
+def part_of_mask(module: nn.Module, mask: torch.Tensor | None) -> torch.Tensor | None:
+    """Return this process's positions of a mask of padding ``[rows, positions]``, for a part of a layer.
+
+    The same object if the layers of ``module`` are not split, or if it is None.
+
+    Raises:
+        ParallelError: it is no such mask.
+    """
+    sharding = None if mask is None or process.sizes().sp == 1 else in_force(module)
+    if sharding is None or mask is None:
+        return mask
+    if mask.dim() != 2:
+        name, size = type(module).__name__, sharding.group.size
+        _refuse(name, size, f"its mask is {list(mask.shape)}, not [rows, positions]")
+    return own_part(mask, 1, sharding.group)
 
 
 def refused(module: nn.Module, reason: str) -> None:
@@ -100,6 +124,7 @@ def _linked(module: nn.Module, sharding: Sharding | None) -> Sharding:
         sharding = Sharding(module, group)
     link(module, sharding)
     loss.attach()
+    linear_attention.attach()
     return sharding
 
 
@@ -152,8 +177,8 @@ def _check_calls(module: nn.Module, sharding: Sharding) -> None:
         _refuse(
             sharding.model,
             sharding.group.size,
-            f"only {sharding.calls} of its {count} layers went through transformers' attention interface; "
-            "the others saw a part of the sequence alone",
+            f"only {sharding.calls} of its {count} layers went through transformers' attention interface, or "
+            "a rule of linear attention that is routed; the others saw a part of the sequence alone",
         )
 
 

@@ -34,9 +34,11 @@ class Sharding:
         in_layers: whether the model is between `shard` and `gather`.
         full: the number of positions of the batch that entered the layers last.
         lengths: by the positions of one process: the numbers of positions of all batches so far.
-        calls: how many attention calls there were since `shard`, those in compiled code left out.
+        calls: how many calls of attention or rules there were since `shard`, those in compiled code left out.
         compiled: whether there was one in compiled code.
         cache: what the layers fill now.
+        convolved: the module whose convolution has got the positions in front of this process's, and whose
+            rule did not run yet.
     """
 
     def __init__(self, module: nn.Module, group: SequenceGroup) -> None:
@@ -49,6 +51,7 @@ class Sharding:
         self.calls = 0
         self.compiled = False
         self.cache: Any = None
+        self.convolved: Any = None
 
     def __reduce__(self) -> tuple[object, ...]:
         # A model that is copied or saved leaves it behind: the copy gets its own with its first batch.
@@ -63,11 +66,25 @@ class Sharding:
             self.lengths.setdefault(part_length(full, self.group), set()).add(full)
 
     def note_call(self) -> None:
-        """Note an attention call."""
+        """Note a call of attention, or of a rule of linear attention."""
         if is_dynamo_compiling():
             self.compiled = True  # to count would make each number a graph of its own
         else:
             self.calls += 1
+
+    def note_convolution(self, module: Any) -> None:
+        """Note that a module has convolved its positions with those in front of them."""
+        if is_dynamo_compiling():
+            self.compiled = True
+        else:
+            self.convolved = module
+
+    def has_convolved(self, module: Any) -> bool:
+        """Return whether that was noted of ``module`` since its last rule, or may be in compiled code."""
+        if is_dynamo_compiling() or self.compiled:
+            return True
+        convolved, self.convolved = self.convolved, None
+        return convolved is module
 
     def leave(self) -> Any:
         """Note that the batch has left the layers; return the cache that they have filled."""

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["notes_on"]
 
-_OP = "layer_loop"
+_OP, _SHARDED = "layer_loop", "sharded"
 
 
 def notes_on(model: nn.Module) -> tuple[str, ...]:
@@ -38,24 +38,33 @@ def _notes(module: nn.Module, size: int) -> Iterator[str]:
             if missed["op"] == _OP and missed["target"] == target:
                 yield f"sp={size}: {owner.__name__} cannot be trained with it: {missed['reason']}"
         for patch in report.get("applied", ()):
-            if patch.get("op") == _OP and patch["target"] == target and patch.get("variant"):
+            if patch.get("op") == _OP and patch["target"] == target and patch.get("variant") == _SHARDED:
                 yield _shared(module, owner.__name__, size)
 
 
 def _shared(module: nn.Module, name: str, size: int) -> str:
     config = getattr(module, "config", None)
-    heads: Any = getattr(config, "num_attention_heads", None)
-    keys = getattr(config, "num_key_value_heads", None) or heads
     implementation = getattr(config, "_attn_implementation", None) or "eager"
+    keys = getattr(config, "num_key_value_heads", None) or getattr(config, "num_attention_heads", None)
     told = (
         f"sp={size}: with gradients, each of {size} processes runs the layers of {name} on its part of the "
         f"positions; attention ({implementation}) gets all positions"
     )
+    told += _share(getattr(config, "num_attention_heads", None), keys, size, "")
+    if "linear_attention" in (getattr(config, "layer_types", None) or ()):
+        keys = getattr(config, "linear_num_key_heads", None)
+        told += "; rules of linear attention get all positions"
+        told += _share(getattr(config, "linear_num_value_heads", None), keys, size, "value ")
+    return told
+
+
+def _share(heads: Any, keys: Any, size: int, kind: str) -> str:
+    """The share of heads that a process gets, if their number is known."""
     if not isinstance(heads, int):
-        return told
+        return ""
     if heads % size:
-        return f"{told}, but {size} does not divide its {counted(heads, 'head')}: training is refused"
-    told += f" and {heads // size} of {counted(heads, 'head')}"
+        return f", but {size} does not divide its {counted(heads, f'{kind}head')}: training is refused"
+    told = f" and {heads // size} of {counted(heads, f'{kind}head')}"
     if isinstance(keys, int) and keys % size:
         told += f" (of {counted(keys, 'key head')}, repeated first)"
     return told

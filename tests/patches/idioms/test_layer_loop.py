@@ -402,7 +402,6 @@ class TestTheInstalledRelease:
     @pytest.mark.parametrize(
         ("family", "kind"),
         [
-            ("qwen3_next", "recurrent layers"),
             ("mamba2", "recurrent layers"),
             ("jamba", "recurrent layers"),
             ("bamba", "recurrent layers"),

@@ -15,6 +15,7 @@ from veomni_hook.kernels.selection.process_choice import STATE
 from veomni_hook.kernels.shared.hub_functions import running
 from veomni_hook.kernels.shared.samples import indices_of, of_rows
 from veomni_hook.kernels.shared.separation import given_in, traced, with_parameter
+from veomni_hook.kernels.shared.whole_sequences import whole
 
 __all__ = ["separated"]
 
@@ -33,7 +34,7 @@ def separated(slot: Any, owner: Any, upstream: Callable[..., Any]) -> Callable[.
     The result raises SamplesError, with the layer's name, if ``cu_seq_lens_q``, ``cu_seqlens`` or ``seq_idx``
     say that samples share a row and neither a kernel nor ``upstream`` takes these boundaries.
     """
-    return partial(_call, slot, owner, upstream)
+    return whole(_OP, owner, partial(_call, slot, owner, upstream))
 
 
 def _call(slot: Any, owner: Any, upstream: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:

@@ -15,6 +15,7 @@ from veomni_hook.kernels.selection.process_choice import STATE
 from veomni_hook.kernels.shared.hub_functions import running
 from veomni_hook.kernels.shared.samples import last_of_rows, of_rows
 from veomni_hook.kernels.shared.separation import given_in, inseparable, layer_of, traced, with_parameter
+from veomni_hook.kernels.shared.whole_sequences import whole
 
 __all__ = ["separated"]
 
@@ -33,7 +34,7 @@ def separated(slot: Any, owner: Any, upstream: Callable[..., Any]) -> Callable[.
     share a row and neither a kernel nor ``upstream`` takes these boundaries, or if such a row continues a
     cache. A cache that begins with such a row gets the state of its last sample.
     """
-    return partial(_call, slot, owner, upstream)
+    return whole(_OP, owner, partial(_call, slot, owner, upstream))
 
 
 def _call(slot: Any, owner: Any, upstream: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:

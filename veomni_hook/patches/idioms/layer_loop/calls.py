@@ -52,7 +52,7 @@ from veomni_hook.patches.idioms.moe_experts import find as moe_experts
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Status
 
-__all__ = ["Calls"]
+__all__ = ["CallArguments", "Calls"]
 
 _DEPTH = 40
 _CAST = "torch.amp.autocast_mode._cast"
@@ -61,7 +61,7 @@ _CHUNKED = 3
 
 
 @dataclass(frozen=True)
-class _Arguments:
+class CallArguments:
     """The arguments of a call; ``bag`` is a value for all positions after ``**``."""
 
     given: tuple[Value, ...] = ()
@@ -118,7 +118,7 @@ class Calls(Expressions):
             return known
         return self._called(self.evaluate(node.func, scope), arguments, node, dotted)
 
-    def _known(self, dotted: str, arguments: _Arguments, node: ast.Call) -> Value | None:
+    def _known(self, dotted: str, arguments: CallArguments, node: ast.Call) -> Value | None:
         """The result of a function that is known by its name; None for others."""
         if dotted.startswith("builtins."):
             values = [*arguments.given, *arguments.named.values()]
@@ -133,7 +133,7 @@ class Calls(Expressions):
 
     _call = call
 
-    def _called(self, function: Value, arguments: _Arguments, node: ast.Call, dotted: str = "") -> Value:
+    def _called(self, function: Value, arguments: CallArguments, node: ast.Call, dotted: str = "") -> Value:
         function = function.value if isinstance(function, Maybe) else function
         if isinstance(function, Attention):
             return self._attend(arguments, node)
@@ -147,16 +147,16 @@ class Calls(Expressions):
         if isinstance(function, Items):
             value = arguments.first
             for each in function.values:
-                value = self._called(each, _Arguments((value,)), node)
+                value = self._called(each, CallArguments((value,)), node)
             return value
         return self._other(function, arguments, node, dotted)
 
-    def _other(self, function: Value, arguments: _Arguments, node: ast.Call, dotted: str) -> Value:
+    def _other(self, function: Value, arguments: CallArguments, node: ast.Call, dotted: str) -> Value:
         """A function of another file: it must not get a part of the positions."""
         if isinstance(function, Unknown):
             raise Unproven(f"it calls {function.reason}", node)
         if dotted.endswith("apply_chunking_to_forward") and len(arguments.given) > _CHUNKED:
-            return self._called(arguments.given[0], _Arguments(arguments.given[_CHUNKED:]), node)
+            return self._called(arguments.given[0], CallArguments(arguments.given[_CHUNKED:]), node)
         for each in arguments.every:
             if isinstance(each, Tensor):
                 raise Unproven(f"it calls {ast.unparse(node.func)}, which is not followed", node)
@@ -164,7 +164,7 @@ class Calls(Expressions):
                 self.tensor_like(each, node)
         return next((each for each in arguments.every if isinstance(each, Whole | Unknown)), PLAIN)
 
-    def _arguments(self, node: ast.Call, scope: Environment) -> _Arguments:
+    def _arguments(self, node: ast.Call, scope: Environment) -> CallArguments:
         """The arguments of a call."""
         given: list[Value] = []
         for each in node.args:
@@ -187,7 +187,7 @@ class Calls(Expressions):
                 bag = value
             elif not (isinstance(value, Many | Plain) and not _holds_tensor(value)):
                 raise Unproven("keyword arguments that are not known", node)
-        return _Arguments(tuple(given), named, bag)
+        return CallArguments(tuple(given), named, bag)
 
     def _builtin(self, name: str, given: list[Value], node: ast.Call) -> Value:
         first = given[0] if given else PLAIN
@@ -208,7 +208,7 @@ class Calls(Expressions):
                 raise Unproven(f"{name} of values of some positions", node)
         return first if name in LOOPS and isinstance(first, Items | Many) else PLAIN
 
-    def _torch(self, name: str, arguments: _Arguments, node: ast.Call) -> Value:
+    def _torch(self, name: str, arguments: CallArguments, node: ast.Call) -> Value:
         if name in RANDOM:
             raise Unproven("it draws random numbers, which differ between ranks", node)
         for each in arguments.every:
@@ -220,7 +220,7 @@ class Calls(Expressions):
             raise Unproven(f"it calls {name} with the number of positions", node)
         return PLAIN
 
-    def _operation(self, function: Operation, arguments: _Arguments, node: ast.Call) -> Value:
+    def _operation(self, function: Operation, arguments: CallArguments, node: ast.Call) -> Value:
         """A method of a value."""
         value, name = function.value, function.name
         if isinstance(value, Tensor):
@@ -241,7 +241,7 @@ class Calls(Expressions):
             return PLAIN
         raise Unproven(f"it calls {ast.unparse(node.func)}, which is not followed", node)
 
-    def _attend(self, arguments: _Arguments, node: ast.Call) -> Value:
+    def _attend(self, arguments: CallArguments, node: ast.Call) -> Value:
         """Attention of the user's implementation: what it gets must be what the all-to-all expects."""
         names = ("module", "query", "key", "value", "attention_mask")
         passed = {**dict(zip(names, arguments.given, strict=False)), **arguments.named}
@@ -259,7 +259,7 @@ class Calls(Expressions):
         result = Tensor(((BATCH,), (POSITIONS,), fresh(), fresh()))
         return Items((result, Unknown("attention weights, which hold a part of the positions")))
 
-    def _module(self, name: str, made: ast.expr | None, arguments: _Arguments, node: ast.Call) -> Value:
+    def _module(self, name: str, made: ast.expr | None, arguments: CallArguments, node: ast.Call) -> Value:
         """A call of an instance of one class."""
         first = arguments.first
         if name == ":activation" or ".activations." in name:
@@ -304,7 +304,7 @@ class Calls(Expressions):
             return self.called("softmax", [value, *spec.given], spec.named, node)
         raise Unproven(f"it calls torch's {name}, which may mix positions", node)
 
-    def _sent(self, name: str, arguments: _Arguments, node: ast.Call) -> Value:
+    def _sent(self, name: str, arguments: CallArguments, node: ast.Call) -> Value:
         """Experts that their own idiom knows: each token goes through its experts alone."""
         if not self._experts[name]:
             raise Unproven(f"experts that are not recognised: {name}", self.view.classes[name])
@@ -317,7 +317,7 @@ class Calls(Expressions):
             raise Unproven(f"what {name} gets is not one row for each position", node)
         return Tensor((rows, *(fresh() for _ in tensors[0].dims[1:])))
 
-    def invoke(self, method: Method, arguments: _Arguments, node: ast.AST) -> Value:
+    def invoke(self, method: Method, arguments: CallArguments, node: ast.AST) -> Value:
         """The result of a function or method of the file.
 
         Raises:
@@ -415,7 +415,8 @@ def _numbered(given: list[Value], node: ast.AST) -> Value:
     if isinstance(value, Tensor):
         raise Unproven("a loop over positions", node)
     if isinstance(value, Items):
-        return Items(tuple(Items((Plain(number), each)) for number, each in enumerate(value.values)))
+        numbers = [PLAIN if given[1:] else Plain(number) for number in range(len(value.values))]
+        return Items(tuple(Items(pair) for pair in zip(numbers, value.values, strict=True)))
     if isinstance(value, Many):
         return Many(Items((PLAIN, value.value)))
     return Many(Items((PLAIN, value if isinstance(value, Whole) else PLAIN)))

@@ -24,7 +24,7 @@ from veomni_hook.patches.idioms.layer_loop.loop import Loop, decided, loops
 from veomni_hook.patches.idioms.layer_loop.modules import Attributes, method_of
 from veomni_hook.patches.idioms.layer_loop.reasons import attends, reason_for
 from veomni_hook.patches.idioms.layer_loop.values import Module, Unproven, of_all
-from veomni_hook.patches.routes.insertion import before_body, before_statement
+from veomni_hook.patches.routes.insertion import before_body, before_statement, in_place
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Site, Status
 
@@ -46,11 +46,12 @@ _MASK = re.compile(r"\bcreate_\w*mask\w*\b")
 
 def find(view: ModuleView) -> Iterator[Site]:
     """Every layer loop of a module."""
+    masks: dict[int, ast.expr] = {}
     for owner, forward in view.forwards():
         takes_ids = "input_ids" in {each.arg for each in (*forward.args.args, *forward.args.kwonlyargs)}
         found = list(loops(forward))
         if takes_ids and found:
-            yield _site(view, owner, forward, found)
+            yield _site(view, owner, forward, found, masks)
         elif takes_ids and (inner := _apart(view, owner, forward)):
             reason = f"its layers are in {inner}, apart from its mask"
             edits = before_body(view, forward, _refusal(forward, reason), _NOT_HERE)
@@ -65,14 +66,21 @@ def find(view: ModuleView) -> Iterator[Site]:
                 part="tower",
                 lineno=found[0].lineno,
             )
+    yield from _parts_of_masks(view, masks)
 
 
-def _site(view: ModuleView, owner: ast.ClassDef, forward: FunctionNode, found: list[ast.For]) -> Site:
+def _site(
+    view: ModuleView,
+    owner: ast.ClassDef,
+    forward: FunctionNode,
+    found: list[ast.For],
+    masks: dict[int, ast.expr],
+) -> Site:
+    """The site of a base model; ``masks`` gets the arguments in its layers that must be parts of masks."""
     site = partial(Site, OP, f"{owner.name}.forward", part=_MODEL, lineno=found[0].lineno, imports=(_IMPORT,))
     try:
         loop = decided(view, owner, forward, found)
-        for other in _inheriting(view, owner):
-            decided(view, other, forward, found)
+        every = [loop, *(decided(view, other, forward, found) for other in _inheriting(view, owner))]
         edits = _sliced_and_gathered(view, forward, loop)
     except Unproven as error:
         reason = reason_for(view, owner, found[0], str(error))
@@ -81,6 +89,7 @@ def _site(view: ModuleView, owner: ast.ClassDef, forward: FunctionNode, found: l
         return site(
             Status.REFUSED, reason=reason, edits=before_statement(view, forward, holding, code, _NOT_HERE)
         )
+    masks.update({id(each): each for one in every for each in one.masks})
     return site(
         Status.ROUTED,
         variant=_SHARDED,
@@ -142,6 +151,27 @@ def _sliced_and_gathered(view: ModuleView, forward: FunctionNode, loop: Loop) ->
             "sequence parallelism: all positions again",
         ),
     )
+
+
+def _parts_of_masks(view: ModuleView, masks: dict[int, ast.expr]) -> Iterator[Site]:
+    """The methods in layers that compute with a mask of padding."""
+    for owner in view.classes.values():
+        for name, method in view.methods(owner).items():
+            held = [each for each in walk_ast(method) if isinstance(each, ast.expr) and id(each) in masks]
+            if held:
+                yield Site(
+                    OP,
+                    f"{owner.name}.{name}",
+                    Status.ROUTED,
+                    "part_of_mask",
+                    edits=tuple(
+                        in_place(view, each, f"veomni_sequence.part_of_mask(self, {ast.unparse(each)})")
+                        for each in held
+                    ),
+                    counted=False,
+                    lineno=held[0].lineno,
+                    imports=(_IMPORT,),
+                )
 
 
 def _refusal(forward: FunctionNode, reason: str) -> str:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Sequence
 
-from veomni_hook.patches.idioms.layer_loop.calls import Calls
 from veomni_hook.patches.idioms.layer_loop.expressions import Environment
 from veomni_hook.patches.idioms.layer_loop.joining import joined
+from veomni_hook.patches.idioms.layer_loop.linear_attention import LinearAttention
 from veomni_hook.patches.idioms.layer_loop.values import (
     NOTHING,
     PLAIN,
@@ -29,7 +29,7 @@ _ROUNDS = 4
 _SHORT = 8
 
 
-class Interpreter(Calls):
+class Interpreter(LinearAttention):
     """Evaluates the code of one file.
 
     Args:

@@ -48,6 +48,7 @@ DECORATORS = {
     "classmethod",
     "deprecate_kwarg",
     "dynamic_rope_update",
+    "force_accelerate_hooks",
     "merge_with_config_defaults",
     "no_grad",
     "override",

@@ -45,6 +45,7 @@ class Loop:
         others: the names of what else is sliced.
         last: the last statement that works on a part of the positions.
         followed: the functions and methods of the file that run inside.
+        masks: arguments inside that must be a part of a mask of padding.
     """
 
     statement: ast.For
@@ -52,6 +53,7 @@ class Loop:
     others: tuple[str, ...]
     last: ast.stmt
     followed: tuple[str, ...]
+    masks: tuple[ast.expr, ...]
 
 
 def loops(forward: FunctionNode) -> Iterator[ast.For]:
@@ -171,7 +173,8 @@ class _Reading:
         for name in dict.fromkeys(loaded(tail)):
             if name != self.hidden and _holds_part(self.scope.get(name)):
                 raise Unproven(f"{name} is used after the loop, and holds a part of the positions", tail[0])
-        return Loop(self.statement, self.hidden, others, last, tuple(sorted(self.interpreter.followed)))
+        followed, masks = tuple(sorted(self.interpreter.followed)), tuple(self.interpreter.masks.values())
+        return Loop(self.statement, self.hidden, others, last, followed, masks)
 
     def _before(self, statement: ast.stmt) -> None:
         """Follow a statement before the loop; what cannot be followed holds all positions."""

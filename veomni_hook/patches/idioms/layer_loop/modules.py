@@ -96,7 +96,7 @@ class Attributes:
     def _called(self, value: ast.expr, names: dict[str, list[ast.expr]]) -> Value:
         """What a call creates: a module, a list of modules, or a plain value."""
         function = value.func if isinstance(value, ast.Call) else value
-        if self._is_look_up(function.value if isinstance(function, ast.Subscript) else function):
+        if self.is_look_up(function.value if isinstance(function, ast.Subscript) else function):
             return Module((":activation",))
         if not isinstance(value, ast.Call):
             return PLAIN
@@ -137,7 +137,8 @@ class Attributes:
                     if isinstance(each, ast.Name) and each.id in self.view.classes:
                         yield each.id
 
-    def _is_look_up(self, node: ast.expr) -> bool:
+    def is_look_up(self, node: ast.expr) -> bool:
+        """Whether an expression is transformers' table of activations."""
         return isinstance(node, ast.Name) and self.view.scope.dotted(node).endswith(_LOOK_UPS)
 
 

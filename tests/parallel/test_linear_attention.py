@@ -1,0 +1,101 @@
+"""Layers of linear attention whose sequences processes share, against one process.
+
+Lengths with copies at the end, with fewer positions a process than a convolution reads back, and with samples
+that begin behind a border or in what is read across it. With four processes there are fewer key heads than
+processes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.parallel.ranks import Ranks
+from tests.parallel.test_models import check
+from tests.parallel.test_mutants import found
+
+UPSTREAMS = ["plain/15", "padded/13/checkpoint=", "plain/4"]
+PACKED = ["packed/15/checkpoint=reentrant", "packed/12", "packed/21"]
+FAMILIES = [
+    "olmo_hybrid",
+    *(pytest.param(each, marks=pytest.mark.slow) for each in ("qwen3_next", "qwen3_5", "qwen3_5_moe")),
+]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_upstreams_code_computes_what_one_process_computes(ranks: Ranks, family: str, world: int) -> None:
+    check(ranks, world, "eager", *(f"{family}/eager/{each}" for each in UPSTREAMS))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("world", [pytest.param(2, marks=pytest.mark.slow), 4])
+def test_samples_that_share_a_row_stay_apart(ranks: Ranks, family: str, world: int) -> None:
+    check(ranks, world, "torch", *(f"{family}/sdpa/{each}" for each in PACKED))
+
+
+@pytest.fixture
+def facts(ranks: Ranks) -> dict[str, Any]:
+    return ranks.once("facts_of_linear_attention:facts", 2, "sp=2")[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("heads", ["OlmoHybridGatedDeltaNet (layer 0)", "sp=2 does not divide its 3 value heads"]),
+        ("state", ["OlmoHybridGatedDeltaNet (layer 0)", "its cache holds a state already"]),
+        ("convolution", ["the convolution in front of its rule saw a part of the sequence alone"]),
+        ("layer", ["OlmoHybridModel", "only 2 of its 3 layers", "a rule of linear attention"]),
+        ("mask", ["its mask is [2, 1, 16, 16], not [rows, positions]"]),
+        ("filled", ["this cache was filled in a pass with gradients"]),
+    ],
+)
+def test_refusals(facts: dict[str, Any], name: str, parts: list[str]) -> None:
+    assert [part for part in parts if part not in facts["refusals"][name]] == [], facts["refusals"][name]
+
+
+def test_a_rule_gets_whole_sequences_and_a_share_of_the_heads(facts: dict[str, Any]) -> None:
+    # Key heads 2, value heads 4; 15 positions and a copy of the last; bfloat16 with decays in float32, as mixed precision has them.
+    assert facts["seen"] == {
+        "shapes": [[2, 16, 1, 6], [2, 16, 2, 4], [2, 16, 2]],
+        "dtypes": ["torch.bfloat16", "torch.float32"],
+    }
+
+
+def test_dtypes_of_mixed_precision(facts: dict[str, Any]) -> None:
+    assert facts["autocast"] < 0.02
+
+
+def test_explain_says_what_a_rule_gets(facts: dict[str, Any]) -> None:
+    assert "rules of linear attention get all positions and 2 of 4 value heads" in facts["explain"]
+
+
+MUTANTS = {
+    "a process reads its own last positions": (
+        "parallel.linear_attention:_last_of_others", "group.rank * last", "(group.rank + 1) * last", "plain/15",
+    ),
+    "nothing is read across a border": (
+        "parallel.linear_attention:_last_of_others", "everyones = gathered", "everyones = 0 * gathered", "plain/15",
+    ),
+    "samples begin a position later": (
+        "parallel.linear_attention:_local", "place - start for row", "place - start + 1 for row", "packed/15",
+    ),
+    "a rule sees no samples": (
+        "parallel.linear_attention:_recurred", '{**rest, "cu_seqlens": bounds}', "rest", "packed/15",
+    ),
+    "heads in another order": (
+        "parallel.linear_attention:_recurred", "return to_positions(output, group), state", "return to_positions(output.flip(2), group), state", "plain/15",
+    ),
+    "the mask of the first process": (
+        "parallel.sequence:part_of_mask", "own_part(mask, 1, sharding.group)", "mask[:, : -(-mask.shape[1] // 2)]", "padded/15",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_change_in_linear_attention_is_found(ranks: Ranks, name: str) -> None:
+    *mutation, case = MUTANTS[name]
+    given = {"case": f"olmo_hybrid/sdpa/{case}", "kernels": "torch"}
+    told = ranks.run("mutants:facts", 2, "sp=2", mutation=mutation, check="model", given=given)
+    found(max(told, key=lambda pair: str(pair[1])))
