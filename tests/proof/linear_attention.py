@@ -36,7 +36,13 @@ def prove_linear_attention(site: Any, module: Any) -> Proof:
     if not restored.count or patched.count < restored.count:
         raise Unreached("the patched module lacks the inserted code")
     calls = {"gated_delta_rule": _rule, "causal_conv": _convolution}
-    return _proved(site, module, *calls[site.op]()) if site.op in calls else Proof(gradients=0)
+    if site.op not in calls:
+        return Proof(gradients=0)
+    inputs, options = calls[site.op]()
+    if site.variant == "channel_decay":
+        query = inputs["query"] = torch.randn(2, 70, 4, 8)
+        inputs |= {"key": torch.randn(query.shape), "g": -torch.rand(query.shape)}
+    return _proved(site, module, inputs, options)
 
 
 def _proved(site: Any, module: Any, inputs: dict[str, Any], options: dict[str, Any]) -> Proof:

@@ -68,7 +68,7 @@ class Model:
 '''
 #: What is wrong with a form: a replacement of text, which op misses it, and the reason.
 NEAR_MISSES = {
-    "another name": ('"chunk_gated_delta_rule", "fla"', '"chunk_kda", "fla"', "rule", "not declared as the chunk_gated"),
+    "another name": ('"chunk_gated_delta_rule", "fla"', '"chunk_rule", "fla"', "rule", "not declared as the chunk_gated"),
     "no decorator": ('@use_kernel_func_from_hub_with_fallback("chunk', '@other("chunk', "rule", "not declared as"),
     "other parameters": ("chunk_size=64", "size=64", "rule", "has other parameters"),
     "a parameter more": ("bias=None,", "bias=None, dilation=1,", "conv", "has other parameters"),
@@ -134,6 +134,17 @@ def test_near_misses_are_not_routed(near_miss: str) -> None:
     assert reason in site.reason
 
 
-def test_models_without_a_routed_rule_are_left_alone() -> None:
+def test_the_rule_with_a_decay_for_each_channel_is_a_variant() -> None:
     text = ROUTED.replace('"chunk_gated_delta_rule", "fla"', '"chunk_kda", "fla"')
+    text = text.replace('cu_seqlens=options.pop("ends", None), ', "")
+    sites = [site for idiom in IDIOMS.values() for site in idiom.find(ModuleView(Document(text)))]
+    assert [(each.op, each.variant) for each in sites] == [
+        ("gated_delta_rule", "channel_decay"),
+        ("causal_conv", "depthwise"),
+        ("sample_boundaries", "found_once"),
+    ]
+
+
+def test_models_without_a_routed_rule_are_left_alone() -> None:
+    text = ROUTED.replace('"chunk_gated_delta_rule", "fla"', '"chunk_rule", "fla"')
     assert not [*sample_boundaries.find(ModuleView(Document(text)))]
