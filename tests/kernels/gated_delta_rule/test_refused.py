@@ -9,7 +9,8 @@ from types import ModuleType
 import pytest
 import torch
 from torch import nn
-from transformers.integrations.hub_kernels import use_kernel_func_from_hub_with_fallback
+from transformers import __version__
+from transformers.integrations import hub_kernels
 
 from tests.kernels.matching import close
 from tests.kernels.patched_qwen3 import SIZES, load
@@ -36,16 +37,23 @@ HEADS = {"num_heads": 4, "head_dim": 16, "n_groups": 2, "chunk_size": 16, "state
 EXPERTS = {"num_local_experts": 4, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 SHORT = {"layer_types": ["conv", "full_attention", "conv"]}
 N_GRAMS = {"ple_layer_ids": [1], "ngram_vocab_size_base": 50, "heads_per_ngram": 2, "ple_embed_dim": 32}
+RULE = {f"linear_{name}": 2 for name in ("num_key_heads", "num_value_heads")}
+RULE |= {f"linear_{name}_head_dim": 8 for name in ("key", "value")}
 LINEAR = ["linear_attention", "full_attention", "linear_attention"]
 SLIDING = {"swa_num_attention_heads": 4, "swa_num_key_value_heads": 2, "swa_head_dim": 8, "d_rel": 4}
-#: The prefix of the names, sizes, and the layer of the error; None if samples stay apart.
+#: The prefix of the names, sizes, and the layer of the error.
 MODELS = {
-    "lfm2": ("Lfm2", SHORT, None),
+    "lfm2": ("Lfm2", SHORT, "Lfm2ShortConv (layer 0)"),
     "bamba": ("Bamba", {**STATES, "attn_layer_indices": [1]}, "BambaMixer (layer 0)"),
     "mamba2": ("Mamba2", HEADS, "Mamba2Mixer (layer 0)"),
 }
 SLOW = {
-    "lfm2_moe": ("Lfm2Moe", {**SHORT, **EXPERTS, "num_dense_layers": 1}, None),
+    "lfm2_moe": ("Lfm2Moe", {**SHORT, **EXPERTS, "num_dense_layers": 1}, "Lfm2MoeShortConv (layer 0)"),
+    "qwen3_next": (
+        "Qwen3Next",
+        {**EXPERTS, **RULE, "layer_types": LINEAR},
+        "Qwen3NextGatedDeltaNet (layer 0)",
+    ),
     "lfm3": ("Lfm3", SHORT, "Lfm3ShortConv (layer 0)"),
     "mamba": ("Mamba", {"state_size": 8}, "MambaMixer (layer 0)"),
     "falcon_mamba": ("FalconMamba", {"state_size": 8}, "FalconMambaMixer (layer 0)"),
@@ -79,6 +87,8 @@ SLOW = {
         "Qwen4ExpTextPLELayer (layer 0)",
     ),
 }
+#: The releases from which on samples stay apart.
+APART = {"lfm2": (5, 23), "lfm2_moe": (5, 23), "qwen3_next": (5, 17)}
 LENGTHS = [5, 1, 3, 40, 2, 2, 9]
 POSITIONS = {"position_ids": torch.cat([torch.arange(length) for length in LENGTHS])[None]}
 BY = {
@@ -121,11 +131,13 @@ def check(family, theirs, ours):
     torch.manual_seed(1)
     row = torch.randint(3, HYBRID["vocab_size"], (1, sum(LENGTHS)))
     layer = {**MODELS, **SLOW}[family][2]
+    release = tuple(int(each) for each in __version__.split(".")[:2])
+    stays_apart = release >= APART.get(family, (6,))
     apart = torch.cat([logits(theirs, each) for each in row.split(LENGTHS, dim=1)], dim=1)
     leaked = (logits(theirs, row, **POSITIONS) - apart).abs().max()
     assert leaked > 5e-3 * apart.abs().max()
     for by in BY.values():
-        if layer is None:
+        if stays_apart:
             close(logits(ours, row, **POSITIONS, **by), apart, 1e-5)
             continue
         with pytest.raises(SamplesError, match="samples share a row, and nothing keeps them apart") as caught:
@@ -152,8 +164,8 @@ def check_rows_of_one_sample(theirs, ours):
     for given in ({"cu_seq_lens_q": torch.tensor([0, 12, 24])}, {"seq_idx": torch.zeros(2, 12)}):
         try:
             found = logits(ours, rows, **given)
-        except ValueError as error:  # upstream's own, which does not look at the values
-            assert "can't keep packed sequences apart" in str(error)
+        except (ValueError, NotImplementedError) as error:  # upstream's own, which does not look at values
+            assert any(each in str(error) for each in ("can't keep packed", "requires fast path"))
         else:
             close(found, expected, 1e-5)
 
@@ -175,6 +187,9 @@ def test_samples_stay_apart_or_it_is_an_error(family, pairs):
 
 def test_layers_that_packages_compute_get_the_numbers_of_samples(pairs, monkeypatch):
     """With the packages, upstream's layers take ``seq_idx``; without it, there is an error that names it."""
+    declared = getattr(hub_kernels, "use_kernel_func_from_hub_with_fallback", None)
+    if declared is None:
+        pytest.skip("this release declares no functions")
     _, ours = pairs("bamba")
     home, seen = sys.modules[type(ours).__module__], []
 
@@ -191,7 +206,7 @@ def test_layers_that_packages_compute_get_the_numbers_of_samples(pairs, monkeypa
         holder = ModuleType("package")
         monkeypatch.setitem(sys.modules, "package", holder)
         setattr(holder, function.__name__, function)
-        wrap = use_kernel_func_from_hub_with_fallback(function.__name__, "package")
+        wrap = declared(function.__name__, "package")
         monkeypatch.setattr(home, own, wrap(running(vars(home)[own])))
     row = torch.randint(3, HYBRID["vocab_size"], (1, sum(LENGTHS)))
     logits(ours, row, **POSITIONS, **BY["numbers"])
