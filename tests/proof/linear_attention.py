@@ -36,7 +36,13 @@ def prove_linear_attention(site: Any, module: Any) -> Proof:
     if not restored.count or patched.count < restored.count:
         raise Unreached("the patched module lacks the inserted code")
     calls = {"gated_delta_rule": _rule, "causal_conv": _convolution}
-    return _proved(site, module, *calls[site.op]()) if site.op in calls else Proof(gradients=0)
+    if site.op not in calls:
+        return Proof(gradients=0)
+    inputs, options = calls[site.op]()
+    if site.variant == "channel_decay":
+        query = inputs["query"] = torch.randn(2, 70, 4, 8)
+        inputs |= {"key": torch.randn(query.shape), "g": -torch.rand(query.shape)}
+    return _proved(site, module, inputs, options)
 
 
 def _proved(site: Any, module: Any, inputs: dict[str, Any], options: dict[str, Any]) -> Proof:
@@ -85,6 +91,12 @@ class _Restored(ast.NodeTransformer):
 
     def visit_Assign(self, node: ast.Assign) -> ast.AST | None:
         if ast.unparse(node.value).startswith("veomni_boundaries.found("):
+            self.count += 1
+            return None
+        return self.generic_visit(node)
+
+    def visit_Expr(self, node: ast.Expr) -> ast.AST | None:
+        if ast.unparse(node.value).startswith("veomni_boundaries.refuse("):
             self.count += 1
             return None
         return self.generic_visit(node)

@@ -38,7 +38,25 @@ EXPERTS = {
     "moe_intermediate_size": 16,
     "shared_expert_intermediate_size": 16,
 }
+CHANNELS = {
+    "linear_num_heads": 2,
+    "linear_head_dim": 8,
+    "num_key_value_heads": 4,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "kv_lora_rank": 8,
+    "q_lora_rank": None,
+    "qk_rope_head_dim": 4,
+    "qk_nope_head_dim": 4,
+    "v_head_dim": 8,
+    "n_group": 1,
+    "topk_group": 1,
+    "mlp_layer_types": ["dense", "sparse", "dense"],
+}
 FAMILIES = {
+    "kimi_linear": ("KimiLinearConfig", "KimiLinearForCausalLM", CHANNELS),
+    "bailing_hybrid": ("BailingHybridConfig", "BailingHybridForCausalLM", {**CHANNELS, "num_mtp_layers": 0}),
     "qwen3_next": ("Qwen3NextConfig", "Qwen3NextForCausalLM", EXPERTS),
     "qwen3_5": ("Qwen3_5TextConfig", "Qwen3_5ForCausalLM", {}),
     "qwen3_5_moe": ("Qwen3_5MoeTextConfig", "Qwen3_5MoeForCausalLM", EXPERTS),
@@ -62,7 +80,7 @@ def pairs(tmp_path_factory):
 
     def made(family):
         name = f"transformers.models.{family}"
-        home = importlib.import_module(f"{name}.modeling_{family}")
+        home = pytest.importorskip(f"{name}.modeling_{family}")
         patched = load(tmp_path_factory.mktemp(family), home.__name__)
         config, kind, sizes = FAMILIES[family]
         config = getattr(importlib.import_module(f"{name}.configuration_{family}"), config)(

@@ -68,7 +68,7 @@ class Model:
 '''
 #: What is wrong with a form: a replacement of text, which op misses it, and the reason.
 NEAR_MISSES = {
-    "another name": ('"chunk_gated_delta_rule", "fla"', '"chunk_kda", "fla"', "rule", "not declared as the chunk_gated"),
+    "another name": ('"chunk_gated_delta_rule", "fla"', '"chunk_rule", "fla"', "rule", "not declared as the chunk_gated"),
     "no decorator": ('@use_kernel_func_from_hub_with_fallback("chunk', '@other("chunk', "rule", "not declared as"),
     "other parameters": ("chunk_size=64", "size=64", "rule", "has other parameters"),
     "a parameter more": ("bias=None,", "bias=None, dilation=1,", "conv", "has other parameters"),
@@ -77,9 +77,8 @@ NEAR_MISSES = {
     "another self": ("        y, state =", "        self = x\n        y, state =", "rule", "self is not"),
     "an attribute": ("y, state = rule_by", "y, state = self.rule_by", "rule", "is not one function of the file"),
     "bound again": ("class Mixer:", "rule_by_chunk_of_delta = None\nclass Mixer:", "rule", "is not one function"),
-    "no rule behind it": ("y, state = rule_by_chunk_of_delta", "y, state = scan", "conv", "nothing keeps samples apart"),
-    "no arguments handed on": ("x = layer(x, **options)", "x = layer(x)", "model", "hands no other arguments"),
-    "no positions": ("position_ids=None, ", "", "model", "it has no argument position_ids"),
+    "no rule behind it": ("y, state = rule_by_chunk_of_delta", "y, state = state_scan", "conv", "nothing keeps samples apart"),
+    "no inputs": ("inputs_embeds=None, ", "", "model", "it has no argument inputs_embeds"),
 }  # fmt: skip
 IDIOMS = {"rule": gated_delta_rule, "conv": causal_conv, "model": sample_boundaries}
 
@@ -134,6 +133,112 @@ def test_near_misses_are_not_routed(near_miss: str) -> None:
     assert reason in site.reason
 
 
-def test_models_without_a_routed_rule_are_left_alone() -> None:
+def test_the_rule_with_a_decay_for_each_channel_is_a_variant() -> None:
     text = ROUTED.replace('"chunk_gated_delta_rule", "fla"', '"chunk_kda", "fla"')
-    assert not [*sample_boundaries.find(ModuleView(Document(text)))]
+    text = text.replace('cu_seqlens=options.pop("ends", None), ', "")
+    sites = [site for idiom in IDIOMS.values() for site in idiom.find(ModuleView(Document(text)))]
+    assert [(each.op, each.variant) for each in sites] == [
+        ("gated_delta_rule", "channel_decay"),
+        ("causal_conv", "depthwise"),
+        ("sample_boundaries", "found_once"),
+    ]
+
+
+def model_site(text: str) -> tuple[str, str]:
+    """The variant of the model's site, and its code."""
+    (site,) = sample_boundaries.find(ModuleView(Document(text)))
+    assert site.status is Status.ROUTED
+    return site.variant, " ".join(ast.unparse(ast.parse(spliced(text, [site]))).split())
+
+
+REFUSED = (
+    "veomni_boundaries.refuse(self, options, position_ids, attention_mask, past_key_values, input_ids if"
+)
+
+
+def test_models_whose_layers_nothing_separates_raise_an_error() -> None:
+    """A rule that is not routed, or boundaries that do not arrive at the layers."""
+    for old, new in (
+        ('"chunk_gated_delta_rule", "fla"', '"chunk_rule", "fla"'),
+        ("x = layer(x, **options)", "x = layer(x)"),
+        ('"causal_conv1d_fn", "causal_conv1d"', '"convolve", "causal_conv1d"'),
+    ):
+        variant, code = model_site(ROUTED.replace(old, new))
+        assert variant == "refused" and "boundaries.found" not in code
+        assert f"{REFUSED} inputs_embeds is None else inputs_embeds, ((Mixer, ()),))" in code
+
+
+def test_models_without_a_parameter_for_positions_read_them_by_name() -> None:
+    variant, code = model_site(ROUTED.replace("position_ids=None, ", ""))
+    assert variant == "found_once"
+    assert "boundaries.found(self, options, options.get('position_ids'), attention_mask" in code
+
+
+STATE_SPACE = """
+@use_kernel_func_from_hub_with_fallback("shortcut", "mamba_ssm")
+def split_conv1d_shortcut(x):
+    return None
+
+KINDS = {"mamba": Mixer}
+
+class Layer:
+    def __init__(self, kind):
+        self.norm = Norm()
+        kind = KINDS[kind]
+        self.mixer = kind()
+
+    def forward(self, x, **options):
+        return self.mixer(x, **options)
+
+class Held:
+    def __init__(self):
+        self.layers = [Layer("mamba")]
+
+    def forward(self, input_ids, inputs_embeds=None, **options):
+        for layer in self.layers:
+            x = layer(x, **options)
+        return x
+"""
+
+
+def test_layers_that_packages_keep_apart_are_named_with_what_they_need() -> None:
+    text = """
+class Mixer:
+    def forward(self, x, **options):
+        if split_conv1d_shortcut(x) is not None:
+            return x
+        x = causal_conv1d_fn(x, seq_idx=options.get("seq_idx"))
+        return self.chunk_gated_delta_rule(x, cu_seqlens=options.get("cu_seq_lens_q"))
+"""
+    named = (
+        "((Mixer, (('causal_conv1d_fn', 'seq_idx', 'seq_idx'),"
+        " ('self.chunk_gated_delta_rule', 'cu_seq_lens_q', 'cu_seqlens'))),))"
+    )
+    assert named in model_site(text + STATE_SPACE)[1]
+    for old, new in (
+        ('seq_idx=options.get("seq_idx")', "seq_idx=None"),
+        ("return self.mixer(x, **options)", "return self.mixer(x)"),
+        ("kind = KINDS[kind]", "kind = elsewhere(kind)"),
+        ("x = layer(x, **options)", "x = layer(x)"),
+    ):
+        assert old in text + STATE_SPACE
+        assert "((Mixer, ()),))" in model_site((text + STATE_SPACE).replace(old, new))[1], new
+
+
+def test_convolutions_alone_are_routed_where_boundaries_arrive() -> None:
+    text = ROUTED.replace("y, state = rule_by_chunk_of_delta(", "y = linear(") + STATE_SPACE
+    sites = [*causal_conv.find(ModuleView(Document(text)))]
+    assert [(each.target, each.status, each.variant) for each in sites] == [
+        ("Mixer.forward", Status.ROUTED, "depthwise")
+    ]
+    for old, new, reason in (
+        ("return self.mixer(x, **options)", "return self.mixer(x)", "do not hand on the boundaries"),
+        ("            **options,\n", "            seq_idx=options[0],\n", "does not pass all arguments"),
+    ):
+        assert old in text
+        (site,) = causal_conv.find(ModuleView(Document(text.replace(old, new))))
+        assert site.status is Status.MISSED and reason in site.reason
+
+
+def test_modules_that_mix_no_positions_are_left_alone() -> None:
+    assert not [*sample_boundaries.find(ModuleView(Document(STATE_SPACE)))]

@@ -9,18 +9,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import torch
-
-from veomni_hook.kernels.selection.process_choice import STATE
 from veomni_hook.kernels.shared.hub_functions import running
 from veomni_hook.kernels.shared.samples import indices_of, of_rows
-from veomni_hook.kernels.shared.separation import given_in, traced, with_parameter
+from veomni_hook.kernels.shared.separation import Packed, call, with_parameter
 from veomni_hook.kernels.shared.whole_sequences import whole
 
 __all__ = ["separated"]
 
 _OP = "causal_conv"
-_NAMES = ("cu_seq_lens_q", "cu_seqlens", "seq_idx")
 
 
 def separated(slot: Any, owner: Any, upstream: Callable[..., Any]) -> Callable[..., Any]:
@@ -34,34 +30,23 @@ def separated(slot: Any, owner: Any, upstream: Callable[..., Any]) -> Callable[.
     The result raises SamplesError, with the layer's name, if ``cu_seq_lens_q``, ``cu_seqlens`` or ``seq_idx``
     say that samples share a row and neither a kernel nor ``upstream`` takes these boundaries.
     """
-    return whole(_OP, owner, partial(_call, slot, owner, upstream))
+    return whole(_OP, owner, partial(call, _CALLS, slot, owner, upstream))
 
 
-def _call(slot: Any, owner: Any, upstream: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    if STATE.active and given_in(kwargs):
-        # Boundaries are values, which compiled code does not have.
-        return (_eagerly if traced() else _packed)(slot, owner, upstream, args, kwargs)
-    operands = _operands(*args, **kwargs)
-    run = slot.kernel(owner, *operands, upstream)
-    return upstream(*args, **kwargs) if run is None else run(*operands)
-
-
-def _packed(
-    slot: Any, owner: Any, upstream: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+def _run(
+    slot: Any,
+    owner: Any,
+    upstream: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    operands: tuple[Any, ...],
 ) -> Any:
-    operands = _operands(*args, **kwargs)
-    hidden_states, bounds = operands[0], operands[4]
-    unnamed = {**kwargs, **dict.fromkeys(_NAMES)}
-    if bounds is None:  # a row is a sample: upstream computes that, too
-        return _call(slot, owner, upstream, *args, **unnamed)
+    hidden_states, bounds = operands[0], operands[-1]
     if (run := slot.kernel(owner, *operands, upstream)) is not None:
         return run(*operands)
     name = with_parameter(_OP, owner, running(upstream), ("seq_idx", "cu_seqlens"), slot)
     given = bounds if name == "cu_seqlens" else indices_of(bounds, hidden_states.shape[0])
-    return upstream(*args, **{**unnamed, name: given})
-
-
-_eagerly: Callable[..., Any] = torch.compiler.disable(_packed)  # type: ignore[no-untyped-call]
+    return upstream(*args, **{**kwargs, name: given})
 
 
 def _operands(
@@ -78,3 +63,6 @@ def _operands(
     rows, _, positions = hidden_states.shape
     bounds = of_rows(rows, positions, cu_seqlens if cu_seq_lens_q is None else cu_seq_lens_q, seq_idx)
     return (hidden_states, weight, bias, activation, bounds)
+
+
+_CALLS = Packed(_operands, _run)

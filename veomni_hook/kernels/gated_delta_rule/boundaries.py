@@ -5,16 +5,24 @@ Layers get them as ``cu_seq_lens_q``, upstream's own argument.
 
 from __future__ import annotations
 
-from typing import Any
+import sys
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import torch
 
+from veomni_hook.errors import SamplesError
 from veomni_hook.kernels.selection.process_choice import STATE
 from veomni_hook.kernels.shared.host_values import host_copy
-from veomni_hook.kernels.shared.samples import boundaries
-from veomni_hook.kernels.shared.separation import given_in, traced
+from veomni_hook.kernels.shared.hub_functions import is_upstreams, running, takes
+from veomni_hook.kernels.shared.origin import name_of
+from veomni_hook.kernels.shared.samples import boundaries, of_rows
+from veomni_hook.kernels.shared.separation import given_in, layer_of, traced
 
-__all__ = ["found"]
+__all__ = ["found", "refuse"]
+
+Functions: TypeAlias = "tuple[tuple[str, str, str], ...]"
+Layers: TypeAlias = "tuple[tuple[type, Functions], ...]"
 
 #: Rows of positions for text, time, height and width, as multimodal models make them.
 _WITH_TEXT = 4
@@ -42,20 +50,20 @@ def found(
         owner: the model.
         kwargs: the arguments without a name in its forward; not changed.
         position_ids: ``[rows or 1, positions]``, or ``[3 or 4, rows, positions]``, or None.
-        attention_mask: ``[rows, positions]``, or anything else, which is not read.
+        attention_mask: ``[rows, positions]``, a dictionary with one, or anything else, which is not read.
         past_key_values: the cache, or None.
         inputs: ids or embeddings, ``[rows, positions, ...]``, or None.
     """
     known = not STATE.active or inputs is None or inputs.shape[1] < _FEWEST or given_in(kwargs)
     if known or not isinstance(position_ids, torch.Tensor) or position_ids.dim() not in (2, 3):
         return kwargs
-    mask = attention_mask if isinstance(attention_mask, torch.Tensor) and attention_mask.dim() == 2 else None
+    mask = _mask(attention_mask)
     if traced():
         # An exported program has to run wherever its operators do.
         if past_key_values is None and not getattr(torch.compiler, "_is_exporting_flag", False):
             _assert_one_sample_a_row(position_ids, mask, owner)
         return kwargs
-    if past_key_values is not None and int(past_key_values.get_seq_length()) > 0:
+    if _continues(past_key_values):
         return kwargs
     rows, positions = inputs.shape[:2]
     begins = _begins(host_copy(position_ids)).expand(rows, positions)
@@ -66,6 +74,96 @@ def found(
         return kwargs
     ends = sorted({*starts, *range(0, rows * positions + 1, positions)})
     return {**kwargs, "cu_seq_lens_q": boundaries(ends, inputs.device)}
+
+
+def refuse(
+    owner: Any,
+    kwargs: dict[str, Any],
+    position_ids: Any,
+    attention_mask: Any,
+    past_key_values: Any,
+    inputs: Any,
+    layers: Layers,
+) -> None:
+    """Raise SamplesError if samples share a row and a layer of the model would mix them.
+
+    Boundaries are those of `found`. Where ``kwargs`` have them already, layers that packages compute may keep
+    the samples apart.
+
+    Args:
+        owner: the model.
+        kwargs: as for `found`, and so are all others but the last.
+        position_ids: see there.
+        attention_mask: see there.
+        past_key_values: see there.
+        inputs: see there.
+        layers: classes that mix positions. With each, what keeps samples apart without a kernel of ours: the
+            functions that it calls, by name (``self.`` in front of an attribute of the layer), the argument
+            of the model, and the parameter of the function. Empty: nothing does.
+    """
+    if not STATE.active or _continues(past_key_values):
+        return
+    given = found(owner, kwargs, position_ids, attention_mask, past_key_values, inputs)
+    if inputs is not None and given_in(given):
+        # Boundaries are values, which compiled code does not have.
+        (_refuse_eagerly if traced() else _refuse)(owner, kwargs, given, inputs, layers)
+
+
+def _refuse(
+    owner: Any, kwargs: dict[str, Any], given: dict[str, Any], inputs: torch.Tensor, layers: Layers
+) -> None:
+    ends = given.get("cu_seq_lens_q")
+    ends = given.get("cu_seqlens") if ends is None else ends
+    if of_rows(inputs.shape[0], inputs.shape[1], ends, given.get("seq_idx")) is None:
+        return
+    for layer in owner.modules():
+        for kind, functions in layers:
+            if isinstance(layer, kind) and (why := _mixes(layer, kind, functions, kwargs)):
+                arguments = " and ".join(dict.fromkeys(argument for _, argument, _ in functions))
+                besides = f", or {arguments} with packages that take boundaries" if arguments else ""
+                raise SamplesError(
+                    f"samples share a row, and nothing keeps them apart: {why}",
+                    where=layer_of(layer),
+                    fix=f"pass one sample a row{besides}",
+                )
+
+
+_refuse_eagerly: Callable[..., None] = torch.compiler.disable(_refuse)  # type: ignore[no-untyped-call]
+
+
+def _mixes(layer: Any, kind: type, functions: Functions, kwargs: dict[str, Any]) -> str:
+    """Return why a layer mixes samples, or an empty string."""
+    if not functions:
+        return "the code of this layer has no boundaries of samples"
+    for name, argument, parameter in functions:
+        home = layer if name.startswith("self.") else sys.modules[kind.__module__]
+        function = getattr(home, name.removeprefix("self."), None)
+        runs = None if function is None else running(function)
+        if runs is None or is_upstreams(runs, layer):
+            return f"{name} is upstream's own code, which has no boundaries"
+        if not takes(runs, parameter):
+            return f"{name_of(runs)} takes no {parameter}"
+        if kwargs.get(argument) is None:
+            return f"{name_of(runs)} needs {argument}, which was not passed"
+    return ""
+
+
+def _continues(past_key_values: Any) -> bool:
+    """Return whether a cache holds positions. Caches of old releases that cannot say so hold none."""
+    for layer in getattr(past_key_values, "layers", None) or (past_key_values,):
+        states = getattr(layer, "has_previous_state", False)
+        if any(states.values()) if isinstance(states, dict) else states is True:
+            return True
+        # All layers with attention hold as many positions, and a static one asks the device.
+        if (length := getattr(layer, "get_seq_length", None)) is not None:
+            return int(length()) > 0
+    return False
+
+
+def _mask(attention_mask: Any) -> torch.Tensor | None:
+    """Return the mask of positions among what a model is given."""
+    given = attention_mask.values() if isinstance(attention_mask, dict) else (attention_mask,)
+    return next((each for each in given if isinstance(each, torch.Tensor) and each.dim() == 2), None)
 
 
 def _begins(position_ids: torch.Tensor) -> torch.Tensor:

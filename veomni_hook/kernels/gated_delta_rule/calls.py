@@ -9,12 +9,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import torch
-
-from veomni_hook.kernels.selection.process_choice import STATE
 from veomni_hook.kernels.shared.hub_functions import running
 from veomni_hook.kernels.shared.samples import last_of_rows, of_rows
-from veomni_hook.kernels.shared.separation import given_in, inseparable, layer_of, traced, with_parameter
+from veomni_hook.kernels.shared.separation import Packed, call, inseparable, layer_of, with_parameter
 from veomni_hook.kernels.shared.whole_sequences import whole
 
 __all__ = ["separated"]
@@ -30,30 +27,22 @@ def separated(slot: Any, owner: Any, upstream: Callable[..., Any]) -> Callable[.
         owner: the module that calls.
         upstream: the function, of transformers' modeling file or of a package.
 
-    The result raises SamplesError, with the layer's name, if ``cu_seqlens`` or ``seq_idx`` say that samples
-    share a row and neither a kernel nor ``upstream`` takes these boundaries, or if such a row continues a
-    cache. A cache that begins with such a row gets the state of its last sample.
+    The result raises SamplesError, with the layer's name, if ``cu_seq_lens_q``, ``cu_seqlens`` or ``seq_idx``
+    say that samples share a row and neither a kernel nor ``upstream`` takes these boundaries, or if such a
+    row continues a cache. A cache that begins with such a row gets the state of its last sample.
     """
-    return whole(_OP, owner, partial(_call, slot, owner, upstream))
+    return whole(_OP, owner, partial(call, _CALLS, slot, owner, upstream))
 
 
-def _call(slot: Any, owner: Any, upstream: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    if STATE.active and given_in(kwargs):
-        # Boundaries are values, which compiled code does not have.
-        return (_eagerly if traced() else _packed)(slot, owner, upstream, args, kwargs)
-    operands = _operands(*args, **kwargs)
-    run = slot.kernel(owner, *operands, upstream)
-    return upstream(*args, **kwargs) if run is None else run(*operands)
-
-
-def _packed(
-    slot: Any, owner: Any, upstream: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+def _run(
+    slot: Any,
+    owner: Any,
+    upstream: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    operands: tuple[Any, ...],
 ) -> Any:
-    operands = _operands(*args, **kwargs)
-    value, initial_state, keeps, bounds = operands[2], operands[5], operands[6], operands[8]
-    if bounds is None:  # a row is a sample: upstream computes that, too
-        given = {**kwargs, "cu_seqlens": None, "seq_idx": None}
-        return _call(slot, owner, upstream, *args, **given)
+    value, initial_state, keeps, bounds = operands[2], operands[5], operands[6], operands[-1]
     if initial_state is not None:
         raise inseparable(_OP, layer_of(owner), "the row continues the state of a cache")
     if (run := slot.kernel(owner, *operands, upstream)) is not None:
@@ -62,9 +51,6 @@ def _packed(
         name = with_parameter(_OP, owner, running(upstream), ("cu_seqlens",), slot)
         output, final = upstream(*args, **{**kwargs, name: bounds})
     return output, final[last_of_rows(bounds, value.shape[0])] if keeps else final
-
-
-_eagerly: Callable[..., Any] = torch.compiler.disable(_packed)  # type: ignore[no-untyped-call]
 
 
 def _operands(  # noqa: PLR0913, PLR0917 - upstream's parameters, in its order
@@ -77,11 +63,16 @@ def _operands(  # noqa: PLR0913, PLR0917 - upstream's parameters, in its order
     initial_state: Any = None,
     output_final_state: bool = False,  # noqa: FBT001, FBT002
     use_qk_l2norm_in_kernel: bool = False,  # noqa: FBT001, FBT002
+    cu_seq_lens_q: Any = None,
     cu_seqlens: Any = None,
     seq_idx: Any = None,
     **others: Any,
 ) -> tuple[Any, ...]:
     """Return the operands of the op; the length of chunks changes only the rounding."""
-    bounds = of_rows(value.shape[0], value.shape[1], cu_seqlens, seq_idx)
+    ends = cu_seqlens if cu_seq_lens_q is None else cu_seq_lens_q
+    bounds = of_rows(value.shape[0], value.shape[1], ends, seq_idx)
     options = (initial_state, output_final_state, use_qk_l2norm_in_kernel)
     return (query, key, value, g, beta, *options, bounds)
+
+
+_CALLS = Packed(_operands, _run)

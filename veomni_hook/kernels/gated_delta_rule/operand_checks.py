@@ -11,7 +11,7 @@ from veomni_hook.kernels.shared.operand_checks import not_plain, untraceable
 from veomni_hook.kernels.shared.origin import name_of
 from veomni_hook.kernels.shared.samples import unfit_ends
 
-__all__ = ["refuses"]
+__all__ = ["refuses", "refuses_channels"]
 
 
 def refuses(  # noqa: PLR0911, PLR0913, PLR0917 - one return a refusal; the operands
@@ -51,6 +51,21 @@ def refuses(  # noqa: PLR0911, PLR0913, PLR0917 - one return a refusal; the oper
     if initial_state is not None and initial_state.shape != state:
         return f"the initial state is {_sizes(initial_state)}, not {list(state)}"
     return None
+
+
+def refuses_channels(
+    owner: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    *others: Any,
+) -> str | None:
+    """Return why this call must run the upstream code, or None. Operands: see `reference.channel_decay`."""
+    if query.dim() != 4 or query.shape[:3] != value.shape[:3] or g.shape != query.shape:
+        return f"query, value and g are {_sizes(query, value, g)}"
+    return not_plain(g) or refuses(owner, query, key, value, g[..., 0], beta, *others)
 
 
 def _sizes(*tensors: torch.Tensor) -> str:

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import torch
 
-__all__ = ["scalar_decay"]
+__all__ = ["channel_decay", "scalar_decay"]
 
 _EPS = 1e-6
 
@@ -49,6 +49,51 @@ def scalar_decay(  # noqa: PLR0913, PLR0917 - the operands
         ``[rows, positions, heads, value_dim]`` in the dtype of ``query``, and the final states in float32, of
         the shape of ``initial_state``, or None. Computed in float32; in float64 if ``query`` is that.
     """
+    options = (initial_state, output_final_state, use_qk_l2norm_in_kernel, cu_seqlens)
+    return _recurrence(query, key, value, g.unsqueeze(3), beta, *options)
+
+
+def channel_decay(  # noqa: PLR0913, PLR0917 - the operands
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    initial_state: torch.Tensor | None = None,
+    output_final_state: bool = False,  # noqa: FBT001, FBT002 - operands are positional
+    use_qk_l2norm_in_kernel: bool = False,  # noqa: FBT001, FBT002
+    cu_seqlens: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return the outputs and the final states of Kimi Delta Attention (arXiv 2510.26692).
+
+    As `scalar_decay`, but each channel of the keys has a decay of its own: ``S'_t = Diag(exp(g_t)) S_(t-1)``.
+
+    Args:
+        query: ``[rows, positions, heads, key_dim]``.
+        key: the same shape.
+        value: ``[rows, positions, heads, value_dim]``.
+        g: ``[rows, positions, heads, key_dim]``, the logarithms of the decays: not above 0.
+        beta: as for `scalar_decay`, and so are all others.
+
+    Returns:
+        as `scalar_decay`.
+    """
+    options = (initial_state, output_final_state, use_qk_l2norm_in_kernel, cu_seqlens)
+    return _recurrence(query, key, value, g, beta, *options)
+
+
+def _recurrence(  # noqa: PLR0913, PLR0917 - the operands
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    initial_state: torch.Tensor | None,
+    output_final_state: bool,  # noqa: FBT001
+    use_qk_l2norm_in_kernel: bool,  # noqa: FBT001
+    cu_seqlens: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The recurrence for ``g`` of ``[rows, positions, heads, key_dim or 1]``."""
     rows, positions = query.shape[:2]
     dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
     groups = value.shape[2] // query.shape[2]
@@ -65,7 +110,7 @@ def scalar_decay(  # noqa: PLR0913, PLR0917 - the operands
         else:
             state = initial_state[sample].to(dtype)
         for t in range(start, end):
-            state = state * decay[t].exp()[:, None, None]
+            state = state * decay[t].exp()[:, :, None]
             known = torch.einsum("hkv,hk->hv", state, k[t])
             delta = write[t][:, None] * (v[t] - known)
             state = state + torch.einsum("hk,hv->hkv", k[t], delta)

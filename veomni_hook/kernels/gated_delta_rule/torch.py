@@ -13,7 +13,7 @@ import torch
 
 from veomni_hook.kernels.gated_delta_rule.chunks import LENGTH, Chunks, chunks_of
 
-__all__ = ["scalar_decay"]
+__all__ = ["normalised", "scalar_decay", "scan"]
 
 _EPS = 1e-6
 
@@ -53,7 +53,7 @@ def _computed(  # noqa: PLR0913, PLR0917 - the operands
     q, k, v = (chunks.spread(each, dtype) for each in (query, key, value))
     decay, write = (chunks.spread(each, dtype) for each in (g, beta))
     if normalise:
-        q, k = _normalised(q), _normalised(k)
+        q, k = normalised(q), normalised(k)
     q = q * q.shape[-1] ** -0.5
     transposed = k.transpose(2, 3)
     scores, overlaps = (_by_head(each @ transposed, groups) for each in (q, k))
@@ -71,15 +71,13 @@ def _computed(  # noqa: PLR0913, PLR0917 - the operands
 
     kept = (total[:, :, -1:] - total).exp().unsqueeze(3)
     start = None if initial_state is None else initial_state.to(dtype)
-    output, final = _scan(
-        (values, read, (k * kept).transpose(2, 3), total[:, :, -1].exp(), q * grown, scores * between),
-        start,
-        chunks,
-    )
+    whole = total[:, :, -1, None, None].exp()
+    parts = (values, read, (k * kept).transpose(2, 3), whole, q * grown, scores * between)
+    output, final = scan(parts, start, chunks)
     return chunks.collect(output, query.dtype), final
 
 
-def _scan(
+def scan(
     parts: tuple[torch.Tensor, ...], start: torch.Tensor | None, chunks: Chunks
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the output of each chunk, and the state after each sample.
@@ -87,9 +85,9 @@ def _scan(
     Args:
         parts: ``[chunks, heads, ...]``: of ``[LENGTH, value_dim]``, what a state of zeros would be given;
             of ``[LENGTH, key_dim]``, what is subtracted of it for each entry of the state; of ``[key_dim,
-            LENGTH]``, the keys, decayed to the end of the chunk; of ``[]``, the decay of the whole chunk; of
-            ``[LENGTH, key_dim]``, the queries, decayed from its start; of ``[LENGTH, LENGTH]``, how much each
-            position reads of what others write.
+            LENGTH]``, the keys, decayed to the end of the chunk; of ``[key_dim or 1, 1]``, the decay of the
+            whole chunk; of ``[LENGTH, key_dim]``, the queries, decayed from its start; of ``[LENGTH,
+            LENGTH]``, how much each position reads of what others write.
         start: ``[samples, heads, key_dim, value_dim]``, or None for zeros.
         chunks: the order of chunks.
 
@@ -110,13 +108,14 @@ def _scan(
             ended.append(done)
         delta = torch.baddbmm(value, reading, state, alpha=-1)
         outputs.append(torch.baddbmm(query @ state, weights, delta))
-        state = torch.baddbmm(state * decay[:, None, None], writing, delta)
+        state = torch.baddbmm(state * decay, writing, delta)
     final = chunks.back_in_order(torch.cat([state, *reversed(ended)]).view(start.shape))
     output = torch.cat(outputs) if outputs else values
     return output.view(values.shape), final
 
 
-def _normalised(tensor: torch.Tensor) -> torch.Tensor:
+def normalised(tensor: torch.Tensor) -> torch.Tensor:
+    """Return ``x * rsqrt(sum(x * x) + 1e-6)`` over the last dimension."""
     return tensor * (tensor.square().sum(-1, keepdim=True) + _EPS).rsqrt()
 
 

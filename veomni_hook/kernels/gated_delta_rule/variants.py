@@ -23,10 +23,21 @@ _TORCH = backend(
     description="chunk by chunk with torch's products, all samples at once; any device",
 )
 
+_CHANNELS = backend(
+    "torch",
+    ".channels:{variant}",
+    refuses=".operand_checks:refuses_channels",
+    description="chunk by chunk with torch's products, all samples at once; any device",
+)
+
 VARIANTS = {
     "scalar_decay": Variant(
         "S = exp(g) * S + k (beta * (v - exp(g) * S^T k))^T, o = S^T q for each position; one g a head",
         kernels=(_TRITON, _TORCH, checked_reference(".operand_checks:refuses")),
+    ),
+    "channel_decay": Variant(
+        "S = exp(g) * S + k (beta * (v - (exp(g) * S)^T k))^T, o = S^T q for each position; one g a channel",
+        kernels=(_CHANNELS, checked_reference(".operand_checks:refuses_channels")),
     ),
 }
 OP = op("gated_delta_rule", VARIANTS, yields="..shared.hub_functions:yields")

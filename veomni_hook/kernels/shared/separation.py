@@ -1,24 +1,84 @@
-"""What layers need to keep samples apart that share a row, besides kernels: names, and the error."""
+"""What layers need to keep samples apart that share a row, besides kernels: names, calls, and the error."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from veomni_hook.errors import SamplesError
+from veomni_hook.kernels.selection.process_choice import STATE
 from veomni_hook.kernels.shared.hub_functions import is_upstreams, takes
 from veomni_hook.kernels.shared.origin import name_of
 
-__all__ = ["given_in", "inseparable", "layer_of", "traced", "with_parameter"]
+__all__ = ["NAMES", "Packed", "call", "given_in", "inseparable", "layer_of", "traced", "with_parameter"]
 
-_GIVEN = ("cu_seq_lens_q", "cu_seqlens", "seq_idx")
+#: Arguments by which upstream's calls pass boundaries of samples.
+NAMES = ("cu_seq_lens_q", "cu_seqlens", "seq_idx")
+
+
+@dataclass(frozen=True)
+class Packed:
+    """What an op needs beside its kernels where samples share a row.
+
+    Attributes:
+        operands: from the arguments of upstream's function, the operands of the op; the last are boundaries,
+            or None if each row is one sample.
+        run: computes samples that share a row: from the slot, the module, upstream's function, its arguments
+            (without boundaries), and the operands.
+    """
+
+    operands: Callable[..., tuple[Any, ...]]
+    run: Callable[[Any, Any, Callable[..., Any], tuple[Any, ...], dict[str, Any], tuple[Any, ...]], Any]
+
+
+def call(
+    op: Packed, slot: Any, owner: Any, upstream: Callable[..., Any], /, *args: Any, **kwargs: Any
+) -> Any:
+    """Return what a kernel of the slot computes, else upstream's function.
+
+    Args:
+        op: the op.
+        slot: the `Slot` of the formula.
+        owner: the module that calls.
+        upstream: the function, of transformers' modeling file or of a package.
+        args: of the function.
+        kwargs: of the function.
+
+    Raises:
+        SamplesError: samples share a row, and nothing at hand keeps them apart.
+    """
+    if STATE.active and given_in(kwargs):
+        # Boundaries are values, which compiled code does not have.
+        return (_eagerly if traced() else _packed)(op, slot, owner, upstream, args, kwargs)
+    operands = op.operands(*args, **kwargs)
+    run = slot.kernel(owner, *operands, upstream)
+    return upstream(*args, **kwargs) if run is None else run(*operands)
+
+
+def _packed(
+    op: Packed,
+    slot: Any,
+    owner: Any,
+    upstream: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    operands = op.operands(*args, **kwargs)
+    unnamed = {name: value for name, value in kwargs.items() if name not in NAMES}
+    if operands[-1] is None:  # a row is a sample: upstream computes that, too
+        return call(op, slot, owner, upstream, *args, **unnamed)
+    return op.run(slot, owner, upstream, args, unnamed, operands)
+
+
+_eagerly: Callable[..., Any] = torch.compiler.disable(_packed)  # type: ignore[no-untyped-call]
 
 
 def given_in(arguments: Mapping[str, Any]) -> bool:
     """Return whether boundaries of samples are among the arguments of a call."""
-    return any(arguments.get(name) is not None for name in _GIVEN)
+    return any(arguments.get(name) is not None for name in NAMES)
 
 
 def traced() -> bool:

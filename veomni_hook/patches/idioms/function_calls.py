@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from veomni_hook.patches.code.document import FunctionNode
@@ -22,7 +22,7 @@ from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Missed, Site, Status
 from veomni_hook.patches.slots import formula_slot, slot_name
 
-__all__ = ["Declared", "calls_named", "check", "routed"]
+__all__ = ["Declared", "calls_named", "check", "declared_as", "routed"]
 
 _DECORATOR = "use_kernel_func_from_hub_with_fallback"
 
@@ -84,6 +84,14 @@ def check(view: ModuleView, method: FunctionNode, calls: list[ast.Call], wanted:
         passed = {each.arg for each in call.keywords}
         if None not in passed and passed.isdisjoint(wanted.boundaries):
             raise Missed("the call passes no boundaries of samples", call)
+
+
+def declared_as(view: ModuleView, calls: list[ast.Call], wanted: Mapping[str, Declared]) -> str:
+    """Return which of ``wanted`` the first call's function is declared to be; the first key if none."""
+    function = view.functions.get(last_name(calls[0].func))
+    decorators = () if function is None else function.decorator_list
+    found = (key for key, each in wanted.items() if any(_declares(above, each.name) for above in decorators))
+    return next(found, next(iter(wanted)))
 
 
 def _declares(decorator: ast.expr, name: str) -> bool:

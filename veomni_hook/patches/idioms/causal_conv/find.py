@@ -3,8 +3,9 @@
     causal_conv1d_fn(hidden_states, ...)
     ->  veomni_causal_conv.separated(slot, self, causal_conv1d_fn)(hidden_states, ...)
 
-They are routed where the rest of the layer keeps samples apart, too: beside the gated delta rule. Elsewhere a
-state space or another rule would mix the samples behind the convolution.
+They are routed where the rest of the layer keeps samples apart, too: beside the gated delta rule, or where
+the convolution is all that mixes positions. Elsewhere a state space or another rule would mix the samples
+behind the convolution.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from veomni_hook.patches.code.expressions import last_name
 from veomni_hook.patches.idioms.function_calls import Declared, calls_named, check, routed
 from veomni_hook.patches.idioms.gated_delta_rule.find import separated_methods
+from veomni_hook.patches.idioms.position_mixing import handed_down, mixing
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Missed, Site, Status
 
@@ -37,8 +40,24 @@ def find(view: ModuleView) -> Iterator[Site]:
         try:
             check(view, method, calls, _DECLARED)
             if target not in separated_methods(view):
-                raise Missed("nothing keeps samples apart in the rest of the method")
+                _check_alone(view, target)
         except Missed as missed:
             yield Site(OP, target, Status.MISSED, reason=str(missed), lineno=calls[0].lineno)
         else:
             yield routed(view, target, calls, (OP, _VARIANT), "calls")
+
+
+def _check_alone(view: ModuleView, target: str) -> None:
+    """Check that a method's class mixes positions by its convolution alone, and gets the boundaries.
+
+    Raises:
+        Missed: it does not.
+    """
+    name = target.partition(".")[0]
+    calls = [call for each in mixing(view) if each.name == name for _, call in each.calls]
+    if not all(_NAME.search(last_name(call.func)) for call in calls):
+        raise Missed("nothing keeps samples apart in the rest of the method")
+    if not handed_down(view, name, "cu_seq_lens_q"):
+        raise Missed("the layers around it do not hand on the boundaries of samples")
+    if not all(any(each.arg is None for each in call.keywords) for call in calls):
+        raise Missed("the call does not pass all arguments of the layer")

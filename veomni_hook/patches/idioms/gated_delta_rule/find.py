@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from veomni_hook.patches.idioms.function_calls import Declared, calls_named, check, routed
+from veomni_hook.patches.idioms.function_calls import Declared, calls_named, check, declared_as, routed
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Missed, Site, Status
 
@@ -22,27 +22,28 @@ CANDIDATES = (
     "every method that calls a function whose name contains chunk and delta (torch_chunk_gated_delta_rule,"
     " chunk_kimi_delta_attention); the functions that decode token by token are not counted"
 )
-_VARIANT = "scalar_decay"
 _NAME = re.compile(r"chunk\w*delta")
-_DECLARED = Declared(
-    "chunk_gated_delta_rule",
-    (
-        *("query", "key", "value", "g", "beta", "chunk_size", "initial_state"),
-        *("output_final_state", "use_qk_l2norm_in_kernel"),
-    ),
-    ("cu_seqlens",),
+_PARAMETERS = (
+    *("query", "key", "value", "g", "beta", "chunk_size", "initial_state"),
+    *("output_final_state", "use_qk_l2norm_in_kernel"),
 )
+#: The variants, by the package's function that upstream's is declared to be.
+_DECLARED = {
+    "scalar_decay": Declared("chunk_gated_delta_rule", _PARAMETERS, ("cu_seqlens",)),
+    "channel_decay": Declared("chunk_kda", _PARAMETERS, ("cu_seqlens",)),
+}
 
 
 def find(view: ModuleView) -> Iterator[Site]:
     """Every candidate of a module."""
     for target, method, calls in calls_named(view, _NAME):
         try:
-            check(view, method, calls, _DECLARED)
+            variant = declared_as(view, calls, _DECLARED)
+            check(view, method, calls, _DECLARED[variant])
         except Missed as missed:
             yield Site(OP, target, Status.MISSED, reason=str(missed), lineno=calls[0].lineno)
         else:
-            yield routed(view, target, calls, (OP, _VARIANT), "calls")
+            yield routed(view, target, calls, (OP, variant), "calls")
 
 
 def separated_methods(view: ModuleView) -> set[str]:

@@ -1,21 +1,22 @@
-"""Models that hand their arguments to layers of linear attention: they find the boundaries of samples first.
+"""Models whose layers mix the positions of a row: they find the boundaries of samples first.
 
     for layer in self.layers: hidden_states = layer(hidden_states, ..., **kwargs)
 
 Code in front of everything else puts the boundaries into ``kwargs`` if samples share a row
-(`veomni_hook.kernels.gated_delta_rule.boundaries`). The idiom asks for no kernel.
+(`veomni_hook.kernels.gated_delta_rule.boundaries`), for layers that kernels compute. If a layer is among
+those that nothing keeps apart, the code raises an error instead. The idiom asks for no kernel.
 """
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterator
 
 from veomni_hook.patches.code.document import FunctionNode
-from veomni_hook.patches.code.expressions import own_attribute
+from veomni_hook.patches.code.expressions import last_name
 from veomni_hook.patches.code.scope import parameter_names
-from veomni_hook.patches.code.walk import walk_ast
-from veomni_hook.patches.idioms.gated_delta_rule.find import separated_methods
+from veomni_hook.patches.idioms.causal_conv import find as causal_conv
+from veomni_hook.patches.idioms.gated_delta_rule import find as gated_delta_rule
+from veomni_hook.patches.idioms.position_mixing import Mixing, drops, hands_to_layers, mixing, over_layers
 from veomni_hook.patches.routes.insertion import before_body
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Site, Status
@@ -24,58 +25,80 @@ __all__ = ["CANDIDATES", "OP", "find"]
 
 OP = "sample_boundaries"
 CANDIDATES = (
-    "in a module with a call of the gated delta rule that is routed, every forward that loops over its own"
-    " layers (self.layers)"
+    "in a module with a class that mixes the positions of a row (it calls a causal convolution, a rule of"
+    " deltas or a scan, or gives a cache the state of one), every forward that takes input_ids and loops over"
+    " its own layers (self.layers, self.blocks), or calls a model that does without its own other arguments"
 )
-_VARIANT = "found_once"
+_FOUND, _REFUSED = "found_once", "refused"
 _IMPORT = ("veomni_hook.kernels.gated_delta_rule", "boundaries as veomni_boundaries")
-_READ = ("position_ids", "attention_mask", "past_key_values", "input_ids", "inputs_embeds")
+_CACHES = ("past_key_values", "cache_params")
 
 
 def find(view: ModuleView) -> Iterator[Site]:
     """Every candidate of a module."""
-    if not separated_methods(view):
+    if not (classes := mixing(view)):
         return
-    for owner, forward in view.forwards():
-        if any(isinstance(each, ast.For) and _over_layers(each) for each in walk_ast(forward)):
-            yield _site(view, f"{owner.name}.forward", forward)
+    routed = _routed(view)
+    apart = [each for each in classes if _is_routed(each, routed)]
+    others = [each for each in classes if each not in apart]
+    forwards = [each for each in view.forwards() if "input_ids" in parameter_names(each[1])]
+    models = {owner.name for owner, forward in forwards if over_layers(forward)}
+    for owner, forward in forwards:
+        target = f"{owner.name}.forward"
+        if owner.name in models:
+            yield _site(view, target, forward, apart, others)
+        elif drops(owner, forward, models):
+            yield _site(view, target, forward, [], classes)
 
 
-def _site(view: ModuleView, target: str, forward: FunctionNode) -> Site:
-    names = forward.args.kwarg.arg if forward.args.kwarg is not None else ""
-    lacks = [name for name in _READ if name not in parameter_names(forward)]
-    reason = f"it has no argument {lacks[0]}" if lacks else ""
-    if not any(_hands_on(each, names) for each in walk_ast(forward)):
-        reason = "it hands no other arguments to its layers"
+def _routed(view: ModuleView) -> dict[str, set[str]]:
+    """The functions whose calls ask a kernel, by the method."""
+    found: dict[str, set[str]] = {}
+    for site in (*view.sites(gated_delta_rule.find), *view.sites(causal_conv.find)):
+        if site.status is Status.ROUTED:
+            found.setdefault(site.target, set()).update(site.captures["function"].split(", "))
+    return found
+
+
+def _is_routed(each: Mixing, routed: dict[str, set[str]]) -> bool:
+    names = [(f"{each.name}.{method}", last_name(call.func)) for method, call in each.calls]
+    return bool(names) and all(name in routed.get(target, ()) for target, name in names)
+
+
+def _site(
+    view: ModuleView, target: str, forward: FunctionNode, apart: list[Mixing], others: list[Mixing]
+) -> Site:
+    """The site of a model with classes that kernels keep apart, and others."""
+    passed = forward.args.kwarg.arg if forward.args.kwarg is not None else ""
+    names = parameter_names(forward)
+    reason = ""
+    if "inputs_embeds" not in names:
+        reason = "it has no argument inputs_embeds"
+    elif "position_ids" not in names and not passed:
+        reason = "it has no argument position_ids"
     if reason:
         return Site(OP, target, Status.MISSED, reason=reason, lineno=forward.lineno)
-    code = f"""\
-{names} = veomni_boundaries.found(
-    self,
-    {names},
-    position_ids,
-    attention_mask,
-    past_key_values,
-    input_ids if inputs_embeds is None else inputs_embeds,
-)
-"""
+    positions = "position_ids" if "position_ids" in names else f'{passed}.get("position_ids")'
+    masks = "attention_mask" if "attention_mask" in names else "None"
+    cache = next((name for name in _CACHES if name in names), "None")
+    read = [positions, masks, cache, "input_ids if inputs_embeds is None else inputs_embeds"]
+    if not (hands_on := hands_to_layers(forward, "")):
+        apart, others = [], [*apart, *others]
+    code = _call(f"{passed} = veomni_boundaries.found", ["self", passed, *read]) if apart else ""
+    if others:
+        refused = "".join(f"({each.name}, {each.takes(view) if hands_on else ()!r}), " for each in others)
+        code += _call("veomni_boundaries.refuse", ["self", passed or "{}", *read, f"({refused.rstrip()})"])
     return Site(
         OP,
         target,
         Status.ROUTED,
-        _VARIANT,
+        _FOUND if apart else _REFUSED,
         edits=before_body(view, forward, code, "samples that share a row"),
         lineno=forward.lineno,
         imports=(_IMPORT,),
     )
 
 
-def _over_layers(loop: ast.For) -> bool:
-    return any(own_attribute(node) == "layers" for node in walk_ast(loop.iter))
-
-
-def _hands_on(node: ast.AST, name: str) -> bool:
-    return isinstance(node, ast.Call) and any(
-        each.arg is None and isinstance(each.value, ast.Name) and each.value.id == name
-        for each in node.keywords
-    )
+def _call(function: str, arguments: list[str]) -> str:
+    lines = "".join(f"    {each},\n" for each in arguments)
+    return f"{function}(\n{lines})\n"

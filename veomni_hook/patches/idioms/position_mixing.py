@@ -1,0 +1,202 @@
+"""Layers that mix the positions of a row: by a convolution, a state space, or another recurrence.
+
+They are known by the names of what they call: the functions of packages for convolutions and scans, and the
+methods by which a cache takes the states of such layers.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from veomni_hook.patches.code.document import FunctionNode
+from veomni_hook.patches.code.expressions import chain, last_name, own_attribute
+from veomni_hook.patches.code.walk import walk_ast
+from veomni_hook.patches.routes.view import ModuleView
+
+__all__ = ["NAMES", "Mixing", "drops", "handed_down", "hands_to_layers", "mixing", "over_layers"]
+
+_FUNCTIONS = (
+    r"causal_conv1d(?!_update)|chunk\w*delta|_scan(?![a-z])|mamba_inner|split_conv1d|rwkv_linear_attention"
+)
+_STATES = r"^(update_conv_state|update_recurrent_state|update_ssm_state|set_linear_cache)$"
+#: Names of calls in a method that mixes positions.
+NAMES = re.compile(f"{_FUNCTIONS}|{_STATES}")
+_COMPUTES = re.compile(_FUNCTIONS)
+_ARGUMENTS = ("seq_idx", "cu_seqlens")
+
+
+@dataclass(frozen=True)
+class Mixing:
+    """A class that mixes positions.
+
+    Attributes:
+        name: of the class.
+        calls: of its methods, those that compute: the name of the method, and the call.
+    """
+
+    name: str
+    calls: tuple[tuple[str, ast.Call], ...]
+
+    def takes(self, view: ModuleView) -> tuple[tuple[str, str, str], ...]:
+        """What has to run so that the class keeps samples apart without a kernel of ours.
+
+        Returns:
+            for each function its name (``self.`` in front of an attribute), the model's argument with the
+            boundaries, and the function's parameter for them; empty if some call gets no boundaries.
+        """
+        found: dict[tuple[str, str, str], None] = {}
+        for _, call in self.calls:
+            if _computes_nothing(view, call):
+                continue
+            given = _given(call)
+            if given is None or not handed_down(view, self.name, given[0]):
+                return ()
+            found[chain(call.func), *given] = None
+        return tuple(found)
+
+
+def mixing(view: ModuleView) -> list[Mixing]:
+    """Every class of a module whose methods mix positions."""
+    if re.search(f"{_FUNCTIONS}|{_STATES[2:-2]}", view.document.source) is None:
+        return []
+    found = []
+    for owner in view.classes.values():
+        calls = [(name, call) for name, method in view.methods(owner).items() for call in _calls(method)]
+        if calls:
+            computing = ((name, call) for name, call in calls if _COMPUTES.search(last_name(call.func)))
+            found.append(Mixing(owner.name, tuple(computing)))
+    return found
+
+
+def over_layers(method: FunctionNode) -> bool:
+    """Whether a method loops over layers of its own."""
+    return next(_loops(method), None) is not None
+
+
+def hands_to_layers(method: FunctionNode, argument: str) -> bool:
+    """Whether a method hands its layers, in a loop over them, an argument that it got, or all others."""
+    nodes = (each for loop in _loops(method) for each in walk_ast(loop))
+    return any(isinstance(each, ast.Call) and _hands(each, method, argument) for each in nodes)
+
+
+def drops(owner: ast.ClassDef, forward: FunctionNode, models: set[str]) -> bool:
+    """Whether a forward calls one of these models without the arguments that have no name in it."""
+    inits = [each for each in owner.body if isinstance(each, ast.FunctionDef) and each.name == "__init__"]
+    held = _held(inits[-1], models) if inits else set()
+    calls = _calls_of([forward], held)
+    return forward.args.kwarg is not None and any(not _hands(each, forward, "") for each in calls)
+
+
+def handed_down(view: ModuleView, name: str, argument: str) -> bool:
+    """Whether every layer that holds an instance of a class hands it an argument that its model was given.
+
+    Models that hold layers in a list hand on what they were given to all of them, or they do not count.
+    """
+    return _handed_down(view, name, argument, ())
+
+
+def _handed_down(view: ModuleView, name: str, argument: str, above: tuple[str, ...]) -> bool:
+    makers = {name, *_containers(view, name)}
+    holders = []
+    for owner in view.classes.values():
+        methods = view.methods(owner)
+        held = _held(methods.get("__init__"), makers)
+        if not held:
+            continue
+        forward = methods.get("forward")
+        if owner.name in above or forward is None:
+            return False
+        if over_layers(forward):
+            handed = hands_to_layers(forward, argument)
+        else:
+            calls = _calls_of(methods.values(), held)
+            handed = bool(calls) and _handed_down(view, owner.name, argument, (*above, name))
+            for method in methods.values():
+                handed &= all(_hands(each, method, argument) for each in _calls_of([method], held))
+        if not handed:
+            return False
+        holders.append(owner)
+    return bool(holders)
+
+
+def _calls(method: FunctionNode) -> Iterator[ast.Call]:
+    calls = (each for each in walk_ast(method) if isinstance(each, ast.Call))
+    return (each for each in calls if NAMES.search(last_name(each.func)))
+
+
+def _given(call: ast.Call) -> tuple[str, str] | None:
+    """The model's argument, and the function's parameter, by which a call passes boundaries."""
+    for keyword in call.keywords:
+        if keyword.arg is None:
+            return "seq_idx", "seq_idx"
+        if keyword.arg in _ARGUMENTS and not isinstance(keyword.value, ast.Constant):
+            named = [each.value for each in walk_ast(keyword.value) if isinstance(each, ast.Constant)]
+            texts = [each for each in named if isinstance(each, str)]
+            return (texts[0] if texts else keyword.arg), keyword.arg
+    return None
+
+
+def _computes_nothing(view: ModuleView, call: ast.Call) -> bool:
+    """Whether a call is of a function that only a package computes: upstream's returns None."""
+    function = view.functions.get(last_name(call.func)) if isinstance(call.func, ast.Name) else None
+    if function is None or len(function.body) != 1 or not isinstance(function.body[0], ast.Return):
+        return False
+    value = function.body[0].value
+    return value is None or (isinstance(value, ast.Constant) and value.value is None)
+
+
+def _containers(view: ModuleView, name: str) -> Iterator[str]:
+    """The global names whose value has the class in it."""
+    for statement in view.document.tree.body:
+        if isinstance(statement, ast.Assign) and _mentions(statement.value, {name}):
+            yield from (each.id for each in statement.targets if isinstance(each, ast.Name))
+
+
+def _held(init: FunctionNode | None, makers: set[str]) -> set[str]:
+    """The attributes to which a class assigns an instance."""
+    if init is None:
+        return set()
+    assigned = [each for each in walk_ast(init) if isinstance(each, ast.Assign)]
+    local = {
+        target.id
+        for each in assigned
+        for target in each.targets
+        if isinstance(target, ast.Name) and _mentions(each.value, makers)
+    }
+    for call in (each for each in walk_ast(init) if isinstance(each, ast.Call)):
+        if isinstance(call.func, ast.Attribute) and call.func.attr == "append":
+            filled = call.func.value.id if isinstance(call.func.value, ast.Name) else ""
+            local |= {filled} if any(_mentions(each, makers) for each in call.args) else set()
+    held = [each for each in assigned if _mentions(each.value, makers | local)]
+    return {own_attribute(target) for each in held for target in each.targets} - {""}
+
+
+def _mentions(node: ast.AST, names: set[str]) -> bool:
+    return any(isinstance(each, ast.Name) and each.id in names for each in walk_ast(node))
+
+
+def _calls_of(methods: Iterable[FunctionNode], held: set[str]) -> list[ast.Call]:
+    nodes = (each for method in methods for each in walk_ast(method))
+    return [each for each in nodes if isinstance(each, ast.Call) and own_attribute(each.func) in held]
+
+
+def _hands(call: ast.Call, method: FunctionNode, argument: str) -> bool:
+    given = method.args.kwarg.arg if method.args.kwarg is not None else ""
+    for keyword in call.keywords:
+        if keyword.arg is None and isinstance(keyword.value, ast.Name) and keyword.value.id == given:
+            return True
+        if argument and keyword.arg == argument and not isinstance(keyword.value, ast.Constant):
+            return True
+    return False
+
+
+def _loops(method: FunctionNode) -> Iterator[ast.For]:
+    nodes = (each for each in walk_ast(method) if isinstance(each, ast.For))
+    return (each for each in nodes if _names_layers(each.iter))
+
+
+def _names_layers(node: ast.AST) -> bool:
+    return any(own_attribute(each) in ("layers", "blocks") for each in walk_ast(node))
