@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 
 
-@pytest.mark.parametrize("checkpointing", [False, True], ids=["", "checkpoints"])
+@pytest.mark.parametrize(
+    "checkpointing",
+    [pytest.param(False, id="alone", marks=pytest.mark.slow), pytest.param(True, id="checkpoints")],
+)
 def test_shared_sequences_get_the_positions_of_whole_routes(ranks, checkpointing):
     for found in ranks.run("facts_of_routes:shared_sequences", 2, "sp=2", checkpointing=checkpointing):
         assert found["loss"] < 1e-5 and found["gradients"] < 1e-4
