@@ -16,7 +16,13 @@ from veomni_hook.patches.code.expressions import last_name
 from veomni_hook.patches.code.scope import parameter_names
 from veomni_hook.patches.idioms.causal_conv import find as causal_conv
 from veomni_hook.patches.idioms.gated_delta_rule import find as gated_delta_rule
-from veomni_hook.patches.idioms.position_mixing import Mixing, drops, hands_to_layers, mixing, over_layers
+from veomni_hook.patches.idioms.position_mixing.layers import (
+    Mixing,
+    drops,
+    hands_to_layers,
+    mixing,
+    over_layers,
+)
 from veomni_hook.patches.routes.insertion import before_body
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Site, Status

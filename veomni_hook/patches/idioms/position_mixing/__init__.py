@@ -1,0 +1,1 @@
+"""Layers that mix the positions of a row, and whether the boundaries of samples reach them."""
