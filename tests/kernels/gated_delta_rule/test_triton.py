@@ -6,16 +6,22 @@ sizes, and bfloat16.
 
 from __future__ import annotations
 
+import sys
+from types import SimpleNamespace
+
 import pytest
 import torch
+from transformers.integrations.hub_kernels import use_kernel_func_from_hub_with_fallback
 from transformers.models.qwen3_next.modeling_qwen3_next import torch_chunk_gated_delta_rule
 
 pytest.importorskip("triton")
 
 from tests.kernels.gated_delta_rule.test_torch import OWNER, bounds, exact, operands
 from tests.kernels.matching import assert_matches
+from veomni_hook.kernels.gated_delta_rule import operand_checks
 from veomni_hook.kernels.gated_delta_rule import torch as chunked
 from veomni_hook.kernels.gated_delta_rule import triton as ours
+from veomni_hook.kernels.shared.hub_functions import running
 
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
@@ -86,6 +92,35 @@ def test_refusals():
     assert refused(widths=(264, 6)) == "heads of 264 and 6 are wider than 256"
     assert "torch.float32, torch.float32" in refused(torch.float32)
     assert "torch.float32, torch.bfloat16" in refused(query=torch.float32)
+
+
+def test_on_a_gpu_it_takes_precedence_over_flash_linear_attention(monkeypatch):
+    """Which computes the same in twice the time, if at all; another package was somebody's choice."""
+    wrapped = use_kernel_func_from_hub_with_fallback("chunk_gated_delta_rule", "fla")
+
+    def yields(package, dtype=torch.bfloat16, channels=False):
+        def chunk_gated_delta_rule(*operands):
+            raise AssertionError
+
+        chunk_gated_delta_rule.__module__ = f"{package}.ops"
+        monkeypatch.setitem(
+            sys.modules, "fla", SimpleNamespace(chunk_gated_delta_rule=chunk_gated_delta_rule)
+        )
+        upstream = wrapped(running(torch_chunk_gated_delta_rule))
+        assert running(upstream) is chunk_gated_delta_rule
+        *tensors, _ = operands(1, 3, dtype=dtype)
+        if channels:
+            tensors[3] = tensors[3][..., None].expand(-1, -1, -1, 8)
+        return operand_checks.yields(OWNER, *tensors, None, False, True, None, upstream)
+
+    reason = "chunk_gated_delta_rule computes it"
+    assert reason in yields("fla")
+    monkeypatch.setattr(operand_checks, "_runs_triton", lambda device: True)
+    assert yields("fla") is None
+    assert all(
+        reason in each
+        for each in (yields("other"), yields("fla", torch.float32), yields("fla", channels=True))
+    )
 
 
 class TestOnGPU:

@@ -22,7 +22,6 @@ _TORCH = backend(
     refuses=".operand_checks:refuses",
     description="chunk by chunk with torch's products, all samples at once; any device",
 )
-
 _CHANNELS = backend(
     "torch",
     ".channels:{variant}",
@@ -40,4 +39,4 @@ VARIANTS = {
         kernels=(_CHANNELS, checked_reference(".operand_checks:refuses_channels")),
     ),
 }
-OP = op("gated_delta_rule", VARIANTS, yields="..shared.hub_functions:yields")
+OP = op("gated_delta_rule", VARIANTS, yields=".operand_checks:yields")
