@@ -19,7 +19,7 @@ NOT_STORED = "reads the attention weights, which flex_attention does not store"
 
 @pytest.fixture(scope="module")
 def facts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return {mode: facts_of(mode, tmp_path_factory) for mode in ("early", "late")}
+    return facts_of("early", tmp_path_factory)
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def facts_of(mode: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, A
 
 @pytest.mark.parametrize("model", ["gpt_oss", "gemma2"])
 def test_training_equals_upstreams(facts: dict[str, Any], model: str) -> None:
-    kinds = facts["early"][model]
+    kinds = facts[model]
     assert {name: kind["runs"] for name, kind in kinds.items()} == dict.fromkeys(kinds, FLEX)
     assert {name for name, kind in kinds.items() if kind["worst"] > 1e-5} == set()
     assert {"left", "packed", "checkpointed", "checkpointed, reentrant"} <= kinds.keys()
@@ -59,20 +59,20 @@ def test_training_equals_upstreams(facts: dict[str, Any], model: str) -> None:
 
 @pytest.mark.parametrize("model", ["gpt_oss", "gemma2"])
 def test_generation_equals_upstreams(facts: dict[str, Any], model: str) -> None:
-    caches = facts["early"]["generated"][model]
+    caches = facts["generated"][model]
     calls = ["flex", "there is one query: decoding"]
     assert caches == {key: {"equal": True, "new": 6, "calls": calls} for key in ("dynamic", "static")}
 
 
 def test_where_nobody_chose_auto_chooses(facts: dict[str, Any]) -> None:
-    choices = facts["early"]["choices"]
+    choices = facts["choices"]
     assert choices["value"] == "eager"
     names = ("default", "second model of the config", "deep copy", "pickled", "loaded", "dropout, evaluated")
     assert {name: choices[name] for name in names} == dict.fromkeys(names, FLEX)
 
 
 def test_a_choice_wins(facts: dict[str, Any]) -> None:
-    choices = facts["early"]["choices"]
+    choices = facts["choices"]
     names = (
         "explicit eager",
         "explicit, deep copy",
@@ -89,7 +89,7 @@ def test_a_choice_wins(facts: dict[str, Any]) -> None:
 
 
 def test_what_flex_attention_cannot_do_stays_upstreams(facts: dict[str, Any]) -> None:
-    choices = facts["early"]["choices"]
+    choices = facts["choices"]
     assert choices["dropout"] == [
         "eager: the attention has dropout (0.1), which flex_attention does not support"
     ]
@@ -127,7 +127,7 @@ def test_compiled_models_return_the_weights_that_are_asked_for(compiled: dict[st
 
 
 def test_masks_that_are_unknown_in_compiled_code_are_left_to_inductor(facts: dict[str, Any]) -> None:
-    choices = facts["early"]["choices"]
+    choices = facts["choices"]
     assert choices["compiled"] == FLEX
     (reason,) = choices["compiled, padded"]
     assert reason.startswith(
@@ -136,6 +136,7 @@ def test_masks_that_are_unknown_in_compiled_code_are_left_to_inductor(facts: dic
     assert choices["compiled layers"] == [reason]
 
 
-def test_an_unknown_choice_counts_as_one(facts: dict[str, Any]) -> None:
-    (reason,) = facts["late"]["runs"]
+@pytest.mark.slow
+def test_an_unknown_choice_counts_as_one(tmp_path_factory: pytest.TempPathFactory) -> None:
+    (reason,) = facts_of("late", tmp_path_factory)["runs"]
     assert "transformers was imported before veomni_hook" in reason

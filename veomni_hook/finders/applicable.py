@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from importlib.util import find_spec
 
 from veomni_hook.finders.config_text import may_be_for
@@ -20,11 +21,32 @@ if TYPE_CHECKING:
 
 __all__ = ["asks_idioms", "config_names", "device_of", "is_on", "may_be_patched", "registered_for"]
 
-_REMOTE = "dynamic_module_utils"
-_LOADING = "modeling_utils_experts"
-_SEQUENCES = frozenset(("accelerate_accelerator", "modeling_utils", "trainer"))
-_BATCHES = frozenset(("accelerate_data_loader", "trainer_batches"))
-_EXPERTS = frozenset((_LOADING, "accelerate_accelerator_experts", "trainer_experts"))
+
+def _shares_sequences(settings: Settings) -> bool:
+    return settings.axis("sp") > 1
+
+
+def _divides_experts(settings: Settings) -> bool:
+    return settings.axis("ep") > 1 and divides_experts()
+
+
+def _keeps_values(settings: Settings) -> bool:
+    return settings.host_values
+
+
+#: Whether the settings want a built-in spec, by its name; they want those that are not named here.
+_WANTED: dict[str, Callable[[Settings], bool]] = {
+    "dynamic_module_utils": lambda settings: settings.remote_code,
+    "accelerate_accelerator": _shares_sequences,
+    "modeling_utils": _shares_sequences,
+    "trainer": _shares_sequences,
+    "accelerate_data_loader": _keeps_values,
+    "trainer_batches": _keeps_values,
+    # In other releases the module that loads models is patched nevertheless, to say which divide experts.
+    "modeling_utils_experts": lambda settings: settings.axis("ep") > 1,
+    "accelerate_accelerator_experts": _divides_experts,
+    "trainer_experts": _divides_experts,
+}
 
 
 def may_be_patched(fullname: str, settings: Settings) -> bool:
@@ -54,17 +76,8 @@ def config_names(fullname: str, settings: Settings) -> tuple[str, ...]:
 
 def is_on(spec: str, settings: Settings) -> bool:
     """Whether the settings want a built-in spec, by the name of its module."""
-    name = spec.rpartition(".")[2]
-    if name == _REMOTE:
-        return settings.remote_code
-    if name in _SEQUENCES:
-        return settings.axis("sp") > 1
-    if name in _BATCHES:
-        return settings.host_values
-    if name in _EXPERTS:
-        # In other releases the module that loads models is patched nevertheless, to say which divide experts.
-        return settings.axis("ep") > 1 and (name == _LOADING or divides_experts())
-    return True
+    wanted = _WANTED.get(spec.rpartition(".")[2])
+    return wanted is None or wanted(settings)
 
 
 def registered_for(fullname: str) -> list[PatchConfig]:
