@@ -107,9 +107,8 @@ def model(family: str, implementation: str = "sdpa", **changes: Any) -> Any:
     torch.manual_seed(0)
     made = transformers.AutoModelForCausalLM.from_config(config).float().train()
     for name, parameter in made.named_parameters():
-        if name.endswith(
-            "A_log"
-        ):  # states that last: with upstream's, a rule forgets what is a few positions back
+        if name.endswith("A_log"):
+            # States that last: with upstream's, a rule forgets what is a few positions back.
             torch.nn.init.uniform_(parameter, -4.0, -1.0)
     return made
 

@@ -56,8 +56,9 @@ class LinearAttention(Parts):
 
     def __init__(self, view: ModuleView) -> None:
         super().__init__(view)
-        self._convolutions = _routed(view, causal_conv.find)
         self._rules = _routed(view, gated_delta_rule.find)
+        # Layers are counted by their rules when they run: one that convolves alone would count as missed.
+        self._convolutions = _routed(view, causal_conv.find) if self._rules else frozenset()
         #: Arguments of calls that must be this process's part of a mask.
         self.masks: dict[int, ast.expr] = {}
 
