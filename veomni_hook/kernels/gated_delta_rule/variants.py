@@ -39,4 +39,4 @@ VARIANTS = {
         kernels=(_CHANNELS, checked_reference(".operand_checks:refuses_channels")),
     ),
 }
-OP = op("gated_delta_rule", VARIANTS, yields=".operand_checks:yields")
+OP = op("gated_delta_rule", VARIANTS, yields=".packages:yields")
