@@ -31,7 +31,9 @@ _DTYPES = frozenset((torch.bfloat16, torch.float16))
 _MOST = 256
 #: Rows of the transposed state for one program: those that one warp group multiplies at once.
 _ROWS = 64
-#: Warps; the rows of the state for one part; how many parts or chunks are loaded ahead.
+#: Warps and stages of each kernel. On an H200, 16,384 positions, 16 key heads and 32 heads of 128, bfloat16,
+#: in ms: two stages of the scans 0.57 and 0.57, three 0.36 and 0.50; ``local`` in 4 warps 0.48, in 8 or 2
+#: 0.73; ``states`` in 8 warps 0.71, in 4 2.2; ``system`` in 4 warps 0.95, in 8 1.1 to 1.3.
 _OPTIONS: dict[str, dict[str, int]] = {
     "local": {"num_warps": 4},
     "forward": {"num_warps": 4, "num_stages": 3},
@@ -39,6 +41,8 @@ _OPTIONS: dict[str, dict[str, int]] = {
     "states": {"num_warps": 8, "num_stages": 1},
     "system": {"num_warps": 4, "num_stages": 1},
 }
+#: Rows of the state for a part of the gradients' kernels, and how many parts are loaded ahead: registers do
+#: not hold a whole state beside the sums, and what they spill cost a third of the time.
 _PARTS = {"states": (64, 3), "system": (64, 2)}
 #: Bytes of shared memory for three stages of heads of 128; two fit everywhere.
 _ROOMY = 200 << 10
