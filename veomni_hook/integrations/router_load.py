@@ -28,7 +28,8 @@ class RouterLoadCallback(TrainerCallback):  # type: ignore[misc]  # transformers
 
     Args:
         plot: a file for `Load.plot`, written at every such log by the first process; None: none.
-        entropy, leave: as for `monitor`.
+        entropy: whether to sum up entropies, as for `monitor`.
+        leave: patterns of blocks to leave alone, as for `monitor`.
 
     Attributes:
         load: the counts since the last log; None before training.
