@@ -296,6 +296,25 @@ def test_an_interrupted_run_keeps_what_it_measured(tmp_path: Path, monkeypatch: 
     assert json.loads(out.read_text())["unfinished"] == []
 
 
+def test_only_some_implementations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def of(op: str, device: str, *, quick: bool) -> Iterator[Problem]:
+        problem = elementwise()
+        absent = {"peer": "it is not installed"}
+        yield dataclasses.replace(problem, op=op, sides={"eager": double, "ours": double}, absent=absent)
+
+    monkeypatch.setattr("veomni_hook.bench.problems.problems", of)
+    out = tmp_path / "record.json"
+    bench(["rms_norm"], "cpu", out, side=["ours"])
+    rows = json.loads(out.read_text())["rows"]
+    assert rows and all([*row["milliseconds"]] == ["ours"] for row in rows)
+    bench(["rms_norm"], "cpu", out, side=["eager", "peer"])
+    rows = json.loads(out.read_text())["rows"]
+    assert rows[0]["failed"] == {"peer": "it is not installed"} and [*rows[1]["milliseconds"]] == ["eager"]
+    with pytest.raises(KernelError, match="rms_norm has no implementation 'other'") as caught:
+        bench(["rms_norm"], "cpu", out, side=["other"])
+    assert caught.value.fix == "choose of: eager, ours, peer"
+
+
 def test_the_picture(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     from veomni_hook.bench.plot import write_plot

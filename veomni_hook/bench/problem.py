@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
 
+from veomni_hook.errors import KernelError
 from veomni_hook.kernels.selection.choice import Choice
 from veomni_hook.kernels.selection.registry import load_attribute, registry
 from veomni_hook.kernels.selection.select import select, system_of
@@ -48,6 +49,22 @@ class Problem:
     incoming: Mapping[str, Sequence[torch.Tensor]] = field(default_factory=dict)
     spoils: frozenset[str] = frozenset()
     absent: Mapping[str, str] = field(default_factory=dict)
+
+    def only(self, sides: Sequence[str]) -> Problem:
+        """Return the problem with these sides alone.
+
+        Raises:
+            KernelError: there is none of this name.
+        """
+        if unknown := [each for each in sides if each not in (*self.sides, *self.absent)]:
+            known = ", ".join((*self.sides, *self.absent))
+            raise KernelError(
+                f"{self.op} has no implementation {unknown[0]!r}",
+                where="bench --side",
+                fix=f"choose of: {known}",
+            )
+        kept = {name: call for name, call in self.sides.items() if name in sides}
+        return replace(self, sides=kept, absent={k: why for k, why in self.absent.items() if k in sides})
 
     @property
     def dtype(self) -> str:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from veomni_hook.bench.run import Row
 
 
-def bench(
+def bench(  # noqa: PLR0913 - the options of the command
     ops: Annotated[
         list[str] | None,
         typer.Argument(
@@ -49,6 +49,14 @@ def bench(
         str,
         typer.Option(metavar="TEXT", help="Measure only sizes whose line has this text.", show_default=False),
     ] = "",
+    side: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Measure only this implementation, such as ours. May be repeated.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Measure kernels, and for comparison the upstream code, torch.compile, and Liger and QuACK if installed.
@@ -79,6 +87,8 @@ def bench(
 
     for number, name in enumerate(names):
         chosen = (each for each in problems(name, place, quick=quick) if size in each.shape)
+        if side:
+            chosen = (each.only(side) for each in chosen)
         for row in measured(chosen, place):
             output.note(_said(row))
             rows.append(row)
