@@ -54,6 +54,7 @@ SLOW = {
         {**EXPERTS, **RULE, "layer_types": LINEAR},
         "Qwen3NextGatedDeltaNet (layer 0)",
     ),
+    "xlstm": ("xLSTM", {"num_heads": 4, "num_blocks": 3}, "xLSTMBlock"),
     "lfm3": ("Lfm3", SHORT, "Lfm3ShortConv (layer 0)"),
     "mamba": ("Mamba", {"state_size": 8}, "MambaMixer (layer 0)"),
     "falcon_mamba": ("FalconMamba", {"state_size": 8}, "FalconMambaMixer (layer 0)"),
@@ -180,7 +181,7 @@ def check_decoding(theirs, ours):
 def test_samples_stay_apart_or_it_is_an_error(family, pairs):
     theirs, ours = pairs(family)
     check_rows_of_one_sample(theirs, ours)
-    if family != "qwen4_exp":  # without attention, upstream's own cache raises an error
+    if family not in ("qwen4_exp", "xlstm"):  # upstream's own cache raises an error for these sizes
         check_decoding(theirs, ours)
     check(family, theirs, ours)
 

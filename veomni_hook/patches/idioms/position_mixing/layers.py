@@ -1,14 +1,14 @@
 """Layers that mix the positions of a row: by a convolution, a state space, or another recurrence.
 
 They are known by the names of what they call: the functions of packages for convolutions and scans, and the
-methods by which a cache takes the states of such layers.
+methods by which a cache takes the states of such layers. Or a model hands its layers a state of the cache.
 """
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from veomni_hook.patches.code.document import FunctionNode
@@ -22,10 +22,12 @@ _FUNCTIONS = (
     r"causal_conv1d(?!_update)|chunk\w*delta|_scan(?![a-z])|mamba_inner|split_conv1d|rwkv_linear_attention"
 )
 _STATES = r"^(update_conv_state|update_recurrent_state|update_ssm_state|set_linear_cache)$"
+_HANDED = "rnn_state"
 #: Names of calls in a method that mixes positions.
 NAMES = re.compile(f"{_FUNCTIONS}|{_STATES}")
 _COMPUTES = re.compile(_FUNCTIONS)
 _ARGUMENTS = ("seq_idx", "cu_seqlens")
+_LAYERS = ("layers", "blocks")
 
 
 @dataclass(frozen=True)
@@ -60,15 +62,31 @@ class Mixing:
 
 def mixing(view: ModuleView) -> list[Mixing]:
     """Every class of a module whose methods mix positions."""
-    if re.search(f"{_FUNCTIONS}|{_STATES[2:-2]}", view.document.source) is None:
+    if re.search(f"{_FUNCTIONS}|{_STATES[2:-2]}|{_HANDED}", view.document.source) is None:
         return []
-    found = []
+    found = [
+        Mixing(name, ()) for owner in view.classes.values() for name in _with_states(view.methods(owner))
+    ]
     for owner in view.classes.values():
         calls = [(name, call) for name, method in view.methods(owner).items() for call in _calls(method)]
         if calls:
             computing = ((name, call) for name, call in calls if _COMPUTES.search(last_name(call.func)))
             found.append(Mixing(owner.name, tuple(computing)))
     return found
+
+
+def _with_states(methods: Mapping[str, FunctionNode]) -> Iterator[str]:
+    """The classes of a model's layers if its forward hands them their state."""
+    loops = _loops(methods["forward"]) if "forward" in methods and "__init__" in methods else ()
+    handed = (node for loop in loops for node in walk_ast(loop) if isinstance(node, ast.Attribute))
+    if not any(node.attr == _HANDED for node in handed):
+        return
+    for assigned in (each for each in walk_ast(methods["__init__"]) if isinstance(each, ast.Assign)):
+        if any(own_attribute(target) in _LAYERS for target in assigned.targets):
+            calls = (node for node in walk_ast(assigned.value) if isinstance(node, ast.Call))
+            yield from (
+                call.func.id for call in calls if isinstance(call.func, ast.Name) and call.func.id != "range"
+            )
 
 
 def over_layers(method: FunctionNode) -> bool:
@@ -199,4 +217,4 @@ def _loops(method: FunctionNode) -> Iterator[ast.For]:
 
 
 def _names_layers(node: ast.AST) -> bool:
-    return any(own_attribute(each) in ("layers", "blocks") for each in walk_ast(node))
+    return any(own_attribute(each) in _LAYERS for each in walk_ast(node))

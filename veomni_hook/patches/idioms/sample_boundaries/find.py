@@ -32,7 +32,7 @@ __all__ = ["CANDIDATES", "OP", "find"]
 OP = "sample_boundaries"
 CANDIDATES = (
     "in a module with a class that mixes the positions of a row (it calls a causal convolution, a rule of"
-    " deltas or a scan, or gives a cache the state of one), every forward that takes input_ids and loops over"
+    " deltas or a scan, gives a cache the state of one, or gets it as rnn_state), every forward that takes input_ids and loops over"
     " its own layers (self.layers, self.blocks), or calls a model that does without its own other arguments"
 )
 _FOUND, _REFUSED = "found_once", "refused"
@@ -84,8 +84,10 @@ def _site(
         reason = "it has no argument position_ids"
     if reason:
         return Site(OP, target, Status.MISSED, reason=reason, lineno=forward.lineno)
-    positions = "position_ids" if "position_ids" in names else f'{passed}.get("position_ids")'
-    masks = "attention_mask" if "attention_mask" in names else "None"
+    positions, masks = (
+        name if name in names else f'{passed}.get("{name}")' if passed else "None"
+        for name in ("position_ids", "attention_mask")
+    )
     cache = next((name for name in _CACHES if name in names), "None")
     read = [positions, masks, cache, "input_ids if inputs_embeds is None else inputs_embeds"]
     if not (hands_on := hands_to_layers(forward, "")):
