@@ -8,9 +8,9 @@ from tests.parallel import small
 from tests.parallel.facts_of_models import relative, run
 
 
-def compared(kind: str) -> float:
+def compared(kind: str, family: str) -> float:
     torch._dynamo.reset()
-    model, batch = small.model("llama"), small.batch("plain", 15)
+    model, batch = small.model(family), small.batch("plain", 15)
     one = run(model, batch, "", [])
     called = model
     if kind == "model":

@@ -146,7 +146,8 @@ def _recurred(  # noqa: PLR0913, PLR0917 - upstream's operands
     repeats = group.size // gcd(group.size, key.shape[2])
     if repeats > 1:
         query, key = (each.repeat_interleave(repeats, 2) for each in (query, key))
-    numbers = (each.unsqueeze(3) for each in (g, beta))
+    # In one dimension and back, gradients get dense strides: those that compiled code expects of them.
+    numbers = (each.reshape(-1).view(*each.shape, 1) for each in (g, beta))
     parts = [each.transpose(1, 2) for each in (query, key, value, *numbers)]
     *wide, g, beta = (each[:, :, :full].transpose(1, 2) for each in each_to_heads(parts, group))
     output, state = call(*wide, g.squeeze(3), beta.squeeze(3), *others, **rest)

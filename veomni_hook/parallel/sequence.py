@@ -29,7 +29,7 @@ __all__ = ["gather", "part_of_mask", "refused", "shard"]
 #: What layers and users ask of caches.
 _OF_CACHES = (
     *("update", "get_seq_length", "update_conv_state", "update_recurrent_state"),
-    *("get_conv_state", "get_recurrent_state"),
+    *("get_conv_state", "get_recurrent_state", "has_previous_state"),
 )
 
 

@@ -26,6 +26,7 @@ from veomni_hook.patches.idioms.layer_loop.values import (
     Module,
     Operation,
     Own,
+    Plain,
     Tensor,
     Unknown,
     Unproven,
@@ -43,6 +44,7 @@ _HIDDEN_STATES = ("hidden_states", "weight", "bias", "activation")
 _RULE = ("query", "key", "value", "g", "beta")
 #: Methods of a cache that layers fill, which return nothing while it is empty.
 _STATES = ("get_conv_state", "get_recurrent_state")
+_FALSE = Plain(False)
 #: What a mask of padding has: a number for each position.
 _OF_POSITIONS = Tensor(((BATCH,), (POSITIONS,)))
 
@@ -125,12 +127,23 @@ class LinearAttention(Parts):
         if isinstance(function.value, Whole):
             if function.name in _STATES:
                 return NOTHING
+            if function.name == "has_previous_state":
+                return _FALSE
             stored = arguments.given[:1]
             if function.name == "update_conv_state" and stored and isinstance(stored[0], Tensor):
                 return stored[0]  # zeros in front of it, which the convolution leaves out
             if function.name == "update_recurrent_state":
                 return PLAIN
         return super()._operation(function, arguments, node)
+
+    def _boolop(self, node: ast.BoolOp, scope: Environment) -> Value:
+        # `cache is not None and cache.has_previous_state()` is kept in a name.
+        asks = [each for each in node.values if isinstance(each, ast.Call)]
+        others = [each for each in node.values if not isinstance(each, ast.Compare | ast.Call | ast.Name)]
+        if isinstance(node.op, ast.And) and not others:
+            if any(self.evaluate(each, scope) == _FALSE for each in asks):
+                return _FALSE
+        return super()._boolop(node, scope)
 
     def _subscript(self, node: ast.Subscript, scope: Environment) -> Value:
         if self.attributes.is_look_up(node.value):
