@@ -42,7 +42,7 @@ def test_all_models_of_all_releases_are_covered_by_few_lines() -> None:
     specs = [*patches.glob("idioms/**/*.py"), *patches.glob("models/**/*.py")]
     lines = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in specs}
     # No formulas: an evaluator of layer code (what works on each position by itself), and the parts for speech.
-    apart = {"layer_loop": 2900, "speech": 320}
+    apart = {"layer_loop": 3050, "speech": 320}
     assert sum(lines[path] for path in specs if path.parent.name not in apart) < 7750
     for name, most in apart.items():
         assert 0 < sum(lines[path] for path in specs if path.parent.name == name) < most
