@@ -139,9 +139,10 @@ class LinearAttention(Parts):
 
     def _boolop(self, node: ast.BoolOp, scope: Environment) -> Value:
         # `cache is not None and cache.has_previous_state()` is kept in a name.
-        values = node.values if isinstance(node.op, ast.And) else []
-        if any(self.evaluate(each, scope) == _FALSE for each in values if isinstance(each, ast.Call)):
-            if all(isinstance(each, ast.Compare | ast.Call) for each in values):
+        asks = [each for each in node.values if isinstance(each, ast.Call)]
+        others = [each for each in node.values if not isinstance(each, ast.Compare | ast.Call | ast.Name)]
+        if isinstance(node.op, ast.And) and not others:
+            if any(self.evaluate(each, scope) == _FALSE for each in asks):
                 return _FALSE
         return super()._boolop(node, scope)
 

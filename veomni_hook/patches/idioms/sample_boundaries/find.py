@@ -32,8 +32,9 @@ __all__ = ["CANDIDATES", "OP", "find"]
 OP = "sample_boundaries"
 CANDIDATES = (
     "in a module with a class that mixes the positions of a row (it calls a causal convolution, a rule of"
-    " deltas or a scan, gives a cache the state of one, or gets it as rnn_state), every forward that takes input_ids and loops over"
-    " its own layers (self.layers, self.blocks), or calls a model that does without its own other arguments"
+    " deltas or a scan, gives a cache the state of one, or gets it as rnn_state), every forward that takes"
+    " input_ids and loops over its own layers (self.layers, self.blocks), or calls a model that does without"
+    " its own other arguments"
 )
 _FOUND, _REFUSED = "found_once", "refused"
 _IMPORT = ("veomni_hook.kernels.gated_delta_rule", "boundaries as veomni_boundaries")

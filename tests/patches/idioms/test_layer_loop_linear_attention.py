@@ -1,0 +1,154 @@
+"""Loops over layers of linear attention: what is proven of them, and lookalikes that mix positions."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.patches.idioms.applied import spliced
+from tests.patches.idioms.layer_loops import DECODER
+from veomni_hook.patches.code.document import Document
+from veomni_hook.patches.idioms.layer_loop import find as idiom
+from veomni_hook.patches.routes.view import ModuleView
+from veomni_hook.patches.site import Site, Status
+
+FUNCTIONS = """
+@use_kernel_func_from_hub_with_fallback("causal_conv1d_fn", "causal_conv1d")
+def causal_conv1d_fn(hidden_states, weight, bias=None, activation=None, **kwargs):
+    return hidden_states.cumsum(2)
+
+
+@use_kernel_func_from_hub_with_fallback("chunk_gated_delta_rule", "fla")
+def chunk_gated_delta_rule(
+    query, key, value, g, beta, chunk_size=64, initial_state=None, output_final_state=False,
+    use_qk_l2norm_in_kernel=False, **kwargs,
+):
+    return value.cumsum(1), None
+
+
+def without_padding(hidden_states, attention_mask):
+    if attention_mask is not None:
+        hidden_states = hidden_states * attention_mask[:, :, None]
+    return hidden_states
+
+
+"""
+BODY = """\
+    def forward(self, hidden_states, position_embeddings, attention_mask=None, past_key_values=None, **kwargs):
+        hidden_states = without_padding(hidden_states, attention_mask)
+        rows, length, _ = hidden_states.shape
+        known = past_key_values is not None and past_key_values.has_previous_state(self.layer_idx)
+        state = past_key_values.get_recurrent_state(self.layer_idx) if past_key_values is not None else None
+        x = self.q_proj(hidden_states).transpose(1, 2)
+        if known and length == 1:
+            x = causal_conv1d_update(x)
+        else:
+            if past_key_values is not None:
+                x = past_key_values.update_conv_state(x, self.layer_idx)
+            x = causal_conv1d_fn(x, self.weight, activation="silu", **kwargs)
+            x = x[:, :, -length:]
+        x = x.transpose(1, 2)
+        query = x.reshape(rows, length, -1, self.head_dim)
+        beta = self.k_proj(hidden_states).sigmoid()
+        x, state = chunk_gated_delta_rule(
+            query, query, query, g=-beta, beta=beta, initial_state=state,
+            cu_seqlens=kwargs.pop("cu_seq_lens_q", None), **kwargs,
+        )
+        if past_key_values is not None:
+            past_key_values.update_recurrent_state(state, self.layer_idx)
+        return self.o_proj(x.reshape(rows, length, -1)), None
+
+
+"""
+
+
+def mixer(*changes: tuple[str, str]) -> str:
+    """The decoder with linear attention, after changes of which each must apply."""
+    start = DECODER.index("    def forward(self, hidden_states, position_embeddings")
+    text = DECODER[:start] + BODY + DECODER[DECODER.index("class TinyMLP") :]
+    text = text.replace("class TinyAttention", FUNCTIONS + "class TinyAttention", 1)
+    for old, new in changes:
+        assert old in text, old
+        text = text.replace(old, new, 1)
+    return text
+
+
+def sites(text: str) -> list[Site]:
+    name = "transformers.models.tiny.modeling_tiny"
+    return list(idiom.find(ModuleView(Document(text, name))))
+
+
+def test_linear_attention_is_proven_and_gets_its_part_of_the_mask() -> None:
+    text = mixer()
+    model, layer = sites(text)
+    assert (model.target, model.status, model.reason) == ("TinyModel.forward", Status.ROUTED, "")
+    assert (layer.target, layer.status, layer.counted) == ("TinyAttention.forward", Status.ROUTED, False)
+    part = "without_padding(hidden_states, veomni_sequence.part_of_mask(self, attention_mask))"
+    assert part in spliced(text, [layer])
+    assert spliced(text, [model, layer]).count("veomni_sequence.") == 3
+
+
+QUERY = "query = x.reshape(rows, length, -1, self.head_dim)"
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ([("= causal_conv1d_fn(x,", "= causal_conv1d_fn(x.transpose(1, 2),")], "what its convolution gets is not [batch"),
+        ([("self.weight, activation", "self.weight, bias=x, activation")], "takes a part of the positions as bias"),
+        ([("query, query, query, g", "query.transpose(1, 2), query, query, g")], "the query of its rule is not"),
+        ([("g=-beta", "g=-beta.transpose(1, 2)")], "the g of its rule is not"),
+        ([("g=-beta", "chunk_size=beta, g=-beta")], "its rule takes a part of the positions as chunk_size"),
+        ([("past_key_values.update_recurrent_state(state", "x = x + (state * 2)  # ")], "it uses the state of a rule"),
+        ([("x[:, :, -length:]", "x[:, :, -4:]")], "takes a part of the positions"),
+        ([("x[:, :, -length:]", "x[:, :, :-length]")], "with the number of positions"),
+        ([("if known and", "if not known and")], "computes with the number of positions"),
+        ([(QUERY, f"{QUERY} + attention_mask")], "computes with causal_mask, which holds all positions"),
+        ([("* attention_mask[:, :, None]", "* attention_mask.cumsum(1)[:, :, None]")], "without_padding"),
+        ([('_with_fallback("chunk', '_with_fallback("other_chunk')], "a cumulative sum along the positions"),
+    ],
+)  # fmt: skip
+def test_what_mixes_positions_around_a_rule_is_refused(changes: list[tuple[str, str]], reason: str) -> None:
+    (site,) = sites(mixer(*changes))
+    assert site.status is Status.REFUSED
+    # The kind of layer is named; what could not be proven is found below it.
+    assert "recurrent layers: TinyAttention" in site.reason
+    assert reason in unproven(mixer(*changes))
+
+
+def unproven(text: str) -> str:
+    """What could not be proven of the loop."""
+    from veomni_hook.patches.idioms.layer_loop.loop import decided, loops
+    from veomni_hook.patches.idioms.layer_loop.values import Unproven
+
+    view = ModuleView(Document(text, "transformers.models.tiny.modeling_tiny"))
+    owner, forward = next(each for each in view.forwards() if each[0].name == "TinyModel")
+    try:
+        decided(view, owner, forward, list(loops(forward)))
+    except Unproven as error:
+        return str(error)
+    return ""
+
+
+IN_MLP = "        return self.down_proj(self.act_fn(self.up_proj(x)))\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("part = slice(0, 4, 2)\n        x[..., part] = x[..., part] * 2", ""),
+        ("x[..., 1] = 0", ""),
+        ("x = x[:, slice(0, 4)]", "takes a part of the positions"),
+        ("x[:, 0] = 0", "picks positions by an index"),
+        ("x[..., 0] = x.transpose(1, 2)", "TinyMLP.forward: "),
+        ("x[..., 0:1] = x[..., 0]", "TinyMLP.forward: "),
+        ("x[..., 0] = x.cumsum(1)[..., 0]", "a cumulative sum along the positions"),
+        ("if isinstance(x, tuple):\n            x = x.cumsum(1)", ""),
+        ("if isinstance(x, list):\n            x = x.cumsum(1)", "a cumulative sum along the positions"),
+        ("x = x * ACT2FN['silu'](x)", ""),
+    ],
+)
+def test_parts_that_are_written_and_slices_that_are_kept(code: str, reason: str) -> None:
+    text = DECODER.replace(IN_MLP, f"        {code}\n{IN_MLP}", 1)
+    (site,) = sites(text)
+    assert site.status is (Status.REFUSED if reason else Status.ROUTED), site.reason
+    assert reason in site.reason
