@@ -16,7 +16,7 @@ from tests.kernels.matching import close
 
 pytest.importorskip("triton")
 
-from veomni_hook.kernels.gated_mlp import recomputed
+from veomni_hook.kernels.gated_mlp import recomputed, widths
 from veomni_hook.kernels.gated_mlp import triton as kernels
 from veomni_hook.kernels.gated_mlp.recomputed import Product
 
@@ -92,35 +92,20 @@ def test_equals_the_formula(variant, bias, x):
 
 @pytest.mark.parametrize("frozen", ["", "down", "gate up"])
 def test_a_width_that_is_no_multiple_of_8_is_padded(frozen, x, monkeypatch):
-    widths = []
+    found = []
 
     def pad(tensor, sizes, value=0.0):
-        widths.append(tensor.shape[-1] + sum(sizes))
+        found.append(tensor.shape[-1] + sum(sizes))
         return torch.nn.functional.pad(tensor, sizes, value=value)
 
-    monkeypatch.setattr(recomputed, "_missing", lambda product: -product.shape[-1] % 8)
-    monkeypatch.setattr(recomputed, "functional", SimpleNamespace(linear=functional.linear, pad=pad))
+    monkeypatch.setattr(recomputed, "missing", lambda product, width: -width % 8)
+    monkeypatch.setattr(widths, "functional", SimpleNamespace(pad=pad))
     models = pair(bias=True)
     for model in models:
         for name in frozen.split():
             getattr(model, name).requires_grad_(requires_grad=False)
     same(*models, x)
-    assert set(widths) == {16} and len(widths) == (3 if frozen == "down" else 4)
-
-
-@pytest.mark.parametrize(
-    ("shape", "dtype", "expected"),
-    [((4096, 12), torch.bfloat16, 4), ((2, 2048, 3420), torch.float16, 4), ((4096, 16), torch.bfloat16, 0),
-     ((4095, 12), torch.bfloat16, 0), ((4096, 12), torch.float32, 0)],
-)  # fmt: skip
-def test_only_many_rows_on_a_gpu_are_padded(shape, dtype, expected):
-    product = torch.empty(shape, dtype=dtype, device="meta")
-    sized = SimpleNamespace(
-        element_size=product.element_size, numel=product.numel, shape=product.shape, is_cuda=True
-    )
-    assert recomputed._missing(sized) == expected
-    sized.is_cuda = False
-    assert recomputed._missing(sized) == 0
+    assert set(found) == {16} and len(found) == (3 if frozen == "down" else 4)
 
 
 def test_the_product_is_not_kept(x):

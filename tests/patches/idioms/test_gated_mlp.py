@@ -161,6 +161,14 @@ def module(body: str, name: str = "SomeMLP") -> str:
     )
 
 
+def tower(body: str, parameters: str = "x, cu_seqlens") -> str:
+    block = (
+        f"class Block(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        f"        self.mlp = SomeMLP(torch.relu)\n\n    def forward(self, {parameters}):\n        return self.mlp(x)\n"
+    )
+    return module(body) + block
+
+
 def sites(text: str) -> list[Site]:
     return list(gated_mlp.find(ModuleView(Document(text))))
 
@@ -310,3 +318,39 @@ def test_digests_do_not_depend_on_names():
 def test_projections_of_another_name_are_captured():
     site = only(module(FORMULAS["second half"][0]))
     assert dict(site.captures) == {"gate": "up", "up": "gate", "activation": "self.act_fn"}
+
+
+TOGETHER = "kernel(*veomni_gated_mlp_product.projected(self.gate_proj, self.up_proj, x), self.act_fn)"
+
+
+@pytest.mark.parametrize(
+    ("body", "parameters", "together"),
+    [
+        ("nested", "x, cu_seqlens", True),
+        ("nested", "x, *, cu_seqlens_of_windows=None", True),
+        ("nested", "x", False),
+        ("step by step", "x, cu_seqlens", True),
+        ("branch behind", "x, cu_seqlens", True),
+        # The slot calls the projections in this order only.
+        ("up first", "x, cu_seqlens", False),
+        ("other limits", "x, cu_seqlens", False),
+    ],
+)
+def test_slots_call_the_projections_of_towers(body: str, parameters: str, together: bool) -> None:
+    text, _, _ = FORMULAS[body]
+    assert (
+        TOGETHER in in_lines(spliced(tower(text, parameters), sites(tower(text, parameters))))
+    ) is together
+
+
+def test_projections_of_different_inputs_are_called_by_the_code() -> None:
+    text = "y = x * 2\nreturn self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(y))"
+    assert "projected" not in spliced(tower(text), sites(tower(text)))
+
+
+def test_a_tower_computes_what_upstream_does(choose: Any) -> None:
+    choose("gated_mlp=reference")
+    text = tower(FORMULAS["nested"][0])
+    upstream, routed = executed(text)["SomeMLP"](nn.SiLU()), executed(text, sites(text))["SomeMLP"](nn.SiLU())
+    routed.load_state_dict(upstream.state_dict())
+    assert_same(upstream, routed, torch.float32)

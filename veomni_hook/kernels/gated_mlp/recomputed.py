@@ -9,8 +9,7 @@ layer. Modules stay: ``down_proj`` is called, with its hooks and wrappers.
 
 All other operations on a `Product` use the plain tensor and return plain tensors.
 
-A width that is no multiple of 8 is padded with zeros for the three products of this projection: they change
-nothing, and cuBLAS multiplies such widths at a fraction of its rate.
+A width that is no multiple of 8 is padded for the three products of this projection (`widths`).
 """
 
 from __future__ import annotations
@@ -23,14 +22,12 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from torch.utils import _pytree
 
+from veomni_hook.kernels.gated_mlp.widths import cut, missing, padded
 from veomni_hook.kernels.shared.operand_checks import count_as_plain, not_plain
 
 __all__ = ["Origin", "Product", "origin_of", "product_of"]
 
 Tensor = torch.Tensor
-#: On an H200, 43,808 rows, bfloat16, forward and both products of the backward took 1.67, 1.60 and 1.77 ms at
-#: 1,280 x 3,420, and 0.50, 0.55 and 0.52 ms at 1,280 x 3,424. Fewer rows were not measured.
-_MULTIPLE, _LEAST_ROWS = 8, 4096
 
 
 class Origin(NamedTuple):
@@ -110,20 +107,6 @@ def _suits(input: Product, weight: Tensor, bias: Tensor | None = None) -> bool:
     )
 
 
-def _missing(product: Tensor) -> int:
-    """Return how many columns to pad for the products of matrices."""
-    small = product.element_size() > 2 or product.numel() < _LEAST_ROWS * product.shape[-1]
-    return 0 if small or not product.is_cuda else -product.shape[-1] % _MULTIPLE
-
-
-def _padded(x: Tensor, missing: int) -> Tensor:
-    return functional.pad(x, (0, missing)) if missing else x
-
-
-def _cut(x: Tensor, missing: int) -> Tensor:
-    return x[..., : x.shape[-1] - missing] if missing else x
-
-
 class _GatedLinear(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -137,8 +120,8 @@ class _GatedLinear(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(gate, up, weight)
         ctx.again, ctx.backward_of = origin.again, origin.backward
-        ctx.missing = missing = _missing(product)
-        return functional.linear(_padded(product, missing), _padded(weight, missing), bias)
+        ctx.columns = columns = missing(product, product.shape[-1])
+        return functional.linear(padded(product, columns), padded(weight, columns), bias)
 
     @staticmethod
     @once_differentiable
@@ -146,12 +129,12 @@ class _GatedLinear(torch.autograd.Function):
         gate, up, weight = ctx.saved_tensors
         to_gate, to_up, to_weight, to_bias, *_ = ctx.needs_input_grad
         dgate = dup = dweight = product = None
-        missing = ctx.missing
+        columns = ctx.columns
         if to_gate or to_up:
-            dproduct = _cut(torch.matmul(dy, _padded(weight, missing)), missing)
+            dproduct = cut(torch.matmul(dy, padded(weight, columns)), columns)
             dgate, dup, product = ctx.backward_of(gate, up, dproduct)
         if to_weight:
             product = ctx.again(gate, up) if product is None else product
-            dweight = _cut(dy.flatten(0, -2).t() @ _padded(product, missing).flatten(0, -2), missing)
+            dweight = cut(dy.flatten(0, -2).t() @ padded(product, columns).flatten(0, -2), columns)
         dbias = dy.flatten(0, -2).sum(0) if to_bias else None
         return dgate if to_gate else None, dup if to_up else None, dweight, dbias, None, None

@@ -83,4 +83,4 @@ VARIANTS = {
         kernels=(_TRITON, _TORCH_ON_NPU, _TORCH),
     ),
 }
-OP = op("gated_mlp", VARIANTS)
+OP = op("gated_mlp", VARIANTS, prepares=".projected:prepare")

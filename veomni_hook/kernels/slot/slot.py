@@ -105,6 +105,8 @@ class Slot:
         #: What decides about every call after the kernels: it gets this slot, the module, what would run
         #: (None: the upstream code) and the operands, and returns what runs. For ops whose calls are seen.
         self.around: Callable[..., Callable[..., Any] | None] | None = None
+        #: Of gated products, for guards in towers: calls both projections with the same input.
+        self.projected: Callable[..., tuple[Any, Any]]
         #: Under ``torch.compile``, a call of ``around`` is not traced: it breaks the graph.
         self.apart: Callable[..., Any]
 

@@ -17,7 +17,7 @@ from veomni_hook.patches.code.scope import loaded, local_names
 from veomni_hook.patches.code.statements import binding
 from veomni_hook.patches.code.walk import child_nodes, walk_ast
 
-__all__ = ["Run", "at_hand", "called", "put_together", "simple_target"]
+__all__ = ["Run", "at_hand", "called", "kernel_call", "put_together", "simple_target"]
 
 _OPAQUE = (ast.NamedExpr, ast.Await, ast.Yield, ast.YieldFrom, ast.Lambda, ast.comprehension)
 _COMPUTES = (ast.Call, ast.BinOp, ast.UnaryOp, ast.Compare)
@@ -117,10 +117,15 @@ def put_together(
     return result if kept and not builder.skips and Counter(made) == Counter(given) else None
 
 
+def kernel_call(whole: ast.expr, kernel: str) -> ast.Call:
+    """The kernel's call in a result of `put_together`."""
+    calls = (node for node in walk_ast(whole) if isinstance(node, ast.Call))
+    return next(call for call in calls if isinstance(call.func, ast.Name) and call.func.id == kernel)
+
+
 def called(whole: ast.expr, kernel: str, name: str) -> ast.expr:
     """The argument ``name`` of the kernel's call in a result of `put_together`, or its first argument."""
-    calls = (node for node in walk_ast(whole) if isinstance(node, ast.Call))
-    call = next(call for call in calls if isinstance(call.func, ast.Name) and call.func.id == kernel)
+    call = kernel_call(whole, kernel)
     return next((keyword.value for keyword in call.keywords if keyword.arg == name), None) or call.args[0]
 
 

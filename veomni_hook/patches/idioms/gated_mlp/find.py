@@ -2,6 +2,10 @@
 
 Only the elementwise part goes to a kernel, so projections may be fused, biased, quantised or wrapped, and
 the code that follows (dropout, norm, multipliers) stays upstream's. The kernel checks the activation.
+
+In towers of images and sound, whose intermediate size is not always a multiple of 8 (3,420 in Qwen2.5-VL),
+the slot calls the projections to gate and up (`project_together`), so that it can pad them. The sizes of text
+models all are multiples, and there the text stays shorter.
 """
 
 from __future__ import annotations
@@ -13,7 +17,14 @@ from dataclasses import dataclass, replace
 
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.edit import Edit
-from veomni_hook.patches.code.statement_runs import Run, at_hand, called, put_together, simple_target
+from veomni_hook.patches.code.statement_runs import (
+    Run,
+    at_hand,
+    called,
+    kernel_call,
+    put_together,
+    simple_target,
+)
 from veomni_hook.patches.code.statements import blocks
 from veomni_hook.patches.code.walk import walk_ast
 from veomni_hook.patches.graph import (
@@ -30,6 +41,7 @@ from veomni_hook.patches.graph import (
     specific_first,
     walk,
 )
+from veomni_hook.patches.idioms.gated_mlp.projections import in_tower, project_together
 from veomni_hook.patches.idioms.gated_mlp.read import (
     ACTIVATIONS,
     gated_products,
@@ -220,6 +232,8 @@ class _Search(Method):
             asked = [self.receiver, gate]
             asked += [ast.unparse(found.operands[n]) for n in ("activation",) if n in found.operands]
             slot = slot_name(OP, found.variant)
+            if in_tower(self.view, self.owner):
+                project_together(kernel_call(result, self.kernel), slot)
             condition = f"({self.kernel} := {slot}.kernel({', '.join(asked)})) is not None"
             comment = f"{OP}/{found.variant}: the product of activation and projection"
             made = guard(self.view, found.run, condition, [store], comment, returns=returns)

@@ -1,0 +1,121 @@
+"""Projections to gate and up whose width is no multiple of 8, as products that are padded (`widths`).
+
+The modules are called as upstream calls them, with their hooks and wrappers. They get the input as a `Rows`,
+which behaves like any tensor except in ``torch.nn.functional.linear``: that pads the weight's rows, and
+returns the columns that exist, a view. Gated kernels read rows at any stride.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+from torch.utils import _pytree
+
+from veomni_hook.kernels.gated_mlp.widths import cut, missing, padded
+from veomni_hook.kernels.shared.operand_checks import count_as_plain, not_plain
+
+__all__ = ["Rows", "prepare", "projected"]
+
+Tensor = torch.Tensor
+
+
+def prepare(slot: Any) -> None:
+    """Give a slot what guards in towers call (`veomni_hook.patches.idioms.gated_mlp`)."""
+    slot.projected = projected
+
+
+def projected(
+    gate: Callable[[Tensor], Tensor], up: Callable[[Tensor], Tensor], x: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return ``gate(x)`` and ``up(x)``.
+
+    Args:
+        gate: a module; if it has a ``weight`` ``[intermediate, hidden]``, its products may be padded.
+        up: the same.
+        x: ``[..., hidden]``.
+
+    Returns:
+        Two tensors ``[..., intermediate]``, whose rows may be further apart than they are long.
+    """
+    weight = getattr(gate, "weight", None)
+    if (
+        type(x) is Tensor
+        and isinstance(weight, Tensor)
+        and missing(x, weight.shape[0])
+        and not torch.compiler.is_compiling()
+    ):
+        x = x.as_subclass(Rows)
+    return gate(x), up(x)
+
+
+class Rows(Tensor):
+    """The input of projections."""
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Any,
+        types: Iterable[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if any(kind is not Rows for kind in types):
+            # Let another tensor subclass (a quantised weight) handle the call.
+            args, kwargs = _pytree.tree_map_only(Rows, _plain, (args, kwargs or {}))
+            return func(*args, **kwargs)
+        with torch._C.DisableTorchFunctionSubclass():
+            if func is functional.linear and args and type(args[0]) is Rows:
+                given = {**dict(zip(("input", "weight", "bias"), args, strict=False)), **(kwargs or {})}
+                if _suits(**given):
+                    return _PaddedLinear.apply(_plain(args[0]), given["weight"], given.get("bias"))  # type: ignore[no-untyped-call]
+            return func(*args, **(kwargs or {}))
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _plain(self).__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
+
+
+# Kernels may read its memory as usual.
+count_as_plain(Rows)
+
+
+def _plain(x: Tensor) -> Tensor:
+    return x.as_subclass(Tensor)
+
+
+def _suits(input: Rows, weight: Tensor, bias: Tensor | None = None) -> bool:
+    """Whether the operator may replace ``functional.linear``."""
+    return (
+        weight.ndim == 2
+        and missing(input, weight.shape[0]) > 0
+        and not_plain(weight, *(() if bias is None else (bias,))) is None
+        and weight.dtype is input.dtype
+        and not torch.is_autocast_enabled(input.device.type)
+    )
+
+
+class _PaddedLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.columns = columns = missing(x, weight.shape[0])
+        wide = None if bias is None else padded(bias, columns)
+        return cut(functional.linear(x, _more_rows(weight, columns), wide), columns)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        to_x, to_weight, to_bias = ctx.needs_input_grad
+        wide = padded(dy, ctx.columns) if to_x or to_weight else dy
+        dx = torch.matmul(wide, _more_rows(weight, ctx.columns)) if to_x else None
+        dweight = (wide.flatten(0, -2).t() @ x.flatten(0, -2))[: weight.shape[0]] if to_weight else None
+        dbias = dy.flatten(0, -2).sum(0) if to_bias else None
+        return dx, dweight, dbias
+
+
+def _more_rows(weight: Tensor, rows: int) -> Tensor:
+    return functional.pad(weight, (0, 0, 0, rows))
