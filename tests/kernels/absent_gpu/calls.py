@@ -137,6 +137,15 @@ def gated_delta_rule() -> Iterator[Call]:
             yield f"{keys} {values} {start}", partial(both_ways, call, leaves)
 
 
+def log_decay() -> Iterator[Call]:
+    """Heads of usual and odd numbers."""
+    for variant, kernel in kernels_of("log_decay").items():
+        for heads in (16, 32, 64, 6, 130):
+            leaves = [empty(2, 70, heads), empty(heads), empty(heads)]
+            leaves += [empty(2, 70, heads)] * (variant == "softplus_and_sigmoid")
+            yield f"{variant} {heads}", partial(both_ways, kernel, leaves)
+
+
 def causal_conv() -> Iterator[Call]:
     """Samples and rows, with and without what can be left out, at a usual and an odd number of channels."""
     (kernel,) = kernels_of("causal_conv").values()
@@ -329,6 +338,7 @@ OPS: dict[str, Callable[[], Iterator[Call]]] = {
     "row_merge": row_merge,
     "gated_delta_rule": gated_delta_rule,
     "causal_conv": causal_conv,
+    "log_decay": log_decay,
     "rotary": rotary,
     "qk_norm_rotary": qk_norm_rotary,
     "gated_mlp": gated_mlp,

@@ -37,6 +37,7 @@ IDIOMS = (
     "varlen_attention.find",
     "gated_delta_rule.find",
     "causal_conv.find",
+    "log_decay.find",
     "sample_boundaries.find",
     "moe_experts.find",
     "moe_experts.implementation",

@@ -1,0 +1,39 @@
+"""Which calls any kernel of a decay can take."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from veomni_hook.kernels.shared.operand_checks import not_plain
+
+__all__ = ["fits", "refuses", "refuses_with_sigmoid"]
+
+
+def refuses(owner: Any, x: Any, log_rate: Any, bias: Any) -> str | None:
+    """Return why this call must run the upstream code, or None.
+
+    ``x`` is ``a``, or a tensor from which upstream's code will compute it: kernels look at that (`fits`).
+    """
+    for each in (x, log_rate, bias):
+        if not isinstance(each, torch.Tensor):
+            return f"an operand is a {type(each).__name__}"
+    if (reason := not_plain(x, log_rate, bias)) is not None:
+        return reason
+    return None if log_rate.ndim == bias.ndim == 1 else "the rate and the bias are not one per head"
+
+
+def refuses_with_sigmoid(owner: Any, a: Any, log_rate: Any, bias: Any, b: Any) -> str | None:
+    """Return why this call must run the upstream code, or None."""
+    if not isinstance(b, torch.Tensor):
+        return f"an operand is a {type(b).__name__}"
+    if (reason := refuses(owner, a, log_rate, bias) or not_plain(b)) is not None:
+        return reason
+    return None if b.shape == a.shape else f"shapes: a {[*a.shape]}, b {[*b.shape]}"
+
+
+def fits(a: torch.Tensor, log_rate: torch.Tensor, bias: torch.Tensor) -> bool:
+    """Return whether a kernel can take ``a``: a plain tensor with a column for each head."""
+    heads = a.shape[-1:]
+    return not_plain(a) is None and log_rate.shape == bias.shape == heads and a.device == bias.device

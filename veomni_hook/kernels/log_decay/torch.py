@@ -1,0 +1,22 @@
+"""Decays in PyTorch, on any device: the formula, recomputed in the backward; only operands are saved."""
+
+from __future__ import annotations
+
+import torch
+
+from veomni_hook.kernels.log_decay import reference
+from veomni_hook.kernels.shared.recompute import computed_again
+
+__all__ = ["softplus", "softplus_and_sigmoid"]
+
+
+def softplus(a: torch.Tensor, log_rate: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """Return ``-exp(log_rate) * softplus(a + bias)`` in float32."""
+    return computed_again(reference.softplus, a, log_rate, bias)
+
+
+def softplus_and_sigmoid(
+    a: torch.Tensor, log_rate: torch.Tensor, bias: torch.Tensor, b: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return ``sigmoid(b)`` in the dtype of ``b``, and `softplus`."""
+    return b.sigmoid(), computed_again(reference.softplus, a, log_rate, bias)

@@ -1,0 +1,175 @@
+"""Decays in Triton: one launch forward, one backward, and one that adds up the sums over positions.
+
+`veomni_hook.kernels.log_decay.device` has the formulas. Shapes: a, b ``[..., heads]`` in float32, bfloat16 or
+float16, strided; log_rate, bias ``[heads]`` in any of these. Saved: a, log_rate, bias and sigmoid(b).
+Mutates: nothing. Deterministic: programs have fixed rows, and there are no atomics.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from veomni_hook.kernels.log_decay import device as kernels
+from veomni_hook.kernels.log_decay import reference, rules
+from veomni_hook.kernels.log_decay.rules import fits
+from veomni_hook.kernels.shared.autograd import applied, backward_once
+from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, cdiv, power, room
+from veomni_hook.kernels.shared.operand_checks import wants_grad
+from veomni_hook.kernels.shared.operators import define_op
+from veomni_hook.kernels.shared.rows import Rows, readable
+
+__all__ = ["refuses", "refuses_with_sigmoid", "softplus", "softplus_and_sigmoid"]
+
+Tensor = torch.Tensor
+_DTYPES = frozenset((torch.float32, torch.bfloat16, torch.float16))
+# Elements of a program's tile, and the most heads.
+_TILE, _MOST_HEADS = 1024, 1024
+
+
+# Cached by all that Triton specialises on.
+@lru_cache(maxsize=LAUNCHES)
+def _forward_launch(
+    device: torch.device, dtypes: tuple[torch.dtype, ...], heads: int, at: tuple[Rows, Rows], *, both: bool
+) -> Launch:
+    block = power(heads)
+    return Launch(kernels.forward, 6, heads, block, _rows(block), both, num_warps=4)
+
+
+@lru_cache(maxsize=LAUNCHES)
+def _backward_launch(
+    device: torch.device, dtypes: tuple[torch.dtype, ...], heads: int, at: Rows, *, both: bool
+) -> Launch:
+    block = power(heads)
+    return Launch(kernels.backward, 9, heads, block, _rows(block), both, num_warps=4)
+
+
+def _rows(block: int) -> int:
+    return max(1, _TILE // block)
+
+
+def _forward_op(a: Tensor, b: Tensor | None, log_rate: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    both = b is not None
+    b = a if b is None else b
+    (a, at), (b, b_at) = readable(a), readable(b)
+    heads = a.shape[-1]
+    g = torch.empty(a.shape, dtype=torch.float32, device=a.device)
+    beta = torch.empty(b.shape, dtype=b.dtype, device=b.device) if both else g
+    if rows := a.numel() // max(heads, 1):
+        dtypes = a.dtype, b.dtype, log_rate.dtype, bias.dtype
+        launch = _forward_launch(a.device, dtypes, heads, (at, b_at), both=both)
+        grid = cdiv(rows, _rows(power(heads))), 1, 1
+        launch(grid, a, b, log_rate, bias, g, beta, rows, *at, *b_at)
+    return g, beta if both else g.new_empty(0)
+
+
+def _backward_op(
+    a: Tensor, beta: Tensor | None, log_rate: Tensor, bias: Tensor, dg: Tensor, dbeta: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    a, at = readable(a)
+    heads = a.shape[-1]
+    rows = a.numel() // max(heads, 1)
+    da = torch.empty(a.shape, dtype=a.dtype, device=a.device)
+    both = beta is not None and dbeta is not None
+    dg = dg.contiguous()
+    beta, dbeta = (beta, dbeta.contiguous()) if beta is not None and dbeta is not None else (dg, dg)
+    db = torch.empty_like(beta) if both else dg.new_empty(0)
+    block = _rows(power(heads))
+    programs = max(1, min(room(a.device)[0], cdiv(rows, block)))
+    partial = torch.empty(programs, 2, heads, dtype=torch.float32, device=a.device)
+    dtypes = a.dtype, beta.dtype, log_rate.dtype, bias.dtype
+    launch = _backward_launch(a.device, dtypes, heads, at, both=both)
+    operands = a, beta, log_rate, bias, dg, dbeta, da, db if both else da, partial
+    launch((programs, 1, 1), *operands, rows, *at)
+    of_rate, of_bias = partial.sum(0)
+    return da, db, of_rate.to(log_rate.dtype), of_bias.to(bias.dtype)
+
+
+def _forward_fake(a: Tensor, b: Tensor | None, log_rate: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    g = a.new_empty(a.shape, dtype=torch.float32)
+    return g, g.new_empty(0) if b is None else b.new_empty(b.shape)
+
+
+def _backward_fake(
+    a: Tensor, beta: Tensor | None, log_rate: Tensor, bias: Tensor, dg: Tensor, dbeta: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    db = dg.new_empty(0) if beta is None else beta.new_empty(beta.shape)
+    return a.new_empty(a.shape), db, log_rate.new_empty(log_rate.shape), bias.new_empty(bias.shape)
+
+
+_FORWARD = define_op(
+    "log_decay(Tensor a, Tensor? b, Tensor log_rate, Tensor bias) -> (Tensor, Tensor)",
+    _forward_op,
+    _forward_fake,
+)
+_BACKWARD = define_op(
+    "log_decay_backward(Tensor a, Tensor? beta, Tensor log_rate, Tensor bias, Tensor dg, Tensor? dbeta)"
+    " -> (Tensor, Tensor, Tensor, Tensor)",
+    _backward_op,
+    _backward_fake,
+)
+
+
+class _Decay(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, a: Tensor, b: Tensor | None, log_rate: Tensor, bias: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        g, beta = _FORWARD(a, b, log_rate, bias)
+        ctx.both = b is not None
+        ctx.save_for_backward(a, log_rate, bias, *((beta,) if ctx.both else ()))
+        return g, beta
+
+    @staticmethod
+    @backward_once
+    def backward(ctx: Any, dg: Tensor, dbeta: Tensor) -> tuple[Tensor | None, ...]:
+        a, log_rate, bias, *rest = ctx.saved_tensors
+        beta, dbeta_of = (rest[0], dbeta) if ctx.both else (None, None)
+        da, db, of_rate, of_bias = _BACKWARD(a, beta, log_rate, bias, dg, dbeta_of)
+        found = da, db if ctx.both else None, of_rate, of_bias
+        return tuple(
+            each if wanted else None for each, wanted in zip(found, ctx.needs_input_grad, strict=True)
+        )
+
+
+_apply = applied(_Decay)
+
+
+def softplus(a: Tensor, log_rate: Tensor, bias: Tensor) -> Tensor:
+    """Return ``-exp(log_rate) * softplus(a + bias)``, float32 ``[..., heads]``."""
+    if not fits(a, log_rate, bias) or a.dtype not in _DTYPES:
+        return reference.softplus(a, log_rate, bias)
+    run = _apply if wants_grad(a, log_rate, bias) else _FORWARD
+    return run(a, None, log_rate, bias)[0]  # type: ignore[no-any-return]
+
+
+def softplus_and_sigmoid(a: Tensor, log_rate: Tensor, bias: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Return ``sigmoid(b)`` in the dtype of ``b``, and `softplus`."""
+    if not fits(a, log_rate, bias):
+        return reference.softplus_and_sigmoid(a, log_rate, bias, b)
+    run = _apply if wants_grad(a, b, log_rate, bias) else _FORWARD
+    g, beta = run(a, b, log_rate, bias)
+    return beta, g
+
+
+def refuses(owner: Any, x: Any, log_rate: Any, bias: Any) -> str | None:
+    """Return why this call must run the upstream code, or None."""
+    return rules.refuses(owner, x, log_rate, bias) or _unfit(x, log_rate, bias)
+
+
+def refuses_with_sigmoid(owner: Any, a: Any, log_rate: Any, bias: Any, b: Any) -> str | None:
+    """Return why this call must run the upstream code, or None."""
+    return rules.refuses_with_sigmoid(owner, a, log_rate, bias, b) or _unfit(a, log_rate, bias, b)
+
+
+def _unfit(x: Tensor, log_rate: Tensor, bias: Tensor, *b: Tensor) -> str | None:
+    for each in (x, log_rate, bias, *b):
+        if each.dtype not in _DTYPES:
+            return f"the kernel does not support {each.dtype}"
+        if each.device != x.device:
+            return "the operands are on different devices"
+    if not (log_rate.is_contiguous() and bias.is_contiguous()):
+        return "a parameter is not contiguous"
+    return None if len(log_rate) <= _MOST_HEADS else f"more than {_MOST_HEADS} heads"

@@ -1,0 +1,1 @@
+"""Decays of linear attention, from a projection, a rate and a bias."""
