@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,14 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from veomni_hook.bench import quack, record, run, sonic
 from veomni_hook.bench.problem import Problem, Side, formula
-from veomni_hook.bench.problems import OPS, checked, linear_cross_entropy, problems, rotary
+from veomni_hook.bench.problems import (
+    OPS,
+    checked,
+    linear_cross_entropy,
+    linear_cross_entropy_grpo,
+    problems,
+    rotary,
+)
 from veomni_hook.bench.run import Row, measured
 from veomni_hook.bench.timing import peak_bytes
 from veomni_hook.cli.bench import bench
@@ -75,6 +83,23 @@ def test_a_step_has_a_peak_that_counts_the_gradient() -> None:
     first, second = (row.peak["eager"] for _ in range(2) for row in measured([problem], "cpu"))
     assert weight.nbytes <= first < 1.1 * weight.nbytes
     assert second == first  # although there is a gradient already
+
+
+def test_a_side_without_a_backward_takes_part_in_the_forward() -> None:
+    class Forward(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return 2 * x
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+            raise RuntimeError("no backward here")
+
+    problem = dataclasses.replace(elementwise(), sides={"eager": double, "peer": Forward.apply})
+    rows = list(measured([problem], "cpu"))
+    assert [row.part for row in rows] == ["failed", "forward", "backward", "turned"]
+    assert rows[0].failed == {"peer": "RuntimeError: no backward here"}
+    assert [{*row.milliseconds} for row in rows[1:]] == [{"eager", "peer"}, {"eager"}, {"eager"}]
 
 
 def test_a_step_from_a_gradient_that_is_given() -> None:
@@ -328,3 +353,17 @@ def test_unknown_ops_list_those_that_there_are() -> None:
     with pytest.raises(KernelError, match="norm") as caught:
         checked(["norm"])
     assert caught.value.fix.startswith("ops: rms_norm, add_rms_norm")
+
+
+def test_the_sides_of_grpo_agree() -> None:
+    (problem,) = linear_cross_entropy_grpo.problems("cpu", quick=True)
+    leaves = [leaf.clone().requires_grad_() for leaf in problem.leaves]
+    found = []
+    for side in problem.sides.values():
+        loss = side(*leaves)
+        assert isinstance(loss, torch.Tensor)
+        found.append([loss, *torch.autograd.grad(loss, leaves)])
+    assert len(found) == 3
+    for other in found[1:]:
+        for one, expected in zip(other, found[0], strict=True):
+            torch.testing.assert_close(one, expected)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -35,8 +36,8 @@ class Row:
         milliseconds: the median by side; what cannot do it is not there.
         share: of what the device can do at most, by side.
         peak: bytes above what was held before, by side.
-        failed: in a row of its own, why a side could not compute the problem (the part ``failed``), or why
-            there is no such side here (the part ``absent``, once an op).
+        failed: in a row of its own, why a side could not compute the problem (the part ``failed``; if its
+            forward can, that takes part), or why there is no side here (the part ``absent``, once an op).
         products: the median milliseconds of the problem's products, or of a large one, where the limit is
             not the bandwidth.
     """
@@ -54,16 +55,19 @@ class Row:
     products: float | None = None
 
 
-def able(problem: Problem) -> tuple[Problem, dict[str, str]]:
-    """Return the problem with the sides that can compute it here, and why the others cannot."""
-    failed = {}
+def able(problem: Problem) -> tuple[Problem, dict[str, Side], dict[str, str]]:
+    """Return the problem with the sides that can compute it here, those that have a forward only, and why."""
+    failed, forward = {}, {}
     for name, side in problem.sides.items():
         try:
             _step(problem, side)
         except Exception as error:
             failed[name] = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+            with suppress(Exception):  # the same reason
+                _forward(problem, side)()
+                forward[name] = side
     sides = {name: side for name, side in problem.sides.items() if name not in failed}
-    return replace(problem, sides=sides), failed
+    return replace(problem, sides=sides), forward, failed
 
 
 def measured(problems: Iterable[Problem], device: str) -> Iterator[Row]:
@@ -74,7 +78,7 @@ def measured(problems: Iterable[Problem], device: str) -> Iterator[Row]:
     told: Mapping[str, str] = {}
     for made in problems:
         torch._dynamo.reset()
-        problem, failed = able(made)
+        problem, forward_only, failed = able(made)
         if problem.absent != told:
             told = problem.absent
             yield _without("absent", problem, told)
@@ -82,10 +86,11 @@ def measured(problems: Iterable[Problem], device: str) -> Iterator[Row]:
             yield _without("failed", problem, failed)
         forward = 0.0
         for part in problem.work:
-            calls = {name: _call(problem, name, side, part) for name, side in problem.sides.items()}
+            sides = {**problem.sides, **(forward_only if part == "forward" else {})}
+            calls = {name: _call(problem, name, side, part) for name, side in sides.items()}
             row = _row(problem, part, calls, device)
             if part == "forward":
-                forward = min(row.milliseconds.values(), default=0.0)
+                forward = min((row.milliseconds[name] for name in problem.sides), default=0.0)
             yield row
         if device in accelerator.TYPES and problem.incoming and forward < SHORT:
             steps = {name: partial(_step, problem, side) for name, side in problem.sides.items()}

@@ -31,6 +31,7 @@ OPS = (
     "patch_projection",
     "moe_experts",
     "linear_cross_entropy",
+    "linear_cross_entropy_grpo",
     "load_balancing_loss",
     "moe_router",
 )
