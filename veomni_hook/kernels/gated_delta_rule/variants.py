@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from veomni_hook.kernels.selection.declaration import Variant
+from dataclasses import replace
+
+from veomni_hook.kernels.selection.declaration import Requirement, Variant
 from veomni_hook.kernels.selection.table import TRITON, backend, checked_reference, op
 
 __all__ = ["OP", "VARIANTS"]
@@ -22,6 +24,14 @@ _TORCH = backend(
     refuses=".operand_checks:refuses",
     description="chunk by chunk with torch's products, all samples at once; any device",
 )
+_FLA = backend(
+    "fla",
+    ".fla:{variant}",
+    refuses=".fla:refuses",
+    requires=Requirement(devices=("cuda",), triton=True, distributions=("fla_core",)),
+    description="flash-linear-attention; an error instead of its backward where Triton miscompiles it",
+    automatic=False,
+)
 _CHANNELS = backend(
     "torch",
     ".channels:{variant}",
@@ -32,11 +42,15 @@ _CHANNELS = backend(
 VARIANTS = {
     "scalar_decay": Variant(
         "S = exp(g) * S + k (beta * (v - exp(g) * S^T k))^T, o = S^T q for each position; one g a head",
-        kernels=(_TRITON, _TORCH, checked_reference(".operand_checks:refuses")),
+        kernels=(_TRITON, _TORCH, _FLA, checked_reference(".operand_checks:refuses")),
     ),
     "channel_decay": Variant(
         "S = exp(g) * S + k (beta * (v - (exp(g) * S)^T k))^T, o = S^T q for each position; one g a channel",
-        kernels=(_CHANNELS, checked_reference(".operand_checks:refuses_channels")),
+        kernels=(
+            _CHANNELS,
+            replace(_FLA, refuses=".fla:refuses_channels"),
+            checked_reference(".operand_checks:refuses_channels"),
+        ),
     ),
 }
 OP = op("gated_delta_rule", VARIANTS, yields=".packages:yields")

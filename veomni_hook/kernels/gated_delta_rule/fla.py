@@ -1,0 +1,128 @@
+"""The gated delta rule by flash-linear-attention, where it is asked for by name.
+
+Its functions take what ours take, with two differences: samples that share a row need a batch of one row, and
+states are float32. With Triton 3.4.0 to 3.7.0 on Hopper its backward raises an error, after the forward of
+the whole model; here a call that needs a gradient says so first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from importlib.metadata import version
+from typing import Any
+
+import torch
+
+from veomni_hook.errors import KernelError
+from veomni_hook.kernels.gated_delta_rule import operand_checks
+from veomni_hook.kernels.shared.operand_checks import wants_grad
+
+__all__ = ["channel_decay", "refuses", "refuses_channels", "scalar_decay"]
+
+Tensor = torch.Tensor
+_HALF = (torch.bfloat16, torch.float16)
+#: Releases of Triton from the first to before the second miscompile its backward there (its issue 640).
+_WRONG, _HOPPER = ((3, 4, 0), (3, 7, 1)), 9
+_MOST = 256
+
+
+def scalar_decay(  # noqa: PLR0913, PLR0917 - the operands
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,  # noqa: FBT001, FBT002 - operands are positional
+    use_qk_l2norm_in_kernel: bool = False,  # noqa: FBT001, FBT002
+    cu_seqlens: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """Return what `reference.scalar_decay` says; raise KernelError if its backward would be wrong."""
+    from fla.ops.gated_delta_rule import chunk_gated_delta_rule
+
+    options = initial_state, output_final_state, use_qk_l2norm_in_kernel, cu_seqlens
+    return _called(chunk_gated_delta_rule, (query, key, value, g, beta), *options)
+
+
+def channel_decay(  # noqa: PLR0913, PLR0917 - the operands
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,  # noqa: FBT001, FBT002 - operands are positional
+    use_qk_l2norm_in_kernel: bool = False,  # noqa: FBT001, FBT002
+    cu_seqlens: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """Return what `reference.channel_decay` says; raise KernelError if its backward would be wrong."""
+    from fla.ops.kda import chunk_kda
+
+    options = initial_state, output_final_state, use_qk_l2norm_in_kernel, cu_seqlens
+    return _called(chunk_kda, (query, key, value, g, beta), *options)
+
+
+def _called(
+    function: Callable[..., Any],
+    operands: tuple[Tensor, ...],
+    initial_state: Tensor | None,
+    output_final_state: bool,  # noqa: FBT001
+    normalise: bool,  # noqa: FBT001
+    cu_seqlens: Tensor | None,
+) -> tuple[Tensor, Tensor | None]:
+    given = operands if initial_state is None else (*operands, initial_state)
+    if wants_grad(*given) and (reason := _wrong(operands[0].device)) is not None:
+        raise KernelError(
+            f"flash-linear-attention's backward is wrong with {reason}",
+            where="gated_delta_rule=fla",
+            fix="install Triton 3.7.1 or later, or choose gated_delta_rule=triton",
+        )
+    value = operands[2]
+    if (repeated := value.shape[2] // operands[0].shape[2]) > 1:  # not every release shares heads of keys
+        query, key = (x.repeat_interleave(repeated, dim=2) for x in operands[:2])
+        operands = query, key, *operands[2:]
+    if cu_seqlens is not None:
+        operands = tuple(x.flatten(0, 1).unsqueeze(0) for x in operands)
+    query, key, value_, g, beta = (x.contiguous() for x in operands)
+    output, final = function(
+        query,
+        key,
+        value_,
+        g=g,
+        beta=beta,
+        initial_state=None if initial_state is None else initial_state.float().contiguous(),
+        output_final_state=bool(output_final_state),
+        use_qk_l2norm_in_kernel=bool(normalise),
+        cu_seqlens=None if cu_seqlens is None else cu_seqlens.long(),
+    )
+    return output.reshape(value.shape), final if output_final_state else None
+
+
+def _wrong(device: torch.device) -> str | None:
+    if device.type != "cuda" or torch.cuda.get_device_capability(device)[0] != _HOPPER:
+        return None
+    installed = _triton()
+    first, after = _WRONG
+    return f"Triton {'.'.join(map(str, installed))} on Hopper" if first <= installed < after else None
+
+
+@cache
+def _triton() -> tuple[int, ...]:
+    return tuple(int(part) for part in version("triton").split("+")[0].split(".")[:3])
+
+
+def refuses(owner: Any, query: Tensor, key: Tensor, value: Tensor, *others: Any) -> str | None:
+    """Return why this call must run the upstream code, or None. Operands: see `reference.scalar_decay`."""
+    return operand_checks.refuses(owner, query, key, value, *others) or _unfit(query, key, value)
+
+
+def refuses_channels(owner: Any, query: Tensor, key: Tensor, value: Tensor, *others: Any) -> str | None:
+    """Return why this call must run the upstream code, or None. Operands: see `reference.channel_decay`."""
+    return operand_checks.refuses_channels(owner, query, key, value, *others) or _unfit(query, key, value)
+
+
+def _unfit(query: Tensor, key: Tensor, value: Tensor) -> str | None:
+    if query.dtype not in _HALF or not query.dtype == key.dtype == value.dtype:
+        return f"query, key and value are {query.dtype}, {key.dtype} and {value.dtype}"
+    return None if query.shape[3] <= _MOST else f"heads of {query.shape[3]} are wider than {_MOST}"
