@@ -161,7 +161,10 @@ def evaluated(family: str, arrangement: str, kernels: str = "torch") -> dict[str
 
 def sized(kernels: str) -> dict[str, Any]:
     """How far two ranks, one with an image of a size of its own and one with text, are from one process."""
-    set_choice(kernels)
+    made = small("mistral3")
+    # Now: the first import of a model tells the settings of the server.
+    process.tell("")
+    set_choice("eager")
     text = {"input_ids": torch.tensor([[5, 6, 7, 8]]), "use_cache": False}
     image = {
         "input_ids": torch.tensor([[5, 10, 10, 8]]),
@@ -172,11 +175,10 @@ def sized(kernels: str) -> dict[str, Any]:
     expected: dict[str, torch.Tensor] = {}
     for inputs in (image, text):
         alone = small("mistral3")
-        process.tell("")  # the first import of a model tells the setting of the server
         alone(**inputs).last_hidden_state.square().sum().backward()
         for name, each in gradients(alone).items():
             expected[name] = expected.get(name, torch.zeros_like(each)) + each / 2
-    made = small("mistral3")
+    set_choice(kernels)
     # Not the tower's layers: transformers does not find their hidden states in classes of FSDP2.
     for unit in (made.multi_modal_projector, *made.language_model.layers, made):
         fully_shard(unit)

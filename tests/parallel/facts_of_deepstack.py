@@ -26,10 +26,11 @@ def facts(
     family: str, kernels: str, batches: list[str], *, checkpoint: bool = False, compiled: bool = False
 ) -> dict[str, Any]:
     """Return the largest relative difference of losses, logits and gradients, by batch, and its name."""
-    set_choice(kernels)
     found = {}
     for name in batches:
         made = model(family)
+        # Now: the first import of a model tells the settings of the server.
+        set_choice(kernels)
         if checkpoint:
             made.gradient_checkpointing_enable({"use_reentrant": False})
         inputs = {**accepted(made, batch(family, BATCHES[name])), "use_cache": False}
