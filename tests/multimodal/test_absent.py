@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 from typing import Any
 
@@ -40,6 +41,17 @@ class Model(nn.Module):
             "outputs": ("pooler_output", "deepstack_features"),
         }
         return absent.plus_zero(self, embeds, lambda pixels: self.features(pixels), **{**told, **changes})
+
+
+class Sized(nn.Conv2d):
+    """A tower for images of any size, as an argument says."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 4, 4)
+
+    def forward(self, pixels: torch.Tensor, image_sizes: Any) -> torch.Tensor:
+        assert pixels.shape[2:] == tuple(image_sizes[0])
+        return super().forward(pixels)
 
 
 @pytest.fixture
@@ -134,16 +146,47 @@ def test_an_unknown_size_is_an_error_in_strict_mode(monkeypatch: pytest.MonkeyPa
 
 def test_placeholders_have_the_sizes_of_the_tower() -> None:
     def of(names: tuple[str, ...], layer: nn.Module, **config: Any) -> list[Any]:
+        layout = config.pop("layout", "")
         layer.config = SimpleNamespace(**config)
-        made = placeholders(names, [layer], dtype=torch.bfloat16, device=torch.device("cpu"))
+        made = placeholders(names, [layer], layout=layout, dtype=torch.bfloat16, device=torch.device("cpu"))
         return [None if each is None else (tuple(each.shape), each.dtype) for each in made]
 
     grid = ("pixel_values", "image_grid_thw")
     half, whole = torch.bfloat16, torch.int64
     assert of(grid, nn.Conv3d(3, 8, (2, 7, 7)), spatial_merge_size=2) == [((16, 294), half), ((1, 3), whole)]
     assert of(grid, nn.Conv2d(3, 8, 7), merge_kernel_size=(1, 1)) == [((4, 3, 7, 7), half), ((1, 3), whole)]
+    assert of(grid, nn.Conv2d(3, 8, 7), spatial_merge_size=1, layout="flat")[0] == ((4, 147), half)
     assert of(grid, nn.Linear(12, 8), spatial_merge_size=1) == [((4, 12), half), ((1, 3), whole)]
     assert of(("pixel_values",), nn.Conv2d(1, 8, 7), image_size=(8, 9)) == [((1, 1, 8, 9), half)]
+    assert of(("pixel_values",), nn.Conv2d(1, 8, 7), image_size=8, layout="groups") == [
+        ((1, 1, 1, 8, 8), half)
+    ]
+    assert of(("pixel_values",), nn.Conv2d(3, 8, 7, 4)) == [((1, 3, 8, 8), half)]
+    assert of(("pixel_values",), nn.Sequential(nn.Linear(9, 8)), image_size=8, num_channels=2) == [
+        ((1, 2, 8, 8), half)
+    ]
+    assert of(("pixel_values",), nn.Linear(9, 8)) == [((1, 9), half)]
+    sizes = ("pixel_values", "image_sizes")
+    tiles = {"image_grid_pinpoints": [[16, 24], [8, 17]], "image_size": 8}
+    assert of(sizes, nn.Conv2d(3, 8, 4), **tiles) == [((1, 4, 3, 8, 8), half), ((1, 2), whole)]
+    assert of(sizes, Sized(), patch_size=4) == [((1, 3, 8, 8), half), ((1, 2), whole)]
+    assert of(sizes, nn.Conv2d(3, 8, 4), image_size=8) == [((1, 3, 8, 8), half), None]
+    merged = (*grid, "image_merge_sizes")
+    assert of(merged, nn.Linear(12, 8)) == [((4, 12), half), ((1, 3), whole), ((1,), whole)]
+    video = ("pixel_values_videos", "video_grid_thw")
+    assert of(video, nn.Linear(12, 8), spatial_merge_size=1, temporal_merge_size=2)[0] == ((8, 12), half)
+    places = ("pixel_values_videos", "video_position_ids", "num_frames_per_video")
+    assert of(places, nn.Linear(12, 8), pooling_kernel_size=3) == [
+        ((1, 9, 12), half),
+        ((1, 9, 2), whole),
+        ((1,), whole),
+    ]
+    shapes = ("pixel_values", "spatial_shapes", "pixel_attention_mask")
+    assert of(shapes, nn.Linear(12, 8), downsample_factor=2) == [
+        ((1, 16, 12), half),
+        ((1, 2), whole),
+        ((1, 16), whole),
+    ]
     sound = ("input_features", "feature_attention_mask", "audio_feature_lengths")
     assert of(sound, nn.Conv1d(9, 8, 3), num_mel_bins=9, n_window=5, max_source_positions=7) == [
         ((1, 9, 10), half),
@@ -151,6 +194,12 @@ def test_placeholders_have_the_sizes_of_the_tower() -> None:
         None,
     ]
     assert of(sound[:2], nn.Conv1d(9, 8, 3), num_mel_bins=9, max_source_positions=7)[0] == ((1, 9, 14), half)
+    assert of(sound[:2], nn.Conv1d(9, 8, 3)) == [((1, 9, 64), half), ((1, 64), whole)]
+    assert of(sound[:1], nn.Linear(12, 8)) == [((1, 64, 12), half)]
+    assert of(sound[:1], nn.Linear(12, 8), num_mel_bins=4, subsampling_factor=3) == [((1, 64, 4), half)]
+    halves = nn.Sequential(nn.Conv2d(1, 5, 3, 2), nn.Conv2d(5, 6, 3, 2), nn.Linear(18, 8))
+    assert of(sound[:2], halves) == [((1, 64, 12), half), ((1, 64), whole)]
+    assert of(sound[:2], halves, n_window=5, num_mel_bins=7)[0] == ((1, 7, 10), half)
 
 
 @pytest.mark.usefixtures("shared")
@@ -159,3 +208,19 @@ def test_an_error_of_the_tower_says_what_it_was_called_with() -> None:
     with pytest.raises(RuntimeError) as raised:
         model.run(torch.zeros(1, 1, 4))
     assert "no pixel_values" in raised.value.__notes__[0]
+
+
+#: Calls of towers in a step of text, and parameters that no gradient reaches with images either.
+CALLS = {
+    "mistral3": ({"vision_tower": 1, "multi_modal_projector": 1}, 0),
+    "llava_next": ({"vision_tower": 1, "multi_modal_projector": 1}, 2),
+    "idefics3": ({"vision_model": 1, "connector": 1}, 0),
+    "gemma4": ({"vision_tower": 2, "audio_tower": 1}, 0),
+}
+
+
+def test_towers_of_many_forms_take_their_smallest_input(facts) -> None:
+    found = json.loads(facts("facts_of_absent", FACTS_HOOK="1", VEOMNI_STRICT="1").splitlines()[-1])
+    assert found.keys() == CALLS.keys()
+    for family, (calls, without) in CALLS.items():
+        assert found[family] == {"calls": calls, "same": True, "without": without, "largest": 0.0}

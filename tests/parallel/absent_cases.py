@@ -11,9 +11,11 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
+from tests.multimodal.facts_of_absent import small
 from tests.multimodal.families import accepted, batch, model
 from tests.parallel.facts_of_models import relative
 from veomni_hook.kernels.selection.process_choice import set_choice
+from veomni_hook.parallel import process
 
 TOWERS = ("visual", "audio_tower")
 HALF = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
@@ -155,3 +157,32 @@ def evaluated(family: str, arrangement: str, kernels: str = "torch") -> dict[str
     with torch.no_grad():
         truth, found = (each(**inputs, use_cache=False).logits for each in (alone, shared))
     return {"logits": relative(found, truth), "calls": len(calls)}
+
+
+def sized(kernels: str) -> dict[str, Any]:
+    """How far two ranks, one with an image of a size of its own and one with text, are from one process."""
+    made = small("mistral3")
+    # Now: the first import of a model tells the settings of the server.
+    process.tell("")
+    set_choice("eager")
+    text = {"input_ids": torch.tensor([[5, 6, 7, 8]]), "use_cache": False}
+    image = {
+        "input_ids": torch.tensor([[5, 10, 10, 8]]),
+        "pixel_values": torch.linspace(-1, 1, 3 * 8 * 16).view(1, 3, 8, 16),
+        "image_sizes": torch.tensor([[8, 16]]),
+        "use_cache": False,
+    }
+    expected: dict[str, torch.Tensor] = {}
+    for inputs in (image, text):
+        alone = small("mistral3")
+        alone(**inputs).last_hidden_state.square().sum().backward()
+        for name, each in gradients(alone).items():
+            expected[name] = expected.get(name, torch.zeros_like(each)) + each / 2
+    set_choice(kernels)
+    # Not the tower's layers: transformers does not find their hidden states in classes of FSDP2.
+    for unit in (made.multi_modal_projector, *made.language_model.layers, made):
+        fully_shard(unit)
+    made(**(image, text)[distributed.get_rank()]).last_hidden_state.square().sum().backward()
+    found = gradients(made)
+    assert found.keys() == expected.keys()
+    return {"gradients": max(relative(found[name], each) for name, each in expected.items())}

@@ -63,6 +63,11 @@ def test_sounds(ranks: Ranks, parts: list[str], arrangement: str) -> None:
     assert told[0]["calls"] == {"visual": 2, "audio_tower": 1}
 
 
+def test_images_of_any_size(ranks: Ranks) -> None:
+    for told in ranks.run("absent_cases:sized", 2, kernels="torch"):
+        assert told["gradients"] < CLOSE
+
+
 @pytest.mark.parametrize("checkpoints", ["layers", "whole", "whole, reentrant"])
 @pytest.mark.parametrize("arrangement", ["tower and blocks", "DDP"])
 def test_checkpoints(ranks: Ranks, arrangement: str, checkpoints: str) -> None:

@@ -45,6 +45,7 @@ def plus_zero(
     data: tuple[str, ...],
     towers: tuple[str, ...],
     outputs: tuple[str, ...],
+    layout: str = "",
 ) -> torch.Tensor:
     """Return ``inputs_embeds``; where other processes wait for the tower, plus zero times its result.
 
@@ -58,6 +59,8 @@ def plus_zero(
         data: the names of its arguments that hold data.
         towers: the attributes of ``module`` that the method uses.
         outputs: the attributes of the result that upstream uses; empty: the result itself.
+        layout: ``groups``: images come in groups; ``flat``: patches are vectors; empty: as the tower's first
+            layer takes them.
 
     Raises:
         ParallelError: in strict mode, if the smallest input is not known. Otherwise that is a warning, once
@@ -68,7 +71,7 @@ def plus_zero(
         return inputs_embeds
     if not (distributed.is_initialized() and distributed.get_world_size() > 1):
         return inputs_embeds
-    added: torch.Tensor = _plus_zero(module, inputs_embeds, call, data, towers, outputs)
+    added: torch.Tensor = _plus_zero(module, inputs_embeds, call, data, towers, outputs, layout)
     return added
 
 
@@ -80,6 +83,7 @@ def _plus_zero(
     data: tuple[str, ...],
     towers: tuple[str, ...],
     outputs: tuple[str, ...],
+    layout: str,
 ) -> torch.Tensor:
     used = [each for name in towers if isinstance(each := getattr(module, name, None), nn.Module)]
     why = _why(module, used)
@@ -90,7 +94,14 @@ def _plus_zero(
         inputs_embeds.dtype,
     )
     try:
-        given = placeholders(data, used, dtype=dtype, device=inputs_embeds.device)
+        given = placeholders(
+            data,
+            used,
+            config=getattr(module, "config", None),
+            layout=layout,
+            dtype=dtype,
+            device=inputs_embeds.device,
+        )
     except Underivable as reason:
         _warn(module, data, str(reason))
         return inputs_embeds

@@ -18,7 +18,18 @@ import torch
 from veomni_hook.kernels.shared.host_values import host_copies, host_copy, note_copy, note_origin
 from veomni_hook.kernels.shared.operand_checks import not_plain
 
-__all__ = ["chosen", "computed", "converted", "followed", "lengths", "read_together", "values"]
+__all__ = [
+    "chosen",
+    "computed",
+    "converted",
+    "followed",
+    "lengths",
+    "made",
+    "of_sizes",
+    "read_together",
+    "sent",
+    "values",
+]
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 #: The device of tensors without data, beside that of the host.
@@ -61,6 +72,26 @@ def computed(*precomputed: str, floats: bool = False) -> Callable[[_Function], _
 def values(tensor: Any) -> Any:
     """Return the copy of ``tensor`` on the host, whose values the caller reads at once."""
     return host_copy(tensor) if not _traced() and _is_size(tensor, floats=True) else tensor
+
+
+def of_sizes(compute: Callable[..., Any], *sizes: Any) -> Any:
+    """Return ``compute(*sizes)``, computed on the host; tensors of it are where ``sizes`` are."""
+    return computed()(compute)(*sizes)
+
+
+def sent(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return ``tensor``, which the host made, on a device; nobody waits, and reading it costs nothing."""
+    if _traced() or device.type in _ELSEWHERE or tensor.device.type != "cpu" or not_plain(tensor):
+        return tensor
+    return note_copy(tensor.to(device, non_blocking=True), tensor)
+
+
+def made(numbers: Any, *, device: Any, **options: Any) -> torch.Tensor:
+    """Return ``torch.tensor(numbers, device=device, **options)``; nobody waits for the copy to the device."""
+    if _traced() or not isinstance(numbers, list | tuple):
+        return torch.tensor(numbers, device=device, **options)
+    where = torch.empty(0, device=device).device if device is not None else torch.get_default_device()
+    return sent(torch.tensor(numbers, device="cpu", **options), where)
 
 
 def converted(tensor: Any, result: torch.Tensor) -> torch.Tensor:

@@ -1,12 +1,14 @@
 """The smallest inputs that a tower of images, videos or sounds takes, for batches that have none.
 
-Sizes are read from the tower's first layer and from its configuration; no value is read from the device.
+Sizes are read from the tower's first layers and from configurations; no value is read from the device.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Mapping, Sequence
-from math import prod
+from dataclasses import dataclass
+from math import ceil, prod
 from typing import Any
 
 import torch
@@ -18,6 +20,11 @@ _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _MERGES = ("spatial_merge_size", "merge_kernel_size")
 #: The stride of the convolutions in front of an audio tower whose positions are learned.
 _AUDIO_STRIDE = 2
+#: Frames for a sound tower that takes any number: more than any subsampling needs for one position.
+_FRAMES = 64
+
+#: The largest product of strides that is taken for what a tower of convolutions makes one vector of.
+_LARGEST = 128
 
 
 class Underivable(Exception):
@@ -25,102 +32,258 @@ class Underivable(Exception):
 
 
 def placeholders(
-    names: Sequence[str], towers: Iterable[nn.Module], *, dtype: torch.dtype, device: torch.device
+    names: Sequence[str],
+    towers: Iterable[nn.Module],
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    config: Any = None,
+    layout: str = "",
 ) -> list[torch.Tensor | None]:
     """Return one value for each argument.
 
     Args:
-        names: the arguments, as upstream calls them: pixels and a grid, pixels alone, or audio features and
-            what says their lengths.
+        names: the arguments, as upstream calls them: pixels and a grid, positions or sizes, pixels alone, or
+            audio features and what says their lengths.
         towers: the modules that use them, the tower first.
         dtype: the dtype of pixels and features.
         device: of all values.
+        config: of the model that calls the towers.
+        layout: ``groups``: images come in groups; ``flat``: patches are vectors, whatever the first layer is.
 
     Returns:
-        Zeros for pixels ``[patches, width]`` or ``[1, channels, size, size]`` and features ``[1, bins,
-        frames]``; int64 for the grid ``[1, 3]`` (1, 2m, 2m), where m is the size of a merged square, and for
-        masks ``[1, frames]``; None for lengths, which follow from masks.
+        Zeros for pixels ``[patches, width]``, ``[1, patches, width]`` or ``[1, channels, size, size]``, and
+        for features ``[1, bins, frames]`` or ``[1, frames, bins]``; ones for groups of images ``[1, images,
+        channels, size, size]``, because some models leave out images of zeros. int64 for what describes them:
+        the grid ``[1, 3]`` (1, 2m, 2m), where m is the size of a merged square, positions ``[1, n, 2]``,
+        sizes ``[1, 2]``, numbers ``[1]``, and masks ``[1, frames]`` or ``[1, patches]``. None for what
+        follows from others.
 
     Raises:
         Underivable: the towers do not say the sizes.
     """
-    towers = list(towers)
+    tower = _Tower(list(towers), config, dtype, device)
+    pixels, grouped = names[0], layout == "groups"
     made: dict[str, torch.Tensor | None]
     if any(name.endswith("grid_thw") for name in names):
-        side = 2 * _merge(towers)
-        grid = torch.tensor([[1, side, side]], device=device)
-        pixels = torch.zeros(side**2, *_patch(towers), dtype=dtype, device=device)
-        made = {name: grid if name.endswith("grid_thw") else pixels for name in names}
-    elif names[0] == "input_features":
-        bins, frames = _spectrum(towers)
-        mask = torch.ones(1, frames, dtype=torch.int64, device=device)
-        features = torch.zeros(1, bins, frames, dtype=dtype, device=device)
-        made = dict.fromkeys(names, None) | {each: mask for each in names if each.endswith("mask")}
-        made["input_features"] = features
+        made = _by_grid(tower, names, flat=layout == "flat")
+    elif any(name.endswith("position_ids") for name in names):
+        made = _with_positions(tower, names)
+    elif "spatial_shapes" in names:
+        made = _by_shape(tower, names)
+    elif pixels == "input_features":
+        features = tower.zeros(*_spectrum(tower))
+        frames = features.shape[-1] if _bins_first(tower) else features.shape[1]
+        made = dict.fromkeys(names, None) | {
+            each: tower.ones(1, frames) for each in names if each.endswith("mask")
+        }
+        made[pixels] = features
+    elif "image_sizes" in names:
+        made = dict(zip(names, _with_size(tower, grouped=grouped), strict=True))
     else:
-        made = {names[0]: torch.zeros(1, *_image(towers), dtype=dtype, device=device)}
+        image = _image(tower)
+        made = {pixels: tower.zeros(1, 1, *image) + 1 if grouped else tower.zeros(1, *image)}
     return [made[name] for name in names]
 
 
-def _merge(towers: Sequence[nn.Module]) -> int:
-    for name in _MERGES:
-        size = _told(towers, name)
-        if isinstance(size, list | tuple) and len(set(size)) == 1:
-            size = size[0]
-        if isinstance(size, int):
-            return size
-    raise Underivable("no configuration of its tower has spatial_merge_size")
+@dataclass(frozen=True, slots=True)
+class _Tower:
+    """The modules that use the values, the tower first, and what values are made with."""
+
+    modules: Sequence[nn.Module]
+    config: Any
+    dtype: torch.dtype
+    device: torch.device
+
+    def zeros(self, *shape: int) -> torch.Tensor:
+        return torch.zeros(*shape, dtype=self.dtype, device=self.device)
+
+    def ones(self, *shape: int) -> torch.Tensor:
+        return torch.ones(*shape, dtype=torch.int64, device=self.device)
+
+    def numbers(self, values: Any) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=self.device)
+
+    def layers(self, part: str = "") -> list[nn.Module]:
+        """Convolutions and linear layers, in the order of the modules, with ``part`` in the name."""
+        found = [each for tower in self.modules for each in tower.named_modules()]
+        return [
+            each for name, each in found if part in name and (isinstance(each, _CONVOLUTIONS) or _width(each))
+        ]
+
+    def first(self) -> nn.Module | None:
+        """The layer that takes patches, or the first one."""
+        return next(iter(self.layers("patch_") or self.layers()), None)
+
+    def told(self, name: str) -> Any:
+        """What a tower, its configuration or that of the model says; None if none says anything."""
+        holders = [each for one in self.modules for each in (one, getattr(one, "config", None))]
+        for holder in (*holders, self.config):
+            value = holder.get(name) if isinstance(holder, Mapping) else getattr(holder, name, None)
+            if value is not None:
+                return value
+        return None
+
+    def size(self, *names: str) -> int | None:
+        """The first of several numbers that is told; of a square both sides."""
+        for name in names:
+            value = self.told(name)
+            if isinstance(value, list | tuple) and len(set(value)) == 1:
+                value = value[0]
+            if isinstance(value, int) and value > 0:
+                return value
+        return None
 
 
-def _patch(towers: Sequence[nn.Module]) -> tuple[int, ...]:
+def _by_grid(tower: _Tower, names: Sequence[str], *, flat: bool) -> dict[str, torch.Tensor | None]:
+    own = any(name.endswith("merge_sizes") for name in names)  # an argument says what is merged: nothing
+    merge = 1 if own else tower.size(*_MERGES)
+    if merge is None:
+        raise Underivable("no configuration of its tower has spatial_merge_size")
+    side = 2 * merge
+    frames = (tower.size("temporal_merge_size") or 1) if any("video" in name for name in names) else 1
+    patch = (prod(_patch(tower)),) if flat else _patch(tower)
+    made: dict[str, torch.Tensor | None] = {names[0]: tower.zeros(frames * side**2, *patch)}
+    for name in names[1:]:
+        grid = name.endswith("grid_thw")
+        made[name] = tower.numbers([[frames, side, side]]) if grid else tower.numbers([merge])
+    return made
+
+
+def _with_positions(tower: _Tower, names: Sequence[str]) -> dict[str, torch.Tensor | None]:
+    """Patches of one square that is pooled to one vector."""
+    side = tower.size("pooling_kernel_size") or 1
+    places = [[x, y] for y in range(side) for x in range(side)]
+    made: dict[str, torch.Tensor | None] = {names[0]: tower.zeros(1, len(places), *_patch(tower))}
+    for name in names[1:]:
+        made[name] = tower.numbers([places] if name.endswith("position_ids") else [1])
+    return made
+
+
+def _by_shape(tower: _Tower, names: Sequence[str]) -> dict[str, torch.Tensor | None]:
+    side = 2 * (tower.size("downsample_factor", *_MERGES) or 1)
+    patches = tower.zeros(1, side**2, *_patch(tower))
+    told = {names[0]: patches, "spatial_shapes": tower.numbers([[side, side]])}
+    return {name: told.get(name, tower.ones(1, side**2)) for name in names}
+
+
+def _with_size(tower: _Tower, *, grouped: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """An image, and its height and width if anything needs them."""
+    pinpoints = tower.told("image_grid_pinpoints")
+    if pinpoints:
+        channels, *size = _image(tower)
+        height, width = min(pinpoints, key=prod)
+        tiles = 1 + ceil(height / size[0]) * ceil(width / size[1])
+        return tower.zeros(1, tiles, channels, *size), tower.numbers([[height, width]])
+    if any(_takes(each, "image_sizes") for one in tower.modules for each in one.modules()):
+        patch = _patch_size(tower)
+        side = 2 * patch * (tower.size(*_MERGES) or 1)
+        return tower.zeros(1, _channels(tower), side, side), tower.numbers([[side, side]])
+    image = _image(tower)
+    return tower.zeros(1, 1, *image) + 1 if grouped else tower.zeros(1, *image), None
+
+
+def _takes(module: nn.Module, name: str) -> bool:
+    methods = (getattr(module, each, None) for each in ("forward", "encode"))
+    return any(each is not None and name in inspect.signature(each).parameters for each in methods)
+
+
+def _patch(tower: _Tower) -> tuple[int, ...]:
     """The shape of one patch: in two dimensions as the layer takes it, else flat."""
-    first = _first(towers)
+    first = tower.first()
     if isinstance(first, nn.Conv2d):
         return (first.in_channels, *first.kernel_size)
     if isinstance(first, _CONVOLUTIONS):
         return (first.in_channels * prod(first.kernel_size),)
-    width = getattr(first, "in_features", None)
-    if isinstance(width, int):
-        return (width,)
+    if first is not None:
+        return (_width(first),)
     raise Underivable("its tower has neither a convolution nor a linear layer")
 
 
-def _image(towers: Sequence[nn.Module]) -> tuple[int, ...]:
-    first = _first(towers)
-    if not isinstance(first, nn.Conv2d):
-        raise Underivable("its tower does not begin with a convolution in two dimensions")
-    size = _told(towers, "image_size")
+def _patch_size(tower: _Tower) -> int:
+    factor, patch = tower.size("vision_spatial_factor"), tower.size("patch_size")
+    size = factor or patch
+    if size is None:
+        raise Underivable("no configuration of its tower has patch_size")
+    return size
+
+
+def _image(tower: _Tower) -> tuple[int, ...]:
+    first = tower.modules[0] if tower.modules else None
+    if first is not None and _width(first):
+        return (_width(first),)  # patches go into a linear layer
+    size = tower.told("image_size") or _sides(tower)
     if isinstance(size, int):
         size = (size, size)
     if not isinstance(size, list | tuple) or len(size) != 2:
         raise Underivable("no configuration of its tower has image_size")
-    return (first.in_channels, *size)
+    return (_channels(tower), *size)
 
 
-def _spectrum(towers: Sequence[nn.Module]) -> tuple[int, int]:
-    """Bins and frames: one chunk, or as many frames as the tower has positions for."""
-    bins = _told(towers, "num_mel_bins")
-    if not isinstance(bins, int):
-        raise Underivable("no configuration of its tower has num_mel_bins")
-    if isinstance(window := _told(towers, "n_window"), int):
-        return bins, 2 * window
-    if isinstance(positions := _told(towers, "max_source_positions"), int):
-        return bins, _AUDIO_STRIDE * positions
-    raise Underivable("no configuration of its tower has n_window or max_source_positions")
+def _sides(tower: _Tower) -> int | None:
+    """Twice what the convolutions make one vector of, if a tower has no learned number of positions."""
+    convolutions = [each for each in tower.modules[0].modules() if isinstance(each, nn.Conv2d)]
+    stride = prod(each.stride[0] for each in convolutions)
+    return 2 * stride if 1 < stride <= _LARGEST else None
 
 
-def _first(towers: Sequence[nn.Module]) -> nn.Module | None:
-    """The first convolution of the tower, or if it has none the first linear layer."""
-    found = [each for tower in towers for each in tower.modules()]
-    convolutions = (each for each in found if isinstance(each, _CONVOLUTIONS))
-    return next(convolutions, next((each for each in found if hasattr(each, "in_features")), None))
+def _channels(tower: _Tower) -> int:
+    first = tower.first()
+    if isinstance(first, nn.Conv2d):
+        return first.in_channels
+    channels = tower.size("num_channels")
+    if channels is None:
+        raise Underivable("its tower does not begin with a convolution in two dimensions")
+    return channels
 
 
-def _told(towers: Sequence[nn.Module], name: str) -> Any:
-    """What a tower or its configuration says; None if none says anything."""
-    for tower in towers:
-        for holder in (tower, getattr(tower, "config", None)):
-            value = holder.get(name) if isinstance(holder, Mapping) else getattr(holder, name, None)
-            if value is not None:
-                return value
-    return None
+def _bins_first(tower: _Tower) -> bool:
+    """Whether bins are in front of frames: the first layer convolves along frames, or frames have chunks."""
+    return isinstance(tower.first(), nn.Conv1d) or tower.size("n_window") is not None
+
+
+def _spectrum(tower: _Tower) -> tuple[int, ...]:
+    """The shape of features: one chunk, as many frames as there are positions for, or any number of them."""
+    first = tower.first()
+    if _bins_first(tower):
+        bins = tower.size("num_mel_bins") or (first.in_channels if isinstance(first, nn.Conv1d) else None)
+        if bins is None:
+            raise Underivable("no configuration of its tower has num_mel_bins")
+        if window := tower.size("n_window"):
+            return 1, bins, 2 * window
+        positions = tower.size("max_source_positions")
+        return 1, bins, _AUDIO_STRIDE * positions if positions else _FRAMES
+    if isinstance(first, nn.Conv2d) and first.in_channels == 1:
+        return 1, _FRAMES, _subsampled_bins(tower)
+    if first is not None and _width(first):
+        return 1, _FRAMES, _stacked_bins(tower, _width(first))
+    raise Underivable("its tower begins with neither a convolution nor a linear layer")
+
+
+def _stacked_bins(tower: _Tower, width: int) -> int:
+    """Bins in front of a linear layer that takes several frames at once, or its width."""
+    together = tower.size("subsampling_factor") or 1
+    told = {
+        getattr(getattr(each, "config", None), "num_mel_bins", None)
+        for one in tower.modules
+        for each in one.modules()
+    }
+    return next((each for each in told if isinstance(each, int) and each * together == width), width)
+
+
+def _subsampled_bins(tower: _Tower) -> int:
+    """Bins in front of convolutions over frames and bins, from the linear layer behind them."""
+    if bins := tower.size("num_mel_bins", "input_feat_size"):
+        return bins
+    channels, stride = 1, 1
+    for each in tower.layers():
+        if not isinstance(each, nn.Conv2d):
+            return _width(each) // channels * stride
+        channels, stride = each.out_channels, stride * each.stride[-1]
+    raise Underivable("no configuration of its tower has num_mel_bins")
+
+
+def _width(layer: nn.Module) -> int:
+    """The width that a linear layer takes; 0 for other modules."""
+    width = getattr(layer, "in_features", None)
+    return width if isinstance(width, int) else 0

@@ -9,6 +9,7 @@ why): evaluation and generation are not.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -24,7 +25,7 @@ from veomni_hook.parallel.collectives import gathered, own_part
 from veomni_hook.parallel.groups import SequenceGroup, sequence_group
 from veomni_hook.parallel.sharding import Sharding, in_force, link, sharding_of
 
-__all__ = ["gather", "part_of_mask", "refused", "shard"]
+__all__ = ["added", "gather", "part_of_mask", "refused", "rows_to_add", "shard"]
 
 #: What layers and users ask of caches.
 _OF_CACHES = (
@@ -100,6 +101,56 @@ def part_of_mask(module: nn.Module, mask: torch.Tensor | None) -> torch.Tensor |
         name, size = type(module).__name__, sharding.group.size
         _refuse(name, size, f"its mask is {list(mask.shape)}, not [rows, positions]")
     return own_part(mask, 1, sharding.group)
+
+
+class _Added:
+    """What is added to the hidden states of this process's positions behind a layer."""
+
+    def __init__(self, positions: torch.Tensor) -> None:
+        self.positions = positions
+
+
+def rows_to_add(
+    module: nn.Module,
+    method: Callable[..., torch.Tensor],
+    hidden_states: torch.Tensor,
+    mask: torch.Tensor | None,
+    rows: Sequence[torch.Tensor] | None,
+) -> Any:
+    """Return what `added` takes in place of ``rows``: the same object if the layers are not split.
+
+    Args:
+        module: the base model, between `shard` and `gather`.
+        method: its method that adds rows to hidden states at a mask.
+        hidden_states: ``[batch, part of the positions, hidden]``.
+        mask: ``[batch, positions]``, true for the rows.
+        rows: for each layer ``[true positions of mask, hidden]``; or None.
+
+    Raises:
+        ParallelError: the mask is not of all positions.
+    """
+    sharding = sharding_of(module)
+    if rows is None or sharding is None or not sharding.in_layers:
+        return rows
+    expected = [hidden_states.shape[0], sharding.full]
+    if mask is None or list(mask.shape) != expected:
+        shape = None if mask is None else list(mask.shape)
+        _refuse(
+            type(module).__name__,
+            sharding.group.size,
+            f"the mask of the rows that are added between its layers is {shape}, not {expected}",
+        )
+    zeros = hidden_states.new_zeros(*expected, hidden_states.shape[-1])
+    return [_Added(own_part(method(zeros, mask, each), 1, sharding.group)) for each in rows]
+
+
+def added(
+    method: Callable[..., torch.Tensor], hidden_states: torch.Tensor, mask: torch.Tensor | None, rows: Any
+) -> torch.Tensor:
+    """Return ``method(hidden_states, mask, rows)``, or for rows of `rows_to_add` the sum with them."""
+    if isinstance(rows, _Added):
+        return hidden_states + rows.positions
+    return method(hidden_states, mask, rows)
 
 
 def refused(module: nn.Module, reason: str) -> None:

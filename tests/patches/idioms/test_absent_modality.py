@@ -15,7 +15,23 @@ from veomni_hook.patches.site import Site, Status
 
 HEAD = """
 class Model:
-    def get_image_features(self, pixel_values, image_grid_thw=None, vision_feature_layer=None, **kwargs):
+    def get_image_features(
+        self,
+        pixel_values,
+        image_grid_thw=None,
+        vision_feature_layer=None,
+        mask=None,
+        needed=None,
+        more=None,
+        unread=None,
+        pixel_attention_mask=None,
+        **kwargs,
+    ):
+        if mask is None:
+            mask = 1
+        if needed is None:
+            raise ValueError(pixel_attention_mask)
+        other = self.sight(more) if more is not None else None
         found = self.sight(pixel_values, grid=image_grid_thw, dtype=self.config.dtype)
         return self._project(found, image_grid_thw.prod(-1) // self.sight.merge**2)
 
@@ -66,6 +82,55 @@ FORMS = {
             '("pooler_output",)',
         ),
     ),
+    "an else without calls": (
+        """
+        if pixel_values is not None:
+            x = self.get_image_features(pixel_values, image_grid_thw)
+        else:
+            x = None
+        if x is not None:
+            inputs_embeds = inputs_embeds + x
+""",
+        ("pixel_values is None", "(pixel_values, image_grid_thw)", "()"),
+    ),
+    "arguments that may be absent": (
+        """
+        if pixel_values is not None and inputs_embeds.shape[1] != 1:
+            x = self.get_image_features(pixel_values.to(int), image_grid_thw, mask=given, unread=given[0])
+            inputs_embeds = inputs_embeds + x
+""",
+        (
+            "pixel_values is None and inputs_embeds.shape[1] != 1",
+            "(pixel_values.to(int), image_grid_thw, mask=None, unread=None)",
+            "()",
+        ),
+    ),
+    "features or data": (
+        """
+        if given.get("image") or pixel_values is not None:
+            if given.get("image") is None:
+                given["image"] = self.get_image_features(pixel_values, image_grid_thw)
+            inputs_embeds = inputs_embeds + given["image"].pooler_output
+""",
+        (
+            "not (given.get('image') or pixel_values is not None)",
+            "(pixel_values, image_grid_thw)",
+            '("pooler_output",)',
+        ),
+    ),
+    "a chain": (
+        """
+        if pixel_values is not None and given is not None:
+            raise ValueError("both")
+        elif pixel_values is not None:
+            given = self.get_image_features(pixel_values, image_grid_thw)
+        elif given is not None:
+            given = given.to(1)
+        if given is not None:
+            inputs_embeds = inputs_embeds + given
+""",
+        ("pixel_values is None", "(pixel_values, image_grid_thw)", "()"),
+    ),
     "the result itself": (
         """
         if pixel_values is not None and pixel_values.size(0) > 0:
@@ -90,18 +155,39 @@ FORMS = {
 CALL = "x = self.get_image_features(pixel_values, image_grid_thw)"
 MISSED = {
     "an else": (
-        f"if pixel_values is not None:\n    {CALL}\nelse:\n    x = None",
-        "its condition has an else",
+        f"if pixel_values is not None:\n    {CALL}\nelse:\n    x = self.embed(0)",
+        "its condition has an else that calls",
     ),
     "two conditions": (
-        f"if input_ids is not None:\n    if pixel_values is not None:\n        {CALL}",
+        f"if video_grid_thw is not None:\n    if pixel_values is not None:\n        {CALL}",
+        "several",
+    ),
+    "three conditions": (
+        f"if pixel_values is not None:\n    if given:\n        if given.get(1) is None:\n            {CALL}",
+        "several",
+    ),
+    "a condition inside": (
+        f"if pixel_values is not None:\n    if input_ids is None:\n        {CALL}",
         "several",
     ),
     "not about data": (
-        f"if pixel_values is not None and inputs_embeds.shape[1] != 1:\n    {CALL}",
-        "not about data alone: inputs_embeds.shape",
+        f"if pixel_values is not None and input_ids.shape[1] != 1:\n    {CALL}",
+        "not about data alone: input_ids.shape",
     ),
     "other data": (f"if input_ids is not None:\n    {CALL}", "does not ask whether its data is None"),
+    "always": (f"if given.get(1) is None:\n    {CALL}", "every batch calls it, unless features are given"),
+    "a form": (
+        "if pixel_values is not None:\n    x = self.get_image_features(pixel_values, pixel_attention_mask=given)",
+        "the form of its data is not known: pixel_values, pixel_attention_mask",
+    ),
+    "asked and raised": (
+        "if pixel_values is not None:\n    x = self.get_image_features(pixel_values, needed=given)",
+        "what its argument needed is without data is not known",
+    ),
+    "another call of a tower": (
+        "if pixel_values is not None:\n    x = self.get_image_features(pixel_values, more=given)",
+        "what its argument more is without data is not known",
+    ),
     "computed": (
         "if pixel_values is not None:\n    x = self.get_image_features(pixel_values[:1], image_grid_thw)",
         "pixel_values is computed from data",
@@ -163,16 +249,54 @@ def test_patches_of_a_feature_must_be_known() -> None:
     assert "how many patches become one feature" in site.reason
 
 
-def test_images_in_groups_are_not_routed() -> None:
+def test_images_in_groups() -> None:
     head = HEAD.replace(
         "        found = ", "        pixel_values = pixel_values.flatten(0, 1)\n        found = "
     )
     body = (
         "if pixel_values is not None:\n    x = self.get_image_features(pixel_values)\n    inputs_embeds += x"
     )
-    assert "come in groups" in found(head + indented(body) + TAIL)[0].reason
+    (site,) = found(head + indented(body) + TAIL)
+    assert (site.status, site.variant) == (Status.ROUTED, "images_in_groups")
+    assert '            layout="groups",\n' in spliced(head + indented(body) + TAIL, [site])
     (site,) = found(HEAD + indented(body) + TAIL)
     assert (site.status, site.variant) == (Status.ROUTED, "images")
+    assert "layout" not in spliced(HEAD + indented(body) + TAIL, [site])
+
+
+def test_a_place_inside_another_condition_and_embeddings_of_another_name() -> None:
+    body = """
+if encoded is None:
+    states = self.embed(input_ids)
+    if pixel_values is not None:
+        x = self.get_image_features(pixel_values, image_grid_thw)
+        states = states.masked_scatter(0, x)
+"""
+    source = HEAD.replace("given=None", "encoded=None") + indented(body) + TAIL
+    (site,) = found(source)
+    assert site.status is Status.ROUTED, site.reason
+    text = spliced(source, [site])
+    assert "            if pixel_values is None:\n                states = veomni_absent.plus_zero(" in text
+    (site,) = found(source.replace("states = self.embed(input_ids)", "pass"))
+    assert "states is not computed before it" in site.reason
+
+
+def test_names_of_the_method_and_of_the_call() -> None:
+    body = """
+if video is not None:
+    x = self.get_audio_features(video, ~mask)
+    inputs_embeds = inputs_embeds + x
+"""
+    method = """
+    def get_audio_features(self, input_features, input_features_mask):
+        return self.ear(input_features, input_features_mask)
+"""
+    source = HEAD.replace("given=None", "video=None, mask=None") + indented(body) + TAIL + method
+    (site,) = found(source)
+    assert site.variant == "spectra", site.reason
+    text = "".join(spliced(source, [site]).split())
+    assert "lambdavideo,mask:self.get_audio_features(video,mask.logical_not())" in text
+    assert 'data=("input_features","input_features_mask"),' in text
 
 
 def test_a_call_without_a_condition_is_no_candidate() -> None:

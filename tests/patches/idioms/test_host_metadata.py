@@ -146,3 +146,56 @@ def test_questions_about_padding_masks_are_asked_of_the_copy():
     assert "veomni_host.values(padding_mask)[:, :n].all()" in made
     assert "veomni_host.converted(attention_mask, attention_mask.to(device=device, dtype=bool))" in made
     assert "torch.all(veomni_host.values(attention_mask) == 1)" in made
+
+
+TOWER = """
+class Tower:
+    def positions(self, grid_thw):
+        for t, h, w in grid_thw.tolist():
+            ids = [t, h, w]
+        return self.table[ids]
+
+    def forward(self, states, grid_thw):
+        ends = torch.repeat_interleave(grid_thw[:, 1], grid_thw[:, 0]).cumsum(0)
+        return states.split(ends)
+"""
+
+
+def test_a_tower_that_computes_sizes_itself():
+    read, computed = sites(TOWER)
+    assert (read.target, read.variant, read.counted) == ("Tower.positions", "read_once", False)
+    assert (computed.target, computed.variant) == ("Tower.forward", "computed_on_host")
+    text = edited(TOWER)
+    assert "in veomni_host.values(grid_thw).tolist():" in text
+    assert "ends=veomni_host.of_sizes(lambdagrid_thw:torch.repeat_interleave(" in "".join(text.split())
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "left"),
+    [
+        # Sizes are used in a way that is not known.
+        ("ids = [t, h, w]", "ids = [t, h, grid_thw.device]", ["Tower.forward"]),
+        ("grid_thw):\n        for", "grid_thw, more):\n        for", ["Tower.forward"]),
+        # What a statement computes follows from something else.
+        ("grid_thw[:, 0])", "states)", ["Tower.positions"]),
+        ("grid_thw[:, 0])", "self.counts)", ["Tower.positions"]),
+        ("ends = torch", "torch = ends = torch", ["Tower.positions"]),
+        # Nothing waits for it.
+        (
+            "torch.repeat_interleave(grid_thw[:, 1], grid_thw[:, 0]).cumsum(0)",
+            "grid_thw[0]",
+            ["Tower.positions"],
+        ),
+    ],
+)
+def test_towers_whose_code_is_not_known_to_compute_with_sizes_alone(old, new, left):
+    assert old in TOWER
+    assert [site.target for site in sites(TOWER.replace(old, new))] == left
+
+
+def test_a_method_of_sizes_and_numbers_runs_on_the_host():
+    text = TOWER.replace("self.table[ids]", "torch.cat(ids) * self.merge_size")
+    assert "    @veomni_host.computed()\n    def positions(self" in edited(text)
+    assert "computed()" not in edited(
+        text.replace("torch.cat(ids)", "torch.zeros(3, device=self.merge_size)")
+    )

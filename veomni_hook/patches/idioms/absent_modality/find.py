@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.expressions import own_attribute
-from veomni_hook.patches.idioms.absent_modality.read import EMBEDDINGS, METHODS, Call, calls, read
+from veomni_hook.patches.idioms.absent_modality.read import METHODS, Call, calls, read
 from veomni_hook.patches.routes.insertion import before_statement
 from veomni_hook.patches.routes.slot_code import tuple_of
 from veomni_hook.patches.routes.view import ModuleView
@@ -47,7 +47,7 @@ def _site(
     try:
         found = read(view, owner, forward, call, around)
         edits = before_statement(
-            view, forward, found.condition, _code(found), f"{own_attribute(call.func)} without data"
+            view, forward, found.statement, _code(found), f"{own_attribute(call.func)} without data"
         )
     except (Missed, ValueError) as reason:
         return Site(OP, target, Status.MISSED, reason=str(reason), lineno=call.lineno)
@@ -56,7 +56,7 @@ def _site(
         target,
         Status.ROUTED,
         found.form,
-        captures={"data": ", ".join(found.data), "towers": ", ".join(found.towers)},
+        captures={"data": ", ".join(found.data.values()), "towers": ", ".join(found.towers)},
         edits=edits,
         lineno=call.lineno,
         imports=(_IMPORT,),
@@ -65,17 +65,18 @@ def _site(
 
 def _code(found: Call) -> str:
     """The statement that is inserted in front of the condition."""
-    names = ", ".join(found.data)
+    names = ", ".join(found.data.values())
+    layout = f'        layout="{found.layout}",\n' if found.layout else ""
     return f"""\
 if {found.without}:
-    {EMBEDDINGS} = veomni_absent.plus_zero(
+    {found.embeddings} = veomni_absent.plus_zero(
         self,
-        {EMBEDDINGS},
+        {found.embeddings},
         lambda {names}: {found.text},
-        data={_quoted(found.data)},
+        data={_quoted(tuple(found.data))},
         towers={_quoted(found.towers)},
         outputs={_quoted(found.outputs)},
-    )
+{layout}    )
 """
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from veomni_hook.patches.code.document import FunctionNode
@@ -11,32 +11,16 @@ from veomni_hook.patches.code.expressions import own_attribute
 from veomni_hook.patches.code.scope import bound_names, parameter_names
 from veomni_hook.patches.code.statements import blocks
 from veomni_hook.patches.code.walk import contains, walk_ast
+from veomni_hook.patches.idioms.absent_modality.arguments import DATA, attributes, read_arguments
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Missed
 
-__all__ = ["EMBEDDINGS", "METHODS", "Call", "calls", "read"]
+__all__ = ["METHODS", "Call", "calls", "read"]
 
 #: The methods whose results replace embeddings of placeholders.
 METHODS = ("get_image_features", "get_video_features", "get_audio_features")
-#: What the results are merged into.
-EMBEDDINGS = "inputs_embeds"
-#: Arguments that say how features are computed, and hold no data.
-_OPTIONS = frozenset(
-    (
-        "interpolate_pos_encoding",
-        "output_attentions",
-        "output_hidden_states",
-        "return_dict",
-        "vision_feature_layer",
-        "vision_feature_select_strategy",
-    )
-)
-#: The forms of data: the names of arguments, in the order of the call.
-_PATCHES, _IMAGES, _SPECTRA = "patches_by_grid", "images", "spectra"
-_GRIDS = ("image_grid_thw", "video_grid_thw")
-_PIXELS = ("pixel_values", "pixel_values_videos", "pixel_values_images")
-_FEATURES = ("input_features",)
-_MASKS = ("feature_attention_mask", "input_features_mask", "audio_feature_lengths")
+#: What the results are merged into, unless the condition says so itself.
+_EMBEDDINGS = "inputs_embeds"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,22 +28,26 @@ class Call:
     """A call that is made only if a batch has the data.
 
     Attributes:
-        condition: the statement with the condition and the call.
+        statement: the statement with the condition and the call.
         without: the condition that upstream makes no call for lack of data.
         form: the form of the data.
-        data: the arguments that hold data, in the order of the call.
+        data: the arguments that hold data, in the order of the call, with the call's names for them.
         text: the call, with the names in ``data`` for them.
         towers: attributes of ``self`` that the method uses.
         outputs: attributes of the result that the forward uses; empty: the result itself.
+        embeddings: the name of what the result is merged into.
+        layout: how the data is arranged, where its form does not say it.
     """
 
-    condition: ast.If
+    statement: ast.If
     without: str
     form: str
-    data: tuple[str, ...]
+    data: dict[str, str]
     text: str
     towers: tuple[str, ...]
     outputs: tuple[str, ...]
+    embeddings: str
+    layout: str
 
 
 def calls(forward: FunctionNode) -> Iterator[tuple[ast.Call, list[ast.If]]]:
@@ -73,7 +61,7 @@ def calls(forward: FunctionNode) -> Iterator[tuple[ast.Call, list[ast.If]]]:
     for call in sorted(found, key=lambda each: (each.lineno, each.col_offset)):
         around = [each for each in every if contains(each, call) and not contains(each.test, call)]
         if around:
-            yield call, around
+            yield call, sorted(around, key=lambda each: each.lineno)
 
 
 def read(
@@ -81,62 +69,131 @@ def read(
 ) -> Call:
     """Read a call.
 
+    Args:
+        view: the module.
+        owner: the class of the forward.
+        forward: a method with the call.
+        call: the call of one of `METHODS`.
+        around: the conditions around it, the outermost first.
+
     Raises:
         Missed: something of it is not known.
     """
-    condition = around[0]
-    if len(around) > 1 or condition not in forward.body:
-        raise Missed("several statements decide whether it is called", around[-1])
-    if condition.orelse:
-        raise Missed("its condition has an else", condition)
-    before = forward.body[: forward.body.index(condition)]
-    if EMBEDDINGS not in bound_names(before):
-        raise Missed(f"{EMBEDDINGS} is not computed before it", condition)
-    data, text = _arguments(view, owner, call)
-    form = _form(tuple(data), call)
-    if form == _PATCHES and not _merges(view, owner, own_attribute(call.func)):
-        raise Missed("it does not say how many patches become one feature", call)
-    if form == _IMAGES and (line := _groups(_method(view, owner, own_attribute(call.func)))):
-        raise Missed(f"its images come in groups, which it counts (line {line})", call)
+    if not any(_asked(each.test) for each in around):
+        raise Missed("every batch calls it, unless features are given", around[-1].test)
+    given = read_arguments(view, owner, call)
+    statement, around = _chained(around)
+    condition, without = _condition(around, parameter_names(forward), given.data.values())
+    if statement is None or condition is not around[0]:
+        statement = condition
+    if any(own_attribute(each.func) for each in _calls_in(condition.orelse)):
+        raise Missed("its condition has an else that calls a part of the model", condition)
+    embeddings = _embeddings(condition)
+    if embeddings not in bound_names(_before(forward, statement)):
+        raise Missed(f"{embeddings} is not computed before it", condition)
     return Call(
-        condition,
-        _without(condition.test, parameter_names(forward), data.values()),
-        form,
-        tuple(data),
-        text,
-        tuple(_attributes(view, owner, own_attribute(call.func))),
+        statement,
+        without,
+        given.form,
+        given.data,
+        given.text,
+        tuple(attributes(view, owner, own_attribute(call.func))),
         _outputs(forward, condition, call),
+        embeddings,
+        given.layout,
     )
 
 
-def _without(test: ast.expr, given: set[str], data: object) -> str:
+def _chained(around: list[ast.If]) -> tuple[ast.If | None, list[ast.If]]:
+    """The first statement of a chain, and the conditions without those that only raise errors.
+
+    if pixel_values is not None and features is not None:
+        raise ValueError(...)
+    elif pixel_values is not None:
+    """
+    first, rest = None, list(around)
+    while len(rest) > 1 and rest[0].orelse == [rest[1]] and _raises(rest[0].body):
+        first, rest = first or rest[0], rest[1:]
+    return first, rest
+
+
+def _raises(statements: Sequence[ast.stmt]) -> bool:
+    return all(isinstance(each, ast.Raise) for each in statements)
+
+
+def _condition(around: list[ast.If], given: set[str], data: object) -> tuple[ast.If, str]:
+    """The statement that asks for data, and the condition that they are absent.
+
+    That is the innermost, or one around it that asks as well whether features are given:
+
+        if pixel_values is not None or given.get("image") is not None:
+            if given.get("image") is None:
+    """
+    names = set(data)  # type: ignore[call-overload]
+    asking = [each for each in around if _asked(each.test) & names]
+    if not asking:
+        raise Missed("its condition does not ask whether its data is None", around[-1].test)
+    outer = {each.id for one in around[:-1] for each in walk_ast(one.test) if isinstance(each, ast.Name)}
+    if len(asking) > 1 or asking[0] not in around[-2:] or (asking[0] is around[-1] and outer & DATA):
+        raise Missed("several statements decide whether it is called", around[-1])
+    condition = asking[0]
+    match condition.test:
+        case ast.BoolOp(op=ast.Or()) if condition is not around[-1] and _is_lookup(around[-1].test):
+            return condition, f"not ({ast.unparse(condition.test)})"
+    if condition is not around[-1]:
+        raise Missed("several statements decide whether it is called", around[-1])
+    return condition, _without(condition.test, given, names)
+
+
+def _asked(test: ast.expr) -> set[str]:
+    """The names that a condition compares with None."""
+    return {
+        node.left.id
+        for node in walk_ast(test)
+        if isinstance(node, ast.Compare) and isinstance(node.left, ast.Name) and _is_not_none(node)
+    }
+
+
+def _is_not_none(node: ast.Compare) -> bool:
+    match node:
+        case ast.Compare(ops=[ast.IsNot()], comparators=[ast.Constant(value=None)]):
+            return True
+    return False
+
+
+def _is_lookup(part: ast.expr) -> bool:
+    """``given.get("image") is None``: no features are given."""
+    match part:
+        case ast.Compare(
+            left=ast.Call(func=ast.Attribute(value=ast.Name(), attr="get"), args=[ast.Constant()]),
+            ops=[ast.Is()],
+            comparators=[ast.Constant(value=None)],
+        ):
+            return True
+    return False
+
+
+def _without(test: ast.expr, given: set[str], data: set[str]) -> str:
     """The condition under which data is absent: not where features are given, or a part is not configured."""
     parts = test.values if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) else [test]
     present: list[str] = []
     names: set[str] = set()
     kept: list[str] = []
     for part in parts:
+        used = {each.id for each in walk_ast(part) if isinstance(each, ast.Name)}
         match part:
-            case ast.Compare(
-                left=ast.Name(id=name), ops=[ast.IsNot()], comparators=[ast.Constant(value=None)]
-            ) if name in given:
+            case ast.Compare(left=ast.Name(id=name)) if name in given and _is_not_none(part):
                 present.append(name)
                 names.add(name)
-            case ast.Compare(
-                left=ast.Call(func=ast.Attribute(value=ast.Name(), attr="get"), args=[ast.Constant()]),
-                ops=[ast.Is()],
-                comparators=[ast.Constant(value=None)],
-            ):
+            case _ if _is_lookup(part):
+                kept.append(ast.unparse(part))
+            case _ if used and used <= names:
+                present.append(ast.unparse(part))
+            case ast.Compare() if used in ({"self"}, {_EMBEDDINGS}):
                 kept.append(ast.unparse(part))
             case _:
-                used = {each.id for each in walk_ast(part) if isinstance(each, ast.Name)}
-                if used and used <= names:
-                    present.append(ast.unparse(part))
-                elif used == {"self"} and isinstance(part, ast.Compare):
-                    kept.append(ast.unparse(part))
-                else:
-                    raise Missed(f"its condition is not about data alone: {ast.unparse(part)}", part)
-    if not names & set(data):  # type: ignore[call-overload]
+                raise Missed(f"its condition is not about data alone: {ast.unparse(part)}", part)
+    if not names & data:
         raise Missed("its condition does not ask whether its data is None", test)
     absent = f"{present[0]} is None"
     if len(present) > 1:
@@ -145,94 +202,31 @@ def _without(test: ast.expr, given: set[str], data: object) -> str:
     return " and ".join([absent, *kept])
 
 
-def _arguments(view: ModuleView, owner: ast.ClassDef, call: ast.Call) -> tuple[dict[str, str], str]:
-    """The data of a call, by the method's names, and the call with these for it and without ``**kwargs``."""
-    method = _method(view, owner, own_attribute(call.func))
-    if method is None:
-        raise Missed(f"{own_attribute(call.func)} is not a method of a class of the file", call)
-    names = [each.arg for each in method.args.args[1:]]
-    if len(call.args) > len(names) or any(isinstance(each, ast.Starred) for each in call.args):
-        raise Missed("its arguments are not those of the method", call)
-    data: dict[str, str] = {}
-    texts: list[str] = []
-    for name, value, named in [
-        *((name, value, False) for name, value in zip(names, call.args, strict=False)),
-        *((each.arg, each.value, True) for each in call.keywords if each.arg is not None),
-    ]:
-        text = ast.unparse(value)
-        if name in _OPTIONS:
-            pass
-        elif name not in (*_PIXELS, *_GRIDS, *_FEATURES, *_MASKS):
-            raise Missed(f"what its argument {name} is without data is not known", value)
-        elif not isinstance(value, ast.Name):
-            raise Missed(f"its argument {name} is computed from data", value)
-        else:
-            data[name] = text = value.id
-        texts.append(f"{name}={text}" if named else text)
-    return data, f"self.{own_attribute(call.func)}({', '.join(texts)})"
+def _calls_in(statements: Sequence[ast.stmt]) -> Iterator[ast.Call]:
+    for statement in statements:
+        yield from (each for each in walk_ast(statement) if isinstance(each, ast.Call))
 
 
-def _form(data: tuple[str, ...], call: ast.Call) -> str:
-    """The form of the data, by the names of its arguments."""
-    first, rest = data[:1], data[1:]
-    if first and first[0] in _PIXELS and not rest:
-        return _IMAGES
-    if first and first[0] in _PIXELS and len(rest) == 1 and rest[0] in _GRIDS:
-        return _PATCHES
-    if first and first[0] in _FEATURES and rest and all(each in _MASKS for each in rest):
-        return _SPECTRA
-    raise Missed(f"the form of its data is not known: {', '.join(data)}", call)
-
-
-def _groups(method: FunctionNode | None) -> int:
-    """The line where a method merges or counts the first of five dimensions; 0 if it does not."""
-    for node in walk_ast(method) if method is not None else ():
-        match node:
-            case ast.Call(
-                func=ast.Attribute(value=ast.Name(name), attr="flatten"),
-                args=[ast.Constant(0), ast.Constant(1)],
-            ) if name in _PIXELS:
-                return node.lineno
+def _embeddings(condition: ast.If) -> str:
+    """The name to which the condition assigns what it makes of it with ``masked_scatter``."""
+    for statement in condition.body:
+        match statement:
             case ast.Assign(
-                targets=[ast.Tuple(elts=[_, _, _, _, _])],
-                value=ast.Attribute(value=ast.Name(name), attr="shape"),
-            ) if name in _PIXELS:
-                return node.lineno
-    return 0
+                targets=[ast.Name(id=name)],
+                value=ast.Call(func=ast.Attribute(value=ast.Name(id=own), attr="masked_scatter")),
+            ) if name == own:
+                return name
+    return _EMBEDDINGS
 
 
-def _method(view: ModuleView, owner: ast.ClassDef, name: str) -> FunctionNode | None:
-    for each in view.scope.ancestors(owner):
-        if each is not None and (method := view.methods(each).get(name)) is not None:
-            return method
-    return None
-
-
-def _merges(view: ModuleView, owner: ast.ClassDef, name: str) -> bool:
-    """Whether a method divides the number of patches (``grid.prod(-1) // merge**2``), or does not use it."""
-    nodes = [node for method in _followed(view, owner, name) for node in walk_ast(method)]
-    products = [each for each in nodes if isinstance(each, ast.Attribute) and each.attr == "prod"]
-    divisions = [each for each in nodes if isinstance(each, ast.BinOp) and isinstance(each.op, ast.FloorDiv)]
-    return all(any(contains(one.left, each) for one in divisions) for each in products)
-
-
-def _attributes(view: ModuleView, owner: ast.ClassDef, name: str) -> Iterator[str]:
-    """The attributes of ``self``, other than methods, that a method uses, with the methods that it calls."""
-    used = [each for method in _followed(view, owner, name) for each in map(own_attribute, _in_order(method))]
-    for found in dict.fromkeys(used):
-        if found and found != "config" and _method(view, owner, found) is None:
-            yield found
-
-
-def _followed(view: ModuleView, owner: ast.ClassDef, name: str) -> Iterator[FunctionNode]:
-    """A method, and the methods of the same object that it calls."""
-    pending = [name]
-    for each in pending:  # the list grows during the loop
-        method = _method(view, owner, each)
-        if method is not None:
-            yield method
-            found = map(own_attribute, walk_ast(method))
-            pending += [one for one in dict.fromkeys(found) if one and one not in pending]
+def _before(forward: FunctionNode, condition: ast.If) -> list[ast.stmt]:
+    """The statements that run before a condition, in the blocks around it."""
+    found: list[ast.stmt] = []
+    for block in blocks(forward):
+        for index, statement in enumerate(block):
+            if statement is condition or contains(statement, condition):
+                found += block[:index]
+    return found
 
 
 def _outputs(forward: FunctionNode, condition: ast.If, call: ast.Call) -> tuple[str, ...]:
@@ -256,7 +250,12 @@ def _outputs(forward: FunctionNode, condition: ast.If, call: ast.Call) -> tuple[
     if target is None or isinstance(target, ast.Tuple | ast.List):
         raise Missed("what becomes of its result is not known", call)
     held = ast.unparse(target)
-    read = [each.attr for each in _in_order(forward) if ast.unparse(each.value) == held]
+    methods = {id(each.func) for each in walk_ast(forward) if isinstance(each, ast.Call)}
+    read = [
+        each.attr
+        for each in _in_order(forward)
+        if ast.unparse(each.value) == held and id(each) not in methods
+    ]
     return tuple(dict.fromkeys(read))
 
 

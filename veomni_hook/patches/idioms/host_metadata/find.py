@@ -1,11 +1,12 @@
 """What models compute from the sizes of images, videos and sounds: on the host, from one copy of the sizes.
 
-Five forms, none of which asks for a kernel; `veomni_hook.multimodal.host` is what the inserted code calls:
+Six forms, none of which asks for a kernel; `veomni_hook.multimodal.host` is what the inserted code calls:
 
 * a function that takes a precomputed result from its argument ``kwargs``: ``@veomni_host.computed("name")``;
 * a method ``get_rope_index``, if it reads nothing but its arguments and the configuration: the same;
 * ``sizes.prod(-1).tolist()`` of an argument: ``veomni_host.values(sizes).prod(-1).tolist()``;
 * lengths of sounds that follow from a mask (`sounds`);
+* what a tower computes from sizes itself (`towers`);
 * a forward of a class with ``get_rope_index``: it reads at once what the others need.
 """
 
@@ -13,18 +14,27 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from dataclasses import replace
 
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.edit import Edit
 from veomni_hook.patches.idioms.host_metadata.read import (
     POSITIONS,
     Reading,
+    is_number,
     position_arguments,
     precomputed_names,
     readings,
     state_of,
 )
 from veomni_hook.patches.idioms.host_metadata.sounds import length_functions, selections
+from veomni_hook.patches.idioms.host_metadata.towers import (
+    boundaries,
+    of_sizes,
+    repeats,
+    sent_values,
+    sizes_of,
+)
 from veomni_hook.patches.routes.insertion import before_body, in_place
 from veomni_hook.patches.routes.slot_code import tuple_of
 from veomni_hook.patches.routes.view import ModuleView
@@ -46,7 +56,7 @@ _COMPUTED, _READ, _TOGETHER = "computed_on_host", "read_once", "read_together"
 def find(view: ModuleView) -> Iterator[Site]:
     """Every candidate of a module, and the forwards that read for them."""
     text = view.document.source
-    if not any(name in text for name in ("kwargs.pop(", POSITIONS, "_features")):
+    if not any(name in text for name in ("kwargs.pop(", POSITIONS, "_features", "grid_thw")):
         return
     for name, function in view.functions.items():
         if names := precomputed_names(function):
@@ -65,6 +75,7 @@ def find(view: ModuleView) -> Iterator[Site]:
                 yield _decorated(view, target, method, "computed(floats=True)", _COMPUTED, reason)
             elif name.startswith("get_") and name.endswith("_features"):
                 yield from _features(view, f"{owner.name}.{name}", method)
+        yield from _tower(view, owner, methods)
         if "forward" in methods and (arguments := position_arguments(view, owner, methods["forward"])):
             yield _forward(view, owner, methods["forward"], arguments)
 
@@ -109,6 +120,32 @@ def _features(view: ModuleView, target: str, method: FunctionNode) -> Iterator[S
         _READ,
         captures={"sizes": ", ".join(dict.fromkeys(each.id for each in names))},
         edits=(*edits, *(in_place(view, each, f"veomni_host.values({each.id})") for each in names)),
+        lineno=method.lineno,
+        imports=(_IMPORT,),
+    )
+
+
+def _tower(view: ModuleView, owner: ast.ClassDef, methods: dict[str, FunctionNode]) -> Iterator[Site]:
+    """What a tower computes from sizes itself."""
+    for name, method in methods.items():
+        target, sizes = f"{owner.name}.{name}", sizes_of(method)
+        if sizes and of_sizes(method, lambda each: is_number(view, owner, each)):
+            yield replace(_decorated(view, target, method, "computed()", _COMPUTED), counted=False)
+        elif sizes and (edits := sent_values(view, method, sizes)):
+            yield _edited(target, method, edits, _READ)
+    forward = methods.get("forward")
+    if forward is not None and (edits := [*boundaries(view, owner, forward), *repeats(view, forward)]):
+        yield _edited(f"{owner.name}.forward", forward, edits, _COMPUTED)
+
+
+def _edited(target: str, method: FunctionNode, edits: list[Edit], variant: str) -> Site:
+    return Site(
+        OP,
+        target,
+        Status.ROUTED,
+        variant,
+        edits=tuple(edits),
+        counted=False,
         lineno=method.lineno,
         imports=(_IMPORT,),
     )

@@ -14,7 +14,15 @@ from veomni_hook.patches.code.walk import walk_ast
 from veomni_hook.patches.idioms.host_metadata.sounds import of_lengths
 from veomni_hook.patches.routes.view import ModuleView
 
-__all__ = ["POSITIONS", "Reading", "position_arguments", "precomputed_names", "readings", "state_of"]
+__all__ = [
+    "POSITIONS",
+    "Reading",
+    "is_number",
+    "position_arguments",
+    "precomputed_names",
+    "readings",
+    "state_of",
+]
 
 #: The method that computes positions in three dimensions.
 POSITIONS = "get_rope_index"
@@ -71,6 +79,13 @@ def state_of(view: ModuleView, owner: ast.ClassDef, method: FunctionNode) -> str
             elif not _is_configured(view, name):
                 return name
     return ""
+
+
+def is_number(view: ModuleView, owner: ast.ClassDef, attribute: str) -> bool:
+    """Whether an attribute is a number of the configuration."""
+    if attribute.endswith(_NUMBERS) or attribute == "config":
+        return True
+    return attribute not in _methods(view, owner) and _is_configured(view, attribute)
 
 
 def _is_configured(view: ModuleView, attribute: str) -> bool:

@@ -135,12 +135,21 @@ def _sliced_and_gathered(view: ModuleView, forward: FunctionNode, loop: Loop) ->
     targets = names if loop.others else f"({loop.hidden},)"
     # Whoever gets a cache that the layers filled would find a part of the positions in it.
     cache = f", cache={_CACHE}" if _CACHE in loaded([loop.statement]) else ""
+    code = f"{targets} = veomni_sequence.shard({receiver}, {names}{cache})"
+    added: tuple[Edit, ...] = ()
+    if (addition := loop.addition) is not None:
+        rows, method = addition.rows, f"{receiver}.{addition.method}"
+        given = f"{method}, {loop.hidden}, {addition.mask}, {rows}"
+        code += f"\n{rows} = veomni_sequence.rows_to_add({receiver}, {given})"
+        arguments = ", ".join(map(view.text, addition.call.args))
+        added = (in_place(view, addition.call, f"veomni_sequence.added({method}, {arguments})"),)
     return (
+        *added,
         *before_statement(
             view,
             forward,
             loop.statement,
-            f"{targets} = veomni_sequence.shard({receiver}, {names}{cache})",
+            code,
             "sequence parallelism: the layers run on this rank's part of the positions",
         ),
         *before_statement(

@@ -10,6 +10,7 @@ from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.expressions import own_attribute
 from veomni_hook.patches.code.scope import loaded, own_names
 from veomni_hook.patches.code.walk import walk_ast
+from veomni_hook.patches.idioms.layer_loop.additions import Addition, addition_in, without
 from veomni_hook.patches.idioms.layer_loop.interpreter import Interpreter
 from veomni_hook.patches.idioms.layer_loop.shapes import fresh
 from veomni_hook.patches.idioms.layer_loop.values import (
@@ -46,6 +47,7 @@ class Loop:
         last: the last statement that works on a part of the positions.
         followed: the functions and methods of the file that run inside.
         masks: arguments inside that must be a part of a mask of padding.
+        addition: the statement inside that adds rows.
     """
 
     statement: ast.For
@@ -54,6 +56,7 @@ class Loop:
     last: ast.stmt
     followed: tuple[str, ...]
     masks: tuple[ast.expr, ...]
+    addition: Addition | None = None
 
 
 def loops(forward: FunctionNode) -> Iterator[ast.For]:
@@ -138,6 +141,7 @@ class _Reading:
     ) -> None:
         self.forward, self.statement, self.hidden = forward, statement, hidden
         self.interpreter = Interpreter(view)
+        self.addition = addition_in(view, owner, forward, statement, hidden)
         self.given: dict[str, Value] = {
             "input_ids": Tensor(((BATCH,), (POSITIONS,))),
             "inputs_embeds": Tensor(((BATCH,), (POSITIONS,), fresh())),
@@ -164,7 +168,7 @@ class _Reading:
         others = self._sliced(tail)
         self._check_layers()
         returned: list[Value] = []
-        self.interpreter.run([self.statement], self.scope, returned, [])
+        self.interpreter.run([without(self.statement, self.addition)], self.scope, returned, [])
         if returned:
             raise Unproven("the loop returns", self.statement)
         if not _is_hidden(self.scope.get(self.hidden)):
@@ -173,8 +177,10 @@ class _Reading:
         for name in dict.fromkeys(loaded(tail)):
             if name != self.hidden and _holds_part(self.scope.get(name)):
                 raise Unproven(f"{name} is used after the loop, and holds a part of the positions", tail[0])
-        followed, masks = tuple(sorted(self.interpreter.followed)), tuple(self.interpreter.masks.values())
-        return Loop(self.statement, self.hidden, others, last, followed, masks)
+        added = {self.addition.target} if self.addition is not None else set()
+        followed = tuple(sorted({*self.interpreter.followed, *added}))
+        masks = tuple(self.interpreter.masks.values())
+        return Loop(self.statement, self.hidden, others, last, followed, masks, self.addition)
 
     def _before(self, statement: ast.stmt) -> None:
         """Follow a statement before the loop; what cannot be followed holds all positions."""

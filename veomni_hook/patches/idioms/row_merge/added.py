@@ -21,7 +21,7 @@ from veomni_hook.patches.site import Site, Status
 from veomni_hook.patches.slots import formula_slot
 from veomni_hook.patterns import pattern_file
 
-__all__ = ["CANDIDATES", "OP", "PART", "find"]
+__all__ = ["CANDIDATES", "OP", "PART", "find", "operands_of"]
 
 PART = "addition"
 CANDIDATES = (
@@ -51,12 +51,9 @@ def find(view: ModuleView) -> Iterator[Site]:
 def _routed(view: ModuleView, owner: ast.ClassDef, method: FunctionNode, site: Site) -> Site:
     if not has_self(method):
         return replace(site, reason="self is not the method's module")
-    rules = dict.fromkeys(_OPERANDS, ARGUMENT)
-    form = canonical(method, view.scope, owner)
-    found = recognised(pattern_file(OP), form, rules, names=(_VARIANT,))
-    if isinstance(found, Difference):
-        return replace(site, reason=f"the method does not only add rows: {found.text}")
-    operands = [source(found[1].bindings[name]) for name in _OPERANDS]
+    operands = operands_of(view, owner, method)
+    if isinstance(operands, str):
+        return replace(site, reason=f"the method does not only add rows: {operands}")
     slot = formula_slot(OP, _VARIANT)
     code = ask(method, slot.name, "self", operands)
     return replace(
@@ -67,6 +64,16 @@ def _routed(view: ModuleView, owner: ast.ClassDef, method: FunctionNode, site: S
         edits=before_body(view, method, code, f"{OP}/{_VARIANT}"),
         slots=(slot,),
     )
+
+
+def operands_of(view: ModuleView, owner: ast.ClassDef, method: FunctionNode) -> list[str] | str:
+    """The hidden states, the mask and the rows of a method that only adds rows, or why it is none."""
+    rules = dict.fromkeys(_OPERANDS, ARGUMENT)
+    form = canonical(method, view.scope, owner)
+    found = recognised(pattern_file(OP), form, rules, names=(_VARIANT,))
+    if isinstance(found, Difference):
+        return found.text
+    return [source(found[1].bindings[name]) for name in _OPERANDS]
 
 
 def _sum(function: FunctionNode) -> ast.stmt | ast.expr | None:
