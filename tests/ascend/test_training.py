@@ -127,6 +127,7 @@ def test_every_op_has_a_kernel_for_it():
         "patch_projection",
         "gated_delta_rule",
         "causal_conv",
+        "hyper_connection",
     }
     assert set(registry.ops()) - set(registry.preset("npu")) == apart
 

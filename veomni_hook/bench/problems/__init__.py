@@ -24,6 +24,7 @@ OPS = (
     "varlen_attention",
     "gated_delta_rule",
     "causal_conv",
+    "hyper_connection",
     "gated_mlp",
     "low_rank_linear",
     "row_merge",

@@ -50,6 +50,7 @@ OP_PACKAGES = (
     "varlen_attention",
     "gated_delta_rule",
     "causal_conv",
+    "hyper_connection",
     "gated_mlp",
     "low_rank_linear",
     "row_merge",
