@@ -16,6 +16,7 @@ PATTERN_FILES = (
     "kernels/attention/variants.py",
     "kernels/gated_mlp/reference.py",
     "kernels/gated_mlp/variants.py",
+    "kernels/hyper_connection/reference.py",
     "kernels/layer_norm/reference.py",
     "kernels/layer_norm/variants.py",
     "kernels/load_balancing_loss/reference.py",

@@ -128,6 +128,7 @@ def test_every_op_has_a_kernel_for_it():
         "gated_delta_rule",
         "causal_conv",
         "log_decay",
+        "hyper_connection",
     }
     assert set(registry.ops()) - set(registry.preset("npu")) == apart
 

@@ -113,6 +113,7 @@ def prover(site: Any) -> Callable[[Any, Any], Proof]:
         "gated_delta_rule": prove_linear_attention,
         "causal_conv": prove_linear_attention,
         "log_decay": provers.class_prover(inputs.layer_calls),
+        "hyper_connection": provers.class_prover(inputs.layer_calls),
         "sample_boundaries": prove_linear_attention,
         "patch_projection": prove_module_calls,
         "rotary": rotary.prove_rotary,

@@ -39,6 +39,7 @@ def test_every_variant_has_a_reference_and_all_code_loads():
         "gated_delta_rule",
         "causal_conv",
         "log_decay",
+        "hyper_connection",
         "gated_mlp",
         "low_rank_linear",
         "row_merge",

@@ -25,6 +25,7 @@ OPS = (
     "gated_delta_rule",
     "causal_conv",
     "log_decay",
+    "hyper_connection",
     "gated_mlp",
     "low_rank_linear",
     "row_merge",

@@ -51,6 +51,7 @@ OP_PACKAGES = (
     "gated_delta_rule",
     "causal_conv",
     "log_decay",
+    "hyper_connection",
     "gated_mlp",
     "low_rank_linear",
     "row_merge",

@@ -13,7 +13,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -22,10 +22,12 @@ from veomni_hook.kernels.shared.operand_checks import not_plain, untraceable, wa
 
 __all__ = ["computed_again", "recomputed", "refuses"]
 
+_Result = TypeVar("_Result", torch.Tensor, tuple[torch.Tensor, ...])
+
 
 class _ComputedAgain(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, formula: Callable[..., torch.Tensor], *operands: Any) -> torch.Tensor:
+    def forward(ctx: Any, formula: Callable[..., Any], *operands: Any) -> Any:
         ctx.save_for_backward(*(each if isinstance(each, torch.Tensor) else None for each in operands))
         ctx.others = [None if isinstance(each, torch.Tensor) else each for each in operands]
         ctx.formula = formula
@@ -34,7 +36,7 @@ class _ComputedAgain(torch.autograd.Function):
         return formula(*operands)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         twice = torch.is_grad_enabled()  # for a second derivative
         wanted = ctx.needs_input_grad[1:]
         operands = list(ctx.others)
@@ -46,15 +48,15 @@ class _ComputedAgain(torch.autograd.Function):
         enabled, dtype = ctx.autocast
         with torch.enable_grad(), torch.autocast(ctx.device, dtype=dtype, enabled=enabled):
             result = ctx.formula(*operands)
-        found = iter(torch.autograd.grad(result, leaves, grad, create_graph=twice))
+        found = iter(torch.autograd.grad(result, leaves, grads, create_graph=twice))
         return None, *(next(found) if want else None for want in wanted)
 
 
-def computed_again(formula: Callable[..., torch.Tensor], *operands: Any) -> torch.Tensor:
+def computed_again(formula: Callable[..., _Result], *operands: Any) -> _Result:
     """Return ``formula(*operands)``; if a gradient is needed, its backward recomputes the formula.
 
-    The result must be neither an operand nor a view of one. It must depend on every tensor among the operands
-    and on no other tensor that requires grad.
+    The result, a tensor or a tuple of tensors, must be neither an operand nor a view of one. It must depend
+    on every tensor among the operands and on no other tensor that requires grad.
     """
     # A compiler decides for itself what to save and what to recompute.
     tensors = [each for each in operands if isinstance(each, torch.Tensor)]
@@ -64,12 +66,12 @@ def computed_again(formula: Callable[..., torch.Tensor], *operands: Any) -> torc
 
 
 @cache
-def recomputed(reference: str) -> Callable[..., torch.Tensor]:
+def recomputed(reference: str) -> Callable[..., Any]:
     """Return `computed_again` of the formula that a code reference names, whose operands have no defaults."""
     formula = load_attribute(reference)
     names = (*inspect.signature(formula).parameters,)
 
-    def kernel(*operands: Any, **named: Any) -> torch.Tensor:
+    def kernel(*operands: Any, **named: Any) -> Any:
         if named:  # as in a guard where upstream evaluates operands in another order
             operands += tuple(named[name] for name in names[len(operands) :])
         return computed_again(formula, *operands)

@@ -12,7 +12,7 @@ from veomni_hook.patches.graph.interpreter.expressions import evaluate
 from veomni_hook.patches.graph.interpreter.inline import receiver_name
 from veomni_hook.patches.graph.interpreter.state import Frame, Trace, UnclearError
 from veomni_hook.patches.graph.interpreter.statements import run
-from veomni_hook.patches.graph.nodes import Node, walk
+from veomni_hook.patches.graph.nodes import Node, constant, walk
 from veomni_hook.patches.graph.scope import Scope
 
 __all__ = ["Form", "Unknown", "canonical", "interpreted"]
@@ -83,7 +83,8 @@ def interpreted(
     """The form of statements of a function, as `canonical` returns it, without a cache.
 
     Args:
-        activations: a parameter annotated as a Callable keeps the dtype and shape of one tensor.
+        activations: a parameter annotated as a Callable keeps the dtype and shape of one tensor, and one
+            annotated as an nn.Parameter has as many dimensions as an attribute: nobody knows how many.
     """
     if isinstance(function, ast.AsyncFunctionDef):
         return Unknown("an async function is not followed", function.lineno)
@@ -94,8 +95,11 @@ def interpreted(
     names = tuple(p.arg for p in parameters if p is not None and p.arg != receiver)
     values = {name: Node("argument", (), name) for name in parameter_names(function)}
     for parameter in (*spec.posonlyargs, *spec.args, *spec.kwonlyargs) if activations else ():
-        if parameter.annotation is not None and "Callable" in ast.unparse(parameter.annotation):
+        annotation = "" if parameter.annotation is None else ast.unparse(parameter.annotation)
+        if "Callable" in annotation:
             values[parameter.arg].facts["elementwise"] = None
+        elif annotation.endswith("nn.Parameter"):
+            values[parameter.arg].facts["dimension"] = constant(None)
     if receiver:
         values[receiver] = Node("self")
     trace = Trace(scope, evaluate, run)

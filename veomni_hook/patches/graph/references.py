@@ -66,7 +66,8 @@ def reference_scope(path: str) -> Scope:
 def reference_form(path: str, function: str) -> Form:
     """The form of a reference function, from its source text.
 
-    A parameter annotated as a Callable is a function of one tensor that keeps dtype and shape.
+    A parameter annotated as a Callable is a function of one tensor that keeps dtype and shape; one annotated
+    as an nn.Parameter may have no dimension, as an attribute.
 
     Args:
         path: the file, from the package's root: ``kernels/rms_norm/reference.py``.

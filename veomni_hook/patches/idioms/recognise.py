@@ -24,6 +24,8 @@ IDIOMS = (
     "nn_layer_norm.find",
     "rotary.find",
     "qk_norm_rotary.find",
+    "hyper_connection.find",
+    "hyper_connection.mixed",
     "gated_mlp.find",
     "low_rank_linear.find",
     "row_merge.find",

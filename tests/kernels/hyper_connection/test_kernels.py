@@ -1,0 +1,169 @@
+"""Kernels of hyper-connections against the formulas: outputs and all gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.kernels import declared
+from tests.kernels.matching import assert_matches
+from veomni_hook.kernels.hyper_connection import operand_checks, rules
+from veomni_hook.kernels.rms_norm.reference import unweighted_rounded_scale
+
+OP = "hyper_connection"
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+#: Streams, tokens, columns: the usual number, an odd width in several blocks, and other numbers of streams.
+SIZES = [(4, (1, 37), 72), (4, (2, 3), 1030), (2, (3, 1), 33), (8, (1, 5), 20)]
+
+
+class Norm(nn.Module):
+    eps = 1e-4
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return unweighted_rounded_scale(x, self.eps)
+
+
+NORM = Norm()
+
+
+@pytest.fixture(params=["torch", "triton"])
+def backend(request) -> str:
+    if request.param == "triton":
+        pytest.importorskip("triton")
+    return request.param
+
+
+def values(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(shape, device=DEVICE).to(dtype)
+
+
+def weights_of(variant: str, streams: int, tokens: Any, columns: int, dtype: torch.dtype) -> Any:
+    """The operands with gradients, and what calls a function with them."""
+    x = values(*tokens, streams, columns, dtype=dtype)
+    if variant == "mix":
+        others = [
+            values(*tokens, streams),
+            values(*tokens, streams, streams),
+            values(*tokens, columns, dtype=dtype),
+        ]
+        return [*others, x], lambda function: lambda *given: function(*given, dtype)
+    comb = variant == "sinkhorn"
+    m = (2 + streams) * streams if comb else streams
+    rest = (streams, 4, 1e-3) if comb else (1e-3,)
+    leaves = [x, values(m, streams * columns) / 10, values(m), values(3 if comb else 1)]
+    return leaves, lambda function: lambda x, *given: function(x, NORM, Norm, *given, *rest)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("variant", ["sinkhorn", "collapse", "mix"])
+def test_results_and_gradients_are_the_formulas(backend, variant, size, dtype):
+    leaves, called = weights_of(variant, *size, dtype)
+    ours, formula = declared.kernel(OP, variant, backend), declared.reference(OP, variant)
+    # Sums of four thousand products, and gradients that are differences of them.
+    tolerance = {torch.float32: 2e-5, torch.float16: None}[dtype]
+    assert_matches(called(ours), called(formula), leaves, exact=backend == "torch", tolerance=tolerance)
+
+
+def test_strided_streams_and_few_wanted_gradients(backend):
+    for variant in ("sinkhorn", "mix"):
+        leaves, called = weights_of(variant, 4, (2, 3), 24, torch.float32)
+        place = next(number for number, each in enumerate(leaves) if each.shape == (2, 3, 4, 24))
+        leaves[place] = values(2, 4, 3, 48)[..., ::2].transpose(1, 2)
+        wanted = [number == place for number in range(len(leaves))]
+        kernel, formula = declared.kernel(OP, variant, backend), declared.reference(OP, variant)
+        assert_matches(called(kernel), called(formula), leaves, wanted)
+
+
+def test_one_iteration(backend):
+    leaves, _ = weights_of("sinkhorn", 4, (1, 3), 8, torch.float32)
+    ours, formula = (
+        lambda x, *given, f=function: f(x, NORM, Norm, *given, 4, 1, 1e-3)
+        for function in (declared.kernel(OP, "sinkhorn", backend), declared.reference(OP, "sinkhorn"))
+    )
+    assert_matches(ours, formula, leaves)
+
+
+def test_twenty_iterations_give_rows_and_columns_that_sum_to_one():
+    leaves, _ = weights_of("sinkhorn", 4, (1, 5), 8, torch.float32)
+    _, comb, _ = declared.kernel(OP, "sinkhorn", "triton")(leaves[0], NORM, Norm, *leaves[1:], 4, 20, 1e-6)
+    for dim in (-1, -2):
+        torch.testing.assert_close(comb.sum(dim), torch.ones_like(comb[..., 0]), atol=1e-3, rtol=0)
+
+
+def test_second_calls_give_the_same_bits():
+    for variant in ("sinkhorn", "mix"):
+        leaves, called = weights_of(variant, 4, (1, 37), 72, torch.float32)
+        kernel = called(declared.kernel(OP, variant, "triton"))
+        assert_matches(kernel, kernel, leaves, exact=True)
+
+
+class _Hooked(Norm):
+    pass
+
+
+def operands(**changed: Any) -> dict[str, Any]:
+    given = {
+        "hidden_streams": values(1, 2, 4, 8), "norm": NORM, "norm_class": Norm, "fn": values(24, 32),
+        "base": values(24), "scale": values(3), "streams": 4, "iterations": 2, "eps": 1e-6,
+    }  # fmt: skip
+    return {**given, **changed}
+
+
+def hooked() -> Norm:
+    norm = Norm()
+    norm.register_forward_hook(lambda *_: None)
+    return norm
+
+
+REFUSED = {
+    "a subclass of the norm": ({"norm": _Hooked()}, "not the recognised class"),
+    "a hook": ({"norm": hooked()}, "has hooks"),
+    "streams of three dimensions": ({"hidden_streams": values(2, 4, 8)}, "do not have the shape"),
+    "no tokens": ({"hidden_streams": values(1, 0, 4, 8)}, "do not have the shape"),
+    "integers": ({"base": torch.zeros(24, dtype=torch.int64, device=DEVICE)}, "floating-point"),
+    "another number of streams": ({"streams": 2}, "number of streams"),
+    "no iteration": ({"iterations": 0}, "positive integer"),
+    "other parameters": ({"fn": values(24, 31)}, "recognised shapes"),
+    "a tensor as eps": ({"eps": torch.ones(())}, "eps is not a float"),
+    "a device": ({"scale": torch.zeros(3, device="meta")}, "different devices"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_calls_that_run_upstreams_code(name):
+    changed, reason = REFUSED[name]
+    assert rules.refuses(None, **operands()) is None
+    assert reason in str(rules.refuses(None, **operands(**changed)))
+
+
+def test_autocast_runs_upstreams_code():
+    with torch.autocast(DEVICE, torch.bfloat16):
+        assert "autocast" in str(rules.refuses(None, **operands()))
+
+
+def test_mixtures_that_run_upstreams_code():
+    given = values(1, 2, 4), values(1, 2, 4, 4), values(1, 2, 8), values(1, 2, 4, 8)
+    assert rules.refuses_mix(None, *given, torch.float32) is None
+    assert "one dtype" in str(rules.refuses_mix(None, *given, torch.float16))
+    assert "another shape" in str(
+        rules.refuses_mix(None, *given[:2], values(1, 2, 9), given[3], torch.float32)
+    )
+
+
+def test_what_triton_does_not_support():
+    assert operand_checks.unsupported(values(1, 2, 4, 8)) is None
+    assert "3 streams" in str(operand_checks.unsupported(values(1, 2, 3, 8)))
+    assert "float64" in str(operand_checks.unsupported(values(1, 2, 4, 8, dtype=torch.float64)))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(DEVICE == "cpu", reason="takes half a minute in the interpreter")
+@pytest.mark.parametrize("variant", ["sinkhorn", "collapse", "mix"])
+def test_bfloat16_at_the_size_of_a_model(variant):
+    leaves, called = weights_of(variant, 4, (1, 512), 4096, torch.bfloat16)
+    kernel, formula = declared.kernel(OP, variant, "triton"), declared.reference(OP, variant)
+    assert_matches(called(kernel), called(formula), leaves)

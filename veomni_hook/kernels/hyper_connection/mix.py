@@ -1,0 +1,102 @@
+"""Mixed streams in Triton: one launch in each direction; `mix_device` has the formulas.
+
+Shapes: post [B, S, N], comb [B, S, N, N], output [B, S, D], hidden_streams [B, S, N, D], the last two in one
+dtype of float32, bfloat16 and float16. Saved: the operands. Mutates: nothing. Deterministic. The gradients of
+the weights are sums in float32; upstream's are rounded to the streams' dtype on the way.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from veomni_hook.kernels.hyper_connection import mix_device as kernels
+from veomni_hook.kernels.hyper_connection import rules
+from veomni_hook.kernels.hyper_connection.operand_checks import unsupported
+from veomni_hook.kernels.shared.autograd import applied, backward_once
+from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, cdiv, power
+from veomni_hook.kernels.shared.operators import define_op
+
+__all__ = ["mix", "refuses"]
+
+Tensor = torch.Tensor
+# Columns per program, of all streams.
+_FORWARD, _BACKWARD = 1024, 512
+_Kind = tuple[torch.dtype, ...]
+
+
+# Cached by all Triton specialisations.
+@lru_cache(maxsize=LAUNCHES)
+def _forward_launch(device: torch.device, kind: _Kind, n: int, columns: int) -> Launch:
+    return Launch(kernels.forward, 5, columns, n, min(power(columns), _FORWARD), num_warps=4)
+
+
+@lru_cache(maxsize=LAUNCHES)
+def _backward_launch(device: torch.device, kind: _Kind, n: int, columns: int) -> Launch:
+    return Launch(kernels.backward, 9, columns, n, min(power(columns), _BACKWARD), num_warps=4)
+
+
+def _forward_op(x: Tensor, post: Tensor, comb: Tensor, output: Tensor) -> Tensor:
+    x, post, comb, output = (each.contiguous() for each in (x, post, comb, output))
+    batch, length, n, columns = x.shape
+    y = torch.empty_like(x)
+    launch = _forward_launch(x.device, (x.dtype, post.dtype, comb.dtype), n, columns)
+    grid = batch * length, cdiv(columns, min(power(columns), _FORWARD)), 1
+    launch(grid, post, comb, output, x, y)
+    return y
+
+
+def _backward_op(
+    dy: Tensor, post: Tensor, comb: Tensor, output: Tensor, x: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    dy, *operands = (each.contiguous() for each in (dy, post, comb, output, x))
+    batch, length, n, columns = x.shape
+    results = [torch.empty_like(each) for each in operands]
+    launch = _backward_launch(x.device, (x.dtype, post.dtype, comb.dtype), n, columns)
+    launch((batch * length, 1, 1), dy, *operands, *results)
+    dpost, dcomb, doutput, dx = results
+    return dpost, dcomb, doutput, dx
+
+
+_FORWARD_OP = define_op(
+    "hyper_connection_mix(Tensor x, Tensor post, Tensor comb, Tensor output) -> Tensor",
+    _forward_op,
+    lambda x, post, comb, output: x.new_empty(x.shape),
+)
+_BACKWARD_OP = define_op(
+    "hyper_connection_mix_backward(Tensor dy, Tensor post, Tensor comb, Tensor output, Tensor x)"
+    " -> (Tensor, Tensor, Tensor, Tensor)",
+    _backward_op,
+    lambda dy, *operands: tuple(each.new_empty(each.shape) for each in operands),
+)
+
+
+class _Mix(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, post: Tensor, comb: Tensor, output: Tensor) -> Tensor:
+        ctx.save_for_backward(post, comb, output, x)
+        return _FORWARD_OP(x, post, comb, output)  # type: ignore[no-any-return]
+
+    @staticmethod
+    @backward_once
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        dpost, dcomb, doutput, dx = _BACKWARD_OP(dy, *ctx.saved_tensors)
+        found = (dx, dpost, dcomb, doutput)
+        return tuple(each if want else None for each, want in zip(found, ctx.needs_input_grad, strict=True))
+
+
+_apply = applied(_Mix)
+
+
+def mix(post: Tensor, comb: Tensor, output: Tensor, hidden_streams: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return ``post * output + comb^T @ hidden_streams``; operands are those of `rules.refuses_mix`."""
+    return _apply(hidden_streams, post, comb, output)  # type: ignore[no-any-return]
+
+
+def refuses(owner: Any, post: Any, comb: Any, output: Any, hidden_streams: Any, dtype: Any) -> str | None:
+    """Return why this call must run the upstream code, or None. Operands: see `rules.refuses_mix`."""
+    return rules.refuses_mix(owner, post, comb, output, hidden_streams, dtype) or unsupported(
+        hidden_streams, post, comb
+    )

@@ -1,0 +1,211 @@
+"""The weights of hyper-connections and the weighted sum of streams in Triton; `device` has the formulas.
+
+Forward reads the streams twice, and backward three times: nothing of their size is written but their
+gradient. Eager code writes them in float32 several times in each direction.
+
+Shapes: hidden_streams [B, S, N, D], fn [M, N * D], base [M], scale [3] (or [1]), each in float32, bfloat16
+or float16; N is 2, 4 or 8. Saved: the operands, the projection [B * S, M] and the norm's scale [B * S], both
+in float32; Sinkhorn's iterations are computed again. Mutates: nothing. Deterministic.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from veomni_hook.kernels.hyper_connection import device as kernels
+from veomni_hook.kernels.hyper_connection import rules
+from veomni_hook.kernels.hyper_connection.operand_checks import unsupported
+from veomni_hook.kernels.shared.autograd import applied, backward_once
+from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, cdiv, power
+from veomni_hook.kernels.shared.operators import define_op
+
+__all__ = ["collapse", "refuses", "refuses_collapse", "sinkhorn"]
+
+Tensor = torch.Tensor
+_Kind = tuple[torch.dtype, ...]
+# Tokens per program where they are rows of a product, and where each is a small matrix.
+_ROWS, _TOKENS = 32, 32
+# Columns per program: of a product, of its gradients, and of the sums over streams.
+_PART, _GRADIENT, _COLUMNS = 64, 64, 1024
+
+
+class _Sizes:
+    """The sizes of a call, and its launches; one for each kind of call.
+
+    Args:
+        kind: the dtypes of streams, projection, base and scale.
+        n: the number of streams.
+        columns: of a stream.
+        comb: whether there are weights of the output and of the mixture.
+    """
+
+    def __init__(self, kind: _Kind, n: int, columns: int, comb: bool) -> None:  # noqa: FBT001
+        k, m = n * columns, n + comb * (n + n * n)
+        padded = max(16, power(m))
+        block = min(power(columns), _COLUMNS)
+        self.m, self.n = m, n
+        self.parts = cdiv(columns, block)
+        self.gradient_parts = n * cdiv(columns, _GRADIENT), cdiv(k, _GRADIENT)
+        dots: dict[str, Any] = {"num_warps": 4, "num_stages": 3}
+        self.project = Launch(kernels.project, 4, k, m, padded, _ROWS, _PART, **dots)
+        self.weights = Launch(kernels.weights, 5, n, m, _TOKENS, num_warps=1)
+        self.collapse = Launch(kernels.collapse, 5, columns, n, m, block, num_warps=4)
+        self.products = Launch(kernels.products, 3, columns, n, block, num_warps=4)
+        self.weights_backward = Launch(kernels.weights_backward, 10, k, n, m, comb, _TOKENS, num_warps=1)
+        self.streams = Launch(kernels.streams_gradient, 9, columns, n, m, padded, _ROWS, _GRADIENT, **dots)
+        self.fn = Launch(kernels.fn_gradient, 3, k, m, padded, _ROWS, _GRADIENT, **dots)
+
+
+@lru_cache(maxsize=LAUNCHES)
+def _sizes(device: torch.device, kind: _Kind, n: int, columns: int, comb: bool) -> _Sizes:  # noqa: FBT001
+    return _Sizes(kind, n, columns, comb)
+
+
+def _of(x: Tensor, fn: Tensor, base: Tensor, scale: Tensor, comb: bool) -> _Sizes:  # noqa: FBT001
+    return _sizes(x.device, (x.dtype, fn.dtype, base.dtype, scale.dtype), x.shape[2], x.shape[3], comb)
+
+
+def _forward_op(
+    x: Tensor,
+    fn: Tensor,
+    base: Tensor,
+    scale: Tensor,
+    numbers: list[float],
+    iterations: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    x, fn, base, scale = (each.contiguous() for each in (x, fn, base, scale))
+    tokens, sizes = x.shape[0] * x.shape[1], _of(x, fn, base, scale, iterations > 0)
+    norm_eps, eps = numbers
+    m, r, post, comb, y = _empty(x, sizes.m, iterations)
+    sizes.project((cdiv(tokens, _ROWS), 1, 1), x, fn, m, r, tokens, norm_eps)
+    if iterations:
+        sizes.weights((cdiv(tokens, _TOKENS), 1, 1), m, base, scale, post, comb, tokens, iterations, eps)
+    sizes.collapse((tokens, sizes.parts, 1), x, m, base, scale, y, eps)
+    return post, comb, y, m, r
+
+
+def _empty(x: Tensor, m: int, iterations: int) -> tuple[Tensor, ...]:
+    """The projection, the norm's scale, both weights and the sum, without values."""
+    batch, length, n, columns = x.shape
+    small = [(batch, length, n), (batch, length, n, n)] if iterations else [(0,), (0,)]
+    shapes = [(batch * length, m), (batch * length,), *small]
+    found = [x.new_empty(shape, dtype=torch.float32) for shape in shapes]
+    return *found, x.new_empty((batch, length, columns))
+
+
+def _forward_fake(
+    x: Tensor, fn: Tensor, base: Tensor, scale: Tensor, numbers: list[float], iterations: int
+) -> tuple[Tensor, ...]:
+    m, r, post, comb, y = _empty(x, fn.shape[0], iterations)
+    return post, comb, y, m, r
+
+
+def _backward_op(
+    dy: Tensor,
+    dpost: Tensor,
+    dcomb: Tensor,
+    saved: list[Tensor],
+    numbers: list[float],
+    iterations: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    x, fn, base, scale, m, r = (each.contiguous() for each in saved)
+    dy, dpost, dcomb = dy.contiguous(), dpost.contiguous(), dcomb.contiguous()
+    tokens, sizes = m.shape[0], _of(x, fn, base, scale, iterations > 0)
+    eps = numbers[1]
+    dpre = m.new_empty((tokens, sizes.n))
+    sizes.products((tokens, 1, 1), x, dy, dpre)
+    dz, ds, c = torch.empty_like(m), torch.empty_like(m), torch.empty_like(r)
+    grid = cdiv(tokens, _TOKENS), 1, 1
+    sizes.weights_backward(
+        grid, m, r, base, scale, dpre, dpost, dcomb, dz, ds, c, tokens, iterations, eps
+    )  # fmt: skip
+    dx, dfn = torch.empty_like(x), torch.empty_like(fn)
+    streams, parts = sizes.gradient_parts
+    grid = cdiv(tokens, _ROWS), streams, 1
+    sizes.streams(grid, x, fn, m, base, scale, ds, c, dy, dx, tokens, eps)
+    sizes.fn((parts, 1, 1), x, ds, dfn, tokens)
+    n = sizes.n
+    by_weight = (dz * m).sum(0)
+    parts_of = torch.split(by_weight, [n, n, n * n] if iterations else [n])
+    return dx, dfn, dz.sum(0).to(base.dtype), torch.stack([each.sum() for each in parts_of]).to(scale.dtype)
+
+
+_FORWARD = define_op(
+    "hyper_connection(Tensor x, Tensor fn, Tensor base, Tensor scale, float[] numbers, int iterations)"
+    " -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    _forward_op,
+    _forward_fake,
+)
+_BACKWARD = define_op(
+    "hyper_connection_backward(Tensor dy, Tensor dpost, Tensor dcomb, Tensor[] saved, float[] numbers,"
+    " int iterations) -> (Tensor, Tensor, Tensor, Tensor)",
+    _backward_op,
+    lambda dy, dpost, dcomb, saved, numbers, iterations: tuple(
+        each.new_empty(each.shape) for each in saved[:4]
+    ),
+)
+
+
+class _Connection(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, fn: Tensor, base: Tensor, scale: Tensor, numbers: list[float], iterations: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        post, comb, y, m, r = _FORWARD(x, fn, base, scale, numbers, iterations)
+        ctx.save_for_backward(x, fn, base, scale, m, r)
+        ctx.numbers, ctx.iterations = numbers, iterations
+        return post, comb, y
+
+    @staticmethod
+    @backward_once
+    def backward(ctx: Any, dpost: Tensor, dcomb: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+        found = _BACKWARD(dy, dpost, dcomb, list(ctx.saved_tensors), ctx.numbers, ctx.iterations)
+        wanted = zip(found, ctx.needs_input_grad, strict=False)
+        return *(each if want else None for each, want in wanted), None, None
+
+
+_apply = applied(_Connection)
+
+
+def sinkhorn(  # noqa: PLR0913, PLR0917 - the operands of the formula
+    hidden_streams: Tensor,
+    norm: Any,
+    norm_class: Any,
+    fn: Tensor,
+    base: Tensor,
+    scale: Tensor,
+    streams: int,
+    iterations: int,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what `reference.sinkhorn` says."""
+    found: tuple[Tensor, Tensor, Tensor] = _apply(
+        hidden_streams, fn, base, scale, [norm.eps, eps], iterations
+    )
+    return found
+
+
+def collapse(
+    hidden_streams: Tensor, norm: Any, norm_class: Any, fn: Tensor, base: Tensor, scale: Tensor, eps: float
+) -> Tensor:
+    """Return what `reference.collapse` says."""
+    collapsed: Tensor = _apply(hidden_streams, fn, base, scale, [norm.eps, eps], 0)[2]
+    return collapsed
+
+
+def refuses(owner: Any, *operands: Any) -> str | None:
+    """Return why this call must run the upstream code, or None. Operands: see `rules.refuses`."""
+    return rules.refuses(owner, *operands) or _unsupported(*operands)
+
+
+def refuses_collapse(owner: Any, *operands: Any) -> str | None:
+    """Return why this call must run the upstream code, or None. Operands: see `rules.refuses_collapse`."""
+    return rules.refuses_collapse(owner, *operands) or _unsupported(*operands)
+
+
+def _unsupported(*operands: Any) -> str | None:
+    x, _, _, fn, base, scale, *_ = operands
+    return unsupported(x, fn, base, scale)

@@ -1,0 +1,1 @@
+"""Hyper-connections: a residual of several streams."""

@@ -1,0 +1,141 @@
+"""Hyper-connections: a class whose ``forward`` is one of the formulas of the kernels' reference.
+
+A kernel computes the norm of the streams itself, so ``__init__`` must create it from a class of the file that
+is an RMSNorm without weight; the guard passes the module and its class, which are checked at every call.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from functools import partial
+
+from veomni_hook.patches.code.document import FunctionNode
+from veomni_hook.patches.code.expressions import own_attribute
+from veomni_hook.patches.code.walk import walk_ast
+from veomni_hook.patches.graph import (
+    ARGUMENT,
+    ATTRIBUTE,
+    NUMBER,
+    Difference,
+    Form,
+    canonical,
+    digest,
+    recognised,
+    reference_form,
+    source,
+)
+from veomni_hook.patches.idioms.rms_norm.find import find as find_rms_norms
+from veomni_hook.patches.routes.inherited import called_otherwise, defining, initialised_by
+from veomni_hook.patches.routes.insertion import before_body
+from veomni_hook.patches.routes.slot_code import ask
+from veomni_hook.patches.routes.view import ModuleView
+from veomni_hook.patches.site import Missed, Site, Status, skipped_at_calls
+from veomni_hook.patches.slots import formula_slot
+from veomni_hook.patterns import pattern_file
+
+__all__ = ["CANDIDATES", "OP", "PART", "find"]
+
+OP = "hyper_connection"
+PART = "weights"
+CANDIDATES = (
+    "every forward of a class whose name contains Hyper, or that reads self.hc_mult or self.hc_count"
+    " (part weights)"
+)
+
+_SIZES = ("hc_mult", "hc_count")
+_NAMES = ("sinkhorn", "sinkhorn__viewed", "collapse")
+_RULES = {
+    "hidden_streams": ARGUMENT,
+    "norm": ATTRIBUTE,
+    "fn": ATTRIBUTE,
+    "base": ATTRIBUTE,
+    "scale": ATTRIBUTE,
+    "streams": NUMBER,
+    "iterations": NUMBER,
+    "eps": NUMBER,
+}
+#: Of float32 values, both are the same.
+_NORMS = ("unweighted", "unweighted_rounded_scale")
+
+
+def find(view: ModuleView) -> Iterator[Site]:
+    """Every candidate of a module."""
+    text = view.document.source
+    if "Hyper" not in text and not any(size in text for size in _SIZES):
+        return
+    for owner, forward in view.forwards():
+        if "Hyper" in owner.name or _reads_sizes(forward):
+            try:
+                yield _routed(view, owner, forward)
+            except Missed as missed:
+                target = f"{owner.name}.forward"
+                yield Site(OP, target, Status.MISSED, reason=str(missed), part=PART, lineno=forward.lineno)
+
+
+def _reads_sizes(forward: FunctionNode) -> bool:
+    return any(
+        isinstance(node, ast.Attribute) and own_attribute(node) in _SIZES for node in walk_ast(forward)
+    )
+
+
+def _routed(view: ModuleView, owner: ast.ClassDef, forward: FunctionNode) -> Site:
+    form = canonical(forward, view.scope, owner)
+    found = recognised(pattern_file(OP), form, _RULES, names=_NAMES)
+    if isinstance(found, Difference):
+        raise Missed(found.text or "its result has another form", None if found.text else forward)
+    assert isinstance(form, Form)  # noqa: S101 - an `Unknown` is a difference
+    name, made = found
+    text = partial(source, receiver=form.receiver)
+    norm = _norm(view, owner, text(made.bindings["norm"]))
+    kind = norm.target.partition(".")[0]
+    given = {key: kind if key == "norm_class" else text(made.bindings[key]) for key in _operands(name)}
+    slot = formula_slot(OP, name.partition("__")[0])
+    target = f"{owner.name}.forward"
+    code = ask(forward, slot.name, form.receiver, list(given.values()))
+    return Site(
+        OP,
+        target,
+        Status.ROUTED,
+        slot.variant,
+        form=digest(form),
+        captures=given,
+        edits=before_body(view, forward, code, f"{OP}/{slot.variant}"),
+        slots=(slot,),
+        relies_on=tuple(dict.fromkeys((*form.inlined, norm.target, *norm.relies_on))),
+        skips={target: tuple(dict.fromkeys((*form.inlined, *skipped_at_calls(norm))))},
+        part=PART,
+        lineno=forward.lineno,
+    )
+
+
+def _operands(name: str) -> tuple[str, ...]:
+    return reference_form(pattern_file(OP), name).arguments
+
+
+def _norm(view: ModuleView, owner: ast.ClassDef, norm: str) -> Site:
+    """The site of the class of ``norm``, code for an attribute.
+
+    Raises:
+        Missed: kernels do not compute it.
+    """
+    attribute = own_attribute(ast.parse(norm, mode="eval").body)
+    made = [value for name, value in initialised_by(view, owner) if name == attribute]
+    names = {
+        value.func.id if isinstance(value, ast.Call) and isinstance(value.func, ast.Name) else ""
+        for value in made
+    }
+    if len(names) != 1 or not names <= view.classes.keys():
+        raise Missed(f"{norm} is not created from one class of the file")
+    (name,) = names
+    if defining(view, name) != name:
+        raise Missed(f"{name} inherits its forward")
+    sites = {site.target: site for site in view.sites(find_rms_norms)}
+    site = sites.get(f"{name}.forward")
+    if site is None or site.status is not Status.ROUTED or site.variant not in _NORMS:
+        raise Missed(f"{name} is not an RMSNorm without weight")
+    if site.captures["eps"] != "self.eps":
+        raise Missed(f"the eps of {name} is {site.captures['eps']}")
+    if other := called_otherwise(view, name):
+        raise Missed(other)
+    return site

@@ -1,0 +1,112 @@
+"""Mixed streams: an expression that adds the weighted output of a block to the mixture of its streams.
+
+    x = post.to(dtype).unsqueeze(-1) * output.unsqueeze(-2) + torch.matmul(
+        comb.to(dtype).transpose(-1, -2), x
+    )
+    ->  x = kernel(post, comb, output, x, dtype) if (kernel := slot.kernel(self, ...)) is not None else ...
+
+Its operands are names, so they can be read twice.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import replace
+
+from veomni_hook.patches.code.document import FunctionNode
+from veomni_hook.patches.code.edit import Edit
+from veomni_hook.patches.code.expressions import own_attribute
+from veomni_hook.patches.code.scope import local_names
+from veomni_hook.patches.code.walk import walk_ast
+from veomni_hook.patches.idioms.add_rms_norm.read import has_self
+from veomni_hook.patches.idioms.hyper_connection.find import OP
+from veomni_hook.patches.routes.insertion import free_name, in_place
+from veomni_hook.patches.routes.view import ModuleView
+from veomni_hook.patches.site import Site, Status
+from veomni_hook.patches.slots import formula_slot
+
+__all__ = ["CANDIDATES", "OP", "PART", "find"]
+
+PART = "mix"
+CANDIDATES = (
+    "every forward that unpacks the result of one of its own attributes whose name ends in _hc or"
+    " hyper_connection (part mix)"
+)
+
+_VARIANT = "mix"
+_ENDS = ("_hc", "hyper_connection")
+
+
+def find(view: ModuleView) -> Iterator[Site]:
+    """Every candidate of a module."""
+    if not any(f"{end}(" in view.document.source for end in _ENDS):
+        return
+    for owner, forward in view.forwards():
+        if any(map(_unpacks, walk_ast(forward))):
+            yield _site(view, f"{owner.name}.forward", forward)
+
+
+def _unpacks(node: ast.AST) -> bool:
+    match node:
+        case ast.Assign(targets=[ast.Tuple()], value=ast.Call(func=called)):
+            return own_attribute(called).endswith(_ENDS)
+    return False
+
+
+def _site(view: ModuleView, target: str, forward: FunctionNode) -> Site:
+    site = Site(OP, target, Status.MISSED, part=PART, lineno=forward.lineno)
+    if not has_self(forward) or "self" in local_names(forward) - {"self"}:
+        return replace(site, reason="self is not the method's module")
+    if view.scope.resolve("torch") != "torch" or "torch" in local_names(forward):
+        return replace(site, reason="torch has another name here")
+    found = [(node, names) for node in walk_ast(forward) if (names := _names(node)) is not None]
+    if not found:
+        return replace(site, reason="nothing has the form of mixed streams plus a weighted output")
+    slot = formula_slot(OP, _VARIANT)
+    return replace(
+        site,
+        status=Status.ROUTED,
+        variant=_VARIANT,
+        edits=tuple(_edit(view, forward, slot.name, node, names) for node, names in found),
+        slots=(slot,),
+    )
+
+
+def _names(node: ast.AST) -> tuple[str, ...] | None:
+    """The names in the expression, in the order of the reference's operands; None for another one."""
+    match node:
+        case ast.BinOp(
+            left=ast.BinOp(
+                left=ast.Call(
+                    func=ast.Attribute(
+                        value=ast.Call(func=ast.Attribute(value=ast.Name(post)), args=[ast.Name(dtype)])
+                    )
+                ),
+                right=ast.Call(func=ast.Attribute(value=ast.Name(output))),
+            ),
+            right=ast.Call(
+                args=[
+                    ast.Call(func=ast.Attribute(value=ast.Call(func=ast.Attribute(value=ast.Name(comb))))),
+                    ast.Name(streams),
+                ]
+            ),
+        ):
+            text = (
+                f"{post}.to({dtype}).unsqueeze(-1) * {output}.unsqueeze(-2)"
+                f" + torch.matmul({comb}.to({dtype}).transpose(-1, -2), {streams})"
+            )
+            return (post, comb, output, streams, dtype) if ast.unparse(node) == text else None
+    return None
+
+
+def _edit(view: ModuleView, forward: FunctionNode, slot: str, node: ast.AST, names: tuple[str, ...]) -> Edit:
+    assert isinstance(node, ast.BinOp)  # noqa: S101
+    kernel, operands = free_name(forward, "kernel"), ", ".join(names)
+    return in_place(
+        view,
+        node,
+        f"({kernel}({operands})\n"
+        f"if ({kernel} := {slot}.kernel(self, {operands})) is not None\n"
+        f"else {view.text(node)})",
+    )
