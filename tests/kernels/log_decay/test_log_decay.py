@@ -61,7 +61,8 @@ def test_values_far_out():
     # Relative to each value, also where the softplus is tiny.
     seen = expected.abs() > 1e-37
     error = ((found - expected) / expected)[seen].abs().max().item()
-    assert error < 1e-6, error
+    # A GPU's exponential loses digits in proportion to its argument.
+    assert error < (1e-5 if GPU else 1e-6), error
     assert torch.equal(found[~seen], truth[~seen])
 
 

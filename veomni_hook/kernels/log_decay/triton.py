@@ -25,8 +25,9 @@ __all__ = ["refuses", "refuses_with_sigmoid", "softplus", "softplus_and_sigmoid"
 
 Tensor = torch.Tensor
 _DTYPES = frozenset((torch.float32, torch.bfloat16, torch.float16))
-# Elements of a program's tile, and the most heads.
-_TILE, _MOST_HEADS = 1024, 1024
+# Elements of a program's tile, the most heads, and the backward's programs for each multiprocessor: with one,
+# 4,194,304 x 32 took 2.15 ms on an H200, torch.compile's 0.83. At 16,384 x 32 there are fewer in any case.
+_TILE, _MOST_HEADS, _PROGRAMS = 1024, 1024, 8
 
 
 # Cached by all that Triton specialises on.
@@ -77,7 +78,7 @@ def _backward_op(
     beta, dbeta = (beta, dbeta.contiguous()) if beta is not None and dbeta is not None else (dg, dg)
     db = torch.empty_like(beta) if both else dg.new_empty(0)
     block = _rows(power(heads))
-    programs = max(1, min(room(a.device)[0], cdiv(rows, block)))
+    programs = max(1, min(_PROGRAMS * room(a.device)[0], cdiv(rows, block)))
     partial = torch.empty(programs, 2, heads, dtype=torch.float32, device=a.device)
     dtypes = a.dtype, beta.dtype, log_rate.dtype, bias.dtype
     launch = _backward_launch(a.device, dtypes, heads, at, both=both)

@@ -7,6 +7,7 @@ is an RMSNorm without weight; the guard passes the module and its class, which a
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from functools import partial
 
@@ -39,10 +40,11 @@ __all__ = ["CANDIDATES", "OP", "PART", "find"]
 OP = "hyper_connection"
 PART = "weights"
 CANDIDATES = (
-    "every forward of a class whose name contains Hyper, or that reads self.hc_mult or self.hc_count"
-    " (part weights)"
+    "every forward of a class whose name contains HyperConnection or HyperHead, or that reads self.hc_mult or"
+    " self.hc_count (part weights)"
 )
 
+_NAME = re.compile("Hyper(Connection|Head)")
 _SIZES = ("hc_mult", "hc_count")
 _NAMES = ("sinkhorn", "sinkhorn__viewed", "collapse")
 _RULES = {
@@ -62,10 +64,10 @@ _NORMS = ("unweighted", "unweighted_rounded_scale")
 def find(view: ModuleView) -> Iterator[Site]:
     """Every candidate of a module."""
     text = view.document.source
-    if "Hyper" not in text and not any(size in text for size in _SIZES):
+    if not _NAME.search(text) and not any(size in text for size in _SIZES):
         return
     for owner, forward in view.forwards():
-        if "Hyper" in owner.name or _reads_sizes(forward):
+        if _NAME.search(owner.name) or _reads_sizes(forward):
             try:
                 yield _routed(view, owner, forward)
             except Missed as missed:
