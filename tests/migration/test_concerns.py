@@ -315,15 +315,18 @@ def test_every_concern_has_an_answer() -> None:
     [
         ("OpSlot rms_norm/standard", ("rotary/a", "rms_norm/b"), HERE, "rms_norm/b"),
         ("OpSlot rms_norm/standard", ("rotary/a",), NOT_YET, "no kernel"),
-        ("OpSlot mhc/pre", ("rms_norm/b",), NOT_YET, "planned: hyper-connections"),
+        ("OpSlot dsa_indexer_implementation/a", ("rms_norm/b",), NOT_YET, "planned: sparse attention"),
         (
-            "OpSlot rms_norm/a; OpSlot mhc/pre",
+            "OpSlot rms_norm/a; OpSlot dsa_indexer_implementation/a",
             ("rms_norm/b",),
             PARTLY,
-            "rms_norm/b; mhc/pre: planned: hyper-connections",
+            "rms_norm/b; dsa_indexer_implementation/a: planned: sparse attention",
         ),
+        ("OpSlot mhc/pre", ("rms_norm/b", "hyper_connection/mix"), HERE, "hyper_connection/mix"),
+        ("OpSlot causal_conv1d/standard", ("causal_conv/depthwise",), HERE, "causal_conv/depthwise"),
         ("npu_rms_norm of torch_npu", ("rms_norm/b",), HERE, "rms_norm/b"),
         ("npu_rms_norm of torch_npu", (), NOT_YET, "no kernel"),
+        ("chunk of fla", ("sample_boundaries/found_once",), NOT_YET, "no kernel"),
         (
             "drops use_kernel_forward_from_hub",
             (),

@@ -38,16 +38,19 @@ class Answer:
 #: What serves a concern wherever it occurs. `LOSS`, `KERNEL` and the like depend on the routes: see `answer`.
 CONTRACTS: Mapping[str, Answer] = {
     words.INDEXER_LOSS: Answer(NOT_YET, "not planned"),
-    words.SEQUENCE_PARALLEL: Answer(NOT_YET, "planned: sequence parallelism"),
-    words.EXPERT_PARALLEL: Answer(NOT_YET, "planned: expert parallelism"),
-    words.FSDP: Answer(NOT_YET, "planned: FSDP2 contracts"),
-    words.DUMMY_FORWARD: Answer(NOT_YET, "planned: vision and omni families"),
-    words.PACKING: Answer(NOT_YET, "planned: packed samples"),
-    words.HOST_SYNC: Answer(NOT_YET, "planned: vision and omni families"),
-    words.POSITION_IDS: Answer(NOT_YET, "planned: vision and omni families"),
-    words.COLLATOR: Answer(NOT_YET, "planned: vision and omni families"),
-    words.ROUTER_REPLAY: Answer(NOT_YET, "planned: router replay"),
-    words.ROUTER_MONITOR: Answer(NOT_YET, "planned: router monitor"),
+    # Partly: these are features of their own, for the models that they can take, and not VeOmni's API.
+    words.SEQUENCE_PARALLEL: Answer(PARTLY, "`VEOMNI_PARALLEL=sp=2`; towers run on every rank"),
+    words.EXPERT_PARALLEL: Answer(PARTLY, "`VEOMNI_PARALLEL=ep=2`"),
+    words.FSDP: Answer(PARTLY, "`VEOMNI_PARALLEL` shards by FSDP2"),
+    words.DUMMY_FORWARD: Answer(PARTLY, "`absent_modality` runs a tower once on its smallest input"),
+    words.PACKING: Answer(
+        PARTLY, "samples are kept apart by `position_ids` or `cu_seq_lens`, or raise an error"
+    ),
+    words.HOST_SYNC: Answer(PARTLY, "`host_metadata`, and `collate_metadata` in data workers"),
+    words.POSITION_IDS: Answer(PARTLY, "`veomni_hook.multimodal.position_ids`"),
+    words.COLLATOR: Answer(PARTLY, "`veomni_hook.multimodal.collate_metadata`"),
+    words.ROUTER_REPLAY: Answer(HERE, "`veomni_hook.routing.record` and `replay`"),
+    words.ROUTER_MONITOR: Answer(HERE, "`veomni_hook.routing.monitor`"),
     words.QAT: Answer(NOT_YET, "not planned"),
     words.ATTENTION_BACKEND: Answer(NOT_NEEDED, "the names are those of VeOmni's own backends"),
     words.NUMERICS: Answer(NOT_YET, "planned: batch-invariant steps"),
@@ -69,14 +72,16 @@ OURS: Mapping[str, tuple[str, ...]] = {
     "moe_experts": ("moe_experts",),
     "cross_entropy_loss": ("linear_cross_entropy",),
     "load_balancing_loss": ("load_balancing_loss",),
+    "causal_conv1d": ("causal_conv",),
+    "chunk_gated_delta_rule": ("gated_delta_rule",),
+    "mhc": ("hyper_connection",),
 }
 _PLANNED: Mapping[str, str] = {
-    "causal_conv1d": "planned: gated delta rule",
-    "chunk_gated_delta_rule": "planned: gated delta rule",
-    "mhc": "planned: hyper-connections",
     "dsa_indexer_implementation": "planned: sparse attention",
     "dsa_attention_implementation": "planned: sparse attention",
 }
+#: Ops of routes that ask for no kernel.
+_NO_KERNELS = frozenset({"sample_boundaries", "host_metadata", "absent_modality", "count_check", "row_join"})
 _SLOT = re.compile(rf"(?:{words.OP_SLOT}|{words.CONFIG_SLOT}) ([\w/]+)")
 _LOG_PROBS = "`loss_options(token_outputs=True)`: fields of the output with gradients, not `fused_linear_aux`"
 _OUTPUTS = "planned: log-probabilities as outputs"
@@ -128,4 +133,5 @@ def _of_kernel(concern: Concern, routes: Sequence[str]) -> Answer:
     """An answer for a kernel that is called without a slot."""
     if concern.evidence.startswith("drops "):
         return Answer(NOT_NEEDED, _HUB)
-    return Answer(HERE, ", ".join(routes)) if routes else Answer(NOT_YET, "no kernel")
+    kernels = [route for route in routes if route.partition("/")[0] not in _NO_KERNELS]
+    return Answer(HERE, ", ".join(kernels)) if kernels else Answer(NOT_YET, "no kernel")
