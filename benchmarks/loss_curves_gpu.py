@@ -7,6 +7,8 @@ Where a router chooses, a difference in the last bit can send a token to another
 apart whatever computes them. How far is measured beside it: upstream's loop over experts against its
 grouped products. At a learning rate of 3e-4, bfloat16 curves of experts were up to 6e-2 apart on an H200;
 so it is 1e-4 for them.
+
+`--device cpu --steps N --batch N` tries a few steps; only a whole run on a GPU is recorded.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import math
 import re
 import subprocess
 import sys
@@ -24,8 +27,9 @@ from benchmarks._record import RESULTS
 
 STEPS, BATCH, LENGTH, VOCABULARY = 200, 8, 512, 32_768
 TOLERANCE = 1e-2
-SIDES = {"qwen3": ("eager", "ours"), "qwen3_moe": ("eager", "loop", "ours")}
-RATES = {"qwen3": 3e-4, "qwen3_moe": 1e-4}
+_OF_ROUTERS = ("eager", "loop", "ours")
+SIDES = {"qwen3": ("eager", "ours"), "qwen3_moe": _OF_ROUTERS, "qwen3_next": _OF_ROUTERS}
+RATES = {"qwen3": 3e-4, "qwen3_moe": 1e-4, "qwen3_next": 1e-4}
 SIZES = {
     "vocab_size": VOCABULARY,
     "hidden_size": 512,
@@ -44,6 +48,16 @@ OF_EXPERTS = {
     "norm_topk_prob": True,
     "output_router_logits": True,
 }
+#: Three layers of linear attention and one of full attention, and an expert that every token takes.
+OF_LINEAR_ATTENTION = {
+    "layer_types": [*["linear_attention"] * 3, "full_attention"],
+    "linear_num_key_heads": 4,
+    "linear_num_value_heads": 8,
+    "linear_key_head_dim": 64,
+    "linear_value_head_dim": 64,
+    "shared_expert_intermediate_size": 256,
+}
+MORE = {"qwen3": {}, "qwen3_moe": OF_EXPERTS, "qwen3_next": OF_EXPERTS | OF_LINEAR_ATTENTION}
 _TOKEN = re.compile(r"\w+|[^\w\s]|\n\s*")
 
 
@@ -51,9 +65,12 @@ def main() -> None:
     """Run both sides and record the curves; the exit status says whether they agree."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--worker", help=argparse.SUPPRESS)
-    parser.add_argument("--model", default="qwen3", choices=("qwen3", "qwen3_moe"))
+    parser.add_argument("--model", default="qwen3", choices=tuple(SIDES))
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"))
     parser.add_argument("--kernels", default="auto", help="what ours runs with")
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--batch", type=int, default=BATCH)
     options = parser.parse_args()
     if options.worker is not None:
         print(json.dumps(train(options)))
@@ -62,11 +79,14 @@ def main() -> None:
     for name in SIDES[options.model]:
         command = [sys.executable, "-m", "benchmarks.loss_curves_gpu", "--worker", name]
         command += ["--model", options.model, "--dtype", options.dtype, "--kernels", options.kernels]
+        command += ["--device", options.device, "--steps", str(options.steps), "--batch", str(options.batch)]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
         curves[name] = json.loads(done.stdout.splitlines()[-1])
         print(f"{name}: {curves[name]['losses'][0]:.4f} -> {curves[name]['losses'][-1]:.4f}", flush=True)
     apart = {name: difference(curves["eager"], curves[name]) for name in curves if name != "eager"}
     print("largest difference:", ", ".join(f"{name} {each:.2e}" for name, each in apart.items()))
+    if (options.device, options.steps, options.batch) != ("cuda", STEPS, BATCH):
+        sys.exit(apart["ours"] > TOLERANCE)
     from veomni_hook.bench.record import circumstances, write
 
     more = {"model": options.model, "dtype": options.dtype, "kernels": options.kernels}
@@ -92,12 +112,13 @@ def train(options: argparse.Namespace) -> dict[str, object]:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(0)
-    config = AutoConfig.for_model(model_type, **SIZES | (OF_EXPERTS if model_type == "qwen3_moe" else {}))
-    model = AutoModelForCausalLM.from_config(config).to("cuda", getattr(torch, dtype)).train()
+    config = AutoConfig.for_model(model_type, **SIZES | MORE[model_type])
+    model = AutoModelForCausalLM.from_config(config).to(options.device, getattr(torch, dtype)).train()
     if name == "loop":
         model.set_experts_implementation("eager")
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATES[model_type])
-    tokens = torch.tensor(text_tokens(STEPS * BATCH * LENGTH)).view(STEPS, BATCH, LENGTH).cuda()
+    shape = (options.steps, options.batch, LENGTH)
+    tokens = torch.tensor(text_tokens(math.prod(shape))).view(shape).to(options.device)
     losses = []
     for ids in tokens:
         loss = model(input_ids=ids, labels=ids, use_cache=False).loss
