@@ -57,7 +57,11 @@ OF_LINEAR_ATTENTION = {
     "linear_value_head_dim": 64,
     "shared_expert_intermediate_size": 256,
 }
-MORE = {"qwen3": {}, "qwen3_moe": OF_EXPERTS, "qwen3_next": OF_EXPERTS | OF_LINEAR_ATTENTION}
+MORE: dict[str, dict[str, object]] = {
+    "qwen3": {},
+    "qwen3_moe": OF_EXPERTS,
+    "qwen3_next": {**OF_EXPERTS, **OF_LINEAR_ATTENTION},
+}
 _TOKEN = re.compile(r"\w+|[^\w\s]|\n\s*")
 
 
@@ -112,7 +116,7 @@ def train(options: argparse.Namespace) -> dict[str, object]:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(0)
-    config = AutoConfig.for_model(model_type, **SIZES | MORE[model_type])
+    config = AutoConfig.for_model(model_type, **{**SIZES, **MORE[model_type]})
     model = AutoModelForCausalLM.from_config(config).to(options.device, getattr(torch, dtype)).train()
     if name == "loop":
         model.set_experts_implementation("eager")
