@@ -161,13 +161,15 @@ def test_every_op_has_problems_whose_sides_agree(op: str, monkeypatch: pytest.Mo
     assert any(op.startswith(name) for name in registry.ops())
     module = import_module(f"veomni_hook.bench.problems.{op}")
     monkeypatch.setattr(module, "_CPU", (small(module._CPU[0]),))
-    (problem,) = problems(op, "cpu")
-    sides = {name: side for name, side in problem.sides.items() if name != "compile"}
-    assert "eager" in sides
-    agree(problem, sides)
-    whole = {"forward", "step"} if problem.incoming else {"step"}
-    assert problem.work.keys() in ({"forward", *problem.incoming}, whole)
-    assert not problem.absent
+    found = list(problems(op, "cpu"))
+    assert found
+    for problem in found:
+        sides = {name: side for name, side in problem.sides.items() if name != "compile"}
+        assert "eager" in sides
+        agree(problem, sides)
+        whole = {"forward", "step"} if problem.incoming else {"step"}
+        assert problem.work.keys() in ({"forward", *problem.incoming}, whole)
+        assert not problem.absent
 
 
 def small(case: tuple[int | str, ...]) -> tuple[int | str, ...]:
