@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from veomni_hook.kernels.selection.declaration import Variant
+from veomni_hook.kernels.selection.declaration import Requirement, Variant
 from veomni_hook.kernels.selection.table import TRITON, backend, checked_reference, op
 
 __all__ = ["OP", "VARIANTS"]
@@ -22,11 +22,19 @@ _TORCH = backend(
     refuses=".operand_checks:refuses",
     description="torch's convolution; the first positions of samples that share a row again; any device",
 )
+_FLA = backend(
+    "fla",
+    ".fla:{variant}",
+    refuses=".fla:refuses",
+    requires=Requirement(devices=("cuda",), triton=True, distributions=("fla_core",)),
+    description="flash-linear-attention; channels are moved to the end first",
+    automatic=False,
+)
 
 VARIANTS = {
     "depthwise": Variant(
         "activation(bias + sum_j weight[c, j] * x[c, t - taps + 1 + j]), zeros before a sample",
-        kernels=(_TRITON, _TORCH, checked_reference(".operand_checks:refuses")),
+        kernels=(_TRITON, _TORCH, _FLA, checked_reference(".operand_checks:refuses")),
     ),
 }
 OP = op("causal_conv", VARIANTS, yields="..shared.hub_functions:yields")

@@ -1,0 +1,50 @@
+"""Causal convolutions by flash-linear-attention, where it is asked for by name.
+
+Its function takes channels last, and samples that share a row in a batch of one row.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from veomni_hook.kernels.causal_conv import operand_checks
+
+__all__ = ["depthwise", "refuses"]
+
+Tensor = torch.Tensor
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def depthwise(
+    hidden_states: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+    cu_seqlens: Tensor | None = None,
+) -> Tensor:
+    """Return what `reference.depthwise` says."""
+    from fla.modules.causal_conv1d import causal_conv1d
+
+    x = hidden_states.transpose(1, 2)
+    shape = x.shape
+    if cu_seqlens is not None:
+        x = x.flatten(0, 1).unsqueeze(0)
+    ends = None if cu_seqlens is None else cu_seqlens.long()
+    output: Tensor = causal_conv1d(
+        x.contiguous(), weight=weight.contiguous(), bias=bias, activation=activation, cu_seqlens=ends
+    )[0]
+    return output.reshape(shape).transpose(1, 2)
+
+
+def refuses(
+    owner: Any, hidden_states: Tensor, weight: Tensor, bias: Tensor | None, *others: Any
+) -> str | None:
+    """Return why this call must run the upstream code, or None. Operands: see `reference.depthwise`."""
+    if (reason := operand_checks.refuses(owner, hidden_states, weight, bias, *others)) is not None:
+        return reason
+    dtypes = {each.dtype for each in (hidden_states, weight, bias) if each is not None}
+    if len(dtypes) > 1 or not dtypes <= {*_DTYPES}:
+        return f"the input is {hidden_states.dtype}, the weight {weight.dtype}"
+    return None
