@@ -76,6 +76,16 @@ def _traceback(value: object) -> str:
     return str(value)
 
 
+#: The value of the setting `deterministic` that switches the mode on.
+BATCH_INVARIANT = "batch_invariant"
+
+
+def _deterministic(value: object) -> str:
+    if value not in (BATCH_INVARIANT, NONE, ""):
+        raise ValueError(f"{BATCH_INVARIANT}, {NONE}")
+    return BATCH_INVARIANT if value == BATCH_INVARIANT else ""
+
+
 #: The axes of the setting `parallel`, in the order in which they are spelt.
 AXES = ("sp", "ep")
 
@@ -120,6 +130,7 @@ class Settings:
         parallel: sizes of the parallel axes, `sp=2,ep=4`; empty: none. An axis of size 1 is left out.
         speech: False leaves the parts of a model that make speech unbuilt, so that the rest can be trained.
         host_values: keep the integers of a batch on the host when accelerate or Trainer moves it to a device.
+        deterministic: `batch_invariant` gives a row of a forward pass the same bits in any batch; empty: off.
         traceback: `short` removes this package's frames from the tracebacks of errors that an import
             raises, `full` keeps them.
     """
@@ -141,6 +152,7 @@ class Settings:
     parallel: str = ""
     speech: bool = True
     host_values: bool = False
+    deterministic: str = ""
 
     def axis(self, name: str) -> int:
         """Return the size of a parallel axis (`AXES`)."""
@@ -166,6 +178,7 @@ _PARSERS: dict[str, Callable[[object], object]] = {
     "parallel": _parallel,
     "speech": _boolean,
     "host_values": _boolean,
+    "deterministic": _deterministic,
 }
 
 ENVIRONMENT = {
@@ -186,6 +199,7 @@ ENVIRONMENT = {
     "parallel": "VEOMNI_PARALLEL",
     "speech": "VEOMNI_SPEECH",
     "host_values": "VEOMNI_HOST_VALUES",
+    "deterministic": "VEOMNI_DETERMINISTIC",
 }
 
 #: Set, to its process id, by the process that printed the banner: its children do not print it again.

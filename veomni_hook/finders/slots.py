@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from veomni_hook.batch_invariance import mode
 from veomni_hook.finders.banner import kernels_are_chosen
 from veomni_hook.finders.settings_in_force import current_settings
 from veomni_hook.finders.state import STATE
 from veomni_hook.kernels.selection import process_choice as kernels
 from veomni_hook.parallel import process
+from veomni_hook.settings import BATCH_INVARIANT
 
 __all__ = ["bind_slots"]
 
@@ -14,15 +16,22 @@ __all__ = ["bind_slots"]
 def bind_slots() -> None:
     """Pass the settings in force to all slots, also to those of modules that are imported later.
 
-    The sizes of parallel axes go to `veomni_hook.parallel.process`.
+    The sizes of parallel axes go to `veomni_hook.parallel.process`, the setting `deterministic` to
+    `veomni_hook.batch_invariance.mode`.
 
     Raises:
         KernelError: the kernel choice names an unknown op or backend.
+        SettingsError: the batch-invariant mode needs a newer torch.
     """
     if STATE.handles:
         kernels.STATE.asked = kernels_are_chosen
-        kernels.set_choice(current_settings().kernels)
+        invariant = current_settings().deterministic == BATCH_INVARIANT
+        kernels.set_choice(current_settings().kernels, invariant=invariant)
+        mode.switch(on=invariant)
+        kernels.STATE.created = mode.replace_attention if invariant else None
         process.tell(current_settings().parallel)
     else:
         process.tell("")
+        mode.switch(on=False)
+        kernels.STATE.created = None
     kernels.set_active(active=bool(STATE.handles))

@@ -17,6 +17,7 @@ _TRITON = backend(
     requires=TRITON,
     priority=10,
     traceable=True,
+    invariant=("cuda",),
     description="reads the sum once; the backward adds both gradients of the sum; not yet measured",
     automatic=False,
 )

@@ -17,6 +17,7 @@ _TRITON = backend(
     requires=TRITON,
     priority=10,
     traceable=True,
+    invariant=("cuda",),
     description="reads the sum once; the backward adds both gradients of the sum; deterministic",
 )
 _NPU = backend(
@@ -42,6 +43,7 @@ _TORCH = backend(
     ".torch:kernel({variant})",
     refuses=".skipped_calls:refuses",
     traceable=True,
+    invariant=("cpu",),
     description="an addition, then the torch kernel of rms_norm",
     automatic=False,
 )

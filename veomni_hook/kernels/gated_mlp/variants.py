@@ -16,6 +16,7 @@ _TRITON = backend(
     requires=TRITON,
     priority=10,
     traceable=True,
+    invariant=("cuda",),
     description="one pass forward, one backward; SiLU, GELU, ReLU (squared) or sigmoid",
 )
 _NPU = backend(
@@ -32,6 +33,7 @@ _TORCH = backend(
     RECOMPUTED,
     refuses=".torch:refuses_others",
     traceable=True,
+    invariant=("cpu", "cuda"),
     description="the formula in PyTorch, recomputed in the backward; saves only gate and up",
     automatic=False,
 )
@@ -47,6 +49,7 @@ _TORCH_SILU = backend(
     refuses=".torch:refuses",
     loses=".torch:loses",
     traceable=True,
+    invariant=("cpu", "cuda"),
     description="SiLU; in place without gradients, else the backward recomputes one activation",
 )
 _TORCH_CLAMPED_SILU = replace(

@@ -16,6 +16,7 @@ _TRITON = backend(
     requires=TRITON,
     priority=10,
     traceable=True,
+    invariant=("cuda",),
     description="no copy of the streams; Sinkhorn's iterations again in the backward; deterministic",
 )
 _TORCH = backend(

@@ -20,6 +20,7 @@ _TRITON = backend(
     requires=TRITON,
     priority=10,
     traceable=True,
+    invariant=("cuda",),
     description="one pass forward, one backward; deterministic; rows of at most 32,768 values",
 )
 #: Where torch's operator is the alternative, which costs the host less.
@@ -29,6 +30,7 @@ _TORCH = backend(
     ".torch:{variant}",
     refuses=".torch:refuses({variant})",
     traceable=True,
+    invariant=("cpu",),
     description="torch's layer_norm in the input's dtype, which computes in float32",
 )
 _RECOMPUTED = backend(
@@ -36,6 +38,7 @@ _RECOMPUTED = backend(
     RECOMPUTED,
     refuses="..shared.recompute:refuses",
     traceable=True,
+    invariant=("cpu",),
     description="the formula in PyTorch, recomputed in the backward; saves only its operands",
     automatic=False,
 )

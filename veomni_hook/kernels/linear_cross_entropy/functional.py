@@ -214,7 +214,8 @@ def _ordered(kind: str, name: str | None, epoch: int, version: int) -> tuple[Mod
             f"there is no backend {name!r}", where=_OP, fix=f"choose from: {', '.join(_BACKENDS)}"
         )
     wanted = name or STATE.effective.backend(_OP)
-    choice = Choice(ops={_OP: REFERENCE if wanted == EAGER else wanted})
+    backend = REFERENCE if wanted == EAGER else wanted
+    choice = Choice(ops={_OP: backend}, invariant=STATE.choice.invariant)
     selection = select(_OP, _VARIANT, choice, system_of(kind)).checked(_OP)
     package = __name__.rpartition(".")[0]
     names = [kernel.backend for kernel in selection.candidates if kernel.backend in _BACKENDS]

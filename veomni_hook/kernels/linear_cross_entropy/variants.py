@@ -15,6 +15,7 @@ _TRITON = backend(
     refuses=".triton:refuses",
     requires=TRITON,
     priority=10,
+    invariant=("cuda",),
     description="rows in chunks, cuBLAS products; the forward also computes the gradients",
     traceable=True,
     beats_inductor=True,
@@ -34,6 +35,7 @@ _TORCH = backend(
     ".torch:causal_lm_output",
     refuses=".causal_lm:refuses",
     loses=".torch:loses",
+    invariant=("cpu",),
     description="rows in chunks; the forward also computes the gradients; skips ignored positions",
     traceable=True,
 )
@@ -50,6 +52,7 @@ _POOLED = backend(
     "torch",
     ".last_token:last_token",
     refuses=".last_token:refuses",
+    invariant=("cpu", "cuda"),
     description="applies the score module only to the position that is used, on any device",
 )
 

@@ -15,12 +15,14 @@ _TRITON = backend(
     refuses=".triton:refuses",
     requires=TRITON,
     priority=10,
+    invariant=("cuda",),
     description="one launch forward and one backward for all layers; deterministic; no device sync",
 )
 _TORCH = backend(
     "torch",
     ".torch:{variant}",
     refuses=".torch:refuses",
+    invariant=("cpu", "cuda"),
     description="layer by layer, without one_hot; no device sync",
 )
 # Also for users who select npu for the op: torch_npu has no operator for it.

@@ -16,6 +16,7 @@ def _decay(formula: str, refuses: str) -> Variant:
         requires=TRITON,
         priority=10,
         traceable=True,
+        invariant=("cuda",),
         description="one launch in each direction, and one for the sums over positions",
     )
     torch = backend(
@@ -23,6 +24,7 @@ def _decay(formula: str, refuses: str) -> Variant:
         ".torch:{variant}",
         refuses=f".rules:{refuses}",
         traceable=True,
+        invariant=("cpu", "cuda"),
         description="the formula in PyTorch, recomputed in the backward; saves the operands only",
         automatic=False,
     )

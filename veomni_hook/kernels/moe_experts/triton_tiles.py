@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from veomni_hook.kernels.selection.process_choice import STATE
 from veomni_hook.kernels.shared.launch import enter_context
 
 try:
@@ -56,9 +57,14 @@ class Tile(NamedTuple):
 
 
 def row_block(pairs: int, num_experts: int, element: int) -> int:
-    """Rows of a tile, by the average per expert: a half-empty tile costs as much as a full one."""
+    """Rows of a tile, by the average per expert: a half-empty tile costs as much as a full one.
+
+    In the batch-invariant mode always the same: tiles of fewer rows use other instructions, which add otherwise.
+    """
     average = pairs // max(1, num_experts)
     largest = 128 if element == 2 else 64
+    if STATE.choice.invariant:
+        return largest
     for block in (16, 32, 64):
         if average <= block:
             return min(block, largest)

@@ -39,6 +39,7 @@ _TRITON = backend(
     priority=10,
     traceable=True,
     beats_inductor=True,
+    invariant=("cuda",),
     description="grouped products fused with gather and gate, Gluon on Hopper; saves one activation",
 )
 _NPU = backend(
@@ -56,6 +57,7 @@ _TORCH = backend(
     refuses=".torch:refuses",
     loses=".torch:loses",
     requires=Requirement(devices=("cpu", "cuda")),
+    invariant=("cpu",),
     description="pairs sorted by expert, one product for each expert; saves one activation",
     traceable=True,
 )
@@ -77,6 +79,7 @@ _COMPOSED = backend(
     refuses=".torch_composed:refuses",
     loses=".torch:loses",
     requires=Requirement(devices=("cpu",)),
+    invariant=("cpu",),
     description="pairs sorted by expert, one product for each expert; any function between products",
 )
 _LIGER = backend(

@@ -17,6 +17,7 @@ _TRITON = backend(
     priority=10,
     traceable=True,
     beats_inductor=True,
+    invariant=("cuda",),
     description="one launch forward and one backward; saves the chosen logits; deterministic",
 )
 _NPU = backend(

@@ -20,6 +20,7 @@ _TRITON = backend(
     requires=TRITON,
     priority=10,
     traceable=True,
+    invariant=("cuda",),
     description="the kernels of layer_norm; not yet measured in whole steps",
     automatic=False,
 )

@@ -14,6 +14,7 @@ _TORCH = backend(
     ".torch:{variant}",
     refuses=".rules:refuses",
     loses=".rules:loses",
+    invariant=("cpu", "cuda"),
     description="one product of torch's; without a copy where the input has the kernel's size",
     traceable=True,
     beats_inductor=True,

@@ -29,6 +29,7 @@ _TRITON = backend(
     requires=TRITON,
     priority=10,
     traceable=True,
+    invariant=("cuda",),
     description="norm and rotation of query and key in one pass forward, one backward; deterministic",
 )
 # On an H200, rotating a part of each head in the same pass reaches 36 to 39 % of a copy's bandwidth: the norm
@@ -41,6 +42,7 @@ _TORCH = backend(
     ".torch:kernel({variant})",
     refuses=".skipped_calls:refuses",
     traceable=True,
+    invariant=("cpu",),
     description="the torch kernels of rms_norm, then upstream's rotation",
     automatic=False,
 )

@@ -33,6 +33,7 @@ _TRITON = backend(
     requires=TRITON,
     priority=10,
     traceable=True,
+    invariant=("cuda",),
     description="one pass forward, one backward; deterministic; rows of at most 32,768 values",
 )
 _UNWEIGHTED = replace(_TRITON, refuses=".triton:refuses_unweighted")
@@ -61,6 +62,7 @@ _TORCH = backend(
     RECOMPUTED,
     refuses="..shared.recompute:refuses",
     traceable=True,
+    invariant=("cpu",),
     description="the formula in PyTorch, recomputed in the backward; saves only its operands",
     automatic=False,
 )
@@ -76,6 +78,7 @@ _OPERATOR = backend(
     ".torch:rms_norm",
     refuses=".torch:refuses",
     traceable=True,
+    invariant=("cpu",),
     description="torch's rms_norm without weight, then the weight, with upstream's casts",
 )
 

@@ -39,6 +39,7 @@ _FUSED = (
         requires=TRITON,
         priority=10,
         traceable=True,
+        invariant=("cuda",),
         description="query and key in one pass, forward and backward, any strides; rounds like upstream",
     ),
     backend(
@@ -57,6 +58,7 @@ _TORCH_HALVES = backend(
     refuses=".torch:refuses",
     loses=".torch:loses",
     traceable=True,
+    invariant=("cpu", "cuda"),
     description="rotates halves in place, forward and backward; bitwise equal to upstream",
 )
 _TORCH = backend(
@@ -64,6 +66,7 @@ _TORCH = backend(
     ".reference:{variant}",
     refuses=".called_function:refuses",
     traceable=True,
+    invariant=("cpu", "cuda"),
     description="the formula in PyTorch; saves only cos and sin for the backward",
     automatic=False,
 )

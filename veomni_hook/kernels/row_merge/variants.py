@@ -19,6 +19,7 @@ def _row(formula: str, refuses: str) -> Variant:
         requires=TRITON,
         priority=10,
         traceable=True,
+        invariant=("cuda",),
         description="one launch in each direction; nothing is read on the host",
     )
     torch = backend(
@@ -28,6 +29,7 @@ def _row(formula: str, refuses: str) -> Variant:
         loses=".rules:loses",
         requires=_ASSERTS,
         traceable=True,
+        invariant=("cpu", "cuda"),
         description="gathers in both directions; nothing is read on the host",
     )
     return Variant(formula, kernels=(triton, torch, checked_reference(f".rules:{refuses}")))

@@ -9,7 +9,7 @@ A backend's name for all ops is a preset. It applies to the ops that the backend
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from veomni_hook.errors import KernelError
 from veomni_hook.kernels.selection.declaration import EAGER
@@ -28,11 +28,13 @@ class Choice:
         preset: the name for ops that ``ops`` does not contain; None leaves them unspecified.
         ops: the name for single ops.
         listed: the ops that ``preset`` applies to; None: all.
+        invariant: only kernels whose rows have the same bits in any batch may run.
     """
 
     preset: str | None = None
     ops: Mapping[str, str] = field(default_factory=dict)
     listed: tuple[str, ...] | None = None
+    invariant: bool = False
 
     def named(self, op: str) -> str | None:
         """Return ``auto``, ``eager``, the name of a backend, or None if ``op`` is unspecified."""
@@ -54,9 +56,10 @@ class Choice:
 
     def over(self, base: Choice) -> Choice:
         """Return this choice, with ``base`` as the fallback for what it leaves unspecified."""
+        invariant = self.invariant or base.invariant
         if self.preset is not None:
-            return self
-        return Choice(base.preset, {**base.ops, **self.ops}, base.listed)
+            return replace(self, invariant=invariant)
+        return Choice(base.preset, {**base.ops, **self.ops}, base.listed, invariant)
 
     def __str__(self) -> str:
         pairs = [f"{op}={name}" for op, name in self.ops.items()]

@@ -72,6 +72,10 @@ class Kernel:
 
     A ``traceable`` kernel and its ``refuses`` work under ``torch.compile(fullgraph=True)``: there the kernel
     runs if its backend was chosen by name, and under ``auto`` if it ``beats_inductor``.
+
+    ``invariant``: the device types on which a row of its result has the same bits in any batch, at least while
+    `veomni_hook.batch_invariance` computes matrix products; also of kernels that compute no rows. Only these
+    run in that mode.
     """
 
     op: str
@@ -86,6 +90,7 @@ class Kernel:
     automatic: bool = True
     traceable: bool = False
     beats_inductor: bool = False
+    invariant: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         where = f"Kernel(op={self.op!r}, variant={self.variant!r}, backend={self.backend!r})"

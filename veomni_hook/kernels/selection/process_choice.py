@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import lru_cache
 
 from veomni_hook.kernels.selection.choice import Choice, parse_choice
@@ -30,6 +31,8 @@ class State:
         asked: callback that runs whenever kernels are selected for a slot, which happens at a call. Its
             arguments: the patched module's name; a torch device type, or None if no kernel is possible on
             any device; whether ``torch.compile`` is tracing the call.
+        created: callback that runs whenever a slot is created: a patched module is being imported, and what it
+            imports has been.
     """
 
     def __init__(self) -> None:
@@ -39,6 +42,7 @@ class State:
         self.wanted: dict[str, str] = {}
         self.answering = True
         self.asked: Callable[[str, str | None, bool], None] | None = None
+        self.created: Callable[[], None] | None = None
         self.epoch = 0
 
     @property
@@ -70,14 +74,16 @@ class State:
 STATE = State()
 
 
-def set_choice(text: str) -> None:
+def set_choice(text: str, *, invariant: bool = False) -> None:
     """Choose kernels for this process, e.g. ``auto``, ``rms_norm=torch``. Raises KernelError if not valid.
+
+    ``invariant`` leaves only kernels whose rows have the same bits in any batch.
 
     Every import of a patched module calls this with the choice in force; slots look their kernels up again
     only if the choice differs.
     """
     registry.ops()  # enabling or disabling plugins changes the version
-    choice = _parsed(text, registry.version)
+    choice = replace(_parsed(text, registry.version), invariant=invariant)
     if choice != STATE.choice:
         STATE.choice = choice
         STATE.changed()

@@ -16,6 +16,8 @@ from veomni_hook.kernels.selection.system import System
 
 __all__ = ["UNSUPPLIED", "Decision", "Selection", "excluded", "select", "system_of"]
 
+#: The reason why a kernel does not run in the batch-invariant mode.
+NOT_INVARIANT = "its rows are not known to be batch-invariant (deterministic=batch_invariant)"
 #: The reason why the upstream code runs on every system, for variants that only have a reference.
 UNSUPPLIED = "no kernel exists for this formula on any machine; upstream's code runs"
 
@@ -80,11 +82,11 @@ def select(op: str, variant: str, choice: Choice, system: System, known: Registr
     known.check(op, variant)
     wanted = choice.backend(op)
     kernels = known.kernels(op, variant)
-    decisions = [_decide(kernel, wanted, system) for kernel in kernels]
+    decisions = [_decide(kernel, wanted, system, invariant=choice.invariant) for kernel in kernels]
     accepted = tuple(kernel for kernel, decision in zip(kernels, decisions, strict=True) if decision.accepted)
     failure = remedy = None
     if not accepted and wanted not in (AUTO, EAGER):
-        failure, remedy = _failure(op, variant, wanted, kernels, system)
+        failure, remedy = _failure(op, variant, wanted, kernels, system, invariant=choice.invariant)
     reason = excluded(op, variant, choice, known)
     decisions.append(_upstream(reason, accepted, failure, automatic=wanted == AUTO))
     return Selection(op, variant, wanted, accepted, tuple(decisions), system, failure, remedy or "")
@@ -114,20 +116,29 @@ def excluded(op: str, variant: str, choice: Choice, known: Registry = registry) 
     return f"auto uses none of its kernels; choose one by name: {', '.join(named)}"
 
 
-def _decide(kernel: Kernel, wanted: str, system: System) -> Decision:
+def _decide(kernel: Kernel, wanted: str, system: System, *, invariant: bool) -> Decision:
     if wanted not in (AUTO, kernel.backend):
         return Decision(kernel.backend, accepted=False, reason=f"{wanted} was chosen")
     if wanted == AUTO and not kernel.automatic:
         return Decision(kernel.backend, accepted=False, reason="runs only if chosen by name")
-    unmet = kernel.requires.unmet(system)
+    unmet = _unmet(kernel, system, invariant=invariant)
     if unmet is not None:
         return Decision(kernel.backend, accepted=False, reason=unmet)
     return Decision(kernel.backend, accepted=True, reason="chosen" if wanted != AUTO else "can run here")
 
 
-def _failure(op: str, variant: str, wanted: str, kernels: list[Kernel], system: System) -> tuple[str, str]:
+def _unmet(kernel: Kernel, system: System, *, invariant: bool) -> str | None:
+    """Return why ``kernel`` cannot run on ``system``, or in the batch-invariant mode there, or None."""
+    if (reason := kernel.requires.unmet(system)) is not None:
+        return reason
+    return None if not invariant or system.device in kernel.invariant else NOT_INVARIANT
+
+
+def _failure(
+    op: str, variant: str, wanted: str, kernels: list[Kernel], system: System, *, invariant: bool
+) -> tuple[str, str]:
     """Return why a backend chosen by name cannot serve a site, and which backends can."""
-    unmet = {kernel.backend: kernel.requires.unmet(system) for kernel in kernels}
+    unmet = {kernel.backend: _unmet(kernel, system, invariant=invariant) for kernel in kernels}
     able = ["auto", EAGER, *(backend for backend, reason in unmet.items() if reason is None)]
     unable = [f"{backend} ({reason})" for backend, reason in unmet.items() if reason is not None]
     why = f"cannot use {wanted!r}: {unmet[wanted]}" if wanted in unmet else f"has no {wanted!r} kernel"

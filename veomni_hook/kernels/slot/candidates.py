@@ -150,7 +150,9 @@ class Answers:
     def _rules(self, kernel: Kernel) -> tuple[Callable[..., Any], ...]:
         rules: tuple[str | None, ...] = (kernel.refuses,)
         if self.wanted == AUTO:
-            rules = (registry.ops()[self._site.op].yields, kernel.refuses, kernel.loses)
+            rules = (registry.ops()[self._site.op].yields, kernel.refuses)
+            # Which code is faster depends on the batch.
+            rules += () if self._choice.invariant else (kernel.loses,)
         return tuple(load_attribute(rule) for rule in rules if rule is not None)
 
     def _named(self) -> str:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import partial, wraps
 from typing import Any, TypeVar
 from weakref import ref
@@ -88,8 +89,8 @@ class Slot:
         self._version = -1
         #: For modules without a binding.
         self._answers: Answers
-        #: By the choice, and the reason why the upstream code runs.
-        self._known: dict[tuple[str, str], Answers] = {}
+        #: By the choice, the reason why the upstream code runs, and whether rows must be batch-invariant.
+        self._known: dict[tuple[str, str, bool], Answers] = {}
         self._bound: dict[str, Answers] = {}
         self._bind: Callable[..., tuple[Any, ...]] | None = None
         self._compiled = Compiled(
@@ -118,6 +119,8 @@ class Slot:
         self._set_apart = answered_while_tracing(set_apart)
         if (prepares := registry.ops()[op].prepares) is not None:
             load_attribute(prepares)(self)
+        if STATE.created is not None:
+            STATE.created()
 
     def __repr__(self) -> str:
         parameters = f", parameters={self.parameters!r}" if self.parameters else ""
@@ -286,10 +289,11 @@ class Slot:
         self._epoch, self._version = epoch, version
 
     def _answers_to(self, choice: Choice) -> Answers:
-        key = (choice.backend(self.op), choice.why(self.op))
+        invariant = STATE.choice.invariant
+        key = (choice.backend(self.op), choice.why(self.op), invariant)
         found = self._known.get(key)
         if found is None:
-            found = self._known[key] = Answers(self.site, choice)
+            found = self._known[key] = Answers(self.site, replace(choice, invariant=invariant))
         return found
 
     def _ask(self, answers: Answers, owner: Any, operands: tuple[Any, ...]) -> Callable[..., Any] | None:
