@@ -21,32 +21,26 @@ __all__ = ["extend", "is_later", "local", "neighbours", "row_scale"]
 
 
 @triton.jit
-def is_later(SIZE: tl.constexpr):
-    """Whether each of 64 positions is in the later one of two halves of SIZE: [64, 1]."""
-    return ((tl.arange(0, 64) // SIZE) % 2 == 1)[:, None]
+def is_later(level):
+    """Whether each of 64 positions is in the later one of two halves of 2 ** level: [64, 1]."""
+    return ((tl.arange(0, 64) >> level) & 1)[:, None] == 1
 
 
 @triton.jit
-def neighbours(SIZE: tl.constexpr):
+def neighbours(level):
     """Whether two positions are in the two halves of one pair: [64, 64]."""
-    block = tl.arange(0, 64) // SIZE
+    block = tl.arange(0, 64) >> level
     return (block[:, None] ^ block[None, :]) == 1
 
 
 @triton.jit
-def extend(sums, before, after, SIZE: tl.constexpr, PART: tl.constexpr):
-    """Sums of blocks of SIZE, of their elements up to each and behind each, made those of two blocks each."""
-    PAIRS: tl.constexpr = 32 // SIZE
-    by_pair = tl.reshape(sums, (PAIRS, 2, PART))
-    first = tl.arange(0, 2)[None, :, None] == 0
-    of_first = tl.sum(tl.where(first, by_pair, 0.0), axis=1)
-    of_second = tl.sum(tl.where(first, 0.0, by_pair), axis=1)
-    other = tl.where(first, of_second[:, None, :], of_first[:, None, :])
-    wide = tl.reshape(tl.broadcast_to(other[:, :, None, :], (PAIRS, 2, SIZE, PART)), (64, PART))
-    later = is_later(SIZE)
-    before += tl.where(later, wide, 0.0)
-    after += tl.where(later, 0.0, wide)
-    return of_first + of_second, before, after
+def extend(before, after, level, PART: tl.constexpr):
+    """Sums of a half's elements up to each and behind each, [64, PART], made those of both halves."""
+    block = (tl.arange(0, 64) >> level) ^ 1
+    end = ((block + 1) << level) - 1
+    other = tl.gather(before, tl.broadcast_to(end[:, None], (64, PART)), axis=0)
+    later = is_later(level)
+    return before + tl.where(later, other, 0.0), after + tl.where(later, 0.0, other)
 
 
 @triton.jit
@@ -116,25 +110,27 @@ def local(
         rows_q = rows_q.to(tl.float32) * scale_q[:, None]
         rows_k = read_rows(key + part, token, head, length, KT, KH, K - part, PART)
         rows_k = rows_k.to(tl.float32) * scale_k[:, None]
-        sums = read_rows(g + part, token, head, length, GT, GH, K - part, PART).to(tl.float32)
-        before, after = sums, tl.zeros((64, PART), tl.float32)
+        before = read_rows(g + part, token, head, length, GT, GH, K - part, PART).to(tl.float32)
+        after = tl.zeros((64, PART), tl.float32)
         weights += tl.where(i[:, None] == i[None, :], tl.sum(rows_q * rows_k, axis=1)[:, None], 0.0)
-        for level in tl.static_range(6):
-            decay = tl.exp(tl.where(is_later(1 << level), before, after))
-            kept = neighbours(1 << level) & lower
+        # Not unrolled: what is kept for each size would fill the registers.
+        for level in range(6):
+            decay = tl.exp(tl.where(is_later(level), before, after))
+            kept = neighbours(level) & lower
             earlier = (rows_k * decay).to(dtype)
             product = tl.dot((rows_q * decay).to(dtype), tl.trans(earlier), input_precision=PRECISION)
             weights += tl.where(kept, product, 0.0)
             if SOLVE:
                 product = tl.dot(earlier, tl.trans(earlier), input_precision=PRECISION)
                 overlap += tl.where(kept, product, 0.0)
-            sums, before, after = extend(sums, before, after, 1 << level, PART)
+            before, after = extend(before, after, level, PART)
         tile = place * 64 * BK + i[:, None] * BK + part + columns[None, :]
         grown = tl.exp(before)
         tl.store(q + tile, (rows_q * grown).to(dtype))
         tl.store(k + tile, (rows_k * tl.exp(after)).to(dtype))
         tl.store(w + tile, (rows_k * grown * write[:, None]).to(dtype))
-        tl.store(total + place * BK + part + columns, tl.reshape(sums, (PART,)))
+        at = total + place * BK + part + columns[None, :] + tl.zeros((64, 1), tl.int32)
+        tl.store(at, before, mask=i[:, None] == 63)
 
     tl.store(p + square, weights.to(dtype))
     if SOLVE:

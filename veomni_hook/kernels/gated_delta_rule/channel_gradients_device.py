@@ -180,14 +180,14 @@ def through_products(
         rows_q = rows_q.to(tl.float32) * scale_q[:, None]
         rows_k = read_rows(key + part, token, head, length, KT, KH, K - part, PART)
         rows_k = rows_k.to(tl.float32) * scale_k[:, None]
-        sums = read_rows(g + part, token, head, length, GT, GH, K - part, PART).to(tl.float32)
-        before, after = sums, tl.zeros((64, PART), tl.float32)
+        before = read_rows(g + part, token, head, length, GT, GH, K - part, PART).to(tl.float32)
+        after = tl.zeros((64, PART), tl.float32)
         sum_q, sum_k = rows_k * (own * SCALE), rows_q * (own * SCALE)
         change = tl.zeros((64, PART), tl.float32)
-        for level in tl.static_range(6):
-            later = is_later(1 << level)
+        for level in range(6):
+            later = is_later(level)
             decay = tl.exp(tl.where(later, before, after))
-            kept = neighbours(1 << level)
+            kept = neighbours(level)
             both = (tl.where(later, rows_q * SCALE, rows_k) * decay).to(dtype)
             found = tl.dot(tl.where(kept, weights, none), both, input_precision=PRECISION)
             change += both.to(tl.float32) * tl.where(later, found, -found)
@@ -200,7 +200,7 @@ def through_products(
             sum_beta += tl.sum(tl.where(later, of_beta, 0.0), axis=1)
             change += of_beta * tl.where(later, write[:, None], -1.0)
             sum_k += found * decay * tl.where(later, write[:, None], 1.0)
-            sums, before, after = extend(sums, before, after, 1 << level, PART)
+            before, after = extend(before, after, level, PART)
 
         # Of states: the decays are those from the start of the chunk, and to its end.
         tile = place * 64 * BK + i[:, None] * BK + part + columns[None, :]
@@ -217,9 +217,9 @@ def through_products(
         sum_k += found
         found *= rows_k
         # What is written decays with all that is behind it.
-        whole = tl.exp(tl.reshape(sums, (PART,))) * tl.load(dtotal + place * BK + part + columns)
-        whole += tl.sum(found, axis=0)
-        change += tl.where(i[:, None] == 63, whole[None, :], 0.0) - found
+        whole = grown * tl.load(dtotal + place * BK + part + columns)[None, :]
+        whole += tl.sum(found, axis=0)[None, :]
+        change += tl.where(i[:, None] == 63, whole, 0.0) - found
         inside = (i[:, None] < length) & (part + columns[None, :] < K)
         to = (at * K)[:, None] + part + columns[None, :]
         tl.store(dg + to, tl.cumsum(change, axis=0, reverse=True).to(dg.dtype.element_ty), mask=inside)
