@@ -24,10 +24,11 @@ def yields(owner: Any, *operands: Any) -> str | None:
     home = str(getattr(hub_functions.running(operands[-1]), "__module__", ""))
     if reason is None or home.partition(".")[0] != "fla" or not _runs_triton(operands[0].device):
         return reason
-    from veomni_hook.kernels.gated_delta_rule import channel_triton, triton
+    if operands[3].dim() != 3:  # a decay for each channel
+        return reason
+    from veomni_hook.kernels.gated_delta_rule import triton
 
-    refuses = channel_triton.refuses if operands[3].dim() == 4 else triton.refuses
-    return None if refuses(owner, *operands) is None else reason
+    return None if triton.refuses(owner, *operands) is None else reason
 
 
 def _runs_triton(device: torch.device) -> bool:
