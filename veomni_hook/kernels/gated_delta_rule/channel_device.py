@@ -53,6 +53,39 @@ def row_scale(
 
 
 @triton.jit
+def _products(
+    rows_q,
+    rows_k,
+    g,
+    weights,
+    overlap,
+    SOLVE: tl.constexpr,
+    PRECISION: tl.constexpr,
+    PART: tl.constexpr,
+    dtype,
+):
+    """Add the decayed products of q with k, and of k with k below the diagonal if SOLVE.
+
+    Returned beside both: the sums of g up to and with each position, and behind it, [64, PART].
+    """
+    i = tl.arange(0, 64)
+    before, after = g, tl.zeros((64, PART), tl.float32)
+    weights += tl.where(i[:, None] == i[None, :], tl.sum(rows_q * rows_k, axis=1)[:, None], 0.0)
+    # Not unrolled: what is kept for each size would fill the registers.
+    for level in range(6):
+        decay = tl.exp(tl.where(is_later(level), before, after))
+        kept = neighbours(level) & (i[:, None] > i[None, :])
+        earlier = (rows_k * decay).to(dtype)
+        product = tl.dot((rows_q * decay).to(dtype), tl.trans(earlier), input_precision=PRECISION)
+        weights += tl.where(kept, product, 0.0)
+        if SOLVE:
+            product = tl.dot(earlier, tl.trans(earlier), input_precision=PRECISION)
+            overlap += tl.where(kept, product, 0.0)
+        before, after = extend(before, after, level, PART)
+    return weights, overlap, before, after
+
+
+@triton.jit
 def local(
     query,  # [tokens, HEADS, K], with strides
     key,  # the same shape, with strides
@@ -97,7 +130,6 @@ def local(
     length = tl.load(ends + chunk) - token
     write = tl.load(beta + token * HEADS + head + i * HEADS, mask=i < length, other=0.0).to(tl.float32)
     square = place * 64 * 64 + i[:, None] * 64 + i[None, :]
-    lower = i[:, None] > i[None, :]
 
     scale_q, scale_k = tl.full((64,), SCALE, tl.float32), tl.full((64,), 1.0, tl.float32)
     if NORMALISE:
@@ -110,20 +142,10 @@ def local(
         rows_q = rows_q.to(tl.float32) * scale_q[:, None]
         rows_k = read_rows(key + part, token, head, length, KT, KH, K - part, PART)
         rows_k = rows_k.to(tl.float32) * scale_k[:, None]
-        before = read_rows(g + part, token, head, length, GT, GH, K - part, PART).to(tl.float32)
-        after = tl.zeros((64, PART), tl.float32)
-        weights += tl.where(i[:, None] == i[None, :], tl.sum(rows_q * rows_k, axis=1)[:, None], 0.0)
-        # Not unrolled: what is kept for each size would fill the registers.
-        for level in range(6):
-            decay = tl.exp(tl.where(is_later(level), before, after))
-            kept = neighbours(level) & lower
-            earlier = (rows_k * decay).to(dtype)
-            product = tl.dot((rows_q * decay).to(dtype), tl.trans(earlier), input_precision=PRECISION)
-            weights += tl.where(kept, product, 0.0)
-            if SOLVE:
-                product = tl.dot(earlier, tl.trans(earlier), input_precision=PRECISION)
-                overlap += tl.where(kept, product, 0.0)
-            before, after = extend(before, after, level, PART)
+        decays = read_rows(g + part, token, head, length, GT, GH, K - part, PART).to(tl.float32)
+        weights, overlap, before, after = _products(
+            rows_q, rows_k, decays, weights, overlap, SOLVE, PRECISION, PART, dtype
+        )
         tile = place * 64 * BK + i[:, None] * BK + part + columns[None, :]
         grown = tl.exp(before)
         tl.store(q + tile, (rows_q * grown).to(dtype))

@@ -122,7 +122,78 @@ def through_system(
 
 
 @triton.jit
-def through_products(
+def _through_halves(
+    rows_q,
+    rows_k,
+    g,
+    weights,
+    system,
+    own,
+    write,
+    sum_beta,
+    SCALE: tl.constexpr,
+    PRECISION: tl.constexpr,
+    PART: tl.constexpr,
+):
+    """What q, k and G receive from products of positions, [64, PART], and beta beside sum_beta.
+
+    Returned at last: the sums of g up to and with each position, and behind it.
+    """
+    dtype = weights.dtype
+    none = tl.zeros((64, 64), dtype)
+    before, after = g, tl.zeros((64, PART), tl.float32)
+    sum_q, sum_k = rows_k * (own * SCALE), rows_q * (own * SCALE)
+    change = tl.zeros((64, PART), tl.float32)
+    for level in range(6):
+        later = is_later(level)
+        decay = tl.exp(tl.where(later, before, after))
+        kept = neighbours(level)
+        both = (tl.where(later, rows_q * SCALE, rows_k) * decay).to(dtype)
+        found = tl.dot(tl.where(kept, weights, none), both, input_precision=PRECISION)
+        change += both.to(tl.float32) * tl.where(later, found, -found)
+        found *= decay
+        sum_q += tl.where(later, found * SCALE, 0.0)
+        sum_k += tl.where(later, 0.0, found)
+        keys = (rows_k * decay).to(dtype)
+        found = tl.dot(tl.where(kept, system, none), keys, input_precision=PRECISION)
+        of_beta = keys.to(tl.float32) * found
+        sum_beta += tl.sum(tl.where(later, of_beta, 0.0), axis=1)
+        change += of_beta * tl.where(later, write[:, None], -1.0)
+        sum_k += found * decay * tl.where(later, write[:, None], 1.0)
+        before, after = extend(before, after, level, PART)
+    return sum_q, sum_k, change, sum_beta, before, after
+
+
+@triton.jit
+def _through_norm(
+    x,
+    dy,
+    along,
+    scale,
+    dx,
+    token,
+    head,
+    length,
+    HEADS: tl.constexpr,
+    K: tl.constexpr,
+    BK: tl.constexpr,
+    TOKEN: tl.constexpr,
+    HEAD: tl.constexpr,
+    PART: tl.constexpr,
+):
+    """Write what is in front of l2 normalisation: scale * (dy - y * along), along: sum(dy * y)."""
+    i, columns = tl.arange(0, 64), tl.arange(0, PART)
+    for part in range(0, BK, PART):
+        inside = (i[:, None] < length) & (part + columns[None, :] < K)
+        rows = read_rows(x + part, token, head, length, TOKEN, HEAD, K - part, PART).to(tl.float32)
+        given = tl.load(dy + i[:, None] * BK + part + columns[None, :])
+        found = (given - rows * (scale * along)[:, None]) * scale[:, None]
+        to = dx + ((token + i[:, None]) * HEADS + head) * K + part + columns[None, :]
+        tl.store(to, found.to(dx.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def through_products(  # noqa: PLR0915 - one pass over what is loaded
     query,  # as in `local`
     key,
     g,
@@ -158,7 +229,6 @@ def through_products(
     chunk = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     place = chunk * HEADS + head
-    dtype = dread.dtype.element_ty
     i, columns = tl.arange(0, 64), tl.arange(0, PART)
     token = tl.load(starts + chunk).to(tl.int64)
     length = tl.load(ends + chunk) - token
@@ -167,7 +237,6 @@ def through_products(
     square = place * 64 * 64 + i[:, None] * 64 + i[None, :]
     weights, system = tl.load(dp + square), tl.load(da + square)
     own = tl.load(dp + place * 64 * 64 + i * 65).to(tl.float32)[:, None]
-    none = tl.zeros((64, 64), dtype)
     sum_beta = tl.load(dwrite + place * 64 + i)
 
     scale_q, scale_k = tl.full((64,), 1.0, tl.float32), tl.full((64,), 1.0, tl.float32)
@@ -180,27 +249,10 @@ def through_products(
         rows_q = rows_q.to(tl.float32) * scale_q[:, None]
         rows_k = read_rows(key + part, token, head, length, KT, KH, K - part, PART)
         rows_k = rows_k.to(tl.float32) * scale_k[:, None]
-        before = read_rows(g + part, token, head, length, GT, GH, K - part, PART).to(tl.float32)
-        after = tl.zeros((64, PART), tl.float32)
-        sum_q, sum_k = rows_k * (own * SCALE), rows_q * (own * SCALE)
-        change = tl.zeros((64, PART), tl.float32)
-        for level in range(6):
-            later = is_later(level)
-            decay = tl.exp(tl.where(later, before, after))
-            kept = neighbours(level)
-            both = (tl.where(later, rows_q * SCALE, rows_k) * decay).to(dtype)
-            found = tl.dot(tl.where(kept, weights, none), both, input_precision=PRECISION)
-            change += both.to(tl.float32) * tl.where(later, found, -found)
-            found *= decay
-            sum_q += tl.where(later, found * SCALE, 0.0)
-            sum_k += tl.where(later, 0.0, found)
-            keys = (rows_k * decay).to(dtype)
-            found = tl.dot(tl.where(kept, system, none), keys, input_precision=PRECISION)
-            of_beta = keys.to(tl.float32) * found
-            sum_beta += tl.sum(tl.where(later, of_beta, 0.0), axis=1)
-            change += of_beta * tl.where(later, write[:, None], -1.0)
-            sum_k += found * decay * tl.where(later, write[:, None], 1.0)
-            before, after = extend(before, after, level, PART)
+        decays = read_rows(g + part, token, head, length, GT, GH, K - part, PART).to(tl.float32)
+        sum_q, sum_k, change, sum_beta, before, after = _through_halves(
+            rows_q, rows_k, decays, weights, system, own, write, sum_beta, SCALE, PRECISION, PART
+        )
 
         # Of states: the decays are those from the start of the chunk, and to its end.
         tile = place * 64 * BK + i[:, None] * BK + part + columns[None, :]
@@ -234,15 +286,10 @@ def through_products(
 
     tl.store(dbeta + at, sum_beta.to(dbeta.dtype.element_ty), mask=i < length)
     if NORMALISE:
-        # In front of the norm: rsqrt(sum) * (dy - y * sum(dy * y)), whose sum is of all parts.
+        # The sums over channels are of all parts.
         tl.debug_barrier()
-        for part in range(0, BK, PART):
-            tile = place * 64 * BK + i[:, None] * BK + part + columns[None, :]
-            inside = (i[:, None] < length) & (part + columns[None, :] < K)
-            to = (at * K)[:, None] + part + columns[None, :]
-            rows = read_rows(query + part, token, head, length, QT, QH, K - part, PART).to(tl.float32)
-            found = tl.load(dq + tile) - rows * (scale_q * along_q)[:, None]
-            tl.store(dquery + to, (found * scale_q[:, None]).to(dquery.dtype.element_ty), mask=inside)
-            rows = read_rows(key + part, token, head, length, KT, KH, K - part, PART).to(tl.float32)
-            found = tl.load(dk + tile) - rows * (scale_k * along_k)[:, None]
-            tl.store(dkey + to, (found * scale_k[:, None]).to(dkey.dtype.element_ty), mask=inside)
+        rows = place * 64 * BK
+        _through_norm(
+            query, dq + rows, along_q, scale_q, dquery, token, head, length, HEADS, K, BK, QT, QH, PART
+        )
+        _through_norm(key, dk + rows, along_k, scale_k, dkey, token, head, length, HEADS, K, BK, KT, KH, PART)

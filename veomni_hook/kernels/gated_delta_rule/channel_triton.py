@@ -1,4 +1,4 @@
-"""The gated delta rule with a decay for each channel in Triton: forward and backward, for all samples at once.
+"""The gated delta rule with a decay for each channel in Triton: forward and backward, all samples at once.
 
 `channel_device` computes what needs one chunk, `scan_device` passes the state from chunk to chunk as for a
 decay a head, and `channel_gradients_device` takes what the two scans left to the gradients. The order of all

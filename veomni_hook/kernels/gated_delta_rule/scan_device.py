@@ -10,8 +10,8 @@ Forward:  N = U - S @ W^T                        what is written  [V, 64]
 Backward: dN = exp(L - G) * (dS @ k^T) + dO @ P
           dS = exp(L) * dS + (scale * exp(G) * dO) @ q - dN @ W
 
-With a decay for each channel (CHANNELS), `channel_device` has put scale * exp(G) into q and exp(L - G) into k,
-and L is a vector that scales the channels of the state.
+With a decay for each channel (CHANNELS), `channel_device` has put scale * exp(G) into q and exp(L - G) into
+k, and L is a vector that scales the channels of the state.
 """
 
 import triton

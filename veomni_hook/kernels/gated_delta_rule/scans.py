@@ -76,12 +76,12 @@ class Scans:
     def new_parts(self, q: Tensor, chunks: int, solved: Tensor | None, *, channels: bool) -> Parts:
         """Return what the local kernels fill."""
         key_heads = self.heads // self.groups
-        keys = [q.new_empty(chunks, key_heads, LENGTH, self.keys) for _ in range(2)]
+        query, key = (q.new_empty(chunks, key_heads, LENGTH, self.keys) for _ in range(2))
         total = q.new_empty(chunks, self.heads, self.keys if channels else LENGTH, dtype=torch.float32)
         w = q.new_empty(chunks, self.heads, LENGTH, self.keys)
         u = q.new_empty(chunks, self.heads, self.values, LENGTH)
         p = q.new_empty(chunks, self.heads, LENGTH, LENGTH)
-        return Parts(*keys, total, torch.empty_like(p) if solved is None else solved, w, u, p)
+        return Parts(query, key, total, torch.empty_like(p) if solved is None else solved, w, u, p)
 
     def outputs(
         self,

@@ -32,9 +32,7 @@ _FLA = backend(
     description="flash-linear-attention; an error instead of its backward where Triton miscompiles it",
     automatic=False,
 )
-_CHANNELS = replace(
-    _TRITON, load=".channel_triton:{variant}", refuses=".channel_triton:refuses"
-)
+_CHANNELS = replace(_TRITON, load=".channel_triton:{variant}", refuses=".channel_triton:refuses")
 _CHANNELS_TORCH = backend(
     "torch",
     ".channels:{variant}",
