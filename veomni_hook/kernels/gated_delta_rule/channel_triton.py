@@ -28,7 +28,7 @@ __all__ = ["channel_decay", "refuses"]
 
 Tensor = torch.Tensor
 #: Warps and stages of each kernel, by what registers hold with Triton 3.6 for Hopper: ``local`` spills
-#: nothing in 8 warps with parts of 64 channels, and 264 bytes a thread in 4; ``products`` 8 bytes in 8 warps
+#: nothing in 8 warps with parts of 64 channels, and 264 bytes a thread in 4; ``products`` nothing in 8 warps
 #: with parts of 32, 440 with parts of 64, and 240 in 4 warps with parts of 16.
 _OPTIONS: dict[str, dict[str, int]] = {
     "local": {"num_warps": 8, "num_stages": 1},
