@@ -148,16 +148,19 @@ def hyper_connection() -> Iterator[Call]:
 
 def gated_delta_rule() -> Iterator[Call]:
     """Heads of usual widths, of small, odd and large ones."""
-    (kernel,) = kernels_of("gated_delta_rule").values()
-    for keys, values in ((128, 128), (64, 128), (16, 24), (96, 80), (256, 256)):
-        for start in (False, True):
+    for variant, kernel in kernels_of("gated_delta_rule").items():
+        channels = variant == "channel_decay"
+        for keys, values in ((128, 128), (64, 128), (16, 24), (96, 80), (256, 256)):
+            for start in (False, True):
 
-            def call(q, k, v, g, beta, *state, start=start):
-                return kernel(q, k, v, g, beta, *(state or (None,)), start, not start)
+                def call(q, k, v, g, beta, *state, start=start, kernel=kernel):
+                    return kernel(q, k, v, g, beta, *(state or (None,)), start, not start)
 
-            sizes = [(1, 70, 2, keys)] * 2 + [(1, 70, 4, values), (1, 70, 4), (1, 70, 4)]
-            leaves = [empty(*size) for size in sizes] + [empty(1, 4, keys, values)] * start
-            yield f"{keys} {values} {start}", partial(both_ways, call, leaves)
+                sizes = [(1, 70, 4 if channels else 2, keys)] * 2 + [(1, 70, 4, values), (1, 70, 4)]
+                leaves = [empty(*size) for size in sizes]
+                leaves.insert(3, empty(1, 70, 4, *[keys] * channels, dtype=F32))
+                leaves += [empty(1, 4, keys, values)] * start
+                yield f"{variant} {keys} {values} {start}", partial(both_ways, call, leaves)
 
 
 def log_decay() -> Iterator[Call]:

@@ -23,6 +23,7 @@ OPS = (
     "qk_norm_rotary",
     "varlen_attention",
     "gated_delta_rule",
+    "gated_delta_rule_channels",
     "causal_conv",
     "log_decay",
     "hyper_connection",

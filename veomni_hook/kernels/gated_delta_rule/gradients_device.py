@@ -13,7 +13,7 @@ import triton.language as tl
 
 from veomni_hook.kernels.gated_delta_rule.local_device import EPS, read_columns, read_rows, write_columns
 
-__all__ = ["through_states", "through_system"]
+__all__ = ["through_states", "through_system", "through_values"]
 
 
 @triton.jit
@@ -109,7 +109,51 @@ def through_states(
 
 
 @triton.jit
-def through_system(  # noqa: PLR0915 - one pass over what is loaded
+def through_values(
+    value,
+    states,
+    dwritten,
+    u,
+    dvalue,
+    t,  # [64, 64]
+    write,  # [64]: beta
+    token,
+    head,
+    length,
+    place,
+    HEADS: tl.constexpr,
+    V: tl.constexpr,
+    BK: tl.constexpr,
+    BV: tl.constexpr,
+    VT: tl.constexpr,
+    VH: tl.constexpr,
+    PRECISION: tl.constexpr,
+    PART: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """Write dv; return what beta receives by it, U^T @ X, and S^T @ dN."""
+    i, columns, rows = tl.arange(0, 64), tl.arange(0, BK), tl.arange(0, PART)
+    column = rows[:, None] * 64 + i[None, :]
+    square = rows[:, None] * BK + columns[None, :]
+    dwrite = tl.zeros((64,), tl.float32)
+    dsystem = tl.zeros((64, 64), tl.float32)
+    dread = tl.zeros((BK, 64), tl.float32)
+    # In parts, whose loads run ahead of products without registers.
+    for part in tl.range(0, BV, PART, num_stages=STAGES):
+        dnew = tl.load(dwritten + (place * BV + part) * 64 + column)
+        state = tl.load(states + (place * BV + part) * BK + square)
+        new = tl.load(u + (place * BV + part) * 64 + column)
+        given = read_columns(value + part, token, head, length, VT, VH, V - part, PART)
+        x = tl.dot(dnew, t, input_precision=PRECISION)
+        dread = tl.dot(tl.trans(state), dnew, dread, input_precision=PRECISION)
+        dwrite += tl.sum(x * given.to(tl.float32), axis=0)
+        write_columns(dvalue + part, x * write[None, :], token, head, length, HEADS * V, V, V - part, PART)
+        dsystem = tl.dot(tl.trans(new), x.to(dwritten.dtype.element_ty), dsystem, input_precision=PRECISION)
+    return dwrite, dsystem, dread
+
+
+@triton.jit
+def through_system(
     key,  # as in `local`
     value,
     beta,
@@ -147,11 +191,9 @@ def through_system(  # noqa: PLR0915 - one pass over what is loaded
     chunk = tl.program_id(0).to(tl.int64)
     key_head = tl.program_id(1)
     dtype = w.dtype.element_ty
-    i, columns, rows = tl.arange(0, 64), tl.arange(0, BK), tl.arange(0, PART)
+    i, columns = tl.arange(0, 64), tl.arange(0, BK)
     token = tl.load(starts + chunk).to(tl.int64)
     length = tl.load(ends + chunk) - token
-    column = rows[:, None] * 64 + i[None, :]
-    square = rows[:, None] * BK + columns[None, :]
     above = i[:, None] < i[None, :]
 
     shared = (chunk * (HEADS // GROUPS) + key_head) * 64 * BK
@@ -161,22 +203,10 @@ def through_system(  # noqa: PLR0915 - one pass over what is loaded
         place = chunk * HEADS + head
         write = tl.load(beta + token * HEADS + head + i * HEADS, mask=i < length, other=0.0).to(tl.float32)
         t = tl.load(solved + place * 64 * 64 + i[:, None] * 64 + i[None, :])
-        dwrite = tl.zeros((64,), tl.float32)
-        dsystem = tl.zeros((64, 64), tl.float32)
-        dread = tl.zeros((BK, 64), tl.float32)
-        # Of values. In parts, whose loads run ahead of products without registers.
-        for part in tl.range(0, BV, PART, num_stages=STAGES):
-            dnew = tl.load(dwritten + (place * BV + part) * 64 + column)
-            state = tl.load(states + (place * BV + part) * BK + square)
-            new = tl.load(u + (place * BV + part) * 64 + column)
-            given = read_columns(value + part, token, head, length, VT, VH, V - part, PART)
-            x = tl.dot(dnew, t, input_precision=PRECISION)
-            dread = tl.dot(tl.trans(state), dnew, dread, input_precision=PRECISION)
-            dwrite += tl.sum(x * given.to(tl.float32), axis=0)
-            write_columns(
-                dvalue + part, x * write[None, :], token, head, length, HEADS * V, V, V - part, PART
-            )
-            dsystem = tl.dot(tl.trans(new), x.to(dtype), dsystem, input_precision=PRECISION)
+        dwrite, dsystem, dread = through_values(
+            value, states, dwritten, u, dvalue, t, write, token, head, length, place,
+            HEADS, V, BK, BV, VT, VH, PRECISION, PART, STAGES,
+        )  # fmt: skip
 
         # Of keys, decayed.
         y = tl.dot((-dread).to(dtype), t, input_precision=PRECISION)

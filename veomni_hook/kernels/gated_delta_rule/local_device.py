@@ -14,13 +14,13 @@ Results are of whole chunks: positions behind the end of a sample have zeros, so
 import triton
 import triton.language as tl
 
-__all__ = ["EPS", "local", "read_columns", "read_rows", "write_columns"]
+__all__ = ["EPS", "inverse", "local", "read_columns", "read_rows", "write_columns"]
 
 EPS = tl.constexpr(1e-6)
 
 
 @triton.jit
-def _inverse(a, PRECISION: tl.constexpr):
+def inverse(a, PRECISION: tl.constexpr):
     """(I + a)^-1 for a strictly lower triangular [64, 64], in float32.
 
     Blocks of 16 on the diagonal are solved row by row, which no cancellation harms. With their inverse d and
@@ -153,7 +153,7 @@ def local(
         tl.store(p + place * 64 * 64 + square, (scores * between).to(dtype))
         if SOLVE:
             a = tl.where(i[:, None] > i[None, :], overlap * between * write[:, None], 0.0)
-            t = _inverse(a, PRECISION).to(dtype)
+            t = inverse(a, PRECISION).to(dtype)
             tl.store(solved + place * 64 * 64 + square, t)
         else:
             t = tl.load(solved + place * 64 * 64 + square)

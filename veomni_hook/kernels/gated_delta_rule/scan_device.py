@@ -9,6 +9,9 @@ Forward:  N = U - S @ W^T                        what is written  [V, 64]
           S = exp(L) * S + (exp(L - G) * N) @ k
 Backward: dN = exp(L - G) * (dS @ k^T) + dO @ P
           dS = exp(L) * dS + (scale * exp(G) * dO) @ q - dN @ W
+
+With a decay for each channel (CHANNELS), `channel_device` has put scale * exp(G) into q and exp(L - G) into
+k, and L is a vector that scales the channels of the state.
 """
 
 import triton
@@ -21,7 +24,7 @@ __all__ = ["backward", "forward"]
 def forward(
     q,  # [chunks, HEADS // GROUPS, 64, BK]
     k,  # the same
-    total,  # [chunks, HEADS, 64], float32
+    total,  # [chunks, HEADS, 64], float32; if CHANNELS [chunks, HEADS, BK], L alone
     w,  # [chunks, HEADS, 64, BK]
     u,  # [chunks, HEADS, BV, 64]
     p,  # [chunks, HEADS, 64, 64]
@@ -44,6 +47,7 @@ def forward(
     OUTPUT: tl.constexpr,
     FINAL: tl.constexpr,
     KEEP: tl.constexpr,
+    CHANNELS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """Grid: BV // ROWS, HEADS, samples."""
@@ -66,8 +70,12 @@ def forward(
         shared = ((before + step) * (HEADS // GROUPS) + head // GROUPS) * 64 * BK
         tile = i[:, None] * BK + columns[None, :]
         known = state.to(dtype)
-        G = tl.load(total + place * 64 + i)
-        last = tl.load(total + place * 64 + 63)
+        if CHANNELS:
+            whole = tl.exp(tl.load(total + place * BK + columns))[None, :]
+        else:
+            G = tl.load(total + place * 64 + i)
+            last = tl.load(total + place * 64 + 63)
+            whole = tl.exp(last)
         reading = tl.load(w + place * 64 * BK + tile)
         column = rows[:, None] * 64 + i[None, :]
         new = tl.load(u + place * BV * 64 + column).to(tl.float32)
@@ -78,14 +86,17 @@ def forward(
         if OUTPUT:
             asked = tl.load(q + shared + tile)
             weights = tl.load(p + place * 64 * 64 + i[:, None] * 64 + i[None, :])
-            out = tl.dot(known, tl.trans(asked), input_precision=PRECISION) * (SCALE * tl.exp(G))[None, :]
+            out = tl.dot(known, tl.trans(asked), input_precision=PRECISION)
+            if not CHANNELS:
+                out *= (SCALE * tl.exp(G))[None, :]
             out = tl.dot(new.to(dtype), tl.trans(weights), out, input_precision=PRECISION)
             keep = (step * 64 + i[None, :] < length) & (rows[:, None] < V)
             at = output + ((start + step * 64) * HEADS + head) * V + i[None, :] * (HEADS * V) + rows[:, None]
             tl.store(at, out.to(output.dtype.element_ty), mask=keep)
         keys = tl.load(k + shared + tile)
-        kept = (new * tl.exp(last - G)[None, :]).to(dtype)
-        state = tl.dot(kept, keys, state * tl.exp(last), input_precision=PRECISION)
+        if not CHANNELS:
+            new *= tl.exp(last - G)[None, :]
+        state = tl.dot(new.to(dtype), keys, state * whole, input_precision=PRECISION)
     if FINAL:
         tl.store(final + outside, state, mask=inside)
 
@@ -114,6 +125,7 @@ def backward(
     SCALE: tl.constexpr,
     INITIAL: tl.constexpr,
     FINAL: tl.constexpr,
+    CHANNELS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """Grid: BV // ROWS, HEADS, samples."""
@@ -139,20 +151,28 @@ def backward(
         tile = i[:, None] * BK + columns[None, :]
         known = state.to(dtype)
         tl.store(dstates + place * BV * BK + rows[:, None] * BK + columns[None, :], known)
-        G = tl.load(total + place * 64 + i)
-        last = tl.load(total + place * 64 + 63)
+        if CHANNELS:
+            whole = tl.exp(tl.load(total + place * BK + columns))[None, :]
+        else:
+            G = tl.load(total + place * 64 + i)
+            last = tl.load(total + place * 64 + 63)
+            whole = tl.exp(last)
         keep = (back * 64 + i[:, None] < length) & (rows[None, :] < V)
         at = dy + ((start + back * 64) * HEADS + head) * V + i[:, None] * (HEADS * V) + rows[None, :]
         given = tl.trans(tl.load(at, mask=keep, other=0.0))
         weights = tl.load(p + place * 64 * 64 + i[:, None] * 64 + i[None, :])
         new = tl.dot(given, weights, input_precision=PRECISION)
         keys = tl.load(k + shared + tile)
-        new += tl.dot(known, tl.trans(keys), input_precision=PRECISION) * tl.exp(last - G)[None, :]
+        passed = tl.dot(known, tl.trans(keys), input_precision=PRECISION)
+        if not CHANNELS:
+            passed *= tl.exp(last - G)[None, :]
+        new += passed
         tl.store(dwritten + place * BV * 64 + rows[:, None] * 64 + i[None, :], new.to(dtype))
         asked = tl.load(q + shared + tile)
         reading = tl.load(w + place * 64 * BK + tile)
-        scaled = (given.to(tl.float32) * (SCALE * tl.exp(G))[None, :]).to(dtype)
-        state = tl.dot(scaled, asked, state * tl.exp(last), input_precision=PRECISION)
+        if not CHANNELS:
+            given = (given.to(tl.float32) * (SCALE * tl.exp(G))[None, :]).to(dtype)
+        state = tl.dot(given, asked, state * whole, input_precision=PRECISION)
         state = tl.dot((-new).to(dtype), reading, state, input_precision=PRECISION)
     if INITIAL:
         tl.store(dinitial + outside, state, mask=inside)

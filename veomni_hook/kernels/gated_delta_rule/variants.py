@@ -32,7 +32,8 @@ _FLA = backend(
     description="flash-linear-attention; an error instead of its backward where Triton miscompiles it",
     automatic=False,
 )
-_CHANNELS = backend(
+_CHANNELS = replace(_TRITON, load=".channel_triton:{variant}", refuses=".channel_triton:refuses")
+_CHANNELS_TORCH = backend(
     "torch",
     ".channels:{variant}",
     refuses=".operand_checks:refuses_channels",
@@ -48,6 +49,7 @@ VARIANTS = {
         "S = exp(g) * S + k (beta * (v - (exp(g) * S)^T k))^T, o = S^T q for each position; one g a channel",
         kernels=(
             _CHANNELS,
+            _CHANNELS_TORCH,
             replace(_FLA, refuses=".fla:refuses_channels"),
             checked_reference(".operand_checks:refuses_channels"),
         ),

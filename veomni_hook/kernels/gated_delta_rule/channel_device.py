@@ -1,0 +1,172 @@
+"""Device code within chunks of 64 positions, with a decay for each channel; `channel_triton` launches it.
+
+A product of two positions has another decay in each channel. For each size of 1, 2, 4, ... 32, halves of that
+size next to each other are multiplied: the later half is decayed from the end of the earlier one, and the
+earlier half to its own end. All exponents are sums of decays, so no factor is above 1, and no sum is
+subtracted from another. Rows of one [64, PART] are later halves and earlier ones by turns, so each size takes
+one exponential an element, and one product of whole chunks of which the blocks beside the diagonal are kept.
+
+With G and R the sums of g up to and with a position and behind it, and L the sum of the chunk, results are
+those of `local_device.local` but for:
+
+q = scale * exp(G) * query,  k = exp(R) * key,  W = T @ (beta * exp(G) * key),  total = L
+"""
+
+import triton
+import triton.language as tl
+
+from veomni_hook.kernels.gated_delta_rule.local_device import EPS, inverse, read_rows
+
+__all__ = ["extend", "is_later", "local", "neighbours", "row_scale"]
+
+
+@triton.jit
+def is_later(level):
+    """Whether each of 64 positions is in the later one of two halves of 2 ** level: [64, 1]."""
+    return ((tl.arange(0, 64) >> level) & 1)[:, None] == 1
+
+
+@triton.jit
+def neighbours(level):
+    """Whether two positions are in the two halves of one pair: [64, 64]."""
+    block = tl.arange(0, 64) >> level
+    return (block[:, None] ^ block[None, :]) == 1
+
+
+@triton.jit
+def extend(before, after, level, PART: tl.constexpr):
+    """Sums of a half's elements up to each and behind each, [64, PART], made those of both halves."""
+    block = (tl.arange(0, 64) >> level) ^ 1
+    end = ((block + 1) << level) - 1
+    other = tl.gather(before, tl.broadcast_to(end[:, None], (64, PART)), axis=0)
+    later = is_later(level)
+    return before + tl.where(later, other, 0.0), after + tl.where(later, 0.0, other)
+
+
+@triton.jit
+def row_scale(
+    x, token, head, length, TOKEN: tl.constexpr, HEAD: tl.constexpr, K: tl.constexpr, BK: tl.constexpr
+):
+    """What l2 normalisation multiplies 64 rows by: [64]."""
+    wide = read_rows(x, token, head, length, TOKEN, HEAD, K, BK).to(tl.float32)
+    return tl.rsqrt(tl.sum(wide * wide, axis=1) + EPS)
+
+
+@triton.jit
+def _products(
+    rows_q,
+    rows_k,
+    g,
+    weights,
+    overlap,
+    SOLVE: tl.constexpr,
+    PRECISION: tl.constexpr,
+    PART: tl.constexpr,
+    dtype,
+):
+    """Add the decayed products of q with k, and of k with k below the diagonal if SOLVE.
+
+    Returned beside both: the sums of g up to and with each position, and behind it, [64, PART].
+    """
+    i = tl.arange(0, 64)
+    before, after = g, tl.zeros((64, PART), tl.float32)
+    weights += tl.where(i[:, None] == i[None, :], tl.sum(rows_q * rows_k, axis=1)[:, None], 0.0)
+    # Not unrolled: what is kept for each size would fill the registers.
+    for level in range(6):
+        decay = tl.exp(tl.where(is_later(level), before, after))
+        kept = neighbours(level) & (i[:, None] > i[None, :])
+        earlier = (rows_k * decay).to(dtype)
+        product = tl.dot((rows_q * decay).to(dtype), tl.trans(earlier), input_precision=PRECISION)
+        weights += tl.where(kept, product, 0.0)
+        if SOLVE:
+            product = tl.dot(earlier, tl.trans(earlier), input_precision=PRECISION)
+            overlap += tl.where(kept, product, 0.0)
+        before, after = extend(before, after, level, PART)
+    return weights, overlap, before, after
+
+
+@triton.jit
+def local(
+    query,  # [tokens, HEADS, K], with strides
+    key,  # the same shape, with strides
+    value,  # [tokens, HEADS, V], with strides
+    g,  # [tokens, HEADS, K], with strides
+    beta,  # [tokens, HEADS]
+    starts,  # [chunks], int32: the first token of a chunk
+    ends,  # [chunks], int32: the end of its sample
+    q,  # [chunks, HEADS, 64, BK]: a result
+    k,  # the same
+    total,  # [chunks, HEADS, BK], float32: a result
+    solved,  # [chunks, HEADS, 64, 64]: T; a result if SOLVE, else read
+    w,  # [chunks, HEADS, 64, BK]: a result
+    u,  # [chunks, HEADS, BV, 64]: a result, transposed
+    p,  # [chunks, HEADS, 64, 64]: a result
+    HEADS: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    BK: tl.constexpr,
+    BV: tl.constexpr,
+    QT: tl.constexpr,
+    QH: tl.constexpr,
+    KT: tl.constexpr,
+    KH: tl.constexpr,
+    VT: tl.constexpr,
+    VH: tl.constexpr,
+    GT: tl.constexpr,
+    GH: tl.constexpr,
+    SCALE: tl.constexpr,
+    NORMALISE: tl.constexpr,
+    SOLVE: tl.constexpr,
+    PRECISION: tl.constexpr,
+    PART: tl.constexpr,  # of the channels, at a time
+):
+    """Grid: chunks, heads."""
+    chunk = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    place = chunk * HEADS + head
+    dtype = w.dtype.element_ty
+    i, columns, states = tl.arange(0, 64), tl.arange(0, PART), tl.arange(0, BV)
+    token = tl.load(starts + chunk).to(tl.int64)
+    length = tl.load(ends + chunk) - token
+    write = tl.load(beta + token * HEADS + head + i * HEADS, mask=i < length, other=0.0).to(tl.float32)
+    square = place * 64 * 64 + i[:, None] * 64 + i[None, :]
+
+    scale_q, scale_k = tl.full((64,), SCALE, tl.float32), tl.full((64,), 1.0, tl.float32)
+    if NORMALISE:
+        scale_q *= row_scale(query, token, head, length, QT, QH, K, BK)
+        scale_k *= row_scale(key, token, head, length, KT, KH, K, BK)
+    weights = tl.zeros((64, 64), tl.float32)
+    overlap = tl.zeros((64, 64), tl.float32)
+    for part in range(0, BK, PART):
+        rows_q = read_rows(query + part, token, head, length, QT, QH, K - part, PART)
+        rows_q = rows_q.to(tl.float32) * scale_q[:, None]
+        rows_k = read_rows(key + part, token, head, length, KT, KH, K - part, PART)
+        rows_k = rows_k.to(tl.float32) * scale_k[:, None]
+        decays = read_rows(g + part, token, head, length, GT, GH, K - part, PART).to(tl.float32)
+        weights, overlap, before, after = _products(
+            rows_q, rows_k, decays, weights, overlap, SOLVE, PRECISION, PART, dtype
+        )
+        tile = place * 64 * BK + i[:, None] * BK + part + columns[None, :]
+        grown = tl.exp(before)
+        tl.store(q + tile, (rows_q * grown).to(dtype))
+        tl.store(k + tile, (rows_k * tl.exp(after)).to(dtype))
+        tl.store(w + tile, (rows_k * grown * write[:, None]).to(dtype))
+        at = total + place * BK + part + columns[None, :] + tl.zeros((64, 1), tl.int32)
+        tl.store(at, before, mask=i[:, None] == 63)
+
+    tl.store(p + square, weights.to(dtype))
+    if SOLVE:
+        t = inverse(overlap * write[:, None], PRECISION).to(dtype)
+        tl.store(solved + square, t)
+    else:
+        t = tl.load(solved + square)
+    rows_v = read_rows(value, token, head, length, VT, VH, V, BV)
+    scaled = (rows_v.to(tl.float32) * write[:, None]).to(dtype)
+    new = tl.dot(tl.trans(scaled), tl.trans(t), input_precision=PRECISION)
+    tl.store(u + place * BV * 64 + states[:, None] * 64 + i[None, :], new.to(dtype))
+    # What the parts have left there, multiplied in place: each waits until all have read.
+    tl.debug_barrier()
+    tile = place * 64 * BK + i[:, None] * BK + tl.arange(0, BK)[None, :]
+    read = tl.dot(t, tl.load(w + tile), input_precision=PRECISION).to(dtype)
+    tl.debug_barrier()
+    tl.store(w + tile, read)

@@ -1,0 +1,295 @@
+"""Device code of the gradients within chunks, with a decay for each channel; `channel_triton` launches it.
+
+Names as in `channel_device` and `gradients_device`. Both halves of a product need the same decays for their
+gradients as for the product, so the gradient of P is kept with its transpose above the diagonal, and that of
+A likewise, with beta: one product a size then gives what both halves receive. A pair's exponent grows with g
+at the later position and falls with g at the earlier one, so the gradient of G is what one receives less what
+the other does, in the rounding of the products; that of g is the sum of it from the end of the chunk.
+"""
+
+import triton
+import triton.language as tl
+
+from veomni_hook.kernels.gated_delta_rule.channel_device import extend, is_later, neighbours, row_scale
+from veomni_hook.kernels.gated_delta_rule.gradients_device import through_values
+from veomni_hook.kernels.gated_delta_rule.local_device import read_rows
+
+__all__ = ["through_products", "through_states", "through_system"]
+
+
+@triton.jit
+def through_states(
+    starts,  # as in `local`
+    ends,
+    states,  # as in `scan_device`
+    written,
+    dstates,
+    dy,
+    dp,  # [chunks, HEADS, 64, 64]: a result, the gradient of P and its transpose
+    dq,  # [chunks, HEADS, 64, BK], float32: a result, of the decayed q
+    dk,  # the same of k
+    dtotal,  # [chunks, HEADS, BK], float32: a result, what L receives from the state
+    HEADS: tl.constexpr,
+    V: tl.constexpr,
+    BK: tl.constexpr,
+    BV: tl.constexpr,
+    PRECISION: tl.constexpr,
+    PART: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """What positions read of the state and of each other, and what they write. Grid: chunks, heads."""
+    chunk = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    place = chunk * HEADS + head
+    i, columns, rows = tl.arange(0, 64), tl.arange(0, BK), tl.arange(0, PART)
+    token = tl.load(starts + chunk).to(tl.int64)
+    length = tl.load(ends + chunk) - token
+    column = rows[:, None] * 64 + i[None, :]
+    square = rows[:, None] * BK + columns[None, :]
+    weights = tl.zeros((64, 64), tl.float32)
+    sum_q = tl.zeros((BK, 64), tl.float32)
+    sum_k = tl.zeros((BK, 64), tl.float32)
+    overlap = tl.zeros((BK,), tl.float32)
+    # In parts, whose loads run ahead of products without registers.
+    for part in tl.range(0, BV, PART, num_stages=STAGES):
+        given = read_rows(dy + part, token, head, length, HEADS * V, V, V - part, PART)
+        new = tl.load(written + (place * BV + part) * 64 + column)
+        state = tl.load(states + (place * BV + part) * BK + square)
+        dstate = tl.load(dstates + (place * BV + part) * BK + square)
+        weights = tl.dot(given, new, weights, input_precision=PRECISION)
+        sum_q = tl.dot(tl.trans(state), tl.trans(given), sum_q, input_precision=PRECISION)
+        sum_k = tl.dot(tl.trans(dstate), new, sum_k, input_precision=PRECISION)
+        overlap += tl.sum(state.to(tl.float32) * dstate.to(tl.float32), axis=0)
+    kept = weights.to(dp.dtype.element_ty)
+    at = dp + place * 64 * 64
+    tl.store(at + i[:, None] * 64 + i[None, :], kept, mask=i[:, None] >= i[None, :])
+    tl.store(at + i[None, :] * 64 + i[:, None], kept, mask=i[:, None] > i[None, :])
+    tile = place * 64 * BK + i[None, :] * BK + columns[:, None]
+    tl.store(dq + tile, sum_q)
+    tl.store(dk + tile, sum_k)
+    tl.store(dtotal + place * BK + columns, overlap)
+
+
+@triton.jit
+def through_system(
+    value,  # as in `local`
+    beta,
+    starts,
+    ends,
+    solved,
+    w,
+    u,
+    states,  # as in `scan_device`
+    dwritten,
+    da,  # [chunks, HEADS, 64, 64]: a result, the gradient of A / beta's row, and above it that of A / beta
+    dread,  # [chunks, HEADS, 64, BK]: a result, of beta * exp(G) * key
+    dvalue,  # [tokens, HEADS, V]: a result
+    dwrite,  # [chunks, HEADS, 64], float32: a result, what beta receives from values
+    HEADS: tl.constexpr,
+    V: tl.constexpr,
+    BK: tl.constexpr,
+    BV: tl.constexpr,
+    VT: tl.constexpr,
+    VH: tl.constexpr,
+    PRECISION: tl.constexpr,
+    PART: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """The chunk's system. Grid: chunks, heads."""
+    chunk = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    place = chunk * HEADS + head
+    dtype = w.dtype.element_ty
+    i, columns = tl.arange(0, 64), tl.arange(0, BK)
+    token = tl.load(starts + chunk).to(tl.int64)
+    length = tl.load(ends + chunk) - token
+    write = tl.load(beta + token * HEADS + head + i * HEADS, mask=i < length, other=0.0).to(tl.float32)
+    t = tl.load(solved + place * 64 * 64 + i[:, None] * 64 + i[None, :])
+    of_write, dsystem, passed = through_values(
+        value, states, dwritten, u, dvalue, t, write, token, head, length, place,
+        HEADS, V, BK, BV, VT, VH, PRECISION, PART, STAGES,
+    )  # fmt: skip
+    tl.store(dwrite + place * 64 + i, of_write)
+    y = tl.dot((-passed).to(dtype), t, input_precision=PRECISION)
+    reading = tl.load(w + place * 64 * BK + i[:, None] * BK + columns[None, :])
+    dsystem = -tl.dot(reading, y.to(dtype), dsystem, input_precision=PRECISION)
+    at = da + place * 64 * 64
+    # Rows are the earlier positions here. The diagonal has none, and nothing reads it.
+    above = i[:, None] < i[None, :]
+    tl.store(at + i[None, :] * 64 + i[:, None], dsystem.to(dtype), mask=above)
+    tl.store(at + i[:, None] * 64 + i[None, :], (dsystem * write[None, :]).to(dtype), mask=above)
+    tl.store(dread + place * 64 * BK + i[None, :] * BK + columns[:, None], y.to(dtype))
+
+
+@triton.jit
+def _through_halves(
+    rows_q,
+    rows_k,
+    g,
+    weights,
+    system,
+    own,
+    write,
+    sum_beta,
+    SCALE: tl.constexpr,
+    PRECISION: tl.constexpr,
+    PART: tl.constexpr,
+):
+    """What q, k and G receive from products of positions, [64, PART], and beta beside sum_beta.
+
+    Returned at last: the sums of g up to and with each position, and behind it.
+    """
+    dtype = weights.dtype
+    none = tl.zeros((64, 64), dtype)
+    before, after = g, tl.zeros((64, PART), tl.float32)
+    sum_q, sum_k = rows_k * (own * SCALE), rows_q * (own * SCALE)
+    change = tl.zeros((64, PART), tl.float32)
+    for level in range(6):
+        later = is_later(level)
+        decay = tl.exp(tl.where(later, before, after))
+        kept = neighbours(level)
+        both = (tl.where(later, rows_q * SCALE, rows_k) * decay).to(dtype)
+        found = tl.dot(tl.where(kept, weights, none), both, input_precision=PRECISION)
+        change += both.to(tl.float32) * tl.where(later, found, -found)
+        found *= decay
+        sum_q += tl.where(later, found * SCALE, 0.0)
+        sum_k += tl.where(later, 0.0, found)
+        keys = (rows_k * decay).to(dtype)
+        found = tl.dot(tl.where(kept, system, none), keys, input_precision=PRECISION)
+        of_beta = keys.to(tl.float32) * found
+        sum_beta += tl.sum(tl.where(later, of_beta, 0.0), axis=1)
+        change += of_beta * tl.where(later, write[:, None], -1.0)
+        sum_k += found * decay * tl.where(later, write[:, None], 1.0)
+        before, after = extend(before, after, level, PART)
+    return sum_q, sum_k, change, sum_beta, before, after
+
+
+@triton.jit
+def _through_norm(
+    x,
+    dy,
+    along,
+    scale,
+    dx,
+    token,
+    head,
+    length,
+    HEADS: tl.constexpr,
+    K: tl.constexpr,
+    BK: tl.constexpr,
+    TOKEN: tl.constexpr,
+    HEAD: tl.constexpr,
+    PART: tl.constexpr,
+):
+    """Write what is in front of l2 normalisation: scale * (dy - y * along), along: sum(dy * y)."""
+    i, columns = tl.arange(0, 64), tl.arange(0, PART)
+    for part in range(0, BK, PART):
+        inside = (i[:, None] < length) & (part + columns[None, :] < K)
+        rows = read_rows(x + part, token, head, length, TOKEN, HEAD, K - part, PART).to(tl.float32)
+        given = tl.load(dy + i[:, None] * BK + part + columns[None, :])
+        found = (given - rows * (scale * along)[:, None]) * scale[:, None]
+        to = dx + ((token + i[:, None]) * HEADS + head) * K + part + columns[None, :]
+        tl.store(to, found.to(dx.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def through_products(  # noqa: PLR0915 - one pass over what is loaded
+    query,  # as in `local`
+    key,
+    g,
+    beta,
+    starts,
+    ends,
+    dp,  # of `through_states`
+    dq,  # the same; changed
+    dk,  # the same; changed
+    dtotal,  # the same
+    da,  # of `through_system`
+    dread,  # the same
+    dwrite,  # the same
+    dquery,  # [tokens, HEADS, K]: a result
+    dkey,  # the same
+    dg,  # the same
+    dbeta,  # [tokens, HEADS]: a result
+    HEADS: tl.constexpr,
+    K: tl.constexpr,
+    BK: tl.constexpr,
+    QT: tl.constexpr,
+    QH: tl.constexpr,
+    KT: tl.constexpr,
+    KH: tl.constexpr,
+    GT: tl.constexpr,
+    GH: tl.constexpr,
+    SCALE: tl.constexpr,
+    NORMALISE: tl.constexpr,
+    PRECISION: tl.constexpr,
+    PART: tl.constexpr,
+):
+    """What is of channels: the products of positions, and the sums of all gradients. Grid: chunks, heads."""
+    chunk = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    place = chunk * HEADS + head
+    i, columns = tl.arange(0, 64), tl.arange(0, PART)
+    token = tl.load(starts + chunk).to(tl.int64)
+    length = tl.load(ends + chunk) - token
+    at = token * HEADS + head + i * HEADS
+    write = tl.load(beta + at, mask=i < length, other=0.0).to(tl.float32)
+    square = place * 64 * 64 + i[:, None] * 64 + i[None, :]
+    weights, system = tl.load(dp + square), tl.load(da + square)
+    own = tl.load(dp + place * 64 * 64 + i * 65).to(tl.float32)[:, None]
+    sum_beta = tl.load(dwrite + place * 64 + i)
+
+    scale_q, scale_k = tl.full((64,), 1.0, tl.float32), tl.full((64,), 1.0, tl.float32)
+    if NORMALISE:
+        scale_q *= row_scale(query, token, head, length, QT, QH, K, BK)
+        scale_k *= row_scale(key, token, head, length, KT, KH, K, BK)
+    along_q, along_k = tl.zeros((64,), tl.float32), tl.zeros((64,), tl.float32)
+    for part in range(0, BK, PART):
+        rows_q = read_rows(query + part, token, head, length, QT, QH, K - part, PART)
+        rows_q = rows_q.to(tl.float32) * scale_q[:, None]
+        rows_k = read_rows(key + part, token, head, length, KT, KH, K - part, PART)
+        rows_k = rows_k.to(tl.float32) * scale_k[:, None]
+        decays = read_rows(g + part, token, head, length, GT, GH, K - part, PART).to(tl.float32)
+        sum_q, sum_k, change, sum_beta, before, after = _through_halves(
+            rows_q, rows_k, decays, weights, system, own, write, sum_beta, SCALE, PRECISION, PART
+        )
+
+        # Of states: the decays are those from the start of the chunk, and to its end.
+        tile = place * 64 * BK + i[:, None] * BK + part + columns[None, :]
+        grown, left = tl.exp(before), tl.exp(after)
+        found = tl.load(dq + tile) * (grown * SCALE)
+        sum_q += found
+        change += rows_q * found
+        found = tl.load(dread + tile).to(tl.float32) * grown
+        of_beta = rows_k * found
+        sum_beta += tl.sum(of_beta, axis=1)
+        change += of_beta * write[:, None]
+        sum_k += found * write[:, None]
+        found = tl.load(dk + tile) * left
+        sum_k += found
+        found *= rows_k
+        # What is written decays with all that is behind it.
+        whole = grown * tl.load(dtotal + place * BK + part + columns)[None, :]
+        whole += tl.sum(found, axis=0)[None, :]
+        change += tl.where(i[:, None] == 63, whole, 0.0) - found
+        inside = (i[:, None] < length) & (part + columns[None, :] < K)
+        to = (at * K)[:, None] + part + columns[None, :]
+        tl.store(dg + to, tl.cumsum(change, axis=0, reverse=True).to(dg.dtype.element_ty), mask=inside)
+        if NORMALISE:
+            along_q += tl.sum(sum_q * rows_q, axis=1)
+            along_k += tl.sum(sum_k * rows_k, axis=1)
+            tl.store(dq + tile, sum_q)
+            tl.store(dk + tile, sum_k)
+        else:
+            tl.store(dquery + to, sum_q.to(dquery.dtype.element_ty), mask=inside)
+            tl.store(dkey + to, sum_k.to(dkey.dtype.element_ty), mask=inside)
+
+    tl.store(dbeta + at, sum_beta.to(dbeta.dtype.element_ty), mask=i < length)
+    if NORMALISE:
+        # The sums over channels are of all parts.
+        tl.debug_barrier()
+        rows = place * 64 * BK
+        _through_norm(
+            query, dq + rows, along_q, scale_q, dquery, token, head, length, HEADS, K, BK, QT, QH, PART
+        )
+        _through_norm(key, dk + rows, along_k, scale_k, dkey, token, head, length, HEADS, K, BK, KT, KH, PART)

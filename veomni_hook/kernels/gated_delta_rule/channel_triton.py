@@ -1,0 +1,241 @@
+"""The gated delta rule with a decay for each channel in Triton: forward and backward, all samples at once.
+
+`channel_device` computes what needs one chunk, `scan_device` passes the state from chunk to chunk as for a
+decay a head, and `channel_gradients_device` takes what the two scans left to the gradients. The order of all
+sums is fixed.
+
+Shapes: query and key ``[rows, positions, heads, K]``, value ``[rows, positions, heads, V]``, in bfloat16 or
+float16, one dtype, K and V at most 256; g ``[rows, positions, heads, K]``, beta ``[rows, positions, heads]``.
+Sums and exponents are float32; the state, and factors with their decays, are rounded for products. Saved: the
+operands, and a chunk's inverse, 64 elements for each position and head. Mutates: nothing. Deterministic.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from veomni_hook.kernels.gated_delta_rule import channel_device, channel_gradients_device, operand_checks
+from veomni_hook.kernels.gated_delta_rule.rule import Operands, by_token, found, kept, operators, unfit
+from veomni_hook.kernels.gated_delta_rule.scans import Parts, Scanned, Scans
+from veomni_hook.kernels.gated_delta_rule.tables import Tables, tables_of
+from veomni_hook.kernels.shared.autograd import applied, backward_once
+from veomni_hook.kernels.shared.launch import LAUNCHES, Launch
+
+__all__ = ["channel_decay", "refuses"]
+
+Tensor = torch.Tensor
+#: Warps and stages of each kernel, by what registers hold with Triton 3.6 for Hopper: ``local`` spills
+#: nothing in 8 warps with parts of 64 channels, and 264 bytes a thread in 4; ``products`` nothing in 8 warps
+#: with parts of 32, 440 with parts of 64, and 240 in 4 warps with parts of 16.
+_OPTIONS: dict[str, dict[str, int]] = {
+    "local": {"num_warps": 8, "num_stages": 1},
+    "states": {"num_warps": 8, "num_stages": 1},
+    "system": {"num_warps": 4, "num_stages": 1},
+    "products": {"num_warps": 8, "num_stages": 1},
+}
+#: Rows of the state for a part of the gradients' kernels, and how many parts are loaded ahead.
+_PARTS = {"states": (64, 3), "system": (64, 2)}
+#: Channels for a part of a kernel that has a chunk's decays in registers.
+_CHANNELS = {"local": 64, "products": 32}
+
+
+@lru_cache(maxsize=LAUNCHES)
+def _launches(
+    device: torch.device,
+    dtypes: tuple[torch.dtype, ...],
+    sizes: tuple[int, ...],
+    normalise: bool,  # noqa: FBT001
+) -> _Launches:
+    return _Launches(device, dtypes[0], sizes, normalise)
+
+
+class _Launches:
+    """The launches for one kind of operands: heads, 1, widths, strides."""
+
+    def __init__(
+        self,
+        device: torch.device,
+        dtype: torch.dtype,
+        sizes: tuple[int, ...],
+        normalise: bool,  # noqa: FBT001
+    ) -> None:
+        (heads, _, keys, values), strides = sizes[:4], sizes[4:]
+        self.scans = scans = Scans(sizes[:4], dtype, device)
+        channels = {name: min(scans.keys, part) for name, part in _CHANNELS.items()}
+        norms = (scans.scale, normalise)
+        self.solve, self.local = (
+            Launch(
+                channel_device.local,
+                14,
+                *(heads, keys, values, scans.keys, scans.values),
+                *strides,
+                *norms,
+                solve,
+                scans.precision,
+                channels["local"],
+                **_OPTIONS["local"],
+            )
+            for solve in (True, False)
+        )
+        of_states = (heads, values, scans.keys, scans.values)
+        self.through_states = Launch(
+            channel_gradients_device.through_states,
+            10,
+            *of_states,
+            scans.precision,
+            *scans.parts_of_state(*_PARTS["states"]),
+            **_OPTIONS["states"],
+        )
+        self.through_system = Launch(
+            channel_gradients_device.through_system,
+            13,
+            *of_states,
+            *strides[4:6],
+            scans.precision,
+            *scans.parts_of_state(*_PARTS["system"]),
+            **_OPTIONS["system"],
+        )
+        self.through_products = Launch(
+            channel_gradients_device.through_products,
+            17,
+            *(heads, keys, scans.keys),
+            *strides[:4],
+            *strides[6:],
+            *norms,
+            scans.precision,
+            channels["products"],
+            **_OPTIONS["products"],
+        )
+
+    def parts(self, operands: Operands, tables: Tables, solved: Tensor | None) -> Parts:
+        """Return what the scan needs of every chunk; ``solved``: the inverses, if they are known."""
+        query = operands[0]
+        chunks = tables.starts.numel()
+        parts = self.scans.new_parts(query, chunks, solved, channels=True)
+        if chunks:
+            run = self.solve if solved is None else self.local
+            run((chunks, query.shape[2], 1), *operands, tables.starts, tables.ends, *parts)
+        return parts
+
+    def within_chunks(
+        self, operands: Operands, tables: Tables, parts: Parts, scanned: Scanned, dy: Tensor
+    ) -> tuple[Tensor, ...]:
+        """Return the gradients of the operands."""
+        query, key, value, g, write = operands
+        results = tuple(torch.empty_like(each, memory_format=torch.contiguous_format) for each in operands)
+        if not (chunks := tables.starts.numel()):
+            return results
+        grid, places = (chunks, query.shape[2], 1), (tables.starts, tables.ends)
+        dp, da = (torch.empty_like(parts.p) for _ in range(2))
+        dq, dk = (torch.empty_like(parts.k, dtype=torch.float32) for _ in range(2))
+        dtotal, dread = torch.empty_like(parts.total), torch.empty_like(parts.w)
+        dwrite = parts.total.new_empty(parts.p.shape[:3])
+        self.through_states(grid, *places, *scanned[:3], dy, dp, dq, dk, dtotal)
+        self.through_system(
+            grid, value, write, *places, parts.solved, parts.w, parts.u, scanned.states, scanned.dwritten,
+            da, dread, results[2], dwrite,
+        )  # fmt: skip
+        self.through_products(
+            grid, query, key, g, write, *places, dp, dq, dk, dtotal, da, dread, dwrite,
+            results[0], results[1], results[3], results[4],
+        )  # fmt: skip
+        return results
+
+
+def _prepared(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    normalise: bool,  # noqa: FBT001
+) -> tuple[Operands, _Launches]:
+    q, k, v, g, beta = by_token(q), by_token(k), by_token(v), by_token(g), beta.contiguous()
+    strides = [each.stride(dim) for each in (q, k, v, g) for dim in (1, 2)]
+    sizes = (v.shape[2], 1, q.shape[3], v.shape[3], *strides)
+    return (q, k, v, g, beta), _launches(q.device, (q.dtype, g.dtype, beta.dtype), sizes, normalise)
+
+
+def _outputs(  # noqa: PLR0913, PLR0917
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    initial: Tensor | None,
+    cu_seqlens: Tensor | None,
+    normalise: bool,  # noqa: FBT001
+    final: bool,  # noqa: FBT001
+) -> tuple[Tensor, Tensor, Tensor]:
+    operands, launches = _prepared(q, k, v, g, beta, normalise)
+    tables = tables_of(v, cu_seqlens)
+    parts = launches.parts(operands, tables, None)
+    output, last = launches.scans.outputs(parts, tables, v, initial, final, True)
+    return output, last, parts.solved
+
+
+def _gradients(  # noqa: PLR0913, PLR0917
+    dy: Tensor,
+    dfinal: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    initial: Tensor | None,
+    cu_seqlens: Tensor | None,
+    solved: Tensor,
+    normalise: bool,  # noqa: FBT001
+    to_initial: bool,  # noqa: FBT001
+) -> tuple[Tensor, ...]:
+    operands, launches = _prepared(q, k, v, g, beta, normalise)
+    tables = tables_of(v, cu_seqlens)
+    parts = launches.parts(operands, tables, solved)
+    dy = dy.contiguous()
+    scanned, dinitial = launches.scans.gradients(parts, tables, dy, initial, dfinal, to_initial, True)
+    return (*launches.within_chunks(operands, tables, parts, scanned, dy), dinitial)
+
+
+_FORWARD, _BACKWARD = operators("channel_delta_rule", _outputs, _gradients)
+
+
+class _Rule(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
+        return kept(ctx, _FORWARD, arguments)
+
+    @staticmethod
+    @backward_once
+    def backward(ctx: Any, dy: Tensor | None, dfinal: Tensor | None) -> tuple[Tensor | None, ...]:
+        return found(ctx, _BACKWARD, dy, dfinal)
+
+
+_apply = applied(_Rule)
+
+
+def channel_decay(  # noqa: PLR0913, PLR0917 - the operands
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,  # noqa: FBT001, FBT002 - operands are positional
+    use_qk_l2norm_in_kernel: bool = False,  # noqa: FBT001, FBT002
+    cu_seqlens: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """Return what `reference.channel_decay` says."""
+    options = (bool(use_qk_l2norm_in_kernel), bool(output_final_state))
+    output, final = _apply(query, key, value, g, beta, initial_state, cu_seqlens, *options)
+    return output, final if output_final_state else None
+
+
+def refuses(
+    owner: Any, query: Tensor, key: Tensor, value: Tensor, g: Tensor, beta: Tensor, *others: Any
+) -> str | None:
+    """Return why this call must run the upstream code, or None. Operands: see `reference.channel_decay`."""
+    reason = operand_checks.refuses_channels(owner, query, key, value, g, beta, *others)
+    return reason if reason is not None else unfit(query, key, value)

@@ -1,0 +1,124 @@
+"""The gated delta rule in Triton as operators with a gradient, for both forms of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from veomni_hook.kernels.gated_delta_rule.chunks import LENGTH
+from veomni_hook.kernels.gated_delta_rule.scans import state_of
+from veomni_hook.kernels.shared.operators import define_op
+
+__all__ = ["Operands", "by_token", "found", "kept", "operators", "unfit"]
+
+Tensor = torch.Tensor
+Operands = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+_OPERANDS = "Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, Tensor? initial, Tensor? cu_seqlens"
+_DTYPES = frozenset((torch.bfloat16, torch.float16))
+_MOST = 256
+
+
+def operators(name: str, outputs: Callable[..., Any], gradients: Callable[..., Any]) -> tuple[Any, Any]:
+    """Define two operators, of one form of the rule, and return functions that call them.
+
+    Args:
+        name: of the first operator; that of the second ends in ``_backward``.
+        outputs: takes q, k, v, g, beta, the initial states or None, cu_seqlens or None, whether to normalise
+            and whether final states are wanted. Returns the outputs, the final states, and every chunk's
+            inverse ``[chunks, heads, 64, 64]``.
+        gradients: takes the gradients of outputs and final states (or None), the first seven operands, the
+            inverses, whether to normalise, and whether the initial states need a gradient. Returns the
+            gradients of the first five operands and of the initial states.
+    """
+    forward = define_op(
+        f"{name}({_OPERANDS}, bool normalise, bool final) -> (Tensor, Tensor, Tensor)", outputs, _outputs_fake
+    )
+    backward = define_op(
+        f"{name}_backward(Tensor dy, Tensor? dfinal, {_OPERANDS}, Tensor solved, bool normalise,"
+        " bool to_initial) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+        gradients,
+        _gradients_fake,
+    )
+    return forward, backward
+
+
+def kept(ctx: Any, forward: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
+    """Return what ``forward`` computes, and keep in ``ctx`` what its gradients need."""
+    *tensors, cu_seqlens, normalise, final = arguments
+    output, last, solved = forward(*arguments)
+    ctx.save_for_backward(*tensors, solved)
+    # Not saved as a tensor: what the host knows of it belongs to this object.
+    ctx.cu_seqlens, ctx.normalise, ctx.final = cu_seqlens, normalise, final
+    ctx.set_materialize_grads(False)
+    return output, last
+
+
+def found(
+    ctx: Any, backward: Callable[..., Any], dy: Tensor | None, dfinal: Tensor | None
+) -> tuple[Tensor | None, ...]:
+    """Return the gradients of all arguments that `kept` was given."""
+    *tensors, initial, solved = ctx.saved_tensors
+    dy = torch.zeros_like(tensors[2]) if dy is None else dy
+    dfinal = dfinal if ctx.final else None
+    wanted = ctx.needs_input_grad
+    *gradients, last = backward(
+        dy, dfinal, *tensors, initial, ctx.cu_seqlens, solved, ctx.normalise, wanted[5]
+    )
+    if initial is not None and wanted[5]:
+        last = last.to(initial.dtype)
+    results = zip((*gradients, last), wanted, strict=False)
+    return (*(each if need else None for each, need in results), None, None, None)
+
+
+def by_token(x: Tensor) -> Tensor:
+    """Return x, or a copy if its elements are not next to each other, or its tokens have no one stride."""
+    fits = x.stride(3) == 1 and (x.shape[0] == 1 or x.stride(0) == x.shape[1] * x.stride(1))
+    return x if fits else x.contiguous()
+
+
+def _outputs_fake(  # noqa: PLR0913, PLR0917
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    initial: Tensor | None,
+    cu_seqlens: Tensor | None,
+    normalise: bool,  # noqa: FBT001
+    final: bool,  # noqa: FBT001
+) -> tuple[Tensor, Tensor, Tensor]:
+    # Traced code has no boundaries: `refuses` leaves such calls to upstream.
+    rows, positions, heads, _ = v.shape
+    samples = rows if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    solved = q.new_empty(rows * -(-positions // LENGTH), heads, LENGTH, LENGTH)
+    return v.new_empty(v.shape), state_of(v, q.shape[3], samples if final else 0), solved
+
+
+def _gradients_fake(  # noqa: PLR0913, PLR0917
+    dy: Tensor,
+    dfinal: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    initial: Tensor | None,
+    cu_seqlens: Tensor | None,
+    solved: Tensor,
+    normalise: bool,  # noqa: FBT001
+    to_initial: bool,  # noqa: FBT001
+) -> tuple[Tensor, ...]:
+    samples = v.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+    dinitial = state_of(v, q.shape[3], samples if to_initial else 0)
+    return (*(each.new_empty(each.shape) for each in (q, k, v, g, beta)), dinitial)
+
+
+def unfit(query: Tensor, key: Tensor, value: Tensor) -> str | None:
+    """Return why the kernels cannot compute operands of these dtypes and sizes, or None."""
+    if query.dtype not in _DTYPES or not query.dtype == key.dtype == value.dtype:
+        return f"query, key and value are {query.dtype}, {key.dtype} and {value.dtype}"
+    if max(query.shape[3], value.shape[3]) > _MOST:
+        return f"heads of {query.shape[3]} and {value.shape[3]} are wider than {_MOST}"
+    return None

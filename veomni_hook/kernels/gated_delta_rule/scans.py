@@ -1,0 +1,170 @@
+"""Launches of the scan over chunks of the gated delta rule in Triton, and what it takes and returns.
+
+Both forms of the rule, with a decay a head and one a channel, run the same scan.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from veomni_hook.kernels.gated_delta_rule import scan_device
+from veomni_hook.kernels.gated_delta_rule.chunks import LENGTH
+from veomni_hook.kernels.gated_delta_rule.tables import Tables
+from veomni_hook.kernels.shared.launch import Launch, power, room
+
+__all__ = ["Parts", "Scanned", "Scans", "state_of"]
+
+Tensor = torch.Tensor
+#: Rows of the transposed state for one program: those that one warp group multiplies at once.
+_ROWS = 64
+#: On an H200, 16,384 positions, 16 key heads and 32 heads of 128, bfloat16, in ms: with two stages 0.57
+#: forward and 0.57 backward, with three 0.36 and 0.50.
+_WARPS, _STAGES = 4, 3
+#: Bytes of shared memory for three stages of heads of 128; two fit everywhere.
+_ROOMY = 200 << 10
+
+
+class Parts(NamedTuple):
+    """What a scan needs of every chunk; see `local_device.local`, and `channel_device.local`."""
+
+    q: Tensor
+    k: Tensor
+    total: Tensor
+    solved: Tensor
+    w: Tensor
+    u: Tensor
+    p: Tensor
+
+
+class Scanned(NamedTuple):
+    """States and what is written, for every chunk, and the gradients of both; see `scan_device`."""
+
+    states: Tensor
+    written: Tensor
+    dstates: Tensor
+    dwritten: Tensor
+
+
+class Scans:
+    """The launches for heads of one size.
+
+    Attributes:
+        keys: the channels of keys in a chunk's parts, a power of two.
+        values: those of values.
+        roomy: whether the device has shared memory for three stages of heads of 128.
+        precision: how float32 is multiplied, in the interpreter alone.
+    """
+
+    def __init__(self, sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
+        self.heads, self.groups, keys, values = sizes
+        self.keys, self.values = max(16, power(keys)), max(16, power(values))
+        self.widths = (*sizes, self.keys, self.values)
+        self.scale = keys**-0.5
+        self.roomy = room(device)[1] >= _ROOMY
+        self.precision = "ieee" if dtype == torch.float32 else "tf32"
+        self._rows = min(_ROWS, self.values)
+        self._launches: dict[tuple[bool, ...], Launch] = {}
+
+    def parts_of_state(self, rows: int, stages: int) -> tuple[int, int]:
+        """Return how many rows of a state a kernel loads at once, and how many such parts ahead."""
+        if self.keys > 128:
+            rows, stages = 32, 1
+        return min(rows, self.values), stages if self.roomy else min(2, stages)
+
+    def new_parts(self, q: Tensor, chunks: int, solved: Tensor | None, *, channels: bool) -> Parts:
+        """Return what the local kernels fill."""
+        key_heads = self.heads // self.groups
+        query, key = (q.new_empty(chunks, key_heads, LENGTH, self.keys) for _ in range(2))
+        total = q.new_empty(chunks, self.heads, self.keys if channels else LENGTH, dtype=torch.float32)
+        w = q.new_empty(chunks, self.heads, LENGTH, self.keys)
+        u = q.new_empty(chunks, self.heads, self.values, LENGTH)
+        p = q.new_empty(chunks, self.heads, LENGTH, LENGTH)
+        return Parts(query, key, total, torch.empty_like(p) if solved is None else solved, w, u, p)
+
+    def outputs(
+        self,
+        parts: Parts,
+        tables: Tables,
+        v: Tensor,
+        initial: Tensor | None,
+        final: bool,  # noqa: FBT001
+        channels: bool,  # noqa: FBT001
+    ) -> tuple[Tensor, Tensor]:
+        """Return the outputs, and the final states if ``final``."""
+        samples = tables.bounds.numel() - 1
+        output = v.new_empty(v.shape)
+        last = state_of(v, self.widths[2], samples if final else 0)
+        start = last if initial is None else initial.to(torch.float32).contiguous()
+        if samples:
+            self._forward(initial is not None, True, final, False, channels)(
+                self._grid(samples),
+                parts.q, parts.k, parts.total, parts.w, parts.u, parts.p, tables.bounds, tables.first,
+                start, output, last, output, output,
+            )  # fmt: skip
+        return output, last
+
+    def gradients(
+        self,
+        parts: Parts,
+        tables: Tables,
+        dy: Tensor,
+        initial: Tensor | None,
+        dfinal: Tensor | None,
+        to_initial: bool,  # noqa: FBT001
+        channels: bool,  # noqa: FBT001
+    ) -> tuple[Scanned, Tensor]:
+        """Return what the gradients within chunks need, and that of the initial states if ``to_initial``."""
+        samples = tables.bounds.numel() - 1
+        chunks = tables.starts.numel()
+        states, dstates = (parts.q.new_empty(chunks, self.heads, self.values, self.keys) for _ in range(2))
+        written, dwritten = (torch.empty_like(parts.u) for _ in range(2))
+        dinitial = state_of(dy, self.widths[2], samples if to_initial else 0)
+        start = dinitial if initial is None else initial.to(torch.float32).contiguous()
+        end = dinitial if dfinal is None else dfinal.to(torch.float32).contiguous()
+        if samples:
+            self._forward(initial is not None, False, False, True, channels)(
+                self._grid(samples),
+                parts.q, parts.k, parts.total, parts.w, parts.u, parts.p, tables.bounds, tables.first,
+                start, dy, dinitial, states, written,
+            )  # fmt: skip
+            self._backward(to_initial, dfinal is not None, channels)(
+                self._grid(samples),
+                parts.q, parts.k, parts.total, parts.w, parts.p, dy, tables.bounds, tables.first,
+                end, dinitial, dstates, dwritten,
+            )  # fmt: skip
+        return Scanned(states, written, dstates, dwritten), dinitial
+
+    def _grid(self, samples: int) -> tuple[int, int, int]:
+        return self.values // self._rows, self.heads, samples
+
+    def _forward(self, *flags: bool) -> Launch:
+        """The scan; flags: INITIAL, OUTPUT, FINAL, KEEP, CHANNELS."""
+        return self._launch(scan_device.forward, 13, flags)
+
+    def _backward(self, *flags: bool) -> Launch:
+        """The reverse scan; flags: INITIAL, FINAL, CHANNELS."""
+        return self._launch(scan_device.backward, 12, flags)
+
+    def _launch(self, function: object, tensors: int, flags: tuple[bool, ...]) -> Launch:
+        # The two functions have different numbers of flags.
+        if flags not in self._launches:
+            stages = 1 if max(self.keys, self.values) > 128 else _STAGES if self.roomy else 2
+            self._launches[flags] = Launch(
+                function,
+                tensors,
+                *self.widths,
+                self._rows,
+                self.scale,
+                *flags,
+                self.precision,
+                num_warps=_WARPS,
+                num_stages=stages,
+            )
+        return self._launches[flags]
+
+
+def state_of(v: Tensor, keys: int, samples: int) -> Tensor:
+    """Return room for states ``[samples, heads, keys, values]`` of ``[rows, positions, heads, values]``."""
+    return v.new_empty(samples, v.shape[2], keys, v.shape[3], dtype=torch.float32)
