@@ -19,6 +19,8 @@ UPSTREAMS = ["plain/15", "padded/13/checkpoint=", "plain/4"]
 PACKED = ["packed/15/checkpoint=reentrant", "packed/12", "packed/21"]
 FAMILIES = [
     "olmo_hybrid",
+    "kimi_linear",
+    "bailing_hybrid",
     *(pytest.param(each, marks=pytest.mark.slow) for each in ("qwen3_next", "qwen3_5", "qwen3_5_moe")),
 ]
 
@@ -87,6 +89,9 @@ MUTANTS = {
     "heads in another order": (
         "parallel.linear_attention:_recurred", "return to_positions(output, group), state", "return to_positions(output.flip(2), group), state", "plain/15",
     ),
+    "decays of other channels": (
+        "parallel.linear_attention:_recurred", "call(*wide, g, beta", "call(*wide, g.flip(3), beta", "plain/15",
+    ),
     "the mask of the first process": (
         "parallel.sequence:part_of_mask", "own_part(mask, 1, sharding.group)", "mask[:, : -(-mask.shape[1] // 2)]", "padded/15",
     ),
@@ -96,6 +101,7 @@ MUTANTS = {
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_change_in_linear_attention_is_found(ranks: Ranks, name: str) -> None:
     *mutation, case = MUTANTS[name]
-    given = {"case": f"olmo_hybrid/sdpa/{case}", "kernels": "torch"}
+    family = "kimi_linear" if "channels" in name else "olmo_hybrid"
+    given = {"case": f"{family}/sdpa/{case}", "kernels": "torch"}
     told = ranks.run("mutants:facts", 2, "sp=2", mutation=mutation, check="model", given=given)
     found(max(told, key=lambda pair: str(pair[1])))
