@@ -187,15 +187,33 @@ CHOICE = [
 ]  # fmt: skip
 
 
-def test_a_setting_chooses_one_of_two_layers() -> None:
-    model, _ = sites(mixer(*CHOICE))
+NEGATED = CHOSEN.replace("Full(config, layer_idx)", "TinyAttention(config, layer_idx)").replace("==", "!=")
+NESTED = f"""\
+        given = self.norm(hidden_states)
+        if self.training:
+            if self.kind == "linear":
+                return given
+        hidden_states, _ = self.self_attn({PASSED})
+"""
+
+
+@pytest.mark.parametrize(
+    "more", [[], [(CHOSEN, NEGATED[: NEGATED.rindex("else")] + "else Full(config, layer_idx)")]]
+)
+def test_a_setting_chooses_one_of_two_layers(more: list[tuple[str, str]]) -> None:
+    model, _ = sites(mixer(*CHOICE, *more))
     assert (model.status, model.reason) == (Status.ROUTED, "")
+
+
+def test_what_one_branch_knows_of_a_choice_does_not_hold_after_it() -> None:
+    assert "a value that is unpacked is not known" in unproven(mixer(*CHOICE[:-1], (CALLED, NESTED)))
 
 
 @pytest.mark.parametrize(
     "change",
     [
         ("self.kind = config.kinds[layer_idx]", "self.kind = config.kinds[layer_idx + 1]"),
+        ("self.kind = config.kinds[layer_idx]", "self.kind = config.others[layer_idx]"),
         ("self.kind = config.kinds[layer_idx]", "layer_idx = 0\n        self.kind = config.kinds[layer_idx]"),
         ("self.kind = config.kinds[layer_idx]", "self.kind = self.kind = config.kinds[layer_idx]"),
         ('if self.kind == "linear":', 'self.kind = "full"\n        if self.kind == "linear":'),
