@@ -20,6 +20,12 @@ def heads() -> str:
     return refusal(lambda: model(**small.batch("plain")))
 
 
+def channels() -> str:
+    """A rule with a decay for each channel, whose keys and values have the same heads."""
+    model = small.model("kimi_linear", linear_num_heads=3)
+    return refusal(lambda: model(**small.batch("plain")))
+
+
 def state() -> str:
     """A cache whose attention is empty, but not its states."""
     model = small.model("olmo_hybrid")
@@ -88,8 +94,10 @@ def autocast() -> tuple[float, dict[str, Any]]:
 
 def facts() -> dict[str, Any]:
     """Return what each check found, in one process after the other."""
-    refusals = {check.__name__: check() for check in (heads, state, convolution, layer, mask, filled)}
+    refusals = {
+        check.__name__: check() for check in (heads, channels, state, convolution, layer, mask, filled)
+    }
     process.tell("sp=2")
     far, seen = autocast()
-    explained = str(veomni_hook.explain(small.model("olmo_hybrid")))
+    explained = [str(veomni_hook.explain(small.model(each))) for each in ("olmo_hybrid", "kimi_linear")]
     return {"refusals": refusals, "autocast": far, "seen": seen, "explain": explained}

@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 SERVER = Path(__file__).with_name("rank_server.py")
 #: The modeling modules that cases use: patched before, not while sizes are told.
 FAMILIES = (
-    "llama", "qwen3", "qwen3_moe", "gemma2", "gemma3", "gpt_oss", "deepseek_v3", "mistral", "qwen3_next", "qwen3_5", "qwen3_5_moe", "olmo_hybrid", "mamba2", "longcat_flash",
+    "llama", "qwen3", "qwen3_moe", "gemma2", "gemma3", "gpt_oss", "deepseek_v3", "mistral", "qwen3_next", "qwen3_5", "qwen3_5_moe", "olmo_hybrid", "kimi_linear", "bailing_hybrid", "mamba2", "longcat_flash",
     "dbrx", "jetmoe", "nllb_moe", "switch_transformers",
     "qwen2_5_vl", "qwen3_vl", "qwen3_omni_moe",
 )  # fmt: skip

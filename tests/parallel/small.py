@@ -30,6 +30,26 @@ _LINEAR: dict[str, Any] = {
     "linear_value_head_dim": 4,
     "linear_conv_kernel_dim": 4,
 }
+#: A decay for each channel.
+_CHANNELS: dict[str, Any] = {
+    "num_hidden_layers": 3,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_num_heads": 4,
+    "linear_head_dim": 6,
+    "linear_conv_kernel_dim": 4,
+    "num_key_value_heads": 4,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "kv_lora_rank": 8,
+    "q_lora_rank": None,
+    "qk_rope_head_dim": 4,
+    "qk_nope_head_dim": 4,
+    "v_head_dim": 8,
+    "n_group": 1,
+    "topk_group": 1,
+    "mlp_layer_types": ["dense", "sparse", "dense"],
+}
 _CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaConfig", {}),
     "qwen3": ("Qwen3Config", {"head_dim": 8}),
@@ -95,6 +115,12 @@ _CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
         {"head_dim": 8, **_EXPERTS, **_LINEAR, "shared_expert_intermediate_size": 8},
     ),
     "olmo_hybrid": ("OlmoHybridConfig", _LINEAR),
+    "kimi_linear": ("KimiLinearConfig", _CHANNELS),
+    "bailing_hybrid": (
+        "BailingHybridConfig",
+        # States that last, as below: this is the bound of decays.
+        {**_CHANNELS, "num_mtp_layers": 0, "kda_lower_bound": -0.2},
+    ),
     "mistral": ("MistralConfig", {"sliding_window": 4, "head_dim": 8}),
 }
 

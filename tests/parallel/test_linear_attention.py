@@ -19,6 +19,8 @@ UPSTREAMS = ["plain/15", "padded/13/checkpoint=", "plain/4"]
 PACKED = ["packed/15/checkpoint=reentrant", "packed/12", "packed/21"]
 FAMILIES = [
     "olmo_hybrid",
+    "kimi_linear",
+    "bailing_hybrid",
     *(pytest.param(each, marks=pytest.mark.slow) for each in ("qwen3_next", "qwen3_5", "qwen3_5_moe")),
 ]
 
@@ -44,6 +46,7 @@ def facts(ranks: Ranks) -> dict[str, Any]:
     ("name", "parts"),
     [
         ("heads", ["OlmoHybridGatedDeltaNet (layer 0)", "sp=2 does not divide its 3 value heads"]),
+        ("channels", ["KimiLinearDeltaAttention (layer 0)", "sp=2 does not divide its 3 value heads"]),
         ("state", ["OlmoHybridGatedDeltaNet (layer 0)", "its cache holds a state already"]),
         ("convolution", ["the convolution in front of its rule saw a part of the sequence alone"]),
         ("layer", ["OlmoHybridModel", "only 2 of its 3 layers", "a rule of linear attention"]),
@@ -68,7 +71,8 @@ def test_dtypes_of_mixed_precision(facts: dict[str, Any]) -> None:
 
 
 def test_explain_says_what_a_rule_gets(facts: dict[str, Any]) -> None:
-    assert "rules of linear attention get all positions and 2 of 4 value heads" in facts["explain"]
+    told = "rules of linear attention get all positions and 2 of 4 value heads"
+    assert [told in each for each in facts["explain"]] == [True, True]
 
 
 MUTANTS = {
@@ -87,6 +91,9 @@ MUTANTS = {
     "heads in another order": (
         "parallel.linear_attention:_recurred", "return to_positions(output, group), state", "return to_positions(output.flip(2), group), state", "plain/15",
     ),
+    "decays of other channels": (
+        "parallel.linear_attention:_recurred", "call(*wide, g, beta", "call(*wide, g.flip(3), beta", "plain/15",
+    ),
     "the mask of the first process": (
         "parallel.sequence:part_of_mask", "own_part(mask, 1, sharding.group)", "mask[:, : -(-mask.shape[1] // 2)]", "padded/15",
     ),
@@ -96,6 +103,7 @@ MUTANTS = {
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_change_in_linear_attention_is_found(ranks: Ranks, name: str) -> None:
     *mutation, case = MUTANTS[name]
-    given = {"case": f"olmo_hybrid/sdpa/{case}", "kernels": "torch"}
+    family = "kimi_linear" if "channels" in name else "olmo_hybrid"
+    given = {"case": f"{family}/sdpa/{case}", "kernels": "torch"}
     told = ranks.run("mutants:facts", 2, "sp=2", mutation=mutation, check="model", given=given)
     found(max(told, key=lambda pair: str(pair[1])))

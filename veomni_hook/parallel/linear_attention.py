@@ -146,11 +146,14 @@ def _recurred(  # noqa: PLR0913, PLR0917 - upstream's operands
     repeats = group.size // gcd(group.size, key.shape[2])
     if repeats > 1:
         query, key = (each.repeat_interleave(repeats, 2) for each in (query, key))
-    # In one dimension and back, gradients get dense strides: those that compiled code expects of them.
-    numbers = (each.reshape(-1).view(*each.shape, 1) for each in (g, beta))
+    # A decay for each channel has a dimension of its own. In one dimension and back, gradients get dense
+    # strides: those that compiled code expects of them.
+    decays, channels = g.dim(), g.shape[3:] or (1,)
+    numbers = (g.reshape(-1).view(*g.shape[:3], *channels), beta.reshape(-1).view(*beta.shape, 1))
     parts = [each.transpose(1, 2) for each in (query, key, value, *numbers)]
     *wide, g, beta = (each[:, :, :full].transpose(1, 2) for each in each_to_heads(parts, group))
-    output, state = call(*wide, g.squeeze(3), beta.squeeze(3), *others, **rest)
+    g = g if decays == 4 else g.squeeze(3)
+    output, state = call(*wide, g, beta.squeeze(3), *others, **rest)
     sharding.note_call()
     if output.dim() != 4 or output.shape[1:3] != (full, heads // group.size):
         _refuse(owner, f"its rule returns {list(output.shape)} for {full} positions", group)

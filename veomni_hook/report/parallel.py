@@ -53,8 +53,10 @@ def _shared(module: nn.Module, name: str, size: int) -> str:
     told += _share(getattr(config, "num_attention_heads", None), keys, size, "")
     if "linear_attention" in (getattr(config, "layer_types", None) or ()):
         keys = getattr(config, "linear_num_key_heads", None)
+        values = getattr(config, "linear_num_value_heads", None)
         told += "; rules of linear attention get all positions"
-        told += _share(getattr(config, "linear_num_value_heads", None), keys, size, "value ")
+        # Where keys and values have the same heads, they have one number.
+        told += _share(values or getattr(config, "linear_num_heads", None), keys, size, "value ")
     return told
 
 

@@ -32,8 +32,10 @@ from veomni_hook.settings import Settings
 MODELS = Path(inspect.getsourcefile(transformers)).parent / "models"
 ORIGIN = Origin("transformers.models.tiny.modeling_tiny", "modeling_tiny.py", "transformers", "0")
 FAMILIES = ("llama", "qwen3", "qwen3_moe", "gemma3", "gpt_oss", "deepseek_v3")
+#: Linear attention whose rules are shared.
+LINEAR = {"qwen3_next", "qwen3_5", "olmo_hybrid", "kimi_linear", "bailing_hybrid"}
 #: At least so many loops of base models are supported, by release.
-SUPPORTED = {"5.2.0": 60, "5.9.0": 79, "5.17.0": 104, "5.23.0": 116}
+SUPPORTED = {"5.2.0": 60, "5.9.0": 79, "5.17.0": 104, "5.23.0": 119}
 
 
 def sites(text: str) -> list[Site]:
@@ -396,7 +398,7 @@ class TestTheInstalledRelease:
     def test_the_number_of_supported_models(self, rows) -> None:
         supported = {family for family, site in rows if site.status is Status.ROUTED}
         assert {*FAMILIES, "mistral", "qwen2", "gemma2"} <= supported
-        assert transformers.__version__ != "5.23.0" or {"qwen3_next", "qwen3_5", "olmo_hybrid"} <= supported
+        assert transformers.__version__ != "5.23.0" or LINEAR <= supported
         least = SUPPORTED.get(transformers.__version__)
         assert (
             least is None
@@ -411,6 +413,7 @@ class TestTheInstalledRelease:
             ("bamba", "recurrent layers"),
             ("falcon_h1", "recurrent layers"),
             ("recurrent_gemma", "recurrent layers"),
+            ("glm5_next", "attention to positions that an indexer chooses"),
             ("lfm2", "convolutions along the positions"),
             ("granite4_vision", "deepstack"),
             ("gemma3n", "per-layer inputs"),

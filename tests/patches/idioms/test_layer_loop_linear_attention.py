@@ -129,6 +129,123 @@ def unproven(text: str) -> str:
     return ""
 
 
+CHANNELS = [
+    ('"chunk_gated_delta_rule", "fla"', '"chunk_kda", "fla"'),
+    ("g=-beta", "g=-query"),
+    (
+        "past_key_values.update_recurrent_state(state,",
+        "past_key_values.update_recurrent_state(state.to(x.dtype),",
+    ),
+    (QUERY, "query, _, _ = [each.view(rows, length, -1, 8) for each in torch.split(x, [4] * 3, dim=-1)]"),
+]
+
+
+def test_a_decay_for_each_channel_is_proven() -> None:
+    model, layer = sites(mixer(*CHANNELS))
+    assert (model.status, model.reason, layer.variant) == (Status.ROUTED, "", "part_of_mask")
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (("g=-query", "g=-query.transpose(1, 2)"), "the g of its rule is not"),
+        (("g=-query", "g=-query[..., None]"), "the g of its rule is not"),
+        (("state.to(x.dtype)", "state.sum()"), "it uses the state of a rule"),
+        (("state.to(x.dtype)", "(state.float() + 1)"), "it uses the state of a rule"),
+        (("[4] * 3, dim=-1", "[4] * 3, dim=1"), "a split along the positions"),
+    ],
+)
+def test_what_mixes_channels_with_positions_is_refused(change: tuple[str, str], reason: str) -> None:
+    assert reason in unproven(mixer(*CHANNELS, change))
+
+
+FULL = DECODER[DECODER.index("class TinyAttention") : DECODER.index("class TinyMLP")].replace(
+    "TinyAttention", "Full"
+)
+MADE = "self.self_attn = TinyAttention(config, layer_idx)"
+CALLED = DECODER[
+    DECODER.index("        hidden_states, _ = self.self_attn(") : DECODER.index(
+        "        hidden_states = residual +"
+    )
+]
+CHOSEN = MADE.replace("= ", '= Full(config, layer_idx) if config.kinds[layer_idx] == "full" else ')
+PASSED = "hidden_states=given, attention_mask=attention_mask, **kwargs"
+#: Attention in one layer, linear attention in another, under one name; parts of positions in `**kwargs`.
+CHOICE = [
+    ("def forward(self, hidden_states, position_embeddings, attention_mask=None, past", "def forward(self, hidden_states, attention_mask=None, past"),
+    ("return self.o_proj(x.reshape(rows, length, -1)), None", "return self.o_proj(x.reshape(rows, length, -1))"),
+    ("class TinyLayer", f"{FULL}class TinyLayer"),
+    (MADE, f"self.kind = config.kinds[layer_idx]\n        {CHOSEN}"),
+    ("def forward(self, hidden_states, attention_mask=None, position_embeddings=None, **kwargs)", "def forward(self, hidden_states, attention_mask=None, **kwargs)"),
+    (CALLED, f"""\
+        given = self.norm(hidden_states)
+        if self.kind == "linear":
+            hidden_states = self.self_attn({PASSED})
+        else:
+            hidden_states, _ = self.self_attn({PASSED})
+"""),
+]  # fmt: skip
+
+
+NEGATED = CHOSEN.replace("Full(config, layer_idx)", "TinyAttention(config, layer_idx)").replace("==", "!=")
+NESTED = f"""\
+        given = self.norm(hidden_states)
+        if self.training:
+            if self.kind == "linear":
+                return given
+        hidden_states, _ = self.self_attn({PASSED})
+"""
+
+
+@pytest.mark.parametrize(
+    "more", [[], [(CHOSEN, NEGATED[: NEGATED.rindex("else")] + "else Full(config, layer_idx)")]]
+)
+def test_a_setting_chooses_one_of_two_layers(more: list[tuple[str, str]]) -> None:
+    model, _ = sites(mixer(*CHOICE, *more))
+    assert (model.status, model.reason) == (Status.ROUTED, "")
+
+
+def test_what_one_branch_knows_of_a_choice_does_not_hold_after_it() -> None:
+    assert "a value that is unpacked is not known" in unproven(mixer(*CHOICE[:-1], (CALLED, NESTED)))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("self.kind = config.kinds[layer_idx]", "self.kind = config.kinds[layer_idx + 1]"),
+        ("self.kind = config.kinds[layer_idx]", "self.kind = config.others[layer_idx]"),
+        ("self.kind = config.kinds[layer_idx]", "layer_idx = 0\n        self.kind = config.kinds[layer_idx]"),
+        ("self.kind = config.kinds[layer_idx]", "self.kind = self.kind = config.kinds[layer_idx]"),
+        ('if self.kind == "linear":', 'self.kind = "full"\n        if self.kind == "linear":'),
+        ('if self.kind == "linear":', 'if self.kind != "linear":'),
+        ('if self.kind == "linear":', 'if self.mode == "linear":'),
+        ('if self.kind == "linear":', 'if self.kind == "full":'),
+        ('if config.kinds[layer_idx] == "full"', 'if config.kinds[layer_idx] != "full"'),
+    ],
+)
+def test_a_choice_that_may_be_another_one_is_refused(change: tuple[str, str]) -> None:
+    assert unproven(mixer(*CHOICE, change))
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("cos = kwargs.get('other')", ""),
+        ("cos = kwargs['position_embeddings'][0]", "it reads a part of the positions from **kwargs"),
+        ("kwargs.pop('position_embeddings')", "it reads a part of the positions from **kwargs"),
+        ("kwargs.items()", "it reads a part of the positions from **kwargs"),
+        ("beyond(**kwargs)", "it calls beyond, which is not followed"),
+        ("beyond(kwargs)", "it calls beyond, which is not followed"),
+        ("beyond(**{**kwargs})", "keyword arguments that are not known"),
+    ],
+)
+def test_parts_of_positions_among_keyword_arguments(code: str, reason: str) -> None:
+    at = "        rows, length, _ = hidden_states.shape\n"
+    imported = ("import torch\n", "import torch\nfrom elsewhere import beyond\n")
+    found = unproven(mixer(*CHOICE, imported, (at, f"{at}        {code}\n")))
+    assert reason in found and bool(reason) is bool(found)
+
+
 IN_MLP = "        return self.down_proj(self.act_fn(self.up_proj(x)))\n"
 
 

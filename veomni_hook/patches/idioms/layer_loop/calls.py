@@ -47,6 +47,7 @@ from veomni_hook.patches.idioms.layer_loop.values import (
     Whole,
     is_positional,
     of_all,
+    read_from,
 )
 from veomni_hook.patches.idioms.moe_experts import find as moe_experts
 from veomni_hook.patches.routes.view import ModuleView
@@ -185,6 +186,7 @@ class Calls(Expressions):
                 named[keyword.arg] = value
             elif isinstance(value, Whole):
                 bag = value
+                named.update(value.held)
             elif not (isinstance(value, Many | Plain) and not _holds_tensor(value)):
                 raise Unproven("keyword arguments that are not known", node)
         return CallArguments(tuple(given), named, bag)
@@ -233,7 +235,7 @@ class Calls(Expressions):
             if name == "update" and len(stored) == 2 and all(isinstance(each, Tensor) for each in stored):
                 return Items(stored)  # the cache is empty: it returns what it is given
             if name in ("get", "pop", "items", "keys", "values", "copy"):
-                return value
+                return read_from(value, arguments.first if name in ("get", "pop") else PLAIN, node)
             raise Unproven(f"it asks {value.name} for {name}", node)
         if isinstance(value, Many) and name in ("values", "get"):
             return value if name == "values" else value.value
@@ -373,10 +375,9 @@ class Calls(Expressions):
         elif len(given) > len(spec.posonlyargs) + len(spec.args):
             raise Unproven("it gets more arguments than it has parameters", function)
         if spec.kwarg is not None:
-            rest = [value for name, value in named.items() if name not in names]
-            if any(isinstance(each, Tensor) for each in of_all(rest)):
-                raise Unproven(f"it gets a part of the positions in **{spec.kwarg.arg}", function)
-            scope[spec.kwarg.arg] = Whole(f"**{spec.kwarg.arg}")
+            rest = [(name, value) for name, value in named.items() if name not in names]
+            parts = tuple((name, value) for name, value in rest if _holds_tensor(value))
+            scope[spec.kwarg.arg] = Whole(f"**{spec.kwarg.arg}", parts)
         return scope
 
     def _is_super(self, function: ast.expr) -> bool:

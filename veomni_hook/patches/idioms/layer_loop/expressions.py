@@ -34,6 +34,7 @@ from veomni_hook.patches.idioms.layer_loop.values import (
     Value,
     Whole,
     is_positional,
+    read_from,
 )
 from veomni_hook.patches.routes.view import ModuleView
 
@@ -240,6 +241,9 @@ class Expressions(ABC):
         """The result of an operator."""
         if isinstance(left, Items) and isinstance(right, Items) and isinstance(operator, ast.Add):
             return Items(left.values + right.values)
+        if isinstance(operator, ast.Mult) and isinstance(left, Items) and isinstance(right, Plain):
+            if isinstance(right.value, int):
+                return Items(left.values * right.value)
         if isinstance(operator, ast.Mult) and isinstance(left, Size) and isinstance(right, Size):
             return Size(left.dim + right.dim)
         left, right = self.tensor_like(left, node), self.tensor_like(right, node)
@@ -296,7 +300,7 @@ class Expressions(ABC):
                 raise Unproven(f"it takes a part of {value.name}", node)
             index = self.evaluate(node.slice, scope)
             if isinstance(index, Plain | Whole):
-                return value
+                return read_from(value, index, node)
             raise Unproven(f"it takes a part of {value.name}", node)
         if isinstance(value, Tensor):
             return self._part(value, node, scope)

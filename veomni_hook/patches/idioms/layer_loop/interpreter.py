@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Sequence
 
+from veomni_hook.patches.idioms.layer_loop.choices import chosen
 from veomni_hook.patches.idioms.layer_loop.expressions import Environment
 from veomni_hook.patches.idioms.layer_loop.joining import joined
 from veomni_hook.patches.idioms.layer_loop.linear_attention import LinearAttention
@@ -14,6 +15,7 @@ from veomni_hook.patches.idioms.layer_loop.values import (
     Items,
     Many,
     Maybe,
+    Own,
     Plain,
     Tensor,
     Unknown,
@@ -125,12 +127,25 @@ class Interpreter(LinearAttention):
             if known in (None, outcome):
                 inner = dict(scope)
                 _assume(node.test, outcome, inner)
+                self._choose(node.test, outcome, inner)
                 if self.run(block, inner, returned, left):
                     ends.append(inner)
         if not ends:
             return False
         _join(scope, ends)
         return True
+
+    def _attribute(self, node: ast.Attribute, scope: Environment) -> Value:
+        if isinstance(node.value, ast.Name) and (known := scope.get(f"{node.value.id}.{node.attr}")):
+            return known  # in this branch
+        return super()._attribute(node, scope)
+
+    def _choose(self, test: ast.expr, outcome: bool, scope: Environment) -> None:  # noqa: FBT001 - of the test
+        """What a branch knows of modules that a setting chose."""
+        own = scope.get("self")
+        if isinstance(own, Own):
+            for name, value in chosen(self.attributes, own.owner, test, outcome=outcome):
+                scope[f"self.{name}"] = value
 
     def _loop(self, node: ast.For, scope: Environment, returned: list[Value]) -> None:
         values = self.evaluate(node.iter, scope)
@@ -192,7 +207,8 @@ def _assume(test: ast.expr, outcome: bool, scope: Environment) -> None:  # noqa:
 
 def _join(scope: Environment, ends: Sequence[dict[str, Value]]) -> None:
     """Continue with what holds at the end of each branch."""
-    names = dict.fromkeys(name for end in ends for name in end)
+    # What is known of attributes holds inside of a branch.
+    names = dict.fromkeys(name for end in ends for name in end if "." not in name)
     for name in names:
         values = [end[name] for end in ends if name in end]
         value = values[0]

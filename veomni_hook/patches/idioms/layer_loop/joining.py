@@ -58,6 +58,8 @@ def _mixed(one: Value, other: Value) -> Value | None:
     if isinstance(one, Plain | Size) and isinstance(other, Plain | Size):
         positional = [each for each in (one, other) if isinstance(each, Size) and is_positional(each.dim)]
         return None if positional else PLAIN
+    if isinstance(one, Whole) and isinstance(other, Whole) and one.held != other.held:
+        return None
     if isinstance(one, Whole | Plain) and isinstance(other, Whole | Plain):
         return one if isinstance(one, Whole) else other
     return None

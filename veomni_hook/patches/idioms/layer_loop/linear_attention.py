@@ -10,6 +10,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterator, Mapping
 
+from veomni_hook.patches.code.expressions import last_name
+from veomni_hook.patches.code.scope import parameter_names
 from veomni_hook.patches.idioms.causal_conv import find as causal_conv
 from veomni_hook.patches.idioms.gated_delta_rule import find as gated_delta_rule
 from veomni_hook.patches.idioms.layer_loop.calls import CallArguments
@@ -41,10 +43,13 @@ from veomni_hook.patches.site import Site, Status
 __all__ = ["LinearAttention"]
 
 _HIDDEN_STATES = ("hidden_states", "weight", "bias", "activation")
+_BOUNDARIES = ("cu_seqlens", "cu_seq_lens_q", "seq_idx")
 _RULE = ("query", "key", "value", "g", "beta")
 #: Methods of a cache that layers fill, which return nothing while it is empty.
 _STATES = ("get_conv_state", "get_recurrent_state")
 _FALSE = Plain(False)
+_STATE = Unknown("the state of a rule, which is that of a share of the heads")
+_CASTS = ("to", "float")
 #: What a mask of padding has: a number for each position.
 _OF_POSITIONS = Tensor(((BATCH,), (POSITIONS,)))
 
@@ -103,17 +108,30 @@ class LinearAttention(Parts):
         for name in _RULE:
             tensor = passed.pop(name, None)
             dims = tensor.dims if isinstance(tensor, Tensor) else ()
-            rank = 4 if name in _RULE[:3] else 3
+            # A decay is one number a head, or one a channel of it.
+            rank = 4 if name in _RULE[:3] or (name == "g" and len(dims) == 4) else 3
             right = len(dims) == rank and dims[:2] == ((BATCH,), (POSITIONS,))
             if not right or any(map(is_positional, dims[2:])):
                 raise Unproven(f"the {name} of its rule is not [batch, positions, heads, ...]", node)
         _check_others(passed, "rule", node)
         result = Tensor(((BATCH,), (POSITIONS,), fresh(), fresh()))
-        return Items((result, Unknown("the state of a rule, which is that of a share of the heads")))
+        return Items((result, _STATE))
 
     def _passed(self, node: ast.Call, scope: Environment, names: tuple[str, ...]) -> dict[str, Value]:
         given = self._arguments(node, scope)
-        return {**dict(zip(names, given.given, strict=False)), **given.named}
+        held = () if given.bag is None else given.bag.held
+        unread = {name for name, _ in held} - self._read_by(node.func)
+        named = {name: value for name, value in given.named.items() if name not in unread}
+        return {**dict(zip(names, given.given, strict=False)), **named}
+
+    def _read_by(self, called: ast.expr) -> set[str]:
+        """The keyword arguments that a routed function reads; its kernels read those and boundaries."""
+        return {*parameter_names(self.view.functions[last_name(called)]), *_BOUNDARIES}
+
+    def _attribute(self, node: ast.Attribute, scope: Environment) -> Value:
+        if node.attr in _CASTS and self.evaluate(node.value, scope) == _STATE:
+            return Operation(_STATE, node.attr)
+        return super()._attribute(node, scope)
 
     def _masks(self, node: ast.Call, scope: Environment) -> list[ast.Name]:
         """The masks that a method passes to a function of the file."""
@@ -135,6 +153,8 @@ class LinearAttention(Parts):
                 return stored[0]  # zeros in front of it, which the convolution leaves out
             if function.name == "update_recurrent_state":
                 return PLAIN
+        if function.value == _STATE:
+            return _STATE
         return super()._operation(function, arguments, node)
 
     def _boolop(self, node: ast.BoolOp, scope: Environment) -> Value:

@@ -62,6 +62,11 @@ class Attributes:
                 self._known[name].update(self._assigned(owner))
         return self._known[name]
 
+    def one_of(self, init: FunctionNode, values: list[ast.expr]) -> Value:
+        """What an attribute is that is one of some expressions of an ``__init__``."""
+        names = _local_values(init)
+        return _one([self._made(each, names) for each in values])
+
     def _assigned(self, owner: ast.ClassDef) -> dict[str, Value]:
         init = self.view.methods(owner).get("__init__")
         found: dict[str, list[Value]] = {}

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from veomni_hook.patches.code.expressions import own_attribute
 from veomni_hook.patches.code.walk import walk_ast
+from veomni_hook.patches.idioms.gated_delta_rule.find import separated_methods
 from veomni_hook.patches.idioms.layer_loop.modules import Attributes
 from veomni_hook.patches.idioms.layer_loop.values import Module, of_all
 from veomni_hook.patches.routes.view import ModuleView
@@ -39,7 +40,10 @@ def reason_for(view: ModuleView, owner: ast.ClassDef, loop: ast.For, first: str)
     if "deepstack" in text:
         return f"deepstack: features of an image are added between the layers (line {loop.lineno})"
     # If the layers are not known, the reason may be anywhere in the file.
-    for name in list(_classes(view, owner, loop)) or (view.classes if _LAYERS_UNKNOWN in first else ()):
+    names = list(_classes(view, owner, loop)) or list(view.classes if _LAYERS_UNKNOWN in first else ())
+    # A layer whose rule is routed is the cause if no other one is.
+    routed = {each.partition(".")[0] for each in separated_methods(view)}
+    for name in sorted(names, key=routed.__contains__):
         code = "\n".join(view.text(each) for each in view.methods(view.classes[name]).values())
         for pattern, kind in _KINDS:
             if pattern.search(code):

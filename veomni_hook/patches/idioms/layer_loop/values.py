@@ -37,6 +37,7 @@ __all__ = [
     "Whole",
     "is_positional",
     "of_all",
+    "read_from",
 ]
 
 BATCH, POSITIONS = "B", "S"
@@ -85,9 +86,13 @@ class Size:
 
 @dataclass(frozen=True)
 class Whole:
-    """A value for all positions, such as a mask: it may be passed on, but not computed with."""
+    """A value for all positions, such as a mask: it may be passed on, but not computed with.
+
+    Of keyword arguments, ``held`` are those that are parts of the positions, by name.
+    """
 
     name: str
+    held: tuple[tuple[str, Value], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -172,7 +177,7 @@ def is_positional(dim: Dim) -> bool:
 
 
 def of_all(values: Iterable[Value]) -> Iterable[Value]:
-    """Every value, with those inside of tuples, lists and dictionaries."""
+    """Every value, with those inside of tuples, lists, dictionaries and keyword arguments."""
     for value in values:
         if isinstance(value, Items):
             yield from of_all(value.values)
@@ -180,3 +185,17 @@ def of_all(values: Iterable[Value]) -> Iterable[Value]:
             yield from of_all([value.value])
         else:
             yield value
+            if isinstance(value, Whole):
+                yield from of_all(each for _, each in value.held)
+
+
+def read_from(value: Whole, key: Value, node: ast.AST) -> Whole:
+    """What code reads by a key of a value for all positions.
+
+    Raises:
+        Unproven: it may be a part of the positions.
+    """
+    held = dict(value.held)
+    if held and not (isinstance(key, Plain) and isinstance(key.value, str) and key.value not in held):
+        raise Unproven(f"it reads a part of the positions from {value.name}", node)
+    return Whole(value.name)
