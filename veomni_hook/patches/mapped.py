@@ -71,9 +71,9 @@ class MappedClass:
         """Return what to call with the constructor's arguments.
 
         Args:
-            current: what the class's name is bound to now. If that is another class, the user or transformers'
-                own class mapping has replaced it, and this returns it, because its weights come with
-                conversions of their own.
+            current: what the class's name is bound to now. If that is another class, the user or
+                transformers' own class mapping has replaced it, and this returns it, because its weights come
+                with conversions of their own.
         """
         if not self.in_force:
             return current
