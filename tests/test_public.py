@@ -25,6 +25,7 @@ NAMES = {
     "register_kernel",
     "token_log_probs",
     "use_kernels",
+    "use_mapped_classes",
 }
 
 HEAVY = "import sys; import {}; print(sorted(m for m in sys.modules if m in {{'torch', 'transformers', 'dataclasses', 'typing', 'ast', 'inspect', 'tomllib', 'platformdirs'}}))"

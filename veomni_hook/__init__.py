@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from veomni_hook.kernels.selection.binding import use_kernels as use_kernels
     from veomni_hook.kernels.selection.declaration import Kernel as Kernel
     from veomni_hook.kernels.selection.registry import register_kernel as register_kernel
+    from veomni_hook.patches.mapped import use_mapped_classes as use_mapped_classes
     from veomni_hook.patches.spec import PatchConfig as PatchConfig
     from veomni_hook.patches.spec import create_patch_from_external as create_patch_from_external
     from veomni_hook.report.explanation import explain as explain
@@ -49,6 +50,7 @@ _HOME = {
     "register_kernel": "veomni_hook.kernels.selection.registry",
     "token_log_probs": "veomni_hook.kernels.linear_cross_entropy.functional",
     "use_kernels": "veomni_hook.kernels.selection.binding",
+    "use_mapped_classes": "veomni_hook.patches.mapped",
 }
 
 __all__ = [*_HOME]

@@ -131,6 +131,9 @@ def explain_() -> None:
                     "config": "my_patches:config",
                 },
             ],
+            "class_mapping": [
+                {"class": "OddNorm", "registered": "Norm$", "replacement": "my_package.layers.AnotherNorm"}
+            ],
             "yielded": [
                 {
                     "kind": "route",

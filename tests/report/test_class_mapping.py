@@ -13,7 +13,9 @@ import torch
 from torch import nn
 
 from tests.kernels.patched_qwen3 import UPSTREAM, batch, load, tiny_config
+from veomni_hook.cli.list.rows import registered_rows
 from veomni_hook.kernels.selection.process_choice import STATE, set_choice
+from veomni_hook.report.class_mapping import registered_for
 from veomni_hook.report.explanation import explain
 
 registry = pytest.importorskip("transformers.monkey_patching")
@@ -159,3 +161,26 @@ def test_fused_kernels_keep_off_a_registered_class(choice, tmp_path_factory):
     for one, other in zip(model.parameters(), upstream.parameters(), strict=True):
         torch.testing.assert_close(one.grad, other.grad, rtol=1e-4, atol=1e-5)
     assert "class mapping" not in str(explain(model))
+
+
+def test_what_is_registered_is_listed_with_transformers_own_precedence():
+    registry.register_patch_mapping({"Norm$": Scaled, "^Qwen3": nn.Identity, "Qwen3MLP": Scaled})
+    try:
+        names = ("Qwen3RMSNorm", "Qwen3MLP", "Qwen3Model", "Llama")
+        found = list(registered_for(names))
+        rows = registered_rows()
+    finally:
+        registry.clear_patch_mapping()
+    scaled, identity = f"{__name__}.Scaled", "torch.nn.modules.linear.Identity"
+    assert found == [
+        ("Qwen3RMSNorm", "Norm$", scaled),
+        ("Qwen3MLP", "Qwen3MLP", scaled),
+        ("Qwen3Model", "^Qwen3", identity),
+    ]
+    assert [row["config"] for row in rows] == [
+        f"Norm$ -> {scaled}",
+        f"^Qwen3 -> {identity}",
+        f"Qwen3MLP -> {scaled}",
+    ]
+    assert {row["from"] for row in rows} == {"transformers' class mapping"}
+    assert registered_rows() == [] and list(registered_for(names)) == []

@@ -55,6 +55,11 @@ def show(facts: dict[str, Any], place: str) -> None:
     output.emit_fields({"source": facts["source"], "patched": place, "hash": facts["patch_hash"] or None})
     patches = [patch for patch in facts["applied"] if patch["kind"] != "slot"]
     _section("applied", ("lines", "kind", "target", "reason", "config"), patches)
+    _section(
+        "replaced by transformers' class mapping",
+        ("class", "registered", "replacement"),
+        facts["class_mapping"],
+    )
     _section("yielded", ("kind", "target", "reason", "config"), facts["yielded"])
     _section("not routed", ("status", "op", "target", "reason"), facts["missed"])
     columns = ("name", "op", "variant", "kernel", "decisions")
@@ -74,6 +79,7 @@ def explained(module: Prepared, *, select: bool) -> dict[str, Any]:
     from veomni_hook.cli.sites.table import supply
 
     facts = facts_of(module)
+    facts["class_mapping"] = _replaced(module)
     if module.report is None:
         distribution = module.module.partition(".")[0]
         facts.update(
@@ -92,6 +98,14 @@ def explained(module: Prepared, *, select: bool) -> dict[str, Any]:
             slot["kernel"] = answer.backend
             slot["decisions"] = [f"{one.backend}: {one.reason}" for one in answer.decisions]
     return facts
+
+
+def _replaced(module: Prepared) -> list[dict[str, str]]:
+    """Classes of the module that transformers' own class mapping replaces, as configs have registered it."""
+    from veomni_hook.report.class_mapping import registered_for
+
+    found = registered_for(_definitions(module))
+    return [{"class": name, "registered": by, "replacement": new} for name, by, new in found]
 
 
 def _version(distribution: str) -> str:

@@ -121,7 +121,7 @@ def _one(name: str) -> PatchConfig:
         fix = f"name one: PACKAGE.MODULE:NAME (it holds {names})"
         raise UsageError(f"{name} holds {len(source.configs)} configs", where=f"config {name}", fix=fix)
     (config,) = source.configs
-    own = {PatchType.GUARD, PatchType.REWRITE, PatchType.ROUTE}
+    own = {PatchType.GUARD, PatchType.REWRITE, PatchType.ROUTE, PatchType.CLASS_MAPPING}
     if config.is_pattern or config.slots or any(patch.patch_type in own for patch in config.patches):
         raise UsageError(
             f"{config.name} is not for patchgen: it has a pattern of modules, guards, rewrites or slots",

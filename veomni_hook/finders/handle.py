@@ -181,6 +181,10 @@ def _mentions(path: str, word: bytes) -> bool:
 
 
 def _bind_slots() -> None:
+    if "veomni_hook.patches.mapped" in sys.modules:
+        from veomni_hook.patches.mapped import set_active
+
+        set_active(active=bool(STATE.handles))
     # Otherwise there is no slot yet; `data_shard` of a plain loop may be asked before any model is imported.
     asked = any("parallel" in settings for settings in STATE.handles.values())
     if asked or "veomni_hook.kernels.selection.process_choice" in sys.modules:

@@ -31,6 +31,7 @@ _BUILTIN = "veomni_hook.patches.models."
 _USERS = 2
 _PLANNERS = {PatchType.GUARD.value: plan_guard, PatchType.REWRITE.value: plan_rewrite}
 _EDITING = frozenset({*_PLANNERS, PatchType.ROUTE.value})
+_MAPPING = PatchType.CLASS_MAPPING.value
 _WRAPPING = frozenset({PatchType.INIT_MODIFICATION.value})
 
 
@@ -96,6 +97,8 @@ class _Claim:
     @property
     def key(self) -> str:
         target = plain(self.step.target)
+        if self.step.kind == _MAPPING:
+            return f"{target}()"  # changes constructor calls, not the class
         return f"{target}.__init__" if self.step.kind in _WRAPPING else target
 
     @property
@@ -124,6 +127,8 @@ def _settle(first: _Claim, second: _Claim, origin: Origin) -> tuple[_Claim | Non
     """Which of two claims yields, and why; (None, "") if they do not conflict."""
     if first.site is not None and second.site is not None:
         return None, ""  # overlaps are detected during planning
+    if (loser := _less_exact(first, second)) is not None:
+        return loser, "a name has precedence over an expression, and an earlier expression over a later one"
     if not (reason := _meet(first, second, origin)):
         return None, ""
     one, other = first.step.config, second.step.config
@@ -145,6 +150,16 @@ def _settle(first: _Claim, second: _Claim, origin: Origin) -> tuple[_Claim | Non
         fix=fix,
         target=second.step.target,
     )
+
+
+def _less_exact(first: _Claim, second: _Claim) -> _Claim | None:
+    """Which of two mappings of one class yields to the other because of how it names the class."""
+    if first.step.kind != _MAPPING or second.step.kind != _MAPPING or first.key != second.key:
+        return None
+    exact = [claim.step.declared == claim.step.target for claim in (first, second)]
+    if exact[0] != exact[1]:
+        return second if exact[0] else first
+    return second if first.step.config is second.step.config and not exact[0] else None
 
 
 def _meet(first: _Claim, second: _Claim, origin: Origin) -> str:

@@ -23,6 +23,7 @@ from veomni_hook.patches.routes.config import NAME, missed, routes
 from veomni_hook.patches.site import Site
 from veomni_hook.patches.spec import Patch, PatchConfig, PatchType
 from veomni_hook.patches.verbs.additions import plan_additions
+from veomni_hook.patches.verbs.class_mapping import plan_class_mappings
 from veomni_hook.patches.verbs.exclude import plan_exclusions
 from veomni_hook.patches.verbs.guard import plan_guard
 from veomni_hook.patches.verbs.imports import plan_drops
@@ -223,6 +224,7 @@ def _plan(plan: Plan) -> dict[str, tuple[int, bool]]:
             plan.document, step.patch, index, config=step.config.name, where=plan.where(index)
         )
     plan_routes(plan)
+    plan_class_mappings(plan)
     dropped = {name: (index, False) for name, index in plan_drops(plan).items()}
     plan_additions(plan)
     return dropped | {name: (index, True) for name, index in plan_exclusions(plan).items()}

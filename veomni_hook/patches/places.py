@@ -6,7 +6,12 @@ import sys
 
 __all__ = ["place_of_caller", "place_of_code"]
 
-_LANGUAGE = ("veomni_hook.patches.patchgen", "veomni_hook.patches.records", "veomni_hook.patches.spec")
+_LANGUAGE = (
+    "veomni_hook.patches.mappings",
+    "veomni_hook.patches.patchgen",
+    "veomni_hook.patches.records",
+    "veomni_hook.patches.spec",
+)
 
 
 def place_of_caller() -> str:

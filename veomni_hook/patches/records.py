@@ -37,6 +37,7 @@ class PatchType(Enum):
     GUARD = "guard"
     REWRITE = "rewrite"
     ROUTE = "route"
+    CLASS_MAPPING = "class_mapping"
 
 
 @dataclass
@@ -44,7 +45,9 @@ class Patch:
     """One declared change of one target (``Class``, ``Class.method``, ``function``).
 
     ``matches`` is how often ``pattern`` (or ``before``) must match (None: any number of times). ``site`` is
-    the site that a route was made from. ``origin`` is the ``file:line`` of the declaration, for messages.
+    the site that a route was made from. ``regex``: the target is a regular expression, searched for in names
+    of classes. ``weights`` names the conversions of checkpoints that a mapped class needs. ``origin`` is the
+    ``file:line`` of the declaration, for messages.
     """
 
     patch_type: PatchType
@@ -62,6 +65,8 @@ class Patch:
     fingerprints: tuple[str, ...] = field(default=(), kw_only=True)
     relies_on: Mapping[str, tuple[str, ...]] = field(default_factory=dict, kw_only=True)
     site: Site | None = field(default=None, kw_only=True)
+    regex: bool = field(default=False, kw_only=True)
+    weights: str = field(default="", kw_only=True)
     origin: str = field(default="", kw_only=True, compare=False)
 
 

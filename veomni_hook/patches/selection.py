@@ -7,6 +7,7 @@ it was written for. If a module has none, the patch does not apply there, and th
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -18,6 +19,7 @@ from veomni_hook.patches.code.pattern import Pattern
 from veomni_hook.patches.code.statements import blocks
 from veomni_hook.patches.report import PatchReport
 from veomni_hook.patches.spec import Patch, PatchConfig, PatchType
+from veomni_hook.patches.verbs.class_mapping import constructor_calls
 from veomni_hook.patches.verbs.imports import importable
 from veomni_hook.patches.verbs.targets import members, plain, top_level
 
@@ -31,6 +33,7 @@ _KINDS = {
     PatchType.METHOD_OVERRIDE: ("method",),
     PatchType.GUARD: _FUNCTIONS,
     PatchType.REWRITE: _FUNCTIONS,
+    PatchType.CLASS_MAPPING: ("class",),
 }
 
 
@@ -46,11 +49,14 @@ def selected(config: PatchConfig, document: Document) -> Iterator[tuple[Patch, s
     """
     for given in config.patches:
         patch = adopt_patch(given, config.name)
-        if not config.is_pattern:
+        if not config.is_pattern and not patch.regex:
             yield patch, patch.target
             continue
         where = f"{document.module}; declared in {config.place_of(patch)} ({config.name})"
-        for target in _targets(patch, document, where):
+        targets = list(_targets(patch, document, where))
+        if not targets and not config.is_pattern:
+            yield patch, patch.target  # an expression that no class matches: planning it is an error
+        for target in targets:
             yield replace(patch, target=target), patch.target
 
 
@@ -73,7 +79,7 @@ def unapplied(config: PatchConfig, reports: Iterable[PatchReport]) -> list[Patch
         done |= {(p.declared or p.target, p.reason) for p in report.applied if p.config == config.name}
         gave_way = {p.target for p in report.yielded if p.config == config.name}
         for patch in config.patches:
-            if any(fnmatchcase(target, patch.target) for target in gave_way):
+            if any(_is_meant(target, patch) for target in gave_way):
                 done.add((patch.target, patch.description or ""))
     return [patch for patch in config.patches if (patch.target, patch.description or "") not in done]
 
@@ -83,15 +89,21 @@ def _targets(patch: Patch, document: Document, where: str) -> Iterator[str]:
         yield from _owners(patch.target, document)
         return
     kinds = _KINDS.get(patch.patch_type, ())
-    wanted = plain(patch.target)
     matching = [
         definition
         for definition in document.definitions()
-        if definition.kind in kinds and fnmatchcase(plain(definition.qualname), wanted)
+        if definition.kind in kinds and _is_meant(plain(definition.qualname), patch)
     ]
     if matching and _relied_on(patch, document):
-        fitting = (d.qualname for d in matching if _fits(d, patch, where))
+        fitting = (d.qualname for d in matching if _fits(d, patch, document, where))
         yield from dict.fromkeys(fitting)
+
+
+def _is_meant(name: str, patch: Patch) -> bool:
+    """Whether a patch's target, which may be a pattern or an expression, fits a name."""
+    if patch.regex:
+        return re.search(patch.target, name) is not None
+    return fnmatchcase(name, plain(patch.target))
 
 
 def _owners(target: str, document: Document) -> Iterator[str]:
@@ -111,10 +123,12 @@ def _relied_on(patch: Patch, document: Document) -> bool:
     )
 
 
-def _fits(definition: Definition, patch: Patch, where: str) -> bool:
+def _fits(definition: Definition, patch: Patch, document: Document, where: str) -> bool:
     """Whether the patch was written for this definition's code."""
     if patch.fingerprints and fingerprint(definition.node) not in patch.fingerprints:
         return False
+    if patch.patch_type is PatchType.CLASS_MAPPING:
+        return bool(constructor_calls(document, definition.qualname))
     if not isinstance(definition.node, FunctionNode):
         return True
     if patch.before is not None:

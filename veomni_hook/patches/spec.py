@@ -7,12 +7,15 @@ defaults; additional fields are keyword-only or come last. Every verb works as a
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, Literal, TypeVar
 
+from veomni_hook.patches.declared import collected, describe, device_of, frozen, is_pattern
+from veomni_hook.patches.mappings import mapping, unmapping
 from veomni_hook.patches.places import place_of_caller, place_of_code
 from veomni_hook.patches.records import (
     ImportSpec,
@@ -192,6 +195,39 @@ class PatchConfig:
         """Run ``function(original_init, self, *args, **kwargs)`` as the class's ``__init__``."""
         return self._register(PatchType.INIT_MODIFICATION, target_class, replacement, description)
 
+    def map_class(
+        self,
+        target_class: str | re.Pattern[str],
+        replacement: str | type | None = None,
+        *,
+        weights: str = "",
+        description: str | None = None,
+    ) -> Any:
+        """Construct ``replacement`` wherever the module constructs ``target_class`` by name.
+
+        The class itself stays, so the replacement may subclass it. It is imported when a model is built.
+
+        Args:
+            target_class: the class; a compiled regular expression means each class in whose name it is
+                found. A name has precedence over expressions and patterns, an earlier one of these over a
+                later one.
+            replacement: ``package.module:Name``, or a class that can be imported under its name.
+            weights: ``package.module:name`` of transformers' conversions (``WeightConverter``,
+                ``WeightRenaming``) from upstream's checkpoints, a list or a function that makes one.
+
+        Raises:
+            ConfigError: a name does not have this form, or the class is local to a function.
+        """
+        return mapping(self, target_class, replacement, weights, description)
+
+    def unmap_class(self, target_class: str | re.Pattern[str]) -> None:
+        """Take back a `map_class`, also in patched modules that are loaded; existing models do not change.
+
+        Raises:
+            ConfigError: the config has no mapping that is declared like this.
+        """
+        unmapping(self, target_class)
+
     def adopt_init_modifications(self, other: PatchConfig) -> None:
         """Take over every ``modify_init`` of ``other``."""
         # By value: a patch of patchgen's own Patch class carries patchgen's own enum.
@@ -220,8 +256,8 @@ class PatchConfig:
             replacement,
             description,
             before=before,
-            fingerprints=_collected(fingerprints),
-            relies_on=_frozen(relies_on),
+            fingerprints=collected(fingerprints),
+            relies_on=frozen(relies_on),
         )
 
     def rewrite(
@@ -249,8 +285,8 @@ class PatchConfig:
                 pattern=pattern,
                 replacement_text=replacement,
                 matches=matches,
-                fingerprints=_collected(fingerprints),
-                relies_on=_frozen(relies_on),
+                fingerprints=collected(fingerprints),
+                relies_on=frozen(relies_on),
                 origin=place_of_caller(),
             )
         )
@@ -397,46 +433,10 @@ class PatchConfig:
                     given,
                     origin=origin,
                     source_module=getattr(given, "__module__", None),
-                    description=description or _describe(patch_type, target, given),
+                    description=description or describe(patch_type, target, given),
                     **options,
                 )
             )
             return given
 
         return register if replacement is None else register(replacement)
-
-
-def device_of(target_file: str) -> Literal["gpu", "npu"] | None:
-    """The device that the name of patchgen's output file says, if it says one."""
-    if target_file.endswith("_npu.py"):
-        return "npu"
-    return "gpu" if target_file.endswith("_gpu.py") else None
-
-
-def is_pattern(source_module: str) -> bool:
-    """Whether a source module is a pattern."""
-    return any(character in source_module for character in "*?[")
-
-
-_DESCRIPTIONS = {
-    PatchType.CLASS_REPLACEMENT: "Replace {target} with {name}",
-    PatchType.FUNCTION_REPLACEMENT: "Replace {target} with {name}",
-    PatchType.METHOD_OVERRIDE: "Override {target}",
-    PatchType.METHOD_ADDITION: "Add {target}",
-    PatchType.INIT_MODIFICATION: "Modify {target}.__init__",
-    PatchType.GUARD: "Guard {target}",
-}
-
-
-def _describe(patch_type: PatchType, target: str, replacement: object) -> str:
-    return _DESCRIPTIONS[patch_type].format(
-        target=target, name=getattr(replacement, "__name__", "a replacement")
-    )
-
-
-def _collected(digests: Collection[str]) -> tuple[str, ...]:
-    return (digests,) if isinstance(digests, str) else tuple(digests)
-
-
-def _frozen(relies_on: Mapping[str, Collection[str]] | None) -> dict[str, tuple[str, ...]]:
-    return {name: _collected(digests) for name, digests in (relies_on or {}).items()}

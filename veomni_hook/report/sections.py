@@ -24,6 +24,7 @@ _KINDS = {
     "method_addition": "method added",
     "guard": "guard",
     "rewrite": "rewrite",
+    "class_mapping": "class mapped",
     "route": "kernel slot asked",
     "helper": "helper added",
     "post_import_block": "code after the imports",

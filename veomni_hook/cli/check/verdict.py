@@ -145,7 +145,9 @@ def _declared(config: PatchConfig, report: PatchReport, shown: str) -> list[Verd
     """Compare what a config declares with what the engine applied."""
     applied = [one for one in report.applied if one.config == config.name]
     yielded = {one.target: one.reason for one in report.yielded if one.config == config.name}
-    if config.is_pattern:  # applies where its targets are; whether it applies anywhere is checked at the end
+    if config.is_pattern or any(
+        patch.regex for patch in config.patches
+    ):  # applies where its targets are; whether it applies anywhere is checked at the end
         found = [(one.kind, one.target, APPLIES, "lines {}-{}".format(*one.lines)) for one in applied]
         found += [(o.kind, o.target, YIELDS, o.reason) for o in report.yielded if o.config == config.name]
         return [Verdict(report.module, shown, config.name, *one) for one in found]

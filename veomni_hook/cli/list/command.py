@@ -84,10 +84,10 @@ class _Listed(NamedTuple):
 
 def _list_modules(listed: _Listed, *, routes: bool, everything: bool, as_json: bool) -> list[str]:
     """Print modules and the configs that patch them; return the modules that could not be examined."""
-    from veomni_hook.cli.list.rows import bare_row, config_rows, module_rows, routed
+    from veomni_hook.cli.list.rows import bare_row, config_rows, module_rows, registered_rows, routed
 
     tree, sources, wanted, settings, jobs = listed
-    rows = config_rows(tree, sources, wanted)
+    rows = [*config_rows(tree, sources, wanted), *registered_rows()]
     files = wanted or tree.files()
     failed: list[str] = []
     if routes or wanted:
@@ -106,7 +106,7 @@ def _list_modules(listed: _Listed, *, routes: bool, everything: bool, as_json: b
 def _list_families(listed: _Listed, *, everything: bool, as_json: bool) -> list[str]:
     """Print families and configs; return the modules that could not be examined."""
     from veomni_hook.cli.inputs.configs import BUILT_IN
-    from veomni_hook.cli.list.rows import config_rows, family_rows, routed
+    from veomni_hook.cli.list.rows import config_rows, family_rows, registered_rows, routed
 
     tree, sources, wanted, settings, jobs = listed
     files = wanted or {module: path for module, path in tree.files().items() if module not in SHARED}
@@ -114,6 +114,7 @@ def _list_families(listed: _Listed, *, everything: bool, as_json: bool) -> list[
     all_families = family_rows(sites)
     families = [row for row in all_families if everything or wanted or row["ops"] or row["no_kernel"]]
     configs = config_rows(tree, [one for one in sources if one.origin != BUILT_IN], wanted)
+    configs += registered_rows()
     if as_json:
         output.emit_json({"transformers": tree.version, "families": families, "configs": configs})
         return failed

@@ -89,6 +89,26 @@ def config_rows(
     ]
 
 
+def registered_rows() -> list[dict[str, Any]]:
+    """Return a row for each class in transformers' own class mapping, as configs have registered it."""
+    from veomni_hook.report.class_mapping import registered_classes
+
+    return [
+        {
+            "family": "any",
+            "module": "transformers.*",
+            "config": f"{pattern} -> {kind.__module__}.{kind.__qualname__}",
+            "from": "transformers' class mapping",
+            "device": "any",
+            "patches": 1,
+            "slots": [],
+            "installed": True,
+            "routes": {},
+        }
+        for pattern, kind in registered_classes().items()
+    ]
+
+
 def bare_row(module: str) -> dict[str, Any]:
     """Return the row of a module without patches."""
     shown = {"family": family_of(module), "module": module, "patches": 0, "slots": [], "installed": True}

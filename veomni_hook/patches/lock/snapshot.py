@@ -86,7 +86,7 @@ def snapshot(
 
 def _overrides(config: PatchConfig, patch: Patch) -> Iterator[Override]:
     kind = patch.patch_type.value
-    if kind == PatchType.INIT_MODIFICATION.value:
+    if kind in (PatchType.INIT_MODIFICATION.value, PatchType.CLASS_MAPPING.value):
         yield Override(f"{patch.target}.__init__", kind, config.name)
     elif kind != PatchType.METHOD_ADDITION.value:
         yield Override(patch.target, kind, config.name)

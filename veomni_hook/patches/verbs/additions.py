@@ -23,7 +23,7 @@ from veomni_hook.patches.spec import ImportSpec, PatchType, PositionedHelper, Sl
 from veomni_hook.patches.verbs.snippets import block_text, imported_module, snippet_of
 from veomni_hook.patches.verbs.targets import top_level
 
-__all__ = ["plan_additions"]
+__all__ = ["append_after_imports", "plan_additions"]
 
 _DEFINITIONS = ("class", "function", "assignment")
 _SLOT_IMPORT = "from veomni_hook.kernels.slot import Slot as VeomniSlot"
@@ -41,14 +41,14 @@ def plan_additions(plan: Plan) -> None:
     _plan_slots(plan)
     for index, step in plan.of_kind("post_import_block"):
         text = block_text(plan, index, textwrap.dedent(step.payload).strip("\n").rstrip())
-        _append(plan, index, text, plan.marker(index, "ADDED BLOCK", "after the imports"), gap=1)
+        append_after_imports(plan, index, text, plan.marker(index, "ADDED BLOCK", "after the imports"), gap=1)
     for index, step in plan.of_kind("helper"):
         if isinstance(step.payload, PositionedHelper):
             _plan_positioned(plan, index, step.payload)
         else:
             snippet = _read(plan, index, step.payload)
             text = f"{snippet.comments}\n{snippet.document.source}".removeprefix("\n")
-            _append(plan, index, text, plan.marker(index, "HELPER"), gap=2)
+            append_after_imports(plan, index, text, plan.marker(index, "HELPER"), gap=2)
 
 
 def import_text(spec: ImportSpec) -> str:
@@ -72,7 +72,7 @@ def _plan_imports(plan: Plan) -> None:
             _insert(plan, index, import_anchor(plan.document, future=True), text, "", gap=0)
             continue
         marker = "" if step.config is previous else plan.marker(index, "ADDED IMPORTS", "for the patches")
-        _append(plan, index, text, marker, gap=0 if previous else 1)
+        append_after_imports(plan, index, text, marker, gap=0 if previous else 1)
         previous = step.config
 
 
@@ -82,10 +82,10 @@ def _plan_slots(plan: Plan) -> None:
         slot: SlotSpec = step.payload
         _refuse_taken(plan, index, slot.name, "slot")
         if first:
-            _append(plan, index, _SLOT_IMPORT, "", gap=1)
+            append_after_imports(plan, index, _SLOT_IMPORT, "", gap=1)
         line = _slot_text(slot)
         marker = plan.marker(index, "KERNEL SLOTS", "asked by guards") if first else ""
-        _append(plan, index, wrapped(line), marker, gap=1 if first else 0)
+        append_after_imports(plan, index, wrapped(line), marker, gap=1 if first else 0)
         first = False
 
 
@@ -150,7 +150,8 @@ def _refuse_taken(plan: Plan, index: int, name: str, what: str) -> None:
         )
 
 
-def _append(plan: Plan, index: int, text: str, marker: str, *, gap: int) -> None:
+def append_after_imports(plan: Plan, index: int, text: str, marker: str, *, gap: int) -> None:
+    """Plan to add ``text`` after upstream's imports and ``gap`` empty lines, under the comment ``marker``."""
     _insert(plan, index, import_anchor(plan.document), text, marker, gap=gap)
 
 

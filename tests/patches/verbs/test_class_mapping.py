@@ -1,0 +1,253 @@
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+import threading
+from types import ModuleType, SimpleNamespace
+
+import pytest
+from torch import nn
+
+from veomni_hook.errors import (
+    ConfigError,
+    PatchConflictError,
+    PatchTargetError,
+    ReplacementError,
+    SignatureError,
+)
+from veomni_hook.patches import mapped
+from veomni_hook.patches.engine import Origin, patch_source
+from veomni_hook.patches.spec import PatchConfig
+
+UPSTREAM = """\
+from torch import nn
+
+
+class Norm(nn.Module):
+    def __init__(self, size, eps=1e-6):
+        super().__init__()
+
+
+class MLP(nn.Module):
+    pass
+
+
+class BigMLP(MLP):
+    pass
+
+
+class Layer(nn.Module):
+    def __init__(self, size):
+        super().__init__()
+        self.norm, self.other = Norm(size), [Norm(size, eps=1)][0]
+        self.mlp, self.big = MLP(), BigMLP()
+
+
+class Model(nn.Module):
+    _no_split_modules = ["Norm", "Layer"]
+    _can_record_outputs = {"norms": Norm, "both": [Layer, Norm]}
+
+    def init(self, module):
+        return isinstance(module, Norm)
+"""
+
+
+class Own(nn.Module):
+    def __init__(self, size, eps=1e-6):
+        super().__init__()
+        self.size = size
+
+
+class Other(nn.Module):
+    def __init__(self):
+        super().__init__()
+
+
+def function(size, eps=0):
+    return None
+
+
+@pytest.fixture(autouse=True)
+def restored(monkeypatch):
+    """This test module can be imported by name, as the module of replacements has to be."""
+    monkeypatch.setitem(sys.modules, "replacements_of_test", sys.modules[__name__])
+    before = dict(mapped.MAPPED)
+    yield
+    mapped.MAPPED.clear()
+    mapped.MAPPED.update(before)
+    mapped.set_active(active=True)
+
+
+def config_for(*mappings, source="pkg.up", **options):
+    config = PatchConfig(source, label="conf:config")
+    for target, name in mappings:
+        config.map_class(target, f"replacements_of_test:{name}", **options)
+    return config
+
+
+def patched(*configs, upstream=UPSTREAM):
+    return patch_source(upstream, configs, Origin("pkg.up", "/up.py", "pkg", "1"))
+
+
+def loaded(result, monkeypatch) -> ModuleType:
+    module = importlib.util.module_from_spec(importlib.util.spec_from_loader("pkg.up", None))
+    monkeypatch.setitem(sys.modules, "pkg.up", module)
+    exec(compile(result.text, "up.py", "exec"), vars(module))
+    return module
+
+
+def test_every_constructor_call_gets_the_replacement_and_the_class_stays(monkeypatch):
+    home = loaded(patched(config_for(("Norm", "Own"))), monkeypatch)
+    layer = home.Layer(4)
+    assert type(layer.norm) is type(layer.other) is Own and layer.norm.size == 4
+    assert type(layer.mlp) is home.MLP and isinstance(home.Norm(4), nn.Module) and home.Norm is not Own
+    assert home.Model().init(home.Norm(4)) and not home.Model().init(layer.norm)
+
+
+def test_records_of_outputs_and_names_that_are_not_split_know_the_replacement(monkeypatch):
+    home = loaded(patched(config_for(("Norm", "Own"))), monkeypatch)
+    own, upstream = home.Layer(4).norm, home.Norm(4)
+    recorded = home.Model._can_record_outputs
+    either = recorded["norms"]
+    assert isinstance(own, either) and isinstance(upstream, either) and not isinstance(nn.ReLU(), either)
+    assert recorded["both"][0] is home.Layer and isinstance(own, recorded["both"][1])
+    assert either.__name__ == "Norm" and isinstance(either, type)
+    assert home.Model._no_split_modules == ["Norm", "Own", "Layer"]
+
+
+def test_names_have_precedence_over_expressions_and_earlier_ones_over_later_ones(monkeypatch):
+    config = config_for((re.compile("MLP$"), "Other"), (re.compile("Big|Norm"), "Own"), ("MLP", "Never"))
+    config.unmap_class("MLP")
+    config.map_class("BigMLP", "torch.nn:Identity")
+    result = patched(config)
+    layer = loaded(result, monkeypatch).Layer(4)
+    assert [type(layer.norm), type(layer.mlp), type(layer.big)] == [Own, Other, nn.Identity]
+    assert {(one.target, one.config) for one in result.report.yielded} == {("BigMLP", "conf:config")}
+    assert [(one.target, one.declared) for one in result.report.applied] == [
+        ("MLP", "MLP$"), ("Norm", "Big|Norm"), ("BigMLP", "")
+    ]  # fmt: skip
+    with pytest.raises(PatchConflictError, match="same target"):
+        patched(config_for(("Norm", "Own")), config_for(("Norm", "Other")))
+
+
+def test_a_pattern_of_modules_maps_where_the_class_is():
+    everywhere = config_for(("*Norm", "Own"), (re.compile("^Absent"), "Own"), source="pkg.*")
+    assert [one.target for one in patched(everywhere).report.applied] == ["Norm"]
+    assert patched(everywhere, upstream="class Absent:\n    pass\n").report.applied == ()
+
+
+def test_a_decorator_maps_the_class_by_its_name():
+    config = PatchConfig("pkg.up")
+    assert config.map_class("Norm")(Own) is Own
+    assert config.patches[0].replacement_source == f"{__name__}.Own"
+
+
+def test_the_replacement_may_subclass_the_class_that_it_replaces(monkeypatch, tmp_path):
+    (tmp_path / "subclass_of_test.py").write_text(
+        "from pkg.up import Norm\n\nclass Sub(Norm):\n"
+        "    def __init__(self, size, eps=0):\n        super().__init__(size, eps)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    config = PatchConfig("pkg.up")
+    config.map_class("Norm", "subclass_of_test:Sub")
+    home = loaded(patched(config), monkeypatch)
+    assert "subclass_of_test" not in sys.modules
+    try:
+        assert type(home.Layer(4).norm).__mro__[1] is home.Norm
+    finally:
+        sys.modules.pop("subclass_of_test", None)
+
+
+def test_switched_off_in_a_block_a_thread_and_by_unmapping(monkeypatch):
+    config = config_for(("Norm", "Own"), ("MLP", "Other"))
+    home = loaded(patched(config), monkeypatch)
+    with mapped.use_mapped_classes(on=False):
+        assert type(home.Layer(4).norm) is home.Norm
+        found = []
+        thread = threading.Thread(target=lambda: found.append(type(home.Layer(4).norm)))
+        thread.start()
+        thread.join()
+        assert found == [Own]
+        with mapped.use_mapped_classes(on=True):
+            assert type(home.Layer(4).norm) is Own
+    mapped.set_active(active=False)
+    assert type(home.Layer(4).norm) is home.Norm
+    mapped.set_active(active=True)
+    config.unmap_class("Norm")
+    layer = home.Layer(4)
+    assert type(layer.norm) is home.Norm and type(layer.mlp) is Other
+    config.map_class("Norm", "replacements_of_test:Own")
+    assert type(home.Layer(4).norm) is Own
+    with pytest.raises(ConfigError, match="maps no class as 'Nrm'"):
+        config.unmap_class("Nrm")
+
+
+def test_a_class_that_someone_else_has_put_there_wins(monkeypatch):
+    home = loaded(patched(config_for(("Norm", "Own"))), monkeypatch)
+    upstream, home.Norm = home.Norm, type("Theirs", (home.Norm,), {})
+    assert type(home.Layer(4).norm).__name__ == "Theirs"
+    assert mapped.MAPPED["pkg.up", "Norm"].gave_way is home.Norm
+    home.Norm = upstream
+    assert type(home.Layer(4).norm) is Own
+
+
+@pytest.mark.parametrize(
+    ("target", "name", "error", "said"),
+    [
+        ("Nrm", "Own", PatchTargetError, "there is no class Nrm"),
+        (re.compile("^Nrm"), "Own", PatchTargetError, "there is no class"),
+        ("Model", "Own", PatchTargetError, "never constructs Model"),
+        ("Norm", "Missing", ReplacementError, "has no Missing"),
+    ],
+)
+def test_wrong_declarations(target, name, error, said):
+    with pytest.raises(error, match=said):
+        patched(config_for((target, name)))
+
+
+@pytest.mark.parametrize("line", ["TABLE = {'a': Norm}", "Alias = Norm", "made = Norm._from_config(1)"])
+def test_a_class_that_is_constructed_from_elsewhere(line):
+    with pytest.raises(PatchTargetError, match="keeps Norm elsewhere"):
+        patched(config_for(("Norm", "Own")), upstream=f"{UPSTREAM}\n{line}\n")
+
+
+@pytest.mark.parametrize("text", ["Own", "pkg.mod.Own", "pkg:a.b", ":Own", "a b:Own"])
+def test_names_without_a_module(text):
+    with pytest.raises(ConfigError, match=r"not of the form package\.module:Name"):
+        PatchConfig("pkg.up").map_class("Norm", text)
+
+
+def test_a_local_class_cannot_be_found_by_name():
+    class Local(nn.Module):
+        pass
+
+    with pytest.raises(ConfigError, match="not of the form"):
+        PatchConfig("pkg.up").map_class("Norm", Local)
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "said"),
+    [
+        ("function", ReplacementError, "no subclass of torch.nn.Module"),
+        ("Other", SignatureError, "cannot be constructed as Norm is: too many positional arguments"),
+        ("Gone", ReplacementError, "cannot be imported: AttributeError"),
+    ],
+)
+def test_wrong_replacements_fail_where_a_model_is_built(name, error, said, monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "Gone", Own, raising=False)
+    home = loaded(patched(config_for(("Norm", name))), monkeypatch)
+    monkeypatch.delattr(sys.modules[__name__], "Gone")
+    with pytest.raises(error, match=said) as caught:
+        home.Layer(4)
+    assert "declared in conf:config: map_class('Norm')" in caught.value.where
+
+
+def test_the_model_whose_conversions_are_asked_for_has_the_replacement(monkeypatch):
+    home = loaded(patched(config_for(("Norm", "Own"))), monkeypatch)
+    with mapped.use_mapped_classes(on=False):
+        without = home.Layer(4)
+    assert list(mapped.loaded_instances(without)) == []
+    assert [one.name for one in mapped.loaded_instances(home.Layer(4))] == ["Norm"]
+    assert list(mapped.loaded_instances(without)) == []
+    assert list(mapped.loaded_instances(SimpleNamespace(modules=list))) == []
