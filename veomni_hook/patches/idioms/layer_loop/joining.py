@@ -59,5 +59,7 @@ def _mixed(one: Value, other: Value) -> Value | None:
         positional = [each for each in (one, other) if isinstance(each, Size) and is_positional(each.dim)]
         return None if positional else PLAIN
     if isinstance(one, Whole | Plain) and isinstance(other, Whole | Plain):
+        if isinstance(one, Whole) and isinstance(other, Whole):
+            return Whole(" or ".join(dict.fromkeys((*one.name.split(" or "), *other.name.split(" or ")))))
         return one if isinstance(one, Whole) else other
     return None
