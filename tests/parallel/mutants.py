@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.parallel import facts_of_models
+from tests.parallel import facts_of_models, facts_of_towers
 from tests.parallel.experts import cases, training_cases
 
 
@@ -50,8 +50,13 @@ def norm(folder: Path) -> float:
     return training_cases.clip(folder, ep=2, kind="2")["far"]
 
 
+def tower(batch: str) -> float:
+    """How far a model whose tower is split is from one process."""
+    return facts_of_towers.facts("qwen2_5_vl", "eager", [batch])[batch]["worst"]
+
+
 CHECKS: dict[str, Callable[..., float]] = {
-    "model": model, "layer": layer, "recompute": recompute, "norm": norm,
+    "model": model, "tower": tower, "layer": layer, "recompute": recompute, "norm": norm,
 }  # fmt: skip
 
 

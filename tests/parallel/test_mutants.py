@@ -55,6 +55,17 @@ EXPERTS = {
         "parallel.gradient_norm:clip_grad_norm_", "torch.linalg.vector_norm(torch.stack([norm.to(first) for norm in norms]), norm_type)", "norms[0]", "norm", {},
     ),
 }  # fmt: skip
+TOWERS = {
+    "images of a share see each other": (
+        "parallel.towers:_between", "(copy >= start) & (copy <= end)", "(copy == start) | (copy == end)", "images",
+    ),
+    "rows have places of other images": ("parallel.towers:_part", "table[start:end]", "table[: end - start]", "images"),
+    "cuts where only windows end": ("parallel.towers:_ends", "common & {*values}", "common | {*values}", "image"),
+    "rows of the first process for all": ("parallel.collectives:gathered_rows", "rank * most", "0", "images"),
+    "the gradient of rows is halved": (
+        "parallel.collectives:_Gather.backward", 'group.size, group.name)', 'group.size, group.name) / 2', "images",
+    ),
+}  # fmt: skip
 
 
 def found(pair: list[float | str]) -> None:
@@ -79,4 +90,11 @@ def test_a_change_in_expert_parallelism_is_found(ranks: Ranks, tmp_path: Path, n
     size = 4 if check == "norm" else 2
     given = {"folder": str(tmp_path), **more}
     told = ranks.run("mutants:facts", size, mutation=mutation, check=check, given=given)
+    found(max(told, key=lambda pair: str(pair[1])))
+
+
+@pytest.mark.parametrize("name", TOWERS)
+def test_a_change_in_split_towers_is_found(ranks: Ranks, name: str) -> None:
+    *mutation, batch = TOWERS[name]
+    told = ranks.run("mutants:facts", 2, "sp=2", mutation=mutation, check="tower", given={"batch": batch})
     found(max(told, key=lambda pair: str(pair[1])))

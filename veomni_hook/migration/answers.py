@@ -39,7 +39,7 @@ class Answer:
 CONTRACTS: Mapping[str, Answer] = {
     words.INDEXER_LOSS: Answer(NOT_YET, "not planned"),
     # Partly: these are features of their own, for the models that they can take, and not VeOmni's API.
-    words.SEQUENCE_PARALLEL: Answer(PARTLY, "`VEOMNI_PARALLEL=sp=2`; towers run on every rank"),
+    words.SEQUENCE_PARALLEL: Answer(PARTLY, "`VEOMNI_PARALLEL=sp=2`; towers cut at image ends"),
     words.EXPERT_PARALLEL: Answer(PARTLY, "`VEOMNI_PARALLEL=ep=2`"),
     words.FSDP: Answer(PARTLY, "`VEOMNI_PARALLEL` shards by FSDP2"),
     words.DUMMY_FORWARD: Answer(PARTLY, "`absent_modality` runs a tower once on its smallest input"),

@@ -16,7 +16,7 @@ from veomni_hook.errors import ParallelError
 from veomni_hook.parallel.collectives import gathered, part_length
 from veomni_hook.parallel.groups import SequenceGroup
 
-__all__ = ["check_captured", "gather_captured"]
+__all__ = ["captured", "check_captured", "gather_captured"]
 
 _MODULE = "transformers.utils.output_capturing"
 _SUPPORTED = ("router_logits", "hidden_states")
@@ -28,7 +28,7 @@ def check_captured(model: str) -> None:
     Raises:
         ParallelError: attention weights are requested, or another output of the layers that is unknown.
     """
-    for key in _wanted():
+    for key in captured():
         if key not in _SUPPORTED and not key.startswith("_"):
             raise ParallelError(
                 f"{model} was asked for `{key}`, of which each process has a part only",
@@ -39,7 +39,7 @@ def check_captured(model: str) -> None:
 
 def gather_captured(length: int, group: SequenceGroup) -> None:
     """Replace what was captured by its value for all ``length`` positions."""
-    wanted = _wanted()
+    wanted = captured()
     for key in _SUPPORTED:
         values = wanted.get(key, ())
         for place, value in enumerate(values):
@@ -55,8 +55,8 @@ def _whole(value: torch.Tensor, length: int, group: SequenceGroup) -> torch.Tens
     return gathered(value.reshape(-1, part, value.shape[-1]), 1, length, group).flatten(0, 1)
 
 
-def _wanted() -> dict[str, Any]:
-    """Return transformers' collector of this forward pass; empty if nothing is captured."""
+def captured() -> dict[str, Any]:
+    """Return transformers' collector of this forward pass, by what it captures; empty if there is none."""
     collector = getattr(sys.modules.get(_MODULE), "_active_collector", None)
     if collector is None or is_dynamo_compiling():
         return {}

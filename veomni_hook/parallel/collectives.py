@@ -20,7 +20,16 @@ import torch
 from veomni_hook.kernels.shared.autograd import applied
 from veomni_hook.parallel.groups import SequenceGroup
 
-__all__ = ["all_summed", "each_to_heads", "gathered", "own_part", "part_length", "to_heads", "to_positions"]
+__all__ = [
+    "all_summed",
+    "each_to_heads",
+    "gathered",
+    "gathered_rows",
+    "own_part",
+    "part_length",
+    "to_heads",
+    "to_positions",
+]
 
 _OPS = torch.ops._c10d_functional
 
@@ -48,6 +57,18 @@ def gathered(x: torch.Tensor, dim: int, length: int, group: SequenceGroup) -> to
     """Return the ``length`` positions of all processes along ``dim``; the gradient is summed."""
     whole: torch.Tensor = _gather(x.movedim(dim, 0), group)
     return whole[:length].movedim(0, dim).contiguous()
+
+
+def gathered_rows(x: torch.Tensor, counts: Sequence[int], group: SequenceGroup) -> torch.Tensor:
+    """Return the first ``counts[rank]`` rows of ``x`` ``[rows, width]`` of all processes.
+
+    The gradient is summed. Each process sends as many rows as the one with most of them.
+    """
+    count, most = counts[group.rank], max(counts)
+    own = torch.nn.functional.pad(x[:count], (0, 0, 0, most - count))
+    whole: torch.Tensor = _gather(own, group)
+    parts = [whole.narrow(0, rank * most, each) for rank, each in enumerate(counts)]
+    return torch.cat(parts)
 
 
 def all_summed(x: torch.Tensor, group: SequenceGroup) -> torch.Tensor:

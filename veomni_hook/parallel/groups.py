@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from veomni_hook.errors import ParallelError
 from veomni_hook.parallel import process
 
-__all__ = ["SequenceGroup", "data_shard", "sequence_group"]
+__all__ = ["SequenceGroup", "data_shard", "made_group", "sequence_group"]
 
 _WHERE = "the setting `parallel` (VEOMNI_PARALLEL)"
 
@@ -58,17 +58,24 @@ def sequence_group() -> SequenceGroup:
             fix=f"start the script with `torchrun --nproc_per_node N` (N: a multiple of {size}); a plain loop"
             " calls torch.distributed.init_process_group() before its first step",
         )
-    world = distributed.group.WORLD
-    if _made is not None and _made[0] is world and _made[1].size == size:
-        return _made[1]
+    if (known := made_group()) is not None:
+        return known
     _check_world(size, distributed.get_world_size())
     mesh = init_device_mesh(
         _device(), (distributed.get_world_size() // size, size), mesh_dim_names=("rest", "sp")
     )
     group = mesh.get_group("sp")
     made = SequenceGroup(distributed.get_rank() % size, size, group.group_name, mesh)
-    _made = world, made
+    _made = distributed.group.WORLD, made
     return made
+
+
+def made_group() -> SequenceGroup | None:
+    """Return the group of this process if all processes have created it; else None, and nobody waits."""
+    if _made is None or not (distributed.is_available() and distributed.is_initialized()):
+        return None
+    world, group = _made
+    return group if world is distributed.group.WORLD and group.size == process.sizes().sp else None
 
 
 def data_shard() -> tuple[int, int]:

@@ -8,17 +8,18 @@ from typing import TYPE_CHECKING, Any
 from veomni_hook.finders.state import STATE
 from veomni_hook.layout import counted
 from veomni_hook.parallel import process
+from veomni_hook.patches.idioms.layer_loop.reasons import TOWER
 
 if TYPE_CHECKING:
     from torch import nn
 
 __all__ = ["notes_on"]
 
-_OP, _SHARDED = "layer_loop", "sharded"
+_OP, _SHARDED, _SPLIT = "layer_loop", "sharded", "split"
 
 
 def notes_on(model: nn.Module) -> tuple[str, ...]:
-    """Return a line for each base model whose sequences processes share, or why they cannot.
+    """Return a line for each base model whose sequences processes share, and each tower, or why they cannot.
 
     Empty if the setting `parallel` has no ``sp``.
     """
@@ -36,10 +37,30 @@ def _notes(module: nn.Module, size: int) -> Iterator[str]:
         report: Mapping[str, Any] = {} if outcome is None or not outcome.patched else outcome.report
         for missed in report.get("missed", ()):
             if missed["op"] == _OP and missed["target"] == target:
-                yield f"sp={size}: {owner.__name__} cannot be trained with it: {missed['reason']}"
+                yield _left(owner.__name__, missed["reason"], size)
         for patch in report.get("applied", ()):
-            if patch.get("op") == _OP and patch["target"] == target and patch.get("variant") == _SHARDED:
-                yield _shared(module, owner.__name__, size)
+            if patch.get("op") == _OP and patch["target"] == target:
+                if patch.get("variant") == _SHARDED:
+                    yield _shared(module, owner.__name__, size)
+                elif patch.get("variant") == _SPLIT:
+                    yield _split(module, owner.__name__, size)
+
+
+def _left(name: str, reason: str, size: int) -> str:
+    if reason.startswith(TOWER):
+        return f"sp={size}: {name} is {reason}"
+    return f"sp={size}: {name} cannot be trained with it: {reason}"
+
+
+def _split(module: nn.Module, name: str, size: int) -> str:
+    from veomni_hook.parallel.towers import replaced_layer
+
+    if replaced := replaced_layer(module):
+        return _left(name, f"{TOWER}: {replaced} in its layers has a forward that is not upstream's", size)
+    return (
+        f"sp={size}: with gradients, each of {size} processes runs the layers of {name} on its share of the "
+        "images, frames or chunks of sound"
+    )
 
 
 def _shared(module: nn.Module, name: str, size: int) -> str:

@@ -20,11 +20,13 @@ from veomni_hook.patches.code.edit import Edit
 from veomni_hook.patches.code.expressions import own_attribute
 from veomni_hook.patches.code.scope import loaded, parameter_names
 from veomni_hook.patches.code.walk import walk_ast
-from veomni_hook.patches.idioms.layer_loop.loop import Loop, decided, loops
+from veomni_hook.patches.idioms.layer_loop.loop import Loop, decided, hidden_of, loops
 from veomni_hook.patches.idioms.layer_loop.modules import Attributes, method_of
-from veomni_hook.patches.idioms.layer_loop.reasons import attends, reason_for
+from veomni_hook.patches.idioms.layer_loop.reasons import TOWER, attends, reason_for
+from veomni_hook.patches.idioms.layer_loop.towers import Tower, decided_tower
 from veomni_hook.patches.idioms.layer_loop.values import Module, Unproven, of_all
-from veomni_hook.patches.routes.insertion import before_body, before_statement, in_place
+from veomni_hook.patches.routes.insertion import before_body, before_statement, free_name, in_place
+from veomni_hook.patches.routes.slot_code import tuple_of
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Site, Status
 
@@ -38,8 +40,8 @@ CANDIDATES = (
 
 _IMPORT = ("veomni_hook.parallel", "sequence as veomni_sequence")
 _CACHE = "past_key_values"
-_SHARDED, _MODEL = "sharded", "base_model"
-_TOWER = "a tower: it takes no input_ids, and runs at full length on every rank"
+_TOWERS = ("veomni_hook.parallel", "towers as veomni_towers")
+_SHARDED, _SPLIT, _MODEL = "sharded", "split", "base_model"
 _NOT_HERE = "sequence parallelism: not for this model"
 _MASK = re.compile(r"\bcreate_\w*mask\w*\b")
 
@@ -58,14 +60,7 @@ def find(view: ModuleView) -> Iterator[Site]:
             site = partial(Site, OP, f"{owner.name}.forward", part=_MODEL, lineno=forward.lineno)
             yield site(Status.REFUSED, reason=reason, edits=edits, imports=(_IMPORT,))
         elif found and attends(view, owner, found[0]):
-            yield Site(
-                OP,
-                f"{owner.name}.forward",
-                Status.REFUSED,
-                reason=_TOWER,
-                part="tower",
-                lineno=found[0].lineno,
-            )
+            yield _tower(view, owner, forward, found)
     yield from _parts_of_masks(view, masks)
 
 
@@ -96,6 +91,51 @@ def _site(
         captures={"hidden_states": loop.hidden, **{name: name for name in loop.others}},
         edits=edits,
         relies_on=loop.followed,
+    )
+
+
+def _tower(view: ModuleView, owner: ast.ClassDef, forward: FunctionNode, found: list[ast.For]) -> Site:
+    """The site of a tower: its loop runs on a part of the segments, or on all of them in every rank."""
+    site = partial(Site, OP, f"{owner.name}.forward", part="tower", lineno=found[0].lineno)
+    try:
+        hidden = hidden_of(found[0])
+        owners = [owner, *_inheriting(view, owner)]
+        tower, *others = (decided_tower(view, each, forward, found, hidden) for each in owners)
+        if any((each.boundaries, each.tables) != (tower.boundaries, tower.tables) for each in others):
+            raise Unproven("classes that inherit from it have other layers", found[0])
+    except Unproven as error:
+        return site(Status.REFUSED, reason=f"{TOWER}: {error}")
+    return site(
+        Status.ROUTED,
+        variant=_SPLIT,
+        captures={"hidden_states": hidden, **{name: name for name in (*tower.boundaries, *tower.tables)}},
+        edits=_split_and_gathered(view, forward, tower),
+        relies_on=tower.followed,
+        imports=(_TOWERS,),
+    )
+
+
+def _split_and_gathered(view: ModuleView, forward: FunctionNode, tower: Tower) -> tuple[Edit, ...]:
+    receiver, share, hidden = forward.args.args[0].arg, free_name(forward, "share"), tower.hidden
+    boundaries, tables = tuple_of(tower.boundaries), "".join(f", {name}" for name in tower.tables)
+    targets = ", ".join((share, hidden, *tower.boundaries, *tower.tables))
+    gathered = f"veomni_towers.gather({share}, {hidden})"
+    return (
+        *(in_place(view, each, gathered) for each in tower.aside),
+        *before_statement(
+            view,
+            forward,
+            tower.statement,
+            f"{targets} = veomni_towers.shard({receiver}, {hidden}, {boundaries}{tables})",
+            "sequence parallelism: the layers run on this rank's images, frames or chunks",
+        ),
+        *before_statement(
+            view,
+            forward,
+            tower.following,
+            f"{hidden} = {gathered}",
+            "sequence parallelism: all rows again",
+        ),
     )
 
 

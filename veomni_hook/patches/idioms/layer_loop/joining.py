@@ -61,5 +61,7 @@ def _mixed(one: Value, other: Value) -> Value | None:
     if isinstance(one, Whole) and isinstance(other, Whole) and one.held != other.held:
         return None
     if isinstance(one, Whole | Plain) and isinstance(other, Whole | Plain):
+        if isinstance(one, Whole) and isinstance(other, Whole):
+            return Whole(" or ".join(dict.fromkeys((*one.name.split(" or "), *other.name.split(" or ")))))
         return one if isinstance(one, Whole) else other
     return None

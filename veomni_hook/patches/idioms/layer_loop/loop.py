@@ -30,7 +30,7 @@ from veomni_hook.patches.idioms.layer_loop.values import (
 )
 from veomni_hook.patches.routes.view import ModuleView
 
-__all__ = ["Loop", "decided", "loops"]
+__all__ = ["Loop", "decided", "hidden_of", "loops"]
 
 _WRAPPERS = ("enumerate", "zip", "reversed", "list", "tuple")
 _COLLECTED = "layers' outputs are collected inside the loop"
@@ -92,7 +92,7 @@ def decided(view: ModuleView, owner: ast.ClassDef, forward: FunctionNode, found:
         raise Unproven("the loop is inside another statement", statement)
     if _collects(statement):
         raise Unproven(_COLLECTED, statement)
-    hidden = _hidden(statement)
+    hidden = hidden_of(statement)
     errors = []
     # Models with several kinds of positions (text, height, width) have one more dimension.
     for ids in (((BATCH,), (POSITIONS,)), (fresh(), (BATCH,), (POSITIONS,))):
@@ -115,8 +115,12 @@ def _collects(loop: ast.For) -> bool:
     return False
 
 
-def _hidden(loop: ast.For) -> str:
-    """The name of the hidden states: the first argument of the layer's call."""
+def hidden_of(loop: ast.For) -> str:
+    """The name of the hidden states: the first argument of the layer's call.
+
+    Raises:
+        Unproven: no layer is called, or it does not get a name.
+    """
     names = {each.id for each in walk_ast(loop.target) if isinstance(each, ast.Name)}
     for node in walk_ast(loop):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in names:

@@ -13,7 +13,10 @@ from veomni_hook.patches.idioms.layer_loop.modules import Attributes
 from veomni_hook.patches.idioms.layer_loop.values import Module, of_all
 from veomni_hook.patches.routes.view import ModuleView
 
-__all__ = ["attends", "reason_for"]
+__all__ = ["TOWER", "attends", "reason_for"]
+
+#: How the reason begins why a loop over the layers of a tower is left alone, which is no error.
+TOWER = "a tower that runs at full length on every rank"
 
 _LAYERS_UNKNOWN = "the classes of the layers are not known"
 #: Kinds of layers that mix positions, by what their code mentions.

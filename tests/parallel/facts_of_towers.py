@@ -1,0 +1,180 @@
+"""How far models with towers are from one process, where processes share images, frames and chunks of sound."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import distributed, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+import veomni_hook
+from tests.multimodal.families import accepted, batch, model
+from tests.parallel.facts_of_models import relative, run
+from veomni_hook.errors import ParallelError
+from veomni_hook.kernels.selection.process_choice import set_choice
+from veomni_hook.parallel import process
+
+_TEXT = ("text", 3)
+#: One sample each. Shares of several sizes; fewer images than processes; nothing to share; no image.
+BATCHES: dict[str, list[list[tuple[str, Any]]]] = {
+    "images": [[("image", (1, 4, 6)), _TEXT, ("image", (1, 8, 12)), _TEXT, ("image", (1, 4, 4)), _TEXT]],
+    "two images": [[("image", (1, 4, 6)), _TEXT, ("image", (1, 4, 4)), ("text", 5)]],
+    "image": [[("image", (1, 4, 6)), ("text", 5)]],
+    "text": [[("text", 9)]],
+    "video": [[("image", (1, 4, 6)), _TEXT, ("video", (3, 4, 4)), ("text", 4)]],
+    "sounds": [[_TEXT, ("audio", 230), _TEXT, ("audio", 100), _TEXT, ("audio", 61), ("image", (1, 4, 4))]],
+}
+
+
+class _Rows:
+    """How many rows the layers of each tower get."""
+
+    def __init__(self, made: nn.Module) -> None:
+        self.seen: list[int] = []
+        for name, part in made.named_modules():
+            inside = ("visual." in name or "audio_tower." in name) and "language_model" not in name
+            if inside and isinstance(part, nn.ModuleList) and name.rpartition(".")[2] in ("blocks", "layers"):
+                part[0].register_forward_pre_hook(self.note, with_kwargs=True)
+
+    def note(self, _: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+        self.seen.append((given[0] if given else named["hidden_states"]).shape[0])
+
+
+def facts(family: str, kernels: str, batches: list[str]) -> dict[str, Any]:
+    """Return the largest relative difference of losses, logits and gradients, and rows of the layers, by batch."""
+    found = {}
+    for name in batches:
+        made = model(family)
+        # Now: the first import of a model tells the settings of the server.
+        set_choice(kernels)
+        rows = _Rows(made)
+        inputs = {**accepted(made, batch(family, BATCHES[name])), "use_cache": False}
+        one = run(made, inputs, "", [])
+        whole, rows.seen = rows.seen, []
+        split = run(made, inputs, f"sp={distributed.get_world_size()}", [])
+        assert one.keys() == split.keys(), one.keys() ^ split.keys()
+        worst = max((relative(split[each], one[each]), each) for each in one)
+        tower = sum("visual" in each or "audio_tower" in each for each in one)
+        found[name] = {"worst": worst[0], "name": worst[1], "tower": tower, "whole": whole, "rows": rows.seen}
+    return found
+
+
+CHECKS: dict[str, Callable[[], Any]] = {}
+
+
+def check(function: Callable[[], Any]) -> Callable[[], Any]:
+    CHECKS[function.__name__] = function
+    return function
+
+
+def _compared(made: Any, name: str = "images", **given: Any) -> dict[str, Any]:
+    """How far a model is from one process, and the rows of the layers with and without ``sp``."""
+    rows = _Rows(made)
+    inputs = {**accepted(made, batch("qwen3_vl", BATCHES[name])), "use_cache": False, **given}
+    one = run(made, inputs, "", [])
+    whole, rows.seen = rows.seen, []
+    split = run(made, inputs, "sp=2", [])
+    assert one.keys() == split.keys()
+    return {"worst": max(relative(split[each], one[each]) for each in one), "whole": whole, "rows": rows.seen}
+
+
+@check
+def recomputed() -> Any:
+    found = {}
+    for reentrant in (True, False):
+        made = model("qwen3_vl")
+        made.gradient_checkpointing_enable({"use_reentrant": reentrant})
+        found[str(reentrant)] = _compared(made)
+    return found
+
+
+@check
+def frozen() -> Any:
+    found = []
+    for _ in range(2):
+        made = model("qwen3_vl")
+        made.model.visual.requires_grad_(False)
+        found.append(_compared(made))
+    return found
+
+
+@check
+def partly_frozen() -> Any:
+    made = model("qwen3_vl")
+    made.model.visual.requires_grad_(False)
+    made.model.visual.blocks[1].requires_grad_(True)
+    return _compared(made)
+
+
+@check
+def without_gradients() -> list[int]:
+    made = model("qwen3_vl")
+    rows = _Rows(made)
+    process.tell("sp=2")
+    with torch.no_grad():
+        made(**accepted(made, batch("qwen3_vl", BATCHES["images"])))
+    return rows.seen
+
+
+@check
+def hidden_states_of_layers() -> Any:
+    return _compared(model("qwen3_vl"), output_hidden_states=True)
+
+
+@check
+def a_layer_of_the_user() -> Any:
+    """Layers that look at other images: an image is not computed without the others."""
+    made = model("qwen3_vl")
+    mlp = made.model.visual.blocks[1].mlp
+    own = type(mlp).forward
+    mlp.forward = lambda x: own(mlp, x - x.mean(0))
+    return {**_compared(made), "explain": str(veomni_hook.explain(made))}
+
+
+@check
+def told() -> str:
+    return str(veomni_hook.explain(model("qwen3_vl")))
+
+
+@check
+def other_images() -> str:
+    made = model("qwen3_vl")
+    inputs = accepted(made, batch("qwen3_vl", BATCHES["images"]))
+    inputs["pixel_values"] = inputs["pixel_values"] + distributed.get_rank()
+    process.tell("sp=2")
+    try:
+        made(**inputs)
+    except ParallelError as error:
+        return str(error)
+    return "no error"
+
+
+@check
+def fully_sharded() -> float:
+    """Two groups: one has several images and text alone, the other one image, and an image and a video."""
+    # Not eager: parts without data would not be called.
+    set_choice("torch")
+    half, mesh = distributed.get_rank() // 2, init_device_mesh("cpu", (distributed.get_world_size(),))
+    made, plain = model("qwen2_5_vl"), model("qwen2_5_vl")
+    names = [["images", "text"], ["image", "video"]]
+    batches = [[accepted(made, batch("qwen2_5_vl", BATCHES[each])) for each in pair] for pair in names]
+    process.tell("")
+    for inputs in (*batches[0], *batches[1]):
+        (plain(**inputs, use_cache=False).loss / 2).backward()
+    process.tell("sp=2")
+    for each in (*made.model.visual.blocks, *made.model.language_model.layers):
+        fully_shard(each, mesh=mesh)
+    fully_shard(made, mesh=mesh)
+    for inputs in batches[half]:
+        made(**inputs, use_cache=False).loss.backward()
+    wanted = {name: each.grad for name, each in plain.named_parameters()}
+    return max(relative(each.grad.full_tensor(), wanted[name]) for name, each in made.named_parameters())
+
+
+def special(checks: list[str]) -> dict[str, Any]:
+    """Return what each check found, in one process after the other."""
+    set_choice("eager")
+    return {name: CHECKS[name]() for name in checks}
