@@ -106,7 +106,9 @@ def _with_flash(
             result = found
         else:
             result = q.new_zeros(*q.shape[:2], width) if result is None else result
-            result = result.index_copy(0, at if at is not None else torch.arange(len(q), device=q.device), found)
+            result = result.index_copy(
+                0, at if at is not None else torch.arange(len(q), device=q.device), found
+            )
     assert result is not None  # noqa: S101 - a call without segments has gaps
     return result[:, :, :wide].unflatten(0, (batch, queries))
 

@@ -29,7 +29,8 @@ def attend(
     q, k, v = (each.to(dtype) for each in (query, key, value))
     q = q * scale
     parts = [
-        _rows(q[:, first : first + _QUERIES], k, v, segment, first) for first in range(0, q.shape[1], _QUERIES)
+        _rows(q[:, first : first + _QUERIES], k, v, segment, first)
+        for first in range(0, q.shape[1], _QUERIES)
     ]
     return torch.cat(parts, 1).to(query.dtype)
 

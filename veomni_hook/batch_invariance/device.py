@@ -47,7 +47,10 @@ def product(
                 left = a.load([k, first_row]).T if A_TURNED else a.load([first_row, k])
             else:
                 left = tl.load(
-                    a + batch * stride_a_batch + row[:, None] * stride_a_row + (k + lane)[None, :] * stride_a_inner,
+                    a
+                    + batch * stride_a_batch
+                    + row[:, None] * stride_a_row
+                    + (k + lane)[None, :] * stride_a_inner,
                     mask=(row[:, None] < rows) & (lane[None, :] < inner - k),
                     other=0.0,
                 )
@@ -55,7 +58,10 @@ def product(
                 right = b.load([first_column, k]).T if B_TURNED else b.load([k, first_column])
             else:
                 right = tl.load(
-                    b + batch * stride_b_batch + (k + lane)[:, None] * stride_b_inner + column[None, :] * stride_b_column,
+                    b
+                    + batch * stride_b_batch
+                    + (k + lane)[:, None] * stride_b_inner
+                    + column[None, :] * stride_b_column,
                     mask=(lane[:, None] < inner - k) & (column[None, :] < columns),
                     other=0.0,
                 )
@@ -64,7 +70,10 @@ def product(
         total *= alpha
         if BIASED:
             term = tl.load(
-                bias + batch * stride_bias_batch + row[:, None] * stride_bias_row + column[None, :] * stride_bias_column,
+                bias
+                + batch * stride_bias_batch
+                + row[:, None] * stride_bias_row
+                + column[None, :] * stride_bias_column,
                 mask=inside,
                 other=0.0,
             )

@@ -22,7 +22,18 @@ Tensor = torch.Tensor
 Number = int | float
 
 #: The operators: ``a @ b``, and ``beta * term + alpha * a @ b``.
-OPERATORS = ("mm", "mm.out", "bmm", "bmm.out", "addmm", "addmm.out", "addmm_", "baddbmm", "baddbmm.out", "baddbmm_")
+OPERATORS = (
+    "mm",
+    "mm.out",
+    "bmm",
+    "bmm.out",
+    "addmm",
+    "addmm.out",
+    "addmm_",
+    "baddbmm",
+    "baddbmm.out",
+    "baddbmm_",
+)
 _KEYS = {"CPU": torch._C.DispatchKey.CPU, "CUDA": torch._C.DispatchKey.CUDA}
 _DTYPES = {
     "CPU": (torch.bfloat16, torch.float16, torch.float32, torch.float64),
@@ -89,7 +100,9 @@ def _replacement(name: str, device: str) -> Callable[..., Tensor]:
             target.resize_(*a.shape[:-1], b.shape[-1])
         flat = a.dim() == 2
         operands = [each[None] if flat else each for each in (a, b)]
-        found = multiply(*operands, term[0] if term else None, factors.get("alpha", 1), factors.get("beta", 1))
+        found = multiply(
+            *operands, term[0] if term else None, factors.get("alpha", 1), factors.get("beta", 1)
+        )
         found = found[0] if flat else found
         return found if target is None else target.copy_(found)
 

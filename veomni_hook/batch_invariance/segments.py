@@ -50,7 +50,9 @@ def of_mask(mask: torch.Tensor) -> tuple[Segment, ...]:
     if not ((counts == last - first + 1) | (counts == 0)).all():
         raise _unfit("the keys that a query sees have gaps")
     segments: list[Segment] = []
-    for row, (count, start, end) in enumerate(zip(counts.tolist(), first.tolist(), last.tolist(), strict=True)):
+    for row, (count, start, end) in enumerate(
+        zip(counts.tolist(), first.tolist(), last.tolist(), strict=True)
+    ):
         segments += _of_row(row, count, start, end)
     return tuple(segments)
 

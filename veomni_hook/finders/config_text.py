@@ -28,7 +28,7 @@ _UNKNOWN = re.compile(
     re.MULTILINE,
 )
 #: A module or pattern that may be, or match, one that is a target only where a config names it.
-_NAMED = re.compile(r"""(["'])(transformers\.[\w.*?!\[\]-]+)\1""")
+_NAMED = re.compile(r"""(["'])((?:transformers|trl|verl)\.[\w.*?!\[\]-]+)\1""")
 _WILD = re.compile(r"[*?\[]")
 _PATCHGEN = "patchgen"
 _IMPORTED = re.compile(r"^(?:from[ \t]+([\w.]+)[ \t]+import\b|import[ \t]+([\w.]+))", re.MULTILINE)

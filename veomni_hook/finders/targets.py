@@ -27,6 +27,9 @@ LAYERS = frozenset(("peft.tuners.lora.bnb", "peft.tuners.lora.layer"))
 #: The targets that divide data among processes, or move it to devices.
 DATA = frozenset(("accelerate.accelerator", "accelerate.data_loader", "transformers.trainer"))
 
+#: Modules of trainers that are targets only where a config names them.
+TRAINERS = frozenset(("trl.trainer.utils", "verl.utils.experimental.torch_functional"))
+
 
 def is_target(fullname: str) -> bool:
     """Whether a name is a transformers modeling module, or one of the others listed above.
@@ -39,9 +42,9 @@ def is_target(fullname: str) -> bool:
 
 
 def is_target_if_named(fullname: str) -> bool:
-    """Whether a name is a module beside a modeling module that is a target only where a config names it."""
+    """Whether a name is a target only where a config names it: beside a modeling module, or of a trainer."""
     if not fullname.startswith(PREFIX):
-        return False
+        return fullname in TRAINERS
     return fullname.rpartition(".")[2].startswith(("configuration_", "processing_"))
 
 

@@ -20,6 +20,7 @@ from veomni_hook.report.class_mapping import notes_on_mapped
 from veomni_hook.report.live import live_page
 from veomni_hook.report.parallel import notes_on
 from veomni_hook.report.parallel_experts import notes_on_experts
+from veomni_hook.report.trainers import notes_on_trainers
 
 if TYPE_CHECKING:
     from torch import nn
@@ -126,7 +127,12 @@ def explain(target: nn.Module | ModuleType, *, device: str | None = None) -> Exp
         )
     parameter = next(iter(target.parameters()), None)
     rows = rows_of_model(target, device or ("cpu" if parameter is None else parameter.device.type))
-    notes = (*notes_on(target), *notes_on_experts(target), *notes_on_mapped(target))
+    notes = (
+        *notes_on(target),
+        *notes_on_experts(target),
+        *notes_on_mapped(target),
+        *notes_on_trainers(target),
+    )
     return Explanation(type(target).__name__, tuple(rows), _modules_of(target, rows), notes)
 
 

@@ -1,0 +1,63 @@
+"""TRL's trainers for 20 steps, without the hook and with it and our log-probabilities: `make recipes` has TRL."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+from tests.recipes import tiny
+from tests.recipes.running import environment, run
+from tests.recipes.test_recipes import require
+from tests.recipes.trl_steps import CASES, STEPS
+
+pytestmark = pytest.mark.slow
+
+CONFIG = "veomni_hook.patches.trainers.trl"
+# Not `-m`: dill, which `datasets` uses, would pickle the functions of `__main__` with all that they read.
+DRIVE = "from tests.recipes.trl_steps import main; main()"
+OWN = {"dpo-weighted": "log_sum_sq_probs"}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    require("trl", "peft")
+    folder = tmp_path_factory.mktemp("trl")
+    model = tiny.dense(folder / "model")
+    kinds = {
+        "without": {"VEOMNI_HOOK": "0"},
+        "hook": {"VEOMNI_KERNELS": "torch"},
+        "config": {"VEOMNI_KERNELS": "torch", "VEOMNI_PATCHES": CONFIG},
+    }
+    found = {}
+    for kind, variables in kinds.items():
+        out = folder / f"{kind}.json"
+        command = [sys.executable, "-c", DRIVE, str(out), str(model), *CASES]
+        run(command, folder, 300, environment(folder, **variables))
+        found[kind] = json.loads(out.read_text(encoding="utf-8"))
+    return found
+
+
+@pytest.mark.parametrize("kind", ["hook", "config"])
+@pytest.mark.parametrize("case", CASES)
+def test_the_losses_of_all_steps_are_those_without_the_hook(trained, case, kind):
+    expected, got = trained["without"][case], trained[kind][case]
+    assert len(got["losses"]) == len(expected["losses"]) == STEPS
+    assert len({round(loss, 7) for loss in expected["losses"]}) > STEPS / 2
+    assert got["losses"][0] == pytest.approx(expected["losses"][0], abs=1e-5)
+    assert got["losses"] == pytest.approx(expected["losses"], abs=1e-4)
+    for step, other in zip(got["logged"], expected["logged"], strict=True):
+        assert step == pytest.approx(other, rel=1e-3, abs=1e-3)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_explain_says_who_computed_log_probabilities(trained, case):
+    assert "TRL computes the log-probabilities of this model itself" in trained["hook"][case]["explanation"]
+    told = trained["config"][case]["explanation"]
+    (line,) = [line for line in told.splitlines() if line.startswith("  TRL's log-probabilities: ")]
+    calls = int(line.split("veomni_hook.token_log_probs in ")[1].split()[0])
+    if case in OWN:
+        assert calls == 0 and f"its own function in {STEPS} calls: {OWN[case]}" in line
+    else:
+        assert calls >= STEPS and "its own function" not in line

@@ -1,0 +1,113 @@
+"""Train with TRL for some steps and write what each step computed, as JSON.
+
+`main` takes ``OUT MODEL CASE...``: each case in `CASES` once, with the settings of the environment.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from pydoc_data.topics import topics
+from typing import Any
+
+STEPS = 20
+#: What Trainer logs of a step that time and memory do not change.
+TIMED = ("step_time", "epoch", "num_tokens", "learning_rate", "total_flos", "runtime", "per_second")
+
+
+def common(name: str, **more: Any) -> dict[str, Any]:
+    return {
+        "output_dir": name, "bf16": False, "use_cpu": True, "max_steps": STEPS, "logging_steps": 1,
+        "save_strategy": "no", "report_to": "none", "learning_rate": 1e-4, "lr_scheduler_type": "constant",
+        "per_device_train_batch_size": 4, "disable_tqdm": True, **more,
+    }  # fmt: skip
+
+
+def adapter() -> Any:
+    from peft import LoraConfig
+
+    return LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")
+
+
+def dpo(model: str, *, peft: bool = False, **more: Any) -> Any:
+    from datasets import Dataset
+    from trl import DPOConfig, DPOTrainer
+
+    words = [text.split() for text in list(topics.values())[:64]]
+    pairs = [
+        {
+            "prompt": " ".join(each[:20]),
+            "chosen": " " + " ".join(each[20:32]),
+            "rejected": " " + " ".join(each[40:60]),
+        }
+        for each in words
+    ]
+    args = DPOConfig(**common("dpo", max_length=128, **more))
+    return DPOTrainer(
+        model,
+        args=args,
+        train_dataset=Dataset.from_list(pairs),
+        peft_config=adapter() if peft else None,
+    )
+
+
+def many_different_letters(completions: list[str], **kwargs: Any) -> list[float]:
+    return [float(len(set(completion))) for completion in completions]
+
+
+def grpo(model: str, *, peft: bool = False, **more: Any) -> Any:
+    from datasets import Dataset
+    from trl import GRPOConfig, GRPOTrainer
+
+    prompts = Dataset.from_list([{"prompt": text[:60]} for text in list(topics.values())[:64]])
+    args = GRPOConfig(**common("grpo", num_generations=4, max_completion_length=8, **more))
+    return GRPOTrainer(
+        model,
+        reward_funcs=many_different_letters,
+        args=args,
+        train_dataset=prompts,
+        peft_config=adapter() if peft else None,
+    )
+
+
+CASES: dict[str, Callable[[str], Any]] = {
+    "dpo": dpo,
+    "dpo-weighted": lambda model: dpo(model, use_weighting=True, gradient_checkpointing=False),
+    "dpo-adapter": lambda model: dpo(model, peft=True, learning_rate=1e-2),
+    "grpo": lambda model: grpo(model, beta=0.1, temperature=0.8, num_iterations=2),
+    "grpo-entropies": lambda model: grpo(model, top_entropy_quantile=0.5, entropy_coef=0.01),
+    "grpo-adapter": lambda model: grpo(model, peft=True, beta=0.1, temperature=1.2, learning_rate=1e-2),
+}
+
+
+def trained(case: str, model: str) -> dict[str, Any]:
+    """Train and return the loss of each step, unrounded, what TRL logged, and what `explain` says."""
+    import veomni_hook
+
+    trainer = CASES[case](model)
+    losses: list[float] = []
+    compute = trainer.compute_loss
+
+    def noted(*given: Any, **named: Any) -> Any:
+        loss = compute(*given, **named)
+        if trainer.model.training:
+            losses.append(float(loss[0] if isinstance(loss, tuple) else loss))
+        return loss
+
+    trainer.compute_loss = noted
+    trainer.train()
+    logged = [
+        {name: value for name, value in entry.items() if not any(each in name for each in TIMED)}
+        for entry in trainer.state.log_history
+        if "loss" in entry
+    ]
+    return {"losses": losses, "logged": logged, "explanation": str(veomni_hook.explain(trainer.model))}
+
+
+def main() -> None:
+    import veomni_hook.install  # noqa: F401 - before trl and transformers
+
+    out, model, *cases = sys.argv[1:]
+    Path(out).write_text(json.dumps({case: trained(case, model) for case in cases}), encoding="utf-8")

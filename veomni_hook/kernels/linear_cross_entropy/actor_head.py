@@ -1,0 +1,86 @@
+"""What verl's fused head calls: `token_log_probs` with the operands of verl's autograd function.
+
+``veomni_hook.patches.trainers.verl`` puts the call there. verl's function runs where settings choose
+``eager``, and where ours cannot, with a warning.
+"""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from veomni_hook.errors import VeomniHookWarning
+from veomni_hook.kernels.linear_cross_entropy.functional import token_log_probs
+from veomni_hook.kernels.linear_cross_entropy.head import unsuited
+from veomni_hook.kernels.selection.declaration import EAGER
+from veomni_hook.kernels.selection.process_choice import STATE
+from veomni_hook.kernels.shared.operand_checks import not_plain
+
+__all__ = ["log_probs"]
+
+_PARAMETERS = ("ctx", "hidden_states", "vocab_weights", "input_ids", "temperature", "chunk_size")
+
+
+def log_probs(function: Any, *operands: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return what ``function.apply(*operands)`` does, from `token_log_probs` where it computes this.
+
+    Args:
+        function: verl's autograd function.
+        operands: hidden states ``[..., hidden]``, weight ``[vocab, hidden]``, the token that each position
+            predicts ``[...]`` int64 (no value is ignored), temperature, and the rows of verl's chunks.
+
+    Returns:
+        Log-probabilities ``[...]``, float32, and entropies ``[...]`` in the dtype of the hidden states, as
+        verl has them; both with gradients. The weight's gradient is summed in float32.
+
+    Raises:
+        KernelError: the temperature is not a positive number, or a backend that was chosen by name cannot
+            compute this.
+    """
+    compiled = torch.compiler.is_compiling()
+    if compiled or STATE.effective.backend("linear_cross_entropy") == EAGER:
+        own: tuple[torch.Tensor, torch.Tensor] = function.apply(*operands)
+        return own
+    if (reason := _refuses(function, operands)) is not None:
+        _warn(reason)
+        own = function.apply(*operands)
+        return own
+    hidden, weight, tokens, temperature, _ = operands
+    # No token has this number, so every position counts.
+    found = token_log_probs(
+        hidden, weight, tokens, temperature, ignore_index=-1, entropy=True, accumulate="float32"
+    )
+    assert found.log_probs is not None and found.entropy is not None  # noqa: S101 - both are asked for
+    return found.log_probs, found.entropy.to(hidden.dtype)
+
+
+def _refuses(function: Any, operands: tuple[Any, ...]) -> str | None:
+    """Return why verl's function computes this, or None."""
+    if not _is_known(function) or len(operands) != len(_PARAMETERS) - 1:
+        return "its parameters are not those that this release of veomni-hook knows"
+    hidden, weight, tokens, _, _ = operands
+    if hasattr(weight, "ds_id"):
+        return "DeepSpeed holds the weight of the head"
+    return not_plain(tokens) or unsuited(hidden, weight, None)
+
+
+@lru_cache(maxsize=8)
+def _is_known(function: Any) -> bool:
+    try:
+        return tuple(inspect.signature(function.forward).parameters) == _PARAMETERS
+    except (AttributeError, TypeError, ValueError):
+        return False
+
+
+@lru_cache(maxsize=32)
+def _warn(reason: str) -> None:
+    """Warn once for each reason."""
+    warnings.warn(
+        f"verl's own function computes log-probabilities, not veomni_hook's: {reason}",
+        VeomniHookWarning,
+        stacklevel=5,
+    )

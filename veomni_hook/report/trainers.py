@@ -1,0 +1,42 @@
+"""Notes of `explain` on models whose trainer computes log-probabilities from hidden states."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from veomni_hook.kernels.linear_cross_entropy.trainer_head import told
+from veomni_hook.kernels.shared.origin import written_in
+from veomni_hook.layout import counted
+
+if TYPE_CHECKING:
+    from torch import nn
+
+__all__ = ["notes_on_trainers"]
+
+_HOME = "trl.trainer.utils"
+_CONFIG = "veomni_hook.patches.trainers.trl"
+
+
+def notes_on_trainers(model: nn.Module) -> Iterator[str]:
+    """Yield a note for each module of ``model`` that has the fused head of TRL."""
+    for module in model.modules():
+        forward: Any = module.__dict__.get("forward")
+        calls = told(module)
+        if calls:
+            yield _said(calls)
+        elif forward is not None and written_in(forward)[0] == _HOME:
+            yield (
+                "TRL computes the log-probabilities of this model itself; with "
+                f"VEOMNI_PATCHES={_CONFIG} our kernel does"
+            )
+
+
+def _said(calls: dict[str | None, int]) -> str:
+    ours = f"veomni_hook.token_log_probs in {counted(calls.get(None, 0), 'call')}"
+    own = [
+        f"its own function in {counted(number, 'call')}: {reason}"
+        for reason, number in calls.items()
+        if reason is not None
+    ]
+    return "; ".join([f"TRL's log-probabilities: {ours}", *own])
