@@ -1,7 +1,8 @@
-"""What transformers calls by the name ``sdpa`` in this mode: attention whose rows have the same bits in any batch.
+"""What transformers calls by the name ``sdpa`` in this mode: attention with the same bits in any batch.
 
-On a GPU, torch's flash attention with boundaries computes all segments of a call. It never divides the keys of
-a query among programs, unlike the function for whole batches, and its blocks of keys begin with the segment.
+On a GPU, torch's flash attention with boundaries computes all segments of a call. It never divides the keys
+of a query among programs, unlike the function for whole batches, and its blocks of keys begin with the
+segment.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ Tensor = torch.Tensor
 _WIDEST, _MULTIPLE = 256, 8
 
 
-def sdpa(
+def sdpa(  # noqa: PLR0913, PLR0917 - the parameters of transformers' function
     module: torch.nn.Module,
     query: Tensor,
     key: Tensor,
@@ -31,7 +32,7 @@ def sdpa(
     attention_mask: Tensor | None,
     dropout: float = 0.0,
     scaling: float | None = None,
-    is_causal: bool | None = None,  # noqa: FBT001 - transformers' function
+    is_causal: bool | None = None,  # noqa: FBT001
     **options: Any,
 ) -> tuple[Tensor, None]:
     """Return attention as `transformers.integrations.sdpa_attention.sdpa_attention_forward`, and None.
@@ -110,7 +111,11 @@ def _with_flash(
                 0, at if at is not None else torch.arange(len(q), device=q.device), found
             )
     assert result is not None  # noqa: S101 - a call without segments has gaps
-    return result[:, :, :wide].unflatten(0, (batch, queries))
+    return result[:, :, :wide].view(batch, queries, -1, wide) if width == wide else _cut(result, batch, wide)
+
+
+def _cut(result: Tensor, batch: int, wide: int) -> Tensor:
+    return result.view(batch, -1, *result.shape[1:])[..., :wide].contiguous()
 
 
 def _flash(

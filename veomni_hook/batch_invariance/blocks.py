@@ -1,8 +1,8 @@
 """Attention on a CPU whose rows have the same bits in any batch: for checking results, not for speed.
 
 Keys come in blocks that begin with the first key of a segment, so that a query meets the same blocks whatever
-comes before or after them; a block that it does not see changes nothing, bit for bit. Within a block, every sum
-is one over the last dimension, of a constant length.
+comes before or after them. A block that it does not see changes nothing, bit for bit. Within a block, every
+sum is one over the last dimension, of a constant length.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _rows(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, segment: Segment, f
 
 
 def _last_key(segment: Segment, first: int, rows: int) -> torch.Tensor:
-    """Return the last key that each of ``rows`` queries from ``first`` on sees, counted from the segment's first."""
+    """Return the last key that each of ``rows`` queries from ``first`` on sees; 0 is the segment's first."""
     keys = segment.keys[1] - segment.keys[0]
     if not segment.causal:
         return torch.full((rows,), keys - 1)

@@ -1,8 +1,8 @@
 """torch's matrix products, replaced in this process: each row is computed as if it were alone.
 
-Everything that multiplies matrices goes through the operators below: ``linear``, ``matmul``, ``@``, ``einsum``,
-and the backward passes of these. Products of other dtypes than `triton.DTYPES`, and of sparse tensors, stay
-torch's. On a CPU, torch's own product computes one row after the other; this is slow, and for checking results.
+Everything that multiplies matrices goes through the operators below: ``linear``, ``matmul``, ``@``,
+``einsum``, and the backward passes of these. Products of other dtypes, and of sparse tensors, stay torch's.
+On a CPU, torch's own product computes one row after the other; this is slow, and for checking results.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def install() -> None:
         )
     devices = ("CPU", "CUDA") if torch.cuda.is_available() else ("CPU",)
     replaced = {(name, device): _replacement(name, device) for device in devices for name in OPERATORS}
-    _library = torch.library.Library("aten", "IMPL")
+    _library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch says that an operator is replaced
         for (name, device), function in replaced.items():
@@ -89,7 +89,7 @@ def _original(name: str, device: str) -> Callable[..., Any]:
 def _replacement(name: str, device: str) -> Callable[..., Tensor]:
     """Return what computes the operator on ``device`` from now on."""
     original = _original(name, device)
-    multiply = _on_gpu if device == "CUDA" else _by_rows
+    multiply: Callable[..., Tensor] = _on_gpu if device == "CUDA" else _by_rows
 
     def function(*tensors: Tensor, out: Tensor | None = None, **factors: Number) -> Tensor:
         *term, a, b = tensors

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 import torch
 
 from veomni_hook.batch_invariance import device
-from veomni_hook.kernels.moe_experts.triton_tiles import TensorDescriptor, described, shared_memory
+from veomni_hook.kernels.moe_experts.triton_tiles import Tile as ExpertTile
+from veomni_hook.kernels.moe_experts.triton_tiles import describable, described
 from veomni_hook.kernels.shared.launch import cdiv, room
 
 __all__ = ["DTYPES", "Tile", "product", "tile"]
@@ -20,6 +21,7 @@ __all__ = ["DTYPES", "Tile", "product", "tile"]
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 #: Up to here, rows are few: what counts is how many bytes of ``b`` are in flight.
 _FEW = 64
+_NARROW = 8192
 _ROOMY = 200 * 1024
 
 
@@ -39,11 +41,16 @@ def tile(dtype: torch.dtype, rows: int, columns: int, memory: int) -> Tile:
     if dtype.itemsize == 4:
         return Tile(32, 32, 32, 4, 2)
     if rows <= _FEW:
-        # At least 64 rows: with fewer, Hopper's instructions for 64 rows, which add otherwise, are not used.
-        return Tile(64, 32 if columns <= 8192 else 64, 128, 4, 4 if memory >= _ROOMY else 2)
+        # At least 64 rows: Hopper's instructions for 64 rows add otherwise than those for fewer.
+        columns_at_once = 32 if columns <= _NARROW else 64
+        return Tile(64, columns_at_once, 128, 4, 4 if memory >= _ROOMY else 2)
     if memory < _ROOMY:
         return Tile(128, 128, 32, 8, 3)
     return Tile(128, 256, 64, 8, 3, flatten=True)
+
+
+#: What `describable` asks of a tile.
+_DESCRIBED = ExpertTile(1, 1, 1, 1, 1)
 
 
 def product(
@@ -56,8 +63,8 @@ def product(
 ) -> torch.Tensor:
     """Return ``alpha * a @ b + beta * bias``, contiguous, in the dtype of the operands.
 
-    ``a`` is ``[batch, rows, inner]`` and ``b`` ``[batch, inner, columns]``, of one dtype of `DTYPES`, with any
-    strides; ``bias`` can be expanded to the result. Nothing is mutated; there is no gradient.
+    ``a`` is ``[batch, rows, inner]`` and ``b`` ``[batch, inner, columns]``, of one dtype of `DTYPES`, with
+    any strides; ``bias`` can be expanded to the result. Nothing is mutated; there is no gradient.
     """
     batch, rows, inner, columns = *a.shape, b.shape[2]
     c = a.new_empty(batch, rows, columns)
@@ -82,16 +89,14 @@ def product(
 
 
 def _operand(x: torch.Tensor, high: int, wide: int) -> tuple[Any, bool]:
-    """Return what the kernel reads of ``[batch, a, b]`` in tiles of ``high`` by ``wide``; whether it is turned.
+    """Return what the kernel reads of ``[batch, a, b]`` in tiles of ``high`` by ``wide``; is it turned?
 
-    Hardware copies the tiles of a matrix of 16-bit numbers whose rows, or columns, are contiguous.
+    Hardware copies the tiles of one matrix of 16-bit numbers whose rows, or columns, are contiguous.
     """
-    if TensorDescriptor is None or not x.is_cuda or len(x) != 1 or x.dtype.itemsize != 2 or not x.numel():
-        return x, False
-    if torch.cuda.get_device_capability(x.device)[0] < 9 or shared_memory(x.device.index) < _ROOMY:
+    if len(x) != 1 or x.dtype.itemsize != 2 or not x.is_cuda:
         return x, False
     turned = x.stride(2) != 1
     matrix = x[0].t() if turned else x[0]
-    if matrix.stride(1) != 1 or matrix.stride(0) * 2 % 16 or matrix.stride(0) <= 0 or matrix.data_ptr() % 16:
+    if not describable(matrix, _DESCRIBED):
         return x, False
     return described(matrix, [wide, high] if turned else [high, wide]), turned

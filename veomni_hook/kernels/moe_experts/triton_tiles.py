@@ -59,7 +59,7 @@ class Tile(NamedTuple):
 def row_block(pairs: int, num_experts: int, element: int) -> int:
     """Rows of a tile, by the average per expert: a half-empty tile costs as much as a full one.
 
-    In the batch-invariant mode always the same: tiles of fewer rows use other instructions, which add otherwise.
+    In the batch-invariant mode always the same: with fewer rows, other instructions add otherwise.
     """
     average = pairs // max(1, num_experts)
     largest = 128 if element == 2 else 64

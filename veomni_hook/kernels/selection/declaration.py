@@ -73,9 +73,9 @@ class Kernel:
     A ``traceable`` kernel and its ``refuses`` work under ``torch.compile(fullgraph=True)``: there the kernel
     runs if its backend was chosen by name, and under ``auto`` if it ``beats_inductor``.
 
-    ``invariant``: the device types on which a row of its result has the same bits in any batch, at least while
-    `veomni_hook.batch_invariance` computes matrix products; also of kernels that compute no rows. Only these
-    run in that mode.
+    ``invariant``: the device types on which a row of its result has the same bits in any batch, at least
+    while `veomni_hook.batch_invariance` computes matrix products; also of kernels that compute no rows. Only
+    these run in that mode.
     """
 
     op: str

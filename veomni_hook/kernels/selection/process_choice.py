@@ -31,8 +31,8 @@ class State:
         asked: callback that runs whenever kernels are selected for a slot, which happens at a call. Its
             arguments: the patched module's name; a torch device type, or None if no kernel is possible on
             any device; whether ``torch.compile`` is tracing the call.
-        created: callback that runs whenever a slot is created: a patched module is being imported, and what it
-            imports has been.
+        created: callback that runs whenever a slot is created: a patched module is being imported, and what
+            it imports has been.
     """
 
     def __init__(self) -> None:
