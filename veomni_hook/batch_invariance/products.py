@@ -10,6 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -34,6 +35,8 @@ OPERATORS = (
     "baddbmm.out",
     "baddbmm_",
 )
+#: Rows times a matrix for each group of rows; the host waits for the groups.
+_GROUPED = "_grouped_mm"
 _KEYS = {"CPU": torch._C.DispatchKey.CPU, "CUDA": torch._C.DispatchKey.CUDA}
 _DTYPES = {
     "CPU": (torch.bfloat16, torch.float16, torch.float32, torch.float64),
@@ -59,6 +62,7 @@ def install() -> None:
         )
     devices = ("CPU", "CUDA") if torch.cuda.is_available() else ("CPU",)
     replaced = {(name, device): _replacement(name, device) for device in devices for name in OPERATORS}
+    replaced |= {(_GROUPED, device): _grouped(device) for device in devices}
     _library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch says that an operator is replaced
@@ -94,7 +98,7 @@ def _replacement(name: str, device: str) -> Callable[..., Tensor]:
     def function(*tensors: Tensor, out: Tensor | None = None, **factors: Number) -> Tensor:
         *term, a, b = tensors
         target = term[0] if name.endswith("_") else out
-        if not _is_served(_DTYPES[device], *tensors, *(() if out is None else (out,))):
+        if not _is_served(_DTYPES[device], a, b, *term, *(() if out is None else (out,))):
             return original(*tensors, **factors, **({} if out is None else {"out": out}))  # type: ignore[no-any-return]
         if target is not None and out is not None and target.numel() == 0:
             target.resize_(*a.shape[:-1], b.shape[-1])
@@ -109,10 +113,31 @@ def _replacement(name: str, device: str) -> Callable[..., Tensor]:
     return function
 
 
-def _is_served(dtypes: tuple[torch.dtype, ...], *tensors: Tensor) -> bool:
+def _grouped(device: str) -> Callable[..., Tensor]:
+    """Return what computes ``torch._grouped_mm`` of rows and a matrix for each group, group by group."""
+    original = _original("_grouped_mm", device)
+
+    def function(
+        a: Tensor,
+        b: Tensor,
+        offs: Tensor | None = None,
+        bias: Tensor | None = None,
+        out_dtype: torch.dtype | None = None,
+    ) -> Tensor:
+        if a.dim() != 2 or b.dim() != 3 or offs is None or bias is not None:
+            found: Tensor = original(a, b, offs, bias, out_dtype)
+            return found
+        result = a.new_zeros(len(a), b.shape[2], dtype=out_dtype or a.dtype)
+        for matrix, (first, last) in zip(b, pairwise([0, *offs.tolist()]), strict=True):
+            result[first:last] = a[first:last] @ matrix
+        return result
+
+    return function
+
+
+def _is_served(dtypes: tuple[torch.dtype, ...], a: Tensor, b: Tensor, *others: Tensor) -> bool:
     """Whether the operands fit; where they do not, torch's own operator raises the error."""
-    *_, a, b = tensors[:3]
-    if len({each.dtype for each in tensors}) > 1 or a.dtype not in dtypes or a.dim() != b.dim():
+    if {each.dtype for each in (b, *others)} - {a.dtype} or a.dtype not in dtypes or a.dim() != b.dim():
         return False
     return a.shape[-1] == b.shape[-2] and a.shape[:-2] == b.shape[:-2]
 

@@ -16,6 +16,7 @@ from veomni_hook.kernels.explain.collect import rows_of_model, rows_of_module
 from veomni_hook.kernels.explain.rows import Group, Row, grouped
 from veomni_hook.kernels.slot.liger_warning import warn_of_stacked
 from veomni_hook.layout import counted, paragraphs
+from veomni_hook.report.batch_invariance import notes_on_invariance
 from veomni_hook.report.class_mapping import notes_on_mapped
 from veomni_hook.report.live import live_page
 from veomni_hook.report.parallel import notes_on
@@ -33,7 +34,7 @@ class Explanation:
     """The rows of a model or module; equal rows are printed once, with a count.
 
     ``modules`` are the modeling modules that define its classes, ``notes`` lines on what processes
-    share, and on classes that transformers' own registry has replaced.
+    share, on classes that transformers' own registry has replaced, and on batch invariance.
     """
 
     subject: str
@@ -126,12 +127,14 @@ def explain(target: nn.Module | ModuleType, *, device: str | None = None) -> Exp
             fix="pass a model or a modeling module",
         )
     parameter = next(iter(target.parameters()), None)
-    rows = rows_of_model(target, device or ("cpu" if parameter is None else parameter.device.type))
+    device = device or ("cpu" if parameter is None else parameter.device.type)
+    rows = rows_of_model(target, device)
     notes = (
         *notes_on(target),
         *notes_on_experts(target),
         *notes_on_mapped(target),
         *notes_on_trainers(target),
+        *notes_on_invariance(target, rows, device),
     )
     return Explanation(type(target).__name__, tuple(rows), _modules_of(target, rows), notes)
 

@@ -63,7 +63,8 @@ def test_values_far_out():
     error = ((found - expected) / expected)[seen].abs().max().item()
     # A GPU's exponential loses digits in proportion to its argument.
     assert error < (1e-5 if GPU else 1e-6), error
-    assert torch.equal(found[~seen], truth[~seen])
+    # Subnormal numbers: the last of their few bits may differ on a GPU.
+    torch.testing.assert_close(found[~seen], truth[~seen], rtol=0, atol=1e-44 if GPU else 0)
 
 
 @pytest.mark.parametrize("frozen", [(0,), (1, 2), (3,), (0, 1, 2)])

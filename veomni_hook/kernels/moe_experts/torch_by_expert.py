@@ -18,6 +18,7 @@ from veomni_hook.kernels.moe_experts.forms import Form, Operands, kept_dtype, ke
 from veomni_hook.kernels.moe_experts.low_rank import NO_ADAPTERS, Adapters, Factors
 from veomni_hook.kernels.moe_experts.torch_routing import Chunk, Pairs, sorted_pairs
 from veomni_hook.kernels.moe_experts.variants import LAYOUTS
+from veomni_hook.kernels.selection.process_choice import STATE
 
 __all__ = ["backward", "forward", "product", "weight_gradient", "working"]
 
@@ -107,7 +108,8 @@ def backward(
 
 def working(dtype: torch.dtype, rows: int) -> torch.dtype:
     """Return the dtype in which to compute products of ``dtype`` with about ``rows`` rows per expert."""
-    return torch.float32 if dtype.itemsize == 2 and rows >= FLOAT32_ROWS else dtype
+    widens = rows >= FLOAT32_ROWS or STATE.choice.invariant
+    return torch.float32 if dtype.itemsize == 2 and widens else dtype
 
 
 def product(x: Tensor, weights: Tensor, chunk: Chunk, form: Form, *, back: bool = False) -> Tensor:

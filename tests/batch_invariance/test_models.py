@@ -1,0 +1,46 @@
+"""Bits of whole models in the batch-invariant mode: a trainer's forward pass against rollouts."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FAMILIES = ("qwen3", "llama", "qwen3_moe", "deepseek_v3")
+
+
+def bits(dtype, mode, *families):
+    script = Path(__file__).with_name("bits.py")
+    done = subprocess.run(
+        [sys.executable, script, dtype, mode, *families],
+        capture_output=True, text=True, timeout=300, check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_a_row_has_the_same_bits_in_any_batch():
+    for family, found in bits("float32", "batch_invariant", *FAMILIES).items():
+        assert all(found.values()), (family, found)
+
+
+def test_without_the_mode_bits_differ():
+    found = bits("float32", "none", "qwen3")
+    assert not all(found["qwen3"].values()), "then the test above could not fail"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision(dtype):
+    for family, found in bits(dtype, "batch_invariant", *FAMILIES).items():
+        assert all(found.values()), (family, found)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_on_a_gpu(dtype):
+    for family, found in bits(dtype, "batch_invariant", *FAMILIES).items():
+        assert all(found.values()), (family, found)

@@ -1,0 +1,79 @@
+"""Notes of `explain` on the batch-invariant mode: what of a model is not known to have it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from veomni_hook.batch_invariance import mode
+from veomni_hook.kernels.explain.rows import Row
+from veomni_hook.kernels.selection.declaration import EAGER
+
+if TYPE_CHECKING:
+    from torch import nn
+
+__all__ = ["notes_on_invariance"]
+
+#: Ops whose upstream code consists of functions of single numbers, of matrix products, or of ops with rows of
+#: their own; or that compute no rows.
+_ANYWHERE = {
+    "add_layer_norm",
+    "add_rms_norm",
+    "attention",
+    "gated_mlp",
+    "load_balancing_loss",
+    "log_decay",
+    "low_rank_linear",
+    "patch_projection",
+    "qk_norm_rotary",
+    "rotary",
+    "row_merge",
+}
+#: Ops whose upstream code adds along rows: on a CPU one row after the other, on a GPU as the batch suggests.
+_ON_CPU = {
+    "hyper_connection",
+    "layer_norm",
+    "linear_cross_entropy",
+    "moe_experts",
+    "moe_router",
+    "nn_layer_norm",
+    "rms_norm",
+}
+_SDPA = "sdpa"
+
+
+def notes_on_invariance(model: nn.Module, rows: Iterable[Row], device: str) -> Iterator[str]:
+    """Yield a line if the mode is on, and one for each part of ``model`` that may break it on ``device``."""
+    if not mode.is_on():
+        return
+    doubts = [*_of_rows(rows, device), *_of_attention(model), *_of_modules(model)]
+    yield "batch-invariant: rows of a forward pass have the same bits in any batch" + (
+        ", except where one of these computes them" if doubts else ""
+    )
+    yield from (f"not batch-invariant: {doubt}" for doubt in doubts)
+
+
+def _of_rows(rows: Iterable[Row], device: str) -> Iterator[str]:
+    known = _ANYWHERE | (_ON_CPU if device == "cpu" else set())
+    found = {(row.op, row.kind, row.reason) for row in rows if row.backend == EAGER and row.op not in known}
+    for op, kind, reason in sorted(found):
+        yield f"{op} in {kind}: upstream's code ({reason})"
+
+
+def _of_attention(model: nn.Module) -> Iterator[str]:
+    configs = (getattr(module, "config", None) for module in model.modules())
+    chosen: set[Any] = {getattr(config, "_attn_implementation", None) for config in configs} - {None, _SDPA}
+    for name in sorted(map(str, chosen)):
+        yield f"attention: attn_implementation={name!r}; only {_SDPA!r} is"
+
+
+def _of_modules(model: nn.Module) -> Iterator[str]:
+    """Convolutions choose their algorithm by the batch; those that are one product have no overlap."""
+    kinds = {
+        type(module).__name__
+        for module in model.modules()
+        if type(module).__name__ in ("Conv1d", "Conv2d", "Conv3d")
+        and getattr(module, "stride", None) != getattr(module, "kernel_size", None)
+    }
+    for kind in sorted(kinds):
+        yield f"{kind}: torch's convolution"
