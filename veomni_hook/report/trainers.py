@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from veomni_hook.kernels.linear_cross_entropy.trainer_head import told
 from veomni_hook.kernels.shared.origin import written_in
 from veomni_hook.layout import counted
 
@@ -20,6 +19,8 @@ _CONFIG = "veomni_hook.patches.trainers.trl"
 
 def notes_on_trainers(model: nn.Module) -> Iterator[str]:
     """Yield a note for each module of ``model`` that has the fused head of TRL."""
+    from veomni_hook.kernels.linear_cross_entropy.trainer_head import told  # imports torch
+
     for module in model.modules():
         forward: Any = module.__dict__.get("forward")
         calls = told(module)
