@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 FAMILIES = ("qwen3", "llama", "qwen3_moe", "deepseek_v3")
 
@@ -40,6 +41,7 @@ def test_half_precision(dtype):
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_on_a_gpu(dtype):
     for family, found in bits(dtype, "batch_invariant", *FAMILIES).items():

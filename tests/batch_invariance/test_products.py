@@ -79,6 +79,7 @@ def test_what_is_left_to_torch(replaced):
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("turned", [False, True])
 def test_on_a_gpu(dtype, turned, replaced):
