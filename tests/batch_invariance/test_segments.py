@@ -125,3 +125,19 @@ def test_calls_that_are_refused(options, reason):
     q, k = torch.ones(1, 1, 1, 8), torch.ones(1, 1, 4, 8)
     with pytest.raises(KernelError, match=reason):
         attention.sdpa(Module(), q, k, k, **{"attention_mask": None, **options})
+
+
+@pytest.mark.parametrize("window", [0, 40])
+def test_bits_of_a_shorter_call(window):
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, heads, 150, 32) for heads in (4, 2, 2))
+    whole, _ = attention.sdpa(
+        Module(), q, k, v, masks(causal(150, 150, window)), sliding_window=window or None
+    )
+    for length in (30, 64, 97):
+        parts = (each[:, :, :length] for each in (q, k, v))
+        found, _ = attention.sdpa(Module(), *parts, masks(causal(length, length, window)))
+        assert torch.equal(found, whole[:, :length])
+    if not window:
+        last, _ = attention.sdpa(Module(), q[:, :, -1:], k, v, None)
+        assert torch.equal(last, whole[:, -1:])
