@@ -39,7 +39,7 @@ class Answer:
 CONTRACTS: Mapping[str, Answer] = {
     words.INDEXER_LOSS: Answer(NOT_YET, "not planned"),
     # Partly: these are features of their own, for the models that they can take, and not VeOmni's API.
-    words.SEQUENCE_PARALLEL: Answer(PARTLY, "`VEOMNI_PARALLEL=sp=2`; towers cut at image ends"),
+    words.SEQUENCE_PARALLEL: Answer(PARTLY, "`VEOMNI_PARALLEL=sp=2`; towers split by images"),
     words.EXPERT_PARALLEL: Answer(PARTLY, "`VEOMNI_PARALLEL=ep=2`"),
     words.FSDP: Answer(PARTLY, "`VEOMNI_PARALLEL` shards by FSDP2"),
     words.DUMMY_FORWARD: Answer(PARTLY, "`absent_modality` runs a tower once on its smallest input"),
@@ -53,7 +53,7 @@ CONTRACTS: Mapping[str, Answer] = {
     words.ROUTER_MONITOR: Answer(HERE, "`veomni_hook.routing.monitor`"),
     words.QAT: Answer(NOT_YET, "not planned"),
     words.ATTENTION_BACKEND: Answer(NOT_NEEDED, "the names are those of VeOmni's own backends"),
-    words.NUMERICS: Answer(NOT_YET, "planned: batch-invariant steps"),
+    words.NUMERICS: Answer(NOT_YET, "dtypes and the order of operations are upstream's"),
     words.AUTOGRAD: Answer(NOT_NEEDED, "the fused loss may be changed in place"),
     words.CONFIG_FIX: Answer(NOT_NEEDED, "`VEOMNI_KERNELS` chooses kernels"),
     # Partly: it is a setting, and a config may leave out any other code.
@@ -84,7 +84,7 @@ _PLANNED: Mapping[str, str] = {
 _NO_KERNELS = frozenset({"sample_boundaries", "host_metadata", "absent_modality", "count_check", "row_join"})
 _SLOT = re.compile(rf"(?:{words.OP_SLOT}|{words.CONFIG_SLOT}) ([\w/]+)")
 _LOG_PROBS = "`loss_options(token_outputs=True)`: fields of the output with gradients, not `fused_linear_aux`"
-_OUTPUTS = "planned: log-probabilities as outputs"
+_OUTPUTS = "log-probabilities are outputs only where the loss is routed"
 _RAW_LOGITS = "upstream since 5.9; before: the fix `raw_router_logits`"
 _HUB = "kernels of the Hub run only with `use_kernels=True`"
 
