@@ -26,4 +26,5 @@ if __name__ == "__main__":
             found = model(ids, labels=ids, use_cache=False)
         if dist.get_rank() == 0:
             torch.save(found.log_probs.detach(), sys.argv[1])
+        dist.barrier()
         dist.destroy_process_group()

@@ -28,6 +28,27 @@ def test_a_row_has_the_same_bits_in_any_batch():
         assert all(found.values()), (family, found)
 
 
+def test_another_attention_is_named():
+    script = """
+import warnings, torch, veomni_hook
+veomni_hook.activate(deterministic="batch_invariant")
+from transformers import Qwen3Config, Qwen3Model
+config = Qwen3Config(hidden_size=64, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1, head_dim=32)
+for name in ("sdpa", "eager"):
+    config._attn_implementation = name
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        Qwen3Model(config)(torch.ones(1, 3, dtype=torch.long))
+    print(name, [str(one.message) for one in said if "batch" in str(one.message)])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120
+    )
+    fused, eager = done.stdout.splitlines()[-2:]
+    assert fused == "sdpa []"
+    assert "attn_implementation='eager' is not batch-invariant" in eager
+
+
 def test_without_the_mode_bits_differ():
     found = bits("float32", "none", "qwen3")
     assert not all(found["qwen3"].values()), "then the test above could not fail"

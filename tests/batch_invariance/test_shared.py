@@ -28,6 +28,7 @@ def log_probs(processes, saved):
         },
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
+    assert "not batch-invariant" not in done.stderr
     return torch.load(saved)
 
 

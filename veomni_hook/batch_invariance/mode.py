@@ -61,7 +61,8 @@ def replace_attention() -> None:
     @wraps(look_up)
     def get_interface(self: Any, attn_implementation: Any, default: Any) -> Any:
         found = look_up(self, attn_implementation, default)
-        if found is not sdpa and str(attn_implementation) not in _said:
+        # Where processes share sequences, what is found is wrapped.
+        if self.get(attn_implementation) is not sdpa and str(attn_implementation) not in _said:
             _said.add(str(attn_implementation))
             _warn(attn_implementation)
         return found
