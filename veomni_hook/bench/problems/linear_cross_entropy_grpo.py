@@ -1,7 +1,8 @@
 """The loss of a step of GRPO, from hidden states: log-probabilities of a policy and of its reference.
 
-Sides: logits of all positions (``eager``), a sequence at a time under a checkpoint (``by sequence``), Liger's
-fused loss, and `veomni_hook.token_log_probs`. The limit is the time of the products that cannot be left out:
+Sides: logits of all positions (``eager``), a sequence at a time under a checkpoint (``by sequence``), the
+function of TRL's trainers and Liger's fused loss where they are installed, and `veomni_hook.token_log_probs`.
+The limit is the time of the products that cannot be left out:
 one for the reference, and three for the policy. `token_log_probs` takes a fourth, because a gradient of
 log-probabilities is not known before the loss is.
 """
@@ -64,6 +65,8 @@ def _sides(device: str, given: _Given) -> dict[str, Side]:
         "eager": partial(_loss, given=given, log_probs=_from_logits),
         "by sequence": partial(_loss, given=given, log_probs=_by_sequence),
     }
+    if device == "cuda" and find_spec("trl") is not None:
+        found["trl"] = partial(_loss, given=given, log_probs=_trl)
     if device == "cuda" and find_spec("liger_kernel") is not None:
         found["liger"] = partial(_liger, given=given)
     found["ours"] = partial(_loss, given=given, log_probs=_ours)
@@ -99,6 +102,18 @@ def _ours(states: Tensor, weight: Tensor, tokens: Tensor) -> Tensor:
     found = token_log_probs(states, weight, tokens).log_probs
     assert found is not None  # noqa: S101
     return found
+
+
+def _trl(states: Tensor, weight: Tensor, tokens: Tensor) -> Tensor:
+    """What TRL 1.16's ``add_fused_lm_head`` calls, with its own tiles and no entropies."""
+    from trl.kernels import ChunkedLogProbFunction
+    from trl.trainer.utils import _CHUNKED_LOGPROB_CHUNK_SIZE
+
+    rows, labels = states.flatten(0, 1), tokens.flatten()
+    found: Tensor = ChunkedLogProbFunction.apply(
+        rows, weight, None, labels, 1.0, _CHUNKED_LOGPROB_CHUNK_SIZE, None, 1.0, ()
+    )[0]
+    return found.view(tokens.shape)
 
 
 def _liger(states: Tensor, weight: Tensor, given: _Given) -> Tensor:
