@@ -36,7 +36,7 @@ SIZES = {
     "cuda": {"vocabulary": 151_936, "hidden": 4096, "batch": 16, "prompt": 256, "completion": 768},
 }
 STEPS = {"cpu": 4, "cuda": 8}
-#: How far sums may be apart, in shares of the sum of absolute values: on a GPU, operands are bfloat16 and the order of sums differs.
+#: How far sums may be apart, in shares of the sums of absolute values: a GPU has bfloat16 operands.
 APART = {"cpu": 1e-4, "cuda": 2e-3}
 
 
@@ -82,7 +82,8 @@ def measure(kind: str, sizes: argparse.Namespace) -> dict[str, Any]:
         vocab_size=sizes.vocabulary, hidden_size=sizes.hidden, intermediate_size=2 * sizes.hidden,
         num_hidden_layers=1, num_attention_heads=heads, num_key_value_heads=heads // 2, head_dim=64,
     )  # fmt: skip
-    model = Qwen3ForCausalLM(config).to(sizes.device).train()
+    with torch.device(sizes.device):
+        model = Qwen3ForCausalLM(config).train()
     add_fused_lm_head(model, temperature=0.9, outputs=OUTPUTS[kind])
     tokens = torch.randint(0, sizes.vocabulary, (sizes.batch, sizes.prompt + sizes.completion))
     tokens = tokens.to(sizes.device)

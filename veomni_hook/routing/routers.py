@@ -54,6 +54,7 @@ def routers_of(model: nn.Module, leave: Collection[str], where: str) -> Routers:
     slotted = False
     names: dict[nn.Module, str] = {}
     experts: list[str] = []
+    upstreams = _upstreams_routers(model)
     for full, module in model.named_modules():
         kind = type(module)
         if kind not in ops:
@@ -62,7 +63,7 @@ def routers_of(model: nn.Module, leave: Collection[str], where: str) -> Routers:
             ops[kind] = {place.slot.op for place in places}
         if "moe_router" in ops[kind]:
             names[module] = _bare(full)
-        elif "moe_experts" in ops[kind] or _is_upstreams_router(model, module):
+        elif "moe_experts" in ops[kind] or kind in upstreams:
             experts.append(_bare(full))
     if not slotted:
         raise no_slots(model, where)
@@ -111,12 +112,12 @@ def _without_router(experts: Collection[str], routers: Collection[str]) -> Itera
             yield block or "the model"
 
 
-def _is_upstreams_router(model: nn.Module, module: nn.Module) -> bool:
-    """Whether transformers collects the logits of routers from modules of this class."""
-    for kind in (type(model), *(type(child) for child in model.children())):
+def _upstreams_routers(model: nn.Module) -> set[type]:
+    """The classes from which transformers collects the logits of routers."""
+    found: set[type] = set()
+    for kind in {type(model), *(type(child) for child in model.children())}:
         recorders = (getattr(kind, "_can_record_outputs", None) or {}).get("router_logits", ())
-        for each in recorders if isinstance(recorders, (list, tuple)) else (recorders,):
-            target = getattr(each, "target_class", each)
-            if isinstance(target, type) and type(module) is target:
-                return True
-    return False
+        each = recorders if isinstance(recorders, (list, tuple)) else (recorders,)
+        targets = (getattr(one, "target_class", one) for one in each)
+        found.update(target for target in targets if isinstance(target, type))
+    return found

@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 from typing import NamedTuple
 
+from torch import nn
+
 from veomni_hook.kernels.explain.replacements import overridden
 from veomni_hook.kernels.slot import Slot
 from veomni_hook.kernels.slot.guards import Guard, guards_of
@@ -34,11 +36,17 @@ def places_of(kind: type) -> list[Place]:
 def _slots_of(kind: type) -> list[tuple[str, Slot]]:
     """Return the slots, by name, that the methods of the module class ``kind`` use, inherited ones too."""
     slots: dict[str, Slot] = {}
-    methods = {name: each for base in reversed(kind.__mro__) for name, each in vars(base).items()}
+    inside: dict[int, dict[str, Slot]] = {}  # by the identity of a function's globals
+    # torch's own methods hold no slots, and are most of a small module's.
+    bases = [base for base in reversed(kind.__mro__) if base not in (object, nn.Module)]
+    methods = {name: each for base in bases for name, each in vars(base).items()}
     for method in methods.values():
         if callable(method):
             function = inspect.unwrap(method)
             code, scope = getattr(function, "__code__", None), getattr(function, "__globals__", {})
-            names = () if code is None else code.co_names
-            slots.update((name, scope[name]) for name in names if isinstance(scope.get(name), Slot))
+            if id(scope) not in inside:
+                inside[id(scope)] = {name: each for name, each in scope.items() if isinstance(each, Slot)}
+            known = inside[id(scope)]
+            if known and code is not None:
+                slots.update((name, known[name]) for name in code.co_names if name in known)
     return list(slots.items())
