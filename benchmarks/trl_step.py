@@ -128,6 +128,7 @@ def main() -> None:
     for name in SIZES["cpu"]:
         parser.add_argument(f"--{name}", type=int)
     parser.add_argument("--worker", help=argparse.SUPPRESS)
+    parser.add_argument("--only", choices=tuple(OUTPUTS), help="one of the shapes")
     parser.add_argument("--out", type=Path, default=RESULTS / "trl_step-cuda.json")
     sizes = parser.parse_args()
     for name, size in SIZES[sizes.device].items():
@@ -138,7 +139,7 @@ def main() -> None:
         print(json.dumps(measure(sizes.worker, sizes)))
         return
     facts = {}
-    for kind in OUTPUTS:
+    for kind in (sizes.only,) if sizes.only else OUTPUTS:
         facts[kind] = {name: worker(kind, side) for name, side in SIDES.items()}
         expected = facts[kind]["TRL"]["numbers"]
         for name, one in facts[kind].items():

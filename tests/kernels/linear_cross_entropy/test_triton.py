@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 import torch
 
 from tests.kernels.linear_cross_entropy.objectives import OBJECTIVES, TOKENS, loss_of, operands, tokens_of
 from tests.kernels.matching import assert_matches, gradients
 from veomni_hook.kernels.linear_cross_entropy import reference
+from veomni_hook.kernels.linear_cross_entropy import torch as torch_kernels
 from veomni_hook.kernels.linear_cross_entropy.objective import Objective, Wanted
 from veomni_hook.kernels.linear_cross_entropy.transform import Transform
 
@@ -243,3 +246,23 @@ def test_equal_bits_from_run_to_run():
 def test_rows_of_a_chunk(size, rows, monkeypatch):
     monkeypatch.undo()
     assert kernels.chunk_rows(*size) == rows
+
+
+@pytest.mark.parametrize("call", [loss_of, tokens_of])
+@pytest.mark.parametrize("module", [kernels, torch_kernels])
+def test_logits_are_freed_before_the_weights_gradient_is_converted(module, call, monkeypatch):
+    kept, summed = [], module.Sums
+
+    class Sums(summed):
+        def add(self, chunk):
+            super().add(chunk)
+            kept.append(weakref.ref(chunk.padded))
+
+        def results(self):
+            assert kept
+            assert all(each() is None for each in kept)
+            return super().results()
+
+    monkeypatch.setattr(module, "Sums", Sums)
+    given, target = operands(torch.float32, DEVICE)
+    gradients(call(module, target, Objective(), Wanted(log_probs=True)), given, [True] * 3)

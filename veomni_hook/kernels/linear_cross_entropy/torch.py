@@ -126,7 +126,7 @@ def _loss(  # noqa: PLR0913, PLR0917 - see autograd.Backend
     sums = Sums(x, head, needed, _precision(x, weight, kept, form))
     found = rowwise.Rows.empty(x, form)
     for chunk in _chunks(x, head):
-        part, logits, _ = chunk
+        part, logits = chunk.rows, chunk.logits
         of_rows(
             logits, target[part], weights[part], 1.0 if late else inverse, form, found.part(part),
             gradient=any(needed),
@@ -175,7 +175,7 @@ def _gradients(  # noqa: PLR0913, PLR0917 - see autograd.Backend
     head = _head(weight, bias)
     sums = Sums(x, head, needed, _precision(x, weight, kept, form))
     for chunk in _chunks(x, head):
-        part, logits, _ = chunk
+        part, logits = chunk.rows, chunk.logits
         of_rows = [None if each is None else each[part] for each in numbers]
         rowwise.overwrite(logits, target[part], form, *of_rows)  # type: ignore[arg-type]
         sums.add(chunk)

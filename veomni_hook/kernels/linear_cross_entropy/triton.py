@@ -132,7 +132,7 @@ def _loss_op(  # noqa: PLR0913, PLR0917 - the op's schema
     sums = Sums(x, head, Needed(*needed), (total, result))
     walk = _Walk.of(weight, softcap)
     for chunk in chunks(x, head, _size(x, weight, total, result)):
-        part, logits, _ = chunk
+        part, logits = chunk.rows, chunk.logits
         device.loss[(logits.shape[0],)](
             logits, logits.stride(0), target[part], weights[part], inverse, losses[part], log_probs[part],
             entropies[part], tokens[part], ignore_index, factor, walk.cap, label_smoothing, z_loss,
@@ -192,7 +192,7 @@ def _gradients_op(  # noqa: PLR0913, PLR0917 - the op's schema
     sums = Sums(x, head, Needed(*needed), (total, result))
     walk = _Walk.of(weight, softcap)
     for chunk in chunks(x, head, _size(x, weight, total, result)):
-        part, logits, _ = chunk
+        part, logits = chunk.rows, chunk.logits
         device.gradient[(logits.shape[0],)](
             logits, logits.stride(0), target[part], lse[part], *(each[part] for each in operands),
             ignore_index, factor, walk.cap, *walk[:4], to_log_probs is not None,
