@@ -5,8 +5,6 @@ from __future__ import annotations
 import inspect
 from typing import NamedTuple
 
-from torch import nn
-
 from veomni_hook.kernels.explain.replacements import overridden
 from veomni_hook.kernels.slot import Slot
 from veomni_hook.kernels.slot.guards import Guard, guards_of
@@ -35,6 +33,8 @@ def places_of(kind: type) -> list[Place]:
 
 def _slots_of(kind: type) -> list[tuple[str, Slot]]:
     """Return the slots, by name, that the methods of the module class ``kind`` use, inherited ones too."""
+    from torch import nn
+
     slots: dict[str, Slot] = {}
     inside: dict[int, dict[str, Slot]] = {}  # by the identity of a function's globals
     # torch's own methods hold no slots, and are most of a small module's.
