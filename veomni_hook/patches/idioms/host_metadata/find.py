@@ -6,7 +6,7 @@ Six forms, none of which asks for a kernel; `veomni_hook.multimodal.host` is wha
 * a method ``get_rope_index``, if it reads nothing but its arguments and the configuration: the same;
 * ``sizes.prod(-1).tolist()`` of an argument: ``veomni_host.values(sizes).prod(-1).tolist()``;
 * lengths of sounds that follow from a mask (`sounds`);
-* what a tower computes from sizes itself (`towers`);
+* what a tower computes from sizes itself (`towers`), or from lengths of sounds (`lengths`);
 * a forward of a class with ``get_rope_index``: it reads at once what the others need.
 """
 
@@ -18,6 +18,7 @@ from dataclasses import replace
 
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.edit import Edit
+from veomni_hook.patches.idioms.host_metadata.lengths import computed_lengths
 from veomni_hook.patches.idioms.host_metadata.read import (
     POSITIONS,
     Reading,
@@ -56,7 +57,7 @@ _COMPUTED, _READ, _TOGETHER = "computed_on_host", "read_once", "read_together"
 def find(view: ModuleView) -> Iterator[Site]:
     """Every candidate of a module, and the forwards that read for them."""
     text = view.document.source
-    if not any(name in text for name in ("kwargs.pop(", POSITIONS, "_features", "grid_thw")):
+    if not any(name in text for name in ("kwargs.pop(", POSITIONS, "_features", "grid_thw", "_lens")):
         return
     for name, function in view.functions.items():
         if names := precomputed_names(function):
@@ -133,6 +134,8 @@ def _tower(view: ModuleView, owner: ast.ClassDef, methods: dict[str, FunctionNod
             yield replace(_decorated(view, target, method, "computed()", _COMPUTED), counted=False)
         elif sizes and (edits := sent_values(view, method, sizes)):
             yield _edited(target, method, edits, _READ)
+    for name, edits in computed_lengths(view, methods, lambda each: is_number(view, owner, each)).items():
+        yield _edited(f"{owner.name}.{name}", methods[name], edits, _COMPUTED)
     forward = methods.get("forward")
     if forward is not None and (edits := [*boundaries(view, owner, forward), *repeats(view, forward)]):
         yield _edited(f"{owner.name}.forward", forward, edits, _COMPUTED)
