@@ -12,8 +12,8 @@ from packaging.version import Version
 from tests.multimodal.families import FAMILIES, batches
 from tests.once import once
 
-#: In transformers 5.2, towers compute sizes themselves, and take no metadata. The layers of Qwen3.5's text model
-#: do not take boundaries of samples there.
+#: In transformers 5.2, towers compute sizes themselves, and take no metadata. The text model of Qwen3.5 waits in
+#: upstream's linear attention there.
 EARLY = Version(transformers.__version__) < Version("5.9")
 RUN = tuple(family for family in FAMILIES if not (EARLY and family.startswith("qwen3_5")))
 
