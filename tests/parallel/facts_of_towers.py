@@ -191,8 +191,6 @@ def other_images() -> str:
 @check
 def fully_sharded() -> float:
     """Two groups: one has several images and text alone, the other one image, and an image and a video."""
-    # Not eager: parts without data would not be called.
-    set_choice("torch")
     half, mesh = distributed.get_rank() // 2, init_device_mesh("cpu", (distributed.get_world_size(),))
     made, plain = model("qwen2_5_vl"), model("qwen2_5_vl")
     names = [["images", "text"], ["image", "video"]]
