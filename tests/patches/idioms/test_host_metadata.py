@@ -281,3 +281,28 @@ def test_what_does_not_follow_from_lengths_stays_on_the_device(old, new):
 )
 def test_a_tower_whose_names_are_bound_in_other_ways_is_left_alone(old, new):
     assert not sites(SOUNDS.replace(old, new, 1))
+
+
+FRAMES = """
+class Model:
+    def get_video_features(self, pixels, video_grid_thw=None):
+        frames = torch.repeat_interleave(video_grid_thw[:, 1:], video_grid_thw[:, 0], dim=0)
+        sizes = torch.cat([video_grid_thw.new_ones(frames.shape[0], 1), frames], dim=1)
+        listed = video_grid_thw.tolist()
+        found = self.visual(pixels, grid_thw=sizes, number=len(listed))
+        return found.split((video_grid_thw.prod(-1) // self.visual.merge_size**2).tolist())
+"""
+
+
+def test_sizes_of_frames_are_computed_on_the_host():
+    (site,) = sites(FRAMES)
+    assert (site.status, site.variant) == (Status.ROUTED, "read_once")
+    made = "".join(edited(FRAMES).split())
+    for text in (
+        "repeat_interleave(veomni_host.values(video_grid_thw)[:,1:],veomni_host.values(video_grid_thw)[:,0],dim=0)",
+        "sizes=veomni_host.sent(torch.cat([veomni_host.values(video_grid_thw).new_ones(",
+        "frames],dim=1),video_grid_thw.device",
+        "listed=veomni_host.values(video_grid_thw).tolist()",
+        "((veomni_host.values(video_grid_thw).prod(-1)//",
+    ):
+        assert text in made, text

@@ -27,7 +27,7 @@ _LIBRARIES = {"torch", "F", "nn"}
 _COMPUTE = {
     *NUMBERS, LENGTHS, "full", "zeros", "ones", "arange", "tensor", "ceil", "floor", "where", "cat", "stack",
     "diff", "cumsum", "pad", "pad_sequence", "repeat_interleave", "unique_consecutive", "clamp", "long",
-    "bool", "to", "unsqueeze", "squeeze", "flatten", "any", "all",
+    "bool", "to", "unsqueeze", "squeeze", "flatten", "any", "all", "new_ones", "repeat",
 }  # fmt: skip
 _FORMS = (
     ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare, ast.IfExp, ast.Subscript, ast.Slice, ast.Tuple, ast.List,

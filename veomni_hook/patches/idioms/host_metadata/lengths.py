@@ -26,7 +26,7 @@ from veomni_hook.patches.idioms.host_metadata.binding import NUMBERS, Names, dev
 from veomni_hook.patches.routes.insertion import in_place
 from veomni_hook.patches.routes.view import ModuleView
 
-__all__ = ["computed_lengths"]
+__all__ = ["computed_lengths", "computed_sizes"]
 
 _LENS = "_lens"
 #: What takes sizes of its result.
@@ -60,6 +60,14 @@ def computed_lengths(
     if not any(each.reads for each in found.values()):
         return {}
     return {name: each.edits for name, each in found.items() if each.edits}
+
+
+def computed_sizes(
+    view: ModuleView, method: FunctionNode, sizes: set[str], is_number: Callable[[str], bool]
+) -> list[Edit]:
+    """The edits of a method that makes other sizes of ``sizes``, such as those of the frames of a video."""
+    written = _written(view, {method.name: method}, method.name, sizes, is_number, {})
+    return written.edits if written is not None and written.reads else []
 
 
 @dataclass
