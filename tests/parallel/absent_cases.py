@@ -104,8 +104,10 @@ def facts(
 ) -> dict[str, Any]:
     """Return how far a step of two ranks is from upstream's steps in one process, and the calls of towers."""
     rank = distributed.get_rank()
-    set_choice("eager")
     alone = model(family)
+    # Now: the first import of a model tells the settings of the server.
+    process.tell("")
+    set_choice("eager")
     batches = [accepted(alone, batch(family, PARTS[part])) for part in parts]
     losses, every = [], []
     for inputs in batches:

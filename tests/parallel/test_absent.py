@@ -32,6 +32,17 @@ def test_a_rank_without_images(ranks: Ranks, family: str, arrangement: str) -> N
     assert told[0]["calls"] == {"visual": 2}
 
 
+@pytest.mark.parametrize(
+    "family", ["qwen2_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "glm4v", "qwen2_5_omni"]
+)
+def test_a_rank_without_images_in_other_families(ranks: Ranks, family: str) -> None:
+    told = ranks.run(
+        "absent_cases:facts", 2, family=family, arrangement="tower and blocks", parts=["image", "text"]
+    )
+    assert_equal(told)
+    assert told[0]["calls"]["visual"] >= 1
+
+
 @pytest.mark.parametrize("arrangement", ["half, tower and blocks", "half, blocks"])
 def test_half_precision(ranks: Ranks, arrangement: str) -> None:
     told = ranks.run(
