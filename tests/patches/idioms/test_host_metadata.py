@@ -306,3 +306,20 @@ def test_sizes_of_frames_are_computed_on_the_host():
         "((veomni_host.values(video_grid_thw).prod(-1)//",
     ):
         assert text in made, text
+
+
+def test_numbers_of_a_tower_have_a_name():
+    text = """
+    class Model:
+        def get_image_features(self, pixels, image_grid_thw):
+            number = self.tower.merge_size[0] * self.tower.merge_size[1]
+            return (image_grid_thw.prod(-1) // number).tolist()
+    """
+    assert "(veomni_host.values(image_grid_thw).prod(-1) // number).tolist()" in edited(text)
+    for old, new in (
+        ("self.tower.merge_size[1]", "self.tower.weight[1]"),
+        ("self.tower.merge_size[1]", "pixels.shape[1]"),
+        ("self.tower.merge_size[1]", "self.tower.merge_size[1]\n            number = pixels[0]"),
+    ):
+        (site,) = sites(text.replace(old, new))
+        assert site.status is Status.MISSED and "number" in site.reason
