@@ -1,14 +1,15 @@
 """Runs a training step of every family and batch; writes losses, logits and gradients to a file.
 
-    python -m tests.multimodal.facts_of_families FILE [family ...]
+    python -m tests.multimodal.facts_of_families FILE FOLDER [family ...]
 
-The hook is on if the environment has ``FACTS_HOOK=1``.
+The hook is on if the environment has ``FACTS_HOOK=1``. Then models are saved in FOLDER, else they are loaded from it.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 if os.environ.get("FACTS_HOOK") == "1":
@@ -16,15 +17,19 @@ if os.environ.get("FACTS_HOOK") == "1":
 
 import torch
 
-from tests.multimodal.families import FAMILIES, accepted, batch, batches, model
+from tests.multimodal.families import FAMILIES, SPEECH, accepted, batch, batches, model
+from veomni_hook.errors import MultimodalError, SamplesError
 from veomni_hook.multimodal import position_ids
 
 SIDES = ("right", "left")
-#: Families whose attention alone mixes positions, and whose text models take packed positions.
-PACKING = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "glm4v")
+DATA = {"pixel_values", "image_grid_thw", "input_features", "feature_attention_mask"}
 PACKED: list[list[tuple[str, Any]]] = [
     [("text", 3), ("image", (1, 4, 6)), ("text", 4)],
     [("image", (1, 6, 4)), ("text", 5)],
+]
+PACKED_SOUNDS: list[list[tuple[str, Any]]] = [
+    [("text", 3), ("audio", 90), ("text", 2), ("image", (1, 4, 6)), ("text", 4)],
+    [("image", (1, 6, 4)), ("text", 5), ("audio", 90), ("text", 1)],
 ]
 
 
@@ -40,14 +45,21 @@ def step(made: Any, inputs: dict[str, Any]) -> dict[str, torch.Tensor]:
     return {"loss": loss.detach(), "logits": logits, **found}
 
 
-def packed(family: str, made: Any) -> tuple[float, float]:
+def packed(family: str, made: Any) -> tuple[float, float] | str:
     """The largest difference of logits between packed samples and separate ones, and the largest logit.
 
-    Positions of a packed sequence have four rows: that of text begins anew with each sample.
+    Positions of a packed sequence have four rows: that of text begins anew with each sample. An error: its name.
     """
+    try:
+        return _packed(family, made)
+    except (SamplesError, MultimodalError) as error:
+        return type(error).__name__
+
+
+def _packed(family: str, made: Any) -> tuple[float, float]:
     separate, parts, positions = [], [], []
     made.eval()
-    for sample in PACKED:
+    for sample in PACKED_SOUNDS if family in SPEECH else PACKED:
         whole = batch(family, [sample])
         inputs = accepted(made, whole)
         del inputs["labels"]
@@ -55,7 +67,7 @@ def packed(family: str, made: Any) -> tuple[float, float]:
         text = torch.arange(whole["input_ids"].shape[1]).view(1, 1, -1)
         positions.append(torch.cat([text, position_ids(made.config)(whole)]))
         parts.append(inputs)
-    names = {"input_ids": 1, "pixel_values": 0, "image_grid_thw": 0}
+    names = {"input_ids": 1, **dict.fromkeys(parts[0].keys() & DATA, 0)}
     joined = {name: torch.cat([part[name] for part in parts], at) for name, at in names.items()}
     found = _logits(made, {**joined, "position_ids": torch.cat(positions, 2)})
     made.train()
@@ -68,25 +80,42 @@ def _logits(made: Any, inputs: dict[str, Any]) -> torch.Tensor:
         return made(**inputs, use_cache=False).logits[0]
 
 
-def main(path: str, *families: str) -> None:
+def same_when_loaded(folder: Path, made: Any) -> bool:
+    """Whether upstream's code loads what was saved, with the same names and values, and nothing of this package."""
+    loaded, told = type(made).from_pretrained(folder, output_loading_info=True)
+    state, expected = loaded.state_dict(), made.state_dict()
+    texts = [each.read_text() for each in folder.glob("*.json")]
+    return (
+        not any(told[name] for name in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+        and state.keys() == expected.keys()
+        and all(torch.equal(each, expected[name]) for name, each in state.items())
+        and not any("veomni" in text for text in texts)
+    )
+
+
+def main(path: str, saved: str, *families: str) -> None:
     """Write what every step computes, by family, batch and side of the padding."""
     torch.set_num_threads(1)
     found: dict[tuple[str, str, str], dict[str, torch.Tensor]] = {}
     routed: dict[str, set[str]] = {}
-    packing: dict[str, tuple[float, float]] = {}
+    packing: dict[str, tuple[float, float] | str] = {}
+    loaded: dict[str, bool] = {}
     for family in families or FAMILIES:
         made = model(family)
         for name, samples in batches(family).items():
             for side in SIDES:
                 inputs = accepted(made, batch(family, samples, side=side))
                 found[family, name, side] = step(made, inputs)
-        if family in PACKING:
-            packing[family] = packed(family, made)
+        packing[family] = packed(family, made)
+        folder = Path(saved, family)
         if os.environ.get("FACTS_HOOK") == "1":
             from veomni_hook import explain
 
             routed[family] = {row.op for row in explain(made).rows if row.backend not in ("eager", "-")}
-    torch.save((found, routed, packing), path)
+            made.save_pretrained(folder)
+        else:
+            loaded[family] = same_when_loaded(folder, made)
+    torch.save((found, routed, packing, loaded), path)
 
 
 if __name__ == "__main__":

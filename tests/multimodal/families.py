@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-IMAGE, VIDEO, VISION_START, VISION_END, AUDIO, AUDIO_START, AUDIO_END = range(90, 97)
+IMAGE, VIDEO, VISION_START, VISION_END, AUDIO, AUDIO_START, AUDIO_END, VIDEO_START, VIDEO_END = range(90, 99)
 VOCABULARY = 99
 MELS = 16
 MERGE = 2
@@ -105,7 +105,7 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
             },
             "image_token_id": IMAGE, "video_token_id": VIDEO,
             "image_start_token_id": VISION_START, "image_end_token_id": VISION_END,
-            "video_start_token_id": VISION_START + 40, "video_end_token_id": VISION_END + 40,
+            "video_start_token_id": VIDEO_START, "video_end_token_id": VIDEO_END,
         },
     ),
     "qwen2_5_omni": (
@@ -150,9 +150,9 @@ SOUNDS: dict[str, list[list[tuple[str, Any]]]] = {
 
 
 def batches(family: str) -> dict[str, list[list[tuple[str, Any]]]]:
-    """The batches that a family's processor can make; glm4v's videos have other placeholders."""
+    """The batches that a family's processor can make; glm4v's model does not tell images from videos."""
     if family == "glm4v":
-        return {name: BATCHES[name] for name in ("images", "text")}
+        return {name: BATCHES[name] for name in ("images", "video", "text")}
     return {**BATCHES, **(SOUNDS if family in SPEECH else {})}
 
 
@@ -193,7 +193,7 @@ def batch(family: str, samples: list[list[tuple[str, Any]]], *, side: str = "rig
         "input_ids": ids,
         "attention_mask": (ids != 0).long(),
         "labels": ids.masked_fill(ids == 0, -100),
-        "mm_token_type_ids": (ids == IMAGE).int() + 2 * (ids == VIDEO).int(),
+        "mm_token_type_ids": _types(ids),
     }
     _add_pictures(family, found, inputs)
     if found["audio"]:
@@ -208,6 +208,12 @@ def accepted(made: Any, inputs: dict[str, Any]) -> dict[str, Any]:
     """The inputs that the model's forward names; releases differ."""
     names = inspect.signature(type(made).forward).parameters
     return {name: value for name, value in inputs.items() if name in names}
+
+
+def _types(ids: torch.Tensor) -> torch.Tensor:
+    """1 for placeholders of images, 2 for those of videos, which are those of images in glm4v."""
+    inside = ((ids == VIDEO_START).int() - (ids == VIDEO_END).int()).cumsum(1)
+    return (ids == IMAGE).int() * (1 + inside).int() + 2 * (ids == VIDEO).int()
 
 
 def _add_pictures(family: str, found: dict[str, list[Any]], inputs: dict[str, Any]) -> None:
@@ -232,6 +238,9 @@ def _placeholders(family: str, kind: str, size: Any) -> list[int]:
     frames, height, width = size
     count = height * width // MERGE**2
     token = IMAGE if kind == "image" else VIDEO
+    if kind == "video" and family == "glm4v":
+        frame = [VISION_START, *[IMAGE] * count, VISION_END, 7]
+        return [VIDEO_START, *frame * frames, VIDEO_END]
     if kind == "video" and family.startswith("qwen3") and "omni" not in family:
         # Each frame has a time before it.
         return [part for _ in range(frames) for part in (7, VISION_START, *[token] * count, VISION_END)]

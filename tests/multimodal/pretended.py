@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.utils import backend_registration
+from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from veomni_hook.kernels.shared.operand_checks import count_as_plain
@@ -106,6 +107,9 @@ def run(function: Any, args: Any, kwargs: Any) -> Any:
         return _wrapped(torch.histc(inner_args[0].float(), *inner_args[1:], **inner_kwargs).int())
     result = function(*inner_args, **inner_kwargs)
     if name.endswith("_") and name != "_" and isinstance(args[0], Pretended) and result is inner_args[0]:
+        if args[0].shape != result.shape:
+            with no_dispatch():
+                torch.ops.aten.as_strided_(args[0], result.shape, result.stride(), result.storage_offset())
         return args[0]
     stays = ours and not to_host and name != "_local_scalar_dense"
     if name == "copy_" and not isinstance(args[0], Pretended):

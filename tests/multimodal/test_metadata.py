@@ -117,32 +117,33 @@ def test_a_model_without_such_positions_says_so():
     assert collate_metadata(config)(dict(inputs)).keys() == inputs.keys()
 
 
-class Samples(torch.utils.data.Dataset):
-    """Indices of batches."""
-
-    def __len__(self) -> int:
-        return 3
-
-    def __getitem__(self, index: int) -> int:
-        return index
+def collate(samples: list[tuple[str, str]]) -> dict[str, Any]:
+    """A batch by family and name, as a collator makes it of samples."""
+    ((family, name),) = samples
+    return batch(family, batches(family)[name])
 
 
-def collate(indices: list[int]) -> dict[str, Any]:
-    """A batch by number, as a collator makes it of samples."""
-    return batch("qwen2_5_vl", list(BATCHES.values())[indices[0]])
+class OfFamilies:
+    """The collators of several families."""
+
+    def __init__(self) -> None:
+        self.each = {family: collate_metadata(model(family).config, collate) for family in FAMILIES}
+
+    def __call__(self, samples: list[tuple[str, str]]) -> dict[str, Any]:
+        return self.each[samples[0][0]](samples)
 
 
 def test_workers_that_are_spawned_compute_it():
-    made = model("qwen2_5_vl")
-    add = collate_metadata(made.config, collate)
-    loader = DataLoader(Samples(), collate_fn=add, num_workers=1, multiprocessing_context="spawn")
-    for index, found in enumerate(loader):
-        expected = add([index])
+    samples = [("qwen2_5_vl", name) for name in BATCHES] + [(family, "images") for family in FAMILIES]
+    samples += [(family, "audio and images") for family in SPEECH]
+    add = OfFamilies()
+    loader = DataLoader(samples, collate_fn=add, num_workers=1, multiprocessing_context="spawn")
+    for sample, found in zip(samples, loader, strict=True):
+        expected = add([sample])
         assert found.keys() == expected.keys()
         for name, each in expected.items():
-            assert torch.equal(found[name], each), name
-            assert type(found[name]) is type(each), name
-    assert index == 2
+            assert torch.equal(found[name], each), (sample, name)
+            assert type(found[name]) is type(each), (sample, name)
 
 
 def test_a_tensor_that_was_moved_has_known_values():

@@ -12,10 +12,10 @@ from packaging.version import Version
 from tests.multimodal.families import FAMILIES, batches
 from tests.once import once
 
-#: In transformers 5.2, towers compute sizes themselves, and take no metadata. Those of sounds make masks from
-#: lengths; the text model of Qwen3.5 and the sizes of Qwen2.5-Omni's small model do not run there.
+#: In transformers 5.2, towers compute sizes themselves, and take no metadata. The text model of Qwen3.5 waits in
+#: upstream's linear attention there.
 EARLY = Version(transformers.__version__) < Version("5.9")
-RUN = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "glm4v") if EARLY else tuple(FAMILIES)
+RUN = tuple(family for family in FAMILIES if not (EARLY and family.startswith("qwen3_5")))
 
 
 @pytest.fixture(scope="module")
@@ -51,9 +51,15 @@ def test_without_the_hook_it_waits_many_times(facts):
     assert EARLY or found["images"]["metadata"]["forward"] < found["images"]["plain"]["forward"]
 
 
-def test_a_tower_that_computes_sizes_itself_waits_once(facts):
-    found = json.loads(facts("facts_of_towers"))
+@pytest.fixture(scope="module")
+def towers(facts, tmp_path_factory) -> Any:
+    return once(tmp_path_factory, "towers", lambda: json.loads(facts("facts_of_towers")))
+
+
+@pytest.mark.parametrize("kind", ["sizes", "lengths"])
+def test_a_tower_that_computes_sizes_or_lengths_itself_waits_once(towers, kind):
+    found = towers[kind]
     assert sum(found["theirs"].values()) > 20
     assert list(found["ours"].values()) == [1]
     assert "host_copy" in next(iter(found["ours"]))
-    assert found["same"] == [True] * 4
+    assert len(found["same"]) > 3 and all(found["same"])

@@ -14,7 +14,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 from tests.multimodal.facts_of_absent import small
 from tests.multimodal.families import accepted, batch, model
 from tests.parallel.facts_of_models import relative
-from veomni_hook.kernels.selection.process_choice import set_choice
+from veomni_hook.kernels.selection.process_choice import set_active, set_choice
 from veomni_hook.parallel import process
 
 TOWERS = ("visual", "audio_tower")
@@ -93,13 +93,21 @@ def in_a_checkpoint(made: Any, inputs: dict[str, Any], *, reentrant: bool) -> to
         del inner.forward
 
 
+def choose(kernels: str) -> None:
+    """Choose kernels; ``off``: patched modules run upstream's code, as after ``deactivate()``."""
+    set_active(kernels != "off")
+    set_choice("eager" if kernels == "off" else kernels)
+
+
 def facts(
     family: str, arrangement: str, parts: list[str], checkpoints: str = "", kernels: str = "torch"
 ) -> dict[str, Any]:
     """Return how far a step of two ranks is from upstream's steps in one process, and the calls of towers."""
     rank = distributed.get_rank()
-    set_choice("eager")
     alone = model(family)
+    # Now: the first import of a model tells the settings of the server.
+    process.tell("")
+    set_choice("eager")
     batches = [accepted(alone, batch(family, PARTS[part])) for part in parts]
     losses, every = [], []
     for inputs in batches:
@@ -109,7 +117,7 @@ def facts(
         name: sum(each.get(name, torch.zeros(())) for each in every) / len(every)
         for name in {name for each in every for name in each}
     }
-    set_choice(kernels)
+    choose(kernels)
     made = model(family)
     if checkpoints == "layers":
         made.gradient_checkpointing_enable({"use_reentrant": False})
@@ -149,7 +157,7 @@ def evaluated(family: str, arrangement: str, kernels: str = "torch") -> dict[str
     set_choice("eager")
     alone = model(family).eval()
     inputs = accepted(alone, batch(family, PARTS[part]))
-    set_choice(kernels)
+    choose(kernels)
     made = model(family)
     calls: list[str] = []
     towers_of(made)["visual"].register_forward_pre_hook(lambda *_: calls.append(part))

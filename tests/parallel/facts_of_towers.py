@@ -35,7 +35,8 @@ class _Rows:
     def __init__(self, made: nn.Module) -> None:
         self.seen: list[int] = []
         for name, part in made.named_modules():
-            inside = ("visual." in name or "audio_tower." in name) and "language_model" not in name
+            inside = any(f"{each}." in name for each in ("visual", "vision_tower", "audio_tower"))
+            inside = inside and "language_model" not in name
             if inside and isinstance(part, nn.ModuleList) and name.rpartition(".")[2] in ("blocks", "layers"):
                 part[0].register_forward_pre_hook(self.note, with_kwargs=True)
 
@@ -110,6 +111,41 @@ def partly_frozen() -> Any:
 
 
 @check
+def arguments_behind_the_layers() -> Any:
+    """The tower of Kimi-K2.5: it hands its ``**kwargs`` to its layers, and reads them behind them again."""
+    from transformers import AutoModelForImageTextToText, Kimi_K25Config
+
+    image, sizes = 90, torch.tensor([[1, 4, 6], [1, 4, 4], [1, 8, 12]])
+    config = Kimi_K25Config(
+        text_config={
+            "model_type": "qwen3", "vocab_size": 99, "hidden_size": 32, "intermediate_size": 48, "head_dim": 8,
+            "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 0,
+        },
+        vision_config={
+            "hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 2, "intermediate_size": 24,
+            "pos_emb_height": 8, "pos_emb_width": 8,
+        },
+        projection_hidden_size=16, image_token_id=image, video_token_id=91,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    made = AutoModelForImageTextToText.from_config(config).train()
+    for name, each in made.named_parameters():
+        if "position_embeddings" in name:
+            nn.init.normal_(each)
+    tokens = [each for _, h, w in sizes.tolist() for each in (3, *[image] * (h * w // 4), 5)]
+    ids = torch.tensor([tokens])
+    rows, inputs = _Rows(made), {"input_ids": ids, "labels": ids, "image_grid_thw": sizes, "use_cache": False}
+    inputs["pixel_values"] = torch.randn(int(sizes.prod(1).sum()), 3, 14, 14)
+    one = run(made, dict(inputs), "", [])
+    whole, rows.seen = rows.seen, []
+    split = run(made, dict(inputs), "sp=2", [])
+    assert one.keys() == split.keys()
+    tower = sum("vision_tower" in each for each in one)
+    worst = max(relative(split[each], one[each]) for each in one)
+    return {"worst": worst, "tower": tower, "whole": whole, "rows": rows.seen}
+
+
+@check
 def without_gradients() -> list[int]:
     made = model("qwen3_vl")
     rows = _Rows(made)
@@ -155,8 +191,6 @@ def other_images() -> str:
 @check
 def fully_sharded() -> float:
     """Two groups: one has several images and text alone, the other one image, and an image and a video."""
-    # Not eager: parts without data would not be called.
-    set_choice("torch")
     half, mesh = distributed.get_rank() // 2, init_device_mesh("cpu", (distributed.get_world_size(),))
     made, plain = model("qwen2_5_vl"), model("qwen2_5_vl")
     names = [["images", "text"], ["image", "video"]]

@@ -109,6 +109,14 @@ class TestSpecialCases:
         assert all(line in each["told"] for each in told)
 
 
+@pytest.mark.skipif(OLD, reason="the model is new in 5.17")
+def test_arguments_that_are_read_behind_the_layers(ranks: Ranks) -> None:
+    found = ranks.run("facts_of_towers:special", 2, "sp=2", checks=["arguments_behind_the_layers"])
+    for fact in (each["arguments_behind_the_layers"] for each in found):
+        assert fact["whole"] == [136] and fact["tower"] > 20 and fact["worst"] < CLOSE
+    assert [each["arguments_behind_the_layers"]["rows"] for each in found] == [[40], [96]]
+
+
 @pytest.mark.skipif(OLD, reason="the text model cannot be split")
 def test_groups_with_other_numbers_of_images_and_sharded_parameters(ranks: Ranks) -> None:
     found = ranks.run("facts_of_towers:special", 4, "sp=2", checks=["fully_sharded"])

@@ -4,7 +4,7 @@ Where processes share a tower's parameters, its call gathers them and its backwa
 one process does not call it, the others wait for ever, in evaluation as well. With DistributedDataParallel
 its gradients are missing. There the tower is called with the smallest input, and the embeddings get zero
 times its result. Elsewhere nothing happens: in one process, in steps of decoding, which have no images in any
-process, and where no kernels but upstream's code are wanted.
+process, and where the hook is deactivated. It is no kernel: a choice of kernels does not switch it off.
 
 The optimizer sees gradients of zero, where upstream has none: weight decay and momentum change the tower.
 """
@@ -67,7 +67,7 @@ def plus_zero(
             for each class.
     """
     decoding = not module.training and inputs_embeds.shape[1] == 1
-    if decoding or not (STATE.answering and distributed.is_available()):
+    if decoding or not (STATE.active and distributed.is_available()):
         return inputs_embeds
     if not (distributed.is_initialized() and distributed.get_world_size() > 1):
         return inputs_embeds

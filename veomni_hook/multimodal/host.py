@@ -26,6 +26,7 @@ __all__ = [
     "lengths",
     "made",
     "of_sizes",
+    "picked",
     "read_together",
     "sent",
     "values",
@@ -79,9 +80,14 @@ def of_sizes(compute: Callable[..., Any], *sizes: Any) -> Any:
     return computed()(compute)(*sizes)
 
 
-def sent(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Return ``tensor``, which the host made, on a device; nobody waits, and reading it costs nothing."""
-    if _traced() or device.type in _ELSEWHERE or tensor.device.type != "cpu" or not_plain(tensor):
+def sent(tensor: Any, device: torch.device) -> Any:
+    """Return ``tensor``, which the host made, on a device; nobody waits, and reading it costs nothing.
+
+    Numbers and lists are returned as they are.
+    """
+    if _traced() or not isinstance(tensor, torch.Tensor) or device.type in _ELSEWHERE:
+        return tensor
+    if tensor.device.type != "cpu" or not_plain(tensor):
         return tensor
     return note_copy(tensor.to(device, non_blocking=True), tensor)
 
@@ -91,7 +97,8 @@ def made(numbers: Any, *, device: Any, **options: Any) -> torch.Tensor:
     if _traced() or not isinstance(numbers, list | tuple):
         return torch.tensor(numbers, device=device, **options)
     where = torch.empty(0, device=device).device if device is not None else torch.get_default_device()
-    return sent(torch.tensor(numbers, device="cpu", **options), where)
+    found: torch.Tensor = sent(torch.tensor(numbers, device="cpu", **options), where)
+    return found
 
 
 def converted(tensor: Any, result: torch.Tensor) -> torch.Tensor:
@@ -116,6 +123,11 @@ def chosen(mask: Any) -> Any:
         return mask.bool()
     indices = host_copy(mask).bool().nonzero(as_tuple=True)
     return tuple(each.to(mask.device, non_blocking=True) for each in indices)
+
+
+def picked(index: Any) -> Any:
+    """Return what selects the elements that ``index`` selects; of a mask, the host finds the true ones."""
+    return chosen(index) if isinstance(index, torch.Tensor) and index.dtype is torch.bool else index
 
 
 def lengths(function: _Function) -> _Function:

@@ -74,6 +74,14 @@ def test_positions_of_images():
     assert ends([[[*range(12)]], *three]) is None
 
 
+def test_text_that_counts_from_below_0_is_one_sample():
+    """transformers 5.2 adds what the images of the batch before saved to positions of text."""
+    first, second = [-2, -1, 0, 1, 2], [-2, -2, -2, -1, 0]
+    mask = [[1, 1, 1, 1, 1], [0, 0, 1, 1, 1]]
+    assert ends([[first, second]] * 3, mask, rows=2) is None
+    assert ends([[[-1, 0, 1, -1, 0]]] * 3) == [0, 3, 5]
+
+
 def test_a_sample_of_one_position_in_three_rows():
     assert ends([[[0, 0, 1]], [[0, 0, 1]], [[0, 0, 1]]]) == [0, 1, 3]
 

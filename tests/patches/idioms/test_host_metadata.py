@@ -199,3 +199,127 @@ def test_a_method_of_sizes_and_numbers_runs_on_the_host():
     assert "computed()" not in edited(
         text.replace("torch.cat(ids)", "torch.zeros(3, device=self.merge_size)")
     )
+
+
+SOUNDS = """
+class Tower:
+    def __init__(self, config):
+        self.window = config.window
+
+    def padded(self, parts, part_lens):
+        mask = torch.zeros((len(parts), part_lens.max()), device=parts[0].device)
+        rows = torch.zeros((len(part_lens), part_lens.max()), device=mask.device)
+        return mask, rows.bool()
+
+    def forward(self, states, feature_lens=None):
+        count = torch.ceil(feature_lens / self.window).long()
+        part_lens = torch.full((count.sum(),), self.window, device=feature_lens.device)
+        part_lens[part_lens == 0] = 2
+        more, mask = self.padded(states.split(part_lens.tolist()), part_lens)
+        ends = mask.sum(1).cumsum(0)
+        for layer in self.layers:
+            states = layer(states[mask], ends)
+        return states
+"""
+
+
+def test_what_follows_from_lengths_stays_on_the_host():
+    assert [(site.target, site.variant, site.counted) for site in sites(SOUNDS)] == [
+        ("Tower.forward", "computed_on_host", False),
+        ("Tower.padded", "computed_on_host", False),
+    ]
+    made = "".join(edited(SOUNDS).split())
+    for text in (
+        "count=torch.ceil(veomni_host.values(feature_lens)/self.window).long()",
+        "device=veomni_host.values(feature_lens).device)",
+        "part_lens[part_lens==0]=2",
+        "states.split(part_lens.tolist()),veomni_host.sent(part_lens,feature_lens.device))",
+        "ends=veomni_host.sent(veomni_host.values(mask).sum(1).cumsum(0),mask.device)",
+        "layer(states[veomni_host.picked(mask)],ends)",
+        # What is as long as something else stays where it is; how long it is, the host knows.
+        "(len(parts),veomni_host.values(part_lens).max()),device=parts[0].device)",
+        "device=veomni_host.values(part_lens).device,)",
+        "returnmask,veomni_host.sent(rows.bool(),mask.device)",
+    ):
+        assert text in made, text
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("feature_lens=None", "feature_sizes=None"),
+        # Names that something else takes part in.
+        ("feature_lens / self.window", "feature_lens / self.scale"),
+        ("feature_lens / self.window", "feature_lens / states.shape[1]"),
+        ("torch.ceil(feature_lens", "torch.rand_like(feature_lens"),
+        ("part_lens[part_lens == 0] = 2", "part_lens[states[0]] = 2"),
+        ("part_lens[part_lens == 0] = 2", "part_lens.index_fill_(0, states[0], 2)"),
+        ("part_lens[part_lens == 0] = 2", "part_lens += states[0]"),
+        ("part_lens[part_lens == 0] = 2", "part_lens = part_lens if self.window else states[0]"),
+        ("part_lens[part_lens == 0] = 2", "for part_lens in states: pass"),
+        # It may be the copy that others read.
+        ("torch.full((count.sum(),), self.window, device=feature_lens.device)", "count[1:]"),
+        ("self.window, device=feature_lens.device", "self.window, device=self.where"),
+        ("self.window, device=feature_lens.device", "self.window, device='cuda'"),
+        ("(count.sum(),), self.window, device=feature_lens.device", "count, 'cuda'"),
+    ],
+)
+def test_what_does_not_follow_from_lengths_stays_on_the_device(old, new):
+    assert old in SOUNDS
+    made = "".join(edited(SOUNDS.replace(old, new)).split())
+    assert "states.split(part_lens.tolist())" in made
+    assert "veomni_host.sent(part_lens" not in made and "values(mask)" not in made
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("count = torch", "feature_lens = feature_lens * 2; count = torch"),
+        ("count = torch", "more = lambda: 0; count = torch"),
+        ("count = torch", "self.count, count = torch"),
+    ],
+)
+def test_a_tower_whose_names_are_bound_in_other_ways_is_left_alone(old, new):
+    assert not sites(SOUNDS.replace(old, new, 1))
+
+
+FRAMES = """
+class Model:
+    def get_video_features(self, pixels, video_grid_thw=None):
+        frames = torch.repeat_interleave(video_grid_thw[:, 1:], video_grid_thw[:, 0], dim=0)
+        sizes = torch.cat([video_grid_thw.new_ones(frames.shape[0], 1), frames], dim=1)
+        listed = video_grid_thw.tolist()
+        found = self.visual(pixels, grid_thw=sizes, number=len(listed))
+        return found.split((video_grid_thw.prod(-1) // self.visual.merge_size**2).tolist())
+"""
+
+
+def test_sizes_of_frames_are_computed_on_the_host():
+    (site,) = sites(FRAMES)
+    assert (site.status, site.variant) == (Status.ROUTED, "read_once")
+    made = "".join(edited(FRAMES).split())
+    for text in (
+        "repeat_interleave(veomni_host.values(video_grid_thw)[:,1:],veomni_host.values(video_grid_thw)[:,0],dim=0)",
+        "sizes=veomni_host.sent(torch.cat([veomni_host.values(video_grid_thw).new_ones(",
+        "frames],dim=1),video_grid_thw.device",
+        "listed=veomni_host.values(video_grid_thw).tolist()",
+        "((veomni_host.values(video_grid_thw).prod(-1)//",
+    ):
+        assert text in made, text
+
+
+def test_numbers_of_a_tower_have_a_name():
+    text = """
+    class Model:
+        def get_image_features(self, pixels, image_grid_thw):
+            number = self.tower.merge_size[0] * self.tower.merge_size[1]
+            return (image_grid_thw.prod(-1) // number).tolist()
+    """
+    assert "(veomni_host.values(image_grid_thw).prod(-1) // number).tolist()" in edited(text)
+    for old, new in (
+        ("self.tower.merge_size[1]", "self.tower.weight[1]"),
+        ("self.tower.merge_size[1]", "pixels.shape[1]"),
+        ("self.tower.merge_size[1]", "self.tower.merge_size[1]\n            number = pixels[0]"),
+    ):
+        (site,) = sites(text.replace(old, new))
+        assert site.status is Status.MISSED and "number" in site.reason

@@ -137,6 +137,17 @@ def test_other_loops_run_as_a_whole_and_raise_nothing(old: str, new: str, reason
     )
 
 
+def test_arguments_are_used_behind_the_loop_unless_the_loop_changes_them() -> None:
+    text = changed("return hidden_states, features", "return hidden_states, features, end(kwargs)")
+    (site,) = sites(text)
+    assert site.status is Status.ROUTED
+    for change in ("kwargs = {'states': hidden_states}", "kwargs['states'] = hidden_states"):
+        (site,) = sites(
+            text.replace("            if index in", f"            {change}\n            if index in")
+        )
+        assert site.status is Status.REFUSED
+
+
 def test_a_class_with_other_layers_that_inherits_the_forward() -> None:
     other = (
         "\n\nclass OtherBlock(SightBlock):\n    def forward(self, hidden_states, cu_seqlens, **kwargs):\n"

@@ -171,6 +171,8 @@ def _begins(position_ids: torch.Tensor) -> torch.Tensor:
     if position_ids.dim() == 3 and position_ids.shape[0] != _WITH_TEXT:
         # Time stands still within an image, and all three are 0 only at a sample's first position.
         begins = (position_ids == 0).all(0)
+        # Positions of text in transformers 5.2 may count from a number below 0: that of the last images.
+        begins[:, 1:] &= ~(position_ids[:, :, :-1] == -1).all(0)
         begins[:, 1:] |= position_ids[0].diff(dim=-1) < 0
     else:
         text = position_ids[0] if position_ids.dim() == 3 else position_ids

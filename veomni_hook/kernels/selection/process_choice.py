@@ -23,11 +23,13 @@ class State:
     Attributes:
         choice: the choice in the settings.
         contexts: the choices of all open `use_kernels` blocks, outermost first.
-        active: whether slots answer.
+        active: whether slots answer, and patched code may differ from upstream's.
         wanted: the resulting choice for every op. Plain strings, so that code under ``torch.compile``
             depends on nothing else.
-        answering: whether patched code that asks for no kernel (`veomni_hook.kernels.causal_mask`) may differ
-            from upstream's: False where ``eager`` is chosen for all ops, or slots do not answer.
+        answering: whether patched code may leave out work for which no slot is asked
+            (`veomni_hook.kernels.causal_mask`): False where ``eager`` is chosen for all ops, or slots do not
+            answer. What keeps results right depends on ``active`` alone: boundaries of samples, towers that
+            other processes wait for.
         asked: callback that runs whenever kernels are selected for a slot, which happens at a call. Its
             arguments: the patched module's name; a torch device type, or None if no kernel is possible on
             any device; whether ``torch.compile`` is tracing the call.

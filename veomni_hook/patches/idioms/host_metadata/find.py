@@ -6,18 +6,21 @@ Six forms, none of which asks for a kernel; `veomni_hook.multimodal.host` is wha
 * a method ``get_rope_index``, if it reads nothing but its arguments and the configuration: the same;
 * ``sizes.prod(-1).tolist()`` of an argument: ``veomni_host.values(sizes).prod(-1).tolist()``;
 * lengths of sounds that follow from a mask (`sounds`);
-* what a tower computes from sizes itself (`towers`);
+* what a tower computes from sizes itself (`towers`), or from lengths of sounds (`lengths`);
 * a forward of a class with ``get_rope_index``: it reads at once what the others need.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.edit import Edit
+from veomni_hook.patches.code.scope import parameter_names
+from veomni_hook.patches.idioms.host_metadata.lengths import computed_lengths, computed_sizes
 from veomni_hook.patches.idioms.host_metadata.read import (
     POSITIONS,
     Reading,
@@ -29,6 +32,7 @@ from veomni_hook.patches.idioms.host_metadata.read import (
 )
 from veomni_hook.patches.idioms.host_metadata.sounds import length_functions, selections
 from veomni_hook.patches.idioms.host_metadata.towers import (
+    SIZES,
     boundaries,
     of_sizes,
     repeats,
@@ -56,7 +60,7 @@ _COMPUTED, _READ, _TOGETHER = "computed_on_host", "read_once", "read_together"
 def find(view: ModuleView) -> Iterator[Site]:
     """Every candidate of a module, and the forwards that read for them."""
     text = view.document.source
-    if not any(name in text for name in ("kwargs.pop(", POSITIONS, "_features", "grid_thw")):
+    if not any(name in text for name in ("kwargs.pop(", POSITIONS, "_features", "grid_thw", "_lens")):
         return
     for name, function in view.functions.items():
         if names := precomputed_names(function):
@@ -74,7 +78,8 @@ def find(view: ModuleView) -> Iterator[Site]:
                 target = f"{owner.name}.{name}"
                 yield _decorated(view, target, method, "computed(floats=True)", _COMPUTED, reason)
             elif name.startswith("get_") and name.endswith("_features"):
-                yield from _features(view, f"{owner.name}.{name}", method)
+                numbers = partial(is_number, view, owner)
+                yield from _features(view, f"{owner.name}.{name}", method, numbers)
         yield from _tower(view, owner, methods)
         if "forward" in methods and (arguments := position_arguments(view, owner, methods["forward"])):
             yield _forward(view, owner, methods["forward"], arguments)
@@ -102,10 +107,13 @@ def _decorated(
     )
 
 
-def _features(view: ModuleView, target: str, method: FunctionNode) -> Iterator[Site]:
+def _features(
+    view: ModuleView, target: str, method: FunctionNode, numbers: Callable[[str], bool]
+) -> Iterator[Site]:
     """The sites of a method that computes features and reads sizes."""
     found: list[Reading] = list(readings(method))
-    edits = list(selections(view, method))
+    sizes = {name for name in parameter_names(method) if name.endswith(SIZES)}
+    edits = [*selections(view, method), *(computed_sizes(view, method, sizes, numbers) if sizes else ())]
     if not found and not edits:
         return
     unknown = next((each for each in found if each.reason), None)
@@ -119,20 +127,32 @@ def _features(view: ModuleView, target: str, method: FunctionNode) -> Iterator[S
         Status.ROUTED,
         _READ,
         captures={"sizes": ", ".join(dict.fromkeys(each.id for each in names))},
-        edits=(*edits, *(in_place(view, each, f"veomni_host.values({each.id})") for each in names)),
+        edits=(
+            *edits,
+            *_others(edits, [in_place(view, each, f"veomni_host.values({each.id})") for each in names]),
+        ),
         lineno=method.lineno,
         imports=(_IMPORT,),
     )
+
+
+def _others(edits: list[Edit], more: list[Edit]) -> Iterator[Edit]:
+    """Those of ``more`` whose code none of ``edits`` replaces."""
+    for each in more:
+        if not any(edit.start <= each.start and each.end <= edit.end for edit in edits):
+            yield each
 
 
 def _tower(view: ModuleView, owner: ast.ClassDef, methods: dict[str, FunctionNode]) -> Iterator[Site]:
     """What a tower computes from sizes itself."""
     for name, method in methods.items():
         target, sizes = f"{owner.name}.{name}", sizes_of(method)
-        if sizes and of_sizes(method, lambda each: is_number(view, owner, each)):
+        if sizes and of_sizes(method, partial(is_number, view, owner)):
             yield replace(_decorated(view, target, method, "computed()", _COMPUTED), counted=False)
         elif sizes and (edits := sent_values(view, method, sizes)):
             yield _edited(target, method, edits, _READ)
+    for name, edits in computed_lengths(view, methods, partial(is_number, view, owner)).items():
+        yield _edited(f"{owner.name}.{name}", methods[name], edits, _COMPUTED)
     forward = methods.get("forward")
     if forward is not None and (edits := [*boundaries(view, owner, forward), *repeats(view, forward)]):
         yield _edited(f"{owner.name}.forward", forward, edits, _COMPUTED)

@@ -103,7 +103,7 @@ def _of_config(value: ast.expr) -> bool:
 def readings(method: FunctionNode) -> Iterator[Reading]:
     """Where a method calls ``tolist`` or ``item``, in text order."""
     arguments, local = parameter_names(method), local_names(method) - parameter_names(method)
-    known = of_lengths(method)
+    known, numbers = of_lengths(method), _numbers(method)
     found = [
         node
         for node in walk_ast(method)
@@ -114,7 +114,7 @@ def readings(method: FunctionNode) -> Iterator[Reading]:
         read, place = f"what {node.func.attr} reads", f"(line {node.lineno})"
         names = [each for each in walk_ast(node.func.value) if isinstance(each, ast.Name)]
         sizes = [each for each in names if each.id in arguments | known and each.id != "self"]
-        others = [each.id for each in names if each.id in local - known]
+        others = [each.id for each in names if each.id in local - known - numbers]
         if len(sizes) != 1 or others:
             made = (
                 f"what the method computes ({', '.join(others)})" if others else "several arguments, or none"
@@ -124,6 +124,32 @@ def readings(method: FunctionNode) -> Iterator[Reading]:
             yield Reading(node.lineno, reason=f"{read} may follow from a tensor of self {place}")
         else:
             yield Reading(node.lineno, sizes[0])
+
+
+def _numbers(method: FunctionNode) -> set[str]:
+    """The locals of a method that are bound once, to what it computes from numbers of modules alone."""
+    found: dict[str, list[ast.Assign]] = {}
+    bound: list[str] = []
+    for node in walk_ast(method):
+        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+            bound.append(node.id)
+        match node:
+            case ast.Assign(targets=[ast.Name(id=name)], value=value) if _is_of_numbers(value):
+                found.setdefault(name, []).append(node)
+    return {name for name in found if bound.count(name) == 1}
+
+
+def _is_of_numbers(value: ast.expr) -> bool:
+    """``self.tower.merge_kernel_size[0] * self.tower.merge_kernel_size[1]``"""
+    nodes = list(walk_ast(value))
+    forms = (ast.BinOp, ast.operator, ast.Subscript, ast.Constant, ast.Attribute, ast.Name, ast.expr_context)
+    attributes = [*_whole_attributes(value)]
+    return (
+        bool(attributes)
+        and all(isinstance(each, forms) for each in nodes)
+        and all(each.id == "self" for each in nodes if isinstance(each, ast.Name))
+        and not any(map(_may_be_tensor, attributes))
+    )
 
 
 def _whole_attributes(node: ast.AST) -> Iterator[ast.Attribute]:

@@ -24,9 +24,10 @@ from veomni_hook.patches.code.walk import walk_ast
 from veomni_hook.patches.routes.insertion import in_place
 from veomni_hook.patches.routes.view import ModuleView
 
-__all__ = ["boundaries", "of_sizes", "repeats", "sent_values", "sizes_of"]
+__all__ = ["SIZES", "boundaries", "of_sizes", "repeats", "sent_values", "sizes_of"]
 
-_SIZES = "grid_thw"
+#: How arguments end that hold sizes.
+SIZES = "grid_thw"
 #: What expressions may call that compute with sizes alone.
 _LIBRARIES = {"torch", "F", "nn"}
 #: What a forward makes of sizes that the host would wait for, or that the host reads later.
@@ -39,7 +40,7 @@ def sizes_of(method: FunctionNode) -> str:
         return ""
     names = [each.arg for each in method.args.args[1:]]
     rest = (method.args.vararg, method.args.kwarg, *method.args.kwonlyargs)
-    return names[0] if len(names) == 1 and names[0].endswith(_SIZES) and not any(rest) else ""
+    return names[0] if len(names) == 1 and names[0].endswith(SIZES) and not any(rest) else ""
 
 
 def of_sizes(method: FunctionNode, is_number: Callable[[str], bool]) -> bool:
@@ -83,7 +84,7 @@ def sent_values(view: ModuleView, method: FunctionNode, sizes: str) -> list[Edit
 
 def boundaries(view: ModuleView, owner: ast.ClassDef, forward: FunctionNode) -> Iterator[Edit]:
     """Statements of a forward that compute with sizes alone, or with what the others made of them."""
-    known = {name for name in parameter_names(forward) if name.endswith(_SIZES)}
+    known = {name for name in parameter_names(forward) if name.endswith(SIZES)}
     if local_names(forward) & _LIBRARIES:
         return
     lists: set[str] = set()

@@ -88,6 +88,7 @@ def decided_tower(
         scope[hidden] = Tensor(((POSITIONS,), fresh()))
         if forward.args.kwarg is not None and forward.args.kwarg.arg in scope:
             scope[forward.args.kwarg.arg] = Whole(f"**{forward.args.kwarg.arg}")
+        before_loop = dict(scope)
         interpreter = Segmented(view)
         try:
             _run(interpreter, statement, asides, scope)
@@ -97,7 +98,8 @@ def decided_tower(
             tables[error.name] = _table(error.parts)
         else:
             break
-    _check_after(statement, hidden, scope, interpreter, tables, [*asides, *tail])
+    changed = {name: value for name, value in scope.items() if value != before_loop.get(name)}
+    _check_after(statement, hidden, {**changed, hidden: scope[hidden]}, interpreter, tables, [*asides, *tail])
     return Tower(
         statement,
         hidden,
