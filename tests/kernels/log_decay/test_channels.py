@@ -17,8 +17,8 @@ DEVICE = "cuda" if GPU else "cpu"
 DTYPES = [torch.float32, torch.float16] + [torch.bfloat16] * GPU
 KERNELS = {"triton": ours, "torch": recomputed}
 LOWER = {"softplus": None, "bounded": -5.0}
-# The second has several blocks of columns, the third several blocks of rows.
-SHAPES = [(2, 3, 3, 5), (1, 2, 9, 128), (2, 35, 2, 8), (2, 0, 2, 4), (1, 1, 1, 1)]
+# The second has several blocks of columns, the third several of rows, the fourth more than one step adds up.
+SHAPES = [(2, 3, 3, 5), (1, 2, 9, 128), (2, 35, 2, 8), (1, 140, 1, 128), (2, 0, 2, 4), (1, 1, 1, 1)]
 
 
 def operands(batch, positions, heads, width, dtype=torch.float32, parameters=None):

@@ -84,6 +84,8 @@ NEAR_MISSES = {
     "a bias for each head": FLAT.replace("view(1, 1, -1)", "view(1, -1, 1)"),
     "a rate for each channel": BOUND.replace("view(1, 1, self.heads, 1)", "view(1, 1, 1, self.heads)"),
     "no bias": FLAT.replace("a.float() + self.dt_bias.float().view(1, 1, -1)", "a.float() * self.dt_bias"),
+    "a bias of another shape": FLAT.replace("view(1, 1, -1)", "view(1, 1, -1, 1)"),
+    "one of two bounds": BOUND.replace("return -rate * softplus", "return -9.0 * torch.sigmoid(rate * g)"),
     "two bounds": BOUND.replace(
         "softplus = ", "if self.safe:\n    return -9.0 * torch.sigmoid(rate * g)\nsoftplus = "
     ),
