@@ -160,3 +160,12 @@ def test_what_is_refused():
     assert "int32" in ours.refuses(None, x, log_rate, bias.int(), None, False, None)
     assert "not contiguous" in ours.refuses(None, x, log_rate, bias[::2], None, False, None)
     assert "wider" in ours.refuses(None, x, log_rate, torch.randn(8192, device=DEVICE), None, False, None)
+
+
+@pytest.mark.parametrize("form", LOWER)
+def test_the_operators_are_what_their_schema_says(form):
+    x, log_rate, bias = operands(2, 3, 2, 4)
+    ops = torch.ops.veomni_hook
+    torch.library.opcheck(ops.log_decay_channels, (x, log_rate, bias, torch.float16, LOWER[form], True))
+    dg = torch.randn_like(x)
+    torch.library.opcheck(ops.log_decay_channels_backward, (x, log_rate, bias, dg, LOWER[form], False))
