@@ -91,7 +91,7 @@ def test_a_gradient_that_is_strided():
 @pytest.mark.parametrize("form", LOWER)
 def test_values_and_slopes_far_out(form):
     lower = LOWER[form]
-    values = [-90.0, -30, -16, -4, -1, -0.1, 0, 0.1, 1, 4, 16, 19.9, 20.1, 30, 200]
+    values = [-85.0, -30, -16, -4, -1, -0.1, 0, 0.1, 1, 4, 16, 19.9, 20.1, 30, 200]
     x = torch.tensor(values, device=DEVICE).reshape(1, -1, 1, 1).requires_grad_()
     rate, bias = torch.zeros(1, 1, 1, 1, device=DEVICE), torch.zeros(1, device=DEVICE)
     found = ours.channels(x, rate, bias, None, lower is not None, lower)
@@ -99,11 +99,8 @@ def test_values_and_slopes_far_out(form):
     z = x.detach().double().requires_grad_()
     expected = -torch.nn.functional.softplus(z, threshold=50) if lower is None else lower * z.sigmoid()
     (slopes,) = torch.autograd.grad(expected.sum(), z)
-    # In float32 the sum 1 + exp(90) is infinite, and a sigmoid near 1 has few digits of its distance from 1.
-    for one, other, of in (
-        (found, expected, z > -80),
-        (slope, slopes, (z > -80) & (z < (99 if lower is None else 2))),
-    ):
+    # A sigmoid near 1 has few digits of its distance from 1.
+    for one, other, of in ((found, expected, z < 999), (slope, slopes, z < (999 if lower is None else 2))):
         error = ((one - other) / other)[of].abs().max().item()
         assert error < (2e-5 if GPU else 1e-6), error
 
