@@ -26,6 +26,7 @@ OPS = (
     "gated_delta_rule_channels",
     "causal_conv",
     "log_decay",
+    "log_decay_channels",
     "hyper_connection",
     "gated_mlp",
     "low_rank_linear",

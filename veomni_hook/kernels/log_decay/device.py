@@ -3,8 +3,9 @@
 Forward:  g = -r * softplus(z),  z = a + bias,  r = exp(log_rate);  beta = sigmoid(b)
 Backward: dz = -dg * r * sigmoid(z),  dlog_rate = sum(dg * g),  da = dz,  dbias = sum(dz),
           db = dbeta * beta * (1 - beta)
-softplus(z) is z above 20, as in torch, and its derivative there 1. Shapes: a, b, g, beta [rows, HEADS]; a and
-b strided, as in `veomni_hook.kernels.rms_norm.device`; log_rate, bias [HEADS]. All but a, b, beta in float32.
+softplus(z) = max(z, 0) + log(1 + t) and sigmoid(z) = (1 or t) / (1 + t) share t = exp(-|z|). Above 20 they
+are z and 1 in float32, as in torch. Shapes: a, b, g, beta [rows, HEADS]; a and b strided, as in
+`veomni_hook.kernels.rms_norm.device`; log_rate, bias [HEADS]. All but a, b, beta in float32.
 """
 
 import triton
@@ -12,23 +13,69 @@ import triton.language as tl
 
 from veomni_hook.kernels.rms_norm.device import row_begin
 
-__all__ = ["backward", "forward"]
+__all__ = ["add_up", "backward", "forward", "rate_of", "sigmoid", "sigmoid_of", "softplus_of"]
 
 
 @triton.jit
-def _softplus(z):
-    """log(1 + exp(z)). Below exp(z) = 1/2 a series, since 1 + exp(z) would lose its digits."""
-    e = tl.exp(tl.minimum(z, 20.0))
-    s = e / (2.0 + e)
-    square = s * s
-    # 2 artanh(s); s is at most 1/5 there, and the first term left out less than 2e-8 of the sum.
-    series = 2.0 * s * (1.0 + square * (1 / 3 + square * (1 / 5 + square * (1 / 7 + square * (1 / 9)))))
-    return tl.where(z > 20.0, z, tl.where(e < 0.5, series, tl.log(1.0 + e)))
+def softplus_of(z, t):
+    """softplus(z), given t = exp(-|z|)."""
+    # (log(1 + t) - t) / t^2 on [0, 1]. The result's relative error is below 2e-7, also where t is tiny.
+    q = -0.030065773 + t * 0.0053648190
+    q = -0.13753800 + t * (0.079204507 + t * q)
+    q = -0.24857163 + t * (0.19153655 + t * q)
+    q = -0.49999648 + t * (0.33321324 + t * q)
+    return tl.maximum(z, 0.0) + (t + t * t * q)
 
 
 @triton.jit
-def _sigmoid(z):
+def sigmoid_of(z, t):
+    """sigmoid(z), given t = exp(-|z|)."""
+    return tl.where(z >= 0.0, 1.0, t) / (1.0 + t)
+
+
+@triton.jit
+def sigmoid(z):
+    """1 / (1 + exp(-z))."""
     return 1.0 / (1.0 + tl.exp(-z))
+
+
+@triton.jit
+def rate_of(stored, ROUNDED: tl.constexpr):
+    """exp(stored) in float32; if ROUNDED, rounded to the dtype of ``stored``."""
+    rate = tl.exp(stored.to(tl.float32))
+    return rate.to(stored.dtype).to(tl.float32) if ROUNDED else rate
+
+
+@triton.jit(do_not_specialize=["programs"])
+def add_up(
+    partial,  # [programs, 2, HEADS * WIDTH], float32
+    log_rate,  # [HEADS]
+    of_rate,  # [HEADS]: a result
+    of_bias,  # [HEADS * WIDTH]: a result
+    programs,
+    factor,
+    COLUMNS: tl.constexpr,  # HEADS * WIDTH
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,  # a power of two that holds WIDTH
+    ROWS: tl.constexpr,  # per step
+    ROUNDED: tl.constexpr,
+):  # fmt: skip
+    """factor * r times the sums over programs, the first also over a head's columns. Grid: HEADS."""
+    head = tl.program_id(0)
+    column = tl.arange(0, BLOCK)
+    inside = column < WIDTH
+    first = tl.zeros([ROWS, BLOCK], tl.float32)
+    second = tl.zeros([ROWS, BLOCK], tl.float32)
+    for begin in range(0, programs, ROWS):
+        row = begin + tl.arange(0, ROWS)
+        kept = (row < programs)[:, None] & inside[None, :]
+        at = partial + row[:, None] * (2 * COLUMNS) + (head * WIDTH + column)[None, :]
+        first += tl.load(at, mask=kept, other=0.0)
+        second += tl.load(at + COLUMNS, mask=kept, other=0.0)
+    scale = factor * rate_of(tl.load(log_rate + head), ROUNDED)
+    tl.store(of_rate + head, (scale * tl.sum(tl.sum(first, axis=0), axis=0)).to(of_rate.dtype.element_ty))
+    total = scale * tl.sum(second, axis=0)
+    tl.store(of_bias + head * WIDTH + column, total.to(of_bias.dtype.element_ty), mask=inside)
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -44,24 +91,25 @@ def forward(
     size_b_1, size_b_2, stride_b_0, stride_b_1, stride_b_2,
     HEADS: tl.constexpr,
     BLOCK: tl.constexpr,  # a power of two that holds HEADS
-    ROWS: tl.constexpr,  # per program
+    ROWS: tl.constexpr,  # per step of a program
     BOTH: tl.constexpr,
 ):  # fmt: skip
-    """g = -r * softplus(a + bias), beta = sigmoid(b). Grid: cdiv(rows, ROWS)."""
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS).to(tl.int64)
-    head = tl.arange(0, BLOCK)
+    """g = -r * softplus(a + bias), beta = sigmoid(b). Grid: programs; each takes every programs-th block."""
+    head = tl.max_contiguous(tl.arange(0, BLOCK), 4)  # 16 bytes of g: 16 of a would change threads
     inside = head < HEADS
-    kept = (row < rows)[:, None] & inside[None, :]
-    rate = tl.exp(tl.load(log_rate + head, mask=inside, other=0.0).to(tl.float32))
+    rate = -rate_of(tl.load(log_rate + head, mask=inside, other=0.0), ROUNDED=False)
     shift = tl.load(bias + head, mask=inside, other=0.0).to(tl.float32)
-    a_begin = row_begin(row, size_a_1, size_a_2, stride_a_0, stride_a_1, stride_a_2)[:, None]
-    z = tl.load(a + a_begin + head[None, :], mask=kept, other=0.0).to(tl.float32) + shift[None, :]
-    at = row[:, None] * HEADS + head[None, :]
-    tl.store(g + at, -rate[None, :] * _softplus(z), mask=kept)
-    if BOTH:
-        b_begin = row_begin(row, size_b_1, size_b_2, stride_b_0, stride_b_1, stride_b_2)[:, None]
-        b32 = tl.load(b + b_begin + head[None, :], mask=kept, other=0.0).to(tl.float32)
-        tl.store(beta + at, _sigmoid(b32).to(beta.dtype.element_ty), mask=kept)
+    for block in tl.range(tl.program_id(0), tl.cdiv(rows, ROWS), tl.num_programs(0)):
+        row = block * ROWS + tl.arange(0, ROWS).to(tl.int64)
+        kept = (row < rows)[:, None] & inside[None, :]
+        a_begin = row_begin(row, size_a_1, size_a_2, stride_a_0, stride_a_1, stride_a_2)[:, None]
+        z = tl.load(a + a_begin + head[None, :], mask=kept, other=0.0).to(tl.float32) + shift[None, :]
+        at = row[:, None] * HEADS + head[None, :]
+        tl.store(g + at, rate[None, :] * softplus_of(z, tl.exp(-tl.abs(z))), mask=kept)
+        if BOTH:
+            b_begin = row_begin(row, size_b_1, size_b_2, stride_b_0, stride_b_1, stride_b_2)[:, None]
+            b32 = tl.load(b + b_begin + head[None, :], mask=kept, other=0.0).to(tl.float32)
+            tl.store(beta + at, sigmoid(b32).to(beta.dtype.element_ty), mask=kept)
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -74,7 +122,7 @@ def backward(
     dbeta,  # [rows, HEADS], the dtype of beta; not read unless BOTH
     da,  # [rows, HEADS]: a result
     db,  # [rows, HEADS]: a result; not written unless BOTH
-    partial,  # [programs, 2, HEADS], float32: each program's parts of dlog_rate and dbias
+    partial,  # [programs, 2, HEADS], float32: each program's parts of the sums, without -r
     rows,
     size_a_1, size_a_2, stride_a_0, stride_a_1, stride_a_2,
     HEADS: tl.constexpr,
@@ -85,7 +133,7 @@ def backward(
     """da, db, and the parts of the sums over rows. Grid: programs; each takes every programs-th block."""
     head = tl.arange(0, BLOCK)
     inside = head < HEADS
-    rate = tl.exp(tl.load(log_rate + head, mask=inside, other=0.0).to(tl.float32))
+    rate = -rate_of(tl.load(log_rate + head, mask=inside, other=0.0), ROUNDED=False)
     shift = tl.load(bias + head, mask=inside, other=0.0).to(tl.float32)
     of_rate = tl.zeros([ROWS, BLOCK], tl.float32)
     of_bias = tl.zeros([ROWS, BLOCK], tl.float32)
@@ -95,11 +143,12 @@ def backward(
         a_begin = row_begin(row, size_a_1, size_a_2, stride_a_0, stride_a_1, stride_a_2)[:, None]
         z = tl.load(a + a_begin + head[None, :], mask=kept, other=0.0).to(tl.float32) + shift[None, :]
         at = row[:, None] * HEADS + head[None, :]
-        incoming = -tl.load(dg + at, mask=kept, other=0.0) * rate[None, :]
-        dz = incoming * tl.where(z > 20.0, 1.0, _sigmoid(z))
-        tl.store(da + at, dz.to(da.dtype.element_ty), mask=kept)
-        of_rate += incoming * _softplus(z)
-        of_bias += dz
+        t = tl.exp(-tl.abs(z))
+        incoming = tl.load(dg + at, mask=kept, other=0.0)
+        slope = incoming * sigmoid_of(z, t)
+        tl.store(da + at, (rate[None, :] * slope).to(da.dtype.element_ty), mask=kept)
+        of_rate += incoming * softplus_of(z, t)
+        of_bias += slope
         if BOTH:
             y = tl.load(beta + at, mask=kept, other=0.0).to(tl.float32)
             dy = tl.load(dbeta + at, mask=kept, other=0.0).to(tl.float32)

@@ -2,6 +2,10 @@
 
 ``log_decay = -exp(log_rate) * softplus(a + bias)`` (Yang, Kautz, Hatamizadeh, Gated Delta Networks, 2024,
 after Mamba 2). Shapes: a, b ``[batch, positions, heads]`` of one dtype; log_rate, bias ``[heads]``.
+
+With a decay for each channel (Kimi Linear, 2025): x ``[batch, positions, heads, width]``, log_rate
+``[1, 1, heads, 1]``, bias ``[heads * width]``. With a bound it is
+``lower * sigmoid(exp(log_rate) * (x + bias))``.
 """
 
 from __future__ import annotations
@@ -9,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
-__all__ = ["softplus", "softplus_and_sigmoid"]
+__all__ = ["channels", "channels_rounded_rate", "softplus", "softplus_and_sigmoid"]
 
 
 def softplus(a: torch.Tensor, log_rate: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
@@ -22,3 +26,38 @@ def softplus_and_sigmoid(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return ``sigmoid(b)`` in the dtype of ``b``, and `softplus`."""
     return b.sigmoid(), softplus(a, log_rate, bias)
+
+
+def channels(
+    x: torch.Tensor,
+    log_rate: torch.Tensor,
+    bias: torch.Tensor,
+    dtype: torch.dtype | None,
+    bounded: bool,  # noqa: FBT001
+    lower: float | None,
+) -> torch.Tensor:
+    """Return the decay of each channel in ``dtype`` (None: float32); ``lower`` is the bound, if ``bounded``.
+
+    Upstream also writes softplus as ``log(1 + exp(z))``, whose gradient above 88 is not a number; here it is.
+    """
+    return _channels(x, log_rate.float().exp(), bias, dtype, lower if bounded else None)
+
+
+def channels_rounded_rate(
+    x: torch.Tensor,
+    log_rate: torch.Tensor,
+    bias: torch.Tensor,
+    dtype: torch.dtype | None,
+    bounded: bool,  # noqa: FBT001
+    lower: float | None,
+) -> torch.Tensor:
+    """Return `channels`, with the exponential in the dtype of ``log_rate``."""
+    return _channels(x, log_rate.exp(), bias, dtype, lower if bounded else None)
+
+
+def _channels(
+    x: torch.Tensor, rate: torch.Tensor, bias: torch.Tensor, dtype: torch.dtype | None, lower: float | None
+) -> torch.Tensor:
+    z = (x.flatten(-2).float() + bias).view(x.shape)
+    g = -rate * functional.softplus(z) if lower is None else lower * torch.sigmoid(rate * z)
+    return g.to(dtype or torch.float32)

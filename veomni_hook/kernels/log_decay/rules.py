@@ -8,7 +8,7 @@ import torch
 
 from veomni_hook.kernels.shared.operand_checks import not_plain
 
-__all__ = ["fits", "refuses", "refuses_with_sigmoid"]
+__all__ = ["fits", "fits_channels", "refuses", "refuses_channels", "refuses_with_sigmoid"]
 
 
 def refuses(owner: Any, x: Any, log_rate: Any, bias: Any) -> str | None:
@@ -16,10 +16,7 @@ def refuses(owner: Any, x: Any, log_rate: Any, bias: Any) -> str | None:
 
     ``x`` is ``a``, or a tensor from which upstream's code will compute it: kernels look at that (`fits`).
     """
-    for each in (x, log_rate, bias):
-        if not isinstance(each, torch.Tensor):
-            return f"an operand is a {type(each).__name__}"
-    if (reason := not_plain(x, log_rate, bias)) is not None:
+    if (reason := _not_tensors(x, log_rate, bias)) is not None:
         return reason
     return None if log_rate.ndim == bias.ndim == 1 else "the rate and the bias are not one per head"
 
@@ -37,3 +34,29 @@ def fits(a: torch.Tensor, log_rate: torch.Tensor, bias: torch.Tensor) -> bool:
     """Return whether a kernel can take ``a``: a plain tensor with a column for each head."""
     heads = a.shape[-1:]
     return not_plain(a) is None and log_rate.shape == bias.shape == heads and a.device == bias.device
+
+
+def refuses_channels(
+    owner: Any, x: Any, log_rate: Any, bias: Any, dtype: Any, bounded: Any, lower: Any
+) -> str | None:
+    """Return why this call must run the upstream code, or None; ``x`` as in `refuses`."""
+    if (reason := _not_tensors(x, log_rate, bias)) is not None:
+        return reason
+    if bounded and type(lower) not in (int, float):
+        return f"the bound is a {type(lower).__name__}"
+    return None if bias.ndim == 1 else "the bias is not one per channel"
+
+
+def fits_channels(x: torch.Tensor, log_rate: torch.Tensor, bias: torch.Tensor) -> bool:
+    """Return whether a kernel can take ``x``: plain, and shaped as the parameters ask."""
+    if not_plain(x) is not None or x.ndim != 4 or x.device != bias.device:
+        return False
+    heads, width = x.shape[2:]
+    return log_rate.shape == (1, 1, heads, 1) and bias.shape == (heads * width,)
+
+
+def _not_tensors(*operands: Any) -> str | None:
+    for each in operands:
+        if not isinstance(each, torch.Tensor):
+            return f"an operand is a {type(each).__name__}"
+    return not_plain(*operands)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from veomni_hook.kernels.log_decay import reference
-from veomni_hook.kernels.shared.recompute import computed_again
+from veomni_hook.kernels.shared.recompute import computed_again, recomputed
 
-__all__ = ["softplus", "softplus_and_sigmoid"]
+__all__ = ["channels", "channels_rounded_rate", "softplus", "softplus_and_sigmoid"]
 
 
 def softplus(a: torch.Tensor, log_rate: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
@@ -20,3 +20,7 @@ def softplus_and_sigmoid(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return ``sigmoid(b)`` in the dtype of ``b``, and `softplus`."""
     return b.sigmoid(), computed_again(reference.softplus, a, log_rate, bias)
+
+
+channels = recomputed("veomni_hook.kernels.log_decay.reference:channels")
+channels_rounded_rate = recomputed("veomni_hook.kernels.log_decay.reference:channels_rounded_rate")

@@ -1,4 +1,4 @@
-"""The variants of decays: alone, and with a sigmoid beside it."""
+"""The variants of decays: one a head, alone and with a sigmoid beside it, and one a channel."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from veomni_hook.kernels.selection.table import TRITON, backend, checked_referen
 __all__ = ["OP", "VARIANTS"]
 
 
-def _decay(formula: str, refuses: str) -> Variant:
+def _decay(formula: str, refuses: str, *, file: str = ".triton", own: str = "") -> Variant:
     triton = backend(
         "triton",
-        ".triton:{variant}",
-        refuses=f".triton:{refuses}",
+        f"{file}:{{variant}}",
+        refuses=f"{file}:{own or refuses}",
         requires=TRITON,
         priority=10,
         traceable=True,
@@ -31,10 +31,17 @@ def _decay(formula: str, refuses: str) -> Variant:
     return Variant(formula, kernels=(triton, torch, checked_reference(f".rules:{refuses}")))
 
 
+def _channels(rate: str) -> Variant:
+    formula = f"-r * softplus(float32(x) + bias), or lower * sigmoid(r * (float32(x) + bias)), r = {rate}"
+    return _decay(formula, "refuses_channels", file=".channel_triton", own="refuses")
+
+
 VARIANTS = {
     "softplus": _decay("-exp(float32(log_rate)) * softplus(float32(a) + bias)", "refuses"),
     "softplus_and_sigmoid": _decay(
         "sigmoid(b), -exp(float32(log_rate)) * softplus(float32(a) + bias)", "refuses_with_sigmoid"
     ),
+    "channels": _channels("exp(float32(log_rate))"),
+    "channels_rounded_rate": _channels("float32(exp(log_rate))"),
 }
 OP = op("log_decay", VARIANTS)

@@ -6,7 +6,7 @@
              beta, g = kernel(a, self.A_log, self.dt_bias, b)
 
 If another statement is between, or ``a`` is the result of a call, the decay alone goes to a kernel; the slot
-is then asked with a tensor that the call gets.
+is then asked with a tensor that the call gets. A decay for each channel: `channels`.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from veomni_hook.patches.code.statement_runs import Run, at_hand, simple_target
 from veomni_hook.patches.code.statements import blocks
 from veomni_hook.patches.code.walk import walk_ast
 from veomni_hook.patches.graph import FLOAT32, Form, Node, constant
+from veomni_hook.patches.idioms.log_decay.channels import OP, ChannelSearch
 from veomni_hook.patches.routes.method import Method
 from veomni_hook.patches.routes.takeover import guard
 from veomni_hook.patches.routes.view import ModuleView
@@ -29,8 +30,10 @@ from veomni_hook.patches.slots import formula_slot, slot_name
 
 __all__ = ["CANDIDATES", "OP", "find"]
 
-OP = "log_decay"
-CANDIDATES = "every method with a statement that calls softplus and exp"
+CANDIDATES = (
+    "every method with a statement that calls softplus and exp; every other forward that reads self.A_log and"
+    " self.dt_bias and calls exp and one of softplus, sigmoid and log"
+)
 
 _ALONE, _BOTH = "softplus", "softplus_and_sigmoid"
 _OPERANDS = ("a", "log_rate", "bias")
@@ -38,12 +41,15 @@ _OPERANDS = ("a", "log_rate", "bias")
 
 def find(view: ModuleView) -> Iterator[Site]:
     """Every candidate of a module."""
-    if "softplus(" not in view.document.source:
+    if "exp(" not in view.document.source:
         return
     for owner in view.classes.values():
         for method in view.methods(owner).values():
-            if method.args.args and "softplus(" in view.text(method):
-                yield from _Search(view, owner, method).sites()
+            if not method.args.args or "exp(" not in (text := view.text(method)):
+                continue
+            sites = [*_Search(view, owner, method).sites()] if "softplus(" in text else []
+            channels = ChannelSearch(view, owner, method)
+            yield from sites or ([channels.site()] if channels.is_candidate() else [])
 
 
 class _Search(Method):

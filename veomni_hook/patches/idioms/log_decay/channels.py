@@ -1,0 +1,228 @@
+"""A decay for each channel of a head: the last statements of a ``forward``, up to what it returns.
+
+    g = (gate.float() + self.dt_bias.float().view(1, 1, -1)).view(shape)
+    ...                                    -exp(log_rate) * softplus(g), or lower * sigmoid(exp(log_rate) * g)
+      -> if (kernel := slot.kernel(self, gate, self.A_log, self.dt_bias, None, False, None)) is not None:
+             return kernel(gate.reshape(shape), self.A_log, self.dt_bias, None, False, None)
+
+A test of ``self`` may choose between the two. Kernels check that the parameters fit the heads and channels.
+"""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+
+from veomni_hook.patches.code.expressions import own_attribute
+from veomni_hook.patches.code.statement_runs import Run, at_hand
+from veomni_hook.patches.code.walk import walk_ast
+from veomni_hook.patches.graph import FLOAT32, Form, Leaf, Node, branches, constant, has_source, source
+from veomni_hook.patches.routes.insertion import before_statement
+from veomni_hook.patches.routes.method import Method
+from veomni_hook.patches.site import Site, Status
+from veomni_hook.patches.slots import formula_slot
+
+__all__ = ["OP", "ChannelSearch"]
+
+OP = "log_decay"
+_PARAMETERS = {"A_log", "dt_bias"}
+_CALLED = {"softplus", "sigmoid", "log"}
+_NONE = constant(None)
+_WIDE = Node("cast", (_NONE, FLOAT32))
+_FLAT = constant(1), constant(1), constant(-1)
+_ONES, _LIMITS = (constant(1), constant(1.0)), (constant(20), constant(20.0))
+_REASON = (
+    "expected exp(log_rate) times softplus(x + bias), or in a bounded sigmoid, in float32, one a channel"
+)
+
+
+class ChannelSearch(Method):
+    """Looks for a decay of channels at the end of one method."""
+
+    def is_candidate(self) -> bool:
+        """Whether it computes with both parameters what may be a decay."""
+        nodes = [*walk_ast(self.method)]
+        called = {
+            node.func.attr
+            for node in nodes
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+        }
+        own = {own_attribute(node) for node in nodes if isinstance(node, ast.Attribute)}
+        return (
+            self.method.name == "forward"
+            and "exp" in called
+            and bool(called & _CALLED)
+            and own >= _PARAMETERS
+        )
+
+    def site(self) -> Site:
+        """The method's site."""
+        body = self.method.body
+        for first in reversed(range(len(body))) if isinstance(body[-1], ast.Return) else ():
+            run = Run(self.method, body, first, len(body) - 1)
+            form = self.form_of(run)
+            decay = _read(form.result) if isinstance(form, Form) and not form.effects else None
+            if decay is not None and (site := self.routed(run, decay)) is not None:
+                return site
+        return Site(OP, self.target, Status.MISSED, reason=_REASON, lineno=self.method.lineno)
+
+    def routed(self, run: Run, decay: _Decay) -> Site | None:
+        """The site of a decay that begins with a run; None if its operands are not at hand there."""
+        x, shape = self.expression(decay.x), self.expression(decay.shape)
+        if x is None or (asked := at_hand(x)) is None or not isinstance(shape, ast.Name):
+            return None
+        operands = decay.log_rate, decay.heads, decay.bias, decay.dtype, decay.bounded, decay.lower
+        if not all(map(has_source, operands)):
+            return None
+        log_rate, heads, bias, dtype, bounded, lower = (_source(each, self.receiver) for each in operands)
+        dtype = dtype if decay.dtype == _NONE else f"{dtype}.dtype"
+        viewed = log_rate if decay.heads == _NONE else f"{log_rate}.view(1, 1, {heads}, 1)"
+        given = f"{ast.unparse(x)}.reshape({shape.id})", viewed, bias, dtype, bounded, lower
+        slot = formula_slot(OP, "channels_rounded_rate" if decay.rounded else "channels")
+        question = ", ".join((self.receiver, asked, log_rate, *given[2:]))
+        code = (
+            f"if ({self.kernel} := {slot.name}.kernel({question})) is not None:\n"
+            f"    return {self.kernel}({', '.join(given)})"
+        )
+        comment = f"{OP}/{slot.variant}: -exp(log_rate) * softplus(x + bias), or bounded"
+        return Site(
+            op=OP,
+            target=self.target,
+            status=Status.ROUTED,
+            variant=slot.variant,
+            form=self.digest(),
+            captures=dict(zip(("x", "log_rate", "bias", "dtype", "bounded", "lower"), given, strict=True)),
+            edits=before_statement(self.view, self.method, run.statements[0], code, comment),
+            slots=(slot,),
+            lineno=run.statements[0].lineno,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Decay:
+    """The operands of a decay.
+
+    Attributes:
+        x: what is cast to float32.
+        shape: the shape ``[batch, positions, heads, width]`` that it gets, before or after the sum.
+        bias: the attribute that is added.
+        log_rate: the attribute.
+        heads: the third size of ``log_rate.view(1, 1, heads, 1)``; None if it is not viewed.
+        rounded: whether the exponential has the dtype of ``log_rate``.
+        dtype: a tensor of the result's dtype; None: float32.
+        bounded: whether there is a bound.
+        lower: the bound, or None.
+    """
+
+    x: Node
+    shape: Node
+    bias: Node
+    log_rate: Node
+    heads: Node
+    rounded: bool
+    dtype: Node
+    bounded: Node
+    lower: Node
+
+
+def _read(node: Node) -> _Decay | None:
+    dtype = _NONE
+    if node.op == "cast" and node.args[1].op == "dtype":
+        node, dtype = node.args[0], node.args[1].args[0]
+    leaves = branches(node)
+    formulas = [formula for leaf in leaves if (formula := _formula(leaf.node)) is not None]
+    if len(formulas) < len(leaves) or len({(rate, z) for rate, z, _ in formulas}) != 1:
+        return None
+    choice = _choice(leaves, [bound for *_, bound in formulas])
+    rate, z = _rate(formulas[0][0]), _sum(formulas[0][1])
+    return _Decay(*z, *rate, dtype, *choice) if choice and rate and z else None
+
+
+def _choice(leaves: list[Leaf], bounds: list[Node]) -> tuple[Node, Node] | None:
+    """Whether there is a bound, and the bound; None if not one test chooses between a bound and none."""
+    if len(leaves) == 1:
+        return constant(bounds[0] != _NONE), bounds[0]
+    if len(leaves) != 2 or bounds.count(_NONE) != 1:
+        return None
+    place = 1 - bounds.index(_NONE)
+    ((test, outcome),) = leaves[place].tests
+    return test if outcome else Node("not", (test,)), bounds[place]
+
+
+def _formula(node: Node) -> tuple[Node, Node, Node] | None:
+    """The rate, ``x + bias``, and the bound; None as the bound of a softplus."""
+    product = node.args[0] if node.op == "neg" else node
+    if product.op != "mul":
+        return None
+    for one, other in (product.args, product.args[::-1]):
+        if node.op == "neg":
+            z = _softplus_of(other)
+            if z is not None:
+                return one, z, _NONE
+        elif other.op == "sigmoid" and other.args[0].op == "mul":
+            lower = one.args[0] if _is_wide(one) and one.origin is None else one  # a number's promotion
+            rate, z = sorted(other.args[0].args, key=lambda each: _rate(each) is None)
+            return (rate, z, lower) if lower.op in ("attribute", "constant") else None
+    return None
+
+
+def _softplus_of(node: Node) -> Node | None:
+    """What the softplus is taken of, also in ``where(z > 20, z, log(1 + exp(z)))``."""
+    if node.op == "softplus":
+        return node.args[0] if node.args[1:] == (constant(1), constant(20)) else None
+    if node.op != "where":
+        return None
+    test, z, log = node.args
+    is_log = log.op == "log" and log.args[0] in {Node("add", (one, Node("exp", (z,)))) for one in _ONES}
+    return z if is_log and test in {Node("lt", (limit, z)) for limit in _LIMITS} else None
+
+
+def _rate(node: Node) -> tuple[Node, Node, bool] | None:
+    """log_rate, its heads if it is viewed, and whether its exponential is rounded."""
+    steps: dict[str, Node] = {}
+    while node.op in ("exp", "cast", "reshape") and node.op not in steps:
+        steps[node.op] = node
+        node = node.args[0]
+    if node.op != "attribute" or "exp" not in steps or not _is_wide(steps.get("cast", _WIDE)):
+        return None
+    heads = _NONE
+    if "reshape" in steps:
+        sizes = steps["reshape"].args[1].args
+        if len(sizes) != 4 or not all(each == constant(1) for each in (*sizes[:2], sizes[3])):
+            return None
+        heads = sizes[2]
+    # Without a cast the product with float32 promotes it, afterwards.
+    order = ["cast", *steps] if "cast" not in steps else [*steps]
+    return node, heads, order.index("cast") < order.index("exp")
+
+
+def _sum(node: Node) -> tuple[Node, Node, Node] | None:
+    """x, the shape that it gets, and the bias, ``[1, 1, -1]`` if the sum gets the shape."""
+    shape = node.args[1] if node.op == "reshape" else None
+    total = node.args[0] if shape is not None else node
+    if total.op != "add":
+        return None
+    for x, bias in (total.args, total.args[::-1]):
+        sizes: tuple[Node, ...] = ()
+        while bias.op in ("cast", "reshape"):
+            sizes = bias.args[1].args if bias.op == "reshape" else sizes
+            bias = bias.args[0]  # noqa: PLW2901
+        fits = len(sizes) == 4 if shape is None else sizes in ((), _FLAT)
+        if bias.op != "attribute" or not fits or (sizes and sizes[:2] != _FLAT[:2]):
+            continue
+        given = shape
+        if given is None and x.op == "reshape":
+            x, given = x.args  # noqa: PLW2901
+        if given is not None and _is_wide(x) and x.origin is not None:
+            return x.args[0], given, bias
+    return None
+
+
+def _is_wide(node: Node) -> bool:
+    return node.op == "cast" and node.args[1] == FLOAT32
+
+
+def _source(node: Node, receiver: str) -> str:
+    if node.op == "not" and node.args[0].op == "is":
+        return " is not ".join(source(each, receiver) for each in node.args[0].args)
+    return source(node, receiver)
