@@ -27,6 +27,7 @@ OPS = (
     "causal_conv",
     "log_decay",
     "hyper_connection",
+    "index_scores",
     "gated_mlp",
     "low_rank_linear",
     "row_merge",
