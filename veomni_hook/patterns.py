@@ -17,6 +17,8 @@ PATTERN_FILES = (
     "kernels/gated_mlp/reference.py",
     "kernels/gated_mlp/variants.py",
     "kernels/hyper_connection/reference.py",
+    "kernels/index_scores/reference.py",
+    "kernels/index_scores/variants.py",
     "kernels/layer_norm/reference.py",
     "kernels/layer_norm/variants.py",
     "kernels/load_balancing_loss/reference.py",

@@ -138,6 +138,7 @@ def test_engine_digest_follows_the_formulas_that_idioms_match(copied: Path) -> N
 FAMILIES = (
     "cohere",
     "deepseek_v3",
+    "deepseek_v32",
     "deepseek_v4",
     "gemma3",
     "glm4_moe",

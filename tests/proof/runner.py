@@ -89,6 +89,7 @@ def prover(site: Any) -> Callable[[Any, Any], Proof]:
     from tests.proof import additions, attention, eager_attention, inputs, losses, provers, rotary
     from tests.proof.call_sites import prove_call_site
     from tests.proof.hyper_connections import prove_hyper_connection
+    from tests.proof.index_scores import prove_index_scores
     from tests.proof.linear_attention import prove_linear_attention
     from tests.proof.module_calls import prove_module_calls
     from tests.proof.row_merges import prove_row_merge
@@ -115,6 +116,7 @@ def prover(site: Any) -> Callable[[Any, Any], Proof]:
         "causal_conv": prove_linear_attention,
         "log_decay": provers.class_prover(inputs.layer_calls),
         "hyper_connection": prove_hyper_connection,
+        "index_scores": prove_index_scores,
         "sample_boundaries": prove_linear_attention,
         "patch_projection": prove_module_calls,
         "rotary": rotary.prove_rotary,

@@ -188,6 +188,20 @@ def log_decay() -> Iterator[Call]:
             yield f"{variant} {heads}", partial(both_ways, kernel, leaves)
 
 
+def index_scores() -> Iterator[Call]:
+    """Heads of the usual width, of an odd one and of the widest, in two dtypes, and few queries."""
+    for variant, kernel in kernels_of("index_scores").items():
+        for queries, heads, width in ((300, 64, 128), (1, 64, 128), (70, 6, 100), (70, 4, 256)):
+            for dtype in (BF16, F32):
+                shapes = (2, queries, heads, width), (2, 333, width)
+                leaves = [*(empty(*shape, dtype=dtype) for shape in shapes)]
+                leaves.append(empty(2, queries, heads, dtype=F32))
+                yield (
+                    f"{variant} {queries} {heads} {width} {dtype}",
+                    partial(both_ways, partial(kernel, scale=0.1), leaves),
+                )
+
+
 def causal_conv() -> Iterator[Call]:
     """Samples and rows, with and without what can be left out, at a usual and an odd number of channels."""
     (kernel,) = kernels_of("causal_conv").values()
@@ -382,6 +396,7 @@ OPS: dict[str, Callable[[], Iterator[Call]]] = {
     "gated_delta_rule": gated_delta_rule,
     "causal_conv": causal_conv,
     "log_decay": log_decay,
+    "index_scores": index_scores,
     "rotary": rotary,
     "qk_norm_rotary": qk_norm_rotary,
     "gated_mlp": gated_mlp,

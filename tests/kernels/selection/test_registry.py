@@ -40,6 +40,7 @@ def test_every_variant_has_a_reference_and_all_code_loads():
         "causal_conv",
         "log_decay",
         "hyper_connection",
+        "index_scores",
         "gated_mlp",
         "low_rank_linear",
         "row_merge",

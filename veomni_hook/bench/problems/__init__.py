@@ -28,6 +28,7 @@ OPS = (
     "log_decay",
     "log_decay_channels",
     "hyper_connection",
+    "index_scores",
     "gated_mlp",
     "low_rank_linear",
     "row_merge",

@@ -52,6 +52,7 @@ OP_PACKAGES = (
     "causal_conv",
     "log_decay",
     "hyper_connection",
+    "index_scores",
     "gated_mlp",
     "low_rank_linear",
     "row_merge",

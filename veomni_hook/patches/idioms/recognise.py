@@ -40,6 +40,7 @@ IDIOMS = (
     "gated_delta_rule.find",
     "causal_conv.find",
     "log_decay.find",
+    "index_scores.find",
     "sample_boundaries.find",
     "moe_experts.find",
     "moe_experts.implementation",

@@ -1,0 +1,154 @@
+"""Index scores in Triton: a tile of queries and keys per program, which adds up the heads in registers.
+
+Nothing of the size of all heads is written. `veomni_hook.kernels.index_scores.device` has the formula.
+Products of two numbers in bfloat16 or float16 are exact in float32, and are added in float32: this is
+upstream's precision, and only the order of sums differs. Operands in float32 are not rounded to TF32,
+whatever torch's setting.
+
+Shapes: query ``[batch, queries, heads, width]`` and key ``[batch, keys, width]`` in one dtype of float32,
+bfloat16, float16, strided; weights ``[batch, queries, heads]`` in float32; width is at most 256. Saved: the
+operands; `veomni_hook.kernels.index_scores.backward` computes the gradients. Mutates: nothing. Deterministic.
+A score has the same bits in any batch: tiles do not depend on its sizes.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+
+from veomni_hook.kernels.index_scores import device as kernels
+from veomni_hook.kernels.index_scores import reference, rules
+from veomni_hook.kernels.index_scores.backward import gradients, gradients_fake
+from veomni_hook.kernels.shared.autograd import applied, backward_once
+from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, cdiv, power
+from veomni_hook.kernels.shared.operand_checks import not_plain, wants_grad
+from veomni_hook.kernels.shared.operators import define_op
+
+__all__ = ["einsum", "refuses", "relu_einsum", "relu_matmul", "relu_sum"]
+
+Tensor = torch.Tensor
+_DTYPES = frozenset((torch.float32, torch.bfloat16, torch.float16))
+# Columns of a product at least, by Triton, and at most, by shared memory.
+_NARROWEST, _WIDEST = 16, 256
+
+
+class _Tiles(NamedTuple):
+    """A launch, and the queries and keys of its tiles."""
+
+    launch: Launch
+    queries: int
+    keys: int
+
+
+@lru_cache(maxsize=LAUNCHES)
+def _tiles(
+    device: torch.device, dtype: torch.dtype, heads: int, width: int, at: tuple[int, ...], *, relu: bool
+) -> _Tiles:
+    block = max(_NARROWEST, power(width))
+    # A tile of keys and several of queries are in shared memory at a time.
+    queries, keys = (64, 128) if block * dtype.itemsize <= 256 else (32, 64)
+    constants = heads, width, block, relu, queries, keys
+    return _Tiles(Launch(kernels.forward, 4, *constants, num_warps=4, num_stages=3), queries, keys)
+
+
+def _forward_op(query: Tensor, key: Tensor, weights: Tensor, scale: float, relu: bool) -> Tensor:  # noqa: FBT001
+    query, key = (each if each.stride(-1) == 1 else each.contiguous() for each in (query, key))
+    batch, queries, heads, width = query.shape
+    scores = _forward_fake(query, key, weights, scale, relu)
+    if scores.numel():
+        at = *query.stride()[:3], *key.stride()[:2], *weights.stride()
+        tiles = _tiles(query.device, query.dtype, heads, width, at, relu=relu)
+        blocks = cdiv(queries, tiles.queries)
+        grid = batch * blocks * cdiv(key.shape[1], tiles.keys), 1, 1
+        tiles.launch(grid, query, key, weights, scores, queries, key.shape[1], blocks, *at, scale)
+    return scores
+
+
+def _forward_fake(query: Tensor, key: Tensor, weights: Tensor, scale: float, relu: bool) -> Tensor:  # noqa: FBT001
+    return query.new_empty((query.shape[0], query.shape[1], key.shape[1]), dtype=torch.float32)
+
+
+_FORWARD = define_op(
+    "index_scores(Tensor query, Tensor key, Tensor weights, float scale, bool relu) -> Tensor",
+    _forward_op,
+    _forward_fake,
+)
+_BACKWARD = define_op(
+    "index_scores_backward(Tensor dscores, Tensor query, Tensor key, Tensor weights, float scale, bool relu)"
+    " -> (Tensor, Tensor, Tensor)",
+    gradients,
+    gradients_fake,
+)
+
+
+class _Scores(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, weights: Tensor, scale: float, relu: bool) -> Tensor:  # noqa: FBT001
+        ctx.save_for_backward(query, key, weights)
+        ctx.scale, ctx.relu = scale, relu
+        scores: Tensor = _FORWARD(query, key, weights, scale, relu)
+        return scores
+
+    @staticmethod
+    @backward_once
+    def backward(ctx: Any, dscores: Tensor) -> tuple[Tensor | None, ...]:
+        found = _BACKWARD(dscores, *ctx.saved_tensors, ctx.scale, ctx.relu)
+        wanted = zip(found, ctx.needs_input_grad, strict=False)
+        return *(each if want else None for each, want in wanted), None, None
+
+
+_apply = applied(_Scores)
+
+
+def _scores(query: Tensor, key: Tensor, weights: Tensor, scale: float, *, relu: bool) -> Tensor:
+    run = _apply if wants_grad(query, key, weights) else _FORWARD
+    return run(query, key, weights, float(scale), relu)  # type: ignore[no-any-return]
+
+
+def _fit(query: Tensor, weights: Tensor) -> bool:
+    """Return whether the weights, which the slot has not seen, are one for each head, in float32."""
+    of_heads = not_plain(weights) is None and weights.shape == query.shape[:3]
+    return of_heads and weights.dtype == torch.float32 and weights.device == query.device
+
+
+def relu_matmul(query: Tensor, key: Tensor, weights: Tensor, scale: float) -> Tensor:
+    """Return the scores ``[batch, queries, keys]``, see `reference`."""
+    if not _fit(query, weights):
+        return reference.relu_matmul(query, key, weights, scale)
+    return _scores(query, key, weights, scale, relu=True)
+
+
+def relu_sum(query: Tensor, key: Tensor, weights: Tensor, scale: float) -> Tensor:
+    """Return the scores ``[batch, queries, keys]``, see `reference`."""
+    if not _fit(query, weights):
+        return reference.relu_sum(query, key, weights, scale)
+    return _scores(query, key, weights, scale, relu=True)
+
+
+def relu_einsum(query: Tensor, key: Tensor, weights: Tensor, scale: float) -> Tensor:
+    """Return the scores ``[batch, queries, keys]``, see `reference`."""
+    if not _fit(query, weights):
+        return reference.relu_einsum(query, key, weights, scale)
+    return _scores(query, key, weights, scale, relu=True)
+
+
+def einsum(query: Tensor, key: Tensor, weights: Tensor, scale: float) -> Tensor:
+    """Return the scores ``[batch, queries, keys]``, see `reference`."""
+    if not _fit(query, weights):
+        return reference.einsum(query, key, weights, scale)
+    return _scores(query, key, weights, scale, relu=False)
+
+
+def refuses(owner: Any, query: Any, key: Any, scale: Any) -> str | None:
+    """Return why this call must run the upstream code, or None."""
+    if (reason := rules.refuses(owner, query, key, scale)) is not None:
+        return reason
+    if query.dtype not in _DTYPES or key.dtype != query.dtype:
+        return f"the kernel does not support a query of {query.dtype} with a key of {key.dtype}"
+    if query.shape[3] > _WIDEST:
+        return f"heads are wider than {_WIDEST}"
+    if torch.is_autocast_enabled(query.device.type):
+        return "autocast is active, which casts products"
+    return None if scale > 0 else "the scale is not positive"

@@ -1,0 +1,1 @@
+"""Scores by which sparse attention selects the keys of each query."""

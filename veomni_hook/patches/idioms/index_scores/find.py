@@ -1,0 +1,121 @@
+"""Index scores: a run of statements, from the product of queries and keys to the sum over heads.
+
+    scores = F.relu(torch.matmul(q.float(), k.transpose(-1, -2).float().unsqueeze(1)) * self.softmax_scale)
+    weights = self.weights_proj(x).float()
+    index_scores = torch.matmul(weights.unsqueeze(-2), scores).squeeze(-2)
+      -> if (kernel := slot.kernel(self, q, k, self.softmax_scale)) is not None:
+             index_scores = kernel(q, k, self.weights_proj(x).float(), self.softmax_scale)
+
+Mask and selection stay upstream's. The weights may be computed within the run or before it.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Mapping
+
+from veomni_hook.patches.code.document import FunctionNode
+from veomni_hook.patches.code.edit import Edit
+from veomni_hook.patches.code.statement_runs import Run, put_together, simple_target
+from veomni_hook.patches.code.statements import blocks
+from veomni_hook.patches.graph import ARGUMENT, NUMBER, Difference, Form, constant, digest, recognised
+from veomni_hook.patches.routes.method import Method
+from veomni_hook.patches.routes.takeover import guard
+from veomni_hook.patches.routes.view import ModuleView
+from veomni_hook.patches.site import Site, Status
+from veomni_hook.patches.slots import formula_slot, slot_name
+from veomni_hook.patterns import pattern_file
+
+__all__ = ["CANDIDATES", "OP", "find"]
+
+OP = "index_scores"
+CANDIDATES = (
+    "every forward of a class whose name contains Indexer that calls matmul or einsum; elsewhere, every"
+    " method that calls relu and has one of the formulas"
+)
+
+_PRODUCT = re.compile(r"\b(matmul|einsum)\(")
+_SUM = re.compile(r"\b(matmul|einsum|sum)\(")
+_RULES = {"query": ARGUMENT, "key": ARGUMENT, "scale": NUMBER}
+_OPERANDS = ("query", "key", "weights", "scale")
+# Statements from the product to the sum: four in transformers 5.2 to 5.23.
+_LONGEST = 6
+
+
+def find(view: ModuleView) -> Iterator[Site]:
+    """Every candidate of a module."""
+    if not _PRODUCT.search(view.document.source):
+        return
+    for owner in view.classes.values():
+        for name, method in view.methods(owner).items():
+            text = view.text(method)
+            expected = name == "forward" and "Indexer" in owner.name
+            if method.args.args and _PRODUCT.search(text) and (expected or "relu(" in text):
+                site = _Search(view, owner, method).site()
+                if expected or site.status is Status.ROUTED:
+                    yield site
+
+
+class _Search(Method):
+    """Looks for one of the formulas in a method."""
+
+    def __init__(self, view: ModuleView, owner: ast.ClassDef, method: FunctionNode) -> None:
+        super().__init__(view, owner, method)
+        self.reason = "nothing has the form of products that are weighted and added up over heads"
+
+    def site(self) -> Site:
+        """The method as a site."""
+        for block in blocks(self.method):
+            for last in range(len(block) - 1, -1, -1):
+                if not _SUM.search(self.view.text(block[last])):
+                    continue
+                for run in Run(self.method, block, last, last).longer(_LONGEST):
+                    if (site := self.routed(run)) is not None:
+                        return site
+        return Site(OP, self.target, Status.MISSED, reason=self.reason, lineno=self.method.lineno)
+
+    def routed(self, run: Run) -> Site | None:
+        """The site, if the run computes one of the formulas and the code around it allows a guard."""
+        if simple_target(run.statements[-1]) is None and not isinstance(run.statements[-1], ast.Return):
+            return None
+        form = self.form_of(run)
+        if not isinstance(form, Form) or form.effects:
+            return None
+        found = recognised(pattern_file(OP), form, _RULES)
+        if isinstance(found, Difference):
+            return None
+        name, made = found
+        variant = name.partition("__")[0]
+        nodes = {**made.bindings, "scale": made.bindings.get("scale", constant(1.0))}
+        operands = {name: each for name in _OPERANDS if (each := self.expression(nodes[name])) is not None}
+        value = getattr(run.statements[-1], "value")  # noqa: B009 - an assignment or a return
+        result = put_together(run.statements, value, operands, self.kernel)
+        edits = self.guard(run, variant, operands, result) if len(operands) == len(_OPERANDS) else None
+        if edits is None:
+            self.reason = f"the code around line {value.lineno} cannot be reordered"
+            return None
+        return Site(
+            op=OP,
+            target=self.target,
+            status=Status.ROUTED,
+            variant=variant,
+            form=self.digest() or digest(form),
+            captures={name: ast.unparse(operand) for name, operand in operands.items()},
+            edits=edits,
+            slots=(formula_slot(OP, variant),),
+            lineno=value.lineno,
+        )
+
+    def guard(
+        self, run: Run, variant: str, operands: Mapping[str, ast.expr], result: ast.expr | None
+    ) -> tuple[Edit, ...] | None:
+        if result is None:
+            return None
+        name = simple_target(run.statements[-1])
+        answer = ast.Return(result) if name is None else ast.Assign([ast.Name(name, ast.Store())], result)
+        known = ", ".join(ast.unparse(each) for each in operands.values() if each is not operands["weights"])
+        slot = slot_name(OP, variant)
+        condition = f"({self.kernel} := {slot}.kernel({self.receiver}, {known})) is not None"
+        comment = f"{OP}/{variant}: weighted products, added up over heads"
+        return guard(self.view, run, condition, [answer], comment, returns=False)
