@@ -89,7 +89,7 @@ def backward(
         incoming = tl.load(dg + at, mask=kept, other=0.0).to(tl.float32)
         if BOUNDED:
             s = sigmoid(rate * z)
-            slope = incoming * s
+            slope = incoming * (1.0 - s) * s
             turned = slope * z
         else:
             t = tl.exp(-tl.abs(z))
