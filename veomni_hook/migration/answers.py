@@ -77,7 +77,7 @@ OURS: Mapping[str, tuple[str, ...]] = {
     "mhc": ("hyper_connection",),
 }
 _PLANNED: Mapping[str, str] = {
-    "dsa_indexer_implementation": "planned: sparse attention",
+    "dsa_indexer_implementation": "`index_scores` computes scores alone, no selection",
     "dsa_attention_implementation": "planned: sparse attention",
 }
 #: Ops of routes that ask for no kernel.
