@@ -14,7 +14,7 @@ import pytest
 SCRIPT = Path(__file__).with_name("facts_of_attention.py")
 FLEX = ["flex"]
 CHOSEN = ["eager: attn_implementation='eager' was chosen"]
-NOT_STORED = "reads the attention weights, which flex_attention does not store"
+NOT_STORED = "reads the attention weights, which the kernel does not store"
 
 
 @pytest.fixture(scope="module")
@@ -27,13 +27,14 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return facts_of("compiled", tmp_path_factory)
 
 
-def facts_of(mode: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def facts_of(mode: str, tmp_path_factory: pytest.TempPathFactory, **variables: str) -> dict[str, Any]:
     environment = {k: v for k, v in os.environ.items() if not k.startswith("VEOMNI_")}
     environment |= {
         "VEOMNI_CACHE_DIR": str(tmp_path_factory.mktemp("cache")),
         "PYTHONPATH": str(Path(__file__).parents[2]),
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1",
+        **variables,
     }
     finished = subprocess.run(
         [sys.executable, str(SCRIPT), mode],
@@ -54,6 +55,15 @@ def test_training_equals_upstreams(facts: dict[str, Any], model: str) -> None:
     assert {name: kind["runs"] for name, kind in kinds.items()} == dict.fromkeys(kinds, FLEX)
     assert {name for name, kind in kinds.items() if kind["worst"] > 1e-5} == set()
     assert {"left", "packed", "checkpointed", "checkpointed, reentrant"} <= kinds.keys()
+    assert all(kind["gradients"] > 20 for kind in kinds.values())
+
+
+def test_training_in_tiles_equals_upstreams(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """DeepSeek-V4: chosen keys beside a window, all heads share a key, which is the value."""
+    pytest.importorskip("triton")
+    kinds = facts_of("tiles", tmp_path_factory, TRITON_INTERPRET="1")
+    assert all(kind["runs"] == ["tiles"] for kind in kinds.values())
+    assert {name for name, kind in kinds.items() if kind["worst"] > 2e-4} == set()
     assert all(kind["gradients"] > 20 for kind in kinds.values())
 
 
@@ -90,9 +100,7 @@ def test_a_choice_wins(facts: dict[str, Any]) -> None:
 
 def test_what_flex_attention_cannot_do_stays_upstreams(facts: dict[str, Any]) -> None:
     choices = facts["choices"]
-    assert choices["dropout"] == [
-        "eager: the attention has dropout (0.1), which flex_attention does not support"
-    ]
+    assert choices["dropout"] == ["eager: the attention has dropout (0.1), which the kernel does not support"]
     assert choices["output_attentions"] == [f"eager: output_attentions {NOT_STORED}"]
     assert choices["attentions"] == [[2, 4, 41, 41]] * 2
     assert choices["afterwards"] == FLEX

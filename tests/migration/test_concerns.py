@@ -315,12 +315,17 @@ def test_every_concern_has_an_answer() -> None:
     [
         ("OpSlot rms_norm/standard", ("rotary/a", "rms_norm/b"), HERE, "rms_norm/b"),
         ("OpSlot rms_norm/standard", ("rotary/a",), NOT_YET, "no kernel"),
-        ("OpSlot dsa_attention_implementation/a", ("rms_norm/b",), NOT_YET, "planned: sparse attention"),
+        (
+            "OpSlot dsa_attention_implementation/a",
+            ("rms_norm/b",),
+            NOT_YET,
+            "chosen keys are a mask for torch's attention",
+        ),
         (
             "OpSlot rms_norm/a; OpSlot dsa_attention_implementation/a",
             ("rms_norm/b",),
             PARTLY,
-            "rms_norm/b; dsa_attention_implementation/a: planned: sparse attention",
+            "rms_norm/b; dsa_attention_implementation/a: chosen keys are a mask for torch's attention",
         ),
         ("OpSlot mhc/pre", ("rms_norm/b", "hyper_connection/mix"), HERE, "hyper_connection/mix"),
         ("OpSlot causal_conv1d/standard", ("causal_conv/depthwise",), HERE, "causal_conv/depthwise"),

@@ -75,10 +75,11 @@ OURS: Mapping[str, tuple[str, ...]] = {
     "causal_conv1d": ("causal_conv",),
     "chunk_gated_delta_rule": ("gated_delta_rule",),
     "mhc": ("hyper_connection",),
+    "dsa_attention_implementation": ("attention",),
 }
 _PLANNED: Mapping[str, str] = {
     "dsa_indexer_implementation": "`index_scores` computes scores alone, no selection",
-    "dsa_attention_implementation": "planned: sparse attention",
+    "dsa_attention_implementation": "chosen keys are a mask for torch's attention",
 }
 #: Ops of routes that ask for no kernel.
 _NO_KERNELS = frozenset({"sample_boundaries", "host_metadata", "absent_modality", "count_check", "row_join"})

@@ -202,6 +202,32 @@ def index_scores() -> Iterator[Call]:
                 )
 
 
+def attention() -> Iterator[Call]:
+    """DeepSeek-V4's shapes, in which keys are the values; GPT-OSS's; odd widths; float32."""
+    load = declared.kernels("attention", "tiles")["sinks"].load
+    kernel = load_attribute(load)
+    shapes = (
+        (64, 1, 512, None, BF16),
+        (128, 1, 512, None, BF16),
+        (64, 8, 64, 64, BF16),
+        (6, 2, 100, 200, BF16),
+    )
+    for heads, kv, width, value_width, dtype in (*shapes, (64, 1, 512, None, F32), (64, 8, 64, 64, F32)):
+        leaves = [
+            empty(2, heads, 64, width, dtype=dtype),
+            empty(2, kv, 192, width, dtype=dtype),
+            empty(heads),
+        ]
+        if value_width is not None:
+            leaves.append(empty(2, kv, 192, value_width, dtype=dtype))
+
+        def call(query, key, sinks, *value, dtype=dtype):
+            module = SimpleNamespace(sinks=sinks)
+            return kernel(query, key, *(value or (key,)), empty(2, 1, 64, 192, dtype=dtype), module, 0.1)
+
+        yield f"{heads} {kv} {width} {value_width} {dtype}", partial(both_ways, call, leaves)
+
+
 def causal_conv() -> Iterator[Call]:
     """Samples and rows, with and without what can be left out, at a usual and an odd number of channels."""
     (kernel,) = kernels_of("causal_conv").values()
@@ -397,6 +423,7 @@ OPS: dict[str, Callable[[], Iterator[Call]]] = {
     "causal_conv": causal_conv,
     "log_decay": log_decay,
     "index_scores": index_scores,
+    "attention": attention,
     "rotary": rotary,
     "qk_norm_rotary": qk_norm_rotary,
     "gated_mlp": gated_mlp,

@@ -21,6 +21,7 @@ OPS = (
     "layer_norm",
     "rotary",
     "qk_norm_rotary",
+    "attention_sinks",
     "varlen_attention",
     "gated_delta_rule",
     "gated_delta_rule_channels",

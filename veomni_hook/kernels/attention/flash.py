@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from veomni_hook.kernels.attention.calls import dtype_of
 from veomni_hook.kernels.attention.windows import window_of
 from veomni_hook.kernels.shared.operand_checks import not_plain, untraceable
 from veomni_hook.kernels.shared.traced_frame import answered_while_tracing
@@ -42,7 +43,7 @@ def sliding_window(
     """Return attention in the window that ``attention_mask`` is known to be; see `masked.sliding_window`."""
     window = window_of(attention_mask, query)
     assert window is not None  # noqa: S101 - `refuses` has asked
-    dtype = _dtype_of(query)
+    dtype = dtype_of(query)
     q, k, v = (each.to(dtype).transpose(1, 2) for each in (query, key, value))
     length = query.shape[2]
     output = _OPERATOR(
@@ -71,7 +72,7 @@ def refuses(  # noqa: PLR0911, PLR0913, PLR0917 - the operands of the op, one re
         return "the numbers of queries and keys differ: there is a cache"
     if dropout > 0 and owner.training:
         return f"the attention has dropout ({dropout}), whose random numbers would be others"
-    dtypes = [_dtype_of(each) for each in (query, key, value)]
+    dtypes = [dtype_of(each) for each in (query, key, value)]
     if dtypes[0] not in _DTYPES or dtypes[1] != dtypes[0] or dtypes[2] != dtypes[0]:
         names = f"{dtypes[0]}, {dtypes[1]} and {dtypes[2]}"
         return f"query, key and value are {names}: flash attention needs half precision"
@@ -98,9 +99,3 @@ def loses(owner: Any, query: Any, *others: Any) -> str | None:
     if query.shape[2] < SHORTEST:
         return f"fewer than {SHORTEST} queries: not measured to be faster"
     return None
-
-
-def _dtype_of(tensor: torch.Tensor) -> torch.dtype:
-    """Return the dtype in which upstream computes ``tensor``: autocast changes it."""
-    device = tensor.device.type
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else tensor.dtype

@@ -9,7 +9,6 @@ flex_attention stores the scores; and in torch 2.13 its gradients are wrong wher
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Callable
 from itertools import count
 from types import FunctionType
@@ -20,11 +19,11 @@ from torch._dynamo import config, eval_frame, exc
 from torch.compiler import is_dynamo_compiling
 from torch.nn.attention import flex_attention as torch_flex
 
+from veomni_hook.kernels.attention.calls import dtype_of, refuses_call
 from veomni_hook.kernels.attention.causal_blocks import causal_blocks
 from veomni_hook.kernels.attention.masks import Blocks, known
 from veomni_hook.kernels.attention.rescaled import rescaled
 from veomni_hook.kernels.attention.traced_masks import keys_seen
-from veomni_hook.kernels.shared.operand_checks import not_plain, untraceable
 from veomni_hook.kernels.shared.traced_frame import answered_while_tracing, number
 
 __all__ = ["loses", "refuses", "with_sinks", "with_softcap"]
@@ -40,7 +39,6 @@ _WIDTHS_NAMED = str(_WIDTHS)
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 #: Positions in the mask are 32-bit numbers in compiled code.
 _MOST_POSITIONS = 2**31
-_CAPTURING = "transformers.utils.output_capturing"
 _RETURN_LSE: dict[str, Any] = (
     {"return_aux": torch_flex.AuxRequest(lse=True)}
     if hasattr(torch_flex, "AuxRequest")
@@ -95,7 +93,7 @@ def with_softcap(  # noqa: PLR0913, PLR0917 - the operands of the op
     return _attend(query, key, value, None, blocks, softcap, scale)
 
 
-def refuses(  # noqa: PLR0911, PLR0913, PLR0917 - the operands of the op, one return a refusal
+def refuses(  # noqa: PLR0913, PLR0917 - the operands of the op
     owner: Any,
     query: Any,
     key: Any,
@@ -107,17 +105,8 @@ def refuses(  # noqa: PLR0911, PLR0913, PLR0917 - the operands of the op, one re
     *others: Any,
 ) -> str | None:
     """Return why this call must run the upstream code, or None."""
-    if (reason := not_plain(query, key, value) or untraceable() or _uncompilable()) is not None:
+    if (reason := refuses_call(owner, query, key, value, dropout, _DTYPES) or _uncompilable()) is not None:
         return reason
-    if query.shape[2] == 1:
-        return "there is one query: decoding"
-    if dropout > 0 and owner.training:
-        return f"the attention has dropout ({dropout}), which flex_attention does not support"
-    if (reader := _reads_weights(owner)) is not None:
-        return f"{reader} reads the attention weights, which flex_attention does not store"
-    dtypes = [_dtype_of(each) for each in (query, key, value)]
-    if dtypes[0] not in _DTYPES or dtypes[1] != dtypes[0] or dtypes[2] != dtypes[0]:
-        return f"query, key and value are {dtypes[0]}, {dtypes[1]} and {dtypes[2]}"
     width = query.shape[-1]
     if width not in _WIDTHS or key.shape[-1] != width or value.shape[-1] != width:
         return f"head sizes are {width}, {key.shape[-1]} and {value.shape[-1]}, not one of {_WIDTHS_NAMED}"
@@ -134,7 +123,7 @@ def loses(owner: Any, query: Any, *others: Any) -> str | None:
     """Return why ``auto`` leaves this call to the upstream code, or None."""
     if query.shape[2] < SHORTEST:
         return f"fewer than {SHORTEST} queries: not measured to be faster"
-    if _dtype_of(query) is torch.float32:
+    if dtype_of(query) is torch.float32:
         return "the attention is in float32: not measured to be faster"
     return None
 
@@ -171,28 +160,6 @@ def _uncompilable() -> str | None:
     return None
 
 
-def _reads_weights(owner: Any) -> str | None:
-    """Return what would read the weights that upstream's attention returns, or None."""
-    if is_dynamo_compiling():
-        # What transformers' hooks want is not known while tracing.
-        return "a forward hook of the module" if len(owner._forward_hooks) else None
-    for hook in owner._forward_hooks.values():
-        if getattr(hook, "__module__", "") != _CAPTURING:
-            return "a forward hook of the module"
-        # These hooks stay after any output was requested once. Their collector says what is wanted now.
-        collector = getattr(sys.modules.get(_CAPTURING), "_active_collector", None)
-        wanted = None if collector is None else collector.get()
-        if wanted is not None and any("attentions" in name for name in wanted):
-            return "output_attentions"
-    return None
-
-
-def _dtype_of(tensor: torch.Tensor) -> torch.dtype:
-    """Return the dtype in which upstream's products compute ``tensor``: autocast changes it."""
-    device = tensor.device.type
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else tensor.dtype
-
-
 def _blocks(mask: torch.Tensor | None, query: torch.Tensor, *, uniform: bool) -> Blocks | None:
     if is_dynamo_compiling():
         keys = None if mask is None else keys_seen(mask, query)
@@ -212,7 +179,7 @@ def _attend(
 ) -> Result:
     if is_dynamo_compiling():
         softcap, scale = _fixed()
-    dtype = _dtype_of(query)
+    dtype = dtype_of(query)
     query, key, value = (each.to(dtype) for each in (query, key, value))
     groups = query.shape[1] // key.shape[1]
     if groups & (groups - 1):

@@ -19,7 +19,7 @@ import torch
 from torch.nn import functional
 from torch.nn.attention.flex_attention import BlockMask
 
-__all__ = ["BLOCK", "Blocks", "Mask", "known", "watch"]
+__all__ = ["BLOCK", "Blocks", "Mask", "in_order", "known", "watch"]
 
 #: The width of a block: what ``flex_attention`` uses by default, for queries and keys.
 BLOCK = 128
@@ -127,8 +127,8 @@ def _blocks(dense: torch.Tensor, *, uniform: bool) -> Blocks:
         return visible[batch, query, key]
 
     mask = BlockMask.from_kv_blocks(
-        *_in_order((counts > 0) & ~full),
-        *_in_order(full),
+        *in_order((counts > 0) & ~full),
+        *in_order(full),
         BLOCK_SIZE=BLOCK,
         mask_mod=is_visible,
         seq_lengths=(queries, keys),
@@ -136,7 +136,7 @@ def _blocks(dense: torch.Tensor, *, uniform: bool) -> Blocks:
     return Blocks(mask, sees.float())
 
 
-def _in_order(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def in_order(blocks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return, for each row of blocks, how many are true, and all indices, those of true blocks first."""
     order = blocks.int().argsort(dim=-1, descending=True, stable=True)
     return blocks.sum(-1, dtype=torch.int32), order.to(torch.int32)

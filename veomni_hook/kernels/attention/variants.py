@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from veomni_hook.kernels.selection.declaration import Requirement, Variant
-from veomni_hook.kernels.selection.table import backend, op
+from veomni_hook.kernels.selection.table import TRITON, backend, op
 
 __all__ = ["OP"]
 
@@ -42,21 +42,31 @@ _FLASH = backend(
     description="torch's flash attention with a window; skips keys that the window hides",
 )
 
+_TILES = backend(
+    "tiles",
+    ".tiles:with_sinks",
+    refuses=".tiles:refuses",
+    requires=TRITON,
+    traceable=True,
+    automatic=False,
+    description="no score is stored; any mask; skips tiles that it hides; not measured yet",
+)
+
 VARIANTS = {
     "sinks": Variant(
         "softmax over the scores and one sink a head, in the dtype of the scores; the sink has no value",
         operands=_OPERANDS,
-        kernels=(_FLEX,),
+        kernels=(_FLEX, _TILES),
     ),
     "sinks_float32_softmax": Variant(
         "sinks, softmax in float32",
         operands=_OPERANDS,
-        kernels=(_FLEX,),
+        kernels=(_FLEX, _TILES),
     ),
     "sinks_rescaled": Variant(
         "attention without sinks, times sigmoid(logsumexp(scores) - sink)",
         operands=_OPERANDS,
-        kernels=(_FLEX,),
+        kernels=(_FLEX, _TILES),
     ),
     "softcap": Variant(
         "softmax over softcap * tanh(scores / softcap), in float32",

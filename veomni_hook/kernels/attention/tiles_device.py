@@ -1,0 +1,229 @@
+"""Device code of attention with sinks under a dense mask; `veomni_hook.kernels.attention.tiles` launches it.
+
+For a query s and a head h, over the keys t of tiles in which the mask hides not all from a block of queries:
+
+    score_t = scale * query . key_t + mask[s, t],   lse = log(exp(sink) + sum_t exp(score_t))
+    p_t = exp(score_t - lse),   out = sum_t p_t value_t,   delta = dout . out
+    dscore_t = p_t * (dout . value_t - delta),   dquery = scale * sum_t dscore_t key_t
+    dkey_t = scale * sum_s,h dscore_t query,     dvalue_t = sum_s,h p_t dout
+
+Rows of a tile are QUERIES queries of HEADS heads that share their keys, so keys are read once for all of
+these. If SHARED, values are the keys. Operands of products have the dtype of the query; scores, softmax and
+sums are in float32.
+"""
+
+import triton
+import triton.language as tl
+
+__all__ = ["backward_keys", "backward_query", "forward"]
+
+LOG2E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def tile(x, rows, columns, kept, WIDTH: tl.constexpr):
+    """Rows of a matrix, [rows, columns]; 0 where there are none."""
+    return tl.load(
+        x + rows[:, None] + columns[None, :], mask=kept[:, None] & (columns < WIDTH)[None, :], other=0.0
+    )
+
+
+@triton.jit
+def scores_of(
+    q, k, mask, s, t, queries, keys, mask_row, mask_column, scale,
+    QUERIES: tl.constexpr, HEADS: tl.constexpr,
+):  # fmt: skip
+    """Scores [QUERIES * HEADS, keys] in units of log 2; -inf where there is no key."""
+    there = (s < queries)[:, None] & (t < keys)[None, :]
+    at = mask + s.to(tl.int64)[:, None] * mask_row + t[None, :] * mask_column
+    added = tl.load(at, mask=there, other=float("-inf")).to(tl.float32)
+    # The smallest number of float32 becomes -inf here. Nothing is NaN by that: the sink of a row is finite.
+    added = tl.broadcast_to((added * LOG2E)[:, None, :], (QUERIES, HEADS, t.shape[0]))
+    products = tl.dot(q, tl.trans(k), input_precision="ieee")
+    return products * (scale * LOG2E) + added.reshape(QUERIES * HEADS, t.shape[0])
+
+
+@triton.jit(do_not_specialize=["queries", "keys"])
+def forward(
+    query,  # [batch, KV * GROUP, queries, WIDTH], strided; columns are contiguous
+    key,  # [batch, KV, keys, WIDTH], the same
+    value,  # [batch, KV, keys, VALUE_WIDTH], the same; not read if SHARED
+    mask,  # [1 or batch, queries, keys], strided
+    sinks,  # [KV * GROUP]
+    tiles,  # [1 or batch, blocks of queries, tiles of keys], int32: those to visit come first
+    counts,  # [1 or batch, blocks of queries], int32: how many they are
+    out,  # [batch, queries, KV * GROUP, VALUE_WIDTH]: a result
+    lse,  # [batch, KV * GROUP, queries], float32: a result
+    queries, keys,
+    query_batch, query_head, query_row, key_batch, key_head, key_row, value_batch, value_head, value_row,
+    mask_batch, mask_row, mask_column, tiles_batch, counts_batch,
+    scale,
+    KV: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr,
+    VALUE_WIDTH: tl.constexpr, VALUE_COLUMNS: tl.constexpr, SHARED: tl.constexpr,
+    QUERIES: tl.constexpr, HEADS: tl.constexpr, KEYS: tl.constexpr,
+):  # fmt: skip
+    """Grid: blocks of queries, chunks of a group's heads, batch * KV."""
+    block, kv = tl.program_id(0), tl.program_id(2) % KV
+    sample = (tl.program_id(2) // KV).to(tl.int64)
+    row = tl.arange(0, QUERIES * HEADS)
+    s, h = block * QUERIES + row // HEADS, tl.program_id(1) * HEADS + row % HEADS
+    kept, head = (s < queries) & (h < GROUP), kv * GROUP + h
+    column, value_column = tl.arange(0, COLUMNS), tl.arange(0, VALUE_COLUMNS)
+    at = sample * query_batch + head.to(tl.int64) * query_head + s.to(tl.int64) * query_row
+    q = tile(query, at, column, kept, WIDTH)
+    sink = tl.load(sinks + head, mask=kept, other=0.0).to(tl.float32) * LOG2E
+    own_s = block * QUERIES + tl.arange(0, QUERIES)
+    own_mask = mask + sample * mask_batch
+    own_tiles = tiles + sample * tiles_batch + block.to(tl.int64) * tl.cdiv(keys, KEYS)
+    largest, total = sink, tl.full([QUERIES * HEADS], 1.0, tl.float32)
+    result = tl.zeros([QUERIES * HEADS, VALUE_COLUMNS], tl.float32)
+    for i in tl.range(0, tl.load(counts + sample * counts_batch + block)):
+        t = tl.load(own_tiles + i) * KEYS + tl.arange(0, KEYS)
+        there, far = t < keys, t.to(tl.int64)
+        k = tile(key, sample * key_batch + kv * key_head + far * key_row, column, there, WIDTH)
+        scores = scores_of(
+            q, k, own_mask, own_s, t, queries, keys, mask_row, mask_column, scale, QUERIES, HEADS
+        )
+        larger = tl.maximum(largest, tl.max(scores, 1))
+        p, shrunk = tl.exp2(scores - larger[:, None]), tl.exp2(largest - larger)
+        largest, total = larger, total * shrunk + tl.sum(p, 1)
+        if SHARED:
+            v = k
+        else:
+            own_value = sample * value_batch + kv * value_head + far * value_row
+            v = tile(value, own_value, value_column, there, VALUE_WIDTH)
+        result = tl.dot(p.to(v.dtype), v, result * shrunk[:, None], input_precision="ieee")
+    result = result / total[:, None]
+    at = ((sample * queries + s) * (KV * GROUP) + head) * VALUE_WIDTH
+    columns = kept[:, None] & (value_column < VALUE_WIDTH)[None, :]
+    tl.store(out + at[:, None] + value_column[None, :], result.to(out.dtype.element_ty), mask=columns)
+    tl.store(
+        lse + (sample * (KV * GROUP) + head) * queries + s, (largest + tl.log2(total)) / LOG2E, mask=kept
+    )
+
+
+@triton.jit(do_not_specialize=["queries", "keys"])
+def backward_query(
+    query, key, value, mask,  # as in `forward`
+    out, dout,  # [batch, queries, KV * GROUP, VALUE_WIDTH]
+    lse,  # [batch, KV * GROUP, queries]
+    tiles, counts,  # as in `forward`
+    dquery,  # [batch, KV * GROUP, queries, WIDTH]: a result
+    delta,  # [batch, KV * GROUP, queries], float32: a result
+    queries, keys,
+    query_batch, query_head, query_row, key_batch, key_head, key_row, value_batch, value_head, value_row,
+    mask_batch, mask_row, mask_column, tiles_batch, counts_batch,
+    scale,
+    KV: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr,
+    VALUE_WIDTH: tl.constexpr, VALUE_COLUMNS: tl.constexpr, SHARED: tl.constexpr,
+    QUERIES: tl.constexpr, HEADS: tl.constexpr, KEYS: tl.constexpr,
+):  # fmt: skip
+    """Grid: as `forward`."""
+    block, kv = tl.program_id(0), tl.program_id(2) % KV
+    sample = (tl.program_id(2) // KV).to(tl.int64)
+    row = tl.arange(0, QUERIES * HEADS)
+    s, h = block * QUERIES + row // HEADS, tl.program_id(1) * HEADS + row % HEADS
+    kept, head = (s < queries) & (h < GROUP), kv * GROUP + h
+    column, value_column = tl.arange(0, COLUMNS), tl.arange(0, VALUE_COLUMNS)
+    at = sample * query_batch + head.to(tl.int64) * query_head + s.to(tl.int64) * query_row
+    q = tile(query, at, column, kept, WIDTH)
+    at = ((sample * queries + s) * (KV * GROUP) + head) * VALUE_WIDTH
+    do = tile(dout, at, value_column, kept, VALUE_WIDTH)
+    o = tile(out, at, value_column, kept, VALUE_WIDTH)
+    own_delta = tl.sum(do.to(tl.float32) * o.to(tl.float32), 1)
+    at = (sample * (KV * GROUP) + head) * queries + s
+    tl.store(delta + at, own_delta, mask=kept)
+    own_lse = tl.load(lse + at, mask=kept, other=0.0) * LOG2E
+    own_s = block * QUERIES + tl.arange(0, QUERIES)
+    own_mask = mask + sample * mask_batch
+    own_tiles = tiles + sample * tiles_batch + block.to(tl.int64) * tl.cdiv(keys, KEYS)
+    result = tl.zeros([QUERIES * HEADS, COLUMNS], tl.float32)
+    for i in tl.range(0, tl.load(counts + sample * counts_batch + block)):
+        t = tl.load(own_tiles + i) * KEYS + tl.arange(0, KEYS)
+        there, far = t < keys, t.to(tl.int64)
+        k = tile(key, sample * key_batch + kv * key_head + far * key_row, column, there, WIDTH)
+        scores = scores_of(
+            q, k, own_mask, own_s, t, queries, keys, mask_row, mask_column, scale, QUERIES, HEADS
+        )
+        p = tl.exp2(scores - own_lse[:, None])
+        if SHARED:
+            v = k
+        else:
+            own_value = sample * value_batch + kv * value_head + far * value_row
+            v = tile(value, own_value, value_column, there, VALUE_WIDTH)
+        slope = p * (tl.dot(do, tl.trans(v), input_precision="ieee") - own_delta[:, None])
+        result = tl.dot(slope.to(k.dtype), k, result, input_precision="ieee")
+    at = ((sample * (KV * GROUP) + head) * queries + s) * WIDTH
+    columns = kept[:, None] & (column < WIDTH)[None, :]
+    tl.store(
+        dquery + at[:, None] + column[None, :], (result * scale).to(dquery.dtype.element_ty), mask=columns
+    )
+
+
+@triton.jit(do_not_specialize=["queries", "keys"])
+def backward_keys(
+    query, key, value, mask,  # as in `forward`
+    dout,  # [batch, queries, KV * GROUP, VALUE_WIDTH]
+    lse, delta,  # [batch, KV * GROUP, queries]
+    blocks,  # [1 or batch, tiles of keys, blocks of queries], int32: those that see the tile come first
+    counts,  # [1 or batch, tiles of keys], int32: how many they are
+    parts,  # [PARTS * chunks, batch, KV, keys, WIDTH or VALUE_WIDTH], float32: parts of the sums
+    queries, keys, batch,
+    query_batch, query_head, query_row, key_batch, key_head, key_row, value_batch, value_head, value_row,
+    mask_batch, mask_row, mask_column, blocks_batch, counts_batch,
+    scale,
+    KV: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr,
+    VALUE_WIDTH: tl.constexpr, VALUE_COLUMNS: tl.constexpr, SHARED: tl.constexpr,
+    QUERIES: tl.constexpr, HEADS: tl.constexpr, KEYS: tl.constexpr,
+    PARTS: tl.constexpr, OF_VALUES: tl.constexpr,
+):  # fmt: skip
+    """Parts of dvalue if OF_VALUES, else of dkey. Grid: tiles of keys, PARTS * chunks of heads, batch * KV.
+
+    A program adds up every PARTS-th block of queries, always in the same order. Two sums in one program would
+    share the scores, but for wide heads their registers do not suffice: on Hopper ptxas then spills 6 KB.
+    """
+    part, chunk = tl.program_id(1) % PARTS, tl.program_id(1) // PARTS
+    kv, sample = tl.program_id(2) % KV, (tl.program_id(2) // KV).to(tl.int64)
+    row = tl.arange(0, QUERIES * HEADS)
+    h = chunk * HEADS + row % HEADS
+    head = kv * GROUP + h
+    column, value_column = tl.arange(0, COLUMNS), tl.arange(0, VALUE_COLUMNS)
+    t = tl.program_id(0) * KEYS + tl.arange(0, KEYS)
+    there, far = t < keys, t.to(tl.int64)
+    k = tile(key, sample * key_batch + kv * key_head + far * key_row, column, there, WIDTH)
+    if SHARED or OF_VALUES:
+        v = k
+    else:
+        at_value = sample * value_batch + kv * value_head + far * value_row
+        v = tile(value, at_value, value_column, there, VALUE_WIDTH)
+    own_mask = mask + sample * mask_batch
+    own_blocks = blocks + sample * blocks_batch + tl.program_id(0).to(tl.int64) * tl.cdiv(queries, QUERIES)
+    result = tl.zeros([KEYS, VALUE_COLUMNS if OF_VALUES else COLUMNS], tl.float32)
+    for i in tl.range(part, tl.load(counts + sample * counts_batch + tl.program_id(0)), PARTS):
+        begin = tl.load(own_blocks + i) * QUERIES
+        s = begin + row // HEADS
+        kept = (s < queries) & (h < GROUP)
+        at = sample * query_batch + head.to(tl.int64) * query_head + s.to(tl.int64) * query_row
+        q = tile(query, at, column, kept, WIDTH)
+        at = ((sample * queries + s) * (KV * GROUP) + head) * VALUE_WIDTH
+        do = tile(dout, at, value_column, kept, VALUE_WIDTH)
+        at = (sample * (KV * GROUP) + head) * queries + s
+        own_lse = tl.load(lse + at, mask=kept, other=float("inf")) * LOG2E
+        own_s = begin + tl.arange(0, QUERIES)
+        scores = scores_of(
+            q, k, own_mask, own_s, t, queries, keys, mask_row, mask_column, scale, QUERIES, HEADS
+        )
+        p = tl.exp2(scores - own_lse[:, None])
+        if OF_VALUES:
+            result = tl.dot(tl.trans(p.to(do.dtype)), do, result, input_precision="ieee")
+        else:
+            own_delta = tl.load(delta + at, mask=kept, other=0.0)
+            slope = p * (tl.dot(do, tl.trans(v), input_precision="ieee") - own_delta[:, None]) * scale
+            result = tl.dot(tl.trans(slope.to(q.dtype)), q, result, input_precision="ieee")
+    at = ((tl.program_id(1).to(tl.int64) * batch + sample) * KV + kv) * keys + far
+    if OF_VALUES:
+        columns = there[:, None] & (value_column < VALUE_WIDTH)[None, :]
+        tl.store(parts + at[:, None] * VALUE_WIDTH + value_column[None, :], result, mask=columns)
+    else:
+        columns = there[:, None] & (column < WIDTH)[None, :]
+        tl.store(parts + at[:, None] * WIDTH + column[None, :], result, mask=columns)
