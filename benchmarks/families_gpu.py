@@ -21,6 +21,7 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from benchmarks._families import FAMILIES, Family
@@ -40,10 +41,16 @@ Facts = dict[str, dict[str, Any]]
 class Process:
     """A worker and the pipe to it."""
 
-    def __init__(self, kernels: str, device: str, worker: str = "benchmarks._family_worker") -> None:
+    def __init__(
+        self,
+        kernels: str,
+        device: str,
+        worker: str = "benchmarks._family_worker",
+        settings: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         command = [sys.executable, "-m", worker, kernels, device]
         # Liger searches tiles for its experts at every new shape, for minutes.
-        environment = os.environ | {"LIGER_FUSED_MOE_AUTOTUNE": "0"}
+        environment = os.environ | {"LIGER_FUSED_MOE_AUTOTUNE": "0", **settings}
         self._worker = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
         )
