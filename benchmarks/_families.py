@@ -69,6 +69,34 @@ FAMILIES = {
         | {"num_experts_per_tok": 8, "first_k_dense_replace": 1, "q_lora_rank": 1536, "kv_lora_rank": 512}
         | {"qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128},
     ),
+    "DeepSeek-V3.2 (64 experts)": Family(
+        "deepseek_v32",
+        {
+            name: value
+            for name, value in shape(7168, 18432, 2, "128 128 192", 129_280).items()
+            if name != "head_dim"
+        }
+        | {"moe_intermediate_size": 2048, "n_routed_experts": 64, "n_group": 8, "topk_group": 4}
+        | {"num_experts_per_tok": 8, "first_k_dense_replace": 1, "q_lora_rank": 1536, "kv_lora_rank": 512}
+        | {"qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
+        | {"index_n_heads": 64, "index_head_dim": 128, "index_topk": 2048},
+        batch=1,
+    ),
+    # transformers' defaults are the shapes of DeepSeek-V4-Flash. Upstream stores the scores of all heads.
+    "DeepSeek-V4-Flash (64 experts)": Family(
+        "deepseek_v4",
+        {
+            "num_hidden_layers": 3,
+            "n_routed_experts": 64,
+            "layer_types": [
+                "sliding_attention",
+                "compressed_sparse_attention",
+                "heavily_compressed_attention",
+            ],
+            "mlp_layer_types": ["moe"] * 3,
+        },
+        batch=1,
+    ),
     "GLM-4-MoE": Family(
         "glm4_moe",
         shape(4096, 10944, 2, "96 8 128", 151_552)
