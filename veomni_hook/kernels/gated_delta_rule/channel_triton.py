@@ -18,9 +18,17 @@ from typing import Any
 import torch
 
 from veomni_hook.kernels.gated_delta_rule import channel_device, channel_gradients_device, operand_checks
-from veomni_hook.kernels.gated_delta_rule.rule import Operands, by_token, found, kept, operators, unfit
+from veomni_hook.kernels.gated_delta_rule.rule import (
+    Launches,
+    Operands,
+    by_token,
+    found,
+    kept,
+    operators,
+    unfit,
+)
 from veomni_hook.kernels.gated_delta_rule.scans import Parts, Scanned, Scans
-from veomni_hook.kernels.gated_delta_rule.tables import Tables, tables_of
+from veomni_hook.kernels.gated_delta_rule.tables import Tables
 from veomni_hook.kernels.shared.autograd import applied, backward_once
 from veomni_hook.kernels.shared.launch import LAUNCHES, Launch
 
@@ -52,7 +60,7 @@ def _launches(
     return _Launches(device, dtypes[0], sizes, normalise)
 
 
-class _Launches:
+class _Launches(Launches):
     """The launches for one kind of operands: heads, 1, widths, strides."""
 
     def __init__(
@@ -63,7 +71,7 @@ class _Launches:
         normalise: bool,  # noqa: FBT001
     ) -> None:
         (heads, _, keys, values), strides = sizes[:4], sizes[4:]
-        self.scans = scans = Scans(sizes[:4], dtype, device)
+        self.scans = scans = Scans(sizes[:4], dtype, device, channels=True)
         channels = {name: min(scans.keys, part) for name, part in _CHANNELS.items()}
         norms = (scans.scale, normalise)
         self.solve, self.local = (
@@ -110,16 +118,6 @@ class _Launches:
             **_OPTIONS["products"],
         )
 
-    def parts(self, operands: Operands, tables: Tables, solved: Tensor | None) -> Parts:
-        """Return what the scan needs of every chunk; ``solved``: the inverses, if they are known."""
-        query = operands[0]
-        chunks = tables.starts.numel()
-        parts = self.scans.new_parts(query, chunks, solved, channels=True)
-        if chunks:
-            run = self.solve if solved is None else self.local
-            run((chunks, query.shape[2], 1), *operands, tables.starts, tables.ends, *parts)
-        return parts
-
     def within_chunks(
         self, operands: Operands, tables: Tables, parts: Parts, scanned: Scanned, dy: Tensor
     ) -> tuple[Tensor, ...]:
@@ -159,47 +157,7 @@ def _prepared(
     return (q, k, v, g, beta), _launches(q.device, (q.dtype, g.dtype, beta.dtype), sizes, normalise)
 
 
-def _outputs(  # noqa: PLR0913, PLR0917
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor,
-    beta: Tensor,
-    initial: Tensor | None,
-    cu_seqlens: Tensor | None,
-    normalise: bool,  # noqa: FBT001
-    final: bool,  # noqa: FBT001
-) -> tuple[Tensor, Tensor, Tensor]:
-    operands, launches = _prepared(q, k, v, g, beta, normalise)
-    tables = tables_of(v, cu_seqlens)
-    parts = launches.parts(operands, tables, None)
-    output, last = launches.scans.outputs(parts, tables, v, initial, final, True)
-    return output, last, parts.solved
-
-
-def _gradients(  # noqa: PLR0913, PLR0917
-    dy: Tensor,
-    dfinal: Tensor | None,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor,
-    beta: Tensor,
-    initial: Tensor | None,
-    cu_seqlens: Tensor | None,
-    solved: Tensor,
-    normalise: bool,  # noqa: FBT001
-    to_initial: bool,  # noqa: FBT001
-) -> tuple[Tensor, ...]:
-    operands, launches = _prepared(q, k, v, g, beta, normalise)
-    tables = tables_of(v, cu_seqlens)
-    parts = launches.parts(operands, tables, solved)
-    dy = dy.contiguous()
-    scanned, dinitial = launches.scans.gradients(parts, tables, dy, initial, dfinal, to_initial, True)
-    return (*launches.within_chunks(operands, tables, parts, scanned, dy), dinitial)
-
-
-_FORWARD, _BACKWARD = operators("channel_delta_rule", _outputs, _gradients)
+_FORWARD, _BACKWARD = operators("channel_delta_rule", _prepared)
 
 
 class _Rule(torch.autograd.Function):

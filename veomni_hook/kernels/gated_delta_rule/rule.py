@@ -1,4 +1,4 @@
-"""The gated delta rule in Triton as operators with a gradient, for both forms of it."""
+"""What both forms of the gated delta rule in Triton share: a decay a head, and one a channel."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from typing import Any
 import torch
 
 from veomni_hook.kernels.gated_delta_rule.chunks import LENGTH
-from veomni_hook.kernels.gated_delta_rule.scans import state_of
+from veomni_hook.kernels.gated_delta_rule.scans import Parts, Scanned, Scans, state_of
+from veomni_hook.kernels.gated_delta_rule.tables import Tables, tables_of
+from veomni_hook.kernels.shared.launch import Launch
 from veomni_hook.kernels.shared.operators import define_op
 
-__all__ = ["Operands", "by_token", "found", "kept", "operators", "unfit"]
+__all__ = ["Launches", "Operands", "by_token", "found", "kept", "operators", "unfit"]
 
 Tensor = torch.Tensor
 Operands = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
@@ -20,18 +22,87 @@ _DTYPES = frozenset((torch.bfloat16, torch.float16))
 _MOST = 256
 
 
-def operators(name: str, outputs: Callable[..., Any], gradients: Callable[..., Any]) -> tuple[Any, Any]:
+class Launches:
+    """The launches for one kind of operands.
+
+    Attributes:
+        scans: those of the scan over chunks.
+        solve: computes what the scan needs of every chunk, its inverse among it.
+        local: the same where the inverses are known.
+    """
+
+    scans: Scans
+    solve: Launch
+    local: Launch
+
+    def parts(self, operands: Operands, tables: Tables, solved: Tensor | None) -> Parts:
+        """Return what the scan needs of every chunk; ``solved``: the inverses, if they are known."""
+        query = operands[0]
+        chunks = tables.starts.numel()
+        parts = self.scans.new_parts(query, chunks, solved)
+        if chunks:
+            run = self.solve if solved is None else self.local
+            run((chunks, query.shape[2], 1), *operands, tables.starts, tables.ends, *parts)
+        return parts
+
+    def within_chunks(
+        self, operands: Operands, tables: Tables, parts: Parts, scanned: Scanned, dy: Tensor
+    ) -> tuple[Tensor, ...]:
+        """Return the gradients of the operands."""
+        raise NotImplementedError
+
+
+def operators(name: str, prepared: Callable[..., tuple[Operands, Launches]]) -> tuple[Any, Any]:
     """Define two operators, of one form of the rule, and return functions that call them.
+
+    The first takes q, k, v, g, beta, the initial states or None, cu_seqlens or None, whether to normalise and
+    whether final states are wanted. It returns the outputs, the final states, and every chunk's inverse
+    ``[chunks, heads, 64, 64]``. The second takes the gradients of outputs and final states (or None), the
+    first seven operands, the inverses, whether to normalise, and whether the initial states need a gradient.
+    It returns the gradients of the first five operands and of the initial states.
 
     Args:
         name: of the first operator; that of the second ends in ``_backward``.
-        outputs: takes q, k, v, g, beta, the initial states or None, cu_seqlens or None, whether to normalise
-            and whether final states are wanted. Returns the outputs, the final states, and every chunk's
-            inverse ``[chunks, heads, 64, 64]``.
-        gradients: takes the gradients of outputs and final states (or None), the first seven operands, the
-            inverses, whether to normalise, and whether the initial states need a gradient. Returns the
-            gradients of the first five operands and of the initial states.
+        prepared: takes q, k, v, g, beta and whether to normalise; returns these operands as the kernels read
+            them, and the launches.
     """
+
+    def outputs(  # noqa: PLR0913, PLR0917
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        g: Tensor,
+        beta: Tensor,
+        initial: Tensor | None,
+        cu_seqlens: Tensor | None,
+        normalise: bool,  # noqa: FBT001
+        final: bool,  # noqa: FBT001
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        operands, launches = prepared(q, k, v, g, beta, normalise)
+        tables = tables_of(v, cu_seqlens)
+        parts = launches.parts(operands, tables, None)
+        return *launches.scans.outputs(parts, tables, v, initial, final), parts.solved
+
+    def gradients(  # noqa: PLR0913, PLR0917
+        dy: Tensor,
+        dfinal: Tensor | None,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        g: Tensor,
+        beta: Tensor,
+        initial: Tensor | None,
+        cu_seqlens: Tensor | None,
+        solved: Tensor,
+        normalise: bool,  # noqa: FBT001
+        to_initial: bool,  # noqa: FBT001
+    ) -> tuple[Tensor, ...]:
+        operands, launches = prepared(q, k, v, g, beta, normalise)
+        tables, dy = tables_of(v, cu_seqlens), dy.contiguous()
+        parts = launches.parts(operands, tables, solved)
+        scanned, dinitial = launches.scans.gradients(parts, tables, dy, initial, dfinal, to_initial)
+        return (*launches.within_chunks(operands, tables, parts, scanned, dy), dinitial)
+
     forward = define_op(
         f"{name}({_OPERANDS}, bool normalise, bool final) -> (Tensor, Tensor, Tensor)", outputs, _outputs_fake
     )

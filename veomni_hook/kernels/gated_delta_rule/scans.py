@@ -55,9 +55,13 @@ class Scans:
         values: those of values.
         roomy: whether the device has shared memory for three stages of heads of 128.
         precision: how float32 is multiplied, in the interpreter alone.
+        channels: whether each channel has a decay.
     """
 
-    def __init__(self, sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device, *, channels: bool
+    ) -> None:
+        self.channels = channels
         self.heads, self.groups, keys, values = sizes
         self.keys, self.values = max(16, power(keys)), max(16, power(values))
         self.widths = (*sizes, self.keys, self.values)
@@ -73,11 +77,11 @@ class Scans:
             rows, stages = 32, 1
         return min(rows, self.values), stages if self.roomy else min(2, stages)
 
-    def new_parts(self, q: Tensor, chunks: int, solved: Tensor | None, *, channels: bool) -> Parts:
+    def new_parts(self, q: Tensor, chunks: int, solved: Tensor | None) -> Parts:
         """Return what the local kernels fill."""
         key_heads = self.heads // self.groups
         query, key = (q.new_empty(chunks, key_heads, LENGTH, self.keys) for _ in range(2))
-        total = q.new_empty(chunks, self.heads, self.keys if channels else LENGTH, dtype=torch.float32)
+        total = q.new_empty(chunks, self.heads, self.keys if self.channels else LENGTH, dtype=torch.float32)
         w = q.new_empty(chunks, self.heads, LENGTH, self.keys)
         u = q.new_empty(chunks, self.heads, self.values, LENGTH)
         p = q.new_empty(chunks, self.heads, LENGTH, LENGTH)
@@ -90,7 +94,6 @@ class Scans:
         v: Tensor,
         initial: Tensor | None,
         final: bool,  # noqa: FBT001
-        channels: bool,  # noqa: FBT001
     ) -> tuple[Tensor, Tensor]:
         """Return the outputs, and the final states if ``final``."""
         samples = tables.bounds.numel() - 1
@@ -98,7 +101,7 @@ class Scans:
         last = state_of(v, self.widths[2], samples if final else 0)
         start = last if initial is None else initial.to(torch.float32).contiguous()
         if samples:
-            self._forward(initial is not None, True, final, False, channels)(
+            self._forward(initial is not None, True, final, False)(
                 self._grid(samples),
                 parts.q, parts.k, parts.total, parts.w, parts.u, parts.p, tables.bounds, tables.first,
                 start, output, last, output, output,
@@ -113,7 +116,6 @@ class Scans:
         initial: Tensor | None,
         dfinal: Tensor | None,
         to_initial: bool,  # noqa: FBT001
-        channels: bool,  # noqa: FBT001
     ) -> tuple[Scanned, Tensor]:
         """Return what the gradients within chunks need, and that of the initial states if ``to_initial``."""
         samples = tables.bounds.numel() - 1
@@ -124,12 +126,12 @@ class Scans:
         start = dinitial if initial is None else initial.to(torch.float32).contiguous()
         end = dinitial if dfinal is None else dfinal.to(torch.float32).contiguous()
         if samples:
-            self._forward(initial is not None, False, False, True, channels)(
+            self._forward(initial is not None, False, False, True)(
                 self._grid(samples),
                 parts.q, parts.k, parts.total, parts.w, parts.u, parts.p, tables.bounds, tables.first,
                 start, dy, dinitial, states, written,
             )  # fmt: skip
-            self._backward(to_initial, dfinal is not None, channels)(
+            self._backward(to_initial, dfinal is not None)(
                 self._grid(samples),
                 parts.q, parts.k, parts.total, parts.w, parts.p, dy, tables.bounds, tables.first,
                 end, dinitial, dstates, dwritten,
@@ -140,11 +142,11 @@ class Scans:
         return self.values // self._rows, self.heads, samples
 
     def _forward(self, *flags: bool) -> Launch:
-        """The scan; flags: INITIAL, OUTPUT, FINAL, KEEP, CHANNELS."""
+        """The scan; flags: INITIAL, OUTPUT, FINAL, KEEP."""
         return self._launch(scan_device.forward, 13, flags)
 
     def _backward(self, *flags: bool) -> Launch:
-        """The reverse scan; flags: INITIAL, FINAL, CHANNELS."""
+        """The reverse scan; flags: INITIAL, FINAL."""
         return self._launch(scan_device.backward, 12, flags)
 
     def _launch(self, function: object, tensors: int, flags: tuple[bool, ...]) -> Launch:
@@ -158,6 +160,7 @@ class Scans:
                 self._rows,
                 self.scale,
                 *flags,
+                self.channels,
                 self.precision,
                 num_warps=_WARPS,
                 num_stages=stages,

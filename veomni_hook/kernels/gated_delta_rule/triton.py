@@ -17,9 +17,17 @@ from typing import Any
 import torch
 
 from veomni_hook.kernels.gated_delta_rule import gradients_device, local_device, operand_checks
-from veomni_hook.kernels.gated_delta_rule.rule import Operands, by_token, found, kept, operators, unfit
-from veomni_hook.kernels.gated_delta_rule.scans import Parts, Scans
-from veomni_hook.kernels.gated_delta_rule.tables import Tables, tables_of
+from veomni_hook.kernels.gated_delta_rule.rule import (
+    Launches,
+    Operands,
+    by_token,
+    found,
+    kept,
+    operators,
+    unfit,
+)
+from veomni_hook.kernels.gated_delta_rule.scans import Parts, Scanned, Scans
+from veomni_hook.kernels.gated_delta_rule.tables import Tables
 from veomni_hook.kernels.shared.autograd import applied, backward_once
 from veomni_hook.kernels.shared.launch import LAUNCHES, Launch
 
@@ -49,7 +57,7 @@ def _launches(
     return _Launches(device, dtypes[0], sizes, normalise)
 
 
-class _Launches:
+class _Launches(Launches):
     """The launches for one kind of operands: heads, heads a key head, widths, strides."""
 
     def __init__(
@@ -60,7 +68,7 @@ class _Launches:
         normalise: bool,  # noqa: FBT001
     ) -> None:
         strides = sizes[4:]
-        self.scans = scans = Scans(sizes[:4], dtype, device)
+        self.scans = scans = Scans(sizes[:4], dtype, device, channels=False)
         self.solve, self.local = (
             Launch(
                 local_device.local,
@@ -96,15 +104,25 @@ class _Launches:
             **_OPTIONS["system"],
         )
 
-    def parts(self, operands: Operands, tables: Tables, solved: Tensor | None) -> Parts:
-        """Return what the scan needs of every chunk; ``solved``: the inverses, if they are known."""
-        query = operands[0]
-        chunks = tables.starts.numel()
-        parts = self.scans.new_parts(query, chunks, solved, channels=False)
-        if chunks:
-            run = self.solve if solved is None else self.local
-            run((chunks, query.shape[2], 1), *operands, tables.starts, tables.ends, *parts)
-        return parts
+    def within_chunks(
+        self, operands: Operands, tables: Tables, parts: Parts, scanned: Scanned, dy: Tensor
+    ) -> tuple[Tensor, ...]:
+        """Return the gradients of the operands."""
+        results = tuple(torch.empty_like(each, memory_format=torch.contiguous_format) for each in operands)
+        if not (chunks := tables.starts.numel()):
+            return results
+        query, key, value, _, write = operands
+        grid, places = (chunks, query.shape[2], 1), (tables.starts, tables.ends)
+        dk = torch.empty_like(parts.k, dtype=torch.float32)
+        dtotal = torch.empty_like(parts.total)
+        self.through_states(
+            grid, query, *places, parts.q, parts.k, parts.total, *scanned[:3], dy, results[0], dk, dtotal,
+        )  # fmt: skip
+        self.through_system(
+            grid, key, value, write, *places, parts.k, parts.total, parts.solved, parts.w, parts.u,
+            scanned.states, scanned.dwritten, dk, dtotal, *results[1:],
+        )  # fmt: skip
+        return results
 
 
 def _prepared(
@@ -122,61 +140,7 @@ def _prepared(
     return (q, k, v, g, beta), _launches(q.device, (q.dtype, g.dtype, beta.dtype), sizes, normalise)
 
 
-def _outputs(  # noqa: PLR0913, PLR0917
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor,
-    beta: Tensor,
-    initial: Tensor | None,
-    cu_seqlens: Tensor | None,
-    normalise: bool,  # noqa: FBT001
-    final: bool,  # noqa: FBT001
-) -> tuple[Tensor, Tensor, Tensor]:
-    operands, launches = _prepared(q, k, v, g, beta, normalise)
-    tables = tables_of(v, cu_seqlens)
-    parts = launches.parts(operands, tables, None)
-    output, last = launches.scans.outputs(parts, tables, v, initial, final, False)
-    return output, last, parts.solved
-
-
-def _gradients(  # noqa: PLR0913, PLR0917
-    dy: Tensor,
-    dfinal: Tensor | None,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor,
-    beta: Tensor,
-    initial: Tensor | None,
-    cu_seqlens: Tensor | None,
-    solved: Tensor,
-    normalise: bool,  # noqa: FBT001
-    to_initial: bool,  # noqa: FBT001
-) -> tuple[Tensor, ...]:
-    operands, launches = _prepared(q, k, v, g, beta, normalise)
-    tables = tables_of(v, cu_seqlens)
-    parts = launches.parts(operands, tables, solved)
-    dy = dy.contiguous()
-    scanned, dinitial = launches.scans.gradients(parts, tables, dy, initial, dfinal, to_initial, False)
-    results = tuple(torch.empty_like(each, memory_format=torch.contiguous_format) for each in operands)
-    if chunks := tables.starts.numel():
-        query, key, value, _, write = operands
-        grid = (chunks, query.shape[2], 1)
-        places = (tables.starts, tables.ends)
-        dk = torch.empty_like(parts.k, dtype=torch.float32)
-        dtotal = torch.empty_like(parts.total)
-        launches.through_states(
-            grid, query, *places, parts.q, parts.k, parts.total, *scanned[:3], dy, results[0], dk, dtotal,
-        )  # fmt: skip
-        launches.through_system(
-            grid, key, value, write, *places, parts.k, parts.total, solved, parts.w, parts.u, scanned.states,
-            scanned.dwritten, dk, dtotal, *results[1:],
-        )  # fmt: skip
-    return (*results, dinitial)
-
-
-_FORWARD, _BACKWARD = operators("gated_delta_rule", _outputs, _gradients)
+_FORWARD, _BACKWARD = operators("gated_delta_rule", _prepared)
 
 
 class _Rule(torch.autograd.Function):
