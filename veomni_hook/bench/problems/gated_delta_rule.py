@@ -9,7 +9,7 @@ of the chunk's system, and four products with states and values. A step counts t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib.util import find_spec
 from typing import Any
@@ -22,7 +22,7 @@ from veomni_hook.kernels.gated_delta_rule import torch as chunked
 from veomni_hook.kernels.gated_delta_rule.chunks import LENGTH
 from veomni_hook.kernels.shared.samples import boundaries
 
-__all__ = ["problems"]
+__all__ = ["problem", "problems"]
 
 # Name, rows, lengths of the samples of a row (empty: one), positions, heads of keys and of values, columns.
 _ACCELERATOR = (
@@ -43,34 +43,57 @@ def problems(device: str, *, quick: bool) -> Iterator[Problem]:
         value = made(rows, positions, heads, width, device=device)
         g = -made(rows, positions, heads, device=device, dtype=torch.float32).abs()
         beta = made(rows, positions, heads, device=device).sigmoid()
-        by_chunk = 2 * LENGTH * LENGTH * (2 * width + width + width) + 6 * LENGTH * width * width
-        flops = by_chunk * heads * rows * positions // LENGTH
-        ends = list(range(0, positions + 1, positions // samples)) if samples else None
-        bounds = None if ends is None else boundaries(ends, query.device)
-        yield Problem(
-            op="gated_delta_rule",
-            shape=f"{name}, {key_heads} and {heads} heads of {width}",
-            leaves=[query, key, value, g, beta],
-            sides=_sides(bounds, device),
-            limit="flops",
-            work={"forward": flops, "step": flops * 3},
-            incoming={"backward": [made(rows, positions, heads, width, device=device)]},
+        yield problem(
+            "gated_delta_rule",
+            f"{name}, {key_heads} and {heads} heads of {width}",
+            [query, key, value, g, beta],
+            samples,
+            {"eager": _upstream},
+            {"fla": _fla, "torch": chunked.scalar_decay, "triton": _triton},
         )
 
 
-def _sides(bounds: torch.Tensor | None, device: str) -> dict[str, Side]:
-    """Where samples share a row, upstream's code computes them as one: it has no boundaries."""
-    sides: dict[str, Side] = {"eager": _upstream}
-    if device == "cuda" and find_spec("fla") is not None:
-        sides["fla"] = partial(_fla, bounds=bounds)
-    sides["torch"] = partial(_kernel, kernel=chunked.scalar_decay, bounds=bounds)
-    if device == "cuda":
-        from veomni_hook.kernels.gated_delta_rule.triton import scalar_decay
+def problem(
+    op: str,
+    shape: str,
+    leaves: Sequence[torch.Tensor],
+    samples: int,
+    sides: dict[str, Side],
+    kernels: Mapping[str, Callable[..., Any]],
+) -> Problem:
+    """Return the problem of one form of the rule.
 
-        sides["ours"] = partial(_kernel, kernel=scalar_decay, bounds=bounds)
+    Args:
+        op: its name in the list of benchmarks.
+        shape: for people.
+        leaves: query, key, value, decay, write strength.
+        samples: of each row; 0 for one.
+        sides: without kernels. Where samples share a row, these compute them as one: they have no boundaries.
+        kernels: by backend, called as a slot calls them; ``fla`` takes part where it is installed, ``triton``
+            on a GPU.
+    """
+    value = leaves[2]
+    (rows, positions, heads, width), device = value.shape, value.device.type
+    ends = list(range(0, positions + 1, positions // samples)) if samples else None
+    bounds = None if ends is None else boundaries(ends, value.device)
+    bound = {name: partial(_kernel, kernel=kernel, bounds=bounds) for name, kernel in kernels.items()}
+    fla, chunks, triton = bound["fla"], bound["torch"], bound["triton"]
+    if device == "cuda":
+        sides |= {"fla": fla} if find_spec("fla") is not None else {}
+        sides |= {"torch": chunks, "ours": triton}
     else:
-        sides["ours"] = sides.pop("torch")
-    return sides
+        sides["ours"] = chunks
+    by_chunk = 2 * LENGTH * LENGTH * (2 * width + width + width) + 6 * LENGTH * width * width
+    flops = by_chunk * heads * rows * positions // LENGTH
+    return Problem(
+        op=op,
+        shape=shape,
+        leaves=leaves,
+        sides=sides,
+        limit="flops",
+        work={"forward": flops, "step": flops * 3},
+        incoming={"backward": [made(rows, positions, heads, width, device=device)]},
+    )
 
 
 def _upstream(*operands: torch.Tensor) -> torch.Tensor:
@@ -82,28 +105,21 @@ def _upstream(*operands: torch.Tensor) -> torch.Tensor:
 
 
 def _kernel(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    g: torch.Tensor,
-    beta: torch.Tensor,
-    kernel: Callable[..., tuple[torch.Tensor, Any]],
-    bounds: torch.Tensor | None,
+    *operands: torch.Tensor, kernel: Callable[..., tuple[torch.Tensor, Any]], bounds: torch.Tensor | None
 ) -> torch.Tensor:
-    return kernel(query, key, value, g, beta, None, False, True, bounds)[0]
+    return kernel(*operands, None, False, True, bounds)[0]
 
 
-def _fla(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    g: torch.Tensor,
-    beta: torch.Tensor,
-    bounds: torch.Tensor | None,
-) -> torch.Tensor:
+def _triton(*operands: Any) -> Any:
+    from veomni_hook.kernels.gated_delta_rule.triton import scalar_decay
+
+    return scalar_decay(*operands)
+
+
+def _fla(query: Any, key: Any, value: Any, g: Any, beta: Any, *options: Any) -> Any:
     from fla.ops.gated_delta_rule import chunk_gated_delta_rule
 
-    output: torch.Tensor = chunk_gated_delta_rule(
-        query, key, value, g=g, beta=beta, use_qk_l2norm_in_kernel=True, cu_seqlens=bounds
-    )[0]
-    return output
+    *_, normalise, bounds = options
+    return chunk_gated_delta_rule(
+        query, key, value, g=g, beta=beta, use_qk_l2norm_in_kernel=normalise, cu_seqlens=bounds
+    )

@@ -11,18 +11,15 @@ times that.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import partial
-from importlib.util import find_spec
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from veomni_hook import accelerator
 from veomni_hook.bench.problem import Problem, Side, made
+from veomni_hook.bench.problems.gated_delta_rule import problem
 from veomni_hook.kernels.gated_delta_rule import channels
-from veomni_hook.kernels.gated_delta_rule.chunks import LENGTH
-from veomni_hook.kernels.shared.samples import boundaries
 
 __all__ = ["problems"]
 
@@ -43,36 +40,17 @@ def problems(device: str, *, quick: bool) -> Iterator[Problem]:
         query, key, value = (made(rows, positions, heads, width, device=device) for _ in range(3))
         g = -made(rows, positions, heads, width, device=device, dtype=torch.float32).abs()
         beta = made(rows, positions, heads, device=device).sigmoid()
-        by_chunk = 2 * LENGTH * LENGTH * (2 * width + width + width) + 6 * LENGTH * width * width
-        flops = by_chunk * heads * rows * positions // LENGTH
-        ends = list(range(0, positions + 1, positions // samples)) if samples else None
-        bounds = None if ends is None else boundaries(ends, query.device)
-        yield Problem(
-            op="gated_delta_rule_channels",
-            shape=f"{name}, {heads} heads of {width}",
-            leaves=[query, key, value, g, beta],
-            sides=_sides(bounds, device),
-            limit="flops",
-            work={"forward": flops, "step": flops * 3},
-            incoming={"backward": [made(rows, positions, heads, width, device=device)]},
+        sides: dict[str, Side] = {"eager": _upstream}
+        if device in accelerator.TYPES:
+            sides["compile"] = torch.compile(_upstream, dynamic=False)
+        yield problem(
+            "gated_delta_rule_channels",
+            f"{name}, {heads} heads of {width}",
+            [query, key, value, g, beta],
+            samples,
+            sides,
+            {"fla": _fla, "torch": channels.channel_decay, "triton": _triton},
         )
-
-
-def _sides(bounds: torch.Tensor | None, device: str) -> dict[str, Side]:
-    """Where samples share a row, upstream's code computes them as one: it has no boundaries."""
-    sides: dict[str, Side] = {"eager": _upstream}
-    if device in accelerator.TYPES:
-        sides["compile"] = torch.compile(_upstream, dynamic=False)
-    if device == "cuda" and find_spec("fla") is not None:
-        sides["fla"] = partial(_fla, bounds=bounds)
-    if device == "cuda":
-        from veomni_hook.kernels.gated_delta_rule.channel_triton import channel_decay
-
-        sides["torch"] = partial(_kernel, kernel=channels.channel_decay, bounds=bounds)
-        sides["ours"] = partial(_kernel, kernel=channel_decay, bounds=bounds)
-    else:
-        sides["ours"] = partial(_kernel, kernel=channels.channel_decay, bounds=bounds)
-    return sides
 
 
 def _upstream(*operands: torch.Tensor) -> torch.Tensor:
@@ -84,29 +62,14 @@ def _upstream(*operands: torch.Tensor) -> torch.Tensor:
     return output
 
 
-def _kernel(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    g: torch.Tensor,
-    beta: torch.Tensor,
-    kernel: Callable[..., tuple[torch.Tensor, Any]],
-    bounds: torch.Tensor | None,
-) -> torch.Tensor:
-    return kernel(query, key, value, g, beta, None, False, True, bounds)[0]
+def _triton(*operands: Any) -> Any:
+    from veomni_hook.kernels.gated_delta_rule.channel_triton import channel_decay
+
+    return channel_decay(*operands)
 
 
-def _fla(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    g: torch.Tensor,
-    beta: torch.Tensor,
-    bounds: torch.Tensor | None,
-) -> torch.Tensor:
+def _fla(query: Any, key: Any, value: Any, g: Any, beta: Any, *options: Any) -> Any:
     from fla.ops.kda import chunk_kda
 
-    output: torch.Tensor = chunk_kda(
-        query, key, value, g=g, beta=beta, use_qk_l2norm_in_kernel=True, cu_seqlens=bounds
-    )[0]
-    return output
+    *_, normalise, bounds = options
+    return chunk_kda(query, key, value, g=g, beta=beta, use_qk_l2norm_in_kernel=normalise, cu_seqlens=bounds)
