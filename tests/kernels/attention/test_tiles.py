@@ -156,6 +156,38 @@ def test_under_autocast():
     close(found, truth, 2e-2)
 
 
+@pytest.mark.parametrize("shared", [False, True])
+def test_in_compiled_code(shared):
+    """One graph; the operators and their backward are known to it."""
+    query, key, value, sinks = operands(1, 4, 2, 17, 40, 16, 16)
+    mask, module = mask_of(1, 17, 40), torch.nn.Module()
+    module.sinks = torch.nn.Parameter(sinks)
+
+    def run(query, key, value):
+        return tiles.with_sinks(query, key, key if shared else value, mask, module, SCALE)[0]
+
+    compiled = torch.compile(run, backend="aot_eager", fullgraph=True)
+    found = []
+    for f in (run, compiled):
+        leaves = [each.clone().requires_grad_() for each in (query, key, value)]
+        out = f(*leaves)
+        wanted = [*leaves[: 2 if shared else 3], module.sinks]
+        found.append([out, *torch.autograd.grad(out.square().sum(), wanted)])
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
+def test_operators_are_known_to_torch():
+    query, key, value, sinks = operands(1, 4, 2, 7, 20, 16, 16)
+    mask = mask_of(1, 7, 20)[:, 0]
+    forward, backward = (
+        getattr(torch.ops.veomni_hook, name) for name in ("attention_tiles", "attention_tiles_backward")
+    )
+    for values in (value, None):
+        torch.library.opcheck(forward, (query, key, values, mask, sinks, SCALE))
+        out, lse = forward(query, key, values, mask, sinks, SCALE)
+        torch.library.opcheck(backward, (query, key, values, mask, out, lse, torch.ones_like(out), SCALE))
+
+
 def test_what_is_refused():
     query, key, value, sinks = operands(1, 4, 2, 7, 20, 16, 16)
     mask = mask_of(1, 7, 20)

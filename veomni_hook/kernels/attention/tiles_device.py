@@ -35,7 +35,7 @@ def scores_of(
 ):  # fmt: skip
     """Scores [QUERIES * HEADS, keys] in units of log 2; -inf where there is no key."""
     there = (s < queries)[:, None] & (t < keys)[None, :]
-    at = mask + s.to(tl.int64)[:, None] * mask_row + t[None, :] * mask_column
+    at = mask + s.to(tl.int64)[:, None] * mask_row + t.to(tl.int64)[None, :] * mask_column
     added = tl.load(at, mask=there, other=float("-inf")).to(tl.float32)
     # The smallest number of float32 becomes -inf here. Nothing is NaN by that: the sink of a row is finite.
     added = tl.broadcast_to((added * LOG2E)[:, None, :], (QUERIES, HEADS, t.shape[0]))
