@@ -107,7 +107,9 @@ def summary(found: Mapping[str, Families]) -> Iterator[str]:
         release: Counter(op for rows in held.values() for op in {op for op, _ in routed(rows)})
         for release, held in found.items()
     }
-    ops = sorted({op for held in counts.values() for op in held}, key=lambda op: -counts[[*found][-1]][op])
+    ops = sorted(
+        {op for held in counts.values() for op in held}, key=lambda op: (-counts[[*found][-1]][op], op)
+    )
     yield f"| Families with | {' | '.join(found)} |"
     yield f"|---|{'---:|' * len(found)}"
     yield f"| any candidate | {' | '.join(str(len(held)) for held in found.values())} |"

@@ -153,7 +153,8 @@ def _processors(device_index: int) -> int:
 
 @cache
 def _generation(device_index: int) -> int:
-    return torch.cuda.get_device_capability(device_index)[0]
+    """The generation of an NVIDIA GPU; 0 for one of AMD, whose numbers mean others."""
+    return 0 if torch.version.hip is not None else torch.cuda.get_device_capability(device_index)[0]
 
 
 def _hopper(x: Tensor) -> bool:
