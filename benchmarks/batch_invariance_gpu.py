@@ -61,7 +61,8 @@ def main() -> None:
     sides = [side for own in PROCESSES.values() for side in own]
     rows = []
     for name, family in chosen(options.families).items():
-        facts = measured(family, processes, sides, trained=PROCESSES, rounds=options.rounds)
+        # One after the other: two of them take upstream's memory.
+        facts = measured(family, processes, sides, trained=PROCESSES, rounds=options.rounds, together=False)
         print(line(name, facts), flush=True)
         rows.append({"family": name, "shape": f"{family.batch} x {family.length}", "sides": facts})
         now = circumstances("batch_invariance_gpu", options.device) | {"dtype": "bfloat16"}
