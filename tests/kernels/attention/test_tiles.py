@@ -123,7 +123,7 @@ def test_no_queries_and_no_keys():
         )
 
 
-def test_only_tiles_that_are_seen_are_visited(monkeypatch):
+def test_only_tiles_that_are_seen_are_visited():
     """Keys of other tiles are not read: numbers there that are none do not matter."""
     query, key, value, sinks = operands(1, 4, 1, 8, 256, 16, 16)
     mask = torch.full((1, 1, 8, 256), torch.finfo(torch.float32).min, device=DEVICE)
