@@ -27,6 +27,7 @@ __all__ = [
     "made",
     "of_sizes",
     "picked",
+    "place",
     "read_together",
     "sent",
     "values",
@@ -73,6 +74,11 @@ def computed(*precomputed: str, floats: bool = False) -> Callable[[_Function], _
 def values(tensor: Any) -> Any:
     """Return the copy of ``tensor`` on the host, whose values the caller reads at once."""
     return host_copy(tensor) if not _traced() and _is_size(tensor, floats=True) else tensor
+
+
+def place(device: Any) -> Any:
+    """Return where the caller computes what it reads at once: the host; ``device`` while code is traced."""
+    return device if _traced() else "cpu"
 
 
 def of_sizes(compute: Callable[..., Any], *sizes: Any) -> Any:

@@ -92,11 +92,22 @@ def test_sizes_are_read_from_the_copy(expression, expected):
     assert expected in edited(text)
 
 
+def test_sizes_that_upstream_sends_to_a_device_are_on_the_host_from_the_begin_on():
+    expression = "(torch.as_tensor(sizes, device=pixels.device) // self.patch_size).prod(-1).tolist()"
+    text = f"class M:\n    def get_image_features(self, pixels, sizes):\n        return {expression}\n"
+    [site] = sites(text)
+    assert (site.status, site.variant, site.captures) == (Status.ROUTED, "read_once", {"sizes": "sizes"})
+    lines = edited(text).splitlines()
+    assert lines[3].strip() == "sizes = veomni_host.values(sizes)"
+    assert "torch.as_tensor(sizes, device=veomni_host.place(pixels.device)) //" in "".join(lines)
+
+
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
         ("counts = pixels.sum(-1)\n        return counts.tolist()", "what the method computes (counts)"),
         ("return (sizes * pixels).tolist()", "several arguments"),
+        ("return torch.ones(sizes, device=pixels.device).tolist()", "several arguments"),
         ("return (sizes * self.scale).tolist()", "a tensor of self"),
     ],
 )

@@ -1,10 +1,12 @@
 """What models compute from the sizes of images, videos and sounds: on the host, from one copy of the sizes.
 
-Six forms, none of which asks for a kernel; `veomni_hook.multimodal.host` is what the inserted code calls:
+Seven forms, none of which asks for a kernel; `veomni_hook.multimodal.host` is what the inserted code calls:
 
 * a function that takes a precomputed result from its argument ``kwargs``: ``@veomni_host.computed("name")``;
 * a method ``get_rope_index``, if it reads nothing but its arguments and the configuration: the same;
 * ``sizes.prod(-1).tolist()`` of an argument: ``veomni_host.values(sizes).prod(-1).tolist()``;
+* ``torch.as_tensor(sizes, device=features.device)`` that is read: ``sizes`` are on the host from the method's
+  begin, and the device is ``veomni_host.place(features.device)``;
 * lengths of sounds that follow from a mask (`sounds`);
 * what a tower computes from sizes itself (`towers`), or from lengths of sounds (`lengths`);
 * a forward of a class with ``get_rope_index``: it reads at once what the others need.
@@ -121,6 +123,13 @@ def _features(
         yield Site(OP, target, Status.MISSED, reason=unknown.reason, lineno=unknown.lineno)
         return
     names = [each.size for each in found if each.size is not None]
+    values = [edit for each in found for edit in _values(view, each)]
+    # What upstream sends to a device may be anywhere: so the tower reads it on the host, too.
+    anywhere = dict.fromkeys(
+        each.size.id for each in found if each.size is not None and each.device is not None
+    )
+    for name in anywhere:
+        values += before_body(view, method, f"{name} = veomni_host.values({name})", "sizes are read once")
     yield Site(
         OP,
         target,
@@ -129,11 +138,19 @@ def _features(
         captures={"sizes": ", ".join(dict.fromkeys(each.id for each in names))},
         edits=(
             *edits,
-            *_others(edits, [in_place(view, each, f"veomni_host.values({each.id})") for each in names]),
+            *_others(edits, values),
         ),
         lineno=method.lineno,
         imports=(_IMPORT,),
     )
+
+
+def _values(view: ModuleView, reading: Reading) -> Iterator[Edit]:
+    """The argument's values on the host, or a tensor that is made of them there."""
+    if reading.device is not None:
+        yield in_place(view, reading.device, f"veomni_host.place({ast.unparse(reading.device)})")
+    elif reading.size is not None:
+        yield in_place(view, reading.size, f"veomni_host.values({reading.size.id})")
 
 
 def _others(edits: list[Edit], more: list[Edit]) -> Iterator[Edit]:

@@ -36,11 +36,19 @@ _NUMBERS = ("_size", "_unit", "_factor", "_ratio")
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A place where the host reads a value: the argument that it follows from, or why that is unknown."""
+    """A place where the host reads a value: the argument that it follows from, or why that is unknown.
+
+    Attributes:
+        lineno: where it is.
+        size: the argument.
+        reason: why it is unknown.
+        device: where upstream makes a tensor of the argument, ``features.device``.
+    """
 
     lineno: int
     size: ast.Name | None = None
     reason: str = ""
+    device: ast.expr | None = None
 
 
 def precomputed_names(function: FunctionNode) -> list[str]:
@@ -112,7 +120,10 @@ def readings(method: FunctionNode) -> Iterator[Reading]:
     for node in sorted(found, key=lambda each: (each.lineno, each.col_offset)):
         assert isinstance(node.func, ast.Attribute)  # noqa: S101
         read, place = f"what {node.func.attr} reads", f"(line {node.lineno})"
+        sent = _devices(node.func.value)
+        devices = {id(each) for device in sent.values() for each in walk_ast(device)}
         names = [each for each in walk_ast(node.func.value) if isinstance(each, ast.Name)]
+        names = [each for each in names if id(each) not in devices]
         sizes = [each for each in names if each.id in arguments | known and each.id != "self"]
         others = [each.id for each in names if each.id in local - known - numbers]
         if len(sizes) != 1 or others:
@@ -123,7 +134,22 @@ def readings(method: FunctionNode) -> Iterator[Reading]:
         elif any(map(_may_be_tensor, _whole_attributes(node.func.value))):
             yield Reading(node.lineno, reason=f"{read} may follow from a tensor of self {place}")
         else:
-            yield Reading(node.lineno, sizes[0])
+            yield Reading(node.lineno, sizes[0], device=sent.get(id(sizes[0])))
+
+
+def _devices(value: ast.expr) -> dict[int, ast.expr]:
+    """``features.device`` of ``torch.as_tensor(sizes, device=features.device)``, by the node of ``sizes``."""
+    found: dict[int, ast.expr] = {}
+    for node in walk_ast(value):
+        match node:
+            case ast.Call(
+                args=[ast.Name() as size],
+                keywords=[
+                    ast.keyword(arg="device", value=ast.Attribute(value=ast.Name(), attr="device") as device)
+                ],
+            ) if chain(node.func) == "torch.as_tensor":
+                found[id(size)] = device
+    return found
 
 
 def _numbers(method: FunctionNode) -> set[str]:
