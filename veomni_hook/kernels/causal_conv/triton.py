@@ -17,7 +17,7 @@ from veomni_hook.kernels.causal_conv import device as kernels
 from veomni_hook.kernels.causal_conv import operand_checks
 from veomni_hook.kernels.shared.autograd import applied, backward_once
 from veomni_hook.kernels.shared.host_values import derived
-from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, cdiv, power
+from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, cdiv, power, room
 from veomni_hook.kernels.shared.operators import define_op
 
 __all__ = ["depthwise", "refuses"]
@@ -25,12 +25,14 @@ __all__ = ["depthwise", "refuses"]
 Tensor = torch.Tensor
 _DTYPES = frozenset((torch.float32, torch.bfloat16, torch.float16))
 _MOST_TAPS = 4
-#: In each direction: channels of a program, those of a thread, and positions of a program, fewer where they
-#: would not fill a GPU. On an H200, 16,384 x 8,192 in bfloat16 took the time of a copy of its bytes at 85 to
-#: 89 % of the bandwidth forward and 56 to 68 % backward, which is bound by arithmetic, with five ways tried.
-_CHANNELS, _OF_A_THREAD = (512, 128), (4, 2)
-_RUNS = ((64, 32), (256, 64, 32))
-_ENOUGH = 4096
+#: In each direction: channels of a program, those of a thread, and how many programs the registers of a
+#: multiprocessor of Hopper hold.
+_CHANNELS, _OF_A_THREAD, _RESIDENT = (512, 128), (4, 2), (8, 14)
+#: Positions of a program, and how many it takes the time of beside them: those around the run, and its sums.
+#: All programs at once take turns on the multiprocessors, and a last turn of a few costs as much as a whole
+#: one. On an H100, 16,384 x 8,192 in bfloat16, backward, share of a copy's bandwidth: runs of 64 73 %, 128
+#: 78 %, 192 (three turns) 82 %, 256 (two turns and a fifth) 76 %. Forward all are at 85 to 89 %.
+_RUNS, _AROUND = ((32, 64, 128), (32, 64, 128, 192, 256)), 16
 
 
 @lru_cache(maxsize=LAUNCHES)
@@ -52,8 +54,12 @@ def _sizes(x: Tensor, backward: bool) -> tuple[int, int, tuple[int, int, int]]: 
     rows, positions, channels = x.shape
     block = min(_CHANNELS[backward], power(channels))
     blocks = cdiv(channels, block)
-    runs = _RUNS[backward]
-    run = next((each for each in runs if rows * blocks * cdiv(positions, each) >= _ENOUGH), runs[-1])
+    at_once = room(x.device)[0] * _RESIDENT[backward]
+
+    def taken(run: int) -> int:
+        return cdiv(rows * blocks * cdiv(positions, run), at_once) * (run + _AROUND)
+
+    run = min(_RUNS[backward], key=taken)
     return run, block, (blocks, cdiv(positions, run), rows)
 
 

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from veomni_hook.kernels.gated_delta_rule.channel_device import extend, is_later, neighbours, row_scale
-from veomni_hook.kernels.gated_delta_rule.gradients_device import through_values
+from veomni_hook.kernels.gated_delta_rule.gradients_device import through_reads, through_values
 from veomni_hook.kernels.gated_delta_rule.local_device import read_rows
 
 __all__ = ["through_products", "through_states", "through_system"]
@@ -47,8 +47,8 @@ def through_states(
     column = rows[:, None] * 64 + i[None, :]
     square = rows[:, None] * BK + columns[None, :]
     weights = tl.zeros((64, 64), tl.float32)
-    sum_q = tl.zeros((BK, 64), tl.float32)
-    sum_k = tl.zeros((BK, 64), tl.float32)
+    sum_q = tl.zeros((64, BK), tl.float32)
+    sum_k = tl.zeros((64, BK), tl.float32)
     overlap = tl.zeros((BK,), tl.float32)
     # In parts, whose loads run ahead of products without registers.
     for part in tl.range(0, BV, PART, num_stages=STAGES):
@@ -57,14 +57,14 @@ def through_states(
         state = tl.load(states + (place * BV + part) * BK + square)
         dstate = tl.load(dstates + (place * BV + part) * BK + square)
         weights = tl.dot(given, new, weights, input_precision=PRECISION)
-        sum_q = tl.dot(tl.trans(state), tl.trans(given), sum_q, input_precision=PRECISION)
-        sum_k = tl.dot(tl.trans(dstate), new, sum_k, input_precision=PRECISION)
+        sum_q = tl.dot(given, state, sum_q, input_precision=PRECISION)
+        sum_k = tl.dot(tl.trans(new), dstate, sum_k, input_precision=PRECISION)
         overlap += tl.sum(state.to(tl.float32) * dstate.to(tl.float32), axis=0)
     kept = weights.to(dp.dtype.element_ty)
     at = dp + place * 64 * 64
     tl.store(at + i[:, None] * 64 + i[None, :], kept, mask=i[:, None] >= i[None, :])
     tl.store(at + i[None, :] * 64 + i[:, None], kept, mask=i[:, None] > i[None, :])
-    tile = place * 64 * BK + i[None, :] * BK + columns[:, None]
+    tile = place * 64 * BK + i[:, None] * BK + columns[None, :]
     tl.store(dq + tile, sum_q)
     tl.store(dk + tile, sum_k)
     tl.store(dtotal + place * BK + columns, overlap)
@@ -105,20 +105,22 @@ def through_system(
     length = tl.load(ends + chunk) - token
     write = tl.load(beta + token * HEADS + head + i * HEADS, mask=i < length, other=0.0).to(tl.float32)
     t = tl.load(solved + place * 64 * 64 + i[:, None] * 64 + i[None, :])
-    of_write, dsystem, passed = through_values(
-        value, states, dwritten, u, dvalue, t, write, token, head, length, place,
-        HEADS, V, BK, BV, VT, VH, PRECISION, PART, STAGES,
+    y = through_reads(states, dwritten, t, place, BK, BV, PRECISION, PART, STAGES)
+    tile = place * 64 * BK + i[:, None] * BK + columns[None, :]
+    reading = tl.load(w + tile)
+    dsystem = tl.dot(y.to(dtype), tl.trans(reading), input_precision=PRECISION)
+    of_write, dsystem = through_values(
+        value, dwritten, u, dvalue, t, write, dsystem, token, head, length, place,
+        HEADS, V, BV, VT, VH, PRECISION, PART, STAGES,
     )  # fmt: skip
+    dsystem = -dsystem
     tl.store(dwrite + place * 64 + i, of_write)
-    y = tl.dot((-passed).to(dtype), t, input_precision=PRECISION)
-    reading = tl.load(w + place * 64 * BK + i[:, None] * BK + columns[None, :])
-    dsystem = -tl.dot(reading, y.to(dtype), dsystem, input_precision=PRECISION)
     at = da + place * 64 * 64
-    # Rows are the earlier positions here. The diagonal has none, and nothing reads it.
-    above = i[:, None] < i[None, :]
-    tl.store(at + i[None, :] * 64 + i[:, None], dsystem.to(dtype), mask=above)
-    tl.store(at + i[:, None] * 64 + i[None, :], (dsystem * write[None, :]).to(dtype), mask=above)
-    tl.store(dread + place * 64 * BK + i[None, :] * BK + columns[:, None], y.to(dtype))
+    # The diagonal has none, and nothing reads it.
+    below = i[:, None] > i[None, :]
+    tl.store(at + i[:, None] * 64 + i[None, :], dsystem.to(dtype), mask=below)
+    tl.store(at + i[None, :] * 64 + i[:, None], (dsystem * write[:, None]).to(dtype), mask=below)
+    tl.store(dread + tile, y.to(dtype))
 
 
 @triton.jit

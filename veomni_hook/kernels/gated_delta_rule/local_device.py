@@ -14,7 +14,7 @@ Results are of whole chunks: positions behind the end of a sample have zeros, so
 import triton
 import triton.language as tl
 
-__all__ = ["EPS", "inverse", "local", "read_columns", "read_rows", "write_columns"]
+__all__ = ["EPS", "inverse", "local", "read_rows", "write_rows"]
 
 EPS = tl.constexpr(1e-6)
 
@@ -59,23 +59,13 @@ def read_rows(x, token, head, length, TOKEN: tl.constexpr, HEAD: tl.constexpr, W
 
 
 @triton.jit
-def read_columns(x, token, head, length, TOKEN: tl.constexpr, HEAD: tl.constexpr, WIDTH, BLOCK: tl.constexpr):
-    """The same, transposed: [BLOCK, 64]."""
-    i, row = tl.arange(0, 64), tl.arange(0, BLOCK)
-    inside = (i[None, :] < length) & (row[:, None] < WIDTH)
-    return tl.load(
-        x + token * TOKEN + head * HEAD + i[None, :] * TOKEN + row[:, None], mask=inside, other=0.0
-    )
-
-
-@triton.jit
-def write_columns(
+def write_rows(
     x, values, token, head, length, TOKEN: tl.constexpr, HEAD: tl.constexpr, WIDTH, BLOCK: tl.constexpr
 ):
-    """Write [BLOCK, 64], transposed, to 64 rows of contiguous [tokens, heads, WIDTH]."""
-    i, row = tl.arange(0, 64), tl.arange(0, BLOCK)
-    inside = (i[None, :] < length) & (row[:, None] < WIDTH)
-    at = x + token * TOKEN + head * HEAD + i[None, :] * TOKEN + row[:, None]
+    """Write [64, BLOCK] to 64 rows of [tokens, heads, WIDTH]; nothing behind `length`."""
+    i, column = tl.arange(0, 64), tl.arange(0, BLOCK)
+    inside = (i[:, None] < length) & (column[None, :] < WIDTH)
+    at = x + token * TOKEN + head * HEAD + i[:, None] * TOKEN + column[None, :]
     tl.store(at, values.to(x.dtype.element_ty), mask=inside)
 
 

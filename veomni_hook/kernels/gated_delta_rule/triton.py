@@ -34,16 +34,16 @@ from veomni_hook.kernels.shared.launch import LAUNCHES, Launch
 __all__ = ["refuses", "scalar_decay"]
 
 Tensor = torch.Tensor
-#: Warps and stages of each kernel. On an H200, 16,384 positions, 16 key heads and 32 heads of 128, bfloat16,
-#: in ms: ``local`` in 4 warps 0.48, in 8 or 2 0.73; ``states`` in 8 warps 0.71, in 4 2.2; ``system`` in 4
-#: warps 0.95, in 8 1.1 to 1.3.
+#: Warps and stages of each kernel. 16,384 positions, 16 key heads and 32 heads of 128, bfloat16, in ms: on an
+#: H100 ``states`` in 8 warps 0.59, in 4 1.1, ``system`` in 4 warps 0.91, in 8 1.1; on an H200 ``local`` in 4
+#: warps 0.48, in 8 or 2 0.73.
 _OPTIONS: dict[str, dict[str, int]] = {
     "local": {"num_warps": 4},
     "states": {"num_warps": 8, "num_stages": 1},
     "system": {"num_warps": 4, "num_stages": 1},
 }
 #: Rows of the state for a part of the gradients' kernels, and how many parts are loaded ahead: registers do
-#: not hold a whole state beside the sums, and what they spill cost a third of the time.
+#: not hold a whole state beside the sums. ``system`` with one part ahead takes 1.14.
 _PARTS = {"states": (64, 3), "system": (64, 2)}
 
 
