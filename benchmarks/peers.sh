@@ -3,15 +3,16 @@
 #
 # FOLDER then holds peers.tar.xz, triton.tar.xz (a Triton whose compiler takes flash-linear-attention's backward on
 # Hopper) and environment.sh, to be sourced where the GPU is: `. FOLDER/environment.sh` for the peers, and
-# `. FOLDER/environment.sh triton` for that Triton, too. Packages are for Python 3.12, without what they need. A checkout
-# of batch-invariant-ops (github.com/thinking-machines-lab) is packed if BATCH_INVARIANT_OPS names one.
+# `. FOLDER/environment.sh triton` for that Triton, too. Packages are for Python 3.12, without what they need.
+# platformdirs is one that this package itself needs. A checkout of batch-invariant-ops
+# (github.com/thinking-machines-lab) is packed if BATCH_INVARIANT_OPS names one.
 set -euo pipefail
 
 [ $# = 1 ] || {
 	echo "usage: peers.sh FOLDER" >&2
 	exit 1
 }
-packages=(fla-core==0.6.0 einops==0.8.2 liger-kernel==0.8.5 trl==1.16.0)
+packages=(fla-core==0.6.0 einops==0.8.2 liger-kernel==0.8.5 trl==1.16.0 platformdirs==4.5.0)
 platforms=(--platform manylinux_2_28_x86_64 --platform manylinux_2_27_x86_64 --platform any)
 mkdir -p "$1"
 out=$(cd "$1" && pwd)

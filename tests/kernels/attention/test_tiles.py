@@ -207,3 +207,18 @@ def test_what_is_refused():
     wide = [torch.zeros(1, 2, 7, 600, device=DEVICE), torch.zeros(1, 2, 20, 600, device=DEVICE)]
     assert "at most 512" in refused(query=wide[0], key=wide[1], value=wide[1])
     assert refused(query=query[:, :, :1]) == "there is one query: decoding"
+
+
+@pytest.mark.parametrize(
+    ("queries", "keys", "dtype", "reason"),
+    [
+        (2048, 1, torch.bfloat16, None),
+        (1, 1, torch.bfloat16, "fewer than 1024 queries"),
+        (2048, 2, torch.bfloat16, "keys of their own"),
+        (2048, 1, torch.float32, "in float32"),
+    ],
+)
+def test_auto_takes_what_was_measured(queries, keys, dtype, reason):
+    query, key = (torch.empty(1, heads, queries, 16, dtype=dtype) for heads in (4, keys))
+    found = tiles.loses(None, query, key)
+    assert found is None if reason is None else reason in found

@@ -25,11 +25,13 @@ from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, cdiv, power, roo
 from veomni_hook.kernels.shared.operand_checks import not_plain
 from veomni_hook.kernels.shared.operators import define_op
 
-__all__ = ["refuses", "with_sinks"]
+__all__ = ["loses", "refuses", "with_sinks"]
 
 Tensor = torch.Tensor
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _NARROWEST, _WIDEST = 16, 512
+#: Queries of a call from which on ``auto`` takes it: fewer were not measured.
+_SHORTEST = 1024
 #: Rows (queries times heads) and keys of a tile, by preference: the first that fit into shared memory.
 _TILES = ((64, 64), (64, 32), (32, 32), (16, 16))
 #: Programs for each multiprocessor that the backward of keys is to have, and the most parts of its sums.
@@ -79,6 +81,17 @@ def refuses(  # noqa: PLR0913, PLR0917 - the operands of the op
     if attention_mask.device != query.device or not attention_mask.is_floating_point():
         return f"the attention mask is {attention_mask.dtype} on {attention_mask.device}"
     return "the attention mask wants a gradient" if attention_mask.requires_grad else None
+
+
+def loses(owner: Any, query: Any, key: Any, *others: Any) -> str | None:
+    """Return why ``auto`` leaves this call to the upstream code, or None."""
+    if query.shape[2] < _SHORTEST:
+        return f"fewer than {_SHORTEST} queries: not measured to be faster"
+    if key.shape[1] > 1:
+        return "heads have keys of their own: not measured to be faster"
+    if dtype_of(query) is torch.float32:
+        return "the attention is in float32: not measured to be faster"
+    return None
 
 
 class _Tile(NamedTuple):

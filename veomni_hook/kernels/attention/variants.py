@@ -46,10 +46,11 @@ _TILES = backend(
     "tiles",
     ".tiles:with_sinks",
     refuses=".tiles:refuses",
+    loses=".tiles:loses",
     requires=TRITON,
     traceable=True,
-    automatic=False,
-    description="no score is stored; any mask; skips tiles that it hides; not measured yet",
+    beats_inductor=True,
+    description="no score is stored; any mask; skips tiles that it hides; for heads that share one key",
 )
 
 VARIANTS = {
