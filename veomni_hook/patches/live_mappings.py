@@ -13,11 +13,12 @@ from veomni_hook.patches.records import Patch, PatchType
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from types import ModuleType
 
     from veomni_hook.patches.mapped import MappedClass
     from veomni_hook.patches.spec import PatchConfig
 
-__all__ = ["CHANGED", "MAPPED", "follow", "follow_at_load", "holding"]
+__all__ = ["CHANGED", "MAPPED", "comes_late", "follow", "follow_at_load", "holding"]
 
 #: Every mapped class of the loaded patched modules, by module and name.
 MAPPED: dict[tuple[str, str], MappedClass] = {}
@@ -34,11 +35,26 @@ def holding(config: PatchConfig, name: str) -> Patch | None:
     meant = [
         patch
         for patch in config.patches
-        if patch.patch_type is PatchType.CLASS_MAPPING
-        if (re.search(patch.target, name) if patch.regex else fnmatchcase(name, patch.target))
+        if patch.patch_type is PatchType.CLASS_MAPPING and _is_meant(name, patch)
     ]
-    exact = (patch for patch in meant if not patch.regex and patch.target == name)
+    exact = (patch for patch in meant if _names(patch, name))
     return next(exact, meant[0] if meant else None)
+
+
+def comes_late(config: PatchConfig, patch: Patch, home: ModuleType) -> bool:
+    """Whether a mapping that ``config`` declares now leaves a class of a loaded module as it is.
+
+    Only the classes whose constructor calls ask already can follow. A target that was in force before is
+    never late: classes that it did not map then, as those that are never constructed, are not meant.
+    """
+    asking = {mapped.name: mapped for mapped in _of(config) if mapped.home == home.__name__}
+    if any(patch.target in mapped.targets for mapped in asking.values()):
+        return False
+    return any(
+        name not in asking
+        for name, kind in list(vars(home).items())
+        if isinstance(kind, type) and kind.__module__ == home.__name__ and _is_meant(name, patch)
+    )
 
 
 def follow(config: PatchConfig, *, taken_back: bool) -> None:
@@ -72,3 +88,11 @@ def _of(config: PatchConfig) -> Iterator[MappedClass]:
     yield from (
         mapped for mapped in list(MAPPED.values()) if mapped.config == name and config.applies_to(mapped.home)
     )
+
+
+def _is_meant(name: str, patch: Patch) -> bool:
+    return bool(re.search(patch.target, name)) if patch.regex else fnmatchcase(name, patch.target)
+
+
+def _names(patch: Patch, name: str) -> bool:
+    return not patch.regex and patch.target == name

@@ -56,6 +56,7 @@ class MappedClass:
 
     Attributes:
         current: what is constructed now; None if the config has taken the mapping back.
+        targets: the targets of all declarations that were in force.
         replacements: by ``package.module:Name``, all that were in force: existing models have their classes.
         gave_way: the class that transformers' own class mapping put there instead, once that happened.
     """
@@ -68,7 +69,7 @@ class MappedClass:
             replacement, name, home, config=config, declared=declared, weights=weights
         )
         self.replacements = {replacement: self.current}
-        self.declared = declared
+        self.declared, self.targets = declared, {declared}
         self._listed = {replacement}  # the module's text has it
         self.gave_way: Callable[..., Any] | None = None
         MAPPED[home, name] = self
@@ -111,6 +112,7 @@ class MappedClass:
             made.kind = known.kind
         self.replacements[text] = self.current = made
         self.declared = patch.target
+        self.targets.add(patch.target)
 
     def is_instance(self, module: object) -> bool:
         """Whether ``module`` has the class of a replacement; imports nothing."""
