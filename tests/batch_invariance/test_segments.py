@@ -62,7 +62,7 @@ def test_added_numbers():
     ("mask", "reason"),
     [
         (torch.tensor([[[[True, False, True]]]]), "gaps"),
-        (torch.full((1, 1, 2, 2), -1.5), "adds numbers"),
+        (torch.full((1, 1, 2, 2), -1.5), "adds other numbers than 0 and -inf"),
         (torch.stack([causal(3, 3), ~causal(3, 3)])[None], "for all heads"),
     ],
 )

@@ -200,6 +200,35 @@ def test_routes_are_cut_and_joined_by_tokens(folder):
     assert Routes({"a": torch.arange(512).view(1, 512)}, 512)["a"].dtype is torch.int16
 
 
+def test_a_rollout_is_replayed_over_its_whole_sequences(folder):
+    """Prompts padded on the left, then one call for each token; the last sampled token has no route."""
+    set_choice("eager")
+    model = made("qwen3_moe", folder).eval()
+    prompts, mask = BATCH["input_ids"], torch.ones_like(BATCH["input_ids"])
+    mask[0, :3] = 0
+    options = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False, "pad_token_id": 0}
+    with record(model, weights=True) as routes:
+        sequences = model.generate(prompts, attention_mask=mask, **options)
+    rollout = routes.as_sequences(2)
+    assert [len(calls) for calls in routes.calls.values()] == [4, 4]
+    inputs, mask = sequences[:, :-1], torch.cat([mask, mask.new_ones(2, 3)], 1)
+    positions = (mask.cumsum(-1) - 1).clamp_min(0)
+    with record(model, weights=True) as again, replay(model, rollout), torch.no_grad():
+        model(inputs, attention_mask=mask, position_ids=positions, use_cache=False)
+    with record(model, weights=True) as free, torch.no_grad():
+        model(inputs, attention_mask=mask, position_ids=positions, use_cache=False)
+    for name in rollout:
+        assert rollout[name].shape == (2 * 15, 3)
+        assert torch.equal(again[name], rollout[name]) and torch.equal(free[name], rollout[name])
+        torch.testing.assert_close(free.calls[name][0].weights, rollout.calls[name][0].weights)
+
+
+def test_names_of_routes():
+    routes = Routes({"a": torch.tensor([[0, 1]]), "b": torch.tensor([[1, 2]])}, 4)
+    assert list(routes) == list(routes.keys()) == ["a", "b"] and "a" in routes and "c" not in routes
+    assert {name: each.tolist() for name, each in dict(routes).items()} == {"a": [[0, 1]], "b": [[1, 2]]}
+
+
 class Fails:
     """What must be an error, by what its message says."""
 
@@ -237,6 +266,31 @@ class Fails:
             model(**BATCH)
 
     @staticmethod
+    def a_rollout(model, routes):
+        with record(model.eval()) as calls:
+            sequences = model.generate(
+                BATCH["input_ids"], max_new_tokens=3, min_new_tokens=3, do_sample=False
+            )
+        with replay(model, calls):
+            model(sequences)
+
+    @staticmethod
+    def a_rollout_by_name(model, routes):
+        Routes({name: [routes[name]] * 2 for name in routes}, 8)["model.layers.0.mlp.gate"]
+
+    @staticmethod
+    def another_number_of_sequences(model, routes):
+        Routes({name: [routes[name], routes[name][:2]] for name in routes}, 8).as_sequences(3)
+
+    @staticmethod
+    def no_sequences(model, routes):
+        routes.as_sequences(0)
+
+    @staticmethod
+    def rollouts_of_different_models(model, routes):
+        Routes({"gate": [torch.tensor([[0, 1]]), torch.tensor([[0, 1, 2]])]}, 8).as_sequences(1)
+
+    @staticmethod
     def other_names(model, routes):
         with replay(model.model, routes):
             pass
@@ -269,7 +323,12 @@ class Fails:
         ("more_experts", "3 of 9 experts"),
         ("twice", "for the 2. time, but 1 call of it was recorded"),
         ("never", "2 routers did not ask"),
-        ("half", "recorded calls of 2 routers were not replayed"),
+        ("half", r"(?s)recorded calls of 2 routers were not replayed.*as_sequences\(batch\)"),
+        ("a_rollout", r"Routes\.as_sequences\(batch\) makes one call"),
+        ("a_rollout_by_name", r"as_sequences\(batch\) makes one call"),
+        ("another_number_of_sequences", "had 24? tokens: not the same number for each of 3"),
+        ("no_sequences", "not the same number for each of 0"),
+        ("rollouts_of_different_models", "differ in the number of experts"),
         ("other_names", "no recognised router model.layers.0.mlp.gate"),
         ("replaced", "model.layers.1.mlp.gate"),
         ("wrong_numbers", "numbers outside of 0 to 7"),

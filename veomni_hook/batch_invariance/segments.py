@@ -64,7 +64,7 @@ def _visible(mask: torch.Tensor) -> torch.Tensor:
     if shared.dtype is torch.bool:
         return shared
     if not ((shared == 0) | (shared <= torch.finfo(shared.dtype).min)).all():
-        raise _unfit("the mask adds numbers to the scores")
+        raise _unfit("the mask adds other numbers than 0 and -inf to the scores")
     return shared == 0
 
 

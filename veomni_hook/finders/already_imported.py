@@ -71,7 +71,7 @@ def report(names: Iterable[str]) -> None:
         return
     files = ", ".join(f"{name} ({getattr(sys.modules[name], '__file__', None)})" for name in loaded)
     note(f"imported too early to be patched: {files}")
-    what = f"imported too early to be patched: {shortened(_families(loaded))}"
+    what = f"imported too early to be patched: {shortened(families(loaded))}"
     fix = _IN_A_NOTEBOOK if _is_notebook() else _IN_A_SCRIPT
     if current_settings().strict:
         raise AlreadyImportedError(what, where="sys.modules", fix=fix)
@@ -80,7 +80,7 @@ def report(names: Iterable[str]) -> None:
     warnings.warn(message, AlreadyImportedWarning, stacklevel=4)
 
 
-def _families(names: Iterable[str]) -> list[str]:
+def families(names: Iterable[str]) -> list[str]:
     """Return the families of modules, then the modules that belong to none."""
     ordered = sorted(names, key=lambda name: not name.startswith(PREFIX))
     return list(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-from veomni_hook.finders import absent_modules, already_imported
+from veomni_hook.finders import absent_modules, already_imported, late
 from veomni_hook.finders.configs import as_configs
 from veomni_hook.finders.state import STATE
 from veomni_hook.finders.targets import is_target
@@ -26,10 +26,14 @@ def register(config: PatchConfig | ModuleType | Any) -> PatchConfig:
     Raises:
         ConfigError: the object is not a patch config and holds none. Under `VEOMNI_STRICT=1` also if the
             config's source module is not installed, which is otherwise a warning.
-        AlreadyImportedError: under `VEOMNI_STRICT=1`, the config's source module is already imported.
+        AlreadyImportedError: under `VEOMNI_STRICT=1`, a module that the config is for is already imported, a
+            warning otherwise. Verbs of a registered config raise or warn, too, if they come too late.
     """
     configs = as_configs(config, where=repr(config))
     absent_modules.report([(added.name, added.source_module) for added in configs], registered=True)
+    for added in configs:
+        late.report(added)
+        late.watch(added)
     STATE.registered = [*STATE.registered, *configs]
     others = [added for added in configs if not is_target(added.source_module)]
     STATE.registered_names |= {added.source_module for added in others if not added.is_pattern}

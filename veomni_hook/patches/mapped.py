@@ -7,21 +7,20 @@ Imports neither torch nor transformers by itself.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import cached_property
-from importlib import import_module
-from inspect import signature
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from veomni_hook.errors import ReplacementError, SignatureError
-from veomni_hook.patches.unmapped import UNMAPPED
+from veomni_hook.patches.live_mappings import MAPPED, follow_at_load
+from veomni_hook.patches.mapped_replacement import Replacement
+
+if TYPE_CHECKING:
+    from veomni_hook.patches.records import Patch
 
 __all__ = ["MAPPED", "MappedClass", "loaded_instances", "set_active", "use_mapped_classes"]
 
-#: Every mapped class of the loaded patched modules, by module and name.
-MAPPED: dict[tuple[str, str], MappedClass] = {}
 _WANTED: ContextVar[bool] = ContextVar("veomni_mapped_classes", default=True)
 _ACTIVE = [True]
 
@@ -56,16 +55,25 @@ class MappedClass:
         weights: ``package.module:name`` of conversions for checkpoints; empty if there are none.
 
     Attributes:
+        current: what is constructed now; None if the config has taken the mapping back.
+        targets: the targets of all declarations that were in force.
+        replacements: by ``package.module:Name``, all that were in force: existing models have their classes.
         gave_way: the class that transformers' own class mapping put there instead, once that happened.
     """
 
     def __init__(
         self, name: str, replacement: str, home: str, *, config: str, declared: str, weights: str = ""
     ) -> None:
-        self.name, self.replacement, self.home = name, replacement, home
-        self.config, self.declared, self.weights = config, declared, weights
+        self.name, self.home, self.config = name, home, config
+        self.current: Replacement | None = Replacement(
+            replacement, name, home, config=config, declared=declared, weights=weights
+        )
+        self.replacements = {replacement: self.current}
+        self.declared, self.targets = declared, {declared}
+        self._listed = {replacement}  # the module's text has it
         self.gave_way: Callable[..., Any] | None = None
         MAPPED[home, name] = self
+        follow_at_load(self)
 
     def __call__(self, current: Callable[..., Any]) -> Callable[..., Any]:
         """Return what to call with the constructor's arguments.
@@ -75,67 +83,40 @@ class MappedClass:
                 transformers' own class mapping has replaced it, and this returns it, because its weights come
                 with conversions of their own.
         """
-        if not self.in_force:
+        replacement = self.current
+        if replacement is None or not (_ACTIVE[0] and _WANTED.get()):
             return current
         bound = getattr(current, "__module__", ""), getattr(current, "__qualname__", "")
         if bound != (self.home, self.name):
             self.gave_way = current
             return current
-        return self._construct
-
-    @property
-    def in_force(self) -> bool:
-        """Whether constructor calls get the replacement here and now."""
-        return _ACTIVE[0] and _WANTED.get() and (self.config, self.declared) not in UNMAPPED
-
-    @cached_property
-    def kind(self) -> type:
-        """The class to construct.
-
-        Raises:
-            ReplacementError: it cannot be imported, or is not a subclass of ``torch.nn.Module``.
-        """
-        from torch import nn
-
-        found = self.named(self.replacement)
-        if not (isinstance(found, type) and issubclass(found, nn.Module)):
-            raise ReplacementError(
-                f"{self.replacement}, to which {self.name} is mapped, is no subclass of torch.nn.Module",
-                where=self.where,
-                fix="map the class to a class of modules",
-                target=self.name,
-            )
-        if self.weights:
+        if replacement.weights:
             from veomni_hook.patches.mapped_weights import serve_conversions
 
             serve_conversions(loaded_instances)
-        return found
+        self._list(replacement)
+        return replacement.construct
 
-    @property
-    def where(self) -> str:
-        """The place that errors name."""
-        return f"{self.home}; declared in {self.config}: map_class({self.declared!r})"
-
-    def named(self, text: str) -> Any:
-        """Import what ``package.module:name`` names; raises ReplacementError if that fails."""
-        module, _, name = text.partition(":")
-        try:
-            found = import_module(module)
-            for part in name.split("."):
-                found = getattr(found, part)
-        except Exception as error:
-            raise ReplacementError(
-                f"{text}, which belongs to the mapping of {self.name}, cannot be imported: "
-                f"{type(error).__name__}: {error}",
-                where=self.where,
-                fix="correct the name or the module; `map_class` imports it when a model is built",
-                target=self.name,
-            ) from error
-        return found
+    def map_to(self, patch: Patch | None) -> None:
+        """Construct from now on what ``patch`` maps the class to; None: the module's own class."""
+        if patch is None:
+            self.current = None
+            return
+        module, _, name = (patch.replacement_source or "").rpartition(".")
+        text = f"{module}:{name}"
+        made = Replacement(
+            text, self.name, self.home, config=self.config, declared=patch.target, weights=patch.weights
+        )
+        known = self.replacements.get(text)
+        if known is not None and "kind" in vars(known):
+            made.kind = known.kind
+        self.replacements[text] = self.current = made
+        self.declared = patch.target
+        self.targets.add(patch.target)
 
     def is_instance(self, module: object) -> bool:
-        """Whether ``module`` has the replacement's class; imports nothing."""
-        return "kind" in vars(self) and type(module) is self.kind
+        """Whether ``module`` has the class of a replacement; imports nothing."""
+        return any(each.is_kind(type(module)) for each in list(self.replacements.values()))
 
     def either(self, own: type) -> type:
         """Return a stand-in for ``own`` of which instances of the replacement are instances, too.
@@ -144,17 +125,17 @@ class MappedClass:
         """
         return _Either(own.__name__, (), {"__module__": own.__module__, "own": own, "mapped": self})
 
-    def _construct(self, *args: Any, **kwargs: Any) -> Any:
-        try:
-            signature(self.kind).bind(*args, **kwargs)
-        except TypeError as error:
-            raise SignatureError(
-                f"{self.replacement} cannot be constructed as {self.name} is: {error}",
-                where=self.where,
-                fix=f"give its __init__ the parameters of {self.home}.{self.name}",
-                target=self.name,
-            ) from error
-        return self.kind(*args, **kwargs)
+    def _list(self, replacement: Replacement) -> None:
+        """Add the class to the module's lists of classes that are not split, where they have this one."""
+        home = sys.modules.get(self.home)
+        if replacement.name in self._listed or home is None:
+            return
+        self._listed.add(replacement.name)
+        new = replacement.name.rpartition(":")[2]
+        for kind in list(vars(home).values()):
+            listed = vars(kind).get("_no_split_modules") if isinstance(kind, type) else None
+            if isinstance(listed, list) and self.name in listed and new not in listed:
+                setattr(kind, "_no_split_modules", [*listed, new])  # noqa: B010 - unknown to the type checker
 
 
 class _Either(type):
@@ -165,9 +146,10 @@ class _Either(type):
         return isinstance(instance, attributes["own"]) or attributes["mapped"].is_instance(instance)
 
 
-def loaded_instances(model: Any) -> Iterator[MappedClass]:
-    """Yield the mapped classes whose replacements ``model`` has, each once."""
+def loaded_instances(model: Any) -> Iterator[Replacement]:
+    """Yield the replacements whose classes ``model`` has, each once."""
     kinds = {type(module) for module in model.modules()}
     for mapped in list(MAPPED.values()):
-        if "kind" in vars(mapped) and mapped.kind in kinds:
-            yield mapped
+        for replacement in list(mapped.replacements.values()):
+            if any(map(replacement.is_kind, kinds)):
+                yield replacement

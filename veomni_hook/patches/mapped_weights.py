@@ -17,7 +17,7 @@ from veomni_hook.errors import CheckpointError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from veomni_hook.patches.mapped import MappedClass
+    from veomni_hook.patches.mapped_replacement import Replacement
 
 __all__ = ["serve_conversions"]
 
@@ -25,7 +25,7 @@ _NAME = "get_model_conversion_mapping"
 _LOCK = threading.Lock()
 
 
-def serve_conversions(instances: Callable[[Any], Iterable[MappedClass]]) -> None:
+def serve_conversions(instances: Callable[[Any], Iterable[Replacement]]) -> None:
     """Let transformers use the conversions of the mapped classes that ``instances`` finds in a model.
 
     Changes ``transformers.conversion_mapping`` and the loaded modules that import its function.
@@ -42,14 +42,14 @@ def serve_conversions(instances: Callable[[Any], Iterable[MappedClass]]) -> None
                 setattr(module, _NAME, ours)
 
 
-def _with_ours(upstream: Any, instances: Callable[[Any], Iterable[MappedClass]]) -> Any:
+def _with_ours(upstream: Any, instances: Callable[[Any], Iterable[Replacement]]) -> Any:
     @wraps(upstream)
     def get_model_conversion_mapping(model: Any, *args: Any, **kwargs: Any) -> list[Any]:
         found = upstream(model, *args, **kwargs)
         mapped = [one for one in instances(model) if one.weights]
         if mapped and getattr(model, "hf_quantizer", None) is not None:
             raise CheckpointError(
-                f"{mapped[0].replacement} has conversions of weights, and the model is quantised",
+                f"{mapped[0].name} has conversions of weights, and the model is quantised",
                 where=mapped[0].where,
                 fix="load without quantisation, or inside use_mapped_classes(on=False)",
             )
@@ -60,7 +60,7 @@ def _with_ours(upstream: Any, instances: Callable[[Any], Iterable[MappedClass]])
     return get_model_conversion_mapping
 
 
-def _conversions(mapped: MappedClass) -> list[Any]:
+def _conversions(mapped: Replacement) -> list[Any]:
     made = mapped.named(mapped.weights)
     # Copied: transformers collects tensors in these objects.
     return list(made()) if callable(made) else deepcopy(list(made))

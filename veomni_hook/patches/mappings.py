@@ -6,9 +6,9 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from veomni_hook.errors import ConfigError
+from veomni_hook.patches.live_mappings import follow
 from veomni_hook.patches.places import place_of_caller
 from veomni_hook.patches.records import Patch, PatchType
-from veomni_hook.patches.unmapped import UNMAPPED
 
 if TYPE_CHECKING:
     from veomni_hook.patches.spec import PatchConfig
@@ -43,7 +43,7 @@ def mapping(
             origin=origin,
         )
         config.patches.append(patch)
-        UNMAPPED.discard((config.name, declared))
+        follow(config, taken_back=False)
         return given
 
     return register if replacement is None else register(replacement)
@@ -60,7 +60,7 @@ def unmapping(config: PatchConfig, target: str | re.Pattern[str]) -> None:
             fix="name the class or the expression as in map_class",
         )
     config.patches[:] = kept
-    UNMAPPED.add((config.name, declared))
+    follow(config, taken_back=True)
 
 
 def _text(target: str | re.Pattern[str]) -> str:

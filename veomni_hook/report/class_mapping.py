@@ -30,11 +30,17 @@ def notes_on_mapped(model: nn.Module) -> Iterator[str]:
             )
     ours: Any = sys.modules.get(_OURS)  # loaded by the first patched module with a mapping
     for mapped in () if ours is None else list(ours.MAPPED.values()):
-        said = f"class mapping {mapped.declared!r} of {mapped.config}"
-        if number := sum(map(mapped.is_instance, model.modules())):
-            yield f"{said}: {counted(number, 'module')} of the class {_name(mapped.kind)} for {mapped.name}"
+        for each in list(mapped.replacements.values()):
+            if number := sum(map(each.is_kind, kinds)):
+                yield (
+                    f"class mapping {each.declared!r} of {mapped.config}: {counted(number, 'module')} of the "
+                    f"class {_name(each.kind)} for {mapped.name}"
+                )
         if mapped.gave_way in kinds:
-            yield f"{said} gave way: {mapped.name} was already replaced by {_name(mapped.gave_way)}"
+            yield (
+                f"class mapping {mapped.declared!r} of {mapped.config} gave way: {mapped.name} was already "
+                f"replaced by {_name(mapped.gave_way)}"
+            )
 
 
 def registered_classes() -> Mapping[str, type]:

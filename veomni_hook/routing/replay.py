@@ -54,7 +54,8 @@ class _Replay(Session):
             raise RoutingError(
                 f"recorded calls of {counted(len(left), 'router')} were not replayed: {shortened(left)}",
                 where=_WHERE,
-                fix="run as many forward passes as were recorded, in the same order",
+                fix="run as many forward passes as were recorded, in the same order; after `generate`, "
+                "Routes.as_sequences(batch) makes one call of all",
             )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, KeysView, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -48,7 +48,7 @@ class Routes:
     """The experts of every token, for each call of each router, by the router's name in the model.
 
     They hold whole sequences: if processes share them, every process holds all positions. They can be
-    pickled.
+    pickled. Iterating them gives the names.
 
     Args:
         ids: by the router's name, the experts of each token, ``[..., top_k]``, of any integer dtype; or
@@ -91,6 +91,16 @@ class Routes:
     def __len__(self) -> int:
         return len(self._calls)
 
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._calls)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._calls
+
+    def keys(self) -> KeysView[str]:
+        """Return the routers' names."""
+        return self._calls.keys()
+
     def __repr__(self) -> str:
         each = {len(calls) for calls in self._calls.values()}
         times = f"{min(each)} to {max(each)}" if len(each) > 1 else "".join(map(str, each)) or "0"
@@ -125,6 +135,30 @@ class Routes:
             )
         return cls._of({name: [_as_one([each._only(name) for each in parts])] for name in first._calls})
 
+    def as_sequences(self, batch: int) -> Routes:
+        """Return the routes of several calls that continue the same sequences as those of one call.
+
+        For a rollout: `generate` calls the model for the prompts, and again for each new token. The last
+        token of its result was never an input, so it has no route: replay with all tokens but that one.
+
+        Args:
+            batch: how many sequences every call had: the rows of what `generate` returns.
+
+        Raises:
+            RoutingError: the tokens of a call are no ``batch`` equal parts, or the calls of a router differ
+                in the number of experts, or only some have weights.
+        """
+        for name, calls in self._calls.items():
+            for call in calls:
+                if batch < 1 or len(call.ids) % batch:
+                    raise RoutingError(
+                        f"a call of {name} had {len(call.ids)} tokens: not the same number for each of "
+                        f"{batch} sequences",
+                        where=f"{_WHERE}.as_sequences",
+                        fix="give the number of rows that the model was called with, and record one rollout",
+                    )
+        return self._of({name: [_as_one(calls, batch)] for name, calls in self._calls.items() if calls})
+
     def _add(self, name: str, call: Call) -> None:
         self._calls.setdefault(name, []).append(call)
 
@@ -140,7 +174,8 @@ class Routes:
             raise RoutingError(
                 f"the router {name} was called {len(calls)} times",
                 where=_WHERE,
-                fix="record one forward pass, or use .calls, which has every call",
+                fix="record one forward pass, or use .calls, which has every call; after `generate`, "
+                "as_sequences(batch) makes one call of all",
             )
         return calls[0]
 
@@ -148,7 +183,8 @@ class Routes:
         return self._of({name: [call.map(change) for call in calls] for name, calls in self._calls.items()})
 
 
-def _as_one(calls: Sequence[Call]) -> Call:
+def _as_one(calls: Sequence[Call], batch: int = 1) -> Call:
+    """Return one call: for each of ``batch`` equal parts of the calls' tokens, those of all calls in turn."""
     weights = [call.weights for call in calls if call.weights is not None]
     if len({(call.experts, call.ids.shape[1]) for call in calls}) > 1 or len(weights) not in (0, len(calls)):
         raise RoutingError(
@@ -156,8 +192,13 @@ def _as_one(calls: Sequence[Call]) -> Call:
             where=_WHERE,
             fix="join routes of one model, recorded in the same way",
         )
-    ids = torch.cat([call.ids for call in calls])
-    return Call(calls[0].experts, ids, torch.cat(weights) if weights else None)
+    ids = _in_parts([call.ids for call in calls], batch)
+    return Call(calls[0].experts, ids, _in_parts(weights, batch) if weights else None)
+
+
+def _in_parts(tensors: Sequence[torch.Tensor], batch: int) -> torch.Tensor:
+    by_row = [each.view(batch, len(each) // batch, each.shape[1]) for each in tensors]
+    return torch.cat(by_row, 1).flatten(0, 1)
 
 
 def _checked(name: str, ids: torch.Tensor, experts: int) -> Call:

@@ -197,8 +197,9 @@ def _fitting(
         f"the routes of {name} are {call.ids.shape[1]} of {call.experts} experts for {call.ids.shape[0]} "
         f"tokens, but the router chooses {top_k} of {logits.shape[-1]} for {whole}",
         where=where,
-        fix="replay routes with the batch, and the model, that they were recorded with; Routes.rows and "
-        "Routes.joined cut and join them by tokens",
+        fix="replay routes with the batch, and the model, that they were recorded with. Routes of `generate` "
+        "are one call for each token: Routes.as_sequences(batch) makes one call of all, for every token of "
+        "the result but the last. Routes.rows and Routes.joined cut and join by tokens",
     )
 
 

@@ -16,7 +16,7 @@ from veomni_hook.errors import (
     ReplacementError,
     SignatureError,
 )
-from veomni_hook.patches import mapped
+from veomni_hook.patches import live_mappings, mapped, mapped_weights
 from veomni_hook.patches.engine import Origin, patch_source
 from veomni_hook.patches.spec import PatchConfig
 
@@ -59,6 +59,10 @@ class Own(nn.Module):
         self.size = size
 
 
+class Second(Own):
+    pass
+
+
 class Other(nn.Module):
     def __init__(self):
         super().__init__()
@@ -76,6 +80,7 @@ def restored(monkeypatch):
     yield
     mapped.MAPPED.clear()
     mapped.MAPPED.update(before)
+    live_mappings.CHANGED.clear()
     mapped.set_active(active=True)
 
 
@@ -183,6 +188,65 @@ def test_switched_off_in_a_block_a_thread_and_by_unmapping(monkeypatch):
         config.unmap_class("Nrm")
 
 
+def test_a_class_mapped_anew_gets_the_new_replacement_and_existing_models_keep_theirs(monkeypatch):
+    monkeypatch.setattr(mapped_weights, "serve_conversions", lambda instances: None)
+    config = config_for(("Norm", "Own"), weights="replacements_of_test:first")
+    home = loaded(patched(config), monkeypatch)
+    before = home.Layer(4)
+    config.unmap_class("Norm")
+    config.map_class("Norm", "replacements_of_test:Second", weights="replacements_of_test:second")
+    after = home.Layer(4)
+    assert [type(before.norm), type(after.norm)] == [Own, Second]
+    assert [one.weights for one in mapped.loaded_instances(before)] == ["replacements_of_test:first"]
+    assert [one.weights for one in mapped.loaded_instances(after)] == ["replacements_of_test:second"]
+    recorded = home.Model._can_record_outputs["norms"]
+    assert isinstance(before.norm, recorded) and isinstance(after.norm, recorded)
+    assert set(home.Model._no_split_modules) == {"Norm", "Own", "Second", "Layer"}
+    config.unmap_class("Norm")
+    config.map_class("Norm", "replacements_of_test:Own")
+    assert [one.weights for one in mapped.loaded_instances(before)] == [""], "the same class, declared anew"
+    assert type(home.Layer(4).norm) is Own
+
+
+def test_an_expression_takes_over_when_a_name_is_unmapped(monkeypatch):
+    config = config_for(("Norm", "Own"), (re.compile("Norm$"), "Second"), (re.compile("^N"), "Other"))
+    home = loaded(patched(config), monkeypatch)
+    config.unmap_class("Norm")
+    assert type(home.Layer(4).norm) is Second
+    config.map_class("Norm", "replacements_of_test:Own")
+    assert type(home.Layer(4).norm) is Own
+    for target in ("Norm", re.compile("Norm$"), re.compile("^N")):
+        config.unmap_class(target)
+    assert type(home.Layer(4).norm) is home.Norm
+
+
+def test_a_module_from_the_cache_follows_what_its_config_has_taken_back(monkeypatch):
+    config = config_for(("Norm", "Own"), ("MLP", "Other"))
+    stored = patched(config)
+    config.unmap_class("Norm")
+    config.unmap_class("MLP")
+    config.map_class("Norm", "replacements_of_test:Second")
+    home = loaded(stored, monkeypatch)
+    layer = home.Layer(4)
+    assert type(layer.norm) is Second and type(layer.mlp) is home.MLP
+    assert set(home.Model._no_split_modules) == {"Norm", "Own", "Second", "Layer"}
+    config_for(("Norm", "Own"))  # another config with the same name, as when a cell of a notebook runs again
+    assert type(loaded(stored, monkeypatch).Layer(4).norm) is Own
+
+
+def test_another_config_of_the_same_name_is_not_followed_by_other_modules(monkeypatch):
+    home = loaded(patched(config_for(("Norm", "Own"))), monkeypatch)
+    config_for(("Norm", "Second"), source="pkg.another").unmap_class("Norm")
+    assert type(home.Layer(4).norm) is Own
+
+
+def test_a_config_module_executed_late_declares_one_by_one(monkeypatch):
+    home = loaded(patched(config_for(("Norm", "Own"), ("MLP", "Other"))), monkeypatch)
+    config_for(("Norm", "Own"))
+    layer = home.Layer(4)
+    assert type(layer.norm) is Own and type(layer.mlp) is Other
+
+
 def test_a_class_that_someone_else_has_put_there_wins(monkeypatch):
     home = loaded(patched(config_for(("Norm", "Own"))), monkeypatch)
     upstream, home.Norm = home.Norm, type("Theirs", (home.Norm,), {})
@@ -248,6 +312,6 @@ def test_the_model_whose_conversions_are_asked_for_has_the_replacement(monkeypat
     with mapped.use_mapped_classes(on=False):
         without = home.Layer(4)
     assert list(mapped.loaded_instances(without)) == []
-    assert [one.name for one in mapped.loaded_instances(home.Layer(4))] == ["Norm"]
+    assert [one.replaced for one in mapped.loaded_instances(home.Layer(4))] == ["Norm"]
     assert list(mapped.loaded_instances(without)) == []
     assert list(mapped.loaded_instances(SimpleNamespace(modules=list))) == []

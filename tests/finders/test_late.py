@@ -1,0 +1,136 @@
+"""What is registered or declared after the import of a patched module: never without a word."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.finders.conftest import TINY, Python
+
+HEAD = f"""
+import re, warnings, json, veomni_hook.install
+from veomni_hook import PatchConfig, register
+import tiny_config
+from tiny_config import forward
+
+def told(act, *arguments, **options):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        act(*arguments, **options)
+    return [f"{{type(each.message).__name__}}: {{each.message}}" for each in caught]
+
+def mine(pattern={TINY!r}, target="TinyNorm.forward", **options):
+    made = PatchConfig(pattern, label="mine:config", **options)
+    made.override_method(target, forward)
+    return made
+"""
+
+
+def judged(python: Python, code: str, **environment: str | None) -> list[str]:
+    return python(f"{HEAD}\n{code}\nprint(json.dumps(found))", **environment).result
+
+
+def test_a_config_registered_after_the_import_is_named(python: Python) -> None:
+    code = f"import {TINY}\nfound = told(register, mine())"
+    (said,) = judged(python, code)
+    assert said.startswith("AlreadyImportedWarning: the config mine:config has no effect on tiny, which was ")
+    assert "imported before it was registered (" in said and "Fix: register the config, complete" in said
+    strict = python(HEAD + code, VEOMNI_STRICT="1")
+    assert strict.code == 1 and "AlreadyImportedError: the config mine:config has no effect" in strict.err
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        'mine(device="npu")',
+        'mine("transformers.models.*.modeling_*", "Missing*.forward")',
+        "tiny_config.config",
+    ],
+)
+def test_one_that_changes_nothing_there_or_was_in_force_is_not(python: Python, config: str) -> None:
+    assert judged(python, f"import {TINY}\nfound = told(register, {config})") == []
+
+
+def test_one_that_was_registered_before_is_not(python: Python) -> None:
+    code = f"config = mine(); register(config)\nimport {TINY}\nfound = told(register, config)"
+    assert judged(python, code, VEOMNI_PATCHES=None) == []
+
+
+def test_a_config_for_a_pattern_of_modules_is_named_where_it_has_a_target(python: Python) -> None:
+    code = f"import {TINY}\nfound = told(register, mine('transformers.models.*.modeling_*', 'Tiny*.forward'))"
+    (said,) = judged(python, code)
+    assert "has no effect on tiny," in said
+
+
+VERBS = {
+    "config.override_method('TinyModel.forward', forward)": "a method_override of TinyModel.forward",
+    "config.override_method('TinyModel.forward')(forward)": "a method_override of TinyModel.forward",
+    "config.rewrite('TinyNorm.forward', pattern='1', replacement='2')": "a rewrite of TinyNorm.forward",
+    "config.map_class('TinyNorm', 'collections:UserDict')": "a class_mapping of TinyNorm",
+    "config.add_helper(forward)": "an addition",
+    "config.inherit(other)": "an addition",
+    "config.adopt_init_modifications(other)": "init_modification of TinyModel",
+}
+
+
+def test_every_verb_of_a_registered_config_that_comes_late_is_named(python: Python) -> None:
+    code = f"""
+other = PatchConfig({TINY!r})
+other.add_import("json")
+other.modify_init("TinyModel", forward)
+config = mine(); register(config)
+found = [told(lambda: config.add_method("TinyNorm.more", forward))]
+import {TINY}
+found += [told(lambda: eval(verb)) for verb in {list(VERBS)}]
+"""
+    before, *after = judged(python, code, VEOMNI_PATCHES=None)
+    assert before == []
+    for said, (verb, named) in zip(after, VERBS.items(), strict=True):
+        assert len(said) == 1, verb
+        assert f"{named} in mine:config has no effect on tiny, which was imported before it was d" in said[0]
+
+
+def test_a_verb_that_comes_late_is_an_error_if_strict(python: Python) -> None:
+    code = f"config = mine(); register(config)\nimport {TINY}\nconfig.override_method('TinyModel.forward', forward)"
+    strict = python(HEAD + code, VEOMNI_STRICT="1", VEOMNI_PATCHES=None)
+    assert strict.code == 1 and "AlreadyImportedError: a method_override of TinyModel.forward" in strict.err
+
+
+def test_a_pattern_hears_of_late_verbs_with_targets_only(python: Python) -> None:
+    code = f"""
+config = mine("transformers.models.*.modeling_*", "Tiny*.forward"); register(config)
+import {TINY}
+found = told(lambda: [config.override_method(name + "*.forward", forward) for name in ("Missing", "TinyM")])
+"""
+    (said,) = judged(python, code, VEOMNI_PATCHES=None)
+    assert "a method_override of TinyM*.forward" in said
+
+
+def test_a_class_that_is_mapped_may_be_mapped_anew(python: Python) -> None:
+    code = f"""
+config = PatchConfig({TINY!r}, label="mine:config")
+config.map_class("TinyNorm", "collections:UserDict"); register(config)
+import {TINY}
+def again():
+    config.unmap_class("TinyNorm")
+    config.map_class("TinyNorm", "collections:OrderedDict")
+    config.map_class(re.compile("Norm$"), "collections:UserDict")
+def more():
+    config.map_class(re.compile("^Tiny"), "collections:UserDict")
+found = told(again), told(more)
+"""
+    silent, said = judged(python, code, VEOMNI_PATCHES=None)
+    assert silent == [] and len(said) == 1 and "a class_mapping of ^Tiny" in said[0]
+
+
+def test_an_expression_that_is_mapped_anew_means_the_classes_that_it_meant(python: Python) -> None:
+    code = f"""
+config = PatchConfig({TINY!r}, label="mine:config")
+every = re.compile("^Tiny")  # TinyModel, too, which the module never constructs
+config.map_class(every, "collections:UserDict"); register(config)
+import {TINY}
+def again():
+    config.unmap_class(every)
+    config.map_class(every, "collections:OrderedDict")
+found = told(again)
+"""
+    assert judged(python, code, VEOMNI_PATCHES=None) == []

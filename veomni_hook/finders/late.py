@@ -1,0 +1,135 @@
+"""Patches for modules that are loaded and patched already: a warning with the remedy; an error if strict.
+
+A patched module is executed once. What is registered, or declared in a registered config, after that has no
+effect on it. The exception are classes that the config maps (`veomni_hook.patches.live_mappings`).
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import warnings
+from collections.abc import Callable, Iterable
+from fnmatch import fnmatchcase
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+from veomni_hook.errors import AlreadyImportedError, AlreadyImportedWarning
+from veomni_hook.finders.already_imported import families, is_patched
+from veomni_hook.finders.applicable import config_names, device_of
+from veomni_hook.finders.settings_in_force import current_settings
+from veomni_hook.finders.state import STATE
+from veomni_hook.layout import shortened
+from veomni_hook.patches.live_mappings import comes_late
+from veomni_hook.patches.records import Patch, PatchType
+from veomni_hook.patches.spec import PatchConfig
+
+__all__ = ["report", "watch"]
+
+_FIX = (
+    "register the config, complete, above the first import of the models; in a notebook, restart the kernel "
+    "first"
+)
+
+
+class _Declarations(list[Any]):
+    """A list of a registered config: tells what is added to it."""
+
+    def __init__(self, held: Iterable[Any], added: Callable[[list[Any]], None]) -> None:
+        super().__init__(held)
+        self._added = added
+
+    def append(self, entry: Any) -> None:
+        super().append(entry)
+        self._added([entry])
+
+    def extend(self, entries: Iterable[Any]) -> None:
+        entries = list(entries)
+        super().extend(entries)
+        self._added(entries)
+
+    def __iadd__(self, entries: Iterable[Any]) -> _Declarations:  # type: ignore[misc]
+        self.extend(entries)
+        return self
+
+
+def report(config: PatchConfig) -> None:
+    """Warn if modules were patched without ``config``, which is registered now.
+
+    Raises:
+        AlreadyImportedError: in strict mode.
+    """
+    if any(_is_same(config, known) for known in STATE.registered):
+        return
+    names = [name for name in _loaded(config) if not _is_named(config, name)]
+    if names:
+        _tell(f"the config {config.name}", names, "registered", config.origin)
+
+
+def watch(config: PatchConfig) -> None:
+    """Warn from now on if a verb of ``config``, which is registered, comes too late for a loaded module.
+
+    Changes the lists of the config to lists that tell what is added to them.
+    """
+    for name, value in list(vars(config).items()):
+        if type(value) is list:
+            setattr(config, name, _Declarations(value, partial(_added, config)))
+
+
+def _added(config: PatchConfig, entries: list[Any]) -> None:
+    loaded = _loaded(config)
+    for entry in entries:
+        if names := [name for name in loaded if _is_late(config, entry, name)]:
+            what = (
+                f"a {entry.patch_type.value} of {entry.target}" if isinstance(entry, Patch) else "an addition"
+            )
+            _tell(f"{what} in {config.name}", names, "declared", config.place_of(entry))
+
+
+def _is_late(config: PatchConfig, entry: Any, name: str) -> bool:
+    module = sys.modules[name]
+    if not isinstance(entry, Patch):
+        return True
+    if entry.patch_type is PatchType.CLASS_MAPPING:
+        return comes_late(config, entry, module)
+    return not config.is_pattern or _has_target(entry, module)
+
+
+def _loaded(config: PatchConfig) -> list[str]:
+    """The loaded, patched modules that the config is for, as far as their names tell."""
+    names = list(sys.modules) if config.is_pattern else [config.source_module]
+    found = {name: sys.modules.get(name) for name in names if config.applies_to(name)}
+    patched = [
+        name for name, module in found.items() if isinstance(module, ModuleType) and is_patched(module)
+    ]
+    if not patched or config.device not in (None, device_of(current_settings())):
+        return []
+    if not (config.is_pattern and config.patches):
+        return patched
+    return [name for name in patched if any(_has_target(each, sys.modules[name]) for each in config.patches)]
+
+
+def _has_target(patch: Patch, module: ModuleType) -> bool:
+    head = patch.target.partition(".")[0]
+    return any(
+        re.search(patch.target, name) if patch.regex else fnmatchcase(name, head) for name in vars(module)
+    )
+
+
+def _is_same(config: PatchConfig, known: PatchConfig) -> bool:
+    made = config.adopted_from
+    return config is known or (made is not None and made is known.adopted_from)
+
+
+def _is_named(config: PatchConfig, module: str) -> bool:
+    """Whether settings or distributions name the config for the module, so that it was in force there."""
+    home = config.name.partition(":")[0]
+    return any(name in (home, config.name) for name in config_names(module, current_settings()))
+
+
+def _tell(what: str, names: list[str], happens: str, place: str) -> None:
+    text = f"{what} has no effect on {shortened(families(names))}, which was imported before it was {happens}"
+    if current_settings().strict:
+        raise AlreadyImportedError(text, where=place, fix=_FIX)
+    warnings.warn(f"{text} ({place}). Fix: {_FIX}", AlreadyImportedWarning, stacklevel=4)
