@@ -73,6 +73,33 @@ def test_choices_that_cannot_be_compiled(patched, name):
             torch.compile(model, fullgraph=True, backend="eager")(**batch())
 
 
+@pytest.mark.parametrize("ignored", ["by the config", "by the call", "nothing"])
+def test_what_trainer_gathers(patched, tmp_path, ignored):
+    pytest.importorskip("accelerate")
+    from transformers import Trainer, TrainingArguments
+
+    _, model = pair(patched)
+    model.config.token_outputs = ("token_accuracy",)
+    keys, given = ["logits", "past_key_values"], []
+    if ignored == "by the config":
+        model.config.keys_to_ignore_at_inference = keys
+    inputs = batch()
+    rows = [{name: each[row] for name, each in inputs.items()} for row in range(2)]
+    trainer = Trainer(
+        model,
+        TrainingArguments(str(tmp_path), report_to=[], use_cpu=True, disable_tqdm=True),
+        eval_dataset=rows,
+        compute_metrics=lambda found: given.append(found.predictions) or {},
+    )
+    trainer.evaluate(**({"ignore_keys": keys} if ignored == "by the call" else {}))
+    (predictions,) = given
+    if ignored == "nothing":
+        assert [each.shape for each in predictions] == [(2, 12, 61), (2, 12)]
+    else:
+        assert predictions.shape == (2, 12)
+        assert (torch.from_numpy(predictions) == model(**inputs).token_accuracy).all()
+
+
 def test_exported(patched):
     _, model = pair(patched, num_hidden_layers=0)
     inputs = {**batch(), "use_cache": False}
