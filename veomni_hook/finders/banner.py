@@ -126,7 +126,7 @@ def _asked_first(op: str, variant: str, device: str, *, compiled: bool) -> str:
         return _NONE
     if selected.kernel is None:
         return _UPSTREAM
-    candidates = selected.compiled_in if compiled else selected.candidates
+    candidates = selected.compiled_in() if compiled else selected.candidates
     return _CALLED.get(candidates[0].backend, candidates[0].backend) if candidates else _COMPILED
 
 

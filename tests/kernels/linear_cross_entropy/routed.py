@@ -6,6 +6,7 @@ under a name of its own inside the upstream package, so that its relative import
 
 from __future__ import annotations
 
+import copy
 import importlib
 import importlib.util
 import sys
@@ -95,6 +96,40 @@ class Decoder(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         logits = self.out(torch.tanh(self.dense(x)))
         return logits if self.after is None else self.after(logits)
+
+
+class TrainedCopies(nn.Module):
+    """Around a module as PEFT's wrapper for ``modules_to_save``: what it calls depends on the adapters."""
+
+    def __init__(self, module: nn.Module, *adapters: str) -> None:
+        super().__init__()
+        self.original_module = module.requires_grad_(requires_grad=False)
+        copies = {name: copy.deepcopy(module).requires_grad_() for name in adapters}
+        self.modules_to_save = nn.ModuleDict(copies)
+        self.active_adapter: str | list[str] = [*adapters[:1]]
+        self.disable_adapters = False
+
+    def __getattr__(self, name: str) -> object:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self.modules_to_save[self.active_adapter[0]], name)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        active = [self.active_adapter] if isinstance(self.active_adapter, str) else self.active_adapter
+        if self.disable_adapters or not active or active[0] not in self.modules_to_save:
+            return self.original_module(x)
+        return self.modules_to_save[active[0]](x)
+
+
+def with_trained_copies(models: Models, *adapters: str) -> Models:
+    """Train copies of the heads of both models, one for each adapter, with equal weights."""
+    for model in models:
+        model.lm_head = TrainedCopies(model.lm_head, *adapters)
+        with torch.no_grad():
+            for factor, each in enumerate(model.lm_head.modules_to_save.values(), 2):
+                each.weight.mul_(factor)
+    return models
 
 
 def with_decoder(models: Models, after: Callable[[torch.Tensor], torch.Tensor] | None = None) -> Models:

@@ -87,10 +87,10 @@ def test_the_default_is_torchs_cross_entropy():
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"target": torch.zeros(2, 8, dtype=torch.int64)}, "the target is"),
+        ({"target": torch.zeros(2, 8, dtype=torch.int64)}, r"the target is.*[^$]*the shape \[2, 9\] and"),
         ({"target": torch.zeros(2, 9, dtype=torch.int32)}, "int32"),
-        ({"weight": torch.zeros(61, 15)}, "do not match"),
-        ({"bias": torch.zeros(60)}, "do not match"),
+        ({"weight": torch.zeros(61, 15)}, r"do not match[^$]*\[vocab, hidden\]"),
+        ({"bias": torch.zeros(60)}, r"do not match[^$]*a bias of the shape \[61\]"),
         ({"label_smoothing": -0.1}, "label_smoothing"),
         ({"softcap": torch.ones(())}, "softcap"),
         ({"loss_weights": torch.ones(18)}, "loss_weights have the shape"),
@@ -103,8 +103,14 @@ def test_the_default_is_torchs_cross_entropy():
 def test_what_is_not_valid(change, reason):
     (x, weight, _), target = operands()
     call = {"hidden_states": x, "weight": weight, "target": target} | change
-    with pytest.raises(KernelError, match=reason):
+    with pytest.raises(KernelError, match=reason) as caught:
         functional.linear_cross_entropy(**call)
+    assert "backend" in change or caught.value.where == "linear_cross_entropy"
+    call = {name: value for name, value in call.items() if name not in ("label_smoothing", "loss_weights")}
+    if call.keys() >= change.keys() and "backend" not in change:
+        with pytest.raises(KernelError, match=reason) as caught:
+            functional.token_log_probs(**call)
+        assert caught.value.where == "token_log_probs" and "documentation" not in caught.value.fix
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -86,7 +86,7 @@ def test_in_evaluation_on_request(patched, grad, backend):
     if backend == "torch":
         with loss_options(predictions=True) as report:
             assert not isinstance(model(**inputs), LazyLogits)
-        with pytest.raises(KernelError, match="eval mode"):
+        with pytest.raises(KernelError, match=r"eval mode[^$]*fix: +pass evaluation=True"):
             _ = report.accuracy
 
 
@@ -100,6 +100,48 @@ def test_logits_read_in_evaluation_leave_training_fused(patched, backend):
     assert isinstance(model.train()(**inputs), LazyLogits)
 
 
+@pytest.mark.parametrize("option", [{"temperature": 0.5}, {"temperature": 0.5, "z_loss": 0.1}])
+@pytest.mark.parametrize("mode", ["eval", "train"])
+def test_what_to_do_about_evaluation(patched, option, mode, backend):
+    if backend == "reference":
+        return  # runs there, too
+    _, model = pair(patched)
+    are = "is" if len(option) == 1 else "are"
+    with (
+        torch.no_grad(),
+        pytest.raises(KernelError, match=rf" {are} not available[^$]*fix: +pass evaluation=True"),
+        loss_options(**option),
+    ):
+        getattr(model, mode)()(**batch())
+
+
+def test_what_to_do_about_logits_that_were_read(patched, backend):
+    if backend == "reference":
+        return  # the loss is computed all the same
+    model = pair(patched)[1].eval()
+    for match in ("^$", "fix: +do not read outputs.logits of this model, or pass token_outputs=True"):
+        with torch.no_grad(), loss_options(predictions=True, evaluation=True) as report:
+            output = model(**batch())
+        if match == "^$":
+            assert report.accuracy.shape == () and output.logits.shape == (2, 12, 61)
+            continue
+        with pytest.raises(KernelError, match=match):
+            _ = report.accuracy
+    with torch.no_grad(), loss_options(token_outputs=True, predictions=True) as report:
+        model(**batch())
+    assert report.accuracy.shape == ()
+
+
+def test_what_to_do_about_what_was_not_requested(patched):
+    _, model = pair(patched)
+    with loss_options() as report:
+        with pytest.raises(KernelError, match=r"no accuracy: no model[^$]*fix: +pass `labels`"):
+            _ = report.accuracy
+        model(**batch())
+    with pytest.raises(KernelError, match=r"no accuracy: it was not[^$]*fix: +pass predictions=True$"):
+        _ = report.accuracy
+
+
 def own_loss(logits, labels, vocab_size, **kwargs):
     return logits.sum()
 
@@ -109,8 +151,9 @@ def test_a_loss_that_only_upstream_can_compute_is_an_error(patched, option):
     _, model = pair(patched)
     model.loss_function = own_loss
     value = torch.rand(2, 12) if option == "loss_weights" else 0.1
+    are = "are" if option == "loss_weights" else "is"
     with (
-        pytest.raises(KernelError, match=f"{option} are not available.*own_loss"),
+        pytest.raises(KernelError, match=f"{option} {are} not available.*own_loss"),
         loss_options(**{option: value}),
     ):
         model(**batch())
@@ -134,11 +177,12 @@ def test_options_that_nobody_took(patched):
     ):
         upstream(**batch())
     set_choice("linear_cross_entropy=eager")
-    with pytest.raises(KernelError, match="had no effect"), loss_options(z_loss=0.1):
-        model(**batch())
+    with pytest.raises(KernelError, match=r"z_loss is not available.*eager is chosen"):
+        with loss_options(z_loss=0.1):
+            model(**batch())
     with loss_options(log_probs=True) as report:
         model(**batch())
-    with pytest.raises(KernelError, match="not eager"):
+    with pytest.raises(KernelError, match="eager is chosen"):
         _ = report.log_probs
 
 

@@ -14,7 +14,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from tests.kernels.linear_cross_entropy.routed import batch, load, pair, with_decoder
+from tests.kernels.linear_cross_entropy.routed import batch, load, pair, with_decoder, with_trained_copies
 from tests.kernels.matching import close
 from veomni_hook.kernels.bind import bind
 from veomni_hook.kernels.linear_cross_entropy.options import loss_options
@@ -133,6 +133,11 @@ def main() -> None:
         copies = with_decoder(pair(patched))
         train([sharded(model, policy) for model in copies], inputs, tolerance)
         print("FSDP2, a head around its Linear", name, flush=True)
+        copies = with_trained_copies(pair(patched), "default")
+        train([sharded(model, policy) for model in copies], inputs, tolerance)
+        copies = with_trained_copies(pair(patched), "default")
+        policy_gradient(*(sharded(model, policy) for model in copies), inputs, 2 * tolerance)
+        print("FSDP2, a trained copy of the head", name, flush=True)
     trained_head(patched, inputs)
     bound(patched)
     dist.barrier()

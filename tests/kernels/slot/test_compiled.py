@@ -7,6 +7,7 @@ import torch
 import torch._dynamo.testing
 from torch import nn
 
+from veomni_hook.errors import KernelError
 from veomni_hook.kernels.bind import bind
 from veomni_hook.kernels.selection.binding import use_kernels
 from veomni_hook.kernels.selection.declaration import Kernel, Op, Requirement, Variant
@@ -168,6 +169,64 @@ def test_the_reason_of_a_refusal_is_kept():
     model = Guarded()
     compiled(model)[0](torch.arange(16).reshape(2, 8))
     assert model.slot.traced(model) == ("eager", "left to Inductor: quick refused the call: it is no float")
+
+
+def wants(owner):
+    return owner.wants
+
+
+def unanswered(owner, reason):
+    if owner.wants:
+        raise KernelError(f"unanswered: {reason}", where="here", fix="none")
+
+
+class Wanting(Guarded):
+    """A guard whose caller may ask for what only a kernel gives."""
+
+    def __init__(self, wants=True, **options):
+        nn.Module.__init__(self)  # without the slot of the other op
+        self.weight, self.wants = nn.Parameter(torch.ones(8)), wants
+        self.slot = Slot("wanted", "scaled", __name__, **options)
+
+
+@pytest.fixture
+def wanted():
+    with registry.restored():
+        here = {"asks": f"{__name__}:wants", "settles": f"{__name__}:unanswered"}
+        registry.add_op(Op("wanted", {"scaled": Variant("x * factor", f"{__name__}:plain", **here)}))
+        registry.add(
+            Kernel(
+                "wanted", "scaled", "quick", f"{__name__}:thrice", f"{__name__}:takes_floats", traceable=True
+            )
+        )
+        torch._dynamo.reset()
+        yield
+
+
+@pytest.mark.usefixtures("wanted")
+class TestRequests:
+    def test_auto_answers_them_with_a_kernel_that_does_not_beat_inductor(self):
+        for wants, factor in ((True, 3), (False, 1)):
+            run, _ = compiled(Wanting(wants))
+            assert torch.equal(run(X), X * factor)
+
+    def test_what_upstreams_code_leaves_unanswered_is_an_error(self):
+        skips = {"Guarded.forward": ["Guarded.scale"]}  # counts as replaced, see below
+        integers = torch.arange(16).reshape(2, 8)
+        for run in (lambda model: model, lambda model: torch.compile(model, backend="eager")):
+            for model, x, reason in (
+                (Wanting(), integers, "it is no float|quick refused"),
+                (Wanting(skips=skips), X, "replaced"),
+            ):
+                with pytest.raises(KernelError, match=f"unanswered: .*({reason})"):
+                    run(model)(x)
+                model.wants = False
+                assert torch.equal(run(model)(x), x)
+
+    def test_there_are_none_while_the_hook_is_off(self):
+        set_active(False)
+        assert torch.equal(Wanting()(X), X)
+        assert torch.equal(compiled(Wanting())[0](X), X)
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

@@ -14,6 +14,7 @@ from veomni_hook.kernels.linear_cross_entropy.autograd import compute_dtype
 from veomni_hook.kernels.linear_cross_entropy.call import Call
 from veomni_hook.kernels.linear_cross_entropy.objective import NOTHING, TokenStatistics
 from veomni_hook.kernels.linear_cross_entropy.options import active
+from veomni_hook.kernels.linear_cross_entropy.remedies import EVALUATION, NO_GRADIENTS
 from veomni_hook.kernels.shared.operand_checks import not_plain, untraceable
 
 __all__ = ["Call", "Fused", "cannot", "fused_output", "reference_output", "refuses", "settled"]
@@ -58,8 +59,8 @@ def settled(model: Any, reason: str | None) -> str | None:
 
 def _untrained(model: Any) -> str | None:
     if not model.training:
-        return "the model is in eval mode, where callers read the logits"
-    return None if torch.is_grad_enabled() else "gradients are disabled"
+        return EVALUATION
+    return None if torch.is_grad_enabled() else NO_GRADIENTS
 
 
 def _cannot(model: Any, *operands: Any) -> str | None:

@@ -71,9 +71,13 @@ def linear_cross_entropy(  # noqa: PLR0913 - one keyword an option
         ignore_index, num_items, Transform(scale=scale, softcap=softcap), label_smoothing, z_loss,
         None if loss_weights is None else loss_weights.reshape(-1), accumulate,
     )  # fmt: skip
-    call = _rows(hidden_states, weight, bias, target, objective)
+    call = _rows("linear_cross_entropy", hidden_states, weight, bias, target, objective)
     if loss_weights is not None and loss_weights.shape != target.shape:
-        raise _wrong(f"loss_weights have the shape {[*loss_weights.shape]}, the target {[*target.shape]}")
+        raise KernelError(
+            f"loss_weights have the shape {[*loss_weights.shape]}, the target {[*target.shape]}",
+            where="linear_cross_entropy",
+            fix="pass a factor for each position, in the shape of the target",
+        )
     loss: torch.Tensor = _module(backend, call, objective, NOTHING).loss_and_statistics(
         *call, objective, NOTHING
     )[0]
@@ -125,10 +129,10 @@ def token_log_probs(  # noqa: PLR0913 - one keyword an option
     """
     if not isinstance(hidden_states, torch.Tensor):
         hidden_states = _last_of(hidden_states)
-    transform = Transform(scale=scale, softcap=softcap).at(temperature)
+    transform = Transform(scale=scale, softcap=softcap).at(temperature, "token_log_probs")
     objective = Objective(ignore_index, transform=transform, accumulate=accumulate)
     wanted = Wanted(True, entropy, predictions)
-    call = _rows(hidden_states, weight, bias, target, objective)
+    call = _rows("token_log_probs", hidden_states, weight, bias, target, objective)
     found: TokenStatistics = _module(backend, call, objective, wanted).token_statistics(
         *call, objective, wanted
     )
@@ -150,25 +154,33 @@ def _last_of(output: Any) -> torch.Tensor:
 
 
 def _rows(
+    caller: str,
     hidden_states: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     target: torch.Tensor,
     objective: Objective,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor]:
-    reason = (
-        not_plain(*(each for each in (hidden_states, weight, bias, target) if each is not None))
-        or untraceable()
-        or objective.wrong()
-    )
-    if reason is not None:
-        raise _wrong(reason)
-    if weight.ndim != 2 or hidden_states.shape[-1:] != weight.shape[1:]:
-        raise _wrong(f"hidden states {[*hidden_states.shape]} and weight {[*weight.shape]} do not match")
-    if bias is not None and bias.shape != weight.shape[:1]:
-        raise _wrong(f"bias {[*bias.shape]} and weight {[*weight.shape]} do not match")
-    if target.dtype is not torch.int64 or target.shape != hidden_states.shape[:-1]:
-        raise _wrong(f"the target is {target.dtype} {[*target.shape]}, not one int64 for each position")
+    given = tuple(each for each in (hidden_states, weight, bias, target) if each is not None)
+    positions, rows = [*hidden_states.shape[:-1]], [*weight.shape]
+    wrong = fix = None
+    if (wrong := not_plain(*given)) is not None:
+        fix = "pass plain tensors; gather a sharded weight (`weight.full_tensor()`)"
+    elif (wrong := untraceable()) is not None:
+        fix = "call it outside of that"
+    elif (wrong := objective.wrong()) is not None:
+        fix = f"pass what help(veomni_hook.{caller}) describes"
+    elif weight.ndim != 2 or hidden_states.shape[-1:] != weight.shape[1:]:
+        wrong = f"hidden states {[*hidden_states.shape]} and weight {rows} do not match"
+        fix = "pass hidden states [..., hidden] and the weight of the head, [vocab, hidden]"
+    elif bias is not None and bias.shape != weight.shape[:1]:
+        wrong = f"bias {[*bias.shape]} and weight {rows} do not match"
+        fix = f"pass a bias of the shape {rows[:1]}, one number for each token of the vocabulary"
+    elif target.dtype is not torch.int64 or target.shape != hidden_states.shape[:-1]:
+        wrong = f"the target is {target.dtype} {[*target.shape]}, not one int64 for each position"
+        fix = f"pass a target of the shape {positions} and dtype torch.int64; it is not shifted"
+    if wrong is not None:
+        raise KernelError(wrong, where=caller, fix=fix or "")
     return hidden_states.reshape(-1, weight.shape[1]), weight, bias, target.reshape(-1)
 
 
@@ -184,7 +196,11 @@ def _module(name: str | None, call: Any, objective: Objective, wanted: Wanted) -
         if reason is None:
             return module
         reasons.append(f"{module.__name__.rpartition('.')[2]}: {reason}")
-    raise _wrong("; ".join(reasons) or f"no backend runs on {kind}")
+    raise KernelError(
+        "; ".join(reasons) or f"no backend runs on {kind}",
+        where=_OP,
+        fix=f"choose another backend: {', '.join(_BACKENDS)}",
+    )
 
 
 def _traced(kind: str, name: str | None) -> tuple[ModuleType, ...]:
@@ -220,7 +236,3 @@ def _ordered(kind: str, name: str | None, epoch: int, version: int) -> tuple[Mod
     package = __name__.rpartition(".")[0]
     names = [kernel.backend for kernel in selection.candidates if kernel.backend in _BACKENDS]
     return tuple(import_module(f"{package}.{each}") for each in names)
-
-
-def _wrong(what: str) -> KernelError:
-    return KernelError(what, where="linear_cross_entropy", fix="see its documentation")

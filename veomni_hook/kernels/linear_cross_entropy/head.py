@@ -5,8 +5,8 @@ passes it, with the weights that hooks have gathered, to ``torch.nn.functional.l
 ``__torch_function__`` computes the loss. `refuses` rejects heads whose ``forward`` or hooks expect logits.
 Checks that need the gathered weights run in `LossRequest.answer`, which returns the logits if they fail.
 
-A head may be a module around that Linear. It is called as usual, and its result is accepted only if it is
-the loss that was computed inside it.
+A head may be a module around that Linear, also PEFT's around a copy of the head that is trained. It is
+called as usual, and its result is accepted only if it is the loss that was computed inside it.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from torch.nn.modules import module as module_globals
 from torch.utils import _pytree
 
 from veomni_hook.kernels.linear_cross_entropy.sample import Sample, differ, sample
+from veomni_hook.kernels.linear_cross_entropy.trained_copy import called_by, still_called
 from veomni_hook.kernels.shared.module_calls import call_is_overridden, is_linear
 from veomni_hook.kernels.shared.operand_checks import not_plain
 from veomni_hook.kernels.shared.origin import written_in
@@ -134,12 +135,16 @@ _pytree.register_pytree_node(
 
 
 def last_linear(model: Any, head: Any) -> Any:
-    """Return the module inside ``head`` that computes logits; ``head`` itself if no other is known."""
+    """Return the module inside ``head`` that computes logits; ``head`` itself if no other is known.
+
+    Of a module that PEFT trains as a whole, it is the copy that a call reaches now.
+    """
     if isinstance(head, nn.Linear) or not isinstance(head, nn.Module):
         return head
     embeddings = getattr(model, "get_output_embeddings", None)
     found = embeddings() if callable(embeddings) else None
-    return found if found is not None and any(module is found for module in head.modules()) else head
+    within = found is not None and any(module is found for module in head.modules())
+    return called_by(found if within else head)
 
 
 def ask(head: Any, linear: Any, hidden_states: torch.Tensor, request: LossRequest) -> torch.Tensor:
@@ -172,8 +177,11 @@ def logits_of(
 ) -> tuple[torch.Tensor, bool | None]:
     """Return the logits of ``head``, and whether the weights of ``linear`` have changed (None: unknown).
 
-    Sharded weights are compared after hooks have gathered them.
+    Sharded weights are compared after hooks have gathered them. A call that reaches another copy of
+    ``linear`` (`trained_copy`) uses other weights.
     """
+    if not still_called(head, linear):
+        return head(hidden_states), True
     weight, bias = linear._parameters.get("weight"), linear._parameters.get("bias")
     if type(weight) is nn.Parameter and tuple(weight.shape) == before.shape and not weight.is_meta:
         changed = differ(before, weight, bias)

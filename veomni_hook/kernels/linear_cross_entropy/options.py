@@ -29,6 +29,7 @@ import torch
 
 from veomni_hook.errors import KernelError
 from veomni_hook.kernels.linear_cross_entropy.objective import NOTHING, Objective, TokenStatistics, Wanted
+from veomni_hook.kernels.linear_cross_entropy.remedies import UNROUTED, remedy
 from veomni_hook.kernels.linear_cross_entropy.transform import IDENTITY
 
 __all__ = [
@@ -45,6 +46,7 @@ __all__ = [
 
 #: The fields of token statistics, in the order in which outputs have them.
 TOKEN_OUTPUTS = ("log_probs", "entropy", "token_accuracy")
+_PLURAL = ("loss_weights", "token_outputs")
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,7 @@ class LossReport:
         self._found = TokenStatistics()
         self._target: torch.Tensor | None = None
         self._counts: torch.Tensor | None = None
-        self._why = "no model has computed a fused loss: is its modeling code patched, and the op not eager?"
+        self._why, self._fix = "no model has computed a fused loss", UNROUTED
         self.fused = 0
 
     @property
@@ -140,13 +142,13 @@ class LossReport:
         self._found = TokenStatistics(*kept)
         self._target = target.reshape(shape)
         self._counts = self._target != ignore_index
-        self._why = "it was not requested"
+        self._why, self._fix = "it was not requested", ""
         self.fused += 1
 
     def refuse(self, reason: str) -> None:
         """Record that the upstream code computed the last loss, and why."""
         self._found, self._target, self._counts = TokenStatistics(), None, None
-        self._why = f"upstream's code computed the loss: {reason}"
+        self._why, self._fix = f"upstream's code computed the loss: {reason}", remedy(reason)
 
     def _read(self, name: str, asked_as: str = "") -> torch.Tensor:
         value: torch.Tensor | None = getattr(self._found, name)
@@ -154,7 +156,7 @@ class LossReport:
             raise KernelError(
                 f"the report has no {asked_as or name}: {self._why}",
                 where="loss_options",
-                fix=f"pass {name}=True, and see veomni_hook.explain(model) for what computed the loss",
+                fix=self._fix or f"pass {name}=True",
             )
         return value
 
@@ -234,11 +236,13 @@ def loss_options(  # noqa: PLR0913 - one keyword an option
         evaluation, named(token_outputs, "loss_options"), temperature,
     )  # fmt: skip
     wrong = Objective(
-        transform=IDENTITY.at(temperature), label_smoothing=label_smoothing, z_loss=z_loss,
+        transform=IDENTITY.at(temperature, "loss_options"), label_smoothing=label_smoothing, z_loss=z_loss,
         loss_weights=loss_weights, accumulate=accumulate,
     ).wrong()  # fmt: skip
     if wrong is not None:
-        raise KernelError(wrong, where="loss_options", fix="see its documentation")
+        raise KernelError(
+            wrong, where="loss_options", fix="pass what help(veomni_hook.loss_options) describes"
+        )
     report = LossReport()
     token = _ACTIVE.set(Active(options, report))
     OPEN.add(1)
@@ -251,8 +255,7 @@ def loss_options(  # noqa: PLR0913 - one keyword an option
         raise KernelError(
             f"{options.changed} had no effect: no model computed a fused loss in this block",
             where="loss_options",
-            fix="activate veomni_hook before the model's module is imported, and do not choose eager for"
-            " linear_cross_entropy; models under torch.compile do not support options",
+            fix=f"{UNROUTED}; models under torch.compile do not support options",
         )
 
 
@@ -262,9 +265,10 @@ def refused(model: Any, reason: str) -> None:
     if held is None:
         return
     held.report.refuse(reason)
-    if held.options.changed:
+    if names := held.options.changed:
+        are = "are" if "," in names or names in _PLURAL else "is"
         raise KernelError(
-            f"{held.options.changed} are not available: upstream's code computes this loss, because {reason}",
+            f"{names} {are} not available: upstream's code computes this loss, because {reason}",
             where=type(model).__name__,
-            fix="remove the cause, or do not use loss_options",
+            fix=remedy(reason),
         )

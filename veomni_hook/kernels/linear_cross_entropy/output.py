@@ -24,6 +24,7 @@ from transformers.utils import ModelOutput
 
 from veomni_hook.errors import VeomniHookWarning
 from veomni_hook.kernels.linear_cross_entropy.head import logits_of
+from veomni_hook.kernels.linear_cross_entropy.remedies import READ, READ_IN_EVALUATION
 from veomni_hook.kernels.linear_cross_entropy.sample import Sample
 from veomni_hook.kernels.linear_cross_entropy.transform import Transform
 
@@ -39,8 +40,6 @@ __all__ = [
 FIELD = "logits"
 # Where logits are stored. Under their own name, dynamo (torch 2.11) would bypass the property.
 HELD = "_logits"
-READ = "outputs.logits was read in a training step, so the forward computes the logits"
-READ_IN_EVALUATION = "outputs.logits was read in evaluation, so the forward computes the logits there"
 # These modules walk through outputs each step to find, cast or move tensors; they do not use values.
 WALKERS = (
     "torch.distributed.",

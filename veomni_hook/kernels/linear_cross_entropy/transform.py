@@ -37,19 +37,21 @@ class Transform(NamedTuple):
         scale = 1.0 if self.scale is None else self.scale
         return scale if self.divisor is None else scale / self.divisor
 
-    def at(self, temperature: float) -> Transform:
+    def at(self, temperature: float, caller: str = "linear_cross_entropy") -> Transform:
         """Return this transform with its result divided by ``temperature``.
 
-        A cap of ``c`` over ``T`` is a cap of ``c / T`` of logits that are scaled by ``1 / T``.
+        A cap of ``c`` over ``T`` is a cap of ``c / T`` of logits that are scaled by ``1 / T``. An error names
+        the ``caller``.
 
         Raises:
             KernelError: the temperature is not a positive number.
         """
         if isinstance(temperature, bool) or not isinstance(temperature, (int, float)) or not temperature > 0:
+            tensor = isinstance(temperature, torch.Tensor)
             raise KernelError(
-                f"temperature is {temperature!r}, not a positive number",
-                where="linear_cross_entropy",
-                fix="pass a number above 0; 1 leaves the logits as they are",
+                f"temperature is {temperature!r}, not a {'Python' if tensor else 'positive'} number",
+                where=caller,
+                fix=f"pass a number above 0{', not a tensor' * tensor}; 1 leaves the logits as they are",
             )
         if temperature == 1:
             return self

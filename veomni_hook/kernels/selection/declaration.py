@@ -119,6 +119,11 @@ class Variant:
     ``unasked`` says what it means if the modules below a site are called but the site is not; empty: nothing
     in particular. ``kernels`` compute it, beside the reference. ``form`` is what the op's own code has to
     know of it.
+
+    For a guard whose caller may ask for what upstream's code cannot give: ``asks`` names a function
+    ``(owner) -> Any`` whose result is true if it does. Under ``torch.compile``, ``auto`` then takes traceable
+    kernels that do not beat Inductor, too. ``settles`` names a function ``(owner, reason) -> object`` that is
+    called where no kernel computes a call, and raises KernelError if that leaves a request unanswered.
     """
 
     formula: str
@@ -127,6 +132,8 @@ class Variant:
     unasked: str = ""
     kernels: tuple[Kernel, ...] = ()
     form: Any = None
+    asks: str | None = None
+    settles: str | None = None
 
 
 @dataclass(frozen=True)

@@ -58,11 +58,13 @@ class Selection:
         """The first candidate, or None for the upstream code."""
         return self.candidates[0] if self.candidates else None
 
-    @property
-    def compiled_in(self) -> list[Kernel]:
-        """The candidates under ``torch.compile``; if empty, Inductor compiles the upstream code."""
+    def compiled_in(self, *, asked: bool = False) -> list[Kernel]:
+        """Return the candidates under ``torch.compile``; if empty, Inductor compiles the upstream code.
+
+        ``asked``: the upstream code cannot give what the caller asks for (`Variant.asks`).
+        """
         kept = [each for each in self.candidates if each.traceable]
-        return [each for each in kept if each.beats_inductor] if self.wanted == AUTO else kept
+        return [each for each in kept if each.beats_inductor] if self.wanted == AUTO and not asked else kept
 
     def checked(self, site: str = "") -> Selection:
         """Return the selection itself; raise KernelError, naming ``site``, if it is a failure."""

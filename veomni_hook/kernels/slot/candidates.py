@@ -102,13 +102,16 @@ class Answers:
         if STATE.asked is not None:
             STATE.asked(self._site.module_name, device, compiled)
 
-    def traceable(self, device: str) -> tuple[tuple[Any, tuple[Any, ...], str], ...]:
-        """Return the kernels to ask under ``torch.compile``, each with its refusals and its backend."""
+    def traceable(self, device: str, *, asked: bool) -> tuple[tuple[Any, tuple[Any, ...], str], ...]:
+        """Return the kernels to ask under ``torch.compile``, each with its refusals and its backend.
+
+        ``asked``: see `Selection.compiled_in`.
+        """
         if self.idle is not None or device == "meta":
             return ()
         selection = self.selection(device).checked(self._named())
         self._tell(device, compiled=True)
-        kept = selection.compiled_in
+        kept = selection.compiled_in(asked=asked)
         if not kept and self.wanted != AUTO:
             self._site.say(
                 logging.WARNING,

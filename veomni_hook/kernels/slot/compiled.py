@@ -18,6 +18,7 @@ from veomni_hook.kernels.selection.declaration import EAGER
 from veomni_hook.kernels.selection.process_choice import STATE
 from veomni_hook.kernels.shared.traced_frame import answered_while_tracing, variable
 from veomni_hook.kernels.slot.candidates import Answers, Outcome
+from veomni_hook.kernels.slot.request import Request
 from veomni_hook.kernels.slot.skipped import Skipped
 
 __all__ = ["Compiled", "device_of"]
@@ -79,7 +80,8 @@ class Compiled:
     """The compiled form of one slot.
 
     ``answers_to`` returns the slot's answers for a chosen backend. ``binder`` returns the function that maps
-    arguments to operands. ``skipped`` checks the definitions whose calls the kernels skip.
+    arguments to operands. ``skipped`` checks the definitions whose calls the kernels skip. ``request`` is
+    what guards may be asked for.
     """
 
     def __init__(
@@ -88,17 +90,20 @@ class Compiled:
         answers_to: Callable[[str], Answers],
         binder: Callable[[], Binder],
         skipped: Skipped,
+        request: Request,
     ) -> None:
         self._op = op
+        self._request = request
         self._skipped = skipped
         self._binder: Binder
-        #: By choice and device type: kernels, each with its refusals.
-        self._kernels: dict[tuple[str, str], Any] = {}
+        #: By choice, device type, and whether the caller asks for what only a kernel gives: kernels, each
+        #: with its refusals.
+        self._kernels: dict[tuple[str, str, bool], Any] = {}
         notes = self._notes = Notes()
 
-        def look_up(wanted: str, device: str) -> bool:
-            found = () if device is None else answers_to(wanted).traceable(device)
-            self._kernels[wanted, device] = found
+        def look_up(wanted: str, device: str, asked: bool) -> bool:  # noqa: FBT001 - dynamo's constants
+            found = () if device is None else answers_to(wanted).traceable(device, asked=asked)
+            self._kernels[wanted, device, asked] = found
             if not found:
                 notes.add(wanted, _LEFT)
             return bool(found)
@@ -128,14 +133,20 @@ class Compiled:
 
     def kernel(self, owner: Any, operands: tuple[Any, ...]) -> Callable[..., Any] | None:
         """Return the kernel that computes this call, or None: run the upstream code."""
-        wanted, device = self._wanted(owner), device_of(operands)
-        if wanted == EAGER or not self._look_up(wanted, device):
+        wanted, device, asks = self._wanted(owner), device_of(operands), self._request.asks
+        if wanted == EAGER:
+            self.left(owner, "eager is chosen")
+            return None
+        asked = asks is not None and bool(asks(owner))
+        if not self._look_up(wanted, device, asked):
+            self.left(owner, f"{wanted} has no kernel that torch.compile can trace on {device}")
             return None
         if self._skipped.changed_traced(self._named(type(owner)), owner, operands):
             self._note(wanted, "", "")
+            self.left(owner, _REPLACED)
             return None
         refusing = ""
-        for run, refusals, backend in self._kernels[wanted, device]:
+        for run, refusals, backend in self._kernels[wanted, device, asked]:
             for refusal in refusals:
                 reason = refusal(owner, *operands)  # `note` reads it
                 if reason is not None:
@@ -145,7 +156,13 @@ class Compiled:
                 self._note(wanted, backend, "")
                 return run  # type: ignore[no-any-return]
         self._note(wanted, "", refusing)
+        self.left(owner, f"{refusing} refused the call")
         return None
+
+    def left(self, owner: Any, reason: str) -> None:
+        """Leave a call to the upstream code; raises KernelError if that leaves a request unanswered."""
+        if self._request.settles is not None and STATE.active:
+            self._request.settles(owner, reason)
 
     def traced(self, owner: Any, wanted: str, *, compiled: bool) -> Outcome | None:
         """Return what dynamo compiled for ``owner`` under the choice ``wanted``, or None if unknown.

@@ -32,6 +32,7 @@ from veomni_hook.kernels.slot.arguments import binder_for
 from veomni_hook.kernels.slot.candidates import REPLACED, Answers, Outcome, Site
 from veomni_hook.kernels.slot.compiled import Compiled, device_of
 from veomni_hook.kernels.slot.record import FIRST_CALL, Record
+from veomni_hook.kernels.slot.request import Request
 from veomni_hook.kernels.slot.skipped import Skipped
 
 __all__ = ["Slot"]
@@ -93,8 +94,14 @@ class Slot:
         self._known: dict[tuple[str, str, bool], Answers] = {}
         self._bound: dict[str, Answers] = {}
         self._bind: Callable[..., tuple[Any, ...]] | None = None
+        request = Request.of(registry.ops()[op].variants[variant])
+        self._settles = request.settles
         self._compiled = Compiled(
-            op, lambda wanted: self._answers_to(Choice(ops={op: wanted})), self._binder, self._skipped
+            op,
+            lambda wanted: self._answers_to(Choice(ops={op: wanted})),
+            self._binder,
+            self._skipped,
+            request,
         )
         #: Of the modules that have asked, by id; with a weak reference: a WeakKeyDictionary would cost 1.5 us
         #: at every call.
@@ -136,18 +143,24 @@ class Slot:
 
         ``owner`` is the module whose ``forward`` asks. Kernels decide by ``operands``; the device of the
         first one (of a list of tensors: of its first tensor) selects the kernels to ask. Raises KernelError
-        if a backend chosen by name has no kernel for this variant or cannot run on this machine.
+        if a backend chosen by name has no kernel for this variant or cannot run on this machine, or if the
+        upstream code would run and cannot give what the caller asks for (`Variant.settles`).
         """
         if self._is_dynamo() or self._compiler._is_compiling_flag:
             if self.around is not None and self._is_dynamo():
                 self._set_apart()
                 return partial(self.apart, owner)
-            return None if self._exported() else self._compiled.kernel(owner, operands)
+            if not self._exported():
+                return self._compiled.kernel(owner, operands)
+            self._compiled.left(owner, "an exported program runs without veomni_hook")
+            return None
         if STATE.epoch != self._epoch or registry.version != self._version:
             self._refresh()
         # `answers`, without a call for modules that are not bound.
         answers = self.answers(owner) if BINDING in owner.__dict__ else self._answers
         run = None if answers.idle is not None else self._ask(answers, owner, operands)
+        if run is None and self._settles is not None:
+            self._left(owner)
         if self._waiting is not None and getattr(self._waiting, "owner", None) is owner:
             self._waiting.owner = None
             if run is None:
@@ -264,6 +277,12 @@ class Slot:
         ``compiled``: the module is known to be compiled, and may run code traced for another of its class.
         """
         return self._compiled.traced(owner, self.answers(owner).wanted, compiled=compiled)
+
+    def _left(self, owner: Any) -> None:
+        """Raise KernelError if a request is left unanswered, because no kernel computes this call."""
+        outcome = self.outcome(owner)
+        if self._settles is not None and outcome is not None and outcome is not _INACTIVE:
+            self._settles(owner, outcome.reason)
 
     def _run_apart(self, owner: Any, *operands: Any) -> Any:
         run = self.kernel(owner, *operands)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 from collections.abc import Iterator
 
 from veomni_hook.errors import PatchTargetError
 from veomni_hook.patches.code.document import Document
-from veomni_hook.patches.code.nearest_names import listed
+from veomni_hook.patches.code.nearest_names import listed, nearest
 from veomni_hook.patches.code.scope import global_uses
 from veomni_hook.patches.code.walk import walk_ast
 from veomni_hook.patches.plan import Plan
@@ -35,6 +36,8 @@ def plan_class_mappings(plan: Plan) -> None:
     first = True
     for index, step in plan.of_kind(PatchType.CLASS_MAPPING.value):
         document, target = plan.document, step.target
+        if step.patch.regex and not any(found.kind == "class" for found in document.find(target)):
+            raise _unmatched(document, target, plan.where(index))
         class_named(document, target, where=plan.where(index))
         calls = constructor_calls(document, target)
         if not calls:
@@ -65,6 +68,18 @@ def plan_class_mappings(plan: Plan) -> None:
         for constant in _listed(document, target):
             if new != target:
                 plan.insert(index, document.span(constant)[1], f", {json.dumps(new)}")
+
+
+def _unmatched(document: Document, expression: str, where: str) -> PatchTargetError:
+    names = [found.qualname for found in document.definitions() if found.kind == "class"]
+    close = nearest(re.sub(r"\W", "", expression), names)
+    return PatchTargetError(
+        f"no class of {document.module} matches the expression {expression!r}",
+        where=where,
+        fix=f"correct the expression; nearest class names: {listed(close)}",
+        target=expression,
+        nearest=close,
+    )
 
 
 def constructor_calls(document: Document, name: str) -> list[ast.AST]:
