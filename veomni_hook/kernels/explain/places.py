@@ -11,6 +11,9 @@ from veomni_hook.kernels.slot.guards import Guard, guards_of
 
 __all__ = ["Place", "places_of"]
 
+#: Modules whose classes are never patched: the beginnings of their names.
+_WITHOUT = ("builtins", "torch.nn.modules.", "transformers.modeling_utils", "transformers.generation.")
+
 
 class Place(NamedTuple):
     """A slot that modules of a class use, its name there, and its guards with their classes."""
@@ -33,12 +36,10 @@ def places_of(kind: type) -> list[Place]:
 
 def _slots_of(kind: type) -> list[tuple[str, Slot]]:
     """Return the slots, by name, that the methods of the module class ``kind`` use, inherited ones too."""
-    from torch import nn
-
     slots: dict[str, Slot] = {}
     inside: dict[int, dict[str, Slot]] = {}  # by the identity of a function's globals
-    # torch's own methods hold no slots, and are most of a small module's.
-    bases = [base for base in reversed(kind.__mro__) if base not in (object, nn.Module)]
+    # Methods of torch and of transformers' base classes hold no slots, and are most of a module's.
+    bases = [base for base in reversed(kind.__mro__) if not base.__module__.startswith(_WITHOUT)]
     methods = {name: each for base in bases for name, each in vars(base).items()}
     for method in methods.values():
         if callable(method):
