@@ -119,7 +119,8 @@ def test_functions_are_known_by_what_they_are_declared_to_be() -> None:
     )
     assert (
         "options = veomni_boundaries.found(self, options, position_ids, attention_mask, past_key_values,"
-        " input_ids if inputs_embeds is None else inputs_embeds)\n        x = inputs_embeds" in written
+        " input_ids if inputs_embeds is None else inputs_embeds, options.get('use_cache'))\n"
+        "        x = inputs_embeds" in written
     )
     assert "# of the layer" in text
 
@@ -165,7 +166,10 @@ def test_models_whose_layers_nothing_separates_raise_an_error() -> None:
     ):
         variant, code = model_site(ROUTED.replace(old, new))
         assert variant == "refused" and "boundaries.found" not in code
-        assert f"{REFUSED} inputs_embeds is None else inputs_embeds, ((Mixer, ()),))" in code
+        assert (
+            f"{REFUSED} inputs_embeds is None else inputs_embeds, options.get('use_cache'), ((Mixer, ()),))"
+            in code
+        )
 
 
 def test_models_without_a_parameter_for_positions_read_them_by_name() -> None:

@@ -85,12 +85,12 @@ def _site(
         reason = "it has no argument position_ids"
     if reason:
         return Site(OP, target, Status.MISSED, reason=reason, lineno=forward.lineno)
-    positions, masks = (
+    positions, masks, makes_cache = (
         name if name in names else f'{passed}.get("{name}")' if passed else "None"
-        for name in ("position_ids", "attention_mask")
+        for name in ("position_ids", "attention_mask", "use_cache")
     )
     cache = next((name for name in _CACHES if name in names), "None")
-    read = [positions, masks, cache, "input_ids if inputs_embeds is None else inputs_embeds"]
+    read = [positions, masks, cache, "input_ids if inputs_embeds is None else inputs_embeds", makes_cache]
     if not (hands_on := hands_to_layers(forward, "")):
         apart, others = [], [*apart, *others]
     code = _call(f"{passed} = veomni_boundaries.found", ["self", passed, *read]) if apart else ""
