@@ -82,7 +82,7 @@ def test_a_mask_hides_samples_from_masks(given):
     padded[:, 5:] = 0
     for mask in (ONES, padded, {"full_attention": None, "linear_attention": ONES}, {"full_attention": ONES}):
         assert "beside an attention_mask; leave attention_mask out" in error(model(), mask=mask, **given)
-    for mask in (BLOCKS, {"full_attention": BLOCKS, "linear_attention": None}):
+    for mask in (BLOCKS, {"full_attention": BLOCKS, "conv": None}):
         call(model(), mask=mask, use_cache=True, **given)
 
 
@@ -100,6 +100,18 @@ def test_flash_attention_takes_lengths_or_positions_of_one_row(implementation):
     assert "pass cu_seq_lens_q, cu_seq_lens_k" in error(owner, rows=2)
     assert "where each begins with 0" in error(owner, position_ids=PACKED + 3)
     assert "takes precedence over boundaries; leave" in error(owner, mask=padded, **LENGTHS)
+
+
+@pytest.mark.parametrize("implementation", [*MASKED, *FLASH])
+def test_attention_without_masks_of_positions_mixes_samples(implementation):
+    def without(owner, **kwargs):
+        return found(owner, kwargs, PACKED, None, None, torch.zeros(1, 6, 8), False, masks_positions=False)
+
+    for given in ({}, LENGTHS):
+        with pytest.raises(SamplesError, match="no positions reach it") as caught:
+            without(model(implementation), **given)
+        assert caught.value.fix == "pass one sample a row"
+    without(model(implementation, kinds=["linear_attention"]))
 
 
 def test_attention_that_cannot_leak_is_not_checked():

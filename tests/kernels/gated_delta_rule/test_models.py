@@ -55,6 +55,11 @@ CHANNELS = {
     "topk_group": 1,
     "mlp_layer_types": ["dense", "sparse", "dense"],
 }
+INDEXED = {"indexer_n_heads": 4, "indexer_kv_heads": 1, "indexer_head_dim": 8, "indexer_budget": 64,
+           "indexer_compress_ratio": 4, "ple_layer_ids": [], "ngram_vocab_size_base": 50}  # fmt: skip
+#: Attention that an indexer sparsifies reads no positions, so samples cannot share a row there.
+SPARSE = {"q_lora_rank": 8, "qk_rope_head_dim": 0, "qk_nope_head_dim": 8, "index_n_heads": 2, "index_head_dim": 8,
+          "index_topk": 16, "layer_types": ["linear_attention"] * 3}  # fmt: skip
 FAMILIES = {
     "kimi_linear": ("KimiLinearConfig", "KimiLinearForCausalLM", CHANNELS),
     "bailing_hybrid": ("BailingHybridConfig", "BailingHybridForCausalLM", {**CHANNELS, "num_mtp_layers": 0}),
@@ -62,6 +67,8 @@ FAMILIES = {
     "qwen3_5": ("Qwen3_5TextConfig", "Qwen3_5ForCausalLM", {}),
     "qwen3_5_moe": ("Qwen3_5MoeTextConfig", "Qwen3_5MoeForCausalLM", EXPERTS),
     "olmo_hybrid": ("OlmoHybridConfig", "OlmoHybridForCausalLM", {"linear_num_key_heads": 4}),
+    "qwen4_exp": ("Qwen4ExpTextConfig", "Qwen4ExpForCausalLM", {**EXPERTS, **INDEXED}),
+    "glm5_next": ("Glm5NextTextConfig", "Glm5NextTextModel", {**CHANNELS, **SPARSE}),
 }
 #: 16 samples: shorter than the convolution, longer than a chunk, single positions side by side.
 LENGTHS = [5, 1, 3, 70, 2, 2, 9, 1, 17, 4, 65, 3, 8, 1, 1, 20]
@@ -105,7 +112,7 @@ def ids(rows=1, positions=212):
 def step(model, calls):
     """Logits of calls, side by side, and the gradients of a sum over all of them."""
     model.zero_grad()
-    logits = torch.cat([model(use_cache=False, **call).logits for call in calls], dim=1)
+    logits = torch.cat([model(use_cache=False, **call)[0] for call in calls], dim=1)
     torch.manual_seed(2)
     (logits * torch.randn_like(logits)).sum().backward()
     return logits.detach(), {
@@ -406,6 +413,17 @@ def test_attention_that_would_mix_samples_is_an_error(family, pairs):
         assert caught.value.where == type(ours.model).__name__
     ours.gradient_checkpointing_enable()  # makes no cache
     close(ours(row, **BY["positions"]).logits, apart, 1e-4)
+
+
+def test_attention_that_reads_no_positions_is_an_error(pairs, monkeypatch):
+    kinds = {"layer_types": ["linear_attention", "full_attention", "linear_attention"]}
+    config, kind, sizes = FAMILIES["glm5_next"]
+    monkeypatch.setitem(FAMILIES, "glm5_next", (config, kind, {**sizes, **kinds}))
+    _, ours = pairs("glm5_next")
+    for given in BY.values():
+        with pytest.raises(SamplesError, match="no positions reach it"):
+            ours(ids(), use_cache=False, **given)
+    ours(ids(), use_cache=False)
 
 
 def test_arguments_that_come_twice_are_an_error_of_one_line(pairs):

@@ -36,19 +36,21 @@ class Given:
         attention_mask: ``[rows, positions]``, a mask for attention as it is, a dictionary of masks, or None.
         past_key_values: the cache, or None.
         use_cache: whether the model makes a cache; None: as its config says.
+        masks_positions: whether the model has masks made of positions for its attention.
     """
 
     position_ids: Any
     attention_mask: Any
     past_key_values: Any
     use_cache: Any
+    masks_positions: bool = True
 
 
 def attends(owner: Any) -> bool:
     """Return whether a model has attention layers beside those that get boundaries."""
     config = getattr(owner, "config", None)
     kinds = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or ()
-    return any("attention" in str(kind) and not str(kind).startswith("linear") for kind in kinds)
+    return any(map(_is_attention, kinds))
 
 
 def check(owner: Any, kwargs: Mapping[str, Any], given: Given, bounds: torch.Tensor, rows: int) -> None:
@@ -64,7 +66,9 @@ def check(owner: Any, kwargs: Mapping[str, Any], given: Given, bounds: torch.Ten
     if not attends(owner):
         return
     used = str(getattr(owner.config, "_attn_implementation", None) or "eager")
-    if "flash" in used:
+    if not given.masks_positions:
+        found: tuple[str, str] | None = ("no positions reach it", "pass one sample a row")
+    elif "flash" in used:
         found = _flash(kwargs, given, bounds, rows)
     else:  # an implementation of the user's own separates samples by rules of its own
         found = _masked(owner, given, bounds, rows) if used in _MASKED else None
@@ -108,11 +112,15 @@ def _flash(
     return why, f"pass {', '.join(_LENGTHS[:-1])} and {_LENGTHS[-1]}"
 
 
+def _is_attention(kind: object) -> bool:
+    return "attention" in str(kind) and not str(kind).startswith("linear")
+
+
 def _of_attention(attention_mask: Any) -> list[Any]:
     """Return the masks that attention layers are given."""
     if not isinstance(attention_mask, dict):
         return [attention_mask]
-    return [mask for kind, mask in attention_mask.items() if not kind.startswith("linear")]
+    return [mask for kind, mask in attention_mask.items() if _is_attention(kind)]
 
 
 def _is_of_padding(mask: Any) -> bool:

@@ -32,7 +32,7 @@ _WITH_TEXT = 4
 _FEWEST = 2
 
 
-def found(
+def found(  # noqa: PLR0913, PLR0917 - what a model is given
     owner: Any,
     kwargs: dict[str, Any],
     position_ids: Any,
@@ -40,6 +40,7 @@ def found(
     past_key_values: Any,
     inputs: Any,
     use_cache: Any,
+    masks_positions: bool = True,  # noqa: FBT001, FBT002
 ) -> dict[str, Any]:
     """Return the arguments that a model hands to its layers, with the boundaries of samples that share rows.
 
@@ -57,11 +58,12 @@ def found(
         past_key_values: the cache, or None.
         inputs: ids or embeddings, ``[rows, positions, ...]``, or None.
         use_cache: whether the model makes a cache; None: as its config says.
+        masks_positions: whether the model has masks made of positions for its attention.
 
     Raises:
         SamplesError: samples share a row, and the attention layers of the model would mix them.
     """
-    given = Given(position_ids, attention_mask, past_key_values, use_cache)
+    given = Given(position_ids, attention_mask, past_key_values, use_cache, masks_positions)
     if not traced():
         forget(owner)
     handed = _with_boundaries(owner, kwargs, given, inputs)
