@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
-from types import SimpleNamespace
+import sys
+from types import ModuleType, SimpleNamespace
 
 import pytest
+from transformers.integrations.hub_kernels import use_kernel_func_from_hub_with_fallback
 from transformers.models.qwen3_next import modeling_qwen3_next
 from transformers.models.qwen3_next.modeling_qwen3_next import causal_conv1d_fn, torch_chunk_gated_delta_rule
 
@@ -91,3 +93,12 @@ def own(*args, cu_seqlens=None):
 @pytest.mark.parametrize("function", [own, closing(own), functools.partial(own), Held(own), closing(len)])
 def test_other_functions_are_the_users(function):
     assert reached_upstream(function, OWNER) is None
+
+
+def test_a_packages_function_that_runs_in_upstreams_is_not_upstreams(monkeypatch):
+    package = ModuleType("fla")
+    package.chunk_gated_delta_rule = own
+    monkeypatch.setitem(sys.modules, "fla", package)
+    installed = use_kernel_func_from_hub_with_fallback("chunk_gated_delta_rule", "fla")(RULE)
+    assert running(installed) is own
+    assert reached_upstream(closing(installed), OWNER) is None

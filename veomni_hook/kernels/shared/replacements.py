@@ -43,7 +43,7 @@ def reached_upstream(function: Any, owner: Any) -> Any:
         seen.add(id(each))
         if _mixes(runs := running(each), owner):
             return runs
-        waiting += (held for held in _held(each, home) if callable(held))
+        waiting += (held for held in _held(runs, home) if callable(held))
     return None
 
 
