@@ -43,6 +43,16 @@ def test_other_kernels_without_a_bias(taps):
     compared(operands(taps=taps)[:2], "silu", bounds(LENGTHS))
 
 
+def test_bits_do_not_change():
+    def step():
+        leaves = [each.to(DEVICE).detach().requires_grad_() for each in operands(2, 70)]
+        output = ours.depthwise(*leaves, "silu", bounds([33, 60, 47]).to(DEVICE))
+        output.square().sum().backward()
+        return [output, *(each.grad for each in leaves)]
+
+    assert all(map(torch.equal, step(), step()))
+
+
 def test_samples_in_several_rows():
     compared(operands(2, 7), "silu", bounds([3, 4, 1, 6]))
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from veomni_hook.errors import SamplesError
 from veomni_hook.kernels.gated_delta_rule.boundaries import found
 
 
@@ -22,7 +23,7 @@ def ends(position_ids, mask=None, cache=None, rows=1):
     mask = None if mask is None else torch.tensor(mask)
     inputs = torch.zeros(rows, position_ids.shape[-1], dtype=torch.long)
     kwargs = {"use_cache": False}
-    given = found(nn.Module(), kwargs, position_ids, mask, cache, inputs)
+    given = found(nn.Module(), kwargs, position_ids, mask, cache, inputs, None)
     assert kwargs == {"use_cache": False}
     return given["cu_seq_lens_q"].tolist() if given is not kwargs else None
 
@@ -92,15 +93,23 @@ def test_a_cache_that_holds_positions_goes_on():
 
 
 def test_given_boundaries_stay():
-    inputs = torch.zeros(1, 4, 8)
-    for name in ("cu_seq_lens_q", "seq_idx"):
-        kwargs = {name: torch.tensor([0, 4])}
-        assert found(nn.Module(), kwargs, torch.tensor([[0, 1, 0, 1]]), None, None, inputs) is kwargs
+    inputs, owner, packed = torch.zeros(1, 4, 8), nn.Module(), torch.tensor([[0, 1, 0, 1]])
+    for name, bounds in (("cu_seq_lens_q", [0, 1, 4]), ("seq_idx", [[0, 0, 0, 1]])):
+        kwargs = {name: torch.tensor(bounds)}
+        given = found(owner, kwargs, packed, None, None, inputs, None)
+        assert given == kwargs and given[name] is kwargs[name]
     kwargs = {"cu_seq_lens_q": None}
-    given = found(nn.Module(), kwargs, torch.tensor([[0, 1, 0, 1]]), None, None, inputs)
+    given = found(owner, kwargs, packed, None, None, inputs, None)
     assert given["cu_seq_lens_q"].tolist() == [0, 2, 4]
-    assert found(nn.Module(), {}, None, None, None, inputs) == {}
-    assert found(nn.Module(), {}, torch.tensor([[0, 0]]), None, None, None) == {}
+    assert found(owner, {}, None, None, None, inputs, None) == {}
+    assert found(owner, {}, torch.tensor([[0, 0]]), None, None, None, None) == {}
+
+
+def test_boundaries_that_are_no_tensor_are_an_error():
+    for name in ("cu_seq_lens_q", "seq_idx"):
+        with pytest.raises(SamplesError, match="the boundaries are a list") as caught:
+            found(nn.Module(), {name: [0, 2, 4]}, None, None, None, torch.zeros(1, 4, 8), None)
+        assert caught.value.where == name and caught.value.fix == "pass a tensor of integers"
 
 
 def test_compiled_code_asserts_that_a_row_is_one_sample():
@@ -108,7 +117,7 @@ def test_compiled_code_asserts_that_a_row_is_one_sample():
 
     @torch.compile(backend="eager", fullgraph=True)
     def compiled(position_ids, mask):
-        kwargs = found(owner, {}, position_ids, mask, None, position_ids)
+        kwargs = found(owner, {}, position_ids, mask, None, position_ids, None)
         return len(kwargs) + position_ids
 
     for mask in (None, torch.ones(1, 4)):

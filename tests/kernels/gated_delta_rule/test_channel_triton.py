@@ -14,6 +14,7 @@ import torch
 pytest.importorskip("triton")
 
 from tests.kernels.gated_delta_rule.test_channels import bounds, exact, operands
+from tests.kernels.gated_delta_rule.test_long import agree, carried, whole
 from tests.kernels.matching import assert_matches
 from veomni_hook.kernels.gated_delta_rule import channel_triton as ours
 from veomni_hook.kernels.gated_delta_rule import channels as chunked
@@ -54,13 +55,13 @@ def test_rows(rows, positions, widths):
     compared(operands(rows, positions, dtype=DTYPE, heads=rows, widths=widths))
 
 
-@pytest.mark.parametrize("g", [-2000.0, -40.0, -1e-7, 0.0])
-def test_decays_at_their_limits(g):
+@pytest.mark.parametrize(("g", "beta"), [(-2000.0, 1.0), (-40.0, 0.0), (-1e-7, 1.0), (0.0, 0.0)])
+def test_decays_and_betas_at_their_limits(g, beta):
     """Beside other decays, so that the sum over a chunk is large where a few positions still read others."""
     tensors = operands(1, 102, samples=2, heads=1, dtype=DTYPE)
     tensors[3][:, ::5] = g
     tensors[3][:, 1::7, :, :4] = g
-    tensors[4][:, ::3] = 1.0
+    tensors[4][:, ::3] = beta
     compared(tensors, cu_seqlens=bounds([33, 69]))
 
 
@@ -73,6 +74,18 @@ def test_nothing_is_left_of_what_is_forgotten():
     expected, last = chunked.channel_decay(*behind, None, True, True)
     torch.testing.assert_close(output[:, 17:], expected, rtol=0, atol=TOLERANCE)
     torch.testing.assert_close(state, last, rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.slow
+def test_a_state_that_the_next_call_goes_on_with():
+    tensors = [each.to(DEVICE) for each in operands(1, 80, heads=1, dtype=DTYPE)]
+    agree(carried(ours.channel_decay, tensors, 65), whole(ours.channel_decay, tensors), TOLERANCE)
+
+
+@pytest.mark.slow
+def test_bits_do_not_change():
+    tensors = [each.to(DEVICE) for each in operands(1, 70, heads=1, dtype=torch.float16)]
+    assert all(map(torch.equal, whole(ours.channel_decay, tensors), whole(ours.channel_decay, tensors)))
 
 
 def test_no_positions():

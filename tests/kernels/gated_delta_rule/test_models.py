@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from functools import partial
 from types import ModuleType
 
 import pytest
@@ -54,6 +55,11 @@ CHANNELS = {
     "topk_group": 1,
     "mlp_layer_types": ["dense", "sparse", "dense"],
 }
+INDEXED = {"indexer_n_heads": 4, "indexer_kv_heads": 1, "indexer_head_dim": 8, "indexer_budget": 64,
+           "indexer_compress_ratio": 4, "ple_layer_ids": [], "ngram_vocab_size_base": 50}  # fmt: skip
+#: Attention that an indexer sparsifies reads no positions, so samples cannot share a row there.
+SPARSE = {"q_lora_rank": 8, "qk_rope_head_dim": 0, "qk_nope_head_dim": 8, "index_n_heads": 2, "index_head_dim": 8,
+          "index_topk": 16, "layer_types": ["linear_attention"] * 3}  # fmt: skip
 FAMILIES = {
     "kimi_linear": ("KimiLinearConfig", "KimiLinearForCausalLM", CHANNELS),
     "bailing_hybrid": ("BailingHybridConfig", "BailingHybridForCausalLM", {**CHANNELS, "num_mtp_layers": 0}),
@@ -61,6 +67,8 @@ FAMILIES = {
     "qwen3_5": ("Qwen3_5TextConfig", "Qwen3_5ForCausalLM", {}),
     "qwen3_5_moe": ("Qwen3_5MoeTextConfig", "Qwen3_5MoeForCausalLM", EXPERTS),
     "olmo_hybrid": ("OlmoHybridConfig", "OlmoHybridForCausalLM", {"linear_num_key_heads": 4}),
+    "qwen4_exp": ("Qwen4ExpTextConfig", "Qwen4ExpForCausalLM", {**EXPERTS, **INDEXED}),
+    "glm5_next": ("Glm5NextTextConfig", "Glm5NextTextModel", {**CHANNELS, **SPARSE}),
 }
 #: 16 samples: shorter than the convolution, longer than a chunk, single positions side by side.
 LENGTHS = [5, 1, 3, 70, 2, 2, 9, 1, 17, 4, 65, 3, 8, 1, 1, 20]
@@ -104,7 +112,7 @@ def ids(rows=1, positions=212):
 def step(model, calls):
     """Logits of calls, side by side, and the gradients of a sum over all of them."""
     model.zero_grad()
-    logits = torch.cat([model(use_cache=False, **call).logits for call in calls], dim=1)
+    logits = torch.cat([model(use_cache=False, **call)[0] for call in calls], dim=1)
     torch.manual_seed(2)
     (logits * torch.randn_like(logits)).sum().backward()
     return logits.detach(), {
@@ -220,7 +228,9 @@ def test_a_cache_that_begins_with_packed_samples_holds_the_last_one(pairs):
     _, ours = pairs("qwen3_5")
     row = ids(1, 30)
     positions = torch.cat([torch.arange(20), torch.arange(10)])[None]
-    packed = ours(row, position_ids=positions, use_cache=True).past_key_values
+    # With a mask of the caller's, attention keeps the samples apart beside a cache as well.
+    mask = torch.block_diag(torch.ones(20, 20), torch.ones(10, 10)).tril().bool()[None, None]
+    packed = ours(row, position_ids=positions, attention_mask=mask, use_cache=True).past_key_values
     alone = ours(row[:, 20:], use_cache=True).past_key_values
     close(packed.get_recurrent_state(0), alone.get_recurrent_state(0), 1e-5)
     with pytest.raises(SamplesError, match=r"do not divide 34 positions: \[0, 20, 30\]"):
@@ -327,5 +337,97 @@ def test_a_replaced_function_is_called_and_cannot_leak(pairs, monkeypatch):
     monkeypatch.setattr(home, "torch_chunk_gated_delta_rule", mine)
     ours(ids(), use_cache=False)
     assert len(seen) == 2
-    with pytest.raises(SamplesError, match="mine takes no boundaries"):
+    with pytest.raises(SamplesError, match="mine takes no boundaries") as caught:
         ours(ids(), use_cache=False, **BY["positions"])
+    assert caught.value.fix.startswith("restore upstream's function, or give yours a parameter cu_seqlens")
+
+
+@pytest.mark.parametrize("name", ["torch_chunk_gated_delta_rule", "causal_conv1d_fn"])
+def test_a_function_around_upstreams_is_no_proof(name, pairs, monkeypatch):
+    """In 5.17 upstream's functions take boundaries and ignore them."""
+    _, ours = pairs("qwen3_next")
+    home = sys.modules[type(ours).__module__]
+    upstream = vars(home)[name]
+
+    def forwards(*args, cu_seqlens=None, seq_idx=None, **kwargs):
+        return upstream(*args, **kwargs)
+
+    own = f"{home.__name__}.{name}, upstream's code, which has no boundaries"
+    for function, caller in ((forwards, "forwards calls "), (partial(upstream), "")):
+        monkeypatch.setattr(home, name, function)
+        with pytest.raises(SamplesError, match="nothing keeps them apart") as caught:
+            ours(ids(), use_cache=False, **BY["positions"])
+        assert caught.value.what.endswith(f"{caller}{own}") and "wrapped" not in str(caught.value)
+
+
+def test_a_function_with_boundaries_of_its_own_gets_them(pairs, monkeypatch):
+    _, ours = pairs("qwen3_next")
+
+    def mine(query, key, value, g, beta, cu_seqlens=None, **options):
+        return chunked.scalar_decay(query, key, value, g, beta, None, True, True, cu_seqlens)
+
+    expected = ours(ids(), use_cache=False, **BY["positions"]).logits
+    monkeypatch.setattr(sys.modules[type(ours).__module__], "torch_chunk_gated_delta_rule", mine)
+    close(ours(ids(), use_cache=False, **BY["positions"]).logits, expected, 1e-4)
+
+
+@pytest.mark.parametrize("given", BY)
+def test_a_forward_that_drops_boundaries_is_an_error(given, pairs, monkeypatch):
+    _, ours = pairs("qwen3_next")
+    kind = type(ours.model.layers[2].linear_attn)
+    forward = kind.forward
+
+    def drops(self, hidden_states, cache_params=None, attention_mask=None, **kwargs):
+        return forward(self, hidden_states, cache_params, attention_mask, **(kwargs if honest else {}))
+
+    monkeypatch.setattr(kind, "forward", drops)
+    honest = True
+    expected = ours(ids(), use_cache=False, **BY[given]).logits
+    honest = False
+    with pytest.raises(SamplesError, match="did not get their boundaries from its forward") as caught:
+        ours(ids(), use_cache=False, **BY[given])
+    assert caught.value.where == "Qwen3NextGatedDeltaNet (layer 0)"
+    assert "hand on all keyword arguments" in caught.value.fix
+    # A call that is over, or was, expects nothing of the layers: the traceback holds the failed one.
+    ours(ids(), use_cache=False)
+    honest = True
+    close(ours(ids(), use_cache=False, **BY[given]).logits, expected, 1e-6)
+    ours.model.layers[0].linear_attn(torch.randn(1, 9, HYBRID["hidden_size"]))
+
+
+@pytest.mark.parametrize("family", ["kimi_linear", "qwen3_5"])
+def test_attention_that_would_mix_samples_is_an_error(family, pairs):
+    """Each of these calls leaks in attention: samples are in masks by position_ids, and by these alone."""
+    _, ours = pairs(family)
+    row = ids()
+    apart = torch.cat([ours(each, use_cache=False).logits for each in row.split(LENGTHS, dim=1)], dim=1)
+    for given in (
+        {**BY["positions"], "use_cache": True},
+        {**BY["positions"], "use_cache": None},
+        {**BY["positions"], "attention_mask": torch.ones_like(row)},
+        {"cu_seq_lens_q": ENDS},
+        {"seq_idx": NUMBERS},
+    ):
+        with pytest.raises(SamplesError, match="sdpa attention does not keep them apart") as caught:
+            ours(row, **{"use_cache": False, **given})
+        assert caught.value.where == type(ours.model).__name__
+    ours.gradient_checkpointing_enable()  # makes no cache
+    close(ours(row, **BY["positions"]).logits, apart, 1e-4)
+
+
+def test_attention_that_reads_no_positions_is_an_error(pairs, monkeypatch):
+    kinds = {"layer_types": ["linear_attention", "full_attention", "linear_attention"]}
+    config, kind, sizes = FAMILIES["glm5_next"]
+    monkeypatch.setitem(FAMILIES, "glm5_next", (config, kind, {**sizes, **kinds}))
+    _, ours = pairs("glm5_next")
+    for given in BY.values():
+        with pytest.raises(SamplesError, match="no positions reach it"):
+            ours(ids(), use_cache=False, **given)
+    ours(ids(), use_cache=False)
+
+
+def test_arguments_that_come_twice_are_an_error_of_one_line(pairs):
+    _, ours = pairs("qwen3_next")
+    with pytest.raises(TypeError, match=r"gated_delta_rule\(\) got multiple values for keyword") as caught:
+        ours(ids(), use_cache=False, position_ids=POSITIONS, cu_seqlens=ENDS)
+    assert "Linear(" not in str(caught.value)

@@ -16,6 +16,7 @@ from transformers.models.qwen3_next.modeling_qwen3_next import torch_chunk_gated
 
 pytest.importorskip("triton")
 
+from tests.kernels.gated_delta_rule.test_long import agree, carried, whole
 from tests.kernels.gated_delta_rule.test_torch import OWNER, bounds, exact, operands
 from tests.kernels.matching import assert_matches
 from veomni_hook.kernels.gated_delta_rule import packages
@@ -25,6 +26,7 @@ from veomni_hook.kernels.shared.hub_functions import running
 
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
+DTYPE = torch.float16 if GPU else torch.float32
 #: One position, none, a whole chunk, and one more.
 LENGTHS = [65, 1, 0, 64]
 on_gpu = [pytest.mark.gpu, pytest.mark.skipif(not GPU, reason="needs a GPU")]
@@ -56,6 +58,29 @@ def test_samples_that_share_a_row(dtype, normalise):
 def test_rows(rows, positions, groups):
     dtype = torch.float16 if GPU else torch.float32
     compared(operands(rows, positions, groups=groups, keys=1, dtype=dtype), 1e-2 if GPU else 2e-5)
+
+
+@pytest.mark.parametrize(("g", "beta"), [(-2000.0, 0.0), (-40.0, 1.0), (-1e-7, 1.0), (0.0, 0.0)])
+def test_decays_and_betas_at_their_limits(g, beta):
+    """Beside other decays, so that the sum over a chunk is large where a few positions still read others."""
+    tensors = operands(1, 102, samples=2, keys=1, groups=1, dtype=DTYPE)
+    tensors[3][:, ::5] = g
+    tensors[4][:, ::3] = beta
+    # Of a sum over a chunk that reaches -2e4, float32 keeps 1e-3: as in upstream's code.
+    tolerance = {-2000.0: 2e-3, -40.0: 1e-4}.get(g, 2e-5)
+    compared(tensors, 1e-2 if GPU else tolerance, cu_seqlens=bounds([33, 69]))
+
+
+@pytest.mark.slow
+def test_a_state_that_the_next_call_goes_on_with():
+    tensors = [each.to(DEVICE) for each in operands(1, 80, keys=1, dtype=DTYPE)]
+    agree(carried(ours.scalar_decay, tensors, 65), whole(ours.scalar_decay, tensors), 1e-2 if GPU else 1e-5)
+
+
+@pytest.mark.slow
+def test_bits_do_not_change():
+    tensors = [each.to(DEVICE) for each in operands(1, 70, keys=1, dtype=torch.float16)]
+    assert all(map(torch.equal, whole(ours.scalar_decay, tensors), whole(ours.scalar_decay, tensors)))
 
 
 def test_no_positions():

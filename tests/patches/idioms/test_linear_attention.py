@@ -119,9 +119,20 @@ def test_functions_are_known_by_what_they_are_declared_to_be() -> None:
     )
     assert (
         "options = veomni_boundaries.found(self, options, position_ids, attention_mask, past_key_values,"
-        " input_ids if inputs_embeds is None else inputs_embeds)\n        x = inputs_embeds" in written
+        " input_ids if inputs_embeds is None else inputs_embeds, options.get('use_cache'), masks_positions=False)\n"
+        "        x = inputs_embeds" in written
     )
     assert "# of the layer" in text
+
+
+@pytest.mark.parametrize("name", ["create_causal_mask", "create_sliding_window_causal_mask"])
+def test_masks_that_transformers_makes_are_of_positions(name: str) -> None:
+    made = ROUTED.replace("        x = inputs_embeds\n", f"        x = {name}(inputs_embeds)\n")
+    (site,) = sample_boundaries.find(ModuleView(Document(made)))
+    assert "masks_positions" not in spliced(made, [site])
+    made = made.replace(name, "create_recurrent_attention_mask")
+    (site,) = sample_boundaries.find(ModuleView(Document(made)))
+    assert "masks_positions=False" in spliced(made, [site])
 
 
 @pytest.mark.parametrize("near_miss", NEAR_MISSES)
@@ -165,7 +176,10 @@ def test_models_whose_layers_nothing_separates_raise_an_error() -> None:
     ):
         variant, code = model_site(ROUTED.replace(old, new))
         assert variant == "refused" and "boundaries.found" not in code
-        assert f"{REFUSED} inputs_embeds is None else inputs_embeds, ((Mixer, ()),))" in code
+        assert (
+            f"{REFUSED} inputs_embeds is None else inputs_embeds, options.get('use_cache'), ((Mixer, ()),))"
+            in code
+        )
 
 
 def test_models_without_a_parameter_for_positions_read_them_by_name() -> None:

@@ -9,9 +9,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from veomni_hook.kernels.shared.hub_functions import running
 from veomni_hook.kernels.shared.samples import indices_of, of_rows
-from veomni_hook.kernels.shared.separation import Packed, call, with_parameter
+from veomni_hook.kernels.shared.separation import Packed, call, expect_boundaries, with_parameter
 from veomni_hook.kernels.shared.whole_sequences import whole
 
 __all__ = ["separated"]
@@ -30,7 +29,14 @@ def separated(slot: Any, owner: Any, upstream: Callable[..., Any]) -> Callable[.
     The result raises SamplesError, with the layer's name, if ``cu_seq_lens_q``, ``cu_seqlens`` or ``seq_idx``
     say that samples share a row and neither a kernel nor ``upstream`` takes these boundaries.
     """
-    return whole(_OP, owner, partial(call, _CALLS, slot, owner, upstream))
+    run = whole(_OP, owner, partial(call, _CALLS, slot, owner, upstream))
+
+    # A name for errors of Python about arguments: that of a partial object is all it holds.
+    def causal_conv(*args: Any, **kwargs: Any) -> Any:
+        expect_boundaries(owner, kwargs)
+        return run(*args, **kwargs)
+
+    return causal_conv
 
 
 def _run(
@@ -44,7 +50,7 @@ def _run(
     hidden_states, bounds = operands[0], operands[-1]
     if (run := slot.kernel(owner, *operands, upstream)) is not None:
         return run(*operands)
-    name = with_parameter(_OP, owner, running(upstream), ("seq_idx", "cu_seqlens"), slot)
+    name = with_parameter(_OP, owner, upstream, ("seq_idx", "cu_seqlens"), slot)
     given = bounds if name == "cu_seqlens" else indices_of(bounds, hidden_states.shape[0])
     return upstream(*args, **{**kwargs, name: given})
 

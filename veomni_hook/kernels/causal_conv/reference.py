@@ -1,4 +1,8 @@
-"""What a causal convolution of one channel at a time computes, sample by sample."""
+"""What a causal convolution of one channel at a time computes, sample by sample.
+
+It is the short convolution of Mamba (arXiv 2312.00752), which Gated DeltaNet (arXiv 2412.06464) puts in front
+of its rule.
+"""
 
 from __future__ import annotations
 

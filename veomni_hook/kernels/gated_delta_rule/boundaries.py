@@ -12,7 +12,9 @@ from typing import Any, TypeAlias
 import torch
 
 from veomni_hook.errors import SamplesError
+from veomni_hook.kernels.gated_delta_rule.attention_masks import Given, attends, check
 from veomni_hook.kernels.selection.process_choice import STATE
+from veomni_hook.kernels.shared.handed import forget, hand
 from veomni_hook.kernels.shared.host_values import host_copy
 from veomni_hook.kernels.shared.hub_functions import is_upstreams, running, takes
 from veomni_hook.kernels.shared.origin import name_of
@@ -30,13 +32,15 @@ _WITH_TEXT = 4
 _FEWEST = 2
 
 
-def found(
+def found(  # noqa: PLR0913, PLR0917 - what a model is given
     owner: Any,
     kwargs: dict[str, Any],
     position_ids: Any,
     attention_mask: Any,
     past_key_values: Any,
     inputs: Any,
+    use_cache: Any,
+    masks_positions: bool = True,  # noqa: FBT001, FBT002
 ) -> dict[str, Any]:
     """Return the arguments that a model hands to its layers, with the boundaries of samples that share rows.
 
@@ -53,17 +57,38 @@ def found(
         attention_mask: ``[rows, positions]``, a dictionary with one, or anything else, which is not read.
         past_key_values: the cache, or None.
         inputs: ids or embeddings, ``[rows, positions, ...]``, or None.
+        use_cache: whether the model makes a cache; None: as its config says.
+        masks_positions: whether the model has masks made of positions for its attention.
+
+    Raises:
+        SamplesError: samples share a row, and the attention layers of the model would mix them.
     """
+    given = Given(position_ids, attention_mask, past_key_values, use_cache, masks_positions)
+    if not traced():
+        forget(owner)
+    handed = _with_boundaries(owner, kwargs, given, inputs)
+    if not STATE.active or inputs is None or not given_in(handed) or _continues(past_key_values):
+        return handed
+    if traced():
+        if attends(owner):
+            _check_eagerly(owner, handed, given, inputs)
+        return handed
+    return hand(owner, handed) if _check(owner, handed, given, inputs) else handed
+
+
+def _with_boundaries(owner: Any, kwargs: dict[str, Any], given: Given, inputs: Any) -> dict[str, Any]:
+    """Return ``kwargs``, with boundaries if samples share a row."""
+    position_ids = given.position_ids
     known = not STATE.active or inputs is None or inputs.shape[1] < _FEWEST or given_in(kwargs)
     if known or not isinstance(position_ids, torch.Tensor) or position_ids.dim() not in (2, 3):
         return kwargs
-    mask = _mask(attention_mask)
+    mask = _mask(given.attention_mask)
     if traced():
         # An exported program has to run wherever its operators do.
-        if past_key_values is None and not getattr(torch.compiler, "_is_exporting_flag", False):
+        if given.past_key_values is None and not getattr(torch.compiler, "_is_exporting_flag", False):
             _assert_one_sample_a_row(position_ids, mask, owner)
         return kwargs
-    if _continues(past_key_values):
+    if _continues(given.past_key_values):
         return kwargs
     rows, positions = inputs.shape[:2]
     begins = _begins(host_copy(position_ids)).expand(rows, positions)
@@ -76,13 +101,32 @@ def found(
     return {**kwargs, "cu_seq_lens_q": boundaries(ends, inputs.device)}
 
 
-def refuse(
+def _check(owner: Any, kwargs: dict[str, Any], given: Given, inputs: torch.Tensor) -> bool:
+    """Return whether samples share a row; raise SamplesError if attention layers would mix them."""
+    bounds = _shared(kwargs, inputs)
+    if bounds is not None:
+        check(owner, kwargs, given, bounds, inputs.shape[0])
+    return bounds is not None
+
+
+_check_eagerly: Callable[..., bool] = torch.compiler.disable(_check)  # type: ignore[no-untyped-call]
+
+
+def _shared(kwargs: dict[str, Any], inputs: torch.Tensor) -> torch.Tensor | None:
+    """Return the boundaries of samples that share a row, or None."""
+    ends = kwargs.get("cu_seq_lens_q")
+    ends = kwargs.get("cu_seqlens") if ends is None else ends
+    return of_rows(inputs.shape[0], inputs.shape[1], ends, kwargs.get("seq_idx"))
+
+
+def refuse(  # noqa: PLR0913, PLR0917 - what a model is given
     owner: Any,
     kwargs: dict[str, Any],
     position_ids: Any,
     attention_mask: Any,
     past_key_values: Any,
     inputs: Any,
+    use_cache: Any,
     layers: Layers,
 ) -> None:
     """Raise SamplesError if samples share a row and a layer of the model would mix them.
@@ -97,24 +141,29 @@ def refuse(
         attention_mask: see there.
         past_key_values: see there.
         inputs: see there.
+        use_cache: see there.
         layers: classes that mix positions. With each, what keeps samples apart without a kernel of ours: the
             functions that it calls, by name (``self.`` in front of an attribute of the layer), the argument
             of the model, and the parameter of the function. Empty: nothing does.
     """
     if not STATE.active or _continues(past_key_values):
         return
-    given = found(owner, kwargs, position_ids, attention_mask, past_key_values, inputs)
-    if inputs is not None and given_in(given):
+    given = Given(position_ids, attention_mask, past_key_values, use_cache)
+    handed = _with_boundaries(owner, kwargs, given, inputs)
+    if inputs is not None and given_in(handed):
         # Boundaries are values, which compiled code does not have.
-        (_refuse_eagerly if traced() else _refuse)(owner, kwargs, given, inputs, layers)
+        (_refuse_eagerly if traced() else _refuse)(owner, kwargs, handed, given, inputs, layers)
 
 
 def _refuse(
-    owner: Any, kwargs: dict[str, Any], given: dict[str, Any], inputs: torch.Tensor, layers: Layers
+    owner: Any,
+    kwargs: dict[str, Any],
+    handed: dict[str, Any],
+    given: Given,
+    inputs: torch.Tensor,
+    layers: Layers,
 ) -> None:
-    ends = given.get("cu_seq_lens_q")
-    ends = given.get("cu_seqlens") if ends is None else ends
-    if of_rows(inputs.shape[0], inputs.shape[1], ends, given.get("seq_idx")) is None:
+    if (bounds := _shared(handed, inputs)) is None:
         return
     for layer in owner.modules():
         for kind, functions in layers:
@@ -126,6 +175,7 @@ def _refuse(
                     where=layer_of(layer),
                     fix=f"pass one sample a row{besides}",
                 )
+    check(owner, kwargs, given, bounds, inputs.shape[0])
 
 
 _refuse_eagerly: Callable[..., None] = torch.compiler.disable(_refuse)  # type: ignore[no-untyped-call]

@@ -9,9 +9,15 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from veomni_hook.kernels.shared.hub_functions import running
 from veomni_hook.kernels.shared.samples import last_of_rows, of_rows
-from veomni_hook.kernels.shared.separation import Packed, call, inseparable, layer_of, with_parameter
+from veomni_hook.kernels.shared.separation import (
+    Packed,
+    call,
+    expect_boundaries,
+    inseparable,
+    layer_of,
+    with_parameter,
+)
 from veomni_hook.kernels.shared.whole_sequences import whole
 
 __all__ = ["separated"]
@@ -31,7 +37,14 @@ def separated(slot: Any, owner: Any, upstream: Callable[..., Any]) -> Callable[.
     say that samples share a row and neither a kernel nor ``upstream`` takes these boundaries, or if such a
     row continues a cache. A cache that begins with such a row gets the state of its last sample.
     """
-    return whole(_OP, owner, partial(call, _CALLS, slot, owner, upstream))
+    run = whole(_OP, owner, partial(call, _CALLS, slot, owner, upstream))
+
+    # A name for errors of Python about arguments: that of a partial object is all it holds.
+    def gated_delta_rule(*args: Any, **kwargs: Any) -> Any:
+        expect_boundaries(owner, kwargs)
+        return run(*args, **kwargs)
+
+    return gated_delta_rule
 
 
 def _run(
@@ -48,7 +61,7 @@ def _run(
     if (run := slot.kernel(owner, *operands, upstream)) is not None:
         output, final = run(*operands)
     else:
-        name = with_parameter(_OP, owner, running(upstream), ("cu_seqlens",), slot)
+        name = with_parameter(_OP, owner, upstream, ("cu_seqlens",), slot)
         output, final = upstream(*args, **{**kwargs, name: bounds})
     return output, final[last_of_rows(bounds, value.shape[0])] if keeps else final
 

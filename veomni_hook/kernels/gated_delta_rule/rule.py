@@ -1,4 +1,4 @@
-"""What both forms of the gated delta rule in Triton share: a decay a head, and one a channel."""
+"""What both forms of the gated delta rule in Triton share: one decay per head or per channel."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Launches of the scan over chunks of the gated delta rule in Triton, and what it takes and returns.
 
-Both forms of the rule, with a decay a head and one a channel, run the same scan.
+Both forms of the rule, with one decay per head or per channel, run the same scan.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """The decay of linear attention by definition: the oracle for tests.
 
-``log_decay = -exp(log_rate) * softplus(a + bias)`` (Yang, Kautz, Hatamizadeh, Gated Delta Networks, 2024,
-after Mamba 2). Shapes: a, b ``[batch, positions, heads]`` of one dtype; log_rate, bias ``[heads]``.
+``log_decay = -exp(log_rate) * softplus(a + bias)`` (Gated DeltaNet, arXiv 2412.06464, after Mamba-2). Shapes:
+a, b ``[batch, positions, heads]`` of one dtype; log_rate, bias ``[heads]``.
 
-With a decay for each channel (Kimi Linear, 2025): x ``[batch, positions, heads, width]``, log_rate
-``[1, 1, heads, 1]``, bias ``[heads * width]``. With a bound it is
+With a decay for each channel (Kimi Linear, arXiv 2510.26692): x ``[batch, positions, heads, width]``,
+log_rate ``[1, 1, heads, 1]``, bias ``[heads * width]``. With a bound it is
 ``lower * sigmoid(exp(log_rate) * (x + bias))``.
 """
 

@@ -1,4 +1,4 @@
-"""The variants of decays: one a head, alone and with a sigmoid beside it, and one a channel."""
+"""The variants of decays: one per head, alone and with a sigmoid beside it, or per channel."""
 
 from __future__ import annotations
 

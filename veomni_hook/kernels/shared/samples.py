@@ -44,8 +44,13 @@ def of_rows(
         seq_idx: ``[rows, positions]``, the number of each position's sample; asked without ``cu_seqlens``.
 
     Raises:
-        SamplesError: the boundaries do not divide all positions.
+        SamplesError: the boundaries are not a tensor, or do not divide all positions.
     """
+    for name, given in (("cu_seq_lens_q", cu_seqlens), ("seq_idx", seq_idx)):
+        if given is not None and not isinstance(given, torch.Tensor):
+            raise SamplesError(
+                f"the boundaries are a {type(given).__name__}", where=name, fix="pass a tensor of integers"
+            )
     if cu_seqlens is not None:
         return derived(cu_seqlens, _divided, rows, positions, cu_seqlens.device)
     return None if seq_idx is None else derived(seq_idx, _changes, rows, positions, seq_idx.device)

@@ -10,10 +10,22 @@ import torch
 
 from veomni_hook.errors import SamplesError
 from veomni_hook.kernels.selection.process_choice import STATE
-from veomni_hook.kernels.shared.hub_functions import is_upstreams, takes
-from veomni_hook.kernels.shared.origin import name_of
+from veomni_hook.kernels.shared import handed
+from veomni_hook.kernels.shared.hub_functions import is_upstreams, running, takes
+from veomni_hook.kernels.shared.origin import name_of, underlying
+from veomni_hook.kernels.shared.replacements import reached_upstream
 
-__all__ = ["NAMES", "Packed", "call", "given_in", "inseparable", "layer_of", "traced", "with_parameter"]
+__all__ = [
+    "NAMES",
+    "Packed",
+    "call",
+    "expect_boundaries",
+    "given_in",
+    "inseparable",
+    "layer_of",
+    "traced",
+    "with_parameter",
+]
 
 #: Arguments by which upstream's calls pass boundaries of samples.
 NAMES = ("cu_seq_lens_q", "cu_seqlens", "seq_idx")
@@ -76,6 +88,13 @@ def _packed(
 _eagerly: Callable[..., Any] = torch.compiler.disable(_packed)  # type: ignore[no-untyped-call]
 
 
+def expect_boundaries(owner: Any, arguments: Mapping[str, Any]) -> None:
+    """Raise SamplesError if a call of the layer ``owner`` lacks boundaries that its model has handed down."""
+    # Compiled code would depend on what runs at the moment.
+    if STATE.active and not traced() and not given_in(arguments):
+        handed.check(owner, layer_of(owner))
+
+
 def given_in(arguments: Mapping[str, Any]) -> bool:
     """Return whether boundaries of samples are among the arguments of a call."""
     return any(arguments.get(name) is not None for name in NAMES)
@@ -92,26 +111,41 @@ def layer_of(owner: Any) -> str:
     return type(owner).__name__ if number is None else f"{type(owner).__name__} (layer {number})"
 
 
-def inseparable(op: str, layer: str, why: str) -> SamplesError:
-    """Return the error for samples that would leak into each other."""
+def inseparable(op: str, layer: str, why: str, fix: str = "") -> SamplesError:
+    """Return the error for samples that would leak into each other; ``fix``: besides one sample a row."""
     return SamplesError(
         f"samples share a row, and nothing keeps them apart: {why}",
         where=layer,
-        fix=f"let a kernel of {op} run (VEOMNI_KERNELS={op}=torch), or pass one sample a row",
+        fix=f"{fix or f'let a kernel of {op} run (VEOMNI_KERNELS={op}=torch)'}, or pass one sample a row",
     )
 
 
-def with_parameter(op: str, owner: Any, function: Any, names: tuple[str, ...], slot: Any) -> str:
-    """Return the first of ``names`` that a package's function takes as the boundaries of samples.
+def with_parameter(op: str, owner: Any, upstream: Any, names: tuple[str, ...], slot: Any) -> str:
+    """Return the first of ``names`` that a function takes as the boundaries of samples.
+
+    Args:
+        op: the op.
+        owner: the module that calls.
+        upstream: what it calls: transformers' function, in which a package's may run, or one in its place.
+        names: parameters for boundaries.
+        slot: the `Slot` of the formula.
 
     Raises:
-        SamplesError: it takes none of them, or no package's function is called.
+        SamplesError: it takes none of them, or upstream's own code would get them, which may ignore them.
     """
     outcome = slot.outcome(owner)
     why = "" if outcome is None else f" ({outcome.reason})"
+    layer, function = layer_of(owner), running(upstream)
     if is_upstreams(function, owner):
-        raise inseparable(op, layer_of(owner), f"upstream's own code runs, which has no boundaries{why}")
+        raise inseparable(op, layer, f"upstream's own code runs, which has no boundaries{why}")
+    function, fix = underlying(function), ""
+    if not is_upstreams(upstream, owner):  # no kernel runs in the place of a function that the user put there
+        fix = f"restore upstream's function, or give yours a parameter {names[-1]} and boundaries of its own"
+        if (reached := reached_upstream(function, owner)) is not None:
+            calls = "" if running(function) is reached else f"{name_of(function)} calls "
+            why = f"{calls}{name_of(reached)}, upstream's code, which has no boundaries"
+            raise inseparable(op, layer, why, fix)
     for name in names:
         if takes(function, name):
             return name
-    raise inseparable(op, layer_of(owner), f"{name_of(function)} takes no boundaries{why}")
+    raise inseparable(op, layer, f"{name_of(function)} takes no boundaries{why}", fix)

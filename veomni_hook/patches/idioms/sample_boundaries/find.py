@@ -9,11 +9,14 @@ those that nothing keeps apart, the code raises an error instead. The idiom asks
 
 from __future__ import annotations
 
+import ast
+import re
 from collections.abc import Iterator
 
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.expressions import last_name
 from veomni_hook.patches.code.scope import parameter_names
+from veomni_hook.patches.code.walk import walk_ast
 from veomni_hook.patches.idioms.causal_conv import find as causal_conv
 from veomni_hook.patches.idioms.gated_delta_rule import find as gated_delta_rule
 from veomni_hook.patches.idioms.position_mixing.layers import (
@@ -38,6 +41,7 @@ CANDIDATES = (
 )
 _FOUND, _REFUSED = "found_once", "refused"
 _IMPORT = ("veomni_hook.kernels.gated_delta_rule", "boundaries as veomni_boundaries")
+_MASKS = re.compile(r"^create_\w*causal_mask$")
 _CACHES = ("past_key_values", "cache_params")
 
 
@@ -85,15 +89,16 @@ def _site(
         reason = "it has no argument position_ids"
     if reason:
         return Site(OP, target, Status.MISSED, reason=reason, lineno=forward.lineno)
-    positions, masks = (
+    positions, masks, makes_cache = (
         name if name in names else f'{passed}.get("{name}")' if passed else "None"
-        for name in ("position_ids", "attention_mask")
+        for name in ("position_ids", "attention_mask", "use_cache")
     )
     cache = next((name for name in _CACHES if name in names), "None")
-    read = [positions, masks, cache, "input_ids if inputs_embeds is None else inputs_embeds"]
+    read = [positions, masks, cache, "input_ids if inputs_embeds is None else inputs_embeds", makes_cache]
     if not (hands_on := hands_to_layers(forward, "")):
         apart, others = [], [*apart, *others]
-    code = _call(f"{passed} = veomni_boundaries.found", ["self", passed, *read]) if apart else ""
+    masks_of = [] if _masks_positions(view) else ["masks_positions=False"]
+    code = _call(f"{passed} = veomni_boundaries.found", ["self", passed, *read, *masks_of]) if apart else ""
     if others:
         refused = "".join(f"({each.name}, {each.takes(view) if hands_on else ()!r}), " for each in others)
         code += _call("veomni_boundaries.refuse", ["self", passed or "{}", *read, f"({refused.rstrip()})"])
@@ -106,6 +111,12 @@ def _site(
         lineno=forward.lineno,
         imports=(_IMPORT,),
     )
+
+
+def _masks_positions(view: ModuleView) -> bool:
+    """Whether the module has transformers make masks for attention, which reads positions for them."""
+    calls = (each for each in walk_ast(view.document.tree) if isinstance(each, ast.Call))
+    return any(_MASKS.search(last_name(each.func)) for each in calls)
 
 
 def _call(function: str, arguments: list[str]) -> str:

@@ -1,0 +1,86 @@
+"""Whether a function that a user put in place of upstream's calls upstream's after all.
+
+A parameter for boundaries is then no proof that it keeps samples apart: in some releases upstream's functions
+take all arguments, and ignore these.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import partial
+from types import CellType, CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+from veomni_hook.kernels.shared.hub_functions import running
+from veomni_hook.kernels.shared.origin import underlying, written_in
+
+__all__ = ["reached_upstream"]
+
+_MODELS = ("transformers.models.", "transformers_modules.")
+#: The names of upstream's convolutions and rules.
+_MIXES = re.compile("conv1d|chunk")
+#: Objects that are read, at most.
+_MOST = 200
+
+
+def reached_upstream(function: Any, owner: Any) -> Any:
+    """Return upstream's convolution or rule that ``function`` names, closes over, holds or wraps, or None.
+
+    A package's function that transformers calls in place of its own is not upstream's. Of functions, those of
+    the same module are read.
+
+    Args:
+        function: what the user put in place of upstream's.
+        owner: the module that calls it.
+    """
+    seen: set[int] = set()
+    waiting, home = [function], written_in(underlying(function))[0]
+    while waiting and len(seen) < _MOST:
+        each = waiting.pop()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        if _mixes(runs := running(each), owner):
+            return runs
+        waiting += (held for held in _held(runs, home) if callable(held))
+    return None
+
+
+def _mixes(function: Any, owner: Any) -> bool:
+    if not isinstance(function, FunctionType):
+        return False
+    home, name = written_in(function)
+    return (home == type(owner).__module__ or home.startswith(_MODELS)) and bool(_MIXES.search(name))
+
+
+def _held(each: Any, home: str) -> Iterator[Any]:
+    """Yield what may be called when ``each`` is."""
+    if isinstance(each, partial):
+        yield from (each.func, *each.args, *each.keywords.values())
+    elif isinstance(each, MethodType):
+        yield from (each.__func__, each.__self__)
+    elif isinstance(each, FunctionType):
+        yield vars(each).get("__wrapped__")
+        if written_in(each)[0] == home:
+            yield from _named(each)
+    elif not isinstance(each, type):
+        yield vars(type(each)).get("__call__")
+        yield from getattr(each, "__dict__", {}).values()
+
+
+def _named(function: FunctionType) -> Iterator[Any]:
+    """Yield what a function's code may call: defaults, what it closes over, globals, what modules hold."""
+    yield from (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+    yield from (cell.cell_contents for cell in function.__closure__ or () if cell != CellType())
+    codes: list[CodeType] = [function.__code__]
+    names: set[str] = set()
+    while codes:
+        code = codes.pop()
+        names.update(code.co_names)
+        codes += (inner for inner in code.co_consts if isinstance(inner, CodeType))
+    for name in names:
+        value = function.__globals__.get(name)
+        yield value
+        if isinstance(value, ModuleType):
+            yield from (vars(value).get(attribute) for attribute in names)
