@@ -42,6 +42,15 @@ def test_a_step_with_metadata_or_host_values_never_waits(waits, family):
             assert found[way]["loss"] == found["plain"]["loss"]
 
 
+@pytest.mark.parametrize("family", RUN)
+def test_towers_that_are_called_for_batches_without_data_do_not_wait(waits, family):
+    assert "pixel_values" in waits[family]["text"]["absent"]["called"]
+    assert waits[family]["images"]["absent"]["called"] != waits[family]["text"]["absent"]["called"]
+    for name, found in waits[family].items():
+        assert found["absent"]["where"] == {}, name
+        assert found["absent"]["loss"] == found["plain"]["loss"]
+
+
 def test_without_the_hook_it_waits_many_times(facts):
     """The count could fail: it sees upstream's."""
     found = json.loads(facts("facts_of_waits", "qwen2_5_vl"))["qwen2_5_vl"]

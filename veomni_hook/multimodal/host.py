@@ -104,7 +104,7 @@ def made(numbers: Any, *, device: Any, **options: Any) -> torch.Tensor:
         return torch.tensor(numbers, device=device, **options)
     where = torch.empty(0, device=device).device if device is not None else torch.get_default_device()
     found: torch.Tensor = sent(torch.tensor(numbers, device="cpu", **options), where)
-    return found
+    return found.to(where)  # what has no values, as on the meta device, is not sent
 
 
 def converted(tensor: Any, result: torch.Tensor) -> torch.Tensor:
