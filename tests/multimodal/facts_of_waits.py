@@ -15,6 +15,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,14 +23,17 @@ if os.environ.get("FACTS_HOOK") == "1":
     import veomni_hook.install  # noqa: F401
 
 import torch
+import transformers
+from packaging.version import Version
 
-from tests.multimodal.families import FAMILIES, accepted, batch, batches, model
+from tests.multimodal.families import FAMILIES, accepted, batch, batches, model, packed
 from tests.multimodal.pretended import KIND, Waits, on_device, sent
 from veomni_hook.kernels.row_merge import rules
 from veomni_hook.kernels.selection.declaration import Requirement
 from veomni_hook.kernels.selection.registry import registry
-from veomni_hook.multimodal import absent, collate_metadata, counts
+from veomni_hook.multimodal import absent, collate_metadata, counts, position_ids
 from veomni_hook.multimodal import batches as batches_of
+from veomni_hook.multimodal.positions import has_positions
 
 
 def as_on_cuda() -> None:
@@ -39,6 +43,12 @@ def as_on_cuda() -> None:
     for kernel in registry.kernels("row_merge"):
         if kernel.backend == "torch":
             registry.replace(dataclasses.replace(kernel, requires=Requirement()))
+
+
+def packs(family: str, config: Any) -> bool:
+    """Whether samples can share a row: positions can be computed alone, and linear attention has boundaries."""
+    linear = family.startswith("qwen3_5")
+    return has_positions(config) and not (linear and Version(transformers.__version__) < Version("5.17"))
 
 
 @contextmanager
@@ -89,9 +99,12 @@ def main(*families: str) -> None:
     for family in families or FAMILIES:
         made = on_device(model(family))
         add = collate_metadata(made.config)
-        for name, samples in batches(family).items():
-            plain = accepted(made, batch(family, samples))
-            more = add(batch(family, samples))
+        every = {name: partial(batch, family, samples) for name, samples in batches(family).items()}
+        if packs(family, made.config):
+            every["packed"] = partial(packed, family, position_ids(made.config))
+        for name, inputs in every.items():
+            plain = accepted(made, inputs())
+            more = add(inputs())
             known = accepted(made, more)
             extra = {
                 key: more[key] for key in more.keys() - plain.keys() if key.startswith(("image_", "video_"))
@@ -99,7 +112,7 @@ def main(*families: str) -> None:
             found.setdefault(family, {})[name] = {
                 "plain": waits(made, sent(plain)),
                 "metadata": waits(made, sent({**known, **extra})),
-                "host_values": waits(made, batches_of.sent(sent, accepted(made, batch(family, samples)))),
+                "host_values": waits(made, batches_of.sent(sent, accepted(made, inputs()))),
             }
             with shared() as called:
                 found[family][name]["absent"] = {**waits(made, sent({**known, **extra})), "called": called}
