@@ -6,8 +6,8 @@ The mask is copied to the host once:
     mask = mask.to(device=device, dtype=torch.bool)  ->  mask = veomni_host.converted(mask, mask.to(...))
 
 What computes with positions alone (``find_packed_sequence_indices``) runs on the host where positions are
-known there: ``@veomni_host.computed(floats=True, known=True)``. Upstream's code waits for the device at each question, and
-for each kind of layers anew.
+known there: ``@veomni_host.computed(floats=True, known=True)``. Upstream's code waits for the device at each
+question, and for each kind of layers anew.
 """
 
 from __future__ import annotations
