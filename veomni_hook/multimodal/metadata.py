@@ -10,14 +10,17 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
+from importlib.util import find_spec
 from operator import attrgetter
 from typing import Any
 
 import torch
 
+from veomni_hook.errors import VeomniHookWarning
 from veomni_hook.multimodal.carried import carried
 from veomni_hook.multimodal.positions import (
     Positions,
@@ -31,6 +34,9 @@ from veomni_hook.patches.idioms.host_metadata.read import precomputed_names
 
 __all__ = ["CollateMetadata", "collate_metadata"]
 
+_said: set[type] = set()
+#: The module of releases whose towers take metadata; in earlier ones, it is enough that sizes are known.
+_TAKING = "transformers.vision_utils"
 _MODALITIES = ("image", "video")
 _SIZES = "grid_thw"
 #: Tensors of a batch whose values the host reads. Linear attention finds samples of a row by positions.
@@ -70,7 +76,7 @@ def collate_metadata(
     """Return a collator that adds positions and metadata of towers to what ``collate`` returns.
 
     Give it to a data loader or a trainer. A step then reads no value from the device. It can be pickled, if
-    ``collate`` can.
+    ``collate`` can. Where it has nothing to add, a warning says so, once for each class of configurations.
 
     Args:
         config: the model's configuration; of a model that also speaks, the whole or that of its thinker.
@@ -83,7 +89,19 @@ def collate_metadata(
     config = understanding(config)
     wanted = has_positions(config) if positions is None else positions
     computed = position_ids(config) if wanted else None
-    return CollateMetadata(modeling_of(config).__name__, tuple(_steps(config)), computed, collate)
+    module, steps = modeling_of(config).__name__, tuple(_steps(config))
+    nothing = positions is None and computed is None and not steps
+    if nothing and type(config) not in _said and find_spec(_TAKING) is not None:
+        _said.add(type(config))
+        warnings.warn(
+            f"collate_metadata adds neither positions nor metadata of a tower for {type(config).__name__}: no"
+            f" model in {module} computes positions alone, and none has a vision tower that takes metadata."
+            " Sizes and masks of a batch are still known on the host. Check that this is the model's"
+            " configuration; positions=False says that nothing is expected",
+            VeomniHookWarning,
+            stacklevel=2,
+        )
+    return CollateMetadata(module, steps, computed, collate)
 
 
 @dataclass(frozen=True)
@@ -112,7 +130,8 @@ class CollateMetadata:
                 found["position_ids"] = computed
         for modality in _MODALITIES:
             sizes = found.get(f"{modality}_{_SIZES}")
-            for name, value in self._made(sizes) if sizes is not None else ():
+            # A batch without images may have sizes of none.
+            for name, value in self._made(sizes) if sizes is not None and sizes.numel() else ():
                 found.setdefault(f"{modality}_{name}", value)
         for name in _READ if self.positions is not None else (*_READ, *_POSITIONED):
             if isinstance(found.get(name), torch.Tensor):
