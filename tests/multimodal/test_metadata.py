@@ -15,10 +15,24 @@ import transformers
 from packaging.version import Version
 from torch.utils.data import DataLoader
 
-from tests.multimodal.families import BATCHES, FAMILIES, SPEECH, accepted, batch, batches, model
+from tests.multimodal.families import (
+    AUDIO,
+    AUDIO_END,
+    AUDIO_START,
+    BATCHES,
+    FAMILIES,
+    SPEECH,
+    VIDEO,
+    VISION_END,
+    VISION_START,
+    accepted,
+    batch,
+    batches,
+    model,
+)
 from veomni_hook.errors import MultimodalError, VeomniHookWarning
 from veomni_hook.kernels.shared.host_values import known_copy
-from veomni_hook.multimodal import collate_metadata, position_ids
+from veomni_hook.multimodal import collate_metadata, metadata, position_ids
 from veomni_hook.multimodal.carried import Carried, carried
 from veomni_hook.multimodal.positions import has_positions
 
@@ -172,6 +186,45 @@ def test_sizes_of_no_images_have_no_metadata(family):
     found = collate_metadata(made.config)({**inputs, **none})
     assert found.keys() <= {*inputs, *none, "position_ids"}
     assert found["image_grid_thw"].shape == (0, 3)
+
+
+def video_with_sound(family: str) -> dict[str, Any]:
+    """A batch with a video whose sound is between its tokens."""
+    inputs = batch(family, [[("text", 3), ("video", (2, 4, 4)), ("audio", 90), ("text", 2)]])
+    (ids,) = inputs["input_ids"].tolist()
+    seen, heard = ([each for each in ids if each == token] for token in (VIDEO, AUDIO))
+    ids = [*ids[:3], VISION_START, AUDIO_START, *seen, *heard, AUDIO_END, VISION_END, *ids[-2:]]
+    return {**inputs, "input_ids": torch.tensor([ids])}
+
+
+@pytest.mark.parametrize("family", SPEECH)
+def test_sounds_of_videos_are_said_before_positions_are_computed(family):
+    made = model(family)
+    if not has_positions(made.config):
+        pytest.skip("thinkers of this release have no method that computes positions alone")
+    inputs = video_with_sound(family)
+    said = collate_metadata(made.config)({**inputs, "use_audio_in_video": True})
+    given = collate_metadata(made.config, use_audio_in_video=True)(dict(inputs))
+    assert given["use_audio_in_video"] is True
+    assert torch.equal(given["position_ids"], said["position_ids"])
+    apart = pickle.loads(pickle.dumps(collate_metadata(made.config, use_audio_in_video=False)))(dict(inputs))
+    assert not torch.equal(given["position_ids"], apart["position_ids"])
+    metadata._said.discard("use_audio_in_video")
+    with pytest.warns(VeomniHookWarning, match="as for use_audio_in_video=False") as warned:
+        for _ in range(2):
+            found = collate_metadata(made.config)(dict(inputs))
+    assert len(warned) == 1
+    assert torch.equal(found["position_ids"], apart["position_ids"])
+
+
+def test_generation_takes_what_the_model_names():
+    """As docs/multimodal.md says: `generate` refuses metadata, and positions may stay."""
+    made = model("qwen2_5_vl").eval()
+    inputs = {name: each for name, each in batch("qwen2_5_vl", BATCHES["both"]).items() if name != "labels"}
+    found = collate_metadata(made.config)(dict(inputs))
+    options = {"max_new_tokens": 3, "do_sample": False}
+    expected = made.generate(**accepted(made, inputs), **options)
+    assert torch.equal(made.generate(**accepted(made, found), **options), expected)
 
 
 def collate(samples: list[tuple[str, str]]) -> dict[str, Any]:
