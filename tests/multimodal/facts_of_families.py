@@ -17,20 +17,21 @@ if os.environ.get("FACTS_HOOK") == "1":
 
 import torch
 
-from tests.multimodal.families import FAMILIES, SPEECH, accepted, batch, batches, model
+from tests.multimodal.families import (
+    FAMILIES,
+    PACKED,
+    PACKED_SOUNDS,
+    SPEECH,
+    accepted,
+    batch,
+    batches,
+    model,
+    packed,
+)
 from veomni_hook.errors import MultimodalError, SamplesError
 from veomni_hook.multimodal import position_ids
 
 SIDES = ("right", "left")
-DATA = {"pixel_values", "image_grid_thw", "input_features", "feature_attention_mask"}
-PACKED: list[list[tuple[str, Any]]] = [
-    [("text", 3), ("image", (1, 4, 6)), ("text", 4)],
-    [("image", (1, 6, 4)), ("text", 5)],
-]
-PACKED_SOUNDS: list[list[tuple[str, Any]]] = [
-    [("text", 3), ("audio", 90), ("text", 2), ("image", (1, 4, 6)), ("text", 4)],
-    [("image", (1, 6, 4)), ("text", 5), ("audio", 90), ("text", 1)],
-]
 
 
 def step(made: Any, inputs: dict[str, Any]) -> dict[str, torch.Tensor]:
@@ -45,7 +46,7 @@ def step(made: Any, inputs: dict[str, Any]) -> dict[str, torch.Tensor]:
     return {"loss": loss.detach(), "logits": logits, **found}
 
 
-def packed(family: str, made: Any) -> tuple[float, float] | str:
+def packing_of(family: str, made: Any) -> tuple[float, float] | str:
     """The largest difference of logits between packed samples and separate ones, and the largest logit.
 
     Positions of a packed sequence have four rows: that of text begins anew with each sample. An error: its name.
@@ -57,19 +58,12 @@ def packed(family: str, made: Any) -> tuple[float, float] | str:
 
 
 def _packed(family: str, made: Any) -> tuple[float, float]:
-    separate, parts, positions = [], [], []
     made.eval()
-    for sample in PACKED_SOUNDS if family in SPEECH else PACKED:
-        whole = batch(family, [sample])
-        inputs = accepted(made, whole)
-        del inputs["labels"]
-        separate.append(_logits(made, inputs))
-        text = torch.arange(whole["input_ids"].shape[1]).view(1, 1, -1)
-        positions.append(torch.cat([text, position_ids(made.config)(whole)]))
-        parts.append(inputs)
-    names = {"input_ids": 1, **dict.fromkeys(parts[0].keys() & DATA, 0)}
-    joined = {name: torch.cat([part[name] for part in parts], at) for name, at in names.items()}
-    found = _logits(made, {**joined, "position_ids": torch.cat(positions, 2)})
+    separate = [
+        _logits(made, accepted(made, batch(family, [sample])))
+        for sample in (PACKED_SOUNDS if family in SPEECH else PACKED)
+    ]
+    found = _logits(made, accepted(made, packed(family, position_ids(made.config))))
     made.train()
     truth = torch.cat(separate)
     return (found - truth).abs().max().item(), truth.abs().max().item()
@@ -106,7 +100,7 @@ def main(path: str, saved: str, *families: str) -> None:
             for side in SIDES:
                 inputs = accepted(made, batch(family, samples, side=side))
                 found[family, name, side] = step(made, inputs)
-        packing[family] = packed(family, made)
+        packing[family] = packing_of(family, made)
         folder = Path(saved, family)
         if os.environ.get("FACTS_HOOK") == "1":
             from veomni_hook import explain

@@ -111,7 +111,9 @@ def main() -> None:
         model.speaker_map["tiny"] = {"bos_token": 1}
     asked = "return_audio" in inspect.signature(model.generate).parameters
     facts["text"] = generated(model, **({"return_audio": False} if asked else {"generation_mode": "text"}))
-    facts["speech"] = generated(model, **({"return_audio": True} if asked else {}))
+    facts["speech"] = generated(model, **({"return_audio": True} if asked else {"generation_mode": "audio"}))
+    if not model.has_talker and "silent" not in sys.argv:
+        facts["default"] = [generated(model), generated(model, return_audio=False)]
     if "forward" in vars(top):
         inputs = batch()
         out, direct = model(**inputs), model.thinker(**inputs)

@@ -3,7 +3,8 @@
     python -m tests.multimodal.facts_of_waits [family ...]
 
 The hook is on if the environment has ``FACTS_HOOK=1``. Prints JSON: by family, batch and ``plain``,
-``metadata`` (with `collate_metadata`) or ``host_values`` (with that setting), the operators with the lines that called them, and the loss.
+``metadata`` (with `collate_metadata`), ``host_values`` (with that setting) or ``absent`` (metadata, and another process
+pretends to share the towers; ``called``: what the batch lacks), the operators with the lines that called them, and the loss.
 """
 
 from __future__ import annotations
@@ -12,20 +13,27 @@ import dataclasses
 import json
 import os
 import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 if os.environ.get("FACTS_HOOK") == "1":
     import veomni_hook.install  # noqa: F401
 
 import torch
+import transformers
+from packaging.version import Version
 
-from tests.multimodal.families import FAMILIES, accepted, batch, batches, model
+from tests.multimodal.families import FAMILIES, accepted, batch, batches, model, packed
 from tests.multimodal.pretended import KIND, Waits, on_device, sent
 from veomni_hook.kernels.row_merge import rules
 from veomni_hook.kernels.selection.declaration import Requirement
 from veomni_hook.kernels.selection.registry import registry
+from veomni_hook.multimodal import absent, collate_metadata, counts, position_ids
 from veomni_hook.multimodal import batches as batches_of
-from veomni_hook.multimodal import collate_metadata, counts
+from veomni_hook.multimodal.positions import has_positions
 
 
 def as_on_cuda() -> None:
@@ -35,6 +43,38 @@ def as_on_cuda() -> None:
     for kernel in registry.kernels("row_merge"):
         if kernel.backend == "torch":
             registry.replace(dataclasses.replace(kernel, requires=Requirement()))
+
+
+def packs(family: str, config: Any) -> bool:
+    """Whether samples can share a row: positions can be computed alone, and linear attention has boundaries."""
+    linear = family.startswith("qwen3_5")
+    return has_positions(config) and not (linear and Version(transformers.__version__) < Version("5.17"))
+
+
+@contextmanager
+def shared() -> Iterator[list[str]]:
+    """Pretend that another process shares every tower; yields the data for which towers are called with zeros."""
+    called: list[str] = []
+
+    def placeholders(names: Sequence[str], *args: Any, **kwargs: Any) -> Any:
+        called.append(names[0])
+        return own["placeholders"](names, *args, **kwargs)
+
+    pretended = {
+        "distributed": SimpleNamespace(
+            is_available=lambda: True, is_initialized=lambda: True, get_world_size=lambda: 2
+        ),
+        "_is_sharded": lambda towers: True,
+        # The pretended device has no random numbers of its own.
+        "_random_states": lambda device: nullcontext(),
+        "placeholders": placeholders,
+    }
+    own = {name: getattr(absent, name) for name in pretended}
+    vars(absent).update(pretended)
+    try:
+        yield called
+    finally:
+        vars(absent).update(own)
 
 
 def waits(made: Any, inputs: dict[str, Any]) -> dict[str, Any]:
@@ -59,9 +99,12 @@ def main(*families: str) -> None:
     for family in families or FAMILIES:
         made = on_device(model(family))
         add = collate_metadata(made.config)
-        for name, samples in batches(family).items():
-            plain = accepted(made, batch(family, samples))
-            more = add(batch(family, samples))
+        every = {name: partial(batch, family, samples) for name, samples in batches(family).items()}
+        if packs(family, made.config):
+            every["packed"] = partial(packed, family, position_ids(made.config))
+        for name, inputs in every.items():
+            plain = accepted(made, inputs())
+            more = add(inputs())
             known = accepted(made, more)
             extra = {
                 key: more[key] for key in more.keys() - plain.keys() if key.startswith(("image_", "video_"))
@@ -69,8 +112,10 @@ def main(*families: str) -> None:
             found.setdefault(family, {})[name] = {
                 "plain": waits(made, sent(plain)),
                 "metadata": waits(made, sent({**known, **extra})),
-                "host_values": waits(made, batches_of.sent(sent, accepted(made, batch(family, samples)))),
+                "host_values": waits(made, batches_of.sent(sent, accepted(made, inputs()))),
             }
+            with shared() as called:
+                found[family][name]["absent"] = {**waits(made, sent({**known, **extra})), "called": called}
     print(json.dumps(found), flush=True)
     # Torch ends the pretended device's threads by aborting the process.
     os._exit(0)

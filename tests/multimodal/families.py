@@ -7,6 +7,7 @@ A batch is described by samples, and a sample by its parts: ``("text", 5)``, ``(
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
@@ -148,6 +149,17 @@ SOUNDS: dict[str, list[list[tuple[str, Any]]]] = {
     "audio and images": [[("image", (1, 4, 6)), ("text", 2), ("audio", 90), ("text", 3)]],
 }
 
+#: Samples that share a row.
+PACKED: list[list[tuple[str, Any]]] = [
+    [("text", 3), ("image", (1, 4, 6)), ("text", 4)],
+    [("image", (1, 6, 4)), ("text", 5)],
+]
+PACKED_SOUNDS: list[list[tuple[str, Any]]] = [
+    [("text", 3), ("audio", 90), ("text", 2), ("image", (1, 4, 6)), ("text", 4)],
+    [("image", (1, 6, 4)), ("text", 5), ("audio", 90), ("text", 1)],
+]
+_ROWS = {"pixel_values", "image_grid_thw", "input_features", "feature_attention_mask"}
+
 
 def batches(family: str) -> dict[str, list[list[tuple[str, Any]]]]:
     """The batches that a family's processor can make; glm4v's model does not tell images from videos."""
@@ -202,6 +214,21 @@ def batch(family: str, samples: list[list[tuple[str, Any]]], *, side: str = "rig
         lengths = torch.tensor(found["audio"])
         inputs["feature_attention_mask"] = (torch.arange(longest) < lengths[:, None]).long()
     return inputs
+
+
+def packed(family: str, positions: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
+    """Samples in one row, as docs/multimodal.md packs them; ``positions`` are those of one sample."""
+    parts, rows = [], []
+    for sample in PACKED_SOUNDS if family in SPEECH else PACKED:
+        whole = batch(family, [sample])
+        text = torch.arange(whole["input_ids"].shape[1]).view(1, 1, -1)
+        rows.append(torch.cat([text, positions(whole)]))
+        parts.append(whole)
+    names = {**dict.fromkeys(("input_ids", "labels", "mm_token_type_ids"), 1), **dict.fromkeys(_ROWS, 0)}
+    joined = {
+        name: torch.cat([part[name] for part in parts], at) for name, at in names.items() if name in parts[0]
+    }
+    return {**joined, "position_ids": torch.cat(rows, 2)}
 
 
 def accepted(made: Any, inputs: dict[str, Any]) -> dict[str, Any]:

@@ -202,6 +202,14 @@ def test_placeholders_have_the_sizes_of_the_tower() -> None:
     assert of(sound[:2], halves, n_window=5, num_mel_bins=7)[0] == ((1, 7, 10), half)
 
 
+@pytest.mark.parametrize("names", [("pixel_values", "image_grid_thw"), ("input_features", "audio_mask")])
+def test_placeholders_are_where_the_embeddings_are(names: tuple[str, ...]) -> None:
+    layer = nn.Linear(12, 8)
+    layer.config = SimpleNamespace(spatial_merge_size=1)
+    made = placeholders(names, [layer], dtype=torch.float32, device=torch.device("meta"))
+    assert [each.device.type for each in made] == ["meta", "meta"]
+
+
 @pytest.mark.usefixtures("shared")
 def test_an_error_of_the_tower_says_what_it_was_called_with() -> None:
     model = Model(image_size=1)  # smaller than the kernel of its convolution

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
+import sys
+import warnings
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -11,10 +15,24 @@ import transformers
 from packaging.version import Version
 from torch.utils.data import DataLoader
 
-from tests.multimodal.families import BATCHES, FAMILIES, SPEECH, accepted, batch, batches, model
-from veomni_hook.errors import MultimodalError
+from tests.multimodal.families import (
+    AUDIO,
+    AUDIO_END,
+    AUDIO_START,
+    BATCHES,
+    FAMILIES,
+    SPEECH,
+    VIDEO,
+    VISION_END,
+    VISION_START,
+    accepted,
+    batch,
+    batches,
+    model,
+)
+from veomni_hook.errors import MultimodalError, VeomniHookWarning
 from veomni_hook.kernels.shared.host_values import known_copy
-from veomni_hook.multimodal import collate_metadata, position_ids
+from veomni_hook.multimodal import collate_metadata, metadata, position_ids
 from veomni_hook.multimodal.carried import Carried, carried
 from veomni_hook.multimodal.positions import has_positions
 
@@ -104,6 +122,7 @@ def test_the_configuration_of_the_whole_or_of_the_thinker(family):
     assert torch.equal(position_ids(whole)(inputs), position_ids(made.config)(inputs))
 
 
+@pytest.mark.filterwarnings("ignore::veomni_hook.errors.VeomniHookWarning")
 def test_a_model_without_such_positions_says_so():
     from transformers import LlamaConfig
 
@@ -115,6 +134,97 @@ def test_a_model_without_such_positions_says_so():
         collate_metadata(config, positions=True)
     inputs = {"input_ids": torch.ones(1, 3), "attention_mask": torch.ones(1, 3)}
     assert collate_metadata(config)(dict(inputs)).keys() == inputs.keys()
+
+
+@TAKEN
+def test_where_nothing_is_added_a_warning_says_so_once():
+    from transformers import LlamaConfig
+
+    class Own(LlamaConfig):
+        """A class that no other test gives."""
+
+    with pytest.warns(
+        VeomniHookWarning, match="nor metadata of a tower for Own: no model in .*llama"
+    ) as said:
+        collate_metadata(Own())
+        collate_metadata(Own())
+    assert len(said) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        collate_metadata(type("Other", (LlamaConfig,), {})(), positions=False)
+        collate_metadata(model("qwen2_5_vl").config)
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_omni_moe"])
+def test_a_configuration_that_a_user_derives_has_the_same_metadata(family):
+    """Its class is in another module, as in a script, with a model of the user's beside it."""
+    made = model(family)
+    own = ModuleType("script_of_a_user")
+    own.Model = type("Model", (type(made),), {"__module__": own.__name__})
+    kind = type("MyConfig", (type(made.config),), {"__module__": own.__name__})
+    with pytest.MonkeyPatch.context() as changed:
+        changed.setitem(sys.modules, own.__name__, own)
+        found = collate_metadata(kind(**made.config.to_dict()))(batch(family, BATCHES["both"]))
+    expected = collate_metadata(made.config)(batch(family, BATCHES["both"]))
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], each) for name, each in expected.items())
+
+
+@TAKEN
+def test_a_derived_configuration_without_positions_has_metadata():
+    from transformers import VideoLlama3Config
+
+    kind = type("MyConfig", (VideoLlama3Config,), {"__module__": __name__})
+    assert collate_metadata(kind()).steps == collate_metadata(VideoLlama3Config()).steps != ()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_sizes_of_no_images_have_no_metadata(family):
+    made = model(family)
+    none = {"image_grid_thw": torch.zeros(0, 3, dtype=torch.long)}
+    inputs = batch(family, BATCHES["text"])
+    found = collate_metadata(made.config)({**inputs, **none})
+    assert found.keys() <= {*inputs, *none, "position_ids"}
+    assert found["image_grid_thw"].shape == (0, 3)
+
+
+def video_with_sound(family: str) -> dict[str, Any]:
+    """A batch with a video whose sound is between its tokens."""
+    inputs = batch(family, [[("text", 3), ("video", (2, 4, 4)), ("audio", 90), ("text", 2)]])
+    (ids,) = inputs["input_ids"].tolist()
+    seen, heard = ([each for each in ids if each == token] for token in (VIDEO, AUDIO))
+    ids = [*ids[:3], VISION_START, AUDIO_START, *seen, *heard, AUDIO_END, VISION_END, *ids[-2:]]
+    return {**inputs, "input_ids": torch.tensor([ids])}
+
+
+@pytest.mark.parametrize("family", SPEECH)
+def test_sounds_of_videos_are_said_before_positions_are_computed(family):
+    made = model(family)
+    if not has_positions(made.config):
+        pytest.skip("thinkers of this release have no method that computes positions alone")
+    inputs = video_with_sound(family)
+    said = collate_metadata(made.config)({**inputs, "use_audio_in_video": True})
+    given = collate_metadata(made.config, use_audio_in_video=True)(dict(inputs))
+    assert given["use_audio_in_video"] is True
+    assert torch.equal(given["position_ids"], said["position_ids"])
+    apart = pickle.loads(pickle.dumps(collate_metadata(made.config, use_audio_in_video=False)))(dict(inputs))
+    assert not torch.equal(given["position_ids"], apart["position_ids"])
+    metadata._said.discard("use_audio_in_video")
+    with pytest.warns(VeomniHookWarning, match="as for use_audio_in_video=False") as warned:
+        for _ in range(2):
+            found = collate_metadata(made.config)(dict(inputs))
+    assert len(warned) == 1
+    assert torch.equal(found["position_ids"], apart["position_ids"])
+
+
+def test_generation_takes_what_the_model_names():
+    """As docs/multimodal.md says: `generate` refuses metadata, and positions may stay."""
+    made = model("qwen2_5_vl").eval()
+    inputs = {name: each for name, each in batch("qwen2_5_vl", BATCHES["both"]).items() if name != "labels"}
+    found = collate_metadata(made.config)(dict(inputs))
+    options = {"max_new_tokens": 3, "do_sample": False}
+    expected = made.generate(**accepted(made, inputs), **options)
+    assert torch.equal(made.generate(**accepted(made, found), **options), expected)
 
 
 def collate(samples: list[tuple[str, str]]) -> dict[str, Any]:
@@ -164,3 +274,14 @@ def test_a_tensor_that_was_moved_has_known_values():
     tensor.zero_()
     assert known_copy(moved).tolist() == [[1, 4, 6], [2, 4, 4]]
     assert type(pickle.loads(pickle.dumps(tensor))) is Carried
+
+
+def test_a_copy_has_known_values_too():
+    tensor = collate_metadata(model("qwen2_5_vl").config)(batch("qwen2_5_vl", BATCHES["text"]))[
+        "attention_mask"
+    ]
+    one, other = copy.deepcopy([tensor, tensor])
+    assert one is other and type(one) is Carried
+    assert torch.equal(one, tensor) and one.data_ptr() != tensor.data_ptr()
+    assert known_copy(one.to("meta")).tolist() == tensor.tolist()
+    assert type(copy.copy(tensor)) is Carried

@@ -83,6 +83,11 @@ def test_speech_is_an_error_that_names_the_setting(speech: Mapping[str, Any]) ->
     assert "VEOMNI_SPEECH" not in speech["full"]["speech"] + speech["silent"]["speech"]
 
 
+def test_text_is_the_default(speech: Mapping[str, Any]) -> None:
+    assert isinstance(speech["text"]["text"], list)
+    assert speech["text"]["default"] == [speech["text"]["text"]] * 2
+
+
 def test_a_full_checkpoint_is_loaded_without_the_parts(speech: Mapping[str, Any]) -> None:
     loaded = speech["text"]["saved-full"]
     assert loaded == {"children": ["thinker"], "weights": speech["full"]["weights"], "reported": []}

@@ -119,8 +119,10 @@ def facts(
     }
     choose(kernels)
     made = model(family)
-    if checkpoints == "layers":
-        made.gradient_checkpointing_enable({"use_reentrant": False})
+    if checkpoints.startswith("layers"):
+        made.gradient_checkpointing_enable({"use_reentrant": "reentrant" in checkpoints})
+    if checkpoints == "layers, reentrant":
+        made.enable_input_require_grads()
     counts = dict.fromkeys(towers_of(made), 0)
     for name, tower in towers_of(made).items():
 

@@ -1,10 +1,11 @@
 """Calls the tower of images, videos or sounds for a batch that has none, where other processes wait for it.
 
 Where processes share a tower's parameters, its call gathers them and its backward pass reduces gradients: if
-one process does not call it, the others wait for ever, in evaluation as well. With DistributedDataParallel
-its gradients are missing. There the tower is called with the smallest input, and the embeddings get zero
-times its result. Elsewhere nothing happens: in one process, in steps of decoding, which have no images in any
-process, and where the hook is deactivated. It is no kernel: a choice of kernels does not switch it off.
+one process does not call it, the others wait for ever, in evaluation as well; so all call it equally often.
+With DistributedDataParallel its gradients are missing, and one call is enough. There the tower is called with
+the smallest input, and the embeddings get zero times its result. Elsewhere nothing happens: in one process,
+in steps of decoding, which have no images in any process, and where the hook is deactivated. It is no kernel:
+a choice of kernels does not switch it off.
 
 The optimizer sees gradients of zero, where upstream has none: weight decay and momentum change the tower.
 """
@@ -37,7 +38,7 @@ _WAITED_FOR: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 _said: set[tuple[type, tuple[str, ...]]] = set()
 
 
-def plus_zero(
+def plus_zero(  # noqa: PLR0913 - what the place in the code says, by keyword
     module: nn.Module,
     inputs_embeds: torch.Tensor,
     call: Callable[..., Any],
@@ -46,6 +47,7 @@ def plus_zero(
     towers: tuple[str, ...],
     outputs: tuple[str, ...],
     layout: str = "",
+    elsewhere: tuple[bool, ...] = (),
 ) -> torch.Tensor:
     """Return ``inputs_embeds``; where other processes wait for the tower, plus zero times its result.
 
@@ -61,6 +63,8 @@ def plus_zero(
         outputs: the attributes of the result that upstream uses; empty: the result itself.
         layout: ``groups``: images come in groups; ``flat``: patches are vectors; empty: as the tower's first
             layer takes them.
+        elsewhere: whether other places call the towers in this forward, with data or without. Then
+            DistributedDataParallel waits for nothing, and may refuse a second call.
 
     Raises:
         ParallelError: in strict mode, if the smallest input is not known. Otherwise that is a warning, once
@@ -71,12 +75,14 @@ def plus_zero(
         return inputs_embeds
     if not (distributed.is_initialized() and distributed.get_world_size() > 1):
         return inputs_embeds
-    added: torch.Tensor = _plus_zero(module, inputs_embeds, call, data, towers, outputs, layout)
+    added: torch.Tensor = _plus_zero(
+        module, inputs_embeds, call, data, towers, outputs, layout, any(elsewhere)
+    )
     return added
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def _plus_zero(
+def _plus_zero(  # noqa: PLR0913, PLR0917 - what `plus_zero` takes
     module: nn.Module,
     inputs_embeds: torch.Tensor,
     call: Callable[..., Any],
@@ -84,9 +90,10 @@ def _plus_zero(
     towers: tuple[str, ...],
     outputs: tuple[str, ...],
     layout: str,
+    elsewhere: bool,  # noqa: FBT001
 ) -> torch.Tensor:
     used = [each for name in towers if isinstance(each := getattr(module, name, None), nn.Module)]
-    why = _why(module, used)
+    why = _why(module, used, elsewhere=elsewhere)
     if not why:
         return inputs_embeds
     dtype = next(
@@ -120,8 +127,8 @@ def _plus_zero(
     return inputs_embeds
 
 
-def _why(module: nn.Module, towers: Sequence[nn.Module]) -> str:
-    """Why other processes wait for the towers; empty if they do not."""
+def _why(module: nn.Module, towers: Sequence[nn.Module], *, elsewhere: bool) -> str:
+    """Why other processes wait for the towers; empty if they do not, or if another place's call is enough."""
     # Without gradients, too: a reentrant checkpoint runs the first pass so, and the second with gradients.
     if _is_sharded(towers):
         return "its parameters are sharded"
@@ -132,7 +139,7 @@ def _why(module: nn.Module, towers: Sequence[nn.Module]) -> str:
         if any(each is module for each in active.modules()):
             _WAITED_FOR.add(module)
     trained = any(each.requires_grad for tower in towers for each in tower.parameters())
-    if module in _WAITED_FOR and trained and torch.is_grad_enabled():
+    if not elsewhere and module in _WAITED_FOR and trained and torch.is_grad_enabled():
         return "DistributedDataParallel waits for its gradients"
     return ""
 

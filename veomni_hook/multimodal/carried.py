@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
@@ -20,6 +21,12 @@ class Carried(torch.Tensor):
     Whatever moves a batch calls ``tensor.to(device)``: a loop, accelerate, transformers' Trainer. Pinned, it
     is still such a tensor; everything else that is computed from it is a plain tensor.
     """
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """A copy is such a tensor, too; torch's own asks for ``new_empty`` of the class."""
+        if id(self) not in memo:
+            memo[id(self)] = carried(copy.deepcopy(_plain(self), memo))
+        return memo[id(self)]
 
     @classmethod
     def __torch_function__(

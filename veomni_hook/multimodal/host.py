@@ -15,7 +15,13 @@ from typing import Any, TypeVar
 
 import torch
 
-from veomni_hook.kernels.shared.host_values import host_copies, host_copy, note_copy, note_origin
+from veomni_hook.kernels.shared.host_values import (
+    host_copies,
+    host_copy,
+    known_copy,
+    note_copy,
+    note_origin,
+)
 from veomni_hook.kernels.shared.operand_checks import not_plain
 
 __all__ = [
@@ -38,13 +44,16 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 _ELSEWHERE = ("cpu", "meta")
 
 
-def computed(*precomputed: str, floats: bool = False) -> Callable[[_Function], _Function]:
+def computed(
+    *precomputed: str, floats: bool = False, known: bool = False
+) -> Callable[[_Function], _Function]:
     """Decorate a function of sizes to run on the host; tensors that it returns are where its arguments were.
 
     Args:
         precomputed: names of results that the function takes from its argument ``kwargs`` if all are there;
             then nothing is read.
         floats: whether floating-point arguments are sizes, too; else they stay on the device.
+        known: whether the function runs on the host only where that waits for nothing.
     """
 
     def decorate(function: _Function) -> _Function:
@@ -56,7 +65,7 @@ def computed(*precomputed: str, floats: bool = False) -> Callable[[_Function], _
             if precomputed and all(given.get(name) is not None for name in precomputed):
                 return function(*args, **kwargs)
             sizes = [each for each in (*args, *kwargs.values()) if _is_size(each, floats=floats)]
-            if not sizes:
+            if not sizes or (known and any(known_copy(each) is None for each in sizes)):
                 return function(*args, **kwargs)
             host_copies(*sizes)
             args = tuple(host_copy(each) if _is_size(each, floats=floats) else each for each in args)
@@ -104,7 +113,7 @@ def made(numbers: Any, *, device: Any, **options: Any) -> torch.Tensor:
         return torch.tensor(numbers, device=device, **options)
     where = torch.empty(0, device=device).device if device is not None else torch.get_default_device()
     found: torch.Tensor = sent(torch.tensor(numbers, device="cpu", **options), where)
-    return found
+    return found.to(where)  # what has no values, as on the meta device, is not sent
 
 
 def converted(tensor: Any, result: torch.Tensor) -> torch.Tensor:
@@ -168,7 +177,7 @@ def read_together(sizes: Iterable[Any], positions: Iterable[Any] = ()) -> None:
 
     Args:
         sizes: sizes of images and videos; None: there are none.
-        positions: what positions are computed from, unless they are given.
+        positions: the positions, which say whether samples share a row, or what they are computed from.
     """
     if _traced():
         return

@@ -10,14 +10,17 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
+from importlib.util import find_spec
 from operator import attrgetter
 from typing import Any
 
 import torch
 
+from veomni_hook.errors import VeomniHookWarning
 from veomni_hook.multimodal.carried import carried
 from veomni_hook.multimodal.positions import (
     Positions,
@@ -31,6 +34,11 @@ from veomni_hook.patches.idioms.host_metadata.read import precomputed_names
 
 __all__ = ["CollateMetadata", "collate_metadata"]
 
+_said: set[type | str] = set()
+#: The argument of Omni models that says whether videos have sounds, and what a batch with sounds has.
+_AUDIO, _SOUNDS = "use_audio_in_video", "feature_attention_mask"
+#: The module of releases whose towers take metadata; in earlier ones, it is enough that sizes are known.
+_TAKING = "transformers.vision_utils"
 _MODALITIES = ("image", "video")
 _SIZES = "grid_thw"
 #: Tensors of a batch whose values the host reads. Linear attention finds samples of a row by positions.
@@ -65,17 +73,24 @@ class Named:
 
 
 def collate_metadata(
-    config: Any, collate: Callable[[Any], Any] | None = None, *, positions: bool | None = None
+    config: Any,
+    collate: Callable[[Any], Any] | None = None,
+    *,
+    positions: bool | None = None,
+    use_audio_in_video: bool | None = None,
 ) -> CollateMetadata:
     """Return a collator that adds positions and metadata of towers to what ``collate`` returns.
 
     Give it to a data loader or a trainer. A step then reads no value from the device. It can be pickled, if
-    ``collate`` can.
+    ``collate`` can. Where it has nothing to add, a warning says so, once for each class of configurations.
 
     Args:
         config: the model's configuration; of a model that also speaks, the whole or that of its thinker.
         collate: makes a batch, a dictionary of tensors, of samples; None: samples are such a batch already.
         positions: whether to add ``position_ids``; None: if the model has a method for them alone.
+        use_audio_in_video: of Omni models, whether videos have sounds. Their positions depend on it, so it
+            must be known here, or be in the batch; an argument of the model's call comes too late. True: it
+            is put into the batch. None: a batch of videos and sounds without it is a warning, once.
 
     Raises:
         MultimodalError: ``positions`` is true, and the model has no such method.
@@ -83,7 +98,19 @@ def collate_metadata(
     config = understanding(config)
     wanted = has_positions(config) if positions is None else positions
     computed = position_ids(config) if wanted else None
-    return CollateMetadata(modeling_of(config).__name__, tuple(_steps(config)), computed, collate)
+    module, steps = modeling_of(config).__name__, tuple(_steps(config))
+    nothing = positions is None and computed is None and not steps
+    if nothing and type(config) not in _said and find_spec(_TAKING) is not None:
+        _said.add(type(config))
+        warnings.warn(
+            f"collate_metadata adds neither positions nor metadata of a tower for {type(config).__name__}: no"
+            f" model in {module} computes positions alone, and none has a vision tower that takes metadata."
+            " Sizes and masks of a batch are still known on the host. Check that this is the model's"
+            " configuration; positions=False says that nothing is expected",
+            VeomniHookWarning,
+            stacklevel=2,
+        )
+    return CollateMetadata(module, steps, computed, collate, use_audio_in_video)
 
 
 @dataclass(frozen=True)
@@ -95,24 +122,31 @@ class CollateMetadata:
         steps: the calls of the tower's forward, in order.
         positions: computes ``position_ids``, or None.
         collate: the collator whose batches it extends, or None.
+        use_audio_in_video: whether videos have sounds; None: the batch says it.
     """
 
     module: str
     steps: tuple[Step, ...]
     positions: Positions | None
     collate: Callable[[Any], Any] | None = field(default=None)
+    use_audio_in_video: bool | None = None
 
     def __call__(self, samples: Any) -> Any:
         """Return the batch with metadata; a batch that has a value already keeps it."""
         batch = samples if self.collate is None else self.collate(samples)
         found = dict(batch)
+        if self.use_audio_in_video:
+            found.setdefault(_AUDIO, True)
         if self.positions is not None and "position_ids" not in found:
+            if self.use_audio_in_video is None:
+                _warn_of_audio(found)
             computed = self.positions(found)
             if computed is not None:
                 found["position_ids"] = computed
         for modality in _MODALITIES:
             sizes = found.get(f"{modality}_{_SIZES}")
-            for name, value in self._made(sizes) if sizes is not None else ():
+            # A batch without images may have sizes of none.
+            for name, value in self._made(sizes) if sizes is not None and sizes.numel() else ():
                 found.setdefault(f"{modality}_{name}", value)
         for name in _READ if self.positions is not None else (*_READ, *_POSITIONED):
             if isinstance(found.get(name), torch.Tensor):
@@ -132,6 +166,20 @@ class CollateMetadata:
         for name, value in known.items():
             if name != _SIZES and value is not None:
                 yield name, carried(value) if _is_read(value) else value
+
+
+def _warn_of_audio(batch: Mapping[str, Any]) -> None:
+    """Warn, once, that positions of videos are computed as without sounds, if a batch may mean otherwise."""
+    has = {name for name, value in batch.items() if value is not None}
+    if {f"video_{_SIZES}", _SOUNDS} <= has and _AUDIO not in has and _AUDIO not in _said:
+        _said.add(_AUDIO)
+        warnings.warn(
+            "a batch has videos and sounds, and does not say whether the sounds are those of the videos:"
+            f" positions are computed as for {_AUDIO}=False, whatever the model is called with. Say it by"
+            f" collate_metadata(..., {_AUDIO}=...)",
+            VeomniHookWarning,
+            stacklevel=3,
+        )
 
 
 def _is_read(value: Any) -> bool:

@@ -1,6 +1,7 @@
 """The smallest inputs that a tower of images, videos or sounds takes, for batches that have none.
 
-Sizes are read from the tower's first layers and from configurations; no value is read from the device.
+Sizes are read from the tower's first layers and from configurations; no value is read from the device. The
+host knows the values of grids and masks, so the tower's call makes nobody wait.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from typing import Any
 
 import torch
 from torch import nn
+
+from veomni_hook.multimodal import host
 
 __all__ = ["Underivable", "placeholders"]
 
@@ -99,10 +102,11 @@ class _Tower:
         return torch.zeros(*shape, dtype=self.dtype, device=self.device)
 
     def ones(self, *shape: int) -> torch.Tensor:
-        return torch.ones(*shape, dtype=torch.int64, device=self.device)
+        found: torch.Tensor = host.sent(torch.ones(*shape, dtype=torch.int64, device="cpu"), self.device)
+        return found.to(self.device)
 
     def numbers(self, values: Any) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=self.device)
+        return host.made(values, dtype=torch.int64, device=self.device)
 
     def layers(self, part: str = "") -> list[nn.Module]:
         """Convolutions and linear layers, in the order of the modules, with ``part`` in the name."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -14,6 +14,9 @@ from veomni_hook.errors import MultimodalError
 
 __all__ = ["Positions", "has_positions", "modeling_of", "position_ids", "understanding"]
 
+_CONFIGURATION = "configuration_"
+#: Modules of the classes that all configurations derive from, with the name of `_CONFIGURATION` replaced.
+_BASES = ("transformers.modeling_", "transformers.utils.", "transformers.integrations.")
 _COMPUTE = "compute_3d_position_ids"
 
 
@@ -88,13 +91,35 @@ def understanding(config: Any) -> Any:
 
 
 def modeling_of(config: Any) -> ModuleType:
-    """Return the module that defines the models of a configuration."""
-    return import_module(type(config).__module__.replace("configuration_", "modeling_"))
+    """Return the module that defines the models of a configuration.
+
+    A class that a user derives from a configuration of transformers has the models of that: the first module
+    with a model that computes positions counts, else the first beside a module of configurations.
+    """
+    modules = list(_modelings(config))
+    beside = [module for module, own in modules if not own]
+    computing = (module for module, _ in modules if _computing_in(module, config) is not None)
+    return next(computing, beside[0] if beside else import_module(type(config).__module__))
+
+
+def _modelings(config: Any) -> Iterator[tuple[ModuleType, bool]]:
+    """Yield the modeling modules of a configuration's classes, and whether each is the class's own module."""
+    for kind in type(config).__mro__:
+        name = kind.__module__.replace(_CONFIGURATION, "modeling_")
+        if name != "builtins" and not name.startswith(_BASES):
+            try:
+                yield import_module(name), name == kind.__module__
+            except ModuleNotFoundError as missing:
+                if missing.name != name:
+                    raise
 
 
 def _computing(config: Any) -> type | None:
     """Return the first class for a configuration that computes positions by a method of its own."""
-    module = modeling_of(config)
+    return _computing_in(modeling_of(config), config)
+
+
+def _computing_in(module: ModuleType, config: Any) -> type | None:
     for kind in list(vars(module).values()):
         if inspect.isclass(kind) and kind.__module__ == module.__name__ and hasattr(kind, _COMPUTE):
             expected = getattr(kind, "config_class", None)

@@ -20,7 +20,7 @@ from transformers.integrations import is_deepspeed_zero3_enabled
 
 from veomni_hook.errors import SpeechError, VeomniHookWarning
 
-__all__ = ["kept", "left_out", "refuse", "save_speakers", "taking_what"]
+__all__ = ["kept", "left_out", "refuse", "save_speakers", "taking_what", "text_by_default"]
 
 _FIX = (
     'ask for text (generation_mode="text" or return_audio=False); for speech, set VEOMNI_SPEECH=1 '
@@ -85,6 +85,26 @@ def kept(model: type, reason: str) -> None:
             VeomniHookWarning,
             stacklevel=3,
         )
+
+
+def text_by_default(model: Any, options: dict[str, Any]) -> None:
+    """Let a model without the parts for speech generate text, unless ``options`` ask for speech.
+
+    Args:
+        model: the model.
+        options: the ``**kwargs`` of ``generate``, from which upstream's code takes ``generation_mode``. It is
+            changed: ``return_audio``, which other families and releases have, means the same.
+
+    Raises:
+        SpeechError: one asks for text and the other for speech.
+    """
+    if model.has_talker:
+        return
+    asked = options.pop("return_audio", None)
+    if options.get("generation_mode") is None:
+        options["generation_mode"] = "audio" if asked else "text"
+    elif asked:
+        refuse(type(model))
 
 
 def refuse(model: type) -> None:

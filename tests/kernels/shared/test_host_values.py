@@ -46,6 +46,30 @@ def test_a_tensor_that_was_changed_in_place_is_read_again():
     assert known_copy(tensor) is None
 
 
+def test_parts_of_a_known_tensor_are_known():
+    whole, values = elsewhere(4, 2, 3), torch.arange(24).view(4, 2, 3)
+    note_copy(whole, values)
+    for part, expected in (
+        (whole[0], values[0]),
+        (whole[1:, 1], values[1:, 1]),
+        (whole[2].expand(5, 2, 3)[1], values[2]),
+        (whole.transpose(0, 2)[..., 1:], values.transpose(0, 2)[..., 1:]),
+    ):
+        assert known_copy(part).tolist() == expected.tolist()
+        assert host_copy(part).tolist() == expected.tolist()
+    part = whole[0]
+    whole.add_(1)
+    assert known_copy(part) is None
+
+
+def test_parts_of_a_tensor_in_another_order_or_dtype_are_not_known():
+    whole = torch.empty(3, 2, dtype=torch.int64, device="meta").t()
+    assert known_copy(note_copy(whole, torch.zeros(2, 3, dtype=torch.int64))[0]) is None
+    assert known_copy(note_copy(elsewhere(4), torch.zeros(4)).view(torch.int32)) is None
+    with torch.inference_mode():
+        assert known_copy(note_copy(elsewhere(4), torch.zeros(4))[1:]) is None
+
+
 def test_nothing_is_kept_after_the_tensor():
     tensor = elsewhere(2)
     note_copy(tensor, torch.tensor([3, 4]))

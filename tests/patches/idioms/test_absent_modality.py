@@ -281,6 +281,81 @@ if encoded is None:
     assert "states is not computed before it" in site.reason
 
 
+IMAGES = """
+if given.get("image") is None and pixel_values is not None:
+    given["image"] = self.get_image_features(pixel_values, image_grid_thw)
+"""
+VIDEOS = """
+if given.get("video") is None and films is not None and inputs_embeds.shape[1] != 1:
+    given["video"] = self.get_video_features(films, film_sizes)
+"""
+FILMS = HEAD.replace("given=None", "given=None, films=None, film_sizes=None").replace(
+    "    def forward(",
+    """    def get_audio_features(self, input_features, input_features_mask):
+        return self.ear(input_features, input_features_mask)
+
+    def forward(""",
+)
+
+
+WITHOUT_FEATURES = VIDEOS.replace('given.get("video") is None and ', "")
+PLACES = {
+    "images first": (
+        IMAGES + VIDEOS,
+        [
+            "((films is not None or given.get('video') is None) and inputs_embeds.shape[1] != 1,)",
+            "(pixel_values is not None,)",
+        ],
+    ),
+    "videos first": (
+        VIDEOS + IMAGES,
+        [
+            "(pixel_values is not None or given.get('image') is None,)",
+            "(films is not None and inputs_embeds.shape[1] != 1,)",
+        ],
+    ),
+    "features cannot be given": (
+        IMAGES + WITHOUT_FEATURES,
+        ["(inputs_embeds.shape[1] != 1,)", "(pixel_values is not None,)"],
+    ),
+    "always": (
+        IMAGES + WITHOUT_FEATURES.partition(" and inputs")[0] + ":" + WITHOUT_FEATURES.partition(":")[2],
+        ["(True,)", "(pixel_values is not None,)"],
+    ),
+    "a later condition that reads what is not bound yet": (
+        IMAGES + "late = {}" + VIDEOS.replace("given", "late"),
+        ["", "(pixel_values is not None,)"],
+    ),
+    "only one of them runs": (
+        "if input_ids is None:" + indented(IMAGES) + "else:" + indented(VIDEOS),
+        ["", ""],
+    ),
+    "other towers": (
+        IMAGES + VIDEOS.replace("get_video_features", "get_audio_features"),
+        ["", ""],
+    ),
+    "other results": (
+        IMAGES + VIDEOS + "inputs_embeds += given['image'].pooled + given['video'].deepstack",
+        ["", ""],
+    ),
+}
+
+
+@pytest.mark.parametrize("form", PLACES)
+def test_another_place_that_calls_the_tower(form: str) -> None:
+    body, conditions = PLACES[form]
+    source = FILMS + indented(body) + TAIL
+    sites = found(source)
+    assert [each.status for each in sites] == [Status.ROUTED] * 2, [each.reason for each in sites]
+    for part, condition in zip(spliced(source, sites).split("plus_zero(")[1:], conditions, strict=True):
+        given = " ".join(part.partition(".language_model(")[0].split())
+        assert (
+            f"elsewhere={condition}" in given.replace("( ", "(").replace(", )", ",)")
+            if condition
+            else ("elsewhere" not in given)
+        )
+
+
 def test_names_of_the_method_and_of_the_call() -> None:
     body = """
 if video is not None:

@@ -66,7 +66,7 @@ def test_positions_run_on_the_host_and_a_forward_reads_sizes_at_once():
     assert "    @veomni_host.computed(floats=True)\n    def get_rope_index(" in text
     call = text[text.index("veomni_host.read_together(") :].partition("return input_ids")[0]
     assert "".join(call.split()) == (
-        "veomni_host.read_together((image_grid_thw,),(input_ids,attention_mask)ifposition_idsisNoneelse())"
+        "veomni_host.read_together((image_grid_thw,),(input_ids,attention_mask)ifposition_idsisNoneelse(position_ids,))"
     )
 
 
@@ -137,6 +137,27 @@ def test_lengths_of_sounds_follow_from_a_mask():
     assert "veomni_host.followed(lambdafeature_attention_mask:torch.sum(" in "".join(made.split())
     assert "features[veomni_host.chosen(feature_attention_mask)]" in made
     assert "veomni_host.values(out).tolist()" in made
+
+
+def test_whether_samples_share_a_row_is_asked_of_known_positions():
+    text = """
+def packed(position_ids):
+    mask = (torch.diff(position_ids, dim=-1) != 1).cumsum(-1)
+    return None if (mask[:, -1] == 0).all() else mask
+
+def other(position_ids, rows):
+    return (torch.diff(position_ids) != rows).all()
+
+def compared(position_ids):
+    return (position_ids == 0).all()
+
+def changes(position_ids):
+    return torch.diff(position_ids)
+"""
+    assert [site.target for site in sites(text, masks)] == ["packed"]
+    made = edited(text, masks)
+    assert made.count("@veomni_host") == 1
+    assert "@veomni_host.computed(floats=True, known=True)\ndef packed(position_ids):" in made
 
 
 def test_questions_about_padding_masks_are_asked_of_the_copy():

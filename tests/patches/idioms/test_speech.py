@@ -160,6 +160,29 @@ def test_text_is_generated_and_speech_is_an_error() -> None:
         model.generate(ids)
 
 
+BY_MODE = MODEL.replace(
+    "    def generate(self, input_ids, speech=True):\n",
+    """    def generate(self, input_ids, **kwargs):
+        speech = kwargs.pop("generation_mode", None) != "text"
+        assert not kwargs
+""",
+)
+
+
+def test_text_is_the_default_where_options_say_what_is_asked_for() -> None:
+    model, ids = patched_class(BY_MODE)(Config()), torch.arange(3)
+    for options in ({}, {"return_audio": False}, {"generation_mode": "text"}, {"generation_mode": None}):
+        assert model.generate(ids, **options) is ids
+    for options in ({"return_audio": True}, {"generation_mode": "audio"}):
+        with pytest.raises(SpeechError, match="VEOMNI_SPEECH=0"):
+            model.generate(ids, **options)
+    with pytest.raises(SpeechError):
+        model.generate(ids, generation_mode="text", return_audio=True)
+    model.enable_talker()
+    assert model.generate(ids)[0] is model.voice.weight
+    assert "text_by_default" not in patched() + patched(BY_MODE.replace("kwargs.pop(", "dict.pop(kwargs, "))
+
+
 def test_parts_that_are_built_later_are_used() -> None:
     model = patched_class()(Config())
     model.enable_talker()

@@ -2,7 +2,8 @@
 
 Reading a tensor of a GPU makes the host wait until the GPU has computed it. The sizes of images and the
 boundaries of segments are read many times in a step, and they never change. So their values are kept by
-tensor, as long as it lives, and belong to its version: a tensor that was changed in place is read again.
+tensor, as long as it lives, and belong to its version: a tensor that was changed in place is read again. Of a
+part of a known tensor (a view, as a row of positions) they are known, too.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def host_copy(tensor: torch.Tensor) -> torch.Tensor:
     known = _known(tensor)
     if known.copy is not None:
         return known.copy
-    followed = None if known.origin is None else known.origin()
+    followed = _of_base(tensor) if known.origin is None else known.origin()
     copy = tensor.detach().to("cpu") if followed is None else followed
     known.origin, known.origin_known = None, bool
     if not tensor.is_inference():
@@ -75,7 +76,9 @@ def known_copy(tensor: torch.Tensor) -> torch.Tensor | None:
     if tensor.device.type == "cpu":
         return tensor
     known = _known(tensor)
-    return host_copy(tensor) if known.copy is None and known.origin_known() else known.copy
+    if known.copy is None and known.origin_known():
+        return host_copy(tensor)
+    return _of_base(tensor) if known.copy is None else known.copy
 
 
 def note_copy(tensor: torch.Tensor, copy: torch.Tensor) -> torch.Tensor:
@@ -113,6 +116,18 @@ def derived(tensor: torch.Tensor, make: Callable[..., _Value], *arguments: Any) 
         values[key] = make(host_copy(tensor), *arguments)
     found: _Value = values[key]
     return found
+
+
+def _of_base(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Return the values of a view, if those of the tensor that it shows a part of are known."""
+    base = tensor._base
+    if base is None or base.dtype is not tensor.dtype or base.device != tensor.device:
+        return None
+    copy = known_copy(base)
+    if copy is None or copy.stride() != base.stride():
+        return None
+    start = tensor.storage_offset() - base.storage_offset() + copy.storage_offset()
+    return copy.as_strided(tensor.shape, tensor.stride(), start)
 
 
 def _known(tensor: torch.Tensor) -> _Known:

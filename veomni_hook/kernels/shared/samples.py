@@ -70,7 +70,8 @@ def last_of_rows(cu_seqlens: torch.Tensor, rows: int) -> list[int]:
 def boundaries(ends: list[int], device: torch.device) -> torch.Tensor:
     """Return int32 boundaries on ``device``, whose values the host knows."""
     host = torch.tensor(ends, dtype=torch.int32)
-    return note_copy(host.to(device), host)
+    # From pageable memory, too, the copy is made before this returns.
+    return note_copy(host.to(device, non_blocking=True), host)
 
 
 def _values(cu_seqlens: torch.Tensor) -> tuple[int, ...]:
@@ -109,4 +110,8 @@ def _joined(ends: list[int], rows: int, positions: int, device: torch.device) ->
 
 def _indices(cu_seqlens: torch.Tensor, rows: int, device: torch.device) -> torch.Tensor:
     numbers = torch.arange(cu_seqlens.numel() - 1, dtype=torch.int32)
-    return torch.repeat_interleave(numbers, cu_seqlens.diff().long()).view(rows, -1).to(device)
+    return (
+        torch.repeat_interleave(numbers, cu_seqlens.diff().long())
+        .view(rows, -1)
+        .to(device, non_blocking=True)
+    )

@@ -3,18 +3,20 @@
     if pixel_values is not None:
         image_embeds = self.get_image_features(pixel_values, image_grid_thw, return_dict=True).pooler_output
 
-Where processes share the tower's parameters, all must call it equally often. So code in front of the
-condition calls `veomni_hook.multimodal.absent` where the data is absent; it decides while the model runs
-whether to call the tower. The idiom asks for no kernel.
+Where processes share the tower's parameters, all must call it equally often; DistributedDataParallel needs
+one call of it. So code in front of the condition calls `veomni_hook.multimodal.absent` where the data is
+absent; it decides while the model runs whether to call the tower. The idiom asks for no kernel.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from textwrap import indent
 
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.expressions import own_attribute
+from veomni_hook.patches.idioms.absent_modality.elsewhere import elsewhere
 from veomni_hook.patches.idioms.absent_modality.read import METHODS, Call, calls, read
 from veomni_hook.patches.routes.insertion import before_statement
 from veomni_hook.patches.routes.slot_code import tuple_of
@@ -36,19 +38,35 @@ def find(view: ModuleView) -> Iterator[Site]:
     if not any(f"self.{name}(" in view.document.source for name in METHODS):
         return
     for owner, forward in view.forwards():
-        for call, around in calls(forward):
-            yield _site(view, owner, forward, call, around)
+        found = [(call, _read(view, owner, forward, call, around)) for call, around in calls(forward)]
+        every = [each for _, each in found if isinstance(each, Call)]
+        for call, each in found:
+            yield _site(view, f"{owner.name}.forward", forward, call, each, every)
+
+
+def _read(
+    view: ModuleView, owner: ast.ClassDef, forward: FunctionNode, call: ast.Call, around: list[ast.If]
+) -> Call | Missed:
+    try:
+        return read(view, owner, forward, call, around)
+    except Missed as reason:
+        return reason
 
 
 def _site(
-    view: ModuleView, owner: ast.ClassDef, forward: FunctionNode, call: ast.Call, around: list[ast.If]
+    view: ModuleView,
+    target: str,
+    forward: FunctionNode,
+    call: ast.Call,
+    found: Call | Missed,
+    every: Sequence[Call],
 ) -> Site:
-    target = f"{owner.name}.forward"
     try:
-        found = read(view, owner, forward, call, around)
-        edits = before_statement(
-            view, forward, found.statement, _code(found), f"{own_attribute(call.func)} without data"
-        )
+        if isinstance(found, Missed):
+            raise found
+        code = _code(found, elsewhere(forward, found, every))
+        comment = f"{own_attribute(call.func)} without data"
+        edits = before_statement(view, forward, found.statement, code, comment)
     except (Missed, ValueError) as reason:
         return Site(OP, target, Status.MISSED, reason=str(reason), lineno=call.lineno)
     return Site(
@@ -63,12 +81,13 @@ def _site(
     )
 
 
-def _code(found: Call) -> str:
-    """The statement that is inserted in front of the condition."""
+def _code(found: Call, others: Sequence[str]) -> str:
+    """The statement that is inserted in front of the condition; ``others``: when other places call."""
     names = ", ".join(found.data.values())
     layout = f'        layout="{found.layout}",\n' if found.layout else ""
+    also = indent(f"elsewhere={tuple_of(others)},\n", " " * 8) if others else ""
     return f"""\
-if {found.without}:
+if {found.condition.without}:
     {found.embeddings} = veomni_absent.plus_zero(
         self,
         {found.embeddings},
@@ -76,7 +95,7 @@ if {found.without}:
         data={_quoted(tuple(found.data))},
         towers={_quoted(found.towers)},
         outputs={_quoted(found.outputs)},
-{layout}    )
+{layout}{also}    )
 """
 
 

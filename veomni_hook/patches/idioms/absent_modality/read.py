@@ -15,7 +15,7 @@ from veomni_hook.patches.idioms.absent_modality.arguments import DATA, attribute
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Missed
 
-__all__ = ["METHODS", "Call", "calls", "read"]
+__all__ = ["METHODS", "Call", "before_in", "calls", "read"]
 
 #: The methods whose results replace embeddings of placeholders.
 METHODS = ("get_image_features", "get_video_features", "get_audio_features")
@@ -24,12 +24,29 @@ _EMBEDDINGS = "inputs_embeds"
 
 
 @dataclass(frozen=True, slots=True)
+class Condition:
+    """When a forward has data for a call, and when it makes none for lack of data.
+
+    Attributes:
+        without: the condition that it makes none.
+        present: the condition that there is data; empty: not known apart from given features.
+        lookups: the conditions that no features are given.
+        further: all other conditions: about the configuration or the embeddings.
+    """
+
+    without: str
+    present: str = ""
+    lookups: tuple[str, ...] = ()
+    further: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Call:
     """A call that is made only if a batch has the data.
 
     Attributes:
         statement: the statement with the condition and the call.
-        without: the condition that upstream makes no call for lack of data.
+        condition: when upstream makes no call for lack of data.
         form: the form of the data.
         data: the arguments that hold data, in the order of the call, with the call's names for them.
         text: the call, with the names in ``data`` for them.
@@ -40,7 +57,7 @@ class Call:
     """
 
     statement: ast.If
-    without: str
+    condition: Condition
     form: str
     data: dict[str, str]
     text: str
@@ -83,17 +100,17 @@ def read(
         raise Missed("every batch calls it, unless features are given", around[-1].test)
     given = read_arguments(view, owner, call)
     statement, around = _chained(around)
-    condition, without = _condition(around, parameter_names(forward), given.data.values())
+    condition, when = _condition(around, parameter_names(forward), given.data.values())
     if statement is None or condition is not around[0]:
         statement = condition
     if any(own_attribute(each.func) for each in _calls_in(condition.orelse)):
         raise Missed("its condition has an else that calls a part of the model", condition)
     embeddings = _embeddings(condition)
-    if embeddings not in bound_names(_before(forward, statement)):
+    if embeddings not in bound_names(before_in(forward, statement)):
         raise Missed(f"{embeddings} is not computed before it", condition)
     return Call(
         statement,
-        without,
+        when,
         given.form,
         given.data,
         given.text,
@@ -121,8 +138,8 @@ def _raises(statements: Sequence[ast.stmt]) -> bool:
     return all(isinstance(each, ast.Raise) for each in statements)
 
 
-def _condition(around: list[ast.If], given: set[str], data: object) -> tuple[ast.If, str]:
-    """The statement that asks for data, and the condition that they are absent.
+def _condition(around: list[ast.If], given: set[str], data: object) -> tuple[ast.If, Condition]:
+    """The statement that asks for data, and what it asks.
 
     That is the innermost, or one around it that asks as well whether features are given:
 
@@ -139,10 +156,10 @@ def _condition(around: list[ast.If], given: set[str], data: object) -> tuple[ast
     condition = asking[0]
     match condition.test:
         case ast.BoolOp(op=ast.Or()) if condition is not around[-1] and _is_lookup(around[-1].test):
-            return condition, f"not ({ast.unparse(condition.test)})"
+            return condition, Condition(f"not ({ast.unparse(condition.test)})")
     if condition is not around[-1]:
         raise Missed("several statements decide whether it is called", around[-1])
-    return condition, _without(condition.test, given, names)
+    return condition, _asks(condition.test, given, names)
 
 
 def _asked(test: ast.expr) -> set[str]:
@@ -173,12 +190,13 @@ def _is_lookup(part: ast.expr) -> bool:
     return False
 
 
-def _without(test: ast.expr, given: set[str], data: set[str]) -> str:
-    """The condition under which data is absent: not where features are given, or a part is not configured."""
+def _asks(test: ast.expr, given: set[str], data: set[str]) -> Condition:
+    """What a condition asks. Data is not absent where features are given, or a part is not configured."""
     parts = test.values if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) else [test]
     present: list[str] = []
     names: set[str] = set()
     kept: list[str] = []
+    lookups: list[str] = []
     for part in parts:
         used = {each.id for each in walk_ast(part) if isinstance(each, ast.Name)}
         match part:
@@ -187,6 +205,7 @@ def _without(test: ast.expr, given: set[str], data: set[str]) -> str:
                 names.add(name)
             case _ if _is_lookup(part):
                 kept.append(ast.unparse(part))
+                lookups.append(kept[-1])
             case _ if used and used <= names:
                 present.append(ast.unparse(part))
             case ast.Compare() if used in ({"self"}, {_EMBEDDINGS}):
@@ -195,11 +214,10 @@ def _without(test: ast.expr, given: set[str], data: set[str]) -> str:
                 raise Missed(f"its condition is not about data alone: {ast.unparse(part)}", part)
     if not names & data:
         raise Missed("its condition does not ask whether its data is None", test)
-    absent = f"{present[0]} is None"
-    if len(present) > 1:
-        asked = [f"{each} is not None" if each in names else each for each in present]
-        absent = f"not ({' and '.join(asked)})"
-    return " and ".join([absent, *kept])
+    there = " and ".join(f"{each} is not None" if each in names else each for each in present)
+    absent = f"not ({there})" if len(present) > 1 else f"{present[0]} is None"
+    further = tuple(each for each in kept if each not in lookups)
+    return Condition(" and ".join([absent, *kept]), there, tuple(lookups), further)
 
 
 def _calls_in(statements: Sequence[ast.stmt]) -> Iterator[ast.Call]:
@@ -219,7 +237,7 @@ def _embeddings(condition: ast.If) -> str:
     return _EMBEDDINGS
 
 
-def _before(forward: FunctionNode, condition: ast.If) -> list[ast.stmt]:
+def before_in(forward: FunctionNode, condition: ast.stmt) -> list[ast.stmt]:
     """The statements that run before a condition, in the blocks around it."""
     found: list[ast.stmt] = []
     for block in blocks(forward):

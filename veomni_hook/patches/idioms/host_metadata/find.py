@@ -195,7 +195,7 @@ def _forward(
     sizes, positions = map(tuple_of, arguments)
     asked = f"veomni_host.read_together({sizes})"
     if arguments[1]:
-        asked = f"{asked[:-1]}, {positions} if position_ids is None else ())"
+        asked = f"{asked[:-1]}, {positions} if position_ids is None else (position_ids,))"
     return Site(
         OP,
         f"{owner.name}.forward",

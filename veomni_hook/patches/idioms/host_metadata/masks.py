@@ -1,9 +1,13 @@
-"""Where transformers asks whether a padding mask hides anything: the mask is copied to the host once.
+"""Where transformers asks whether a padding mask hides anything, and whether samples share a row.
+
+The mask is copied to the host once:
 
     if padding_mask is None or padding_mask.all():  ->  ... veomni_host.values(padding_mask).all():
     mask = mask.to(device=device, dtype=torch.bool)  ->  mask = veomni_host.converted(mask, mask.to(...))
 
-Upstream's code waits for the device at each question, and for each kind of layers anew.
+What computes with positions alone (``find_packed_sequence_indices``) runs on the host where positions are
+known there: ``@veomni_host.computed(floats=True, known=True)``. Upstream's code waits for the device at each
+question, and for each kind of layers anew.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from collections.abc import Iterator
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.edit import Edit
 from veomni_hook.patches.code.expressions import last_name
+from veomni_hook.patches.code.scope import parameter_names
 from veomni_hook.patches.code.walk import walk_ast
 from veomni_hook.patches.routes.insertion import in_place
 from veomni_hook.patches.routes.view import ModuleView
@@ -22,10 +27,11 @@ from veomni_hook.patches.site import Site, Status
 __all__ = ["CANDIDATES", "OP", "find"]
 
 OP = "host_metadata"
-CANDIDATES = "nothing is counted: this is where padding masks are read"
+CANDIDATES = "nothing is counted: this is where padding masks and positions are read"
 
 _IMPORT = ("veomni_hook.multimodal", "host as veomni_host")
 _MASKS = ("padding_mask", "attention_mask")
+_POSITIONS = "position_ids"
 _ASKS = ("all", "any", "fast_all")
 
 
@@ -38,16 +44,34 @@ def find(view: ModuleView) -> Iterator[Site]:
         if isinstance(node, FunctionNode) and "mask" in node.name:
             edits = [*_read(view, node), *_converted(view, node)]
             if edits:
-                yield Site(
-                    OP,
-                    definition.qualname,
-                    Status.ROUTED,
-                    "mask_known",
-                    edits=tuple(edits),
-                    counted=False,
-                    lineno=node.lineno,
-                    imports=(_IMPORT,),
-                )
+                yield _site(definition.qualname, node, edits, "mask_known")
+    for name, function in view.functions.items():
+        if _asks_of_positions(function) and view.document.begins_line(function):
+            yield _site(name, function, [_decorated(view, function)], "positions_known")
+
+
+def _site(target: str, node: FunctionNode, edits: list[Edit], variant: str) -> Site:
+    return Site(
+        OP,
+        target,
+        Status.ROUTED,
+        variant,
+        edits=tuple(edits),
+        counted=False,
+        lineno=node.lineno,
+        imports=(_IMPORT,),
+    )
+
+
+def _asks_of_positions(function: FunctionNode) -> bool:
+    """Whether a function takes positions alone, compares neighbours, and asks something of the result."""
+    called = {last_name(node.func) for node in walk_ast(function) if isinstance(node, ast.Call)}
+    return parameter_names(function) == {_POSITIONS} and "diff" in called and bool(called & {*_ASKS})
+
+
+def _decorated(view: ModuleView, function: FunctionNode) -> Edit:
+    start = view.document.start(function)
+    return Edit(start, start + len("def"), "@veomni_host.computed(floats=True, known=True)\ndef")
 
 
 def _read(view: ModuleView, function: FunctionNode) -> Iterator[Edit]:

@@ -5,7 +5,7 @@ places change, each a site of its own, so that a config may replace one of them:
 
 * ``__init__``: gets a configuration without speech;
 * ``forward``: where the class has none, it is that of the rest, with the same arguments;
-* ``generate``: where upstream reads a part or raises because the parts are missing;
+* ``generate``: where upstream reads a part, or raises because the parts are missing; and text is the default;
 * ``save_pretrained``: where ``from_pretrained`` also reads a file, it is saved.
 """
 
@@ -21,7 +21,15 @@ from veomni_hook.patches.code.edit import Edit, marker_comment
 from veomni_hook.patches.code.expressions import own_attribute
 from veomni_hook.patches.code.statements import initialised
 from veomni_hook.patches.code.walk import walk_ast
-from veomni_hook.patches.idioms.speech.read import BUILT, Speech, has_forward, read, refusals, speakers_file
+from veomni_hook.patches.idioms.speech.read import (
+    BUILT,
+    Speech,
+    has_forward,
+    mode_in,
+    read,
+    refusals,
+    speakers_file,
+)
 from veomni_hook.patches.routes.insertion import before_body, before_statement, in_place
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Missed, Site, Status
@@ -73,6 +81,9 @@ def _others(view: ModuleView, owner: ast.ClassDef, speech: Speech) -> Iterator[S
         edits = [edit for statement in refusals(method) for edit in _refused(view, method, statement)]
         if edits:
             target = f"{owner.name}.{method.name}"
+            if (options := mode_in(method)) is not None:
+                code = f"veomni_speech.text_by_default(self, {options})"
+                edits += before_body(view, method, code, _COMMENT)
             yield site(target=target, edits=tuple(edits), imports=(_IMPORT,))
             if read_early := tuple(_read_early(view, method, speech)):
                 yield site(target=target, edits=read_early)

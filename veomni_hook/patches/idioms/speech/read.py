@@ -14,7 +14,7 @@ from veomni_hook.patches.code.walk import walk_ast
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Missed
 
-__all__ = ["BUILT", "Speech", "has_forward", "read", "refusals", "speakers_file"]
+__all__ = ["BUILT", "Speech", "has_forward", "mode_in", "read", "refusals", "speakers_file"]
 
 #: The attribute that says whether a model has the parts.
 BUILT = "has_talker"
@@ -81,6 +81,19 @@ def refusals(method: FunctionNode) -> Iterator[ast.stmt]:
         if isinstance(node, ast.If) and isinstance(node.body[0], ast.Raise):
             if any(_denies(each) for each in walk_ast(node.test)):
                 yield node.body[0]
+
+
+def mode_in(method: FunctionNode) -> str | None:
+    """The name of ``**kwargs``, if a method takes from it whether text or speech is asked for; else None."""
+    name = method.args.kwarg.arg if method.args.kwarg is not None else None
+    for node in walk_ast(method):
+        match node:
+            case ast.Call(
+                func=ast.Attribute(value=ast.Name(id=held), attr="pop"),
+                args=[ast.Constant(value="generation_mode"), *_],
+            ) if held == name:
+                return name
+    return None
 
 
 def speakers_file(view: ModuleView, owner: ast.ClassDef) -> tuple[str, str] | None:
