@@ -30,8 +30,9 @@ _MOST_TAPS = 4
 _CHANNELS, _OF_A_THREAD, _RESIDENT = (512, 128), (4, 2), (8, 14)
 #: Positions of a program, and how many it takes the time of beside them: those around the run, and its sums.
 #: All programs at once take turns on the multiprocessors, and a last turn of a few costs as much as a whole
-#: one. On an H100, 16,384 x 8,192 in bfloat16, backward, share of a copy's bandwidth: runs of 64 73 %, 128
-#: 78 %, 192 (three turns) 82 %, 256 (two turns and a fifth) 76 %. Forward 64 gave 89 %, 32 and 128 1 to 2 less.
+#: one. On an H100, 16,384 x 8,192 in bfloat16, backward, share of a copy's bandwidth: runs of 64 73 %, of 128
+#: 78 %, of 192 (three turns) 82 %, of 256 (two turns and a fifth) 76 %. Forward 64 gave 89 %, and 32 and 128
+#: 1 to 2 % less.
 _RUNS, _AROUND = ((32, 64), (32, 64, 128, 192, 256)), 16
 
 
