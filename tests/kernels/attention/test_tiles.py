@@ -75,6 +75,24 @@ def test_keys_that_are_the_values(variant):
     compared(variant, [query, key, sinks], mask, shared=True)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    "size", [(2, 6, 2, 19, 70, 24), (1, 70, 1, 3, 66, 16), (1, 2, 2, 40, 40, 32)], ids=str
+)
+def test_gradients_of_keys_that_are_the_values(size, dtype):
+    batch, _, _, queries, keys, width = size
+    query, key, _, sinks = operands(*size, width, dtype=dtype)
+    mask = mask_of(batch, queries, keys, dtype)
+    compared("sinks_float32_softmax", [query, key, sinks], mask, shared=True)
+
+
+def test_strided_keys_that_are_the_values():
+    query, key, _, sinks = operands(2, 4, 2, 36, 50, 32, 32)
+    query = query.transpose(1, 2).contiguous().transpose(1, 2)[:, :, ::2, ::2]
+    key = key.transpose(0, 1).contiguous().transpose(0, 1)[..., 16:]
+    compared("sinks", [query, key, sinks], mask_of(2, 18, 50), shared=True)
+
+
 def test_the_widest_heads():
     query, key, _, sinks = operands(1, 16, 1, 3, 20, 512, 512)
     compared("sinks", [query, key, sinks], mask_of(1, 3, 20), shared=True)

@@ -1,8 +1,9 @@
 """Attention with sinks under any dense mask, in Triton: no score is stored, no key is repeated for its heads.
 
 Made for DeepSeek-V4: 64 heads share one key, which is the value, too, and the mask holds a causal window
-beside chosen positions. `veomni_hook.kernels.attention.tiles_device` has the formulas. The mask is read for
-what it adds; tiles of keys that it hides from a block of queries are skipped.
+beside chosen positions. `tiles_device` has the formulas, `tiles_shared_device` the backward where keys are
+the values. The mask is read for what it adds; tiles of keys that it hides from all of a block of queries are
+skipped.
 
 Shapes: query ``[batch, heads, queries, width]``, key and value ``[batch, heads / groups, keys, width]`` in
 one dtype of float32, bfloat16, float16, strided; values may be of another width; mask
@@ -32,8 +33,14 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _NARROWEST, _WIDEST = 16, 512
 #: Queries of a call from which on ``auto`` takes it: fewer were not measured.
 _SHORTEST = 1024
-#: Rows (queries times heads) and keys of a tile, by preference: the first that fit into shared memory.
-_TILES = ((64, 64), (64, 32), (32, 32), (16, 16))
+#: Rows (queries times heads) and keys of a tile, and how many tiles of the loop are in flight, by preference:
+#: the first that fit into shared memory. SHARED are kernels for keys that are the values.
+_TILES = {
+    "forward": ((64, 64, 2), (64, 32, 2), (32, 32, 2), (16, 16, 1)),
+    "backward": ((64, 64, 1), (64, 32, 1), (32, 32, 1), (16, 16, 1)),
+    "backward_query": ((64, 32, 2), (32, 32, 2), (16, 16, 1)),
+    "backward_keys": ((32, 64, 2), (16, 32, 2), (16, 16, 1)),
+}
 #: Programs for each multiprocessor that the backward of keys is to have, and the most parts of its sums.
 _PROGRAMS, _MOST_PARTS = 2, 16
 
@@ -95,42 +102,85 @@ def loses(owner: Any, query: Any, key: Any, *others: Any) -> str | None:
 
 
 class _Tile(NamedTuple):
-    """Sizes of tiles, and what launches need of the widths."""
+    """Queries, heads and keys of a tile, tiles in flight, and warps of a program."""
 
     queries: int
     heads: int
     keys: int
-    constants: tuple[Any, ...]
+    stages: int
     warps: int
 
 
 @lru_cache(maxsize=LAUNCHES)
-def _tile(
-    device: torch.device, itemsize: int, heads: int, kv: int, widths: tuple[int, int], *, shared: bool
-) -> _Tile:
-    group = heads // kv
-    columns, value_columns = (max(_NARROWEST, power(width)) for width in widths)
-    across = columns + value_columns
-    for rows, keys in _TILES:
-        # A backward has query and gradient of the output, keys and values, and two tiles of scores.
-        held = rows * across + keys * (columns if shared else across) + 2 * rows * keys
-        if held * itemsize <= room(device)[1]:
+def _tile(kind: str, device: torch.device, itemsize: int, group: int, *widths: int) -> _Tile:
+    """Return the tiles of a kernel; ``widths``: one if keys are the values, else theirs and the values'."""
+    columns = [_columns_of(width) for width in widths]
+    across = sum(columns)
+    for rows, keys, stages in _TILES[kind]:
+        of_rows, of_keys = rows * across, keys * across
+        if kind == "forward":
+            of_rows, of_keys = rows * columns[0], stages * of_keys
+        elif kind == "backward_query":
+            of_rows, of_keys = 2 * of_rows, stages * of_keys
+        elif kind == "backward_keys":
+            of_rows = stages * 2 * of_rows
+        if (of_rows + of_keys + 2 * rows * keys) * itemsize <= room(device)[1]:
             break
     own = min(power(group), rows)
-    constants = kv, group, widths[0], columns, widths[1], value_columns, shared, rows // own, own, keys
-    return _Tile(rows // own, own, keys, constants, 8 if max(columns, value_columns) > 128 else 4)
+    return _Tile(rows // own, own, keys, stages, 8 if max(columns) > 128 else 4)
+
+
+def _columns_of(width: int) -> int:
+    return max(_NARROWEST, power(width))
+
+
+class _Kernel(NamedTuple):
+    """One of the kernels, for operands of one kind.
+
+    Attributes:
+        name: of its function.
+        shared: whether keys are the values; the backward then has functions of its own.
+        tile: its sizes of tiles.
+        constants: what is compiled into it.
+    """
+
+    name: str
+    shared: bool
+    tile: _Tile
+    constants: tuple[Any, ...]
+
+
+def _kernel(name: str, query: Tensor, key: Tensor, value: Tensor | None) -> _Kernel:
+    shared = value is None
+    heads, kv, widths = query.shape[1], key.shape[1], [query.shape[3]]
+    if value is not None:
+        widths.append(value.shape[3])
+    kind = name if shared or name == "forward" else "backward"
+    tile = _tile(kind, query.device, query.element_size(), heads // kv, *widths)
+    if name == "forward" and shared:
+        widths *= 2
+    sizes = [size for width in widths for size in (width, _columns_of(width))]
+    flags = (shared,) if name == "forward" else ()
+    return _Kernel(name, shared, tile, (kv, heads // kv, *sizes, *tile[:4], *flags))
 
 
 @lru_cache(maxsize=LAUNCHES)
 def _launch(
-    kind: str, device: torch.device, dtypes: tuple[Any, ...], numbers: Any, tile: _Tile, *more: int
+    kernel: _Kernel,
+    device: torch.device,
+    dtypes: tuple[torch.dtype, ...],
+    numbers: tuple[Any, ...],
+    constants: tuple[Any, ...],
 ) -> Launch:
     """A launch; ``numbers`` are strides and the scale, on which Triton specialises."""
-    from veomni_hook.kernels.attention import tiles_device  # Triton, which not every machine has
+    from veomni_hook.kernels.attention import (
+        tiles_device,
+        tiles_shared_device,
+    )  # not every machine has Triton
 
-    tensors = {"forward": 9, "backward_query": 11, "backward_keys": 10}[kind]
-    function = getattr(tiles_device, kind)
-    return Launch(function, tensors, *tile.constants, *more, num_warps=tile.warps, num_stages=1)
+    module = tiles_shared_device if kernel.shared and kernel.name != "forward" else tiles_device
+    function = getattr(module, kernel.name)
+    return Launch(function, len(dtypes), *kernel.constants, *constants, num_warps=kernel.tile.warps)
 
 
 def _seen(mask: Tensor, tile: _Tile) -> Tensor:
@@ -142,17 +192,16 @@ def _seen(mask: Tensor, tile: _Tile) -> Tensor:
     return visible.view(len(mask), blocks, tile.queries, -1, tile.keys).any(4).any(2)
 
 
-def _strides(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, seen: Tensor) -> tuple[int, ...]:
-    """Strides that all kernels take; of a mask for all rows of the batch, that of the batch is 0."""
-    one = len(mask) == 1
+def _strides(operands: tuple[Tensor, ...], seen: Tensor) -> tuple[int, ...]:
+    """Strides of operands, the mask last, and of lists of tiles; 0 for the batch of a mask for all rows."""
+    *tensors, mask = operands
+    rows = 0 if len(mask) == 1 else 1
     return (
-        *query.stride()[:3],
-        *key.stride()[:3],
-        *value.stride()[:3],
-        0 if one else mask.stride(0),
+        *(stride for each in tensors for stride in each.stride()[:3]),
+        mask.stride(0) * rows,
         *mask.stride()[1:],
-        0 if one else seen.shape[1] * seen.shape[2],
-        0 if one else seen.shape[1],
+        seen.shape[1] * seen.shape[2] * rows,
+        seen.shape[1] * rows,
     )
 
 
@@ -160,25 +209,34 @@ def _columns(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
+def _run(
+    kernel: _Kernel,
+    grid: tuple[int, int, int],
+    tensors: tuple[Tensor, ...],
+    sizes: tuple[int, int],
+    numbers: tuple[Any, ...],
+    *constants: Any,
+) -> None:
+    """Launch a kernel; ``sizes``: the numbers of queries and keys, on which Triton does not specialise."""
+    launch = _launch(kernel, tensors[0].device, tuple(each.dtype for each in tensors), numbers, constants)
+    launch(grid, *tensors, *sizes, *numbers)
+
+
 def _forward_op(
     query: Tensor, key: Tensor, value: Tensor | None, mask: Tensor, sinks: Tensor, scale: float
 ) -> tuple[Tensor, Tensor]:
     query, key = _columns(query), _columns(key)
-    own_value = key if value is None else _columns(value)
     out, lse = _forward_fake(query, key, value, mask, sinks, scale)
     if not out.numel():
         return out, lse
-    (batch, heads, queries, width), (kv, keys) = query.shape, key.shape[1:3]
-    widths = width, own_value.shape[-1]
-    tile = _tile(query.device, query.element_size(), heads, kv, widths, shared=value is None)
-    seen = _seen(mask, tile)
+    (batch, heads, queries, _), (kv, keys) = query.shape, key.shape[1:3]
+    kernel = _kernel("forward", query, key, value)
+    seen = _seen(mask, kernel.tile)
     counts, tiles = in_order(seen)
-    numbers = *_strides(query, key, own_value, mask, seen), scale
-    dtypes = query.dtype, mask.dtype, sinks.dtype
-    launch = _launch("forward", query.device, dtypes, numbers, tile)
-    grid = seen.shape[1], cdiv(heads // kv, tile.heads), batch * kv
-    tensors = query, key, own_value, mask, sinks.contiguous(), tiles, counts, out, lse
-    launch(grid, *tensors, queries, keys, *numbers)
+    operands = query, key, key if value is None else _columns(value), mask
+    grid = seen.shape[1], cdiv(heads // kv, kernel.tile.heads), batch * kv
+    tensors = *operands, sinks.contiguous(), tiles, counts, out, lse
+    _run(kernel, grid, tensors, (queries, keys), (*_strides(operands, seen), scale))
     return out, lse
 
 
@@ -193,39 +251,37 @@ def _backward_op(  # noqa: PLR0913, PLR0917 - the op's schema
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     query, key, dout = _columns(query), _columns(key), dout.contiguous()
-    own_value = key if value is None else _columns(value)
-    (batch, heads, queries, width), (kv, keys) = query.shape, key.shape[1:3]
-    widths = width, own_value.shape[-1]
+    (batch, heads, queries, _), (kv, keys) = query.shape, key.shape[1:3]
     dquery, dkey, dvalue, delta = _backward_fake(query, key, value, mask, out, lse, dout, scale)
     if not (out.numel() and key.numel()):
         return dquery.zero_(), dkey.zero_(), dvalue.zero_(), delta.zero_()
-    tile = _tile(query.device, query.element_size(), heads, kv, widths, shared=value is None)
-    seen, chunks = _seen(mask, tile), cdiv(heads // kv, tile.heads)
+    operands = (query, key, mask) if value is None else (query, key, _columns(value), mask)
+    kernel = _kernel("backward_query", query, key, value)
+    seen, chunks = _seen(mask, kernel.tile), cdiv(heads // kv, kernel.tile.heads)
     counts, tiles = in_order(seen)
-    strides = _strides(query, key, own_value, mask, seen)
-    numbers, dtypes = (*strides, scale), (query.dtype, mask.dtype)
-    launch = _launch("backward_query", query.device, dtypes, numbers, tile)
-    tensors: tuple[Tensor, ...] = query, key, own_value, mask, out, dout, lse, tiles, counts, dquery, delta
-    launch((seen.shape[1], chunks, batch * kv), *tensors, queries, keys, *numbers)
+    tensors = *operands, out, dout, lse, tiles, counts, dquery, delta
+    grid, sizes = (seen.shape[1], chunks, batch * kv), (queries, keys)
+    _run(kernel, grid, tensors, sizes, (*_strides(operands, seen), scale))
 
-    counts, blocks = in_order(seen.mT.contiguous())
-    numbers = batch, *strides[:-1], 0 if len(mask) == 1 else seen.shape[2], scale
-    programs = seen.shape[2] * chunks * batch * kv
+    kernel = _kernel("backward_keys", query, key, value)
+    seen, chunks = _seen(mask, kernel.tile).mT.contiguous(), cdiv(heads // kv, kernel.tile.heads)
+    counts, blocks = in_order(seen)
+    programs = seen.shape[1] * chunks * batch * kv
     parts = min(_MOST_PARTS, max(1, cdiv(_PROGRAMS * room(query.device)[0], programs)))
+    grid = seen.shape[1], parts * chunks, batch * kv
+    numbers = batch, *_strides(operands, seen), scale
 
-    def of_keys(width: int, *, of_values: bool) -> Tensor:
-        sums = key.new_empty(parts * chunks, batch, kv, keys, width, dtype=torch.float32)
-        launch = _launch("backward_keys", query.device, dtypes, numbers, tile, parts, of_values)
-        tensors = query, key, own_value, mask, dout, lse, delta, blocks, counts, sums
-        launch((seen.shape[2], parts * chunks, batch * kv), *tensors, queries, keys, *numbers)
-        return sums.sum(0)
+    def sums(result: Tensor, *flags: bool) -> None:
+        found = result.new_empty(parts * chunks, *result.shape, dtype=torch.float32)
+        tensors = *operands, dout, lse, delta, blocks, counts, found
+        _run(kernel, grid, tensors, sizes, numbers, parts, *flags)
+        result.copy_(found.sum(0))
 
-    of_key, of_value = of_keys(width, of_values=False), of_keys(widths[1], of_values=True)
     if value is None:
-        dkey.copy_(of_key.add_(of_value))
+        sums(dkey)
     else:
-        dkey.copy_(of_key)
-        dvalue.copy_(of_value)
+        sums(dkey, False)
+        sums(dvalue, True)
     return dquery, dkey, dvalue, delta
 
 

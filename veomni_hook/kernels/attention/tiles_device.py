@@ -29,16 +29,22 @@ def tile(x, rows, columns, kept, WIDTH: tl.constexpr):
 
 
 @triton.jit
+def added_of(mask, s, t, queries, keys, mask_row, mask_column):
+    """What the mask adds for queries s and keys t, in units of log 2; -inf where there are none."""
+    at = mask + s.to(tl.int64) * mask_row + t.to(tl.int64) * mask_column
+    added = tl.load(at, mask=(s < queries) & (t < keys), other=float("-inf")).to(tl.float32)
+    # The smallest number of float32 becomes -inf here. Nothing is NaN by that: the sink of a row is finite.
+    return added * LOG2E
+
+
+@triton.jit
 def scores_of(
     q, k, mask, s, t, queries, keys, mask_row, mask_column, scale,
     QUERIES: tl.constexpr, HEADS: tl.constexpr,
 ):  # fmt: skip
-    """Scores [QUERIES * HEADS, keys] in units of log 2; -inf where there is no key."""
-    there = (s < queries)[:, None] & (t < keys)[None, :]
-    at = mask + s.to(tl.int64)[:, None] * mask_row + t.to(tl.int64)[None, :] * mask_column
-    added = tl.load(at, mask=there, other=float("-inf")).to(tl.float32)
-    # The smallest number of float32 becomes -inf here. Nothing is NaN by that: the sink of a row is finite.
-    added = tl.broadcast_to((added * LOG2E)[:, None, :], (QUERIES, HEADS, t.shape[0]))
+    """Scores [QUERIES * HEADS, keys] in units of log 2."""
+    added = added_of(mask, s[:, None], t[None, :], queries, keys, mask_row, mask_column)
+    added = tl.broadcast_to(added[:, None, :], (QUERIES, HEADS, t.shape[0]))
     products = tl.dot(q, tl.trans(k), input_precision="ieee")
     return products * (scale * LOG2E) + added.reshape(QUERIES * HEADS, t.shape[0])
 
@@ -59,8 +65,9 @@ def forward(
     mask_batch, mask_row, mask_column, tiles_batch, counts_batch,
     scale,
     KV: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr,
-    VALUE_WIDTH: tl.constexpr, VALUE_COLUMNS: tl.constexpr, SHARED: tl.constexpr,
-    QUERIES: tl.constexpr, HEADS: tl.constexpr, KEYS: tl.constexpr,
+    VALUE_WIDTH: tl.constexpr, VALUE_COLUMNS: tl.constexpr,
+    QUERIES: tl.constexpr, HEADS: tl.constexpr, KEYS: tl.constexpr, STAGES: tl.constexpr,
+    SHARED: tl.constexpr,
 ):  # fmt: skip
     """Grid: blocks of queries, chunks of a group's heads, batch * KV."""
     block, kv = tl.program_id(0), tl.program_id(2) % KV
@@ -77,7 +84,7 @@ def forward(
     own_tiles = tiles + sample * tiles_batch + block.to(tl.int64) * tl.cdiv(keys, KEYS)
     largest, total = sink, tl.full([QUERIES * HEADS], 1.0, tl.float32)
     result = tl.zeros([QUERIES * HEADS, VALUE_COLUMNS], tl.float32)
-    for i in tl.range(0, tl.load(counts + sample * counts_batch + block)):
+    for i in tl.range(0, tl.load(counts + sample * counts_batch + block), num_stages=STAGES):
         t = tl.load(own_tiles + i) * KEYS + tl.arange(0, KEYS)
         there, far = t < keys, t.to(tl.int64)
         k = tile(key, sample * key_batch + kv * key_head + far * key_row, column, there, WIDTH)
@@ -115,8 +122,8 @@ def backward_query(
     mask_batch, mask_row, mask_column, tiles_batch, counts_batch,
     scale,
     KV: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr,
-    VALUE_WIDTH: tl.constexpr, VALUE_COLUMNS: tl.constexpr, SHARED: tl.constexpr,
-    QUERIES: tl.constexpr, HEADS: tl.constexpr, KEYS: tl.constexpr,
+    VALUE_WIDTH: tl.constexpr, VALUE_COLUMNS: tl.constexpr,
+    QUERIES: tl.constexpr, HEADS: tl.constexpr, KEYS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Grid: as `forward`."""
     block, kv = tl.program_id(0), tl.program_id(2) % KV
@@ -138,7 +145,7 @@ def backward_query(
     own_mask = mask + sample * mask_batch
     own_tiles = tiles + sample * tiles_batch + block.to(tl.int64) * tl.cdiv(keys, KEYS)
     result = tl.zeros([QUERIES * HEADS, COLUMNS], tl.float32)
-    for i in tl.range(0, tl.load(counts + sample * counts_batch + block)):
+    for i in tl.range(0, tl.load(counts + sample * counts_batch + block), num_stages=STAGES):
         t = tl.load(own_tiles + i) * KEYS + tl.arange(0, KEYS)
         there, far = t < keys, t.to(tl.int64)
         k = tile(key, sample * key_batch + kv * key_head + far * key_row, column, there, WIDTH)
@@ -146,11 +153,8 @@ def backward_query(
             q, k, own_mask, own_s, t, queries, keys, mask_row, mask_column, scale, QUERIES, HEADS
         )
         p = tl.exp2(scores - own_lse[:, None])
-        if SHARED:
-            v = k
-        else:
-            own_value = sample * value_batch + kv * value_head + far * value_row
-            v = tile(value, own_value, value_column, there, VALUE_WIDTH)
+        own_value = sample * value_batch + kv * value_head + far * value_row
+        v = tile(value, own_value, value_column, there, VALUE_WIDTH)
         slope = p * (tl.dot(do, tl.trans(v), input_precision="ieee") - own_delta[:, None])
         result = tl.dot(slope.to(k.dtype), k, result, input_precision="ieee")
     at = ((sample * (KV * GROUP) + head) * queries + s) * WIDTH
@@ -173,8 +177,8 @@ def backward_keys(
     mask_batch, mask_row, mask_column, blocks_batch, counts_batch,
     scale,
     KV: tl.constexpr, GROUP: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr,
-    VALUE_WIDTH: tl.constexpr, VALUE_COLUMNS: tl.constexpr, SHARED: tl.constexpr,
-    QUERIES: tl.constexpr, HEADS: tl.constexpr, KEYS: tl.constexpr,
+    VALUE_WIDTH: tl.constexpr, VALUE_COLUMNS: tl.constexpr,
+    QUERIES: tl.constexpr, HEADS: tl.constexpr, KEYS: tl.constexpr, STAGES: tl.constexpr,
     PARTS: tl.constexpr, OF_VALUES: tl.constexpr,
 ):  # fmt: skip
     """Parts of dvalue if OF_VALUES, else of dkey. Grid: tiles of keys, PARTS * chunks of heads, batch * KV.
@@ -191,7 +195,7 @@ def backward_keys(
     t = tl.program_id(0) * KEYS + tl.arange(0, KEYS)
     there, far = t < keys, t.to(tl.int64)
     k = tile(key, sample * key_batch + kv * key_head + far * key_row, column, there, WIDTH)
-    if SHARED or OF_VALUES:
+    if OF_VALUES:
         v = k
     else:
         at_value = sample * value_batch + kv * value_head + far * value_row
@@ -199,7 +203,9 @@ def backward_keys(
     own_mask = mask + sample * mask_batch
     own_blocks = blocks + sample * blocks_batch + tl.program_id(0).to(tl.int64) * tl.cdiv(queries, QUERIES)
     result = tl.zeros([KEYS, VALUE_COLUMNS if OF_VALUES else COLUMNS], tl.float32)
-    for i in tl.range(part, tl.load(counts + sample * counts_batch + tl.program_id(0)), PARTS):
+    for i in tl.range(
+        part, tl.load(counts + sample * counts_batch + tl.program_id(0)), PARTS, num_stages=STAGES
+    ):
         begin = tl.load(own_blocks + i) * QUERIES
         s = begin + row // HEADS
         kept = (s < queries) & (h < GROUP)
