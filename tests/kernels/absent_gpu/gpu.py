@@ -81,6 +81,7 @@ def pretend(gpu: GPU) -> list[Compiled]:
 
 def _answer_for(gpu: GPU) -> None:
     """Replace what asks for the properties of a tensor's device."""
+    from veomni_hook.kernels.attention import tiles as attention_tiles
     from veomni_hook.kernels.load_balancing_loss import triton as load_balancing
     from veomni_hook.kernels.moe_experts import triton_adapters, triton_products, triton_tiles
     from veomni_hook.kernels.qk_norm_rotary import plans
@@ -89,6 +90,7 @@ def _answer_for(gpu: GPU) -> None:
     replaced: list[tuple[Any, Any]] = [
         (launch.room, lambda _: (gpu.processors, gpu.shared)),
         (tiles.fetches, lambda _: True),
+        (attention_tiles._beside, lambda _: int(gpu.capability // 10 == 10)),
         (plans._room, lambda _: (gpu.processors, gpu.shared)),
         (load_balancing._processors, lambda _: gpu.processors),
         (triton_tiles._roomy, lambda _: gpu.shared >= triton_tiles._WIDE_BYTES),

@@ -171,6 +171,7 @@ def backward_keys(
     lse, delta,  # [batch, KV * GROUP, queries]
     blocks,  # [1 or batch, tiles of keys, blocks of queries], int32: those that see the tile come first
     counts,  # [1 or batch, tiles of keys], int32: how many they are
+    order,  # [1 or batch, tiles of keys], int32: all tiles, those that most blocks see first
     parts,  # [PARTS * chunks, batch, KV, keys, WIDTH or VALUE_WIDTH], float32: parts of the sums
     queries, keys, batch,
     query_batch, query_head, query_row, key_batch, key_head, key_row, value_batch, value_head, value_row,
@@ -181,18 +182,19 @@ def backward_keys(
     QUERIES: tl.constexpr, HEADS: tl.constexpr, KEYS: tl.constexpr, STAGES: tl.constexpr,
     PARTS: tl.constexpr, OF_VALUES: tl.constexpr,
 ):  # fmt: skip
-    """Parts of dvalue if OF_VALUES, else of dkey. Grid: tiles of keys, PARTS * chunks of heads, batch * KV.
+    """Parts of dvalue if OF_VALUES, else of dkey. Grid: PARTS * chunks of heads, tiles of keys, batch * KV.
 
     A program adds up every PARTS-th block of queries, always in the same order. Two sums in one program would
     share the scores, but for wide heads their registers do not suffice: on Hopper ptxas then spills 6 KB.
     """
-    part, chunk = tl.program_id(1) % PARTS, tl.program_id(1) // PARTS
+    part, chunk = tl.program_id(0) % PARTS, tl.program_id(0) // PARTS
     kv, sample = tl.program_id(2) % KV, (tl.program_id(2) // KV).to(tl.int64)
+    tile_of_keys = tl.load(order + sample * counts_batch + tl.program_id(1))
     row = tl.arange(0, QUERIES * HEADS)
     h = chunk * HEADS + row % HEADS
     head = kv * GROUP + h
     column, value_column = tl.arange(0, COLUMNS), tl.arange(0, VALUE_COLUMNS)
-    t = tl.program_id(0) * KEYS + tl.arange(0, KEYS)
+    t = tile_of_keys * KEYS + tl.arange(0, KEYS)
     there, far = t < keys, t.to(tl.int64)
     k = tile(key, sample * key_batch + kv * key_head + far * key_row, column, there, WIDTH)
     if OF_VALUES:
@@ -201,11 +203,9 @@ def backward_keys(
         at_value = sample * value_batch + kv * value_head + far * value_row
         v = tile(value, at_value, value_column, there, VALUE_WIDTH)
     own_mask = mask + sample * mask_batch
-    own_blocks = blocks + sample * blocks_batch + tl.program_id(0).to(tl.int64) * tl.cdiv(queries, QUERIES)
+    own_blocks = blocks + sample * blocks_batch + tile_of_keys.to(tl.int64) * tl.cdiv(queries, QUERIES)
     result = tl.zeros([KEYS, VALUE_COLUMNS if OF_VALUES else COLUMNS], tl.float32)
-    for i in tl.range(
-        part, tl.load(counts + sample * counts_batch + tl.program_id(0)), PARTS, num_stages=STAGES
-    ):
+    for i in tl.range(part, tl.load(counts + sample * counts_batch + tile_of_keys), PARTS, num_stages=STAGES):
         begin = tl.load(own_blocks + i) * QUERIES
         s = begin + row // HEADS
         kept = (s < queries) & (h < GROUP)
@@ -226,7 +226,7 @@ def backward_keys(
             own_delta = tl.load(delta + at, mask=kept, other=0.0)
             slope = p * (tl.dot(do, tl.trans(v), input_precision="ieee") - own_delta[:, None]) * scale
             result = tl.dot(tl.trans(slope.to(q.dtype)), q, result, input_precision="ieee")
-    at = ((tl.program_id(1).to(tl.int64) * batch + sample) * KV + kv) * keys + far
+    at = ((tl.program_id(0).to(tl.int64) * batch + sample) * KV + kv) * keys + far
     if OF_VALUES:
         columns = there[:, None] & (value_column < VALUE_WIDTH)[None, :]
         tl.store(parts + at[:, None] * VALUE_WIDTH + value_column[None, :], result, mask=columns)

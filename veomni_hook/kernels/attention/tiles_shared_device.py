@@ -83,7 +83,7 @@ def backward_query(
 
 @triton.jit(do_not_specialize=["queries", "keys"])
 def backward_keys(
-    query, key, mask, dout, lse, delta, blocks, counts, parts,  # as in `tiles_device.backward_keys`
+    query, key, mask, dout, lse, delta, blocks, counts, order, parts,  # as in `tiles_device.backward_keys`
     queries, keys, batch,
     query_batch, query_head, query_row, key_batch, key_head, key_row,
     mask_batch, mask_row, mask_column, blocks_batch, counts_batch,
@@ -97,19 +97,18 @@ def backward_keys(
     Rows of dout and of queries take turns: a thread then holds the slope of a score that it holds.
     """
     ROWS: tl.constexpr = QUERIES * HEADS
-    part, chunk = tl.program_id(1) % PARTS, tl.program_id(1) // PARTS
+    part, chunk = tl.program_id(0) % PARTS, tl.program_id(0) // PARTS
     kv, sample = tl.program_id(2) % KV, (tl.program_id(2) // KV).to(tl.int64)
+    tile_of_keys = tl.load(order + sample * counts_batch + tl.program_id(1))
     row, pair, column = tl.arange(0, ROWS), tl.arange(0, 2 * ROWS), tl.arange(0, COLUMNS)
     h = chunk * HEADS + row % HEADS
-    t = tl.program_id(0) * KEYS + tl.arange(0, KEYS)
+    t = tile_of_keys * KEYS + tl.arange(0, KEYS)
     there, far = t < keys, t.to(tl.int64)
     k = tile(key, sample * key_batch + kv * key_head + far * key_row, column, there, WIDTH)
     own_mask = mask + sample * mask_batch
-    own_blocks = blocks + sample * blocks_batch + tl.program_id(0).to(tl.int64) * tl.cdiv(queries, QUERIES)
+    own_blocks = blocks + sample * blocks_batch + tile_of_keys.to(tl.int64) * tl.cdiv(queries, QUERIES)
     result = tl.zeros([KEYS, COLUMNS], tl.float32)
-    for i in tl.range(
-        part, tl.load(counts + sample * counts_batch + tl.program_id(0)), PARTS, num_stages=STAGES
-    ):
+    for i in tl.range(part, tl.load(counts + sample * counts_batch + tile_of_keys), PARTS, num_stages=STAGES):
         begin = tl.load(own_blocks + i) * QUERIES
         both = rows_of_both(
             query, dout, pair % 2 == 1, sample, begin + pair // 2 // HEADS,
@@ -130,6 +129,6 @@ def backward_keys(
         slopes = p * (slopes - own_delta[None, :]) * scale
         both_slopes = tl.join(slopes, p).reshape(KEYS, 2 * ROWS)
         result = tl.dot(both_slopes.to(k.dtype), both, result, input_precision="ieee")
-    at = ((tl.program_id(1).to(tl.int64) * batch + sample) * KV + kv) * keys + far
+    at = ((tl.program_id(0).to(tl.int64) * batch + sample) * KV + kv) * keys + far
     columns = there[:, None] & (column < WIDTH)[None, :]
     tl.store(parts + at[:, None] * WIDTH + column[None, :], result, mask=columns)
