@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
 from functools import partial
 from types import ModuleType
@@ -10,6 +11,7 @@ from types import ModuleType
 import pytest
 import torch
 from torch import nn
+from transformers.integrations import hub_kernels
 from transformers.integrations.hub_kernels import use_kernel_func_from_hub_with_fallback
 
 from tests.kernels.matching import close
@@ -232,7 +234,7 @@ def test_a_cache_that_begins_with_packed_samples_holds_the_last_one(pairs):
     mask = torch.block_diag(torch.ones(20, 20), torch.ones(10, 10)).tril().bool()[None, None]
     packed = ours(row, position_ids=positions, attention_mask=mask, use_cache=True).past_key_values
     alone = ours(row[:, 20:], use_cache=True).past_key_values
-    close(packed.get_recurrent_state(0), alone.get_recurrent_state(0), 1e-5)
+    close(*(cache.layers[0].recurrent_states[0] for cache in (packed, alone)), 1e-5)
     with pytest.raises(SamplesError, match=r"do not divide 34 positions: \[0, 20, 30\]"):
         ours(row, past_key_values=packed, cu_seq_lens_q=torch.tensor([0, 20, 30]), use_cache=True)
 
@@ -253,8 +255,10 @@ def test_a_deactivated_hook_leaves_samples_to_upstream(pairs):
     set_active(False)
     found, expected = (each(ids(), use_cache=False, **BY["positions"]).logits for each in (ours, theirs))
     close(found, expected, 1e-6)
-    with pytest.raises(ValueError, match="can't keep packed sequences apart"):
-        ours(ids(), use_cache=False, **BY["lengths"])
+    refusal = "can't keep packed sequences apart"
+    if refusal in inspect.getsource(hub_kernels):  # from 5.20 on
+        with pytest.raises(ValueError, match=refusal):
+            ours(ids(), use_cache=False, **BY["lengths"])
 
 
 @pytest.fixture
