@@ -81,7 +81,6 @@ def pretend(gpu: GPU) -> list[Compiled]:
 
 def _answer_for(gpu: GPU) -> None:
     """Replace what asks for the properties of a tensor's device."""
-    from veomni_hook.kernels.attention import tiles as attention_tiles
     from veomni_hook.kernels.load_balancing_loss import triton as load_balancing
     from veomni_hook.kernels.moe_experts import triton_adapters, triton_products, triton_tiles
     from veomni_hook.kernels.qk_norm_rotary import plans
@@ -89,12 +88,12 @@ def _answer_for(gpu: GPU) -> None:
 
     replaced: list[tuple[Any, Any]] = [
         (launch.room, lambda _: (gpu.processors, gpu.shared)),
+        (launch.generation, lambda _: gpu.capability // 10),
+        (triton_tiles._hopper, lambda _: gpu.capability // 10 == 9),
         (tiles.fetches, lambda _: True),
-        (attention_tiles._beside, lambda _: int(gpu.capability // 10 == 10)),
         (plans._room, lambda _: (gpu.processors, gpu.shared)),
         (load_balancing._processors, lambda _: gpu.processors),
         (triton_tiles._roomy, lambda _: gpu.shared >= triton_tiles._WIDE_BYTES),
-        (triton_tiles._hopper, lambda _: gpu.capability // 10 == 9),
         # By the numbers of a routing, which nothing has written.
         (triton_products.ordered, lambda x, routing: x.new_zeros(routing.num_pairs, x.shape[1])),
         (triton_adapters.weighted_rows, lambda x, routing, weights: x),

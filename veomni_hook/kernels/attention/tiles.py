@@ -13,7 +13,7 @@ number for each query and head. Mutates: nothing. Deterministic: sums have a fix
 
 from __future__ import annotations
 
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -22,7 +22,7 @@ from torch.nn import functional
 from veomni_hook.kernels.attention.calls import dtype_of, refuses_call
 from veomni_hook.kernels.attention.masks import in_order
 from veomni_hook.kernels.shared.autograd import applied, backward_once
-from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, cdiv, power, room
+from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, cdiv, generation, power, room
 from veomni_hook.kernels.shared.operand_checks import not_plain
 from veomni_hook.kernels.shared.operators import define_op
 
@@ -119,7 +119,8 @@ def _tile(kind: str, device: torch.device, itemsize: int, group: int, *widths: i
     columns = [_columns_of(width) for width in widths]
     across = sum(columns)
     for rows, keys, stages in _TILES[kind]:
-        held = 1 if stages == 1 else stages + _beside(device)
+        # There, products end later, and Triton holds a tile more for them.
+        held = stages + 1 if stages > 1 and generation(device) == _BLACKWELL else stages
         of_rows, of_keys = rows * across, keys * across
         if kind == "forward":
             of_rows, of_keys = rows * columns[0], held * of_keys
@@ -131,13 +132,6 @@ def _tile(kind: str, device: torch.device, itemsize: int, group: int, *widths: i
             break
     own = min(power(group), rows)
     return _Tile(rows // own, own, keys, stages, 8 if max(columns) > 128 else 4)
-
-
-@cache
-def _beside(device: torch.device) -> int:
-    """Tiles that Triton holds beside those in flight: products of Blackwell's data centre GPUs end later."""
-    nvidia = device.type == "cuda" and torch.version.hip is None
-    return int(nvidia and torch.cuda.get_device_capability(device)[0] == _BLACKWELL)
 
 
 def _columns_of(width: int) -> int:

@@ -29,7 +29,7 @@ from veomni_hook.kernels.gated_delta_rule.rule import (
 from veomni_hook.kernels.gated_delta_rule.scans import Parts, Scanned, Scans
 from veomni_hook.kernels.gated_delta_rule.tables import Tables
 from veomni_hook.kernels.shared.autograd import applied, backward_once
-from veomni_hook.kernels.shared.launch import LAUNCHES, Launch
+from veomni_hook.kernels.shared.launch import LAUNCHES, TRITON, Launch, generation
 
 __all__ = ["refuses", "scalar_decay"]
 
@@ -45,6 +45,13 @@ _OPTIONS: dict[str, dict[str, int]] = {
 #: Rows of the state for a part of the gradients' kernels, and how many parts are loaded ahead: registers do
 #: not hold a whole state beside the sums. ``system`` with one part ahead takes 1.14.
 _PARTS = {"states": (64, 3), "system": (64, 2)}
+_BLACKWELL = 10
+
+
+def _of_local(device: torch.device) -> dict[str, int]:
+    """Triton 3.4 ends with an error where it loads ahead in ``local`` on Blackwell."""
+    unfit = generation(device) == _BLACKWELL and TRITON < (3, 5)
+    return _OPTIONS["local"] | ({"num_stages": 1} if unfit else {})
 
 
 @lru_cache(maxsize=LAUNCHES)
@@ -79,7 +86,7 @@ class _Launches(Launches):
                 normalise,
                 solve,
                 scans.precision,
-                **_OPTIONS["local"],
+                **_of_local(device),
             )
             for solve in (True, False)
         )

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from veomni_hook.kernels.selection.process_choice import STATE
-from veomni_hook.kernels.shared.launch import enter_context
+from veomni_hook.kernels.shared.launch import enter_context, generation
 
 try:
     from triton.tools.tensor_descriptor import TensorDescriptor
@@ -79,7 +79,7 @@ def worth_ordering(x: Tensor, dtype: torch.dtype, pairs: int, num_experts: int, 
     the gradients of gate and up. A copy takes as long as about 350 columns of a product, and no more bytes
     than the second gradient. It gained nothing at 768 columns of 128 experts.
     """
-    if dtype.itemsize != 2 or x.shape[1] * 2 % 16 or (x.is_cuda and not _describes(x.device.index)):
+    if dtype.itemsize != 2 or x.shape[1] * 2 % 16 or (x.is_cuda and not _describes(x.device)):
         return False
     return inner >= _WORTH_ORDERING and pairs <= inner * num_experts
 
@@ -151,18 +151,12 @@ def _processors(device_index: int) -> int:
     return int(torch.cuda.get_device_properties(device_index).multi_processor_count)
 
 
-@cache
-def _generation(device_index: int) -> int:
-    """The generation of an NVIDIA GPU; 0 for one of AMD, whose numbers mean others."""
-    return 0 if torch.version.hip is not None else torch.cuda.get_device_capability(device_index)[0]
-
-
 def _hopper(x: Tensor) -> bool:
-    return not x.is_cuda or _generation(x.device.index) == 9
+    return not x.is_cuda or generation(x.device) == 9
 
 
-def _describes(device_index: int) -> bool:
-    return TensorDescriptor is not None and _generation(device_index) >= 9
+def _describes(device: torch.device) -> bool:
+    return TensorDescriptor is not None and generation(device) >= 9
 
 
 def grid(x: Tensor, tile: Tile, tiles: int) -> tuple[int]:
@@ -177,7 +171,7 @@ def describable(tensor: Tensor, tile: Tile) -> bool:
     """Whether hardware can copy tiles of the tensor by descriptor."""
     if not tile.described or TensorDescriptor is None:
         return False
-    if tensor.is_cuda and not _describes(tensor.device.index):
+    if tensor.is_cuda and not _describes(tensor.device):
         return False
     element = tensor.element_size()
     return (

@@ -19,10 +19,12 @@ import torch
 import triton
 from torch._functorch.utils import unwrap_dead_wrappers
 
-__all__ = ["LAUNCHES", "Launch", "cdiv", "enter_context", "power", "room"]
+__all__ = ["LAUNCHES", "TRITON", "Launch", "cdiv", "enter_context", "generation", "power", "room"]
 
+#: Triton's release, two numbers.
+TRITON = tuple(map(int, triton.__version__.split(".")[:2]))
 #: Releases whose handles take all arguments in order, including constants; others use the normal launch.
-_HANDLES = (3, 3) <= tuple(map(int, triton.__version__.split(".")[:2])) < (3, 7)
+_HANDLES = (3, 3) <= TRITON < (3, 7)
 _ALIGNED = 16
 #: How many kinds of calls a launch cache keeps; kinds include shapes and strides, but not row counts.
 LAUNCHES = 4096
@@ -46,6 +48,14 @@ def room(device: torch.device) -> tuple[int, int]:
     properties = torch.cuda.get_device_properties(device)
     memory = int(getattr(properties, "shared_memory_per_block_optin", 1 << 16))
     return properties.multi_processor_count, memory
+
+
+@cache
+def generation(device: torch.device) -> int:
+    """The generation of an NVIDIA GPU (9: Hopper, 10: Blackwell in data centres); 0 for other devices."""
+    if device.type != "cuda" or torch.version.hip is not None:
+        return 0  # the numbers of AMD's GPUs mean others
+    return torch.cuda.get_device_capability(device)[0]
 
 
 class _Thread(threading.local):
