@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any, Protocol
 
 from veomni_hook.patches.code.edit import Edit
-from veomni_hook.patches.slots import SlotSpec
+from veomni_hook.patches.slots import SlotSpec, formula_slot
 
 __all__ = ["Missed", "Site", "Status", "skipped_at_calls"]
 
@@ -24,6 +25,13 @@ class Status(StrEnum):
     MISSED = "missed"
     #: The code is known not to allow it; a call inserted here says so where it would be asked for.
     REFUSED = "refused"
+
+
+class _Line(Protocol):
+    """Code that is on a line of its module."""
+
+    @property
+    def lineno(self) -> int: ...
 
 
 class Missed(Exception):
@@ -78,6 +86,53 @@ class Site:
     part: str = ""
     lineno: int = 0
     imports: tuple[tuple[str, str], ...] = ()
+
+    @classmethod
+    def asking(
+        cls,
+        op: str,
+        target: str,
+        variants: str | Sequence[str],
+        line: _Line,
+        edits: Iterable[Edit],
+        **more: Any,
+    ) -> Site:
+        """A routed site whose edits ask for kernels: of one variant, or several in the order of branches."""
+        every = (variants,) if isinstance(variants, str) else tuple(variants)
+        slots = tuple(formula_slot(op, variant) for variant in every)
+        return cls(
+            op,
+            target,
+            Status.ROUTED,
+            "|".join(every),
+            edits=tuple(edits),
+            slots=slots,
+            lineno=line.lineno,
+            **more,
+        )
+
+    @classmethod
+    def calling(
+        cls,
+        op: str,
+        target: str,
+        variant: str,
+        line: _Line,
+        edits: Iterable[Edit],
+        used: tuple[str, str],
+        **more: Any,
+    ) -> Site:
+        """A routed site whose edits call a module of ours (``used``) and ask for no kernel."""
+        return cls(
+            op,
+            target,
+            Status.ROUTED,
+            variant,
+            edits=tuple(edits),
+            imports=(used,),
+            lineno=line.lineno,
+            **more,
+        )
 
 
 def skipped_at_calls(site: Site) -> tuple[str, ...]:

@@ -93,6 +93,11 @@ def nested_names(tree: ast.Module) -> set[str]:
     return names
 
 
+def read_names(node: ast.AST) -> set[str]:
+    """Every name in an expression, without attributes and keywords."""
+    return {each.id for each in walk_ast(node) if isinstance(each, ast.Name)}
+
+
 def used_names(nodes: Iterable[ast.AST]) -> set[str]:
     """Every name that the code reads or binds in any scope, without attributes and keywords."""
     names: set[str] = set()

@@ -19,8 +19,8 @@ from veomni_hook.patches.code.walk import walk_ast
 from veomni_hook.patches.graph import receiver_name
 from veomni_hook.patches.routes.insertion import in_place
 from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.site import Missed, Site, Status
-from veomni_hook.patches.slots import formula_slot, slot_name
+from veomni_hook.patches.site import Missed, Site
+from veomni_hook.patches.slots import slot_name
 
 __all__ = ["Declared", "calls_named", "check", "declared_as", "routed"]
 
@@ -124,15 +124,14 @@ def routed(
     op, variant = formula
     alias = f"veomni_{op}"
     text = f"{alias}.separated({slot_name(op, variant)}, self, {{}})"
-    return Site(
+    names = tuple(dict.fromkeys(last_name(call.func) for call in calls))
+    return Site.asking(
         op,
         target,
-        Status.ROUTED,
         variant,
-        captures={"function": ", ".join(dict.fromkeys(last_name(call.func) for call in calls))},
-        edits=tuple(in_place(view, call.func, text.format(ast.unparse(call.func))) for call in calls),
-        slots=(formula_slot(op, variant),),
-        relies_on=tuple(dict.fromkeys(last_name(call.func) for call in calls)),
-        lineno=calls[0].lineno,
+        calls[0],
+        [in_place(view, call.func, text.format(ast.unparse(call.func))) for call in calls],
+        captures={"function": ", ".join(names)},
+        relies_on=names,
         imports=((f"veomni_hook.kernels.{op}", f"{module} as {alias}"),),
     )

@@ -19,7 +19,7 @@ from veomni_hook.patches.idioms.add_rms_norm.read import has_self
 from veomni_hook.patches.routes.inherited import initialised_by
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Site, Status
-from veomni_hook.patches.slots import formula_slot, slot_name
+from veomni_hook.patches.slots import slot_name
 
 __all__ = ["Called", "Created", "called_by_relatives", "created_by", "own_calls", "sites_of_calls"]
 
@@ -118,17 +118,9 @@ def _site(
     """The site of a method: routed if an edit asks the slot at one of its calls."""
     edits = tuple(each for each in asked if isinstance(each, Edit))
     reasons = zip(asked, calls, strict=True)
-    site = Site(
-        formula[0],
-        target,
-        Status.ROUTED,
-        formula[1],
-        reason="; ".join(f"{each} (line {call.lineno})" for each, call in reasons if isinstance(each, str)),
-        captures={noun: ", ".join(dict.fromkeys(ast.unparse(call.func) for call in calls))},
-        edits=edits,
-        slots=(formula_slot(*formula),),
-        lineno=calls[0].lineno,
-    )
+    reason = "; ".join(f"{each} (line {call.lineno})" for each, call in reasons if isinstance(each, str))
+    captures = {noun: ", ".join(dict.fromkeys(ast.unparse(call.func) for call in calls))}
+    site = Site.asking(formula[0], target, formula[1], calls[0], edits, reason=reason, captures=captures)
     return site if edits else replace(site, status=Status.MISSED, variant="", captures={}, slots=())
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.expressions import own_attribute
+from veomni_hook.patches.code.scope import read_names
 from veomni_hook.patches.code.walk import contains, walk_ast
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Missed
@@ -145,8 +146,7 @@ def _optional(view: ModuleView, owner: ast.ClassDef, name: str, method: Function
 
 def _unused(method: FunctionNode) -> set[str]:
     """The arguments that a method does not read."""
-    read = {each.id for each in walk_ast(method) if isinstance(each, ast.Name)}
-    return {each.arg for each in method.args.args} - read
+    return {each.arg for each in method.args.args} - read_names(method)
 
 
 def _asks(test: ast.expr, name: str) -> bool:

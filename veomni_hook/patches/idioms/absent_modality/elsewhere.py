@@ -13,9 +13,8 @@ import ast
 from collections.abc import Sequence
 
 from veomni_hook.patches.code.document import FunctionNode
-from veomni_hook.patches.code.scope import bound_names, parameter_names
+from veomni_hook.patches.code.scope import bound_names, parameter_names, read_names
 from veomni_hook.patches.code.statements import blocks
-from veomni_hook.patches.code.walk import walk_ast
 from veomni_hook.patches.idioms.absent_modality.read import Call, Condition, before_in
 
 __all__ = ["elsewhere"]
@@ -61,4 +60,4 @@ def _calls(asked: Condition, *, later: bool) -> str:
 
 
 def _names(condition: str) -> set[str]:
-    return {each.id for each in walk_ast(ast.parse(condition, mode="eval")) if isinstance(each, ast.Name)}
+    return read_names(ast.parse(condition, mode="eval"))

@@ -69,16 +69,8 @@ def _site(
         edits = before_statement(view, forward, found.statement, code, comment)
     except (Missed, ValueError) as reason:
         return Site(OP, target, Status.MISSED, reason=str(reason), lineno=call.lineno)
-    return Site(
-        OP,
-        target,
-        Status.ROUTED,
-        found.form,
-        captures={"data": ", ".join(found.data.values()), "towers": ", ".join(found.towers)},
-        edits=edits,
-        lineno=call.lineno,
-        imports=(_IMPORT,),
-    )
+    captures = {"data": ", ".join(found.data.values()), "towers": ", ".join(found.towers)}
+    return Site.calling(OP, target, found.form, call, edits, _IMPORT, captures=captures)
 
 
 def _code(found: Call, others: Sequence[str]) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.expressions import own_attribute
-from veomni_hook.patches.code.scope import bound_names, parameter_names
+from veomni_hook.patches.code.scope import bound_names, parameter_names, read_names
 from veomni_hook.patches.code.statements import blocks
 from veomni_hook.patches.code.walk import contains, walk_ast
 from veomni_hook.patches.idioms.absent_modality.arguments import DATA, attributes, read_arguments
@@ -150,7 +150,7 @@ def _condition(around: list[ast.If], given: set[str], data: object) -> tuple[ast
     asking = [each for each in around if _asked(each.test) & names]
     if not asking:
         raise Missed("its condition does not ask whether its data is None", around[-1].test)
-    outer = {each.id for one in around[:-1] for each in walk_ast(one.test) if isinstance(each, ast.Name)}
+    outer = set[str]().union(*(read_names(each.test) for each in around[:-1]))
     if len(asking) > 1 or asking[0] not in around[-2:] or (asking[0] is around[-1] and outer & DATA):
         raise Missed("several statements decide whether it is called", around[-1])
     condition = asking[0]
@@ -198,7 +198,7 @@ def _asks(test: ast.expr, given: set[str], data: set[str]) -> Condition:
     kept: list[str] = []
     lookups: list[str] = []
     for part in parts:
-        used = {each.id for each in walk_ast(part) if isinstance(each, ast.Name)}
+        used = read_names(part)
         match part:
             case ast.Compare(left=ast.Name(id=name)) if name in given and _is_not_none(part):
                 present.append(name)

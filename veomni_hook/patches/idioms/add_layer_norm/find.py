@@ -26,7 +26,7 @@ from veomni_hook.patches.routes.insertion import free_name
 from veomni_hook.patches.routes.takeover import guard
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Site, Status
-from veomni_hook.patches.slots import formula_slot, slot_name
+from veomni_hook.patches.slots import slot_name
 
 __all__ = ["CANDIDATES", "OP", "find"]
 
@@ -69,17 +69,8 @@ def _site(
     where = f"{owner.name}.{method.name}"
     if not routed:
         return Site(OP, where, Status.MISSED, reason=reasons[0], lineno=found[0].lineno)
-    return Site(
-        op=OP,
-        target=where,
-        status=Status.ROUTED,
-        variant=VARIANT,
-        reason="; ".join(reasons),
-        captures={"norm": ", ".join(dict.fromkeys(names))},
-        edits=tuple(routed),
-        slots=(formula_slot(OP, VARIANT),),
-        lineno=found[0].lineno,
-    )
+    captures = {"norm": ", ".join(dict.fromkeys(names))}
+    return Site.asking(OP, where, VARIANT, found[0], routed, reason="; ".join(reasons), captures=captures)
 
 
 def _edits(

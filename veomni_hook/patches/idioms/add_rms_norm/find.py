@@ -30,7 +30,7 @@ from veomni_hook.patches.routes.insertion import free_name
 from veomni_hook.patches.routes.takeover import guard
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Site, Status, skipped_at_calls
-from veomni_hook.patches.slots import formula_slot, slot_name
+from veomni_hook.patches.slots import slot_name
 
 __all__ = ["CANDIDATES", "OP", "find"]
 
@@ -128,19 +128,17 @@ def _site(
     variants = list(dict.fromkeys(norm.site.variant for norm, _ in routed))
     relied = (name for norm, _ in routed for name in (norm.site.target, *norm.site.relies_on))
     skipped = tuple(dict.fromkeys(name for norm, _ in routed for name in skipped_at_calls(norm.site)))
-    return Site(
-        op=OP,
-        target=where,
-        status=Status.ROUTED,
-        variant="|".join(variants),
+    return Site.asking(
+        OP,
+        where,
+        variants,
+        found[0],
+        [edit for _, edits in routed for edit in edits],
         reason="; ".join(reasons),
         form="|".join(norm.site.form for norm, _ in routed),
         captures={"norm": ", ".join(dict.fromkeys(norm.class_name for norm, _ in routed))},
-        edits=tuple(edit for _, edits in routed for edit in edits),
-        slots=tuple(formula_slot(OP, variant) for variant in variants),
         relies_on=tuple(dict.fromkeys(relied)),
         skips={where: skipped},
-        lineno=found[0].lineno,
     )
 
 

@@ -52,7 +52,7 @@ from veomni_hook.patches.routes.method import Method
 from veomni_hook.patches.routes.takeover import guard
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Site, Status
-from veomni_hook.patches.slots import formula_slot, slot_name
+from veomni_hook.patches.slots import slot_name
 from veomni_hook.patterns import pattern_file
 
 __all__ = ["CANDIDATES", "OP", "find"]
@@ -169,17 +169,11 @@ class _Search(Method):
             return None
         variants = list(dict.fromkeys(one.variant for one, _ in routed))
         inlined = tuple(dict.fromkeys(name for one, _ in routed for name in one.inlined))
-        return Site(
-            op=OP,
-            target=self.target,
-            status=Status.ROUTED,
-            variant="|".join(variants),
-            form=self.digest(),
-            captures={name: ast.unparse(operand) for name, operand in routed[0][0].operands.items()},
-            edits=tuple(edit for _, made in routed for edit in made),
-            slots=tuple(formula_slot(OP, variant) for variant in variants),
-            skips={self.target: inlined} if inlined else {},
-            lineno=self.method.lineno,
+        edits = [edit for _, made in routed for edit in made]
+        captures = {name: ast.unparse(operand) for name, operand in routed[0][0].operands.items()}
+        skips = {self.target: inlined} if inlined else {}
+        return Site.asking(
+            OP, self.target, variants, self.method, edits, form=self.digest(), captures=captures, skips=skips
         )
 
     def at(self, block: list[ast.stmt], index: int) -> _Found | None:

@@ -17,12 +17,13 @@ from veomni_hook.patches.code.scope import parameter_names
 from veomni_hook.patches.code.walk import COMPREHENSIONS, walk_ast
 from veomni_hook.patches.idioms.host_metadata.sounds import LENGTHS
 
-__all__ = ["NUMBERS", "Names", "device_of", "names_of"]
+__all__ = ["LIBRARIES", "NUMBERS", "Names", "device_of", "names_of", "without_devices"]
 
 #: What gives the host a number or a list.
 NUMBERS = {"tolist", "item", "len", "range", "enumerate", "int", "min", "max", "sum"}
 _BUILT_IN = {"len", "range", "enumerate", "int"}
-_LIBRARIES = {"torch", "F", "nn"}
+#: What expressions may call that compute with lengths alone.
+LIBRARIES = {"torch", "F", "nn"}
 #: Functions and methods that compute a result from their arguments, and nothing else.
 _COMPUTE = {
     *NUMBERS, LENGTHS, "full", "zeros", "ones", "arange", "tensor", "ceil", "floor", "where", "cat", "stack",
@@ -67,7 +68,7 @@ class Names:
     def uses(self, node: ast.AST) -> bool:
         """Whether an expression computes with a length; where it puts the result is not asked."""
         known = self.carried | self.hosted
-        return any(isinstance(each, ast.Name) and each.id in known for each in _without_devices(node))
+        return any(isinstance(each, ast.Name) and each.id in known for each in without_devices(node))
 
     def _computes(self, node: ast.AST) -> bool:
         match node:
@@ -75,7 +76,7 @@ class Names:
                 # A text may be the name of a device.
                 return not isinstance(value, str)
             case ast.Name(id=name):
-                return name in self.carried | self.hosted | self.plain | _LIBRARIES
+                return name in self.carried | self.hosted | self.plain | LIBRARIES
             case ast.Attribute(value=value):
                 own = own_attribute(node)
                 return self.is_number(own) if own else self._computes(value)
@@ -135,7 +136,7 @@ def names_of(
     # A name that is bound in two ways is not known.
     names.carried = (names.carried - (given & bound)) | (known - bound - given) | sent
     left = {name for name in bound & given if not _bound_first(function, name)} | (changed & renamed)
-    names.hosted = bound - names.carried - known - left - _LIBRARIES - _BUILT_IN
+    names.hosted = bound - names.carried - known - left - LIBRARIES - _BUILT_IN
     _remove_unknown(names)
     return names
 
@@ -237,7 +238,7 @@ def device_of(node: ast.expr) -> str:
     return ""
 
 
-def _without_devices(node: ast.AST) -> Iterator[ast.AST]:
+def without_devices(node: ast.AST) -> Iterator[ast.AST]:
     """The nodes of an expression without those that say on which device a result is."""
     devices = {
         id(inner)

@@ -98,15 +98,8 @@ def _decorated(
     start = view.document.start(function)
     first = "async" if isinstance(function, ast.AsyncFunctionDef) else "def"
     text = f"@veomni_host.{decorator}\n{view.document.indent(function)}{first}"
-    return Site(
-        OP,
-        target,
-        Status.ROUTED,
-        variant,
-        edits=(Edit(start, start + len(first), text),),
-        lineno=function.lineno,
-        imports=(_IMPORT,),
-    )
+    edits = [Edit(start, start + len(first), text)]
+    return Site.calling(OP, target, variant, function, edits, _IMPORT)
 
 
 def _features(
@@ -122,7 +115,6 @@ def _features(
     if unknown is not None:
         yield Site(OP, target, Status.MISSED, reason=unknown.reason, lineno=unknown.lineno)
         return
-    names = [each.size for each in found if each.size is not None]
     values = [edit for each in found for edit in _values(view, each)]
     # What upstream sends to a device may be anywhere: so the tower reads it on the host, too.
     anywhere = dict.fromkeys(
@@ -130,19 +122,9 @@ def _features(
     )
     for name in anywhere:
         values += before_body(view, method, f"{name} = veomni_host.values({name})", "sizes are read once")
-    yield Site(
-        OP,
-        target,
-        Status.ROUTED,
-        _READ,
-        captures={"sizes": ", ".join(dict.fromkeys(each.id for each in names))},
-        edits=(
-            *edits,
-            *_others(edits, values),
-        ),
-        lineno=method.lineno,
-        imports=(_IMPORT,),
-    )
+    read = dict.fromkeys(each.size.id for each in found if each.size is not None)
+    edits += _others(edits, values)
+    yield Site.calling(OP, target, _READ, method, edits, _IMPORT, captures={"sizes": ", ".join(read)})
 
 
 def _values(view: ModuleView, reading: Reading) -> Iterator[Edit]:
@@ -153,11 +135,11 @@ def _values(view: ModuleView, reading: Reading) -> Iterator[Edit]:
         yield in_place(view, reading.size, f"veomni_host.values({reading.size.id})")
 
 
-def _others(edits: list[Edit], more: list[Edit]) -> Iterator[Edit]:
+def _others(edits: list[Edit], more: list[Edit]) -> list[Edit]:
     """Those of ``more`` whose code none of ``edits`` replaces."""
-    for each in more:
-        if not any(edit.start <= each.start and each.end <= edit.end for edit in edits):
-            yield each
+    return [
+        each for each in more if not any(edit.start <= each.start and each.end <= edit.end for edit in edits)
+    ]
 
 
 def _tower(view: ModuleView, owner: ast.ClassDef, methods: dict[str, FunctionNode]) -> Iterator[Site]:
@@ -167,25 +149,14 @@ def _tower(view: ModuleView, owner: ast.ClassDef, methods: dict[str, FunctionNod
         if sizes and of_sizes(method, partial(is_number, view, owner)):
             yield replace(_decorated(view, target, method, "computed()", _COMPUTED), counted=False)
         elif sizes and (edits := sent_values(view, method, sizes)):
-            yield _edited(target, method, edits, _READ)
+            yield Site.calling(OP, target, _READ, method, edits, _IMPORT, counted=False)
     for name, edits in computed_lengths(view, methods, partial(is_number, view, owner)).items():
-        yield _edited(f"{owner.name}.{name}", methods[name], edits, _COMPUTED)
+        target = f"{owner.name}.{name}"
+        yield Site.calling(OP, target, _COMPUTED, methods[name], edits, _IMPORT, counted=False)
     forward = methods.get("forward")
     if forward is not None and (edits := [*boundaries(view, owner, forward), *repeats(view, forward)]):
-        yield _edited(f"{owner.name}.forward", forward, edits, _COMPUTED)
-
-
-def _edited(target: str, method: FunctionNode, edits: list[Edit], variant: str) -> Site:
-    return Site(
-        OP,
-        target,
-        Status.ROUTED,
-        variant,
-        edits=tuple(edits),
-        counted=False,
-        lineno=method.lineno,
-        imports=(_IMPORT,),
-    )
+        target = f"{owner.name}.forward"
+        yield Site.calling(OP, target, _COMPUTED, forward, edits, _IMPORT, counted=False)
 
 
 def _forward(
@@ -196,13 +167,5 @@ def _forward(
     asked = f"veomni_host.read_together({sizes})"
     if arguments[1]:
         asked = f"{asked[:-1]}, {positions} if position_ids is None else (position_ids,))"
-    return Site(
-        OP,
-        f"{owner.name}.forward",
-        Status.ROUTED,
-        _TOGETHER,
-        edits=(*before_body(view, forward, asked, "sizes are read at once"), *selections(view, forward)),
-        counted=False,
-        lineno=forward.lineno,
-        imports=(_IMPORT,),
-    )
+    edits = (*before_body(view, forward, asked, "sizes are read at once"), *selections(view, forward))
+    return Site.calling(OP, f"{owner.name}.forward", _TOGETHER, forward, edits, _IMPORT, counted=False)

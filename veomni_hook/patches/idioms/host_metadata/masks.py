@@ -22,7 +22,7 @@ from veomni_hook.patches.code.scope import parameter_names
 from veomni_hook.patches.code.walk import walk_ast
 from veomni_hook.patches.routes.insertion import in_place
 from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.site import Site, Status
+from veomni_hook.patches.site import Site
 
 __all__ = ["CANDIDATES", "OP", "find"]
 
@@ -44,23 +44,11 @@ def find(view: ModuleView) -> Iterator[Site]:
         if isinstance(node, FunctionNode) and "mask" in node.name:
             edits = [*_read(view, node), *_converted(view, node)]
             if edits:
-                yield _site(definition.qualname, node, edits, "mask_known")
+                yield Site.calling(OP, definition.qualname, "mask_known", node, edits, _IMPORT, counted=False)
     for name, function in view.functions.items():
         if _asks_of_positions(function) and view.document.begins_line(function):
-            yield _site(name, function, [_decorated(view, function)], "positions_known")
-
-
-def _site(target: str, node: FunctionNode, edits: list[Edit], variant: str) -> Site:
-    return Site(
-        OP,
-        target,
-        Status.ROUTED,
-        variant,
-        edits=tuple(edits),
-        counted=False,
-        lineno=node.lineno,
-        imports=(_IMPORT,),
-    )
+            edits = [_decorated(view, function)]
+            yield Site.calling(OP, name, "positions_known", function, edits, _IMPORT, counted=False)
 
 
 def _asks_of_positions(function: FunctionNode) -> bool:

@@ -60,10 +60,7 @@ def precomputed_names(function: FunctionNode) -> list[str]:
     found = []
     for node in walk_ast(function):
         match node:
-            case ast.Call(
-                func=ast.Attribute(value=ast.Name(id="kwargs"), attr="pop"),
-                args=[ast.Constant(str(name)), *_],
-            ):
+            case ast.Call(func=called, args=[ast.Constant(str(name)), *_]) if chain(called) == "kwargs.pop":
                 found.append(name)
     return found
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from veomni_hook.patches.code.document import Definition, FunctionNode
 from veomni_hook.patches.code.edit import Edit
 from veomni_hook.patches.code.expressions import last_name
-from veomni_hook.patches.code.scope import parameter_names
+from veomni_hook.patches.code.scope import parameter_names, read_names
 from veomni_hook.patches.code.walk import walk_ast
 from veomni_hook.patches.routes.insertion import in_place
 from veomni_hook.patches.routes.view import ModuleView
@@ -53,14 +53,9 @@ def of_lengths(method: FunctionNode) -> set[str]:
     """The locals of a method that hold lengths: results of a function of lengths."""
     found: set[str] = set()
     for node in walk_ast(method):
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
-            if last_name(node.value.func) == LENGTHS:
-                found |= {
-                    each.id
-                    for target in node.targets
-                    for each in walk_ast(target)
-                    if isinstance(each, ast.Name)
-                }
+        match node:
+            case ast.Assign(value=ast.Call(func=function)) if last_name(function) == LENGTHS:
+                found |= set[str]().union(*map(read_names, node.targets))
     return found
 
 

@@ -19,8 +19,9 @@ from collections.abc import Callable, Iterator
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.edit import Edit
 from veomni_hook.patches.code.expressions import chain, own_attribute
-from veomni_hook.patches.code.scope import local_names, parameter_names
+from veomni_hook.patches.code.scope import local_names, parameter_names, read_names
 from veomni_hook.patches.code.walk import walk_ast
+from veomni_hook.patches.idioms.host_metadata.binding import LIBRARIES, without_devices
 from veomni_hook.patches.routes.insertion import in_place
 from veomni_hook.patches.routes.view import ModuleView
 
@@ -28,8 +29,6 @@ __all__ = ["SIZES", "boundaries", "of_sizes", "repeats", "sent_values", "sizes_o
 
 #: How arguments end that hold sizes.
 SIZES = "grid_thw"
-#: What expressions may call that compute with sizes alone.
-_LIBRARIES = {"torch", "F", "nn"}
 #: What a forward makes of sizes that the host would wait for, or that the host reads later.
 _WAITING = {"repeat_interleave", "unique_consecutive", "tolist", "pad", "cumsum"}
 
@@ -85,7 +84,7 @@ def sent_values(view: ModuleView, method: FunctionNode, sizes: str) -> list[Edit
 def boundaries(view: ModuleView, owner: ast.ClassDef, forward: FunctionNode) -> Iterator[Edit]:
     """Statements of a forward that compute with sizes alone, or with what the others made of them."""
     known = {name for name in parameter_names(forward) if name.endswith(SIZES)}
-    if local_names(forward) & _LIBRARIES:
+    if local_names(forward) & LIBRARIES:
         return
     lists: set[str] = set()
     methods = view.methods(owner)
@@ -95,7 +94,7 @@ def boundaries(view: ModuleView, owner: ast.ClassDef, forward: FunctionNode) -> 
         target, value = statement.targets[0], statement.value
         name = target.id if isinstance(target, ast.Name) else ""
         if _calls_method(value, known, methods):
-            lists |= {each.id for each in walk_ast(target) if isinstance(each, ast.Name)}
+            lists |= read_names(target)
         elif name and _of(value, lists | known) and (made := _made(view, value)):
             yield in_place(view, value, made)
             known.add(name)
@@ -131,15 +130,11 @@ def _read(method: FunctionNode, sizes: str) -> Iterator[ast.Name]:
     """Where a method reads sizes: all of them, one after the other, or the largest."""
     for node in walk_ast(method):
         match node:
-            case ast.Call(func=ast.Attribute(value=ast.Name(id=name) as found, attr="tolist")) if (
-                name == sizes
-            ):
-                yield found
-            case ast.For(iter=ast.Name(id=name) as found) if name == sizes:
-                yield found
-            case ast.Call(
-                func=ast.Attribute(value=ast.Subscript(value=ast.Name(id=name) as found), attr="max")
-            ) if name == sizes:
+            case (
+                ast.Call(func=ast.Attribute(value=ast.Name() as found, attr="tolist"))
+                | ast.For(iter=ast.Name() as found)
+                | ast.Call(func=ast.Attribute(value=ast.Subscript(value=ast.Name() as found), attr="max"))
+            ) if found.id == sizes:
                 yield found
 
 
@@ -164,15 +159,8 @@ def _calls_method(value: ast.expr, known: set[str], methods: dict[str, FunctionN
 
 def _of(value: ast.expr, known: set[str]) -> list[str]:
     """The names of ``known`` in an expression of nothing but these; its device may be of another tensor."""
-    device = {
-        id(each)
-        for node in walk_ast(value)
-        if isinstance(node, ast.keyword) and node.arg == "device"
-        for each in walk_ast(node)
-    }
-    names = [each.id for each in walk_ast(value) if isinstance(each, ast.Name) and id(each) not in device]
-    used = sorted({each for each in names if each in known})
-    return used if used and set(names) <= known | _LIBRARIES else []
+    names = {each.id for each in without_devices(value) if isinstance(each, ast.Name)}
+    return sorted(names & known) if names <= known | LIBRARIES else []
 
 
 def _calls(value: ast.expr) -> set[str]:

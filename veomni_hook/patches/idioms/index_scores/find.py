@@ -24,7 +24,7 @@ from veomni_hook.patches.routes.method import Method
 from veomni_hook.patches.routes.takeover import guard
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Site, Status
-from veomni_hook.patches.slots import formula_slot, slot_name
+from veomni_hook.patches.slots import slot_name
 from veomni_hook.patterns import pattern_file
 
 __all__ = ["CANDIDATES", "OP", "find"]
@@ -95,17 +95,9 @@ class _Search(Method):
         if edits is None:
             self.reason = f"the code around line {value.lineno} cannot be reordered"
             return None
-        return Site(
-            op=OP,
-            target=self.target,
-            status=Status.ROUTED,
-            variant=variant,
-            form=self.digest() or digest(form),
-            captures={name: ast.unparse(operand) for name, operand in operands.items()},
-            edits=edits,
-            slots=(formula_slot(OP, variant),),
-            lineno=value.lineno,
-        )
+        computed = self.digest() or digest(form)
+        captures = {name: ast.unparse(operand) for name, operand in operands.items()}
+        return Site.asking(OP, self.target, variant, value, edits, form=computed, captures=captures)
 
     def guard(
         self, run: Run, variant: str, operands: Mapping[str, ast.expr], result: ast.expr | None

@@ -26,7 +26,7 @@ from veomni_hook.patches.routes.method import Method
 from veomni_hook.patches.routes.takeover import guard
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Site, Status
-from veomni_hook.patches.slots import formula_slot, slot_name
+from veomni_hook.patches.slots import slot_name
 
 __all__ = ["CANDIDATES", "OP", "find"]
 
@@ -78,16 +78,9 @@ class _Search(Method):
         if edits is None:
             reason = "the code around it cannot be reordered"
             return Site(OP, self.target, Status.MISSED, reason=reason, lineno=lineno)
-        return Site(
-            op=OP,
-            target=self.target,
-            status=Status.ROUTED,
-            variant=variant,
-            form=self.digest(),
-            captures={name: ast.unparse(operand) for name, operand in taken.items()},
-            edits=edits,
-            slots=(formula_slot(OP, variant),),
-            lineno=lineno,
+        captures = {name: ast.unparse(operand) for name, operand in taken.items()}
+        return Site.asking(
+            OP, self.target, variant, block[index], edits, form=self.digest(), captures=captures
         )
 
     def operands(self, block: list[ast.stmt], index: int) -> dict[str, ast.expr] | None:

@@ -31,7 +31,6 @@ from veomni_hook.patches.idioms.moe_router.read import (
 from veomni_hook.patches.routes.method import Method
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Site, Status
-from veomni_hook.patches.slots import formula_slot
 
 __all__ = ["CANDIDATES", "OP", "find"]
 
@@ -129,18 +128,15 @@ class _Search(Method):
         )
 
     def routed(self, found: Routing, edits: tuple[Edit, ...]) -> Site:
-        variant = found.pattern.variant
-        return Site(
+        return Site.asking(
             OP,
             self.target,
-            Status.ROUTED,
-            variant,
+            found.pattern.variant,
+            self.method,
+            edits,
             form=self.digest() or digest(Node("tuple", tuple(found.bindings.values()))),
             captures=operands(self, found) or {},
-            edits=edits,
-            slots=(formula_slot(OP, variant),),
             skips={self.target: found.inlined} if found.inlined else {},
-            lineno=self.method.lineno,
         )
 
 

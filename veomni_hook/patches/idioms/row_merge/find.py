@@ -19,7 +19,7 @@ from veomni_hook.patches.code.walk import walk_ast
 from veomni_hook.patches.idioms.add_rms_norm.read import has_self
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Missed, Site, Status
-from veomni_hook.patches.slots import formula_slot, slot_name
+from veomni_hook.patches.slots import slot_name
 
 __all__ = ["CANDIDATES", "OP", "PART", "find"]
 
@@ -66,17 +66,7 @@ def _site(view: ModuleView, target: str, method: FunctionNode, calls: list[ast.C
             edits.append(_edit(view, method, call))
         except Missed as missed:
             reasons.append(str(missed))
-    site = Site(
-        OP,
-        target,
-        Status.ROUTED,
-        VARIANT,
-        reason="; ".join(reasons),
-        edits=tuple(edits),
-        slots=(formula_slot(OP, VARIANT),),
-        part=PART,
-        lineno=calls[0].lineno,
-    )
+    site = Site.asking(OP, target, VARIANT, calls[0], edits, reason="; ".join(reasons), part=PART)
     return site if edits else replace(site, status=Status.MISSED, variant="", slots=())
 
 

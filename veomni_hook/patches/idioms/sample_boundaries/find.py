@@ -102,15 +102,8 @@ def _site(
     if others:
         refused = "".join(f"({each.name}, {each.takes(view) if hands_on else ()!r}), " for each in others)
         code += _call("veomni_boundaries.refuse", ["self", passed or "{}", *read, f"({refused.rstrip()})"])
-    return Site(
-        OP,
-        target,
-        Status.ROUTED,
-        _FOUND if apart else _REFUSED,
-        edits=before_body(view, forward, code, "samples that share a row"),
-        lineno=forward.lineno,
-        imports=(_IMPORT,),
-    )
+    edits = before_body(view, forward, code, "samples that share a row")
+    return Site.calling(OP, target, _FOUND if apart else _REFUSED, forward, edits, _IMPORT)
 
 
 def _masks_positions(view: ModuleView) -> bool:

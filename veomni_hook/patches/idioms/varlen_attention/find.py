@@ -19,7 +19,7 @@ from veomni_hook.patches.routes.insertion import free_name
 from veomni_hook.patches.routes.takeover import guard
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Missed, Site, Status
-from veomni_hook.patches.slots import formula_slot, slot_name
+from veomni_hook.patches.slots import slot_name
 
 __all__ = ["CANDIDATES", "OP", "VARIANT", "find"]
 
@@ -69,16 +69,8 @@ def _site(view: ModuleView, target: str, method: FunctionNode) -> Site:
     except Missed as missed:
         return Site(OP, target, Status.MISSED, reason=str(missed), lineno=method.lineno)
     query, key, value = found.tensors
-    return Site(
-        OP,
-        target,
-        Status.ROUTED,
-        VARIANT,
-        captures={"query": query, "key": key, "value": value, "cu_seqlens": found.cu_seqlens},
-        edits=edits,
-        slots=(formula_slot(OP, VARIANT),),
-        lineno=found.run.statements[0].lineno,
-    )
+    captures = {"query": query, "key": key, "value": value, "cu_seqlens": found.cu_seqlens}
+    return Site.asking(OP, target, VARIANT, found.run.statements[0], edits, captures=captures)
 
 
 def _operands(method: FunctionNode, found: Segments) -> str:
