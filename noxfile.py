@@ -1,4 +1,4 @@
-"""The test suite over the supported transformers releases and beside VeOmni, `make matrix`; `make recipes`.
+"""The test suite over releases of transformers, and beside VeOmni (`make matrix`); recipes (`make recipes`).
 
 One of them: `nox -s "matrix(transformers='5.9.0')"`. Every release gets its own
 environment, because the releases disagree on tokenizers and huggingface_hub.
@@ -15,6 +15,8 @@ import nox
 #: The release of VeOmni, and the release of transformers that its modules are generated from.
 VEOMNI = ("0.1.12", "5.9.0")
 RELEASES = ["5.2.0", "5.9.0", "5.17.0", "5.23.0"]
+#: Releases of Triton that come with torch 2.8 and later.
+TRITON = ["3.4.0", "3.5.1", "3.6.0", "3.7.1", "3.8.0", "3.9.0"]
 # Pinned for 5.23.0 in the constraints; each release brings its own.
 RELEASE_BOUND = {"transformers", "tokenizers", "huggingface-hub", "hf-xet", "typer", "click"}
 
@@ -63,6 +65,15 @@ def matrix(session: nox.Session, transformers: str) -> None:
     install_beside(session, transformers)
     session.run("veomni-hook", "check", env={"HF_HUB_OFFLINE": "1"})
     pytest(session, "-n", "2", "--dist", "worksteal", "-m", "not slow")
+
+
+@nox.session
+@nox.parametrize("triton", TRITON)
+def triton(session: nox.Session, triton: str) -> None:
+    """Compile all kernels for GPUs that are not there with one release of Triton; hours for all of them."""
+    install(session, ["constraints-dev.txt"])
+    session.install("--quiet", "--no-deps", f"triton=={triton}")
+    pytest(session, "tests/kernels/test_absent_gpu.py", "-m", "")
 
 
 @nox.session
