@@ -21,6 +21,7 @@ from veomni_hook.patches.code.edit import Edit
 from veomni_hook.patches.code.expressions import chain, own_attribute
 from veomni_hook.patches.code.scope import local_names, parameter_names
 from veomni_hook.patches.code.walk import walk_ast
+from veomni_hook.patches.idioms.norms import called
 from veomni_hook.patches.routes.insertion import in_place
 from veomni_hook.patches.routes.view import ModuleView
 
@@ -99,7 +100,7 @@ def boundaries(view: ModuleView, owner: ast.ClassDef, forward: FunctionNode) -> 
         elif name and _of(value, lists | known) and (made := _made(view, value)):
             yield in_place(view, value, made)
             known.add(name)
-        elif name and (used := _of(value, known)) and _calls(value) & _WAITING:
+        elif name and (used := _of(value, known)) and not _WAITING.isdisjoint(called(value)):
             given = ", ".join(used)
             yield in_place(view, value, f"veomni_host.of_sizes(lambda {given}: {view.text(value)}, {given})")
             known.add(name)
@@ -173,11 +174,3 @@ def _of(value: ast.expr, known: set[str]) -> list[str]:
     names = [each.id for each in walk_ast(value) if isinstance(each, ast.Name) and id(each) not in device]
     used = sorted({each for each in names if each in known})
     return used if used and set(names) <= known | _LIBRARIES else []
-
-
-def _calls(value: ast.expr) -> set[str]:
-    return {
-        each.func.attr
-        for each in walk_ast(value)
-        if isinstance(each, ast.Call) and isinstance(each.func, ast.Attribute)
-    }
