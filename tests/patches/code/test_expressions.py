@@ -4,7 +4,14 @@ import ast
 
 import pytest
 
-from veomni_hook.patches.code.expressions import chain, decorator_name, is_plain, last_name, own_attribute
+from veomni_hook.patches.code.expressions import (
+    chain,
+    compared_with_none,
+    decorator_name,
+    is_plain,
+    last_name,
+    own_attribute,
+)
 
 
 def expression(text):
@@ -63,3 +70,20 @@ def test_last_name(text, name):
 @pytest.mark.parametrize("text", ["a.hub", "hub", "hub('x')", "a.hub(1)(2)"])
 def test_a_decorator_has_one_name_called_or_not(text):
     assert decorator_name(expression(text)) == "hub"
+
+
+@pytest.mark.parametrize(
+    ("text", "operators", "compared"),
+    [
+        ("a.b is None", [ast.Is], "a.b"),
+        ("f(x) is not None", [ast.Is, ast.IsNot], "f(x)"),
+        ("a is None", [ast.IsNot], None),
+        ("a == None", [ast.Is, ast.IsNot], None),
+        ("a is not False", [ast.IsNot], None),
+        ("a is None is None", [ast.Is], None),
+        ("not a", [ast.Is], None),
+    ],
+)
+def test_what_is_compared_with_none(text, operators, compared):
+    found = compared_with_none(expression(text), *operators)
+    assert (None if found is None else ast.unparse(found)) == compared

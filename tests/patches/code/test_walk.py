@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from veomni_hook.patches.code import document
-from veomni_hook.patches.code.walk import child_nodes, contains, walk_ast
+from veomni_hook.patches.code.walk import calls_in, child_nodes, contains, in_text_order, walk_ast
 
 LEFT_OUT = (ast.expr_context, ast.operator, ast.unaryop, ast.boolop, ast.cmpop)
 SOURCES = [document.__file__, ast.__file__, __file__]
@@ -32,3 +32,9 @@ def test_a_part_is_found_by_identity() -> None:
     inner = statement.body[0].value  # type: ignore[attr-defined]
     assert contains(statement, inner) and contains(inner, inner) and not contains(inner, statement)
     assert not contains(statement, ast.parse("c + 1", mode="eval").body)
+
+
+def test_calls_level_by_level_and_in_text_order() -> None:
+    tree = ast.parse("a(b(),\n  c())\nd[0](x)")
+    assert [ast.unparse(call.func) for call in calls_in(tree)] == ["a", "d[0]", "b", "c"]
+    assert [ast.unparse(call.func) for call in in_text_order(calls_in(tree))] == ["a", "b", "c", "d[0]"]

@@ -9,7 +9,7 @@ import ast
 
 from veomni_hook.patches.code.walk import child_nodes
 
-__all__ = ["chain", "decorator_name", "is_plain", "last_name", "own_attribute"]
+__all__ = ["chain", "compared_with_none", "decorator_name", "is_plain", "last_name", "own_attribute"]
 
 _PARTS = (
     ast.Name,
@@ -52,6 +52,14 @@ def chain(node: ast.AST) -> str:
 def last_name(node: ast.AST) -> str:
     """The last part of a name: ``c`` for ``a.b.c`` and for ``c``; empty for other expressions."""
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+def compared_with_none(node: ast.AST, *operators: type[ast.cmpop]) -> ast.expr | None:
+    """``x`` of ``x is None`` (``ast.Is``) or ``x is not None`` (``ast.IsNot``); None for other code."""
+    match node:
+        case ast.Compare(left=left, ops=[operator], comparators=[ast.Constant(value=None)]):
+            return left if isinstance(operator, operators) else None
+    return None
 
 
 def decorator_name(decorator: ast.expr) -> str:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.expressions import last_name
 from veomni_hook.patches.code.scope import own_names
-from veomni_hook.patches.code.walk import walk_ast
+from veomni_hook.patches.code.walk import calls_in, in_text_order
 from veomni_hook.patches.graph import receiver_name
 from veomni_hook.patches.routes.insertion import in_place
 from veomni_hook.patches.routes.view import ModuleView
@@ -52,16 +52,9 @@ def calls_named(
     """
     if name.search(view.document.source) is None:
         return
-    for owner in view.classes.values():
-        for method_name, method in view.methods(owner).items():
-            calls = [each for each in walk_ast(method) if isinstance(each, ast.Call) and _is(each, name)]
-            if calls:
-                calls.sort(key=lambda each: (each.lineno, each.col_offset))
-                yield f"{owner.name}.{method_name}", method, calls
-
-
-def _is(call: ast.Call, name: re.Pattern[str]) -> bool:
-    return name.search(last_name(call.func)) is not None
+    for target, _, method in view.every_method():
+        if found := [each for each in calls_in(method) if name.search(last_name(each.func))]:
+            yield target, method, in_text_order(found)
 
 
 def check(view: ModuleView, method: FunctionNode, calls: list[ast.Call], wanted: Declared) -> None:

@@ -8,11 +8,11 @@ it.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from veomni_hook.patches.code.document import FunctionNode, has_docstring
-from veomni_hook.patches.code.walk import walk_ast
+from veomni_hook.patches.code.walk import called_attributes, walk_ast
 from veomni_hook.patches.graph import (
     Difference,
     Form,
@@ -34,7 +34,7 @@ from veomni_hook.patches.site import Site, Status
 from veomni_hook.patches.slots import formula_slot, slot_name
 from veomni_hook.patterns import pattern_file
 
-__all__ = ["PARAMETER", "called", "forward_site", "is_centred"]
+__all__ = ["PARAMETER", "forward_site", "is_centred"]
 
 
 def _is_parameter(node: Node) -> bool:
@@ -132,29 +132,22 @@ def _route(op: str, form: Form, rules: Mapping[str, Rule]) -> _Route | Differenc
     return variant, operands, []
 
 
-def called(function: ast.AST) -> Iterator[str]:
-    """The last names of all called attributes: ``mean`` of ``x.mean()``."""
-    for node in walk_ast(function):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            yield node.func.attr
-
-
 def is_centred(function: FunctionNode) -> bool:
     """Whether the function subtracts a mean, or a name that holds one."""
     means = {
         target.id
         for node in walk_ast(function)
-        if isinstance(node, ast.Assign) and "mean" in called(node.value)
+        if isinstance(node, ast.Assign) and "mean" in called_attributes(node.value)
         for target in node.targets
         if isinstance(target, ast.Name) and not _squares(node.value)
     }
     for node in walk_ast(function):
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub):
             names = {inner.id for inner in walk_ast(node.right) if isinstance(inner, ast.Name)}
-            if "mean" in called(node.right) or not names.isdisjoint(means):
+            if "mean" in called_attributes(node.right) or not names.isdisjoint(means):
                 return True
     return False
 
 
 def _squares(node: ast.expr) -> bool:
-    return not {"pow", "square"}.isdisjoint(called(node))
+    return not {"pow", "square"}.isdisjoint(called_attributes(node))

@@ -50,6 +50,32 @@ class ModuleView:
         kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
         return {node.name: node for node in owner.body if isinstance(node, kinds)}
 
+    def inherited_methods(self, owner: ast.ClassDef) -> dict[str, FunctionNode]:
+        """The methods that a class defines or inherits from classes of the module, by name."""
+        found: dict[str, FunctionNode] = {}
+        for each in self.scope.ancestors(owner):
+            found = (self.methods(each) if each is not None else {}) | found
+        return found
+
+    def every_method(self) -> Iterator[tuple[str, ast.ClassDef, FunctionNode]]:
+        """Every method that a top-level class defines: as ``Class.method``, with its class, and itself."""
+        for owner in self.classes.values():
+            for name, method in self.methods(owner).items():
+                yield f"{owner.name}.{name}", owner, method
+
+    def every_function(self) -> Iterator[tuple[str, ast.ClassDef | None, FunctionNode]]:
+        """What `every_method` yields, then the top-level functions, which have no class."""
+        yield from self.every_method()
+        for name, function in self.functions.items():
+            yield name, None, function
+
+    def why_unclear(self, function: FunctionNode) -> str:
+        """Why its name may mean something else than a top-level function's text; empty if it may not."""
+        if function.decorator_list:
+            return f"it is decorated with {ast.unparse(function.decorator_list[0])}"
+        alone = self.scope.functions.get(function.name) is function
+        return "" if alone else "it is not the only definition of its name"
+
     def forwards(self) -> Iterator[tuple[ast.ClassDef, FunctionNode]]:
         """Every top-level class that defines ``forward``, with it."""
         for owner in self.classes.values():

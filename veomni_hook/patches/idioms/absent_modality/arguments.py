@@ -7,13 +7,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from veomni_hook.patches.code.document import FunctionNode
-from veomni_hook.patches.code.expressions import own_attribute
+from veomni_hook.patches.code.expressions import compared_with_none, own_attribute
 from veomni_hook.patches.code.scope import read_names
-from veomni_hook.patches.code.walk import contains, walk_ast
+from veomni_hook.patches.code.walk import calls_in, contains, in_text_order, walk_ast
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Missed
 
-__all__ = ["DATA", "Arguments", "attributes", "read_arguments"]
+__all__ = ["DATA", "Arguments", "attributes", "in_order", "read_arguments"]
 
 #: Arguments that say how features are computed, and hold no data.
 _OPTIONS = frozenset(
@@ -69,7 +69,7 @@ def read_arguments(view: ModuleView, owner: ast.ClassDef, call: ast.Call) -> Arg
         Missed: what an argument is for a batch without data is not known.
     """
     name = own_attribute(call.func)
-    method = _method(view, owner, name)
+    method = view.inherited_methods(owner).get(name)
     if method is None:
         raise Missed(f"{name} is not a method of a class of the file", call)
     names = [each.arg for each in method.args.args[1:]]
@@ -103,10 +103,9 @@ def read_arguments(view: ModuleView, owner: ast.ClassDef, call: ast.Call) -> Arg
 
 def attributes(view: ModuleView, owner: ast.ClassDef, name: str) -> Iterator[str]:
     """The attributes of ``self``, other than methods, that a method uses, with the methods that it calls."""
-    used = [each for method in _followed(view, owner, name) for each in map(own_attribute, _in_order(method))]
-    for found in dict.fromkeys(used):
-        if found and found != "config" and _method(view, owner, found) is None:
-            yield found
+    used = [each for method in _followed(view, owner, name) for each in map(own_attribute, in_order(method))]
+    others = {"", "config", *view.inherited_methods(owner)}
+    yield from (found for found in dict.fromkeys(used) if found not in others)
 
 
 def _given(argument: str, value: ast.expr) -> tuple[str, str]:
@@ -150,12 +149,8 @@ def _unused(method: FunctionNode) -> set[str]:
 
 
 def _asks(test: ast.expr, name: str) -> bool:
-    match test:
-        case ast.Compare(
-            left=ast.Name(id=found), ops=[ast.Is() | ast.IsNot()], comparators=[ast.Constant(value=None)]
-        ):
-            return found == name
-    return False
+    asked = compared_with_none(test, ast.Is, ast.IsNot)
+    return isinstance(asked, ast.Name) and asked.id == name
 
 
 def _refuses(node: ast.If | ast.IfExp) -> bool:
@@ -163,7 +158,7 @@ def _refuses(node: ast.If | ast.IfExp) -> bool:
 
 
 def _calls_a_tower(node: ast.If | ast.IfExp) -> bool:
-    return any(isinstance(each, ast.Call) and own_attribute(each.func) for each in walk_ast(node))
+    return any(own_attribute(call.func) for call in calls_in(node))
 
 
 def _form(data: tuple[str, ...], call: ast.Call) -> str:
@@ -223,25 +218,16 @@ def _merges(view: ModuleView, owner: ast.ClassDef, name: str) -> bool:
     return all(any(contains(one.left, each) for one in divisions) for each in products)
 
 
-def _method(view: ModuleView, owner: ast.ClassDef, name: str) -> FunctionNode | None:
-    for each in view.scope.ancestors(owner):
-        if each is not None and (method := view.methods(each).get(name)) is not None:
-            return method
-    return None
-
-
 def _followed(view: ModuleView, owner: ast.ClassDef, name: str) -> Iterator[FunctionNode]:
     """A method, and the methods of the same object that it calls."""
-    pending = [name]
+    methods, pending = view.inherited_methods(owner), [name]
     for each in pending:  # the list grows during the loop
-        method = _method(view, owner, each)
-        if method is not None:
+        if (method := methods.get(each)) is not None:
             yield method
             found = map(own_attribute, walk_ast(method))
             pending += [one for one in dict.fromkeys(found) if one and one not in pending]
 
 
-def _in_order(function: FunctionNode) -> list[ast.Attribute]:
+def in_order(function: FunctionNode) -> list[ast.Attribute]:
     """The attributes in a function, in text order."""
-    found = [each for each in walk_ast(function) if isinstance(each, ast.Attribute)]
-    return sorted(found, key=lambda each: (each.lineno, each.col_offset))
+    return in_text_order(each for each in walk_ast(function) if isinstance(each, ast.Attribute))

@@ -69,22 +69,22 @@ def _site(
         edits = before_statement(view, forward, found.statement, code, comment)
     except (Missed, ValueError) as reason:
         return Site(OP, target, Status.MISSED, reason=str(reason), lineno=call.lineno)
-    captures = {"data": ", ".join(found.data.values()), "towers": ", ".join(found.towers)}
-    return Site.calling(OP, target, found.form, call, edits, _IMPORT, captures=captures)
+    captures = {"data": ", ".join(found.given.data.values()), "towers": ", ".join(found.towers)}
+    return Site.calling(OP, target, found.given.form, call, edits, _IMPORT, captures=captures)
 
 
 def _code(found: Call, others: Sequence[str]) -> str:
     """The statement that is inserted in front of the condition; ``others``: when other places call."""
-    names = ", ".join(found.data.values())
-    layout = f'        layout="{found.layout}",\n' if found.layout else ""
+    names = ", ".join(found.given.data.values())
+    layout = f'        layout="{found.given.layout}",\n' if found.given.layout else ""
     also = indent(f"elsewhere={tuple_of(others)},\n", " " * 8) if others else ""
     return f"""\
 if {found.condition.without}:
     {found.embeddings} = veomni_absent.plus_zero(
         self,
         {found.embeddings},
-        lambda {names}: {found.text},
-        data={_quoted(tuple(found.data))},
+        lambda {names}: {found.given.text},
+        data={_quoted(tuple(found.given.data))},
         towers={_quoted(found.towers)},
         outputs={_quoted(found.outputs)},
 {layout}{also}    )

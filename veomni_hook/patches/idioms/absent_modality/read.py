@@ -7,11 +7,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from veomni_hook.patches.code.document import FunctionNode
-from veomni_hook.patches.code.expressions import own_attribute
+from veomni_hook.patches.code.expressions import compared_with_none, own_attribute
 from veomni_hook.patches.code.scope import bound_names, parameter_names, read_names
 from veomni_hook.patches.code.statements import blocks
-from veomni_hook.patches.code.walk import contains, walk_ast
-from veomni_hook.patches.idioms.absent_modality.arguments import DATA, attributes, read_arguments
+from veomni_hook.patches.code.walk import calls_in, contains, in_text_order, walk_ast
+from veomni_hook.patches.idioms.absent_modality.arguments import (
+    DATA,
+    Arguments,
+    attributes,
+    in_order,
+    read_arguments,
+)
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Missed
 
@@ -47,35 +53,24 @@ class Call:
     Attributes:
         statement: the statement with the condition and the call.
         condition: when upstream makes no call for lack of data.
-        form: the form of the data.
-        data: the arguments that hold data, in the order of the call, with the call's names for them.
-        text: the call, with the names in ``data`` for them.
+        given: what the call gives to the method.
         towers: attributes of ``self`` that the method uses.
         outputs: attributes of the result that the forward uses; empty: the result itself.
         embeddings: the name of what the result is merged into.
-        layout: how the data is arranged, where its form does not say it.
     """
 
     statement: ast.If
     condition: Condition
-    form: str
-    data: dict[str, str]
-    text: str
+    given: Arguments
     towers: tuple[str, ...]
     outputs: tuple[str, ...]
     embeddings: str
-    layout: str
 
 
 def calls(forward: FunctionNode) -> Iterator[tuple[ast.Call, list[ast.If]]]:
     """The calls of `METHODS` below a condition, in text order, each with the conditions around it."""
     every = [node for node in walk_ast(forward) if isinstance(node, ast.If)]
-    found = [
-        node
-        for node in walk_ast(forward)
-        if isinstance(node, ast.Call) and own_attribute(node.func) in METHODS
-    ]
-    for call in sorted(found, key=lambda each: (each.lineno, each.col_offset)):
+    for call in in_text_order(each for each in calls_in(forward) if own_attribute(each.func) in METHODS):
         around = [each for each in every if contains(each, call) and not contains(each.test, call)]
         if around:
             yield call, sorted(around, key=lambda each: each.lineno)
@@ -103,7 +98,7 @@ def read(
     condition, when = _condition(around, parameter_names(forward), given.data.values())
     if statement is None or condition is not around[0]:
         statement = condition
-    if any(own_attribute(each.func) for each in _calls_in(condition.orelse)):
+    if any(own_attribute(call.func) for each in condition.orelse for call in calls_in(each)):
         raise Missed("its condition has an else that calls a part of the model", condition)
     embeddings = _embeddings(condition)
     if embeddings not in bound_names(before_in(forward, statement)):
@@ -111,13 +106,10 @@ def read(
     return Call(
         statement,
         when,
-        given.form,
-        given.data,
-        given.text,
+        given,
         tuple(attributes(view, owner, own_attribute(call.func))),
         _outputs(forward, condition, call),
         embeddings,
-        given.layout,
     )
 
 
@@ -164,28 +156,14 @@ def _condition(around: list[ast.If], given: set[str], data: object) -> tuple[ast
 
 def _asked(test: ast.expr) -> set[str]:
     """The names that a condition compares with None."""
-    return {
-        node.left.id
-        for node in walk_ast(test)
-        if isinstance(node, ast.Compare) and isinstance(node.left, ast.Name) and _is_not_none(node)
-    }
-
-
-def _is_not_none(node: ast.Compare) -> bool:
-    match node:
-        case ast.Compare(ops=[ast.IsNot()], comparators=[ast.Constant(value=None)]):
-            return True
-    return False
+    asked = (compared_with_none(node, ast.IsNot) for node in walk_ast(test))
+    return {each.id for each in asked if isinstance(each, ast.Name)}
 
 
 def _is_lookup(part: ast.expr) -> bool:
     """``given.get("image") is None``: no features are given."""
-    match part:
-        case ast.Compare(
-            left=ast.Call(func=ast.Attribute(value=ast.Name(), attr="get"), args=[ast.Constant()]),
-            ops=[ast.Is()],
-            comparators=[ast.Constant(value=None)],
-        ):
+    match compared_with_none(part, ast.Is):
+        case ast.Call(func=ast.Attribute(value=ast.Name(), attr="get"), args=[ast.Constant()]):
             return True
     return False
 
@@ -200,7 +178,7 @@ def _asks(test: ast.expr, given: set[str], data: set[str]) -> Condition:
     for part in parts:
         used = read_names(part)
         match part:
-            case ast.Compare(left=ast.Name(id=name)) if name in given and _is_not_none(part):
+            case ast.Compare(left=ast.Name(id=name)) if name in given and compared_with_none(part, ast.IsNot):
                 present.append(name)
                 names.add(name)
             case _ if _is_lookup(part):
@@ -218,11 +196,6 @@ def _asks(test: ast.expr, given: set[str], data: set[str]) -> Condition:
     absent = f"not ({there})" if len(present) > 1 else f"{present[0]} is None"
     further = tuple(each for each in kept if each not in lookups)
     return Condition(" and ".join([absent, *kept]), there, tuple(lookups), further)
-
-
-def _calls_in(statements: Sequence[ast.stmt]) -> Iterator[ast.Call]:
-    for statement in statements:
-        yield from (each for each in walk_ast(statement) if isinstance(each, ast.Call))
 
 
 def _embeddings(condition: ast.If) -> str:
@@ -268,16 +241,8 @@ def _outputs(forward: FunctionNode, condition: ast.If, call: ast.Call) -> tuple[
     if target is None or isinstance(target, ast.Tuple | ast.List):
         raise Missed("what becomes of its result is not known", call)
     held = ast.unparse(target)
-    methods = {id(each.func) for each in walk_ast(forward) if isinstance(each, ast.Call)}
+    methods = {id(each.func) for each in calls_in(forward)}
     read = [
-        each.attr
-        for each in _in_order(forward)
-        if ast.unparse(each.value) == held and id(each) not in methods
+        each.attr for each in in_order(forward) if ast.unparse(each.value) == held and id(each) not in methods
     ]
     return tuple(dict.fromkeys(read))
-
-
-def _in_order(function: FunctionNode) -> list[ast.Attribute]:
-    """The attributes in a function, in text order."""
-    found = [each for each in walk_ast(function) if isinstance(each, ast.Attribute)]
-    return sorted(found, key=lambda each: (each.lineno, each.col_offset))

@@ -63,13 +63,11 @@ def find(view: ModuleView) -> Iterator[Site]:
     normalising.update(name for name in view.classes if "RMSNorm" in name)
     if not normalising:
         return
-    for owner in view.classes.values():
-        for name, method in view.methods(owner).items():
-            if name != "__init__" and has_self(method) and (found := list(added_runs(method))):
-                norms = _norms(view, owner)
-                found = [added for added in found if added.attribute in norms]
-                if found:
-                    yield _site(view, owner, method, found, norms)
+    for target, owner, method in view.every_method():
+        if method.name != "__init__" and has_self(method) and (found := list(added_runs(method))):
+            norms = _norms(view, owner)
+            if found := [added for added in found if added.attribute in norms]:
+                yield _site(view, target, method, found, norms)
 
 
 def _norms(view: ModuleView, owner: ast.ClassDef) -> dict[str, _Norm | str]:
@@ -108,7 +106,7 @@ def _norm(view: ModuleView, attribute: str, norms: list[tuple[str, Site | None]]
 
 def _site(
     view: ModuleView,
-    owner: ast.ClassDef,
+    where: str,
     method: FunctionNode,
     found: list[Added],
     norms: Mapping[str, _Norm | str],
@@ -122,7 +120,6 @@ def _site(
             reasons.append(f"{made} (line {added.lineno})")
         else:
             routed.append((norm, made))
-    where = f"{owner.name}.{method.name}"
     if not routed:
         return Site(OP, where, Status.MISSED, reason=reasons[0], lineno=found[0].lineno)
     variants = list(dict.fromkeys(norm.site.variant for norm, _ in routed))

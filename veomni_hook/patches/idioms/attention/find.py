@@ -60,11 +60,8 @@ def find(view: ModuleView) -> Iterator[Site]:
 
 def _known(view: ModuleView, function: FunctionNode) -> tuple[Form, SlotSpec] | Difference:
     """What the function computes and the slot for it, or why it is not recognised."""
-    if function.decorator_list:
-        text = f"it is decorated with {ast.unparse(function.decorator_list[0])}"
-        return Difference(text, 0.0, function.lineno)
-    if view.scope.functions.get(_NAME) is not function:
-        return Difference("it is not the only definition of its name", 0.0, function.lineno)
+    if reason := view.why_unclear(function):
+        return Difference(reason, 0.0, function.lineno)
     form = canonical(function, view.scope)
     found = recognised(_REFERENCE, form, {}, otherwise=ARGUMENT)
     if isinstance(found, Difference):
@@ -80,11 +77,10 @@ def _known(view: ModuleView, function: FunctionNode) -> tuple[Form, SlotSpec] | 
 
 def _defaults(view: ModuleView, form: Form, slot: SlotSpec) -> Iterator[Site]:
     """The sites of the methods that pass the function on as the default."""
-    for owner in view.classes.values():
-        for name, method in view.methods(owner).items():
-            for node in walk_ast(method):
-                if (default := _default_of(node)) is not None:
-                    yield _site(view, f"{owner.name}.{name}", method, default, form, slot)
+    for target, _, method in view.every_method():
+        for node in walk_ast(method):
+            if (default := _default_of(node)) is not None:
+                yield _site(view, target, method, default, form, slot)
 
 
 def _site(

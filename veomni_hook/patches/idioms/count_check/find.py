@@ -21,7 +21,7 @@ from dataclasses import replace
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.edit import Edit
 from veomni_hook.patches.code.expressions import last_name
-from veomni_hook.patches.code.walk import child_nodes, walk_ast
+from veomni_hook.patches.code.walk import calls_in, child_nodes, walk_ast
 from veomni_hook.patches.code.wrap import WIDTH
 from veomni_hook.patches.routes.insertion import in_place
 from veomni_hook.patches.routes.view import ModuleView
@@ -50,13 +50,8 @@ def find(view: ModuleView) -> Iterator[Site]:
     """Every candidate of a module."""
     if _CHECK not in view.document.source and _METHOD not in view.document.source:
         return
-    methods = [
-        (f"{owner.name}.{name}", method)
-        for owner in view.classes.values()
-        for name, method in view.methods(owner).items()
-    ]
-    for target, function in [*methods, *view.functions.items()]:
-        calls = [each for each in walk_ast(function) if isinstance(each, ast.Call) and _is_candidate(each)]
+    for target, _, function in view.every_function():
+        calls = [each for each in calls_in(function) if _is_candidate(each)]
         if calls or (function.name == _METHOD and _raises(function)):
             yield _site(view, target, function, calls)
 

@@ -10,7 +10,7 @@ from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.expressions import chain, own_attribute
 from veomni_hook.patches.code.scope import local_names, parameter_names
 from veomni_hook.patches.code.statements import initialised
-from veomni_hook.patches.code.walk import walk_ast
+from veomni_hook.patches.code.walk import calls_in, in_text_order, walk_ast
 from veomni_hook.patches.idioms.host_metadata.sounds import of_lengths
 from veomni_hook.patches.routes.view import ModuleView
 
@@ -71,7 +71,7 @@ def state_of(view: ModuleView, owner: ast.ClassDef, method: FunctionNode) -> str
     Methods that it calls are followed in the class; other classes of the file must not assign the attribute
     anything but a part of the configuration.
     """
-    methods = _methods(view, owner)
+    methods = view.inherited_methods(owner)
     pending, seen = [method], {method.name}
     while pending:
         for node in walk_ast(pending.pop()):
@@ -90,7 +90,7 @@ def is_number(view: ModuleView, owner: ast.ClassDef, attribute: str) -> bool:
     """Whether an attribute is a number of the configuration."""
     if attribute.endswith(_NUMBERS) or attribute == "config":
         return True
-    return attribute not in _methods(view, owner) and _is_configured(view, attribute)
+    return attribute not in view.inherited_methods(owner) and _is_configured(view, attribute)
 
 
 def _is_configured(view: ModuleView, attribute: str) -> bool:
@@ -109,13 +109,9 @@ def readings(method: FunctionNode) -> Iterator[Reading]:
     """Where a method calls ``tolist`` or ``item``, in text order."""
     arguments, local = parameter_names(method), local_names(method) - parameter_names(method)
     known, numbers = of_lengths(method), _numbers(method)
-    found = [
-        node
-        for node in walk_ast(method)
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _READS
-    ]
-    for node in sorted(found, key=lambda each: (each.lineno, each.col_offset)):
-        assert isinstance(node.func, ast.Attribute)  # noqa: S101
+    for node in in_text_order(calls_in(method)):
+        if not isinstance(node.func, ast.Attribute) or node.func.attr not in _READS:
+            continue
         read, place = f"what {node.func.attr} reads", f"(line {node.lineno})"
         sent = _devices(node.func.value)
         devices = {id(each) for device in sent.values() for each in walk_ast(device)}
@@ -195,7 +191,7 @@ def position_arguments(
     view: ModuleView, owner: ast.ClassDef, forward: FunctionNode
 ) -> tuple[list[str], list[str]] | None:
     """The parameters of a forward that ``get_rope_index`` takes: sizes, and what positions follow from."""
-    index = _methods(view, owner).get(POSITIONS)
+    index = view.inherited_methods(owner).get(POSITIONS)
     given = parameter_names(forward)
     if index is None or "position_ids" not in given or state_of(view, owner, index):
         return None
@@ -204,12 +200,3 @@ def position_arguments(
     sizes = [name for name in order if name.endswith(_SIZES)]
     positions = [name for name in order if name not in sizes and (name in taken or _SECONDS in name)]
     return (sizes, positions) if taken & set(sizes) else None
-
-
-def _methods(view: ModuleView, owner: ast.ClassDef) -> dict[str, FunctionNode]:
-    """The methods that a class defines or inherits from classes of the file."""
-    found: dict[str, FunctionNode] = {}
-    for each in view.scope.ancestors(owner):
-        for name, method in view.methods(each).items() if each is not None else ():
-            found.setdefault(name, method)
-    return found

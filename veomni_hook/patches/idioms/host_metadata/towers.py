@@ -20,7 +20,7 @@ from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.edit import Edit
 from veomni_hook.patches.code.expressions import chain, own_attribute
 from veomni_hook.patches.code.scope import local_names, parameter_names, read_names
-from veomni_hook.patches.code.walk import walk_ast
+from veomni_hook.patches.code.walk import called_attributes, walk_ast
 from veomni_hook.patches.idioms.host_metadata.binding import LIBRARIES, without_devices
 from veomni_hook.patches.routes.insertion import in_place
 from veomni_hook.patches.routes.view import ModuleView
@@ -98,7 +98,7 @@ def boundaries(view: ModuleView, owner: ast.ClassDef, forward: FunctionNode) -> 
         elif name and _of(value, lists | known) and (made := _made(view, value)):
             yield in_place(view, value, made)
             known.add(name)
-        elif name and (used := _of(value, known)) and _calls(value) & _WAITING:
+        elif name and (used := _of(value, known)) and not _WAITING.isdisjoint(called_attributes(value)):
             given = ", ".join(used)
             yield in_place(view, value, f"veomni_host.of_sizes(lambda {given}: {view.text(value)}, {given})")
             known.add(name)
@@ -161,11 +161,3 @@ def _of(value: ast.expr, known: set[str]) -> list[str]:
     """The names of ``known`` in an expression of nothing but these; its device may be of another tensor."""
     names = {each.id for each in without_devices(value) if isinstance(each, ast.Name)}
     return sorted(names & known) if names <= known | LIBRARIES else []
-
-
-def _calls(value: ast.expr) -> set[str]:
-    return {
-        each.func.attr
-        for each in walk_ast(value)
-        if isinstance(each, ast.Call) and isinstance(each.func, ast.Attribute)
-    }

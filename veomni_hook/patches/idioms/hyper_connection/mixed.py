@@ -11,6 +11,7 @@ Its operands are names, so they can be read twice.
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -36,6 +37,10 @@ CANDIDATES = (
 
 _VARIANT = "mix"
 _ENDS = ("_hc", "hyper_connection")
+_MIXED = re.compile(
+    r"(?P<post>\w+)\.to\((?P<dtype>\w+)\)\.unsqueeze\(-1\) \* (?P<output>\w+)\.unsqueeze\(-2\)"
+    r" \+ torch\.matmul\((?P<comb>\w+)\.to\((?P=dtype)\)\.transpose\(-1, -2\), (?P<streams>\w+)\)"
+)
 
 
 def find(view: ModuleView) -> Iterator[Site]:
@@ -75,29 +80,8 @@ def _site(view: ModuleView, target: str, forward: FunctionNode) -> Site:
 
 def _names(node: ast.AST) -> tuple[str, ...] | None:
     """The names in the expression, in the order of the reference's operands; None for another one."""
-    match node:
-        case ast.BinOp(
-            left=ast.BinOp(
-                left=ast.Call(
-                    func=ast.Attribute(
-                        value=ast.Call(func=ast.Attribute(value=ast.Name(post)), args=[ast.Name(dtype)])
-                    )
-                ),
-                right=ast.Call(func=ast.Attribute(value=ast.Name(output))),
-            ),
-            right=ast.Call(
-                args=[
-                    ast.Call(func=ast.Attribute(value=ast.Call(func=ast.Attribute(value=ast.Name(comb))))),
-                    ast.Name(streams),
-                ]
-            ),
-        ):
-            text = (
-                f"{post}.to({dtype}).unsqueeze(-1) * {output}.unsqueeze(-2)"
-                f" + torch.matmul({comb}.to({dtype}).transpose(-1, -2), {streams})"
-            )
-            return (post, comb, output, streams, dtype) if ast.unparse(node) == text else None
-    return None
+    found = _MIXED.fullmatch(ast.unparse(node)) if isinstance(node, ast.BinOp) else None
+    return None if found is None else found.group("post", "comb", "output", "streams", "dtype")
 
 
 def _edit(view: ModuleView, forward: FunctionNode, slot: str, node: ast.AST, names: tuple[str, ...]) -> Edit:

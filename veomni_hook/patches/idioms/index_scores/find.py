@@ -47,14 +47,13 @@ def find(view: ModuleView) -> Iterator[Site]:
     """Every candidate of a module."""
     if not _PRODUCT.search(view.document.source):
         return
-    for owner in view.classes.values():
-        for name, method in view.methods(owner).items():
-            text = view.text(method)
-            expected = name == "forward" and "Indexer" in owner.name
-            if method.args.args and _PRODUCT.search(text) and (expected or "relu(" in text):
-                site = _Search(view, owner, method).site()
-                if expected or site.status is Status.ROUTED:
-                    yield site
+    for _, owner, method in view.every_method():
+        text = view.text(method)
+        expected = method.name == "forward" and "Indexer" in owner.name
+        if method.args.args and _PRODUCT.search(text) and (expected or "relu(" in text):
+            site = _Search(view, owner, method).site()
+            if expected or site.status is Status.ROUTED:
+                yield site
 
 
 class _Search(Method):

@@ -9,9 +9,9 @@ import ast
 from collections.abc import Iterator
 
 from veomni_hook.patches.code.document import FunctionNode
-from veomni_hook.patches.code.walk import walk_ast
+from veomni_hook.patches.code.walk import called_attributes, walk_ast
 from veomni_hook.patches.graph import ARGUMENT, ATTRIBUTE, NUMBER
-from veomni_hook.patches.idioms.norms import PARAMETER, called, forward_site, is_centred
+from veomni_hook.patches.idioms.norms import PARAMETER, forward_site, is_centred
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Site
 
@@ -45,7 +45,7 @@ def find(view: ModuleView) -> Iterator[Site]:
 def _looks_like_it(view: ModuleView, owner: ast.ClassDef, forward: FunctionNode) -> bool:
     """Whether ``forward``, or a method of the class that it calls, makes a class a candidate."""
     methods = view.methods(owner)
-    functions = [forward, *(methods[name] for name in {*called(forward)} & methods.keys())]
+    functions = [forward, *(methods[name] for name in {*called_attributes(forward)} & methods.keys())]
     return any(is_centred(function) or _calls_operator(function) for function in functions)
 
 

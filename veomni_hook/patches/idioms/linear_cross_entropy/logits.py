@@ -13,7 +13,7 @@ from veomni_hook.patches.code.statements import binding
 from veomni_hook.patches.code.substitution import substituted
 from veomni_hook.patches.site import Missed
 
-__all__ = ["Logits", "Step", "is_not_none", "options"]
+__all__ = ["Logits", "Step", "needed", "options"]
 
 _TANH = ("torch.tanh", "torch.nn.functional.tanh")
 _TORCH = ast.Name(id="torch", ctx=ast.Load())
@@ -126,14 +126,6 @@ class Logits:
     def _then(self, node: ast.expr, step: Step) -> tuple[Step, ...] | None:
         steps = self.steps(node)
         return None if steps is None else (*steps, step)
-
-
-def is_not_none(test: ast.expr) -> ast.expr | None:
-    """The ``value`` of a test ``value is not None``, or None if it is another test."""
-    if not isinstance(test, ast.Compare) or len(test.ops) != 1 or not isinstance(test.ops[0], ast.IsNot):
-        return None
-    (other,) = test.comparators
-    return test.left if isinstance(other, ast.Constant) and other.value is None else None
 
 
 def needed(steps: Sequence[Step]) -> list[ast.expr]:

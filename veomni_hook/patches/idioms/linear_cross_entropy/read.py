@@ -12,12 +12,12 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from veomni_hook.patches.code.document import FunctionNode
-from veomni_hook.patches.code.expressions import chain, is_plain, last_name
+from veomni_hook.patches.code.expressions import chain, compared_with_none, is_plain, last_name
 from veomni_hook.patches.code.fingerprint import serialise
 from veomni_hook.patches.code.scope import bound_names, used_names
 from veomni_hook.patches.code.statements import binding
-from veomni_hook.patches.code.walk import contains, walk_ast
-from veomni_hook.patches.idioms.linear_cross_entropy.logits import Logits, Step, is_not_none, needed, options
+from veomni_hook.patches.code.walk import calls_in, contains, in_text_order
+from veomni_hook.patches.idioms.linear_cross_entropy.logits import Logits, Step, needed, options
 from veomni_hook.patches.site import Missed
 
 __all__ = ["Tail", "loss_calls", "passes_vocabulary", "read_tail"]
@@ -64,9 +64,7 @@ class Tail:
 
 def loss_calls(function: FunctionNode) -> list[ast.Call]:
     """Every call of ``self.loss_function`` in ``function``, in text order."""
-    calls = [node for node in walk_ast(function) if isinstance(node, ast.Call)]
-    found = [call for call in calls if chain(call.func) == "self.loss_function"]
-    return sorted(found, key=lambda call: (call.lineno, call.col_offset))
+    return in_text_order(call for call in calls_in(function) if chain(call.func) == "self.loss_function")
 
 
 def passes_vocabulary(call: ast.Call) -> bool:
@@ -320,7 +318,7 @@ class _Reader:
 
 def _optional(logits: Logits, statement: ast.If) -> Logits | None:
     """The logits after ``if value is not None:``, if kernels skip its steps for None; else None."""
-    value = is_not_none(statement.test)
+    value = compared_with_none(statement.test, ast.IsNot)
     before = dict(logits.held)
     try:
         if isinstance(value, ast.NamedExpr):

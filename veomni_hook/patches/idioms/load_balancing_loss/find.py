@@ -83,11 +83,8 @@ def _call(view: ModuleView, name: str, form: str, slot: SlotSpec, site: CallSite
 
 def _known(view: ModuleView, function: FunctionNode) -> tuple[str, SlotSpec, tuple[str, ...]] | Difference:
     """The digest of a function that computes the loss, the slot for its calls, and what it calls."""
-    if function.decorator_list:
-        text = f"it is decorated with {ast.unparse(function.decorator_list[0])}"
-        return Difference(text, 0.0, function.lineno)
-    if view.scope.functions.get(function.name) is not function:
-        return Difference("it is not the only definition of its name", 0.0, function.lineno)
+    if reason := view.why_unclear(function):
+        return Difference(reason, 0.0, function.lineno)
     found = forms(function, view.scope)
     if isinstance(found, Unknown):
         return Difference(f"{found.reason} (line {found.lineno})", 0.0, found.lineno)

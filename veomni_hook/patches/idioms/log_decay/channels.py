@@ -15,14 +15,14 @@ from dataclasses import dataclass
 
 from veomni_hook.patches.code.expressions import own_attribute
 from veomni_hook.patches.code.statement_runs import Run, at_hand
-from veomni_hook.patches.code.walk import walk_ast
+from veomni_hook.patches.code.walk import called_attributes, walk_ast
 from veomni_hook.patches.graph import FLOAT32, Form, Leaf, Node, branches, constant, has_source, source
 from veomni_hook.patches.routes.insertion import before_statement
 from veomni_hook.patches.routes.method import Method
 from veomni_hook.patches.site import Site, Status
 from veomni_hook.patches.slots import formula_slot
 
-__all__ = ["OP", "ChannelSearch"]
+__all__ = ["OP", "ChannelSearch", "is_wide"]
 
 OP = "log_decay"
 _PARAMETERS = {"A_log", "dt_bias"}
@@ -41,17 +41,12 @@ class ChannelSearch(Method):
 
     def is_candidate(self) -> bool:
         """Whether it computes with both parameters what may be a decay."""
-        nodes = [*walk_ast(self.method)]
-        called = {
-            node.func.attr
-            for node in nodes
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
-        }
-        own = {own_attribute(node) for node in nodes if isinstance(node, ast.Attribute)}
+        methods = {*called_attributes(self.method)}
+        own = {own_attribute(node) for node in walk_ast(self.method)}
         return (
             self.method.name == "forward"
-            and "exp" in called
-            and bool(called & _CALLED)
+            and "exp" in methods
+            and bool(methods & _CALLED)
             and own >= _PARAMETERS
         )
 
@@ -160,7 +155,7 @@ def _formula(node: Node) -> tuple[Node, Node, Node] | None:
             if z is not None:
                 return one, z, _NONE
         elif other.op == "sigmoid" and other.args[0].op == "mul":
-            lower = one.args[0] if _is_wide(one) and one.origin is None else one  # a number's promotion
+            lower = one.args[0] if is_wide(one) and one.origin is None else one  # a number's promotion
             rate, z = sorted(other.args[0].args, key=lambda each: _rate(each) is None)
             return (rate, z, lower) if lower.op in ("attribute", "constant") else None
     return None
@@ -183,7 +178,7 @@ def _rate(node: Node) -> tuple[Node, Node, bool] | None:
     while node.op in ("exp", "cast", "reshape") and node.op not in steps:
         steps[node.op] = node
         node = node.args[0]
-    if node.op != "attribute" or "exp" not in steps or not _is_wide(steps.get("cast", _WIDE)):
+    if node.op != "attribute" or "exp" not in steps or not is_wide(steps.get("cast", _WIDE)):
         return None
     heads = _NONE
     if "reshape" in steps:
@@ -213,12 +208,13 @@ def _sum(node: Node) -> tuple[Node, Node, Node] | None:
         given = shape
         if given is None and x.op == "reshape":
             x, given = x.args  # noqa: PLW2901
-        if given is not None and _is_wide(x) and x.origin is not None:
+        if given is not None and is_wide(x) and x.origin is not None:
             return x.args[0], given, bias
     return None
 
 
-def _is_wide(node: Node) -> bool:
+def is_wide(node: Node) -> bool:
+    """Whether a value is cast to float32."""
     return node.op == "cast" and node.args[1] == FLOAT32
 
 

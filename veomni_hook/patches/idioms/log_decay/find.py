@@ -16,12 +16,13 @@ from collections.abc import Iterator, Mapping
 
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.edit import Edit
+from veomni_hook.patches.code.expressions import last_name
 from veomni_hook.patches.code.scope import loaded
 from veomni_hook.patches.code.statement_runs import Run, at_hand, simple_target
 from veomni_hook.patches.code.statements import blocks
-from veomni_hook.patches.code.walk import walk_ast
-from veomni_hook.patches.graph import FLOAT32, Form, Node, constant
-from veomni_hook.patches.idioms.log_decay.channels import OP, ChannelSearch
+from veomni_hook.patches.code.walk import calls_in
+from veomni_hook.patches.graph import Form, Node, constant
+from veomni_hook.patches.idioms.log_decay.channels import OP, ChannelSearch, is_wide
 from veomni_hook.patches.routes.method import Method
 from veomni_hook.patches.routes.takeover import guard
 from veomni_hook.patches.routes.view import ModuleView
@@ -43,13 +44,12 @@ def find(view: ModuleView) -> Iterator[Site]:
     """Every candidate of a module."""
     if "exp(" not in view.document.source:
         return
-    for owner in view.classes.values():
-        for method in view.methods(owner).values():
-            if not method.args.args or "exp(" not in (text := view.text(method)):
-                continue
-            sites = [*_Search(view, owner, method).sites()] if "softplus(" in text else []
-            channels = ChannelSearch(view, owner, method)
-            yield from sites or ([channels.site()] if channels.is_candidate() else [])
+    for _, owner, method in view.every_method():
+        if not method.args.args or "exp(" not in (text := view.text(method)):
+            continue
+        sites = [*_Search(view, owner, method).sites()] if "softplus(" in text else []
+        channels = ChannelSearch(view, owner, method)
+        yield from sites or ([channels.site()] if channels.is_candidate() else [])
 
 
 class _Search(Method):
@@ -95,7 +95,7 @@ class _Search(Method):
             return None
         said = {name: self.expression(node) for name, node in nodes.items()}
         known = {name: operand for name, operand in said.items() if operand is not None}
-        if len(known) < len(said) or any(_calls(known[name]) for name in _OPERANDS[1:]):
+        if len(known) < len(said) or any(call for name in _OPERANDS[1:] for call in calls_in(known[name])):
             self.reason = "an operand of the decay is not an expression of this method"
             return None
         return known
@@ -105,7 +105,7 @@ class _Search(Method):
     ) -> ast.expr | None:
         """What the statement before takes the sigmoid of, if it does only that; the decay must not use it."""
         name = simple_target(block[index - 1]) if index else None
-        if name is None or _calls(operands["a"]) or name in loaded([block[index]]):
+        if name is None or any(calls_in(operands["a"])) or name in loaded([block[index]]):
             return None
         form = self.form_of(Run(self.method, block, index - 1, index - 1))
         if not isinstance(form, Form) or form.result.op != "sigmoid":
@@ -136,25 +136,12 @@ def _read(node: Node) -> dict[str, Node] | None:
     if (
         constants != [constant(1), constant(20)]
         or z.op != "add"
-        or not (_is_wide(rate) and _is_wide(z.args[0]))
+        or not (is_wide(rate) and is_wide(z.args[0]))
     ):
         return None
     return {"a": z.args[0].args[0], "log_rate": rate.args[0], "bias": z.args[1]}
 
 
-def _is_wide(node: Node) -> bool:
-    return node.op == "cast" and node.args[1] == FLOAT32
-
-
 def _is_candidate(statement: ast.stmt) -> bool:
     """Whether it calls softplus and exp."""
-    called = {
-        node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-        for node in walk_ast(statement)
-        if isinstance(node, ast.Call)
-    }
-    return called >= {"softplus", "exp"}
-
-
-def _calls(node: ast.expr) -> bool:
-    return any(isinstance(each, ast.Call) for each in walk_ast(node))
+    return {last_name(call.func) for call in calls_in(statement)} >= {"softplus", "exp"}

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from veomni_hook.patches.code.document import FunctionNode
+from veomni_hook.patches.code.expressions import own_attribute
 from veomni_hook.patches.code.walk import contains, walk_ast
 from veomni_hook.patches.site import Missed
 
@@ -62,9 +63,9 @@ def read(forward: FunctionNode) -> Adapted:
     block, loop = _place(forward)
     (product,) = _products(loop)
     name = ast.unparse(loop.target)
-    active = _attribute(loop.iter)
+    active = own_attribute(loop.iter)
     held = _looked_up(loop, name)
-    if active is None or set(product) - {product.x} - set(held):
+    if not active or set(product) - {product.x} - set(held):
         raise Missed("the loop is over something else, or looks adapters up in another way", loop)
     parameters = forward.args
     arguments = [*parameters.posonlyargs, *parameters.args]
@@ -137,17 +138,10 @@ def _looked_up(loop: ast.AST, name: str) -> dict[str, str]:
     found = {}
     for node in getattr(loop, "body", ()):
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Subscript) and len(node.targets) == 1:
-            attribute = _attribute(node.value.value)
-            if attribute is not None and ast.unparse(node.value.slice) == name:
+            attribute = own_attribute(node.value.value)
+            if attribute and ast.unparse(node.value.slice) == name:
                 found[ast.unparse(node.targets[0])] = attribute
     return found
-
-
-def _attribute(node: ast.expr) -> str | None:
-    """The name in ``self.name``."""
-    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self":
-        return node.attr
-    return None
 
 
 def _base_call(
@@ -157,9 +151,9 @@ def _base_call(
     arguments = ", ".join([x, *(f"{star}{name}" for star, name in zip(("*", "**"), others, strict=False))])
     for statement in reversed(before):
         if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Call):
-            base = _attribute(statement.value.func)
-            called = base is not None and ast.unparse(statement.value) == f"self.{base}({arguments})"
-            if called and base is not None and isinstance(statement.targets[0], ast.Name):
+            base = own_attribute(statement.value.func)
+            called = base and ast.unparse(statement.value) == f"self.{base}({arguments})"
+            if called and isinstance(statement.targets[0], ast.Name):
                 return statement.targets[0].id, base, statement
     raise Missed(f"the layer is not called with ({arguments}) before the loop", loop)
 
@@ -189,8 +183,8 @@ def _read_loop(loop: ast.For, names: _Sum, held: dict[str, str], result: str, ke
     if not rest or not isinstance(rest[-1], ast.If) or converts != [cast]:
         raise Missed("the loop has other statements", loop)
     branch = rest[-1]
-    variants = _attribute(branch.test.comparators[0]) if isinstance(branch.test, ast.Compare) else None
-    if variants is None or ast.unparse(branch.test) != f"{name} not in self.{variants}" or not branch.orelse:
+    variants = own_attribute(branch.test.comparators[0]) if isinstance(branch.test, ast.Compare) else ""
+    if not variants or ast.unparse(branch.test) != f"{name} not in self.{variants}" or not branch.orelse:
         raise Missed("it does not ask whether the adapter is a variant", branch)
     product = f"{names.up}({names.down}({names.dropout}({names.x}))) * {names.scale}"
     texts = [text for each in branch.body for text in _steps(each, result)]

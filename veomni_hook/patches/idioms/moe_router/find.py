@@ -45,11 +45,10 @@ def find(view: ModuleView) -> Iterator[Site]:
     """Every candidate of a module."""
     if "topk" not in view.document.source:
         return
-    for owner in view.classes.values():
-        for name, method in view.methods(owner).items():
-            named = name == "forward" and _CLASS.search(owner.name) is not None
-            if (named or "route" in name) and re.search(r"\btopk\(", view.text(method)):
-                yield _Search(view, owner, method).site()
+    for _, owner, method in view.every_method():
+        named = method.name == "forward" and _CLASS.search(owner.name) is not None
+        if (named or "route" in method.name) and re.search(r"\btopk\(", view.text(method)):
+            yield _Search(view, owner, method).site()
 
 
 class _Search(Method):

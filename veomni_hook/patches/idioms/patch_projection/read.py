@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator, Mapping
 
 from veomni_hook.patches.code.expressions import last_name
-from veomni_hook.patches.code.walk import walk_ast
+from veomni_hook.patches.code.walk import calls_in, in_text_order
 from veomni_hook.patches.idioms.module_calls import Called, Created, called_by_relatives, created_by
 from veomni_hook.patches.routes.view import ModuleView
 
@@ -46,10 +46,7 @@ def other_uses(
     if init is None or "Conv" not in view.text(init):
         return
     known = {id(call): name for name, calls in created[owner.name].items() for call in calls}
-    calls = [
-        node for node in walk_ast(init) if isinstance(node, ast.Call) and _is_candidate(view, owner, node)
-    ]
-    for call in sorted(calls, key=lambda call: (call.lineno, call.col_offset)):
+    for call in in_text_order(each for each in calls_in(init) if _is_candidate(view, owner, each)):
         attribute = known.get(id(call))
         if attribute is None:
             yield difference(call) or "the convolution is part of another expression here", call.lineno

@@ -9,8 +9,9 @@ import ast
 from collections.abc import Iterator
 
 from veomni_hook.patches.code.document import FunctionNode
+from veomni_hook.patches.code.walk import called_attributes
 from veomni_hook.patches.graph import ARGUMENT, FUNCTION, NUMBER
-from veomni_hook.patches.idioms.norms import PARAMETER, called, forward_site, is_centred
+from veomni_hook.patches.idioms.norms import PARAMETER, forward_site, is_centred
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Site
 
@@ -50,7 +51,7 @@ def _looks_like_it(view: ModuleView, owner: ast.ClassDef, forward: FunctionNode)
         return False
     methods = view.methods(owner)
     functions = {"forward": forward}
-    functions.update((name, methods[name]) for name in called(forward) if name in methods)
-    names = {name for function in functions.values() for name in called(function)}
+    functions.update((name, methods[name]) for name in called_attributes(forward) if name in methods)
+    names = {name for function in functions.values() for name in called_attributes(function)}
     centred = any(is_centred(function) for function in functions.values())
     return "mean" in names and not names.isdisjoint(("rsqrt", "pow")) and not centred

@@ -37,18 +37,15 @@ def find(view: ModuleView) -> Iterator[Site]:
     """Every candidate of a module."""
     if "mask" not in view.document.source:
         return
-    for owner in view.classes.values():
-        for name, method in view.methods(owner).items():
-            if (sum_ := _sum(method)) is not None:
-                site = Site(OP, f"{owner.name}.{name}", Status.MISSED, part=PART, lineno=sum_.lineno)
-                yield _routed(view, owner, method, site)
-    for name, function in view.functions.items():
+    for target, owner, function in view.every_function():
         if (sum_ := _sum(function)) is not None:
-            reason = "a function, which belongs to no module"
-            yield Site(OP, name, Status.MISSED, reason=reason, part=PART, lineno=sum_.lineno)
+            site = Site(OP, target, Status.MISSED, part=PART, lineno=sum_.lineno)
+            yield _routed(view, owner, function, site)
 
 
-def _routed(view: ModuleView, owner: ast.ClassDef, method: FunctionNode, site: Site) -> Site:
+def _routed(view: ModuleView, owner: ast.ClassDef | None, method: FunctionNode, site: Site) -> Site:
+    if owner is None:
+        return replace(site, reason="a function, which belongs to no module")
     if not has_self(method):
         return replace(site, reason="self is not the method's module")
     operands = operands_of(view, owner, method)

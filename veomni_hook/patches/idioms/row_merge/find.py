@@ -15,7 +15,7 @@ from dataclasses import replace
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.edit import Edit
 from veomni_hook.patches.code.scope import local_names
-from veomni_hook.patches.code.walk import walk_ast
+from veomni_hook.patches.code.walk import calls_in, in_text_order, walk_ast
 from veomni_hook.patches.idioms.add_rms_norm.read import has_self
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Missed, Site, Status
@@ -37,28 +37,23 @@ def find(view: ModuleView) -> Iterator[Site]:
     """Every candidate of a module."""
     if _METHOD not in view.document.source:
         return
-    for owner in view.classes.values():
-        for name, method in view.methods(owner).items():
-            if calls := _calls(method):
-                yield _site(view, f"{owner.name}.{name}", method, calls)
-    for name, function in view.functions.items():
-        if calls := _calls(function):
+    for target, owner, function in view.every_function():
+        if (calls := _calls(function)) and owner is not None:
+            yield _site(view, target, function, in_text_order(calls))
+        elif calls:
             reason = f"a function, which belongs to no module (line {calls[0].lineno})"
-            yield Site(OP, name, Status.MISSED, reason=reason, part=PART, lineno=calls[0].lineno)
+            yield Site(OP, target, Status.MISSED, reason=reason, part=PART, lineno=calls[0].lineno)
 
 
 def _calls(code: ast.AST) -> list[ast.Call]:
     return [
-        node
-        for node in walk_ast(code)
-        if isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Attribute)
-        and node.func.attr in (_METHOD, f"{_METHOD}_")
+        call
+        for call in calls_in(code)
+        if isinstance(call.func, ast.Attribute) and call.func.attr in (_METHOD, f"{_METHOD}_")
     ]
 
 
 def _site(view: ModuleView, target: str, method: FunctionNode, calls: list[ast.Call]) -> Site:
-    calls.sort(key=lambda call: (call.lineno, call.col_offset))
     edits: list[Edit] = []
     reasons = []
     for call in calls:

@@ -15,8 +15,8 @@ number of rows of both kinds, which the host knows. No kernel is asked for: `veo
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import NamedTuple
 
 from veomni_hook.patches.code.document import FunctionNode
@@ -24,7 +24,7 @@ from veomni_hook.patches.code.edit import Edit
 from veomni_hook.patches.code.expressions import last_name
 from veomni_hook.patches.code.statement_runs import Run
 from veomni_hook.patches.code.statements import blocks
-from veomni_hook.patches.code.walk import walk_ast
+from veomni_hook.patches.code.walk import calls_in, walk_ast
 from veomni_hook.patches.routes.insertion import free_name
 from veomni_hook.patches.routes.takeover import guard
 from veomni_hook.patches.routes.view import ModuleView
@@ -41,6 +41,18 @@ CANDIDATES = (
 _IMPORT = ("veomni_hook.multimodal", "rows as veomni_rows")
 _VARIANT = "in_order_of_tokens"
 _REASON = "the number of joined rows is read from the device"
+#: The form above, where what is added may be joined or moved first.
+_FORM = re.compile(
+    r"(?P<at>\w+) = (?P<mask>\w+)\[(?P<visual>\w+)\]\n"
+    r"(?P<other_at>\w+) = (?P<other_mask>\w+)\[(?P=visual)\]\n"
+    r"for (?P<row>\w+), (?P<other>\w+) in zip\((?P<features>\w+), (?P<other_features>\w+)\):\n"
+    r"(    ((?P=row) = torch\.cat\((?P=row)|(?P=other) = torch\.cat\((?P=other)), dim=0\)\n)*"
+    r"    (?P<joint>\w+) = (?P=row)\.new_zeros\((?P=visual)\.sum\(\), (?P=row)\.shape\[-1\]\)"
+    r"(\.to\((?P=row)\.device\))?\n"
+    r"    (?P=joint)\[(?P=at), :\] = (?P=row)\n"
+    r"    (?P=joint)\[(?P=other_at), :\] = (?P=other)\n"
+    r"    ((?P<list>\w+)\.append\((?P=joint)\)|(?P<sum>\w+) = (?P=sum) \+ \((?P=joint),\))"
+)
 
 
 class _Join(NamedTuple):
@@ -56,22 +68,14 @@ def find(view: ModuleView) -> Iterator[Site]:
     """Every candidate of a module."""
     if "zeros(" not in view.document.source or ".sum()" not in view.document.source:
         return
-    targets = [
-        (f"{owner.name}.{name}", method)
-        for owner in view.classes.values()
-        for name, method in view.methods(owner).items()
-    ]
-    for target, function in [*targets, *view.functions.items()]:
-        if (line := _joined(function)) is not None:
-            site = Site(OP, target, Status.MISSED, reason=f"{_REASON} (line {line})", lineno=line)
-            edits = next((guarded(view, join) for join in _joins(function)), None)
-            yield (
-                site
-                if edits is None
-                else replace(
-                    site, status=Status.ROUTED, variant=_VARIANT, reason="", edits=edits, imports=(_IMPORT,)
-                )
-            )
+    for target, _, function in view.every_function():
+        if (line := _joined(function)) is None:
+            continue
+        edits = next((guarded(view, join) for join in _joins(function)), None)
+        if edits is None:
+            yield Site(OP, target, Status.MISSED, reason=f"{_REASON} (line {line})", lineno=line)
+        else:
+            yield Site(OP, target, Status.ROUTED, _VARIANT, edits=edits, lineno=line, imports=(_IMPORT,))
 
 
 def guarded(view: ModuleView, join: _Join) -> tuple[Edit, ...] | None:
@@ -91,61 +95,20 @@ def guarded(view: ModuleView, join: _Join) -> tuple[Edit, ...] | None:
 def _joins(function: FunctionNode) -> Iterator[_Join]:
     for block in blocks(function):
         for index in range(len(block) - 2):
-            if (found := _join(Run(function, block, index, index + 2))) is not None:
+            run = Run(function, block, index, index + 2)
+            if isinstance(block[index + 2], ast.For) and (found := _join(run)) is not None:
                 yield found
 
 
 def _join(run: Run) -> _Join | None:
     """The parts of a run of three statements in the form above; None if it has another one."""
-    first, second, loop = run.statements
-    one, other = _selected(first), _selected(second)
-    if one is None or other is None or one[2] != other[2] or not isinstance(loop, ast.For):
+    found = _FORM.fullmatch("\n".join(map(ast.unparse, run.statements)))
+    if found is None:
         return None
-    match loop:
-        case ast.For(
-            target=ast.Tuple(elts=[ast.Name(row), ast.Name(other_row)]),
-            iter=ast.Call(
-                func=ast.Name("zip"), args=[ast.Name(features), ast.Name(other_features)], keywords=[]
-            ),
-            orelse=[],
-        ):
-            kept = _kept(loop.body, (row, other_row), (one[0], other[0]), one[2])
-            if kept:
-                return _Join(run, one[2], ((one[1], features), (other[1], other_features)), kept)
-    return None
-
-
-def _selected(statement: ast.stmt) -> tuple[str, str, str] | None:
-    """The names in ``selected = mask[visual]``."""
-    match statement:
-        case ast.Assign(
-            targets=[ast.Name(name)], value=ast.Subscript(value=ast.Name(mask), slice=ast.Name(visual))
-        ):
-            return name, mask, visual
-    return None
-
-
-def _kept(body: list[ast.stmt], rows: tuple[str, str], selected: tuple[str, str], visual: str) -> str:
-    """The statement that keeps all joined features, ``{}``; empty if the loop's body has another form."""
-    *start, made, first, second, last = body if len(body) >= 4 else [ast.Pass()] * 4
-    whole = {f"{row} = torch.cat({row}, dim=0)" for row in rows}
-    if not {ast.unparse(each) for each in start} <= whole:
-        return ""
-    if not isinstance(made, ast.Assign) or not isinstance(made.targets[0], ast.Name):
-        return ""
-    joint = made.targets[0].id
-    zeros = f"{rows[0]}.new_zeros({visual}.sum(), {rows[0]}.shape[-1])"
-    assigned = [f"{joint}[{at}, :] = {row}" for at, row in zip(selected, rows, strict=True)]
-    same = [ast.unparse(first), ast.unparse(second)] == assigned
-    if not same or ast.unparse(made.value) not in (zeros, f"{zeros}.to({rows[0]}.device)"):
-        return ""
-    match last:
-        case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name(kept), attr="append"))):
-            return f"{kept}.extend({{}})" if ast.unparse(last) == f"{kept}.append({joint})" else ""
-        case ast.Assign(targets=[ast.Name(kept)]):
-            longer = f"{kept} = {kept} + ({joint},)"
-            return f"{kept} = {kept} + tuple({{}})" if ast.unparse(last) == longer else ""
-    return ""
+    kinds = (found["mask"], found["features"]), (found["other_mask"], found["other_features"])
+    kept, longer = found["list"], found["sum"]
+    keeping = f"{kept}.extend({{}})" if kept else f"{longer} = {longer} + tuple({{}})"
+    return _Join(run, found["visual"], kinds, keeping)
 
 
 def _joined(function: FunctionNode) -> int | None:
@@ -164,10 +127,8 @@ def _joined(function: FunctionNode) -> int | None:
 
 
 def _sized_by_sum(value: ast.expr) -> bool:
-    calls = [node for node in walk_ast(value) if isinstance(node, ast.Call)]
-    return any(
-        last_name(call.func) in ("new_zeros", "zeros") and any(map(_is_sum, call.args)) for call in calls
-    )
+    made = (call for call in calls_in(value) if last_name(call.func) in ("new_zeros", "zeros"))
+    return any(_is_sum(size) for call in made for size in call.args)
 
 
 def _is_sum(size: ast.expr) -> bool:

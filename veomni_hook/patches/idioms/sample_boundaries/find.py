@@ -9,14 +9,13 @@ those that nothing keeps apart, the code raises an error instead. The idiom asks
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Iterator
 
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.expressions import last_name
 from veomni_hook.patches.code.scope import parameter_names
-from veomni_hook.patches.code.walk import walk_ast
+from veomni_hook.patches.code.walk import calls_in
 from veomni_hook.patches.idioms.causal_conv import find as causal_conv
 from veomni_hook.patches.idioms.gated_delta_rule import find as gated_delta_rule
 from veomni_hook.patches.idioms.position_mixing.layers import (
@@ -82,13 +81,10 @@ def _site(
     """The site of a model with classes that kernels keep apart, and others."""
     passed = forward.args.kwarg.arg if forward.args.kwarg is not None else ""
     names = parameter_names(forward)
-    reason = ""
-    if "inputs_embeds" not in names:
-        reason = "it has no argument inputs_embeds"
-    elif "position_ids" not in names and not passed:
-        reason = "it has no argument position_ids"
-    if reason:
-        return Site(OP, target, Status.MISSED, reason=reason, lineno=forward.lineno)
+    for name in ("inputs_embeds", "position_ids"):
+        if name not in names and not (passed and name == "position_ids"):
+            reason = f"it has no argument {name}"
+            return Site(OP, target, Status.MISSED, reason=reason, lineno=forward.lineno)
     positions, masks, makes_cache = (
         name if name in names else f'{passed}.get("{name}")' if passed else "None"
         for name in ("position_ids", "attention_mask", "use_cache")
@@ -97,19 +93,15 @@ def _site(
     read = [positions, masks, cache, "input_ids if inputs_embeds is None else inputs_embeds", makes_cache]
     if not (hands_on := hands_to_layers(forward, "")):
         apart, others = [], [*apart, *others]
-    masks_of = [] if _masks_positions(view) else ["masks_positions=False"]
+    # Where transformers makes masks for attention, it reads positions for them.
+    makes_masks = any(_MASKS.search(last_name(call.func)) for call in calls_in(view.document.tree))
+    masks_of = [] if makes_masks else ["masks_positions=False"]
     code = _call(f"{passed} = veomni_boundaries.found", ["self", passed, *read, *masks_of]) if apart else ""
     if others:
         refused = "".join(f"({each.name}, {each.takes(view) if hands_on else ()!r}), " for each in others)
         code += _call("veomni_boundaries.refuse", ["self", passed or "{}", *read, f"({refused.rstrip()})"])
     edits = before_body(view, forward, code, "samples that share a row")
     return Site.calling(OP, target, _FOUND if apart else _REFUSED, forward, edits, _IMPORT)
-
-
-def _masks_positions(view: ModuleView) -> bool:
-    """Whether the module has transformers make masks for attention, which reads positions for them."""
-    calls = (each for each in walk_ast(view.document.tree) if isinstance(each, ast.Call))
-    return any(_MASKS.search(last_name(each.func)) for each in calls)
 
 
 def _call(function: str, arguments: list[str]) -> str:

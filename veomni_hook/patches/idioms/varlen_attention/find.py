@@ -39,10 +39,9 @@ def find(view: ModuleView) -> Iterator[Site]:
     text = view.document.source
     if _BOUNDARIES not in text or _LOOK_UP not in text:
         return
-    for owner in view.classes.values():
-        for name, method in view.methods(owner).items():
-            if any(_BOUNDARIES in each for each in parameter_names(method)) and _looks_up(method):
-                yield _site(view, f"{owner.name}.{name}", method)
+    for target, _, method in view.every_method():
+        if any(_BOUNDARIES in each for each in parameter_names(method)) and _looks_up(method):
+            yield _site(view, target, method)
 
 
 def _looks_up(method: FunctionNode) -> bool:

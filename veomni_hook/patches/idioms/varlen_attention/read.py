@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from veomni_hook.patches.code.document import FunctionNode
+from veomni_hook.patches.code.expressions import compared_with_none
 from veomni_hook.patches.code.scope import loaded
 from veomni_hook.patches.code.statement_runs import Run
 from veomni_hook.patches.code.statements import blocks
@@ -144,13 +145,10 @@ class Segments:
 
     def _tests_weights(self, test: ast.expr, operator: type[ast.cmpop]) -> bool:
         """``weights[0] is None``, or the same of pairs: ``outputs[0][1] is None``."""
-        if not isinstance(test, ast.Compare) or not isinstance(test.ops[0], operator):
-            return False
-        if len(test.ops) != 1 or not _is_none(test.comparators[0]):
-            return False
         wanted = [f"{self._weights}[0]"] if self._weights else []
         wanted += [f"{self._pairs}[0][1]"] if self._pairs else []
-        return ast.unparse(test.left) in wanted
+        asked = compared_with_none(test, operator)
+        return asked is not None and ast.unparse(asked) in wanted
 
     def finish(self) -> None:
         """Check that the run is complete; the weights' list has a None for each segment.
