@@ -119,7 +119,7 @@ def _tile(kind: str, device: torch.device, itemsize: int, group: int, *widths: i
     columns = [_columns_of(width) for width in widths]
     across = sum(columns)
     for rows, keys, stages in _TILES[kind]:
-        # There, products end later, and Triton holds a tile more for them.
+        # On Blackwell, products end later, and Triton holds a tile more for them.
         held = stages + 1 if stages > 1 and generation(device) == _BLACKWELL else stages
         of_rows, of_keys = rows * across, keys * across
         if kind == "forward":
@@ -177,10 +177,8 @@ def _launch(
     constants: tuple[Any, ...],
 ) -> Launch:
     """A launch; ``numbers`` are strides and the scale, on which Triton specialises."""
-    from veomni_hook.kernels.attention import (
-        tiles_device,
-        tiles_shared_device,
-    )  # not every machine has Triton
+    # Here, because not every machine has Triton.
+    from veomni_hook.kernels.attention import tiles_device, tiles_shared_device
 
     module = tiles_shared_device if kernel.shared and kernel.name != "forward" else tiles_device
     function = getattr(module, kernel.name)
