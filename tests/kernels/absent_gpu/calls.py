@@ -148,9 +148,13 @@ def hyper_connection() -> Iterator[Call]:
 
 def gated_delta_rule() -> Iterator[Call]:
     """Heads of usual widths, of small, odd and large ones."""
+    from veomni_hook.kernels.gated_delta_rule import triton as scalar
+
     for variant, kernel in kernels_of("gated_delta_rule").items():
         channels = variant == "channel_decay"
-        for keys, values in ((128, 128), (64, 128), (16, 24), (96, 80), (256, 256)):
+        for keys, values in ((128, 128), (64, 128), (16, 24), (96, 80), (128, 256), (256, 256)):
+            if keys > 128 and not channels and scalar._loads_late(torch.device("cpu")):
+                continue  # `refuses` says so
             for start in (False, True):
 
                 def call(q, k, v, g, beta, *state, start=start, kernel=kernel):

@@ -48,10 +48,9 @@ _PARTS = {"states": (64, 3), "system": (64, 2)}
 _BLACKWELL = 10
 
 
-def _of_local(device: torch.device) -> dict[str, int]:
-    """Triton 3.4 ends with an error where it loads ahead in ``local`` on Blackwell."""
-    unfit = generation(device) == _BLACKWELL and TRITON < (3, 5)
-    return _OPTIONS["local"] | ({"num_stages": 1} if unfit else {})
+def _loads_late(device: torch.device) -> bool:
+    """Whether kernels must not load ahead: Triton 3.4 and 3.5 then end with errors for Blackwell."""
+    return generation(device) == _BLACKWELL and TRITON < (3, 6)
 
 
 @lru_cache(maxsize=LAUNCHES)
@@ -74,7 +73,7 @@ class _Launches(Launches):
         sizes: tuple[int, ...],
         normalise: bool,  # noqa: FBT001
     ) -> None:
-        strides = sizes[4:]
+        strides, late = sizes[4:], _loads_late(device)
         self.scans = scans = Scans(sizes[:4], dtype, device, channels=False)
         self.solve, self.local = (
             Launch(
@@ -86,7 +85,7 @@ class _Launches(Launches):
                 normalise,
                 solve,
                 scans.precision,
-                **_of_local(device),
+                **_OPTIONS["local"] | ({"num_stages": 1} if late else {}),
             )
             for solve in (True, False)
         )
@@ -107,7 +106,7 @@ class _Launches(Launches):
             *scans.widths,
             *strides[2:],
             *norms,
-            *scans.parts_of_state(*_PARTS["system"]),
+            *scans.parts_of_state(*((256, 1) if late else _PARTS["system"])),
             **_OPTIONS["system"],
         )
 
@@ -185,5 +184,7 @@ def refuses(
     owner: Any, query: Tensor, key: Tensor, value: Tensor, g: Tensor, beta: Tensor, *others: Any
 ) -> str | None:
     """Return why this call must run the upstream code, or None. Operands: see `reference.scalar_decay`."""
-    reason = operand_checks.refuses(owner, query, key, value, g, beta, *others)
-    return reason if reason is not None else unfit(query, key, value)
+    reason = operand_checks.refuses(owner, query, key, value, g, beta, *others) or unfit(query, key, value)
+    if reason is None and query.shape[-1] > 128 and _loads_late(query.device):
+        reason = "heads are wider than 128, whose gradients Triton before 3.6 does not compile for Blackwell"
+    return reason
