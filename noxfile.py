@@ -70,7 +70,7 @@ def matrix(session: nox.Session, transformers: str) -> None:
 @nox.session
 @nox.parametrize("triton", TRITON)
 def triton(session: nox.Session, triton: str) -> None:
-    """Compile all kernels for GPUs that are not there with one release of Triton; hours for all of them."""
+    """Compile all kernels for absent GPUs with one release of Triton; `-- -k log_decay` for one op."""
     install(session, ["constraints-dev.txt"])
     session.install("--quiet", "--no-deps", f"triton=={triton}")
     pytest(session, "tests/kernels/test_absent_gpu.py", "-m", "")

@@ -107,7 +107,7 @@ def test_what_is_not_wanted_is_not_computed():
     assert ours.scalar_decay(*split, g, beta)[1] is None
 
 
-def test_refusals():
+def test_refusals(monkeypatch):
     def refused(dtype=torch.bfloat16, query=None, widths=(8, 6)):
         *tensors, _ = operands(1, 3, dtype=dtype, widths=widths)
         tensors[0] = tensors[0].to(query)
@@ -117,6 +117,13 @@ def test_refusals():
     assert refused(widths=(264, 6)) == "heads of 264 and 6 are wider than 256"
     assert "torch.float32, torch.float32" in refused(torch.float32)
     assert "torch.float32, torch.bfloat16" in refused(query=torch.float32)
+    assert refused(widths=(136, 6)) is None
+    monkeypatch.setattr(ours, "generation", lambda device: 10)
+    monkeypatch.setattr(ours, "TRITON", (3, 6))
+    assert refused(widths=(136, 6)) is None
+    monkeypatch.setattr(ours, "TRITON", (3, 5))
+    assert refused() is None
+    assert "Triton before 3.6 does not compile for Blackwell" in refused(widths=(136, 6))
 
 
 def test_on_a_gpu_it_takes_precedence_over_flash_linear_attention(monkeypatch):

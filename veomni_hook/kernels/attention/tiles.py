@@ -43,7 +43,7 @@ _TILES = {
     "backward_keys": ((32, 64, 2), (16, 64, 2), (16, 32, 2), (16, 16, 1)),
 }
 #: Programs for each multiprocessor that the backward of keys is to have, and the most parts of its sums. With
-#: 64 heads, 4,096 positions and 512 chosen keys, 132 multiprocessors are then idle for 5 % of the time.
+#: 64 heads, 4,096 positions and 512 chosen keys, 132 multiprocessors are then idle for 5 % of a simulation.
 _PROGRAMS, _MOST_PARTS = 7, 16
 
 
