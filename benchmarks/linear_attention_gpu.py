@@ -1,11 +1,11 @@
 """Linear attention of Qwen3-Next: one layer, and a training step of four layers of the whole model.
 
-    python -m benchmarks.linear_attention_gpu --fla /tmp/peers:/tmp/triton
+    python -m benchmarks.linear_attention_gpu --fla /tmp/fla:/tmp/triton
 
 Sides take turns in one run, each in a process of its own: upstream's fallback in PyTorch, upstream with
 flash-linear-attention, and ours. ``--fla`` names what its process has on its path: the package, and on Hopper
-a Triton from 3.7.1 on (`peers.sh` packs both). Without it that side is left out. The layer's "loss" is the
-norm of its output.
+a Triton from 3.7.1 on (`peers.sh` packs both); no other process may have them. Without it that side is left
+out. The layer's "loss" is the norm of its output.
 """
 
 from __future__ import annotations

@@ -62,10 +62,14 @@ def main(*families: str) -> None:
             extra = {
                 key: more[key] for key in more.keys() - plain.keys() if key.startswith(("image_", "video_"))
             }
-            found.setdefault(family, {})[name] = {
-                "plain": waits(made, plain),
-                "metadata": waits(made, {**accepted(made, more), **extra}),
-            }
+            done = found.setdefault(family, {})
+            try:
+                done[name] = {
+                    "plain": waits(made, plain),
+                    "metadata": waits(made, {**accepted(made, more), **extra}),
+                }
+            except RuntimeError as error:  # errors of kernels come up later, and do not say where
+                raise RuntimeError(f"{family}, batch {name!r}, after {[*done]}") from error
     print(json.dumps(found), flush=True)
 
 

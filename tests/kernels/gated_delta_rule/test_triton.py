@@ -22,6 +22,7 @@ from tests.kernels.matching import assert_matches
 from veomni_hook.kernels.gated_delta_rule import packages
 from veomni_hook.kernels.gated_delta_rule import torch as chunked
 from veomni_hook.kernels.gated_delta_rule import triton as ours
+from veomni_hook.kernels.gated_delta_rule.tables import tables_of
 from veomni_hook.kernels.shared.hub_functions import running
 
 GPU = torch.cuda.is_available()
@@ -30,6 +31,14 @@ DTYPE = torch.float16 if GPU else torch.float32
 #: One position, none, a whole chunk, and one more.
 LENGTHS = [65, 1, 0, 64]
 on_gpu = [pytest.mark.gpu, pytest.mark.skipif(not GPU, reason="needs a GPU")]
+
+
+def test_tables_are_aligned_for_launches():
+    """A launch with a pointer that is no multiple of 16 bytes goes through Triton's own, slower code."""
+    tables = tables_of(torch.empty(0), torch.tensor([0, 27, 54, 200]))
+    assert tables.ends.tolist() == [27, 54, 200, 200, 200]
+    assert tables.first.tolist() == [0, 1, 2, 5]
+    assert [each.data_ptr() % 16 for each in tables] == [0] * 4
 
 
 def compared(tensors, tolerance, normalise=True, cu_seqlens=None, truth=exact):

@@ -6,11 +6,15 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import torch
+from torch.nn.functional import pad
 
 from veomni_hook.kernels.gated_delta_rule.chunks import LENGTH
 from veomni_hook.kernels.shared.host_values import derived
 
 __all__ = ["Tables", "tables_of"]
+
+#: Elements of int32 in 16 bytes.
+_ALIGNED = 4
 
 
 class Tables(NamedTuple):
@@ -48,7 +52,9 @@ def _tables(bounds: torch.Tensor, device: torch.device) -> Tables:
     within = torch.arange(int(first[-1])) - first[:-1].repeat_interleave(chunks)
     starts = bounds[:-1].long().repeat_interleave(chunks) + within * LENGTH
     ends = bounds[1:].repeat_interleave(chunks)
-    # One copy to the device.
-    sizes = [each.numel() for each in (starts, ends, bounds, first)]
-    sent = torch.cat((starts, ends, bounds, first)).to(torch.int32).to(device, non_blocking=True)
-    return Tables(*torch.split(sent, sizes))
+    # One copy to the device, in which each begins where `Launch` finds it aligned.
+    tables = (starts, ends, bounds, first)
+    padded = [pad(each.to(torch.int32), (0, -each.numel() % _ALIGNED)) for each in tables]
+    sent = torch.cat(padded).to(device, non_blocking=True)
+    parts = torch.split(sent, [each.numel() for each in padded])
+    return Tables(*(part[: each.numel()] for part, each in zip(parts, tables, strict=True)))
