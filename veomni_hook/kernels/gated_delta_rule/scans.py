@@ -12,7 +12,7 @@ import torch
 from veomni_hook.kernels.gated_delta_rule import scan_device
 from veomni_hook.kernels.gated_delta_rule.chunks import LENGTH
 from veomni_hook.kernels.gated_delta_rule.tables import Tables
-from veomni_hook.kernels.shared.launch import Launch, power, room
+from veomni_hook.kernels.shared.launch import Launch, generation, power, room
 
 __all__ = ["Parts", "Scanned", "Scans", "state_of"]
 
@@ -24,6 +24,10 @@ _ROWS = 64
 _WARPS, _STAGES = 4, 3
 #: Bytes of shared memory for three stages of heads of 128; two fit everywhere.
 _ROOMY = 200 << 10
+#: The columns that a product has at least. On Hopper, for products of 16 or 32, ptxas 12.8 (Triton 3.6) makes
+#: code that reads a register which nothing has written: some launches ended with an illegal memory access.
+#: Triton's issue 11366 has the same with 3.7.1.
+_FEWEST, _FEWEST_ON_HOPPER, _HOPPER = 16, 64, 9
 
 
 class Parts(NamedTuple):
@@ -63,7 +67,8 @@ class Scans:
     ) -> None:
         self.channels = channels
         self.heads, self.groups, keys, values = sizes
-        self.keys, self.values = max(16, power(keys)), max(16, power(values))
+        least = _FEWEST_ON_HOPPER if generation(device) == _HOPPER else _FEWEST
+        self.keys, self.values = max(least, power(keys)), max(least, power(values))
         self.widths = (*sizes, self.keys, self.values)
         self.scale = keys**-0.5
         self.roomy = room(device)[1] >= _ROOMY
