@@ -13,6 +13,7 @@ pytest.importorskip("triton")
 
 from tests.kernels.absent_gpu.calls import OPS
 from tests.kernels.absent_gpu.gpu import GPUS
+from tests.kernels.absent_gpu.registers import unwritten_in
 
 ROOT = Path(__file__).resolve().parents[2]
 # Triton's wheel brings the assembler; its drivers and so its targets are those of Linux.
@@ -43,3 +44,16 @@ def test_kernels_compile_and_fit(gpu, op):
         if kernel[1] > GPUS[gpu].shared
     ]
     assert not too_much
+    assert not [(each["call"], *kernel) for each in calls for kernel in each["compiled"] if kernel[2]]
+
+
+def test_a_read_of_an_unwritten_register_is_seen():
+    written = "UMOV UR4, 0x400 ;\n@P0 UIADD3.64 UR6, UR4, 0x20, URZ ;\nULDC.64 UR4, c[0x0][0x208] ;"
+    assert unwritten_in(f"/*0000*/ {written.splitlines()[0]}") == []
+    assert unwritten_in(written) == ["@P0 UIADD3.64 UR6, UR4, 0x20, URZ"]  # UR5
+    product = "HGMMA.64x16x16.F32.BF16 R24, R40, gdesc[UR44].tnspB, R24"
+    assert unwritten_in("UIADD3 UR46, UP0, UR46, 0x20, URZ ;\nUMOV UR47, UR46 ;\n" + product) == [
+        "UIADD3 UR46, UP0, UR46, 0x20, URZ"
+    ]
+    assert unwritten_in(f"UMOV UR46, 0x1 ;\n{product} ;") == [product]
+    assert unwritten_in(f"UIMAD.WIDE UR46, UR46, 0x1, URZ ;\n{product}")[1:] == []

@@ -9,6 +9,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
+from tests.kernels.absent_gpu.registers import unwritten
 from veomni_hook.kernels.shared import launch
 
 __all__ = ["GPUS", "GPU", "Compiled", "pretend"]
@@ -38,11 +39,21 @@ GPUS = {
 }
 
 
+_HOPPER = 90
+
+
 class Compiled(NamedTuple):
-    """A kernel as a launch would have had it compiled, and the bytes of shared memory that it takes."""
+    """A kernel as a launch would have had it compiled.
+
+    Attributes:
+        name: of its function.
+        shared: the bytes of shared memory that it takes.
+        unwritten: instructions that read a uniform register which nothing has written, if looked for.
+    """
 
     name: str
     shared: int
+    unwritten: list[str]
 
 
 class _Driver:
@@ -71,7 +82,9 @@ def pretend(gpu: GPU) -> list[Compiled]:
 
     def compiled(self: Any, *operands: Any, grid: Any, warmup: bool, **options: Any) -> Any:
         kernel = run(self, *operands, grid=grid, warmup=True, **options)
-        found.append(Compiled(self.__name__, kernel.metadata.shared))
+        # Of other generations the instructions are not known here.
+        wrong = unwritten(kernel.asm["cubin"]) if gpu.capability == _HOPPER else []
+        found.append(Compiled(self.__name__, kernel.metadata.shared, wrong))
         return kernel
 
     JITFunction.run = compiled
