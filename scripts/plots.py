@@ -241,7 +241,7 @@ PLOTS = {
         draw_step,
     ),
     "families": Plot(
-        "Step time and memory of 20 models on an H200, relative to eager", families_data, draw_families
+        "Step time and memory of models on an H200, relative to eager", families_data, draw_families
     ),
     "kernels": Plot(
         "What share of the hardware's limit kernels reach on an H200", kernels_data, draw_kernels

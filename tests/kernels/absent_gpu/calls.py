@@ -152,16 +152,7 @@ def gated_delta_rule() -> Iterator[Call]:
 
     for variant, kernel in kernels_of("gated_delta_rule").items():
         channels = variant == "channel_decay"
-        for keys, values in (
-            (128, 128),
-            (64, 128),
-            (8, 8),
-            (16, 24),
-            (32, 32),
-            (96, 80),
-            (128, 256),
-            (256, 256),
-        ):
+        for keys, values in ((128, 128), (64, 128), (16, 24), (32, 32), (96, 80), (128, 256), (256, 256)):
             if keys > 128 and not channels and scalar._loads_late(torch.device("cpu")):
                 continue  # `refuses` says so
             for start in (False, True):

@@ -37,9 +37,7 @@ GPUS = {
     "sm100": GPU(100, 227 << 10, 148),
     "sm120": GPU(120, 99 << 10, 188),
 }
-
-
-_HOPPER = 90
+_HOPPER = GPUS["sm90"].capability
 
 
 class Compiled(NamedTuple):

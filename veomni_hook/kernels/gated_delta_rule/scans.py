@@ -25,8 +25,8 @@ _WARPS, _STAGES = 4, 3
 #: Bytes of shared memory for three stages of heads of 128; two fit everywhere.
 _ROOMY = 200 << 10
 #: The columns that a product has at least. On Hopper, for products of 16 or 32, ptxas 12.8 (Triton 3.6) makes
-#: code that reads a register which nothing has written: some launches ended with an illegal memory access.
-#: Triton's issue 11366 has the same with 3.7.1.
+#: code that reads a register which nothing has written, and launches of such kernels ended with an illegal
+#: memory access. Triton's issue 11366 reports one with 3.7.1, for 32 columns.
 _FEWEST, _FEWEST_ON_HOPPER, _HOPPER = 16, 64, 9
 
 
