@@ -2,14 +2,14 @@
 
 A product of two positions has another decay in each channel. For each size of 1, 2, 4, ... 32, halves of that
 size next to each other are multiplied: the later half is decayed from the end of the earlier one, and the
-earlier half to its own end. All exponents are sums of decays, so no factor is above 1, and no sum is
-subtracted from another. Rows of one [64, PART] are later halves and earlier ones by turns, so each size takes
-one exponential an element, and one product of whole chunks of which the blocks beside the diagonal are kept.
+earlier half to its own end. All factors are products of exp(g), so none is above 1, and nothing is divided.
+Rows of one [64, PART] are later halves and earlier ones by turns, so each size takes one product of whole
+chunks, of which the blocks beside the diagonal are kept.
 
 With G and R the sums of g up to and with a position and behind it, and L the sum of the chunk, results are
 those of `local_device.local` but for:
 
-q = scale * exp(G) * query,  k = exp(R) * key,  W = T @ (beta * exp(G) * key),  total = L
+q = scale * exp(G) * query,  k = exp(R) * key,  W = T @ (beta * exp(G) * key),  total = exp(L)
 """
 
 import triton
@@ -30,17 +30,17 @@ def is_later(level):
 def neighbours(level):
     """Whether two positions are in the two halves of one pair: [64, 64]."""
     block = tl.arange(0, 64) >> level
-    return (block[:, None] ^ block[None, :]) == 1
+    return (block ^ 1)[:, None] == block[None, :]
 
 
 @triton.jit
 def extend(before, after, level, PART: tl.constexpr):
-    """Sums of a half's elements up to each and behind each, [64, PART], made those of both halves."""
+    """The decays over a half up to each position and behind each, [64, PART], made those over both halves."""
     block = (tl.arange(0, 64) >> level) ^ 1
     end = ((block + 1) << level) - 1
     other = tl.gather(before, tl.broadcast_to(end[:, None], (64, PART)), axis=0)
     later = is_later(level)
-    return before + tl.where(later, other, 0.0), after + tl.where(later, 0.0, other)
+    return before * tl.where(later, other, 1.0), after * tl.where(later, 1.0, other)
 
 
 @triton.jit
@@ -66,21 +66,24 @@ def _products(
 ):
     """Add the decayed products of q with k, and of k with k below the diagonal if SOLVE.
 
-    Returned beside both: the sums of g up to and with each position, and behind it, [64, PART].
+    Returned beside both: exp of the sums of g up to and with each position, and behind it, [64, PART].
     """
     i = tl.arange(0, 64)
-    before, after = g, tl.zeros((64, PART), tl.float32)
+    before, after = tl.exp(g), tl.full((64, PART), 1.0, tl.float32)
     weights += tl.where(i[:, None] == i[None, :], tl.sum(rows_q * rows_k, axis=1)[:, None], 0.0)
     # Not unrolled: what is kept for each size would fill the registers.
     for level in range(6):
-        decay = tl.exp(tl.where(is_later(level), before, after))
-        kept = neighbours(level) & (i[:, None] > i[None, :])
+        decay = tl.where(is_later(level), before, after)
+        # Factors: predicates for two products would be packed and unpacked.
+        block = i >> level
+        kept = tl.where(block & 1 == 1, block, -1)[:, None] == (block + 1)[None, :]
+        kept = tl.where(kept, 1.0, 0.0)
         earlier = (rows_k * decay).to(dtype)
         product = tl.dot((rows_q * decay).to(dtype), tl.trans(earlier), input_precision=PRECISION)
-        weights += tl.where(kept, product, 0.0)
+        weights += product * kept
         if SOLVE:
             product = tl.dot(earlier, tl.trans(earlier), input_precision=PRECISION)
-            overlap += tl.where(kept, product, 0.0)
+            overlap += product * kept
         before, after = extend(before, after, level, PART)
     return weights, overlap, before, after
 
@@ -147,10 +150,9 @@ def local(
             rows_q, rows_k, decays, weights, overlap, SOLVE, PRECISION, PART, dtype
         )
         tile = place * 64 * BK + i[:, None] * BK + part + columns[None, :]
-        grown = tl.exp(before)
-        tl.store(q + tile, (rows_q * grown).to(dtype))
-        tl.store(k + tile, (rows_k * tl.exp(after)).to(dtype))
-        tl.store(w + tile, (rows_k * grown * write[:, None]).to(dtype))
+        tl.store(q + tile, (rows_q * before).to(dtype))
+        tl.store(k + tile, (rows_k * after).to(dtype))
+        tl.store(w + tile, (rows_k * before * write[:, None]).to(dtype))
         at = total + place * BK + part + columns[None, :] + tl.zeros((64, 1), tl.int32)
         tl.store(at, before, mask=i[:, None] == 63)
 

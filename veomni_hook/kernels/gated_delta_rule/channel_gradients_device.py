@@ -139,16 +139,16 @@ def _through_halves(
 ):
     """What q, k and G receive from products of positions, [64, PART], and beta beside sum_beta.
 
-    Returned at last: the sums of g up to and with each position, and behind it.
+    Returned at last: exp of the sums of g up to and with each position, and behind it.
     """
     dtype = weights.dtype
     none = tl.zeros((64, 64), dtype)
-    before, after = g, tl.zeros((64, PART), tl.float32)
+    before, after = tl.exp(g), tl.full((64, PART), 1.0, tl.float32)
     sum_q, sum_k = rows_k * (own * SCALE), rows_q * (own * SCALE)
     change = tl.zeros((64, PART), tl.float32)
     for level in range(6):
         later = is_later(level)
-        decay = tl.exp(tl.where(later, before, after))
+        decay = tl.where(later, before, after)
         kept = neighbours(level)
         both = (tl.where(later, rows_q * SCALE, rows_k) * decay).to(dtype)
         found = tl.dot(tl.where(kept, weights, none), both, input_precision=PRECISION)
@@ -252,13 +252,12 @@ def through_products(  # noqa: PLR0915 - one pass over what is loaded
         rows_k = read_rows(key + part, token, head, length, KT, KH, K - part, PART)
         rows_k = rows_k.to(tl.float32) * scale_k[:, None]
         decays = read_rows(g + part, token, head, length, GT, GH, K - part, PART).to(tl.float32)
-        sum_q, sum_k, change, sum_beta, before, after = _through_halves(
+        sum_q, sum_k, change, sum_beta, grown, left = _through_halves(
             rows_q, rows_k, decays, weights, system, own, write, sum_beta, SCALE, PRECISION, PART
         )
 
         # Of states: the decays are those from the start of the chunk, and to its end.
         tile = place * 64 * BK + i[:, None] * BK + part + columns[None, :]
-        grown, left = tl.exp(before), tl.exp(after)
         found = tl.load(dq + tile) * (grown * SCALE)
         sum_q += found
         change += rows_q * found

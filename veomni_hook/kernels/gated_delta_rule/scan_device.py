@@ -11,20 +11,20 @@ Backward: dN = exp(L - G) * (dS @ k^T) + dO @ P
           dS = exp(L) * dS + (scale * exp(G) * dO) @ q - dN @ W
 
 With a decay for each channel (CHANNELS), `channel_device` has put scale * exp(G) into q and exp(L - G) into
-k, and L is a vector that scales the channels of the state.
+k, and exp(L) is a vector that scales the channels of the state.
 """
 
 import triton
 import triton.language as tl
 
-__all__ = ["backward", "forward"]
+__all__ = ["both", "forward"]
 
 
 @triton.jit
 def forward(
     q,  # [chunks, HEADS // GROUPS, 64, BK]
     k,  # the same
-    total,  # [chunks, HEADS, 64], float32; if CHANNELS [chunks, HEADS, BK], L alone
+    total,  # [chunks, HEADS, 64], float32; if CHANNELS [chunks, HEADS, BK], exp(L)
     w,  # [chunks, HEADS, 64, BK]
     u,  # [chunks, HEADS, BV, 64]
     p,  # [chunks, HEADS, 64, 64]
@@ -51,7 +51,7 @@ def forward(
     PRECISION: tl.constexpr,
 ):
     """Grid: BV // ROWS, HEADS, samples."""
-    head = tl.program_id(1)
+    head = tl.program_id(1) % HEADS
     sample = tl.program_id(2).to(tl.int64)
     dtype = w.dtype.element_ty
     i, columns = tl.arange(0, 64), tl.arange(0, BK)
@@ -71,7 +71,7 @@ def forward(
         tile = i[:, None] * BK + columns[None, :]
         known = state.to(dtype)
         if CHANNELS:
-            whole = tl.exp(tl.load(total + place * BK + columns))[None, :]
+            whole = tl.load(total + place * BK + columns)[None, :]
         else:
             G = tl.load(total + place * 64 + i)
             last = tl.load(total + place * 64 + 63)
@@ -102,7 +102,7 @@ def forward(
 
 
 @triton.jit
-def backward(
+def _backward(
     q,  # as in `forward`
     k,
     total,
@@ -128,7 +128,7 @@ def backward(
     CHANNELS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Grid: BV // ROWS, HEADS, samples."""
+    """The scan from the last chunk to the first."""
     head = tl.program_id(1)
     sample = tl.program_id(2).to(tl.int64)
     dtype = w.dtype.element_ty
@@ -152,7 +152,7 @@ def backward(
         known = state.to(dtype)
         tl.store(dstates + place * BV * BK + rows[:, None] * BK + columns[None, :], known)
         if CHANNELS:
-            whole = tl.exp(tl.load(total + place * BK + columns))[None, :]
+            whole = tl.load(total + place * BK + columns)[None, :]
         else:
             G = tl.load(total + place * 64 + i)
             last = tl.load(total + place * 64 + 63)
@@ -176,3 +176,49 @@ def backward(
         state = tl.dot((-new).to(dtype), reading, state, input_precision=PRECISION)
     if INITIAL:
         tl.store(dinitial + outside, state, mask=inside)
+
+
+@triton.jit
+def both(
+    q,  # as in `forward`
+    k,
+    total,
+    w,
+    u,
+    p,
+    dy,  # [tokens, HEADS, V]: the gradient of the output
+    bounds,
+    first,
+    initial,  # [samples, HEADS, K, V], float32: read if INITIAL
+    dfinal,  # the same: read if FINAL
+    dinitial,  # the same: a result if DINITIAL
+    states,  # a result, as in `forward`
+    written,  # the same
+    dstates,  # [chunks, HEADS, BV, BK]: dS behind each chunk, a result
+    dwritten,  # [chunks, HEADS, BV, 64]: dN, a result
+    HEADS: tl.constexpr,
+    GROUPS: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    BK: tl.constexpr,
+    BV: tl.constexpr,
+    ROWS: tl.constexpr,
+    SCALE: tl.constexpr,
+    INITIAL: tl.constexpr,
+    FINAL: tl.constexpr,
+    DINITIAL: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Both scans of the gradients at once: neither needs the other. Grid: BV // ROWS, 2 * HEADS, samples."""
+    # The longer one begins.
+    if tl.program_id(1) < HEADS:
+        _backward(
+            q, k, total, w, p, dy, bounds, first, dfinal, dinitial, dstates, dwritten,
+            HEADS, GROUPS, K, V, BK, BV, ROWS, SCALE, DINITIAL, FINAL, CHANNELS, PRECISION,
+        )  # fmt: skip
+    else:
+        forward(
+            q, k, total, w, u, p, bounds, first, initial, dy, dinitial, states, written,
+            HEADS, GROUPS, K, V, BK, BV, ROWS, SCALE, INITIAL, False, False, True, CHANNELS, PRECISION,
+        )  # fmt: skip

@@ -131,28 +131,23 @@ class Scans:
         start = dinitial if initial is None else initial.to(torch.float32).contiguous()
         end = dinitial if dfinal is None else dfinal.to(torch.float32).contiguous()
         if samples:
-            self._forward(initial is not None, False, False, True)(
-                self._grid(samples),
-                parts.q, parts.k, parts.total, parts.w, parts.u, parts.p, tables.bounds, tables.first,
-                start, dy, dinitial, states, written,
-            )  # fmt: skip
-            self._backward(to_initial, dfinal is not None)(
-                self._grid(samples),
-                parts.q, parts.k, parts.total, parts.w, parts.p, dy, tables.bounds, tables.first,
-                end, dinitial, dstates, dwritten,
+            self._both(initial is not None, dfinal is not None, to_initial)(
+                self._grid(samples, scans=2),
+                parts.q, parts.k, parts.total, parts.w, parts.u, parts.p, dy, tables.bounds, tables.first,
+                start, end, dinitial, states, written, dstates, dwritten,
             )  # fmt: skip
         return Scanned(states, written, dstates, dwritten), dinitial
 
-    def _grid(self, samples: int) -> tuple[int, int, int]:
-        return self.values // self._rows, self.heads, samples
+    def _grid(self, samples: int, scans: int = 1) -> tuple[int, int, int]:
+        return self.values // self._rows, scans * self.heads, samples
 
     def _forward(self, *flags: bool) -> Launch:
         """The scan; flags: INITIAL, OUTPUT, FINAL, KEEP."""
         return self._launch(scan_device.forward, 13, flags)
 
-    def _backward(self, *flags: bool) -> Launch:
-        """The reverse scan; flags: INITIAL, FINAL."""
-        return self._launch(scan_device.backward, 12, flags)
+    def _both(self, *flags: bool) -> Launch:
+        """The scan and the reverse scan; flags: INITIAL, FINAL, DINITIAL."""
+        return self._launch(scan_device.both, 16, flags)
 
     def _launch(self, function: object, tensors: int, flags: tuple[bool, ...]) -> Launch:
         # The two functions have different numbers of flags.
