@@ -31,7 +31,7 @@ def forward(
     bounds,  # [samples + 1], int32: tokens
     first,  # [samples + 1], int32: chunks
     initial,  # [samples, HEADS, K, V], float32: read if INITIAL
-    output,  # [tokens, HEADS, V]: a result if OUTPUT
+    output,  # [tokens, HEADS, V]: a result if not KEEP
     final,  # [samples, HEADS, K, V], float32: a result if FINAL
     states,  # [chunks, HEADS, BV, BK]: S in front of each chunk, a result if KEEP
     written,  # [chunks, HEADS, BV, 64]: N, a result if KEEP
@@ -44,13 +44,12 @@ def forward(
     ROWS: tl.constexpr,  # of the state, for one program
     SCALE: tl.constexpr,
     INITIAL: tl.constexpr,
-    OUTPUT: tl.constexpr,
     FINAL: tl.constexpr,
     KEEP: tl.constexpr,
     CHANNELS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Grid: BV // ROWS, HEADS, samples."""
+    """Grid: BV // ROWS, HEADS, samples; in `both` other programs come first."""
     head = tl.program_id(1) % HEADS
     sample = tl.program_id(2).to(tl.int64)
     dtype = w.dtype.element_ty
@@ -83,7 +82,7 @@ def forward(
         if KEEP:
             tl.store(states + place * BV * BK + rows[:, None] * BK + columns[None, :], known)
             tl.store(written + place * BV * 64 + column, new.to(dtype))
-        if OUTPUT:
+        else:
             asked = tl.load(q + shared + tile)
             weights = tl.load(p + place * 64 * 64 + i[:, None] * 64 + i[None, :])
             out = tl.dot(known, tl.trans(asked), input_precision=PRECISION)
@@ -220,5 +219,5 @@ def both(
     else:
         forward(
             q, k, total, w, u, p, bounds, first, initial, dy, dinitial, states, written,
-            HEADS, GROUPS, K, V, BK, BV, ROWS, SCALE, INITIAL, False, False, True, CHANNELS, PRECISION,
+            HEADS, GROUPS, K, V, BK, BV, ROWS, SCALE, INITIAL, False, True, CHANNELS, PRECISION,
         )  # fmt: skip

@@ -5,6 +5,7 @@ Both forms of the rule, with one decay per head or per channel, run the same sca
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import NamedTuple
 
 import torch
@@ -74,7 +75,7 @@ class Scans:
         self.roomy = room(device)[1] >= _ROOMY
         self.precision = "ieee" if dtype == torch.float32 else "tf32"
         self._rows = min(_ROWS, self.values)
-        self._launches: dict[tuple[bool, ...], Launch] = {}
+        self._launches: dict[tuple[Hashable, tuple[bool, ...]], Launch] = {}
 
     def parts_of_state(self, rows: int, stages: int) -> tuple[int, int]:
         """Return how many rows of a state a kernel loads at once, and how many such parts ahead."""
@@ -106,7 +107,7 @@ class Scans:
         last = state_of(v, self.widths[2], samples if final else 0)
         start = last if initial is None else initial.to(torch.float32).contiguous()
         if samples:
-            self._forward(initial is not None, True, final, False)(
+            self._forward(initial is not None, final)(
                 self._grid(samples),
                 parts.q, parts.k, parts.total, parts.w, parts.u, parts.p, tables.bounds, tables.first,
                 start, output, last, output, output,
@@ -141,19 +142,16 @@ class Scans:
     def _grid(self, samples: int, scans: int = 1) -> tuple[int, int, int]:
         return self.values // self._rows, scans * self.heads, samples
 
-    def _forward(self, *flags: bool) -> Launch:
-        """The scan; flags: INITIAL, OUTPUT, FINAL, KEEP."""
-        return self._launch(scan_device.forward, 13, flags)
+    def _forward(self, initial: bool, final: bool) -> Launch:  # noqa: FBT001
+        return self._launch(scan_device.forward, 13, (initial, final, False))
 
-    def _both(self, *flags: bool) -> Launch:
-        """The scan and the reverse scan; flags: INITIAL, FINAL, DINITIAL."""
-        return self._launch(scan_device.both, 16, flags)
+    def _both(self, initial: bool, final: bool, to_initial: bool) -> Launch:  # noqa: FBT001
+        return self._launch(scan_device.both, 16, (initial, final, to_initial))
 
-    def _launch(self, function: object, tensors: int, flags: tuple[bool, ...]) -> Launch:
-        # The two functions have different numbers of flags.
-        if flags not in self._launches:
+    def _launch(self, function: Hashable, tensors: int, flags: tuple[bool, ...]) -> Launch:
+        if (function, flags) not in self._launches:
             stages = 1 if max(self.keys, self.values) > 128 else _STAGES if self.roomy else 2
-            self._launches[flags] = Launch(
+            self._launches[function, flags] = Launch(
                 function,
                 tensors,
                 *self.widths,
@@ -165,7 +163,7 @@ class Scans:
                 num_warps=_WARPS,
                 num_stages=stages,
             )
-        return self._launches[flags]
+        return self._launches[function, flags]
 
 
 def state_of(v: Tensor, keys: int, samples: int) -> Tensor:
