@@ -20,6 +20,12 @@ def main(
     families: Annotated[list[str] | None, typer.Argument(help="families; all by default")] = None,
     op: Annotated[list[str] | None, typer.Option(help="only these ops")] = None,
     workers: Annotated[int, typer.Option(help="processes")] = 2,
+    kernels: Annotated[
+        str, typer.Option(help="what the guards run; triton in its interpreter")
+    ] = "reference",
+    derivatives: Annotated[
+        bool, typer.Option(help="compare every kind of derivative, of operands that depend on each other")
+    ] = False,
     output: Annotated[Path | None, typer.Option(help="write the verdicts as JSON")] = None,
 ) -> None:
     """Build every routed site, run it through its guard and through upstream's body, and compare."""
@@ -28,7 +34,7 @@ def main(
     console = Console(stderr=True)
     with Progress(console=console) as progress:
         task = progress.add_task("proving", total=len(names))
-        for name, found in prove(names, op or (), workers):
+        for name, found in prove(names, op or (), workers, kernels, derived=derivatives):
             progress.update(task, advance=1, description=name.rpartition(".")[2])
             verdicts += found
     verdicts.sort(key=lambda verdict: (verdict.module, verdict.target, verdict.op))

@@ -14,9 +14,10 @@ import torch
 from torch import nn
 
 from tests.proof.build import build, randomise
+from tests.proof.compare import MODE
 from tests.proof.configs import HIDDEN
 from tests.proof.inputs import Inputs
-from tests.proof.provers import MIXED, Proof, Tally, Unfit, Unreached, both, slots_of, typed
+from tests.proof.provers import Proof, Tally, Unfit, Unreached, both, slots_of, typed
 from veomni_hook.patches.code.scope import bound_names, loaded
 
 __all__ = ["prove_addition"]
@@ -37,7 +38,9 @@ def prove_addition(site: Any, module: Any) -> Proof:
         assert isinstance(guard, ast.If)
         owner, call, names = _alone(guard, cls, module)
         width = max(parameter.numel() for parameter in owner.parameters())  # the norm's weight
-        for (held, dtype), inputs in ((mixed, given) for mixed in MIXED for given in _inputs(names, width)):
+        for (held, dtype), inputs in (
+            (mixed, given) for mixed in MODE.mixed() for given in _inputs(names, width)
+        ):
             owner.to(held)
             try:
                 result = both(slots, owner, call, typed(inputs, dtype))

@@ -13,9 +13,10 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from tests.proof.build import Unbuildable, build, family_config, randomise, real_config, telling
+from tests.proof.compare import MODE
 from tests.proof.configs import HIDDEN, Small
 from tests.proof.inputs import Inputs
-from tests.proof.provers import DTYPES, MIXED, Proof, Tally, Unfit, both, slots_of, typed
+from tests.proof.provers import Proof, Tally, Unfit, both, slots_of, typed
 
 __all__ = ["prove_attention"]
 
@@ -35,7 +36,7 @@ def prove_attention(site: Any, module: Any) -> Proof:
     cls = getattr(module, site.target.partition(".")[0])
     slots, tally = slots_of(module, site.op), Tally(site.variant)
     owners = list(_instances(cls, module))
-    for (held, dtype), owner in itertools.product(MIXED, owners):
+    for (held, dtype), owner in itertools.product(MODE.mixed(), owners):
         owner.to(held)
         for inputs in _calls(owner, dtype):
             try:
@@ -104,7 +105,7 @@ def _calls(owner: nn.Module, dtype: torch.dtype) -> Iterator[Inputs]:
     parameters = list(inspect.signature(inspect.unwrap(type(owner).forward)).parameters.values())[1:]
     head = next(p.shape[0] for name, p in owner.named_parameters() if "norm" in name and p.dim() == 1)
     for width, batch, table in itertools.product(
-        (head, head // 2, head // 4), (1, BATCH), {dtype, DTYPES[0]}
+        (head, head // 2, head // 4), (1, BATCH), {dtype, MODE.dtypes[0]}
     ):
         inputs: Inputs = {}
         for parameter in parameters:

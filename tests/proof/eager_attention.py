@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from tests.proof.provers import DTYPES, Proof, Tally, Unreached, both, slots_of
+from tests.proof.compare import MODE
+from tests.proof.provers import Proof, Tally, Unreached, both, slots_of
 
 __all__ = ["prove_eager_attention"]
 
@@ -38,7 +39,7 @@ def prove_eager_attention(site: Any, module: Any) -> Proof:
     if "softcap" in names:
         optional = [{"scaling": 0.3, "softcap": SOFTCAP}, {"scaling": None, "softcap": None}]
     tally = Tally(site.variant)
-    for dtype, masked, extra, slot in itertools.product(DTYPES, (False, True), optional, slots):
+    for dtype, masked, extra, slot in itertools.product(MODE.dtypes, (False, True), optional, slots):
         owner = Attention().to(dtype)
         heads = {"query": HEADS, "key": KEY_HEADS, "value": KEY_HEADS}
         states = {n: torch.randn(BATCH, number, LENGTH, WIDTH).to(dtype) for n, number in heads.items()}

@@ -14,7 +14,8 @@ import torch
 from torch import nn
 
 from tests.proof.call_sites import definition
-from tests.proof.provers import MIXED, Proof, Tally, Unfit, Unreached, both, instances, slots_of, typed
+from tests.proof.compare import MODE
+from tests.proof.provers import Proof, Tally, Unfit, Unreached, both, instances, slots_of, typed
 from veomni_hook.patches.code.statements import binding, blocks
 
 __all__ = ["prove_index_scores"]
@@ -37,7 +38,7 @@ def prove_index_scores(site: Any, module: Any) -> Proof:
     (states,), (linear,) = read, projected
     call = _function(made[:1] * weights.isidentifier() + guarded, site.captures, states, module)
     slots, tally = slots_of(module, site.op), Tally(site.variant)
-    for held, dtype in MIXED:
+    for held, dtype in MODE.mixed():
         counts = held is dtype or not tally.fits(dtype)
         inputs = {
             site.captures["query"]: torch.randn(_BATCH, _QUERIES, linear.out_features, _WIDTH),

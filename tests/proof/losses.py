@@ -15,9 +15,9 @@ import torch
 from torch import nn
 
 from tests.proof.build import Unbuildable
-from tests.proof.compare import Differs, Run, tensors
+from tests.proof.compare import MODE, Differs, Run, tensors
 from tests.proof.configs import EXPERTS, HIDDEN, TOP_K, VOCABULARY
-from tests.proof.provers import DTYPES, UNFIT, Proof, Tally, Unreached, both, slots_of, typed, with_kernels
+from tests.proof.provers import UNFIT, Proof, Tally, Unreached, both, slots_of, typed, with_kernels
 from tests.proof.stubs import Inner, model_around
 
 __all__ = ["prove_linear_cross_entropy", "prove_load_balancing_loss"]
@@ -42,15 +42,15 @@ def prove_linear_cross_entropy(site: Any, module: Any) -> Proof:
     tally = Tally(site.variant)
     numbers = [{}, tail.telling()]
     counts = [{}, {"num_items_in_batch": torch.tensor(5)}] if tail.counts_items else [{}]
-    for dtype, values, extra in itertools.product(DTYPES, numbers, counts):
+    for dtype, values, extra in itertools.product(MODE.dtypes, numbers, counts):
         expected, call = tail.upstream(dtype, values, extra)
         owner, step = call()
         try:
-            found = with_kernels("reference", step)
+            found = with_kernels(MODE.kernels, step)
         except Exception as error:
             raise Differs(f"only the guarded path raises {type(error).__name__}: {error}") from error
         outcome = tail.outcome(owner)
-        if outcome is None or outcome.backend != "reference":
+        if outcome is None or outcome.backend != MODE.kernels:
             raise Unreached(f"the guard was not taken: {outcome}")
         gradients = expected.gradients
         makes = tail.makes_logits(owner)
@@ -194,9 +194,13 @@ def _labels(forward: ast.FunctionDef, variant: str, generator: torch.Generator) 
 
 
 def _step(owner: nn.Module, given: dict[str, Any]) -> Run:
+    if MODE.run is not None:
+        # Not the logits: a model whose logits are read in training computes them from then on.
+        found = MODE.run(lambda **given: {"loss": _loss(owner.forward(**given))}, given, owner)
+        return Run({name.replace("grad of self.", "grad of "): value for name, value in found.items()})
     torch.manual_seed(2)
     made = owner.forward(**given)
-    loss = made.loss if hasattr(made, "loss") else made[0]
+    loss = _loss(made)
     if loss is None:
         raise ValueError("no loss came out")
     loss.backward()
@@ -212,6 +216,11 @@ def _step(owner: nn.Module, given: dict[str, Any]) -> Run:
     return result
 
 
+def _loss(made: Any) -> torch.Tensor | None:
+    loss: torch.Tensor | None = made.loss if hasattr(made, "loss") else made[0]
+    return loss
+
+
 def prove_load_balancing_loss(site: Any, module: Any) -> Proof:
     """Prove an auxiliary loss through ``slot.at``: several layers, without and with a mask."""
     upstream = getattr(module, site.target)
@@ -221,7 +230,7 @@ def prove_load_balancing_loss(site: Any, module: Any) -> Proof:
     names = list(inspect.signature(upstream).parameters)
     masks = (None, torch.tensor([[1, 1, 1, 1, 0, 0, 0], [1] * 7]))
     tally = Tally(site.variant)
-    for dtype, mask, slot in itertools.product(DTYPES, masks, slots):
+    for dtype, mask, slot in itertools.product(MODE.dtypes, masks, slots):
         owner = nn.Module()
         logits = {f"layer{i}": torch.randn(BATCH * LENGTH, EXPERTS).to(dtype) for i in range(3)}
 

@@ -16,13 +16,12 @@ import torch
 from torch import nn
 
 from tests.proof.build import Unbuildable, build
-from tests.proof.compare import Differs, Run, agree, meaningful, run
+from tests.proof.compare import MODE, Differs, Run, agree, meaningful, run
 from tests.proof.inputs import Calls, Inputs
 from veomni_hook.kernels.selection.process_choice import get_choice, set_choice
 from veomni_hook.kernels.slot import Slot
 
 __all__ = [
-    "DTYPES",
     "Proof",
     "UNFIT",
     "Tally",
@@ -36,9 +35,6 @@ __all__ = [
     "with_kernels",
 ]
 
-DTYPES = (torch.float32, torch.bfloat16)
-#: Dtypes of parameters and inputs.
-MIXED = (*((dtype, dtype) for dtype in DTYPES), (torch.float32, torch.bfloat16))
 #: What a body raises that cannot take the inputs.
 UNFIT = (TypeError, RuntimeError, IndexError, AttributeError, ValueError, AssertionError, KeyError)
 
@@ -141,13 +137,19 @@ class Tally:
             self._gradients += len(expected.gradients)
             self._reached |= {(variant, dtype) for variant in taken if counts}
 
+    def enough(self) -> bool:
+        """Whether further calls would only repeat: all derivatives of every variant were compared."""
+        return MODE.run is not None and self._reached >= set(itertools.product(self._wanted, MODE.dtypes))
+
     def proof(self) -> Proof:
         """What was found.
 
         Raises:
             Unreached: a variant was not reached in each dtype.
         """
-        missing = [f"{v}@{d}" for v in sorted(self._wanted) for d in DTYPES if (v, d) not in self._reached]
+        missing = [
+            f"{v}@{d}" for v in sorted(self._wanted) for d in MODE.dtypes if (v, d) not in self._reached
+        ]
         if missing or not self._wanted:
             raise Unreached(f"no call reached {missing}: {'; '.join(self._notes) or 'no calls'}"[:600])
         return Proof(self._gradients, self._errors)
@@ -170,14 +172,14 @@ def both(
     for slot in slots:
         slot.records.clear()
     try:
-        found = with_kernels("reference", lambda: run(call, inputs, owner))
+        found = with_kernels(MODE.kernels, lambda: run(call, inputs, owner))
     except Exception as error:
         raise Differs(f"only the guarded path raises {type(error).__name__}: {error}") from error
     # Under the choice in force again, a slot may be idle: what it noted is read as it is.
     held = [(slot, slot.record(owner)) for slot in slots]
     outcomes = [(slot.variant, noted.latest.last) for slot, noted in held if noted is not None]
-    taken = {variant for variant, outcome in outcomes if outcome.backend == "reference"}
-    refusals = [f"{v}: {outcome.reason}" for v, outcome in outcomes if outcome.backend != "reference"]
+    taken = {variant for variant, outcome in outcomes if outcome.backend == MODE.kernels}
+    refusals = [f"{v}: {outcome.reason}" for v, outcome in outcomes if outcome.backend != MODE.kernels]
     return expected, found, taken, refusals
 
 
@@ -194,12 +196,14 @@ def _prove_class(site: Any, module: Any, calls: Calls) -> Proof:
     owners = list(instances(getattr(module, name)))
     # Dropout and noise are drawn alike in both runs.
     owners.append(copy.deepcopy(owners[0]).train())
-    for held, dtype in MIXED:
+    for held, dtype in MODE.mixed():
         # What upstream keeps in float32 need not take parameters in another dtype.
         counts = held is dtype or not tally.fits(dtype)
         for owner in owners:
             owner.to(held)
             for inputs in calls(owner, method):
+                if tally.enough():
+                    return tally.proof()
                 try:
                     result = both(slots, owner, getattr(owner, method), typed(inputs, dtype))
                 except Unfit as error:

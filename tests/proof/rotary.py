@@ -12,10 +12,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from tests.proof.compare import run
+from tests.proof.compare import MODE, run
 from tests.proof.inputs import Inputs, packed_rotary_calls
 from tests.proof.provers import (
-    DTYPES,
     UNFIT,
     Proof,
     Tally,
@@ -45,7 +44,7 @@ def prove_rotary(site: Any, module: Any) -> Proof:
         raise Unreached("the module has no slot for it")
     names = list(inspect.signature(inspect.unwrap(upstream)).parameters)
     tally = Tally(site.variant)
-    for slot, dtype in itertools.product(slots, DTYPES):
+    for slot, dtype in itertools.product(slots, MODE.dtypes):
         owner = nn.Module()
         for table_dtype, (inputs, options) in itertools.product(
             dict.fromkeys((dtype, torch.float32)), layouts(names)
@@ -116,7 +115,7 @@ def _uncalled(site: Any, upstream: Any) -> Proof:
     names = list(inspect.signature(inspect.unwrap(upstream)).parameters)
     operands = list(inspect.signature(formula).parameters)
     tally = Tally(site.variant)
-    for dtype, (inputs, options) in itertools.product(DTYPES, layouts(names)):
+    for dtype, (inputs, options) in itertools.product(MODE.dtypes, layouts(names)):
         given = {name: _typed(name, v, dtype, dtype) for name, v in inputs.items()}
         renamed = {site.captures.get(operand, operand): operand for operand in operands}
         try:

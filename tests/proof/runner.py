@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import gc
 import importlib
+import logging
 import multiprocessing
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = ["OUTCOMES", "Verdict", "judge", "modules", "prove", "prove_module", "prover", "routed"]
 
+#: How many times the rounding of the reference other runs may be off.
+SLACK = 100.0
 #: Equal bit for bit, or within the rounding of the dtype.
 PROVED = ("equal", "rounding")
 #: What a site can come to. Failures: guard and body differ; they were compared where they could not; no call
@@ -169,24 +172,62 @@ def prove_module(module: str, ops: Sequence[str] = ()) -> list[Verdict]:
     return verdicts
 
 
-def _start() -> None:
+def _start(kernels: str = "reference", derived: bool = False) -> None:
     import os
 
     os.environ["HF_HUB_OFFLINE"] = "1"
+    if kernels == "triton":
+        os.environ["TRITON_INTERPRET"] = "1"
     import veomni_hook
 
-    veomni_hook.activate(kernels="reference")
+    veomni_hook.activate(kernels=kernels)
     import torch
 
     torch.set_num_threads(1)
+    set_up(kernels, derived=derived)
+
+
+def set_up(kernels: str, *, derived: bool) -> None:
+    """Let guards run ``kernels`` in this process, and runs compute all derivatives if ``derived``."""
+    from tests.proof.compare import MODE
+    from tests.proof.derivatives import derivatives
+
+    MODE.kernels, MODE.run = kernels, derivatives if derived else None
+    # Second derivatives add up more roundings, and other backends than the reference add in another order.
+    MODE.slack = 1.0 if kernels == "reference" and not derived else SLACK
+    if derived:
+        # A refusal in a transform is what is wanted.
+        logging.getLogger("veomni_hook").setLevel(logging.ERROR)
+        MODE.dtypes = MODE.dtypes[:1]
+    if kernels == "triton":
+        _interpret()
+
+
+def _interpret() -> None:
+    """Let kernels run on a CPU that ask for a GPU."""
+    from tests.kernels.interpreter import hasten
+    from veomni_hook.kernels.selection.declaration import Requirement
+    from veomni_hook.kernels.selection.registry import registry
+
+    hasten(look_for_overflows=False)
+    for kernel in registry.kernels():
+        if kernel.backend == "triton":
+            registry.replace(replace(kernel, requires=Requirement(triton=True)))
 
 
 def prove(
-    names: Sequence[str], ops: Sequence[str] = (), workers: int = 2
+    names: Sequence[str],
+    ops: Sequence[str] = (),
+    workers: int = 2,
+    kernels: str = "reference",
+    *,
+    derived: bool = False,
 ) -> Iterator[tuple[str, list[Verdict]]]:
     """Prove many modules in parallel; yields each module with its verdicts as it is done."""
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=context, initializer=_start) as pool:
+    with ProcessPoolExecutor(
+        workers, mp_context=context, initializer=_start, initargs=(kernels, derived)
+    ) as pool:
         running = {pool.submit(prove_module, name, tuple(ops)): name for name in names}
         for done in as_completed(running):
             name = running[done]

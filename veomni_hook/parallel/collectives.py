@@ -151,7 +151,7 @@ class _AllToAll(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return _all_to_all(grad, ctx.group), None
+        return _exchange(grad, ctx.group), None
 
 
 class _Gather(torch.autograd.Function):
@@ -165,10 +165,21 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
-        group = ctx.group
-        return _OPS.wait_tensor(
-            _OPS.reduce_scatter_tensor(grad.contiguous(), "sum", group.size, group.name)
-        ), None
+        return _sum_of_parts(grad, ctx.group), None
+
+
+class _SumOfParts(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, group: SequenceGroup) -> torch.Tensor:
+        ctx.group = group
+        part: torch.Tensor = _OPS.wait_tensor(
+            _OPS.reduce_scatter_tensor(x.contiguous(), "sum", group.size, group.name)
+        )
+        return part
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return _gather(grad, ctx.group), None
 
 
 class _Sum(torch.autograd.Function):
@@ -180,7 +191,8 @@ class _Sum(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return _OPS.wait_tensor(_OPS.all_reduce(grad.contiguous(), "sum", ctx.group.name)), None
+        return _sum(grad, ctx.group), None
 
 
-_exchange, _gather, _sum = applied(_AllToAll), applied(_Gather), applied(_Sum)
+_exchange, _gather = applied(_AllToAll), applied(_Gather)
+_sum, _sum_of_parts = applied(_Sum), applied(_SumOfParts)

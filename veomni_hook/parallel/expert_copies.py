@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 __all__ = ["Copies", "collect", "copies_of", "spread", "sum_of_copies"]
 
@@ -48,12 +47,12 @@ def copies_of(wanted: Tensor, count: int, *, by_place: bool) -> Copies:
 
 
 def spread(rows: Tensor, copies: Copies) -> Tensor:
-    """Return ``[copies, width]``: the copies of ``rows`` ``[rows, width]``; differentiable once."""
+    """Return ``[copies, width]``: the copies of ``rows`` ``[rows, width]``; differentiable."""
     return _Spread.apply(rows, *copies)  # type: ignore[no-untyped-call,no-any-return]
 
 
 def collect(rows: Tensor, copies: Copies) -> Tensor:
-    """Return ``[rows, width]``: the sum of each row's copies ``[copies, width]``; differentiable once."""
+    """Return ``[rows, width]``: the sum of each row's copies ``[copies, width]``; differentiable."""
     return _Collect.apply(rows, *copies)  # type: ignore[no-untyped-call,no-any-return]
 
 
@@ -64,9 +63,8 @@ class _Spread(torch.autograd.Function):
         return rows.index_select(0, sources)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return sum_of_copies(grad, Copies(*ctx.saved_tensors)), None, None
+        return collect(grad, Copies(*ctx.saved_tensors)), None, None
 
 
 class _Collect(torch.autograd.Function):
@@ -78,9 +76,8 @@ class _Collect(torch.autograd.Function):
         return sum_of_copies(rows, Copies(sources, places))
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return grad.index_select(0, ctx.saved_tensors[0]), None, None
+        return spread(grad, Copies(*ctx.saved_tensors)), None, None
 
 
 def sum_of_copies(rows: Tensor, copies: Copies) -> Tensor:

@@ -20,15 +20,13 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.distributed._functional_collectives import (
-    all_to_all_single,
     all_to_all_single_autograd,
     wait_tensor,
 )
 from transformers.distributed.expert_parallel import EPImplementation, EPImplementationInterface
 
-from veomni_hook.parallel.expert_copies import Copies, collect, copies_of, spread, sum_of_copies
+from veomni_hook.parallel.expert_copies import Copies, collect, copies_of, spread
 from veomni_hook.parallel.expert_records import current, record_checkpoints
 from veomni_hook.parallel.expert_release import NAME
 
@@ -183,7 +181,11 @@ class OncePerRank(EPImplementation):  # type: ignore[misc,unused-ignore]
     def _exchange(self, rows: Tensor, sent: list[int], received: list[int]) -> Tensor:
         """Send rows to the ranks, in the order of ranks, and return what they sent; differentiable."""
         arrived = all_to_all_single_autograd(rows.contiguous(), received, sent, self.group)
-        return _Arrived.apply(arrived)  # type: ignore[no-untyped-call,no-any-return]
+        return _arrived(arrived)
+
+
+def _arrived(rows: Tensor) -> Tensor:
+    return _Arrived.apply(rows)  # type: ignore[no-untyped-call,no-any-return]
 
 
 class _Arrived(torch.autograd.Function):
@@ -214,11 +216,9 @@ class _Delivered(torch.autograd.Function):
         return routing.weights.clone()
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        back = all_to_all_single(grad.contiguous(), ctx.sent, ctx.received, ctx.group)
-        back = wait_tensor(back)  # type: ignore[no-untyped-call]
-        return sum_of_copies(back, Copies(*ctx.saved_tensors)), None, None, None, None
+        back = all_to_all_single_autograd(grad.contiguous(), ctx.sent, ctx.received, ctx.group)
+        return collect(_arrived(back), Copies(*ctx.saved_tensors)), None, None, None, None
 
 
 def in_recorded_order(recorded: Tensor, ids: Tensor, weights: Tensor) -> Tensor:

@@ -7,21 +7,24 @@ from typing import Any
 import pytest
 import torch
 
-from veomni_hook.kernels.shared.autograd import applied, backward_once
+from veomni_hook.kernels.shared.autograd import applied, gradients, is_recorded
 
 
 class Scaled(torch.autograd.Function):
-    """x * factor, whose backward is not differentiable."""
+    """x * factor, whose backward has no history of its own."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, factor: float) -> torch.Tensor:
+        ctx.save_for_backward(x)
         ctx.factor = factor
         return x * factor
 
     @staticmethod
-    @backward_once
-    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return dy * ctx.factor, None
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, None]:
+        if is_recorded():
+            (x,) = ctx.saved_tensors
+            return gradients(lambda x: x * ctx.factor, (x,), (True,), (dy,))[0], None
+        return dy.detach() * ctx.factor, None
 
 
 class Addressed(torch.autograd.Function):
@@ -54,11 +57,35 @@ def test_only_what_is_needed_of_torchs_code_runs(monkeypatch):
     scaled(torch.ones(3, requires_grad=True), 2.0)
 
 
-def test_a_second_derivative_is_an_error():
+def test_a_recorded_backward_has_a_history():
     x = torch.ones(3, requires_grad=True)
     (dx,) = torch.autograd.grad(scaled(x, 2.0).pow(2).sum(), x, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        dx.sum().backward()
+    (slope,) = torch.autograd.grad(dx.sum(), x)
+    assert slope.tolist() == [8.0] * 3
+
+
+def test_gradients_of_operands_that_depend_on_each_other():
+    def formula(x: torch.Tensor, w: torch.Tensor, factor: float, none: None) -> list[torch.Tensor | None]:
+        return [factor * x * w, None, x.detach()]
+
+    leaf = torch.tensor(3.0, requires_grad=True)
+    x = leaf * leaf
+    incoming = torch.tensor(1.0), torch.tensor(1.0), None
+    for again in (False, True):
+        with torch.set_grad_enabled(again):
+            found = gradients(formula, (x, leaf, 2.0, None), (True, True, False, False), incoming)
+        assert found[2:] == (None, None)
+        assert [float(dx) for dx in found[:2]] == [6.0, 18.0]
+        assert found[0].requires_grad is again
+    # d(2 w) / d leaf, and d(2 x) / d leaf
+    assert [float(torch.autograd.grad(dx, leaf, retain_graph=True)[0]) for dx in found[:2]] == [2.0, 12.0]
+
+
+def test_gradients_of_what_does_not_matter():
+    x, w = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
+    assert gradients(lambda x, w: x * 2, (x, w), (True, True), (torch.ones(2),))[1] is None
+    assert gradients(lambda x, w: x * w, (x, w), (False, False), (torch.ones(2),)) == (None, None)
+    assert gradients(lambda x, w: x * w, (x, w), (True, True), (None,)) == (None, None)
 
 
 def test_a_tensor_that_left_a_transform():

@@ -20,11 +20,11 @@ from torch import nn
 
 from veomni_hook.kernels.add_layer_norm import device as kernels
 from veomni_hook.kernels.add_layer_norm import reference
-from veomni_hook.kernels.layer_norm.triton import gradients
+from veomni_hook.kernels.layer_norm.triton import backward, formula
 from veomni_hook.kernels.nn_layer_norm import triton as norms
 from veomni_hook.kernels.nn_layer_norm.skipped_calls import refuses_norm
 from veomni_hook.kernels.rms_norm.tiles import LARGE, warps_of
-from veomni_hook.kernels.shared.autograd import applied, backward_once
+from veomni_hook.kernels.shared.autograd import applied, gradients, is_recorded
 from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, power
 from veomni_hook.kernels.shared.operand_checks import not_plain, untraceable
 from veomni_hook.kernels.shared.operators import define_op, on_its_device, watched
@@ -163,25 +163,29 @@ class _AddLayerNorm(torch.autograd.Function):
         out: torch.dtype,
     ) -> _Pair:
         total, y, moments = _FORWARD(residual, hidden_states, weight, bias, eps, out)
-        ctx.save_for_backward(total, weight, moments)
-        ctx.bias = None if bias is None else bias.dtype
+        ctx.save_for_backward(total, weight, bias, moments)
+        ctx.eps, ctx.out = eps, out
         # The last layer's sum, or an unused norm, has no gradient: do not allocate zeros for it.
         ctx.set_materialize_grads(False)
         return total, y
 
     @staticmethod
-    @backward_once
     def backward(
         ctx: Any, dtotal: torch.Tensor | None, dy: torch.Tensor | None
     ) -> tuple[torch.Tensor | None, ...]:
-        total, weight, moments = ctx.saved_tensors
+        total, weight, bias, moments = ctx.saved_tensors
         to_residual, to_hidden, to_weight, to_bias = ctx.needs_input_grad[:4]
         dx, dweight, dbias = dtotal, None, None
-        if dy is not None:
-            needed = to_weight, to_bias
+        if is_recorded():
+            # The sum has one gradient, whichever addend it is for.
+            wanted = to_residual or to_hidden, to_weight, to_bias
+            norm = partial(formula, eps=ctx.eps, dtypes=(torch.float32, torch.float32, ctx.out))
             dx, dweight, dbias = gradients(
-                total, weight, ctx.bias, moments, dy, dtotal, torch.float32, needed
+                lambda x, *rest: (x, norm(x, *rest)), (total, weight, bias), wanted, (dtotal, dy)
             )
+        elif dy is not None:
+            needed = to_weight, to_bias
+            dx, dweight, dbias = backward(total, weight, bias, moments, dy, dtotal, torch.float32, needed)
         return dx if to_residual else None, dx if to_hidden else None, dweight, dbias, None, None
 
 

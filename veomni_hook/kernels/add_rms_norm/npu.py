@@ -14,12 +14,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from veomni_hook.kernels.add_rms_norm import skipped_calls
 from veomni_hook.kernels.add_rms_norm.reference import added
 from veomni_hook.kernels.rms_norm import npu as norms
+from veomni_hook.kernels.rms_norm.reference import cast_before_weight as norm
 from veomni_hook.kernels.shared import ascend
+from veomni_hook.kernels.shared.autograd import gradients, is_recorded
 from veomni_hook.kernels.shared.operators import define_op
 
 __all__ = ["apart", "cast_before_weight", "refuses"]
@@ -49,17 +50,24 @@ class _AddRmsNorm(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         total, y, scale = _FORWARD(residual, hidden_states, weight, eps)
         ctx.save_for_backward(total, weight, scale)
+        ctx.eps = eps
         # The last layer's sum, or an unused norm, has no gradient: do not allocate zeros for it.
         ctx.set_materialize_grads(False)
         return total, y
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, dtotal: Tensor | None, dy: Tensor | None) -> tuple[Tensor | None, ...]:
         total, weight, scale = ctx.saved_tensors
         to_residual, to_hidden, to_weight, _ = ctx.needs_input_grad
         dx, dweight = dtotal, None
-        if dy is not None:
+        if is_recorded():
+            # The sum has one gradient, whichever addend it is for.
+            wanted = to_residual or to_hidden, to_weight
+            dx, dweight = gradients(
+                lambda x, weight: (x, norm(x, weight, ctx.eps)),
+                (total, weight), wanted, (dtotal, dy),
+            )  # fmt: skip
+        elif dy is not None:
             dx, dweight = norms.BACKWARD(dy.contiguous(), total, weight, scale)
             dx = dx if dtotal is None else dx + dtotal
             dweight = dweight.to(weight.dtype) if to_weight else None

@@ -25,10 +25,11 @@ from torch import nn
 from veomni_hook.kernels.add_rms_norm import device as kernels
 from veomni_hook.kernels.add_rms_norm import reference, skipped_calls
 from veomni_hook.kernels.add_rms_norm.variants import OP
+from veomni_hook.kernels.rms_norm import reference as formulas
 from veomni_hook.kernels.rms_norm import triton as norms
 from veomni_hook.kernels.rms_norm.tiles import LARGE, ONE_PLUS, ONE_PLUS_ROUNDED, TL, WEIGHT, warps_of
 from veomni_hook.kernels.rms_norm.variants import Norm
-from veomni_hook.kernels.shared.autograd import applied, backward_once
+from veomni_hook.kernels.shared.autograd import applied, gradients, is_recorded
 from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, power
 from veomni_hook.kernels.shared.operand_checks import not_plain, untraceable
 from veomni_hook.kernels.shared.operators import define_op, on_its_device, watched
@@ -181,20 +182,26 @@ class _AddRmsNorm(torch.autograd.Function):
     ) -> _Pair:
         total, y, scale = _FORWARD(residual, hidden_states, weight, eps, variant)
         ctx.save_for_backward(total, weight, scale)
-        ctx.variant = variant
+        ctx.variant, ctx.eps = variant, eps
         # The last layer's sum, or an unused norm, has no gradient: do not allocate zeros for it.
         ctx.set_materialize_grads(False)
         return total, y
 
     @staticmethod
-    @backward_once
     def backward(
         ctx: Any, dtotal: torch.Tensor | None, dy: torch.Tensor | None
     ) -> tuple[torch.Tensor | None, ...]:
         total, weight, scale = ctx.saved_tensors
         to_residual, to_hidden, to_weight = ctx.needs_input_grad[:3]
         dweight = None
-        if dy is None:
+        if is_recorded():
+            # The sum has one gradient, whichever addend it is for.
+            wanted = to_residual or to_hidden, to_weight
+            norm = getattr(formulas, ctx.variant)
+            dx, dweight = gradients(
+                lambda x, weight: (x, norm(x, weight, ctx.eps)), (total, weight), wanted, (dtotal, dy)
+            )
+        elif dy is None:
             dx = dtotal
         else:
             middle = _rounded_to(ctx.variant, total.dtype, weight.dtype)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from veomni_hook.kernels.shared.autograd import applied, backward_once
+from veomni_hook.kernels.shared.autograd import applied, gradients, is_recorded
 from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, cdiv, power
 from veomni_hook.kernels.shared.operators import define_op
 
@@ -109,12 +109,18 @@ class _Rescaled(torch.autograd.Function):
         return _FORWARD(x, lse, sinks)  # type: ignore[no-any-return]
 
     @staticmethod
-    @backward_once
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, lse, sinks = ctx.saved_tensors
+        if is_recorded():
+            return gradients(_definition, (x, lse, sinks), ctx.needs_input_grad, (dy,))
         dx, dlse = _BACKWARD(x, lse, sinks, dy)
         to_sinks = ctx.needs_input_grad[2]
         return dx, dlse, (-dlse.sum((0, 2))).to(sinks.dtype) if to_sinks else None
+
+
+def _definition(x: torch.Tensor, lse: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:
+    share = (lse - sinks.view(1, -1, 1)).float().sigmoid()
+    return (x * share.unsqueeze(-1).to(x.dtype)).transpose(1, 2)
 
 
 _apply = applied(_Rescaled)

@@ -13,15 +13,17 @@ number for each query and head. Mutates: nothing. Deterministic: sums have a fix
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, partial
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
 from torch.nn import functional
 
+from veomni_hook.kernels.attention import reference
 from veomni_hook.kernels.attention.calls import dtype_of, refuses_call
 from veomni_hook.kernels.attention.masks import in_order
-from veomni_hook.kernels.shared.autograd import applied, backward_once
+from veomni_hook.kernels.shared.autograd import applied, gradients, is_recorded
 from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, cdiv, generation, power, room
 from veomni_hook.kernels.shared.operand_checks import not_plain
 from veomni_hook.kernels.shared.operators import define_op
@@ -338,15 +340,28 @@ class _Attention(torch.autograd.Function):
         return out, lse
 
     @staticmethod
-    @backward_once
     def backward(ctx: Any, dout: Tensor, _: Any) -> tuple[Tensor | None, ...]:
         query, key, value, mask, sinks, out, lse = ctx.saved_tensors
+        if is_recorded():
+            definition = partial(_definition, mask, ctx.scale)
+            needed = (*ctx.needs_input_grad[:3], ctx.needs_input_grad[4])
+            *to_states, to_sinks = gradients(definition, (query, key, value, sinks), needed, (dout,))
+            return *to_states, None, to_sinks, None
         dquery, dkey, dvalue, delta = _BACKWARD(query, key, value, mask, out, lse, dout, ctx.scale)
         share = (sinks.float()[:, None] - lse).exp_()
         dsinks = -share.mul_(delta).sum((0, 2)).to(sinks.dtype)
         found = dquery, dkey, None if value is None else dvalue, None, dsinks
         wanted = zip(found, ctx.needs_input_grad, strict=False)
         return *(each if want else None for each, want in wanted), None
+
+
+def _definition(
+    mask: Tensor, scale: float, query: Tensor, key: Tensor, value: Tensor | None, sinks: Tensor
+) -> Tensor:
+    groups = query.shape[1] // key.shape[1]
+    owner = SimpleNamespace(sinks=sinks, num_key_value_groups=groups, training=False)
+    operands = query, key, key if value is None else value, mask.unsqueeze(1), owner, scale
+    return reference.sinks_float32_softmax(*operands)[0]
 
 
 _apply = applied(_Attention)

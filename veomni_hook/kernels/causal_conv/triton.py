@@ -8,14 +8,15 @@ the operands. Mutates: nothing. Deterministic: the weight's gradient is summed i
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
 
 from veomni_hook.kernels.causal_conv import device as kernels
 from veomni_hook.kernels.causal_conv import operand_checks
-from veomni_hook.kernels.shared.autograd import applied, backward_once
+from veomni_hook.kernels.causal_conv.torch import depthwise as in_torch
+from veomni_hook.kernels.shared.autograd import applied, gradients, is_recorded
 from veomni_hook.kernels.shared.host_values import derived
 from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, cdiv, power, room
 from veomni_hook.kernels.shared.operators import define_op
@@ -150,9 +151,12 @@ class _Convolution(torch.autograd.Function):
         return _FORWARD(*arguments)  # type: ignore[no-any-return]
 
     @staticmethod
-    @backward_once
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, bias = ctx.saved_tensors
+        if is_recorded():
+            kind = {"activation": "silu" if ctx.silu else None, "cu_seqlens": ctx.cu_seqlens}
+            formula, wanted = partial(in_torch, **kind), ctx.needs_input_grad[:3]
+            return *gradients(formula, (x, weight, bias), wanted, (dy,)), None, None
         dx, dweight, dbias = _BACKWARD(dy, x, weight, bias, ctx.cu_seqlens, ctx.silu)
         wanted = zip((dx, dweight, dbias), ctx.needs_input_grad, strict=False)
         return (*(each if need else None for each, need in wanted), None, None)

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from veomni_hook.kernels.gated_delta_rule import channel_device, channel_gradients_device, operand_checks
+from veomni_hook.kernels.gated_delta_rule.channels import channel_decay as in_torch
 from veomni_hook.kernels.gated_delta_rule.rule import (
     Launches,
     Operands,
@@ -29,7 +30,7 @@ from veomni_hook.kernels.gated_delta_rule.rule import (
 )
 from veomni_hook.kernels.gated_delta_rule.scans import Parts, Scanned, Scans
 from veomni_hook.kernels.gated_delta_rule.tables import Tables
-from veomni_hook.kernels.shared.autograd import applied, backward_once
+from veomni_hook.kernels.shared.autograd import applied
 from veomni_hook.kernels.shared.launch import LAUNCHES, Launch
 
 __all__ = ["channel_decay", "refuses"]
@@ -168,9 +169,8 @@ class _Rule(torch.autograd.Function):
         return kept(ctx, _FORWARD, arguments)
 
     @staticmethod
-    @backward_once
     def backward(ctx: Any, dy: Tensor | None, dfinal: Tensor | None) -> tuple[Tensor | None, ...]:
-        return found(ctx, _BACKWARD, dy, dfinal)
+        return found(ctx, _BACKWARD, in_torch, dy, dfinal)
 
 
 _apply = applied(_Rule)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ import torch
 from veomni_hook.kernels.gated_delta_rule.chunks import LENGTH
 from veomni_hook.kernels.gated_delta_rule.scans import Parts, Scanned, Scans, state_of
 from veomni_hook.kernels.gated_delta_rule.tables import Tables, tables_of
+from veomni_hook.kernels.shared.autograd import gradients, is_recorded
 from veomni_hook.kernels.shared.launch import Launch
 from veomni_hook.kernels.shared.operators import define_op
 
@@ -83,7 +85,7 @@ def operators(name: str, prepared: Callable[..., tuple[Operands, Launches]]) -> 
         parts = launches.parts(operands, tables, None)
         return *launches.scans.outputs(parts, tables, v, initial, final), parts.solved
 
-    def gradients(  # noqa: PLR0913, PLR0917
+    def slopes(  # noqa: PLR0913, PLR0917
         dy: Tensor,
         dfinal: Tensor | None,
         q: Tensor,
@@ -109,7 +111,7 @@ def operators(name: str, prepared: Callable[..., tuple[Operands, Launches]]) -> 
     backward = define_op(
         f"{name}_backward(Tensor dy, Tensor? dfinal, {_OPERANDS}, Tensor solved, bool normalise,"
         " bool to_initial) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
-        gradients,
+        slopes,
         _gradients_fake,
     )
     return forward, backward
@@ -127,19 +129,27 @@ def kept(ctx: Any, forward: Callable[..., Any], arguments: tuple[Any, ...]) -> t
 
 
 def found(
-    ctx: Any, backward: Callable[..., Any], dy: Tensor | None, dfinal: Tensor | None
+    ctx: Any,
+    backward: Callable[..., Any],
+    formula: Callable[..., tuple[Tensor, Tensor | None]],
+    dy: Tensor | None,
+    dfinal: Tensor | None,
 ) -> tuple[Tensor | None, ...]:
-    """Return the gradients of all arguments that `kept` was given."""
+    """Return the gradients of all arguments that `kept` was given; ``formula`` is the rule in PyTorch."""
     *tensors, initial, solved = ctx.saved_tensors
+    if is_recorded():
+        # Results without a gradient count as zero.
+        options = {"output_final_state": True, "cu_seqlens": ctx.cu_seqlens}
+        rule = partial(formula, use_qk_l2norm_in_kernel=ctx.normalise, **options)
+        incoming = dy, dfinal if ctx.final else None
+        return *gradients(rule, (*tensors, initial), ctx.needs_input_grad[:6], incoming), None, None, None
     dy = torch.zeros_like(tensors[2]) if dy is None else dy
     dfinal = dfinal if ctx.final else None
     wanted = ctx.needs_input_grad
-    *gradients, last = backward(
-        dy, dfinal, *tensors, initial, ctx.cu_seqlens, solved, ctx.normalise, wanted[5]
-    )
+    *others, last = backward(dy, dfinal, *tensors, initial, ctx.cu_seqlens, solved, ctx.normalise, wanted[5])
     if initial is not None and wanted[5]:
         last = last.to(initial.dtype)
-    results = zip((*gradients, last), wanted, strict=False)
+    results = zip((*others, last), wanted, strict=False)
     return (*(each if need else None for each, need in results), None, None, None)
 
 

@@ -28,7 +28,8 @@ from veomni_hook.kernels.gated_delta_rule.rule import (
 )
 from veomni_hook.kernels.gated_delta_rule.scans import Parts, Scanned, Scans
 from veomni_hook.kernels.gated_delta_rule.tables import Tables
-from veomni_hook.kernels.shared.autograd import applied, backward_once
+from veomni_hook.kernels.gated_delta_rule.torch import scalar_decay as in_torch
+from veomni_hook.kernels.shared.autograd import applied
 from veomni_hook.kernels.shared.launch import LAUNCHES, TRITON, Launch, generation
 
 __all__ = ["refuses", "scalar_decay"]
@@ -155,9 +156,8 @@ class _Rule(torch.autograd.Function):
         return kept(ctx, _FORWARD, arguments)
 
     @staticmethod
-    @backward_once
     def backward(ctx: Any, dy: Tensor | None, dfinal: Tensor | None) -> tuple[Tensor | None, ...]:
-        return found(ctx, _BACKWARD, dy, dfinal)
+        return found(ctx, _BACKWARD, in_torch, dy, dfinal)
 
 
 _apply = applied(_Rule)

@@ -9,15 +9,17 @@ Mutates: nothing. The operator documents no rounding between activation and prod
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+from torch.nn import functional
 
 from veomni_hook.kernels.gated_mlp import reference
 from veomni_hook.kernels.shared import ascend
 from veomni_hook.kernels.shared.activations import name_of, unknown
+from veomni_hook.kernels.shared.autograd import gradients, is_recorded
 from veomni_hook.kernels.shared.operators import define_op
 
 __all__ = ["BACKWARD", "FORWARD", "clamped", "product", "product_float32", "refuses"]
@@ -55,10 +57,12 @@ class _Swiglu(torch.autograd.Function):
         return FORWARD(x)  # type: ignore[no-any-return]
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None]:
         (x,) = ctx.saved_tensors
         to_gate, to_up = ctx.needs_input_grad
+        if is_recorded():
+            formula = partial(reference.product, activation=functional.silu)
+            return gradients(formula, x.chunk(2, dim=-1), (to_gate, to_up), (dy,))  # type: ignore[return-value]
         dgate, dup = BACKWARD(dy.contiguous(), x).chunk(2, dim=-1)
         return dgate if to_gate else None, dup if to_up else None
 

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from torch.utils import _pytree
 
 from veomni_hook.kernels.gated_mlp.widths import cut, missing, padded
+from veomni_hook.kernels.shared.autograd import gradients, is_recorded
 from veomni_hook.kernels.shared.operand_checks import count_as_plain, not_plain
 
 __all__ = ["Rows", "prepare", "projected"]
@@ -100,16 +100,17 @@ def _suits(input: Rows, weight: Tensor, bias: Tensor | None = None) -> bool:
 class _PaddedLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.save_for_backward(x, weight)
+        ctx.save_for_backward(x, weight, bias)
         ctx.columns = columns = missing(x, weight.shape[0])
         wide = None if bias is None else padded(bias, columns)
         return cut(functional.linear(x, _more_rows(weight, columns), wide), columns)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight = ctx.saved_tensors
+        x, weight, bias = ctx.saved_tensors
         to_x, to_weight, to_bias = ctx.needs_input_grad
+        if is_recorded():
+            return gradients(functional.linear, (x, weight, bias), (to_x, to_weight, to_bias), (dy,))
         wide = padded(dy, ctx.columns) if to_x or to_weight else dy
         dx = torch.matmul(wide, _more_rows(weight, ctx.columns)) if to_x else None
         dweight = (wide.flatten(0, -2).t() @ x.flatten(0, -2))[: weight.shape[0]] if to_weight else None

@@ -18,11 +18,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from torch.utils import _pytree
 
 from veomni_hook.kernels.gated_mlp.widths import cut, missing, padded
+from veomni_hook.kernels.shared.autograd import gradients, is_recorded
 from veomni_hook.kernels.shared.operand_checks import count_as_plain, not_plain
 
 __all__ = ["Origin", "Product", "origin_of", "product_of"]
@@ -33,13 +33,15 @@ Tensor = torch.Tensor
 class Origin(NamedTuple):
     """Where a product comes from.
 
-    ``again(gate, up)`` recomputes it; ``backward(gate, up, dy)`` returns both gradients and the product.
+    ``again(gate, up)`` recomputes it; ``backward(gate, up, dy)`` returns both gradients and the product;
+    ``formula(gate, up)`` is its definition, which can be differentiated.
     """
 
     gate: Tensor
     up: Tensor
     again: Callable[[Tensor, Tensor], Tensor]
     backward: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
+    formula: Callable[[Tensor, Tensor], Tensor]
 
 
 class Product(Tensor):
@@ -118,16 +120,21 @@ class _GatedLinear(torch.autograd.Function):
         product: Tensor,
         origin: Origin,
     ) -> Tensor:
-        ctx.save_for_backward(gate, up, weight)
-        ctx.again, ctx.backward_of = origin.again, origin.backward
+        ctx.save_for_backward(gate, up, weight, bias)
+        ctx.again, ctx.backward_of, ctx.formula = origin[2:]
         ctx.columns = columns = missing(product, product.shape[-1])
         return functional.linear(padded(product, columns), padded(weight, columns), bias)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        gate, up, weight = ctx.saved_tensors
-        to_gate, to_up, to_weight, to_bias, *_ = ctx.needs_input_grad
+        gate, up, weight, bias = ctx.saved_tensors
+        to_gate, to_up, to_weight, to_bias, *_ = wanted = ctx.needs_input_grad
+        if is_recorded():
+            found = gradients(
+                lambda gate, up, weight, bias: functional.linear(ctx.formula(gate, up), weight, bias),
+                (gate, up, weight, bias), wanted[:4], (dy,),
+            )  # fmt: skip
+            return *found, None, None
         dgate = dup = dweight = product = None
         columns = ctx.columns
         if to_gate or to_up:

@@ -13,12 +13,15 @@ Other formulas are recomputed in their backward (`veomni_hook.kernels.shared.rec
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch.nn import functional
 
+from veomni_hook.kernels.gated_mlp import reference
 from veomni_hook.kernels.shared.activations import name_of, unknown
+from veomni_hook.kernels.shared.autograd import gradients, is_recorded
 from veomni_hook.kernels.shared.operand_checks import not_plain, untraceable, wants_grad
 
 __all__ = ["clamped_silu", "gated_silu", "loses", "refuses", "refuses_others"]
@@ -34,10 +37,9 @@ class _GatedSiLU(torch.autograd.Function):
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         gate, up = ctx.saved_tensors
         for_gate, for_up = ctx.needs_input_grad
-        if torch.is_grad_enabled():  # a second derivative is requested; silu_backward has none
-            inputs = [x for x, wanted in ((gate, for_gate), (up, for_up)) if wanted]
-            found = iter(torch.autograd.grad(functional.silu(gate) * up, inputs, grad, create_graph=True))
-            return next(found) if for_gate else None, next(found) if for_up else None
+        if is_recorded():
+            formula = partial(reference.product, activation=functional.silu)
+            return gradients(formula, (gate, up), (for_gate, for_up), (grad,))  # type: ignore[return-value]
         grad_up = grad * functional.silu(gate) if for_up else None
         grad_gate = torch.ops.aten.silu_backward(grad * up, gate) if for_gate else None
         return grad_gate, grad_up

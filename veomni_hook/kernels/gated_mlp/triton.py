@@ -20,8 +20,8 @@ import triton.language as tl
 
 from veomni_hook.kernels.gated_mlp import device, reference
 from veomni_hook.kernels.gated_mlp.recomputed import Origin, product_of
-from veomni_hook.kernels.shared.activations import name_of, name_of_accepted, unknown
-from veomni_hook.kernels.shared.autograd import applied, backward_once
+from veomni_hook.kernels.shared.activations import FUNCTIONS, name_of, name_of_accepted, unknown
+from veomni_hook.kernels.shared.autograd import applied, gradients, is_recorded
 from veomni_hook.kernels.shared.launch import LAUNCHES, Launch
 from veomni_hook.kernels.shared.operand_checks import not_plain, untraceable, wants_grad
 from veomni_hook.kernels.shared.operators import define_op
@@ -42,13 +42,9 @@ Activation = Callable[[Tensor], Tensor]
 
 _TL = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 _PRODUCT, _CLAMPED, _CLAMPED_AFTER, _SCALED_SIGMOID = range(4)
+_NAMES = ("silu", "gelu_tanh", "gelu", "relu", "relu_squared", "sigmoid", "quick_gelu")
 #: The device code's activation numbers, by name.
-ACTIVATIONS = {
-    name: number
-    for number, name in enumerate(
-        ("silu", "gelu_tanh", "gelu", "relu", "relu_squared", "sigmoid", "quick_gelu")
-    )
-}
+ACTIVATIONS = {name: number for number, name in enumerate(_NAMES)}
 # Elements and warps per program.
 _FORWARD_BLOCK, _FORWARD_WARPS = 4096, 8
 _BACKWARD_BLOCK, _BACKWARD_WARPS = 2048, 8
@@ -179,10 +175,11 @@ class _Gated(torch.autograd.Function):
         return _FORWARD(gate, up, *call)  # type: ignore[no-any-return]
 
     @staticmethod
-    @backward_once
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        wanted = to_gate, to_up = ctx.needs_input_grad[:2]
+        if is_recorded():
+            return *gradients(partial(_definition, ctx.call), ctx.saved_tensors, wanted, (dy,)), None
         dgate, dup, _ = _BACKWARD(*ctx.saved_tensors, dy, *ctx.call, False)
-        to_gate, to_up = ctx.needs_input_grad[:2]
         return dgate if to_gate else None, dup if to_up else None, None
 
 
@@ -194,7 +191,8 @@ def _gated(gate: Tensor, up: Tensor, call: _Call) -> Tensor:
         y: Tensor = _apply(gate, up, call)
         if torch.compiler.is_compiling():
             return y
-        return product_of(y, Origin(gate, up, partial(_again, call), partial(_gradients, call)))
+        functions = partial(_again, call), partial(_gradients, call), partial(_definition, call)
+        return product_of(y, Origin(gate, up, *functions))
     return _FORWARD(gate, up, *call)  # type: ignore[no-any-return]
 
 
@@ -204,6 +202,18 @@ def _again(call: _Call, gate: Tensor, up: Tensor) -> Tensor:
 
 def _gradients(call: _Call, gate: Tensor, up: Tensor, dy: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return _BACKWARD(gate, up, dy, *call, True)  # type: ignore[no-any-return]
+
+
+def _definition(call: _Call, gate: Tensor, up: Tensor) -> Tensor:
+    (form, number, wide), (limit, alpha) = call
+    if form == _SCALED_SIGMOID:
+        return reference.scaled_sigmoid(gate, up, alpha, limit)
+    activation = FUNCTIONS[_NAMES[number]]
+    if form == _PRODUCT:
+        product = reference.product_float32 if wide else reference.product
+        return product(gate, up, activation)
+    clamped = reference.clamped if form == _CLAMPED else reference.clamped_after
+    return clamped(gate, up, activation, limit)
 
 
 def _unusual(gate: Tensor, up: Tensor, *numbers: Any) -> bool:

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from veomni_hook.kernels.hyper_connection import mix_device as kernels
-from veomni_hook.kernels.hyper_connection import rules
+from veomni_hook.kernels.hyper_connection import reference, rules
 from veomni_hook.kernels.hyper_connection.operand_checks import unsupported
-from veomni_hook.kernels.shared.autograd import applied, backward_once
+from veomni_hook.kernels.shared.autograd import applied, gradients, is_recorded
 from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, cdiv, power
 from veomni_hook.kernels.shared.operators import define_op
 
@@ -80,11 +80,17 @@ class _Mix(torch.autograd.Function):
         return _FORWARD_OP(x, post, comb, output)  # type: ignore[no-any-return]
 
     @staticmethod
-    @backward_once
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        if is_recorded():
+            post, comb, output, x = ctx.saved_tensors
+            return gradients(_definition, (x, post, comb, output), ctx.needs_input_grad, (dy,))
         dpost, dcomb, doutput, dx = _BACKWARD_OP(dy, *ctx.saved_tensors)
         found = (dx, dpost, dcomb, doutput)
         return tuple(each if want else None for each, want in zip(found, ctx.needs_input_grad, strict=True))
+
+
+def _definition(x: Tensor, post: Tensor, comb: Tensor, output: Tensor) -> Tensor:
+    return reference.mix(post, comb, output, x, x.dtype)
 
 
 _apply = applied(_Mix)

@@ -10,15 +10,16 @@ in float32; Sinkhorn's iterations are computed again. Mutates: nothing. Determin
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
 
 from veomni_hook.kernels.hyper_connection import device as kernels
-from veomni_hook.kernels.hyper_connection import rules
+from veomni_hook.kernels.hyper_connection import reference, rules
 from veomni_hook.kernels.hyper_connection.operand_checks import unsupported
-from veomni_hook.kernels.shared.autograd import applied, backward_once
+from veomni_hook.kernels.rms_norm import reference as norms
+from veomni_hook.kernels.shared.autograd import applied, gradients, is_recorded
 from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, cdiv, power
 from veomni_hook.kernels.shared.operators import define_op
 
@@ -160,11 +161,25 @@ class _Connection(torch.autograd.Function):
         return post, comb, y
 
     @staticmethod
-    @backward_once
     def backward(ctx: Any, dpost: Tensor, dcomb: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
+        if is_recorded():
+            formula = partial(_definition, ctx.numbers, ctx.iterations)
+            operands, wanted = ctx.saved_tensors[:4], ctx.needs_input_grad[:4]
+            return *gradients(formula, operands, wanted, (dpost, dcomb, dy)), None, None
         found = _BACKWARD(dy, dpost, dcomb, list(ctx.saved_tensors), ctx.numbers, ctx.iterations)
         wanted = zip(found, ctx.needs_input_grad, strict=False)
         return *(each if want else None for each, want in wanted), None, None
+
+
+def _definition(
+    numbers: list[float], iterations: int, x: Tensor, fn: Tensor, base: Tensor, scale: Tensor
+) -> tuple[Tensor | None, Tensor | None, Tensor]:
+    """Return by definition what `_FORWARD` computes; without iterations, the sum of the streams alone."""
+    norm_eps, eps = numbers
+    norm = partial(norms.unweighted, eps=norm_eps)
+    if iterations:
+        return reference.sinkhorn(x, norm, None, fn, base, scale, x.shape[2], iterations, eps)
+    return None, None, reference.collapse(x, norm, None, fn, base, scale, eps)  # type: ignore[arg-type]
 
 
 _apply = applied(_Connection)

@@ -13,15 +13,14 @@ A score has the same bits in any batch: tiles do not depend on its sizes.
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import torch
 
+from veomni_hook.kernels.index_scores import backward, reference, rules
 from veomni_hook.kernels.index_scores import device as kernels
-from veomni_hook.kernels.index_scores import reference, rules
-from veomni_hook.kernels.index_scores.backward import gradients, gradients_fake
-from veomni_hook.kernels.shared.autograd import applied, backward_once
+from veomni_hook.kernels.shared.autograd import applied, gradients, is_recorded
 from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, cdiv, power
 from veomni_hook.kernels.shared.operand_checks import not_plain, wants_grad
 from veomni_hook.kernels.shared.operators import define_op
@@ -78,8 +77,8 @@ _FORWARD = define_op(
 _BACKWARD = define_op(
     "index_scores_backward(Tensor dscores, Tensor query, Tensor key, Tensor weights, float scale, bool relu)"
     " -> (Tensor, Tensor, Tensor)",
-    gradients,
-    gradients_fake,
+    backward.gradients,
+    backward.gradients_fake,
 )
 
 
@@ -92,8 +91,11 @@ class _Scores(torch.autograd.Function):
         return scores
 
     @staticmethod
-    @backward_once
     def backward(ctx: Any, dscores: Tensor) -> tuple[Tensor | None, ...]:
+        if is_recorded():
+            formula = partial(reference.relu_einsum if ctx.relu else reference.einsum, scale=ctx.scale)
+            wanted = ctx.needs_input_grad[:3]
+            return *gradients(formula, ctx.saved_tensors, wanted, (dscores,)), None, None
         found = _BACKWARD(dscores, *ctx.saved_tensors, ctx.scale, ctx.relu)
         wanted = zip(found, ctx.needs_input_grad, strict=False)
         return *(each if want else None for each, want in wanted), None, None

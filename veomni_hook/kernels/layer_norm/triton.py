@@ -15,11 +15,12 @@ from functools import cache, partial
 from typing import Any
 
 import torch
+from torch.nn import functional
 
 from veomni_hook.kernels.layer_norm.operand_checks import unfit
 from veomni_hook.kernels.layer_norm.plans import backward_plan, forward_plan
 from veomni_hook.kernels.rms_norm.tiles import MOST_COLUMNS, summed
-from veomni_hook.kernels.shared.autograd import applied, backward_once
+from veomni_hook.kernels.shared.autograd import applied, gradients, is_recorded
 from veomni_hook.kernels.shared.operand_checks import untraceable
 from veomni_hook.kernels.shared.operators import define_op, on_its_device, watched
 
@@ -151,10 +152,10 @@ _BACKWARD = define_op(
 )
 
 
-def gradients(  # noqa: PLR0913, PLR0917 - what the backward of a norm needs
+def backward(  # noqa: PLR0913, PLR0917 - what the backward of a norm needs
     x: torch.Tensor,
     weight: torch.Tensor | None,
-    bias: torch.dtype | None,
+    bias: torch.Tensor | None,
     moments: torch.Tensor,
     dy: torch.Tensor,
     direct: torch.Tensor | None,
@@ -166,7 +167,7 @@ def gradients(  # noqa: PLR0913, PLR0917 - what the backward of a norm needs
     Args:
         x: the input of the norm.
         weight: its weight, or None.
-        bias: the dtype of its bias, or None.
+        bias: its bias, or None.
         moments: what the forward kept.
         dy: the gradient of the result.
         direct: another gradient of x, of its dtype, or None.
@@ -174,15 +175,19 @@ def gradients(  # noqa: PLR0913, PLR0917 - what the backward of a norm needs
         needed: whether the gradients of the weight and the bias are wanted.
     """
     to_weight, to_bias = needed
-    kind = None if weight is None else weight.dtype
+    kinds = {parameter.dtype for parameter in (weight, bias) if parameter is not None}
     # Both are summed by one kernel, in their dtype if it is one.
-    out = (kind or bias or torch.float32) if kind is None or bias is None or kind is bias else torch.float32
+    out = kinds.pop() if len(kinds) == 1 else torch.float32
     dx, both = _BACKWARD(x, weight, moments, dy, direct, middle, out, needed)
     if not (to_weight or to_bias):
         return dx, None, None
     shape = x.shape[-1:] if weight is None else weight.shape
     dweight, dbias = both.view(2, *shape).unbind() if to_weight and to_bias else (both.view(shape),) * 2
-    return dx, dweight.to(kind) if to_weight else None, dbias.to(bias) if to_bias else None
+    return (
+        dx,
+        dweight.to(weight.dtype) if to_weight and weight is not None else None,
+        dbias.to(bias.dtype) if to_bias and bias is not None else None,
+    )
 
 
 class _LayerNorm(torch.autograd.Function):
@@ -196,19 +201,35 @@ class _LayerNorm(torch.autograd.Function):
         *dtypes: torch.dtype,
     ) -> torch.Tensor:
         y, moments = _FORWARD(x, weight, bias, eps, *dtypes)
-        ctx.save_for_backward(x, weight, moments)
-        ctx.middle = dtypes[0]
-        ctx.bias = None if bias is None else bias.dtype
+        ctx.save_for_backward(x, weight, bias, moments)
+        ctx.eps, ctx.dtypes = eps, dtypes
         return y  # type: ignore[no-any-return]
 
     @staticmethod
-    @backward_once
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        x, weight, moments = ctx.saved_tensors
-        to_x, to_weight, to_bias = ctx.needs_input_grad[:3]
+        x, weight, bias, moments = ctx.saved_tensors
+        wanted = to_x, to_weight, to_bias = ctx.needs_input_grad[:3]
+        if is_recorded():
+            definition = partial(formula, eps=ctx.eps, dtypes=ctx.dtypes)
+            return *gradients(definition, (x, weight, bias), wanted, (dy,)), *[None] * 4
         needed = to_weight, to_bias
-        dx, dweight, dbias = gradients(x, weight, ctx.bias, moments, dy, None, ctx.middle, needed)
-        return dx if to_x else None, dweight, dbias, None, None, None, None
+        dx, dweight, dbias = backward(x, weight, bias, moments, dy, None, ctx.dtypes[0], needed)
+        return dx if to_x else None, dweight, dbias, *[None] * 4
+
+
+def formula(
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    *,
+    eps: float,
+    dtypes: Sequence[torch.dtype],
+) -> torch.Tensor:
+    """Return by definition what `norm` returns."""
+    middle, inner, out = dtypes
+    y = functional.layer_norm(x.float(), x.shape[-1:], None, None, eps).to(middle)
+    y = y if weight is None else (y * weight).to(inner)
+    return (y if bias is None else y + bias).to(out)
 
 
 _apply = applied(_LayerNorm)

@@ -16,6 +16,7 @@ import torch
 from veomni_hook.kernels.linear_cross_entropy import reference
 from veomni_hook.kernels.linear_cross_entropy.objective import NOTHING, Objective, TokenStatistics, Wanted
 from veomni_hook.kernels.linear_cross_entropy.transform import Transform
+from veomni_hook.kernels.shared.autograd import gradients, is_recorded
 from veomni_hook.kernels.shared.operand_checks import wants_grad
 
 __all__ = ["Backend", "Form", "Found", "Gradients", "Needed", "loss_and_statistics", "token_statistics"]
@@ -125,8 +126,7 @@ class _Loss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor, *_: torch.Tensor) -> _Tensors:
         x, weight, bias, target, num_items, loss_weights, late, *gradients = ctx.saved_tensors
-        compiling = torch.compiler.is_compiling()
-        if torch.is_grad_enabled() and not compiling:
+        if is_recorded():
             objective = Objective(
                 ctx.form.ignore_index, num_items, ctx.form.transform, ctx.form.label_smoothing,
                 ctx.form.z_loss, loss_weights,
@@ -137,7 +137,9 @@ class _Loss(torch.autograd.Function):
 
             return *_differentiable(ctx, again, (x, weight, bias), (grad,)), *[None] * 5
         factor = (grad if late is None else grad * late).reshape(())
-        in_place = not compiling and not torch._C._autograd._get_current_graph_task_keep_graph()
+        in_place = (
+            not torch.compiler.is_compiling() and not torch._C._autograd._get_current_graph_task_keep_graph()
+        )
         return (
             *(
                 None
@@ -175,7 +177,7 @@ class _Statistics(torch.autograd.Function):
         ctx: Any, to_log_probs: torch.Tensor | None, to_entropy: torch.Tensor | None, _: Any
     ) -> _Tensors:
         x, weight, bias, target, lse, entropy = ctx.saved_tensors
-        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        if is_recorded():
             objective = Objective(ctx.form.ignore_index, transform=ctx.form.transform)
             incoming = tuple(each for each in (to_log_probs, to_entropy) if each is not None)
             wanted = Wanted(to_log_probs is not None, to_entropy is not None)
@@ -277,10 +279,10 @@ def _scaled(
 
 def _differentiable(
     ctx: Any, again: Callable[..., Any], inputs: tuple[torch.Tensor | None, ...], incoming: tuple[Any, ...]
-) -> list[torch.Tensor | None]:
+) -> tuple[torch.Tensor | None, ...]:
     """Return differentiable gradients, from the plain definition."""
-    outputs = again(*_cast(ctx.dtype, *inputs))
-    needed = ctx.needs_input_grad[:3]
-    leaves = [tensor for tensor, wanted in zip(inputs, needed, strict=True) if wanted and tensor is not None]
-    found = iter(torch.autograd.grad(outputs, leaves, incoming, create_graph=True))
-    return [next(found) if wanted else None for wanted in needed]
+
+    def formula(*tensors: torch.Tensor | None) -> Any:
+        return again(*_cast(ctx.dtype, *tensors))
+
+    return gradients(formula, inputs, ctx.needs_input_grad[:3], incoming)

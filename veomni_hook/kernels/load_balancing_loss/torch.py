@@ -17,7 +17,7 @@ from veomni_hook.kernels.load_balancing_loss.row_weights import (
     refuses_operands,
 )
 
-__all__ = ["refuses", "softmax_topk", "softmax_topk_in_dtype"]
+__all__ = ["loss", "refuses", "softmax_topk", "softmax_topk_in_dtype"]
 
 Logits = tuple[torch.Tensor, ...]
 
@@ -39,12 +39,23 @@ def softmax_topk_in_dtype(
 def _loss(
     gate_logits: Logits, top_k: int, mask: torch.Tensor | None, low: torch.dtype | None
 ) -> torch.Tensor:
+    kept = None if mask is None else kept_rows(mask, gate_logits[0])
+    return loss(kept, top_k, middle_of(gate_logits[0]), low, *gate_logits)
+
+
+def loss(
+    kept: torch.Tensor | None,
+    top_k: int,
+    middle: torch.dtype,
+    low: torch.dtype | None,
+    *gate_logits: torch.Tensor,
+) -> torch.Tensor:
+    """Return the loss for weights of rows, probabilities in ``middle`` and means in ``low`` (`loss_of`)."""
     first = gate_logits[0]
-    kept = None if mask is None else kept_rows(mask, first)
     weights = torch.ones(first.shape[0], device=first.device) if kept is None else kept
     sums = []
     for logits in gate_logits:
-        probabilities = torch.softmax(logits, dim=-1)
+        probabilities = torch.softmax(logits, dim=-1, dtype=middle)
         experts = probabilities.detach().topk(top_k, dim=-1).indices
         with torch.autocast(first.device.type, enabled=False):
             means = probabilities.float()

@@ -13,12 +13,11 @@ fixed rows, and there are no atomics. Saved: the logits and ``s``. Mutates: noth
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
 import triton.language as tl
-from torch.autograd.function import once_differentiable
 
 from veomni_hook.kernels.load_balancing_loss import device
 from veomni_hook.kernels.load_balancing_loss.row_weights import (
@@ -27,6 +26,8 @@ from veomni_hook.kernels.load_balancing_loss.row_weights import (
     middle_of,
     refuses_operands,
 )
+from veomni_hook.kernels.load_balancing_loss.torch import loss as in_torch
+from veomni_hook.kernels.shared.autograd import gradients, is_recorded
 from veomni_hook.kernels.shared.launch import power
 from veomni_hook.kernels.shared.operators import define_op
 
@@ -124,13 +125,15 @@ class _Loss(torch.autograd.Function):
         sums = _SUMS(layers[0], list(layers), kept, top_k, middle)
         loss, slope = loss_of(sums, kept, layers, low)
         ctx.save_for_backward(kept, slope, *layers)
-        ctx.middle = middle
+        ctx.middle, ctx.numbers = middle, (top_k, middle, low)
         return loss
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         kept, slope, *layers = ctx.saved_tensors
+        if is_recorded():
+            formula, wanted = partial(in_torch, kept, *ctx.numbers), ctx.needs_input_grad[4:]
+            return *[None] * 4, *gradients(formula, layers, wanted, (grad,))
         out = _GRADIENT(layers[0], layers, kept, slope * grad, ctx.middle)
         wanted = ctx.needs_input_grad[4:]
         return (None,) * 4 + tuple(

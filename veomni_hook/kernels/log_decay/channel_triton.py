@@ -8,7 +8,7 @@ atomics.
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from veomni_hook.kernels.log_decay import channel_device as kernels
 from veomni_hook.kernels.log_decay import reference, rules
 from veomni_hook.kernels.log_decay.rules import fits_channels
 from veomni_hook.kernels.log_decay.triton import add_up, forward_programs
-from veomni_hook.kernels.shared.autograd import applied, backward_once
+from veomni_hook.kernels.shared.autograd import applied, gradients, is_recorded
 from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, cdiv, power, room
 from veomni_hook.kernels.shared.operand_checks import wants_grad
 from veomni_hook.kernels.shared.operators import define_op
@@ -140,14 +140,18 @@ class _Channels(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, log_rate: Tensor, bias: Tensor, dtype: Any, *kind: Any) -> Tensor:
         ctx.save_for_backward(x, log_rate, bias)
-        ctx.kind = kind
+        ctx.kind, ctx.out = kind, dtype
         return _FORWARD(x, log_rate, bias, dtype, *kind)  # type: ignore[no-any-return]
 
     @staticmethod
-    @backward_once
     def backward(ctx: Any, dg: Tensor) -> tuple[Tensor | None, ...]:
-        found = _BACKWARD(*ctx.saved_tensors, dg, *ctx.kind)
         wanted = ctx.needs_input_grad[:3]
+        if is_recorded():
+            lower, rounded = ctx.kind
+            variant = reference.channels_rounded_rate if rounded else reference.channels
+            formula = partial(variant, dtype=ctx.out, bounded=lower is not None, lower=lower)
+            return *gradients(formula, ctx.saved_tensors, wanted, (dg,)), *[None] * 3
+        found = _BACKWARD(*ctx.saved_tensors, dg, *ctx.kind)
         return *(each if want else None for each, want in zip(found, wanted, strict=True)), *[None] * 3
 
 

@@ -15,7 +15,7 @@ import torch
 from veomni_hook.kernels.log_decay import device as kernels
 from veomni_hook.kernels.log_decay import reference, rules
 from veomni_hook.kernels.log_decay.rules import fits
-from veomni_hook.kernels.shared.autograd import applied, backward_once
+from veomni_hook.kernels.shared.autograd import applied, gradients, is_recorded
 from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, cdiv, power, room
 from veomni_hook.kernels.shared.operand_checks import wants_grad
 from veomni_hook.kernels.shared.operators import define_op
@@ -162,20 +162,24 @@ class _Decay(torch.autograd.Function):
         ctx: Any, a: Tensor, b: Tensor | None, log_rate: Tensor, bias: Tensor
     ) -> tuple[Tensor, Tensor]:
         g, beta = _FORWARD(a, b, log_rate, bias)
-        ctx.both = b is not None
-        ctx.save_for_backward(a, log_rate, bias, *((beta,) if ctx.both else ()))
+        ctx.save_for_backward(a, b, log_rate, bias, None if b is None else beta)
         return g, beta
 
     @staticmethod
-    @backward_once
     def backward(ctx: Any, dg: Tensor, dbeta: Tensor) -> tuple[Tensor | None, ...]:
-        a, log_rate, bias, *rest = ctx.saved_tensors
-        beta, dbeta_of = (rest[0], dbeta) if ctx.both else (None, None)
-        da, db, of_rate, of_bias = _BACKWARD(a, beta, log_rate, bias, dg, dbeta_of)
-        found = da, db if ctx.both else None, of_rate, of_bias
+        a, b, log_rate, bias, beta = ctx.saved_tensors
+        if is_recorded():
+            operands, wanted = (a, b, log_rate, bias), ctx.needs_input_grad
+            return gradients(_definition, operands, wanted, (dg, None if b is None else dbeta))
+        da, db, of_rate, of_bias = _BACKWARD(a, beta, log_rate, bias, dg, None if b is None else dbeta)
+        found = da, None if b is None else db, of_rate, of_bias
         return tuple(
             each if wanted else None for each, wanted in zip(found, ctx.needs_input_grad, strict=True)
         )
+
+
+def _definition(a: Tensor, b: Tensor | None, log_rate: Tensor, bias: Tensor) -> tuple[Tensor, Tensor | None]:
+    return reference.softplus(a, log_rate, bias), None if b is None else b.sigmoid()
 
 
 _apply = applied(_Decay)

@@ -33,7 +33,7 @@ from veomni_hook.kernels.low_rank_linear.products import (
     thin,
 )
 from veomni_hook.kernels.low_rank_linear.rules import Adapter, autocast_dtype
-from veomni_hook.kernels.shared.autograd import applied, backward_once
+from veomni_hook.kernels.shared.autograd import applied, gradients, is_recorded
 from veomni_hook.kernels.shared.module_calls import call_is_seen, is_linear, parameter
 from veomni_hook.kernels.shared.operand_checks import not_plain
 
@@ -63,25 +63,29 @@ class _Linear(torch.autograd.Function):
         y = summed(x, weight.t(), bias, h, b, scale)
         to_x, to_weight, _, to_down, to_up, _, to_gate, to_value, _ = ctx.needs_input_grad
         ctx.to_x = to_x or to_gate or to_value
-        ctx.origin = origin
+        ctx.origin, ctx.width = origin, x.shape[1]
         ctx.scale, ctx.split = scale, a.dim() == 3
         ctx.save_for_backward(
-            x if origin is None and (to_weight or to_down) else None,
-            weight if ctx.to_x else None,
+            x if origin is None and (to_weight or to_down or to_up) else None,
+            weight if ctx.to_x or to_weight else None,
+            bias,
             a if ctx.to_x else None,
             b if ctx.to_x or to_down else None,
             h if to_up else None,
+            down,
+            up,
             gate,
             value,
         )
         return y
 
     @staticmethod
-    @backward_once
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, a, b, h, gate, value = ctx.saved_tensors
+        x, weight, bias, a, b, h, down, up, gate, value = ctx.saved_tensors
         to_x, to_weight, to_bias, to_down, to_up, _, to_gate, to_value, _ = ctx.needs_input_grad
         scale, split = ctx.scale, ctx.split
+        if is_recorded():
+            return _Linear.recorded(ctx, dy, x, weight, bias, down, up, gate, value)
         dx = dh = dweight = ddown = dup = dgate = dvalue = None
         if ctx.to_x or to_down:
             dh = split_thin(thin(dy, b, scale), dy.dtype)
@@ -111,6 +115,25 @@ class _Linear(torch.autograd.Function):
             None,
         )
 
+    @staticmethod
+    def recorded(ctx: Any, dy: Tensor, x: Tensor | None, *others: Tensor | None) -> tuple[Tensor | None, ...]:
+        """Return differentiable gradients; ``others`` are weight, bias, down, up, gate and value."""
+        wanted = [*ctx.needs_input_grad[:5], *ctx.needs_input_grad[6:8]]
+        if x is None and wanted[0]:  # nothing but dx depends on x, and dx does not
+            x = dy.new_zeros(dy.shape[0], ctx.width).requires_grad_()
+
+        def formula(x: Any, weight: Any, bias: Any, down: Any, up: Any, gate: Any, value: Any) -> Any:
+            if ctx.origin is not None:
+                x = ctx.origin.formula(gate, value).reshape(-1, ctx.width)
+            wide = x.to(down.dtype)
+            term = functional.linear(functional.linear(wide, down), up) * ctx.scale
+            # Without a saved weight, neither its gradient nor one through it is wanted.
+            y = 0 if weight is None else functional.linear(x, weight)
+            return ((y if bias is None else y + bias) + term).to(dy.dtype)
+
+        dx, dweight, dbias, ddown, dup, dgate, dvalue = gradients(formula, (x, *others), wanted, (dy,))
+        return dx, dweight, dbias, ddown, dup, None, dgate, dvalue, None
+
 
 class _Thin(torch.autograd.Function):
     """``x @ down.T`` in float32, for bfloat16 ``x [tokens, in]`` and float32 ``down``."""
@@ -119,14 +142,16 @@ class _Thin(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, down: Tensor) -> Tensor:
         a = split_factor(down, x.dtype)
         to_x, to_down = ctx.needs_input_grad
-        ctx.save_for_backward(x if to_down else None, a if to_x else None)
+        ctx.save_for_backward(x if to_down else None, a if to_x else None, down if to_x else None)
         ctx.dtype = x.dtype
         return thin(x, a)
 
     @staticmethod
-    @backward_once
     def backward(ctx: Any, dh: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        x, a = ctx.saved_tensors
+        x, a, down = ctx.saved_tensors
+        if is_recorded():
+            dx = None if down is None else (dh @ down).to(ctx.dtype)
+            return dx, None if x is None else dh.t() @ x.float()
         dh = split_thin(dh, ctx.dtype)
         dx = None if a is None else dh @ a.view(dh.shape[1], -1)
         return dx, None if x is None else factor_gradient(dh, x, 1.0, split=True)
@@ -139,18 +164,23 @@ class _Added(torch.autograd.Function):
     def forward(ctx: Any, y: Tensor, h: Tensor, up: Tensor, scale: float, ours: Any) -> Tensor:
         b = split_factor(up.t(), y.dtype)
         _, to_h, to_up, *_ = ctx.needs_input_grad
-        h = split_thin(h, y.dtype)
-        ctx.save_for_backward(b if to_h else None, h if to_up else None)
         ctx.scale, ctx.split = scale, b.dim() == 3
+        thin_one, h = h, split_thin(h, y.dtype)
+        ctx.save_for_backward(
+            b if to_h else None, h if to_up else None, up if to_h else None, thin_one if to_up else None
+        )
         if not ours:
             return torch.addmm(y, h, b.reshape(h.shape[1], -1), alpha=scale)
         ctx.mark_dirty(y)
         return add_product(y, h, b, scale)
 
     @staticmethod
-    @backward_once
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        b, h = ctx.saved_tensors
+        b, h, up, thin_one = ctx.saved_tensors
+        if is_recorded():
+            dh = None if up is None else dy.to(up.dtype) @ up * ctx.scale
+            dup = None if thin_one is None else dy.t().to(thin_one.dtype) @ thin_one * ctx.scale
+            return dy if ctx.needs_input_grad[0] else None, dh, dup, None, None
         dh = None if b is None else thin(dy, b, ctx.scale)
         dup = None
         if h is not None:

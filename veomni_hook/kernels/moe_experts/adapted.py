@@ -18,6 +18,7 @@ from veomni_hook.kernels.moe_experts.by_reference import by_reference
 from veomni_hook.kernels.moe_experts.forms import Form, Operands
 from veomni_hook.kernels.moe_experts.low_rank import Adapters, Factors
 from veomni_hook.kernels.moe_experts.variants import LAYOUTS
+from veomni_hook.kernels.shared.autograd import gradients, is_recorded
 from veomni_hook.kernels.shared.operand_checks import wants_grad
 
 __all__ = ["AdaptedBackend", "AdaptedGradients", "AdaptedNeeded", "adapted_experts"]
@@ -89,7 +90,7 @@ class _Adapted(torch.autograd.Function):
         wanted = ctx.needs_input_grad[3:]
         inputs = (operands.hidden_states, *operands[2:], *adapters.factors)
         needed = AdaptedNeeded(wanted[0], *wanted[2:])
-        if torch.is_grad_enabled():
+        if is_recorded():
             found = _differentiable(ctx.form, operands, adapters, needed, grad)
         else:
             ctx.spent = ctx.backend.spends
@@ -120,13 +121,15 @@ def _differentiable(
     form: Form, operands: Operands, adapters: Adapters, needed: AdaptedNeeded, grad: Tensor
 ) -> AdaptedGradients:
     """Return differentiable gradients, through the sum of weights and adapters."""
-    inputs = (operands.hidden_states, *operands[2:], *adapters.factors)
-    summed = operands._replace(
-        up=_sum(operands.up, adapters.up, form), down=_sum(operands.down, adapters.down, form)
-    )
-    leaves = [each for each, want in zip(inputs, needed, strict=True) if want and each is not None]
-    found = iter(torch.autograd.grad(by_reference(summed, form), leaves, grad, create_graph=True))
-    return AdaptedGradients(*(next(found) if want else None for want in needed))
+    x, index, *others = operands
+
+    def formula(x: Tensor, *tensors: Any) -> Tensor:
+        weights = Operands(x, index, *tensors[:-_FACTORS])
+        terms = _adapters(tensors[-_FACTORS:], (adapters.up_scale, adapters.down_scale))
+        up, down = _sum(weights.up, terms.up, form), _sum(weights.down, terms.down, form)
+        return by_reference(weights._replace(up=up, down=down), form)
+
+    return AdaptedGradients(*gradients(formula, (x, *others, *adapters.factors), needed, (grad,)))
 
 
 def _sum(weight: Tensor, factors: Factors | None, form: Form) -> Tensor:

@@ -19,6 +19,7 @@ from veomni_hook.kernels.moe_experts.by_reference import by_reference
 from veomni_hook.kernels.moe_experts.forms import Form, Operands, form_of, taken_apart
 from veomni_hook.kernels.moe_experts.low_rank import adapters_of, is_adapted, without_adapters
 from veomni_hook.kernels.moe_experts.variants import LAYOUTS
+from veomni_hook.kernels.shared.autograd import gradients, is_recorded
 from veomni_hook.kernels.shared.operand_checks import wants_grad
 
 __all__ = ["Backend", "Gradients", "Needed", "experts", "kernel_of"]
@@ -84,7 +85,7 @@ class _Experts(torch.autograd.Function):
         wanted = ctx.needs_input_grad[2:]
         inputs = (operands.hidden_states, *operands[2:])
         needed = Needed(wanted[0], *wanted[2:])
-        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        if is_recorded():
             found = _differentiable(ctx.form, operands, needed, grad)
         else:
             if ctx.backend.spends and not torch.compiler.is_compiling():
@@ -125,7 +126,9 @@ def _with_adapters(backend: AdaptedBackend, variant: str, operands: tuple[Any, .
 
 def _differentiable(form: Form, operands: Operands, needed: Needed, grad: Tensor) -> Gradients:
     """Return differentiable gradients."""
-    inputs = (operands.hidden_states, *operands[2:])
-    leaves = [each for each, want in zip(inputs, needed, strict=True) if want and each is not None]
-    found = iter(torch.autograd.grad(by_reference(operands, form), leaves, grad, create_graph=True))
-    return Gradients(*(next(found) if want else None for want in needed))
+    x, index, *others = operands
+
+    def formula(x: Tensor, *others: Tensor) -> Tensor:
+        return by_reference(Operands(x, index, *others), form)
+
+    return Gradients(*gradients(formula, (x, *others), needed, (grad,)))

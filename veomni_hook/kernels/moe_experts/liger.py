@@ -8,13 +8,16 @@ pairs, and the order of pairs. Mutates: nothing.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from liger_kernel.ops.fused_moe import LigerFusedMoEFunction
+from torch.nn import functional
 
-from veomni_hook.kernels.moe_experts import forms
+from veomni_hook.kernels.moe_experts import forms, reference
 from veomni_hook.kernels.shared.activations import name_of
+from veomni_hook.kernels.shared.recompute import differentiated_by
 
 __all__ = ["gated", "refuses"]
 
@@ -35,7 +38,14 @@ def gated(
     index = torch.where(there, top_k_index, 0).to(torch.int32)
     weights = torch.where(there, top_k_weights, 0)
     found: torch.Tensor = LigerFusedMoEFunction.apply(hidden_states, gate_up_proj, down_proj, index, weights)
-    return found
+    formula = partial(_formula, top_k_index)
+    return differentiated_by(formula, (found,), hidden_states, top_k_weights, gate_up_proj, down_proj)[0]
+
+
+def _formula(
+    index: torch.Tensor, x: torch.Tensor, weights: torch.Tensor, *stacked: torch.Tensor
+) -> torch.Tensor:
+    return reference.gated(x, index, weights, *stacked, functional.silu)
 
 
 def refuses(owner: Any, *operands: Any) -> str | None:

@@ -10,15 +10,17 @@ Sums over k are in float32 (float64 for float64). Mutates: nothing.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from veomni_hook.kernels.moe_experts import torch_by_expert
 from veomni_hook.kernels.moe_experts.forms import Form, Operands, compute_dtype, unsuited
 from veomni_hook.kernels.moe_experts.torch_routing import Chunk, sorted_pairs
+from veomni_hook.kernels.moe_experts.variants import LAYOUTS
+from veomni_hook.kernels.shared.autograd import gradients, is_recorded
 from veomni_hook.kernels.shared.operand_checks import untraceable
 
 __all__ = ["gated_jointly", "gated_normalised", "refuses"]
@@ -33,10 +35,12 @@ class _Product(torch.autograd.Function):
         return torch_by_expert.product(x.to(form.dtype).to(dtype), weights, chunk, form).to(form.dtype)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
         x, weights = ctx.saved_tensors
         to_x, to_weights = ctx.needs_input_grad[:2]
+        if is_recorded():
+            formula = partial(_definition, ctx.chunk, ctx.form)
+            return *gradients(formula, (x, weights), (to_x, to_weights), (dy,)), None, None  # type: ignore[return-value]
         dy = dy.to(torch_by_expert.working(ctx.form.dtype, torch_by_expert.FLOAT32_ROWS))
         dx = dw = None
         with torch.autocast("cpu", enabled=False):
@@ -48,6 +52,12 @@ class _Product(torch.autograd.Function):
                     dw, x.to(ctx.form.dtype).to(dy.dtype), dy, ctx.chunk, ctx.form
                 )
         return dx, dw, None, None
+
+
+def _definition(chunk: Chunk, form: Form, x: Tensor, weights: Tensor) -> Tensor:
+    x, weights = x.to(form.dtype), weights.to(form.dtype)
+    stacked = LAYOUTS[form.variant].transposed
+    return torch.cat([x[rows] @ (weights[e] if stacked else weights[e].t()) for e, rows in chunk.experts])
 
 
 def gated_jointly(*operands: Any) -> Tensor:

@@ -18,11 +18,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from veomni_hook.kernels.moe_router import given, operand_checks, reference
 from veomni_hook.kernels.moe_router.operand_checks import is_count
 from veomni_hook.kernels.shared import ascend
+from veomni_hook.kernels.shared.autograd import gradients, is_recorded
 from veomni_hook.kernels.shared.operators import define_op
 
 __all__ = ["refuses", "refuses_in_autocast", "softmax_topk", "topk_softmax"]
@@ -55,25 +55,31 @@ class _Router(torch.autograd.Function):
         if normalise:
             weights = weights / weights.sum(-1, keepdim=True)
         ctx.mark_non_differentiable(indices)
-        ctx.normalise, ctx.like = normalise, x.new_empty(0)
-        ctx.experts = x.shape[1]
+        ctx.normalise = normalise
         # Callers may write to the results, as to upstream's.
-        ctx.save_for_backward(weights.clone() if normalise else x, indices)
+        ctx.save_for_backward(x, weights.clone() if normalise else None, indices)
         return weights, indices
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, dweights: Tensor, _: Any) -> tuple[Tensor | None, ...]:
-        given, indices = ctx.saved_tensors
+        x, weights, indices = ctx.saved_tensors
+        if is_recorded():
+            return (
+                *gradients(
+                    lambda x: given.softmax_topk(x, 0, ctx.normalise, indices)[:1], (x,), (True,), (dweights,)
+                ),
+                None,
+                None,
+            )
         dweights = dweights.float()
         if ctx.normalise:
-            of_chosen = given * (dweights - (dweights * given).sum(-1, keepdim=True))
-            dx = given.new_zeros(given.shape[0], ctx.experts).scatter_(-1, indices, of_chosen)
+            of_chosen = weights * (dweights - (dweights * weights).sum(-1, keepdim=True))
+            dx = weights.new_zeros(x.shape).scatter_(-1, indices, of_chosen)
         else:
-            p = torch.softmax(given, dim=-1, dtype=torch.float32)
+            p = torch.softmax(x, dim=-1, dtype=torch.float32)
             dx = torch.zeros_like(p).scatter_(-1, indices, dweights)
             dx = p * (dx - (dx * p).sum(-1, keepdim=True))
-        return dx.to(ctx.like.dtype), None, None
+        return dx.to(x.dtype), None, None
 
 
 def softmax_topk(

@@ -20,16 +20,17 @@ batch-invariant; no synchronisation.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import torch
 import triton.language as tl
-from torch.autograd.function import once_differentiable
+from torch.nn import functional
 
 from veomni_hook.kernels.moe_router import device as kernels
 from veomni_hook.kernels.moe_router import given, operand_checks, reference
 from veomni_hook.kernels.moe_router.operand_checks import SIGMOID, SOFTMAX, is_count, score_of
+from veomni_hook.kernels.shared.autograd import gradients, is_recorded
 from veomni_hook.kernels.shared.launch import Launch, power
 from veomni_hook.kernels.shared.operand_checks import not_plain, untraceable
 from veomni_hook.kernels.shared.operators import define_op
@@ -191,17 +192,36 @@ class _Router(torch.autograd.Function):
         kind, _, top_k, normalise, groups, _ = form
         weights, indices, chosen = _FORWARD(x, bias, given, kind, top_k, normalise, *groups, *numbers, out)
         ctx.mark_non_differentiable(indices)
-        ctx.form = form, numbers[0]
-        ctx.save_for_backward(x if _of_all(form) else chosen, indices)
+        ctx.form, ctx.out = (form, numbers[0]), out
+        ctx.save_for_backward(x, None if _of_all(form) else chosen, indices)
         return weights, indices
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, dweights: torch.Tensor, _: Any) -> tuple[torch.Tensor | None, ...]:
-        logits, indices = ctx.saved_tensors
+        x, chosen, indices = ctx.saved_tensors
         (kind, experts, _, normalise, _, given), epsilon = ctx.form
-        dx = _BACKWARD(logits, indices, dweights, experts, kind, normalise, given, epsilon)
-        return dx, None, None, None, None, None
+        if is_recorded():
+            formula = partial(_definition, ctx.form[0], epsilon, ctx.out, indices)
+            return *gradients(formula, (x,), (True,), (dweights,)), *[None] * 5
+        dx = _BACKWARD(
+            x if chosen is None else chosen, indices, dweights, experts, kind, normalise, given, epsilon
+        )
+        return dx, *[None] * 5
+
+
+def _definition(
+    form: _Form, epsilon: float, out: torch.dtype, indices: torch.Tensor, x: torch.Tensor
+) -> torch.Tensor:
+    """Return the weights of the chosen experts."""
+    if form.kind == SOFTMAX:
+        logits = x.gather(-1, indices) if form.normalise else x
+        weights = torch.softmax(logits, dim=-1, dtype=torch.float32)
+        return (weights if form.normalise else weights.gather(-1, indices)).to(out)
+    chosen = x.gather(-1, indices)
+    scores = chosen.sigmoid() if form.kind == SIGMOID else functional.softplus(chosen).sqrt()
+    if form.normalise:
+        scores = scores / (scores.sum(dim=-1, keepdim=True) + epsilon)
+    return scores.to(out)
 
 
 def softmax_topk(

@@ -32,7 +32,7 @@ from veomni_hook.kernels.qk_norm_rotary.plans import (
 )
 from veomni_hook.kernels.qk_norm_rotary.variants import OP
 from veomni_hook.kernels.rms_norm.tiles import summed
-from veomni_hook.kernels.shared.autograd import applied, backward_once
+from veomni_hook.kernels.shared.autograd import applied, gradients, is_recorded
 from veomni_hook.kernels.shared.launch import LAUNCHES, power
 from veomni_hook.kernels.shared.module_calls import parameter
 from veomni_hook.kernels.shared.operand_checks import not_plain
@@ -167,28 +167,37 @@ _launch = on_its_device(_launched)
 
 class _QkNormRotary(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, plan: Launched | None, *operands: Any) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, variant: str, plan: Launched | None, *operands: Any) -> tuple[Tensor, Tensor]:
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*operands[:6])
-        ctx.form = operands[6:10]
+        ctx.form, ctx.variant = operands[6:10], variant
         if plan is None:
             return _FORWARD(*operands)  # type: ignore[no-any-return]
         return _launch(*operands[:8], plan, operands[12])  # type: ignore[no-any-return]
 
     @staticmethod
-    @backward_once
     def backward(ctx: Any, *incoming: Tensor | None) -> tuple[Tensor | None, ...]:
         # Read once: a checkpoint recomputes them for one reading.
         operands = ctx.saved_tensors
         # Unused results have no gradient, and their inputs get none.
         used = [grad is not None for grad in incoming]
-        needs = [need and use for need, use in zip(ctx.needs_input_grad[1:5], used * 2, strict=True)]
+        needs = [need and use for need, use in zip(ctx.needs_input_grad[2:6], used * 2, strict=True)]
+        if is_recorded():
+            q_eps, k_eps, *_ = ctx.form
+            formula = reference.of(ctx.variant)
+
+            def definition(*tensors: Tensor) -> tuple[Tensor, Tensor]:
+                return formula(*tensors[:4], q_eps, k_eps, *tensors[4:])
+
+            found = gradients(definition, operands, [*needs, False, False], incoming)
+            return None, None, *found[:4], *[None] * 10
         grads = (
             torch.zeros_like(x) if grad is None else grad
             for x, grad in zip(operands[:2], incoming, strict=True)
         )
         dq, dk, weights = _BACKWARD(*operands, *grads, *ctx.form, needs[2] or needs[3])
         return (
+            None,
             None,
             dq if needs[0] else None,
             dk if needs[1] else None,
@@ -198,7 +207,7 @@ class _QkNormRotary(torch.autograd.Function):
         )
 
 
-_apply = applied(_QkNormRotary, data=1)
+_apply = applied(_QkNormRotary, data=2)
 
 
 class _Kernel:
@@ -206,7 +215,7 @@ class _Kernel:
 
     def __init__(self, variant: str) -> None:
         norm, rotation = OP.variants[variant].form
-        self._formula = reference.of(variant)
+        self._variant, self._formula = variant, reference.of(variant)
         self._factor = _ONE_PLUS if norm == "one_plus_weight" else _WEIGHT
         self._cast_first = norm == "cast_before_weight"
         self._cast_out = rotation == "half_split_cast_out"
@@ -244,7 +253,7 @@ class _Kernel:
                 operands = q, k, q_weight, k_weight, cos, sin, q_eps, k_eps
                 plan, form = ready
                 if needed:
-                    return _apply(plan, *operands, *form)  # type: ignore[no-any-return]
+                    return _apply(self._variant, plan, *operands, *form)  # type: ignore[no-any-return]
                 return _launch(*operands, plan, form[4])  # type: ignore[no-any-return]
         numbers = isinstance(q_eps, (float, int)) and isinstance(k_eps, (float, int))
         if not numbers or self.unsuited(q, k, q_weight, k_weight, cos, sin):
@@ -252,7 +261,7 @@ class _Kernel:
         operands = q, k, q_weight, k_weight, cos, sin, q_eps, k_eps
         form = self.form(q.dtype, q_weight.dtype, cos.dtype)
         if needed:
-            return _apply(None, *operands, *form)  # type: ignore[no-any-return]
+            return _apply(self._variant, None, *operands, *form)  # type: ignore[no-any-return]
         return _FORWARD(*operands, *form)  # type: ignore[no-any-return]
 
     def form(self, q: torch.dtype, weight: torch.dtype, table: torch.dtype) -> Form:

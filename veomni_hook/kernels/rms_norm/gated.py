@@ -14,9 +14,9 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from veomni_hook.kernels.rms_norm import gated_device as kernels
+from veomni_hook.kernels.rms_norm import reference
 from veomni_hook.kernels.rms_norm import triton as plain
 from veomni_hook.kernels.rms_norm.tiles import (
     DTYPES,
@@ -31,6 +31,7 @@ from veomni_hook.kernels.rms_norm.tiles import (
     warps_of,
 )
 from veomni_hook.kernels.shared.activations import name_of, unknown
+from veomni_hook.kernels.shared.autograd import gradients, is_recorded
 from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, power, room
 from veomni_hook.kernels.shared.operand_checks import not_plain
 from veomni_hook.kernels.shared.operators import define_op
@@ -244,30 +245,35 @@ _BACKWARD = define_op(
 )
 
 
+#: Forms whose formula has no gate among its operands.
+_WITHOUT_GATE = ("weight before", "grouped")
+
+
 class _GatedRmsNorm(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        x: torch.Tensor,
-        gate: torch.Tensor | None,
-        weight: torch.Tensor,
-        eps: float,
-        form: str,
-        groups: int,
+        ctx: Any, x: torch.Tensor, gate: torch.Tensor | None, weight: torch.Tensor, eps: float, *kind: Any
     ) -> torch.Tensor:
+        form, groups, variant, rest = kind
         y, scale = _FORWARD(x, gate, weight, eps, form, groups)
         ctx.save_for_backward(x, gate, weight, scale)
-        ctx.form = form
+        ctx.form, ctx.variant, ctx.rest = form, variant, (eps, *rest)
         return y  # type: ignore[no-any-return]
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, gate, weight, scale = ctx.saved_tensors
-        to_x, to_gate, to_weight = ctx.needs_input_grad[:3]
-        grads = _BACKWARD(x, gate, weight, scale, dy, ctx.form, to_weight)
-        wanted = (to_x, to_gate, to_weight)
-        return (*(grad if want else None for grad, want in zip(grads, wanted, strict=True)), *[None] * 3)
+        wanted = ctx.needs_input_grad[:3]
+        if is_recorded():
+            norm = getattr(reference, ctx.variant)
+
+            def definition(x: torch.Tensor, gate: torch.Tensor | None, weight: torch.Tensor) -> torch.Tensor:
+                gates = () if ctx.form in _WITHOUT_GATE else (gate,)
+                return norm(x, *gates, weight, *ctx.rest)  # type: ignore[no-any-return]
+
+            return *gradients(definition, (x, gate, weight), wanted, (dy,)), *[None] * 5
+        grads = _BACKWARD(x, gate, weight, scale, dy, ctx.form, wanted[2])
+        return (*(grad if want else None for grad, want in zip(grads, wanted, strict=True)), *[None] * 5)
 
 
 def _norm(*call: Any) -> torch.Tensor:
@@ -278,14 +284,15 @@ def one_plus_weight_before_norm(
     hidden_states: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> torch.Tensor:
     """Return the normalised ``(1 + weight) * x`` in the dtype of ``hidden_states`` ``[..., hidden]``."""
-    return _norm(hidden_states, None, weight, eps, "weight before", 1)
+    return _norm(hidden_states, None, weight, eps, "weight before", 1, "one_plus_weight_before_norm", ())
 
 
 def one_plus_weight_grouped(
     hidden_states: torch.Tensor, weight: torch.Tensor, eps: float, group_size: int
 ) -> torch.Tensor:
     """Return ``(1 + weight) * xhat``; each ``group_size`` neighbours of ``[..., hidden]`` share a scale."""
-    return _norm(hidden_states, None, weight, eps, "grouped", _groups(hidden_states, group_size))
+    form = "grouped", _groups(hidden_states, group_size), "one_plus_weight_grouped", (group_size,)
+    return _norm(hidden_states, None, weight, eps, *form)
 
 
 def cast_before_weight_gated(
@@ -296,7 +303,8 @@ def cast_before_weight_gated(
     activation: Callable[[torch.Tensor], torch.Tensor],
 ) -> torch.Tensor:
     """Return ``weight * xhat * activation(gate)``, all ``[..., hidden]``; ``xhat`` is rounded first."""
-    return _norm(hidden_states, gate, weight, eps, f"rounded, {name_of(activation)}", 1)
+    form = f"rounded, {name_of(activation)}", 1, "cast_before_weight_gated", (activation,)
+    return _norm(hidden_states, gate, weight, eps, *form)
 
 
 def weight_before_cast_gated(
@@ -307,7 +315,8 @@ def weight_before_cast_gated(
     activation: Callable[[torch.Tensor], torch.Tensor],
 ) -> torch.Tensor:
     """Return ``weight * xhat * activation(gate)``, all ``[..., hidden]``, in float32 until the end."""
-    return _norm(hidden_states, gate, weight, eps, f"{name_of(activation)}", 1)
+    form = f"{name_of(activation)}", 1, "weight_before_cast_gated", (activation,)
+    return _norm(hidden_states, gate, weight, eps, *form)
 
 
 def gate_before_norm(
@@ -322,7 +331,8 @@ def gate_before_norm_grouped(
 ) -> torch.Tensor:
     """`gate_before_norm`; each ``group_size`` neighbours of ``[..., hidden]`` share a scale."""
     form = "no gate before" if gate is None else "gate before"
-    return _norm(hidden_states, gate, weight, eps, form, _groups(hidden_states, group_size))
+    rest = _groups(hidden_states, group_size), "gate_before_norm_grouped", (group_size,)
+    return _norm(hidden_states, gate, weight, eps, form, *rest)
 
 
 def _groups(hidden_states: torch.Tensor, group_size: int) -> int:

@@ -15,14 +15,16 @@ float32. Mutates: nothing.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from veomni_hook.kernels.rms_norm import reference
 from veomni_hook.kernels.shared import ascend
+from veomni_hook.kernels.shared.autograd import gradients, is_recorded
 from veomni_hook.kernels.shared.operators import define_op
 
 __all__ = [
@@ -81,13 +83,16 @@ class _RmsNorm(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         y, scale = _FORWARD(x, weight, eps)
         ctx.save_for_backward(x, weight, scale)
+        ctx.eps = eps
         return y  # type: ignore[no-any-return]
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, scale = ctx.saved_tensors
-        to_x, to_weight, _ = ctx.needs_input_grad
+        wanted = to_x, to_weight = ctx.needs_input_grad[:2]
+        if is_recorded():
+            norm = partial(reference.cast_before_weight, eps=ctx.eps)
+            return *gradients(norm, (x, weight), wanted, (dy,)), None
         dx, dweight = BACKWARD(dy.contiguous(), x, weight, scale)
         return dx if to_x else None, dweight.to(weight.dtype) if to_weight else None, None
 

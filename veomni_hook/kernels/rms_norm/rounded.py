@@ -9,15 +9,17 @@ Batch-invariant, as `veomni_hook.kernels.rms_norm.triton`.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
 import torch
-from torch.autograd.function import once_differentiable
 
+from veomni_hook.kernels.rms_norm import reference
 from veomni_hook.kernels.rms_norm import rounded_device as kernels
 from veomni_hook.kernels.rms_norm import triton as plain
 from veomni_hook.kernels.rms_norm.tiles import LARGE, NONE, WEIGHT, warps_of
+from veomni_hook.kernels.shared.autograd import gradients, is_recorded
 from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, power
 from veomni_hook.kernels.shared.operators import define_op
 from veomni_hook.kernels.shared.rows import Rows, readable
@@ -110,19 +112,28 @@ class _RoundedRmsNorm(torch.autograd.Function):
     ) -> torch.Tensor:
         y, scale = _FORWARD(x, weight, eps, kind)
         ctx.save_for_backward(x, weight, scale)
-        ctx.kind = kind
+        ctx.kind, ctx.eps = kind, eps
         return y  # type: ignore[no-any-return]
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, weight, scale = ctx.saved_tensors
-        to_x, to_weight = ctx.needs_input_grad[:2]
+        wanted = to_x, to_weight = ctx.needs_input_grad[:2]
+        if is_recorded():
+            definition = _definition(ctx.kind, ctx.eps)
+            return *gradients(definition, (x, weight), wanted, (dy,)), None, None
         if ctx.kind == _SCALE_ALONE:
             return _INVERSE_BACKWARD(x, scale, dy), None, None, None
         factor = NONE if weight is None else WEIGHT
         dx, dweight = plain.BACKWARD(x, weight, scale, dy, None, factor, torch.float32, to_weight)
         return dx if to_x else None, dweight if to_weight else None, None, None
+
+
+def _definition(kind: int, eps: float) -> Callable[..., torch.Tensor]:
+    if kind == _EVERY_STEP:
+        return lambda x, weight: reference.without_cast(x, weight, eps)
+    norm = reference.inverse_rms if kind == _SCALE_ALONE else reference.unweighted_rounded_scale
+    return lambda x, _: norm(x, eps)
 
 
 def _norm(*call: Any) -> torch.Tensor:

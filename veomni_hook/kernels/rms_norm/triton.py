@@ -13,6 +13,7 @@ bfloat16): 98 % both ways at 4096 and 128 columns, 97 % backward at 12288, in tw
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache, partial
 from math import prod
 from typing import Any, NamedTuple
@@ -20,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 
 from veomni_hook.kernels.rms_norm import device as kernels
-from veomni_hook.kernels.rms_norm import wide_device
+from veomni_hook.kernels.rms_norm import reference, wide_device
 from veomni_hook.kernels.rms_norm.tiles import (
     DTYPES,
     LARGE,
@@ -39,7 +40,7 @@ from veomni_hook.kernels.rms_norm.tiles import (
     warps_of,
     wide,
 )
-from veomni_hook.kernels.shared.autograd import applied, backward_once
+from veomni_hook.kernels.shared.autograd import applied, gradients, is_recorded
 from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, power, room
 from veomni_hook.kernels.shared.operand_checks import not_plain, untraceable
 from veomni_hook.kernels.shared.operators import define_op, on_its_device, watched
@@ -293,75 +294,73 @@ BACKWARD = define_op(
 class _RmsNorm(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        x: torch.Tensor,
-        weight: torch.Tensor | None,
-        eps: float,
-        factor: int,
-        middle: torch.dtype,
-        out: torch.dtype,
+        ctx: Any, x: torch.Tensor, weight: torch.Tensor | None, eps: float, *form: Any
     ) -> torch.Tensor:
-        y, scale = FORWARD(x, weight, eps, factor, middle, out)
+        *numbers, ctx.variant = form
+        y, scale = FORWARD(x, weight, eps, *numbers)
         ctx.save_for_backward(x, weight, scale)
-        ctx.form = factor, middle
+        ctx.form, ctx.eps = numbers[:2], eps
         return y  # type: ignore[no-any-return]
 
     @staticmethod
-    @backward_once
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, weight, scale = ctx.saved_tensors
-        to_x, to_weight = ctx.needs_input_grad[:2]
+        wanted = to_x, to_weight = ctx.needs_input_grad[:2]
+        if is_recorded():
+            return *gradients(_formula(ctx.variant, ctx.eps), (x, weight), wanted, (dy,)), *[None] * 5
         dx, dweight = BACKWARD(x, weight, scale, dy, None, *ctx.form, to_weight)
-        return dx if to_x else None, dweight if to_weight else None, None, None, None, None
+        return dx if to_x else None, dweight if to_weight else None, *[None] * 5
+
+
+def _formula(variant: str, eps: float) -> Callable[..., torch.Tensor]:
+    norm = getattr(reference, variant)
+    return lambda x, weight: norm(x, eps) if weight is None else norm(x, weight, eps)
 
 
 def cast_before_weight(hidden_states: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Return ``weight * xhat``, where ``xhat`` has the dtype of ``hidden_states`` ``[..., hidden]``."""
     out = torch.promote_types(hidden_states.dtype, weight.dtype)
-    return _norm(hidden_states, weight, eps, WEIGHT, hidden_states.dtype, out)
+    return _norm(hidden_states, weight, eps, WEIGHT, hidden_states.dtype, out, "cast_before_weight")
 
 
 def weight_before_cast(hidden_states: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Return ``weight * xhat``, both in float32, in the dtype of ``hidden_states`` ``[..., hidden]``."""
-    return _norm(hidden_states, weight, eps, WEIGHT, torch.float32, hidden_states.dtype)
+    form = WEIGHT, torch.float32, hidden_states.dtype, "weight_before_cast"
+    return _norm(hidden_states, weight, eps, *form)
 
 
 def cast_to_weight(hidden_states: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Return ``weight * xhat``, where ``xhat`` has the dtype of ``weight`` ``[hidden]``."""
-    return _norm(hidden_states, weight, eps, WEIGHT, weight.dtype, weight.dtype)
+    return _norm(hidden_states, weight, eps, WEIGHT, weight.dtype, weight.dtype, "cast_to_weight")
 
 
 def one_plus_weight(hidden_states: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Return ``(1 + weight) * xhat`` in float32, in the dtype of ``hidden_states`` ``[..., hidden]``."""
-    return _norm(hidden_states, weight, eps, ONE_PLUS, torch.float32, hidden_states.dtype)
+    form = ONE_PLUS, torch.float32, hidden_states.dtype, "one_plus_weight"
+    return _norm(hidden_states, weight, eps, *form)
 
 
 def one_plus_weight_rounded(hidden_states: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """`one_plus_weight` with ``1 + weight`` rounded to the dtype of ``weight``."""
-    return _norm(hidden_states, weight, eps, ONE_PLUS_ROUNDED, torch.float32, hidden_states.dtype)
+    form = ONE_PLUS_ROUNDED, torch.float32, hidden_states.dtype, "one_plus_weight_rounded"
+    return _norm(hidden_states, weight, eps, *form)
 
 
 def unweighted(hidden_states: torch.Tensor, eps: float) -> torch.Tensor:
     """Return ``xhat`` in the dtype of ``hidden_states`` ``[..., hidden]``."""
-    return _norm(hidden_states, None, eps, NONE, torch.float32, hidden_states.dtype)
+    return _norm(hidden_states, None, eps, NONE, torch.float32, hidden_states.dtype, "unweighted")
 
 
 _apply = applied(_RmsNorm)
 
 
-def _norm(
-    x: torch.Tensor,
-    weight: torch.Tensor | None,
-    eps: float,
-    factor: int,
-    middle: torch.dtype,
-    out: torch.dtype,
-) -> torch.Tensor:
+def _norm(x: torch.Tensor, weight: torch.Tensor | None, eps: float, *form: Any) -> torch.Tensor:
+    """Return the norm of ``form``: factor, dtypes of ``xhat`` and of the result, variant."""
     if torch.is_grad_enabled() and (x.requires_grad or (weight is not None and weight.requires_grad)):
-        return _apply(x, weight, eps, factor, middle, out)  # type: ignore[no-any-return]
+        return _apply(x, weight, eps, *form)  # type: ignore[no-any-return]
     if watched():
-        return FORWARD(x, weight, eps, factor, middle, out)[0]  # type: ignore[no-any-return]
-    return _infer(x, weight, eps, factor, middle, out)[0]  # type: ignore[no-any-return]
+        return FORWARD(x, weight, eps, *form[:3])[0]  # type: ignore[no-any-return]
+    return _infer(x, weight, eps, *form[:3])[0]  # type: ignore[no-any-return]
 
 
 def refuses(owner: Any, hidden_states: torch.Tensor, weight: torch.Tensor, eps: float) -> str | None:

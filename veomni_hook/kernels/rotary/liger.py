@@ -11,13 +11,14 @@ way. Saved: cos, sin. Mutates: nothing.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 from liger_kernel.ops.rope import rope_backward, rope_forward
-from torch.autograd.function import once_differentiable
 
-from veomni_hook.kernels.rotary import operand_rules
+from veomni_hook.kernels.rotary import operand_rules, reference
+from veomni_hook.kernels.shared.autograd import gradients, is_recorded
 
 __all__ = ["refuses", "rotary"]
 
@@ -34,8 +35,13 @@ class _Rotary(torch.autograd.Function):
         return q, k
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, dq: torch.Tensor, dk: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        if is_recorded():
+            cos, sin = ctx.saved_tensors
+            # The function is linear: what it is applied to does not matter.
+            q, k = (torch.zeros_like(dy, requires_grad=True) for dy in (dq, dk))
+            formula = partial(reference.half_split, cos=cos, sin=sin)
+            return *gradients(formula, (q, k), (True, True), (dq, dk)), None, None
         dq, dk = rope_backward(_to_overwrite(dq), _to_overwrite(dk), *ctx.saved_tensors)
         return dq, dk, None, None
 

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 
 from veomni_hook.kernels.row_merge.views import add_rows, merge_rows
-from veomni_hook.kernels.shared.autograd import applied, backward_once
+from veomni_hook.kernels.shared.autograd import applied
 
-__all__ = ["FEWER", "OTHER", "rows", "rows_added"]
+__all__ = ["FEWER", "OTHER", "check", "merged", "rows", "rows_added"]
 
 Tensor = torch.Tensor
 #: What the assertion on the device says.
@@ -31,14 +31,11 @@ class _Merge(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, source: Tensor, mask: Tensor, added: bool) -> Tensor:  # noqa: FBT001
         counts = mask.cumsum(0)
         check(counts[-1], source.shape[0], added=added)
-        place = (counts - 1).clamp_(0, source.shape[0] - 1)
-        taken = source.index_select(0, place)
         ctx.save_for_backward(mask, counts)
         ctx.rows, ctx.added = source.shape[0], added
-        return torch.where(mask.unsqueeze(1), x + taken if added else taken, x)
+        return merged(x, source, mask, counts, added=added)
 
     @staticmethod
-    @backward_once
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
         mask, counts = ctx.saved_tensors
         to_x, to_source = ctx.needs_input_grad[:2]
@@ -51,11 +48,18 @@ class _Merge(torch.autograd.Function):
             numbers = torch.arange(len(mask), device=mask.device)
             row = numbers.new_zeros(n + 1).scatter_(0, place, numbers)[:n]
             unused = torch.arange(n, device=mask.device) >= counts[-1]
-            dsource = dy.index_select(0, row).masked_fill_(unused.unsqueeze(1), 0)
+            dsource = dy.index_select(0, row).masked_fill(unused.unsqueeze(1), 0)
         return dx, dsource, None, None
 
 
 _apply = applied(_Merge)
+
+
+def merged(x: Tensor, source: Tensor, mask: Tensor, counts: Tensor, *, added: bool) -> Tensor:
+    """Return the rows; ``counts`` are those of the mask's rows up to each row."""
+    place = (counts - 1).clamp(0, source.shape[0] - 1)
+    taken = source.index_select(0, place)
+    return torch.where(mask.unsqueeze(1), x + taken if added else taken, x)
 
 
 def check(count: Tensor, rows: int, *, added: bool) -> None:

@@ -10,16 +10,16 @@ is read on the host: the number of rows is asserted on the device.
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
 
 from veomni_hook.kernels.row_merge import device as kernels
 from veomni_hook.kernels.row_merge import rules
-from veomni_hook.kernels.row_merge.torch import check
+from veomni_hook.kernels.row_merge.torch import check, merged
 from veomni_hook.kernels.row_merge.views import add_rows, merge_rows
-from veomni_hook.kernels.shared.autograd import applied, backward_once
+from veomni_hook.kernels.shared.autograd import applied, gradients, is_recorded
 from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, cdiv, power
 from veomni_hook.kernels.shared.operators import define_op
 
@@ -115,10 +115,16 @@ class _Merge(torch.autograd.Function):
         return y  # type: ignore[no-any-return]
 
     @staticmethod
-    @backward_once
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         (counts,) = ctx.saved_tensors
         to_x, to_source = ctx.needs_input_grad[:2]
+        if is_recorded():
+            # The function is linear: what it is applied to does not matter.
+            x = torch.zeros_like(dy, requires_grad=to_x)
+            source = dy.new_zeros(ctx.rows, dy.shape[1], requires_grad=to_source)
+            mask = counts.diff(prepend=counts.new_zeros(1)) > 0
+            formula = partial(merged, mask=mask, counts=counts, added=ctx.added)
+            return *gradients(formula, (x, source), (to_x, to_source), (dy,)), None, None
         kept = to_x and not ctx.added
         if not (kept or to_source):
             return dy, None, None, None

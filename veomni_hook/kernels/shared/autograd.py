@@ -1,17 +1,20 @@
-"""Custom autograd functions, called with less of torch's Python code around them."""
+"""Custom autograd functions: called with less of torch's Python code around them, and differentiated again.
+
+A kernel's backward computes numbers. A backward pass that is itself recorded (``create_graph``) needs a
+function of the operands and of the incoming gradients: there, `gradients` differentiates the op's formula.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import wraps
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import compiler as _compiler
-from torch.autograd.function import once_differentiable
 from torch.compiler import is_dynamo_compiling
 
-__all__ = ["applied", "backward_once"]
+__all__ = ["applied", "gradients", "is_recorded"]
 
 _grad_enabled = torch.is_grad_enabled
 _in_functorch = torch._C._are_functorch_transforms_active
@@ -50,15 +53,55 @@ def applied(function: type[torch.autograd.Function], data: int = 0) -> Callable[
     return call
 
 
-def backward_once(backward: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `torch.autograd.function.once_differentiable` of ``backward``, which costs less when it may.
+def is_recorded() -> bool:
+    """Return whether the backward pass that runs now is recorded, so that its results need a history.
 
-    Without gradients enabled, as in nearly every backward pass, there is nothing that it has to do.
+    A compiler traces a backward as code that runs once.
     """
-    checked = once_differentiable(backward)
+    return _grad_enabled() and not (is_dynamo_compiling() or _compiler._is_compiling_flag)
 
-    @wraps(backward)
-    def run(ctx: Any, *gradients: Any) -> Any:
-        return checked(ctx, *gradients) if _grad_enabled() else backward(ctx, *gradients)
 
-    return run
+def gradients(
+    formula: Callable[..., Any],
+    operands: Sequence[Any],
+    wanted: Sequence[bool],
+    incoming: Sequence[torch.Tensor | None],
+    within: AbstractContextManager[Any] | None = None,
+) -> tuple[torch.Tensor | None, ...]:
+    """Return the gradients of ``formula(*operands)``, differentiable if the backward pass is recorded.
+
+    The formula sees every operand without its history. So where one operand depends on another, or one
+    tensor stands in two places, each gets its own gradient, and the graph outside adds up the paths.
+
+    Args:
+        formula: returns a tensor, or a sequence of tensors and None.
+        operands: tensors, None and others.
+        wanted: for each operand, whether its gradient is wanted. Only those of tensors are.
+        incoming: for each tensor that the formula returns, the gradient of the loss, or None for zero.
+        within: the context in which the formula runs, such as the forward's autocast.
+
+    Returns:
+        For each operand its gradient; None if it is not wanted, or if the formula does not depend on it.
+    """
+    again = _grad_enabled()
+    operands = [
+        x if not want else x.view_as(x) if again else x.detach().requires_grad_()
+        for x, want in zip(operands, wanted, strict=True)
+    ]
+    with torch.enable_grad(), within or nullcontext():
+        results = formula(*operands)
+    results = (results,) if isinstance(results, torch.Tensor) else results
+    ends = [
+        (y, dy)
+        for y, dy in zip(results, incoming, strict=True)
+        if dy is not None and y is not None and y.requires_grad
+    ]
+    leaves = [x for x, want in zip(operands, wanted, strict=True) if want]
+    if not ends or not leaves:
+        return (None,) * len(operands)
+    slopes = iter(
+        torch.autograd.grad(
+            [y for y, _ in ends], leaves, [dy for _, dy in ends], create_graph=again, allow_unused=True
+        )
+    )
+    return tuple(next(slopes) if want else None for want in wanted)

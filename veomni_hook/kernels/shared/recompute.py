@@ -18,9 +18,10 @@ from typing import Any, TypeVar
 import torch
 
 from veomni_hook.kernels.selection.registry import load_attribute
+from veomni_hook.kernels.shared.autograd import gradients, is_recorded
 from veomni_hook.kernels.shared.operand_checks import not_plain, untraceable, wants_grad
 
-__all__ = ["computed_again", "recomputed", "refuses"]
+__all__ = ["computed_again", "differentiated_by", "recomputed", "refuses"]
 
 _Result = TypeVar("_Result", torch.Tensor, tuple[torch.Tensor, ...])
 
@@ -36,20 +37,14 @@ class _ComputedAgain(torch.autograd.Function):
         return formula(*operands)
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        twice = torch.is_grad_enabled()  # for a second derivative
-        wanted = ctx.needs_input_grad[1:]
-        operands = list(ctx.others)
-        for place, each in enumerate(ctx.saved_tensors):
-            if each is not None:
-                # One tensor may occur at two positions, each with its own gradient.
-                operands[place] = each.view_as(each) if twice else each.detach().requires_grad_(wanted[place])
-        leaves = [each for each, want in zip(operands, wanted, strict=True) if want]
+    def backward(ctx: Any, *incoming: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        operands = [
+            other if tensor is None else tensor
+            for tensor, other in zip(ctx.saved_tensors, ctx.others, strict=True)
+        ]
         enabled, dtype = ctx.autocast
-        with torch.enable_grad(), torch.autocast(ctx.device, dtype=dtype, enabled=enabled):
-            result = ctx.formula(*operands)
-        found = iter(torch.autograd.grad(result, leaves, grads, create_graph=twice))
-        return None, *(next(found) if want else None for want in wanted)
+        within = torch.autocast(ctx.device, dtype=dtype, enabled=enabled)
+        return None, *gradients(ctx.formula, operands, ctx.needs_input_grad[1:], incoming, within)
 
 
 def computed_again(formula: Callable[..., _Result], *operands: Any) -> _Result:
@@ -63,6 +58,37 @@ def computed_again(formula: Callable[..., _Result], *operands: Any) -> _Result:
     if torch.compiler.is_compiling() or not wants_grad(*tensors):
         return formula(*operands)
     return _ComputedAgain.apply(formula, *operands)  # type: ignore[no-untyped-call,no-any-return]
+
+
+class _DifferentiatedBy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, formula: Callable[..., Any], count: int, *tensors: torch.Tensor) -> Any:
+        results = tensors[:count]
+        ctx.formula, ctx.count = formula, count
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*tensors[count:])
+        return results
+
+    @staticmethod
+    def backward(ctx: Any, *incoming: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        wanted = ctx.needs_input_grad[2 + ctx.count :]
+        if is_recorded():
+            operands = ctx.saved_tensors
+            return None, None, *[None] * ctx.count, *gradients(ctx.formula, operands, wanted, incoming)
+        return None, None, *incoming, *[None] * len(wanted)
+
+
+def differentiated_by(
+    formula: Callable[..., Any], results: tuple[torch.Tensor, ...], *operands: torch.Tensor | None
+) -> tuple[torch.Tensor, ...]:
+    """Return ``results``, whose gradients come from ``formula(*operands)`` where these must have a history.
+
+    For results of code that can be differentiated once: elsewhere its own backward runs.
+    """
+    if torch.compiler.is_compiling() or not wants_grad(*(x for x in operands if x is not None)):
+        return results
+    again: tuple[torch.Tensor, ...] = _DifferentiatedBy.apply(formula, len(results), *results, *operands)  # type: ignore[no-untyped-call]
+    return again
 
 
 @cache
