@@ -26,6 +26,7 @@ def main(
     derivatives: Annotated[
         bool, typer.Option(help="compare every kind of derivative, of operands that depend on each other")
     ] = False,
+    device: Annotated[str, typer.Option(help="where calls run")] = "cpu",
     output: Annotated[Path | None, typer.Option(help="write the verdicts as JSON")] = None,
 ) -> None:
     """Build every routed site, run it through its guard and through upstream's body, and compare."""
@@ -34,7 +35,7 @@ def main(
     console = Console(stderr=True)
     with Progress(console=console) as progress:
         task = progress.add_task("proving", total=len(names))
-        for name, found in prove(names, op or (), workers, kernels, derived=derivatives):
+        for name, found in prove(names, op or (), workers, kernels, derived=derivatives, device=device):
             progress.update(task, advance=1, description=name.rpartition(".")[2])
             verdicts += found
     verdicts.sort(key=lambda verdict: (verdict.module, verdict.target, verdict.op))

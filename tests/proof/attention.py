@@ -39,6 +39,8 @@ def prove_attention(site: Any, module: Any) -> Proof:
     for (held, dtype), owner in itertools.product(MODE.mixed(), owners):
         owner.to(held)
         for inputs in _calls(owner, dtype):
+            if tally.enough():
+                return tally.proof()
             try:
                 result = both(slots, owner, partial(_with_scores, owner), typed(inputs, dtype))
             except Unfit as error:

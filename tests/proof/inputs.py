@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from tests.proof.compare import MODE
 from tests.proof.configs import EXPERTS, HIDDEN, TOP_K
 
 __all__ = ["Calls", "Inputs", "expert_calls", "layer_calls", "norm_calls", "packed_rotary_calls"]
@@ -108,6 +109,8 @@ def expert_calls(owner: nn.Module, method: str) -> Iterator[Inputs]:
 def _routings(tokens: int) -> Iterator[torch.Tensor]:
     yield torch.randint(0, EXPERTS, (tokens, TOP_K))
     yield torch.full((tokens, TOP_K), EXPERTS - 1)
+    if MODE.device != "cpu":
+        return  # upstream's code asserts on other devices that indices are in range
     # EXPERTS: the sentinel of expert parallelism, or an expert without weights.
     yield torch.randint(EXPERTS - 1, EXPERTS + 1, (tokens, TOP_K)).index_fill(
         0, torch.tensor([0]), EXPERTS - 1

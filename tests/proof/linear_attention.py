@@ -22,7 +22,7 @@ from tests.proof.provers import Proof, Unreached, slots_of, with_kernels
 __all__ = ["prove_linear_attention"]
 
 #: Sums over chunks are taken in another order.
-_TOLERANCE = 2e-5
+_TOLERANCE, _HALF = 2e-5, 5e-2
 
 
 def prove_linear_attention(site: Any, module: Any) -> Proof:
@@ -46,6 +46,8 @@ def prove_linear_attention(site: Any, module: Any) -> Proof:
 
 
 def _proved(site: Any, module: Any, inputs: dict[str, Any], options: dict[str, Any]) -> Proof:
+    if MODE.kernels == "triton" and site.op == "gated_delta_rule":  # half precision alone
+        inputs |= {name: inputs[name].bfloat16() for name in ("query", "key", "value")}
     function = getattr(module, site.captures["function"])
     separated = getattr(module, f"veomni_{site.op}").separated
     owner = nn.Module()
@@ -64,8 +66,9 @@ def _proved(site: Any, module: Any, inputs: dict[str, Any], options: dict[str, A
     errors = {}
     for name, want in expected.items():
         errors[name] = ((want - found[name]).abs().max() / want.abs().max().clamp(min=1e-6)).item()
-        if not errors[name] <= _TOLERANCE * MODE.slack:
-            raise Differs(f"{name}: relative error {errors[name]:.2e}, allowed {_TOLERANCE * MODE.slack:.1e}")
+        tolerance = _HALF if inputs[next(iter(inputs))].dtype is torch.bfloat16 else _TOLERANCE * MODE.slack
+        if not errors[name] <= tolerance:
+            raise Differs(f"{name}: relative error {errors[name]:.2e}, allowed {tolerance:.1e}")
     return Proof(len(expected.gradients), errors)
 
 

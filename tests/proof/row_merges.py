@@ -78,7 +78,9 @@ def _added(site: Any, module: Any) -> Proof:
         }
 
         def step(rows: Any = rows) -> Run:
-            return run(lambda hidden, source: getattr(owner, method)(hidden, mask, source), rows)
+            return run(
+                lambda hidden, source: getattr(owner, method)(hidden, mask.to(hidden.device), source), rows
+            )
 
         theirs = with_kernels(f"{site.op}=eager", step)
         ours = with_kernels(f"{site.op}={MODE.kernels}", step)

@@ -102,8 +102,8 @@ def with_softcap(  # noqa: PLR0913, PLR0917 - the operands of the op
     result = _attend(query, key, value, None, blocks, softcap, scale)
     owner = SimpleNamespace(num_key_value_groups=module.num_key_value_groups, training=False)
 
-    def formula(*states: torch.Tensor) -> Any:
-        return reference.softcap(*states, attention_mask, owner, scale, 0.0, softcap)[:1]
+    def formula(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> Any:
+        return reference.softcap(query, key, value, attention_mask, owner, scale, 0.0, softcap)[:1]
 
     return differentiated_by(formula, (result,), query, key, value)[0], None
 

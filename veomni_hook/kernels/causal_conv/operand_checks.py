@@ -29,7 +29,7 @@ def refuses(
     if not is_upstreams(upstream, owner):
         return f"the function was replaced by {name_of(upstream)}"
     given = [each for each in (bias, cu_seqlens) if each is not None]
-    if (reason := not_plain(hidden_states, weight, *given)) is not None:
+    if (reason := not_plain(hidden_states, weight, *given) or untraceable()) is not None:
         return reason
     if activation not in _ACTIVATIONS:
         return f"the activation is {activation}"
@@ -37,4 +37,4 @@ def refuses(
         return f"the input is {list(hidden_states.shape)}, the weight {list(weight.shape)}"
     if cu_seqlens is None:
         return None
-    return untraceable() or unfit_ends(cu_seqlens, hidden_states.shape[0] * hidden_states.shape[2])
+    return unfit_ends(cu_seqlens, hidden_states.shape[0] * hidden_states.shape[2])

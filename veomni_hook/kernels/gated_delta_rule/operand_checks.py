@@ -31,7 +31,7 @@ def refuses(  # noqa: PLR0911, PLR0913, PLR0917 - one return a refusal; the oper
     if not is_upstreams(upstream, owner):
         return f"the function was replaced by {name_of(upstream)}"
     given = [each for each in (initial_state, cu_seqlens) if each is not None]
-    if (reason := not_plain(query, key, value, g, beta, *given)) is not None:
+    if (reason := not_plain(query, key, value, g, beta, *given) or untraceable()) is not None:
         return reason
     if query.dim() != 4 or query.shape != key.shape or value.dim() != 4:
         return f"query, key and value are {_sizes(query, key, value)}"
@@ -44,7 +44,7 @@ def refuses(  # noqa: PLR0911, PLR0913, PLR0917 - one return a refusal; the oper
         return "an operand is no floating-point tensor"
     samples = rows
     if cu_seqlens is not None:
-        if (reason := untraceable() or unfit_ends(cu_seqlens, rows * positions)) is not None:
+        if (reason := unfit_ends(cu_seqlens, rows * positions)) is not None:
             return reason
         samples = cu_seqlens.numel() - 1
     state = (samples, heads, query.shape[3], value.shape[3])

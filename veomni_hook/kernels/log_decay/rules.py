@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from veomni_hook.kernels.shared.operand_checks import not_plain
+from veomni_hook.kernels.shared.operand_checks import not_plain, untraceable
 
 __all__ = ["fits", "fits_channels", "refuses", "refuses_channels", "refuses_with_sigmoid"]
 
@@ -16,7 +16,7 @@ def refuses(owner: Any, x: Any, log_rate: Any, bias: Any) -> str | None:
 
     ``x`` is ``a``, or a tensor from which upstream's code will compute it: kernels look at that (`fits`).
     """
-    if (reason := _not_tensors(x, log_rate, bias)) is not None:
+    if (reason := _unsuited(x, log_rate, bias)) is not None:
         return reason
     return None if log_rate.ndim == bias.ndim == 1 else "the rate and the bias are not one per head"
 
@@ -40,7 +40,7 @@ def refuses_channels(
     owner: Any, x: Any, log_rate: Any, bias: Any, dtype: Any, bounded: Any, lower: Any
 ) -> str | None:
     """Return why this call must run the upstream code, or None; ``x`` as in `refuses`."""
-    if (reason := _not_tensors(x, log_rate, bias)) is not None:
+    if (reason := _unsuited(x, log_rate, bias)) is not None:
         return reason
     if bounded and type(lower) not in (int, float):
         return f"the bound is a {type(lower).__name__}"
@@ -55,8 +55,8 @@ def fits_channels(x: torch.Tensor, log_rate: torch.Tensor, bias: torch.Tensor) -
     return log_rate.shape == (1, 1, heads, 1) and bias.shape == (heads * width,)
 
 
-def _not_tensors(*operands: Any) -> str | None:
-    for each in operands:
-        if not isinstance(each, torch.Tensor):
-            return f"an operand is a {type(each).__name__}"
-    return not_plain(*operands)
+def _unsuited(*operands: Any) -> str | None:
+    for operand in operands:
+        if not isinstance(operand, torch.Tensor):
+            return f"an operand is a {type(operand).__name__}"
+    return not_plain(*operands) or untraceable()

@@ -42,10 +42,8 @@ def gated(
     return differentiated_by(formula, (found,), hidden_states, top_k_weights, gate_up_proj, down_proj)[0]
 
 
-def _formula(
-    index: torch.Tensor, x: torch.Tensor, weights: torch.Tensor, *stacked: torch.Tensor
-) -> torch.Tensor:
-    return reference.gated(x, index, weights, *stacked, functional.silu)
+def _formula(index: torch.Tensor, x: torch.Tensor, weights: torch.Tensor, up: Any, down: Any) -> torch.Tensor:
+    return reference.gated(x, index, weights, up, down, functional.silu)
 
 
 def refuses(owner: Any, *operands: Any) -> str | None:
