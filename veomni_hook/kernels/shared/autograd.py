@@ -85,7 +85,7 @@ def gradients(
     """
     again = _grad_enabled()
     operands = [
-        x if not want else x.view_as(x) if again else x.detach().requires_grad_()
+        x if not want else _apart(x) if again else x.detach().requires_grad_()
         for x, want in zip(operands, wanted, strict=True)
     ]
     with torch.enable_grad(), within or nullcontext():
@@ -105,3 +105,8 @@ def gradients(
         )
     )
     return tuple(next(slopes) if want else None for want in wanted)
+
+
+def _apart(x: torch.Tensor) -> torch.Tensor:
+    """Return ``x`` as a tensor of its own in the graph, which keeps the history of ``x``."""
+    return x.view_as(x)
