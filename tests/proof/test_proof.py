@@ -70,7 +70,7 @@ def test_every_verdict_but_a_proof_fails(outcome, monkeypatch, capsys):
     verdict = Verdict("module", "A.forward", "rms_norm", "unweighted", outcome, gradients=3)
     proved = Verdict("module", "B.forward", "rotary", "half_split", "equal")
     monkeypatch.setattr(__main__, "modules", lambda families: ["module"])
-    monkeypatch.setattr(__main__, "prove", lambda *_: [("module", [verdict, proved])])
+    monkeypatch.setattr(__main__, "prove", lambda *_, **__: [("module", [verdict, proved])])
     with pytest.raises(SystemExit) as ended:
         __main__.main(None, None, 1, None)
     assert ended.value.code == verdict.failed == (outcome not in ("equal", "rounding"))
@@ -79,7 +79,7 @@ def test_every_verdict_but_a_proof_fails(outcome, monkeypatch, capsys):
 
 def test_nothing_to_prove_is_no_proof(monkeypatch):
     monkeypatch.setattr(__main__, "modules", lambda families: [])
-    monkeypatch.setattr(__main__, "prove", lambda *_: [])
+    monkeypatch.setattr(__main__, "prove", lambda *_, **__: [])
     with pytest.raises(SystemExit) as ended:
         __main__.main(None, None, 1, None)
     assert ended.value.code == 1

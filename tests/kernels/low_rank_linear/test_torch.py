@@ -212,7 +212,7 @@ def test_a_layer_with_a_result_of_another_dtype(patched):
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 def test_autocast(patched, dtypes, dropout):
     dtype, factors = dtypes
-    layers = pair(patched, base_of(dtype=dtype), factors, lora_lora_dropout=dropout)
+    layers = pair(patched, base_of(dtype=dtype), factors, lora_dropout=dropout)
 
     def run(layer):
         def call(x):
@@ -331,8 +331,9 @@ def test_saved_is_what_gradients_need(patched):
     sizes = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: sizes.append(t.numel()) or t, lambda t: t):
         ours(x)
-    # x and the weight, A and B in three parts, and h.
-    assert sorted(sizes) == sorted([64 * 24, 24 * 40, 3 * 2 * 24, 3 * 2 * 40, 3 * 2 * 64])
+    # x, the parameters themselves, A and B in three parts, and h.
+    made = [3 * 2 * 24, 3 * 2 * 40, 3 * 2 * 64]
+    assert sorted(sizes) == sorted([64 * 24, 24 * 40, 40, 2 * 24, 2 * 40, *made])
     with torch.no_grad():
         x = x.clone()
     sizes.clear()

@@ -73,6 +73,8 @@ def with_sinks(
     """Return attention with the sinks ``module.sinks [heads]``; see `reference` for the operands."""
     blocks = _blocks(attention_mask, query, uniform=False)
     result = _attend(query, key, value, module.sinks, blocks, None, scaling)
+    if is_dynamo_compiling():
+        return result, None
     number = module.num_key_value_groups
 
     def formula(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, sinks: torch.Tensor) -> Any:
@@ -100,6 +102,8 @@ def with_softcap(  # noqa: PLR0913, PLR0917 - the operands of the op
     blocks = _blocks(attention_mask, query, uniform=True)
     scale = module.head_dim**-0.5 if scaling is None else scaling
     result = _attend(query, key, value, None, blocks, softcap, scale)
+    if is_dynamo_compiling():
+        return result, None
     owner = SimpleNamespace(num_key_value_groups=module.num_key_value_groups, training=False)
 
     def formula(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> Any:

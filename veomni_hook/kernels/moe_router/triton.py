@@ -188,37 +188,43 @@ class _Router(torch.autograd.Function):
     def forward(
         ctx: Any, x: torch.Tensor, bias: torch.Tensor | None, given: torch.Tensor | None, form: _Form,
         numbers: tuple[float, float], out: torch.dtype,
-    ) -> Routing:  # fmt: skip
+    ) -> tuple[torch.Tensor, ...]:  # fmt: skip
         kind, _, top_k, normalise, groups, _ = form
         weights, indices, chosen = _FORWARD(x, bias, given, kind, top_k, normalise, *groups, *numbers, out)
-        ctx.mark_non_differentiable(indices)
+        ctx.mark_non_differentiable(indices, *((chosen,) if _of_all(form) else ()))
         ctx.form, ctx.out = (form, numbers[0]), out
-        ctx.save_for_backward(x, None if _of_all(form) else chosen, indices)
-        return weights, indices
+        ctx.set_materialize_grads(False)
+        # The chosen logits are a result: a recorded backward finds in them how they depend on x.
+        ctx.save_for_backward(x if _of_all(form) else chosen, indices)
+        return weights, indices, chosen
 
     @staticmethod
-    def backward(ctx: Any, dweights: torch.Tensor, _: Any) -> tuple[torch.Tensor | None, ...]:
-        x, chosen, indices = ctx.saved_tensors
-        (kind, experts, _, normalise, _, given), epsilon = ctx.form
-        if is_recorded():
-            formula = partial(_definition, ctx.form[0], epsilon, ctx.out, indices)
-            return *gradients(formula, (x,), (True,), (dweights,)), *[None] * 5
-        dx = _BACKWARD(
-            x if chosen is None else chosen, indices, dweights, experts, kind, normalise, given, epsilon
-        )
-        return dx, *[None] * 5
+    def backward(
+        ctx: Any, dweights: torch.Tensor | None, _: Any, dchosen: torch.Tensor | None
+    ) -> tuple[torch.Tensor | None, ...]:
+        logits, indices = ctx.saved_tensors
+        form, epsilon = ctx.form
+        kind, experts, _, normalise, _, given = form
+        # Only a recorded backward asks for a gradient of the chosen logits; a compiler's is zero.
+        if not is_recorded() and (dchosen is None or torch.compiler.is_compiling()):
+            dx = _BACKWARD(logits, indices, dweights, experts, kind, normalise, given, epsilon)
+            return dx, *[None] * 5
+        formula = partial(_definition, form, epsilon, ctx.out, indices)
+        (slope,) = gradients(formula, (logits,), (True,), (dweights,))
+        if not _of_all(form):
+            slopes = [dx for dx in (slope, dchosen) if dx is not None]
+            slope = logits.new_zeros(len(indices), experts).scatter_add(-1, indices, sum(slopes))
+        return slope, *[None] * 5
 
 
 def _definition(
-    form: _Form, epsilon: float, out: torch.dtype, indices: torch.Tensor, x: torch.Tensor
+    form: _Form, epsilon: float, out: torch.dtype, indices: torch.Tensor, logits: torch.Tensor
 ) -> torch.Tensor:
-    """Return the weights of the chosen experts."""
+    """Return the weights of the chosen experts, from all logits (`_of_all`) or from those chosen."""
     if form.kind == SOFTMAX:
-        logits = x.gather(-1, indices) if form.normalise else x
         weights = torch.softmax(logits, dim=-1, dtype=torch.float32)
         return (weights if form.normalise else weights.gather(-1, indices)).to(out)
-    chosen = x.gather(-1, indices)
-    scores = chosen.sigmoid() if form.kind == SIGMOID else functional.softplus(chosen).sqrt()
+    scores = logits.sigmoid() if form.kind == SIGMOID else functional.softplus(logits).sqrt()
     if form.normalise:
         scores = scores / (scores.sum(dim=-1, keepdim=True) + epsilon)
     return scores.to(out)
@@ -303,7 +309,7 @@ def _formula(variant: str, indices: torch.Tensor | None, *operands: Any) -> Rout
 
 
 def _route(*call: Any) -> Routing:
-    return _Router.apply(*call)  # type: ignore[no-any-return, no-untyped-call]
+    return _Router.apply(*call)[:2]  # type: ignore[no-any-return, no-untyped-call]
 
 
 def _fits(router_logits: torch.Tensor, top_k: int, bias: torch.Tensor | None = None) -> bool:
