@@ -129,13 +129,16 @@ def _guards(module: Any, prefix: str, device: str) -> dict[str, Callable[[], Any
     if re.search(r"__name__,?\s*\)\) is not None", inspect.getsource(module)):
         turned = (*turned, module.__name__)  # a checkout that `--against` names may still ask for it
     slots = [slot(op) for op in ("rms_norm", "add_rms_norm", "rotary", "qk_norm_rotary", "gated_mlp")]
-    return {
+    guards = {
         "rms_norm": lambda: slots[0].kernel(norm, x, norm.weight, eps),
         "add_rms_norm": lambda: slots[1].kernel(layer, x, x, norm, kind),
         "rotary, at its call": lambda: slots[2].at(attention, turn),
         "qk_norm_rotary": lambda: slots[3].kernel(attention, *turned),
         "gated_mlp": lambda: slots[4].kernel(mlp, x, activation),
     }
+    for each, ask in zip(slots, guards.values(), strict=True):
+        each._asker, each._scope = ask.__code__, globals()  # as if the patched text asked
+    return guards
 
 
 def _best(ask: Callable[[], Any]) -> float:

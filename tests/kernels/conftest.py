@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
+import types
 
 import pytest
 import torch
@@ -33,6 +35,18 @@ def process_state():
 def patched(tmp_path_factory):
     """The patched Qwen3 module, under a name of its own."""
     return load(tmp_path_factory.mktemp("patched"))
+
+
+@pytest.fixture(scope="session")
+def modules(tmp_path_factory):
+    """The installed and the patched module of a family."""
+    folder = tmp_path_factory.mktemp("patched")
+
+    def found(family: str) -> tuple[types.ModuleType, types.ModuleType]:
+        name = f"transformers.models.{family}.modeling_{family}"
+        return importlib.import_module(name), load(folder, name)
+
+    return found
 
 
 @pytest.fixture

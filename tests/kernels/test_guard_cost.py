@@ -1,6 +1,7 @@
 """What a guard with its launch costs the host: Python calls and memory, without the device.
 
 The limits are exact for what runs today. A change that needs more must say why; one that needs less lowers them.
+Two calls of C functions are the questions which code asks, and whether a mode intercepts functions.
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ class Cost(NamedTuple):
 
 #: Without gradients, and of a forward with gradients.
 LIMITS = {
-    "rms_norm": (Cost(18, 13, 1224), Cost(23, 17, 1707)),
-    "add_rms_norm": (Cost(29, 21, 1584), Cost(35, 25, 2075)),
-    "qk_norm_rotary": (Cost(30, 25, 2440), Cost(35, 28, 3299)),
-    "nn_layer_norm": (Cost(25, 19, 1304), Cost(30, 23, 1779)),
-    "add_layer_norm": (Cost(33, 27, 1792), Cost(39, 31, 2275)),
-    "gated_mlp": (Cost(33, 23, 1184), Cost(43, 29, 2043)),
+    "rms_norm": (Cost(18, 15, 1456), Cost(23, 19, 1939)),
+    "add_rms_norm": (Cost(28, 22, 1840), Cost(34, 26, 2331)),
+    "qk_norm_rotary": (Cost(29, 26, 2680), Cost(34, 29, 3539)),
+    "nn_layer_norm": (Cost(26, 21, 1512), Cost(31, 25, 1987)),
+    "add_layer_norm": (Cost(33, 29, 2016), Cost(39, 33, 2499)),
+    "gated_mlp": (Cost(33, 25, 1416), Cost(43, 31, 2275)),
 }
 #: Of the memory, which depends on the Python version; measured with 3.11.
 MARGIN = 1.2
@@ -106,7 +107,7 @@ def guards(tmp_path_factory) -> Iterator[dict[str, Callable[[], Any]]]:
     called, summed = (Slot(op, "rounded_once", "some.module") for op in ("nn_layer_norm", "add_layer_norm"))
     torchs = torch.nn.LayerNorm(64)
     asked = (attention.q_norm, attention.k_norm, kind, turn, tables)
-    yield {
+    calls = {
         "rms_norm": lambda: rms.kernel(norm, x, weight, eps)(x, weight, eps),
         "add_rms_norm": lambda: add.kernel(layer, x, x, norm, kind)(x, x, weight, eps),
         "nn_layer_norm": lambda: called.call(layer, torchs, x),
@@ -114,6 +115,15 @@ def guards(tmp_path_factory) -> Iterator[dict[str, Callable[[], Any]]]:
         "qk_norm_rotary": lambda: qk.kernel(attention, x, *asked)(q, k, *heads, *tables),
         "gated_mlp": lambda: gated.kernel(mlp, x, activation)(gate, up, activation),
     }
+    for asking, name in (
+        (rms, "rms_norm"),
+        (add, "add_rms_norm"),
+        (qk, "qk_norm_rotary"),
+        (gated, "gated_mlp"),
+    ):
+        asking._asker, asking._scope = calls[name].__code__, globals()  # as if the patched text asked
+    summed._asker, summed._scope = calls["add_layer_norm"].__code__, globals()
+    yield calls
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,6 @@ gradients have to be equal, and different from those before.
 from __future__ import annotations
 
 import functools
-import importlib
 import types
 from collections.abc import Callable
 
@@ -17,7 +16,7 @@ from torch import nn
 from transformers import Gemma3TextConfig, GptOssConfig, Qwen3Config, Qwen3MoeConfig
 from transformers.loss import loss_utils
 
-from tests.kernels.patched_qwen3 import SIZES, load
+from tests.kernels.patched_qwen3 import SIZES
 from veomni_hook.kernels.selection.process_choice import set_choice
 from veomni_hook.report.explanation import explain
 
@@ -29,18 +28,6 @@ FAMILIES = {
     "qwen3_moe": ("Qwen3MoeForCausalLM", Qwen3MoeConfig, MOE),
     "gpt_oss": ("GptOssForCausalLM", GptOssConfig, {"num_local_experts": 4, "num_experts_per_tok": 2}),
 }
-
-
-@pytest.fixture(scope="session")
-def modules(tmp_path_factory):
-    """The installed and the patched module of a family."""
-    folder = tmp_path_factory.mktemp("patched")
-
-    def found(family: str) -> tuple[types.ModuleType, types.ModuleType]:
-        name = f"transformers.models.{family}.modeling_{family}"
-        return importlib.import_module(name), load(folder, name)
-
-    return found
 
 
 def doubled(function: Callable) -> Callable:

@@ -160,7 +160,7 @@ class _Build:
         compiled = {kind: self._compile(changes, change) for kind, change in usable.items()}
         for code in compiled.values():
             self._codes.update(live.definitions(code))
-        self._add(changes)
+        self._add(changes, tuple(compiled.values()))
         for kind, change in usable.items():
             self._make(kind, change, compiled[kind])
         for name in changes.classes:
@@ -183,12 +183,12 @@ class _Build:
         tree = ast.Module([*changes.future, change.node], [])
         return compile(tree, self._path, "exec", dont_inherit=True)
 
-    def _add(self, changes: Delta) -> None:
-        """Execute the statements that patches add; they bind new names in the module."""
+    def _add(self, changes: Delta, classes: tuple[CodeType, ...]) -> None:
+        """Execute the statements that patches add; they bind new names in the module, for ``classes``."""
         tree = ast.Module([*changes.future, *changes.added], [])
         code = compile(ast.fix_missing_locations(tree), self._path, "exec", dont_inherit=True)
         scope = vars(self._module)
-        with making_slots_of(Recognised(self._module, self._homes, self._code_of)):
+        with making_slots_of(Recognised(self._module, self._homes, self._code_of, classes)):
             exec(code, scope)
         vars(self._homes).update((name, each) for name, each in scope.items() if isinstance(each, Slot))
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from torch import nn
 from torch.nn.modules import module as module_globals
 
@@ -43,3 +44,49 @@ def test_compiled():
     module = nn.SiLU()
     module.compile()
     assert call_is_seen(module) == "is compiled separately"
+
+
+def implemented(module, *_, **__):
+    return 3.0
+
+
+def test_what_torchs_call_asks_on_the_instance():
+    module = nn.SiLU()
+    module._call_impl = implemented.__get__(module)
+    assert call_is_seen(module) == "has a _call_impl that is not torch's (SiLU)"
+
+
+def test_what_torchs_call_asks_on_a_class():
+    kind = type("SiLU", (nn.SiLU,), {"_call_impl": implemented})
+    assert kind()(None) == 3.0
+    assert call_is_seen(kind()) == "has a _call_impl that is not torch's (SiLU)"
+
+
+def test_what_torchs_call_asks_of_all_modules(monkeypatch):
+    monkeypatch.setattr(nn.Module, "_call_impl", implemented)
+    assert call_is_seen(nn.SiLU()) == "has a _call_impl that is not torch's (SiLU)"
+
+
+def test_a_module_swaps_its_class():
+    module = nn.SiLU()
+    module.__class__ = type("SiLU", (nn.SiLU,), {"__call__": implemented})
+    assert call_is_seen(module) == "has a __call__ that is not torch's (SiLU)"
+
+
+def test_every_name_that_torchs_call_reads_of_a_module_is_known():
+    """A release of torch whose call asks for more fails here."""
+    read = set()
+
+    class Spied(nn.SiLU):
+        def __getattribute__(self, name):
+            read.add(name)
+            return super().__getattribute__(name)
+
+    module = Spied()
+    read.clear()
+    module(torch.ones(2))
+    asked = {"_call_impl", "_compiled_call_impl", "forward", *HOOKS}
+    assert read - {"inplace"} <= asked, "call_is_seen does not know all of these"
+
+
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")

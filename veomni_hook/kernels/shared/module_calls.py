@@ -26,6 +26,8 @@ _GLOBAL_FORWARD, _GLOBAL_FORWARD_PRE, _GLOBAL_BACKWARD, _GLOBAL_BACKWARD_PRE = (
 )
 # Not `nn.Module.__call__`, which tracers and profilers replace.
 _CALL = vars(nn.Module)["_wrapped_call_impl"]
+#: What torch's ``__call__`` asks: an instance or a class may have its own.
+_CALL_IMPL = vars(nn.Module)["_call_impl"]
 
 #: The code of unchanged forwards, stored as attributes: see `skipped.Skipped.named`.
 _FORWARDS = SimpleNamespace()
@@ -51,7 +53,8 @@ def call_is_seen(module: nn.Module) -> str | None:
         return "is compiled separately"
     if _GLOBAL_FORWARD or _GLOBAL_FORWARD_PRE or _GLOBAL_BACKWARD or _GLOBAL_BACKWARD_PRE:
         return "is subject to a global hook"
-    if type(module).__call__ is not _CALL:
+    kind = type(module)
+    if kind.__call__ is not _CALL or kind._call_impl is not _CALL_IMPL or "_call_impl" in held:
         return call_is_overridden(module)
     return None
 
@@ -64,8 +67,11 @@ def parameter(module: nn.Module, name: str) -> Any:
 
 def call_is_overridden(module: nn.Module) -> str | None:
     """Return why a call of ``module`` does not use torch's ``__call__``, or None."""
-    if type(module).__call__ is not _CALL:
-        return f"has a __call__ that is not torch's ({type(module).__name__})"
+    kind = type(module)
+    if kind.__call__ is not _CALL:
+        return f"has a __call__ that is not torch's ({kind.__name__})"
+    if kind._call_impl is not _CALL_IMPL or "_call_impl" in module.__dict__:
+        return f"has a _call_impl that is not torch's ({kind.__name__})"
     return None
 
 

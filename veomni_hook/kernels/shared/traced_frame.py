@@ -9,11 +9,13 @@ All of this is private to torch. Where a release has it in another form, the ans
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from operator import attrgetter
+from types import CodeType
 from typing import Any, TypeVar
 
-__all__ = ["answered_while_tracing", "number", "traced", "variable"]
+__all__ = ["answered_while_tracing", "frames", "number", "origin_of", "traced", "variable"]
 
 AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
 
@@ -36,6 +38,26 @@ def number(name: str) -> Any:
     held = variable(name)
     symbol = getattr(held, "sym_num", None)
     return held.as_python_constant() if symbol is None else symbol.node.pytype(symbol)
+
+
+def frames() -> Iterator[tuple[CodeType, Mapping[str, Any]]]:
+    """Yield the code and the globals of the traced functions, from the inside."""
+    translator = traced("output.current_tx", default=None)
+    while translator is not None:
+        yield translator.f_code, translator.f_globals
+        translator = getattr(translator, "parent", None)
+
+
+def origin_of(code: CodeType) -> CodeType:
+    """Return the code that dynamo made ``code`` of: for a compiled frame, or to go on after a graph break."""
+    dynamo = sys.modules.get("torch._dynamo.resume_execution")
+    if dynamo is None:
+        return code
+    pieces = getattr(getattr(dynamo, "ContinueExecutionCache", None), "generated_code_metadata", {})
+    compiled = getattr(sys.modules.get("torch._dynamo.utils"), "orig_code_map", {})
+    while (origin := compiled.get(code) or getattr(pieces.get(code), "code", None)) is not None:
+        code = origin
+    return code
 
 
 def traced(names: str, *, default: Any) -> Any:

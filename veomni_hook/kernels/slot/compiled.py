@@ -92,6 +92,10 @@ class Compiled:
         skipped: Skipped,
         request: Request,
     ) -> None:
+        # This module does not import torch, as that of slots does not.
+        from veomni_hook.kernels.shared.function_modes import intercepting
+
+        self._intercepting = intercepting
         self._op = op
         self._request = request
         self._skipped = skipped
@@ -108,13 +112,13 @@ class Compiled:
                 notes.add(wanted, _LEFT)
             return bool(found)
 
-        def note(wanted: str, backend: str, refusing: str) -> bool:
+        def note(wanted: str, backend: str, refusing: str, left: str) -> bool:
             if backend:
                 outcome = Outcome(backend, "compiled in")
             elif refusing:
                 outcome = _refused_by(refusing, _traced_local("reason"))
             else:
-                outcome = Outcome(EAGER, f"{_LEFT.reason}: {_REPLACED}")
+                outcome = Outcome(EAGER, f"{_LEFT.reason}: {left}")
             notes.add(wanted, outcome)
             return True
 
@@ -125,11 +129,16 @@ class Compiled:
         def named(kind: type) -> tuple[tuple[str, str, str], ...]:
             return skipped.named(kind)
 
+        def edited() -> str:
+            return "" if skipped.text is None else skipped.text.edited_traced() or ""
+
         # Results must be constants: functions cannot be, because guards need their source.
         self._look_up = answered_while_tracing(look_up)
         self._note = answered_while_tracing(note)
         self._prepare = answered_while_tracing(prepare)
         self._named = answered_while_tracing(named)
+        #: Why the code that asks is not the patched text; empty if it is.
+        self.edited = answered_while_tracing(edited)
 
     def kernel(self, owner: Any, operands: tuple[Any, ...]) -> Callable[..., Any] | None:
         """Return the kernel that computes this call, or None: run the upstream code."""
@@ -141,9 +150,9 @@ class Compiled:
         if not self._look_up(wanted, device, asked):
             self.left(owner, f"{wanted} has no kernel that torch.compile can trace on {device}")
             return None
-        if self._skipped.changed_traced(self._named(type(owner)), owner, operands):
-            self._note(wanted, "", "")
-            self.left(owner, _REPLACED)
+        if why := self.edited() or self._bypassing(owner, operands):
+            self._note(wanted, "", "", why)
+            self.left(owner, why)
             return None
         refusing = ""
         for run, refusals, backend in self._kernels[wanted, device, asked]:
@@ -153,11 +162,18 @@ class Compiled:
                     refusing = backend
                     break
             else:
-                self._note(wanted, backend, "")
+                self._note(wanted, backend, "", "")
                 return run  # type: ignore[no-any-return]
-        self._note(wanted, "", refusing)
+        self._note(wanted, "", refusing, "")
         self.left(owner, f"{refusing} refused the call")
         return None
+
+    def _bypassing(self, owner: Any, operands: tuple[Any, ...]) -> str:
+        """Return what a kernel would compute past; empty if nothing."""
+        if (intercepting := self._intercepting()) is not None:
+            return intercepting
+        changed = self._skipped.changed_traced(self._named(type(owner)), owner, operands)
+        return _REPLACED if changed else ""
 
     def left(self, owner: Any, reason: str) -> None:
         """Leave a call to the upstream code; raises KernelError if that leaves a request unanswered."""
@@ -173,7 +189,11 @@ class Compiled:
 
     def at(self, owner: Any, upstream: Callable[..., Any]) -> Callable[..., Any]:
         """Return what to call instead of ``upstream``, with the same arguments."""
-        if self._wanted(owner) == EAGER or self._skipped.changed_function_traced(upstream):
+        wanted = self._wanted(owner)
+        if wanted == EAGER or self._skipped.changed_function_traced(upstream):
+            return upstream
+        if why := self.edited():
+            self._note(wanted, "", "", why)
             return upstream
         return partial(self._call, owner, upstream)
 

@@ -19,6 +19,7 @@ from functools import partial
 from types import CodeType, FrameType, FunctionType, ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
+from veomni_hook.kernels.slot.asking import Text
 from veomni_hook.kernels.slot.comparison import (
     MISSING,
     Checks,
@@ -39,11 +40,13 @@ class Recognised(NamedTuple):
         module: the module, which still has upstream's functions and classes.
         homes: a module whose attributes are the classes that now compute the model's modules.
         code_of: returns the code of a recognised definition by its qualified name; None: it was replaced.
+        codes: the code of these classes, with the guards.
     """
 
     module: ModuleType
     homes: ModuleType
     code_of: Callable[[str], CodeType | None]
+    codes: tuple[CodeType, ...] = ()
 
 
 _RECOGNISED: ContextVar[Recognised | None] = ContextVar("veomni_hook_recognised", default=None)
@@ -61,6 +64,9 @@ def making_slots_of(recognised: Recognised) -> Iterator[None]:
 
 class Skipped:
     """The definitions of a module that the kernels of one slot skip.
+
+    Attributes:
+        text: the patched text, whose guards may ask; None if anybody may.
 
     Args:
         skips: by the method that asks (``Class.method``), or by the function whose calls the slot wraps: the
@@ -81,16 +87,19 @@ class Skipped:
         self._code_of: Callable[[str], CodeType | None] = partial(
             definition, frame.f_code if own and skips else None
         )
+        self.text = Text.of(frame, module_name)
         recognised = _RECOGNISED.get()
         if recognised is not None and recognised.module.__name__ == module_name:
             self._module, self._scope = recognised.module, vars(recognised.module)
             self._homes, self._kinds = recognised.homes, vars(recognised.homes)
             self._code_of = recognised.code_of
+            self.text = Text((frame.f_code, *recognised.codes), self._scope)
         #: The code to compare under ``torch.compile``, as attributes: dynamo reads a dict once for a graph.
         self._held = SimpleNamespace()
         self._named: dict[type, tuple[tuple[str, str, str], ...]] = {}
         self._by_class: dict[type, Checks] = {}
-        self._same: dict[type, Same] = {}
+        #: By class, the expression that is true if nothing differs, as `changed` has made it.
+        self.same: dict[type, Same] = {}
         self._by_function = tuple(
             (self._code_of(place), Checks(functions=tuple((name, self._code_of(name)) for name in names)))
             for place, names in self._skips.items()
@@ -107,10 +116,10 @@ class Skipped:
 
     def changed(self, owner: Any, operands: tuple[Any, ...]) -> str | None:
         """Return which definition skipped by a call of the module ``owner`` was replaced, or None."""
-        same = self._same.get(type(owner))
+        same = self.same.get(type(owner))
         if same is None:
             same = same_expression(self.checks_of(type(owner)), self._scope, self._kinds, operands)
-            self._same[type(owner)] = same
+            self.same[type(owner)] = same
         try:
             if same(owner, operands):
                 return None

@@ -18,7 +18,8 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial, wraps
-from typing import Any, TypeVar
+from types import CodeType, FrameType
+from typing import Any, TypeVar, cast
 from weakref import ref
 
 from veomni_hook.kernels.selection.binding import BINDING
@@ -29,6 +30,7 @@ from veomni_hook.kernels.selection.registry import load_attribute, registry
 from veomni_hook.kernels.shared.origin import name_of
 from veomni_hook.kernels.shared.traced_frame import answered_while_tracing
 from veomni_hook.kernels.slot.arguments import binder_for
+from veomni_hook.kernels.slot.asking import Text
 from veomni_hook.kernels.slot.candidates import REPLACED, Answers, Outcome, Site
 from veomni_hook.kernels.slot.compiled import Compiled, device_of
 from veomni_hook.kernels.slot.record import FIRST_CALL, Record
@@ -37,6 +39,8 @@ from veomni_hook.kernels.slot.skipped import Skipped
 
 __all__ = ["Slot"]
 
+# Bound here, because every guard uses it.
+_frame = sys._getframe
 _UPSTREAM = Outcome(EAGER, "no kernel can run here")
 _INACTIVE = Outcome(EAGER, "veomni_hook is deactivated")
 
@@ -73,6 +77,8 @@ class Slot:
         # Patched modules have already imported torch; other importers of this module need not.
         from torch import compiler, device, is_grad_enabled
 
+        from veomni_hook.kernels.shared import function_modes
+
         registry.check(op, variant)
         self.op = op
         self.variant = variant
@@ -85,6 +91,10 @@ class Slot:
         self._compiler = compiler
         self._device_kind = device
         self._with_gradients = is_grad_enabled
+        self._modes, self._intercepting = function_modes.active, function_modes.intercepting
+        #: The code that asked last, if it is the patched text's, and the globals of that text.
+        self._asker: CodeType | None = None
+        self._scope = None if self._skipped.text is None else self._skipped.text.scope
         self.site = Site(op, variant, module_name, set())
         self._epoch = -1
         self._version = -1
@@ -136,7 +146,8 @@ class Slot:
 
     def __reduce__(self) -> tuple[object, ...]:
         # Some tools pickle functions that close over a slot by value; a slot is rebuilt, not copied.
-        return (Slot, (self.op, self.variant, self.module_name, self.parameters, self.skips))
+        made = (self.op, self.variant, self.module_name, self.parameters, self.skips)
+        return (Slot, made) if self._skipped.text is None else (_rebuilt, made)
 
     def kernel(self, owner: Any, *operands: Any) -> Callable[..., Any] | None:
         """Return the function that computes this call, or None: run the upstream code.
@@ -147,18 +158,17 @@ class Slot:
         upstream code would run and cannot give what the caller asks for (`Variant.settles`).
         """
         if self._is_dynamo() or self._compiler._is_compiling_flag:
-            if self.around is not None and self._is_dynamo():
-                self._set_apart()
-                return partial(self.apart, owner)
-            if not self._exported():
-                return self._compiled.kernel(owner, operands)
-            self._compiled.left(owner, "an exported program runs without veomni_hook")
-            return None
+            return self._traced(owner, operands)
         if STATE.epoch != self._epoch or registry.version != self._version:
             self._refresh()
         # `answers`, without a call for modules that are not bound.
         answers = self.answers(owner) if BINDING in owner.__dict__ else self._answers
-        run = None if answers.idle is not None else self._ask(answers, owner, operands)
+        run = None
+        if answers.idle is None:
+            asking = _frame(1)
+            same = asking.f_code is self._asker and asking.f_globals is self._scope
+            if same or not self._edited(asking, owner):
+                run = self._ask(answers, owner, operands)
         if run is None and self._settles is not None:
             self._left(owner)
         if self._waiting is not None and getattr(self._waiting, "owner", None) is owner:
@@ -168,8 +178,14 @@ class Slot:
         return run if self.around is None else self.around(self, owner, run, operands)
 
     def replaced(self, owner: Any, operands: tuple[Any, ...]) -> str | None:
-        """Return which definition that kernels of this slot skip was replaced, or None."""
-        return self._skipped.changed(owner, operands) if self._skipped.by_methods else None
+        """Return which definition that kernels of this slot skip was replaced, or None.
+
+        The code that asks is one of them; call this while it waits for the answer.
+        """
+        edited = self._edited(_frame(1), owner)
+        if edited is not None or not self._skipped.by_methods:
+            return edited
+        return self._skipped.changed(owner, operands)
 
     def call(self, owner: Any, module: Callable[..., Any], *operands: Any) -> Any:
         """Return what a kernel, or else a call of ``module``, makes of ``operands``.
@@ -191,6 +207,10 @@ class Slot:
         if self._is_dynamo() or self._compiler._is_compiling_flag:
             return upstream if self._exported() else self._compiled.at(owner, upstream)
         if (answers := self.answers(owner)).idle is not None:
+            return upstream
+        asking = _frame(1)
+        same = asking.f_code is self._asker and asking.f_globals is self._scope
+        if not same and self._edited(asking, owner):
             return upstream
         if (changed := self._skipped.changed_function(upstream)) is not None:
             found = answers.refused(answers.wanted, changed) if changed else self._replaced_by(upstream)
@@ -315,11 +335,45 @@ class Slot:
             found = self._known[key] = Answers(self.site, replace(choice, invariant=invariant))
         return found
 
-    def _ask(self, answers: Answers, owner: Any, operands: tuple[Any, ...]) -> Callable[..., Any] | None:
-        skipped = self._skipped
-        if skipped.by_methods and (changed := skipped.changed(owner, operands)) is not None:
-            self._note(owner, answers.refused(answers.wanted, changed))
+    def _traced(self, owner: Any, operands: tuple[Any, ...]) -> Callable[..., Any] | None:
+        """Return what `kernel` does while the code is traced."""
+        if self.around is not None and self._is_dynamo() and not self._compiled.edited():
+            self._set_apart()
+            return partial(self.apart, owner)
+        if not self._exported():
+            return self._compiled.kernel(owner, operands)
+        self._compiled.left(owner, "an exported program runs without veomni_hook")
+        return None
+
+    def _edited(self, asking: FrameType, owner: Any) -> str | None:
+        """Return, and note for ``owner``, why the code that asks is not the patched text; None if it is."""
+        text = self._skipped.text
+        if text is None or asking.f_code is _APART:  # of that, it was asked while it was traced
             return None
+        if asking.f_code is _CALL:
+            asking = cast("FrameType", asking.f_back)
+            if asking.f_code is self._asker and asking.f_globals is self._scope:
+                return None
+        if (edited := text.edited(asking)) is not None:
+            answers = self.answers(owner)
+            self._note(owner, answers.refused(answers.wanted, edited))
+        elif asking.f_globals is self._scope:
+            self._asker = asking.f_code
+        return edited
+
+    def _ask(self, answers: Answers, owner: Any, operands: tuple[Any, ...]) -> Callable[..., Any] | None:
+        if self._modes() and (intercepting := self._intercepting()) is not None:
+            self._note(owner, answers.refused(answers.wanted, intercepting))
+            return None
+        skipped = self._skipped
+        if skipped.by_methods:
+            try:  # what `changed` does first, without a call
+                same = skipped.same[type(owner)](owner, operands)
+            except (AttributeError, KeyError):
+                same = False
+            if not same and (changed := skipped.changed(owner, operands)) is not None:
+                self._note(owner, answers.refused(answers.wanted, changed))
+                return None
         outcome = _UPSTREAM
         try:
             # The type of a `torch.device` takes longer than this.
@@ -380,3 +434,13 @@ class Slot:
         for notice in FIRST_CALL:
             notice(self.module_name, owner)
         return held
+
+
+def _rebuilt(*made: Any) -> Slot:
+    """Return a slot for functions that were copied by value: whether these were edited is unknown."""
+    slot = Slot(*made)
+    slot._skipped.text = Text((), {})
+    return slot
+
+
+_CALL, _APART = Slot.call.__code__, Slot._run_apart.__code__

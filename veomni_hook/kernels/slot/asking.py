@@ -1,0 +1,107 @@
+"""Whether the code that asks a slot is the text that was patched, or an edited copy of it.
+
+People take `inspect.getsource` of a method, change a line of upstream's, execute the text and assign the
+result. The guard above that line still asks, and a kernel would compute past the change. So every call
+compares the code that asks, and its globals, with those of the module. A copy that is executed elsewhere,
+even unchanged, has globals of its own: which helpers it calls is unknown. It counts as edited.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from types import CodeType, FrameType, ModuleType
+from typing import Any, NamedTuple
+
+from veomni_hook.kernels.shared.traced_frame import frames, origin_of
+
+__all__ = ["Text"]
+
+#: Packages whose functions stand between patched code and a slot: they hand a call on.
+_BETWEEN = ("torch", __name__.partition(".")[0])
+#: Functions that execute a module when it is imported: of loaders, and the one that importlib's own call.
+_IMPORTING = ("exec_module", "_call_with_frames_removed")
+
+
+class _Asking(NamedTuple):
+    """The code that asks, and its globals."""
+
+    code: CodeType
+    scope: Mapping[str, Any]
+
+
+class Text:
+    """The functions of a module as they were patched: only their guards get kernels.
+
+    Args:
+        codes: code in whose constants these functions are.
+        scope: their globals.
+    """
+
+    def __init__(self, codes: Iterable[CodeType], scope: Mapping[str, Any]) -> None:
+        self._codes = tuple(codes)
+        self.scope = scope
+        self._known: dict[int, CodeType] = {}
+
+    @classmethod
+    def of(cls, frame: FrameType, module_name: str) -> Text | None:
+        """Return the text of the module whose code ``frame`` executes.
+
+        None if it executes something else: a slot that was made by hand, which anybody may ask. Of the text
+        of a module that was imported before, nothing is known: it may be an edited copy.
+        """
+        if frame.f_code.co_name != "<module>" or frame.f_globals.get("__name__") != module_name:
+            return None
+        module: ModuleType | None = sys.modules.get(module_name)
+        above = frame.f_back
+        imported = module is None or (
+            vars(module) is frame.f_globals and above is not None and above.f_code.co_name in _IMPORTING
+        )
+        return cls((frame.f_code,) if imported else (), frame.f_globals)
+
+    def edited(self, frame: FrameType) -> str | None:
+        """Return why the code that asks through ``frame`` is not of this text, or None."""
+        if frame.f_globals is self.scope and id(frame.f_code) in self._known:
+            return None
+        asking: FrameType | None = frame
+        while asking is not None and _is_between(asking.f_globals):
+            asking = asking.f_back
+        return self._unlike(None if asking is None else _Asking(asking.f_code, asking.f_globals))
+
+    def edited_traced(self) -> str | None:
+        """Do the same as `edited` for the code that dynamo is tracing."""
+        outside = (_Asking(*each) for each in frames() if not _is_between(each[1]))
+        return self._unlike(next(outside, None))
+
+    def _unlike(self, asking: _Asking | None) -> str | None:
+        if asking is None:
+            return "it is unknown which function asks"
+        if self._holds(origin_of(asking.code)) and asking.scope is self.scope:
+            return None
+        code, home = asking.code, asking.scope.get("__name__", "?")
+        return (
+            f"the function that asks is an edited copy of the patched code: {home}.{code.co_qualname}"
+            f" ({code.co_filename}, line {code.co_firstlineno})"
+        )
+
+    def _holds(self, code: CodeType) -> bool:
+        if not self._known:
+            self._known = {id(each): each for each in _inside(self._codes)}
+        if id(code) in self._known:
+            return True
+        # A module that was executed again has other objects of the same code.
+        same = any(each.co_qualname == code.co_qualname and each == code for each in self._known.values())
+        if same:
+            self._known[id(code)] = code
+        return same
+
+
+def _inside(codes: Iterable[CodeType]) -> Iterator[CodeType]:
+    for code in codes:
+        inner = [each for each in code.co_consts if isinstance(each, CodeType)]
+        yield from inner
+        yield from _inside(inner)
+
+
+def _is_between(scope: Mapping[str, Any]) -> bool:
+    return str(scope.get("__name__", "")).partition(".")[0] in _BETWEEN
