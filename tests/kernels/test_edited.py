@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.kernels.test_replaced import models, same, step
+from tests.kernels.test_replaced import TOKENS, models, same, step
 from veomni_hook.errors import RoutingError
 from veomni_hook.kernels.selection.process_choice import set_choice
 from veomni_hook.kernels.slot import Slot
@@ -36,7 +36,7 @@ EDITS = {
     "Qwen3MoeTopKRouter.forward": ("softmax(router_logits,", "softmax(router_logits * 3,"),
     "Qwen3MoeForCausalLM.forward": ("loss += self.router", "loss += 5 * self.router"),
     "Gemma3Attention.forward": ("cos, sin = position", "sin, cos = position"),
-    "GptOssExperts.forward": ("out * top_k_weights", "out * 2 * top_k_weights"),
+    "GptOssExperts.forward": ("out * routing_weights", "out * 2 * routing_weights"),
 }
 
 
@@ -187,21 +187,18 @@ def test_compiled(modules, monkeypatch, place):
     torch._dynamo.reset()
     pair = modules("qwen3")
     upstream, patched = models(pair, "qwen3", num_hidden_layers=1, layer_types=["full_attention"])
-    compiled = torch.compile(patched.model, backend="eager")
-    ids = torch.arange(24).reshape(2, 12)
-
-    def results():
-        return [each(ids, use_cache=False).last_hidden_state for each in (upstream.model, compiled)]
-
-    before, found = results()
-    assert torch.allclose(before, found, atol=1e-4)
-    rows = [row for row in explain(patched).rows if row.op == "gated_mlp"]
-    assert rows and all(row.backend == "torch" for row in rows)
+    before = upstream.model(TOKENS, use_cache=False).last_hidden_state
     for module in pair:
         on_class(module, None, place, monkeypatch)
-    expected, found = results()
+    compiled = torch.compile(patched.model, backend="eager")
+    expected, found = (each(TOKENS, use_cache=False).last_hidden_state for each in (upstream.model, compiled))
     assert not torch.allclose(expected, before, atol=1e-4), "nothing was edited"
     assert torch.allclose(expected, found, atol=1e-4)
+    kind = place.partition(".")[0]
+    rows = [row for row in explain(patched).rows if row.kind.endswith(kind) and row.compiled]
+    assert rows and all(row.backend == "replaced" and ".forward" in row.reason for row in rows), rows
+    others = [row for row in explain(patched).rows if row.op == "add_rms_norm"]
+    assert others and all(row.backend == "torch" for row in others)
 
 
 def test_after_a_graph_break_the_code_is_the_patched_one(modules, monkeypatch):
@@ -212,7 +209,7 @@ def test_after_a_graph_break_the_code_is_the_patched_one(modules, monkeypatch):
     layer = patched.model.layers[0]
     monkeypatch.setattr(layer.self_attn, "forward", torch.compiler.disable(layer.self_attn.forward))
     compiled = torch.compile(patched.model, backend="eager")
-    compiled(torch.arange(24).reshape(2, 12), use_cache=False)
+    compiled(TOKENS, use_cache=False)
     rows = [row for row in explain(patched).rows if row.op in ("add_rms_norm", "qk_norm_rotary")]
     assert len(rows) == 2 and all(row.backend == "torch" for row in rows), rows
 

@@ -91,6 +91,7 @@ def _is_guarded(function: Any, guard: Guard) -> bool:
         isinstance(function, FunctionType)
         and function.__globals__.get(guard.name) is guard.slot
         and guard.name in _names(function.__code__)
+        and guard.slot.serves(function)
     )
 
 

@@ -76,7 +76,7 @@ class Text:
     def _unlike(self, asking: _Asking | None) -> str | None:
         if asking is None:
             return "it is unknown which function asks"
-        if self._holds(origin_of(asking.code)) and asking.scope is self.scope:
+        if self.holds(origin_of(asking.code), asking.scope):
             return None
         code, home = asking.code, asking.scope.get("__name__", "?")
         return (
@@ -84,7 +84,10 @@ class Text:
             f" ({code.co_filename}, line {code.co_firstlineno})"
         )
 
-    def _holds(self, code: CodeType) -> bool:
+    def holds(self, code: CodeType, scope: Mapping[str, Any]) -> bool:
+        """Return whether a function with this code and these globals is of this text."""
+        if scope is not self.scope:
+            return False
         if not self._known:
             self._known = {id(each): each for each in _inside(self._codes)}
         if id(code) in self._known:

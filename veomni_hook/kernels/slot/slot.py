@@ -18,7 +18,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial, wraps
-from types import CodeType, FrameType
+from types import CodeType, FrameType, FunctionType
 from typing import Any, TypeVar, cast
 from weakref import ref
 
@@ -186,6 +186,11 @@ class Slot:
         if edited is not None or not self._skipped.by_methods:
             return edited
         return self._skipped.changed(owner, operands)
+
+    def serves(self, function: FunctionType) -> bool:
+        """Return whether the guards of a function get kernels: not of an edited copy of patched code."""
+        text = self._skipped.text
+        return text is None or text.holds(function.__code__, function.__globals__)
 
     def call(self, owner: Any, module: Callable[..., Any], *operands: Any) -> Any:
         """Return what a kernel, or else a call of ``module``, makes of ``operands``.
