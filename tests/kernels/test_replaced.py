@@ -7,25 +7,35 @@ gradients have to be equal, and different from those before.
 from __future__ import annotations
 
 import functools
+import inspect
 import types
 from collections.abc import Callable
 
 import pytest
 import torch
 from torch import nn
-from transformers import Gemma3TextConfig, GptOssConfig, Qwen3Config, Qwen3MoeConfig
+from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
+from torch.overrides import BaseTorchFunctionMode, TorchFunctionMode
+from torch.utils._device import DeviceContext
+from transformers import Gemma3TextConfig, GptOssConfig, Qwen3Config, Qwen3MoeConfig, Qwen3NextConfig
 from transformers.loss import loss_utils
 
 from tests.kernels.patched_qwen3 import SIZES
 from veomni_hook.kernels.selection.process_choice import set_choice
+from veomni_hook.kernels.shared.function_modes import HARMLESS
 from veomni_hook.report.explanation import explain
 
 MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "output_router_logits": True}
+LINEAR = {
+    "layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 2, "linear_num_value_heads": 2,
+    "linear_key_head_dim": 8, "linear_value_head_dim": 8, "num_experts": 0, "partial_rotary_factor": 0.5,
+}  # fmt: skip
 TOKENS = torch.arange(24).reshape(2, 12) % 61
 FAMILIES = {
     "qwen3": ("Qwen3ForCausalLM", Qwen3Config, {}),
     "gemma3": ("Gemma3ForCausalLM", Gemma3TextConfig, {"layer_types": ["full_attention"] * 2}),
     "qwen3_moe": ("Qwen3MoeForCausalLM", Qwen3MoeConfig, MOE),
+    "qwen3_next": ("Qwen3NextForCausalLM", Qwen3NextConfig, LINEAR),
     "gpt_oss": ("GptOssForCausalLM", GptOssConfig, {"num_local_experts": 4, "num_experts_per_tok": 2}),
 }
 
@@ -143,7 +153,43 @@ def on_linear(module, model, patch):
     patch.setattr(nn.Linear, "forward", doubled(nn.Linear.forward))
 
 
+def by_source(name: str, old: str, new: str):
+    """Another line in the source of a function, which is executed with its decorators."""
+
+    def replace(module, model, patch):
+        source = inspect.getsource(inspect.unwrap(getattr(module, name)))
+        assert old in source
+        exec(source.replace(old, new), scope := dict(vars(module)))
+        patch.setattr(module, name, scope[name])
+
+    return replace
+
+
+def by_call_impl(find: Callable):
+    def replace(module, model, patch):
+        for each in find(model):
+            each._call_impl = doubled(each._call_impl)
+
+    return replace
+
+
 CASES = {
+    "a part of the delta rule": ("qwen3_next", on_module("l2norm")),
+    "the delta rule, edited": ("qwen3_next", by_source("torch_chunk_gated_delta_rule", "** -0.5", "** -0.6")),
+    "the convolution, edited": ("qwen3_next", by_source("causal_conv1d_fn", "return out", "return 2 * out")),
+    "norms, by _call_impl": (
+        "qwen3",
+        by_call_impl(lambda model: [layer.post_attention_layernorm for layer in model.model.layers]),
+    ),
+    "heads' norms, by _call_impl": (
+        "qwen3",
+        by_call_impl(lambda model: [layer.self_attn.q_norm for layer in model.model.layers]),
+    ),
+    "activations, by _call_impl": (
+        "qwen3",
+        by_call_impl(lambda model: [layer.mlp.act_fn for layer in model.model.layers]),
+    ),
+    "head, by _call_impl": ("qwen3", by_call_impl(lambda model: [model.lm_head])),
     "rotary function wrapped": ("qwen3", on_module("apply_rotary_pos_emb")),
     "rotate_half wrapped": ("qwen3", on_module("rotate_half")),
     "rotate_half, its code": ("qwen3", by_code("rotate_half")),
@@ -289,3 +335,76 @@ def test_a_soft_cap_that_is_none_is_left_out(modules, name):
     upstream, patched = models(modules("gemma3"), "gemma3", **{name: None})
     assert same(step(upstream), step(patched))
     assert any(row.op == "linear_cross_entropy" and row.backend == "torch" for row in explain(patched).rows)
+
+
+class Doubling(TorchFunctionMode):
+    """Changes what one function of torch returns."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        return 2 * result if getattr(func, "__name__", "") == self.name else result
+
+
+INTERCEPTED = [
+    ("qwen3", "cross_entropy"),
+    ("qwen3", "silu"),
+    ("qwen3", "rsqrt"),
+    ("qwen3", "cat"),
+    ("qwen3_moe", "softmax"),
+    ("qwen3_moe", "topk"),
+    ("qwen3_next", "softplus"),
+    ("qwen3_next", "cumsum"),
+    ("gpt_oss", "sigmoid"),
+]
+
+
+@pytest.mark.parametrize("backend", ["torch", "auto"])
+@pytest.mark.parametrize(("family", "function"), INTERCEPTED)
+def test_a_mode_that_intercepts_functions(modules, family, function, backend):
+    set_choice(backend)
+    upstream, patched = models(modules(family), family)
+    if family in ("qwen3_moe", "gpt_oss"):  # both run the loop, which calls the function
+        upstream.config._experts_implementation = patched.config._experts_implementation = "eager"
+    before = step(patched)
+    with Doubling(function):
+        expected, found = step(upstream), step(patched)
+    assert not same(expected, before), "nothing was intercepted"
+    assert same(expected, found), explain(patched)
+    rows = [row for row in explain(patched).rows if row.called]
+    assert all(row.backend == "eager" for row in rows), rows
+    assert any(
+        "TorchFunctionMode tests.kernels.test_replaced.Doubling is active" in row.reason for row in rows
+    )
+    assert same(step(patched), before) and any(row.backend != "eager" for row in explain(patched).rows)
+
+
+@pytest.mark.parametrize("function", ["rsqrt", "silu"])
+def test_a_mode_that_intercepts_functions_of_compiled_code(modules, function):
+    set_choice("torch")
+    torch._dynamo.reset()
+    pair = modules("qwen3")
+    upstream, patched = models(pair, "qwen3", num_hidden_layers=1, layer_types=["full_attention"])
+    compiled, plain = (torch.compile(each.model, backend="eager") for each in (patched, upstream))
+    with Doubling(function):
+        expected, found = (each(TOKENS, use_cache=False).last_hidden_state for each in (plain, compiled))
+    assert torch.allclose(expected, found, atol=1e-4)
+    rows = [row for row in explain(patched).rows if row.compiled]
+    assert rows and all(row.backend == "eager" and "Doubling is active" in row.reason for row in rows)
+
+
+def test_modes_that_change_no_result_leave_kernels_on(modules):
+    set_choice("torch")
+    _, patched = models(modules("qwen3"), "qwen3")
+    with torch.device("cpu"), TransformGetItemToIndex(), BaseTorchFunctionMode():
+        step(patched)
+    rows = explain(patched).rows
+    assert rows and all(row.backend == "torch" for row in rows if row.called)
+
+
+def test_the_names_of_these_modes_are_torchs():
+    kinds = (DeviceContext, TransformGetItemToIndex, BaseTorchFunctionMode)
+    assert {f"{kind.__module__}.{kind.__qualname__}" for kind in kinds} == HARMLESS

@@ -14,7 +14,7 @@ from typing import Any
 
 from veomni_hook.kernels.shared.origin import name_of, underlying, written_in
 
-__all__ = ["is_upstreams", "running", "takes", "yields"]
+__all__ = ["below", "is_upstreams", "running", "takes", "yields"]
 
 _WRAPPER = "use_kernel_func_from_hub_with_fallback"
 _HOMES = ("transformers.", "transformers_modules.")
@@ -31,9 +31,13 @@ def yields(owner: Any, *operands: Any) -> str | None:
 
 def is_upstreams(function: Any, owner: Any) -> bool:
     """Return whether a function, below its decorators, is the modeling file's own, replaced or not."""
-    below = _cell(_below_hub(function), "torch_function")
-    home = written_in(below)[0]
+    home = written_in(below(function))[0]
     return home == type(owner).__module__ or home.startswith(_HOMES)
+
+
+def below(function: Any) -> Any:
+    """Return the function of the modeling file below its decorators; any other object itself."""
+    return _cell(_below_hub(function), "torch_function")
 
 
 def running(function: Any) -> Any:

@@ -7,12 +7,22 @@ expression: loops over them took over a microsecond on an H200's host.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from types import CodeType, FunctionType
+from types import CodeType
 from typing import Any, NamedTuple
 
+from veomni_hook.kernels.shared.hub_functions import below
 from veomni_hook.kernels.shared.origin import written_in
 
-__all__ = ["MISSING", "Checks", "Same", "definition", "difference", "hub_wrapped_code", "same_expression"]
+__all__ = [
+    "MISSING",
+    "Checks",
+    "Same",
+    "definition",
+    "difference",
+    "hub_wrapped_code",
+    "layers",
+    "same_expression",
+]
 
 _Named = tuple[str, CodeType | None]
 #: Whether everything compared is as recognised, for a module and its operands (or for a function).
@@ -70,7 +80,8 @@ def same_expression(
         known[f"base_{len(known)}"] = base
         compare(f"base_{len(known) - 1}.{name}", code)
     for name, code in checks.functions:
-        compare(f"scope[{name!r}]", code)
+        for wrapped, standing in layers(scope.get(name), code):
+            compare(f"scope[{name!r}]{wrapped}", standing)
     for home, name, code in checks.operands:
         places = [place for place, each in enumerate(operands) if isinstance(each, Module)]
         if name != "forward" and len(places) == 1:
@@ -81,6 +92,17 @@ def same_expression(
             tests += [f"{name!r} not in operands[{place}].__dict__" for place in places]
     # The names come from definitions in a parsed module.
     return eval(f"lambda owner, operands: {' and '.join(tests)}", known)  # type: ignore[no-any-return]
+
+
+def layers(standing: Any, code: CodeType | None) -> tuple[tuple[str, CodeType | None], ...]:
+    """Return what is compared with which code, of a function that ought to have ``code``.
+
+    That is the function, or the decorator's with what it has wrapped: an attribute of it, in source form.
+    """
+    wrapped = getattr(standing, "__wrapped__", None)
+    if code is None or wrapped is None or wrapped is not below(standing) or wrapped.__code__ is not code:
+        return (("", code),)
+    return (("", standing.__code__), (".__wrapped__", code))
 
 
 def difference(
@@ -132,12 +154,14 @@ def _replaced(name: str, standing: Any) -> str:
 
 
 def hub_wrapped_code(standing: Any) -> CodeType | None:
-    """Return the code of the function that the package ``kernels`` wrapped in this module; else None."""
-    if not hasattr(type(standing), "kernel_layer_name"):
-        return None
-    forward = type(standing).forward
-    if getattr(vars(standing).get("forward", forward), "__func__", forward) is not forward:
-        return None  # `kernelize` has installed a kernel from the hub
-    closed_over = [cell.cell_contents for cell in forward.__closure__ or ()]
-    functions = [value for value in closed_over if type(value) is FunctionType]
-    return functions[0].__code__ if len(functions) == 1 else None
+    """Return the code of the function that transformers' decorators have wrapped; else None.
+
+    Of one that the package ``kernels`` has replaced since, there is none.
+    """
+    kind = type(standing)
+    if hasattr(kind, "kernel_layer_name"):
+        own = vars(standing).get("forward", kind.forward)
+        if getattr(own, "__func__", own) is not kind.forward:
+            return None  # `kernelize` has installed a kernel from the hub
+    function = below(standing)
+    return None if function is standing else getattr(function, "__code__", None)

@@ -27,6 +27,7 @@ from veomni_hook.kernels.slot.comparison import (
     definition,
     difference,
     hub_wrapped_code,
+    layers,
     same_expression,
 )
 
@@ -139,7 +140,11 @@ class Skipped:
         compared = [
             *(("", name, code) for name, code in checks.methods),
             *((base.__name__, name, code) for base, name, code in checks.overridden),
-            *((".", name, code) for name, code in checks.functions),
+            *(
+                (".", f"{name}{wrapped}", standing)
+                for name, code in checks.functions
+                for wrapped, standing in layers(self._scope.get(name), code)
+            ),
             *((home, name, code) for home, name, code in checks.operands),
         ]
         places = [f"code_{len(self._named)}_{number}" for number in range(len(compared))]
@@ -161,7 +166,9 @@ class Skipped:
                     if type(operand) is holder and name in operand.__dict__:
                         return True
             code = getattr(self._held, held)
-            if code is None or getattr(getattr(holder, name, None), "__code__", None) is not code:
+            for part in name.split("."):
+                holder = getattr(holder, part, None)
+            if code is None or getattr(holder, "__code__", None) is not code:
                 return True
         return False
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.expressions import last_name
 from veomni_hook.patches.code.scope import own_names
-from veomni_hook.patches.code.walk import calls_in, in_text_order
+from veomni_hook.patches.code.walk import calls_in, in_text_order, walk_ast
 from veomni_hook.patches.graph import receiver_name
 from veomni_hook.patches.routes.insertion import in_place
 from veomni_hook.patches.routes.view import ModuleView
@@ -126,5 +126,17 @@ def routed(
         [in_place(view, call.func, text.format(ast.unparse(call.func))) for call in calls],
         captures={"function": ", ".join(names)},
         relies_on=names,
+        skips={target: _with_callees(view, names)},
         imports=((f"veomni_hook.kernels.{op}", f"{module} as {alias}"),),
     )
+
+
+def _with_callees(view: ModuleView, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Functions of the file, and those that they name in turn."""
+    found, waiting = dict.fromkeys(names), list(names)
+    while waiting:
+        named = [each.id for each in walk_ast(view.functions[waiting.pop()]) if isinstance(each, ast.Name)]
+        new = dict.fromkeys(name for name in named if name in view.functions and name not in found)
+        found |= new
+        waiting += new
+    return tuple(found)
