@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import functools
+import inspect
 import io
 import json
 import os
 import pickle
 import tempfile
+import textwrap
 import warnings
 
 import torch
@@ -248,5 +250,18 @@ from transformers import MistralConfig, MistralForCausalLM  # noqa: E402
 
 report = veomni_hook.adopt(MistralForCausalLM(MistralConfig(**SIZES)))
 facts["imported patched"] = [bool(report), sorted({each.reason for each in report.before})]
+
+# An edited source of an adopted method, which still has the guard.
+mine = make("qwen3")
+veomni_hook.adopt(mine)
+kind = type(mine.model.layers[0].mlp)
+source = textwrap.dedent(inspect.getsource(kind.forward))
+exec(source.replace("return down_proj", "return 3 * down_proj"), scope := dict(vars(modeling_qwen3)))
+first = step(mine)
+kind.forward = scope["forward"]
+facts["edited"] = {
+    "difference": difference(first, step(mine)),
+    "reasons": [row.reason for row in veomni_hook.explain(mine).rows if row.op == "gated_mlp"],
+}
 
 print(json.dumps(facts))

@@ -134,6 +134,12 @@ def test_what_others_changed_is_left_with_a_reason(facts):
     assert "Qwen3Attention" not in replaced["adopted"] and replaced["difference"] < CLOSE
 
 
+def test_an_edited_source_of_an_adopted_method_runs(facts):
+    assert facts["edited"]["difference"] > 1e-3
+    reasons = facts["edited"]["reasons"]
+    assert reasons and all("the function that asks is an edited copy" in reason for reason in reasons)
+
+
 def test_of_users_patches_those_of_methods_are_taken_over(facts):
     config = facts["config"]
     assert config["calls"] == 1 and config["function"]

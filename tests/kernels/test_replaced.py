@@ -355,7 +355,6 @@ INTERCEPTED = [
     ("qwen3", "rsqrt"),
     ("qwen3", "cat"),
     ("qwen3_moe", "softmax"),
-    ("qwen3_moe", "topk"),
     ("qwen3_next", "softplus"),
     ("qwen3_next", "cumsum"),
     ("gpt_oss", "sigmoid"),
