@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 from transformers.models.qwen3 import modeling_qwen3
 
 import veomni_hook
@@ -29,6 +30,13 @@ class Rows:
         every = ((hidden @ weight.t()) / temperature).float().log_softmax(-1)
         entropy = -(every.exp() * every).sum(-1)
         return every.gather(-1, tokens[..., None])[..., 0], entropy.to(hidden.dtype)
+
+
+class Watching(TorchFunctionMode):
+    """A user's mode that might change what functions of torch return."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
 
 
 class Actor(nn.Module):
@@ -135,6 +143,9 @@ def test_what_does_not_suit_is_left_to_the_function_with_a_warning():
         assert log_probs(Taken, *given) == "its own"
     with pytest.warns(VeomniHookWarning, match="not those that this release"):
         assert log_probs(Later, *given) == "its own"
+    fitting = (hidden.float(), *given[1:])
+    with Watching(), pytest.warns(VeomniHookWarning, match="Watching is active"):
+        assert log_probs(Taken, *fitting) == "its own"
     with veomni_hook.use_kernels(linear_cross_entropy="eager"):
         assert log_probs(Taken, *given) == "its own"
     with pytest.raises(KernelError, match="temperature"):

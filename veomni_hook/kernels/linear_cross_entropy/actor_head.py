@@ -18,6 +18,7 @@ from veomni_hook.kernels.linear_cross_entropy.functional import token_log_probs
 from veomni_hook.kernels.linear_cross_entropy.head import unsuited
 from veomni_hook.kernels.selection.declaration import EAGER
 from veomni_hook.kernels.selection.process_choice import STATE
+from veomni_hook.kernels.shared.function_modes import intercepting
 from veomni_hook.kernels.shared.operand_checks import not_plain
 
 __all__ = ["log_probs"]
@@ -65,7 +66,7 @@ def _refuses(function: Any, operands: tuple[Any, ...]) -> str | None:
     hidden, weight, tokens, _, _ = operands
     if hasattr(weight, "ds_id"):
         return "DeepSpeed holds the weight of the head"
-    return not_plain(tokens) or unsuited(hidden, weight, None)
+    return intercepting() or not_plain(tokens) or unsuited(hidden, weight, None)
 
 
 @lru_cache(maxsize=8)

@@ -19,6 +19,7 @@ from veomni_hook.kernels.linear_cross_entropy.functional import token_log_probs
 from veomni_hook.kernels.linear_cross_entropy.head import unsuited
 from veomni_hook.kernels.selection.declaration import EAGER
 from veomni_hook.kernels.selection.process_choice import STATE
+from veomni_hook.kernels.shared.function_modes import intercepting
 from veomni_hook.kernels.shared.operand_checks import not_plain
 
 __all__ = ["compacts", "log_probs", "told"]
@@ -99,7 +100,8 @@ def _refuses(function: Any, operands: tuple[Any, ...]) -> str | None:
     if _is_eager():
         return "eager is chosen"
     hidden, weight, bias, targets, _, _, softcap, scale, outputs = operands
-    return next(_not_computed(softcap, scale, outputs), None) or _unsuited(hidden, weight, bias, targets)
+    reason = intercepting() or next(_not_computed(softcap, scale, outputs), None)
+    return reason or _unsuited(hidden, weight, bias, targets)
 
 
 def _not_computed(softcap: Any, scale: Any, outputs: Any) -> Iterator[str]:
