@@ -182,10 +182,8 @@ class Slot:
 
         The code that asks is one of them; call this while it waits for the answer.
         """
-        edited = self._edited(_frame(1), owner)
-        if edited is not None or not self._skipped.by_methods:
-            return edited
-        return self._skipped.changed(owner, operands)
+        edited, skipped = self._edited(_frame(1), owner), self._skipped
+        return edited or (skipped.changed(owner, operands) if skipped.by_methods else None)
 
     def serves(self, function: FunctionType) -> bool:
         """Return whether the guards of a function get kernels: not of an edited copy of patched code."""
