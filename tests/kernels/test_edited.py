@@ -233,3 +233,11 @@ def test_a_copy_by_value_runs_upstreams_code():
     assert SLOT.kernel(mlp, torch.ones(2, 2), nn.SiLU()) is not None
     assert copied.kernel(mlp, torch.ones(2, 2), nn.SiLU()) is None
     assert EDITED in copied.outcome(mlp).reason
+
+
+def test_slots_that_a_script_makes_are_asked_by_all():
+    """Cells of a notebook are modules of this name, too."""
+    scope = {"__name__": "__main__", "Slot": Slot}
+    exec('slot = Slot("gated_mlp", "product", __name__)', scope)
+    set_choice("torch")
+    assert scope["slot"].kernel(nn.Linear(2, 2), torch.ones(2, 2), nn.SiLU()) is not None

@@ -47,10 +47,11 @@ class Text:
     def of(cls, frame: FrameType, module_name: str) -> Text | None:
         """Return the text of the module whose code ``frame`` executes.
 
-        None if it executes something else: a slot that was made by hand, which anybody may ask. Of the text
-        of a module that was imported before, nothing is known: it may be an edited copy.
+        None if it executes something else, as a script: a slot that was made by hand, which anybody may ask.
+        Of the text of a module that was imported before, nothing is known: it may be an edited copy.
         """
-        if frame.f_code.co_name != "<module>" or frame.f_globals.get("__name__") != module_name:
+        named = module_name == frame.f_globals.get("__name__") != "__main__"
+        if frame.f_code.co_name != "<module>" or not named:
             return None
         module: ModuleType | None = sys.modules.get(module_name)
         above = frame.f_back
