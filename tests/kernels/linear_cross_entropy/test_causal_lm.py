@@ -140,6 +140,44 @@ def test_checkpointing_around_the_model(patched):
         close(model.lm_head.weight.grad, expected["lm_head.weight"], 1e-5)
 
 
+def read_within(output):
+    return output.loss + 0.1 * output.logits.float().logsumexp(-1).mean()
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_logits_read_within_a_checkpoint_around_the_model(patched, use_reentrant):
+    twins = pair(patched)
+    inputs = batch()
+    gradients = []
+    for model in twins:
+        for _ in range(2):  # from the second step on, upstream's code computes the loss
+            model.zero_grad()
+            embeds = model.get_input_embeddings()(inputs["input_ids"])
+            torch.utils.checkpoint.checkpoint(
+                lambda x, model=model: read_within(model(inputs_embeds=x, labels=inputs["labels"])),
+                embeds,
+                use_reentrant=use_reentrant,
+            ).backward()
+            gradients.append({name: weight.grad for name, weight in model.named_parameters()})
+    for got in gradients[1:]:
+        for name, expected in gradients[0].items():
+            close(got[name], expected, 1e-5)
+
+
+def test_logits_read_between_a_forward_and_its_recomputation(patched):
+    upstream, model = pair(patched)
+    inputs = batch()
+    _, expected = step(upstream, inputs)
+    embeds = model.get_input_embeddings()(inputs["input_ids"])
+    loss = torch.utils.checkpoint.checkpoint(
+        lambda x: model(inputs_embeds=x, labels=inputs["labels"]).loss, embeds, use_reentrant=False
+    )
+    model(**inputs)["logits"]
+    assert not isinstance(model(**inputs), LazyLogits)
+    loss.backward()
+    close(model.lm_head.weight.grad, expected["lm_head.weight"], 1e-5)
+
+
 def called_once(model, inputs):
     model(**inputs)
     return model

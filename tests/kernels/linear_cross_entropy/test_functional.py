@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from tests.kernels.matching import assert_matches
+from tests.kernels.matching import assert_matches, close
 from veomni_hook.errors import KernelError
 from veomni_hook.kernels.linear_cross_entropy import functional
 from veomni_hook.kernels.selection.process_choice import set_choice
@@ -144,3 +144,24 @@ class TestOnAscend:
                  for b in ("npu", "reference"))  # fmt: skip
         ours, truth = sides
         assert_matches(torch.compile(ours, fullgraph=True, backend="aot_eager"), truth, given)
+
+
+@pytest.mark.parametrize("before, after", [("torch", "eager"), ("eager", "torch")])
+def test_a_recomputation_takes_the_backend_of_its_forward(before, after):
+    hidden, weight = torch.randn(9, 8, requires_grad=True), torch.randn(13, 8, requires_grad=True)
+    target = torch.randint(0, 13, (9,))
+
+    def loss_of(hidden):
+        factor = 1 + functional.is_eager()
+        return factor * functional.token_log_probs(hidden, weight, target).log_probs.sum()
+
+    set_choice(f"linear_cross_entropy={before}")
+    loss = torch.utils.checkpoint.checkpoint(loss_of, hidden, use_reentrant=False)
+    set_choice(f"linear_cross_entropy={after}")
+    got = torch.autograd.grad(loss, [hidden, weight])
+    expected = torch.autograd.grad(
+        (-1 - (before == "eager")) * F.cross_entropy(hidden @ weight.T, target, reduction="sum"),
+        [hidden, weight],
+    )
+    for one, other in zip(got, expected, strict=True):
+        close(one, other, 1e-5)

@@ -14,10 +14,8 @@ from typing import Any
 import torch
 
 from veomni_hook.errors import VeomniHookWarning
-from veomni_hook.kernels.linear_cross_entropy.functional import token_log_probs
+from veomni_hook.kernels.linear_cross_entropy.functional import is_eager, token_log_probs
 from veomni_hook.kernels.linear_cross_entropy.head import unsuited
-from veomni_hook.kernels.selection.declaration import EAGER
-from veomni_hook.kernels.selection.process_choice import STATE
 from veomni_hook.kernels.shared.function_modes import intercepting
 from veomni_hook.kernels.shared.operand_checks import not_plain
 
@@ -42,8 +40,7 @@ def log_probs(function: Any, *operands: Any) -> tuple[torch.Tensor, torch.Tensor
         KernelError: the temperature is not a positive number, or a backend that was chosen by name cannot
             compute this.
     """
-    compiled = torch.compiler.is_compiling()
-    if compiled or STATE.effective.backend("linear_cross_entropy") == EAGER:
+    if torch.compiler.is_compiling() or is_eager():
         own: tuple[torch.Tensor, torch.Tensor] = function.apply(*operands)
         return own
     if (reason := _refuses(function, operands)) is not None:

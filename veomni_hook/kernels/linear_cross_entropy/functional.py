@@ -17,8 +17,9 @@ from veomni_hook.kernels.selection.process_choice import STATE
 from veomni_hook.kernels.selection.registry import registry
 from veomni_hook.kernels.selection.select import select, system_of
 from veomni_hook.kernels.shared.operand_checks import not_plain, untraceable
+from veomni_hook.kernels.shared.repeated import decided
 
-__all__ = ["linear_cross_entropy", "token_log_probs"]
+__all__ = ["is_eager", "linear_cross_entropy", "token_log_probs"]
 
 _OP, _VARIANT = "linear_cross_entropy", "next_token"
 _BACKENDS = ("triton", "npu", "torch", "liger", REFERENCE)
@@ -139,6 +140,11 @@ def token_log_probs(  # noqa: PLR0913 - one keyword an option
     return found.shaped(target.shape)
 
 
+def is_eager() -> bool:
+    """Return whether settings leave log-probabilities that a trainer computes to the trainer's own code."""
+    return decided((_OP, EAGER), lambda: STATE.effective.backend(_OP) == EAGER)
+
+
 def _last_of(output: Any) -> torch.Tensor:
     """Return the hidden states that a head takes, of a model's output."""
     last = getattr(output, "last_hidden_state", None)
@@ -189,7 +195,7 @@ def _module(name: str | None, call: Any, objective: Objective, wanted: Wanted) -
     if torch.compiler.is_compiling():
         found = _traced(kind, name)
     else:
-        found = _ordered(kind, name, STATE.epoch, registry.version)
+        found = decided((_OP, name), lambda: _ordered(kind, name, STATE.epoch, registry.version))
     reasons = []
     for module in found:
         reason = module.unable(call[0], call[1], objective, wanted)

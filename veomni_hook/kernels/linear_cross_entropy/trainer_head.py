@@ -15,10 +15,8 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from veomni_hook.kernels.linear_cross_entropy.functional import token_log_probs
+from veomni_hook.kernels.linear_cross_entropy.functional import is_eager, token_log_probs
 from veomni_hook.kernels.linear_cross_entropy.head import unsuited
-from veomni_hook.kernels.selection.declaration import EAGER
-from veomni_hook.kernels.selection.process_choice import STATE
 from veomni_hook.kernels.shared.function_modes import intercepting
 from veomni_hook.kernels.shared.operand_checks import not_plain
 
@@ -40,7 +38,7 @@ def compacts(use_triton: Callable[[torch.device], bool], device: torch.device) -
 
     TRL does so on devices where it has Triton. On a CPU every position costs time, and shapes may vary.
     """
-    if device.type == "cpu" and not torch.compiler.is_compiling() and not _is_eager():
+    if device.type == "cpu" and not torch.compiler.is_compiling() and not is_eager():
         return True
     return use_triton(device)
 
@@ -89,15 +87,11 @@ def told(model: Any) -> dict[str | None, int]:
     return dict(_CALLS.get(model, {}))
 
 
-def _is_eager() -> bool:
-    return STATE.effective.backend("linear_cross_entropy") == EAGER
-
-
 def _refuses(function: Any, operands: tuple[Any, ...]) -> str | None:
     """Return why TRL's function computes this, or None."""
     if not _is_known(function) or len(operands) != len(_PARAMETERS) - 1:
         return "the parameters of TRL's function are not those that this release of veomni-hook knows"
-    if _is_eager():
+    if is_eager():
         return "eager is chosen"
     hidden, weight, bias, targets, _, _, softcap, scale, outputs = operands
     reason = intercepting() or next(_not_computed(softcap, scale, outputs), None)

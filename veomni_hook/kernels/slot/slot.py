@@ -44,6 +44,10 @@ _frame = sys._getframe
 _UPSTREAM = Outcome(EAGER, "no kernel can run here")
 _INACTIVE = Outcome(EAGER, "veomni_hook is deactivated")
 
+#: What computes a call (None: the upstream code), and the outcome to record (None: nothing was asked).
+_Decision = tuple[Callable[..., Any] | None, Outcome | None]
+_UNASKED: _Decision = (None, None)
+
 ModuleClass = TypeVar("ModuleClass", bound=type)
 Taking = Callable[..., tuple[Any, ...]]
 
@@ -77,7 +81,7 @@ class Slot:
         # Patched modules have already imported torch; other importers of this module need not.
         from torch import compiler, device, is_grad_enabled
 
-        from veomni_hook.kernels.shared import function_modes
+        from veomni_hook.kernels.shared import function_modes, repeated
 
         registry.check(op, variant)
         self.op = op
@@ -92,6 +96,7 @@ class Slot:
         self._device_kind = device
         self._with_gradients = is_grad_enabled
         self._modes, self._intercepting = function_modes.active, function_modes.intercepting
+        self._hooks_in_force, self._decided = repeated.hooks_in_force, repeated.decided
         #: The code that asked last, if it is the patched text's, and the globals of that text.
         self._asker: CodeType | None = None
         self._scope = None if self._skipped.text is None else self._skipped.text.scope
@@ -159,16 +164,24 @@ class Slot:
         """
         if self._is_dynamo() or self._compiler._is_compiling_flag:
             return self._traced(owner, operands)
-        if STATE.epoch != self._epoch or registry.version != self._version:
-            self._refresh()
-        # `answers`, without a call for modules that are not bound.
-        answers = self.answers(owner) if BINDING in owner.__dict__ else self._answers
-        run = None
-        if answers.idle is None:
-            asking = _frame(1)
-            same = asking.f_code is self._asker and asking.f_globals is self._scope
-            if same or not self._edited(asking, owner):
-                run = self._ask(answers, owner, operands)
+        if self._hooks_in_force(False) is None:
+            if STATE.epoch != self._epoch or registry.version != self._version:
+                self._refresh()
+            # `answers`, without a call for modules that are not bound.
+            answers = self.answers(owner) if BINDING in owner.__dict__ else self._answers
+            run, outcome = _UNASKED
+            if answers.idle is None:
+                asking = _frame(1)
+                same = asking.f_code is self._asker and asking.f_globals is self._scope
+                if same or (edited := self._edited(asking)) is None:
+                    run, outcome = self._ask(answers, owner, operands)
+                else:
+                    outcome = answers.refused(answers.wanted, edited)
+        else:
+            decide = partial(self._decide, owner, operands, _frame(1))
+            run, outcome = self._decided(self._key(owner), decide)
+        if outcome is not None:
+            self._note(owner, outcome)
         if run is None and self._settles is not None:
             self._left(owner)
         if self._waiting is not None and getattr(self._waiting, "owner", None) is owner:
@@ -182,7 +195,7 @@ class Slot:
 
         The code that asks is one of them; call this while it waits for the answer.
         """
-        edited, skipped = self._edited(_frame(1), owner), self._skipped
+        edited, skipped = self._edited(_frame(1)), self._skipped
         return edited or (skipped.changed(owner, operands) if skipped.by_methods else None)
 
     def serves(self, function: FunctionType) -> bool:
@@ -209,15 +222,18 @@ class Slot:
         """
         if self._is_dynamo() or self._compiler._is_compiling_flag:
             return upstream if self._exported() else self._compiled.at(owner, upstream)
-        if (answers := self.answers(owner)).idle is not None:
-            return upstream
         asking = _frame(1)
         same = asking.f_code is self._asker and asking.f_globals is self._scope
-        if not same and self._edited(asking, owner):
-            return upstream
-        if (changed := self._skipped.changed_function(upstream)) is not None:
-            found = answers.refused(answers.wanted, changed) if changed else self._replaced_by(upstream)
-            self._note(owner, found)
+        if self._hooks_in_force(False) is None:
+            if (answers := self.answers(owner)).idle is not None:
+                return upstream
+            if not same and (edited := self._edited(asking)) is not None:
+                self._note(owner, answers.refused(answers.wanted, edited))
+                return upstream
+            if (outcome := self._changed(answers, upstream)) is not None:
+                self._note(owner, outcome)
+                return upstream
+        elif not same and self._edited(asking) is not None:
             return upstream
         return partial(self._call, owner, upstream)
 
@@ -248,7 +264,7 @@ class Slot:
                 operands = taking(module, *args, **kwargs)
                 run = None if self._exported() else self._compiled.kernel(module, operands)
                 return covering(module, *args, **kwargs) if run is None else run(*operands)
-            if self.answers(module).idle is not None:
+            if self._hooks_in_force(False) is None and self.answers(module).idle is not None:
                 return covering(module, *args, **kwargs)
             held, waiting.owner = getattr(waiting, "owner", None), module
             try:
@@ -348,8 +364,8 @@ class Slot:
         self._compiled.left(owner, "an exported program runs without veomni_hook")
         return None
 
-    def _edited(self, asking: FrameType, owner: Any) -> str | None:
-        """Return, and note for ``owner``, why the code that asks is not the patched text; None if it is."""
+    def _edited(self, asking: FrameType) -> str | None:
+        """Return why the code that asks is not the patched text; None if it is."""
         text = self._skipped.text
         if text is None or asking.f_code is _APART:  # of that, it was asked while it was traced
             return None
@@ -357,17 +373,30 @@ class Slot:
             asking = cast("FrameType", asking.f_back)
             if asking.f_code is self._asker and asking.f_globals is self._scope:
                 return None
-        if (edited := text.edited(asking)) is not None:
-            answers = self.answers(owner)
-            self._note(owner, answers.refused(answers.wanted, edited))
-        elif asking.f_globals is self._scope:
+        edited = text.edited(asking)
+        if edited is None and asking.f_globals is self._scope:
             self._asker = asking.f_code
         return edited
 
-    def _ask(self, answers: Answers, owner: Any, operands: tuple[Any, ...]) -> Callable[..., Any] | None:
+    def _key(self, owner: Any) -> tuple[int, int]:
+        """Return what tells the decisions of this slot about ``owner`` from others."""
+        return id(self), id(owner)
+
+    def _decide(
+        self, owner: Any, operands: tuple[Any, ...], asking: FrameType | None, upstream: Any = None
+    ) -> _Decision:
+        """Return the decision about a call; ``upstream`` is the function that `at` got."""
+        answers = self.answers(owner)
+        if answers.idle is not None:
+            return _UNASKED
+        if asking is not None and (edited := self._edited(asking)) is not None:
+            return None, answers.refused(answers.wanted, edited)
+        changed = None if upstream is None else self._changed(answers, upstream)
+        return self._ask(answers, owner, operands) if changed is None else (None, changed)
+
+    def _ask(self, answers: Answers, owner: Any, operands: tuple[Any, ...]) -> _Decision:
         if self._modes() and (intercepting := self._intercepting()) is not None:
-            self._note(owner, answers.refused(answers.wanted, intercepting))
-            return None
+            return None, answers.refused(answers.wanted, intercepting)
         skipped = self._skipped
         if skipped.by_methods:
             try:  # what `changed` does first, without a call
@@ -375,8 +404,7 @@ class Slot:
             except (AttributeError, KeyError):
                 same = False
             if not same and (changed := skipped.changed(owner, operands)) is not None:
-                self._note(owner, answers.refused(answers.wanted, changed))
-                return None
+                return None, answers.refused(answers.wanted, changed)
         outcome = _UPSTREAM
         try:
             # The type of a `torch.device` takes longer than this.
@@ -392,18 +420,28 @@ class Slot:
                     outcome = answers.refused(backend, reason)
                     break
             else:
-                self._note(owner, taken)
-                return run
-        self._note(owner, outcome)
-        return None
+                return run, taken
+        return None, outcome
 
     def _call(self, owner: Any, upstream: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         try:
             operands = self._binder()(*args, **kwargs)
         except TypeError:
             return upstream(*args, **kwargs)  # upstream raises its own error
-        run = self._ask(self.answers(owner), owner, (*operands, upstream))
+        asked = (*operands, upstream)
+        if self._hooks_in_force(False) is None:
+            run, outcome = self._ask(self.answers(owner), owner, asked)
+        else:
+            run, outcome = self._decided(self._key(owner), partial(self._decide, owner, asked, None, upstream))
+        if outcome is not None:
+            self._note(owner, outcome)
         return upstream(*args, **kwargs) if run is None else run(*operands)
+
+    def _changed(self, answers: Answers, upstream: Callable[..., Any]) -> Outcome | None:
+        """Return the outcome of a call of ``upstream`` if it is not the recognised function, or None."""
+        if (changed := self._skipped.changed_function(upstream)) is None:
+            return None
+        return answers.refused(answers.wanted, changed) if changed else self._replaced_by(upstream)
 
     def _binder(self) -> Callable[..., tuple[Any, ...]]:
         if self._bind is None:

@@ -1,0 +1,70 @@
+"""What is decided in a call, for a checkpoint that runs the call again.
+
+A non-reentrant checkpoint (``torch.utils.checkpoint``) expects the recomputation to save the tensors that the
+forward pass saved. So a decision that depends on anything but the operands is made once: the forward pass
+notes it with the checkpoint's frame, and the recomputation gets it back, whatever was chosen, read or
+registered in between. Calls that ask with the same key are told apart by their order. Which pass runs is
+known from the hooks for saved tensors that a checkpoint has in force; their closures hold the frame. A
+reentrant checkpoint compares nothing, and a decision is made again there.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Hashable
+from types import FunctionType
+from typing import Any, TypeVar
+
+import torch
+from torch.utils import checkpoint
+
+__all__ = ["decided", "hooks_in_force"]
+
+Decision = TypeVar("Decision")
+
+#: The hooks for saved tensors in force in this thread, or None; every guard asks.
+hooks_in_force = torch._C._autograd._top_saved_tensors_default_hooks
+_HOME = checkpoint.__name__
+#: Of a frame: the decisions of its forward pass. Of a hook for saved tensors: the `Decisions` of its pass.
+_NOTED = "_veomni_hook_decisions"
+
+
+class Decisions:
+    """The decisions of one pass through a checkpoint's region, by key; ``again`` if it is a recomputation."""
+
+    def __init__(self, noted: dict[Hashable, list[Any]], *, again: bool) -> None:
+        self._noted = noted
+        self._again = again
+        self._places: dict[Hashable, int] = {}
+
+    def settle(self, key: Hashable, decide: Callable[[], Decision]) -> Decision:
+        """Return what was decided for this call of ``key``, or else what ``decide`` returns."""
+        noted: list[Decision] = self._noted.setdefault(key, [])
+        if not self._again:
+            noted.append(decision := decide())
+            return decision
+        place = self._places[key] = self._places.get(key, -1) + 1
+        return noted[place] if place < len(noted) else decide()
+
+
+def decided(key: Hashable, decide: Callable[[], Decision]) -> Decision:
+    """Return what ``decide`` returns, or returned in the forward pass that a checkpoint repeats here."""
+    hooks = hooks_in_force(False)
+    if hooks is None or type(hooks[0]) is not FunctionType:
+        return decide()
+    noted = vars(hooks[0])
+    if _NOTED not in noted:
+        noted[_NOTED] = _decisions_of(hooks[0])
+    decisions: Decisions | None = noted[_NOTED]
+    return decide() if decisions is None else decisions.settle(key, decide)
+
+
+def _decisions_of(hook: FunctionType) -> Decisions | None:
+    """Return the decisions of the checkpoint's pass whose hook packs saved tensors; None: it is another's."""
+    pack: Any = inspect.unwrap(hook)  # torch.compiler.disable wraps the one of a recomputation
+    if pack.__module__ != _HOME:
+        return None
+    held = inspect.getclosurevars(pack).nonlocals
+    again = "target_frame_ref" in held
+    frame = held["target_frame_ref"]() if again else held.get("frame")
+    return None if frame is None else Decisions(vars(frame).setdefault(_NOTED, {}), again=again)
