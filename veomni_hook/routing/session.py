@@ -18,10 +18,10 @@ from torch import nn
 
 from veomni_hook.errors import RoutingError
 from veomni_hook.kernels.moe_router.seam import at_given, formula, install
+from veomni_hook.kernels.shared.history import History, in_backward
 from veomni_hook.kernels.slot import Slot
 from veomni_hook.kernels.slot.arguments import operand_names
 from veomni_hook.layout import counted, shortened
-from veomni_hook.routing.history import History, in_backward
 from veomni_hook.routing.positions import Split, split_of
 from veomni_hook.routing.routers import routers_of
 from veomni_hook.routing.routes import Call
@@ -111,8 +111,17 @@ class Session:
             )
 
 
+def _gone(name: str) -> RoutingError:
+    return RoutingError(
+        f"a checkpoint computes a call of {name} again whose routes are no longer held",
+        where="routing.replay, in a backward pass",
+        fix="run the backward pass of a replayed forward pass before the next ones, or use checkpoints with "
+        "use_reentrant=False",
+    )
+
+
 _open: list[Session] = []
-_history = History()
+_history = History(_gone)
 _lock = threading.Lock()
 
 

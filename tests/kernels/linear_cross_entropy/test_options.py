@@ -1,5 +1,11 @@
 from __future__ import annotations
 
+import gc
+import threading
+import weakref
+from contextlib import nullcontext
+from functools import partial
+
 import pytest
 import torch
 from torch.nn import functional
@@ -231,3 +237,100 @@ def test_blocks_are_left_as_they_were_entered(patched):
             _ = 1 / 0
         assert active().report is outer
     assert active() is None
+
+
+OPTIONS = [
+    {"label_smoothing": 0.3, "evaluation": True},
+    {"temperature": 0.5, "token_outputs": True},
+    {},
+]
+
+
+def gradients_of(model, inputs, checkpointed, run):
+    """The gradients of a step for each of OPTIONS; the blocks have ended when the backward passes begin."""
+    losses, gradients = [], []
+    for options in OPTIONS:
+        embeds = model.get_input_embeddings()(inputs["input_ids"])
+        with loss_options(**options) if options else nullcontext():
+            losses.append(
+                checkpointed(lambda x: model(inputs_embeds=x, labels=inputs["labels"]).loss, embeds)
+            )
+    with loss_options(z_loss=1.0):
+        model(**inputs)
+        for loss in losses:
+            model.zero_grad()
+            run(loss.backward)
+            gradients.append(model.lm_head.weight.grad)
+    return gradients
+
+
+def here(call):
+    call()
+
+
+def in_a_thread(call):
+    """As backward passes on a GPU, which know nothing of the thread's blocks."""
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join()
+
+
+@pytest.mark.parametrize("run", [here, in_a_thread])
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_a_recomputed_loss_has_the_options_of_its_forward(patched, use_reentrant, run, backend):
+    _, model = pair(patched)
+    inputs = batch()
+    expected = gradients_of(model, inputs, lambda call, x: call(x), here)
+    way = partial(torch.utils.checkpoint.checkpoint, use_reentrant=use_reentrant)
+    for _ in range(2):
+        for one, other in zip(gradients_of(model, inputs, way, run), expected, strict=True):
+            close(one, other, 1e-5)
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_a_block_within_a_checkpoint(patched, use_reentrant, backend):
+    _, model = pair(patched)
+    inputs = batch()
+    gradients = []
+
+    def loss_of(embeds):
+        with loss_options(temperature=0.5, evaluation=True, predictions=True) as report:
+            loss = model(inputs_embeds=embeds, labels=inputs["labels"]).loss
+        assert 0 <= report.accuracy <= 1
+        return loss
+
+    for way in (
+        lambda call, x: call(x),
+        partial(torch.utils.checkpoint.checkpoint, use_reentrant=use_reentrant),
+    ):
+        model.zero_grad()
+        way(loss_of, model.get_input_embeddings()(inputs["input_ids"])).backward()
+        gradients.append(model.lm_head.weight.grad)
+    close(*gradients, 1e-5)
+
+
+def test_a_report_is_of_the_last_forward(patched, backend):
+    _, model = pair(patched)
+    batches = [batch(), batch(rows=3)]
+    with loss_options(log_probs=True) as report:
+        losses = []
+        for inputs in batches:
+            embeds = model.get_input_embeddings()(inputs["input_ids"])
+            call = lambda x, labels=inputs["labels"]: model(inputs_embeds=x, labels=labels).loss  # noqa: E731
+            losses.append(torch.utils.checkpoint.checkpoint(call, embeds, use_reentrant=False))
+        losses[0].backward()
+        assert report.log_probs.shape == (3, 12) and report.fused == 2
+
+
+def test_options_are_let_go_with_their_graph(patched, backend):
+    _, model = pair(patched)
+    inputs = batch()
+    weights = torch.rand(2, 12)
+    alive = weakref.ref(weights)
+    with loss_options(loss_weights=weights):
+        loss = model(**inputs).loss
+    loss.backward()
+    del loss, weights
+    model(**inputs)
+    gc.collect()
+    assert alive() is None

@@ -80,7 +80,7 @@ class Call(NamedTuple):
             self.loss_kwargs.get("num_items_in_batch"),
             self.transform,
         )
-        held = active()
+        held = active(self.model)
         beside = NOTHING if held is None else held.options.wanted
         names = token_outputs.asked(self.model)
         wanted = token_outputs.wanted_for(names, beside) if names else beside

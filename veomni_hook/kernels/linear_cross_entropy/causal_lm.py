@@ -13,8 +13,9 @@ from veomni_hook.kernels.linear_cross_entropy import losses, output, reference, 
 from veomni_hook.kernels.linear_cross_entropy.autograd import compute_dtype
 from veomni_hook.kernels.linear_cross_entropy.call import Call
 from veomni_hook.kernels.linear_cross_entropy.objective import NOTHING, TokenStatistics
-from veomni_hook.kernels.linear_cross_entropy.options import active
+from veomni_hook.kernels.linear_cross_entropy.options import active, note
 from veomni_hook.kernels.linear_cross_entropy.remedies import EVALUATION, NO_GRADIENTS
+from veomni_hook.kernels.shared.history import following
 from veomni_hook.kernels.shared.operand_checks import not_plain, untraceable
 
 __all__ = ["Call", "Fused", "cannot", "fused_output", "reference_output", "refuses", "settled"]
@@ -40,7 +41,7 @@ def refuses(model: Any, *operands: Any) -> str | None:
         return settled(model, _cannot(model, *operands))
     if torch.compiler.is_compiling():
         return _untrained(model) or _cannot(model, *operands)
-    held = active()
+    held = active(model)
     reason = None if held is not None and held.options.evaluation else _untrained(model)
     return settled(model, reason or output.logits_are_read(model) or _cannot(model, *operands))
 
@@ -109,13 +110,16 @@ def fused_output(compute: Compute, statistics: Statistics, call: Call) -> Fused:
     hidden_states = call.hidden_states if before_head is None else before_head(call.hidden_states)
     if torch.compiler.is_compiling():
         return _traced_output(compute, statistics, call, hidden_states)
+    number = following()
     objective, wanted = call.objective
+    held = active(model)
+    reports = held is not None and held.options.wanted != NOTHING
     names = token_outputs.asked(model)
     target = call.shifted(call.labels, objective.ignore_index).to(hidden_states.device)
     found: list[TokenStatistics] = []
 
     def loss_of(rows: torch.Tensor, weight: Any, bias: Any, target: torch.Tensor) -> torch.Tensor:
-        group = None if _reports() else shares.share_of(model, rows.shape[0])
+        group = None if reports else shares.share_of(model, rows.shape[0])
         if names:
             request = (rows, weight, bias, target, objective)
             vector, of_rows = token_outputs.packed(compute, statistics, request, wanted, names, group)
@@ -140,8 +144,9 @@ def fused_output(compute: Compute, statistics: Statistics, call: Call) -> Fused:
             logits=logits, labels=call.labels, vocab_size=call.vocab_size, **call.loss_kwargs
         )
         return Fused(loss, logits, _as_it_is)
-    if (held := active()) is not None:
-        held.report.take(found[-1] if _reports() else None, target, objective.ignore_index, call.given.shape)
+    if held is not None:
+        held.report.take(found[-1] if reports else None, target, objective.ignore_index, call.given.shape)
+    note(model, number, answer)
     deferred = output.DeferredLogits(model, head, linear, request.weights, hidden_states, transform)
     # A hook that casts the module's output would round the loss; upstream rounds logits there. FSDP2 gathers
     # weights for the backward of what its hook got, not of what it cast.
@@ -150,12 +155,6 @@ def fused_output(compute: Compute, statistics: Statistics, call: Call) -> Fused:
         return Fused(answer, deferred, output.with_deferred_logits)
     loss, more = token_outputs.fields(answer, names, call.given.shape, objective.num_items)
     return Fused(loss, deferred, partial(output.with_deferred_logits, more=more))
-
-
-def _reports() -> bool:
-    """Whether `loss_options` want a report of every row here."""
-    held = active()
-    return held is not None and held.options.wanted != NOTHING
 
 
 def _traced_output(

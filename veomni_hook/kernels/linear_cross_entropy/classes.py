@@ -14,10 +14,11 @@ from transformers.utils import ModelOutput
 
 from veomni_hook.kernels.linear_cross_entropy import reference, token_outputs
 from veomni_hook.kernels.linear_cross_entropy.objective import NOTHING, Objective
-from veomni_hook.kernels.linear_cross_entropy.options import LossOptions, active
+from veomni_hook.kernels.linear_cross_entropy.options import LossOptions, active, note
 from veomni_hook.kernels.linear_cross_entropy.output import with_deferred_logits
 from veomni_hook.kernels.linear_cross_entropy.transform import IDENTITY
 from veomni_hook.kernels.selection.process_choice import STATE
+from veomni_hook.kernels.shared.history import following
 
 __all__ = ["output"]
 
@@ -38,9 +39,12 @@ def output(model: Any, labels: torch.Tensor | None, made: Any) -> Any:
             not the cross-entropy of transformers.
     """
     compiling = torch.compiler.is_compiling()
-    held = None if compiling else active()
+    held = None if compiling else active(model)
     names = token_outputs.asked(model)
+    number = 0 if compiling else following()
     if not STATE.active or labels is None or not (names or held is not None):
+        if not compiling:
+            note(model, number, None)
         return made
     options = LossOptions() if held is None else held.options
     reason = _refuses(model, labels, made)
@@ -58,6 +62,8 @@ def output(model: Any, labels: torch.Tensor | None, made: Any) -> Any:
     wanted = token_outputs.wanted_for(names, options.wanted) if names else options.wanted
     if wanted != NOTHING:
         found = reference.statistics_of(logits, target, _IGNORED, wanted)
+    if not compiling:
+        note(model, number, made.loss)
     if held is not None:
         held.report.take(found if wanted != NOTHING else None, target, _IGNORED, labels.shape)
     if not names:

@@ -14,7 +14,7 @@ Position ``i`` of a report or field describes the label that the logits at ``i``
 
 Options that change the loss are never silently dropped: if the upstream code would have to compute it, an
 error is raised. Options apply to the thread (or asyncio task) that calls the model. Activation checkpointing
-around a whole model recomputes its loss in backward, with the options active there: none, on a GPU.
+around a whole model recomputes its loss in backward, with the options of the forward pass.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from veomni_hook.errors import KernelError
 from veomni_hook.kernels.linear_cross_entropy.objective import NOTHING, Objective, TokenStatistics, Wanted
 from veomni_hook.kernels.linear_cross_entropy.remedies import UNROUTED, remedy
 from veomni_hook.kernels.linear_cross_entropy.transform import IDENTITY
+from veomni_hook.kernels.shared.history import History, following, in_backward
 
 __all__ = [
     "OPEN",
@@ -41,6 +42,7 @@ __all__ = [
     "active",
     "loss_options",
     "named",
+    "note",
     "refused",
 ]
 
@@ -162,10 +164,11 @@ class LossReport:
 
 
 class Active(NamedTuple):
-    """The active options, and the report to fill."""
+    """The active options, the report to fill, and the backward pass in which the block began (-1: none)."""
 
     options: LossOptions
     report: LossReport
+    task: int = -1
 
 
 class _Open:
@@ -184,12 +187,48 @@ class _Open:
 
 OPEN = _Open()
 
+_task = torch._C._current_graph_task_id
 _ACTIVE: ContextVar[Active | None] = ContextVar("veomni_hook_loss_options", default=None)
 
 
-def active() -> Active | None:
-    """Return the options active here, or None."""
-    return _ACTIVE.get()
+def _gone(name: str) -> KernelError:
+    return KernelError(
+        f"a checkpoint computes a loss of {name} again whose options are no longer held",
+        where="loss_options, in a backward pass",
+        fix="run the backward pass before the next forward passes, or use checkpoints with "
+        "use_reentrant=False",
+    )
+
+
+_PAST = History(_gone)
+
+
+def active(model: Any = None) -> Active | None:
+    """Return the options active here, or None.
+
+    A call of ``model`` in a backward pass repeats one of a forward pass, and has the options of that, unless
+    a block began in the same backward pass.
+    """
+    held = _ACTIVE.get()
+    if model is None or not in_backward() or (held is not None and held.task == _task()):
+        return held
+    found: Active | None = _PAST.recall(model)
+    return found
+
+
+def note(model: Any, number: int, loss: torch.Tensor | None) -> None:
+    """Note the options of a call of ``model`` that made ``loss`` (None: they were not used).
+
+    ``number`` is `veomni_hook.kernels.shared.history.following` before the loss was computed.
+    """
+    held = _ACTIVE.get()
+    if in_backward():
+        return
+    if held is None or loss is None:
+        _PAST.passed(model, number)
+    else:
+        # The report is of the forward pass.
+        _PAST.note(model, held._replace(report=LossReport()), loss, number)
 
 
 @contextmanager
@@ -244,7 +283,7 @@ def loss_options(  # noqa: PLR0913 - one keyword an option
             wrong, where="loss_options", fix="pass what help(veomni_hook.loss_options) describes"
         )
     report = LossReport()
-    token = _ACTIVE.set(Active(options, report))
+    token = _ACTIVE.set(Active(options, report, _task()))
     OPEN.add(1)
     try:
         yield report
@@ -261,7 +300,8 @@ def loss_options(  # noqa: PLR0913 - one keyword an option
 
 def refused(model: Any, reason: str) -> None:
     """Record that upstream code computes the loss of ``model``; raise KernelError if options change it."""
-    held = active()
+    held = active(model)
+    note(model, following(), None)
     if held is None:
         return
     held.report.refuse(reason)

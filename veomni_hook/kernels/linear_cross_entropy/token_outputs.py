@@ -34,7 +34,7 @@ def asked(model: Any) -> tuple[str, ...]:
     Raises:
         KernelError: the config's ``token_outputs`` names something else.
     """
-    held = None if torch.compiler.is_compiling() else active()
+    held = None if torch.compiler.is_compiling() else active(model)
     if held is not None and held.options.token_outputs:
         return held.options.token_outputs
     value = getattr(getattr(model, "config", None), "token_outputs", None)

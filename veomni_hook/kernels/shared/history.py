@@ -1,31 +1,30 @@
-"""Which routes a router was given in earlier calls, for a backward pass that computes one of them again.
+"""What a module was given in earlier calls, for a backward pass that computes one of them again.
 
 A checkpoint runs a part of a forward pass again while autograd runs a node of the graph: a node that was made
-after the router's call, or, with a reentrant checkpoint, right before it. Autograd numbers nodes in the order
+after the module's call, or, with a reentrant checkpoint, right before it. Autograd numbers nodes in the order
 in which they are made. So the call that is repeated is the last one whose number is not above the node's, in
 whichever order the forward and backward passes of several batches follow each other, and also after the block
-of a replay has ended. (Checkpoints inside of checkpoints are made again themselves: only those of the last
-forward pass are found.)
+that gave it something has ended. (Checkpoints inside of checkpoints are made again themselves: only those of
+the last forward pass are found.)
 
 What a call was given is held as long as its graph; where the graph cannot hold it (a reentrant checkpoint has
-none yet, and a frozen router may have none), until it was used and the router is called again.
+none yet, and a frozen module may have none), until it was used and the module is called again.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import nn
 
-from veomni_hook.errors import RoutingError
+__all__ = ["History", "following", "in_backward"]
 
-__all__ = ["History", "in_backward"]
-
-_KEY = "veomni_hook.routing"
+_KEY = "veomni_hook.given"
 #: Calls without a graph that are held: no more micro-batches are between a forward and its backward.
 MOST_HELD = 64
 
@@ -36,11 +35,11 @@ class _Token:
 
 @dataclass
 class _Past:
-    """A call of a router.
+    """A call of a module.
 
     Attributes:
         number: of the first node that autograd can have made for what follows; one less without gradients.
-        given: what it was given; None: it chose by itself.
+        given: what it was given, or None.
         alive: refers to the token in its graph, if that can hold one.
         used: whether a backward pass has computed it again.
         gone: whether what it was given is no longer held, although its graph may be.
@@ -58,46 +57,54 @@ class _Past:
 
 
 class History:
-    """The calls of routers, as far as a backward pass may repeat them."""
+    """The calls of modules, as far as a backward pass may repeat them.
 
-    def __init__(self) -> None:
+    ``gone`` makes the error about a call that is repeated and whose gift, to a module of the class named, is
+    no longer held.
+    """
+
+    def __init__(self, gone: Callable[[str], Exception]) -> None:
+        self._gone = gone
         self._calls: WeakKeyDictionary[nn.Module, list[_Past]] = WeakKeyDictionary()
 
     def __bool__(self) -> bool:
         return any(past.holds for calls in self._calls.values() for past in calls)
 
-    def note(self, router: nn.Module, given: Any, weights: torch.Tensor) -> None:
-        """Note that ``router`` was given ``given`` in this forward pass, and made ``weights`` of it."""
-        past = _Past(_number(), given)
-        if weights.grad_fn is not None:
+    def note(self, module: nn.Module, given: Any, made: torch.Tensor, number: int | None = None) -> None:
+        """Note that ``module`` was given ``given`` in this forward pass, and made ``made`` of it.
+
+        ``number`` is `following` before the call; None: now.
+        """
+        past = _Past(following() if number is None else number, given)
+        if made.grad_fn is not None:
             token = _Token()
-            metadata: Any = weights.grad_fn.metadata
+            metadata: Any = made.grad_fn.metadata
             metadata[_KEY] = token
             past.alive = ref(token)
-        elif not torch.is_grad_enabled() and not router.training:
+        elif not torch.is_grad_enabled() and not module.training:
             past.given = None  # evaluation: nothing is computed again
-        calls = self._calls.setdefault(router, [])
+        calls = self._calls.setdefault(module, [])
         self._settle(calls)
         calls.append(past)
 
-    def passed(self, router: nn.Module) -> None:
-        """Note that ``router`` chose by itself in this forward pass."""
-        calls = self._calls.get(router)
+    def passed(self, module: nn.Module, number: int | None = None) -> None:
+        """Note that ``module`` was given nothing in this forward pass; ``number`` as for `note`."""
+        calls = self._calls.get(module)
         if calls is None:
             return
         self._settle(calls)
         if not any(past.holds for past in calls):
-            del self._calls[router]
+            del self._calls[module]
         elif calls[-1].given is not None or calls[-1].gone:
-            calls.append(_Past(_number()))
+            calls.append(_Past(following() if number is None else number))
 
-    def recall(self, router: nn.Module) -> Any:
-        """Return what ``router`` was given in the call that this backward pass repeats; None: it chose.
+    def recall(self, module: nn.Module) -> Any:
+        """Return what ``module`` was given in the call that this backward pass repeats; None: nothing.
 
         Raises:
-            RoutingError: it was given routes that are no longer held.
+            Exception: what it was given is no longer held.
         """
-        calls = self._calls.get(router)
+        calls = self._calls.get(module)
         node = torch._C._current_autograd_node()
         if not calls or node is None:
             return None
@@ -106,7 +113,7 @@ class History:
             return None
         past = calls[place - 1]
         if past.gone:
-            _raise_gone(type(router).__name__)
+            raise self._gone(type(module).__name__)
         past.used = True
         return past.given
 
@@ -139,15 +146,7 @@ def in_backward() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
-def _number() -> int:
-    following: int = torch._C._autograd._get_sequence_nr()
-    return following if torch.is_grad_enabled() else following - 1
-
-
-def _raise_gone(name: str) -> NoReturn:
-    raise RoutingError(
-        f"a checkpoint computes a call of {name} again whose routes are no longer held",
-        where="routing.replay, in a backward pass",
-        fix="run the backward pass of a replayed forward pass before the next ones, or use checkpoints with "
-        "use_reentrant=False",
-    )
+def following() -> int:
+    """Return the number of the first node that autograd can make now; one less without gradients."""
+    number: int = torch._C._autograd._get_sequence_nr()
+    return number if torch.is_grad_enabled() else number - 1
