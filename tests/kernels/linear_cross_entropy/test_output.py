@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import gc
 import pickle
 import subprocess
 import sys
@@ -9,13 +10,15 @@ from collections import OrderedDict
 
 import pytest
 import torch
+from torch import nn
 from torch.distributed.utils import _apply_to_tensors
 from torch.nn.parallel.distributed import _find_tensors
 from torch.utils import _pytree
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from tests.kernels.linear_cross_entropy.routed import batch, pair
-from veomni_hook.errors import VeomniHookWarning
+from tests.kernels.linear_cross_entropy.routed import batch, pair, with_decoder
+from tests.kernels.matching import close
+from veomni_hook.errors import KernelError, VeomniHookWarning
 from veomni_hook.kernels.linear_cross_entropy.output import HELD, DeferredLogits, LazyLogits, logits_are_read
 from veomni_hook.kernels.selection.process_choice import set_choice
 
@@ -220,25 +223,128 @@ def test_a_pickled_output_loads_without_this_package(made, tmp_path):
     assert done.stdout.split()[0] == "transformers.modeling_outputs"
 
 
-CHANGES = {
+CHANGES_IN_PLACE = {
     "fused AdamW": lambda model: torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True).step(),
     "through data": lambda model: model.lm_head.weight.data.add_(1),
     "one number through data": lambda model: model.lm_head.weight.data[3, 5].add_(1),
-    "other data": lambda model: setattr(model.lm_head.weight, "data", model.lm_head.weight.data * 2),
-    "a new Parameter": lambda model: setattr(
-        model.lm_head, "weight", torch.nn.Parameter(model.lm_head.weight.detach() * 2)
-    ),
-    "another shape": lambda model: setattr(model.lm_head, "weight", torch.nn.Parameter(torch.ones(70, 32))),
 }
 
 
-@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+@pytest.mark.parametrize("change", CHANGES_IN_PLACE.values(), ids=CHANGES_IN_PLACE)
 def test_logits_after_a_change_that_versions_do_not_show_are_a_warning(made, change):
     model, output, _ = made
     output.loss.backward()
     change(model)
     with pytest.warns(VeomniHookWarning, match="weights of the head have changed"):
         assert output.logits is not None
+
+
+def doubled(*given):
+    return given[-1] * 2
+
+
+def other_weight(model, *shape):
+    model.lm_head.weight = nn.Parameter(torch.ones(*shape))
+
+
+LATER = {
+    "a hook": lambda model: model.lm_head.register_forward_hook(doubled),
+    "a hook before": lambda model: model.lm_head.register_forward_pre_hook(lambda _, args: (args[0] * 2,)),
+    "a global hook": lambda model: nn.modules.module.register_module_forward_hook(doubled),
+    "a forward": lambda model: setattr(model.lm_head, "forward", doubled),
+    "another head": lambda model: setattr(model, "lm_head", nn.Linear(32, 61)),
+    "other data": lambda model: setattr(model.lm_head.weight, "data", model.lm_head.weight.data * 2),
+    "a new Parameter": lambda model: other_weight(model, 61, 32),
+    "another shape": lambda model: other_weight(model, 70, 32),
+    "another dtype": lambda model: model.to(torch.bfloat16),
+    "no device": lambda model: model.to("meta"),
+    "eval": lambda model: model.eval(),
+}
+
+
+@pytest.mark.parametrize("change", LATER.values(), ids=LATER)
+def test_what_comes_later_changes_no_logits(made, change):
+    model, output, expected = made
+    undo = change(model)
+    try:
+        assert torch.equal(output.logits, expected.logits)
+    finally:
+        if hasattr(undo, "remove"):
+            undo.remove()
+
+
+def test_gradients_of_logits_read_after_the_data_was_replaced(patched):
+    set_choice("linear_cross_entropy=torch")
+    gradients = []
+    for model in pair(patched):
+        output = model(**batch_of_zeros())
+        logits = output.logits if not isinstance(output, LazyLogits) else None
+        model.lm_head.weight.data = model.lm_head.weight.data * 2
+        (output.logits if logits is None else logits).square().sum().backward()
+        gradients.append(model.lm_head.weight.grad)
+    close(*gradients, 1e-6)
+
+
+def batch_of_zeros():
+    ids = torch.zeros(2, 12, dtype=torch.int64)
+    return {"input_ids": ids, "labels": ids}
+
+
+def test_logits_of_a_functional_call_are_of_its_weights(patched):
+    set_choice("linear_cross_entropy=torch")
+    upstream, model = pair(patched)
+    inputs = {**batch(), "use_cache": False}
+    logits, gradients = [], []
+    for each in (upstream, model):
+        weights = {name: (weight.detach() * 1.5).requires_grad_() for name, weight in each.named_parameters()}
+        output = torch.func.functional_call(each, weights, (), inputs)
+        logits.append(output.logits)
+        gradients.append(torch.autograd.grad(output.logits.square().sum(), weights["lm_head.weight"])[0])
+    assert torch.equal(*logits)
+    close(*gradients, 1e-6)
+
+
+def test_a_head_that_draws_numbers_has_drawn_them_once(patched):
+    set_choice("linear_cross_entropy=torch")
+    _, model = with_decoder(pair(patched))
+    model.lm_head.dense = nn.Sequential(model.lm_head.dense, nn.Dropout())
+    inputs = batch()
+    output = model(**inputs)
+    assert unread(output)
+    shifted = torch.nn.functional.pad(inputs["labels"], (0, 1), value=-100)[:, 1:]
+    loss = torch.nn.functional.cross_entropy(output.logits.transpose(1, 2), shifted)
+    close(output.loss, loss, 1e-6)
+
+
+def test_weights_are_not_kept_for_hooks_that_move_them(patched):
+    operations = pytest.importorskip("accelerate.hooks")
+    set_choice("linear_cross_entropy=torch")
+    _, model = pair(patched)
+    operations.add_hook_to_module(model.lm_head, operations.ModelHook())
+    output = model(**batch())
+    kept = gc.get_referrers(model.lm_head.weight)
+    assert unread(output) and kept == [model.lm_head._parameters]
+    assert output.logits is not None
+
+
+def test_hooks_of_others_beside_those_that_move_weights_are_a_warning(made):
+    operations = pytest.importorskip("accelerate.hooks")
+    model, _, _ = made
+    operations.add_hook_to_module(model.lm_head, operations.ModelHook())
+    output = model(**batch())
+    model.lm_head.register_forward_hook(doubled)
+    with pytest.warns(VeomniHookWarning, match=r"the head has a hook from .*test_output"):
+        assert output.logits is not None
+
+
+def test_weights_of_another_dtype_that_hooks_have_moved_are_an_error(made):
+    operations = pytest.importorskip("accelerate.hooks")
+    model, _, _ = made
+    operations.add_hook_to_module(model.lm_head, operations.ModelHook())
+    output = model(**batch())
+    model.to(torch.bfloat16)
+    with pytest.raises(KernelError, match=r"different dtypes[^$]*read outputs.logits before"):
+        _ = output.logits
 
 
 def test_logits_of_a_head_that_was_moved_and_not_changed_are_no_warning(made):

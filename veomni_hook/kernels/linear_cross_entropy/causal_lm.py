@@ -135,7 +135,7 @@ def fused_output(compute: Compute, statistics: Statistics, call: Call) -> Fused:
     request = heads.LossRequest(loss_of, target, {})
     linear = heads.last_linear(model, head)
     answer = heads.ask(head, linear, hidden_states, request)
-    if request.loss is None or request.weights is None:
+    if request.loss is None or request.call is None:
         reason = request.reason or "the head did not call torch.nn.functional.linear"
         output.note_refusal(model, reason, training=bool(model.training))
         settled(model, reason)
@@ -147,7 +147,7 @@ def fused_output(compute: Compute, statistics: Statistics, call: Call) -> Fused:
     if held is not None:
         held.report.take(found[-1] if reports else None, target, objective.ignore_index, call.given.shape)
     note(model, number, answer)
-    deferred = output.DeferredLogits(model, head, linear, request.weights, hidden_states, transform)
+    deferred = output.DeferredLogits(model, head, linear, hidden_states, request.call, transform)
     # A hook that casts the module's output would round the loss; upstream rounds logits there. FSDP2 gathers
     # weights for the backward of what its hook got, not of what it cast.
     answer = answer if answer.dtype is request.loss.dtype else request.loss

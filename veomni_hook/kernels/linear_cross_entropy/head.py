@@ -21,7 +21,9 @@ from torch.nn import functional
 from torch.nn.modules import module as module_globals
 from torch.utils import _pytree
 
-from veomni_hook.kernels.linear_cross_entropy.sample import Sample, differ, sample
+from veomni_hook.errors import KernelError
+from veomni_hook.kernels.linear_cross_entropy.linear_call import WEIGHTS_CHANGED, LinearCall
+from veomni_hook.kernels.linear_cross_entropy.sample import Sample, differ
 from veomni_hook.kernels.linear_cross_entropy.trained_copy import called_by, still_called
 from veomni_hook.kernels.shared.module_calls import call_is_overridden, is_linear
 from veomni_hook.kernels.shared.operand_checks import not_plain
@@ -32,6 +34,7 @@ __all__ = [
     "LossRequest",
     "ask",
     "calls_refuse",
+    "keeps_weights",
     "last_linear",
     "logits_of",
     "refuses",
@@ -45,7 +48,7 @@ KNOWN_HOOKS = ("torch.distributed.", "accelerate.", "deepspeed.")
 class LossRequest:
     """Asks the head to run ``compute`` over ``target`` ``[rows]``, which sets ``loss``.
 
-    ``weights`` is a sample of the weights that were used.
+    ``call`` is the call of its Linear, which returned the loss in place of logits.
     """
 
     def __init__(
@@ -56,7 +59,7 @@ class LossRequest:
         self._options = options
         self.loss: torch.Tensor | None = None
         self.reason: str | None = None
-        self.weights: Sample | None = None
+        self.call: LinearCall | None = None
 
     def answer(
         self, hidden_states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
@@ -65,7 +68,7 @@ class LossRequest:
         self.reason = unsuited(hidden_states, weight, bias)
         if self.reason is not None:
             return functional.linear(hidden_states, weight, bias)
-        self.weights = sample(weight, bias)
+        self.call = LinearCall(hidden_states, weight, bias)
         rows = hidden_states.reshape(-1, hidden_states.shape[-1])
         self.loss = self._compute(rows, weight, bias, self._target, **self._options)
         return self.loss
@@ -174,28 +177,48 @@ def ask(head: Any, linear: Any, hidden_states: torch.Tensor, request: LossReques
 
 def logits_of(
     head: Any, linear: Any, hidden_states: torch.Tensor, before: Sample
-) -> tuple[torch.Tensor, bool | None]:
-    """Return the logits of ``head``, and whether the weights of ``linear`` have changed (None: unknown).
+) -> tuple[torch.Tensor, str | None]:
+    """Return the logits of ``head``, and why they may be others than with the weights ``before``, or None.
 
     Sharded weights are compared after hooks have gathered them. A call that reaches another copy of
     ``linear`` (`trained_copy`) uses other weights.
+
+    Raises:
+        KernelError: the weights do not fit the hidden states any more.
     """
     if not still_called(head, linear):
-        return head(hidden_states), True
+        return head(hidden_states), WEIGHTS_CHANGED
     weight, bias = linear._parameters.get("weight"), linear._parameters.get("bias")
-    if type(weight) is nn.Parameter and tuple(weight.shape) == before.shape and not weight.is_meta:
-        changed = differ(before, weight, bias)
-        return head(hidden_states), changed
-    if refuses(head, linear) is not None:
-        return head(hidden_states), None
+    if type(weight) is nn.Parameter and not weight.is_meta:
+        if (reason := unsuited(hidden_states, weight, bias)) is not None:
+            raise KernelError(
+                f"outputs.logits can no longer be computed: {reason}",
+                where=type(head).__name__,
+                fix="read outputs.logits before the model is cast or moved",
+            )
+        if tuple(weight.shape) == before.shape:
+            changed = WEIGHTS_CHANGED if differ(before, weight, bias) else refuses(head, linear)
+            return head(hidden_states), changed
+    if (reason := refuses(head, linear)) is not None:
+        return head(hidden_states), reason
     request = LogitsRequest(before)
-    if linear is head:
-        return head(LossInput(hidden_states, request)), request.changed
-    hook = _carrying(linear, request)
+    hook = None if linear is head else _carrying(linear, request)
     try:
-        return head(hidden_states), request.changed
+        logits = head(LossInput(hidden_states, request) if hook is None else hidden_states)
     finally:
-        hook.remove()
+        if hook is not None:
+            hook.remove()
+    unknown = f"it is unknown whether {WEIGHTS_CHANGED} since the forward pass"
+    return logits, unknown if request.changed is None else WEIGHTS_CHANGED if request.changed else None
+
+
+def keeps_weights(head: Any, linear: Any) -> bool:
+    """Return whether no hook around a call of ``linear`` in ``head`` can bring weights and take them away."""
+    around = (module for module in head.modules() if any(inner is linear for inner in module.modules()))
+    return not any(
+        module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__
+        for module in around
+    )
 
 
 def _carrying(linear: Any, request: LossRequest | LogitsRequest) -> Any:

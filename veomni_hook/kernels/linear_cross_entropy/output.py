@@ -23,9 +23,9 @@ from torch.utils import _pytree
 from transformers.utils import ModelOutput
 
 from veomni_hook.errors import VeomniHookWarning
-from veomni_hook.kernels.linear_cross_entropy.head import logits_of
+from veomni_hook.kernels.linear_cross_entropy.head import keeps_weights, logits_of
+from veomni_hook.kernels.linear_cross_entropy.linear_call import LinearCall
 from veomni_hook.kernels.linear_cross_entropy.remedies import READ, READ_IN_EVALUATION
-from veomni_hook.kernels.linear_cross_entropy.sample import Sample
 from veomni_hook.kernels.linear_cross_entropy.transform import Transform
 
 __all__ = [
@@ -67,10 +67,10 @@ def note_refusal(model: Any, reason: str, *, training: bool) -> None:
 
 
 class DeferredLogits:
-    """Logits that have not been read yet: the head, its input, and the state of the forward.
+    """Logits that have not been read yet: the call that makes them, and the state of the forward.
 
-    ``linear`` is the module in ``head`` that holds the weights, ``weights`` a sample of them at the time of
-    the forward; ``transform`` is applied to the logits.
+    ``linear`` is the module in ``head`` that holds the weights, ``hidden_states`` the input of ``head`` and
+    ``call`` that of ``linear``; ``transform`` is applied to the logits.
     """
 
     def __init__(
@@ -78,8 +78,8 @@ class DeferredLogits:
         model: Any,
         head: Any,
         linear: Any,
-        weights: Sample,
         hidden_states: torch.Tensor,
+        call: LinearCall,
         transform: Transform,
     ) -> None:
         kind = hidden_states.device.type
@@ -87,14 +87,16 @@ class DeferredLogits:
         self._training = bool(model.training)
         self._head = head
         self._linear = linear
-        self._hidden_states = hidden_states
+        # Weights that hooks have brought may be in memory that they want back.
+        self._call = call if keeps_weights(head, linear) else None
+        self._weights = call.weights
+        self._hidden_states = hidden_states if self._call is None else call.hidden_states
         self._transform = transform
         self._grad = torch.is_grad_enabled()
         self._autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
         self._cast: torch.dtype | None = None
-        self._weights = weights
         # Inference-mode tensors have no version counter.
-        self._version = None if hidden_states.is_inference() else hidden_states._version
+        self._version = None if hidden_states.is_inference() else self._hidden_states._version
 
     @property
     def dtype(self) -> torch.dtype:
@@ -123,22 +125,20 @@ class DeferredLogits:
         kind = self._hidden_states.device.type
         autocast = torch.autocast(kind, dtype=self._autocast, enabled=self._autocast is not None)
         with torch.inference_mode(mode=False), torch.set_grad_enabled(self._grad), autocast:
-            logits, changed = logits_of(self._head, self._linear, self._hidden_states, self._weights)
-            logits = self._transform(logits)
+            found = None if self._call is None else self._call.result()
+            if found is None:
+                found = logits_of(self._head, self._linear, self._hidden_states, self._weights)
+            logits, changed = self._transform(found[0]), found[1]
         if self._version is not None and self._hidden_states._version != self._version:
-            self._warn("the hidden states have changed")
-        elif changed is not False:
-            said = "the weights of the head have changed"
-            self._warn(said if changed else f"it is unknown whether {said} since the forward pass")
+            changed = "the hidden states have changed"
+        if changed is not None:
+            warnings.warn(
+                f"outputs.logits is read, and {changed}: these logits may not be those of the forward pass. "
+                "Read them before that, at the latest before optimizer.step().",
+                VeomniHookWarning,
+                stacklevel=5,
+            )
         return logits if self._cast is None else logits.to(self._cast)
-
-    def _warn(self, said: str) -> None:
-        warnings.warn(
-            f"outputs.logits is read, and {said}: these logits may not be those of the forward pass. "
-            "Read them before that, at the latest before optimizer.step().",
-            VeomniHookWarning,
-            stacklevel=6,
-        )
 
 
 class LazyLogits(ModelOutput):  # type: ignore[misc]

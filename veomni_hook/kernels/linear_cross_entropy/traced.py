@@ -24,9 +24,9 @@ from transformers.utils import ModelOutput
 from veomni_hook.kernels.linear_cross_entropy import head as heads
 from veomni_hook.kernels.linear_cross_entropy import losses, output
 from veomni_hook.kernels.linear_cross_entropy.call import Call
+from veomni_hook.kernels.linear_cross_entropy.linear_call import LinearCall
 from veomni_hook.kernels.linear_cross_entropy.objective import Objective
 from veomni_hook.kernels.linear_cross_entropy.options import OPEN
-from veomni_hook.kernels.linear_cross_entropy.sample import sample
 from veomni_hook.kernels.shared.module_calls import call_is_seen, is_linear
 from veomni_hook.kernels.shared.operand_checks import not_plain
 
@@ -85,11 +85,11 @@ class TracedLogits(output.DeferredLogits):
         kind = hidden_states.device.type
         self._head = self._linear = head
         self._hidden_states = hidden_states
+        self._call = LinearCall(hidden_states, head.weight, head.bias)
         self._transform = call.transform
         self._grad = True
         self._autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
         self._cast = None
-        self._weights = sample(head.weight, head.bias)
         # The version of hidden states is meaningless: Inductor reuses memory.
         self._version = None
 
