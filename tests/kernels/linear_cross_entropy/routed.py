@@ -10,17 +10,20 @@ import copy
 import importlib
 import importlib.util
 import sys
+from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
+from torch.utils import _pytree
 from transformers import Qwen3Config
 
 from tests.kernels.patched_qwen3 import SIZES
 from tests.patches.idioms.applied import spliced
+from veomni_hook.kernels.linear_cross_entropy.output import HELD
 from veomni_hook.kernels.slot import Slot
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.idioms.linear_cross_entropy import find as linear_cross_entropy
@@ -139,3 +142,16 @@ def with_decoder(models: Models, after: Callable[[torch.Tensor], torch.Tensor] |
         model.get_output_embeddings = lambda head=model.lm_head: head.out
     models[1].lm_head.load_state_dict(models[0].lm_head.state_dict())
     return models
+
+
+def held_logits(output: Any) -> Any:
+    """Return what an output holds for its logits, without a read."""
+    held = OrderedDict.__dict__["__dict__"].__get__(output)
+    return held.get(HELD, held.get("logits"))
+
+
+def as_library(name: str, source: str) -> Callable[[Any], Any]:
+    """Return ``run`` of a library's code, by the name of its module."""
+    namespace: dict[str, Any] = {"__name__": name, "pytree": _pytree, "torch": torch}
+    exec(source, namespace)
+    return namespace["run"]

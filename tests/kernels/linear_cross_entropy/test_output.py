@@ -7,19 +7,27 @@ import pickle
 import subprocess
 import sys
 from collections import OrderedDict
+from collections.abc import Mapping
 
 import pytest
 import torch
+from accelerate.utils.operations import (
+    convert_to_fp32,
+    find_batch_size,
+    get_data_structure,
+    recursively_apply,
+    send_to_device,
+)
 from torch import nn
 from torch.distributed.utils import _apply_to_tensors
 from torch.nn.parallel.distributed import _find_tensors
 from torch.utils import _pytree
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from tests.kernels.linear_cross_entropy.routed import batch, pair, with_decoder
+from tests.kernels.linear_cross_entropy.routed import as_library, batch, held_logits, pair, with_decoder
 from tests.kernels.matching import close
 from veomni_hook.errors import KernelError, VeomniHookWarning
-from veomni_hook.kernels.linear_cross_entropy.output import HELD, DeferredLogits, LazyLogits, logits_are_read
+from veomni_hook.kernels.linear_cross_entropy.output import DeferredLogits, LazyLogits, logits_are_read
 from veomni_hook.kernels.selection.process_choice import set_choice
 
 
@@ -33,7 +41,7 @@ def made(patched):
 
 
 def unread(output):
-    return isinstance(output.__dict__[HELD], DeferredLogits)
+    return isinstance(held_logits(output), DeferredLogits)
 
 
 READERS = {
@@ -82,6 +90,138 @@ def test_printing_and_comparing_read(made):
     assert output != expected
 
 
+def assert_same(got, expected):
+    """Assert that two results are equal, in form and class, up to the rounding of a loss."""
+    if isinstance(got, LazyLogits):
+        assert got.logits is not None
+    assert type(got) is type(expected)
+    if isinstance(got, torch.Tensor):
+        assert (got.dtype, got.requires_grad) == (expected.dtype, expected.requires_grad)
+        torch.testing.assert_close(got, expected)
+    elif isinstance(got, Mapping):
+        assert_same([*got.items()], [*expected.items()])
+    elif isinstance(got, list | tuple):
+        assert len(got) == len(expected)
+        for one, other in zip(got, expected, strict=True):
+            assert_same(one, other)
+    else:
+        assert got == expected
+
+
+def deleted(output):
+    del output.logits
+    return output.logits, hasattr(output, "logits"), output["logits"], output.to_tuple()
+
+
+def set_to(value):
+    def change(output):
+        output.logits = value
+        return output.logits, output["logits"], output.to_tuple(), list(output)
+
+    return change
+
+
+def raised(call, *args):
+    try:
+        call(*args)
+    except Exception as error:
+        return type(error), str(error)
+
+
+def called_with(**named):
+    return named
+
+
+def moved(output):
+    output.move_to_end("loss")
+    return list(output.items())
+
+
+def with_in_place(output):
+    output |= {"loss": torch.ones(())}
+    return list(output.items()), output.loss
+
+
+#: What users do with outputs; the result, and the output afterwards, have to be what upstream's are.
+USES = {
+    "vars": lambda output: list(vars(output).items()),
+    "built from vars": lambda output: CausalLMOutputWithPast(**vars(output)),
+    "built from itself": lambda output: CausalLMOutputWithPast(**output),
+    "built of the type": lambda output: type(output)(**vars(output)),
+    "type afterwards": lambda output: (output.logits, type(output) is CausalLMOutputWithPast)[1],
+    "names": lambda output: (type(output).__name__, type(output).__qualname__, type(output).__module__),
+    "fields": lambda output: [field.name for field in dataclasses.fields(output)],
+    "replace": lambda output: dataclasses.replace(output, loss=output.loss * 2),
+    "replace logits": lambda output: dataclasses.replace(output, logits=None),
+    "asdict": lambda output: raised(dataclasses.asdict, output),
+    "deepcopy": lambda output: raised(copy.deepcopy, output),
+    "copy": copy.copy,
+    "own copy": lambda output: output.copy(),
+    "deleted": deleted,
+    "deleted twice": lambda output: (deleted(output), raised(delattr, output, "logits"))[1][0],
+    "None": set_to(None),
+    "a value": set_to(torch.ones(2)),
+    "set by key": lambda output: (output.__setitem__("logits", torch.ones(2)), output.logits)[1],
+    "popitem": lambda output: [output.popitem() for _ in range(2)],
+    "popped from the front": lambda output: [output.popitem(last=False) for _ in range(2)],
+    "pop": lambda output: raised(output.pop, "logits"),
+    "setdefault": lambda output: raised(output.setdefault, "logits"),
+    "update": lambda output: raised(output.update, {}),
+    "delitem": lambda output: raised(output.__delitem__, "logits"),
+    "clear": lambda output: (output.clear(), output.loss, output.logits, list(output))[1:],
+    "keywords": lambda output: called_with(**output),
+    "or": lambda output: output | {"more": 1},
+    "ror": lambda output: {"more": 1} | output,
+    "ior": with_in_place,
+    "dict update": lambda output: (held := {}, held.update(output))[0],
+    "OrderedDict": OrderedDict,
+    "move_to_end": moved,
+    "equal to itself": lambda output: (output == output, output != output),
+    "equal to a copy": lambda output: output == copy.copy(output),
+    "equal to a dict": lambda output: (output == 1, output != 1),
+    "repr": lambda output: repr(output).startswith("CausalLMOutputWithPast(loss=tensor("),
+    "reversed": lambda output: list(reversed(output)),
+    "indices": lambda output: [output[0], output[:1], output[-2:], output[1:], output[::-1]],
+    "wrong index": lambda output: raised(output.__getitem__, 9)[0],
+    "wrong key": lambda output: raised(output.__getitem__, "scores")[0],
+    "match": lambda output: [value for name in output if (value := getattr(output, name)) is not None],
+    "sorted": lambda output: sorted(output),
+    "leaves": lambda output: _pytree.tree_leaves(output),
+    "leaves and paths": lambda output: [
+        (_pytree.keystr(path), leaf) for path, leaf in _pytree.tree_flatten_with_path(output)[0]
+    ],
+    "mapped": lambda output: _pytree.tree_map(lambda x: x.detach() * 2, output),
+    "mapped twice": lambda output: _pytree.tree_map(torch.add, *[_pytree.tree_map(lambda x: x, output)] * 2),
+    "rebuilt": lambda output: _pytree.tree_unflatten(*reversed(_pytree.tree_flatten(output)[::-1])),
+    "walked by accelerate": lambda output: recursively_apply(lambda x: x * 2, output),
+    "accelerate's shapes": get_data_structure,
+    "moved by accelerate": lambda output: send_to_device(output, "cpu"),
+    "cast by accelerate": convert_to_fp32,
+    "batch size": lambda output: raised(find_batch_size, output),
+    "pickle": lambda output: pickle.loads(pickle.dumps(CausalLMOutputWithPast(**output))),
+}
+
+
+@pytest.mark.parametrize("use", USES.values(), ids=USES)
+def test_an_output_is_what_upstreams_is(made, use):
+    _, output, expected = made
+    assert unread(output)
+    assert_same(use(output), use(expected))
+    assert_same({**output}, {**expected})
+    assert_same(vars(output), vars(expected))
+    assert type(output) is CausalLMOutputWithPast
+
+
+FSDP_CASTS = as_library(
+    "torch.distributed.fsdp.a_test",
+    "def run(output):\n"
+    "    return pytree.tree_map(lambda x: x.to(torch.float64) if isinstance(x, torch.Tensor) else x, output)",
+)
+MODULE_LOOKS = as_library(
+    "torch.nn.modules.module",
+    "def run(output):\n    return next(each for each in output.values() if isinstance(each, torch.Tensor))",
+)
+
 READING_NOTHING = {
     "loss": lambda output: output.loss,
     "loss by key": lambda output: output["loss"],
@@ -89,12 +229,13 @@ READING_NOTHING = {
     "another field": lambda output: output.hidden_states,
     "keys": lambda output: (list(output), list(output.keys()), "logits" in output, len(output)),
     "isinstance": lambda output: isinstance(output, CausalLMOutputWithPast | dict | OrderedDict),
-    "flatten": lambda output: _pytree.tree_flatten(output),
-    "flatten with keys": lambda output: _pytree.tree_flatten_with_path(output),
-    "tree_map": lambda output: _pytree.tree_map(lambda x: x, output),
     "FSDP: apply": lambda output: _apply_to_tensors(lambda x: x, output),
+    "FSDP: cast": FSDP_CASTS,
     "DDP: find": lambda output: list(_find_tensors(output)),
+    "hooks: find": MODULE_LOOKS,
+    "accelerate: move": lambda output: send_to_device(output, "cpu"),
     "replace": lambda output: dataclasses.replace(output, loss=None),
+    "deleted": lambda output: output.__delattr__("logits"),
 }
 
 
@@ -102,50 +243,28 @@ READING_NOTHING = {
 def test_looking_elsewhere_computes_nothing(made, look):
     model, output, expected = made
     result = look(output)
-    assert unread(output) and logits_are_read(model) is None
+    assert logits_are_read(model) is None
     if isinstance(result, LazyLogits):
         assert unread(result)
         assert list(result) == [name for name in expected if getattr(result, name) is not None]
-        assert torch.equal(result.logits, expected.logits)
+        assert torch.equal(result.logits, expected.logits.to(result.logits.dtype))
 
 
-def test_a_mapped_output_keeps_its_values(made):
+def test_what_fsdp_casts_is_cast_when_it_is_read(made):
     _, output, expected = made
-    mapped = _pytree.tree_map(lambda x: x * 2, output)
-    assert type(mapped) is type(output)
-    assert torch.allclose(mapped.loss, expected.loss * 2)
-    assert torch.equal(mapped.hidden_states[0], expected.hidden_states[0] * 2)
-    leaves, spec = _pytree.tree_flatten(output)
-    assert len(leaves) == spec.num_leaves == 1 + len(expected.hidden_states)
-
-
-def test_a_read_output_is_flattened_with_its_logits(made):
-    _, output, expected = made
-    assert output.logits is not None
-    assert len(_pytree.tree_leaves(output)) == len(_pytree.tree_leaves(expected))
-    mapped = _pytree.tree_map(lambda x: x * 2, output)
-    assert torch.equal(mapped.logits, expected.logits * 2)
-
-
-def test_accelerate_moves_outputs_without_reading(made):
-    operations = pytest.importorskip("accelerate.utils.operations")
-    _, output, expected = made
-    for result in (
-        operations.recursively_apply(lambda x: x, output),
-        operations.send_to_device(output, "cpu"),
-    ):
-        assert unread(output) and unread(result)
-        assert torch.equal(result.logits, expected.logits)
+    cast = FSDP_CASTS(output)
+    assert unread(cast) and cast.loss.dtype is torch.float64
+    assert torch.equal(cast.logits, expected.logits.double())
+    assert output.logits.dtype is torch.float32
 
 
 def test_accelerates_mixed_precision_casts_what_is_unread(patched):
-    operations = pytest.importorskip("accelerate.utils.operations")
     set_choice("linear_cross_entropy=torch")
     upstream, model = pair(patched)
     inputs = batch()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         expected, output = upstream(**inputs), model(**inputs)
-    converted = operations.convert_to_fp32(output)
+    converted = convert_to_fp32(output)
     assert unread(converted) and logits_are_read(model) is None
     assert converted.logits.dtype is torch.float32
     assert torch.equal(converted.logits, expected.logits.float())
@@ -180,13 +299,14 @@ def test_logits_after_the_weights_changed_are_a_warning(made):
     model, output, _ = made
     output.loss.backward()
     torch.optim.SGD(model.parameters(), lr=0.1).step()
-    with pytest.warns(VeomniHookWarning, match="weights"):
+    with pytest.warns(VeomniHookWarning, match="weights") as warned:
         assert output.logits is not None
+    assert [each.filename for each in warned] == [__file__]  # computed once, for the line that reads
 
 
 def test_logits_after_the_hidden_states_changed_are_a_warning(made):
     _, output, _ = made
-    deferred = output.__dict__[HELD]
+    deferred = held_logits(output)
     with torch.no_grad():
         deferred._hidden_states.mul_(2)
     with pytest.warns(VeomniHookWarning, match="the hidden states have changed"):

@@ -14,11 +14,19 @@ from torch import nn
 from torch.distributed.utils import _apply_to_tensors
 from torch.nn import functional
 from torch.nn.parallel.distributed import _find_tensors
-from torch.utils import _pytree
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from tests.kernels.linear_cross_entropy.objectives import OBJECTIVES, operands
-from tests.kernels.linear_cross_entropy.routed import batch, load, pair, tiny_config, twins, with_decoder
+from tests.kernels.linear_cross_entropy.routed import (
+    as_library,
+    batch,
+    held_logits,
+    load,
+    pair,
+    tiny_config,
+    twins,
+    with_decoder,
+)
 from tests.kernels.matching import assert_matches, close
 from veomni_hook.errors import KernelError
 from veomni_hook.kernels.linear_cross_entropy import losses, reference, token_outputs
@@ -26,7 +34,7 @@ from veomni_hook.kernels.linear_cross_entropy import torch as chunked
 from veomni_hook.kernels.linear_cross_entropy.functional import token_log_probs
 from veomni_hook.kernels.linear_cross_entropy.objective import Wanted
 from veomni_hook.kernels.linear_cross_entropy.options import TOKEN_OUTPUTS, loss_options
-from veomni_hook.kernels.linear_cross_entropy.output import HELD, DeferredLogits, LazyLogits
+from veomni_hook.kernels.linear_cross_entropy.output import DeferredLogits, LazyLogits
 from veomni_hook.kernels.selection.process_choice import set_choice
 
 
@@ -86,7 +94,7 @@ def test_fields_and_gradients_are_those_of_upstreams_logits(patched, backend, te
     expected["loss"] = upstream.loss_function(logits, inputs["labels"], 61)
     with loss_options(token_outputs=True, temperature=temperature):
         output = model(**inputs)
-    assert isinstance(output.__dict__[HELD], DeferredLogits)
+    assert isinstance(held_logits(output), DeferredLogits)
     close(output.loss.detach(), expected["loss"].detach(), 1e-5)
     assert_same(upstream, model, expected, output, loss=loss)
 
@@ -254,6 +262,9 @@ def test_with_a_value_head(patched):
     close(again.log_probs, found.log_probs, 1e-6)
 
 
+WALKER = "torch.distributed.fsdp.a_test"
+
+
 class TestOutputs:
     @pytest.fixture
     def output(self, patched):
@@ -266,7 +277,7 @@ class TestOutputs:
         assert type(output).__name__ == "CausalLMOutputWithPast"
         assert tuple(field.name for field in fields(output))[-3:] == TOKEN_OUTPUTS
         assert list(output) == ["loss", "logits", *TOKEN_OUTPUTS]
-        assert isinstance(output.__dict__[HELD], DeferredLogits)
+        assert isinstance(held_logits(output), DeferredLogits)
         assert "token_accuracy=" in repr(output)
 
     def test_tuples_have_the_fields_last(self, patched, output):
@@ -291,12 +302,14 @@ class TestOutputs:
 
     def test_wrappers_find_the_fields(self, output):
         tensors = [output.loss, *(output[name] for name in TOKEN_OUTPUTS)]
-        for found in (_pytree.tree_leaves(output), list(_find_tensors(output))):
+        leaves = as_library(WALKER, "def run(output):\n    return pytree.tree_leaves(output)")
+        double = as_library(WALKER, "def run(output):\n    return pytree.tree_map(lambda x: x * 2, output)")
+        for found in (leaves(output), list(_find_tensors(output))):
             assert {id(each) for each in tensors} <= {id(each) for each in found}
-        for mapped in (_pytree.tree_map(lambda x: x * 2, output), _apply_to_tensors(lambda x: x * 2, output)):
+        for mapped in (double(output), _apply_to_tensors(lambda x: x * 2, output)):
             assert isinstance(mapped, OrderedDict)
             assert torch.equal(mapped["entropy"], 2 * output.entropy)
-        assert isinstance(output.__dict__[HELD], DeferredLogits), "a wrapper read the logits"
+        assert isinstance(held_logits(output), DeferredLogits), "a wrapper read the logits"
 
     def test_may_be_changed_in_place(self, output):
         # FSDP2 loses its hook where a view is changed in place.

@@ -9,12 +9,12 @@ from torch import nn
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from tests.kernels import patched_qwen3
+from tests.kernels.linear_cross_entropy.routed import held_logits
 from tests.kernels.matching import close
 from tests.kernels.patched_qwen3 import pair
 from veomni_hook.errors import KernelError, VeomniHookWarning
 from veomni_hook.kernels.bind import bind
 from veomni_hook.kernels.linear_cross_entropy.options import loss_options
-from veomni_hook.kernels.linear_cross_entropy.output import HELD
 from veomni_hook.kernels.linear_cross_entropy.traced import TracedLogits
 from veomni_hook.kernels.selection.process_choice import set_choice
 
@@ -119,11 +119,11 @@ class TestLogits:
         inputs = batch()
         out, expected = run(**inputs, use_cache=False), upstream(**inputs, use_cache=False)
         assert isinstance(out, CausalLMOutputWithPast)
-        assert isinstance(out.__dict__[HELD], TracedLogits)
+        assert isinstance(held_logits(out), TracedLogits)
         assert list(out) == list(expected)
         close(out.logits, expected.logits, 1e-5)
         assert out["logits"] is out.logits
-        assert not isinstance(out.__dict__[HELD], TracedLogits)
+        assert not isinstance(held_logits(out), TracedLogits)
 
     def test_have_gradients(self, models):
         found = []

@@ -1,9 +1,11 @@
 """A model output whose ``logits`` are computed when first read.
 
-Reading means: attribute, key, index, iteration over values, comparison, pickling, printing. Code that only
-looks for tensors in outputs (FSDP, DDP, accelerate, pytrees) gets the deferred logits as they are. If logits
-are read in a training step, the model computes them with the upstream code from the next step on. If the
-head is sharded, reading gathers its weights: either all ranks read, or none.
+Reading means whatever could see them: attribute, key, index, iteration over values, ``vars``, comparison,
+copying, pickling, printing, a pytree. After that, an output is an instance of its plain class. Code that
+only looks for tensors in outputs, moves or casts them (FSDP, DDP, accelerate) gets the deferred logits, or an
+empty tensor in their place. If logits are read in a training step, the model computes them with the upstream
+code from the next step on. If the head is sharded, reading gathers its weights: either all ranks read, or
+none.
 """
 
 from __future__ import annotations
@@ -44,10 +46,14 @@ HELD = "_logits"
 WALKERS = (
     "torch.distributed.",
     "torch.nn.parallel.",
-    "torch.utils._pytree",
-    "accelerate.utils.operations",
+    "torch.nn.modules.module",
+    "torch.utils.module_tracker",
     "deepspeed.",
 )
+# As do these functions, in which others of the module walk for them.
+MOVING = ("accelerate.utils.operations", ("convert_to_fp32", "find_device", "send_to_device"))
+# Walkers may use these to walk.
+TREES = ("torch.utils._pytree", "torch.utils._cxx_pytree", "optree")
 
 #: Why a model computes its logits with the upstream code, in training (True) and in evaluation (False).
 _upstream_only: dict[bool, WeakKeyDictionary[Any, str]] = {
@@ -95,6 +101,7 @@ class DeferredLogits:
         self._grad = torch.is_grad_enabled()
         self._autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
         self._cast: torch.dtype | None = None
+        self._moved: torch.device | None = None
         # Inference-mode tensors have no version counter.
         self._version = None if hidden_states.is_inference() else self._hidden_states._version
 
@@ -106,13 +113,22 @@ class DeferredLogits:
     @property
     def device(self) -> torch.device:
         """The device of the logits; models move labels there."""
-        return self._hidden_states.device
+        return self._moved or self._hidden_states.device
 
     def float(self) -> DeferredLogits:
         """Return deferred logits that will be cast to float32, as accelerate does with outputs."""
-        other = object.__new__(DeferredLogits)
-        other.__dict__.update(self.__dict__, _cast=torch.float32)
+        return self.to(dtype=torch.float32)
+
+    def to(self, device: Any = None, dtype: torch.dtype | None = None, **_: Any) -> DeferredLogits:
+        """Return deferred logits that will be moved to ``device`` and cast to ``dtype``."""
+        other = object.__new__(type(self))
+        moved = self._moved if device is None else torch.device(device)
+        other.__dict__.update(self.__dict__, _moved=moved, _cast=self._cast if dtype is None else dtype)
         return other
+
+    def stand_in(self) -> torch.Tensor:
+        """Return an empty tensor with their dtype and device, for code that casts and moves tensors."""
+        return torch.empty(0, dtype=self.dtype, device=self.device)
 
     def compute(self) -> torch.Tensor:
         """Return the logits; from the next step on, the model computes them in its forward."""
@@ -136,13 +152,19 @@ class DeferredLogits:
                 f"outputs.logits is read, and {changed}: these logits may not be those of the forward pass. "
                 "Read them before that, at the latest before optimizer.step().",
                 VeomniHookWarning,
-                stacklevel=5,
+                stacklevel=6,
             )
-        return logits if self._cast is None else logits.to(self._cast)
+        return logits.to(self._moved or logits.device, self._cast or logits.dtype)
 
 
 class LazyLogits(ModelOutput):  # type: ignore[misc]
-    """Mixin for output classes that computes ``logits`` on first read; see `with_deferred_logits`."""
+    """Mixin for output classes that computes ``logits`` on first read; see `with_deferred_logits`.
+
+    ``_plain`` is the class that an instance has from then on; None: it keeps its own, because it has fields
+    that no plain class has, or compiled code made it.
+    """
+
+    _plain: type | None = None
 
     @classmethod
     def __init_subclass__(cls) -> None:
@@ -165,30 +187,42 @@ class LazyLogits(ModelOutput):  # type: ignore[misc]
         if alone and not isinstance(held[first], torch.Tensor):
             # accelerate and nn.DataParallel rebuild outputs from a mapping or from pairs.
             held = {**dict.fromkeys(names), **dict(held[first])}
+        of_self = _dict_of(self)
         for name in names:
-            self.__dict__[HELD if name == FIELD else name] = held[name]
+            of_self[HELD if name == FIELD else name] = held[name]
             if held[name] is not None:
                 OrderedDict.__setitem__(self, name, held[name])
+        if not torch.compiler.is_compiling() and not isinstance(held.get(FIELD), DeferredLogits):
+            _settle(self)
 
     @property
     def logits(self) -> torch.Tensor | None:
         """Scores ``[..., vocab]``; computed when first read."""
-        return self._read().__dict__.get(HELD)
+        of_self = _dict_of(self._read())
+        return of_self[FIELD] if FIELD in of_self else of_self.get(HELD)
 
     @logits.setter
     def logits(self, value: torch.Tensor | None) -> None:
-        self.__dict__[HELD] = value
+        _dict_of(self)[HELD] = value
+
+    @logits.deleter
+    def logits(self) -> None:
+        of_self = _dict_of(self)
+        if FIELD not in of_self and HELD not in of_self:
+            raise AttributeError(FIELD)
+        of_self.pop(FIELD, None)
+        of_self.pop(HELD, None)
 
     def _read(self) -> LazyLogits:
         """Compute deferred logits, unless the caller's caller only looks for tensors."""
-        deferred = self.__dict__.get(HELD)
-        if isinstance(deferred, DeferredLogits) and (
-            # Compiled code contains no walkers.
-            torch.compiler.is_compiling() or not _only_walks(sys._getframe(2))
-        ):
-            logits = deferred.compute()
-            self.__dict__[HELD] = logits
-            OrderedDict.__setitem__(self, FIELD, logits)
+        if torch.compiler.is_compiling():  # compiled code contains no walkers
+            deferred = self.__dict__.get(HELD)
+            if isinstance(deferred, DeferredLogits):
+                logits = deferred.compute()
+                self.__dict__[HELD] = logits
+                OrderedDict.__setitem__(self, FIELD, logits)
+        elif not _only_walks(sys._getframe(2)):
+            _compute(self)
         return self
 
     def __getitem__(self, key: Any) -> Any:
@@ -209,8 +243,32 @@ class LazyLogits(ModelOutput):  # type: ignore[misc]
         """Return the values that are not None."""
         return OrderedDict.values(self._read())
 
-    def __eq__(self, other: object) -> bool:
-        return OrderedDict.__eq__(self._read(), other)
+    def popitem(self, last: bool = True) -> tuple[str, Any]:  # noqa: FBT001, FBT002 - as OrderedDict has it
+        """Remove the last (or first) name and return it with its value."""
+        return OrderedDict.popitem(self._read(), last)
+
+    def copy(self) -> Any:
+        """Return a shallow copy."""
+        return OrderedDict.copy(self._read())
+
+    def __or__(self, other: Any) -> Any:
+        return OrderedDict.__or__(self._read(), other)
+
+    def __ror__(self, other: Any) -> Any:
+        return OrderedDict.__ror__(self._read(), other)
+
+    def __eq__(self, other: object) -> Any:
+        equal = super().__eq__
+        for output in (self, other):
+            if isinstance(output, LazyLogits):
+                output._read()
+        return equal(other)
+
+    def __ne__(self, other: object) -> Any:
+        for output in (self, other):
+            if isinstance(output, LazyLogits):
+                output._read()
+        return OrderedDict.__ne__(self, other)
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -219,6 +277,10 @@ class LazyLogits(ModelOutput):  # type: ignore[misc]
         return tuple(self.values())
 
     def __reduce__(self) -> tuple[Any, ...]:
+        reduced = super().__reduce__
+        self._read()
+        if not isinstance(self, LazyLogits):
+            return reduced()
         (plain,) = (base for base in type(self).__bases__ if base is not LazyLogits)
         values = tuple(getattr(self, field.name) for field in fields(self))
         if more := tuple(field.name for field in fields(self)[len(fields(plain)) :]):
@@ -227,19 +289,72 @@ class LazyLogits(ModelOutput):  # type: ignore[misc]
         return plain, values
 
 
-def _only_walks(frame: FrameType) -> bool:
-    home = frame.f_globals.get("__name__", "")
-    return home.startswith(WALKERS) or (
-        home == "dataclasses" and frame.f_code.co_name in ("replace", "_replace")
-    )
+@property  # type: ignore[misc]
+def _dict(output: LazyLogits) -> dict[str, Any]:
+    """Return the ``__dict__`` of an output, as ``vars`` does, which may see the logits."""
+    return _dict_of(output._read())
+
+
+_own_dict = OrderedDict.__dict__["__dict__"].__get__
+
+
+def _dict_of(output: LazyLogits) -> dict[str, Any]:
+    """Return the ``__dict__`` of an output without a read."""
+    held: dict[str, Any] = output.__dict__ if torch.compiler.is_compiling() else _own_dict(output)
+    return held
+
+
+def _compute(output: LazyLogits) -> None:
+    """Replace deferred logits by logits, wherever ``output`` holds them."""
+    of_output = _own_dict(output)
+    attribute, item = of_output.get(HELD), OrderedDict.get(output, FIELD)
+    # The two are the same, unless one of them was assigned or deleted.
+    deferred = attribute if isinstance(attribute, DeferredLogits) else item
+    if isinstance(deferred, DeferredLogits):
+        logits = deferred.compute()
+        if attribute is deferred:
+            of_output[HELD] = logits
+        if item is deferred:
+            OrderedDict.__setitem__(output, FIELD, logits)
+    _settle(output)
+
+
+def _settle(output: LazyLogits) -> None:
+    """Give an output without deferred logits the form that it has without this package."""
+    of_output = _own_dict(output)
+    named = {FIELD if name == HELD else name: value for name, value in of_output.items()}
+    of_output.clear()
+    of_output.update(named)
+    if output._plain is not None:
+        output.__class__ = output._plain
+
+
+def _only_walks(frame: FrameType | None) -> bool:
+    """Return whether the code that asks, possibly through a library of trees, uses no values."""
+    module, functions = MOVING
+    moves = False
+    while frame is not None:
+        home = frame.f_globals.get("__name__", "")
+        if home == module:
+            moves = moves or frame.f_code.co_name in functions
+        elif moves or not home.startswith(TREES):
+            return (
+                moves
+                or home.startswith(WALKERS)
+                or (home == "dataclasses" and frame.f_code.co_name in ("replace", "_replace"))
+            )
+        frame = frame.f_back
+    return moves
 
 
 def _flatten(output: LazyLogits) -> tuple[list[Any], tuple[tuple[str, ...], DeferredLogits | None]]:
+    if not torch.compiler.is_compiling() and not _only_walks(sys._getframe(1)):
+        _compute(output)
     held: dict[str, Any] = dict(OrderedDict.items(output))
     deferred = held.get(FIELD)
     if not isinstance(deferred, DeferredLogits):
         return list(held.values()), (tuple(held), None)
-    del held[FIELD]
+    held[FIELD] = deferred.stand_in()
     return list(held.values()), (tuple(held), deferred)
 
 
@@ -254,21 +369,28 @@ def _unflatten(
     cls: type[LazyLogits], values: Iterable[Any], context: tuple[tuple[str, ...], DeferredLogits | None]
 ) -> LazyLogits:
     names, deferred = context
-    held: Mapping[str, Any] = dict(zip(names, values, strict=True))
-    return cls(**held) if deferred is None else cls(**held, logits=deferred)
+    held: dict[str, Any] = dict(zip(names, values, strict=True))
+    stand_in = held.get(FIELD)
+    if deferred is not None and isinstance(stand_in, torch.Tensor) and not stand_in.numel():
+        held[FIELD] = deferred.to(stand_in.device, stand_in.dtype)
+    return cls(**held)
 
 
 @cache
-def lazy_class(output_class: type, more: tuple[str, ...] = ()) -> type[LazyLogits]:
+def lazy_class(output_class: type, more: tuple[str, ...] = (), *, traced: bool = False) -> type[LazyLogits]:
     """Return the subclass of ``output_class`` whose logits are computed when first read.
 
-    ``more`` are further fields, which are the last.
+    ``more`` are further fields, which are the last. ``traced``: dynamo traces its instances.
     """
     name, bases = output_class.__name__, (LazyLogits, output_class)
+    namespace: dict[str, Any] = {} if traced else {"__dict__": _dict}
     if not more:
-        return type(name, bases, {"__module__": output_class.__module__})
+        namespace.update(__module__=output_class.__module__, __qualname__=output_class.__qualname__)
+        return type(name, bases, namespace if traced else {**namespace, "_plain": output_class})
     added = [(each, Any, field(default=None)) for each in more]
-    made: type[LazyLogits] = make_dataclass(name, added, bases=bases, init=False, eq=False)
+    made: type[LazyLogits] = make_dataclass(
+        name, added, bases=bases, init=False, eq=False, namespace=namespace
+    )
     made.__module__ = output_class.__module__
     return made
 

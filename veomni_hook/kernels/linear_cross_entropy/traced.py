@@ -89,7 +89,7 @@ class TracedLogits(output.DeferredLogits):
         self._transform = call.transform
         self._grad = True
         self._autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-        self._cast = None
+        self._cast = self._moved = None
         # The version of hidden states is meaningless: Inductor reuses memory.
         self._version = None
 
@@ -117,7 +117,7 @@ def finish(made: Any, more: dict[str, torch.Tensor] | None = None) -> Any:
 
 
 def _make_class(output_class: type, more: tuple[str, ...]) -> bool:
-    _CLASSES[output_class, more] = output.lazy_class(output_class, more)
+    _CLASSES[output_class, more] = output.lazy_class(output_class, more, traced=True)
     return True
 
 
