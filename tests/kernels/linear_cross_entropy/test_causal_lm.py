@@ -11,6 +11,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from tests.kernels.linear_cross_entropy.routed import batch, pair, with_decoder
 from tests.kernels.matching import close
+from tests.kernels.slot.test_repeated import tells_hooks
 from veomni_hook.kernels.linear_cross_entropy import causal_lm
 from veomni_hook.kernels.linear_cross_entropy.output import LazyLogits
 from veomni_hook.kernels.selection.process_choice import set_choice
@@ -144,6 +145,7 @@ def read_within(output):
     return output.loss + 0.1 * output.logits.float().logsumexp(-1).mean()
 
 
+@tells_hooks
 @pytest.mark.parametrize("use_reentrant", [True, False])
 def test_logits_read_within_a_checkpoint_around_the_model(patched, use_reentrant):
     twins = pair(patched)
@@ -164,6 +166,7 @@ def test_logits_read_within_a_checkpoint_around_the_model(patched, use_reentrant
             close(got[name], expected, 1e-5)
 
 
+@tells_hooks
 def test_logits_read_between_a_forward_and_its_recomputation(patched):
     upstream, model = pair(patched)
     inputs = batch()

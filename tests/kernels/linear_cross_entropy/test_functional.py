@@ -5,6 +5,7 @@ import torch
 from torch.nn import functional as F
 
 from tests.kernels.matching import assert_matches, close
+from tests.kernels.slot.test_repeated import tells_hooks
 from veomni_hook.errors import KernelError
 from veomni_hook.kernels.linear_cross_entropy import functional
 from veomni_hook.kernels.selection.process_choice import set_choice
@@ -146,6 +147,7 @@ class TestOnAscend:
         assert_matches(torch.compile(ours, fullgraph=True, backend="aot_eager"), truth, given)
 
 
+@tells_hooks
 @pytest.mark.parametrize("before, after", [("torch", "eager"), ("eager", "torch")])
 def test_a_recomputation_takes_the_backend_of_its_forward(before, after):
     hidden, weight = torch.randn(9, 8, requires_grad=True), torch.randn(13, 8, requires_grad=True)

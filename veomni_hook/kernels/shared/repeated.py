@@ -4,8 +4,9 @@ A non-reentrant checkpoint (``torch.utils.checkpoint``) expects the recomputatio
 forward pass saved. So a decision that depends on anything but the operands is made once: the forward pass
 notes it with the checkpoint's frame, and the recomputation gets it back, whatever was chosen, read or
 registered in between. Calls that ask with the same key are told apart by their order. Which pass runs is
-known from the hooks for saved tensors that a checkpoint has in force; their closures hold the frame. A
-reentrant checkpoint compares nothing, and a decision is made again there.
+known from the hooks for saved tensors that a checkpoint has in force; their closures hold the frame. Before
+torch 2.8 it is not known, and every decision is made again. A reentrant checkpoint compares nothing, and its
+decisions are made again, too.
 """
 
 from __future__ import annotations
@@ -22,8 +23,13 @@ __all__ = ["decided", "hooks_in_force"]
 
 Decision = TypeVar("Decision")
 
+
+def _unknown(ignore_is_tracing: bool) -> None:  # noqa: FBT001 - as torch has it
+    """Return None: releases of torch before 2.8 do not tell which hooks are in force."""
+
+
 #: The hooks for saved tensors in force in this thread, or None; every guard asks.
-hooks_in_force = torch._C._autograd._top_saved_tensors_default_hooks
+hooks_in_force = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", _unknown)
 _HOME = checkpoint.__name__
 #: Of a frame: the decisions of its forward pass. Of a hook for saved tensors: the `Decisions` of its pass.
 _NOTED = "_veomni_hook_decisions"
