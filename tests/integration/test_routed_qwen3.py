@@ -165,8 +165,8 @@ def test_a_loop_that_reads_logits(patched):
         each.seen = []
         for _ in range(3):
             output = each(**inputs)
-            loss = output.loss + 0.1 * output.logits.logsumexp(-1).square().mean()
             kinds.append(isinstance(output, LazyLogits))
+            loss = output.loss + 0.1 * output.logits.logsumexp(-1).square().mean()
             each.seen += [loss.item(), output.logits.argmax(-1).sum().item()]
             loss.backward()
             optimizer.step()
