@@ -7,7 +7,7 @@ import os
 import shutil
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -15,9 +15,11 @@ from typing import Any
 import pytest
 
 from veomni_hook.cache import lease
+from veomni_hook.cache.inputs import observe
 from veomni_hook.cache.store import Hit, NotStored, Store
 
 KEY = "ab" * 20
+OWN = "0f" * 20  # of an entry that KEY repeats, as long as its inputs hold
 MODULE = "pkg.models.one.modeling_one"
 TEXT = "# patched\ndef answer():\n    return 'größer'\n"
 NOBODY = 65534
@@ -44,16 +46,31 @@ class Publisher:
             "patch_hash": "c0ffee",
             "text": text,
             "code_factory": compiled,
-            "inputs": {},
             "report": {"applied": [{"target": "answer"}]},
         }
-        key = changes.pop("key", KEY)
-        return store.publish(key, **{**fields, **changes})
+        key, inputs = changes.pop("key", KEY), changes.pop("inputs", None)
+        if inputs is None:
+            return store.publish(key, **{**fields, **changes})
+        published = store.publish(OWN, **{**fields, **changes})
+        store.repeat(key, OWN, inputs)
+        return published
+
+    def unpatched(
+        self, store: Store, module: str, inputs: Mapping[tuple[str, str], str], key: str = KEY
+    ) -> None:
+        """Store that nothing applies to a module, as long as inputs hold."""
+        store.publish_unpatched(OWN, module)
+        store.repeat(key, OWN, inputs)
 
     def hit(self, store: Store, **changes: Any) -> Hit:
         published = self(store, **changes)
         assert isinstance(published, Hit), published
         return published
+
+
+def inputs_of(file: Path) -> Mapping[tuple[str, str], str]:
+    """A file as what a config was read from."""
+    return {("file", str(file)): observe("file", str(file))}
 
 
 @pytest.fixture

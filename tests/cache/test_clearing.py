@@ -30,7 +30,7 @@ def test_clear_removes_entries_manifests_and_empty_folders(
     store: Store, root: Path, publish: Publisher
 ) -> None:
     _unused(store, publish)
-    store.publish_unpatched(OTHER, "pkg.three", {})
+    store.publish_unpatched(OTHER, "pkg.three")
     size = sum(path.stat().st_size for path in root.rglob("*") if path.is_file())
     cleared = store.clear()
     assert cleared.removed == (str(root / "pkg-1.2.3/c0ffee"),)

@@ -15,7 +15,7 @@ from veomni_hook.cache.inventory import TRASH_PREFIX
 from veomni_hook.cache.store import Store
 from veomni_hook.errors import CacheError
 
-from .conftest import KEY, MODULE, Publisher
+from .conftest import KEY, MODULE, Publisher, inputs_of
 
 FILE = "pkg-1.2.3/c0ffee/models/one/modeling_one.py"
 OTHER = "cd" * 20
@@ -28,7 +28,7 @@ def _snapshot(root: Path) -> dict[Path, tuple[int, float]]:
 def test_info_counts_what_is_there(store: Store, root: Path, publish: Publisher) -> None:
     publish.hit(store)
     publish.hit(store, key=OTHER, patch_hash="other", module="pkg.two")
-    store.publish_unpatched("ef" * 20, "pkg.three", {})
+    store.publish_unpatched("ef" * 20, "pkg.three")
     (root / "keys" / ("12" * 20)).write_bytes(b"nonsense")
     before = _snapshot(root)
     info = store.info()
@@ -82,7 +82,7 @@ def test_folder_that_is_not_trusted_is_an_error_with_a_remedy(
 
 def test_verify_finds_nothing_wrong_with_a_fresh_cache(store: Store, root: Path, publish: Publisher) -> None:
     publish.hit(store)
-    store.publish_unpatched(OTHER, "pkg.three", {})
+    store.publish_unpatched(OTHER, "pkg.three")
     before = _snapshot(root)
     found = store.verify()
     assert (found.checked, found.defects, found.stale, found.leftovers) == (2, (), (), ())
@@ -113,13 +113,14 @@ def test_verify_names_each_defect(
 def test_verify_tells_stale_from_defective(store: Store, publish: Publisher, tmp_path: Path) -> None:
     config = tmp_path / "config.py"
     config.write_text("x = 1")
-    inputs = {str(config): key.file_digest(config)}
+    inputs = inputs_of(config)
     publish.hit(store, inputs=inputs)
-    store.publish_unpatched(OTHER, "pkg.three", inputs)
+    publish.unpatched(store, "pkg.three", inputs, OTHER)
     config.write_text("x = 2")
     found = store.verify()
     assert found.ok
     assert len(found.stale) == 2
+    assert len(store.info().entries) + store.info().unpatched == 1  # OWN's; the others repeat it
     assert all("config.py, which a config was read from, has changed" in item.reason for item in found.stale)
 
 

@@ -77,16 +77,6 @@ def test_interpreter_is_part_of_the_key(monkeypatch: pytest.MonkeyPatch) -> None
     assert len({before, optimised, key.stage1_key(**FIELDS)}) == 3
 
 
-def test_file_digest_sees_bytes_and_no_dates(tmp_path: Path) -> None:
-    file = tmp_path / "config.py"
-    file.write_bytes(b"x = 1")
-    before = key.file_digest(file)
-    os.utime(file, (1, 1))
-    assert key.file_digest(file) == before == key.digest(b"x = 1")
-    file.write_bytes(b"x = 2")
-    assert key.file_digest(file) != before
-
-
 def _digest_in(place: Path) -> str:
     script = "from veomni_hook.cache.key import engine_digest; print(engine_digest(), engine_digest())"
     printed = subprocess.run(

@@ -167,7 +167,7 @@ def test_the_null_device_asks_for_no_cache_on_the_disk(publish: Publisher, tempo
     store = open_store(os.devnull)
     assert (store.mode, store.root, store.reason) == ("memory", "", "")
     assert isinstance(publish(store), NotStored)
-    store.publish_unpatched(KEY, MODULE, {})
+    store.publish_unpatched(KEY, MODULE)
     assert isinstance(store.lookup(KEY, MODULE), Miss)
     assert store.info().mode == "memory"
     assert os.listdir(temporary_folders) == []
@@ -308,7 +308,7 @@ from veomni_hook.cache.store import Hit, Store, open_store
 store = open_store(sys.argv[1])
 hit = store.publish(
     "ab", module="pkg.mod", distribution="pkg", version="1", patch_hash="h", text="x = 1\\n",
-    code_factory=lambda path: compile("x = 1\\n", path, "exec"), inputs={}, report={},
+    code_factory=lambda path: compile("x = 1\\n", path, "exec"), report={},
 )
 assert isinstance(hit, Hit) and os.path.exists(hit.path)
 print(store.mode, store.root, flush=True)

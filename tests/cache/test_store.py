@@ -20,7 +20,7 @@ from veomni_hook.cache import entry, key
 from veomni_hook.cache import store as store_module
 from veomni_hook.cache.store import Hit, Miss, NotStored, Store, Unpatched
 
-from .conftest import KEY, MODULE, NOBODY, TEXT, Publisher
+from .conftest import KEY, MODULE, NOBODY, TEXT, Publisher, inputs_of
 
 ENTRY = "pkg-1.2.3/c0ffee"
 FILE = f"{ENTRY}/models/one/modeling_one.py"
@@ -91,7 +91,7 @@ def test_key_that_leads_elsewhere_is_a_miss_and_not_stored(
 ) -> None:
     assert isinstance(store.lookup(stage1, MODULE), Miss)
     assert isinstance(publish(store, key=stage1), NotStored)
-    store.publish_unpatched(stage1, MODULE, {})
+    store.publish_unpatched(stage1, MODULE)
     assert not root.exists()
 
 
@@ -274,7 +274,7 @@ def test_error_that_nobody_thought_of_is_a_miss(
 def test_only_dates_changed_is_a_hit(store: Store, root: Path, publish: Publisher, tmp_path: Path) -> None:
     config = tmp_path / "config.py"
     config.write_text("x = 1")
-    publish.hit(store, inputs={str(config): key.file_digest(config)})
+    publish.hit(store, inputs=inputs_of(config))
     for path in [config, *root.rglob("*")]:
         os.utime(path, (12345, 12345))
     assert _answer(_hit(store).code) == "größer"
@@ -283,22 +283,22 @@ def test_only_dates_changed_is_a_hit(store: Store, root: Path, publish: Publishe
 def test_changed_or_missing_config_is_a_miss(store: Store, publish: Publisher, tmp_path: Path) -> None:
     config = tmp_path / "config.py"
     config.write_text("x = 1")
-    inputs = {str(config): key.file_digest(config)}
+    inputs = inputs_of(config)
     publish.hit(store, inputs=inputs)
     config.write_text("x = 2")
     assert f"{config}, which a config was read from, has changed" in _miss(store)
     config.unlink()
-    assert f"{config}, which a config was read from, cannot be read" in _miss(store)
+    assert f"{config}, which a config was read from, is gone" in _miss(store)
     config.write_text("x = 1")
     assert isinstance(store.lookup(KEY, MODULE), Hit)
 
 
 def test_unpatched_modules_are_remembered_until_a_config_changes(
-    store: Store, root: Path, tmp_path: Path
+    store: Store, publish: Publisher, root: Path, tmp_path: Path
 ) -> None:
     config = tmp_path / "config.py"
     config.write_text("x = 1")
-    store.publish_unpatched(KEY, MODULE, {str(config): key.file_digest(config)})
+    publish.unpatched(store, MODULE, inputs_of(config))
     found = store.lookup(KEY, MODULE)
     assert isinstance(found, Unpatched)
     assert found.module == MODULE
@@ -309,7 +309,7 @@ def test_unpatched_modules_are_remembered_until_a_config_changes(
 
 def test_unpatched_module_that_cannot_be_remembered_keeps_the_reason(store: Store, root: Path) -> None:
     root.write_bytes(b"")
-    store.publish_unpatched(KEY, MODULE, {})
+    store.publish_unpatched(KEY, MODULE)
     assert str(root) in store.reason
 
 
@@ -440,7 +440,7 @@ def test_store_without_a_folder_holds_nothing(publish: Publisher) -> None:
     answer = publish(store)
     assert isinstance(answer, NotStored)
     assert answer.reason == "no disk"
-    store.publish_unpatched(KEY, MODULE, {})
+    store.publish_unpatched(KEY, MODULE)
     assert _miss(store) == "no disk"
 
 
@@ -475,7 +475,7 @@ sys.stdin.readline()
 for _ in range(30):
     hit = store.publish(
         key, module=module, distribution="pkg", version="1.2.3", patch_hash="c0ffee", text=text,
-        code_factory=lambda path: compile(text, path, "exec"), inputs={}, report={},
+        code_factory=lambda path: compile(text, path, "exec"), report={},
     )
     assert isinstance(hit, Hit), hit
     found = store.lookup(key, module)

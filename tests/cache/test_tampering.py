@@ -11,7 +11,7 @@ import pytest
 from tests.cache.tampering import FORGERIES, OF_ANOTHER_USER, TAMPERINGS, Stored
 from veomni_hook.cache.store import Hit, Miss, Store
 
-from .conftest import KEY, MODULE, Publisher
+from .conftest import KEY, MODULE, Publisher, inputs_of
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "security.md"
 
@@ -29,17 +29,15 @@ def test_it_is_noticed(store: Store, root: Path, publish: Publisher, name: str) 
 
 
 def test_a_changed_or_missing_config_is_noticed(store: Store, publish: Publisher, tmp_path: Path) -> None:
-    from veomni_hook.cache.key import file_digest
-
     config = tmp_path / "config.py"
     config.write_text("one\n")
-    publish.hit(store, inputs={str(config): file_digest(config)})
+    publish.hit(store, inputs=inputs_of(config))
     config.write_text("two\n")
     found = store.lookup(KEY, MODULE)
     assert isinstance(found, Miss) and "has changed" in found.reason
     config.unlink()
     found = store.lookup(KEY, MODULE)
-    assert isinstance(found, Miss) and "cannot be read" in found.reason
+    assert isinstance(found, Miss) and "is gone" in found.reason
 
 
 def test_a_forger_is_not_noticed(store: Store, root: Path, publish: Publisher) -> None:

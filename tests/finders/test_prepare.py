@@ -6,7 +6,7 @@ from tests.finders.conftest import TINY, Python
 
 PREPARE = """
 import json, sys
-from veomni_hook.finders.locate import locate
+from veomni_hook.locate import locate
 from veomni_hook.finders.prepare import prepare
 from veomni_hook.finders.settings_in_force import current_settings
 def show(p):

@@ -235,7 +235,6 @@ class _Trial:
             patch_hash=self.pieces["entry"].name,
             text=TEXT_OF_ANOTHER_RELEASE,
             code_factory=lambda path: compile(TEXT_OF_ANOTHER_RELEASE, path, "exec", dont_inherit=True),
-            inputs={},
             report={},
         )
         if not isinstance(found, Hit):

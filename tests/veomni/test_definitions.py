@@ -18,8 +18,8 @@ from tests.veomni.sides import CONFIGS, config_module
 from tests.veomni.standins import stand_ins
 from veomni_hook.finders import configs
 from veomni_hook.finders.build import patch
-from veomni_hook.finders.locate import locate
 from veomni_hook.finders.upstream import read_upstream
+from veomni_hook.locate import locate
 
 _HUB = "use_kernel_func_from_hub"
 _DEFINED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)

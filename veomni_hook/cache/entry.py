@@ -13,7 +13,6 @@ from __future__ import annotations
 import marshal
 from types import CodeType
 
-from veomni_hook.cache.key import file_digest
 from veomni_hook.cache.results import Hit
 from veomni_hook.cache.trusted_folder import Defect, Root
 
@@ -24,12 +23,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
 
+    from veomni_hook.cache.inputs import Inputs
+
 __all__ = [
     "KEYS",
     "Manifest",
     "bytecode_name",
     "check_bytecode",
-    "check_inputs",
     "check_text",
     "entry_name",
     "is_plain",
@@ -57,10 +57,10 @@ _PAYLOAD_AT = _PAYLOAD_SEAL_AT + _SEAL_SIZE
 class Manifest:
     """The result for one stage-1 key: a patched entry, or (`patch_hash` empty) that no patch applies.
 
-    `text_seal` is the seal of the stored text in hexadecimal, `inputs` maps the files that the configs were
-    read from to their digests, `report` is JSON. `absent` lists configs for modules that were not installed:
-    the name and source module of each. `consult` says whether the report has something to do before the
-    module is executed.
+    `text_seal` is the seal of the stored text in hexadecimal, `inputs` is what must be seen again for this
+    result to hold (`veomni_hook.cache.inputs`), `report` is JSON. `absent` lists configs for modules that
+    were not installed: the name and source module of each. `consult` says whether the report has something
+    to do before the module is executed.
     """
 
     __slots__ = (
@@ -81,7 +81,7 @@ class Manifest:
     def __init__(
         self,
         fields: Mapping[str, str],
-        inputs: Mapping[str, str],
+        inputs: Inputs,
         report: bytes,
         absent: Sequence[tuple[str, str]] = (),
         *,
@@ -111,7 +111,8 @@ class Manifest:
         import json
 
         fields: dict[str, Any] = {name: getattr(self, name) for name in self._FIELDS}
-        fields |= {"inputs": dict(self.inputs), "absent": self.absent, "consult": self.consult}
+        inputs = sorted((*key, seen) for key, seen in self.inputs.items())
+        fields |= {"inputs": inputs, "absent": self.absent, "consult": self.consult}
         body = json.dumps(fields).encode() + b"\n" + self.report + b"\n"
         return seal(body).hex().encode() + b"\n" + body
 
@@ -155,25 +156,13 @@ def read_manifest(root: Root, key: str) -> Manifest:
     head, _, report = body.partition(b"\n")
     try:
         fields = json.loads(head)
-        manifest = Manifest(
-            fields, fields["inputs"], report[:-1], fields["absent"], consult=bool(fields["consult"])
-        )
+        inputs = {(kind, seen_of): seen for kind, seen_of, seen in fields["inputs"]}
+        manifest = Manifest(fields, inputs, report[:-1], fields["absent"], consult=bool(fields["consult"]))
     except (ValueError, LookupError, TypeError) as error:
         raise Defect(f"{root.full(name)} is not a manifest of this cache") from error
     if manifest.key != key:
         raise Defect(f"{root.full(name)} was written for another key")
     return manifest
-
-
-def check_inputs(inputs: Mapping[str, str]) -> None:
-    """Raise Defect unless every file that the configs were read from still has its digest."""
-    for path, stored in inputs.items():
-        try:
-            now = file_digest(path)
-        except OSError as error:
-            raise Defect(f"{path}, which a config was read from, cannot be read: {error.strerror}") from error
-        if now != stored:
-            raise Defect(f"{path}, which a config was read from, has changed")
 
 
 def pack_bytecode(code: CodeType, text_seal: str, tag: str) -> bytes:

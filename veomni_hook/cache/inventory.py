@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from veomni_hook.cache import entry, lease
+from veomni_hook.cache.inputs import check_inputs
 from veomni_hook.cache.key import interpreter_tag
 from veomni_hook.cache.trusted_folder import TEMPORARY_SUFFIX, Defect, Root, Vanished, write_problem
 from veomni_hook.errors import CacheError
@@ -40,7 +41,7 @@ TRASH_PREFIX = ".removed-"  # of entries that `clear` has moved aside
 
 @dataclass(frozen=True)
 class EntryInfo:
-    """One patched module for one stage-1 key; `size` counts its text and bytecode in bytes."""
+    """One patched module for one key; `size` counts its text and bytecode in bytes."""
 
     module: str
     distribution: str
@@ -117,7 +118,8 @@ def info(folder: str, mode: str, reason: str) -> CacheInfo:
     with root:
         manifests = manifests_of(root)
         good = [item for item in manifests.values() if isinstance(item, entry.Manifest)]
-        patched = [item for item in good if item.patch_hash]
+        own = [item for item in good if not item.inputs]  # the others repeat one of these
+        patched = [item for item in own if item.patch_hash]
         places = [*entries_of(root, good), *(f"{entry.KEYS}/{name}" for name in key_names(root))]
         return CacheInfo(
             folder,
@@ -126,7 +128,7 @@ def info(folder: str, mode: str, reason: str) -> CacheInfo:
             exists=True,
             writable=not write_problem(folder),
             size=sum(size_of(root, place) for place in places),
-            unpatched=len(good) - len(patched),
+            unpatched=len(own) - len(patched),
             damaged=len(manifests) - len(good),
             entries=tuple(_describe(root, item) for item in patched),
         )
@@ -268,7 +270,7 @@ def _entry_problem(root: Root, manifest: entry.Manifest) -> str:
 
 def _inputs_problem(manifest: entry.Manifest) -> str:
     try:
-        entry.check_inputs(manifest.inputs)
+        check_inputs(manifest.inputs)
     except Defect as defect:
         return str(defect)
     return ""

@@ -17,7 +17,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from importlib.resources.abc import Traversable
 
-__all__ = ["DIGEST_SIZE", "digest", "engine_digest", "file_digest", "interpreter_tag", "stage1_key"]
+__all__ = [
+    "DIGEST_SIZE",
+    "digest",
+    "engine_digest",
+    "interpreter_tag",
+    "stage1_key",
+    "stage2_key",
+]
 
 DIGEST_SIZE = 20
 _ENGINE_PARTS = ("cache", "patches")
@@ -30,12 +37,6 @@ def digest(data: bytes) -> str:
     from hashlib import blake2b
 
     return blake2b(data, digest_size=DIGEST_SIZE).hexdigest()
-
-
-def file_digest(path: str | os.PathLike[str]) -> str:
-    """The digest of a file's bytes; raises OSError when it cannot be read."""
-    with open(path, "rb", buffering=0) as file:
-        return digest(file.read())
 
 
 def interpreter_tag() -> str:
@@ -72,15 +73,20 @@ def stage1_key(  # noqa: PLR0913 - the fields of the key, every one by keyword
 
     `upstream` is the installed source's bytes, `settings` the settings that affect the output (in any
     order), `config_names` the configs in the order in which they apply, `inprocess` the configs registered in
-    this process with the digests of their source text. The interpreter's tag is added here.
+    this process with the digests of their source text. The interpreter's tag and version are added here.
     """
     groups: tuple[Sequence[str], ...] = (
-        (module, _upstream_digest(upstream), engine, distribution, version, interpreter_tag()),
+        (module, _upstream_digest(upstream), engine, distribution, version, interpreter_tag(), sys.version),
         [part for item in sorted(settings.items()) for part in item],
         config_names,
         [part for item in inprocess for part in item],
     )
     return _digest_fields(_digest_fields(part.encode() for part in group).encode() for group in groups)
+
+
+def stage2_key(stage1: str, configs: Iterable[str]) -> str:
+    """The key once configs are loaded: with the digests of those for the module, in their order."""
+    return _digest_fields(part.encode() for part in (stage1, *configs))
 
 
 def _upstream_digest(upstream: bytes) -> str:

@@ -11,6 +11,7 @@ import os
 import time
 
 from veomni_hook.cache import entry, lease, location
+from veomni_hook.cache.inputs import check_inputs
 from veomni_hook.cache.key import interpreter_tag
 from veomni_hook.cache.results import Hit, Miss, NotStored, Unpatched
 from veomni_hook.cache.trusted_folder import Defect, Root, Vanished, write_problem
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from veomni_hook.cache.clearing import ClearResult
+    from veomni_hook.cache.inputs import Inputs
     from veomni_hook.cache.inventory import CacheInfo, VerifyResult
 
 __all__ = ["Hit", "Miss", "NotStored", "Store", "Unpatched", "open_store"]
@@ -58,27 +60,30 @@ class Store:
     def __repr__(self) -> str:
         return f"Store({self.root!r}, mode={self.mode!r}, reason={self.reason!r})"
 
-    def lookup(self, stage1: str, module: str) -> Hit | Unpatched | Miss:
-        """Return what is stored for a stage-1 key; a Hit keeps its entry in use until this process ends."""
+    def lookup(self, key: str, module: str, process: Inputs | None = None) -> Hit | Unpatched | Miss:
+        """Return what is stored for a key; a Hit keeps its entry in use until this process ends.
+
+        `process` is as for `check_inputs`.
+        """
         if not self.root:
             return Miss(self.reason or "this store holds nothing")
         try:
             with Root(self.root) as root:
-                return _lookup(root, stage1, module)
+                return _lookup(root, key, module, process)
         except Defect as defect:
             reason = str(defect)
         except Exception as error:
             # An unforeseen kind of defect must not break an import either: it is reported.
             reason = f"{type(error).__name__}: {error}"
         for substitute in self._substitutes.values():
-            answer = substitute.lookup(stage1, module)
+            answer = substitute.lookup(key, module, process)
             if not isinstance(answer, Miss):
                 return answer
         return Miss(reason)
 
     def publish(  # noqa: PLR0913 - the fields of an entry, every one by keyword
         self,
-        stage1: str,
+        key: str,
         *,
         module: str,
         distribution: str,
@@ -86,15 +91,13 @@ class Store:
         patch_hash: str,
         text: str,
         code_factory: Callable[[str], CodeType],
-        inputs: Mapping[str, str],
         report: Mapping[str, Any],
         absent: Sequence[tuple[str, str]] = (),
     ) -> Hit | NotStored:
         """Store a patched module and return what a lookup would.
 
         `code_factory` compiles `text` with the given path as ``co_filename`` (it is called again with another
-        path when the first folder cannot be written; its errors propagate). `inputs` maps the absolute paths
-        of the files that the configs were read from to their `file_digest`; `report` is JSON; a later lookup
+        path when the first folder cannot be written; its errors propagate). `report` is JSON; a later lookup
         returns `absent` with the entry.
         Raises ValueError when the code has another ``co_filename``, TypeError when `report` is not JSON.
         """
@@ -102,7 +105,7 @@ class Store:
 
         if not self.root:
             return NotStored(self.reason or "this store holds nothing")
-        parts = (stage1, distribution, version, patch_hash, *module.split("."))
+        parts = (key, distribution, version, patch_hash, *module.split("."))
         if odd := [part for part in parts if not entry.is_plain(part)]:
             return NotStored(f"{odd[0]!r} cannot be part of a path")
         try:
@@ -111,7 +114,7 @@ class Store:
             return NotStored(f"the text of {module} cannot be written as UTF-8: {error}")
         manifest = entry.Manifest(
             {
-                "key": stage1,
+                "key": key,
                 "module": module,
                 "distribution": distribution,
                 "version": version,
@@ -119,30 +122,38 @@ class Store:
                 "tag": interpreter_tag(),
                 "text_seal": entry.seal(data).hex(),
             },
-            inputs,
+            {},
             json.dumps(report).encode(),
             absent,
             consult=bool(report.get("remarks") or report.get("companions")),
         )
         return self._publish(manifest, data, code_factory)
 
-    def publish_unpatched(
-        self,
-        stage1: str,
-        module: str,
-        inputs: Mapping[str, str],
-        absent: Sequence[tuple[str, str]] = (),
-    ) -> None:
+    def publish_unpatched(self, key: str, module: str, absent: Sequence[tuple[str, str]] = ()) -> None:
         """Store that no patch applies to `module`; a failure is kept in `reason`."""
-        if not self.root or not entry.is_plain(stage1):
+        if not self.root or not entry.is_plain(key):
             return
         fields = dict.fromkeys(("distribution", "version", "patch_hash", "text_seal"), "")
-        fields |= {"key": stage1, "module": module, "tag": interpreter_tag()}
+        fields |= {"key": key, "module": module, "tag": interpreter_tag()}
         try:
             with Root.create(self.root) as root:
-                _write_manifest(root, entry.Manifest(fields, inputs, b"{}", absent))
+                _write_manifest(root, entry.Manifest(fields, {}, b"{}", absent))
         except (OSError, Defect) as error:
             self.reason = self.refused = _reason(error, self.root)
+
+    def repeat(self, key: str, stored: str, inputs: Inputs, absent: Sequence[tuple[str, str]] = ()) -> None:
+        """Answer `key` with what is stored for the key `stored`, as long as `inputs` hold.
+
+        What cannot be written is only found more slowly, so no failure is kept.
+        """
+        for store in (self, *self._substitutes.values()):
+            try:
+                with Root(store.root) as root:
+                    manifest = entry.read_manifest(root, stored)
+                    manifest.key, manifest.inputs, manifest.absent = key, inputs, tuple(absent)
+                    _write_manifest(root, manifest)
+            except (OSError, Defect):
+                continue
 
     def info(self) -> CacheInfo:
         """Return what the cache holds; raises CacheError when its folder cannot be trusted."""
@@ -215,16 +226,16 @@ def _temporary_store(problem: str, process: int | None) -> Store:
     return Store(folder.path, mode="temporary", reason=problem)
 
 
-def _lookup(root: Root, stage1: str, module: str) -> Hit | Unpatched:
-    if not entry.is_plain(stage1):
-        raise Defect(f"{stage1!r} is not a stage-1 key")
+def _lookup(root: Root, key: str, module: str, process: Inputs | None) -> Hit | Unpatched:
+    if not entry.is_plain(key):
+        raise Defect(f"{key!r} is not a key")
     root.check_folders(entry.KEYS)
-    manifest = entry.read_manifest(root, stage1)
+    manifest = entry.read_manifest(root, key)
     if manifest.module != module:
         raise Defect(f"the key was stored for {manifest.module}, not for {module}")
     if manifest.tag != interpreter_tag():
         raise Defect(f"the key was stored by {manifest.tag}, not by {interpreter_tag()}")
-    entry.check_inputs(manifest.inputs)
+    check_inputs(manifest.inputs, process)
     if not manifest.patch_hash:
         return Unpatched(module, manifest.absent)
     descriptor = lease.share(root, manifest.entry)

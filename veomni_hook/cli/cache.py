@@ -150,8 +150,8 @@ def readable_size(size: int) -> str:
 
 def _warmed(wanted: Sequence[str], settings: Settings) -> Iterator[dict[str, object]]:
     from veomni_hook.cli.inputs.configs import load_sources, modules_of, names
-    from veomni_hook.finders.locate import locate
     from veomni_hook.finders.prepare import prepare
+    from veomni_hook.locate import locate
 
     import_from_here()
     if not wanted:

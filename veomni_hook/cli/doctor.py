@@ -131,8 +131,8 @@ def hook(findings: Findings, settings: Settings) -> dict[str, object]:
 def _note_unreadable(findings: Findings) -> None:
     """Look at one modeling module as the hook would: can its source be found and read?"""
     from veomni_hook.cli.inputs.targets import MODELS, families, transformers_folder
-    from veomni_hook.finders.locate import locate
     from veomni_hook.finders.upstream import read_upstream
+    from veomni_hook.locate import locate
 
     try:
         folder, known = transformers_folder(), families()

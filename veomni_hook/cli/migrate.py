@@ -132,8 +132,8 @@ def _one(name: str) -> PatchConfig:
 
 
 def _installed(config: PatchConfig) -> Upstream:
-    from veomni_hook.finders.locate import locate
     from veomni_hook.finders.upstream import read_upstream
+    from veomni_hook.locate import locate
 
     spec = locate(config.source_module)
     upstream, reason = (

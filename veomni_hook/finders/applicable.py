@@ -19,7 +19,15 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from veomni_hook.patches.spec import PatchConfig
 
-__all__ = ["asks_idioms", "config_names", "device_of", "is_on", "may_be_patched", "registered_for"]
+__all__ = [
+    "asks_idioms",
+    "config_names",
+    "device_of",
+    "is_builtin",
+    "is_on",
+    "may_be_patched",
+    "registered_for",
+]
 
 
 def _shares_sequences(settings: Settings) -> bool:
@@ -78,6 +86,11 @@ def is_on(spec: str, settings: Settings) -> bool:
     """Whether the settings want a built-in spec, by the name of its module."""
     wanted = _WANTED.get(spec.rpartition(".")[2])
     return wanted is None or wanted(settings)
+
+
+def is_builtin(name: str) -> bool:
+    """Whether a config module is a built-in spec, which the engine digest covers."""
+    return name.startswith("veomni_hook.")
 
 
 def registered_for(fullname: str) -> list[PatchConfig]:

@@ -1,6 +1,7 @@
 """What happens on a cache miss: load the configs, patch, verify, publish.
 
-The command line and the dump use the same functions to patch.
+If the cache holds what the loaded configs make of the module, nothing is patched. The command line and the
+dump take the same way, so that they show what an import executes.
 """
 
 from __future__ import annotations
@@ -8,20 +9,20 @@ from __future__ import annotations
 import gc
 import hashlib
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import decode_source
 
-from veomni_hook.cache.store import Hit, NotStored
+from veomni_hook.cache.store import Hit, NotStored, Unpatched
 from veomni_hook.errors import IdiomError
 from veomni_hook.finders import absent_modules, already_imported
-from veomni_hook.finders.applicable import asks_idioms, device_of
-from veomni_hook.finders.config_inputs import input_files
+from veomni_hook.finders.applicable import asks_idioms, device_of, is_builtin
 from veomni_hook.finders.configs import load_for, with_registered
 from veomni_hook.finders.log import note, warn
 from veomni_hook.finders.outcome import NOTHING, Outcome, Patched
-from veomni_hook.finders.process_cache import from_hit, report_refusal, store
+from veomni_hook.finders.process_cache import from_hit, lookup, outdated, report_refusal, stage2, store
+from veomni_hook.finders.state import STATE
 from veomni_hook.finders.upstream import Upstream
 from veomni_hook.layout import counted
 from veomni_hook.patches.engine import Origin, PatchedSource, applicable, patch_source
@@ -32,24 +33,87 @@ from veomni_hook.patches.spec import PatchConfig
 from veomni_hook.settings import Settings
 
 
+@dataclass(frozen=True)
+class Built:
+    """What came of a module whose configs were loaded.
+
+    Attributes:
+        configs: the configs, in the order in which they apply.
+        stored: what the cache has of it now; `NotStored` also if nothing may be stored.
+        cached: whether the cache had it before.
+        patched: the patched module; None if the cache had it, or if nothing applies.
+        failed: why idioms were left out; empty if they were not.
+    """
+
+    configs: Sequence[PatchConfig]
+    stored: Hit | Unpatched | NotStored
+    cached: bool
+    patched: PatchedSource | None
+    failed: str
+
+
 def build(
     upstream: Upstream, settings: Settings, names: Sequence[str], stage: str, miss: str
 ) -> Patched | str | None:
-    """Patch and publish a module that the cache does not hold.
+    """Load the configs of a module, and patch and publish it if the cache does not hold what they make of it.
 
     Args:
         upstream: the module.
         settings: the settings in force.
         names: the config modules to load.
         stage: its first-stage key.
-        miss: why the cache was missed.
+        miss: why the cache was missed with this key.
 
     Returns:
         The patched form, or the reason why nothing applies. None if a plugin failed: then other configs
         apply, and the module has another key.
     """
+    made = load_and_build(upstream, settings, names, stage)
+    if made is None:
+        return None
+    if isinstance(made.stored, Hit):
+        cache = "hit" if made.cached else "miss"
+        return from_hit(made.stored, upstream, cache, STATE.unrecorded or miss), None, made.stored.code
+    if isinstance(made.stored, Unpatched) or made.patched is None:
+        return made.failed or NOTHING
+    stored = stored_form(made.patched)
+    outcome = Outcome(
+        upstream.module,
+        patched=True,
+        reason=made.stored.reason,
+        cache="memory",
+        origin=upstream.path,
+        patch_hash=stored.patch_hash,
+        report=stored.report.to_dict,
+        consult=bool(stored.report.remarks or stored.report.companions),
+    )
+    return outcome, stored.text, None
+
+
+def load_and_build(
+    upstream: Upstream, settings: Settings, names: Sequence[str], stage: str, *, store_it: bool = True
+) -> Built | None:
+    """Do what `build` does, also for the command line; ``store_it``: whether to publish what is patched."""
     with _without_collector():
-        return _build(upstream, settings, names, stage, miss)
+        kept, loaded = load_for(upstream.module, settings)
+        if kept != tuple(names):
+            return None
+        configs = with_registered(loaded)
+        others = [name for name in already_imported.modules_of(configs) if name != upstream.module]
+        already_imported.report(others)
+        missing = absent_modules.absent(config for each in loaded for config in each.configs)
+        absent_modules.report(missing)
+        given = [config for each in loaded if not is_builtin(each.name) for config in each.configs]
+        of_modules = any(not is_builtin(each.name) for each in loaded)
+        key = stage2(stage, upstream.module, given) if of_modules else stage
+        stored = lookup(key, upstream.module)
+        if isinstance(stored, Unpatched) or (isinstance(stored, Hit) and not outdated(stored)):
+            made = Built(configs, stored, True, None, "")
+        else:
+            made = _patched(upstream, configs, settings, key, missing, store_it=store_it)
+        if of_modules and store_it and not (made.failed or STATE.unrecorded):
+            store().repeat(stage, key, STATE.recorded, missing)
+        return made
 
 
 @contextmanager
@@ -64,41 +128,26 @@ def _without_collector() -> Iterator[None]:
             gc.enable()
 
 
-def _build(
-    upstream: Upstream, settings: Settings, names: Sequence[str], stage: str, miss: str
-) -> Patched | str | None:
-    kept, loaded = load_for(upstream.module, settings)
-    if kept != tuple(names):
-        return None
-    configs = with_registered(loaded)
-    others = [name for name in already_imported.modules_of(configs) if name != upstream.module]
-    already_imported.report(others)
+def _patched(
+    upstream: Upstream,
+    configs: Sequence[PatchConfig],
+    settings: Settings,
+    key: str,
+    missing: Sequence[absent_modules.Absent],
+    *,
+    store_it: bool,
+) -> Built:
     patched, failed = patch_with_idioms(upstream, configs, settings)
-    inputs = input_files(loaded)
-    missing = absent_modules.absent(config for config_module in loaded for config in config_module.configs)
-    absent_modules.report(missing)
-    if patched is None:
-        if not failed:
-            cache = store()
-            cache.publish_unpatched(stage, upstream.module, inputs, missing)
-            report_refusal(cache)
-        return failed or NOTHING
-    stored = stored_form(patched)
-    published = NotStored(failed) if failed else publish(upstream, stored, stage, inputs, missing)
-    note(f"patched {upstream.module} ({counted(len(patched.report.applied), 'patch', 'patches')})")
-    if isinstance(published, Hit):
-        return from_hit(published, upstream, "miss", miss), None, published.code
-    outcome = Outcome(
-        upstream.module,
-        patched=True,
-        reason=published.reason,
-        cache="memory",
-        origin=upstream.path,
-        patch_hash=stored.patch_hash,
-        report=stored.report.to_dict,
-        consult=bool(stored.report.remarks or stored.report.companions),
-    )
-    return outcome, stored.text, None
+    stored: Hit | Unpatched | NotStored = NotStored(failed or "not stored")
+    if store_it and not failed:
+        if patched is not None:
+            stored = publish(upstream, stored_form(patched), key, missing)
+        else:
+            store().publish_unpatched(key, upstream.module, missing)
+            report_refusal(store())
+    if patched is not None:
+        note(f"patched {upstream.module} ({counted(len(patched.report.applied), 'patch', 'patches')})")
+    return Built(configs, stored, False, patched, failed)
 
 
 def patch_with_idioms(
@@ -179,21 +228,19 @@ def stored_form(patched: PatchedSource) -> Stored:
 def publish(
     upstream: Upstream,
     stored: Stored,
-    stage: str,
-    inputs: Mapping[str, str],
+    key: str,
     missing: Sequence[absent_modules.Absent] = (),
 ) -> Hit | NotStored:
     """Store a patched module; `NotStored` says why it could not be."""
     cache = store()
     published = cache.publish(
-        stage,
+        key,
         module=upstream.module,
         distribution=upstream.distribution,
         version=upstream.version,
         patch_hash=stored.patch_hash,
         text=stored.text,
         code_factory=lambda path: compile(stored.text, path, "exec", dont_inherit=True),
-        inputs=inputs,
         report=stored.report.to_dict(),
         absent=missing,
     )

@@ -11,8 +11,8 @@ import sys
 from fnmatch import fnmatchcase
 from functools import cache
 
-from veomni_hook.finders.locate import locate
 from veomni_hook.finders.targets import is_target, is_target_if_named
+from veomni_hook.locate import locate
 
 __all__ = ["half_imported", "is_being_imported", "may_be_for", "named_by"]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any
@@ -11,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 from veomni_hook import plugins
 from veomni_hook.errors import ConfigError
 from veomni_hook.finders import tracebacks
-from veomni_hook.finders.applicable import config_names
+from veomni_hook.finders.applicable import config_names, is_builtin
 from veomni_hook.finders.loading_guard import serving_upstream
 from veomni_hook.finders.patchgen import MODULES, serving_patchgen
+from veomni_hook.finders.recording import record
 from veomni_hook.finders.state import STATE
 from veomni_hook.patches.adopt import adopt, is_patch_config
 from veomni_hook.patches.spec import PatchConfig
@@ -60,7 +62,9 @@ def load(names: Iterable[str], points: Mapping[str, EntryPoint] = _NO_POINTS) ->
     Raises:
         ConfigError: a module cannot be imported, or holds no patch config; PluginError if it is announced.
     """
-    with serving_upstream(), serving_patchgen():
+    names = tuple(names)
+    watched = [name for name in names if not is_builtin(name)]
+    with serving_upstream(), serving_patchgen(), record(watched) if watched else nullcontext():
         return [_load_announced(name, points[name]) if name in points else _load(name) for name in names]
 
 

@@ -6,9 +6,10 @@ import os
 from importlib.util import decode_source
 
 from veomni_hook.cache.trusted_folder import Defect, Root
-from veomni_hook.finders.build import patch_with_idioms, stored_form
+from veomni_hook.finders.build import patch_with_idioms
 from veomni_hook.finders.configs import load_for, with_registered
 from veomni_hook.finders.log import say, warn
+from veomni_hook.finders.outcome import Patched
 from veomni_hook.finders.upstream import Upstream
 from veomni_hook.ownership import swap_problem
 from veomni_hook.patches.render import dump_text, unified_diff
@@ -37,18 +38,21 @@ def open_folder(path: str) -> Folder:
     return Folder.create(path)
 
 
-def dump(upstream: Upstream, settings: Settings) -> str | None:
-    """Write `<dump_dir>/<module path>.py` and `.diff`; return the path, None when nothing applies.
+def dump(upstream: Upstream, settings: Settings, form: Patched) -> str | None:
+    """Write `<dump_dir>/<module path>.py` and `.diff`; return the path, None if that fails.
 
-    The module is always patched again: a stored entry has no diff, and dumps are for debugging, where a cache
-    should not be trusted. No symbolic link is followed, neither `dump_dir` nor anything in it. A folder that
-    cannot be written, or that another user could write or replace, causes a warning.
+    The text is the one that is executed. The module is patched again for the diff. No symbolic link is
+    followed, neither `dump_dir` nor anything in it. A folder that cannot be written, or that another user
+    could write or replace, causes a warning.
     """
     _, loaded = load_for(upstream.module, settings)
     patched, _ = patch_with_idioms(upstream, with_registered(loaded), settings)
     if patched is None:
         return None
-    stored = stored_form(patched)
+    outcome, text, _ = form
+    if text is None:
+        with open(outcome.stored or "", encoding="utf-8", newline="") as file:
+            text = file.read()
     parts = upstream.module.split(".")
     name = "/".join(parts[1:] or parts)
     diff = unified_diff(decode_source(upstream.data), patched, upstream.module)
@@ -56,8 +60,8 @@ def dump(upstream: Upstream, settings: Settings) -> str | None:
         with open_folder(settings.dump_dir) as folder:
             if "/" in name:
                 folder.make_folders(name.rpartition("/")[0])
-            for suffix, text in ((".py", dump_text(stored.text, upstream.module)), (".diff", diff)):
-                folder.write(f"{name}{suffix}", text.encode())
+            for suffix, written in ((".py", dump_text(text, upstream.module)), (".diff", diff)):
+                folder.write(f"{name}{suffix}", written.encode())
     except (OSError, Defect) as error:
         warn(
             f"the patched source of {upstream.module} cannot be dumped to {settings.dump_dir}: {error}. "

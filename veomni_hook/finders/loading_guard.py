@@ -12,11 +12,11 @@ import threading
 import warnings
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
-from types import FunctionType, ModuleType
+from types import FrameType, FunctionType, ModuleType
 
 from veomni_hook.errors import VeomniHookWarning
 
-__all__ = ["LOADING", "forget", "serving_upstream"]
+__all__ = ["LOADING", "forget", "serving_upstream", "unrecorded"]
 
 
 class _Loading(threading.local):
@@ -24,12 +24,26 @@ class _Loading(threading.local):
 
     Attributes:
         served: the targets that it imported unpatched while it loads configs; None when it is loading none.
+        recorded: whether what it does is recorded (`veomni_hook.finders.recording`).
+        loader: the frame that loads the configs that are recorded.
     """
 
     served: list[str] | None = None
+    recorded = False
+    loader: FrameType | None = None
 
 
 LOADING = _Loading()
+
+
+@contextmanager
+def unrecorded() -> Iterator[None]:
+    """Record nothing in this block: what runs is not a config's."""
+    recorded, LOADING.recorded = LOADING.recorded, False
+    try:
+        yield
+    finally:
+        LOADING.recorded = recorded
 
 
 @contextmanager

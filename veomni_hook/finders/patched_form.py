@@ -17,10 +17,9 @@ from veomni_hook.errors import ConfigError, VeomniHookError
 from veomni_hook.finders.applicable import asks_idioms, config_names, may_be_patched, registered_for
 from veomni_hook.finders.loader import PatchedLoader
 from veomni_hook.finders.loading_guard import serving_upstream
-from veomni_hook.finders.locate import locate
 from veomni_hook.finders.log import warn, warn_once
 from veomni_hook.finders.outcome import NOTHING, Outcome, Patched
-from veomni_hook.finders.process_cache import from_hit, stage1, store
+from veomni_hook.finders.process_cache import from_hit, lookup, outdated, stage1
 from veomni_hook.finders.settings_in_force import current_settings
 from veomni_hook.finders.state import STATE
 from veomni_hook.finders.upstream import Upstream, read_upstream
@@ -80,13 +79,13 @@ def would_patch(fullname: str, spec: ModuleSpec) -> bool:
 
 
 def _form_of(upstream: Upstream, spec: ModuleSpec, settings: Settings) -> tuple[PatchedLoader, Outcome] | str:
-    if settings.dump_patched:
-        from veomni_hook.finders.dump import dump  # loads what a miss needs
-
-        dump(upstream, settings)
     patched = _lookup_or_build(upstream, settings)
     if isinstance(patched, str):
         return patched
+    if settings.dump_patched:
+        from veomni_hook.finders.dump import dump  # loads what a miss needs
+
+        dump(upstream, settings, patched)
     from veomni_hook.finders.slots import bind_slots  # the first patched module brings the first slots
 
     bind_slots()
@@ -111,28 +110,21 @@ def _lookup_or_build(upstream: Upstream, settings: Settings) -> Patched | str:
     if not (asks_idioms(upstream, settings) or names or registered_for(upstream.module)):
         return NOTHING
     stage = stage1(upstream, settings, names)
-    stored = store().lookup(stage, upstream.module)
+    # Dumps are for debugging: what the configs say now, not what they said when they were recorded.
+    stored = Miss("it is dumped") if settings.dump_patched else lookup(stage, upstream.module)
     if not isinstance(stored, Miss) and stored.absent:
         from veomni_hook.finders.absent_modules import report  # hits with such configs are rare
 
         report(stored.absent)
     if isinstance(stored, Unpatched):
         return NOTHING
-    missed = stored.reason if isinstance(stored, Miss) else _outdated(stored)
+    missed = stored.reason if isinstance(stored, Miss) else outdated(stored)
     if isinstance(stored, Hit) and not missed:
         return from_hit(stored, upstream, "hit", ""), None, stored.code
     from veomni_hook.finders.build import build  # loads the engine: ast, configs and idioms
 
     built = build(upstream, settings, names, stage, missed)
     return _lookup_or_build(upstream, settings) if built is None else built
-
-
-def _outdated(hit: Hit) -> str:
-    """Why an entry is no longer right although its inputs are: a package that it wanted is installed now."""
-    if not hit.consult:
-        return ""
-    installed = [name for name in hit.report["wanting"] if locate(name) is not None]
-    return f"{', '.join(installed)} is installed now" if installed else ""
 
 
 def _prepare_execution(report: Mapping[str, Any], settings: Settings) -> None:

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-from veomni_hook.finders.applicable import config_names, registered_for
+from veomni_hook.finders.applicable import config_names, is_builtin, registered_for
 from veomni_hook.finders.config_text import half_imported, is_being_imported
-from veomni_hook.finders.loading_guard import LOADING, forget
-from veomni_hook.finders.locate import find_upstream
+from veomni_hook.finders.loading_guard import LOADING, forget, unrecorded
 from veomni_hook.finders.patched_form import patched_loader
 from veomni_hook.finders.remote import patching
 from veomni_hook.finders.settings_in_force import current_settings
 from veomni_hook.finders.state import STATE
 from veomni_hook.finders.targets import is_remote
+from veomni_hook.locate import find_upstream
 
 __all__ = ["find_patched", "settle"]
 
@@ -36,7 +36,8 @@ def find_patched(fullname: str, path: Sequence[str] | None, target: ModuleType |
         return None
     if is_remote(fullname):
         return patching(fullname, spec)
-    loader = patched_loader(fullname, spec)
+    with unrecorded():  # a config that loads may import a module that only built-in specs patch
+        loader = patched_loader(fullname, spec)
     return spec if loader is None else loader.spec()
 
 
@@ -57,7 +58,7 @@ def _only_built_in(fullname: str) -> bool:
     """
     if registered_for(fullname):
         return False
-    return all(name.startswith("veomni_hook.") for name in config_names(fullname, current_settings()))
+    return all(map(is_builtin, config_names(fullname, current_settings())))
 
 
 def _half_imported(fullname: str) -> str:

@@ -10,17 +10,14 @@ from dataclasses import dataclass, replace
 from importlib.util import decode_source
 from typing import TYPE_CHECKING
 
-from veomni_hook.cache.store import Hit
+from veomni_hook.cache.store import Hit, Unpatched
 from veomni_hook.errors import ConfigError
 from veomni_hook.finders import build
-from veomni_hook.finders.absent_modules import absent
-from veomni_hook.finders.applicable import device_of
-from veomni_hook.finders.config_inputs import input_files
-from veomni_hook.finders.configs import load_for, with_registered
-from veomni_hook.finders.locate import locate
+from veomni_hook.finders.applicable import config_names, device_of
 from veomni_hook.finders.outcome import NOTHING
-from veomni_hook.finders.process_cache import stage1, store
+from veomni_hook.finders.process_cache import stage1
 from veomni_hook.finders.upstream import Upstream, read_upstream
+from veomni_hook.locate import locate
 from veomni_hook.settings import Settings
 
 if TYPE_CHECKING:
@@ -93,27 +90,23 @@ def prepare(
         patched = build.patch(upstream, configs, device_of(settings))
         reason = "the cache is not used if configs are given" if patched else "none of the configs applies"
         return _prepared(upstream, patched, None, reason, "memory")
-    names, loaded = load_for(module, settings)
-    missing = absent(config for config_module in loaded for config in config_module.configs)
-    patched, failed = build.patch_with_idioms(upstream, with_registered(loaded), settings)
-    publish = publish and not failed
+    names = config_names(module, settings)
     stage = stage1(upstream, settings, names)
-    if patched is None:
-        if publish:
-            store().publish_unpatched(stage, module, input_files(loaded), missing)
-        return _prepared(upstream, None, None, failed or NOTHING, "")
-    stored: object = store().lookup(stage, module)
-    cache = "hit"
-    if publish and not isinstance(stored, Hit):
-        cache = "miss"
-        stored = build.publish(upstream, build.stored_form(patched), stage, input_files(loaded), missing)
-    if isinstance(stored, Hit):
-        return _prepared(upstream, patched, stored.path, "", cache)
-    return _prepared(upstream, patched, None, failed or getattr(stored, "reason", "not stored"), "memory")
+    made = build.load_and_build(upstream, settings, names, stage, store_it=publish)
+    if made is None:  # a plugin failed, and is left out
+        return prepare(module, settings, publish=publish)
+    if isinstance(made.stored, Unpatched):
+        return _prepared(upstream, None, None, NOTHING, "")
+    patched = made.patched or build.patch_with_idioms(upstream, made.configs, settings)[0]
+    if isinstance(made.stored, Hit):
+        return _prepared(upstream, patched, made.stored, "", "hit" if made.cached else "miss")
+    return _prepared(
+        upstream, patched, None, made.stored.reason if patched else made.failed or NOTHING, "memory"
+    )
 
 
 def _prepared(
-    upstream: Upstream, patched: PatchedSource | None, path: str | None, reason: str, cache: str
+    upstream: Upstream, patched: PatchedSource | None, hit: Hit | None, reason: str, cache: str
 ) -> Prepared:
     original = decode_source(upstream.data)
     if patched is None:
@@ -125,9 +118,9 @@ def _prepared(
         upstream.path,
         patched,
         stored.report,
-        stored.text,
-        path,
-        stored.patch_hash,
+        hit.source() if hit else stored.text,
+        hit.path if hit else None,
+        hit.patch_hash if hit else stored.patch_hash,
         reason,
         cache,
     )

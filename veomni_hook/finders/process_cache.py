@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
+from typing import TYPE_CHECKING
 
 from veomni_hook.cache import key
-from veomni_hook.cache.store import Hit, Store, open_store
-from veomni_hook.finders.applicable import asks_idioms, device_of, registered_for
-from veomni_hook.finders.locate import locate
+from veomni_hook.cache.store import Hit, Miss, Store, Unpatched, open_store
+from veomni_hook.finders.applicable import asks_idioms, device_of, is_builtin, registered_for
 from veomni_hook.finders.log import warn_once
 from veomni_hook.finders.outcome import Outcome
 from veomni_hook.finders.settings_in_force import current_settings
 from veomni_hook.finders.state import STATE
 from veomni_hook.finders.upstream import Upstream
+from veomni_hook.locate import locate
 from veomni_hook.settings import Settings
 
-__all__ = ["from_hit", "report_refusal", "stage1", "store"]
+if TYPE_CHECKING:
+    from veomni_hook.patches.spec import PatchConfig
+
+__all__ = ["from_hit", "lookup", "outdated", "report_refusal", "stage1", "stage2", "store"]
 
 
 def store() -> Store:
@@ -26,6 +30,20 @@ def store() -> Store:
         STATE.store = open_store(current_settings().cache_dir, process=STATE.process)
         report_refusal(STATE.store)
     return STATE.store
+
+
+def lookup(key: str, module: str) -> Hit | Unpatched | Miss:
+    """Look a module up; a result from recorded configs holds if this process has seen nothing else."""
+    process = {} if STATE.unrecorded else STATE.recorded
+    return store().lookup(key, module, process)
+
+
+def outdated(hit: Hit) -> str:
+    """Why an entry is no longer right although its inputs are: a package that it wanted is installed now."""
+    if not hit.consult:
+        return ""
+    installed = [name for name in hit.report["wanting"] if locate(name) is not None]
+    return f"{', '.join(installed)} is installed now" if installed else ""
 
 
 def report_refusal(store: Store, *, temporary: bool = False) -> None:
@@ -52,7 +70,7 @@ def stage1(upstream: Upstream, settings: Settings, names: Sequence[str]) -> str:
     """The first-stage key: everything that affects the output and is known without loading a config."""
     inprocess: list[tuple[str, str]] = []
     if registered := registered_for(upstream.module):
-        from veomni_hook.finders.config_inputs import config_digest  # loads ast; most processes register none
+        from veomni_hook.finders.config_digest import config_digest  # loads ast; most processes register none
 
         inprocess = [(config.source_module, config_digest(config)) for config in registered]
     idioms = "1" if asks_idioms(upstream, settings) else "0"
@@ -73,6 +91,14 @@ def stage1(upstream: Upstream, settings: Settings, names: Sequence[str]) -> str:
     )
 
 
+def stage2(stage: str, module: str, configs: Iterable[PatchConfig]) -> str:
+    """The second-stage key: with what loaded configs say about the module."""
+    from veomni_hook.finders.config_digest import config_digest  # as above
+
+    digests = [config_digest(config) for config in configs if config.applies_to(module)]
+    return key.stage2_key(stage, digests)
+
+
 def from_hit(hit: Hit, upstream: Upstream, cache: str, reason: str) -> Outcome:
     """Return the outcome of a module that is in the cache."""
     return Outcome(
@@ -91,8 +117,8 @@ def from_hit(hit: Hit, upstream: Upstream, cache: str, reason: str) -> Outcome:
 def _with_origin(name: str) -> str:
     """A config's name with its file: two projects may both have a `my_patches`."""
     module = name.partition(":")[0]
-    if module.startswith("veomni_hook."):
-        return name  # the engine digest covers the built-in specs
+    if is_builtin(module):
+        return name
     loaded = sys.modules.get(module)
     return f"{name} {getattr(loaded, '__file__', None) if loaded else _origin(module, tuple(sys.path))}"
 

@@ -49,6 +49,11 @@ class State:
         said: warnings already given in this process.
         process: the id of the process that loaded the hook; differs from `os.getpid()` in forked processes.
         announced: patched modules for which `banner` has printed its line, or decided not to.
+        recorded: what loading configs has seen in this process, see `veomni_hook.cache.inputs`.
+        unrecorded: why that is not everything that they depend on; empty if it is.
+        executed: the modules that were imported while configs loaded, so that what they saw is recorded.
+        config_packages: the packages of configs, whose files count also where they are installed.
+        pinned: what `veomni_hook.finders.installed` has found, by package and file.
         inherited: what activation added to this process's environment for its children, or None.
     """
 
@@ -72,6 +77,11 @@ class State:
         self.said: set[str] = set()
         self.process = os.getpid()
         self.announced: set[str] = set()
+        self.recorded: dict[tuple[str, str], str] = {}
+        self.unrecorded = ""
+        self.executed: set[str] = set()
+        self.config_packages: set[str] = set()
+        self.pinned: dict[tuple[str, str], tuple[bool, str]] = {}
         self.inherited: Inherited | None = None
 
     def is_registered(self, name: str) -> bool:

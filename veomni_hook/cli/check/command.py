@@ -191,8 +191,8 @@ def _verdicts(sources: Sequence[Source], wanted: Collection[str], settings: Sett
     from veomni_hook.cli.check.verdict import failure, judge, nowhere
     from veomni_hook.cli.inputs.configs import modules_of
     from veomni_hook.finders.applicable import asks_idioms
-    from veomni_hook.finders.locate import locate
     from veomni_hook.finders.upstream import read_upstream
+    from veomni_hook.locate import locate
 
     for source in sources:
         if source.error is not None:

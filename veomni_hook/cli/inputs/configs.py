@@ -12,7 +12,7 @@ from veomni_hook.cli.usage import UsageError
 from veomni_hook.errors import VeomniHookError
 from veomni_hook.finders.applicable import is_on
 from veomni_hook.finders.configs import load, points_in_force
-from veomni_hook.finders.locate import locate
+from veomni_hook.locate import locate
 from veomni_hook.migration.written import beside
 from veomni_hook.patches import models
 from veomni_hook.patches.spec import PatchConfig

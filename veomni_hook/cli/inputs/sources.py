@@ -153,7 +153,7 @@ def _existing(given: str, path: str) -> str:
 
 
 def _elsewhere(module: str) -> str:
-    from veomni_hook.finders.locate import locate
+    from veomni_hook.locate import locate
 
     spec = locate(module)
     if spec is None or not spec.has_location or not (spec.origin or "").endswith(".py"):

@@ -11,7 +11,7 @@ from veomni_hook.cli import output
 from veomni_hook.cli.inputs.targets import MODELS, family_folder, family_of
 from veomni_hook.cli.sites.kept import examined_once
 from veomni_hook.cli.sites.table import Table, supplied
-from veomni_hook.finders.locate import locate
+from veomni_hook.locate import locate
 from veomni_hook.patches.coverage import ERROR, ROUTED, Row, totals
 
 if TYPE_CHECKING:

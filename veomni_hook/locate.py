@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-from veomni_hook.finders.state import STATE
-
 __all__ = ["find_upstream", "locate"]
+
+_OURS = ("veomni_hook.finders.finder", "veomni_hook.finders.patchgen")
 
 
 def find_upstream(
@@ -19,7 +19,7 @@ def find_upstream(
     """Return what the import system would find without this hook."""
     # Ask every other finder in turn, not only PathFinder: editable installs and other hooks have their own.
     for finder in list(sys.meta_path):
-        if finder is STATE.finder:
+        if type(finder).__module__ in _OURS:
             continue
         spec = finder.find_spec(fullname, path, target)
         if spec is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from veomni_hook import PatchConfig
-from veomni_hook.finders.config_inputs import config_digest
+from veomni_hook.finders.config_digest import config_digest
 
 
 def made(body: int = 1, **changes: object) -> PatchConfig:

@@ -1,0 +1,424 @@
+"""What a config's patches depend on: after any change of it, the text that runs is the one of a fresh build."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.finders.conftest import TINY, Python
+
+#: Prints the value that the config wrote, how the cache answered, and whether the config was loaded.
+SHOW = f"""
+import veomni_hook.install
+import {TINY} as tiny
+outcome = veomni_hook.install.handle.status().modules[tiny.__name__]
+print(json.dumps([tiny.VALUE, outcome.cache, "team.patches" in sys.modules]))
+"""
+CONFIG = """
+from veomni_hook import PatchConfig
+{value}
+config = PatchConfig("transformers.models.tiny.modeling_tiny")
+config.add_post_import_block(f"VALUE = {{value!r}}")
+"""
+HIT, MISS, ASKED = ["hit", False], ["miss", True], ["hit", True]
+
+
+class Project:
+    """A folder with the package `team`, and starts of a script that its config patches."""
+
+    def __init__(self, python: Python, folder: Path) -> None:
+        self.python, self.folder = python, folder
+        self.variables: dict[str, str | None] = {}
+        self.path = [str(folder)]
+        self.before = ""
+
+    def write(self, name: str, text: str) -> None:
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+
+    def config(self, value: str) -> None:
+        self.write("team/__init__.py", "")
+        self.write("team/patches.py", CONFIG.format(value=value))
+
+    def start(self, **changes: str | None) -> list[Any]:
+        """Start the script; return the value, how the cache answered, and whether the config was loaded."""
+        variables = {"VEOMNI_PATCHES": "team.patches", **self.variables, **changes}
+        path = f"import json, sys; sys.path[:0] = {self.path!r}\n"
+        ran = self.python(path + self.before + SHOW, **variables)
+        assert ran.code == 0, ran.err
+        return list(json.loads(ran.out.splitlines()[-1]))
+
+    def dumped(self) -> str:
+        """What `veomni-hook dump` prints."""
+        code = f"import sys; sys.path[:0] = {self.path!r}\nfrom veomni_hook.cli.app import main; main()"
+        ran = self.python(code, "dump", TINY, VEOMNI_PATCHES="team.patches", **self.variables)
+        assert ran.code == 0, ran.err
+        return ran.out
+
+
+@pytest.fixture
+def project(python: Python, tmp_path: Path) -> Project:
+    return Project(python, tmp_path)
+
+
+class Case(NamedTuple):
+    """How a config gets its value, the files that are there first, and a change after which it is another one."""
+
+    value: str
+    files: dict[str, str]
+    change: Callable[[Project], object]
+
+
+def rewritten(name: str, text: str) -> Callable[[Project], object]:
+    return lambda project: project.write(name, text)
+
+
+def variable(name: str, value: str | None) -> Callable[[Project], object]:
+    return lambda project: project.variables.update({name: value})
+
+
+DATA_FILE = {"data.txt": "old"}
+NEW_DATA = rewritten("data.txt", "new")
+HERE = "import os, pathlib; here = pathlib.Path(__file__).parents[1]; "
+
+CASES = {
+    "a module of a module": Case(
+        "from team.common.tables import value",
+        {
+            "team/common/__init__.py": "",
+            "team/common/tables.py": "from team.common.consts import value",
+            "team/common/consts.py": "value = 'old'",
+        },
+        rewritten("team/common/consts.py", "value = 'new'"),
+    ),
+    "a namespace package": Case(
+        "from space.deep import value", {"space/deep.py": "value = 'old'"}, rewritten("space/deep.py", "value = 'new'")
+    ),
+    "a package's own code": Case(
+        "import common.consts as consts; from common import value",
+        {"common/__init__.py": "value = 'old'", "common/consts.py": ""},
+        rewritten("common/__init__.py", "value = 'new'"),
+    ),
+    "importlib": Case(
+        "from importlib import import_module; value = import_module('oth' + 'er').value",
+        {"other.py": "value = 'old'"},
+        rewritten("other.py", "value = 'new'"),
+    ),
+    "an import in a function": Case(
+        "from lazily import get; value = get()",
+        {"lazily.py": "def get():\n    from other import value\n    return value", "other.py": "value = 'old'"},
+        rewritten("other.py", "value = 'new'"),
+    ),
+    "runpy": Case(
+        HERE + "import runpy; value = runpy.run_path(str(here / 'other.py'))['value']",
+        {"other.py": "value = 'old'"},
+        rewritten("other.py", "value = 'new'"),
+    ),
+    "a module that is not there": Case(
+        "try:\n    from absent import value\nexcept ImportError:\n    value = 'old'",
+        {},
+        rewritten("absent.py", "value = 'new'"),
+    ),
+    "a submodule that is not there": Case(
+        "import team\ntry:\n    from team import extra; value = extra.value\nexcept ImportError:\n    value = 'old'",
+        {},
+        rewritten("team/extra.py", "value = 'new'"),
+    ),
+    "a module that another folder hides": Case(
+        "from other import value",
+        {"second/other.py": "value = 'old'"},
+        rewritten("other.py", "value = 'new'"),
+    ),
+    "open": Case(HERE + "value = open(here / 'data.txt').read()", DATA_FILE, NEW_DATA),
+    "pathlib": Case(HERE + "value = (here / 'data.txt').read_text()", DATA_FILE, NEW_DATA),
+    "os.open": Case(HERE + "value = os.read(os.open(here / 'data.txt', 0), 9).decode()", DATA_FILE, NEW_DATA),
+    "io.FileIO": Case(HERE + "import io; value = io.FileIO(here / 'data.txt').read().decode()", DATA_FILE, NEW_DATA),
+    "a module that reads": Case(
+        "from parts.reader import value",
+        {**DATA_FILE, "parts/reader.py": HERE + "value = (here / 'data.txt').read_text()"},
+        NEW_DATA,
+    ),
+    "importlib.resources": Case(
+        "from importlib.resources import files; value = files('team').joinpath('data.txt').read_text()",
+        {"team/data.txt": "old"},
+        rewritten("team/data.txt", "new"),
+    ),
+    "pkgutil.get_data": Case(
+        "import pkgutil; value = pkgutil.get_data('team', 'data.txt').decode()",
+        {"team/data.txt": "old"},
+        rewritten("team/data.txt", "new"),
+    ),
+    "json": Case(
+        HERE + "import json; value = json.load(open(here / 'data.json'))['value']",
+        {"data.json": '{"value": "old"}'},
+        rewritten("data.json", '{"value": "new"}'),
+    ),
+    "a file that is not there": Case(
+        HERE + "\ntry:\n    value = open(here / 'data.txt').read()\nexcept OSError:\n    value = 'old'", {}, NEW_DATA
+    ),
+    "a file that is asked for": Case(
+        HERE + "value = 'new' if os.path.exists(here / 'data.txt') else 'old'", {}, NEW_DATA
+    ),
+    "a path that is asked for": Case(HERE + "value = 'new' if (here / 'data.txt').is_file() else 'old'", {}, NEW_DATA),
+    "os.listdir": Case(
+        HERE + "value = 'new' if 'data.txt' in os.listdir(here / 'team') else 'old'",
+        {},
+        rewritten("team/data.txt", ""),
+    ),
+    "os.scandir": Case(
+        HERE + "value = 'new' if 'data.txt' in [e.name for e in os.scandir(here / 'team')] else 'old'",
+        {},
+        rewritten("team/data.txt", ""),
+    ),
+    "glob": Case(
+        HERE + "import glob; value = 'new' if glob.glob(f'{here}/team/*.txt') else 'old'",
+        {},
+        rewritten("team/data.txt", ""),
+    ),
+    "a glob of a path": Case(
+        HERE + "value = 'new' if [*(here / 'team').glob('**/*.txt')] else 'old'",
+        {"team/deep/er/x.py": ""},
+        rewritten("team/deep/er/data.txt", ""),
+    ),
+    "os.environ[]": Case(
+        "import os; value = os.environ['TEAM']", {}, variable("TEAM", "new")
+    ),
+    "os.environ.get": Case("import os; value = os.environ.get('TEAM')", {}, variable("TEAM", "new")),
+    "os.getenv": Case("from os import getenv; value = getenv('TEAM')", {}, variable("TEAM", "new")),
+    "environ from os": Case("from os import environ; value = environ['TEAM']", {}, variable("TEAM", "new")),
+    "os.environb": Case("import os; value = os.environb[b'TEAM'].decode()", {}, variable("TEAM", "new")),
+    "in os.environ": Case("import os; value = 'old' if 'TEAM' in os.environ else 'new'", {}, variable("TEAM", None)),
+    "an unset variable": Case("import os; value = os.environ.get('UNSET', 'old')", {}, variable("UNSET", "new")),
+    "expandvars": Case("import os; value = os.path.expandvars('$TEAM')", {}, variable("TEAM", "new")),
+    "expanduser": Case(
+        "import pathlib; value = pathlib.Path('~/x').expanduser().parent.name", {}, variable("HOME", "/new")
+    ),
+    "a module that reads a variable": Case(
+        "from reader import value",
+        {"reader.py": "import os; value = os.environ['TEAM']"},
+        variable("TEAM", "new"),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_change_of_what_a_config_depends_on_is_seen(project: Project, name: str) -> None:
+    value, files, change = CASES[name]
+    project.variables = {"TEAM": "old", "HOME": "/old"}
+    project.path.append(str(project.folder / "second"))
+    for path, text in files.items():
+        project.write(path, text)
+    project.config(value)
+    assert [project.start(), project.start()] == [["old", *MISS], ["old", *HIT]]
+    assert "VALUE = 'old'" in project.dumped()
+    change(project)
+    assert [project.start(), project.start()] == [["new", *MISS], ["new", *HIT]]
+    assert "VALUE = 'new'" in project.dumped()
+
+
+ALWAYS = {
+    "all variables": "import os; value = dict(os.environ)['TEAM']",
+    "a copy of the environment": "import os; value = os.environ.copy()['TEAM']",
+    "variables by their prefix": "import os; value = [os.environ[n] for n in os.environ if n.startswith('TEA')][0]",
+    "a process": "import subprocess; value = subprocess.check_output(['sh', '-c', 'printf $TEAM']).decode()",
+    "os.popen": "import os; value = os.popen('printf $TEAM').read()",
+    "os.system": "import os; os.environ['TEAM']; os.system('true'); value = os.environ['TEAM']",
+    "a thread": "import threading, os; got = []; t = threading.Thread(target=lambda: got.append(os.environ['TEAM'])); t.start(); t.join(); value = got[0]",
+    "a socket": "import os, socket; socket.gethostname(); value = os.environ['TEAM']",
+    "a variable that it sets": "import os; os.environ['OWN'] = os.environ['TEAM']; value = os.environ['OWN']",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ALWAYS)
+def test_a_config_whose_dependencies_cannot_be_recorded_is_loaded_at_every_start(
+    project: Project, name: str
+) -> None:
+    """Its patches are digested: the module is patched again only if they have changed, and both forms stay."""
+    project.config(ALWAYS[name])
+    answers = []
+    for value in ("old", "old", "new", "new", "old"):
+        project.variables = {"TEAM": value}
+        answers.append(project.start())
+        assert f"VALUE = {value!r}" in project.dumped()
+    assert answers == [
+        ["old", *MISS], ["old", *ASKED], ["new", *MISS], ["new", *ASKED], ["old", *ASKED]
+    ]  # fmt: skip
+
+
+def test_modules_that_are_imported_before_their_config_are_watched(project: Project) -> None:
+    """What they read was not recorded then: the file, the variable, and what the script does to them count."""
+    project.config("from common.consts import value")
+    project.write("common/__init__.py", "")
+    project.write("common/consts.py", "import os\nvalue = os.environ['TEAM']")
+    project.before = "import common.consts\n"
+    project.variables = {"TEAM": "old"}
+    assert [project.start(), project.start()] == [["old", *MISS], ["old", *ASKED]]
+    project.variables = {"TEAM": "new"}
+    assert project.start() == ["new", *MISS]
+    project.before = "import common.consts; common.consts.value = 'set'\n"
+    assert project.start() == ["set", *MISS]
+    project.before = ""
+    assert [project.start(), project.start()] == [["new", *ASKED], ["new", *HIT]]
+    project.before = "import common.consts; common.consts.value = 'set'\n"
+    assert project.start() == ["set", *ASKED]
+
+
+def test_a_package_that_the_script_has_imported_does_not_count_for_its_submodules(project: Project) -> None:
+    project.config("from common import consts; value = consts.value")
+    project.write("common/__init__.py", "")
+    project.write("common/consts.py", "value = 'old'")
+    project.before = "import common, team\n"
+    assert [project.start(), project.start()] == [["old", *MISS], ["old", *HIT]]
+
+
+def test_each_value_of_a_variable_has_its_own_entry(project: Project) -> None:
+    """As where ranks differ: an entry of another one is found by what the configs say, and nothing is patched."""
+    project.config("import os; value = os.environ['TEAM']")
+    answers = []
+    for value in ("a", "b", "a", "a", "b"):
+        project.variables = {"TEAM": value}
+        answers.append(project.start())
+    assert answers == [["a", *MISS], ["b", *MISS], ["a", *ASKED], ["a", *HIT], ["b", *ASKED]]
+
+
+def test_a_relative_path_is_relative_to_where_the_script_starts(project: Project) -> None:
+    project.config("import os; value = os.path.abspath('.')[-5:] + open('data.txt').read()")
+    for folder in ("one-1", "two-2"):
+        project.write(f"{folder}/data.txt", folder[-1])
+    answers = []
+    for folder in ("one-1", "one-1", "two-2"):
+        project.before = f"import os; os.chdir({str(project.folder / folder)!r})\n"
+        answers.append(project.start())
+    assert answers == [["one-11", *MISS], ["one-11", *HIT], ["two-22", *MISS]]
+
+
+def test_a_link_that_leads_elsewhere_now_is_a_change(project: Project) -> None:
+    project.config(HERE + "value = (here / 'current').resolve().joinpath('data.txt').read_text()")
+    for name in ("old", "new"):
+        project.write(f"{name}/data.txt", name)
+    (project.folder / "current").symlink_to("old")
+    assert [project.start(), project.start()] == [["old", *MISS], ["old", *HIT]]
+    (project.folder / "current").unlink()
+    (project.folder / "current").symlink_to("new")
+    assert project.start() == ["new", *MISS]
+
+
+def test_a_zipped_module_is_a_change_of_its_archive(project: Project) -> None:
+    archive = project.folder / "zipped.zip"
+    project.path.append(str(archive))
+    project.config("from zipped_consts import value")
+    for value in ("old", "new"):
+        with zipfile.ZipFile(archive, "w") as file:
+            file.writestr("zipped_consts.py", f"value = {value!r}")
+        assert [project.start(), project.start()] == [[value, *MISS], [value, *HIT]]
+
+
+def test_an_editable_install_is_watched_by_its_files(project: Project) -> None:
+    project.config("from editable_consts import value")
+    project.before = """
+import importlib.util
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "editable_consts":
+            return importlib.util.spec_from_file_location(name, ROOT + "/elsewhere/consts.py")
+sys.meta_path.append(Finder())
+""".replace("ROOT", repr(str(project.folder)))
+    for value in ("old", "new"):
+        project.write("elsewhere/consts.py", f"value = {value!r}")
+        assert [project.start(), project.start()] == [[value, *MISS], [value, *HIT]]
+
+
+def test_an_installed_distribution_counts_by_its_list_of_files(project: Project) -> None:
+    """Its modules may be imported before, read variables and be many: a start looks at one file."""
+    project.config("from installed.consts import value")
+    site = project.folder / "site"
+    project.path.append(str(site))
+
+    def install(version: str) -> None:
+        for info in site.glob("*.dist-info"):
+            (info / "RECORD").unlink()
+            info.rmdir()
+        project.write("site/installed/__init__.py", "")
+        project.write("site/installed/consts.py", f"import os; os.environ.copy()\nvalue = {version!r}")
+        listed = "installed/__init__.py,,\ninstalled/consts.py,sha256=x,1\n"
+        project.write(f"site/installed-{version}.dist-info/RECORD", listed)
+
+    install("old")
+    assert [project.start(), project.start()] == [["old", *MISS], ["old", *HIT]]
+    project.before = "import installed.consts\n"
+    assert project.start() == ["old", *HIT]
+    install("new")
+    assert [project.start(), project.start()] == [["new", *MISS], ["new", *HIT]]
+
+
+def test_a_config_in_an_installed_distribution_is_watched_by_its_files(project: Project) -> None:
+    project.config("from team.consts import value")
+    project.write("team-1.dist-info/RECORD", "team/__init__.py,,\nteam/patches.py,,\nteam/consts.py,,\n")
+    for value in ("old", "new"):
+        project.write("team/consts.py", f"value = {value!r}")
+        assert [project.start(), project.start()] == [[value, *MISS], [value, *HIT]]
+
+
+def test_a_changed_comment_above_a_replacement_is_a_change(project: Project) -> None:
+    """Also where configs are registered: the whole text that is taken over is in the key."""
+    project.before = "from veomni_hook import register; import team.patches; register(team.patches.config)\n"
+    for value in ("old", "new"):
+        project.config("value = 1")
+        text = (project.folder / "team/patches.py").read_text()
+        override = f'\n# said: {value}\n@config.override_method("TinyNorm.forward")\ndef forward(self, x):\n    return 1\n'
+        project.write("team/patches.py", text + override)
+        ran = project.python(
+            f"import sys; sys.path[:0] = {project.path!r}\nimport veomni_hook.install\n{project.before}"
+            f"import {TINY} as tiny; print(open(tiny.__file__).read())",
+            VEOMNI_PATCHES=None,
+        )
+        assert f"# said: {value}" in ran.out, ran.err
+
+
+def test_recording_leaves_the_process_as_it_was(project: Project) -> None:
+    project.config("import os; value = os.environ['TEAM'], os.stat in os.supports_dir_fd")
+    project.variables = {"TEAM": "old"}
+    project.before = """
+import builtins, importlib, os
+def state():
+    return [builtins.__import__, importlib._bootstrap._gcd_import, os.stat, os.lstat, os.access, os.readlink,
+            os.getcwd, os.getcwdb, type(os.environ), type(os.environb)]
+before = state()
+import atexit
+atexit.register(lambda: print(state() == before, file=sys.stderr))
+"""
+    ran = project.python(f"import json, sys; sys.path[:0] = {project.path!r}\n" + project.before + SHOW,
+                         VEOMNI_PATCHES="team.patches", **project.variables)  # fmt: skip
+    assert ran.result == [["old", True], *MISS]
+    assert ran.err.splitlines()[-1] == "True"
+
+
+def test_other_threads_are_not_recorded(project: Project) -> None:
+    """A loader of data that reads files and variables while a config loads is none of its business."""
+    project.config("import time, other; time.sleep(0.3); value = other.value")
+    project.write("other.py", "value = 'old'")
+    project.before = f"""
+import os, subprocess, threading
+ended = threading.Event()
+def work():
+    while not ended.wait(0.01):
+        os.environ.copy(), os.listdir({str(project.folder)!r}), os.stat('.'), open({str(project.folder / "log")!r}, 'a').write('.')
+thread = threading.Thread(target=work, daemon=True)
+thread.start()
+import atexit
+atexit.register(ended.set)
+"""
+    assert [project.start(), project.start()] == [["old", *MISS], ["old", *HIT]]
+
+
+def test_what_the_import_of_an_installed_module_reads_does_not_count(project: Project) -> None:
+    """torch reads hundreds of files, and variables that every rank has another of."""
+    project.config("import torch; value = 'same'")
+    project.variables = {"LOCAL_RANK": "0"}
+    assert [project.start(), project.start(LOCAL_RANK="1")] == [["same", *MISS], ["same", *HIT]]
