@@ -39,6 +39,8 @@ def locate(module: str) -> ModuleSpec | None:
             search = [
                 path for base in search or () if os.path.isdir(path := os.path.join(base, parts[depth - 1]))
             ]
+            spec = ModuleSpec(".".join(parts[:depth]), None, is_package=True)
+            spec.submodule_search_locations = search
             continue
         if spec is None:
             return None

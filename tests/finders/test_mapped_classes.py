@@ -191,3 +191,33 @@ def test_registered_with_transformers_first(outcome):
 @pytest.mark.slow
 def test_hidden_states_of_a_layer_that_subclasses_nothing_are_recorded(outcome):
     assert outcome(RECORDS) == [3, ["Layer", "Qwen3DecoderLayer"], False]
+
+
+@pytest.mark.parametrize("external", [False, True])
+def test_a_module_of_layers_may_be_imported_first(python, tmp_path, external):
+    """It imports the modeling module, which its own class replaces: neither the order nor the cache matters."""
+    (tmp_path / "layers.py").write_text(
+        "import torch\nfrom transformers.models.tiny.modeling_tiny import TinyNorm\n"
+        "class Mine(torch.nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+    )
+    verb = (
+        'config.add_patch(create_patch_from_external("TinyNorm", "layers", "Mine"))'
+        if external
+        else 'config.map_class("TinyNorm", "layers:Mine")'
+    )
+    (tmp_path / "mapping_config.py").write_text(
+        "from veomni_hook import PatchConfig, create_patch_from_external\n"
+        f'config = PatchConfig("transformers.models.tiny.modeling_tiny")\n{verb}\n'
+    )
+    show = "import transformers.models.tiny.modeling_tiny as tiny\nprint(json.dumps(type(tiny.TinyModel().norm).__name__))"
+    for first in ("layers", "transformers.models.tiny.modeling_tiny"):
+        for cache in ("one", "one", "two"):
+            ran = python(
+                f"import sys; sys.path.insert(0, '.'); import veomni_hook.install, json\nimport {first}\n{show}",
+                VEOMNI_PATCHES="mapping_config",
+                VEOMNI_CACHE_DIR=str(tmp_path / f"{first} {cache}"),
+            )
+            if external:  # its statement is in the patched module: always a circle
+                assert "circular import" in ran.err
+            else:
+                assert ran.result == "Mine", ran.err

@@ -417,6 +417,35 @@ atexit.register(ended.set)
     assert [project.start(), project.start()] == [["old", *MISS], ["old", *HIT]]
 
 
+def test_a_definition_that_is_taken_from_an_installed_module_is_watched(project: Project) -> None:
+    """Edited in place, too; a module that a patch only names is not imported for it."""
+    project.config("from installed import consts, named; value = 'same'")
+    text = (
+        (project.folder / "team/patches.py").read_text()
+        + """
+config.replace_class("TinyNorm", consts.Norm)
+from veomni_hook import create_patch_from_external
+config.add_patch(create_patch_from_external("TinyModel", "installed.external", "TinyModel"))
+"""
+    )
+    project.write("team/patches.py", text)
+    project.path.append(str(project.folder / "site"))
+    project.write("site/installed/__init__.py", "")
+    project.write("site/installed/named.py", "")
+    project.write("site/installed/external.py", "class TinyModel:\n    pass")
+    project.write(
+        "site/installed-1.dist-info/RECORD",
+        "installed/__init__.py,,\ninstalled/consts.py,,\ninstalled/named.py,,\n",
+    )
+    norm = "class Norm:\n    def __init__(self, bias=1):\n        self.bias = {}\n    def forward(self, x):\n        return x\n"
+    for number in (1, 2):
+        project.write("site/installed/consts.py", norm.format(number))
+        assert [project.start()[1:], project.start()[1:]] == [MISS, HIT]
+    project.write("site/installed/external.py", "class Renamed:\n    pass")
+    with pytest.raises(AssertionError, match=r"installed\.external\.TinyModel does not exist"):
+        project.start()
+
+
 def test_what_the_import_of_an_installed_module_reads_does_not_count(project: Project) -> None:
     """torch reads hundreds of files, and variables that every rank has another of."""
     project.config("import torch; value = 'same'")

@@ -22,7 +22,7 @@ from tests.stress.result import COLUMNS, Part, table
 
 __all__ = ["PARTS", "in_worker", "main"]
 
-PARTS = ("starts", "kills", "tampering", "generated")
+PARTS = ("starts", "kills", "tampering", "dependencies", "generated")
 
 
 def in_worker(name: str, folder: Path, count: int, seed: int, *more: str) -> Part:
@@ -47,6 +47,7 @@ def main(
     real: Annotated[int, typer.Option(help="starts of the installed transformers at once")] = 8,
     kills: Annotated[int, typer.Option(help="starts that are killed")] = 1000,
     flips: Annotated[int, typer.Option(help="a sample of tamperings, with so many flipped bits; 0: all")] = 0,
+    changes: Annotated[int, typer.Option(help="changes of what configs depend on")] = 2000,
     modules: Annotated[int, typer.Option(help="generated modules")] = 100_000,
     workers: Annotated[int, typer.Option(help="processes for generated modules")] = 2,
     output: Annotated[Path | None, typer.Option(help="write the result as JSON")] = None,
@@ -68,6 +69,7 @@ def main(
             "starts": lambda: start(folder / "starts", starts, real, seed),
             "kills": lambda: in_worker("kills", folder / "kills", kills, seed),
             "tampering": lambda: in_worker("tampering", folder / "tampering", flips, seed),
+            "dependencies": lambda: in_worker("dependencies", folder / "dependencies", changes, seed),
             "generated": lambda: generated(modules, seed, workers),
         }
         found = []

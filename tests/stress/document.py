@@ -54,6 +54,15 @@ For one flipped bit in every byte, each case is looked up in the cache, and ever
 who can write files as the user can write what the seals accept; the cache cannot notice this ([security](security.md)).
 
 {tampering}
+## Configs' dependencies
+
+A world is a folder with six modules and two configs that patch a module each with what their modules say. The modules
+import each other in eleven ways, to any depth, and read files, folders, the working directory and variables; one statement
+in a hundred cannot be recorded. Then something changes at random, 25 times in each world, and two programs start: one
+with the world's cache, one with none. Both must execute the same text. A config that is loaded although nothing has changed
+since the last start is another failure.
+
+{dependencies}
 ## Generated modules
 
 Each module has one class or function under test. It is generated at random in steps: a formula of an op, plain or with
@@ -77,7 +86,8 @@ def written(parts: Sequence[Part]) -> str:
     """The document for the result of a run of all parts."""
     by_name = {part.name: part for part in parts}
     names = {
-        name: markdown(_COLUMNS, map(_row, by_name[name].lines)) for name in ("starts", "kills", "generated")
+        name: markdown(_COLUMNS, map(_row, by_name[name].lines))
+        for name in ("starts", "kills", "dependencies", "generated")
     }
     totals = [
         (

@@ -78,6 +78,18 @@ def test_a_cache_that_does_not_check_is_found(tmp_path, fault, name):
     assert any(failure.startswith(name) for failure in part.failures), part.failures
 
 
+def test_changes_of_what_configs_depend_on(tmp_path):
+    part = in_worker("dependencies", tmp_path / "right", 20, 0)
+    assert part.ok, part.failures
+    assert part.total().count == 25
+
+
+@pytest.mark.slow
+def test_a_dependency_that_is_not_seen_is_found(tmp_path):
+    part = in_worker("dependencies", tmp_path / "spoiled", 150, 0, "variables are not seen")
+    assert part.total().wrong
+
+
 @pytest.mark.slow  # `make stress` does the same
 def test_every_tampering_is_a_miss_or_harmless(tmp_path):
     part = in_worker("tampering", tmp_path, 2, 0)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from tests.stress.dependencies import dependencies
 from tests.stress.kills import kills
 from tests.stress.result import Part
 from tests.stress.spoiled import FAULTS
@@ -20,6 +21,8 @@ def main(name: str, folder: str, count: str, seed: str, spoiled: str = "", *name
     """Run one part."""
     if spoiled:
         FAULTS[spoiled]()
+    if name == "dependencies":
+        return dependencies(Path(folder), int(count), int(seed))
     if name == "kills":
         return kills(Path(folder), int(count), int(seed))
     return tampering(Path(folder), int(count), int(seed), names)

@@ -22,6 +22,7 @@ from veomni_hook.finders.configs import load_for, with_registered
 from veomni_hook.finders.log import note, warn
 from veomni_hook.finders.outcome import NOTHING, Outcome, Patched
 from veomni_hook.finders.process_cache import from_hit, lookup, outdated, report_refusal, stage2, store
+from veomni_hook.finders.recording import record_replacements
 from veomni_hook.finders.state import STATE
 from veomni_hook.finders.upstream import Upstream
 from veomni_hook.layout import counted
@@ -105,6 +106,7 @@ def load_and_build(
         absent_modules.report(missing)
         given = [config for each in loaded if not is_builtin(each.name) for config in each.configs]
         of_modules = any(not is_builtin(each.name) for each in loaded)
+        record_replacements(given)
         key = stage2(stage, upstream.module, given) if of_modules else stage
         stored = lookup(key, upstream.module)
         if isinstance(stored, Unpatched) or (isinstance(stored, Hit) and not outdated(stored)):

@@ -17,14 +17,17 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from veomni_hook.cache.inputs import MISSING, observe, origin
 from veomni_hook.finders.installed import pinned, watch_packages
 from veomni_hook.finders.loading_guard import LOADING, unrecorded
 from veomni_hook.finders.state import STATE
 
-__all__ = ["record"]
+if TYPE_CHECKING:
+    from veomni_hook.patches.spec import PatchConfig
+
+__all__ = ["record", "record_replacements"]
 
 #: Events after which nobody knows what a config depends on: the first part of their names, or the whole name.
 _FAMILIES = frozenset(
@@ -69,6 +72,23 @@ def record(names: Iterable[str]) -> Iterator[None]:
     finally:
         LOADING.recorded, LOADING.loader = False, None
         _end()
+
+
+def record_replacements(configs: Iterable[PatchConfig]) -> None:
+    """Record the files that configs take definitions from: they count also where they are installed."""
+    for config in configs:
+        taken = [patch.replacement for patch in config.patches]
+        taken += [*config.helpers, *(positioned.helper for positioned in config.positioned_helpers)]
+        places = [sys.modules.get(getattr(each, "__module__", None) or "") for each in taken]
+        files = [getattr(place, "__file__", None) or "" for place in places]
+        files += [
+            origin(patch.replacement_source.rpartition(".")[0])
+            for patch in config.patches
+            if patch.replacement_source
+        ]
+        for path in dict.fromkeys(files):
+            if path.endswith(".py"):
+                _observe("file", os.path.abspath(path))
 
 
 def _begin() -> None:

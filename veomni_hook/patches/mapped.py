@@ -26,7 +26,7 @@ _ACTIVE = [True]
 
 
 @contextmanager
-def use_mapped_classes(*, on: bool) -> Iterator[None]:
+def use_mapped_classes(*, on: bool = True) -> Iterator[None]:
     """Construct replacements (``on=True``) or the modules' own classes in this block, thread or task.
 
     The innermost block decides. Existing models do not change. A new thread starts with replacements.

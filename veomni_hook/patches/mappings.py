@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from typing import TYPE_CHECKING, Any
 
 from veomni_hook.errors import ConfigError
@@ -13,7 +14,7 @@ from veomni_hook.patches.records import Patch, PatchType
 if TYPE_CHECKING:
     from veomni_hook.patches.spec import PatchConfig
 
-__all__ = ["mapping", "unmapping"]
+__all__ = ["mapped", "mapping", "unmapping"]
 
 
 def mapping(
@@ -22,6 +23,8 @@ def mapping(
     replacement: str | type | None,
     weights: str,
     description: str | None,
+    *,
+    overwrite: bool,
 ) -> Any:
     """Declare a mapping of a class, or return the decorator that does. See `PatchConfig.map_class`."""
     origin = place_of_caller()
@@ -31,6 +34,14 @@ def mapping(
         named = given if isinstance(given, str) else f"{given.__module__}:{given.__qualname__}"
         for text in filter(None, (named, weights)):
             _check(text, declared, origin)
+        _check_kind(given, declared, origin)
+        before = [patch for patch in config.patches if _maps(patch, target)]
+        if before and not overwrite:
+            raise ConfigError(
+                f"the config maps {declared!r} twice, to {before[0].replacement_source} and to {named}",
+                where=f"{before[0].origin} and {origin} ({config.name})",
+                fix="remove one of them, or pass overwrite=True to the second",
+            )
         patch = Patch(
             PatchType.CLASS_MAPPING,
             declared,
@@ -42,18 +53,30 @@ def mapping(
             weights=weights,
             origin=origin,
         )
-        config.patches.append(patch)
+        if before:  # its place decides which of several expressions holds
+            config.patches[config.patches.index(before[0])] = patch
+        else:
+            config.patches.append(patch)
         follow(config, taken_back=False)
         return given
 
     return register if replacement is None else register(replacement)
 
 
-def unmapping(config: PatchConfig, target: str | re.Pattern[str]) -> None:
-    """Take back a mapping. See `PatchConfig.unmap_class`."""
-    declared = _text(target)
-    kept = [p for p in config.patches if p.patch_type is not PatchType.CLASS_MAPPING or p.target != declared]
-    if len(kept) == len(config.patches):
+def mapped(config: PatchConfig) -> dict[str, str]:
+    """What a config maps. See `PatchConfig.mapped_classes`."""
+    return {
+        patch.target: f"{patch.source_module}:{(patch.replacement_source or '').rpartition('.')[2]}"
+        for patch in config.patches
+        if patch.patch_type is PatchType.CLASS_MAPPING
+    }
+
+
+def unmapping(config: PatchConfig, target: str | re.Pattern[str] | None) -> None:
+    """Take back a mapping, or all. See `PatchConfig.unmap_class`."""
+    kept = [patch for patch in config.patches if not _maps(patch, target)]
+    if target is not None and len(kept) == len(config.patches):
+        declared = _text(target)
         raise ConfigError(
             f"the config maps no class as {declared!r}",
             where=f"unmap_class in {place_of_caller()} ({config.name})",
@@ -61,6 +84,12 @@ def unmapping(config: PatchConfig, target: str | re.Pattern[str]) -> None:
         )
     config.patches[:] = kept
     follow(config, taken_back=True)
+
+
+def _maps(patch: Patch, target: str | re.Pattern[str] | None) -> bool:
+    if patch.patch_type is not PatchType.CLASS_MAPPING:
+        return False
+    return target is None or (patch.target, patch.regex) == (_text(target), isinstance(target, re.Pattern))
 
 
 def _text(target: str | re.Pattern[str]) -> str:
@@ -75,3 +104,21 @@ def _check(text: str, declared: str, origin: str) -> None:
             where=origin,
             fix="name something at the top level of a module that can be imported",
         )
+
+
+def _check_kind(given: Any, declared: str, origin: str) -> None:
+    """Raise if a replacement that is imported already is no class of modules."""
+    kind = given
+    if isinstance(given, str):
+        module, _, name = given.partition(":")
+        loaded = sys.modules.get(module)
+        whole = not getattr(getattr(loaded, "__spec__", None), "_initializing", False)
+        kind = vars(loaded).get(name) if loaded is not None and whole else None
+    torch = sys.modules.get("torch.nn")  # whatever subclasses its Module has imported it
+    if kind is None or (isinstance(kind, type) and torch is not None and issubclass(kind, torch.Module)):
+        return
+    raise ConfigError(
+        f"{given!r}, to which map_class({declared!r}) maps, is no subclass of torch.nn.Module",
+        where=origin,
+        fix="map the class to a class of modules",
+    )

@@ -15,7 +15,7 @@ from fnmatch import fnmatchcase
 from typing import Any, Literal, TypeVar
 
 from veomni_hook.patches.declared import collected, describe, device_of, frozen, is_pattern
-from veomni_hook.patches.mappings import mapping, unmapping
+from veomni_hook.patches.mappings import mapped, mapping, unmapping
 from veomni_hook.patches.places import place_of_caller, place_of_code
 from veomni_hook.patches.records import (
     ImportSpec,
@@ -202,6 +202,7 @@ class PatchConfig:
         *,
         weights: str = "",
         description: str | None = None,
+        overwrite: bool = False,
     ) -> Any:
         """Construct ``replacement`` wherever the module constructs ``target_class`` by name.
 
@@ -214,14 +215,21 @@ class PatchConfig:
             replacement: ``package.module:Name``, or a class that can be imported under its name.
             weights: ``package.module:name`` of transformers' conversions (``WeightConverter``,
                 ``WeightRenaming``) from upstream's checkpoints, a list or a function that makes one.
+            overwrite: whether this takes the place of the mapping that the config has for the target.
 
         Raises:
-            ConfigError: a name does not have this form, or the class is local to a function.
+            ConfigError: a name does not have this form, the class is local to a function or no class of
+                modules, or the config maps the target already.
         """
-        return mapping(self, target_class, replacement, weights, description)
+        return mapping(self, target_class, replacement, weights, description, overwrite=overwrite)
 
-    def unmap_class(self, target_class: str | re.Pattern[str]) -> None:
-        """Take back a `map_class`, also in patched modules that are loaded; existing models do not change.
+    @property
+    def mapped_classes(self) -> dict[str, str]:
+        """What `map_class` has declared: each target, and ``package.module:Name`` of its replacement."""
+        return mapped(self)
+
+    def unmap_class(self, target_class: str | re.Pattern[str] | None = None) -> None:
+        """Take back a `map_class` (None: all), also in loaded patched modules; existing models do not change.
 
         Raises:
             ConfigError: the config has no mapping that is declared like this.

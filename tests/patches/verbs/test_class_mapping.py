@@ -293,18 +293,68 @@ def test_a_local_class_cannot_be_found_by_name():
 @pytest.mark.parametrize(
     ("name", "error", "said"),
     [
-        ("function", ReplacementError, "no subclass of torch.nn.Module"),
+        ("NotYet", ReplacementError, "no subclass of torch.nn.Module"),
         ("Other", SignatureError, "cannot be constructed as Norm is: too many positional arguments"),
         ("Gone", ReplacementError, "cannot be imported: AttributeError"),
     ],
 )
 def test_wrong_replacements_fail_where_a_model_is_built(name, error, said, monkeypatch):
-    monkeypatch.setattr(sys.modules[__name__], "Gone", Own, raising=False)
+    for replaced in ("Gone", "NotYet"):
+        monkeypatch.setattr(sys.modules[__name__], replaced, Own, raising=False)
     home = loaded(patched(config_for(("Norm", name))), monkeypatch)
     monkeypatch.delattr(sys.modules[__name__], "Gone")
+    monkeypatch.setattr(sys.modules[__name__], "NotYet", len)
     with pytest.raises(error, match=said) as caught:
         home.Layer(4)
     assert "declared in conf:config: map_class('Norm')" in caught.value.where
+
+
+def test_a_known_replacement_is_checked_where_it_is_declared():
+    for given in ("replacements_of_test:function", function, int):
+        with pytest.raises(ConfigError, match=r"no subclass of torch\.nn\.Module"):
+            PatchConfig("pkg.up").map_class("Norm", given)
+    with pytest.raises(ConfigError, match="no subclass"):
+        PatchConfig("pkg.up").map_class("Norm")(function)
+    PatchConfig("pkg.up").map_class("Norm", "not.imported:Yet")
+
+
+@pytest.mark.parametrize("target", ["Norm", re.compile("Norm$")])
+def test_a_target_that_is_mapped_twice_is_an_error_unless_it_is_overwritten(monkeypatch, target):
+    config = config_for((target, "Own"))
+    home = loaded(patched(config), monkeypatch)
+    with pytest.raises(
+        ConfigError, match=r"twice, to replacements_of_test\.Own and to replacements_of_test:Second"
+    ):
+        config.map_class(target, "replacements_of_test:Second")
+    assert type(home.Layer(4).norm) is Own
+    config.map_class(target, "replacements_of_test:Second", overwrite=True)
+    assert type(home.Layer(4).norm) is Second
+    assert type(loaded(patched(config), monkeypatch).Layer(4).norm) is Second
+
+
+def test_an_expression_that_is_overwritten_keeps_its_place(monkeypatch):
+    config = config_for((re.compile("Norm$"), "Own"), (re.compile("^N"), "Other"))
+    config.map_class(re.compile("Norm$"), "replacements_of_test:Second", overwrite=True)
+    assert type(loaded(patched(config), monkeypatch).Layer(4).norm) is Second
+
+
+def test_what_is_mapped_can_be_asked_for_and_cleared(monkeypatch):
+    config = config_for(("Norm", "Own"), (re.compile("MLP$"), "Other"))
+    assert config.mapped_classes == {"Norm": "replacements_of_test:Own", "MLP$": "replacements_of_test:Other"}
+    home = loaded(patched(config), monkeypatch)
+    config.unmap_class()
+    assert config.mapped_classes == {}
+    layer = home.Layer(4)
+    assert type(layer.norm) is home.Norm and type(layer.mlp) is home.MLP
+    config.unmap_class()  # nothing is left, which is no error
+
+
+def test_a_block_that_switches_on(monkeypatch):
+    home = loaded(patched(config_for(("Norm", "Own"))), monkeypatch)
+    with mapped.use_mapped_classes(on=False):
+        with mapped.use_mapped_classes():
+            assert type(home.Layer(4).norm) is Own
+        assert type(home.Layer(4).norm) is home.Norm
 
 
 def test_the_model_whose_conversions_are_asked_for_has_the_replacement(monkeypatch):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import sys
 from importlib.machinery import BuiltinImporter, FrozenImporter, ModuleSpec, PathFinder, SourceFileLoader
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from veomni_hook.errors import ReplacementError
@@ -42,7 +43,7 @@ def external_import(plan: Plan, index: int, name: str) -> str | None:
             fix="name module and attribute, as in create_patch_from_external(target, module, name)",
             target=step.target,
         )
-    loaded = sys.modules.get(module)
+    loaded = _complete(module)
     known = known_names(module)
     if known == set() and loaded is not None and not hasattr(loaded, attribute):
         known = set(dir(loaded))
@@ -70,7 +71,7 @@ def external_import(plan: Plan, index: int, name: str) -> str | None:
 
 def known_names(module: str) -> set[str] | None:
     """Names that can be imported from a module: None if it does not exist, empty if they are unknown."""
-    loaded = sys.modules.get(module)
+    loaded = _complete(module)
     if loaded is not None:
         # A lazy module provides more names than its dict contains.
         return (
@@ -96,6 +97,12 @@ def known_names(module: str) -> set[str] | None:
         return set()
     starred = _starred(tree, module, spec)
     return set() if starred is None else (names | starred | _submodules(spec)) - {"*"}
+
+
+def _complete(module: str) -> ModuleType | None:
+    """The module if it is loaded completely: one that imports the patched module will have more names."""
+    loaded = sys.modules.get(module)
+    return None if getattr(getattr(loaded, "__spec__", None), "_initializing", False) else loaded
 
 
 def _starred(tree: ast.Module, module: str, spec: ModuleSpec) -> set[str] | None:
