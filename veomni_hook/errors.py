@@ -79,7 +79,12 @@ class SettingsError(VeomniHookError):
 
 
 class ConfigError(VeomniHookError):
-    """A patch config cannot be loaded, or is not a patch config."""
+    """A patch config cannot be loaded, or is not a patch config.
+
+    ``waits_for``: the module that the config needs and that is just being imported, if that is the cause.
+    """
+
+    waits_for = ""
 
 
 class AlreadyImportedError(VeomniHookError):

@@ -221,3 +221,26 @@ def test_a_module_of_layers_may_be_imported_first(python, tmp_path, external):
                 assert "circular import" in ran.err
             else:
                 assert ran.result == "Mine", ran.err
+
+
+@pytest.mark.parametrize("first", ["layers", "class_config", "transformers.models.tiny.modeling_tiny"])
+@pytest.mark.parametrize("way", ["from layers import Mine", "import layers; Mine = layers.Mine"])
+def test_a_config_that_needs_a_module_that_imports_what_it_patches(python, tmp_path, first, way):
+    """While it is imported, it sees upstream's code, as all that configs import; then the module is patched."""
+    (tmp_path / "layers.py").write_text(
+        "import torch\nfrom transformers.models.tiny.modeling_tiny import TinyNorm\n"
+        "class Mine(torch.nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+    )
+    (tmp_path / "class_config.py").write_text(
+        f"from veomni_hook import PatchConfig\n{way}\n"
+        'config = PatchConfig("transformers.models.tiny.modeling_tiny")\nconfig.map_class("TinyNorm", Mine)\n'
+    )
+    for _ in range(2):
+        ran = python(
+            f"import sys; sys.path.insert(0, '.'); import veomni_hook.install, json\nimport {first}\n"
+            "import transformers.models.tiny.modeling_tiny as tiny\n"
+            "print(json.dumps([type(tiny.TinyModel().norm).__name__, tiny.__file__.count('5.99.0')]))",
+            VEOMNI_PATCHES="class_config",
+        )
+        assert ran.result == ["Mine", 1], ran.err
+        assert ("layers imports transformers.models.tiny.modeling_tiny" in ran.err) == (first == "layers")

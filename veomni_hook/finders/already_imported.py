@@ -64,7 +64,7 @@ def report(names: Iterable[str]) -> None:
     loaded = [
         name
         for name in dict.fromkeys(names)
-        if name not in STATE.taken  # those were not imported too early, and have their own warning
+        if name not in STATE.taken and name not in STATE.unsettled  # they were not imported too early
         if isinstance(sys.modules.get(name), ModuleType) and not is_patched(sys.modules[name])
     ]
     if not loaded:

@@ -13,6 +13,7 @@ from veomni_hook import plugins
 from veomni_hook.errors import ConfigError
 from veomni_hook.finders import tracebacks
 from veomni_hook.finders.applicable import config_names, is_builtin
+from veomni_hook.finders.config_text import is_being_imported
 from veomni_hook.finders.loading_guard import serving_upstream
 from veomni_hook.finders.patchgen import MODULES, serving_patchgen
 from veomni_hook.finders.recording import record
@@ -145,22 +146,38 @@ def _load(name: str) -> Loaded:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # SystemExit too: a config must not decide whether the script runs
-        raise ConfigError(
+        failed = ConfigError(
             f"the patch config {module_name} cannot be imported: {type(error).__name__}: {error}",
             where=", ".join(filter(None, (f"config module {module_name}", tracebacks.innermost(error)))),
             fix=_import_fix(module_name, error),
-        ) from error
+        )
+        lacking = getattr(error, "obj", error)  # a module without an attribute, or an ImportError
+        failed.waits_for = _of_the_script(getattr(lacking, "__name__", getattr(lacking, "name", None)))
+        raise failed from error
+    try:
+        return Loaded(name, module, _configs_in(module, attribute, name))
+    except ConfigError as error:
+        error.waits_for = _of_the_script(module_name)
+        raise
+
+
+def _configs_in(module: ModuleType, attribute: str, name: str) -> tuple[PatchConfig, ...]:
     holder: Any = module
     if attribute:
         try:
             holder = getattr(module, attribute)
         except AttributeError:
             raise ConfigError(
-                f"{module_name} has no attribute {attribute!r}",
+                f"{module.__name__} has no attribute {attribute!r}",
                 where=f"config {name}",
                 fix="name an attribute of that module that holds a PatchConfig",
             ) from None
-    return Loaded(name, module, as_configs(holder, where=f"config {name}"))
+    return as_configs(holder, where=f"config {name}")
+
+
+def _of_the_script(module: str | None) -> str:
+    """The module, if it is being imported, and not because configs load; otherwise empty."""
+    return module if module and is_being_imported(module) and module not in STATE.executed else ""
 
 
 def _import_fix(module_name: str, error: BaseException) -> str:
@@ -181,6 +198,8 @@ def _load_announced(name: str, point: EntryPoint) -> Loaded:
     try:
         loaded = _load(name)
     except ConfigError as error:
+        if error.waits_for:
+            raise
         raise PluginError(error.what, point=point) from error
     said = f", {plugins.described(point)}, which VEOMNI_PLUGINS=0 leaves out"
     for config in loaded.configs:

@@ -32,10 +32,6 @@ class PatchFinder:
         """
         if sys.meta_path[0] is not self and not STATE.looking and self in sys.meta_path:
             self._look_for_taken()
-        if STATE.unsettled:
-            from veomni_hook.finders.pipeline import settle
-
-            settle()
         if not (is_target(fullname) or is_remote(fullname) or STATE.is_registered(fullname)):
             if not is_target_if_named(fullname) or (STATE.named is not None and not STATE.named):
                 return None
