@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from veomni_hook import PatchConfig
+from pathlib import Path
+
+import pytest
+
+from veomni_hook import PatchConfig, create_patch_from_external
 from veomni_hook.finders.config_digest import config_digest
 
 
@@ -49,6 +53,37 @@ def test_every_part_counts() -> None:
         change(config)
         digests.append(config_digest(config))
     assert len(set(digests)) == len(digests)
+
+
+def test_the_name_of_a_config_counts() -> None:
+    """Modules with `map_class` have it."""
+    assert config_digest(made(label="mine:config")) != config_digest(made(label="mine:other"))
+    named = {"PatchConfig": PatchConfig, "TINY": "transformers.models.tiny.modeling_tiny", "__name__": "mine"}
+    exec("config = PatchConfig(TINY)", named)
+    before = config_digest(named["config"])  # type: ignore[arg-type]
+    named["other"] = named.pop("config")
+    assert config_digest(named["other"]) != before  # type: ignore[arg-type]
+
+
+def test_properties_count_by_their_functions() -> None:
+    def config(body: int) -> PatchConfig:
+        made_config = PatchConfig("transformers.models.tiny.modeling_tiny")
+        made_config.add_helper(property((one if body == 1 else other)()))
+        return made_config
+
+    assert config_digest(config(1)) == config_digest(config(1)) != config_digest(config(2))
+
+
+def test_a_replacement_that_is_only_named_counts_by_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    config = PatchConfig("transformers.models.tiny.modeling_tiny")
+    config.add_patch(create_patch_from_external("TinyModel", "named_of_test", "TinyModel"))
+    (tmp_path / "named_of_test.py").write_text("class TinyModel: pass")
+    before = config_digest(config)
+    (tmp_path / "named_of_test.py").write_text("class Renamed: pass")
+    assert config_digest(config) != before
 
 
 def test_the_order_of_a_set_does_not_count() -> None:

@@ -35,7 +35,9 @@ def _texts(value: Any) -> Iterator[str]:
     """The value as text, field by field: objects as their source, everything else as its repr."""
     if hasattr(value, "__dataclass_fields__"):
         names = [name for name in value.__dataclass_fields__ if name not in _PROVENANCE]
-        yield from _texts({"": type(value).__name__, **{name: getattr(value, name) for name in names}})
+        # A config's name is written into modules, although it is no field.
+        fields = {name: getattr(value, name) for name in [*names, "name"] if hasattr(value, name)}
+        yield from _texts({"": type(value).__name__, **fields})
         if source := getattr(value, "replacement_source", None):
             # The engine looks whether the module has the name; it imports nothing.
             yield observe("file", origin(source.rpartition(".")[0]))
