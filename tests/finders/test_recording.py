@@ -399,6 +399,15 @@ atexit.register(lambda: print(state() == before, file=sys.stderr))
     assert ran.err.splitlines()[-1] == "True"
 
 
+def test_what_a_config_wraps_itself_stays_wrapped(project: Project) -> None:
+    project.config(
+        "import os; first = os.stat\ndef stat(*a, **k):\n    return first(*a, **k)\nos.stat = stat\nvalue = 1"
+    )
+    code = f"import json, sys; sys.path[:0] = {project.path!r}\nimport veomni_hook.install, {TINY}, os\n"
+    code += "print(json.dumps([os.stat.__name__, os.stat('.').st_size > 0]))"
+    assert project.python(code, VEOMNI_PATCHES="team.patches").result == ["stat", True]
+
+
 def test_other_threads_are_not_recorded(project: Project) -> None:
     """A loader of data that reads files and variables while a config loads is none of its business."""
     project.config("import time, other; time.sleep(0.3); value = other.value")

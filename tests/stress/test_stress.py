@@ -58,7 +58,7 @@ def test_kills(tmp_path):
 
 @pytest.mark.slow
 def test_a_store_that_writes_in_place_is_found(tmp_path):
-    part = in_worker("kills", tmp_path, 90, 0, "publishing is not atomic")
+    part = in_worker("kills", tmp_path, 200, 0, "publishing is not atomic")
     assert not part.ok
     assert part.total().lost
 

@@ -141,12 +141,13 @@ def verify(folder: str) -> VerifyResult:
         return VerifyResult(folder)
     with root:
         manifests = manifests_of(root)
-        defects, stale, named = [], [], set()
+        defects, stale, named, repeated = [], [], set(), 0
         for key, manifest in manifests.items():
             if isinstance(manifest, Defect):
                 defects.append(Finding(root.full(f"{entry.KEYS}/{key}"), str(manifest)))
                 continue
             place = root.full(f"{entry.KEYS}/{key}")
+            repeated += bool(manifest.inputs)
             if manifest.patch_hash:
                 named.add(manifest.entry)
                 place = root.full(manifest.text)
@@ -158,7 +159,14 @@ def verify(folder: str) -> VerifyResult:
         leftovers += [f"{entry.KEYS}/{name}" for name in key_names(root) if name not in manifests]
         leftovers += [name for name in root.names() if name.startswith(TRASH_PREFIX)]
         paths = tuple(root.full(name) for name in leftovers)
-        return VerifyResult(root.path, len(manifests), tuple(defects), tuple(stale), paths)
+        # An entry and what repeats it have the same defects.
+        return VerifyResult(
+            root.path,
+            len(manifests) - repeated,
+            tuple(dict.fromkeys(defects)),
+            tuple(dict.fromkeys(stale)),
+            paths,
+        )
 
 
 def open_root(path: str) -> Root | None:

@@ -42,9 +42,9 @@ _IMPORTLIB = "<frozen importlib"
 
 
 _LOCK = threading.Lock()
-#: How many threads load configs now, and what their load replaced: object, name, original.
+#: How many threads load configs now, and what their load replaced: object, name, original, ours.
 _LOADS: list[None] = []
-_REPLACED: list[tuple[Any, str, Any]] = []
+_REPLACED: list[tuple[Any, str, Any, Any]] = []
 _HEARING: list[Callable[..., None]] = []
 
 
@@ -110,22 +110,23 @@ def _begin() -> None:
                     _replace(holder, name, _starting)
             for environment in (os.environ, getattr(os, "environb", os.environ)):
                 if type(environment) is os._Environ:
-                    _REPLACED.append((environment, "__class__", os._Environ))
-                    environment.__class__ = _Environment
+                    _replace(environment, "__class__", lambda _: _Environment)
 
 
 def _end() -> None:
     with _LOCK:
         _LOADS.pop()
         while _REPLACED and not _LOADS:
-            holder, name, function = _REPLACED.pop()
-            setattr(holder, name, function)
+            holder, name, function, ours = _REPLACED.pop()
+            if getattr(holder, name) is ours:  # otherwise what a config imports has wrapped it
+                setattr(holder, name, function)
 
 
 def _replace(holder: Any, name: str, made: Callable[[Any], Any]) -> None:
     function = getattr(holder, name)
-    _REPLACED.append((holder, name, function))
-    setattr(holder, name, made(function))
+    ours = made(function)
+    _REPLACED.append((holder, name, function, ours))
+    setattr(holder, name, ours)
 
 
 def _hear(event: str, arguments: tuple[Any, ...]) -> None:
