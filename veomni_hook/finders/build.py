@@ -69,19 +69,19 @@ def build(
         The patched form, or the reason why nothing applies. None if a plugin failed: then other configs
         apply, and the module has another key.
     """
-    made = load_and_build(upstream, settings, names, stage)
-    if made is None:
+    built = load_and_build(upstream, settings, names, stage)
+    if built is None:
         return None
-    if isinstance(made.stored, Hit):
-        cache = "hit" if made.cached else "miss"
-        return from_hit(made.stored, upstream, cache, STATE.unrecorded or miss), None, made.stored.code
-    if isinstance(made.stored, Unpatched) or made.patched is None:
-        return made.failed or NOTHING
-    stored = stored_form(made.patched)
+    if isinstance(built.stored, Hit):
+        cache = "hit" if built.cached else "miss"
+        return from_hit(built.stored, upstream, cache, STATE.unrecorded or miss), None, built.stored.code
+    if isinstance(built.stored, Unpatched) or built.patched is None:
+        return built.failed or NOTHING
+    stored = stored_form(built.patched)
     outcome = Outcome(
         upstream.module,
         patched=True,
-        reason=made.stored.reason,
+        reason=built.stored.reason,
         cache="memory",
         origin=upstream.path,
         patch_hash=stored.patch_hash,
@@ -102,20 +102,22 @@ def load_and_build(
         configs = with_registered(loaded)
         others = [name for name in already_imported.modules_of(configs) if name != upstream.module]
         already_imported.report(others)
-        missing = absent_modules.absent(config for each in loaded for config in each.configs)
+        missing = absent_modules.absent(
+            config for config_module in loaded for config in config_module.configs
+        )
         absent_modules.report(missing)
-        given = [config for each in loaded if not is_builtin(each.name) for config in each.configs]
-        of_modules = any(not is_builtin(each.name) for each in loaded)
-        record_replacements(given)
-        key = stage2(stage, upstream.module, given) if of_modules else stage
+        named = [config_module for config_module in loaded if not is_builtin(config_module.name)]
+        told = [config for config_module in named for config in config_module.configs]
+        record_replacements(told)
+        key = stage2(stage, upstream.module, told) if named else stage
         stored = lookup(key, upstream.module)
         if isinstance(stored, Unpatched) or (isinstance(stored, Hit) and not outdated(stored)):
-            made = Built(configs, stored, True, None, "")
+            built = Built(configs, stored, True, None, "")
         else:
-            made = _patched(upstream, configs, settings, key, missing, store_it=store_it)
-        if of_modules and store_it and not (made.failed or STATE.unrecorded):
+            built = _patched(upstream, configs, settings, key, missing, store_it=store_it)
+        if named and store_it and not (built.failed or STATE.unrecorded):
             store().repeat(stage, key, STATE.recorded, missing)
-        return made
+        return built
 
 
 @contextmanager

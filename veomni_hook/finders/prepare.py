@@ -92,16 +92,16 @@ def prepare(
         return _prepared(upstream, patched, None, reason, "memory")
     names = config_names(module, settings)
     stage = stage1(upstream, settings, names)
-    made = build.load_and_build(upstream, settings, names, stage, store_it=publish)
-    if made is None:  # a plugin failed, and is left out
+    built = build.load_and_build(upstream, settings, names, stage, store_it=publish)
+    if built is None:  # a plugin failed, and is left out
         return prepare(module, settings, publish=publish)
-    if isinstance(made.stored, Unpatched):
+    if isinstance(built.stored, Unpatched):
         return _prepared(upstream, None, None, NOTHING, "")
-    patched = made.patched or build.patch_with_idioms(upstream, made.configs, settings)[0]
-    if isinstance(made.stored, Hit):
-        return _prepared(upstream, patched, made.stored, "", "hit" if made.cached else "miss")
+    patched = built.patched or build.patch_with_idioms(upstream, built.configs, settings)[0]
+    if isinstance(built.stored, Hit):
+        return _prepared(upstream, patched, built.stored, "", "hit" if built.cached else "miss")
     return _prepared(
-        upstream, patched, None, made.stored.reason if patched else made.failed or NOTHING, "memory"
+        upstream, patched, None, built.stored.reason if patched else built.failed or NOTHING, "memory"
     )
 
 

@@ -79,7 +79,7 @@ def record_replacements(configs: Iterable[PatchConfig]) -> None:
     for config in configs:
         taken = [patch.replacement for patch in config.patches]
         taken += [*config.helpers, *(positioned.helper for positioned in config.positioned_helpers)]
-        places = [sys.modules.get(getattr(each, "__module__", None) or "") for each in taken]
+        places = [sys.modules.get(getattr(definition, "__module__", None) or "") for definition in taken]
         files = [getattr(place, "__file__", None) or "" for place in places]
         files += [
             origin(patch.replacement_source.rpartition(".")[0])
@@ -122,9 +122,9 @@ def _end() -> None:
                 setattr(holder, name, function)
 
 
-def _replace(holder: Any, name: str, made: Callable[[Any], Any]) -> None:
+def _replace(holder: Any, name: str, wrap: Callable[[Any], Any]) -> None:
     function = getattr(holder, name)
-    ours = made(function)
+    ours = wrap(function)
     _REPLACED.append((holder, name, function, ours))
     setattr(holder, name, ours)
 
@@ -345,11 +345,11 @@ def _use(name: str) -> None:
     module = sys.modules.get(name)
     place = getattr(module, "__file__", None) or ""
     try:
-        found = origin(name)
+        whereabouts = origin(name)
     except Exception as error:  # a finder of somebody else's
         _cannot(f"{name} cannot be looked for: {type(error).__name__}: {error}")
         return
-    by_version, files = pinned(name, place or (found if found != MISSING else ""))
+    by_version, files = pinned(name, place or (whereabouts if whereabouts != MISSING else ""))
     if files:
         _observe("file", files)
     if by_version:

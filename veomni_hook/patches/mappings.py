@@ -106,11 +106,11 @@ def _check(text: str, declared: str, origin: str) -> None:
         )
 
 
-def _check_kind(given: Any, declared: str, origin: str) -> None:
+def _check_kind(replacement: Any, declared: str, origin: str) -> None:
     """Raise if a replacement that is imported already is no class of modules."""
-    kind = given
-    if isinstance(given, str):
-        module, _, name = given.partition(":")
+    kind = replacement
+    if isinstance(replacement, str):
+        module, _, name = replacement.partition(":")
         loaded = sys.modules.get(module)
         whole = not getattr(getattr(loaded, "__spec__", None), "_initializing", False)
         kind = vars(loaded).get(name) if loaded is not None and whole else None
@@ -118,7 +118,7 @@ def _check_kind(given: Any, declared: str, origin: str) -> None:
     if kind is None or (isinstance(kind, type) and torch is not None and issubclass(kind, torch.Module)):
         return
     raise ConfigError(
-        f"{given!r}, to which map_class({declared!r}) maps, is no subclass of torch.nn.Module",
+        f"{replacement!r}, to which map_class({declared!r}) maps, is no subclass of torch.nn.Module",
         where=origin,
         fix="map the class to a class of modules",
     )
