@@ -21,7 +21,7 @@ def log_probs(processes, saved):
     ]
     done = subprocess.run(
         [*command, saved],
-        capture_output=True, text=True, timeout=120, check=False,
+        capture_output=True, text=True, timeout=600, check=False,
         env={
             **os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1",
             "VEOMNI_PARALLEL": f"sp={processes}",

@@ -185,16 +185,15 @@ def test_entry_is_moved_aside_before_it_is_taken_apart(
 
 
 CLEARER = """
-import sys, time
+import sys
 from veomni_hook.cache.store import Store
 print("ready", flush=True)
 sys.stdin.readline()
-removed, end = 0, time.monotonic() + 20
-while removed < 10 and time.monotonic() < end:
+removed = 0
+while removed < 10:
     cleared = Store(sys.argv[1]).clear()
     assert not cleared.failed, cleared.failed
     removed += len(cleared.removed)
-assert removed >= 10, removed
 """
 
 

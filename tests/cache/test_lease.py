@@ -5,13 +5,13 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.processes import until
 from veomni_hook.cache import lease
 from veomni_hook.cache.store import Hit, Store
 from veomni_hook.cache.trusted_folder import Root, Vanished
@@ -139,7 +139,5 @@ def test_entry_stays_in_use_while_a_forked_child_lives(
     assert len(store.clear().in_use) == 1
     os.close(let_go)
     os.close(held)
-    deadline = time.monotonic() + 10
-    while store.clear().in_use and time.monotonic() < deadline:
-        time.sleep(0.01)
+    until(lambda: not store.clear().in_use)
     assert not (root / "pkg-1.2.3").exists()

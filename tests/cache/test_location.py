@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.processes import until
 from veomni_hook.cache import location
 from veomni_hook.cache.store import Hit, Miss, NotStored, Store, open_store
 
@@ -366,11 +367,7 @@ def test_temporary_folder_stays_for_a_child_that_outlives_its_parent(
         "    os._exit(0)\n"
     )
     assert (run_refused(script) / "pkg-1/h/mod.py").exists()
-    import time
-
-    deadline = time.monotonic() + 10
-    while not (tmp_path / "seen").exists() and time.monotonic() < deadline:
-        time.sleep(0.01)
+    until((tmp_path / "seen").exists)
     assert (tmp_path / "seen").read_text() == "True"
 
 

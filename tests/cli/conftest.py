@@ -48,7 +48,7 @@ def starter(environ: dict[str, str], folder: Path) -> Command:
             cwd=cwd,
             capture_output=True,
             encoding="utf-8",
-            timeout=120,
+            timeout=600,
             check=False,
         )
         return Done(done.returncode, done.stdout, done.stderr)

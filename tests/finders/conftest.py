@@ -59,7 +59,7 @@ def python(tmp_path: Path) -> Python:
             cwd=tmp_path,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=600,
             check=False,
         )
         return Ran(done.returncode, done.stdout, done.stderr)

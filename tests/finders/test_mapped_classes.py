@@ -150,7 +150,7 @@ def outcome(tmp_path):
             env=os.environ | environment,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=600,
             check=False,
         )
         if "in apply_patches" in done.stderr and "No module named 'torchvision'" in done.stderr:

@@ -66,7 +66,7 @@ def test_under_torchrun(tmp_path: Path, script: str, setting: str) -> None:
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]

@@ -152,7 +152,7 @@ def test_multiprocessing_children_import_patched_modules(tiny: Command, tmp_path
         "    queue = context.Queue()\n"
         "    process = context.Process(target=child, args=(queue,))\n"
         "    process.start()\n"
-        "    value, pid = queue.get(timeout=60)\n"
+        "    value, pid = queue.get(timeout=600)\n"
         "    process.join()\n"
         "    print(value, pid != os.getpid(), process.exitcode, 'transformers' in sys.modules)\n"
     )

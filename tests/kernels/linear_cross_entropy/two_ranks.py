@@ -1,12 +1,6 @@
-"""One rank of `test_two_ranks`: trains a patched and an upstream model side by side and compares them.
-
-Run as ``python two_ranks.py <folder>`` with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set.
-"""
+"""One rank of `test_two_ranks`: trains a patched and an upstream model side by side and compares them."""
 
 from __future__ import annotations
-
-import sys
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -16,6 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tests.kernels.linear_cross_entropy.routed import batch, load, pair, with_decoder, with_trained_copies
 from tests.kernels.matching import close
+from tests.processes import join, leave
 from veomni_hook.kernels.bind import bind
 from veomni_hook.kernels.linear_cross_entropy.options import loss_options
 from veomni_hook.kernels.linear_cross_entropy.output import LazyLogits, logits_are_read
@@ -109,8 +104,7 @@ def policy_gradient(upstream, model, inputs, tolerance: float) -> None:
 def main() -> None:
     set_choice("torch")
     torch.manual_seed(0)
-    dist.init_process_group("gloo")
-    patched = load(Path(sys.argv[1]) / str(dist.get_rank()))
+    patched = load(join() / str(dist.get_rank()))
     torch.manual_seed(1 + dist.get_rank())
     inputs = batch()
     for options in ({}, {"find_unused_parameters": True}, {"static_graph": True}):
@@ -140,8 +134,7 @@ def main() -> None:
         print("FSDP2, a trained copy of the head", name, flush=True)
     trained_head(patched, inputs)
     bound(patched)
-    dist.barrier()
-    dist.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":

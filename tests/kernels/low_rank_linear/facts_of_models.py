@@ -12,7 +12,6 @@ import os
 import sys
 import tempfile
 import warnings
-from datetime import timedelta
 from pathlib import Path
 
 warnings.simplefilter("ignore")
@@ -21,7 +20,6 @@ if not LATE:
     import veomni_hook.install
 
 import torch
-import torch.distributed as dist
 from peft import LoraConfig, PeftModel, get_peft_model, prepare_model_for_kbit_training
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -29,6 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from tests.adopt.small import IDS, make
+from tests.processes import join, leave
 
 import veomni_hook
 from veomni_hook.kernels.selection.process_choice import set_choice
@@ -215,7 +214,7 @@ def adopted():
 
 
 def ranks():
-    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    join()
     facts = {"ddp": compared(DistributedDataParallel(adapted()))}
     policies = {
         "fsdp2": MixedPrecisionPolicy(),
@@ -232,19 +231,20 @@ def ranks():
             if name.endswith((f"{part}.default", part)) and isinstance(each, torch.nn.Linear):
                 fully_shard(each)
         facts[f"fsdp2 of {part}"] = compared(fully_shard(model))
-    dist.barrier()
-    dist.destroy_process_group()
-    return facts
+    print(json.dumps(facts))
+    leave()
 
 
 if __name__ == "__main__":
     if LATE:
         found = adopted()
+    elif "RANK" in os.environ:
+        ranks()
     elif sys.argv[1:]:
         kind = sys.argv[1]
         found = {
             name: compared(quantised(kind, prepared=name == "prepared")) for name in ("plain", "prepared")
         }
     else:
-        found = ranks() if "RANK" in os.environ else whole_model()
+        found = whole_model()
     print(json.dumps(found))

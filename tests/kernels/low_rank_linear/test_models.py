@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -14,7 +13,8 @@ import pytest
 
 pytest.importorskip("peft")
 
-ROOT = Path(__file__).resolve().parents[3]
+from tests.processes import ROOT, two_ranks
+
 SCRIPT = Path(__file__).with_name("facts_of_models.py")
 CLOSE = {"difference": pytest.approx(0, abs=2e-6), "gradients": 28, "ran": ["torch: chosen"]}
 ROUNDED = {**CLOSE, "difference": pytest.approx(0, abs=3e-2)}
@@ -129,16 +129,9 @@ def test_a_model_of_modules_imported_before_the_hook_is_adopted(cache):
 
 
 def test_two_ranks(cache):
-    """DDP and FSDP2; where FSDP2 takes a part of a layer for itself, its hooks run.
-
-    Ranks wait for one another for a minute at most; imports take that long on a busy machine.
-    """
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    ranks = [started(cache, **shared, RANK=str(rank)) for rank in range(2)]
-    for found in [facts_of(rank) for rank in ranks]:
+    """DDP and FSDP2; where FSDP2 takes a part of a layer for itself, its hooks run."""
+    for output in two_ranks(SCRIPT, cache, {"VEOMNI_CACHE_DIR": str(cache)}):
+        found = json.loads(output.splitlines()[-1])
         assert all(found[case] == CLOSE for case in ("ddp", "fsdp2", "fsdp2 of base_layer"))
         assert found["fsdp2 bfloat16"] == ROUNDED
         hooks = {"difference": 0.0, "gradients": 28, "ran": ["eager: a part of the adapter has hooks"]}

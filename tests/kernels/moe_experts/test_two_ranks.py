@@ -1,45 +1,13 @@
 from __future__ import annotations
 
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("peft")
-SCRIPT = Path(__file__).with_name("two_ranks.py")
-ROOT = Path(__file__).parents[3]
+
+from tests.processes import two_ranks
 
 
 def test_lora_of_experts_under_fsdp2_trains_as_upstream_does(tmp_path):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    environment = {
-        **os.environ,
-        "WORLD_SIZE": "2",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "OMP_NUM_THREADS": "1",
-        "CUDA_VISIBLE_DEVICES": "",
-        "PYTHONPATH": str(ROOT),
-    }
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(SCRIPT), str(tmp_path)],
-            env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        outputs = [rank.communicate(timeout=300)[0] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    for rank, output in zip(ranks, outputs, strict=True):
-        assert rank.returncode == 0, output
+    two_ranks(Path(__file__).with_name("two_ranks.py"), tmp_path)

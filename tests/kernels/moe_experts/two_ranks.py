@@ -1,13 +1,6 @@
-"""One rank of `test_two_ranks`: a step of LoRA on experts under FSDP2, compared with upstream's in one process.
-
-Run as ``python two_ranks.py <folder>`` with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set.
-"""
+"""One rank of `test_two_ranks`: a step of LoRA on experts under FSDP2, compared with upstream's in one process."""
 
 from __future__ import annotations
-
-import sys
-from datetime import timedelta
-from pathlib import Path
 
 import peft
 import torch
@@ -19,6 +12,7 @@ from transformers.models.qwen3_moe import modeling_qwen3_moe
 
 from tests.kernels.matching import close
 from tests.kernels.patched_qwen3 import load
+from tests.processes import join, leave
 from veomni_hook.kernels.selection.process_choice import set_choice
 from veomni_hook.report.explanation import explain
 
@@ -67,18 +61,17 @@ def compare(upstream, model, told) -> None:
     assert told in line, line
 
 
-def main(folder: Path) -> None:
-    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+def main() -> None:
     set_choice("eager,moe_experts=torch")
-    patched = load(folder / str(dist.get_rank()), modeling_qwen3_moe.__name__)
+    patched = load(join() / str(dist.get_rank()), modeling_qwen3_moe.__name__)
     # Layers are gathered before they run, so that weights and factors are plain tensors.
     model = adapted(patched)
     for layer in model.base_model.model.model.layers:
         fully_shard(layer)
     fully_shard(model)
     compare(adapted(modeling_qwen3_moe), model, "adapter fused (down_proj, gate_up_proj)")
-    dist.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main()
