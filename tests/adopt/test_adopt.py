@@ -163,8 +163,8 @@ def test_errors_say_what_to_do(facts):
     assert "a str has no modules" in facts["no module"]
     (late,) = facts["late"]
     assert re.match(
-        r"imported too early to be patched: \w+, \w+, \w+ and \d+ more\. They stay unpatched; "
-        r"`handle\.status\(\)` lists all modules\. Fix: ",
+        r"imported too early to be patched: \w+, \w+, \w+ and \d+ more\. They stay unpatched\. "
+        r"transformers imported too early\. Models lose: .+\. `handle\.status\(\)` lists all modules\. Fix: ",
         late,
     ), late
     assert "modeling_" not in late

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from tests.finders.conftest import TINY, Python
+import os
+import subprocess
+import sys
+
+from tests.finders.conftest import ROOT, TINY, Python
+from veomni_hook.finders.targets import DATA, LAYERS, SHARED
 
 FRESH = f"""
 import sys
@@ -106,6 +111,25 @@ def test_modules_imported_too_early_are_named_with_the_remedy(python: Python) ->
     strict = python(code, VEOMNI_STRICT="1")
     assert strict.code == 1
     assert "AlreadyImportedError" in strict.err
+
+
+def test_what_all_models_share_is_named_by_what_models_lose() -> None:
+    """Nobody who has imported a configuration knows `transformers.configuration_utils`."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("VEOMNI_")}
+    code = "from transformers import AutoConfig, AutoTokenizer\nimport veomni_hook.install"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**environment, "VEOMNI_CACHE_DIR": "/dev/null"},
+        cwd=ROOT, capture_output=True, text=True, check=True, timeout=600,
+    )  # fmt: skip
+    (said,) = (line for line in done.stderr.splitlines() if "AlreadyImportedWarning" in line)
+    assert "transformers imported too early. Models lose: under `auto`, kernels for experts and for " in said
+    assert "transformers.configuration_utils" not in said and "unpatched" not in said
+
+
+def test_all_that_models_share_says_what_is_lost() -> None:
+    for losses in [*SHARED.values(), *LAYERS.values(), *DATA.values()]:
+        assert losses and not any("transformers." in loss for loss in losses)
 
 
 def test_the_log_counts_the_patches(python: Python) -> None:

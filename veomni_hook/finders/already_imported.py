@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,7 @@ from veomni_hook.finders.loader import PatchedLoader
 from veomni_hook.finders.log import note
 from veomni_hook.finders.settings_in_force import current_settings
 from veomni_hook.finders.state import STATE
-from veomni_hook.finders.targets import PREFIX
+from veomni_hook.finders.targets import DATA, LAYERS, PREFIX, SHARED
 from veomni_hook.layout import shortened
 
 if TYPE_CHECKING:
@@ -56,7 +56,8 @@ def _is_notebook() -> bool:
 def report(names: Iterable[str]) -> None:
     """Warn about the named modules that are in `sys.modules` but not patched.
 
-    The warning names their families; the log (INFO) has all modules with their files.
+    The warning names their families, and what all models lose by those that models share; the log (INFO) has
+    all modules with their files.
 
     Raises:
         AlreadyImportedError: in strict mode.
@@ -71,13 +72,25 @@ def report(names: Iterable[str]) -> None:
         return
     files = ", ".join(f"{name} ({getattr(sys.modules[name], '__file__', None)})" for name in loaded)
     note(f"imported too early to be patched: {files}")
-    what = f"imported too early to be patched: {shortened(families(loaded))}"
+    what = _lost(loaded)
     fix = _IN_A_NOTEBOOK if _is_notebook() else _IN_A_SCRIPT
     if current_settings().strict:
         raise AlreadyImportedError(what, where="sys.modules", fix=fix)
-    everything = "; `handle.status()` lists all modules" if STATE.handles else ""
-    message = f"{what}. They stay unpatched{everything}. Fix: {fix}"
-    warnings.warn(message, AlreadyImportedWarning, stacklevel=4)
+    everything = ". `handle.status()` lists all modules" if STATE.handles else ""
+    warnings.warn(f"{what}{everything}. Fix: {fix}", AlreadyImportedWarning, stacklevel=4)
+
+
+def _lost(loaded: Sequence[str]) -> str:
+    """What users lose because of modules that are not patched."""
+    shared = SHARED | LAYERS | DATA
+    losses = dict.fromkeys(loss for name in loaded for loss in shared.get(name, ()))
+    told = []
+    if own := families(name for name in loaded if name not in shared):
+        told.append(f"imported too early to be patched: {shortened(own)}. They stay unpatched")
+    if losses:
+        libraries = " and ".join(dict.fromkeys(name.partition(".")[0] for name in loaded if name in shared))
+        told.append(f"{libraries} imported too early. Models lose: {'; '.join(losses)}")
+    return ". ".join(told)
 
 
 def families(names: Iterable[str]) -> list[str]:

@@ -10,22 +10,30 @@ REMOTE_PREFIX = "transformers_modules."
 REMOTE_LOADING = "transformers.dynamic_module_utils"
 #: Holds the table of attention implementations.
 INTERFACES = "transformers.modeling_utils"
-#: The targets that all models share.
-SHARED = frozenset(
-    (
-        "transformers.configuration_utils",
-        "transformers.integrations.sdpa_attention",
-        "transformers.masking_utils",
-        "transformers.modeling_layers",
-        "transformers.vision_utils",
-        INTERFACES,
-        REMOTE_LOADING,
-    )
+_CHOICES = (
+    "under `auto`, kernels for experts and for attention with sinks or softcaps (what was chosen for these "
+    "is unknown)"
 )
+_LORA = "kernels for the layers of LoRA"
+_DATA = "the handling of batches that a setting asks for"
+#: The targets that all models share, and what models lose if one of them is not patched.
+SHARED = {
+    "transformers.configuration_utils": (_CHOICES,),
+    "transformers.integrations.sdpa_attention": ("kernels for sliding windows",),
+    "transformers.masking_utils": ("kernels for sliding windows", "compiled code without masks"),
+    "transformers.modeling_layers": ("kernels for the heads of classifiers",),
+    "transformers.vision_utils": ("sizes of images on the host",),
+    INTERFACES: (_CHOICES, "the check that all experts were loaded"),
+    REMOTE_LOADING: ("patches of remote code",),
+}
 #: The targets of other packages: layers that they put into models.
-LAYERS = frozenset(("peft.tuners.lora.bnb", "peft.tuners.lora.layer"))
+LAYERS = {"peft.tuners.lora.bnb": (_LORA,), "peft.tuners.lora.layer": (_LORA,)}
 #: The targets that divide data among processes, or move it to devices.
-DATA = frozenset(("accelerate.accelerator", "accelerate.data_loader", "transformers.trainer"))
+DATA = {
+    "accelerate.accelerator": (_DATA,),
+    "accelerate.data_loader": (_DATA,),
+    "transformers.trainer": (_DATA,),
+}
 
 #: Modules of trainers that are targets only where a config names them.
 TRAINERS = frozenset(("trl.trainer.utils", "verl.utils.experimental.torch_functional"))

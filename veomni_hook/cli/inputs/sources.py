@@ -13,7 +13,7 @@ from veomni_hook.finders import targets
 from veomni_hook.layout import counted
 
 #: Modules outside `transformers.models` that idioms examine: many models share their code.
-SHARED = tuple(sorted(targets.SHARED - {targets.REMOTE_LOADING}))
+SHARED = tuple(sorted(targets.SHARED.keys() - {targets.REMOTE_LOADING}))
 
 _VERSION = re.compile(r"^__version__\s*=\s*[\"']([^\"']+)[\"']", re.MULTILINE)
 
