@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from veomni_hook.printable import printable
+
 __all__ = [
     "AdoptionError",
     "AlreadyImportedError",
@@ -41,6 +43,9 @@ __all__ = [
 class VeomniHookWarning(UserWarning):
     """Base of every warning that this package issues."""
 
+    def __str__(self) -> str:
+        return printable(super().__str__())
+
 
 class AlreadyImportedWarning(VeomniHookWarning):
     """A module with known patches was imported before the hook was active."""
@@ -56,7 +61,7 @@ class VeomniHookError(Exception):
         self.fix = fix
 
     def __str__(self) -> str:
-        return f"{self.what}\n  where: {self.where}\n  fix:   {self.fix}"
+        return printable(f"{self.what}\n  where: {self.where}\n  fix:   {self.fix}")
 
     def __reduce__(self) -> tuple[object, ...]:
         # Exception's own __reduce__ calls the class with positional args only; workers pickle errors.

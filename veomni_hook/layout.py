@@ -1,7 +1,7 @@
 """Text output formatted to a width: tables, blocks, fields and paragraphs.
 
 Words are never broken, and figures are never separated from their units; longer ones overflow the line. A
-table that does not fit a narrow width becomes one block per entry.
+table that does not fit a narrow width becomes one block per entry. Control characters are escaped.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from textwrap import fill
 from typing import NamedTuple
+
+from veomni_hook.printable import printable
 
 __all__ = ["NARROW", "Line", "counted", "fields", "paragraphs", "shortened", "table"]
 
@@ -57,7 +59,7 @@ def table(
         width: the maximum width in columns; None: no limit.
         optional: columns to omit, the last first, if that makes the table fit; a line then names them.
     """
-    cells = [list(row) for row in rows]
+    cells = [[printable(cell) for cell in row] for row in rows]
     if width is None or _natural(headers, cells) <= width:
         return _aligned(headers, cells)
     if (width >= NARROW or len(headers) == 2) and (widths := _shared(headers, cells, width)):
@@ -75,6 +77,7 @@ def table(
 
 def fields(pairs: Mapping[str, str], width: int | None = None) -> str:
     """Return name and value pairs, indented, one per line; values that are too wide continue below."""
+    pairs = {printable(name): printable(value) for name, value in pairs.items()}
     longest = max((len(name) for name in pairs), default=0)
     lines = []
     for name, value in pairs.items():
@@ -88,6 +91,7 @@ def fields(pairs: Mapping[str, str], width: int | None = None) -> str:
 
 def paragraphs(text: str, width: int | None = None, *, indent: int = 2) -> str:
     """Return text with each line wrapped to a width; continuation lines are indented further."""
+    text = printable(text)
     if width is None:
         return text
     lines = []

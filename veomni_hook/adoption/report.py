@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from veomni_hook.adoption.classes import former_class
 from veomni_hook.errors import AdoptionError
+from veomni_hook.printable import printable
 
 if TYPE_CHECKING:
     from torch import nn
@@ -130,7 +131,7 @@ class Adoption:
             for module, names in self.shared.items()
         ]
         lines += ["not adopted:", *left] if left else []
-        return "\n".join(lines)
+        return printable("\n".join(lines))
 
 
 def _named(entry: Entry) -> str:

@@ -14,6 +14,7 @@ from itertools import groupby
 from typing import IO, TYPE_CHECKING, Any
 
 from veomni_hook import layout
+from veomni_hook.printable import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -174,7 +175,7 @@ def track(items: Sequence[str], label: str) -> Iterator[str]:
     with Progress(*columns, console=target, transient=True) as progress:
         task = progress.add_task(label, total=len(items))
         for item in items:
-            progress.update(task, description=f"{label} {item}")
+            progress.update(task, description=printable(f"{label} {item}"))
             yield item
             progress.advance(task)
 
@@ -189,8 +190,7 @@ def abandon_stdout() -> None:
 def _say(message: str, style: str) -> None:
     if sys.stderr is None:
         return
-    if is_terminal(sys.stderr):
-        message = layout.paragraphs(message, width_of(sys.stderr))
+    message = layout.paragraphs(message, width_of(sys.stderr) if is_terminal(sys.stderr) else None)
     target = console(stderr=True)
     if target.color_system is None or not style:
         sys.stderr.write(message + "\n")

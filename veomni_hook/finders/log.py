@@ -9,19 +9,21 @@ from typing import Any
 
 from veomni_hook.errors import VeomniHookWarning
 from veomni_hook.finders.state import STATE
+from veomni_hook.printable import printable
 
 LOGGER = logging.getLogger("veomni_hook")
 
 
 def note(message: str) -> None:
     """Log at INFO, visible if logging is configured."""
-    LOGGER.info(message)
+    LOGGER.info("%s", printable(message))
 
 
 def say(message: str) -> None:
     """Log one line at INFO if logging shows it, otherwise print it on standard error."""
+    message = printable(message)
     if LOGGER.isEnabledFor(logging.INFO) and LOGGER.hasHandlers():
-        LOGGER.info(message)
+        LOGGER.info("%s", message)
         return
     if sys.stderr is None:
         return

@@ -7,6 +7,8 @@ from functools import cached_property
 from types import CodeType
 from typing import Any
 
+from veomni_hook.printable import printable
+
 #: Reason why a module has no patched form although nothing is wrong.
 NOTHING = "no patch applies"
 
@@ -64,7 +66,7 @@ class Outcome:
         return f"patched ({self.cache})" if self.patched else f"not patched: {self.reason}"
 
     def __repr__(self) -> str:
-        return f"<Outcome {self.module}: {self.state}>"
+        return printable(f"<Outcome {self.module}: {self.state}>")
 
 
 #: The outcome of a patched module, its text if it is not stored, and its code if it is.
@@ -93,4 +95,4 @@ class Status:
     def __repr__(self) -> str:
         lines = [f"veomni_hook: {'active' if self.active else 'inactive'}"]
         lines += [f"  {outcome.module}: {outcome.state}" for outcome in self.modules.values()]
-        return "\n".join(lines)
+        return printable("\n".join(lines))

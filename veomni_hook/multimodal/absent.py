@@ -27,6 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 from veomni_hook.errors import ParallelError, VeomniHookWarning
 from veomni_hook.kernels.selection.process_choice import STATE
 from veomni_hook.multimodal.placeholders import Underivable, placeholders
+from veomni_hook.printable import printable
 from veomni_hook.settings import resolve
 
 __all__ = ["plus_zero"]
@@ -214,7 +215,10 @@ def _say(module: nn.Module, data: tuple[str, ...], why: str) -> None:
     if (type(module), data) not in _said:
         _said.add((type(module), data))
         logger.info(
-            "%s: batches without %s call the tower with zeros: %s", type(module).__name__, data[0], why
+            "%s: batches without %s call the tower with zeros: %s",
+            printable(type(module).__name__),
+            data[0],
+            why,
         )
 
 

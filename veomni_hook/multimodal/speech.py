@@ -19,6 +19,7 @@ from torch import nn
 from transformers.integrations import is_deepspeed_zero3_enabled
 
 from veomni_hook.errors import SpeechError, VeomniHookWarning
+from veomni_hook.printable import printable
 
 __all__ = ["kept", "left_out", "refuse", "save_speakers", "taking_what", "text_by_default"]
 
@@ -148,7 +149,7 @@ def _say(model: type, config: Any, build: str, parts: Sequence[str]) -> None:
     size = _size(model, config, build)
     logger.info(
         "%s is built without speech (VEOMNI_SPEECH=0): %s left out%s",
-        model.__name__,
+        printable(model.__name__),
         " and ".join(parts),
         f", {size / 2**20:,.1f} MiB of weights" if size else "",
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 from os import PathLike
 from pathlib import Path
 from shutil import get_terminal_size
@@ -16,8 +15,10 @@ from veomni_hook.kernels.explain.collect import rows_of_model, rows_of_module
 from veomni_hook.kernels.explain.rows import Group, Row, grouped
 from veomni_hook.kernels.slot.liger_warning import warn_of_stacked
 from veomni_hook.layout import counted, paragraphs
+from veomni_hook.printable import printable
 from veomni_hook.report.batch_invariance import notes_on_invariance
 from veomni_hook.report.class_mapping import notes_on_mapped
+from veomni_hook.report.html import text
 from veomni_hook.report.live import live_page
 from veomni_hook.report.parallel import notes_on
 from veomni_hook.report.parallel_experts import notes_on_experts
@@ -49,8 +50,10 @@ class Explanation:
     def __str__(self) -> str:
         if not self.rows:
             alone = f"{self.subject}: no kernel slots; its modeling code is not patched"
-            return "\n".join([alone, *(f"  {note}" for note in self.notes)])
-        return "\n".join([f"{self.subject}:", *(f"  {group}" for group in self.groups()), *self._apart()])
+            lines = [alone, *(f"  {note}" for note in self.notes)]
+        else:
+            lines = [f"{self.subject}:", *(f"  {group}" for group in self.groups()), *self._apart()]
+        return printable("\n".join(lines))
 
     def __repr__(self) -> str:
         """Return the printed text, wrapped at words to the width of the terminal."""
@@ -64,11 +67,11 @@ class Explanation:
         told = self._apart() if self.rows else [str(self)]
         return "".join(
             [
-                f"<table><caption>{escape(self.subject)}</caption>",
+                f"<table><caption>{text(self.subject)}</caption>",
                 f"<thead><tr>{_cells('th', heads)}</tr></thead><tbody>",
                 *(f"<tr>{_cells('td', row)}</tr>" for row in body),
                 "</tbody></table>",
-                *(f"<p>{escape(line.strip())}</p>" for line in told),
+                *(f"<p>{text(line.strip())}</p>" for line in told),
             ]
         )
 
@@ -147,4 +150,4 @@ def _modules_of(model: nn.Module, rows: list[Row]) -> tuple[str, ...]:
 
 
 def _cells(tag: str, values: Sequence[object]) -> str:
-    return "".join(f"<{tag}>{escape(str(value))}</{tag}>" for value in values)
+    return "".join(f"<{tag}>{text(value)}</{tag}>" for value in values)

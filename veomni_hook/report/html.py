@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from html import escape
 from typing import TypeAlias
+
+from veomni_hook.printable import printable
 
 __all__ = ["Html", "code", "join", "link", "tag", "text"]
 
 Attribute: TypeAlias = str | int | bool | None
 
 _VOID = frozenset({"br", "col", "hr", "meta"})
-# Text from source files and descriptions may contain characters that HTML does not allow (control characters,
-# lone surrogates) and that change the displayed order (bidirectional controls).
-_UNFIT = re.compile("[\x00-\x08\x0b\x0e-\x1f\x7f-\x9f\ud800-\udfff\u202a-\u202e\u2066-\u2069\ufffe\uffff]")
 
 
 class Html(str):
@@ -27,7 +25,7 @@ def text(value: object) -> Html:
     """Return text as markup; characters that HTML does not allow, or that reorder others, are escaped."""
     if isinstance(value, Html):
         return value
-    return Html(escape(_UNFIT.sub(lambda found: f"\\u{ord(found[0]):04x}", str(value))))
+    return Html(escape(printable(str(value))))
 
 
 def tag(name: str, /, *children: object, **attributes: Attribute) -> Html:

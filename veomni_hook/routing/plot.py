@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from xml.sax.saxutils import escape, quoteattr
 
+from veomni_hook.printable import printable
+
 __all__ = ["heat_map"]
 
 LABELS, TOP, ROW, WIDEST = 230, 34, 18, 900
@@ -25,15 +27,19 @@ def heat_map(rows: Mapping[str, Sequence[int]], title: str) -> str:
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height}" '
         f'viewBox="0 0 {width:.0f} {height}" font-family="sans-serif" font-size="11">',
-        f'<text x="8" y="20" font-size="14">{escape(title)}</text>',
+        f'<text x="8" y="20" font-size="14">{escape(printable(title))}</text>',
     ]
     for number, (name, counts) in enumerate(rows.items()):
         down = TOP + ROW * number
-        parts.append(f'<text x="{LABELS - 8}" y="{down + 12}" text-anchor="end">{escape(name)}</text>')
+        parts.append(
+            f'<text x="{LABELS - 8}" y="{down + 12}" text-anchor="end">{escape(printable(name))}</text>'
+        )
         mean = sum(counts) / len(counts)
         for expert, tokens in enumerate(counts):
             times = tokens / mean if mean else 0.0
-            said = quoteattr(f"{name}, expert {expert}: {tokens} tokens, {times:.2f} times the mean")
+            said = quoteattr(
+                f"{printable(name)}, expert {expert}: {tokens} tokens, {times:.2f} times the mean"
+            )
             colour = _colour(times) if tokens else IDLE
             parts.append(
                 f'<rect x="{LABELS + wide * expert:.1f}" y="{down}" width="{wide:.1f}" height="{ROW - 2}" '

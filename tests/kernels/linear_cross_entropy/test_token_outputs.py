@@ -544,4 +544,5 @@ def test_a_vocabulary_of_more_than_a_quarter_of_a_million():
         loss = functional.cross_entropy(x @ weight.T, target)
         return loss.reshape(1), *found.values()
 
-    assert_matches(ours, expected, [x, weight], tolerance=1e-5)
+    # A sum of n numbers of random signs, one by one, is off by sqrt(n) roundings; both sides are such sums.
+    assert_matches(ours, expected, [x, weight], tolerance=4 * vocab**0.5 * 2**-24)
