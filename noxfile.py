@@ -12,12 +12,13 @@ from pathlib import Path
 
 import nox
 
+from veomni_hook.releases import TESTED
+
 #: The release of VeOmni, and the release of transformers that its modules are generated from.
 VEOMNI = ("0.1.12", "5.9.0")
-RELEASES = ["5.2.0", "5.9.0", "5.17.0", "5.23.0"]
 #: Releases of Triton that come with torch 2.8 and later.
 TRITON = ["3.4.0", "3.5.1", "3.6.0", "3.7.1", "3.8.0", "3.9.0"]
-# Pinned for 5.23.0 in the constraints; each release brings its own.
+# Pinned in the constraints for one release; each brings its own.
 RELEASE_BOUND = {"transformers", "tokenizers", "huggingface-hub", "hf-xet", "typer", "click"}
 
 # What recipes need beside what development installs, pinned in constraints-recipes.txt.
@@ -59,11 +60,20 @@ def pytest(session: nox.Session, *arguments: str, **environ: str) -> None:
 
 
 @nox.session
-@nox.parametrize("transformers", RELEASES)
+@nox.parametrize("transformers", TESTED["transformers"])
 def matrix(session: nox.Session, transformers: str) -> None:
     """Run the suite against one transformers release; arguments after ``--`` go to pytest."""
     install_beside(session, transformers)
     session.run("veomni-hook", "check", env={"HF_HUB_OFFLINE": "1"})
+    pytest(session, "-n", "2", "--dist", "worksteal", "-m", "not slow")
+
+
+@nox.session
+@nox.parametrize("torch", TESTED["torch"])
+def torch(session: nox.Session, torch: str) -> None:
+    """Run the suite with one torch release; arguments after ``--`` go to pytest."""
+    install(session, ["constraints-dev.txt"])
+    session.install("--quiet", f"torch=={torch}")
     pytest(session, "-n", "2", "--dist", "worksteal", "-m", "not slow")
 
 

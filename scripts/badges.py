@@ -6,9 +6,10 @@ They are files in docs/images, so the page needs no other server. A test compare
 from __future__ import annotations
 
 import html
-import re
 import tomllib
 from pathlib import Path
+
+from veomni_hook.releases import span
 
 ROOT = Path(__file__).resolve().parents[1]
 IMAGES = ROOT / "docs" / "images"
@@ -19,10 +20,9 @@ CHARACTER, MARGIN, HEIGHT = 6.6, 7, 20
 def texts() -> dict[str, tuple[str, str]]:
     """Name, label and value of each badge."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    releases = re.findall(r'"([\d.]+)"', _line("noxfile.py", "RELEASES = "))
     return {
         "python": ("python", project["requires-python"].removeprefix(">=") + "+"),
-        "transformers": ("transformers", f"{_short(releases[0])} to {_short(releases[-1])}"),
+        "transformers": ("transformers", span("transformers")),
         "license": ("license", project["license"]),
     }
 
@@ -48,15 +48,6 @@ def badge(label: str, value: str) -> str:
 def files() -> dict[Path, str]:
     """The path and content of every badge."""
     return {IMAGES / f"badge-{name}.svg": badge(*text) for name, text in texts().items()}
-
-
-def _line(name: str, start: str) -> str:
-    lines = (ROOT / name).read_text(encoding="utf-8").splitlines()
-    return next(line for line in lines if line.startswith(start))
-
-
-def _short(release: str) -> str:
-    return ".".join(release.split(".")[:2])
 
 
 if __name__ == "__main__":

@@ -18,9 +18,10 @@ from veomni_hook.cli.inputs.targets import MODELS
 from veomni_hook.cli.sites.table import supplied
 from veomni_hook.patches.coverage import NO_KERNEL, ROUTED, Row
 from veomni_hook.patches.site import Status
+from veomni_hook.releases import TESTED
 
 DOCUMENT = ROOT / "docs" / "models.md"
-RELEASES = ("5.2.0", "5.9.0", "5.17.0", "5.23.0")
+RELEASES = TESTED["transformers"]
 BEGIN, END = "<!-- written by python -m scripts.models -->\n", "<!-- end -->\n"
 #: Where the page's script puts a field.
 FILTER = '\n<div id="filter"></div>\n'

@@ -19,16 +19,22 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from packaging.version import Version
+
 from veomni_hook.cli.sites.table import rows_of, site_table
 from veomni_hook.patches.coverage import ERROR, ROUTED, Row, Total, totals
 from veomni_hook.patches.idioms.recognise import OPTIONAL
 from veomni_hook.patches.site import Status
+from veomni_hook.releases import TESTED
 
 ROOT = Path(__file__).resolve().parents[1]
 TABLE = ROOT / "docs" / "releases.md"
 WHEELS = ROOT / "build" / "wheels"
 
-RELEASES = ("5.2.0", "5.5.4", "5.9.0", "5.12.1", "5.14.1", "5.17.0", "5.20.2", "5.22.2", "5.23.0")
+#: Those that the tests run on, and some between.
+RELEASES = tuple(
+    sorted((*TESTED["transformers"], "5.5.4", "5.12.1", "5.14.1", "5.20.2", "5.22.2"), key=Version)
+)
 #: The minimum share, in percent, for the newest release.
 REQUIRED = {
     "rms_norm": 98.0,

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from veomni_hook.cli import doctor
-from veomni_hook.cli.doctor import TRANSFORMERS_RANGE, Findings, supported
+from veomni_hook.cli.doctor import Findings, supported
 from veomni_hook.finders.finder import PatchFinder
 from veomni_hook.finders.state import STATE
+from veomni_hook.releases import SUPPORTED, TESTED, span
 from veomni_hook.settings import Settings, resolve
 
 from .conftest import DATA, REPOSITORY, TINY, Command
@@ -141,6 +142,22 @@ def test_missing_and_unsupported_distributions(monkeypatch: pytest.MonkeyPatch) 
     assert any("4.57.1" in problem and ">=5.2,<6" in problem for problem in findings.problems)
 
 
+def test_releases_newer_than_the_tested_ones_are_a_hazard(monkeypatch: pytest.MonkeyPatch) -> None:
+    import importlib.metadata
+
+    newest = {name: tested[-1] for name, tested in TESTED.items()}
+    for newer in ({}, {"torch": "2.99.0+cpu"}, {"transformers": "5.99.0.dev0"}):
+        found = newest | newer
+        monkeypatch.setattr(importlib.metadata, "version", lambda name, found=found: found.get(name, "1.0"))
+        findings = Findings()
+        doctor.versions(findings)
+        assert findings.problems == []
+        assert findings.hazards == [
+            f"{name} {version} is newer than the releases that were tested, {span(name)}"
+            for name, version in newer.items()
+        ]
+
+
 @pytest.mark.parametrize(
     ("version", "good"),
     [("5.2.0", True), ("5.23.0", True), ("5.1.9", False), ("6.0.0", False), ("5.24.0.dev0", True)],
@@ -151,7 +168,7 @@ def test_the_supported_range(version: str, good: bool) -> None:
 
 def test_the_range_is_the_one_in_pyproject() -> None:
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
-    low, high = TRANSFORMERS_RANGE
+    low, high = SUPPORTED
     assert f"transformers>={low[0]}.{low[1]},<{high[0]}" in project["dependencies"]
 
 

@@ -18,6 +18,7 @@ from veomni_hook.finders.outcome import Outcome
 from veomni_hook.finders.state import STATE
 from veomni_hook.kernels.selection.process_choice import STATE as KERNELS
 from veomni_hook.kernels.selection.process_choice import set_active
+from veomni_hook.releases import span
 from veomni_hook.settings import BANNER_SHOWN
 
 MODULE = "transformers.models.qwen3.modeling_qwen3"
@@ -27,7 +28,8 @@ ROUTES = [
     ("linear_cross_entropy", "next_token", "Model.forward"),
 ]
 SHOW = f"from {TINY} import TinyNorm; print(TinyNorm().forward(1))"
-SAID = "veomni-hook: tiny patched at 1 place (tiny_config: 1); details: veomni-hook explain tiny\n"
+NEWER = f"transformers 5.99.0 is newer than the releases that were tested, {span('transformers')}"
+SAID = ["tiny patched at 1 place (tiny_config: 1); details: veomni-hook explain tiny", NEWER]
 
 
 def applied(*others: tuple[str, str]) -> list[dict[str, Any]]:
@@ -193,7 +195,8 @@ def test_a_module_with_patches_of_users_alone(python: Python) -> None:
     code = f"import veomni_hook.install, subprocess, sys\n{SHOW}\nsubprocess.run([sys.executable, '-c', sys.argv[1]])"
     child = f"import veomni_hook.install\n{SHOW}"
     ran = python(code, child, VEOMNI_BANNER=None)
-    assert (ran.out, ran.err) == ("103\n103\n", SAID), "the child has said it already"
+    said = "".join(f"veomni-hook: {line}\n" for line in SAID)
+    assert (ran.out, ran.err) == ("103\n103\n", said), "the child has said it already"
     assert python(child, VEOMNI_BANNER="0").err == ""
     logged = python(
         f"import logging; logging.basicConfig(level='INFO', format='%(name)s %(message)s')\n{child}"
@@ -203,4 +206,18 @@ def test_a_module_with_patches_of_users_alone(python: Python) -> None:
         f"import logging; logging.basicConfig(level='INFO', format='%(name)s %(message)s')\n{child}",
         VEOMNI_BANNER="1",
     )
-    assert logged.err == f"veomni_hook {SAID.removeprefix('veomni-hook: ')}", "logged, and not printed"
+    assert logged.err == "".join(f"veomni_hook {line}\n" for line in SAID), "logged, and not printed"
+
+
+def test_a_release_newer_than_the_tested_ones_is_named_once(
+    patched: Callable[..., None], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = MODULE.replace("qwen3", "llama")
+    patched()
+    patched(module=other)
+    monkeypatch.setitem(sys.modules, "transformers", SimpleNamespace(__version__="5.99.0"))
+    for module in (MODULE, other):
+        banner.kernels_are_chosen(module, "cpu")
+    first, notice, second = capsys.readouterr().err.splitlines()
+    assert notice == f"veomni-hook: {NEWER}"
+    assert "patched at" in first and "patched at" in second

@@ -19,5 +19,7 @@ def test_attributes():
 
 
 def test_characters_that_html_cannot_hold_or_that_reorder_lines_are_spelled_out():
-    assert text("a\x00b\x1b\ud800\u202e\u2066c\td\n\x0c") == "a\\u0000b\\u001b\\ud800\\u202e\\u2066c\td\n\\u000c"
+    assert (
+        text("a\x00b\x1b\ud800\u202e\u2066c\td\n\x0c") == "a\\u0000b\\u001b\\ud800\\u202e\\u2066c\td\n\\u000c"
+    )
     text("\ud800 \u202e").encode("utf-8")

@@ -19,6 +19,7 @@ from veomni_hook.cli.inputs.options import JsonOption
 from veomni_hook.cli.usage import FOUND, UsageError
 from veomni_hook.errors import VeomniHookError
 from veomni_hook.layout import counted
+from veomni_hook.releases import SUPPORTED, newer_than_tested
 
 if TYPE_CHECKING:
     from veomni_hook.settings import Resolved, Settings
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 REQUIRED = ("transformers", "torch")
 DISTRIBUTIONS = (*REQUIRED, "triton", "liger-kernel", "torch_npu", "accelerate", "kernels")
 LABELS = {"beat": "instead of"}
-TRANSFORMERS_RANGE = ((5, 2), (6, 0))  # the range in pyproject.toml: from, below
 
 
 @dataclass
@@ -90,16 +90,18 @@ def versions(findings: Findings) -> dict[str, object]:
                 findings.problems.append(f"{name} is not installed; fix: pip install {name}")
     transformers = found["transformers"]
     if isinstance(transformers, str) and not supported(transformers):
-        low, high = (".".join(map(str, bound)) for bound in TRANSFORMERS_RANGE)
+        low, high = (".".join(map(str, bound)) for bound in SUPPORTED)
         wanted = f"transformers>={low},<{high}"
         findings.problems.append(f"transformers {transformers} is not {wanted}; fix: pip install '{wanted}'")
+    elif told := newer_than_tested({name: str(found[name]) for name in REQUIRED if found[name]}):
+        findings.hazards.append(told)
     return found
 
 
 def supported(version: str) -> bool:
     """Whether a transformers version is in the supported range."""
     parts = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
-    return TRANSFORMERS_RANGE[0] <= parts < TRANSFORMERS_RANGE[1]
+    return SUPPORTED[0] <= parts < SUPPORTED[1]
 
 
 def hook(findings: Findings, settings: Settings) -> dict[str, object]:

@@ -3,6 +3,8 @@
 It is printed when kernels are chosen, at the first call of a module: only then is the device known, and only
 modules that a model really uses are named. A module with user patches only asks for no kernels, so its line
 is printed when the module is imported.
+
+Below the first line, a second one says if transformers or torch is newer than what was tested.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from veomni_hook.finders.state import STATE
 from veomni_hook.finders.targets import PREFIX
 from veomni_hook.kernels.selection.process_choice import STATE as KERNELS
 from veomni_hook.kernels.selection.select import excluded, select, system_of
+from veomni_hook.releases import TESTED, newer_than_tested
 from veomni_hook.settings import BANNER_SHOWN
 
 __all__ = ["kernels_are_chosen", "module_is_patched"]
@@ -103,6 +106,9 @@ def _say_once(module: str, places: list[str]) -> None:
     details = f"veomni-hook explain {name}" if module.startswith(PREFIX) else "veomni_hook.explain(model)"
     number = "1 place" if len(places) == 1 else f"{len(places)} places"
     say(f"{name} patched at {number} ({by_backend}); details: {details}")
+    loaded = {name: getattr(sys.modules.get(name), "__version__", "") for name in TESTED}
+    if len(STATE.announced) == 1 and (newer := newer_than_tested(loaded)):
+        say(newer)
 
 
 def _what_runs(patch: Mapping[str, Any], device: str | None, *, compiled: bool = False) -> str:
