@@ -30,8 +30,9 @@ pytestmark = pytest.mark.usefixtures("anywhere")
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TRITON = ",".join((*KERNELS.values(), "linear_cross_entropy=torch"))
-# A rounding that falls to the other side moves its number by a whole step.
-OF_LOSS, OF_GRADIENT = 1e-4, 3e-2
+# A rounding that falls to the other side, as it may on another processor, moves one of a tensor's 512 numbers by a
+# seventh of the largest: 2 % of the tensor's norm. What rounds nothing is off by 20 % and more.
+OF_LOSS, OF_GRADIENT = 1e-3, 6e-2
 #: What `explain` says of the head.
 REASONS = {
     "module": "the head is a RoundedLinear, whose forward is not that of nn.Linear",
@@ -69,7 +70,7 @@ def trained(model, inputs, run=None):
 def assert_equal(found, expected):
     close(found[0], expected[0], OF_LOSS)
     for gradient, truth in zip(found[1], expected[1], strict=True):
-        close(gradient, truth, OF_GRADIENT)
+        assert (gradient - truth).norm() <= OF_GRADIENT * truth.norm()
 
 
 def rows_of(model, op):
@@ -105,6 +106,7 @@ def test_in_bfloat16_they_are_as_exact_as_upstream(patched, kind):
         distance(trained(convert(each.bfloat16(), kind, not_the_head), inputs), truth)
         for each in (copy.deepcopy(plain), model)
     ]
+    # Both errors are those of few levels, which no order of a sum changes by a tenth.
     assert errors[1] < 1.1 * errors[0]
 
 
@@ -176,7 +178,7 @@ def test_experts_with_such_weights_are_left_to_upstream(tmp_path_factory):
         for name in ("gate_up_proj", "down_proj"):
             wrap(block.experts, name)
     found, expected = (trained_block(block, x) for block in blocks[::-1])
-    assert (expected[0] - exact).abs().max() > 10 * OF_LOSS * exact.abs().max(), "nothing was rounded"
+    assert (expected[0] - exact).abs().max() > OF_LOSS * exact.abs().max(), "nothing was rounded"
     for got, truth in zip(found, expected, strict=True):
         close(got, truth, 1e-5)
     (row,) = rows_of(blocks[1], "moe_experts")
