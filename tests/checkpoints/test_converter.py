@@ -59,7 +59,7 @@ def test_they_are_what_the_protocol_says() -> None:
         assert isinstance(back(SIZES), TensorConverter)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.data())
 def test_the_order_of_arrival_makes_no_difference(data: st.DataObject) -> None:
     sizes = ExpertSizes(*(data.draw(st.integers(1, 5)) for _ in range(3)))
@@ -71,7 +71,7 @@ def test_the_order_of_arrival_makes_no_difference(data: st.DataObject) -> None:
     assert same(through(factory(sizes, **square), {name: disk[name] for name in order}), wanted)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.data())
 def test_whatever_is_missing_is_named_and_nothing_else(data: st.DataObject) -> None:
     disk = singles()
