@@ -16,23 +16,22 @@ SUPPORTED = ((5, 2), (6, 0))
 #: The releases that the tests run on, the oldest first.
 TESTED = {
     "transformers": ("5.2.0", "5.9.0", "5.17.0", "5.23.0", "5.24.0"),
-    "torch": ("2.13.0", "2.14.1"),
+    "torch": ("2.13.0",),
 }
 
 
 def newer_than_tested(versions: Mapping[str, str]) -> str:
     """Return which of these versions, by distribution, are newer than what was tested; empty if none is."""
     return "; ".join(
-        f"{name} {versions[name]} is newer than the releases that were tested, {span(name)}"
+        f"{name} {versions[name]} is newer than what was tested, {span(name)}"
         for name, tested in TESTED.items()
         if name in versions and _minor(versions[name]) > _minor(tested[-1])
     )
 
 
 def span(name: str) -> str:
-    """Return the first and the last tested release of a distribution, as ``5.2 to 5.24``."""
-    first, last = (".".join(map(str, _minor(TESTED[name][at]))) for at in (0, -1))
-    return f"{first} to {last}"
+    """Return the first and the last tested release of a distribution, as ``5.2 to 5.24``, or the only one."""
+    return " to ".join(dict.fromkeys(".".join(map(str, _minor(TESTED[name][at]))) for at in (0, -1)))
 
 
 def _minor(version: str) -> tuple[int, ...]:

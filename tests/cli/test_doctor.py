@@ -153,8 +153,7 @@ def test_releases_newer_than_the_tested_ones_are_a_hazard(monkeypatch: pytest.Mo
         doctor.versions(findings)
         assert findings.problems == []
         assert findings.hazards == [
-            f"{name} {version} is newer than the releases that were tested, {span(name)}"
-            for name, version in newer.items()
+            f"{name} {version} is newer than what was tested, {span(name)}" for name, version in newer.items()
         ]
 
 

@@ -36,6 +36,18 @@ class Ran:
 Python = Callable[..., Ran]
 
 
+def calls_of(call: Callable[[], object]) -> int:
+    """How many Python functions a call runs, once everything is known that is looked up once."""
+    call()
+    names: list[str] = []
+    sys.setprofile(lambda frame, event, _: names.append(frame.f_code.co_name) if event == "call" else None)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return len(names) - 1  # the call itself
+
+
 @pytest.fixture
 def python(tmp_path: Path) -> Python:
     """Run code in a fresh interpreter; keyword arguments set or (None) unset environment variables."""

@@ -28,7 +28,7 @@ ROUTES = [
     ("linear_cross_entropy", "next_token", "Model.forward"),
 ]
 SHOW = f"from {TINY} import TinyNorm; print(TinyNorm().forward(1))"
-NEWER = f"transformers 5.99.0 is newer than the releases that were tested, {span('transformers')}"
+NEWER = f"transformers 5.99.0 is newer than what was tested, {span('transformers')}"
 SAID = ["tiny patched at 1 place (tiny_config: 1); details: veomni-hook explain tiny", NEWER]
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import timeit
 
 import pytest
 
-from tests.finders.conftest import TINY, Python
+from tests.finders.conftest import TINY, Python, calls_of
 from veomni_hook.finders.finder import PatchFinder
 
 SHOW = f"from {TINY} import TinyNorm; print(TinyNorm().forward(1))"
@@ -91,7 +90,7 @@ def test_deactivated_there_is_nothing_to_say(python: Python) -> None:
     assert "imported too early to be patched: tiny." in ran.err
 
 
-def test_an_unrelated_name_costs_about_a_microsecond() -> None:
+def test_an_unrelated_name_costs_a_few_calls() -> None:
+    """`benchmarks.import_time` measures their time."""
     finder = PatchFinder()
-    seconds = min(timeit.repeat(lambda: finder.find_spec("json.decoder"), number=10_000, repeat=5)) / 10_000
-    assert seconds < 5e-6
+    assert calls_of(lambda: finder.find_spec("json.decoder")) <= 5

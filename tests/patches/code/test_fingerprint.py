@@ -127,8 +127,13 @@ QWEN3 = {
     "Qwen3MLP.forward": {"12e57c6c096c1151"},
     "rotate_half": {"96e90fdf2ac7b293"},
     "apply_rotary_pos_emb": {"0452ddba8171723c"},
-    "Qwen3Attention.forward": {"3fdb0ad7af5851d6", "6193b5c7c0182b04"},
-    "Qwen3ForCausalLM.forward": {"fd849d519001e0d3", "033c73c2a907aef2", "d98c24daeb505283"},
+    "Qwen3Attention.forward": {"3fdb0ad7af5851d6", "6193b5c7c0182b04", "4789954e04dd8d6a"},
+    "Qwen3ForCausalLM.forward": {
+        "fd849d519001e0d3",
+        "033c73c2a907aef2",
+        "d98c24daeb505283",
+        "8fccccff01baba68",
+    },
 }
 
 
