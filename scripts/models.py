@@ -21,7 +21,11 @@ from veomni_hook.patches.site import Status
 from veomni_hook.releases import TESTED
 
 DOCUMENT = ROOT / "docs" / "models.md"
-RELEASES = TESTED["transformers"]
+#: The tested releases up to the one that development installs, so that a test can compare the page with it.
+PINNED = re.findall(r"(?m)^transformers==(.+)$", (ROOT / "constraints-dev.txt").read_text(encoding="utf-8"))[
+    0
+]
+RELEASES = TESTED["transformers"][: TESTED["transformers"].index(PINNED) + 1]
 BEGIN, END = "<!-- written by python -m scripts.models -->\n", "<!-- end -->\n"
 #: Where the page's script puts a field.
 FILTER = '\n<div id="filter"></div>\n'

@@ -19,6 +19,13 @@ PAGE = models.DOCUMENT.read_text(encoding="utf-8")
 #: A dense model, one that is not routed everywhere, a mixture of experts, and one that came late.
 SOME = ("llama", "llama4", "qwen3_moe", "youtu")
 
+
+def test_the_page_of_models_names_its_releases() -> None:
+    *others, last = models.RELEASES
+    words = " ".join(PAGE.split())
+    assert f"of transformers {last}, and since which of the releases {', '.join(others)} and {last}." in words
+
+
 newest = pytest.mark.skipif(
     transformers.__version__ != models.RELEASES[-1],
     reason="the pages are those of another transformers release",
