@@ -13,7 +13,7 @@ from weakref import ref
 
 from veomni_hook.kernels.slot.candidates import Outcome
 
-__all__ = ["FIRST_CALL", "Calls", "Record", "Tally"]
+__all__ = ["FIRST_CALL", "Calls", "Record", "Records", "Tally"]
 
 #: Called at the first call of each module, with the name of the patched module and the module.
 FIRST_CALL: list[Callable[[str, Any], None]] = []
@@ -71,3 +71,42 @@ class Record:
         self.training = Tally()
         self.evaluation = Tally()
         self.latest = self.evaluation
+
+
+class Records(dict[int, Record]):
+    """The records of the modules that have asked a slot, by id.
+
+    With a weak reference in each: a WeakKeyDictionary would cost 1.5 us at every call.
+    """
+
+    def __init__(self, module_name: str, with_gradients: Callable[[], bool]) -> None:
+        super().__init__()
+        self._module_name, self._with_gradients = module_name, with_gradients
+
+    def of(self, owner: Any) -> Record | None:
+        """Return the recorded calls of the module ``owner``, or None."""
+        record = self.get(id(owner))
+        return record if record is not None and record.owner() is owner else None
+
+    def note(self, owner: Any, outcome: Outcome) -> None:
+        """Count a call of the module ``owner``."""
+        record = self.get(id(owner))
+        if record is None or record.owner() is not owner:
+            record = self._begin(owner)
+        try:
+            training = owner.training and self._with_gradients()
+        except AttributeError:
+            training = False  # not a module
+        tally = record.latest = record.training if training else record.evaluation
+        if tally.last is outcome:
+            tally.run += 1
+        else:
+            tally.turn(outcome)
+
+    def _begin(self, owner: Any) -> Record:
+        """Create the record of a module at its first call."""
+        key = id(owner)
+        record = self[key] = Record(ref(owner, lambda _: self.pop(key, None)))
+        for notice in FIRST_CALL:
+            notice(self._module_name, owner)
+        return record

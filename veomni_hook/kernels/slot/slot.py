@@ -17,10 +17,9 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from functools import partial, wraps
+from functools import lru_cache, partial, wraps
 from types import CodeType, FrameType, FunctionType
 from typing import Any, TypeVar, cast
-from weakref import ref
 
 from veomni_hook.kernels.selection.binding import BINDING
 from veomni_hook.kernels.selection.choice import Choice
@@ -33,7 +32,7 @@ from veomni_hook.kernels.slot.arguments import binder_for
 from veomni_hook.kernels.slot.asking import Text
 from veomni_hook.kernels.slot.candidates import REPLACED, Answers, Outcome, Site
 from veomni_hook.kernels.slot.compiled import Compiled, device_of
-from veomni_hook.kernels.slot.record import FIRST_CALL, Record
+from veomni_hook.kernels.slot.record import Record, Records
 from veomni_hook.kernels.slot.request import Request
 from veomni_hook.kernels.slot.skipped import Skipped
 
@@ -94,7 +93,6 @@ class Slot:
         self._is_dynamo = compiler.is_dynamo_compiling
         self._compiler = compiler
         self._device_kind = device
-        self._with_gradients = is_grad_enabled
         self._modes, self._intercepting = function_modes.active, function_modes.intercepting
         self._hooks_in_force, self._decided = repeated.hooks_in_force, repeated.decided
         #: The code that asked last, if it is the patched text's, and the globals of that text.
@@ -111,18 +109,9 @@ class Slot:
         self._bind: Callable[..., tuple[Any, ...]] | None = None
         request = Request.of(registry.ops()[op].variants[variant])
         self._settles = request.settles
-        self._compiled = Compiled(
-            op,
-            lambda wanted: self._answers_to(Choice(ops={op: wanted})),
-            self._binder,
-            self._skipped,
-            request,
-        )
-        #: Of the modules that have asked, by id; with a weak reference: a WeakKeyDictionary would cost 1.5 us
-        #: at every call.
-        self.records: dict[int, Record] = {}
-        #: The last function that replaced upstream's, and the outcome of its calls.
-        self._replacement: tuple[Any, Outcome] = (None, _UPSTREAM)
+        self._compiled = Compiled(op, self._answers_by, self._binder, self._skipped, request)
+        self.records = Records(module_name, is_grad_enabled)
+        self._note = self.records.note
         # Per thread: the module whose call came through `reached` and whose guard has not been asked yet.
         self._waiting: threading.local | None = None
         #: What decides about every call after the kernels: it gets this slot, the module, what would run
@@ -179,7 +168,7 @@ class Slot:
                     outcome = answers.refused(answers.wanted, edited)
         else:
             decide = partial(self._decide, owner, operands, _frame(1))
-            run, outcome = self._decided(self._key(owner), decide)
+            run, outcome = self._decided((id(self), id(owner)), decide)
         if outcome is not None:
             self._note(owner, outcome)
         if run is None and self._settles is not None:
@@ -291,9 +280,7 @@ class Slot:
         wanted = bound.get(self.op)
         if wanted is None:
             return self._answers
-        return self._bound.get(wanted) or self._bound.setdefault(
-            wanted, self._answers_to(Choice(ops={self.op: wanted}))
-        )
+        return self._bound.get(wanted) or self._bound.setdefault(wanted, self._answers_by(wanted))
 
     def outcome(self, owner: Any) -> Outcome | None:
         """Return what the last call of the module ``owner`` got; None if it has not asked yet.
@@ -307,8 +294,7 @@ class Slot:
 
     def record(self, owner: Any) -> Record | None:
         """Return the recorded calls of the module ``owner``, or None."""
-        held = self.records.get(id(owner))
-        return held if held is not None and held.owner() is owner else None
+        return self.records.of(owner)
 
     def traced(self, owner: Any, *, compiled: bool = False) -> Outcome | None:
         """Return what ``torch.compile`` compiled for the calls of the module ``owner``, or None if unknown.
@@ -346,6 +332,9 @@ class Slot:
             self._answers = Answers(self.site, Choice(EAGER), _INACTIVE)
         self._epoch, self._version = epoch, version
 
+    def _answers_by(self, wanted: str) -> Answers:
+        return self._answers_to(Choice(ops={self.op: wanted}))
+
     def _answers_to(self, choice: Choice) -> Answers:
         invariant = STATE.choice.invariant
         key = (choice.backend(self.op), choice.why(self.op), invariant)
@@ -377,10 +366,6 @@ class Slot:
         if edited is None and asking.f_globals is self._scope:
             self._asker = asking.f_code
         return edited
-
-    def _key(self, owner: Any) -> tuple[int, int]:
-        """Return what tells the decisions of this slot about ``owner`` from others."""
-        return id(self), id(owner)
 
     def _decide(
         self, owner: Any, operands: tuple[Any, ...], asking: FrameType | None, upstream: Any = None
@@ -432,7 +417,8 @@ class Slot:
         if self._hooks_in_force(False) is None:
             run, outcome = self._ask(self.answers(owner), owner, asked)
         else:
-            run, outcome = self._decided(self._key(owner), partial(self._decide, owner, asked, None, upstream))
+            decide = partial(self._decide, owner, asked, None, upstream)
+            run, outcome = self._decided((id(self), id(owner)), decide)
         if outcome is not None:
             self._note(owner, outcome)
         return upstream(*args, **kwargs) if run is None else run(*operands)
@@ -441,40 +427,17 @@ class Slot:
         """Return the outcome of a call of ``upstream`` if it is not the recognised function, or None."""
         if (changed := self._skipped.changed_function(upstream)) is None:
             return None
-        return answers.refused(answers.wanted, changed) if changed else self._replaced_by(upstream)
+        return answers.refused(answers.wanted, changed) if changed else _replaced_by(name_of(upstream))
 
     def _binder(self) -> Callable[..., tuple[Any, ...]]:
         if self._bind is None:
             self._bind = binder_for(self.op, self.variant, self.parameters)
         return self._bind
 
-    def _replaced_by(self, function: Any) -> Outcome:
-        """Return the outcome of a call of ``function``, which replaces upstream's."""
-        if self._replacement[0] is not function:
-            self._replacement = (function, Outcome(REPLACED, f"replaced by {name_of(function)}"))
-        return self._replacement[1]
 
-    def _note(self, owner: Any, outcome: Outcome) -> None:
-        held = self.records.get(id(owner))
-        if held is None or held.owner() is not owner:
-            held = self._begin(owner)
-        try:
-            training = owner.training and self._with_gradients()
-        except AttributeError:
-            training = False  # not a module
-        tally = held.latest = held.training if training else held.evaluation
-        if tally.last is outcome:
-            tally.run += 1
-        else:
-            tally.turn(outcome)
-
-    def _begin(self, owner: Any) -> Record:
-        """Create the record of a module at its first call."""
-        key = id(owner)
-        held = self.records[key] = Record(ref(owner, lambda _: self.records.pop(key, None)))
-        for notice in FIRST_CALL:
-            notice(self.module_name, owner)
-        return held
+@lru_cache
+def _replaced_by(name: str) -> Outcome:
+    return Outcome(REPLACED, f"replaced by {name}")
 
 
 def _rebuilt(*made: Any) -> Slot:
