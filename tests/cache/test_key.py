@@ -175,10 +175,10 @@ def test_the_key_follows_every_file_that_patching_reads(families: tuple[str, ...
         [sys.executable, "-c", _READS], input=json.dumps(chosen), capture_output=True, text=True, check=True
     )
     names, modules = json.loads(printed.stdout)
-    ours = ("cache/", "patches/", "__pycache__/", "__init__", "errors", "patterns")
+    ours = ("cache/", "patches/", "__pycache__/", "__init__", "errors", "printable", "patterns")
     read = {name for name in names if not name.startswith(ours)}
     assert read == set(PATTERN_FILES)
-    homes = ("cache", "patches", "errors", "patterns")
+    homes = ("cache", "patches", "errors", "printable", "patterns")
     assert [name for name in modules if name.partition(".")[2].partition(".")[0] not in ("", *homes)] == []
 
 
