@@ -65,7 +65,7 @@ VERBS = {
     "config.override_method('TinyModel.forward', forward)": "a method_override of TinyModel.forward",
     "config.override_method('TinyModel.forward')(forward)": "a method_override of TinyModel.forward",
     "config.rewrite('TinyNorm.forward', pattern='1', replacement='2')": "a rewrite of TinyNorm.forward",
-    "config.map_class('TinyNorm', 'collections:UserDict')": "a class_mapping of TinyNorm",
+    "config.map_class('TinyNorm', 'torch.nn:Identity')": "a class_mapping of TinyNorm",
     "config.add_helper(forward)": "an addition",
     "config.inherit(other)": "an addition",
     "config.adopt_init_modifications(other)": "init_modification of TinyModel",
@@ -108,14 +108,14 @@ found = told(lambda: [config.override_method(name + "*.forward", forward) for na
 def test_a_class_that_is_mapped_may_be_mapped_anew(python: Python) -> None:
     code = f"""
 config = PatchConfig({TINY!r}, label="mine:config")
-config.map_class("TinyNorm", "collections:UserDict"); register(config)
+config.map_class("TinyNorm", "torch.nn:Identity"); register(config)
 import {TINY}
 def again():
     config.unmap_class("TinyNorm")
-    config.map_class("TinyNorm", "collections:OrderedDict")
-    config.map_class(re.compile("Norm$"), "collections:UserDict")
+    config.map_class("TinyNorm", "torch.nn:Flatten")
+    config.map_class(re.compile("Norm$"), "torch.nn:Identity")
 def more():
-    config.map_class(re.compile("^Tiny"), "collections:UserDict")
+    config.map_class(re.compile("^Tiny"), "torch.nn:Identity")
 found = told(again), told(more)
 """
     silent, said = judged(python, code, VEOMNI_PATCHES=None)
@@ -126,11 +126,11 @@ def test_an_expression_that_is_mapped_anew_means_the_classes_that_it_meant(pytho
     code = f"""
 config = PatchConfig({TINY!r}, label="mine:config")
 every = re.compile("^Tiny")  # TinyModel, too, which the module never constructs
-config.map_class(every, "collections:UserDict"); register(config)
+config.map_class(every, "torch.nn:Identity"); register(config)
 import {TINY}
 def again():
     config.unmap_class(every)
-    config.map_class(every, "collections:OrderedDict")
+    config.map_class(every, "torch.nn:Flatten")
 found = told(again)
 """
     assert judged(python, code, VEOMNI_PATCHES=None) == []

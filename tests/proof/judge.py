@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from tests.importing import exec_module
 from tests.proof.mutants import bodies, mutants
 from tests.proof.recogniser import routed_in
 from tests.proof.runner import prover, routed
@@ -239,7 +240,7 @@ def _module(name: str, text: str, upstream: str) -> Iterator[types.ModuleType]:
     # Classes look their module up by name while they are made, and while the proof builds them.
     sys.modules[name] = module
     try:
-        exec(compile(text, str(file), "exec", dont_inherit=True), module.__dict__)
+        exec_module(module, compile(text, str(file), "exec", dont_inherit=True))
         yield module
     finally:
         sys.modules[name] = original

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from tests.importing import exec_module
 from tests.proof.compare import Differs, Run, agree, run
 from tests.proof.provers import UNFIT, with_kernels
 from tests.proof.rotary import layouts
@@ -237,7 +238,7 @@ def _module(text: str) -> Iterator[types.ModuleType]:
     before = sys.modules.get(MODULE)
     sys.modules[MODULE] = module
     try:
-        exec(compile(text, "generated.py", "exec", dont_inherit=True), module.__dict__)
+        exec_module(module, compile(text, "generated.py", "exec", dont_inherit=True))
         yield module
     finally:
         if before is None:

@@ -23,6 +23,7 @@ from transformers.integrations import sdpa_attention
 from transformers.models.gemma3 import modeling_gemma3
 from transformers.models.mistral import modeling_mistral
 
+from tests.importing import exec_module
 from veomni_hook.kernels.attention import flash, windows
 from veomni_hook.kernels.selection.declaration import Requirement
 from veomni_hook.kernels.selection.registry import registry
@@ -56,7 +57,7 @@ def patched(module: types.ModuleType) -> types.ModuleType:
     """A copy of a module of the installed transformers, as the hook patches it."""
     copy = types.ModuleType(module.__name__)
     copy.__package__ = module.__name__.rpartition(".")[0]
-    exec(patched_code(module), vars(copy))
+    exec_module(copy, patched_code(module))
     # Dynamo guards on the globals of the module of this name.
     for name, value in vars(copy).items():
         if name.startswith("veomni_") and isinstance(value, types.ModuleType):

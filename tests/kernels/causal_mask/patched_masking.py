@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, masking_utils
 
+from tests.importing import exec_module
 from veomni_hook.patches.engine import Origin, patch_source
 
 NAMES = ("find_packed_sequence_indices", "_ignore_causal_mask_sdpa", "_ignore_bidirectional_mask_sdpa")
@@ -40,7 +41,7 @@ def patched() -> Iterator[None]:
     """Exchange the changed functions in the installed module; everything that calls them gets the new ones."""
     copy = types.ModuleType(UPSTREAM)
     copy.__package__ = "transformers"
-    exec(compile(patched_text(), "patched masking_utils", "exec"), vars(copy))
+    exec_module(copy, compile(patched_text(), "patched masking_utils", "exec"))
     held = {name: getattr(masking_utils, name) for name in NAMES}
     try:
         for name in NAMES:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import nn
 
 from tests.kernels.linear_cross_entropy.objectives import operands
 from tests.kernels.linear_cross_entropy.routed import batch, pair
@@ -107,4 +107,4 @@ def test_refuses_calls_of_a_model_or_raises_for_options(patched):
     with pytest.raises(KernelError, match="weights of tokens"), loss_options(loss_weights=torch.ones(2, 12)):
         liger.refuses(model, *call)
     assert isinstance(liger.causal_lm_output(model, *call), causal_lm.Fused)
-    assert "eval" in liger.refuses(SimpleNamespace(training=False), *call)
+    assert "eval" in liger.refuses(nn.Module().eval(), *call)
