@@ -17,13 +17,13 @@ SEQUENCES = {
         "parallel.collectives:own_part", "start = group.rank * part", "start = (1 - group.rank) * part", PADDED,
     ),
     "no gradient comes back from heads": (
-        "parallel.collectives:_AllToAll.backward", "_all_to_all(grad, ctx.group)", "grad", PADDED,
+        "parallel.collectives:_AllToAll.backward", "_exchange(grad, ctx.group)", "grad", PADDED,
     ),
     "the gradient of a gather is halved": (
-        "parallel.collectives:_Gather.backward", '"sum", group.size, group.name)', '"sum", group.size, group.name) / 2', PADDED,
+        "parallel.collectives:_Gather.backward", "_sum_of_parts(grad, ctx.group)", "_sum_of_parts(grad, ctx.group) / 2", PADDED,
     ),
     "the gradient of a sum stays in its process": (
-        "parallel.collectives:_Sum.backward", '_OPS.wait_tensor(_OPS.all_reduce(grad.contiguous(), "sum", ctx.group.name))', "grad", UNREAD,
+        "parallel.collectives:_Sum.backward", "_sum(grad, ctx.group)", "grad", UNREAD,
     ),
     "a part's loss is divided by its own labels": (
         "kernels.linear_cross_entropy.shares:part_of", "counts = target != ", "counts = target[start:end] != ", UNREAD,
@@ -40,7 +40,7 @@ SEQUENCES = {
 }  # fmt: skip
 EXPERTS = {
     "weights get no gradient": (
-        "parallel.expert_dispatch:_Delivered.backward", "return sum_of_copies(back, Copies(*ctx.saved_tensors))", "return 0 * sum_of_copies(back, Copies(*ctx.saved_tensors))", "layer", {"routing": "random"},
+        "parallel.expert_dispatch:_Delivered.backward", "return collect(", "return 0 * collect(", "layer", {"routing": "random"},
     ),
     "ids of the first rank's experts": (
         "parallel.expert_dispatch:OncePerRank._local", "self.ep_mesh.get_local_rank() * local", "0 * local", "layer", {"routing": "random"},
@@ -63,7 +63,7 @@ TOWERS = {
     "cuts where only windows end": ("parallel.towers:_ends", "common & {*values}", "common | {*values}", "image"),
     "rows of the first process for all": ("parallel.collectives:gathered_rows", "rank * most", "0", "images"),
     "the gradient of rows is halved": (
-        "parallel.collectives:_Gather.backward", 'group.size, group.name)', 'group.size, group.name) / 2', "images",
+        "parallel.collectives:_Gather.backward", "_sum_of_parts(grad, ctx.group)", "_sum_of_parts(grad, ctx.group) / 2", "images",
     ),
 }  # fmt: skip
 
