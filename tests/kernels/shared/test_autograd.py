@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from veomni_hook.kernels.shared.autograd import applied, gradients, is_recorded
+from veomni_hook.errors import KernelError
+from veomni_hook.kernels.shared.autograd import applied, differentiated_once, gradients, is_recorded
 
 
 class Scaled(torch.autograd.Function):
@@ -86,6 +87,15 @@ def test_gradients_of_what_does_not_matter():
     assert gradients(lambda x, w: x * 2, (x, w), (True, True), (torch.ones(2),))[1] is None
     assert gradients(lambda x, w: x * w, (x, w), (False, False), (torch.ones(2),)) == (None, None)
     assert gradients(lambda x, w: x * w, (x, w), (True, True), (None,)) == (None, None)
+
+
+def test_code_that_is_differentiable_once_says_so_at_the_first_recorded_backward():
+    x = torch.ones(3, requires_grad=True)
+    y = differentiated_once("gated_mlp=liger", x * x)
+    assert torch.autograd.grad(y.sum(), x, retain_graph=True)[0].tolist() == [2.0] * 3
+    with pytest.raises(KernelError, match=r"create_graph=True\n.*gated_mlp=liger\n.*choose gated_mlp=eager"):
+        torch.autograd.grad(y.sum(), x, create_graph=True)
+    assert not differentiated_once("gated_mlp=liger", torch.ones(3)).requires_grad
 
 
 def test_a_tensor_that_left_a_transform():

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from itertools import count
-from types import FunctionType, SimpleNamespace
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -19,13 +19,12 @@ from torch._dynamo import config, eval_frame, exc
 from torch.compiler import is_dynamo_compiling
 from torch.nn.attention import flex_attention as torch_flex
 
-from veomni_hook.kernels.attention import reference
 from veomni_hook.kernels.attention.calls import dtype_of, refuses_call
 from veomni_hook.kernels.attention.causal_blocks import causal_blocks
 from veomni_hook.kernels.attention.masks import Blocks, known
 from veomni_hook.kernels.attention.rescaled import rescaled
 from veomni_hook.kernels.attention.traced_masks import keys_seen
-from veomni_hook.kernels.shared.recompute import differentiated_by
+from veomni_hook.kernels.shared.autograd import differentiated_once
 from veomni_hook.kernels.shared.traced_frame import answered_while_tracing, number
 
 __all__ = ["loses", "refuses", "with_sinks", "with_softcap"]
@@ -72,16 +71,7 @@ def with_sinks(
 ) -> Result:
     """Return attention with the sinks ``module.sinks [heads]``; see `reference` for the operands."""
     blocks = _blocks(attention_mask, query, uniform=False)
-    result = _attend(query, key, value, module.sinks, blocks, None, scaling)
-    if is_dynamo_compiling():
-        return result, None
-    number = module.num_key_value_groups
-
-    def formula(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, sinks: torch.Tensor) -> Any:
-        owner = SimpleNamespace(sinks=sinks, num_key_value_groups=number, training=False)
-        return reference.sinks_float32_softmax(query, key, value, attention_mask, owner, scaling)[:1]
-
-    return differentiated_by(formula, (result,), query, key, value, module.sinks)[0], None
+    return _attend(query, key, value, module.sinks, blocks, None, scaling)
 
 
 def with_softcap(  # noqa: PLR0913, PLR0917 - the operands of the op
@@ -101,15 +91,7 @@ def with_softcap(  # noqa: PLR0913, PLR0917 - the operands of the op
     """
     blocks = _blocks(attention_mask, query, uniform=True)
     scale = module.head_dim**-0.5 if scaling is None else scaling
-    result = _attend(query, key, value, None, blocks, softcap, scale)
-    if is_dynamo_compiling():
-        return result, None
-    owner = SimpleNamespace(num_key_value_groups=module.num_key_value_groups, training=False)
-
-    def formula(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> Any:
-        return reference.softcap(query, key, value, attention_mask, owner, scale, 0.0, softcap)[:1]
-
-    return differentiated_by(formula, (result,), query, key, value)[0], None
+    return _attend(query, key, value, None, blocks, softcap, scale)
 
 
 def refuses(  # noqa: PLR0913, PLR0917 - the operands of the op
@@ -195,7 +177,7 @@ def _attend(
     blocks: Blocks | None,
     softcap: float | None,
     scale: float,
-) -> torch.Tensor:
+) -> Result:
     if is_dynamo_compiling():
         softcap, scale = _fixed()
     dtype = dtype_of(query)
@@ -211,9 +193,9 @@ def _attend(
     with torch.autocast(query.device.type, enabled=False):
         output, lse = _run(kind, operands)
         if sinks is None:
-            return output.transpose(1, 2).contiguous()
+            return differentiated_once("attention=flex", output.transpose(1, 2).contiguous()), None
         assert lse is not None  # noqa: S101
-        return rescaled(output, lse, sinks)
+        return differentiated_once("attention=flex", rescaled(output, lse, sinks)), None
 
 
 @answered_while_tracing

@@ -5,14 +5,12 @@ Its function takes channels last, and samples that share a row in a batch of one
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
 
 from veomni_hook.kernels.causal_conv import operand_checks
-from veomni_hook.kernels.causal_conv.torch import depthwise as in_torch
-from veomni_hook.kernels.shared.recompute import differentiated_by
+from veomni_hook.kernels.shared.autograd import differentiated_once
 
 __all__ = ["depthwise", "refuses"]
 
@@ -38,9 +36,7 @@ def depthwise(
     output: Tensor = causal_conv1d(
         x.contiguous(), weight=weight.contiguous(), bias=bias, activation=activation, cu_seqlens=ends
     )[0]
-    formula = partial(in_torch, activation=activation, cu_seqlens=cu_seqlens)
-    result = output.reshape(shape).transpose(1, 2)
-    return differentiated_by(formula, (result,), hidden_states, weight, bias)[0]
+    return differentiated_once("causal_conv=fla", output.reshape(shape).transpose(1, 2))
 
 
 def refuses(

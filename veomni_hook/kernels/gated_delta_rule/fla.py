@@ -8,17 +8,16 @@ the whole model; here a call that needs a gradient says so first.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache
 from importlib.metadata import version
 from typing import Any
 
 import torch
 
 from veomni_hook.errors import KernelError
-from veomni_hook.kernels.gated_delta_rule import channels, operand_checks
-from veomni_hook.kernels.gated_delta_rule.torch import scalar_decay as in_torch
+from veomni_hook.kernels.gated_delta_rule import operand_checks
+from veomni_hook.kernels.shared.autograd import differentiated_once
 from veomni_hook.kernels.shared.operand_checks import wants_grad
-from veomni_hook.kernels.shared.recompute import differentiated_by
 
 __all__ = ["channel_decay", "refuses", "refuses_channels", "scalar_decay"]
 
@@ -44,7 +43,7 @@ def scalar_decay(  # noqa: PLR0913, PLR0917 - the operands
     from fla.ops.gated_delta_rule import chunk_gated_delta_rule
 
     options = initial_state, output_final_state, use_qk_l2norm_in_kernel, cu_seqlens
-    return _called(chunk_gated_delta_rule, in_torch, (query, key, value, g, beta), *options)
+    return _called(chunk_gated_delta_rule, (query, key, value, g, beta), *options)
 
 
 def channel_decay(  # noqa: PLR0913, PLR0917 - the operands
@@ -62,12 +61,11 @@ def channel_decay(  # noqa: PLR0913, PLR0917 - the operands
     from fla.ops.kda import chunk_kda
 
     options = initial_state, output_final_state, use_qk_l2norm_in_kernel, cu_seqlens
-    return _called(chunk_kda, channels.channel_decay, (query, key, value, g, beta), *options)
+    return _called(chunk_kda, (query, key, value, g, beta), *options)
 
 
 def _called(
     function: Callable[..., Any],
-    formula: Callable[..., tuple[Tensor, Tensor | None]],
     operands: tuple[Tensor, ...],
     initial_state: Tensor | None,
     output_final_state: bool,  # noqa: FBT001
@@ -82,9 +80,6 @@ def _called(
             fix="install Triton 3.7.1 or later, or choose gated_delta_rule=triton",
         )
     value = operands[2]
-    rule = partial(
-        formula, output_final_state=True, use_qk_l2norm_in_kernel=bool(normalise), cu_seqlens=cu_seqlens
-    )
     if (repeated := value.shape[2] // operands[0].shape[2]) > 1:  # not every release shares heads of keys
         query, key = (x.repeat_interleave(repeated, dim=2) for x in operands[:2])
         operands = query, key, *operands[2:]
@@ -102,11 +97,8 @@ def _called(
         use_qk_l2norm_in_kernel=bool(normalise),
         cu_seqlens=None if cu_seqlens is None else cu_seqlens.long(),
     )
-    output = output.reshape(value.shape)
-    if not output_final_state:
-        return differentiated_by(lambda *tensors: rule(*tensors)[:1], (output,), *given)[0], None
-    output, final = differentiated_by(rule, (output, final), *given)
-    return output, final
+    output = differentiated_once("gated_delta_rule=fla", output.reshape(value.shape))
+    return output, differentiated_once("gated_delta_rule=fla", final) if output_final_state else None
 
 
 def _wrong(device: torch.device) -> str | None:

@@ -8,7 +8,6 @@ gradients in place of gate and up. Halves of one projection are copied first. Sa
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -16,9 +15,9 @@ from liger_kernel.ops.geglu import LigerGELUMulFunction
 from liger_kernel.ops.swiglu import LigerSiLUMulFunction
 
 from veomni_hook.kernels.gated_mlp import reference
-from veomni_hook.kernels.shared.activations import FUNCTIONS, name_of, unknown
+from veomni_hook.kernels.shared.activations import name_of, unknown
+from veomni_hook.kernels.shared.autograd import differentiated_once
 from veomni_hook.kernels.shared.operand_checks import not_plain, untraceable
-from veomni_hook.kernels.shared.recompute import differentiated_by
 
 __all__ = ["product", "refuses"]
 
@@ -42,10 +41,7 @@ def product(
     )
     if unfit:
         return reference.product(gate, up, activation)
-    name = name_of(activation)
-    # Its backward overwrites what it saved, so the formula has its own.
-    formula = partial(reference.product, activation=FUNCTIONS[str(name)])
-    return differentiated_by(formula, (_FUNCTIONS[name].apply(gate, up),), gate, up)[0]
+    return differentiated_once("gated_mlp=liger", _FUNCTIONS[name_of(activation)].apply(gate, up))
 
 
 def refuses(owner: Any, x: torch.Tensor, activation: Any) -> str | None:

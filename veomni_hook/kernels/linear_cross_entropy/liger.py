@@ -12,11 +12,11 @@ from typing import Any
 import torch
 
 from veomni_hook.errors import KernelError
-from veomni_hook.kernels.linear_cross_entropy import causal_lm, reference
+from veomni_hook.kernels.linear_cross_entropy import causal_lm
 from veomni_hook.kernels.linear_cross_entropy.head import last_linear
-from veomni_hook.kernels.linear_cross_entropy.objective import NOTHING, Objective, TokenStatistics, Wanted
+from veomni_hook.kernels.linear_cross_entropy.objective import Objective, TokenStatistics, Wanted
+from veomni_hook.kernels.shared.autograd import differentiated_once
 from veomni_hook.kernels.shared.operand_checks import wants_grad
-from veomni_hook.kernels.shared.recompute import differentiated_by
 
 __all__ = ["causal_lm_output", "loss_and_statistics", "refuses", "token_statistics", "unable"]
 
@@ -41,13 +41,7 @@ def loss_and_statistics(
         "mean" if objective.num_items is None else "sum", objective.transform.softcap, False,
         torch.float32 if objective.accumulate == "float32" else None, False, False, wanted.predictions,
     )  # fmt: skip
-    predictions = found[3]
-
-    def formula(x: Any, weight: Any, bias: Any) -> Any:
-        whole = objective._replace(num_items=None if objective.num_items is None else 1)
-        return reference.loss_and_statistics(x, weight, bias, target, whole, NOTHING)[:1]
-
-    (loss,) = differentiated_by(formula, (found[0],), x, weight, bias)
+    loss, predictions = differentiated_once("linear_cross_entropy=liger", found[0]), found[3]
     num_items = objective.num_items
     if num_items is not None:
         loss = loss / (num_items.to(loss.device) if isinstance(num_items, torch.Tensor) else num_items)

@@ -8,16 +8,14 @@ pairs, and the order of pairs. Mutates: nothing.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
 from liger_kernel.ops.fused_moe import LigerFusedMoEFunction
-from torch.nn import functional
 
-from veomni_hook.kernels.moe_experts import forms, reference
+from veomni_hook.kernels.moe_experts import forms
 from veomni_hook.kernels.shared.activations import name_of
-from veomni_hook.kernels.shared.recompute import differentiated_by
+from veomni_hook.kernels.shared.autograd import differentiated_once
 
 __all__ = ["gated", "refuses"]
 
@@ -38,12 +36,7 @@ def gated(
     index = torch.where(there, top_k_index, 0).to(torch.int32)
     weights = torch.where(there, top_k_weights, 0)
     found: torch.Tensor = LigerFusedMoEFunction.apply(hidden_states, gate_up_proj, down_proj, index, weights)
-    formula = partial(_formula, top_k_index)
-    return differentiated_by(formula, (found,), hidden_states, top_k_weights, gate_up_proj, down_proj)[0]
-
-
-def _formula(index: torch.Tensor, x: torch.Tensor, weights: torch.Tensor, up: Any, down: Any) -> torch.Tensor:
-    return reference.gated(x, index, weights, up, down, functional.silu)
+    return differentiated_once("moe_experts=liger", found)
 
 
 def refuses(owner: Any, *operands: Any) -> str | None:

@@ -11,9 +11,8 @@ from functools import cache, partial
 import torch
 from liger_kernel.ops.rms_norm import LigerRMSNormFunction
 
-from veomni_hook.kernels.rms_norm import reference
 from veomni_hook.kernels.rms_norm.variants import OP
-from veomni_hook.kernels.shared.recompute import differentiated_by
+from veomni_hook.kernels.shared.autograd import differentiated_once
 
 __all__ = ["kernel"]
 
@@ -22,15 +21,15 @@ _OFFSETS = {"weight": 0.0, "one_plus": 1.0}
 _CASTING = {"x": "llama", "float32": "gemma"}
 
 
-def _norm(variant: str, hidden_states: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    norm = OP.variants[variant].form
-    form = _OFFSETS[norm.factor], _CASTING[norm.rounded_to]
-    result = LigerRMSNormFunction.apply(hidden_states, weight, eps, *form, False)
-    formula = partial(getattr(reference, variant), eps=eps)
-    return differentiated_by(formula, (result,), hidden_states, weight)[0]
+def _norm(
+    offset: float, casting: str, hidden_states: torch.Tensor, weight: torch.Tensor, eps: float
+) -> torch.Tensor:
+    result = LigerRMSNormFunction.apply(hidden_states, weight, eps, offset, casting, False)
+    return differentiated_once("rms_norm=liger", result)
 
 
 @cache
 def kernel(variant: str) -> Callable[..., torch.Tensor]:
     """Return the function that normalises ``hidden_states`` ``[..., hidden]`` as ``variant``."""
-    return partial(_norm, variant)
+    norm = OP.variants[variant].form
+    return partial(_norm, _OFFSETS[norm.factor], _CASTING[norm.rounded_to])

@@ -11,14 +11,13 @@ way. Saved: cos, sin. Mutates: nothing.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
 from liger_kernel.ops.rope import rope_backward, rope_forward
 
-from veomni_hook.kernels.rotary import operand_rules, reference
-from veomni_hook.kernels.shared.autograd import gradients, is_recorded
+from veomni_hook.kernels.rotary import operand_rules
+from veomni_hook.kernels.shared.autograd import differentiated_once
 
 __all__ = ["refuses", "rotary"]
 
@@ -36,12 +35,6 @@ class _Rotary(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dq: torch.Tensor, dk: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        if is_recorded():
-            cos, sin = ctx.saved_tensors
-            # The function is linear: what it is applied to does not matter.
-            q, k = (torch.zeros_like(dy, requires_grad=True) for dy in (dq, dk))
-            formula = partial(reference.half_split, cos=cos, sin=sin)
-            return *gradients(formula, (q, k), (True, True), (dq, dk)), None, None
         dq, dk = rope_backward(_to_overwrite(dq), _to_overwrite(dk), *ctx.saved_tensors)
         return dq, dk, None, None
 
@@ -55,7 +48,8 @@ def rotary(
     q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, unsqueeze_dim: int = 1
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return rotated ``q`` and ``k`` ``[batch, heads, length, head_dim]``; ``unsqueeze_dim`` is 1."""
-    return _Rotary.apply(q, k, cos, sin)  # type: ignore[no-any-return, no-untyped-call]
+    q, k = _Rotary.apply(q, k, cos, sin)  # type: ignore[no-untyped-call]
+    return differentiated_once("rotary=liger", q), differentiated_once("rotary=liger", k)
 
 
 def refuses(owner: Any, *operands: Any) -> str | None:

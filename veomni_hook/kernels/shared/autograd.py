@@ -14,7 +14,9 @@ import torch
 from torch import compiler as _compiler
 from torch.compiler import is_dynamo_compiling
 
-__all__ = ["applied", "gradients", "is_recorded"]
+from veomni_hook.errors import KernelError
+
+__all__ = ["applied", "differentiated_once", "gradients", "is_recorded"]
 
 _grad_enabled = torch.is_grad_enabled
 _in_functorch = torch._C._are_functorch_transforms_active
@@ -110,3 +112,32 @@ def gradients(
 def _apart(x: torch.Tensor) -> torch.Tensor:
     """Return ``x`` as a tensor of its own in the graph, which keeps the history of ``x``."""
     return x.view_as(x)
+
+
+class _Once(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, kernel: str, result: torch.Tensor) -> torch.Tensor:
+        ctx.kernel = kernel
+        return result.view_as(result)
+
+    @staticmethod
+    def backward(ctx: Any, incoming: torch.Tensor) -> tuple[None, torch.Tensor]:
+        if is_recorded():
+            op = ctx.kernel.partition("=")[0]
+            raise KernelError(
+                "this kernel has no derivative of its gradients, and the backward pass has create_graph=True",
+                where=ctx.kernel,
+                fix=f"choose {op}=eager, or a kernel of this package",
+            )
+        return None, incoming
+
+
+def differentiated_once(kernel: str, result: torch.Tensor) -> torch.Tensor:
+    """Return ``result`` of other code, such as ``gated_mlp=liger``, that is differentiable once.
+
+    Such code would give wrong numbers in silence. Here, a recorded backward raises KernelError.
+    """
+    if not result.requires_grad or is_dynamo_compiling() or _compiler._is_compiling_flag:
+        return result
+    once: torch.Tensor = _Once.apply(kernel, result)  # type: ignore[no-untyped-call]
+    return once

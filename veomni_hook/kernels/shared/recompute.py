@@ -18,10 +18,10 @@ from typing import Any, TypeVar
 import torch
 
 from veomni_hook.kernels.selection.registry import load_attribute
-from veomni_hook.kernels.shared.autograd import gradients, is_recorded
+from veomni_hook.kernels.shared.autograd import gradients
 from veomni_hook.kernels.shared.operand_checks import not_plain, untraceable, wants_grad
 
-__all__ = ["computed_again", "differentiated_by", "recomputed", "refuses"]
+__all__ = ["computed_again", "recomputed", "refuses"]
 
 _Result = TypeVar("_Result", torch.Tensor, tuple[torch.Tensor, ...])
 
@@ -58,37 +58,6 @@ def computed_again(formula: Callable[..., _Result], *operands: Any) -> _Result:
     if torch.compiler.is_compiling() or not wants_grad(*tensors):
         return formula(*operands)
     return _ComputedAgain.apply(formula, *operands)  # type: ignore[no-untyped-call,no-any-return]
-
-
-class _DifferentiatedBy(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, formula: Callable[..., Any], count: int, *tensors: torch.Tensor) -> Any:
-        results = tensors[:count]
-        ctx.formula, ctx.count = formula, count
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*tensors[count:])
-        return results
-
-    @staticmethod
-    def backward(ctx: Any, *incoming: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        wanted = ctx.needs_input_grad[2 + ctx.count :]
-        if is_recorded():
-            operands = ctx.saved_tensors
-            return None, None, *[None] * ctx.count, *gradients(ctx.formula, operands, wanted, incoming)
-        return None, None, *incoming, *[None] * len(wanted)
-
-
-def differentiated_by(
-    formula: Callable[..., Any], results: tuple[torch.Tensor, ...], *operands: torch.Tensor | None
-) -> tuple[torch.Tensor, ...]:
-    """Return ``results``, whose gradients come from ``formula(*operands)`` where these must have a history.
-
-    For results of code that can be differentiated once: elsewhere its own backward runs.
-    """
-    if torch.compiler.is_compiling() or not wants_grad(*(x for x in operands if x is not None)):
-        return results
-    again: tuple[torch.Tensor, ...] = _DifferentiatedBy.apply(formula, len(results), *results, *operands)  # type: ignore[no-untyped-call]
-    return again
 
 
 @cache

@@ -10,7 +10,6 @@ Mutates: nothing; the host waits for boundaries that it does not know.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -18,8 +17,8 @@ import torch
 from torch import Tensor
 
 from veomni_hook.kernels.shared import ascend
-from veomni_hook.kernels.shared.recompute import differentiated_by
-from veomni_hook.kernels.varlen_attention import operand_checks, reference
+from veomni_hook.kernels.shared.autograd import differentiated_once
+from veomni_hook.kernels.varlen_attention import operand_checks
 from veomni_hook.kernels.varlen_attention.operand_checks import dtype_of, lengths_of
 
 __all__ = ["full", "refuses"]
@@ -68,8 +67,7 @@ def full(
     scale = query.shape[3] ** -0.5 if scaling is None else scaling
     ends = [*accumulate(filter(None, lengths_of(cu_seqlens)))]
     y: Tensor = _Attention.apply(*tensors, ends, scale)  # type: ignore[no-untyped-call]
-    formula = partial(reference.full, cu_seqlens=cu_seqlens, attention=attention, options=options)
-    return differentiated_by(formula, (y.unsqueeze(0),), query, key, value)[0]
+    return differentiated_once("varlen_attention=npu", y.unsqueeze(0))
 
 
 def refuses(owner: Any, query: Any, key: Any, value: Any, cu_seqlens: Any, *others: Any) -> str | None:
