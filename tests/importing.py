@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from types import CodeType, ModuleType
-from unittest.mock import patch
 
 __all__ = ["exec_module"]
 
@@ -14,5 +13,13 @@ def exec_module(module: ModuleType, code: CodeType) -> None:
 
     This function has the name of a loader's, by which slots know an import.
     """
-    with patch.dict(sys.modules, {module.__name__: module}):
+    name = module.__name__
+    before = sys.modules.get(name)
+    sys.modules[name] = module
+    try:
         exec(code, vars(module))
+    finally:
+        if before is None:
+            del sys.modules[name]
+        else:
+            sys.modules[name] = before
