@@ -9,7 +9,6 @@ Mutates: nothing. The operator documents no rounding between activation and prod
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -51,20 +50,21 @@ BACKWARD = define_op(
 
 class _Swiglu(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
-        x = torch.cat((gate, up), dim=-1)
+    def forward(ctx: Any, x: Tensor) -> Tensor:
         ctx.save_for_backward(x)
         return FORWARD(x)  # type: ignore[no-any-return]
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    def backward(ctx: Any, dy: Tensor) -> Tensor | None:
         (x,) = ctx.saved_tensors
-        to_gate, to_up = ctx.needs_input_grad
         if is_recorded():
-            formula = partial(reference.product, activation=functional.silu)
-            return gradients(formula, x.chunk(2, dim=-1), (to_gate, to_up), (dy,))  # type: ignore[return-value]
-        dgate, dup = BACKWARD(dy.contiguous(), x).chunk(2, dim=-1)
-        return dgate if to_gate else None, dup if to_up else None
+            return gradients(_definition, (x,), (True,), (dy,))[0]
+        return BACKWARD(dy.contiguous(), x)  # type: ignore[no-any-return]
+
+
+def _definition(x: Tensor) -> Tensor:
+    gate, up = x.chunk(2, dim=-1)
+    return reference.product(gate, up, functional.silu)
 
 
 def _unusual(gate: Tensor, up: Tensor) -> bool:
@@ -82,7 +82,8 @@ def product(gate: Tensor, up: Tensor, activation: _Activation) -> Tensor:
     """Return ``silu(gate) * up``; `refuses` has checked that ``activation`` is SiLU."""
     if _unusual(gate, up):
         return reference.product(gate, up, activation)
-    return _Swiglu.apply(gate, up)  # type: ignore[no-any-return, no-untyped-call]
+    # Autograd knows the copy: a recorded backward finds in it how gate and up came about.
+    return _Swiglu.apply(torch.cat((gate, up), dim=-1))  # type: ignore[no-any-return, no-untyped-call]
 
 
 def product_float32(gate: Tensor, up: Tensor, activation: _Activation) -> Tensor:

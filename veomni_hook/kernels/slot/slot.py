@@ -211,18 +211,17 @@ class Slot:
         """
         if self._is_dynamo() or self._compiler._is_compiling_flag:
             return upstream if self._exported() else self._compiled.at(owner, upstream)
+        answers, checkpointed = self.answers(owner), self._hooks_in_force(False) is not None
+        if answers.idle is not None and not checkpointed:
+            return upstream
         asking = _frame(1)
         same = asking.f_code is self._asker and asking.f_globals is self._scope
-        if self._hooks_in_force(False) is None:
-            if (answers := self.answers(owner)).idle is not None:
-                return upstream
-            if not same and (edited := self._edited(asking)) is not None:
-                self._note(owner, answers.refused(answers.wanted, edited))
-                return upstream
-            if (outcome := self._changed(answers, upstream)) is not None:
-                self._note(owner, outcome)
-                return upstream
-        elif not same and self._edited(asking) is not None:
+        if not same and (edited := self._edited(asking)) is not None:
+            outcome: Outcome | None = answers.refused(answers.wanted, edited)
+        else:
+            outcome = None if checkpointed else self._changed(answers, upstream)
+        if outcome is not None:
+            self._note(owner, outcome)
             return upstream
         return partial(self._call, owner, upstream)
 
