@@ -74,7 +74,7 @@ def unfit(hidden_states: torch.Tensor, norm: nn.LayerNorm) -> str | None:
         and dtype is weight.dtype
         and dtype is bias.dtype
         and shape
-        and shape[-1:] == weight.shape == bias.shape == norm.normalized_shape
+        and weight.shape == bias.shape == norm.normalized_shape == (shape[-1],)
         and shape[-1] <= MOST_COLUMNS
         and dtype in DTYPES
         and type(norm.eps) is float

@@ -381,7 +381,7 @@ def unfit(hidden_states: torch.Tensor, weight: torch.Tensor, eps: float) -> str 
         and shape
         and shape[-1] <= MOST_COLUMNS
         and weight.device == hidden_states.device
-        and shape[-1:] == weight.shape
+        and weight.shape == (shape[-1],)
         and weight.is_contiguous()
     ):
         return None

@@ -45,11 +45,10 @@ def call_is_seen(module: nn.Module) -> str | None:
         or held["_backward_pre_hooks"]
     ):
         return "has hooks"
-    own = held.get("forward")
     # Some wrappers leave the class's own forward, bound to the module, in the instance.
-    if own is not None and getattr(own, "__func__", None) is not type(module).forward:
+    if "forward" in held and getattr(held["forward"], "__func__", None) is not type(module).forward:
         return "has its own forward"
-    if module._compiled_call_impl is not None:
+    if "_compiled_call_impl" in held and held["_compiled_call_impl"] is not None:
         return "is compiled separately"
     if _GLOBAL_FORWARD or _GLOBAL_FORWARD_PRE or _GLOBAL_BACKWARD or _GLOBAL_BACKWARD_PRE:
         return "is subject to a global hook"

@@ -30,12 +30,11 @@ class Outcome(NamedTuple):
 
 
 class Candidate(NamedTuple):
-    """A kernel to ask; it runs unless one of ``refusals`` returns a reason."""
+    """A kernel to ask: ``decision`` is it and why it runs, unless one of ``refusals`` returns a reason."""
 
-    run: Callable[..., Any]
     refusals: tuple[Callable[..., str | None], ...]
     backend: str
-    taken: Outcome
+    decision: tuple[Callable[..., Any], Outcome]
 
 
 class Site(NamedTuple):
@@ -125,7 +124,7 @@ class Answers:
         taken = "chosen" if self.wanted != AUTO else "picked by auto"
         selection = self.selection(device).checked(self._named())
         found = tuple(
-            Candidate(run, rules, each.backend, Outcome(each.backend, taken))
+            Candidate(rules, each.backend, (run, Outcome(each.backend, taken)))
             for each, run, rules in self._loaded(selection.candidates)
         )
         self._tell(device)

@@ -79,22 +79,22 @@ class Records(dict[int, Record]):
     With a weak reference in each: a WeakKeyDictionary would cost 1.5 us at every call.
     """
 
-    def __init__(self, module_name: str, with_gradients: Callable[[], bool]) -> None:
+    def __init__(self, module_name: str) -> None:
         super().__init__()
-        self._module_name, self._with_gradients = module_name, with_gradients
+        self._module_name = module_name
 
     def of(self, owner: Any) -> Record | None:
         """Return the recorded calls of the module ``owner``, or None."""
         record = self.get(id(owner))
         return record if record is not None and record.owner() is owner else None
 
-    def note(self, owner: Any, outcome: Outcome) -> None:
-        """Count a call of the module ``owner``."""
+    def note(self, owner: Any, outcome: Outcome, recorded: bool) -> None:  # noqa: FBT001 - once a guard
+        """Count a call of the module ``owner``; ``recorded``: with gradients enabled."""
         record = self.get(id(owner))
         if record is None or record.owner() is not owner:
             record = self._begin(owner)
         try:
-            training = owner.training and self._with_gradients()
+            training = recorded and owner.training
         except AttributeError:
             training = False  # not a module
         tally = record.latest = record.training if training else record.evaluation

@@ -110,7 +110,8 @@ class Slot:
         request = Request.of(registry.ops()[op].variants[variant])
         self._settles = request.settles
         self._compiled = Compiled(op, self._answers_by, self._binder, self._skipped, request)
-        self.records = Records(module_name, is_grad_enabled)
+        self._recorded = is_grad_enabled
+        self.records = Records(module_name)
         self._note = self.records.note
         # Per thread: the module whose call came through `reached` and whose guard has not been asked yet.
         self._waiting: threading.local | None = None
@@ -153,24 +154,14 @@ class Slot:
         """
         if self._is_dynamo() or self._compiler._is_compiling_flag:
             return self._traced(owner, operands)
-        if self._hooks_in_force(False) is None:
-            if STATE.epoch != self._epoch or registry.version != self._version:
-                self._refresh()
-            # `answers`, without a call for modules that are not bound.
-            answers = self.answers(owner) if BINDING in owner.__dict__ else self._answers
-            run, outcome = _UNASKED
-            if answers.idle is None:
-                asking = _frame(1)
-                same = asking.f_code is self._asker and asking.f_globals is self._scope
-                if same or (edited := self._edited(asking)) is None:
-                    run, outcome = self._ask(answers, owner, operands)
-                else:
-                    outcome = answers.refused(answers.wanted, edited)
-        else:
+        recorded = self._recorded()
+        if recorded and self._hooks_in_force(False) is not None:
             decide = partial(self._decide, owner, operands, _frame(1))
             run, outcome = self._decided((id(self), id(owner)), decide)
+        else:
+            run, outcome = self._decide(owner, operands, _frame(1))
         if outcome is not None:
-            self._note(owner, outcome)
+            self._note(owner, outcome, recorded)
         if run is None and self._settles is not None:
             self._left(owner)
         if self._waiting is not None and getattr(self._waiting, "owner", None) is owner:
@@ -211,19 +202,21 @@ class Slot:
         """
         if self._is_dynamo() or self._compiler._is_compiling_flag:
             return upstream if self._exported() else self._compiled.at(owner, upstream)
-        answers, checkpointed = self.answers(owner), self._hooks_in_force(False) is not None
-        if answers.idle is not None and not checkpointed:
-            return upstream
-        asking = _frame(1)
-        same = asking.f_code is self._asker and asking.f_globals is self._scope
-        if not same and (edited := self._edited(asking)) is not None:
-            outcome: Outcome | None = answers.refused(answers.wanted, edited)
-        else:
-            outcome = None if checkpointed else self._changed(answers, upstream)
-        if outcome is not None:
-            self._note(owner, outcome)
-            return upstream
-        return partial(self._call, owner, upstream)
+        answers = self.answers(owner)
+        if (outcome := answers.idle) is None:
+            asking = _frame(1)
+            same = asking.f_code is self._asker and asking.f_globals is self._scope
+            if not same and (edited := self._edited(asking)) is not None:
+                self._note(owner, answers.refused(answers.wanted, edited), self._recorded())
+                return upstream
+            if (outcome := self._changed(answers, upstream)) is None:
+                return partial(self._call, owner, upstream)
+        recorded = self._recorded()
+        if recorded and self._hooks_in_force(False) is not None:
+            return partial(self._call, owner, upstream)  # a call that is repeated gets what it got
+        if outcome is not answers.idle:
+            self._note(owner, outcome, recorded)
+        return upstream
 
     def reached(self, taking: Taking) -> Callable[[ModuleClass], ModuleClass]:
         """Let calls of a module class reach the guard in its ``forward``, below another decorator.
@@ -366,19 +359,22 @@ class Slot:
             self._asker = asking.f_code
         return edited
 
-    def _decide(
+    # One function, because each call takes time.
+    def _decide(  # noqa: C901, PLR0911, PLR0912
         self, owner: Any, operands: tuple[Any, ...], asking: FrameType | None, upstream: Any = None
     ) -> _Decision:
         """Return the decision about a call; ``upstream`` is the function that `at` got."""
-        answers = self.answers(owner)
+        if STATE.epoch != self._epoch or registry.version != self._version:
+            self._refresh()
+        # `answers`, without a call for modules that are not bound.
+        answers = self.answers(owner) if BINDING in owner.__dict__ else self._answers
         if answers.idle is not None:
             return _UNASKED
-        if asking is not None and (edited := self._edited(asking)) is not None:
-            return None, answers.refused(answers.wanted, edited)
-        changed = None if upstream is None else self._changed(answers, upstream)
-        return self._ask(answers, owner, operands) if changed is None else (None, changed)
-
-    def _ask(self, answers: Answers, owner: Any, operands: tuple[Any, ...]) -> _Decision:
+        if asking is not None and not (asking.f_code is self._asker and asking.f_globals is self._scope):
+            if (edited := self._edited(asking)) is not None:
+                return None, answers.refused(answers.wanted, edited)
+        if upstream is not None and (changed := self._changed(answers, upstream)) is not None:
+            return None, changed
         if self._modes() and (intercepting := self._intercepting()) is not None:
             return None, answers.refused(answers.wanted, intercepting)
         skipped = self._skipped
@@ -387,9 +383,8 @@ class Slot:
                 same = skipped.same[type(owner)](owner, operands)
             except (AttributeError, KeyError):
                 same = False
-            if not same and (changed := skipped.changed(owner, operands)) is not None:
-                return None, answers.refused(answers.wanted, changed)
-        outcome = _UPSTREAM
+            if not same and (differs := skipped.changed(owner, operands)) is not None:
+                return None, answers.refused(answers.wanted, differs)
         try:
             # The type of a `torch.device` takes longer than this.
             candidates = answers.on[operands[0].device]
@@ -397,14 +392,14 @@ class Slot:
             candidates = answers.candidates(device_of(operands))
             if candidates and type(device := getattr(operands[0], "device", None)) is self._device_kind:
                 answers.on[device] = candidates
-        for run, refusals, backend, taken in candidates:
+        outcome = _UPSTREAM
+        for refusals, backend, decision in candidates:
             for refusal in refusals:
-                reason = refusal(owner, *operands)
-                if reason is not None:
+                if (reason := refusal(owner, *operands)) is not None:
                     outcome = answers.refused(backend, reason)
                     break
             else:
-                return run, taken
+                return decision
         return None, outcome
 
     def _call(self, owner: Any, upstream: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
@@ -412,14 +407,14 @@ class Slot:
             operands = self._binder()(*args, **kwargs)
         except TypeError:
             return upstream(*args, **kwargs)  # upstream raises its own error
-        asked = (*operands, upstream)
-        if self._hooks_in_force(False) is None:
-            run, outcome = self._ask(self.answers(owner), owner, asked)
+        decide = partial(self._decide, owner, (*operands, upstream), None)
+        recorded = self._recorded()
+        if recorded and self._hooks_in_force(False) is not None:
+            run, outcome = self._decided((id(self), id(owner)), partial(decide, upstream))
         else:
-            decide = partial(self._decide, owner, asked, None, upstream)
-            run, outcome = self._decided((id(self), id(owner)), decide)
+            run, outcome = decide()
         if outcome is not None:
-            self._note(owner, outcome)
+            self._note(owner, outcome, recorded)
         return upstream(*args, **kwargs) if run is None else run(*operands)
 
     def _changed(self, answers: Answers, upstream: Callable[..., Any]) -> Outcome | None:
