@@ -8,7 +8,6 @@ from torch.nn import functional
 
 from tests.kernels.matching import close
 from tests.kernels.varlen_attention.test_torch import OPTIONS, operands
-from veomni_hook.errors import KernelError
 from veomni_hook.kernels.add_rms_norm import npu as added
 from veomni_hook.kernels.add_rms_norm import reference as added_reference
 from veomni_hook.kernels.gated_mlp import npu as mlp
@@ -18,6 +17,7 @@ from veomni_hook.kernels.moe_router import reference as router_reference
 from veomni_hook.kernels.rms_norm import npu as norms
 from veomni_hook.kernels.rms_norm import reference as norms_reference
 from veomni_hook.kernels.varlen_attention import npu as attention
+from veomni_hook.kernels.varlen_attention import reference
 
 pytestmark = pytest.mark.usefixtures("operators")
 
@@ -74,9 +74,17 @@ def test_first_and_second_derivatives_are_the_formulas(name):
         close(ours, theirs, 2e-5)
 
 
-def test_attention_by_segment_says_that_it_has_none():
+def test_attention_by_segment():
     tensors, bounds = operands([3, 4])
-    query = tensors[0].requires_grad_()
-    y = attention.full(query, *tensors[1:], bounds, None, OPTIONS)
-    with pytest.raises(KernelError, match="varlen_attention=npu"):
-        torch.autograd.grad(y.sum(), query, create_graph=True)
+    hidden = torch.randn_like(tensors[0]).requires_grad_()
+
+    def derivatives_of(run):
+        query = hidden.sin()  # all operands depend on it
+        key, value = (each.requires_grad_() * query[:, : each.shape[1]] for each in tensors[1:])
+        y = run(query, key, value, bounds, None, OPTIONS)
+        (first,) = torch.autograd.grad(y.square().sum(), hidden, create_graph=True)
+        return first, *torch.autograd.grad(first.square().sum(), [hidden, *tensors[1:]])
+
+    expected = derivatives_of(reference.full)
+    for ours, theirs in zip(derivatives_of(attention.full), expected, strict=True):
+        close(ours, theirs, 2e-5)

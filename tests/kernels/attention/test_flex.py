@@ -99,6 +99,29 @@ def test_equals_the_formula(variant, kind, dtype):
         )
 
 
+@pytest.mark.parametrize("kind", ["none", "left padding and window"])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_recorded_backwards_differentiate_the_formula(variant, kind):
+    module = Attention()
+    hidden, mixing = torch.randn(2, 4, 37, 16, requires_grad=True), torch.randn(2, 4)
+    mask = None if MASKS[kind] is None else upstreams_mask(2, 37, **MASKS[kind])
+    upward = torch.randn(2, 37, 4, 16)
+    if mask is not None:
+        upward = upward * (mask == 0).any(-1)[:, 0, :, None, None]
+    values = (0.3, 0.0, 2.0) if variant == "softcap" else (0.3, 0.0)
+    leaves = [hidden] if variant == "softcap" else [hidden, module.sinks]
+
+    def derivatives(run):
+        query = hidden.sin()  # all operands depend on it
+        key, value = (torch.einsum("nh,bhlw->bnlw", mixing, each) for each in (query, query * hidden))
+        output = run(query, key, value, mask, module, *values)[0]
+        first = torch.autograd.grad((output * upward).sum(), leaves, create_graph=True)
+        return [*first, *torch.autograd.grad(sum(each.square().sum() for each in first), leaves)]
+
+    expected, found = derivatives(getattr(reference, variant)), derivatives(kernel(variant))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize(
     ("heads", "length"),
     [((6, 2), 2), ((8, 1), 127), ((4, 4), 128), ((6, 2), 129), ((8, 1), 129), ((4, 4), 300)],

@@ -54,3 +54,23 @@ def test_gradients(variant, length, window, dtype):
     for name, one, other in zip(("output", "query", "key", "value", "sinks"), got, expected, strict=True):
         error = (one.double() - other).norm() / other.norm().clamp(min=1e-30)
         assert error < {torch.float32: 2e-3, torch.bfloat16: 8e-3}[dtype], (name, error)
+
+
+@pytest.mark.parametrize("variant", ["sinks", "softcap"])
+def test_derivatives_of_gradients(variant):
+    torch.manual_seed(0)
+    module = Attention(4, 2, 32).to("cuda")
+    kernel = flex.with_softcap if variant == "softcap" else flex.with_sinks
+    values = (0.125, 0.0, 3.0) if variant == "softcap" else (0.125, 0.0)
+    operands = [one.detach().to("cuda").requires_grad_() for one in module.operands(640)]
+    leaves = [*operands, *(() if variant == "softcap" else (module.sinks,))]
+    upward = torch.randn(2, 640, 4, 32, device="cuda")
+
+    def derivatives(run):
+        first = torch.autograd.grad((run() * upward).sum(), leaves, create_graph=True)
+        return [*first, *torch.autograd.grad(sum(each.square().sum() for each in first), leaves)]
+
+    found = derivatives(lambda: kernel(*operands, None, module, *values)[0])
+    expected = derivatives(lambda: getattr(reference, variant)(*operands, None, module, *values)[0])
+    for one, other in zip(found, expected, strict=True):
+        assert (one - other).norm() < 1e-3 * other.norm()

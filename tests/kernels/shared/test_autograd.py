@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import importlib.util
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from veomni_hook.errors import KernelError
-from veomni_hook.kernels.shared.autograd import applied, differentiated_once, gradients, is_recorded
+from veomni_hook.kernels.selection.registry import registry
+from veomni_hook.kernels.shared.autograd import (
+    applied,
+    differentiated_once,
+    gradients,
+    is_recorded,
+    with_formula,
+)
 
 
 class Scaled(torch.autograd.Function):
@@ -96,6 +105,47 @@ def test_code_that_is_differentiable_once_says_so_at_the_first_recorded_backward
     with pytest.raises(KernelError, match=r"create_graph=True\n.*gated_mlp=liger\n.*choose gated_mlp=eager"):
         torch.autograd.grad(y.sum(), x, create_graph=True)
     assert not differentiated_once("gated_mlp=liger", torch.ones(3)).requires_grad
+
+
+def test_what_auto_takes_is_differentiated_twice():
+    modules = {kernel.load.partition(":")[0] for kernel in registry.kernels() if kernel.automatic}
+    sources = {name: Path(importlib.util.find_spec(name).origin).read_text("utf-8") for name in modules}
+    assert not [name for name, source in sources.items() if "differentiated_once" in source]
+
+
+class CubedOnce(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, scale):
+        ctx.save_for_backward(x, scale)
+        return x**3 * scale
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, incoming):
+        x, scale = ctx.saved_tensors
+        return 3 * x**2 * scale * incoming, (x**3 * incoming).sum()
+
+
+def test_code_that_is_differentiable_once_with_its_formula():
+    leaf = torch.tensor([0.5, -2.0, 3.0], dtype=torch.float64, requires_grad=True)
+    read = torch.tensor(2.0, dtype=torch.float64)
+
+    def ours(leaf):
+        x = leaf.sin()
+        return with_formula(
+            CubedOnce.apply, lambda x, scale, read: x**3 * scale * read / 2, (x, x.sum()), read
+        )
+
+    def plain(leaf):
+        return leaf.sin() ** 3 * leaf.sin().sum()
+
+    for create_graph in (False, True):
+        (one,) = torch.autograd.grad(ours(leaf).sum(), leaf, create_graph=create_graph)
+        (other,) = torch.autograd.grad(plain(leaf).sum(), leaf, create_graph=create_graph)
+        torch.testing.assert_close(one, other)
+    torch.testing.assert_close(torch.autograd.grad(one.sum(), leaf), torch.autograd.grad(other.sum(), leaf))
+    assert torch.autograd.gradcheck(ours, leaf) and torch.autograd.gradgradcheck(ours, leaf)
+    assert not with_formula(torch.mul, torch.mul, (read, read)).requires_grad
 
 
 def test_a_tensor_that_left_a_transform():

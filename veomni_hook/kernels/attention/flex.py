@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from itertools import count
-from types import FunctionType
+from types import FunctionType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -19,12 +20,13 @@ from torch._dynamo import config, eval_frame, exc
 from torch.compiler import is_dynamo_compiling
 from torch.nn.attention import flex_attention as torch_flex
 
+from veomni_hook.kernels.attention import reference
 from veomni_hook.kernels.attention.calls import dtype_of, refuses_call
 from veomni_hook.kernels.attention.causal_blocks import causal_blocks
 from veomni_hook.kernels.attention.masks import Blocks, known
 from veomni_hook.kernels.attention.rescaled import rescaled
 from veomni_hook.kernels.attention.traced_masks import keys_seen
-from veomni_hook.kernels.shared.autograd import differentiated_once
+from veomni_hook.kernels.shared.autograd import with_formula
 from veomni_hook.kernels.shared.traced_frame import answered_while_tracing, number
 
 __all__ = ["loses", "refuses", "with_sinks", "with_softcap"]
@@ -71,7 +73,9 @@ def with_sinks(
 ) -> Result:
     """Return attention with the sinks ``module.sinks [heads]``; see `reference` for the operands."""
     blocks = _blocks(attention_mask, query, uniform=False)
-    return _attend(query, key, value, module.sinks, blocks, None, scaling)
+    run = partial(_attend, blocks, None, scaling)
+    formula = partial(_with_sinks, scaling, dtype_of(query))
+    return with_formula(run, formula, (query, key, value, module.sinks), attention_mask), None
 
 
 def with_softcap(  # noqa: PLR0913, PLR0917 - the operands of the op
@@ -91,7 +95,23 @@ def with_softcap(  # noqa: PLR0913, PLR0917 - the operands of the op
     """
     blocks = _blocks(attention_mask, query, uniform=True)
     scale = module.head_dim**-0.5 if scaling is None else scaling
-    return _attend(query, key, value, None, blocks, softcap, scale)
+    run = partial(_attend, blocks, softcap, scale)
+    formula = partial(_with_softcap, scale, softcap, dtype_of(query))
+    return with_formula(run, formula, (query, key, value), attention_mask), None
+
+
+def _with_sinks(scale: float, dtype: torch.dtype, *operands: Any) -> torch.Tensor:
+    query, key, value, sinks, mask = operands
+    query, key, value = (each.to(dtype) for each in (query, key, value))
+    owner = SimpleNamespace(sinks=sinks, num_key_value_groups=query.shape[1] // key.shape[1], training=False)
+    return reference.sinks_float32_softmax(query, key, value, mask, owner, scale)[0]
+
+
+def _with_softcap(scale: float, softcap: float | None, dtype: torch.dtype, *operands: Any) -> torch.Tensor:
+    *states, mask = operands
+    query, key, value = (each.to(dtype) for each in states)
+    owner = SimpleNamespace(num_key_value_groups=query.shape[1] // key.shape[1], training=False)
+    return reference.softcap(query, key, value, mask, owner, scale, 0.0, softcap)[0]
 
 
 def refuses(  # noqa: PLR0913, PLR0917 - the operands of the op
@@ -170,14 +190,14 @@ def _blocks(mask: torch.Tensor | None, query: torch.Tensor, *, uniform: bool) ->
 
 
 def _attend(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    sinks: torch.Tensor | None,
     blocks: Blocks | None,
     softcap: float | None,
     scale: float,
-) -> Result:
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    sinks: torch.Tensor | None = None,
+) -> torch.Tensor:
     if is_dynamo_compiling():
         softcap, scale = _fixed()
     dtype = dtype_of(query)
@@ -193,9 +213,9 @@ def _attend(
     with torch.autocast(query.device.type, enabled=False):
         output, lse = _run(kind, operands)
         if sinks is None:
-            return differentiated_once("attention=flex", output.transpose(1, 2).contiguous()), None
+            return output.transpose(1, 2).contiguous()
         assert lse is not None  # noqa: S101
-        return differentiated_once("attention=flex", rescaled(output, lse, sinks)), None
+        return rescaled(output, lse, sinks)
 
 
 @answered_while_tracing

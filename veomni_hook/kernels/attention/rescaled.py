@@ -106,10 +106,13 @@ class _Rescaled(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, lse: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(x, lse, sinks)
+        ctx.set_materialize_grads(False)
         return _FORWARD(x, lse, sinks)  # type: ignore[no-any-return]
 
     @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, dy: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        if dy is None:  # a recorded backward of what `with_formula` has wrapped
+            return None, None, None
         x, lse, sinks = ctx.saved_tensors
         if is_recorded():
             return gradients(_definition, (x, lse, sinks), ctx.needs_input_grad, (dy,))

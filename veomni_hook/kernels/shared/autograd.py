@@ -16,7 +16,7 @@ from torch.compiler import is_dynamo_compiling
 
 from veomni_hook.errors import KernelError
 
-__all__ = ["applied", "differentiated_once", "gradients", "is_recorded"]
+__all__ = ["applied", "differentiated_once", "gradients", "is_recorded", "with_formula"]
 
 _grad_enabled = torch.is_grad_enabled
 _in_functorch = torch._C._are_functorch_transforms_active
@@ -141,3 +141,53 @@ def differentiated_once(kernel: str, result: torch.Tensor) -> torch.Tensor:
         return result
     once: torch.Tensor = _Once.apply(kernel, result)  # type: ignore[no-untyped-call]
     return once
+
+
+class _Before(torch.autograd.Function):
+    """In front of code that is differentiable once: what a recorded backward makes of it ends here."""
+
+    @staticmethod
+    def forward(ctx: Any, *operands: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(x.view_as(x) for x in operands)
+
+    @staticmethod
+    def backward(ctx: Any, *incoming: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return (None,) * len(incoming) if is_recorded() else incoming
+
+
+class _Behind(torch.autograd.Function):
+    """Behind this code: a recorded backward goes through the formula instead."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, formula: Callable[..., Any], result: torch.Tensor, *operands: torch.Tensor | None
+    ) -> torch.Tensor:
+        ctx.formula = formula
+        ctx.save_for_backward(*operands)
+        return result.view_as(result)
+
+    @staticmethod
+    def backward(ctx: Any, incoming: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        needed = ctx.needs_input_grad[2:]
+        if not is_recorded():
+            return None, incoming, *(None for _ in needed)
+        return None, None, *gradients(ctx.formula, ctx.saved_tensors, needed, (incoming,))
+
+
+def with_formula(
+    kernel: Callable[..., torch.Tensor],
+    formula: Callable[..., torch.Tensor],
+    operands: Sequence[torch.Tensor],
+    *read: torch.Tensor | None,
+) -> torch.Tensor:
+    """Return ``kernel(*operands)`` of other code, which is differentiable once.
+
+    A recorded backward differentiates ``formula(*operands, *read)`` instead, any number of times. It still
+    runs the other code's backward, and drops the result: that code may not write to its operands.
+    """
+    tracing = is_dynamo_compiling() or _compiler._is_compiling_flag
+    if tracing or not (_grad_enabled() and any(x.requires_grad for x in operands)):
+        return kernel(*operands)
+    apart = _Before.apply(*operands)  # type: ignore[no-untyped-call]
+    result: torch.Tensor = _Behind.apply(formula, kernel(*apart), *operands, *read)  # type: ignore[no-untyped-call]
+    return result

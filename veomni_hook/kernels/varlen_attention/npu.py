@@ -1,7 +1,7 @@
 """Attention by segment in one launch, forward and backward, with ``npu_fusion_attention``.
 
 Forward:  y = softmax(scaling * q k^T) v within each segment
-Backward: by the operator's own, from the row maxima and sums of the forward
+Backward: by the operator's own, from the row maxima and sums of the forward; recorded: of the formula
 Shapes: as in `reference`; the operator takes ``[positions, heads, width]`` ("TND") and the ends of segments
 on the host. Saved: query, key, value, y, and two float32 tensors of ``[positions, heads, 8]``.
 Mutates: nothing; the host waits for boundaries that it does not know.
@@ -10,6 +10,7 @@ Mutates: nothing; the host waits for boundaries that it does not know.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -17,8 +18,8 @@ import torch
 from torch import Tensor
 
 from veomni_hook.kernels.shared import ascend
-from veomni_hook.kernels.shared.autograd import differentiated_once
-from veomni_hook.kernels.varlen_attention import operand_checks
+from veomni_hook.kernels.shared.autograd import gradients, is_recorded
+from veomni_hook.kernels.varlen_attention import operand_checks, reference
 from veomni_hook.kernels.varlen_attention.operand_checks import dtype_of, lengths_of
 
 __all__ = ["full", "refuses"]
@@ -42,14 +43,23 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, y, largest, total = ctx.saved_tensors
+        wanted = ctx.needs_input_grad
+        if is_recorded():
+            formula = partial(_definition, ctx.ends, ctx.scale)
+            return *gradients(formula, (query, key, value), wanted[:3], (dy,)), None, None
         # Later releases return the gradient of sinks as well.
         dq, dk, dv, *_ = ascend.call(
             "npu_fusion_attention_grad", query, key, value, dy.contiguous(), query.shape[1], _LAYOUT,
             softmax_max=largest, softmax_sum=total, attention_in=y,
             scale_value=ctx.scale, actual_seq_qlen=ctx.ends, actual_seq_kvlen=ctx.ends,
         )  # fmt: skip
-        wanted = ctx.needs_input_grad
         return *(each if want else None for each, want in zip((dq, dk, dv), wanted, strict=False)), None, None
+
+
+def _definition(ends: list[int], scale: float, *operands: Tensor) -> Tensor:
+    query, key, value = (each.transpose(0, 1).unsqueeze(0) for each in operands)
+    bounds = torch.tensor([0, *ends])
+    return reference.full(query, key, value, bounds, reference.full, {"scaling": scale})[0]
 
 
 def full(
@@ -67,7 +77,7 @@ def full(
     scale = query.shape[3] ** -0.5 if scaling is None else scaling
     ends = [*accumulate(filter(None, lengths_of(cu_seqlens)))]
     y: Tensor = _Attention.apply(*tensors, ends, scale)  # type: ignore[no-untyped-call]
-    return differentiated_once("varlen_attention=npu", y.unsqueeze(0))
+    return y.unsqueeze(0)
 
 
 def refuses(owner: Any, query: Any, key: Any, value: Any, cu_seqlens: Any, *others: Any) -> str | None:
