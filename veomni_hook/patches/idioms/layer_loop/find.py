@@ -25,6 +25,7 @@ from veomni_hook.patches.idioms.layer_loop.modules import Attributes, method_of
 from veomni_hook.patches.idioms.layer_loop.reasons import TOWER, attends, reason_for
 from veomni_hook.patches.idioms.layer_loop.towers import Tower, decided_tower
 from veomni_hook.patches.idioms.layer_loop.values import Module, Unproven, of_all
+from veomni_hook.patches.routes.cache_parameter import cache_parameters
 from veomni_hook.patches.routes.insertion import before_body, before_statement, free_name, in_place
 from veomni_hook.patches.routes.slot_code import tuple_of
 from veomni_hook.patches.routes.view import ModuleView
@@ -39,7 +40,6 @@ CANDIDATES = (
 )
 
 _IMPORT = ("veomni_hook.parallel", "sequence as veomni_sequence")
-_CACHE = "past_key_values"
 _TOWERS = ("veomni_hook.parallel", "towers as veomni_towers")
 _SHARDED, _SPLIT, _MODEL = "sharded", "split", "base_model"
 _NOT_HERE = "sequence parallelism: not for this model"
@@ -174,7 +174,10 @@ def _sliced_and_gathered(view: ModuleView, forward: FunctionNode, loop: Loop) ->
     names = ", ".join((loop.hidden, *loop.others))
     targets = names if loop.others else f"({loop.hidden},)"
     # Whoever gets a cache that the layers filled would find a part of the positions in it.
-    cache = f", cache={_CACHE}" if _CACHE in loaded([loop.statement]) else ""
+    caches = [name for name in cache_parameters(view, forward) if name in loaded([loop.statement])]
+    if len(caches) > 1:
+        raise Unproven(f"which of {', '.join(caches)} is the cache is not known", loop.statement)
+    cache = f", cache={caches[0]}" if caches else ""
     code = f"{targets} = veomni_sequence.shard({receiver}, {names}{cache})"
     added: tuple[Edit, ...] = ()
     if (addition := loop.addition) is not None:

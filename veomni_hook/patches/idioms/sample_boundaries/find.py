@@ -25,6 +25,7 @@ from veomni_hook.patches.idioms.position_mixing.layers import (
     mixing,
     over_layers,
 )
+from veomni_hook.patches.routes.cache_parameter import cache_parameters
 from veomni_hook.patches.routes.insertion import before_body
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Site, Status
@@ -41,7 +42,6 @@ CANDIDATES = (
 _FOUND, _REFUSED = "found_once", "refused"
 _IMPORT = ("veomni_hook.kernels.gated_delta_rule", "boundaries as veomni_boundaries")
 _MASKS = re.compile(r"^create_\w*causal_mask$")
-_CACHES = ("past_key_values", "cache_params")
 
 
 def find(view: ModuleView) -> Iterator[Site]:
@@ -89,7 +89,11 @@ def _site(
         name if name in names else f'{passed}.get("{name}")' if passed else "None"
         for name in ("position_ids", "attention_mask", "use_cache")
     )
-    cache = next((name for name in _CACHES if name in names), "None")
+    caches = cache_parameters(view, forward)
+    if len(caches) > 1:
+        reason = f"which of {', '.join(caches)} is its cache is not known"
+        return Site(OP, target, Status.MISSED, reason=reason, lineno=forward.lineno)
+    cache = caches[0] if caches else "None"
     read = [positions, masks, cache, "input_ids if inputs_embeds is None else inputs_embeds", makes_cache]
     if not (hands_on := hands_to_layers(forward, "")):
         apart, others = [], [*apart, *others]
