@@ -19,7 +19,11 @@ tanh through it: 0.5 * (1 + tanh(z)) = sigmoid(2z), which loses no precision whe
 import triton
 import triton.language as tl
 
+from veomni_hook.kernels.shared import clamped
+
 __all__ = ["backward", "forward", "gated", "gated_backward"]
+
+AT_LIMIT = tl.constexpr(clamped.AT_LIMIT)
 
 
 @triton.jit
@@ -113,6 +117,16 @@ def _clamped(gate, up, limit, ROUND: tl.constexpr):
 
 
 @triton.jit
+def _below(x, limit):
+    """Whether a gradient reaches x through min(x, limit)."""
+    if AT_LIMIT:
+        result = x <= limit
+    else:
+        result = x < limit
+    return result
+
+
+@triton.jit
 def gated(g, u, limit, alpha, FORM: tl.constexpr, ACTIVATION: tl.constexpr, ROUND: tl.constexpr):
     """The form's result a * u for gate and up, both float32; not rounded yet."""
     if FORM % 4 != 0:  # those that clamp
@@ -151,12 +165,12 @@ def gated_backward(
         a = _activate(g, ACTIVATION, ROUND)
         dup = dy32 * a
         dgate = _activate_backward(g, _rounded(dy32 * u, ROUND), ACTIVATION, ROUND)
-        dgate = tl.where(gate32 <= limit, dgate, 0.0)
+        dgate = tl.where(_below(gate32, limit), dgate, 0.0)
     elif FORM == 2:
         full = _activate(gate32, ACTIVATION, ROUND)
         a, u = _clamped(full, up32, limit, ROUND)
         dup = dy32 * a
-        da = tl.where(full <= limit, _rounded(dy32 * u, ROUND), 0.0)
+        da = tl.where(_below(full, limit), _rounded(dy32 * u, ROUND), 0.0)
         dgate = _activate_backward(gate32, da, ACTIVATION, ROUND)
     elif FORM == 4:
         a, u = _activate(gate32, ACTIVATION, ROUND), 1.0
@@ -167,9 +181,9 @@ def gated_backward(
         a, u = _rounded(g * s, ROUND), _rounded(u + 1.0, ROUND)
         dup = dy32 * a
         dgate = _scaled_backward(g, _rounded(dy32 * u, ROUND), alpha, ROUND)
-        dgate = tl.where(gate32 <= limit, dgate, 0.0)
+        dgate = tl.where(_below(gate32, limit), dgate, 0.0)
     if FORM % 4 != 0:
-        dup = tl.where((up32 >= -limit) & (up32 <= limit), dup, 0.0)
+        dup = tl.where(_below(up32, limit) & _below(-limit, up32), dup, 0.0)
     return dgate, dup, a * u
 
 

@@ -1,7 +1,7 @@
 """The gate between an expert's two products, and its derivative: the reference for every backend.
 
 Forward:  y = a(g) * u, clamped or not, a(g) alone, or (u + 1) * g * sigmoid(alpha * g)
-Backward: dg, du by the chain rule; 0 where a clamp acts, but not at the limit itself
+Backward: dg, du by the chain rule; 0 where a clamp acts, at the limit itself as torch has it
 Shapes: g and u are the halves of ``both`` ``[rows, width]`` or its even and odd columns; y ``[rows, inner]``.
 Saved: nothing, ``backward`` recomputes y. Mutates: nothing. Every step is in the dtype of ``both``, for
 ``product_float32`` in float32.
@@ -17,10 +17,12 @@ from torch import Tensor
 from veomni_hook.kernels.moe_experts.forms import Form
 from veomni_hook.kernels.moe_experts.variants import LAYOUTS
 from veomni_hook.kernels.shared.activations import FUNCTIONS
+from veomni_hook.kernels.shared.clamped import AT_LIMIT
 
 __all__ = ["backward", "forward"]
 
 _ops = torch.ops.aten
+_below = torch.le if AT_LIMIT else torch.lt
 
 
 def _gelu_tanh_backward(grad: Tensor, x: Tensor) -> Tensor:
@@ -83,14 +85,14 @@ def backward(both: Tensor, dy: Tensor, form: Form) -> tuple[Tensor, Tensor]:
         du.copy_(dy * a)
         return a.mul_(u).to(both.dtype), gradient
     limit = form.limit
-    inside, v = u.abs() <= limit, u.clamp(-limit, limit)
+    inside, v = _below(u.abs(), limit), u.clamp(-limit, limit)
     if gate == "clamped_after":
         raw = activate(g)
         a = raw.clamp(max=limit)
-        dg.copy_(activate_backward(dy * v * (raw <= limit), g))
+        dg.copy_(activate_backward(dy * v * _below(raw, limit), g))
         du.copy_(dy * a * inside)
         return a.mul_(v), gradient
-    below, c = g <= limit, g.clamp(max=limit)
+    below, c = _below(g, limit), g.clamp(max=limit)
     if gate == "clamped":
         a, factor = activate(c), v
         dg.copy_(activate_backward(dy * v, c) * below)
