@@ -61,6 +61,7 @@ def upstreams_mask(*shape: int, dtype: torch.dtype = torch.float32, **how: Any) 
         "config": config,
         "attention_mask": None,
         "past_key_values": None,
+        "cache": None,
         "cache_position": torch.arange(queries),
         ("inputs_embeds" if "inputs_embeds" in names else "input_embeds"): torch.zeros(
             batch, queries, 1, dtype=dtype

@@ -43,6 +43,7 @@ def mask_of(query, config, masks=MASKS, **given):
         "config": config,
         "attention_mask": None,
         "past_key_values": None,
+        "cache": None,
         "cache_position": torch.arange(length),
         ("inputs_embeds" if "inputs_embeds" in names else "input_embeds"): embeds,
     } | given

@@ -317,6 +317,7 @@ def test_a_mask_that_may_have_changed_is_unknown(slot, use, dynamic):
             "config": config,
             "attention_mask": None,
             "past_key_values": None,
+            "cache": None,
             "cache_position": torch.arange(length),
             "inputs_embeds": query[:, 0],
         }

@@ -168,6 +168,7 @@ def test_a_noted_mask_is_exactly_a_window(keys, padding, how):
         "config": MistralConfig(sliding_window=keys, attn_implementation="sdpa"),
         "attention_mask": masks[padding],
         "past_key_values": None,
+        "cache": None,
         "cache_position": torch.arange(LENGTH),
         "inputs_embeds": torch.zeros(2, LENGTH, 4),
         "input_embeds": torch.zeros(2, LENGTH, 4),

@@ -78,6 +78,7 @@ def call(
         "inputs_embeds": embeds,
         "attention_mask": None,
         "past_key_values": None,
+        "cache": None,
         "position_ids": positions,
         **given,
     }

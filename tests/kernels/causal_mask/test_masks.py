@@ -191,7 +191,7 @@ def test_caches(name, window, kind, length, seen):
     embeds = torch.randn(2, length, WIDTH)
 
     def function(x, past):
-        return call(name, config, x, seen + made(x), seen, past_key_values=past)
+        return call(name, config, x, seen + made(x), seen, past_key_values=past, cache=past)
 
     found = Results(function, embeds, cache)
     if kind == "static":
@@ -308,7 +308,7 @@ def test_a_static_cache_adds_no_guard_on_lengths():
     torch._dynamo.reset()
     with patched():
         run = torch.compile(
-            lambda x, past: call("create_causal_mask", config, x, made(x), past_key_values=past),
+            lambda x, past: call("create_causal_mask", config, x, made(x), past_key_values=past, cache=past),
             backend=counter,
             fullgraph=True,
             dynamic=True,

@@ -15,13 +15,15 @@ __all__ = ["cache_parameters"]
 
 #: The module of transformers that defines caches, and the method of all of them since 4.36.
 _HOME, _LENGTH = "cache_utils", "get_seq_length"
+#: Its names up to transformers 5.23 and from 5.24 on, for a forward that only hands it on.
+_NAMES = ("past_key_values", "cache_params", "cache")
 
 
 def cache_parameters(view: ModuleView, forward: FunctionNode) -> list[str]:
     """Return the parameters of ``forward`` that are caches; upstream's have one at most.
 
     These are parameters that the signature says to be of a cache's class, that the body makes one, or whose
-    length it asks for.
+    length it asks for; or else one with a cache's name.
     """
     kinds = _classes(view)
     caches = {
@@ -35,7 +37,8 @@ def cache_parameters(view: ModuleView, forward: FunctionNode) -> list[str]:
                 caches |= {each.id for each in node.targets if isinstance(each, ast.Name)}
         elif isinstance(node, ast.Attribute) and node.attr == _LENGTH and isinstance(node.value, ast.Name):
             caches.add(node.value.id)
-    return [each.arg for each in parameters(forward) if each.arg in caches]
+    names = [each.arg for each in parameters(forward)]
+    return [name for name in names if name in caches] or [name for name in names if name in _NAMES]
 
 
 def _classes(view: ModuleView) -> set[str]:
