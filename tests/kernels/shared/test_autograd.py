@@ -64,7 +64,7 @@ def test_only_what_is_needed_of_torchs_code_runs(monkeypatch):
         raise AssertionError("torch's Python code ran")
 
     monkeypatch.setattr(torch._functorch.utils, "unwrap_dead_wrappers", refuse)
-    scaled(torch.ones(3, requires_grad=True), 2.0)
+    assert scaled(torch.ones(3, requires_grad=True), 2.0).requires_grad
 
 
 def test_a_recorded_backward_has_a_history():

@@ -15,6 +15,7 @@ from torch import compiler as _compiler
 from torch.compiler import is_dynamo_compiling
 
 from veomni_hook.errors import KernelError
+from veomni_hook.kernels.shared.operand_checks import wants_grad
 
 __all__ = ["applied", "differentiated_once", "gradients", "is_recorded", "with_formula"]
 
@@ -137,7 +138,7 @@ def differentiated_once(kernel: str, result: torch.Tensor) -> torch.Tensor:
 
     Such code would give wrong numbers in silence. Here, a recorded backward raises KernelError.
     """
-    if not result.requires_grad or is_dynamo_compiling() or _compiler._is_compiling_flag:
+    if not result.requires_grad or _compiler.is_compiling():
         return result
     once: torch.Tensor = _Once.apply(kernel, result)  # type: ignore[no-untyped-call]
     return once
@@ -185,8 +186,7 @@ def with_formula(
     A recorded backward differentiates ``formula(*operands, *read)`` instead, any number of times. It still
     runs the other code's backward, and drops the result: that code may not write to its operands.
     """
-    tracing = is_dynamo_compiling() or _compiler._is_compiling_flag
-    if tracing or not (_grad_enabled() and any(x.requires_grad for x in operands)):
+    if _compiler.is_compiling() or not wants_grad(*operands):
         return kernel(*operands)
     apart = _Before.apply(*operands)  # type: ignore[no-untyped-call]
     result: torch.Tensor = _Behind.apply(formula, kernel(*apart), *operands, *read)  # type: ignore[no-untyped-call]
