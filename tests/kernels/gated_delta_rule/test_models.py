@@ -381,8 +381,11 @@ def test_a_forward_that_drops_boundaries_is_an_error(given, pairs, monkeypatch):
     kind = type(ours.model.layers[2].linear_attn)
     forward = kind.forward
 
-    def drops(self, hidden_states, cache_params=None, attention_mask=None, **kwargs):
-        return forward(self, hidden_states, cache_params, attention_mask, **(kwargs if honest else {}))
+    def drops(self, hidden_states, attention_mask=None, position_ids=None, **kwargs):
+        kept = (
+            kwargs if honest else {name: kwargs[name] for name in ("cache", "cache_params") if name in kwargs}
+        )
+        return forward(self, hidden_states, attention_mask=attention_mask, **kept)
 
     monkeypatch.setattr(kind, "forward", drops)
     honest = True

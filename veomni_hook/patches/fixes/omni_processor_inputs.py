@@ -21,10 +21,10 @@ config = PatchConfig(
     description="empty lists are None, and audios= is audio=",
 )
 
-# Of the first family and of the second, oldest first: 5.2, for the second also 5.14, then 5.17 and 5.23.
+# Of both families, oldest first: 5.2, then 5.17 and 5.23; of the second also 5.14 and 5.24.
 _BODIES = [
     *("94f6adb0c0d2f27b", "c258d2f522d2667a", "0dba9f3685fff9d6"),
-    *("69f9c08a91ba872d", "d001f159e077ca84", "e6825c63dc69281e", "ae0f3898341ba451"),
+    *("69f9c08a91ba872d", "d001f159e077ca84", "e6825c63dc69281e", "ae0f3898341ba451", "e55f429ff452698b"),
 ]
 
 config.add_import("veomni_hook.multimodal.processor_inputs", ["expected as veomni_expected"])

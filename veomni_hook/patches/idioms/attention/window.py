@@ -11,7 +11,7 @@ has different code, the site is a miss, and that function stays as it is.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -65,7 +65,6 @@ if torch.compiler.is_dynamo_compiling() and allow_is_causal_skip and attention_m
 #: What makes notes right: whatever is combined into the mask clears the flag, and a user may have registered
 #: another function that makes masks.
 _INTERFACE = "mask_interface = ALL_MASK_ATTENTION_FUNCTIONS[config._attn_implementation]"
-_COMBINED = ("or_mask_function", "and_mask_function", "packed_sequence_mask", "block_sequence_ids")
 
 #: No call is asked about but those whose mask is noted as a window: in an attribute, or in dynamo's graph.
 _GUARD = """\
@@ -111,21 +110,21 @@ def _note(view: ModuleView, function: FunctionNode, site: Site) -> Site:
     mask, last = _MASKS[function.name], function.body[-1]
     if ast.unparse(last) != "return causal_mask":
         raise Missed("it does not end with `return causal_mask`", last)
-    masks = [node for node in walk_ast(function) if _assigns(node, "mask_factory_function")]
+    ifs = [node for node in function.body if isinstance(node, ast.If)]
     cleared = {
-        test
-        for node in walk_ast(function)
-        if isinstance(node, ast.If)
-        and any(ast.unparse(one) == "allow_is_causal_skip = False" for one in node.body)
-        for test in [ast.unparse(node.test)]
+        ast.unparse(node.test)
+        for node in ifs
+        if any(ast.unparse(statement) == "allow_is_causal_skip = False" for statement in node.body)
     }
-    combined = [name for name in _COMBINED if f"{name} is not None" in cleared]
+    masks = _assignments([function], "mask_factory_function")
+    bodies = [statement for node in ifs if ast.unparse(node.test) in cleared for statement in node.body]
+    combined = _assignments(bodies, "mask_factory_function")
     first = f"mask_factory_function = {mask.pattern}"
-    if not masks or ast.unparse(masks[0]) != first or len(masks) != len(combined) + 1:
+    if not masks or ast.unparse(masks[0]) != first or {*masks[1:]} != {*combined}:
         raise Missed("it combines masks in another way", function)
     if _INTERFACE not in {ast.unparse(node) for node in function.body}:
         raise Missed("it chooses what makes masks in another way", function)
-    if not any(_assigns(node, "allow_is_causal_skip") for node in walk_ast(function)):
+    if not _assignments([function], "allow_is_causal_skip"):
         raise Missed("it has no allow_is_causal_skip", function)
     edits = before_statement(view, function, last, mask.note, "attention: what this mask is")
     return replace(site, status=Status.ROUTED, reason=mask.reason, edits=edits)
@@ -156,10 +155,15 @@ def _guard(view: ModuleView, function: FunctionNode, site: Site) -> Site:
     return replace(site, status=Status.ROUTED, variant=_VARIANT, edits=edits, slots=(slot,))
 
 
-def _assigns(node: ast.AST, name: str) -> bool:
-    return isinstance(node, ast.Assign) and any(
-        isinstance(target, ast.Name) and target.id == name for target in node.targets
-    )
+def _assignments(nodes: Iterable[ast.AST], name: str) -> list[ast.Assign]:
+    """The assignments to a name inside these nodes, the outer ones first."""
+    return [
+        node
+        for outer in nodes
+        for node in walk_ast(outer)
+        if isinstance(node, ast.Assign)
+        and any(isinstance(target, ast.Name) and target.id == name for target in node.targets)
+    ]
 
 
 def _is_attention(node: ast.Call) -> bool:
