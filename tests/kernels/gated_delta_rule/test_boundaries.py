@@ -56,6 +56,11 @@ def test_every_row_has_its_samples():
         ([[1, 0, 1, 0, 1]], [[0, 1, 1, 1, 1]], [0, 3, 5]),
         ([[0, 1, 0, 1, 1]], [[1, 1, 1, 1, 0]], [0, 2, 5]),
         ([[0, 1, 0, 1, 2]], [[1, 1, 1, 1, 1, 1, 1]], [0, 2, 5]),
+        ([[0, 1, 2, 1, 3]], [[1, 1, 1, 0, 1]], None),  # a hole, as `generate` numbers it
+        ([[0, 1, 2, 3, 4]], [[1, 1, 0, 0, 1]], None),  # and where all positions are numbered
+        ([[1, 0, 1, 1, 2, 0]], [[0, 1, 1, 0, 1, 1]], [0, 5, 6]),
+        ([[0, 1, 0, 0, 1]], [[1, 1, 0, 1, 1]], [0, 3, 5]),  # padding between samples
+        ([[0, 1, 0, 3, 4]], [[1, 1, 0, 1, 1]], [0, 3, 5]),
     ],
 )
 def test_padding_is_no_sample(position_ids, mask, expected):
@@ -73,6 +78,8 @@ def test_positions_of_images():
     text = [[[*range(7), *range(5)]], *three]
     assert ends(text) == [0, 7, 12]
     assert ends([[[*range(12)]], *three]) is None
+    kept = [[1, 1, 0, *[1] * 9]]
+    assert ends([[[0, 1, 9, *axis[0][3:]]] for axis in three], kept) == [0, 7, 12]
 
 
 def test_text_that_counts_from_below_0_is_one_sample():
@@ -124,5 +131,5 @@ def test_compiled_code_asserts_that_a_row_is_one_sample():
         assert torch.equal(compiled(torch.arange(4)[None], mask), torch.arange(4)[None])
         with pytest.raises(RuntimeError, match="compiled code of Module cannot keep apart"):
             compiled(torch.tensor([[0, 1, 0, 1]]), mask)
-    padding = torch.tensor([[0, 0, 1, 1]])
-    compiled(torch.tensor([[1, 1, 0, 1]]), padding)
+    for positions, mask in (([1, 1, 0, 1], [0, 0, 1, 1]), ([0, 1, 7, 2], [1, 1, 0, 1])):
+        compiled(torch.tensor([positions]), torch.tensor([mask]))

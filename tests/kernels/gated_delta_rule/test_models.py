@@ -226,6 +226,20 @@ def test_decoding_is_upstreams(pairs):
     close(torch.stack(found.logits), torch.stack(expected.logits), 1e-5)
 
 
+@pytest.mark.parametrize("family", ["qwen3_next", "qwen3_5", "kimi_linear"])
+def test_padding_within_a_prompt_is_no_sample(family, pairs):
+    row = ids(2, 12)
+    row[1, 4:6] = HYBRID["pad_token_id"]  # `generate` makes a mask of it, and positions of the mask
+    theirs, ours = (model.eval() for model in pairs(family))
+    expected, generated = (
+        model.generate(
+            row, max_new_tokens=3, do_sample=False, output_logits=True, return_dict_in_generate=True
+        )
+        for model in (theirs, ours)
+    )
+    close(torch.stack(generated.logits), torch.stack(expected.logits), 1e-5)
+
+
 def test_a_cache_that_begins_with_packed_samples_holds_the_last_one(pairs):
     _, ours = pairs("qwen3_5")
     row = ids(1, 30)

@@ -93,7 +93,7 @@ def _with_boundaries(owner: Any, kwargs: dict[str, Any], given: Given, inputs: A
     rows, positions = inputs.shape[:2]
     begins = _begins(host_copy(position_ids)).expand(rows, positions)
     if mask is not None and bool(begins.any()):
-        begins = _attended(begins, host_copy(mask))
+        begins = _attended(begins, host_copy(position_ids), host_copy(mask))
     starts = begins.flatten().nonzero().flatten().tolist()
     if not starts:
         return kwargs
@@ -216,10 +216,15 @@ def _mask(attention_mask: Any) -> torch.Tensor | None:
     return next((each for each in given if isinstance(each, torch.Tensor) and each.dim() == 2), None)
 
 
+def _stands_still(position_ids: torch.Tensor) -> bool:
+    """Return whether positions are of time, height and width alone: time stands still within an image."""
+    return position_ids.dim() == 3 and position_ids.shape[0] != _WITH_TEXT
+
+
 def _begins(position_ids: torch.Tensor) -> torch.Tensor:
     """Return ``[rows or 1, positions]``: whether a position begins another sample than the one before it."""
-    if position_ids.dim() == 3 and position_ids.shape[0] != _WITH_TEXT:
-        # Time stands still within an image, and all three are 0 only at a sample's first position.
+    if _stands_still(position_ids):
+        # All three are 0 only at a sample's first position.
         begins = (position_ids == 0).all(0)
         # Positions of text in transformers 5.2 may count from a number below 0: that of the last images.
         begins[:, 1:] &= ~(position_ids[:, :, :-1] == -1).all(0)
@@ -232,16 +237,25 @@ def _begins(position_ids: torch.Tensor) -> torch.Tensor:
     return begins
 
 
-def _attended(begins: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Return which of these positions the mask keeps, behind another one that it keeps."""
+def _attended(begins: torch.Tensor, position_ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Return which of these positions begin a sample among those that the mask keeps.
+
+    Padding may stand within a sample, so one that counts on from the last position that is kept begins none.
+    """
     kept = mask[:, -begins.shape[1] :] != 0
-    return begins & kept & (kept.cumsum(1) > 1)
+    begins = begins & kept & (kept.cumsum(1) > 1)
+    line = (position_ids if position_ids.dim() == 2 else position_ids[0]).expand_as(kept)
+    places = torch.arange(kept.shape[1], device=kept.device)
+    last = torch.where(kept, places, 0).cummax(1).values
+    steps = line[:, 1:] - line.gather(1, last)[:, :-1]
+    begins[:, 1:] &= steps <= 0 if _stands_still(position_ids) else steps != 1
+    return begins
 
 
 def _assert_one_sample_a_row(position_ids: torch.Tensor, mask: torch.Tensor | None, owner: Any) -> None:
     begins = _begins(position_ids)
     if mask is not None:
-        begins = _attended(begins, mask)
+        begins = _attended(begins, position_ids, mask)
     torch._assert_async(
         ~begins.any(),
         f"position_ids show samples that share a row, which compiled code of {type(owner).__name__} cannot"
