@@ -128,22 +128,23 @@ def _lookup_or_build(upstream: Upstream, settings: Settings) -> Patched | str:
 
 
 def _prepare_execution(report: Mapping[str, Any], settings: Settings) -> None:
-    """Tell what is wrong with configs made for patchgen, once per process, and import their companions.
+    """Tell what remarks there are on configs, once per process, and import their companions.
 
     Companions are the modules that their code imports. VeOmni's runtime imports the modeling modules itself,
     to derive output classes from theirs: they are served unpatched and forgotten, as while configs are
     loaded. Imported in the middle of the patched module, they would be circular.
 
     Raises:
-        ConfigError: there is a remark, in strict mode.
+        ConfigError: a remark says what is wrong, in strict mode.
         ImportError: a companion cannot be imported; the module could not be either.
     """
     from veomni_hook.patches.report import Remark  # only modules with such configs have remarks
 
     for remark in (Remark(**fields) for fields in report["remarks"]):
-        if settings.strict:
+        if settings.strict and not remark.harmless:
             raise ConfigError(remark.what, where=remark.where, fix=remark.fix)
-        warn_once(str(remark))
+        # One note for all modules and patches of a config.
+        warn_once(str(remark), about=f"{remark.config}: {remark.what}" if remark.harmless else "")
     missing = [name for name in report["companions"] if name not in sys.modules]
     if missing:
         with serving_upstream():

@@ -62,7 +62,7 @@ def header(report: PatchReport, patch_hash: str) -> list[str]:
         lines.append(f"# Built-in patches that gave way: {len(report.yielded)}")
         lines += _listed(map(_entry, report.yielded))
     if report.remarks:
-        lines.append(f"# Remarks on configs made for patchgen: {len(report.remarks)}")
+        lines.append(f"# Remarks on configs: {len(report.remarks)}")
         lines += _listed(f"{remark.target}: {remark.what} ({remark.config})" for remark in report.remarks)
     if report.missed:
         lines.append(f"# Not routed, though it looks like a kernel's code: {len(report.missed)}")

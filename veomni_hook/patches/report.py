@@ -58,9 +58,10 @@ class MissedSite:
 
 @dataclass(frozen=True, slots=True)
 class Remark:
-    """Something wrong with a config made for patchgen that patchgen accepts; in our own configs, an error.
+    """Something to know about a patch that applies.
 
-    ``target`` is what the patch names; ``what``, ``where`` and ``fix`` are those of the error.
+    Either it is wrong, and patchgen accepts it: ``what``, ``where`` and ``fix`` are those of the error that
+    other configs get. Or it is ``harmless``: the patch means what it meant. ``target`` is what it names.
     """
 
     config: str
@@ -68,6 +69,7 @@ class Remark:
     what: str
     where: str
     fix: str
+    harmless: bool = False
 
     def __str__(self) -> str:
         return f"{self.what}\n  where: {self.where}\n  fix:   {self.fix}"
@@ -78,8 +80,8 @@ class PatchReport:
     """Everything that happened to one module.
 
     ``untouched`` names the top-level definitions that equal upstream byte for byte; ``missed`` lists the
-    idioms' candidates that are not routed to a kernel. Of configs made for patchgen: ``remarks`` is what is
-    wrong with them, ``companions`` are the modules that their code imports at module level, and ``wanting``
+    idioms' candidates that are not routed to a kernel; ``remarks`` is what to know about configs. Of configs
+    made for patchgen: ``companions`` are the modules that their code imports at module level, and ``wanting``
     those of external replacements that are not installed.
     """
 

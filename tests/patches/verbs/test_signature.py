@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import ast
+import re
 
 import pytest
 
@@ -17,10 +18,14 @@ def plan_of(document: Document, *, lenient: bool) -> Plan:
     return Plan(document, Origin("m", "m.py", "d", "1"), [step])
 
 
-def check(before: str, after: str, *, owner: str = "", calls: str = "", only_used: bool = False) -> None:
+def check(
+    before: str, after: str, *, owner: str = "", calls: str = "", body: str = "", only_used: bool = False
+) -> None:
     decorator = "@staticmethod\n" if owner == "static" else ""
     document = Document(f"{decorator}def f({before}): pass\n{calls}\n")
-    original, replacement = document.tree.body[0], ast.parse(f"def f({after}): pass").body[0]
+    keywords = re.search(r"\*\*(\w+)", after)
+    body = body or (f"g(**{keywords[1]})" if keywords else "pass")
+    original, replacement = document.tree.body[0], ast.parse(f"def f({after}): {body}").body[0]
     assert isinstance(original, FunctionNode) and isinstance(replacement, FunctionNode)
     plan = plan_of(document, lenient=only_used)
     check_signature(plan, 0, original, replacement, target="f", owner=owner)
@@ -32,7 +37,8 @@ def check(before: str, after: str, *, owner: str = "", calls: str = "", only_use
     ("before", "after", "owner"),
     [
         ("a, b", "a, b", ""),
-        ("a, b", "b, a, c=1", ""),
+        ("a, b", "a, b, c=1", ""),
+        ("a, b, **kwargs", "a, b, c=1, **kwargs", ""),  # a caller may pass it, as upstream's callers could
         ("a, b=1", "*args", ""),
         ("a, *, b", "**kwargs", ""),
         ("a, *args, **kwargs", "*rest, **more", ""),
@@ -49,7 +55,21 @@ def test_compatible(before: str, after: str, owner: str) -> None:
     ("before", "after", "owner", "named"),
     [
         ("a, b", "a", "", "drops b"),
-        ("a, b", "a, *, c=1", "", "drops b"),
+        ("a, b", "a, *, c=1", "", "drops b, and has c, which nobody passes"),
+        ("a, b", "b, a", "", "has a, b at other positions"),
+        ("a, b, **kwargs", "a, c=1, b=2, **kwargs", "", "has b at other positions"),
+        (
+            "self, x, cache=None, **kwargs",
+            "self, x, past=None, **kwargs",
+            "C",
+            r"nobody passes past to the replacement of f: upstream has cache \(for past\)",
+        ),
+        (
+            "x, mask, cache, **kw",
+            "x, past_cache=None, mask=None, **kw",
+            "",
+            r"upstream has cache \(for past_cache\)",
+        ),
         ("a, *, b", "a, *args", "", "drops b"),
         ("a, *args", "a", "", r"drops \*args"),
         ("a, **kwargs", "a", "", r"drops \*\*kwargs"),

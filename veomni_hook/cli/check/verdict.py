@@ -123,6 +123,8 @@ def _nothing(upstream: Upstream, *, idioms: bool) -> PatchReport:
 
 def _remarks(report: PatchReport, shown: str) -> Iterator[Verdict]:
     for one in report.remarks:
+        if one.harmless:
+            continue  # the patch's own verdict says it
         detail = f"{one.what} ({one.where})"
         yield Verdict(report.module, shown, one.config, "-", one.target, REMARK, detail, one.fix)
 
@@ -153,7 +155,9 @@ def _declared(config: PatchConfig, report: PatchReport, shown: str) -> list[Verd
         return [Verdict(report.module, shown, config.name, *one) for one in found]
     counts = Counter((_declared_kind(config, one), one.target) for one in applied)
     lines = {(_declared_kind(config, one), one.target): "lines {}-{}".format(*one.lines) for one in applied}
-    remarked = {one.target for one in report.remarks if one.config == config.name}
+    remarks = [one for one in report.remarks if one.config == config.name]
+    remarked = {one.target for one in remarks if not one.harmless}
+    harmless = {one.target: one.what for one in remarks if one.harmless}
     verdicts = []
     for declared in config.patches:
         kind = declared.patch_type.value
@@ -162,6 +166,8 @@ def _declared(config: PatchConfig, report: PatchReport, shown: str) -> list[Verd
         count = counts[kind, declared.target]
         wanted = sum(p.patch_type.value == kind and p.target == declared.target for p in config.patches)
         detail, verdict = lines.get((kind, declared.target), ""), APPLIES
+        if declared.target in harmless:
+            detail = f"{detail}, {harmless[declared.target]}"
         if declared.target in yielded and not count:
             detail, verdict = yielded[declared.target], YIELDS
         elif count != wanted:

@@ -15,7 +15,7 @@ from veomni_hook.patches.code.snippet import Snippet
 from veomni_hook.patches.plan import Plan
 from veomni_hook.patches.spec import PatchType
 from veomni_hook.patches.verbs.external import external_import
-from veomni_hook.patches.verbs.signature import check_signature
+from veomni_hook.patches.verbs.signature import check_signature, with_new_names
 from veomni_hook.patches.verbs.snippets import snippet_of
 from veomni_hook.patches.verbs.targets import class_named, resolve
 
@@ -60,8 +60,9 @@ def replace_function_text(
     if not isinstance(replacement, _FUNCTIONS):
         raise _wrong_kind(plan, index, snippet, "function")
     _check_bindings(plan, index, node, replacement)
-    if not patch.allow_signature_change:
-        check_signature(plan, index, node, replacement, target=step.target, owner=owner)
+    snippet = with_new_names(plan, index, snippet, [(node, replacement)])
+    if not patch.allow_signature_change and isinstance(snippet.node, _FUNCTIONS):
+        check_signature(plan, index, node, snippet.node, target=step.target, owner=owner)
     kept = frozenset(ast.dump(decorator) for decorator in node.decorator_list)
     if snippet.comments:
         plan.insert(index, begin, reindent(snippet.comments, "", indent) + "\n")
@@ -86,6 +87,9 @@ def _replace_class(plan: Plan, index: int) -> None:
     snippet = snippet_of(plan, index, patch.replacement, name_map=patch.name_map)
     if not isinstance(snippet.node, ast.ClassDef):
         raise _wrong_kind(plan, index, snippet, "class")
+    ours, theirs = _methods(snippet.document, snippet.node), _methods(document, node)
+    pairs = [(theirs[name], ours[name]) for name in theirs if name in ours]
+    snippet = with_new_names(plan, index, snippet, pairs)
     if not patch.allow_signature_change:
         _check_methods(plan, index, node, snippet)
     text = f"{snippet.comments}\n{snippet.named(node.name, references=True)}".removeprefix("\n")

@@ -1,21 +1,89 @@
-"""Check that a replacement can be called like the original.
+"""Let a replacement be called like the original, or say why it cannot.
 
 Signatures are read from the syntax tree: at run time a decorator may hide them. A parameter counts as dropped
-if the replacement neither has it nor accepts it in ``*args`` or ``**kwargs``.
+if the replacement neither has it nor accepts it in ``*args``, or in ``**kwargs`` that its body uses. It
+counts as renamed if the replacement has another one instead, which nobody passes. Where upstream says that
+it was renamed, the replacement takes the new name.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from veomni_hook.errors import SignatureError
-from veomni_hook.patches.code.document import Document, FunctionNode
-from veomni_hook.patches.code.nearest_names import listed
+from veomni_hook.patches.code.document import Document, FunctionNode, has_docstring
+from veomni_hook.patches.code.edit import Edit, apply_edits
+from veomni_hook.patches.code.nearest_names import listed, nearest
+from veomni_hook.patches.code.renames import Rename, renamed_parameters
+from veomni_hook.patches.code.snippet import Snippet
 from veomni_hook.patches.code.walk import walk_ast
 from veomni_hook.patches.plan import Plan
+from veomni_hook.patches.report import Remark
 
-__all__ = ["check_signature"]
+__all__ = ["check_signature", "with_new_names"]
+
+
+def with_new_names(
+    plan: Plan, index: int, snippet: Snippet, pairs: Iterable[tuple[FunctionNode, FunctionNode]]
+) -> Snippet:
+    """Return a replacement whose parameters have the names that upstream gave them since it was written.
+
+    Its body goes on with the old names, and the plan gets a harmless remark.
+
+    Args:
+        plan: the plan.
+        index: the step that the replacement belongs to.
+        snippet: the replacement.
+        pairs: upstream's functions with those of the snippet that replace them.
+    """
+    renames = renamed_parameters(plan.document)
+    edits: list[Edit] = []
+    for original, replacement in pairs if renames else ():
+        before, after = _Parameters(original), _Parameters(replacement)
+        used = {node.id for part in replacement.body for node in walk_ast(part) if isinstance(node, ast.Name)}
+        for argument in (*replacement.args.posonlyargs, *replacement.args.args, *replacement.args.kwonlyargs):
+            old, rename = argument.arg, renames.get(argument.arg)
+            if rename is None or old in before.named or rename.new not in before.named:
+                continue
+            if rename.new not in after.named and rename.new not in used:
+                edits += _renaming(snippet.document, replacement, argument, rename.new)
+                _remark(plan, index, old, rename)
+    if not edits:
+        return snippet
+    return replace(
+        snippet, document=Document(apply_edits(snippet.document.source, edits), snippet.document.module)
+    )
+
+
+def _renaming(document: Document, function: FunctionNode, argument: ast.arg, new: str) -> Iterator[Edit]:
+    start = document.start(argument)
+    yield Edit(start, start + len(argument.arg), new)
+    first = function.body[int(has_docstring(function)) :][:1]
+    for statement in first:
+        binding = f"{argument.arg} = {new}"
+        start = document.start(statement)
+        if document.begins_line(statement):
+            start, binding = document.line_start(start), f"{document.indent(statement)}{binding}\n"
+        else:
+            binding = f"{binding}; "
+        yield Edit(start, start, binding)
+
+
+def _remark(plan: Plan, index: int, old: str, rename: Rename) -> None:
+    step = plan.steps[index]
+    until = f", and takes the old name until {rename.until}" if rename.until else ""
+    remark = Remark(
+        step.config.name,
+        step.target,
+        f"renamed: {old} is {rename.new} in this {plan.origin.distribution}{until}",
+        plan.where(index),
+        f"none is needed: what {step.config.name} replaces takes {rename.new}, too",
+        harmless=True,
+    )
+    if remark not in plan.remarks:
+        plan.remarks.append(remark)
 
 
 def check_signature(
@@ -29,7 +97,8 @@ def check_signature(
 ) -> None:
     """Compare the parameters of an upstream function with those of its replacement.
 
-    A lenient config may drop a parameter that no call in the module passes; otherwise the plan gets a remark.
+    A lenient config may drop a parameter that no call in the module passes, and take them in another order if
+    no call passes them by position; otherwise the plan gets a remark.
 
     Args:
         plan: the plan.
@@ -40,39 +109,60 @@ def check_signature(
         owner: the class of a method, whose first parameter is the instance and is not compared.
 
     Raises:
-        SignatureError: a parameter is dropped, or a new one has no default, and the config is not lenient.
+        SignatureError: a parameter is dropped, renamed or at another position, or a new one has no default,
+            and the config is not lenient.
     """
     skip = int(bool(owner) and not _is_static(original))
     before, after = _Parameters(original, skip), _Parameters(replacement, skip)
-    dropped = [
-        name for name in before.named if not after.takes(name, keyword_only=name in before.keyword_only)
-    ]
+    calls = list(_calls(plan.document, original.name, owner))
+    passed = {name for call in calls for name in _given(call, before, after)}
+    dropped = [name for name in before.named if not after.takes(name, before.keyword_only)]
     dropped += [f"*{before.rest}"] if before.rest and not after.rest else []
     dropped += [f"**{before.keywords}"] if before.keywords and not after.keywords else []
+    unnamed = [name for name in before.named if name not in after.named and name not in after.texts]
     required = [name for name in after.required if name not in before.named and not before.rest]
+    swapped = [
+        name
+        for position, name in enumerate(before.positional)
+        if name in after.positional and after.positional.index(name) != position
+    ]
     if plan.steps[index].lenient:
-        used = {
-            name
-            for call in _calls(plan.document, original.name, owner)
-            for name in _given(call, before, after)
-        }
-        dropped = [name for name in dropped if name.lstrip("*") in used]
+        dropped = [name for name in dropped if name.lstrip("*") in passed]
+        unnamed = [name for name in unnamed if name in passed]
+        most = max((len(call.args) for call in calls), default=0)
+        swapped = [name for name in swapped if before.positional.index(name) < most]
         required = []
+    new = [name for name in after.named if name not in before.named and name not in passed]
     what = fix = ""
     if dropped:
         what = f"the replacement of {target} drops {listed(dropped)}"
-        fix = "take these parameters (or *args, **kwargs), or say allow_signature_change=True"
+        what += f", and has {listed(new)}, which nobody passes" if new else ""
+        fix = "take these parameters (or *args, **kwargs, and use them), or say allow_signature_change=True"
+    elif unnamed and new and not after.rest:
+        instead = [f"{_instead(before, after, name, unnamed)} (for {name})" for name in new]
+        what = f"nobody passes {listed(new)} to the replacement of {target}: upstream has {listed(instead)}"
+        fix = "give its parameters upstream's names, or say allow_signature_change=True"
     elif required:
         what = f"the replacement of {target} needs parameters that upstream has not: {listed(required)}"
         fix = "give them defaults, or say allow_signature_change=True"
+    elif swapped:
+        what = f"the replacement of {target} has {listed(swapped)} at other positions than upstream"
+        fix = "put its parameters in upstream's order, or say allow_signature_change=True"
     if what:
         signatures = f"upstream: {_signature(original)}; replacement: {_signature(replacement)}"
         where = f"{plan.where(index)}; {signatures}"
         plan.tolerate(index, SignatureError(what, where=where, fix=fix, target=target))
 
 
+def _instead(before: _Parameters, after: _Parameters, name: str, unnamed: list[str]) -> str:
+    """The parameter that upstream has instead of one that only the replacement has."""
+    position = after.positional.index(name) if name in after.positional else len(before.positional)
+    beside = before.positional[position : position + 1]
+    return next((theirs for theirs in beside if theirs in unnamed), (nearest(name, unnamed) or unnamed)[0])
+
+
 class _Parameters:
-    def __init__(self, function: FunctionNode, skip: int) -> None:
+    def __init__(self, function: FunctionNode, skip: int = 0) -> None:
         arguments = function.args
         positional = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args)]
         without_default = positional[: len(positional) - len(arguments.defaults)]
@@ -84,10 +174,13 @@ class _Parameters:
         given = zip(self.keyword_only, arguments.kw_defaults, strict=True)
         self.required = [*without_default[skip:], *(name for name, default in given if default is None)]
 
-    def takes(self, name: str, *, keyword_only: bool) -> bool:
-        if name in self.named or self.keywords:
-            return True
-        return bool(self.rest) and not keyword_only
+        nodes = [node for statement in function.body for node in walk_ast(statement)]
+        self.hands_on = any(isinstance(node, ast.Name) and node.id == self.keywords for node in nodes)
+        #: Texts in the body, which may be names of parameters that it reads from ``**kwargs``.
+        self.texts = {node.value for node in nodes if isinstance(node, ast.Constant)}
+
+    def takes(self, name: str, keyword_only: list[str]) -> bool:
+        return name in self.named or self.hands_on or (bool(self.rest) and name not in keyword_only)
 
 
 def _is_static(function: FunctionNode) -> bool:
