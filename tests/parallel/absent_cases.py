@@ -9,7 +9,6 @@ from torch import distributed
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
-from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from tests.multimodal.facts_of_absent import small
 from tests.multimodal.families import accepted, batch, model
@@ -79,11 +78,14 @@ def in_a_checkpoint(made: Any, inputs: dict[str, Any], *, reentrant: bool) -> to
     def forward(**given: Any) -> Any:
         anchor = torch.zeros((), requires_grad=True)
 
+        outputs = {}
+
         def body(_: torch.Tensor) -> torch.Tensor:
-            return own(**given).last_hidden_state
+            outputs["own"] = own(**given)
+            return outputs["own"].last_hidden_state
 
         hidden = torch.utils.checkpoint.checkpoint(body, anchor, use_reentrant=reentrant)
-        return BaseModelOutputWithPast(last_hidden_state=hidden)
+        return type(outputs["own"])(**{**outputs["own"], "last_hidden_state": hidden})
 
     inner.forward = forward
     try:
