@@ -26,7 +26,7 @@ BEGIN, END = "<!-- written by python -m scripts.veomni_releases -->\n", "<!-- en
 
 #: The release that the configs are made for, and those that they are judged against.
 WRITTEN_FOR = "5.9.0"
-RELEASES = ("5.17.0", "5.23.0")
+RELEASES = ("5.17.0", "5.23.0", "5.24.0")
 VERDICTS = (APPLIES, UNNECESSARY, MOVED, GONE, FAILS)
 FOLDER, ENDING = "models/transformers", "_patch_gen_config"
 WIDTH = 120

@@ -59,6 +59,10 @@ def _with_scores(owner: nn.Module, **inputs: Any) -> tuple[Any, list[torch.Tenso
         return owner.forward(**inputs), products.found
 
 
+#: The spellings of a product: upstream's, and that of the formulas, which may compute the attention around it.
+_PRODUCTS = (torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__)
+
+
 class _Products(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
@@ -66,7 +70,7 @@ class _Products(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if func is torch.matmul:
+        if func in _PRODUCTS:
             self.found.append(result)
         return result
 
