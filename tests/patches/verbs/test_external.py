@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from veomni_hook.patches.verbs.external import known_names
+from veomni_hook.errors import SignatureError
+from veomni_hook.patches.engine import PatchedSource
+from veomni_hook.patches.verbs.external import external_function, known_names
 
 
 @pytest.fixture
@@ -70,3 +73,21 @@ def test_a_star_import_of_a_module_that_tells_nothing_leaves_it_open(
     (tmp_path / "lazyone.py").write_text("def __getattr__(name): return 1\n")
     monkeypatch.syspath_prepend(tmp_path)
     assert known_names("opaque") == set()
+
+
+def test_parameters_of_an_external_function_are_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, patched: Callable[..., PatchedSource]
+) -> None:
+    (tmp_path / "fast.py").write_text("def rotate(q, past=None, **options): return g(q, past, **options)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    code = "config.add_patch(create_patch_from_external('rotate', 'fast', 'rotate', PatchType.FUNCTION_REPLACEMENT))"
+    assert "from fast import rotate" in patched("def rotate(q, past=None, **kwargs): ...\n", code).text
+    with pytest.raises(SignatureError, match=r"nobody passes past .*: upstream has cache \(for past\)"):
+        patched("def rotate(q, cache=None, **kwargs): ...\n", code)
+    assert "fast" not in sys.modules
+
+
+def test_functions_whose_file_does_not_say_their_parameters(package: str) -> None:
+    assert external_function(f"{package}.plain.f") is not None
+    for name in ("plain.C", "plain.v", "broken.f", "none.f", "star.f"):
+        assert external_function(f"{package}.{name}") is None

@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from veomni_hook.errors import ReplacementError
+from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.nearest_names import listed, nearest
 from veomni_hook.patches.code.scope import global_bindings, has_star_import
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 from veomni_hook.patches.code.walk import walk_ast
 
-__all__ = ["external_import", "known_names"]
+__all__ = ["external_function", "external_import", "known_names"]
 
 
 def external_import(plan: Plan, index: int, name: str) -> str | None:
@@ -69,6 +70,19 @@ def external_import(plan: Plan, index: int, name: str) -> str | None:
     return f"from {module} import {attribute}" + (f" as {name}" if name != attribute else "")
 
 
+def external_function(source: str) -> FunctionNode | None:
+    """Return the function with a dotted name as its module's file defines it.
+
+    None: the file does not say, also where decorators may give it other parameters.
+    """
+    module, _, attribute = source.rpartition(".")
+    tree = _tree(_find(module))
+    for node in reversed(tree.body if tree is not None else ()):
+        if isinstance(node, FunctionNode) and node.name == attribute:
+            return None if node.decorator_list else node
+    return None
+
+
 def known_names(module: str) -> set[str] | None:
     """Names that can be imported from a module: None if it does not exist, empty if they are unknown."""
     loaded = _complete(module)
@@ -82,11 +96,7 @@ def known_names(module: str) -> set[str] | None:
     spec = _find(module)
     if spec is None:
         return None
-    if not isinstance(spec.loader, SourceFileLoader):
-        return set()
-    try:
-        tree = ast.parse(spec.loader.get_data(spec.loader.path))
-    except (OSError, SyntaxError):
+    if (tree := _tree(spec)) is None:
         return set()
     names = global_bindings(tree)
     replaces_itself = any(
@@ -97,6 +107,15 @@ def known_names(module: str) -> set[str] | None:
         return set()
     starred = _starred(tree, module, spec)
     return set() if starred is None else (names | starred | _submodules(spec)) - {"*"}
+
+
+def _tree(spec: ModuleSpec | None) -> ast.Module | None:
+    if spec is None or not isinstance(spec.loader, SourceFileLoader):
+        return None
+    try:
+        return ast.parse(spec.loader.get_data(spec.loader.path))
+    except (OSError, SyntaxError):
+        return None
 
 
 def _complete(module: str) -> ModuleType | None:

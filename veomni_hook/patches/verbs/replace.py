@@ -14,7 +14,7 @@ from veomni_hook.patches.code.reindent import reindent
 from veomni_hook.patches.code.snippet import Snippet
 from veomni_hook.patches.plan import Plan
 from veomni_hook.patches.spec import PatchType
-from veomni_hook.patches.verbs.external import external_import
+from veomni_hook.patches.verbs.external import external_function, external_import
 from veomni_hook.patches.verbs.signature import check_signature, with_new_names
 from veomni_hook.patches.verbs.snippets import snippet_of
 from veomni_hook.patches.verbs.targets import class_named, resolve
@@ -53,6 +53,10 @@ def replace_function_text(
     patch = step.patch
     if patch.replacement_source and patch.replacement is None:
         _import_function(plan, index, node, marker)
+        external = external_function(patch.replacement_source)
+        # Without ``**kwargs``, a name that it does not take is an error when it is called.
+        if external is not None and external.args.kwarg and not patch.allow_signature_change:
+            check_signature(plan, index, node, external, target=step.target, owner=owner)
         return
     plan.mark(index, begin, f"{indent}{marker}\n")
     snippet = snippet_of(plan, index, patch.replacement, name_map=patch.name_map, accessor=accessor)
