@@ -18,7 +18,7 @@ from pathlib import Path
 
 from veomni_hook.cli.check.against import Judged, judged
 from veomni_hook.cli.inputs.configs import OPTION, Source, load_sources
-from veomni_hook.migration.judge import APPLIES, FAILS, GONE, MOVED, UNNECESSARY
+from veomni_hook.migration.judge import APPLIES, FAILS, GONE, MOVED, RENAMED, UNNECESSARY
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "veomni.md"
@@ -27,7 +27,7 @@ BEGIN, END = "<!-- written by python -m scripts.veomni_releases -->\n", "<!-- en
 #: The release that the configs are made for, and those that they are judged against.
 WRITTEN_FOR = "5.9.0"
 RELEASES = ("5.17.0", "5.23.0", "5.24.0")
-VERDICTS = (APPLIES, UNNECESSARY, MOVED, GONE, FAILS)
+VERDICTS = (APPLIES, RENAMED, UNNECESSARY, MOVED, GONE, FAILS)
 FOLDER, ENDING = "models/transformers", "_patch_gen_config"
 WIDTH = 120
 

@@ -8,7 +8,17 @@ import pytest
 
 from tests.migration.example import CONFIG, MODULE, NAME, NEW, OLD, PACKAGE, config_module
 from veomni_hook.finders import configs
-from veomni_hook.migration.judge import APPLIES, FAILS, GONE, MOVED, UNNECESSARY, Judgement, absent, judge
+from veomni_hook.migration.judge import (
+    APPLIES,
+    FAILS,
+    GONE,
+    MOVED,
+    RENAMED,
+    UNNECESSARY,
+    Judgement,
+    absent,
+    judge,
+)
 from veomni_hook.migration.served import served
 from veomni_hook.patches.plan import Origin
 from veomni_hook.patches.spec import PatchConfig
@@ -69,6 +79,20 @@ def test_a_newer_release(load):
     assert "nearest: UpgradedModel.same" in found["UpgradedModel.angles"].detail
     assert found["UpgradedModel.same"].detail == "upstream computes the same"
     assert found["UpgradedTalker"].kind == "exclude"
+
+
+def test_a_renamed_parameter_has_moved_only_if_upstream_does_not_say_so(load):
+    decorator = '@deprecate_kwarg("mask", "6.1.0", new_name="attention")'
+    head = "    def forward(self, x, mask=None):"
+    silent = OLD.replace(head, head.replace("mask", "attention"))
+    said = silent.replace("    def forward(self, x, att", f"    {decorator}\n    def forward(self, x, att")
+    said = f"from ...utils.deprecation import deprecate_kwarg\n{said}"
+    found = by_target(judge(load(), said, THERE, base=OLD, base_version="5.9.0"))["UpgradedModel.forward"]
+    assert (found.verdict, found.is_fine) == (RENAMED, True)
+    assert found.detail == "mask is attention now; the old keyword still works until 6.1"
+    found = by_target(judge(load(), silent, THERE, base=OLD, base_version="5.9.0"))["UpgradedModel.forward"]
+    assert found.verdict == MOVED
+    assert found.detail.startswith("mask is likely attention now; upstream does not take the old keyword")
 
 
 def test_a_renamed_definition_is_named(load):

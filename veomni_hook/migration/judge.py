@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from veomni_hook.errors import PatchError
 from veomni_hook.migration.alone import lost_names, refused
 from veomni_hook.migration.covered import Coverage, coverage
-from veomni_hook.migration.served import GONE, MOVED, Served, served
+from veomni_hook.migration.served import GONE, MOVED, RENAMED, Served, served
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.plan import Origin
 from veomni_hook.patches.spec import Patch, PatchConfig
 
-__all__ = ["APPLIES", "FAILS", "GONE", "MOVED", "UNNECESSARY", "Judgement", "absent", "judge"]
+__all__ = ["APPLIES", "FAILS", "GONE", "MOVED", "RENAMED", "UNNECESSARY", "Judgement", "absent", "judge"]
 
 APPLIES = "applies"
 UNNECESSARY = "unnecessary"
@@ -27,9 +27,10 @@ class Judgement:
     Attributes:
         kind: the verb; also `exclude`, `drop_import` or `helper`, and `config` for the config as a whole.
         target: what it patches.
-        verdict: `applies`, `moved` (upstream's code of the target is another than the patch was written for),
-            `gone` (there is no such target), `unnecessary` (this package serves all that the patch is for) or
-            `FAILS` (the engine refuses it for another reason).
+        verdict: `applies`, `applies, renamed` (it is given the new names of parameters), `moved` (upstream's
+            code of the target is another than the patch was written for), `gone` (there is no such target),
+            `unnecessary` (this package serves all that the patch is for) or `FAILS` (the engine refuses it
+            for another reason).
         detail: what moved, the nearest names, what makes it unnecessary, why it fails, or a remark.
         fix: what to do about a failure.
         diff: the code that the patch was written for against that of the release.
@@ -51,7 +52,7 @@ class Judgement:
     @property
     def is_fine(self) -> bool:
         """Whether nobody has to look at it."""
-        return self.verdict in (APPLIES, UNNECESSARY)
+        return self.verdict in (APPLIES, RENAMED, UNNECESSARY)
 
 
 def judge(
@@ -115,7 +116,8 @@ def _judged(
     if error is not None:
         return Judgement(kind, target, FAILS, _told(error), error.fix, one.diff, patch, one.ops, covers)
     remark = remarks.get(target, "")
-    return Judgement(kind, target, APPLIES, one.detail or remark, "", one.diff, patch, one.ops, covers)
+    verdict = RENAMED if one.status == RENAMED else APPLIES
+    return Judgement(kind, target, verdict, one.detail or remark, "", one.diff, patch, one.ops, covers)
 
 
 def _given(error: PatchError | None) -> Iterator[PatchError]:

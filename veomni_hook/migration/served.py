@@ -14,16 +14,18 @@ from veomni_hook.patches.code.document import Definition, Document
 from veomni_hook.patches.code.nearest_names import is_near_miss, nearest
 from veomni_hook.patches.idioms.recognise import recognise
 from veomni_hook.patches.lock import LINE, Change, Lock, LockedModule, Override, compare, snapshot
-from veomni_hook.patches.lock.changes import FORMULA, GONE, SIGNATURE
+from veomni_hook.patches.lock.changes import GONE
+from veomni_hook.patches.lock.changes import RENAMED as ONLY_RENAMED
 from veomni_hook.patches.plan import Origin
 from veomni_hook.patches.selection import selected
 from veomni_hook.patches.site import Site, Status
 from veomni_hook.patches.spec import Patch, PatchConfig, PatchType
 from veomni_hook.patches.verbs.targets import members, method_names, plain
 
-__all__ = ["APPLIES", "GONE", "MOVED", "Served", "served"]
+__all__ = ["APPLIES", "GONE", "MOVED", "RENAMED", "Served", "served"]
 
 APPLIES = "applies"
+RENAMED = "applies, renamed"
 MOVED = "moved"
 
 _METHODS = (PatchType.METHOD_OVERRIDE, PatchType.METHOD_ADDITION)
@@ -35,6 +37,7 @@ _KINDS = {
     PatchType.METHOD_ADDITION: ("method",),
 }
 _FUNCTIONS = ("function", "method")
+_RELIED = "relies_on"
 #: The module whose heads other modules inherit without a text of their own.
 _INHERITED = "modeling_layers"
 
@@ -45,8 +48,8 @@ class Served:
 
     Attributes:
         patch: the patch.
-        status: `applies`, `moved` (upstream's code of the target is not what the patch was written for) or
-            `gone` (the target does not exist).
+        status: `applies`, `applies, renamed` (it is given the new names of parameters), `moved` (upstream's
+            code of the target is not what the patch was written for) or `gone` (the target does not exist).
         ops: what idioms route inside the target, as ``op/variant``, in the order of the source.
         detail: what moved, or the nearest names; otherwise a remark or empty.
         diff: upstream's code that the patch was written for against that of the release, as a unified diff;
@@ -123,14 +126,16 @@ def _judged(
         return Served(
             patch, MOVED, ops, f"{detail}, and did not where the patch was written", _added(now, patch)
         )
-    said = [change for change in changes.get(_overridden(patch), ()) if change.result != LINE]
-    said += [c for name in patch.relies_on for c in changes.get(name, ()) if c.result != LINE]
+    said = [c for c in changes.get(_overridden(patch), ()) if c.kind == patch.patch_type.value]
+    said += [c for name in patch.relies_on for c in changes.get(name, ()) if c.kind == _RELIED]
+    said = [change for change in said if change.result != LINE]
     diff = "".join(dict.fromkeys(change.diff for change in said))
-    if any(change.result in (SIGNATURE, FORMULA, GONE) for change in said):
+    matters = any(change.matters for change in said)
+    if matters or any(change.result == ONLY_RENAMED for change in said):
         detail = "; ".join(
             dict.fromkeys(change.detail.removesuffix(f"; {config.name} has to follow") for change in said)
         )
-        return Served(patch, MOVED, ops, detail, diff)
+        return Served(patch, MOVED if matters else RENAMED, ops, detail, diff)
     return Served(patch, APPLIES, ops, said[0].detail if said else "", diff)
 
 
@@ -215,8 +220,9 @@ def _changes(
     """What changed between the two texts in the definitions that the patches replace or rely on."""
     if base is None:
         return {}
-    names = {name for patch in patches for name in (_overridden(patch), *patch.relies_on)}
-    overrides = tuple(Override(name, "", config.name) for name in sorted(names))
+    names = {(_overridden(patch), patch.patch_type.value) for patch in patches}
+    names |= {(name, _RELIED) for patch in patches for name in patch.relies_on}
+    overrides = tuple(Override(*name, config.name) for name in sorted(names))
     old = snapshot(origin.module, base, overrides=overrides, idioms=False)
     known = {name: body.fingerprint for name, body in old.bodies.items()}
     new = snapshot(origin.module, source, overrides=overrides, known=known, idioms=False)

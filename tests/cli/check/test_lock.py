@@ -231,3 +231,28 @@ def test_the_diff_of_a_definition_that_several_sites_use_is_shown_once(
     done = check("--diffs")
     assert done.stdout.count("+    return x * 3") == 1 and done.stdout.count("shown above") == 1
     assert all("+    return x * 3" in change["diff"] for change in json.loads(check("--json").stdout))
+
+
+def test_one_row_for_a_renamed_parameter_and_for_changes_that_are_alike(
+    check: Check, installed: Installed
+) -> None:
+    said = "from ...utils.deprecation import deprecate_kwarg\n\n\n"
+    for family in ("tiny", "other"):
+        text = installed.file(family).read_text().replace("x):", "x, past=None):")
+        installed.file(family).write_text(said + text + text.replace("Norm", "SecondNorm"))
+    check("--write-lock")
+    installed.release("5.24.0")
+    for family in ("tiny", "other"):
+        decorator = '@deprecate_kwarg("past", "5.40.0", new_name="cache")'
+        installed.edit(family, "    def forward", f"    {decorator}\n    def forward")
+        installed.edit(family, "past=None", "cache=None")
+        installed.edit(family, "x\n\n\nclass", "(y := x)\n\n\nclass")
+    done = check()
+    rows = [" ".join(line.split()) for line in done.stdout.splitlines()[4:-2]]
+    assert done.exit_code == 0 and rows == [
+        "renamed parameter past past is cache now in 4 signatures; the old keyword still works until 5.40",
+        "only text changed scaling other: OtherNorm.forward and 1 more what is routed computes the same",
+    ]
+    assert done.stdout.endswith("4 recorded, 1 renamed, 2 only text changed, 2 other line\n")
+    (row,) = [one for one in json.loads(check("--json").stdout) if one["kind"] == "parameter"]
+    assert (row["module"], row["target"], row["verdict"]) == ("transformers.models", "past", "renamed")

@@ -33,17 +33,18 @@ def test_the_same_code_is_no_change(after: Compare) -> None:
         edited("# a comment", "# another"),
         edited("(self, x)", "(self, x: int) -> int"),
         edited("        # a comment\n", '        """Docstring."""\n'),
+        edited("y", "z"),
     ],
 )
-def test_comments_annotations_and_docstrings_are_no_change(after: Compare, text: str) -> None:
+def test_comments_annotations_docstrings_and_names_of_locals_are_no_change(after: Compare, text: str) -> None:
     assert after(text) == []
 
 
 def test_code_that_computes_the_same_is_only_text(after: Compare) -> None:
-    (change,) = after(edited("y", "z"))
+    (change,) = after(edited("y = double(x)", "y = (z := double(x))"))
     assert (change.result, change.matters) == (TEXT, False)
     assert (change.module, change.kind, change.target) == ("m", "scaling", "Norm.forward")
-    assert "-    y = double(x)\n" in change.diff and "+    z = double(x)\n" in change.diff
+    assert "-    y = double(x)\n" in change.diff and "+    y = (z := double(x))\n" in change.diff
     assert change.diff.startswith(
         "--- m:Norm.forward (transformers 5.1.0)\n+++ m:Norm.forward (transformers 5.2.0)\n"
     )
@@ -73,7 +74,9 @@ def test_digests_of_another_engine_are_not_compared(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(fake_idiom, "SALT", "anew-")
     assert compare(old, lock_of({"m": NORM}, engine="other", old=old)) == []
     assert [c.result for c in compare(old, lock_of({"m": NORM}, engine="e", old=old))] == [FORMULA]
-    (change,) = compare(old, lock_of({"m": edited("y", "z")}, engine="other", old=old))
+    (change,) = compare(
+        old, lock_of({"m": edited("y = double(x)", "y = (z := double(x))")}, engine="other", old=old)
+    )
     assert (change.result, change.matters) == (FORMULA, True)
     assert "another veomni-hook" in change.detail
     (moved,) = compare(old, lock_of({"m": edited("class Norm", "class It")}, engine="other", old=old))
@@ -127,10 +130,10 @@ def test_the_classes_of_a_renamed_module_have_moved_with_it(after: Compare) -> N
 
 
 def test_a_renamed_class_with_another_text_shows_its_diff(after: Compare) -> None:
-    text = edited("class Norm", "class RMSNorm").replace("y", "z")
+    text = edited("class Norm", "class RMSNorm").replace("y = double(x)", "y = (z := double(x))")
     (change,) = after(text)
     assert (change.result, change.matters) == (TEXT, False)
-    assert "it is now RMSNorm.forward" in change.detail and "+    z = double(x)" in change.diff
+    assert "it is now RMSNorm.forward" in change.detail and "+    y = (z := double(x))" in change.diff
 
 
 def test_other_lines_are_told_apart(after: Compare) -> None:

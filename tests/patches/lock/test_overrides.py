@@ -11,6 +11,8 @@ from veomni_hook.patches.lock.changes import (
     GONE,
     NEW,
     NOT_OVERRIDDEN,
+    PARAMETER,
+    RENAMED,
     SIGNATURE,
     TEXT,
     compare,
@@ -117,6 +119,48 @@ def test_another_signature_matters(after: Compare, signature: str, said: str) ->
     (change,) = changes(after, edited("x, mask=None", signature))
     assert (change.result, change.matters) == (SIGNATURE, True)
     assert change.detail == f"{said}; mine:config has to follow"
+
+
+SAID = "from ..utils.deprecation import old\n\n\n"
+MASK = '    @old("mask", "6.1.0", new_name="attention")\n    def forward(self, x, attention=None):'
+
+
+def renamed(*, declared: bool) -> str:
+    head = MASK if declared else MASK[MASK.index("    def") :]
+    text = edited("    def forward(self, x, mask=None):", head)
+    return SAID * declared + text.replace("self.inner(x, mask)", "self.inner(x, attention)")
+
+
+def test_code_that_replaces_a_function_may_keep_the_old_name_that_upstream_takes(after: Compare) -> None:
+    change, parameter = changes(after, renamed(declared=True))
+    assert (parameter.kind, parameter.target, parameter.result) == (PARAMETER, "mask", RENAMED)
+    assert (change.result, change.matters) == (RENAMED, False)
+    assert change.detail == "mask is attention now; the old keyword still works until 6.1"
+
+
+def test_a_name_that_upstream_does_not_take_matters(after: Compare) -> None:
+    change, parameter = changes(after, renamed(declared=False))
+    assert (change.result, change.matters) == (RENAMED, True)
+    said = "mask is likely attention now; upstream does not take the old keyword; mine:config has to follow"
+    assert change.detail == said and not parameter.matters
+
+
+@pytest.mark.parametrize("verb", ["rewrite", "relies_on"])
+def test_code_among_upstreams_own_has_to_follow_a_renamed_parameter(after: Compare, verb: str) -> None:
+    made = PatchConfig("m", label="mine:config")
+    if verb == "rewrite":
+        made.rewrite("Layer.forward", pattern="self.inner", replacement="x")
+    else:
+        made.rewrite("helper", pattern="x", replacement="y", relies_on={"Layer.forward": ["0" * 16]})
+    found = after(renamed(declared=True), made, before=BODY)
+    assert [(one.kind, one.result) for one in found if one.matters] == [(verb, RENAMED)]
+
+
+def test_a_renamed_parameter_of_code_that_changed_is_named_too(after: Compare) -> None:
+    text = renamed(declared=True).replace("self.inner(x,", "self.inner(x + 1,")
+    change = changes(after, text)[0]
+    assert (change.result, change.matters) == (FORMULA, True)
+    assert change.detail == "mask is attention now; upstream's code is another; mine:config has to follow"
 
 
 def test_a_class_has_the_signatures_of_its_methods(after: Compare) -> None:

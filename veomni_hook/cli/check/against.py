@@ -21,7 +21,7 @@ from veomni_hook.patches.spec import PatchConfig
 AGAINST = "--against"
 WRITTEN_FOR = "--written-for"
 HEADERS = ("verdict", "target", "kind", "detail")
-PLURALS = {"applies": "apply", "FAILS": "FAIL"}
+PLURALS = {"applies": "apply", "applies, renamed": "apply with renamed parameters", "FAILS": "FAIL"}
 
 
 @dataclass(frozen=True)

@@ -89,6 +89,8 @@ def check(  # noqa: PLR0913 - the options of a command
 
     applies: upstream's code is what the patch was written for, or computes the same.
 
+    applies, renamed: the same but for parameters that upstream says it renamed. The patch gets both names.
+
     moved: upstream's code of the target is another. The diff follows.
 
     gone: the target does not exist there. The nearest names follow.

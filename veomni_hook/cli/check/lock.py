@@ -17,11 +17,13 @@ from veomni_hook.cli.inputs.targets import family_of
 from veomni_hook.cli.sites.survey import survey
 from veomni_hook.cli.usage import UsageError
 from veomni_hook.errors import LockError, VeomniHookError
-from veomni_hook.layout import counted
+from veomni_hook.layout import counted, shortened
 from veomni_hook.ownership import swap_problem
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.lock import (
     LINE,
+    PARAMETER,
+    RENAMED,
     Change,
     Lock,
     LockedModule,
@@ -180,6 +182,7 @@ class Comparison:
             fields = asdict(change)
             fields["verdict"] = fields.pop("result")
             fields["diff"] = "".join(fields.pop("diffs"))
+            del fields["lines"]  # the diff has them
             fix = FIX if change.matters else ""
             rows.append({"device": "any", "config": os.path.basename(self.path), "fix": fix, **fields})
         return rows
@@ -189,10 +192,9 @@ class Comparison:
         releases = f"transformers {self.old.transformers}, now {self.new.transformers}"
         output.emit_heading(f"{os.path.basename(self.path)} ({releases})")
         rows = [change for change in self.changes if change.result != LINE]
-        rows.sort(key=lambda change: not change.matters)
+        rows.sort(key=lambda change: (not change.matters, change.kind != PARAMETER))
         if rows:
-            cells = [(c.result, c.kind, f"{family_of(c.module)}: {c.target}", c.detail) for c in rows]
-            output.emit_table(HEADERS, cells)
+            output.emit_table(HEADERS, _cells(rows))
         shown: set[str] = set()  # several sites may use one definition
         for change in rows:
             if change.diff and (change.matters or diffs):
@@ -206,6 +208,29 @@ class Comparison:
         output.emit_text(("\n" if rows else "") + ", ".join(said) + "\n")
         if any(change.matters for change in self.changes):
             output.emit_text(f"fix: {FIX}\n")
+
+
+def _cells(changes: Sequence[Change]) -> list[tuple[str, str, str, str]]:
+    """The rows of the table: one for harmless changes that are alike, and one for each other change."""
+    groups: dict[object, list[Change]] = {}
+    for number, change in enumerate(changes):
+        alike = (
+            (change.result, change.detail, change.lines) if change.lines and not change.matters else number
+        )
+        groups.setdefault(alike, []).append(change)
+    cells = []
+    for held in groups.values():
+        kinds = ", ".join(dict.fromkeys(change.kind for change in held))
+        places = [*dict.fromkeys(map(_place, held))]
+        cells.append((held[0].result, kinds, shortened(places, 1), held[0].detail))
+    return cells
+
+
+def _place(change: Change) -> str:
+    # A renamed parameter has no place of its own: its row counts them.
+    if change.result == RENAMED and change.kind == PARAMETER:
+        return change.target
+    return f"{family_of(change.module)}: {change.target}"
 
 
 def compared(

@@ -21,6 +21,7 @@ Names
     ``redefinitions``       definitions that the module itself replaces later
     ``calls``               where a function is called, and which module object is available there
     ``nearest_names``       the nearest names, for messages
+    ``renames``             parameters that upstream renamed, as its decorators say
 
 Patterns and replacements of configs
     ``fingerprint``         what "the same code" means, and its digest

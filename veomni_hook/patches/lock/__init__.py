@@ -5,12 +5,14 @@ configs replace, and the text of both. Only locks are compared: the old one is r
 is made from the installed sources, so the old release need not be installed.
 """
 
-from veomni_hook.patches.lock.changes import LINE, Change, compare
+from veomni_hook.patches.lock.changes import LINE, PARAMETER, RENAMED, Change, compare
 from veomni_hook.patches.lock.records import Body, Lock, LockedModule, LockedSite, Override, dumps, loads
 from veomni_hook.patches.lock.snapshot import overrides_of, snapshot
 
 __all__ = [
     "LINE",
+    "PARAMETER",
+    "RENAMED",
     "Body",
     "Change",
     "Lock",

@@ -6,10 +6,14 @@ import difflib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
+from veomni_hook.layout import counted
 from veomni_hook.patches.lock.pairs import Placed, moved, pairs
 from veomni_hook.patches.lock.records import Body, Lock, LockedModule, LockedSite, Override
+from veomni_hook.patches.lock.renamed import Renamed, Renames
 from veomni_hook.patches.lock.signatures import difference
+from veomni_hook.patches.spec import PatchType
 
 __all__ = [
     "FORMULA",
@@ -20,6 +24,8 @@ __all__ = [
     "NEW",
     "NOT_OVERRIDDEN",
     "NOT_ROUTED",
+    "PARAMETER",
+    "RENAMED",
     "SIGNATURE",
     "TEXT",
     "Change",
@@ -30,12 +36,21 @@ GONE = "gone"
 NOT_ROUTED = "no longer routed"
 FORMULA = "formula changed"
 SIGNATURE = "signature changed"
+RENAMED = "renamed"
 TEXT = "only text changed"
 MOVED = "moved"
 LINE = "other line"
 NEW = "new"
 NOT_OVERRIDDEN = "no longer overridden"
 
+#: The kind of a row on a renamed parameter.
+PARAMETER = "parameter"
+
+#: Verbs whose code takes the new names of parameters that upstream renamed, see `veomni_hook.patches.verbs`.
+_REPLACING = frozenset(
+    kind.value
+    for kind in (PatchType.METHOD_OVERRIDE, PatchType.FUNCTION_REPLACEMENT, PatchType.CLASS_REPLACEMENT)
+)
 #: Of a routed site; of an overridden body a changed signature matters too.
 MATTERS = frozenset({GONE, NOT_ROUTED, FORMULA})
 
@@ -45,13 +60,14 @@ class Change:
     """What changed for a site or an overridden body.
 
     Attributes:
-        module: the module's name, as the lock has it.
+        module: the module's name, as the lock has it; of a renamed parameter what its modules have in common.
         kind: the op of a site, the verb of an override.
         target: the upstream definition.
         result: what happened, one of this module's constants.
         detail: the same in a sentence.
         matters: whether a person must look at it.
         diffs: a unified diff for each of its definitions whose text changed.
+        lines: the lines that changed beside renamed parameters; the same for changes that are alike.
     """
 
     module: str
@@ -61,6 +77,7 @@ class Change:
     detail: str
     matters: bool
     diffs: tuple[str, ...] = ()
+    lines: tuple[str, ...] = ()
 
     @property
     def diff(self) -> str:
@@ -78,11 +95,32 @@ def compare(old: Lock, new: Lock) -> list[Change]:
     Returns:
         The changes by module and target; sites on the same target are in source order.
     """
-    found = [*_sites(old, new), *_overrides(old, new)]
+    shared = [
+        (module, name, body, now.bodies[name])
+        for module, held in old.modules.items()
+        if (now := new.modules.get(module)) is not None
+        for name, body in held.bodies.items()
+        if name in now.bodies
+    ]
+    renames = Renames(shared)
+    found = [*_sites(old, new, renames), *_overrides(old, new, renames), *_renames(renames, new.transformers)]
     return sorted(found, key=lambda change: (change.module, change.target, change.kind))
 
 
-def _sites(old: Lock, new: Lock) -> Iterator[Change]:
+def _renames(renames: Renames, release: str) -> Iterator[Change]:
+    """A row for each renamed parameter, however many functions have it."""
+    for one, places in renames.places().items():
+        detail = f"{_said(one)} in {counted(len(places), 'signature')}; {one.remark(release)}"
+        parts = zip(*(module.split(".") for module, _ in places), strict=False)
+        package = ".".join(same[0] for same in takewhile(lambda same: len({*same}) == 1, parts))
+        yield Change(package, PARAMETER, one.old, RENAMED, detail, matters=False)
+
+
+def _said(one: Renamed) -> str:
+    return f"{one.old} is {one.new} now" if one.declared else f"{one.old} is likely {one.new} now"
+
+
+def _sites(old: Lock, new: Lock, renames: Renames) -> Iterator[Change]:
     before, after = _by_place(old), _by_place(new)
     gone: list[Placed] = []
     fresh: list[Placed] = []
@@ -94,7 +132,7 @@ def _sites(old: Lock, new: Lock) -> Iterator[Change]:
         kept += same
     elsewhere = moved(gone, fresh)
     for one, other in (*kept, *elsewhere):
-        yield from _site(old, new, one, other)
+        yield from _site(old, new, one, other, renames)
     found = {id(one) for pair in elsewhere for one in pair}
     yield from (_lost(old, new, one) for one in gone if id(one) not in found)
     for one in fresh:
@@ -112,15 +150,15 @@ def _by_place(lock: Lock) -> Mapping[tuple[str, str, str], Sequence[Placed]]:
     return places
 
 
-def _site(old: Lock, new: Lock, one: Placed, other: Placed) -> Iterator[Change]:
+def _site(old: Lock, new: Lock, one: Placed, other: Placed, renames: Renames) -> Iterator[Change]:
     """Compare a site with its new form."""
     first, second = old.modules[one.module].bodies, new.modules[other.module].bodies
     names = _paired_names(one, other)
-    changed = [(a, b) for a, b in names if _fingerprint(first.get(a)) != _fingerprint(second.get(b))]
+    changed = [(a, b) for a, b in names if not renames.are_all(first.get(a), second.get(b))]
     result, detail = _verdict(old, new, one.site, other.site, text_changed=bool(changed))
     if not result and names:
         a, b = (bodies.get(name) for bodies, name in zip((first, second), names[0], strict=True))
-        said = difference(a.signature, b.signature) if a is not None and b is not None else ""
+        said = difference(a.signature, b.signature, _new_names(renames.of(a, b))) if a and b else ""
         if said:
             result, detail = SIGNATURE, f"{said}; what is routed computes the same"
     if not result and changed:
@@ -128,12 +166,18 @@ def _site(old: Lock, new: Lock, one: Placed, other: Placed) -> Iterator[Change]:
     place = _new_place(one, other)
     if place:
         result, detail = result or MOVED, f"{place}; {detail}".rstrip("; ")
-    elif not result and (lines := _line_change(first, second, names)):
-        result, detail = LINE, lines
+    elif not result and (said := _line_change(first, second, names)):
+        result, detail = LINE, said
     if result:
         matters = result in MATTERS
-        diffs = _diffs(old, new, one.module, other.module, names)
-        yield Change(one.module, one.site.op, one.site.target, result, detail, matters, diffs)
+        diffs = _diffs(old, new, one.module, other.module, changed or names)
+        both = [(first[a], second[b]) for a, b in changed if a in first and b in second]
+        lines = tuple(line for pair in both for line in renames.lines(*pair))
+        yield Change(one.module, one.site.op, one.site.target, result, detail, matters, diffs, lines)
+
+
+def _new_names(renamed: Mapping[str, Sequence[Renamed]]) -> dict[str, dict[str, str]]:
+    return {function: {one.old: one.new for one in every} for function, every in renamed.items()}
 
 
 def _verdict(
@@ -171,13 +215,13 @@ def _lost(old: Lock, new: Lock, one: Placed) -> Change:
     return Change(one.module, site.op, site.target, GONE, detail, matters=True)
 
 
-def _overrides(old: Lock, new: Lock) -> Iterator[Change]:
+def _overrides(old: Lock, new: Lock, renames: Renames) -> Iterator[Change]:
     for name, module in old.modules.items():
         now = new.modules.get(name)
         held = now.overrides if now is not None else ()
         for one in module.overrides:
             if now is None or one in held:
-                yield from _override(old, new, name, one)
+                yield from _override(old, new, name, one, renames)
             else:
                 detail = f"{one.config} does not patch it any more"
                 yield Change(name, one.kind, one.target, NOT_OVERRIDDEN, detail, matters=False)
@@ -189,7 +233,7 @@ def _overrides(old: Lock, new: Lock) -> Iterator[Change]:
                 yield Change(name, one.kind, one.target, NEW, detail, matters=False)
 
 
-def _override(old: Lock, new: Lock, module: str, one: Override) -> Iterator[Change]:
+def _override(old: Lock, new: Lock, module: str, one: Override, renames: Renames) -> Iterator[Change]:
     before = old.modules[module].bodies.get(one.target)
     now = new.modules.get(module, LockedModule())
     after = now.bodies.get(one.target)
@@ -200,15 +244,23 @@ def _override(old: Lock, new: Lock, module: str, one: Override) -> Iterator[Chan
         detail = f"the same code is now {known}" if known else f"there is no {one.target}"
         yield Change(module, one.kind, one.target, GONE, f"{detail}; {one.config} patches it", matters=True)
         return
+    renamed = renames.of(before, after)
+    every = [*dict.fromkeys(each for names in renamed.values() for each in names)]
     result, detail = "", ""
-    if said := difference(before.signature, after.signature):
+    if said := difference(before.signature, after.signature, _new_names(renamed)):
         result, detail = SIGNATURE, said
-    elif before.fingerprint != after.fingerprint:
+    elif not renames.are_all(before, after):
         result, detail = _body_change(before, after)
+    elif every:
+        result, detail = RENAMED, every[0].remark(new.transformers)
+    elif before.fingerprint != after.fingerprint:
+        result, detail = TEXT, "upstream computes the same"
     elif before.line != after.line:
         result, detail = LINE, f"line {before.line} is now {after.line}"
     if result:
-        matters = result in (SIGNATURE, FORMULA)
+        detail = "; ".join([*map(_said, every), detail])
+        bound = one.kind in _REPLACING and all(each.declared for each in every)
+        matters = result in (SIGNATURE, FORMULA) or (result == RENAMED and not bound)
         remark = f"; {one.config} has to follow" if matters else ""
         diffs = _diffs(old, new, module, module, [(one.target, one.target)])
         yield Change(module, one.kind, one.target, result, detail + remark, matters, diffs)

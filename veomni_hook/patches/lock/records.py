@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from veomni_hook.errors import LockError
+from veomni_hook.patches.code.renames import Rename
 
 __all__ = ["SCHEMA", "Body", "Lock", "LockedModule", "LockedSite", "Override", "dumps", "loads"]
 
@@ -26,6 +27,8 @@ class Body:
         line: its first line.
         text: its lines with decorators and comments, without docstrings, not indented.
         form: digest of what it computes, if it is straight-line code and a config overrides it.
+        renames: what upstream says of renamed parameters: of a function under an empty name, in a class by
+            method. It describes the installed module only and is not written.
     """
 
     fingerprint: str
@@ -33,6 +36,7 @@ class Body:
     line: int
     text: tuple[str, ...]
     form: str = ""
+    renames: Mapping[str, Mapping[str, Rename]] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +111,8 @@ def dumps(lock: Lock) -> str:
     for name, module in lock.modules.items():
         shown = asdict(module)
         del shown["unrouted"], shown["renamed"]
+        for body in shown["bodies"].values():
+            del body["renames"]
         modules[name] = shown
     content = {
         "about": _ABOUT,

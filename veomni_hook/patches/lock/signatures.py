@@ -4,28 +4,36 @@ from __future__ import annotations
 
 import ast
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.walk import walk_ast
 
-__all__ = ["difference", "signature"]
+__all__ = ["difference", "own_functions", "signature"]
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def signature(node: ast.AST) -> str:
     """Return a function's parameters without annotations; for a class those of every method, one per line."""
+    return "\n".join(f"{name}({ast.unparse(_bare(function))})" for name, function in own_functions(node))
+
+
+def own_functions(node: ast.AST | None) -> Iterator[tuple[str, FunctionNode]]:
+    """Yield a function under an empty name, or the methods of a class."""
     if isinstance(node, _FUNCTIONS):
-        return f"({ast.unparse(_bare(node))})"
-    if isinstance(node, ast.ClassDef):
-        methods = [item for item in node.body if isinstance(item, _FUNCTIONS)]
-        return "\n".join(f"{method.name}({ast.unparse(_bare(method))})" for method in methods)
-    return ""
+        yield "", node
+    for item in node.body if isinstance(node, ast.ClassDef) else ():
+        if isinstance(item, _FUNCTIONS):
+            yield item.name, item
 
 
-def difference(old: str, new: str) -> str:
+def difference(old: str, new: str, renamed: Mapping[str, Mapping[str, str]] | None = None) -> str:
     """Return what differs between two signatures, or an empty text.
+
+    Args:
+        old, new: the signatures.
+        renamed: the new names of renamed parameters, which are no difference, by function.
 
     Raises:
         SyntaxError: one of them does not come from `signature`.
@@ -34,8 +42,12 @@ def difference(old: str, new: str) -> str:
     said = [f"no method {name} any more" for name in before if name not in after]
     said += [f"new method {name}" for name in after if name not in before]
     for name, arguments in before.items():
+        names = (renamed or {}).get(name, {})
         if name in after and (
-            found := _changed(dict(_parameters(arguments)), dict(_parameters(after[name])))
+            found := _changed(
+                {names.get(parameter, parameter): value for parameter, value in _parameters(arguments)},
+                dict(_parameters(after[name])),
+            )
         ):
             said.append(f"{name}: {found}" if name else found)
     return "; ".join(said)

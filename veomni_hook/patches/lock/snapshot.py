@@ -9,11 +9,12 @@ from hashlib import blake2b
 from veomni_hook.patches.code.document import Definition, Document, has_docstring
 from veomni_hook.patches.code.fingerprint import fingerprint
 from veomni_hook.patches.code.reindent import reindent
+from veomni_hook.patches.code.renames import renames, renaming_decorators
 from veomni_hook.patches.code.walk import walk_ast
 from veomni_hook.patches.graph import Scope, Unknown, canonical
 from veomni_hook.patches.idioms import recognise as recogniser
 from veomni_hook.patches.lock.records import Body, LockedModule, LockedSite, Override
-from veomni_hook.patches.lock.signatures import signature
+from veomni_hook.patches.lock.signatures import own_functions, signature
 from veomni_hook.patches.routes.reliance import relied_on
 from veomni_hook.patches.selection import selected
 from veomni_hook.patches.site import Site, Status
@@ -120,7 +121,9 @@ def _body(document: Document, name: str, scope: Scope, *, overridden: bool) -> B
     text = reindent(_without_docstrings(document, node), document.indent(node), "")
     line = document.lineno(document.span(node)[0])
     form = _form(definition, scope) if overridden else ""
-    return Body(fingerprint(node), signature(node), line, tuple(text.splitlines()), form)
+    decorators = renaming_decorators(document.tree)
+    said = {name: found for name, each in own_functions(node) if (found := renames(each, decorators))}
+    return Body(fingerprint(node), signature(node), line, tuple(text.splitlines()), form, said)
 
 
 def _form(definition: Definition, scope: Scope) -> str:
