@@ -9,7 +9,7 @@ from hashlib import blake2b
 from veomni_hook.patches.code.document import Definition, Document, has_docstring
 from veomni_hook.patches.code.fingerprint import fingerprint
 from veomni_hook.patches.code.reindent import reindent
-from veomni_hook.patches.code.renames import renames, renaming_decorators
+from veomni_hook.patches.code.renames import renames
 from veomni_hook.patches.code.walk import walk_ast
 from veomni_hook.patches.graph import Scope, Unknown, canonical
 from veomni_hook.patches.idioms import recognise as recogniser
@@ -121,8 +121,7 @@ def _body(document: Document, name: str, scope: Scope, *, overridden: bool) -> B
     text = reindent(_without_docstrings(document, node), document.indent(node), "")
     line = document.lineno(document.span(node)[0])
     form = _form(definition, scope) if overridden else ""
-    decorators = renaming_decorators(document.tree)
-    said = {name: found for name, each in own_functions(node) if (found := renames(each, decorators))}
+    said = {name: found for name, each in own_functions(node) if (found := renames(each))}
     return Body(fingerprint(node), signature(node), line, tuple(text.splitlines()), form, said)
 
 
