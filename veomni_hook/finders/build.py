@@ -168,7 +168,7 @@ def patch_with_idioms(
     """
     device = device_of(settings)
     try:
-        idioms, optional = asks_idioms(upstream, settings), _optional_idioms(settings)
+        idioms, optional = asks_idioms(upstream, settings), optional_idioms(settings)
         return patch(upstream, configs, device, idioms=idioms, optional=optional), ""
     except IdiomError as error:
         if settings.strict:
@@ -178,7 +178,8 @@ def patch_with_idioms(
         return patch(upstream, configs, device), failed
 
 
-def _optional_idioms(settings: Settings) -> tuple[str, ...]:
+def optional_idioms(settings: Settings) -> tuple[str, ...]:
+    """Return the idioms that apply only with a setting, and do with these."""
     return (
         *((LAYER_LOOPS,) if settings.axis("sp") > 1 else ()),
         *(() if settings.speech else (SPEECH,)),

@@ -17,9 +17,11 @@ from veomni_hook.cli.inputs.targets import family_of
 from veomni_hook.cli.sites.survey import survey
 from veomni_hook.cli.usage import UsageError
 from veomni_hook.errors import LockError, VeomniHookError
+from veomni_hook.finders.build import optional_idioms
 from veomni_hook.layout import counted, shortened
 from veomni_hook.ownership import swap_problem
 from veomni_hook.patches.code.document import Document
+from veomni_hook.patches.idioms.recognise import OPTIONAL
 from veomni_hook.patches.lock import (
     LINE,
     PARAMETER,
@@ -141,7 +143,13 @@ def taken(
         name: {target: body.fingerprint for target, body in held.bodies.items()}
         for name, held in (old.modules if old is not None else {}).items()
     }
-    work = partial(_snapshot, overrides=overrides, known=known, idioms=resolve().settings.idioms)
+    settings = resolve().settings
+    ops = {site.op for held in old.modules.values() for site in held.sites} if old else set()
+    # What the lock has is compared whatever the settings are now.
+    optional = {name for name in OPTIONAL if name.partition(".")[0] in ops} | {*optional_idioms(settings)}
+    work = partial(
+        _snapshot, overrides=overrides, known=known, idioms=settings.idioms, optional=sorted(optional)
+    )
     modules: dict[str, LockedModule] = {}
     errors: dict[str, VeomniHookError] = {}
     for name, recorded in zip(files, survey(work, files, "recording", jobs=jobs), strict=True):
@@ -311,10 +319,11 @@ def _snapshot(
     overrides: Mapping[str, Sequence[Override]],
     known: Mapping[str, Mapping[str, str]],
     idioms: bool,
+    optional: Sequence[str],
 ) -> LockedModule | VeomniHookError:
     try:
-        own = overrides.get(module, ())
-        return snapshot(module, text, overrides=own, known=known.get(module, {}), idioms=idioms)
+        own, before = overrides.get(module, ()), known.get(module, {})
+        return snapshot(module, text, overrides=own, known=before, idioms=idioms, optional=optional)
     except VeomniHookError as error:
         return error
     except SyntaxError as error:

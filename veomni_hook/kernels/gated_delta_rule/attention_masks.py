@@ -34,14 +34,14 @@ class Given:
     Attributes:
         position_ids: ``[rows or 1, positions]``, ``[3 or 4, rows, positions]``, or None.
         attention_mask: ``[rows, positions]``, a mask for attention as it is, a dictionary of masks, or None.
-        past_key_values: the cache, or None.
+        cache: the cache, or None.
         use_cache: whether the model makes a cache; None: as its config says.
         masks_positions: whether the model has masks made of positions for its attention.
     """
 
     position_ids: Any
     attention_mask: Any
-    past_key_values: Any
+    cache: Any
     use_cache: Any
     masks_positions: bool = True
 
@@ -91,7 +91,7 @@ def _masked(owner: Any, given: Given, bounds: torch.Tensor, rows: int) -> tuple[
     if not made:  # they come from the user
         return None
     makes = owner.config.use_cache if given.use_cache is None else given.use_cache
-    if makes or given.past_key_values is not None:
+    if makes or given.cache is not None:
         return "transformers does not read position_ids beside a cache", "pass use_cache=False"
     return None if _shown(given.position_ids, bounds, rows) else _not_shown(given.position_ids)
 

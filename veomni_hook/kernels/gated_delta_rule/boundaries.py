@@ -37,7 +37,7 @@ def found(  # noqa: PLR0913, PLR0917 - what a model is given
     kwargs: dict[str, Any],
     position_ids: Any,
     attention_mask: Any,
-    past_key_values: Any,
+    cache: Any,
     inputs: Any,
     use_cache: Any,
     masks_positions: bool = True,  # noqa: FBT001, FBT002
@@ -55,7 +55,7 @@ def found(  # noqa: PLR0913, PLR0917 - what a model is given
         kwargs: the arguments without a name in its forward; not changed.
         position_ids: ``[rows or 1, positions]``, or ``[3 or 4, rows, positions]``, or None.
         attention_mask: ``[rows, positions]``, a dictionary with one, or anything else, which is not read.
-        past_key_values: the cache, or None.
+        cache: the cache, or None.
         inputs: ids or embeddings, ``[rows, positions, ...]``, or None.
         use_cache: whether the model makes a cache; None: as its config says.
         masks_positions: whether the model has masks made of positions for its attention.
@@ -63,11 +63,11 @@ def found(  # noqa: PLR0913, PLR0917 - what a model is given
     Raises:
         SamplesError: samples share a row, and the attention layers of the model would mix them.
     """
-    given = Given(position_ids, attention_mask, past_key_values, use_cache, masks_positions)
+    given = Given(position_ids, attention_mask, cache, use_cache, masks_positions)
     if not traced():
         forget(owner)
     handed = _with_boundaries(owner, kwargs, given, inputs)
-    if not STATE.active or inputs is None or not given_in(handed) or _continues(past_key_values):
+    if not STATE.active or inputs is None or not given_in(handed) or _continues(cache):
         return handed
     if traced():
         if attends(owner):
@@ -85,10 +85,10 @@ def _with_boundaries(owner: Any, kwargs: dict[str, Any], given: Given, inputs: A
     mask = _mask(given.attention_mask)
     if traced():
         # An exported program has to run wherever its operators do.
-        if given.past_key_values is None and not getattr(torch.compiler, "_is_exporting_flag", False):
+        if given.cache is None and not getattr(torch.compiler, "_is_exporting_flag", False):
             _assert_one_sample_a_row(position_ids, mask, owner)
         return kwargs
-    if _continues(given.past_key_values):
+    if _continues(given.cache):
         return kwargs
     rows, positions = inputs.shape[:2]
     begins = _begins(host_copy(position_ids)).expand(rows, positions)
@@ -124,7 +124,7 @@ def refuse(  # noqa: PLR0913, PLR0917 - what a model is given
     kwargs: dict[str, Any],
     position_ids: Any,
     attention_mask: Any,
-    past_key_values: Any,
+    cache: Any,
     inputs: Any,
     use_cache: Any,
     layers: Layers,
@@ -139,16 +139,16 @@ def refuse(  # noqa: PLR0913, PLR0917 - what a model is given
         kwargs: as for `found`, and so are all others but the last.
         position_ids: see there.
         attention_mask: see there.
-        past_key_values: see there.
+        cache: see there.
         inputs: see there.
         use_cache: see there.
         layers: classes that mix positions. With each, what keeps samples apart without a kernel of ours: the
             functions that it calls, by name (``self.`` in front of an attribute of the layer), the argument
             of the model, and the parameter of the function. Empty: nothing does.
     """
-    if not STATE.active or _continues(past_key_values):
+    if not STATE.active or _continues(cache):
         return
-    given = Given(position_ids, attention_mask, past_key_values, use_cache)
+    given = Given(position_ids, attention_mask, cache, use_cache)
     handed = _with_boundaries(owner, kwargs, given, inputs)
     if inputs is not None and given_in(handed):
         # Boundaries are values, which compiled code does not have.
@@ -198,9 +198,9 @@ def _mixes(layer: Any, kind: type, functions: Functions, kwargs: dict[str, Any])
     return ""
 
 
-def _continues(past_key_values: Any) -> bool:
+def _continues(cache: Any) -> bool:
     """Return whether a cache holds positions. Caches of old releases that cannot say so hold none."""
-    for layer in getattr(past_key_values, "layers", None) or (past_key_values,):
+    for layer in getattr(cache, "layers", None) or (cache,):
         states = getattr(layer, "has_previous_state", False)
         if any(states.values()) if isinstance(states, dict) else states is True:
             return True

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
 from veomni_hook.layout import counted
+from veomni_hook.patches.lock.inserted import lost, swapped
 from veomni_hook.patches.lock.pairs import Placed, moved, pairs
 from veomni_hook.patches.lock.records import Body, Lock, LockedModule, LockedSite, Override
 from veomni_hook.patches.lock.renamed import Renamed, Renames
@@ -16,6 +18,7 @@ from veomni_hook.patches.lock.signatures import difference
 from veomni_hook.patches.spec import PatchType
 
 __all__ = [
+    "ARGUMENTS",
     "FORMULA",
     "GONE",
     "LINE",
@@ -36,6 +39,7 @@ GONE = "gone"
 NOT_ROUTED = "no longer routed"
 FORMULA = "formula changed"
 SIGNATURE = "signature changed"
+ARGUMENTS = "other arguments"
 RENAMED = "renamed"
 TEXT = "only text changed"
 MOVED = "moved"
@@ -52,7 +56,7 @@ _REPLACING = frozenset(
     for kind in (PatchType.METHOD_OVERRIDE, PatchType.FUNCTION_REPLACEMENT, PatchType.CLASS_REPLACEMENT)
 )
 #: Of a routed site; of an overridden body a changed signature matters too.
-MATTERS = frozenset({GONE, NOT_ROUTED, FORMULA})
+MATTERS = frozenset({GONE, NOT_ROUTED, FORMULA, ARGUMENTS})
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +160,8 @@ def _site(old: Lock, new: Lock, one: Placed, other: Placed, renames: Renames) ->
     names = _paired_names(one, other)
     changed = [(a, b) for a, b in names if not renames.are_all(first.get(a), second.get(b))]
     result, detail = _verdict(old, new, one.site, other.site, text_changed=bool(changed))
+    if arguments := _arguments(one.site, other.site, first, second, renames):
+        result, detail = ARGUMENTS, "; ".join([*arguments, *filter(None, [detail])])
     if not result and names:
         a, b = (bodies.get(name) for bodies, name in zip((first, second), names[0], strict=True))
         said = difference(a.signature, b.signature, _new_names(renames.of(a, b))) if a and b else ""
@@ -174,6 +180,26 @@ def _site(old: Lock, new: Lock, one: Placed, other: Placed, renames: Renames) ->
         both = [(first[a], second[b]) for a, b in changed if a in first and b in second]
         lines = tuple(line for pair in both for line in renames.lines(*pair))
         yield Change(one.module, one.site.op, one.site.target, result, detail, matters, diffs, lines)
+
+
+def _arguments(
+    one: LockedSite,
+    other: LockedSite,
+    first: Mapping[str, Body],
+    second: Mapping[str, Body],
+    renames: Renames,
+) -> list[str]:
+    """What calls that a site inserts get otherwise than before."""
+    said = [f"{one.op} lost its {name}" for name in lost(one.calls, other.calls)]
+    before, after = first.get(one.target), second.get(other.target)
+    if before is not None and after is not None:
+        names = _new_names(renames.of(before, after)).get("", {})
+        taken = re.findall(r"\w+", after.signature)
+        said += [
+            f"the {name} of {one.op} is {now}, and was {text}"
+            for name, text, now in swapped(one.calls, other.calls, names, taken)
+        ]
+    return said
 
 
 def _new_names(renamed: Mapping[str, Sequence[Renamed]]) -> dict[str, dict[str, str]]:

@@ -49,6 +49,7 @@ class LockedSite:
         variant: the formula.
         form: digest of what the code computes.
         bodies: names of the definitions that the site consists of, the target's first.
+        calls: the arguments of the calls that are put into upstream's code, by function and parameter.
     """
 
     op: str
@@ -56,6 +57,7 @@ class LockedSite:
     variant: str
     form: str
     bodies: tuple[str, ...] = ()
+    calls: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, order=True, slots=True)

@@ -13,6 +13,7 @@ from veomni_hook.patches.code.renames import renames
 from veomni_hook.patches.code.walk import walk_ast
 from veomni_hook.patches.graph import Scope, Unknown, canonical
 from veomni_hook.patches.idioms import recognise as recogniser
+from veomni_hook.patches.lock.inserted import inserted_calls
 from veomni_hook.patches.lock.records import Body, LockedModule, LockedSite, Override
 from veomni_hook.patches.lock.signatures import own_functions, signature
 from veomni_hook.patches.routes.reliance import relied_on
@@ -49,6 +50,7 @@ def snapshot(
     overrides: Sequence[Override] = (),
     known: Mapping[str, str] | None = None,
     idioms: bool = True,
+    optional: Collection[str] = (),
 ) -> LockedModule:
     """Record a module.
 
@@ -59,6 +61,7 @@ def snapshot(
         known: definitions of an older lock, with their fingerprints. They are recorded too; a missing one is
             searched under other names.
         idioms: whether idioms route anything; without them only overrides are recorded.
+        optional: the idioms to ask of those that apply only with a setting, as for `recognise`.
 
     Raises:
         SyntaxError: the source is not valid Python.
@@ -66,11 +69,18 @@ def snapshot(
     document = Document(text, module)
     old = known or {}
     overridden = [one.target for one in overrides]
-    found = recogniser.recognise(document) if idioms else []
+    found = recogniser.recognise(document, optional=optional) if idioms else []
     sites = [site for site in found if not _inside(site.target, overridden)]
     routed = [site for site in sites if site.status is Status.ROUTED]
     locked = tuple(
-        LockedSite(site.op, site.target, site.variant, site.form, _bodies_of(document, site))
+        LockedSite(
+            site.op,
+            site.target,
+            site.variant,
+            site.form,
+            _bodies_of(document, site),
+            inserted_calls(document, site),
+        )
         for site in routed
     )
     names = sorted({*overridden, *old, *(name for site in locked for name in site.bodies)})
