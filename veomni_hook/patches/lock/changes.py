@@ -161,7 +161,7 @@ def _site(old: Lock, new: Lock, one: Placed, other: Placed, renames: Renames) ->
     changed = [(a, b) for a, b in names if not renames.are_all(first.get(a), second.get(b))]
     result, detail = _verdict(old, new, one.site, other.site, text_changed=bool(changed))
     if arguments := _arguments(one.site, other.site, first, second, renames):
-        result, detail = ARGUMENTS, "; ".join([*arguments, *filter(None, [detail])])
+        result, detail = result or ARGUMENTS, "; ".join([*arguments, *filter(None, [detail])])
     if not result and names:
         a, b = (bodies.get(name) for bodies, name in zip((first, second), names[0], strict=True))
         said = difference(a.signature, b.signature, _new_names(renames.of(a, b))) if a and b else ""

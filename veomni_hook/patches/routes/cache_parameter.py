@@ -10,13 +10,14 @@ from veomni_hook.patches.code.expressions import last_name
 from veomni_hook.patches.code.scope import parameters
 from veomni_hook.patches.code.walk import walk_ast
 from veomni_hook.patches.routes.view import ModuleView
+from veomni_hook.patches.upstream_names import names
 
 __all__ = ["cache_parameters"]
 
 #: The module of transformers that defines caches, and the method of all of them since 4.36.
 _HOME, _LENGTH = "cache_utils", "get_seq_length"
-#: Its names up to transformers 5.23 and from 5.24 on, for a forward that only hands it on.
-_NAMES = ("past_key_values", "cache_params", "cache")
+#: Its names, for a forward that only hands it on.
+_NAMES = names("the cache")
 
 
 def cache_parameters(view: ModuleView, forward: FunctionNode) -> list[str]:
@@ -37,8 +38,8 @@ def cache_parameters(view: ModuleView, forward: FunctionNode) -> list[str]:
                 caches |= {each.id for each in node.targets if isinstance(each, ast.Name)}
         elif isinstance(node, ast.Attribute) and node.attr == _LENGTH and isinstance(node.value, ast.Name):
             caches.add(node.value.id)
-    names = [each.arg for each in parameters(forward)]
-    return [name for name in names if name in caches] or [name for name in names if name in _NAMES]
+    taken = [each.arg for each in parameters(forward)]
+    return [name for name in taken if name in caches] or [name for name in taken if name in _NAMES]
 
 
 def _classes(view: ModuleView) -> set[str]:

@@ -12,35 +12,22 @@ from veomni_hook.patches.code.scope import read_names
 from veomni_hook.patches.code.walk import calls_in, contains, in_text_order, walk_ast
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Missed
+from veomni_hook.patches.upstream_names import names
 
 __all__ = ["DATA", "Arguments", "attributes", "in_order", "read_arguments"]
 
 #: Arguments that say how features are computed, and hold no data.
-_OPTIONS = frozenset(
-    (
-        "interpolate_pos_encoding",
-        "output_attentions",
-        "output_hidden_states",
-        "return_dict",
-        "vision_feature_layer",
-        "vision_feature_select_strategy",
-    )
-)
+_OPTIONS = names("options of towers")
 #: The forms of data: the names of arguments, in the order of the call.
 PATCHES, IMAGES, GROUPS, SPECTRA = "patches_by_grid", "images", "images_in_groups", "spectra"
 SIZED, PLACED, SHAPED = "images_with_sizes", "patches_with_positions", "patches_by_shape"
-_GRIDS = ("image_grid_thw", "video_grid_thw")
-_MERGES = ("image_merge_sizes", "video_merge_sizes")
-_POSITIONS = ("image_position_ids", "video_position_ids")
-_FRAMES = "num_frames_per_video"
-_SIZES = "image_sizes"
-_MASK = "pixel_attention_mask"
-_SHAPES = ("spatial_shapes", _MASK)
-_PIXELS = ("pixel_values", "pixel_values_videos", "pixel_values_images")
-_FEATURES = ("input_features",)
-_MASKS = ("feature_attention_mask", "input_features_mask", "audio_feature_lengths")
+_PIXELS, _GRIDS, _MERGES = names("images"), names("grids"), names("merge sizes")
+_POSITIONS, _FRAMES = names("positions of patches"), names("frames of videos")
+_SIZES, _MASK = names("sizes of images"), names("mask of pixels")
+_SHAPES = (*names("shapes of images"), *_MASK)
+_FEATURES, _MASKS = names("spectra"), names("lengths of spectra")
 #: Every name of an argument that holds data.
-DATA = frozenset((*_PIXELS, *_GRIDS, *_MERGES, *_POSITIONS, _FRAMES, _SIZES, *_SHAPES, *_FEATURES, *_MASKS))
+DATA = frozenset((*_PIXELS, *_GRIDS, *_MERGES, *_POSITIONS, *_FRAMES, *_SIZES, *_SHAPES, *_FEATURES, *_MASKS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,14 +59,14 @@ def read_arguments(view: ModuleView, owner: ast.ClassDef, call: ast.Call) -> Arg
     method = view.inherited_methods(owner).get(name)
     if method is None:
         raise Missed(f"{name} is not a method of a class of the file", call)
-    names = [each.arg for each in method.args.args[1:]]
-    if len(call.args) > len(names) or any(isinstance(each, ast.Starred) for each in call.args):
+    parameters = [each.arg for each in method.args.args[1:]]
+    if len(call.args) > len(parameters) or any(isinstance(each, ast.Starred) for each in call.args):
         raise Missed("its arguments are not those of the method", call)
     optional = {*_optional(view, owner, name, method), *_unused(method)}
     data: dict[str, str] = {}
     texts: list[str] = []
     for argument, value, named in [
-        *((each, value, False) for each, value in zip(names, call.args, strict=False)),
+        *((each, value, False) for each, value in zip(parameters, call.args, strict=False)),
         *((each.arg, each.value, True) for each in call.keywords if each.arg is not None),
     ]:
         text = ast.unparse(value)
@@ -132,7 +119,7 @@ def _optional(view: ModuleView, owner: ast.ClassDef, name: str, method: Function
         for each, default in zip(defaults, method.args.defaults, strict=True)
         if isinstance(default, ast.Constant) and default.value is None
     }
-    for argument in sorted(may_be - (DATA - {_MASK})):
+    for argument in sorted(may_be - DATA.difference(_MASK)):
         asked = [
             node
             for each in _followed(view, owner, name)
@@ -167,8 +154,8 @@ def _form(data: tuple[str, ...], call: ast.Call) -> str:
     forms: Iterable[tuple[str, bool]] = (
         (IMAGES, not rest),
         (PATCHES, len(rest & {*_GRIDS}) == 1 and rest <= {*_GRIDS, *_MERGES}),
-        (PLACED, len(rest & {*_POSITIONS}) == 1 and rest <= {*_POSITIONS, _FRAMES}),
-        (SIZED, rest == {_SIZES}),
+        (PLACED, len(rest & {*_POSITIONS}) == 1 and rest <= {*_POSITIONS, *_FRAMES}),
+        (SIZED, rest == {*_SIZES}),
         (SHAPED, rest == {*_SHAPES}),
     )
     if first and first[0] in _PIXELS:

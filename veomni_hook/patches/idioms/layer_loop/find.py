@@ -30,6 +30,7 @@ from veomni_hook.patches.routes.insertion import before_body, before_statement, 
 from veomni_hook.patches.routes.slot_code import tuple_of
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Site, Status
+from veomni_hook.patches.upstream_names import names
 
 __all__ = ["CANDIDATES", "OP", "find"]
 
@@ -50,7 +51,7 @@ def find(view: ModuleView) -> Iterator[Site]:
     """Every layer loop of a module."""
     masks: dict[int, ast.expr] = {}
     for owner, forward in view.forwards():
-        takes_ids = "input_ids" in {each.arg for each in (*forward.args.args, *forward.args.kwonlyargs)}
+        takes_ids = bool(parameter_names(forward).intersection(names("token ids")))
         found = list(loops(forward))
         if takes_ids and found:
             yield _site(view, owner, forward, found, masks)
@@ -152,7 +153,7 @@ def _apart(view: ModuleView, owner: ast.ClassDef, forward: FunctionNode) -> str:
                 if (
                     inner is not None
                     and list(loops(inner[0]))
-                    and "input_ids" not in parameter_names(inner[0])
+                    and not parameter_names(inner[0]).intersection(names("token ids"))
                 ):
                     return each
     return ""
@@ -171,14 +172,16 @@ def _sliced_and_gathered(view: ModuleView, forward: FunctionNode, loop: Loop) ->
     following = forward.body.index(loop.last) + 1
     if following >= len(forward.body):
         raise Unproven("nothing follows the loop", loop.statement)
-    names = ", ".join((loop.hidden, *loop.others))
-    targets = names if loop.others else f"({loop.hidden},)"
+    parts = ", ".join((loop.hidden, *loop.others))
+    targets = parts if loop.others else f"({loop.hidden},)"
     # Whoever gets a cache that the layers filled would find a part of the positions in it.
     caches = [name for name in cache_parameters(view, forward) if name in loaded([loop.statement])]
     if len(caches) > 1:
         raise Unproven(f"which of {', '.join(caches)} is the cache is not known", loop.statement)
+    if not caches and parameter_names(forward).intersection(names("whether it makes a cache")):
+        raise Unproven("which of its arguments is the cache is not known", loop.statement)
     cache = f", cache={caches[0]}" if caches else ""
-    code = f"{targets} = veomni_sequence.shard({receiver}, {names}{cache})"
+    code = f"{targets} = veomni_sequence.shard({receiver}, {parts}{cache})"
     added: tuple[Edit, ...] = ()
     if (addition := loop.addition) is not None:
         rows, method = addition.rows, f"{receiver}.{addition.method}"

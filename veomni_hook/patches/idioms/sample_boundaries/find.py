@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import partial
 
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.expressions import last_name
@@ -29,6 +30,7 @@ from veomni_hook.patches.routes.cache_parameter import cache_parameters
 from veomni_hook.patches.routes.insertion import before_body
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Site, Status
+from veomni_hook.patches.upstream_names import names
 
 __all__ = ["CANDIDATES", "OP", "find"]
 
@@ -51,7 +53,7 @@ def find(view: ModuleView) -> Iterator[Site]:
     routed = _routed(view)
     apart = [each for each in classes if _is_routed(each, routed)]
     others = [each for each in classes if each not in apart]
-    forwards = [each for each in view.forwards() if "input_ids" in parameter_names(each[1])]
+    forwards = [each for each in view.forwards() if parameter_names(each[1]).intersection(names("token ids"))]
     models = {owner.name for owner, forward in forwards if over_layers(forward)}
     for owner, forward in forwards:
         target = f"{owner.name}.forward"
@@ -71,8 +73,8 @@ def _routed(view: ModuleView) -> dict[str, set[str]]:
 
 
 def _is_routed(each: Mixing, routed: dict[str, set[str]]) -> bool:
-    names = [(f"{each.name}.{method}", last_name(call.func)) for method, call in each.calls]
-    return bool(names) and all(name in routed.get(target, ()) for target, name in names)
+    called = [(f"{each.name}.{method}", last_name(call.func)) for method, call in each.calls]
+    return bool(called) and all(name in routed.get(target, ()) for target, name in called)
 
 
 def _site(
@@ -80,21 +82,27 @@ def _site(
 ) -> Site:
     """The site of a model with classes that kernels keep apart, and others."""
     passed = forward.args.kwarg.arg if forward.args.kwarg is not None else ""
-    names = parameter_names(forward)
-    for name in ("inputs_embeds", "position_ids"):
-        if name not in names and not (passed and name == "position_ids"):
-            reason = f"it has no argument {name}"
-            return Site(OP, target, Status.MISSED, reason=reason, lineno=forward.lineno)
-    positions, masks, makes_cache = (
-        name if name in names else f'{passed}.get("{name}")' if passed else "None"
-        for name in ("position_ids", "attention_mask", "use_cache")
+    missed = partial(Site, OP, target, Status.MISSED, lineno=forward.lineno)
+    taken = parameter_names(forward)
+    ids, embeds, positions, masks, makes_cache = (
+        next((name for name in names(meaning) if name in taken), "")
+        for meaning in ("token ids", "embeddings", "positions", "mask", "whether it makes a cache")
     )
+    if not embeds or not (positions or passed):
+        absent = names("positions" if embeds else "embeddings")
+        return missed(reason=f"it has no argument {' or '.join(absent)}")
     caches = cache_parameters(view, forward)
     if len(caches) > 1:
-        reason = f"which of {', '.join(caches)} is its cache is not known"
-        return Site(OP, target, Status.MISSED, reason=reason, lineno=forward.lineno)
-    cache = caches[0] if caches else "None"
-    read = [positions, masks, cache, "input_ids if inputs_embeds is None else inputs_embeds", makes_cache]
+        return missed(reason=f"which of {', '.join(caches)} is its cache is not known")
+    if apart and makes_cache and not caches:
+        return missed(reason="which of its arguments is its cache is not known")
+    read = [
+        positions or _among(passed, "positions"),
+        masks or _among(passed, "mask"),
+        *(caches or ["None"]),
+        f"{ids} if {embeds} is None else {embeds}",
+        makes_cache or _among(passed, "whether it makes a cache"),
+    ]
     if not (hands_on := hands_to_layers(forward, "")):
         apart, others = [], [*apart, *others]
     # Where transformers makes masks for attention, it reads positions for them.
@@ -106,6 +114,11 @@ def _site(
         code += _call("veomni_boundaries.refuse", ["self", passed or "{}", *read, f"({refused.rstrip()})"])
     edits = before_body(view, forward, code, "samples that share a row")
     return Site.calling(OP, target, _FOUND if apart else _REFUSED, forward, edits, _IMPORT)
+
+
+def _among(passed: str, meaning: str) -> str:
+    """An argument that may be among the others; those of a forward without others are known to be absent."""
+    return f'{passed}.get("{names(meaning)[0]}")' if passed else "None"
 
 
 def _call(function: str, arguments: list[str]) -> str:

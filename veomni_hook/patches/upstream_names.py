@@ -1,0 +1,49 @@
+"""What upstream calls the variables of its models, where only the name says what they are.
+
+Names are read from the code wherever it says what they are for. Here are the others: a meaning, its names and
+the releases of transformers in which a parameter of some model was seen to have each (of 5.9, 5.23 and 5.24).
+Whoever asks for a meaning and finds none of its names says so: a site is missed with that reason.
+"""
+
+from __future__ import annotations
+
+__all__ = ["UPSTREAM_NAMES", "names"]
+
+_EVER = ("5.9", "5.23", "5.24")
+
+UPSTREAM_NAMES: dict[str, dict[str, tuple[str, ...]]] = {
+    "the cache": {"past_key_values": ("5.9", "5.23"), "cache_params": ("5.9", "5.23"), "cache": _EVER},
+    "whether it makes a cache": {"use_cache": _EVER},
+    "token ids": {"input_ids": _EVER},
+    "embeddings": {"inputs_embeds": _EVER},
+    "positions": {"position_ids": _EVER},
+    "mask": {"attention_mask": _EVER},
+    # Arguments of towers: what holds data, by its form, and what says how features are computed.
+    "images": {"pixel_values": _EVER, "pixel_values_videos": _EVER, "pixel_values_images": _EVER},
+    "grids": {"image_grid_thw": _EVER, "video_grid_thw": _EVER},
+    "merge sizes": {"image_merge_sizes": _EVER, "video_merge_sizes": _EVER},
+    "positions of patches": {"image_position_ids": _EVER, "video_position_ids": _EVER},
+    "frames of videos": {"num_frames_per_video": ("5.23", "5.24")},
+    "sizes of images": {"image_sizes": _EVER},
+    "shapes of images": {"spatial_shapes": _EVER},
+    "mask of pixels": {"pixel_attention_mask": _EVER},
+    "spectra": {"input_features": _EVER},
+    "lengths of spectra": {
+        "feature_attention_mask": _EVER,
+        "input_features_mask": _EVER,
+        "audio_feature_lengths": _EVER,
+    },
+    "options of towers": {
+        "interpolate_pos_encoding": _EVER,
+        "output_attentions": _EVER,
+        "output_hidden_states": _EVER,
+        "return_dict": _EVER,
+        "vision_feature_layer": _EVER,
+        "vision_feature_select_strategy": _EVER,
+    },
+}
+
+
+def names(meaning: str) -> tuple[str, ...]:
+    """Return the names of a meaning, the oldest first."""
+    return tuple(UPSTREAM_NAMES[meaning])
