@@ -16,7 +16,7 @@ from veomni_hook.patches.idioms.layer_loop import find as layer_loop
 from veomni_hook.patches.idioms.row_merge import find as row_merge
 from veomni_hook.patches.idioms.sample_boundaries import find as sample_boundaries
 from veomni_hook.patches.lock import Change, Lock, compare, dumps, loads, snapshot
-from veomni_hook.patches.lock.changes import ARGUMENTS, RENAMED, TEXT
+from veomni_hook.patches.lock.changes import ARGUMENTS, NOT_ROUTED, RENAMED, TEXT
 from veomni_hook.patches.lock.inserted import lost, swapped
 
 #: The names of a cache up to transformers 5.23, and since.
@@ -72,16 +72,26 @@ def test_every_idiom_that_inserts_calls_has_its_arguments() -> None:
     assert [*rows] == ["call", "call 2"] and rows["call 2"]["operand 3"] == "inputs_embeds"
 
 
+def unbindable(text: str) -> str:
+    """The cache has another name, no class, and other uses: as 5.24 might have been."""
+    text = CACHE.sub("memory", text).replace("memory: Cache | None", "memory: Memory | None")
+    text = text.replace("DynamicCache", "Growing").replace("get_seq_length", "seen")
+    return text.replace("cache_utils", "memories")
+
+
 def test_a_cache_that_nothing_can_bind_is_lost_in_these_words() -> None:
-    """It has another name, no class, and its uses are others: as 5.24 might have been."""
+    """Mamba's boundaries are refused, with or without a cache."""
+    before = upstreams("mamba2")
+    told = [one for one in changes(before, unbindable(before)) if one.kind == "sample_boundaries"]
+    assert told and all(one.matters and one.result == ARGUMENTS for one in told)
+    assert all(one.detail.startswith("sample_boundaries lost its cache") for one in told)
+
+
+def test_a_call_that_needs_the_cache_is_not_inserted_without() -> None:
     before = upstreams("qwen3_next")
-    after = CACHE.sub("memory", before).replace("memory: Cache | None", "memory: Memory | None")
-    after = after.replace("DynamicCache", "Growing").replace("get_seq_length", "seen")
-    after = after.replace("cache_utils", "memories")
-    told = {one.kind: one for one in changes(before, after) if one.result == ARGUMENTS}
+    told = {one.kind: one for one in changes(before, unbindable(before)) if one.result == NOT_ROUTED}
     assert {op: one.matters for op, one in told.items()} == {"sample_boundaries": True, "layer_loop": True}
-    assert told["sample_boundaries"].detail.startswith("sample_boundaries lost its cache")
-    assert told["layer_loop"].detail.startswith("layer_loop lost its cache")
+    assert told["sample_boundaries"].detail == "which of its arguments is its cache is not known"
 
 
 def test_a_renamed_cache_is_the_same_argument() -> None:
