@@ -176,6 +176,18 @@ def test_a_line_that_becomes_too_long_is_wrapped_as_one_edit() -> None:
     assert ast.dump(ast.parse(alone.written())) == ast.dump(ast.parse(unwrapped))
 
 
+def test_a_bracket_that_closes_at_the_end_of_a_long_line_is_wrapped_with_it() -> None:
+    source = "def f(x):\n    return turn(first_operand, second_operand, third_operand, fourth_operand, fifth_operand)\n"
+    document = Document(source)
+    value = source.index("turn(")
+    ends = [Edit(value, value, "a_slot_with_a_long_name.output(x, ", 0)]
+    ends.append(Edit(document.line_end(value), document.line_end(value), ")", 0))
+    edits, _ = composed(document, ends)
+    written = apply_edits(source, edits)
+    assert ast.dump(ast.parse(written)) == ast.dump(ast.parse(apply_edits(source, ends)))
+    assert len(edits) == 1 and max(map(len, written.split("\n"))) <= 120
+
+
 def test_calls_that_share_a_line_share_its_edit() -> None:
     text = Text(CALL)
     text.bind(0, 0, LONG)

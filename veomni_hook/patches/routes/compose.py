@@ -102,9 +102,9 @@ def _fitted(
     """Edits with the lines that they write wrapped; other upstream lines do not change."""
     fitted: list[Edit] = []
     shared: dict[int, set[int]] = {}
-    done = -1
+    done: tuple[int, list[Edit]] = (-1, [])
     for edit in sorted(edits, key=lambda edit: (edit.start, not edit.inserts)):
-        if edit.start < done:
+        if edit.start < done[0] or edit in done[1]:
             continue  # it is in the wrapped line
         if edit.inserts and not edit.text.strip():
             fitted.append(edit)  # it only indents an upstream line
@@ -115,7 +115,7 @@ def _fitted(
         line, parts = _wrapped(document, edit, edits, others)
         if parts:
             fitted = [one for one in fitted if one not in parts]
-            done = line.end
+            done = line.end, parts
             for part in parts:
                 shared.setdefault(part.patch, set()).add(line.patch)
         fitted.append(line)
@@ -127,10 +127,11 @@ def _wrapped(
 ) -> tuple[Edit, list[Edit]]:
     """One edit for a line that an edit makes too long, with the edits that it replaces; else the edit."""
     start, end = document.line_start(edit.start), document.line_end(edit.end)
-    if end - start + sum(len(each.text) for each in edits if start <= each.start < end) <= WIDTH:
+    if end - start + sum(len(each.text) for each in edits if start <= each.start <= end) <= WIDTH:
         return edit, []
     start, end = logical_line(document, edit.start)
-    parts = [e for e in edits if start <= e.start < end and not (e.inserts and e.start == start)]
+    # What is inserted at the very end, such as a bracket that closes, belongs to the line too.
+    parts = [e for e in edits if start <= e.start < end + e.inserts and not (e.inserts and e.start == start)]
     alone = not any(each.start <= end and start <= each.end for each in others)
     if not alone or any(part.marker for part in parts):
         return edit, []
