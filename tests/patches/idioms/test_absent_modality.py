@@ -374,6 +374,21 @@ if video is not None:
     assert 'data=("input_features","input_features_mask"),' in text
 
 
+def test_a_method_that_may_call_the_tower_too_leaves_the_forward_alone() -> None:
+    (form, _), method = (
+        FORMS["a name"],
+        "\n    def _part(self, videos):\n        return self.get_video_features(videos)\n",
+    )
+    assert found(HEAD + form + TAIL + method)[0].status is Status.ROUTED
+    part, own = found(HEAD + form + "        x = self._part(given)\n" + TAIL + method)
+    assert (part.status, part.target, part.reason) == (
+        Status.MISSED,
+        "Model._part",
+        "forward calls _part, which calls it",
+    )
+    assert own.status is Status.MISSED and own.reason.startswith("_part may call its tower, too")
+
+
 def test_a_call_without_a_condition_is_no_candidate() -> None:
     assert not found(HEAD + indented(CALL) + TAIL)
 

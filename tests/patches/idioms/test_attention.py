@@ -122,6 +122,12 @@ def test_attention_without_sinks_and_softcap_is_no_candidate() -> None:
     assert sites(HEAD + text + MODEL.replace("self.sinks", "self.other")) == []
 
 
+def test_a_function_of_another_file_is_named() -> None:
+    (found,) = sites(f"{HEAD}from .parts import eager_attention_forward\n{MODEL}")
+    assert (found.status, found.counted) == (Status.UNBOUND, False)
+    assert found.reason == "it is defined in .parts, and its calls here are not followed"
+
+
 def test_without_a_look_up_nothing_is_routed() -> None:
     text = HEAD + function("sinks") + MODEL.replace("get_interface", "find")
     (found,) = sites(text)

@@ -294,7 +294,9 @@ def test_other_names_count_where_projections_are_multiplied():
         "class Gate(nn.Module):\n    def __init__(self):\n        self.gate = nn.Linear(2, 2)\n"
         "    def forward(self, x, y):\n        return F.silu(self.gate(x)) * y\n"
     )
-    assert [site.target for site in sites(text)] == ["SomeBlock.forward"]
+    named = text.replace("F.silu(self", "F.silu(input=self")
+    for each in (text, named):
+        assert [site.target for site in sites(each)] == ["SomeBlock.forward"]
 
 
 @pytest.mark.parametrize("name", ["SomeExperts", "SomeNaiveMoe"])

@@ -192,6 +192,12 @@ def test_a_call_without_a_module_is_unbound():
     assert call.reason and not call.edits
 
 
+def test_a_function_of_another_file_is_named():
+    (found,) = sites(f"{HEAD}from .parts import load_balancing_loss_func\n{MODEL}")
+    assert (found.status, found.counted) == (Status.UNBOUND, False)
+    assert found.reason == "it is defined in .parts, and its calls here are not followed"
+
+
 def test_a_function_that_nothing_calls():
     (site,) = sites(module("by_histc", ""))
     assert (site.status, site.reason) == (Status.ROUTED, "nothing calls it")

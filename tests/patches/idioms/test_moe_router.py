@@ -293,6 +293,13 @@ def test_a_helpers_own_names_are_none_of_the_method():
     assert "given" not in spliced(text, found).replace(helper, "")
 
 
+def test_a_router_whose_method_finds_the_top_k_counts():
+    method = "\n    def choose(self, scores):\n        return torch.topk(scores, 2)\n"
+    site = only(module("return self.choose(x)") + method)
+    assert (site.target, site.status) == ("SomeRouter.forward", Status.MISSED) and site.reason
+    assert not sites(module("return self.other(x)") + method)
+
+
 def test_a_router_without_top_k_is_no_candidate():
     assert sites(module(LOGITS + "return logits")) == []
 

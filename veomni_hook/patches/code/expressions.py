@@ -57,7 +57,10 @@ def last_name(node: ast.AST) -> str:
 def compared_with_none(node: ast.AST, *operators: type[ast.cmpop]) -> ast.expr | None:
     """``x`` of ``x is None`` (``ast.Is``) or ``x is not None`` (``ast.IsNot``); None for other code."""
     match node:
-        case ast.Compare(left=left, ops=[operator], comparators=[ast.Constant(value=None)]):
+        case (
+            ast.Compare(left=left, ops=[operator], comparators=[ast.Constant(value=None)])
+            | ast.Compare(left=ast.Constant(value=None), ops=[operator], comparators=[left])
+        ):
             return left if isinstance(operator, operators) else None
     return None
 

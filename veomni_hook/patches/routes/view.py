@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from typing import TypeAlias
 
 from veomni_hook.patches.code.document import Document, FunctionNode
+from veomni_hook.patches.code.expressions import own_attribute
+from veomni_hook.patches.code.statements import module_statements
+from veomni_hook.patches.code.walk import calls_in, in_text_order
 from veomni_hook.patches.graph import Scope
-from veomni_hook.patches.site import Site
+from veomni_hook.patches.site import Site, Status
 
 __all__ = ["ModuleView"]
 
@@ -75,6 +79,24 @@ class ModuleView:
             return f"it is decorated with {ast.unparse(function.decorator_list[0])}"
         alone = self.scope.functions.get(function.name) is function
         return "" if alone else "it is not the only definition of its name"
+
+    def helpers(self, owner: ast.ClassDef, method: FunctionNode) -> dict[str, FunctionNode]:
+        """The methods of a class that one of them calls itself, by name, in the order of the calls."""
+        methods = self.inherited_methods(owner)
+        called = dict.fromkeys(own_attribute(each.func) for each in in_text_order(calls_in(method)))
+        return {name: methods[name] for name in called if name in methods}
+
+    def imported(self, op: str, name: re.Pattern[str]) -> Iterator[Site]:
+        """Functions from other files whose name has ``name`` in it: their code is not in this text."""
+        for statement in module_statements(self.document.tree):
+            if not isinstance(statement, ast.ImportFrom):
+                continue
+            for alias in statement.names:
+                if name.search(alias.name):
+                    home = "." * statement.level + (statement.module or "")
+                    reason = f"it is defined in {home}, and its calls here are not followed"
+                    target, lineno = alias.asname or alias.name, statement.lineno
+                    yield Site(op, target, Status.UNBOUND, reason=reason, counted=False, lineno=lineno)
 
     def forwards(self) -> Iterator[tuple[ast.ClassDef, FunctionNode]]:
         """Every top-level class that defines ``forward``, with it."""

@@ -16,6 +16,7 @@ from textwrap import indent
 
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.expressions import own_attribute
+from veomni_hook.patches.code.walk import calls_in
 from veomni_hook.patches.idioms.absent_modality.elsewhere import elsewhere
 from veomni_hook.patches.idioms.absent_modality.read import METHODS, Call, calls, read
 from veomni_hook.patches.routes.insertion import before_statement
@@ -28,7 +29,7 @@ __all__ = ["CANDIDATES", "OP", "find"]
 OP = "absent_modality"
 CANDIDATES = (
     "every call of self.get_image_features, self.get_video_features or self.get_audio_features in a forward,"
-    " below an if"
+    " below an if, or in a method that the forward calls"
 )
 _IMPORT = ("veomni_hook.multimodal", "absent as veomni_absent")
 
@@ -38,7 +39,18 @@ def find(view: ModuleView) -> Iterator[Site]:
     if not any(f"self.{name}(" in view.document.source for name in METHODS):
         return
     for owner, forward in view.forwards():
-        found = [(call, _read(view, owner, forward, call, around)) for call, around in calls(forward)]
+        apart = [
+            (name, each)
+            for name, method in view.helpers(owner, forward).items()
+            for each in (calls_in(method) if name not in METHODS else ())
+            if own_attribute(each.func) in METHODS
+        ]
+        for name, hidden in apart:
+            reason = f"forward calls {name}, which calls it"
+            yield Site(OP, f"{owner.name}.{name}", Status.MISSED, reason=reason, lineno=hidden.lineno)
+        # Which of the places calls a tower last is not known then.
+        too = Missed(f"{apart[0][0]} may call its tower, too", apart[0][1]) if apart else None
+        found = [(call, too or _read(view, owner, forward, call, around)) for call, around in calls(forward)]
         every = [each for _, each in found if isinstance(each, Call)]
         for call, each in found:
             yield _site(view, f"{owner.name}.forward", forward, call, each, every)

@@ -36,6 +36,8 @@ _REFERENCE = pattern_file(OP)
 def find(view: ModuleView) -> Iterator[Site]:
     """The eager function of a module, and every method that passes it on as the default."""
     function = view.functions.get(_NAME)
+    if function is None and _MENTIONED.search(view.document.source):
+        yield from view.imported(OP, re.compile(f"^{_NAME}$"))
     if function is None or not _MENTIONED.search(view.text(function)):
         return
     found = _known(view, function)

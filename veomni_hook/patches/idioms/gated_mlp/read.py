@@ -96,7 +96,8 @@ class _Flow:
         if own_attribute(node.func) in self.projections:
             return "projected"
         if is_activation(node.func):
-            return "activated" if node.args and self.kind(node.args[0]) else ""
+            operands = (*node.args, *(each.value for each in node.keywords))
+            return "activated" if any(map(self.kind, operands)) else ""
         if isinstance(node.func, ast.Attribute) and node.func.attr in _RESHAPING:
             return self.kind(node.func.value) or (self.kind(node.args[0]) if node.args else "")
         return ""

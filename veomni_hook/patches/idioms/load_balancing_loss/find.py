@@ -7,6 +7,7 @@ them. Only the callee of a call changes, to ``slot.at(self, callee)``, so that t
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
@@ -33,14 +34,15 @@ from veomni_hook.patches.slots import SlotSpec, formula_slot
 __all__ = ["CANDIDATES", "OP", "find"]
 
 CANDIDATES = "Every function whose name contains load_balancing_loss."
-_NAME = "load_balancing_loss"
+_NAME = re.compile("load_balancing_loss")
 
 
 def find(view: ModuleView) -> Iterator[Site]:
     """Every function of a module that may compute the loss, and every call of one."""
-    if _NAME not in view.document.source:
+    if _NAME.search(view.document.source) is None:
         return
-    functions = {name: node for name, node in view.functions.items() if _NAME in name}
+    functions = {name: node for name, node in view.functions.items() if _NAME.search(name)}
+    yield from view.imported(OP, _NAME)
     calls = Calls(view.document, functions)
     for name, node in functions.items():
         found = _known(view, node)

@@ -36,7 +36,7 @@ __all__ = ["CANDIDATES", "OP", "find"]
 
 CANDIDATES = (
     "Every forward of a class whose name contains Router, Gate or Gating, and every method whose name "
-    "contains route, that calls topk."
+    "contains route, that calls topk, itself or in a method of its class that it calls."
 )
 _CLASS = re.compile(r"Router|Gate|Gating")
 
@@ -47,8 +47,10 @@ def find(view: ModuleView) -> Iterator[Site]:
         return
     for _, owner, method in view.every_method():
         named = method.name == "forward" and _CLASS.search(owner.name) is not None
-        if (named or "route" in method.name) and re.search(r"\btopk\(", view.text(method)):
-            yield _Search(view, owner, method).site()
+        if named or "route" in method.name:
+            helpers = [each for name, each in view.helpers(owner, method).items() if "route" not in name]
+            if any(re.search(r"\btopk\(", view.text(each)) for each in (method, *helpers)):
+                yield _Search(view, owner, method).site()
 
 
 class _Search(Method):

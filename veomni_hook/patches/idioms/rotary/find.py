@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from veomni_hook.patches.code.calls import Calls, CallSite
 from veomni_hook.patches.code.document import Definition, FunctionNode
 from veomni_hook.patches.code.expressions import decorator_name
-from veomni_hook.patches.code.statements import module_statements
 from veomni_hook.patches.graph import (
     TENSOR,
     Difference,
@@ -65,7 +64,7 @@ def find(view: ModuleView) -> Iterator[Site]:
     """Every rotary function of a module, and every call of one."""
     if not _MENTIONED.search(view.document.source):
         return
-    yield from _imported(view)
+    yield from view.imported(OP, _NAME)
     found = [d for d in view.document.definitions() if isinstance(d.node, FunctionNode) and _is_rotary(d)]
     functions = [d for d in found if d.parents == (view.document.tree,)]
     known = {d.qualname: _known(view, d) for d in found}
@@ -218,17 +217,3 @@ def _parameters(function: FunctionNode, bindings: Mapping[str, Node]) -> str | N
 
 def _is_rotary(definition: Definition) -> bool:
     return bool(_NAME.search(definition.qualname.rpartition(".")[2]))
-
-
-def _imported(view: ModuleView) -> Iterator[Site]:
-    """Rotary functions imported from other files, whose code is not in this text."""
-    for statement in module_statements(view.document.tree):
-        if isinstance(statement, ast.ImportFrom):
-            for alias in statement.names:
-                if _NAME.search(alias.name):
-                    home = "." * statement.level + (statement.module or "")
-                    reason = f"it is defined in {home}, and its calls here are not followed"
-                    name = alias.asname or alias.name
-                    yield Site(
-                        OP, name, Status.UNBOUND, reason=reason, counted=False, lineno=statement.lineno
-                    )
