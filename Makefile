@@ -14,7 +14,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Material for MkDocs says at each build until when it is maintained: May 2027. Its successor, Zensical, runs no hooks.
 export NO_MKDOCS_2_WARNING := 1
 
-.PHONY: help setup demo test slow lint format docs bench matrix recipes releases proof stress clean
+.PHONY: help setup demo test slow lint format docs bench matrix recipes releases proof rehearse stress clean
 .DEFAULT_GOAL := help
 
 help:
@@ -29,6 +29,7 @@ help:
 	@echo "make recipes  run every recipe of docs/recipes.md without and with the hook, with nox"
 	@echo "make releases judge what idioms route in transformers releases, without installing them"
 	@echo "make proof    run every routed site through its guard and through upstream's body, then mutants of them"
+	@echo "make rehearse rewrite transformers mechanically, and say which routed sites are missed, lost or wrong"
 	@echo "make stress   many starts, kills, tamperings and generated modules: at most half an hour on two cores"
 	@echo "make clean    remove everything that these commands made"
 
@@ -99,6 +100,10 @@ releases: $(STAMP)
 proof: $(STAMP)
 	$(BIN)/python -m tests.proof $(ARGS)
 	$(BIN)/python -m tests.proof.mutate $(ARGS)
+
+# A seed, some kinds, another release: make rehearse ARGS='--seed 5 --kinds "methods split" --transformers FOLDER'.
+rehearse: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.rehearsal --jobs $(JOBS) $(ARGS)
 
 # At most half an hour on two cores. One part alone: make stress ARGS=kills; a seed: ARGS='--seed 5'.
 stress: $(STAMP)

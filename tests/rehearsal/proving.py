@@ -1,0 +1,104 @@
+"""The proof of modules of a rewritten release, in processes that import it: ``python -m tests.rehearsal.proving``.
+
+Reads the modules from its arguments, and writes a line of JSON for each: its verdicts, and digests of what upstream's
+own code computed there, by which a rewrite is compared with the original.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import multiprocessing
+import os
+import subprocess
+import sys
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from tests.proof import runner
+
+__all__ = ["Proved", "proved"]
+
+_ROOT = Path(__file__).parents[2]
+#: Verdicts of a module by op, target and number; each with its outcome, detail and digests.
+Proved = dict[str, dict[str, Any]]
+
+
+def proved(
+    modules: Sequence[str], folder: Path, cache: Path, jobs: int
+) -> Iterator[tuple[str, Proved | str]]:
+    """Prove modules of the release in ``folder``; yields each as it is done, or the error of its import."""
+    paths = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    environment = os.environ | {
+        "PYTHONPATH": paths, "VEOMNI_CACHE_DIR": str(cache), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1",
+        "TRANSFORMERS_VERBOSITY": "error",
+    }  # fmt: skip
+    command = [sys.executable, "-m", "tests.rehearsal.proving", str(jobs), *modules]
+    with subprocess.Popen(command, cwd=_ROOT, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith("{"):
+                yield from json.loads(line).items()
+    if process.returncode:
+        raise RuntimeError(f"the proof of {folder} ended with status {process.returncode}")
+
+
+def _proved(module: str) -> Proved | str:
+    import torch
+
+    from tests.proof import provers
+    from tests.proof.compare import Run, run
+    from veomni_hook.kernels.selection.process_choice import get_choice
+
+    digests: list[str] = []
+
+    def recorded(*arguments: Any) -> Run:
+        result = run(*arguments)
+        if get_choice() == "eager":
+            digests.append(_digest(result.outputs))
+        return result
+
+    try:
+        imported = importlib.import_module(module)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    verdicts: Proved = {}
+    with patch.object(provers, "run", recorded):
+        for site in runner.routed(module):
+            key = f"{site.op} {site.target}"
+            torch.manual_seed(zlib.crc32(key.encode()))
+            digests.clear()
+            verdict = runner.judge(site, imported)
+            number = sum(each.startswith(key + " ") for each in verdicts)
+            verdicts[f"{key} {number}"] = verdict.to_dict() | {"digests": list(digests)}
+    return verdicts
+
+
+def _digest(outputs: Mapping[str, Any]) -> str:
+    import torch
+
+    total = hashlib.blake2b(digest_size=8)
+    for name in sorted(outputs):
+        value = outputs[name].detach().cpu().contiguous()
+        total.update(str((value.dtype, tuple(value.shape))).encode())
+        # Both zeros are one value, and so are all NaNs.
+        value = (value + 0).nan_to_num(nan=7.0) if value.is_floating_point() else value
+        total.update(value.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return total.hexdigest()
+
+
+def _main(jobs: int, modules: Sequence[str]) -> None:
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(jobs, mp_context=context, initializer=runner._start) as pool:
+        running = {pool.submit(_proved, module): module for module in modules}
+        for done in as_completed(running):
+            print(json.dumps({running[done]: done.result()}), flush=True)
+
+
+if __name__ == "__main__":
+    _main(int(sys.argv[1]), sys.argv[2:])

@@ -1,0 +1,168 @@
+"""What became of the routed sites of a module in a rewrite of it, and of the operands that were bound there."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+from unittest.mock import patch
+
+from tests.proof.call_sites import definition
+from veomni_hook.patches import engine
+from veomni_hook.patches.code.document import Document
+from veomni_hook.patches.code.expressions import last_name
+from veomni_hook.patches.code.scope import parameter_names
+from veomni_hook.patches.code.walk import FUNCTIONS
+from veomni_hook.patches.idioms.recognise import OPTIONAL, recognise
+from veomni_hook.patches.site import Site, Status
+
+__all__ = ["Became", "Found", "became", "found"]
+
+
+@dataclass(frozen=True)
+class Found:
+    """A site with the operands that its code was given.
+
+    Attributes:
+        site: what an idiom says of it.
+        operands: their texts, by what they are.
+        parameters: of the function that it is in.
+    """
+
+    site: Site
+    operands: Mapping[str, str]
+    parameters: frozenset[str]
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What names it in any release."""
+        return self.site.op, self.site.target
+
+    @property
+    def routed(self) -> bool:
+        """Whether it is routed."""
+        return self.site.status is Status.ROUTED
+
+
+@dataclass(frozen=True)
+class Became:
+    """What became of one site: ``routed``, ``missed`` (with a reason), ``lost`` or ``wrong``."""
+
+    op: str
+    target: str
+    what: str
+    detail: str = ""
+
+
+def found(module: str, text: str) -> list[Found]:
+    """The sites of a module, with those of idioms that apply only with a setting.
+
+    Raises:
+        IdiomError: an idiom fails, or what it writes.
+    """
+    tree = ast.parse(text)
+    sites: list[Site] = []
+
+    def recorded(document: Document, **more: Any) -> list[Site]:
+        sites.extend(recognise(document, **more))
+        return sites
+
+    with patch.object(engine, "recognise", recorded):
+        origin = engine.Origin(module, f"{module}.py", "transformers", "99")
+        engine.patch_source(text, [], origin, idioms=True, optional=OPTIONAL)
+    made = []
+    for site in sites:
+        # Some captures are named after upstream's locals.
+        operands = {f"capture {number}": text for number, text in enumerate(site.captures.values())}
+        operands |= dict(_inserted(site))
+        made.append(Found(site, operands, _parameters(tree, site.target)))
+    return made
+
+
+def _parameters(tree: ast.Module, target: str) -> frozenset[str]:
+    try:
+        node = definition(tree, target)
+    except (StopIteration, RuntimeError):
+        return frozenset()
+    return frozenset(parameter_names(node)) if isinstance(node, FUNCTIONS) else frozenset()
+
+
+def _inserted(site: Site) -> Iterator[tuple[str, str]]:
+    """The arguments of the calls that a site inserts, by the function and their place or keyword."""
+    for edit in site.edits:
+        for match in re.finditer(r"\bveomni_[\w.]*\(", edit.text):
+            if (call := _call(edit.text[match.start() :])) is None:
+                continue
+            # Slots are named by the variant; what is bound to one by `at` is a site of its own.
+            if (name := last_name(call.func)) == "at":
+                continue
+            for place, value in enumerate(call.args):
+                yield f"{name} argument {place}", ast.unparse(value)
+            for keyword in call.keywords:
+                yield f"{name} {keyword.arg}", ast.unparse(keyword.value)
+
+
+def _call(text: str) -> ast.Call | None:
+    """The call that a text begins with; None if its end is not in it."""
+    for end in (match.end() for match in re.finditer(r"\)", text)):
+        try:
+            node = ast.parse(text[:end], mode="eval").body
+        except SyntaxError:
+            continue
+        return node if isinstance(node, ast.Call) else None
+    return None
+
+
+def became(before: list[Found], after: list[Found], names: Mapping[str, str]) -> list[Became]:
+    """What became of each routed site of ``before``; ``names`` are those that parameters have now."""
+    left = list(after)
+    known = {each.key for each in before}
+    results: list[Became] = []
+    open_: list[Found] = []
+    for one in (each for each in before if each.routed):
+        same = [each for each in left if each.key == one.key and each.routed]
+        same.sort(key=lambda each: each.site.variant != one.site.variant)
+        if same:
+            left = [each for each in left if each is not same[0]]
+            wrong = "; ".join(_wrong(one, same[0], names))
+            results.append(Became(*one.key, "wrong" if wrong else "routed", wrong))
+        else:
+            open_.append(one)
+    for one in open_:
+        moved = [e for e in left if e.routed and e.site.op == one.site.op and e.key not in known]
+        moved = [e for e in moved if e.site.variant == one.site.variant]
+        if moved:
+            left = [each for each in left if each is not moved[0]]
+            results.append(Became(*one.key, "routed", f"as {moved[0].site.target}"))
+            continue
+        results.append(_unrouted(one, before, left, known))
+    return results
+
+
+def _unrouted(one: Found, before: list[Found], left: list[Found], known: set[tuple[str, str]]) -> Became:
+    reasons = [e.site.reason for e in left if e.key == one.key and not e.routed]
+    # Its code, or what it calls, may be elsewhere now.
+    former = {e.site.target for e in before if not e.routed and e.site.op == one.site.op}
+    reasons += [
+        e.site.reason
+        for e in left
+        if not e.routed and e.site.op == one.site.op and e.site.target not in former
+    ]
+    reason = next((each for each in reasons if each), "")
+    return Became(*one.key, "missed" if reason else "lost", reason)
+
+
+def _wrong(before: Found, after: Found, names: Mapping[str, str]) -> Iterator[str]:
+    """Operands that are not given any more, or are another parameter now."""
+    if before.site.variant != after.site.variant:
+        return
+    for what, text in before.operands.items():
+        now = after.operands.get(what)
+        if now is None or (now == "None") > (text == "None"):
+            yield f"{what} was {text} and is {now}"
+        elif text in before.parameters and now in after.parameters and now != names.get(text, text):
+            yield f"{what} was {text} and is {now}"
+        elif any(f"{quote}{name}{quote}" in now for name in names for quote in "'\""):
+            yield f"{what} is still {now}"
