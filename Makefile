@@ -100,6 +100,7 @@ releases: $(STAMP)
 proof: $(STAMP)
 	$(BIN)/python -m tests.proof $(ARGS)
 	$(BIN)/python -m tests.proof.mutate $(ARGS)
+	$(BIN)/python -m tests.proof.inserted_calls qwen3_next mamba2 qwen3_vl llama
 
 # A seed, some kinds, another release: make rehearse ARGS='--seed 5 --kinds "methods split" --transformers FOLDER'.
 rehearse: $(STAMP)

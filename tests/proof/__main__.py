@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections import Counter
 from pathlib import Path
@@ -14,6 +15,8 @@ from rich.progress import Progress
 from rich.table import Table
 
 from tests.proof.runner import OUTCOMES, Verdict, modules, prove
+
+_LINE = re.compile(r" \(line \d+\)")
 
 
 def main(
@@ -51,6 +54,12 @@ def main(
         print(
             f"{verdict.outcome}: {verdict.module} {verdict.target} {verdict.op}/{verdict.variant}: {verdict.detail}"
         )
+    for op in sorted({verdict.op for verdict in verdicts if verdict.operands or verdict.unproven}):
+        of_op = [verdict for verdict in verdicts if verdict.op == op]
+        proven, unproven = sum(v.operands for v in of_op), [text for v in of_op for text in v.unproven]
+        print(f"{op}: {proven} operands of inserted calls proven, {len(unproven)} unproven")
+        for reason, count in Counter(_LINE.sub("", text) for text in unproven).most_common():
+            print(f"  {count} x {reason}")
     by_text = sum(not verdict.gradients for verdict in verdicts) - len(failures)
     print(f"gradients compared at {compared.total()} sites, {by_text} bound calls compared by text")
     print(f"{len(verdicts)} routed sites, {len(failures)} without proof")

@@ -6,13 +6,14 @@ import ast
 import copy
 import random
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
 from typing import TypeAlias
 
 from tests.proof.expression_changes import Change, Put, Surroundings, of_expression
 from tests.proof.statement_changes import of_definition, of_statements
 
-__all__ = ["Mutant", "bodies", "mutants"]
+__all__ = ["Mutant", "bodies", "changed_arguments", "inserted_in", "mutants"]
 
 #: What was changed, and the whole changed source.
 Mutant: TypeAlias = tuple[str, str]
@@ -179,3 +180,65 @@ def _places(function: ast.FunctionDef) -> Iterator[tuple[ast.AST, Put, bool]]:
                         getattr(parent, field)[place] = new
 
                 yield item, put, field == "func"
+
+
+def inserted_in(tree: ast.Module, aliases: Sequence[str]) -> list[ast.Call]:
+    """The calls of helpers of ours, which a text knows by these names."""
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    return [
+        call
+        for call in calls
+        if isinstance(call.func, ast.Attribute)
+        and isinstance(call.func.value, ast.Name)
+        and call.func.value.id in aliases
+    ]
+
+
+def changed_arguments(
+    tree: ast.Module, aliases: Sequence[str], calls: Collection[str]
+) -> Iterator[tuple[str, ast.Module]]:
+    """The text with one argument of one of the inserted ``calls`` (their dumps) as None, or as its neighbour.
+
+    Elements of tuples are arguments, too. Constants are left alone, but for those of keywords and tuples.
+    """
+    known = {ast.dump(tree)}
+    count = len(inserted_in(tree, aliases))
+    for number in range(count):
+        original = inserted_in(tree, aliases)[number]
+        if ast.dump(original) not in calls:
+            continue
+        for place, (slot, _) in enumerate(_arguments(original)):
+            for other in ("None", "its neighbour"):
+                changed = copy.deepcopy(tree)
+                arguments = list(_arguments(inserted_in(changed, aliases)[number]))
+                _, put = arguments[place]
+                if other == "None":
+                    put(ast.Constant(None))
+                elif (neighbour := _neighbour(arguments, place)) is not None:
+                    put(copy.deepcopy(neighbour))
+                ast.fix_missing_locations(changed)
+                if (dump := ast.dump(changed)) not in known:
+                    known.add(dump)
+                    yield f"{ast.unparse(original.func)}: {ast.unparse(slot)[:60]} as {other}", changed
+
+
+_Argument: TypeAlias = tuple[ast.expr, Callable[[ast.expr], None]]
+
+
+def _arguments(call: ast.Call) -> Iterator[_Argument]:
+    """The arguments of a call, and how to put another into the place of each."""
+    for index, value in enumerate(call.args):
+        yield value, partial(call.args.__setitem__, index)
+        if isinstance(value, ast.Tuple):
+            for at, element in enumerate(value.elts):
+                yield element, partial(value.elts.__setitem__, at)
+    for keyword in call.keywords:
+        yield keyword.value, partial(setattr, keyword, "value")
+
+
+def _neighbour(arguments: list[_Argument], place: int) -> ast.expr | None:
+    """The argument after one, or else before it."""
+    nodes = [node for node, _ in arguments]
+    own = nodes[place]
+    around = [*nodes[place + 1 : place + 2], *nodes[max(place - 1, 0) : place]]
+    return next((node for node in around if ast.dump(node) != ast.dump(own)), None)

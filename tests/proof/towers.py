@@ -77,11 +77,11 @@ class _Restored(ast.NodeTransformer):
         match node:
             case ast.Call(func=ast.Attribute(value=ast.Name("veomni_host"), attr=name), args=given):
                 self.count += 1
-                if name in {"values", "place"}:
+                if name in {"values", "place", "sent"}:
                     return given[0]
                 if name == "converted":
                     return given[1]
-                if name == "followed" and isinstance(given[0], ast.Lambda):
+                if name in {"followed", "of_sizes"} and isinstance(given[0], ast.Lambda):
                     return given[0].body
                 if name == "chosen":
                     return ast.Call(ast.Attribute(given[0], "bool", ast.Load()), [], [])

@@ -12,10 +12,15 @@ from veomni_hook.patches.code.walk import walk_ast
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.upstream_names import names
 
-__all__ = ["cache_parameters"]
+__all__ = ["cache_parameters", "hands_on_cache"]
 
 #: The module of transformers that defines caches, and the method of all of them since 4.36.
 _HOME, _LENGTH = "cache_utils", "get_seq_length"
+#: What layers call of caches alone; and `update`, as dictionaries have it, with keys and values.
+_METHODS = frozenset(
+    (_LENGTH, "get_mask_sizes", "has_previous_state", "update_conv_state", "update_recurrent_state")
+)
+_UPDATE, _STATES = "update", 2
 #: Its names, for a forward that only hands it on.
 _NAMES = names("the cache")
 
@@ -24,7 +29,8 @@ def cache_parameters(view: ModuleView, forward: FunctionNode) -> list[str]:
     """Return the parameters of ``forward`` that are caches; upstream's have one at most.
 
     These are parameters that the signature says to be of a cache's class, that the body makes one, or whose
-    length it asks for; or else one with a cache's name.
+    length it asks for; or else those that it hands on to a function that uses them so; or else one with a
+    cache's name.
     """
     kinds = _classes(view)
     caches = {
@@ -38,8 +44,41 @@ def cache_parameters(view: ModuleView, forward: FunctionNode) -> list[str]:
                 caches |= {each.id for each in node.targets if isinstance(each, ast.Name)}
         elif isinstance(node, ast.Attribute) and node.attr == _LENGTH and isinstance(node.value, ast.Name):
             caches.add(node.value.id)
-    taken = [each.arg for each in parameters(forward)]
-    return [name for name in taken if name in caches] or [name for name in taken if name in _NAMES]
+    taken = [parameter.arg for parameter in parameters(forward)]
+    for known in (caches, _asked(view), _NAMES):
+        if found := [name for name in taken if name in known]:
+            return found
+    return []
+
+
+def hands_on_cache(view: ModuleView, code: ast.AST) -> bool:
+    """Whether ``code`` hands something to a parameter that functions of the module use as a cache."""
+    asked = _asked(view)
+    keywords = [each for node in walk_ast(code) if isinstance(node, ast.Call) for each in node.keywords]
+    return any(each.arg in asked and not isinstance(each.value, ast.Constant) for each in keywords)
+
+
+def _asked(view: ModuleView) -> set[str]:
+    """The parameters that functions of a module use as a cache, and the names that are handed on to those."""
+    asked = set[str]()
+    handed: list[tuple[str, str]] = []
+    for _, _, function in view.every_function():
+        own = {each.arg for each in parameters(function)}
+        for node in walk_ast(function):
+            if not isinstance(node, ast.Call):
+                continue
+            handed += [
+                (each.value.id, each.arg)
+                for each in node.keywords
+                if each.arg is not None and isinstance(each.value, ast.Name)
+            ]
+            match node.func:
+                case ast.Attribute(value=ast.Name(name), attr=method) if name in own:
+                    if method in _METHODS or (method == _UPDATE and len(node.args) >= _STATES):
+                        asked.add(name)
+    while more := {name for name, taken in handed if taken in asked} - asked:
+        asked |= more
+    return asked
 
 
 def _classes(view: ModuleView) -> set[str]:

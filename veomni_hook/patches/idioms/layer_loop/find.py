@@ -25,7 +25,7 @@ from veomni_hook.patches.idioms.layer_loop.modules import Attributes, method_of
 from veomni_hook.patches.idioms.layer_loop.reasons import TOWER, attends, reason_for
 from veomni_hook.patches.idioms.layer_loop.towers import Tower, decided_tower
 from veomni_hook.patches.idioms.layer_loop.values import Module, Unproven, of_all
-from veomni_hook.patches.routes.cache_parameter import cache_parameters
+from veomni_hook.patches.routes.cache_parameter import cache_parameters, hands_on_cache
 from veomni_hook.patches.routes.insertion import before_body, before_statement, free_name, in_place
 from veomni_hook.patches.routes.slot_code import tuple_of
 from veomni_hook.patches.routes.view import ModuleView
@@ -178,7 +178,8 @@ def _sliced_and_gathered(view: ModuleView, forward: FunctionNode, loop: Loop) ->
     caches = [name for name in cache_parameters(view, forward) if name in loaded([loop.statement])]
     if len(caches) > 1:
         raise Unproven(f"which of {', '.join(caches)} is the cache is not known", loop.statement)
-    if not caches and parameter_names(forward).intersection(names("whether it makes a cache")):
+    makes_cache = parameter_names(forward).intersection(names("whether it makes a cache"))
+    if not caches and (makes_cache or hands_on_cache(view, loop.statement)):
         raise Unproven("which of its arguments is the cache is not known", loop.statement)
     cache = f", cache={caches[0]}" if caches else ""
     code = f"{targets} = veomni_sequence.shard({receiver}, {parts}{cache})"

@@ -9,6 +9,7 @@ those that nothing keeps apart, the code raises an error instead. The idiom asks
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator
 from functools import partial
@@ -16,7 +17,7 @@ from functools import partial
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.expressions import last_name
 from veomni_hook.patches.code.scope import parameter_names
-from veomni_hook.patches.code.walk import calls_in
+from veomni_hook.patches.code.walk import walk_ast
 from veomni_hook.patches.idioms.causal_conv import find as causal_conv
 from veomni_hook.patches.idioms.gated_delta_rule import find as gated_delta_rule
 from veomni_hook.patches.idioms.position_mixing.layers import (
@@ -26,7 +27,7 @@ from veomni_hook.patches.idioms.position_mixing.layers import (
     mixing,
     over_layers,
 )
-from veomni_hook.patches.routes.cache_parameter import cache_parameters
+from veomni_hook.patches.routes.cache_parameter import cache_parameters, hands_on_cache
 from veomni_hook.patches.routes.insertion import before_body
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Site, Status
@@ -94,7 +95,7 @@ def _site(
     caches = cache_parameters(view, forward)
     if len(caches) > 1:
         return missed(reason=f"which of {', '.join(caches)} is its cache is not known")
-    if apart and makes_cache and not caches:
+    if not caches and ((apart and makes_cache) or hands_on_cache(view, forward)):
         return missed(reason="which of its arguments is its cache is not known")
     read = [
         positions or _among(passed, "positions"),
@@ -106,7 +107,10 @@ def _site(
     if not (hands_on := hands_to_layers(forward, "")):
         apart, others = [], [*apart, *others]
     # Where transformers makes masks for attention, it reads positions for them.
-    makes_masks = any(_MASKS.search(last_name(call.func)) for call in calls_in(view.document.tree))
+    makes_masks = any(
+        isinstance(node, ast.Name | ast.Attribute) and _MASKS.match(last_name(node))
+        for node in walk_ast(view.document.tree)
+    )
     masks_of = [] if makes_masks else ["masks_positions=False"]
     code = _call(f"{passed} = veomni_boundaries.found", ["self", passed, *read, *masks_of]) if apart else ""
     if others:

@@ -1,0 +1,116 @@
+"""The proof of inserted calls: what helpers are given on the present tree, and that a loss is seen."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.proof.compare import Differs
+from tests.proof.inserted_calls import Checker, checked, mutants
+from tests.proof.recogniser import routed_in
+from veomni_hook.patches.code.document import Document
+from veomni_hook.patches.idioms.layer_loop import find as layer_loop
+from veomni_hook.patches.idioms.sample_boundaries import find as sample_boundaries
+from veomni_hook.patches.routes import cache_parameter
+from veomni_hook.patches.routes.view import ModuleView
+
+#: A cache's names up to transformers 5.23, and since.
+NAME = re.compile(r"\b(past_key_values|cache_params|cache)\b")
+CASES = [("lfm2", "sample_boundaries"), ("mamba2", "sample_boundaries"), ("llama", "layer_loop")]
+IDIOMS = {"sample_boundaries": sample_boundaries, "layer_loop": layer_loop}
+
+
+def name_of(family: str) -> str:
+    return f"transformers.models.{family}.modeling_{family}"
+
+
+def upstreams(family: str) -> str:
+    return Path(importlib.util.find_spec(name_of(family)).origin).read_text("utf-8")
+
+
+def renamed(text: str) -> str:
+    """The text with a cache of an unknown name, and without a single annotation."""
+    tree = ast.parse(NAME.sub("memory", text))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.arg):
+            node.annotation = None
+    return ast.unparse(tree)
+
+
+def site_of(text: str, family: str, op: str):
+    (site,) = (site for site in routed_in(text, name_of(family), op) if site.target.endswith("Model.forward"))
+    return site
+
+
+@pytest.mark.parametrize(("family", "op"), CASES)
+def test_the_cache_is_proven_under_any_name(family, op):
+    for text in (upstreams(family), renamed(upstreams(family))):
+        found = checked(site_of(text, family, op), name_of(family), text)
+        assert any(operand.endswith(": cache") for operand in found.proven)
+        assert not any(operand.endswith(": cache") for operand in found.unproven)
+
+
+@pytest.mark.parametrize(("family", "op"), CASES)
+def test_a_lost_cache_is_no_proof(family, op, monkeypatch):
+    text = renamed(upstreams(family))
+    # As it was: by name alone, and None is written where none is known.
+    monkeypatch.setattr(cache_parameter, "_classes", lambda view: set())
+    monkeypatch.setattr(cache_parameter, "_LENGTH", "")
+    monkeypatch.setattr(cache_parameter, "_asked", lambda view: set())
+    site = site_of(text, family, op)
+    assert "memory," not in "".join(edit.text for edit in site.edits)
+    with pytest.raises(Differs, match="cache is not"):
+        checked(site, name_of(family), text)
+
+
+@pytest.mark.parametrize(("family", "op"), [CASES[0], CASES[2]])
+def test_a_cache_that_is_no_parameter_is_a_miss(family, op):
+    """What the layers get as their cache is made of a parameter of another name, so none of them is bound."""
+    tree = ast.parse(renamed(upstreams(family)))
+    for owner in (
+        each for each in tree.body if isinstance(each, ast.ClassDef) and each.name.endswith("Model")
+    ):
+        for forward in (
+            each for each in owner.body if isinstance(each, ast.FunctionDef) and each.name == "forward"
+        ):
+            text = re.sub(r"\bmemory\b(?!=)", "state", ast.unparse(forward))
+            text = text.replace("memory=state", "memory=self.opened(state)").replace(
+                "state.get_seq_length()", "0"
+            )
+            text = text.replace("state = DynamicCache(", "state = new(").replace("memory=None", "state=None")
+            owner.body[owner.body.index(forward)] = ast.parse(text).body[0]
+    view = ModuleView(Document(ast.unparse(tree), name_of(family)))
+    sites = [site for site in IDIOMS[op].find(view) if site.target.endswith("Model.forward")]
+    assert [site.status.name for site in sites] in (["MISSED"], ["REFUSED"])
+    assert re.search("cache is not known", sites[0].reason)
+
+
+@pytest.mark.parametrize(("family", "op"), CASES)
+def test_every_changed_argument_is_noticed(family, op):
+    text = upstreams(family)
+    changes = dict(mutants(site_of(text, family, op), name_of(family), text))
+    assert len(changes) > 5
+    assert not [label for label, noticed in changes.items() if not noticed]
+
+
+def test_boundaries_that_no_layer_gets_are_no_proof():
+    text = upstreams("lfm2")
+    checker = Checker(site_of(text, "lfm2", "sample_boundaries"), name_of("lfm2"), text)
+    for node in ast.walk(checker.texts.edited):
+        if isinstance(node, ast.Assign) and "veomni_boundaries.found" in ast.unparse(node.value):
+            node.targets = [ast.Name("unused", ast.Store())]
+    ast.fix_missing_locations(checker.texts.edited)
+    with pytest.raises(Differs, match="no layer gets the boundaries"):
+        checker.check()
+
+
+def test_mask_functions_in_a_table_get_positions():
+    text = upstreams("lfm2").replace("= create_causal_mask(", "= {True: create_causal_mask}[True](")
+    site = site_of(text, "lfm2", "sample_boundaries")
+    assert "{True: create" in text and "masks_positions" not in "".join(edit.text for edit in site.edits)
+    found = checked(site, name_of("lfm2"), text)
+    assert any("masks_positions" in operand for operand in found.proven)
