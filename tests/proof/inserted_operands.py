@@ -317,7 +317,7 @@ def _of_absent(facts: Facts, run: Run, call: Inserted) -> _Facts:
     if not real:
         yield "call", None, f"seen: no run calls {method} with data"
         return
-    fits = all(roots(bound.get(name)) == [mark] for name, mark in zip(data, marks, strict=False))
+    fits = all(_marks(bound.get(name)) == [mark._s_name] for name, mark in zip(data, marks, strict=False))
     fits = fits and any(_same_place(each, bound, data) for each in real)
     yield "data", fits and len(data) == len(marks), f"the parameters of {method} that get the data"
     others = {name: key_of(value) for name, value in bound.items() if name not in data and value is not None}
@@ -326,7 +326,11 @@ def _of_absent(facts: Facts, run: Run, call: Inserted) -> _Facts:
     )
     yield "call", same, f"upstream's call of {method}"
     used, all_used = facts.towers(method)
-    yield "towers", all_used <= {*towers} <= used, f"what {method} uses ({', '.join(sorted(all_used))})"
+    yield (
+        "towers",
+        all_used <= {*towers} <= used if used else None,
+        f"what {method} uses ({', '.join(sorted(all_used))})",
+    )
     read = {name[1] for one in real for how, name in map(_place, one.result._s_cached) if how == "attribute"}
     yield "outputs", {*outputs} == read, f"what is used of the result ({', '.join(sorted(read))})"
     if "layout" in call.kwargs:
@@ -335,6 +339,11 @@ def _of_absent(facts: Facts, run: Run, call: Inserted) -> _Facts:
     if run.complete or not isinstance(said, tuple):
         right = isinstance(said, tuple) and any(said) == _elsewhere(facts, run, call, used)
         yield "elsewhere", right, "whether another place calls the towers"
+
+
+def _marks(value: Any) -> list[str]:
+    """The names of the data of which a value is made, as far as it is absent."""
+    return [each._s_name for each in roots(value) if each._s_name.startswith("data ")]
 
 
 def _place(at: tuple[str, str]) -> tuple[str, Any]:
