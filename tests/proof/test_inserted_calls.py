@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,6 @@ from tests.proof.recogniser import routed_in
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.idioms.layer_loop import find as layer_loop
 from veomni_hook.patches.idioms.sample_boundaries import find as sample_boundaries
-from veomni_hook.patches.routes import cache_parameter
 from veomni_hook.patches.routes.view import ModuleView
 
 #: A cache's names up to transformers 5.23, and since.
@@ -55,16 +55,20 @@ def test_the_cache_is_proven_under_any_name(family, op):
 
 
 @pytest.mark.parametrize(("family", "op"), CASES)
-def test_a_lost_cache_is_no_proof(family, op, monkeypatch):
+def test_a_lost_cache_is_no_proof(family, op):
     text = renamed(upstreams(family))
-    # As it was: by name alone, and None is written where none is known.
-    monkeypatch.setattr(cache_parameter, "_classes", lambda view: set())
-    monkeypatch.setattr(cache_parameter, "_LENGTH", "")
-    monkeypatch.setattr(cache_parameter, "_asked", lambda view: set())
     site = site_of(text, family, op)
-    assert "memory," not in "".join(edit.text for edit in site.edits)
-    with pytest.raises(Differs, match="cache is not"):
-        checked(site, name_of(family), text)
+    # As it was while caches were known by name: None, or nothing.
+    edits = [
+        replace(edit, text=re.sub(r", cache=memory|\bmemory\b(?=,)", _lost, edit.text)) for edit in site.edits
+    ]
+    assert edits != [*site.edits]
+    with pytest.raises(Differs, match=r"\bcache is not"):
+        checked(replace(site, edits=tuple(edits)), name_of(family), text)
+
+
+def _lost(operand):
+    return "" if "=" in operand[0] else "None"
 
 
 @pytest.mark.parametrize(("family", "op"), [CASES[0], CASES[2]])

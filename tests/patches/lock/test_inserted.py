@@ -76,7 +76,7 @@ def unbindable(text: str) -> str:
     """The cache has another name, no class, and other uses: as 5.24 might have been."""
     text = CACHE.sub("memory", text).replace("memory: Cache | None", "memory: Memory | None")
     text = text.replace("DynamicCache", "Growing").replace("get_seq_length", "seen")
-    return text.replace("cache_utils", "memories")
+    return re.sub(r"\bmemory\.(\w+)", r"memory.its_\1", text.replace("cache_utils", "memories"))
 
 
 def test_a_cache_that_nothing_can_bind_is_lost_in_these_words() -> None:
