@@ -21,11 +21,11 @@ from veomni_hook.finders.targets import is_target
 
 __all__ = ["COLUMNS", "FAILURES", "Rehearsal", "Result"]
 
-#: Of sites in all modules: routed as before, missed with a reason, lost without a word, given a wrong operand or computing
-#: another number. Of those in modules that are proven: proven, not proven although the original is, computing the same
+#: Of sites in all modules: routed as before, routed otherwise (with another variant, or without a help to its speed), missed
+#: with a reason, lost without a word, given a wrong operand or computing another number. Of those in modules that are proven: proven, not proven although the original is, computing the same
 #: without the hook as the original. Of modules: rewrites that are none, which is a defect of this program.
-COLUMNS = ("routed", "missed", "lost", "wrong", "proven", "unproven", "same", "broken")
-FAILURES = ("lost", "wrong", "broken")
+COLUMNS = ("routed", "otherwise", "missed", "lost", "wrong", "proven", "unproven", "same", "broken")
+FAILURES = ("wrong", "broken")
 
 
 @dataclass
@@ -41,7 +41,7 @@ class Result:
         """Count what became of one site."""
         self.counts[one.what] += 1
         self.sites.append((module, one))
-        if one.what in FAILURES:
+        if one.what in (*FAILURES, "lost"):
             self.failures.append(f"{one.what}: {module} {one.target} {one.op}: {one.detail}")
 
     def to_dict(self) -> dict[str, Any]:

@@ -20,6 +20,10 @@ from veomni_hook.patches.site import Site, Status
 
 __all__ = ["Became", "Found", "became", "found"]
 
+_CAPTURE = "capture"
+#: Operands that name fields of outputs, which keep their names where parameters get others.
+_FIELDS = ("plus_zero outputs",)
+
 
 @dataclass(frozen=True)
 class Found:
@@ -48,7 +52,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Became:
-    """What became of one site: ``routed``, ``missed`` (with a reason), ``lost`` or ``wrong``."""
+    """What became of one site: ``routed``, ``otherwise``, ``missed`` (with a reason), ``lost`` or ``wrong``."""
 
     op: str
     target: str
@@ -75,7 +79,7 @@ def found(module: str, text: str) -> list[Found]:
     made = []
     for site in sites:
         # Some captures are named after upstream's locals.
-        operands = {f"capture {number}": text for number, text in enumerate(site.captures.values())}
+        operands = {f"{_CAPTURE} {number}": text for number, text in enumerate(site.captures.values())}
         operands |= dict(_inserted(site))
         made.append(Found(site, operands, _parameters(tree, site.target)))
     return made
@@ -123,11 +127,20 @@ def became(before: list[Found], after: list[Found], names: Mapping[str, str]) ->
     open_: list[Found] = []
     for one in (each for each in before if each.routed):
         same = [each for each in left if each.key == one.key and each.routed]
-        same.sort(key=lambda each: each.site.variant != one.site.variant)
         if same:
-            left = [each for each in left if each is not same[0]]
-            wrong = "; ".join(_wrong(one, same[0], names))
-            results.append(Became(*one.key, "wrong" if wrong else "routed", wrong))
+            best = min(same, key=lambda each: len(_unlike(one, each, names)))
+            left = [each for each in left if each is not best]
+            # What one place inserts depends on others that call the same; they may be missed now.
+            beside = sum(each.routed and each.key == one.key for each in before) > len(same)
+            unlike = _unlike(one, best, names)
+            what = (
+                "routed"
+                if not unlike
+                else "wrong"
+                if "wrong" in unlike.values() and not beside
+                else "otherwise"
+            )
+            results.append(Became(*one.key, what, "; ".join(unlike)))
         else:
             open_.append(one)
     for one in open_:
@@ -154,15 +167,22 @@ def _unrouted(one: Found, before: list[Found], left: list[Found], known: set[tup
     return Became(*one.key, "missed" if reason else "lost", reason)
 
 
-def _wrong(before: Found, after: Found, names: Mapping[str, str]) -> Iterator[str]:
-    """Operands that are not given any more, or are another parameter now."""
+def _unlike(before: Found, after: Found, names: Mapping[str, str]) -> dict[str, str]:
+    """What is not as before, and whether it is ``wrong``, or routed ``otherwise``, which the proof judges.
+
+    It is wrong if a call that is still inserted lost an operand or got another parameter, or has an old name.
+    """
     if before.site.variant != after.site.variant:
-        return
+        return {f"the variant was {before.site.variant} and is {after.site.variant}": "otherwise"}
+    inserted = {what.partition(" ")[0] for what in after.operands} - {_CAPTURE}
+    found = {}
     for what, text in before.operands.items():
         now = after.operands.get(what)
         if now is None or (now == "None") > (text == "None"):
-            yield f"{what} was {text} and is {now}"
+            kept = what.partition(" ")[0] in inserted
+            found[f"{what} was {text} and is {now}"] = "wrong" if kept else "otherwise"
         elif text in before.parameters and now in after.parameters and now != names.get(text, text):
-            yield f"{what} was {text} and is {now}"
-        elif any(f"{quote}{name}{quote}" in now for name in names for quote in "'\""):
-            yield f"{what} is still {now}"
+            found[f"{what} was {text} and is {now}"] = "wrong"
+        elif what not in _FIELDS and any(f"{quote}{name}{quote}" in now for name in names for quote in "'\""):
+            found[f"{what} is still {now}"] = "wrong"
+    return found

@@ -49,6 +49,18 @@ TAIL = """
         return self.language_model(inputs_embeds)
 """
 FORMS = {
+    "None first": (
+        """
+        if None is not pixel_values and None is given.get("image"):
+            x = self.get_image_features(pixel_values, image_grid_thw, return_dict=True, **kwargs).pooler_output
+            inputs_embeds = inputs_embeds + x
+""",
+        (
+            "pixel_values is None and None is given.get('image')",
+            "(pixel_values, image_grid_thw, return_dict=True)",
+            '("pooler_output",)',
+        ),
+    ),
     "an attribute of the call": (
         """
         if pixel_values is not None:

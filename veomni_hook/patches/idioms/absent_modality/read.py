@@ -178,9 +178,9 @@ def _asks(test: ast.expr, given: set[str], data: set[str]) -> Condition:
     for part in parts:
         used = read_names(part)
         match part:
-            case ast.Compare(left=ast.Name(id=name)) if name in given and compared_with_none(part, ast.IsNot):
-                present.append(name)
-                names.add(name)
+            case ast.Compare() if isinstance(compared_with_none(part, ast.IsNot), ast.Name) and used <= given:
+                present += used
+                names |= used
             case _ if _is_lookup(part):
                 kept.append(ast.unparse(part))
                 lookups.append(kept[-1])
