@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Collection
 
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.expressions import last_name
@@ -45,10 +46,11 @@ def cache_parameters(view: ModuleView, forward: FunctionNode) -> list[str]:
         elif isinstance(node, ast.Attribute) and node.attr == _LENGTH and isinstance(node.value, ast.Name):
             caches.add(node.value.id)
     taken = [parameter.arg for parameter in parameters(forward)]
-    for known in (caches, _asked(view), _NAMES):
-        if found := [name for name in taken if name in known]:
-            return found
-    return []
+
+    def among(known: Collection[str]) -> list[str]:
+        return [name for name in taken if name in known]
+
+    return among(caches) or among(_asked(view)) or among(_NAMES)
 
 
 def hands_on_cache(view: ModuleView, code: ast.AST) -> bool:
