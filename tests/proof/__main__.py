@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Annotated
@@ -30,17 +31,26 @@ def main(
         bool, typer.Option(help="compare every kind of derivative, of operands that depend on each other")
     ] = False,
     device: Annotated[str, typer.Option(help="where calls run")] = "cpu",
+    share: Annotated[str, typer.Option(help="every N-th module from the K-th, as K/N")] = "1/1",
     output: Annotated[Path | None, typer.Option(help="write the verdicts as JSON")] = None,
 ) -> None:
-    """Build every routed site, run it through its guard and through upstream's body, and compare."""
-    names = modules(families or ())
+    """Build every routed site, run it through its guard and through upstream's body, and compare.
+
+    What has no proof is printed when it is found.
+    """
+    first, _, step = share.partition("/")
+    names = modules(families or ())[int(first) - 1 :: int(step)]
     verdicts: list[Verdict] = []
+    began = time.monotonic()
     console = Console(stderr=True)
     with Progress(console=console) as progress:
         task = progress.add_task("proving", total=len(names))
-        for name, found in prove(names, op or (), workers, kernels, derived=derivatives, device=device):
+        for name, of_module in prove(names, op or (), workers, kernels, derived=derivatives, device=device):
             progress.update(task, advance=1, description=name.rpartition(".")[2])
-            verdicts += found
+            verdicts += of_module
+            for verdict in of_module:
+                if verdict.failed:
+                    print(verdict, flush=True)
     verdicts.sort(key=lambda verdict: (verdict.module, verdict.target, verdict.op))
     table = Table("op", "variant", "sites", *OUTCOMES, "with gradients")
     counts = Counter((v.op, v.variant, v.outcome) for v in verdicts)
@@ -50,10 +60,6 @@ def main(
         table.add_row(*key, *map(str, (sum(row), *row, compared[key])))
     Console(width=160).print(table)
     failures = [verdict for verdict in verdicts if verdict.failed]
-    for verdict in failures:
-        print(
-            f"{verdict.outcome}: {verdict.module} {verdict.target} {verdict.op}/{verdict.variant}: {verdict.detail}"
-        )
     for op in sorted({verdict.op for verdict in verdicts if verdict.operands or verdict.unproven}):
         of_op = [verdict for verdict in verdicts if verdict.op == op]
         proven, unproven = sum(v.operands for v in of_op), [text for v in of_op for text in v.unproven]
@@ -62,6 +68,7 @@ def main(
             print(f"  {count} x {reason}")
     by_text = sum(not verdict.gradients for verdict in verdicts) - len(failures)
     print(f"gradients compared at {compared.total()} sites, {by_text} bound calls compared by text")
+    print(f"{len(names)} modules in {time.monotonic() - began:.0f} s")
     print(f"{len(verdicts)} routed sites, {len(failures)} without proof")
     if output is not None:
         output.write_text(json.dumps([v.to_dict() for v in verdicts], indent=1) + "\n", encoding="utf-8")

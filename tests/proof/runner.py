@@ -54,6 +54,9 @@ class Verdict:
         """Whether this is no proof."""
         return self.outcome not in PROVED
 
+    def __str__(self) -> str:
+        return f"{self.outcome}: {self.module} {self.target} {self.op}/{self.variant}: {self.detail}"
+
     def to_dict(self) -> dict[str, Any]:
         """The verdict as JSON can hold it."""
         return asdict(self)
