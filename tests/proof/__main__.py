@@ -12,7 +12,6 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
 from tests.proof.runner import OUTCOMES, Verdict, modules, prove
@@ -36,21 +35,18 @@ def main(
 ) -> None:
     """Build every routed site, run it through its guard and through upstream's body, and compare.
 
-    What has no proof is printed when it is found.
+    A line says when each module is done, others at once what has no proof.
     """
     first, _, step = share.partition("/")
     names = modules(families or ())[int(first) - 1 :: int(step)]
     verdicts: list[Verdict] = []
     began = time.monotonic()
-    console = Console(stderr=True)
-    with Progress(console=console) as progress:
-        task = progress.add_task("proving", total=len(names))
-        for name, of_module in prove(names, op or (), workers, kernels, derived=derivatives, device=device):
-            progress.update(task, advance=1, description=name.rpartition(".")[2])
-            verdicts += of_module
-            for verdict in of_module:
-                if verdict.failed:
-                    print(verdict, flush=True)
+    for name, of_module in prove(names, op or (), workers, kernels, derived=derivatives, device=device):
+        verdicts += of_module
+        print(f"{time.monotonic() - began:4.0f} s  {name}: {len(of_module)} sites", flush=True)
+        for verdict in of_module:
+            if verdict.failed:
+                print(verdict, flush=True)
     verdicts.sort(key=lambda verdict: (verdict.module, verdict.target, verdict.op))
     table = Table("op", "variant", "sites", *OUTCOMES, "with gradients")
     counts = Counter((v.op, v.variant, v.outcome) for v in verdicts)

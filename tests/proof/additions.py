@@ -60,6 +60,13 @@ def _asks(node: ast.AST, op: str) -> bool:
     return any(name.startswith(f"veomni_{op}_") for name in names)
 
 
+class _Sum(nn.Module):
+    """In place of another part of the layer."""
+
+    def forward(self, *tensors: torch.Tensor) -> torch.Tensor:
+        return sum(tensors[1:], tensors[0])
+
+
 def _alone(guard: ast.If, cls: type[nn.Module], module: Any) -> tuple[nn.Module, Any, list[str]]:
     """A layer with nothing but its norm, a function of the guard alone, and the tensors that it reads."""
     asked = next(node for node in ast.walk(guard.test) if isinstance(node, ast.Call)).args
@@ -75,7 +82,7 @@ def _alone(guard: ast.If, cls: type[nn.Module], module: Any) -> tuple[nn.Module,
         if isinstance(node, ast.Attribute) and getattr(node.value, "id", "") == "self":
             called = any(isinstance(each, ast.Call) and each.func is node for each in ast.walk(guard))
             if not hasattr(owner, node.attr):
-                setattr(owner, node.attr, nn.Identity() if called else nn.Parameter(torch.tensor(0.5)))
+                setattr(owner, node.attr, _Sum() if called else nn.Parameter(torch.tensor(0.5)))
     names = list(_read(guard, module))
     # Both ways bind what upstream's lines bind, as far as others read it.
     bound = sorted(bound_names(guard.orelse) & bound_names(guard.body))

@@ -97,6 +97,18 @@ class Facts:
             if callee._s_name == "pop" and callee._s_of[0]._s_name == "kwargs"
         }
 
+    @cached_property
+    def asked(self) -> set[str]:
+        """The data for whose lack calls are inserted, in the whole module."""
+        return {
+            parameter.arg
+            for call in ast.walk(self.texts.edited)
+            if isinstance(call, ast.Call) and ast.unparse(call.func).endswith(".plus_zero")
+            for function in call.args
+            if isinstance(function, ast.Lambda)
+            for parameter in function.args.args
+        }
+
     def towers(self, method: str) -> tuple[set[str], set[str]]:
         """The attributes of the module that a method may use, and those of them that are modules or called."""
         if method not in self._towers:
@@ -202,6 +214,13 @@ def _of_shard(facts: Facts, run: Run, call: Inserted) -> _Facts:
         yield "cache", None, "several objects are used as caches"
         return
     yield "cache", handed is used[0], "what the layers use as their cache"
+
+
+def _of_gather(facts: Facts, run: Run, call: Inserted) -> _Facts:
+    if call.helper == "veomni_towers.gather":
+        shares = [each.result[0] for each in run.world.inserted if each.helper == "veomni_towers.shard"]
+        yield "share", any(call.args[0] is share for share in shares), "what shard returned"
+    yield "hidden states", True, ""
 
 
 def _of_rows_to_add(facts: Facts, run: Run, call: Inserted) -> _Facts:
@@ -331,23 +350,21 @@ def _of_absent(facts: Facts, run: Run, call: Inserted) -> _Facts:
         all_used <= {*towers} <= used if used else None,
         f"what {method} uses ({', '.join(sorted(all_used))})",
     )
-    read = {name[1] for one in real for how, name in map(_place, one.result._s_cached) if how == "attribute"}
+    read = {name for one in real for name in _used_attributes(one.result)}
     yield "outputs", {*outputs} == read, f"what is used of the result ({', '.join(sorted(read))})"
     if "layout" in call.kwargs:
         yield "layout", None, "seen: no run shows whether patches are vectors or come in groups"
     said = call.kwargs.get("elsewhere", ())
     if run.complete or not isinstance(said, tuple):
-        right = isinstance(said, tuple) and any(said) == _elsewhere(facts, run, call, used)
+        right: bool | None = isinstance(said, tuple) and any(said) == _elsewhere(facts, run, call, {*towers})
+        if not right and isinstance(said, tuple) and any(said) and _given_twice(facts, run):
+            right = None  # the place finds features and reads no data
         yield "elsewhere", right, "whether another place calls the towers"
 
 
 def _marks(value: Any) -> list[str]:
     """The names of the data of which a value is made, as far as it is absent."""
     return [each._s_name for each in roots(value) if each._s_name.startswith("data ")]
-
-
-def _place(at: tuple[str, str]) -> tuple[str, Any]:
-    return at[0], ast.literal_eval(at[1]) if at[0] == "attribute" else None
 
 
 def _called_without(run: Run, call: Inserted) -> tuple[str, Mapping[str, Any], list[Thing]]:
@@ -374,13 +391,44 @@ def _same_place(event: Event, bound: Mapping[str, Any], data: tuple[str, ...]) -
     )
 
 
-def _elsewhere(facts: Facts, run: Run, call: Inserted, used: set[str]) -> bool:
-    """Whether the run calls the towers with data, or later without."""
-    with_data = [each.callee.name for each in run.world.events if isinstance(each.callee, Shallow)]
+def _attributes(thing: Thing) -> dict[str, Thing]:
+    """What was asked of a stand-in, by the attribute's name."""
+    return {
+        ast.literal_eval(at)[1]: value for (how, at), value in thing._s_cached.items() if how == "attribute"
+    }
+
+
+def _used_attributes(result: Thing) -> set[str]:
+    """The attributes of a result of which more is used than the shape."""
+    return {name for name, value in _attributes(result).items() if {*_attributes(value)} != {"shape"}}
+
+
+def _given_twice(facts: Facts, run: Run) -> bool:
+    """Whether data is given that no method of features gets here, though one does in another run."""
+
+    def data(of: Run) -> set[str]:
+        calls = [each for each in of.world.events if isinstance(each.callee, Shallow)]
+        return {each._s_name for call in calls for value in call.kwargs.values() for each in roots(value)}
+
+    ever = set[str]().union(*map(data, facts.runs))
+    return any(run.given.get(name) is not None for name in ever - data(run))
+
+
+def _elsewhere(facts: Facts, run: Run, call: Inserted, towers: set[str]) -> bool:
+    """Whether the run calls all of the towers at one place with data, or later without.
+
+    A place that no site stands at does not count: a second call is better there than none.
+    """
+    with_data = [
+        each.callee.name
+        for each in run.world.events
+        if isinstance(each.callee, Shallow)
+        and any(root._s_name in facts.asked for value in each.kwargs.values() for root in roots(value))
+    ]
     at = next(number for number, each in enumerate(run.world.inserted) if each is call)
     later = [each for each in run.world.inserted[at + 1 :] if each.helper == call.helper]
     names = [*with_data, *(_called_without(run, each)[0] for each in later)]
-    return any(name != "get_rope_index" and facts.towers(name)[0] & used for name in names)
+    return any(name != "get_rope_index" and towers <= facts.towers(name)[0] for name in names)
 
 
 def roots(value: Any, how: str = "given") -> list[Thing]:
@@ -412,7 +460,7 @@ def dotted(value: Any) -> str:
 
 
 EXPECTED: Mapping[str, Callable[[Facts, Run, Inserted], _Facts]] = {
-    "found": _of_samples, "refuse": _of_samples, "shard": _of_shard, "rows_to_add": _of_rows_to_add,
+    "found": _of_samples, "refuse": _of_samples, "shard": _of_shard, "gather": _of_gather, "rows_to_add": _of_rows_to_add,
     "plus_zero": _of_absent, "read_together": _of_sizes, "computed": _of_computed, "converted": _of_converted,
     "joined": _of_joined, "sent": _of_sent,
 }  # fmt: skip

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.expressions import chain, own_attribute
-from veomni_hook.patches.code.scope import local_names, parameter_names
+from veomni_hook.patches.code.scope import local_names, parameter_names, read_names
 from veomni_hook.patches.code.statements import initialised
 from veomni_hook.patches.code.walk import calls_in, in_text_order, walk_ast
 from veomni_hook.patches.idioms.host_metadata.sounds import of_lengths
@@ -196,6 +196,8 @@ def position_arguments(
     if index is None or "position_ids" not in given or state_of(view, owner, index):
         return None
     taken = {each.arg for each in index.args.args[1:]}
+    own_calls = (call for call in calls_in(forward) if own_attribute(call.func) == POSITIONS)
+    taken |= {name for call in own_calls for name in read_names(call)}
     order = [each.arg for each in forward.args.args[1:]]
     sizes = [name for name in order if name.endswith(_SIZES)]
     positions = [name for name in order if name not in sizes and (name in taken or _SECONDS in name)]
