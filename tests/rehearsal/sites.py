@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import ast
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
@@ -12,31 +11,32 @@ from unittest.mock import patch
 from tests.proof.call_sites import definition
 from veomni_hook.patches import engine
 from veomni_hook.patches.code.document import Document
-from veomni_hook.patches.code.expressions import last_name
 from veomni_hook.patches.code.scope import parameter_names
 from veomni_hook.patches.code.walk import FUNCTIONS
 from veomni_hook.patches.idioms.recognise import OPTIONAL, recognise
+from veomni_hook.patches.lock.inserted import Arguments, inserted_calls, lost, swapped
 from veomni_hook.patches.site import Site, Status
 
 __all__ = ["Became", "Found", "became", "found"]
 
-_CAPTURE = "capture"
+#: Operands that only save time: without them no number is another.
+_SAVES_TIME = ("elsewhere", "precomputed")
 #: Operands that name fields of outputs, which keep their names where parameters get others.
-_FIELDS = ("plus_zero outputs",)
+_FIELDS = ("outputs",)
 
 
 @dataclass(frozen=True)
 class Found:
-    """A site with the operands that its code was given.
+    """A site with the arguments of the calls that it inserts.
 
     Attributes:
         site: what an idiom says of it.
-        operands: their texts, by what they are.
+        arguments: their texts, by function and parameter.
         parameters: of the function that it is in.
     """
 
     site: Site
-    operands: Mapping[str, str]
+    arguments: Arguments
     parameters: frozenset[str]
 
     @property
@@ -67,22 +67,19 @@ def found(module: str, text: str) -> list[Found]:
         IdiomError: an idiom fails, or what it writes.
     """
     tree = ast.parse(text)
-    sites: list[Site] = []
+    sites: list[Found] = []
 
     def recorded(document: Document, **more: Any) -> list[Site]:
-        sites.extend(recognise(document, **more))
-        return sites
+        recognised = list(recognise(document, **more))
+        for site in recognised:
+            calls = inserted_calls(document, site) if site.status is Status.ROUTED else {}
+            sites.append(Found(site, calls, _parameters(tree, site.target)))
+        return recognised
 
     with patch.object(engine, "recognise", recorded):
         origin = engine.Origin(module, f"{module}.py", "transformers", "99")
         engine.patch_source(text, [], origin, idioms=True, optional=OPTIONAL)
-    made = []
-    for site in sites:
-        # Some captures are named after upstream's locals.
-        operands = {f"{_CAPTURE} {number}": text for number, text in enumerate(site.captures.values())}
-        operands |= dict(_inserted(site))
-        made.append(Found(site, operands, _parameters(tree, site.target)))
-    return made
+    return sites
 
 
 def _parameters(tree: ast.Module, target: str) -> frozenset[str]:
@@ -91,32 +88,6 @@ def _parameters(tree: ast.Module, target: str) -> frozenset[str]:
     except (StopIteration, RuntimeError):
         return frozenset()
     return frozenset(parameter_names(node)) if isinstance(node, FUNCTIONS) else frozenset()
-
-
-def _inserted(site: Site) -> Iterator[tuple[str, str]]:
-    """The arguments of the calls that a site inserts, by the function and their place or keyword."""
-    for edit in site.edits:
-        for match in re.finditer(r"\bveomni_[\w.]*\(", edit.text):
-            if (call := _call(edit.text[match.start() :])) is None:
-                continue
-            # Slots are named by the variant; what is bound to one by `at` is a site of its own.
-            if (name := last_name(call.func)) == "at":
-                continue
-            for place, value in enumerate(call.args):
-                yield f"{name} argument {place}", ast.unparse(value)
-            for keyword in call.keywords:
-                yield f"{name} {keyword.arg}", ast.unparse(keyword.value)
-
-
-def _call(text: str) -> ast.Call | None:
-    """The call that a text begins with; None if its end is not in it."""
-    for end in (match.end() for match in re.finditer(r"\)", text)):
-        try:
-            node = ast.parse(text[:end], mode="eval").body
-        except SyntaxError:
-            continue
-        return node if isinstance(node, ast.Call) else None
-    return None
 
 
 def became(before: list[Found], after: list[Found], names: Mapping[str, str]) -> list[Became]:
@@ -170,19 +141,30 @@ def _unrouted(one: Found, before: list[Found], left: list[Found], known: set[tup
 def _unlike(before: Found, after: Found, names: Mapping[str, str]) -> dict[str, str]:
     """What is not as before, and whether it is ``wrong``, or routed ``otherwise``, which the proof judges.
 
-    It is wrong if a call that is still inserted lost an operand or got another parameter, or has an old name.
+    It is wrong if a call that is still inserted lost an argument or got another parameter, or has an old name.
     """
     if before.site.variant != after.site.variant:
         return {f"the variant was {before.site.variant} and is {after.site.variant}": "otherwise"}
-    inserted = {what.partition(" ")[0] for what in after.operands} - {_CAPTURE}
-    found = {}
-    for what, text in before.operands.items():
-        now = after.operands.get(what)
-        if now is None or (now == "None") > (text == "None"):
-            kept = what.partition(" ")[0] in inserted
-            found[f"{what} was {text} and is {now}"] = "wrong" if kept else "otherwise"
-        elif text in before.parameters and now in after.parameters and now != names.get(text, text):
-            found[f"{what} was {text} and is {now}"] = "wrong"
-        elif what not in _FIELDS and any(f"{quote}{name}{quote}" in now for name in names for quote in "'\""):
-            found[f"{what} is still {now}"] = "wrong"
-    return found
+    old, new = before.arguments, after.arguments
+    unlike = {
+        f"{name} is lost": "otherwise" if name.partition(" ")[0] in _SAVES_TIME else "wrong"
+        for name in lost(old, new)
+    }
+    if gone := sorted(old.keys() - new.keys()):
+        unlike[f"{', '.join(gone)} is not called"] = "otherwise"
+    unlike |= {
+        f"{name} was {text} and is {now}": "wrong"
+        for name, text, now in swapped(old, new, names, after.parameters)
+        if text in before.parameters
+    }
+    quoted = {f"{quote}{name}{quote}" for name in names for quote in "'\""}
+    unlike |= {
+        f"{function} {name} is still {text}": "wrong"
+        for function, arguments in new.items()
+        for name, text in arguments.items()
+        if name.partition(" ")[0] not in _FIELDS and any(name in text for name in quoted)
+    }
+    # Some captures are named after upstream's locals: only their number and values count.
+    if len(before.site.captures) != len(after.site.captures):
+        unlike["captures are others"] = "otherwise"
+    return unlike

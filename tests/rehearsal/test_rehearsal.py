@@ -7,13 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from tests.rehearsal import sites
 from tests.rehearsal.code import Facts
 from tests.rehearsal.kinds import KINDS, rewritten
 from tests.rehearsal.release import Release
 from tests.rehearsal.run import Rehearsal, Result
 from tests.rehearsal.sites import Found, became, found
-from veomni_hook.patches.code.edit import Edit
 from veomni_hook.patches.code.expressions import compared_with_none
 from veomni_hook.patches.site import Status
 
@@ -121,12 +119,10 @@ class SomeRMSNorm(nn.Module):
 
 def inserted(*arguments: str) -> list[Found]:
     """A site whose code gives a function of ours the arguments."""
-    text = f"veomni_boundaries.found(\n    self,\n    {', '.join(arguments)},\n)\n"
     (norm,) = [each for each in found(NAME, MODEL) if each.site.op == "rms_norm"]
-    site = replace(
-        norm.site, op="boundaries", target="SomeModel.forward", edits=(Edit(0, 0, text),), captures={}
-    )
-    return [Found(site, dict(sites._inserted(site)), frozenset(["cache", "memory", "position_ids"]))]
+    site = replace(norm.site, op="boundaries", target="SomeModel.forward", captures={})
+    calls = {"found": dict(zip(("position_ids", "cache", "labels"), arguments, strict=False))}
+    return [Found(site, calls, frozenset(["cache", "memory", "position_ids"]))]
 
 
 BOUND = ("position_ids", "cache", 'kwargs.get("labels")')
@@ -149,6 +145,15 @@ BOUND = ("position_ids", "cache", 'kwargs.get("labels")')
 def test_an_operand_that_is_lost_or_another_is_wrong(now, names, what):
     (one,) = became(inserted(*BOUND), inserted(*now), names)
     assert one.what == what, one
+
+
+def test_an_operand_that_saves_time_may_be_lost():
+    (one,) = became(
+        [replace(inserted()[0], arguments={"plus_zero": {"data": "x", "elsewhere": "y is None"}})],
+        [replace(inserted()[0], arguments={"plus_zero": {"data": "x"}})],
+        {},
+    )
+    assert (one.what, one.detail) == ("otherwise", "elsewhere is lost")
 
 
 def test_a_site_is_missed_with_a_reason_or_lost():
