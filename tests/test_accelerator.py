@@ -192,6 +192,7 @@ class On(torch.Tensor):
 
 torch._register_device_module("npu", Module)
 torch.cuda.current_device, torch.cuda.device = Module.current_device, Module.device
+torch._C._cuda_getDevice = Module.current_device  # what builds for GPUs have
 
 from veomni_hook.kernels.shared.operators import define_op
 

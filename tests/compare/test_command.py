@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -101,7 +102,17 @@ def test_a_failure_with_the_hook_alone_is_reported(tmp_path: Path) -> None:
     assert "run 2" not in done.stderr
 
 
-def test_interruption_ends_the_script_and_what_it_started(tmp_path: Path) -> None:
+@pytest.mark.parametrize("handler", [signal.default_int_handler, signal.SIG_IGN])
+def test_interruption_ends_the_script_and_what_it_started(tmp_path: Path, handler: Any) -> None:
+    """Also in a job that a shell started in the background, which ignores SIGINT."""
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        _interrupted(tmp_path)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _interrupted(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
         "import subprocess, sys, time\n"

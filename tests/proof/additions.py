@@ -81,8 +81,10 @@ def _alone(guard: ast.If, cls: type[nn.Module], module: Any) -> tuple[nn.Module,
     for node in ast.walk(guard):
         if isinstance(node, ast.Attribute) and getattr(node.value, "id", "") == "self":
             called = any(isinstance(each, ast.Call) and each.func is node for each in ast.walk(guard))
+            indexed = any(isinstance(each, ast.Subscript) and each.value is node for each in ast.walk(guard))
             if not hasattr(owner, node.attr):
-                setattr(owner, node.attr, _Sum() if called else nn.Parameter(torch.tensor(0.5)))
+                weight = nn.Parameter(torch.full((2,), 0.5) if indexed else torch.tensor(0.5))
+                setattr(owner, node.attr, _Sum() if called else weight)
     names = list(_read(guard, module))
     # Both ways bind what upstream's lines bind, as far as others read it.
     bound = sorted(bound_names(guard.orelse) & bound_names(guard.body))

@@ -350,7 +350,7 @@ def _of_absent(facts: Facts, run: Run, call: Inserted) -> _Facts:
         all_used <= {*towers} <= used if used else None,
         f"what {method} uses ({', '.join(sorted(all_used))})",
     )
-    read = {name for one in real for name in _used_attributes(one.result)}
+    read = {name for one in real for name, value in _attributes(one.result).items() if _is_used(facts, value)}
     yield "outputs", {*outputs} == read, f"what is used of the result ({', '.join(sorted(read))})"
     if "layout" in call.kwargs:
         yield "layout", None, "seen: no run shows whether patches are vectors or come in groups"
@@ -398,9 +398,16 @@ def _attributes(thing: Thing) -> dict[str, Thing]:
     }
 
 
-def _used_attributes(result: Thing) -> set[str]:
-    """The attributes of a result of which more is used than the shape."""
-    return {name for name, value in _attributes(result).items() if {*_attributes(value)} != {"shape"}}
+def _is_used(facts: Facts, value: Thing) -> bool:
+    """Whether more of a stand-in is used than its shape."""
+    arguments = (
+        argument
+        for run in facts.runs
+        for event in run.world.events
+        for given in (*event.args, *event.kwargs.values())
+        for argument in (given if isinstance(given, list | tuple) else (given,))
+    )
+    return {*_attributes(value)} != {"shape"} or any(value is argument for argument in arguments)
 
 
 def _given_twice(facts: Facts, run: Run) -> bool:

@@ -328,11 +328,11 @@ class World:
 
     def decide(self, key: str) -> bool:
         """The answer to a condition: the same for the same one, except in loops without end."""
-        if self.defining:
-            return True
         self._asked[key] += 1
         if self._asked.total() > _QUESTIONS:
             raise Endless
+        if self.defining:
+            return True
         first = bool(1 - self.seed) if self.seed < 2 else random.Random(f"{self.seed} {key}").random() < 0.6
         return first if self._asked[key] <= _ANSWERS else not first
 

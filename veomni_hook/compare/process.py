@@ -89,16 +89,22 @@ def _ending(
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Make sure that the process has ended when the block is left, also by Ctrl-C or SIGTERM."""
     before = signal.signal(signal.SIGTERM, _interrupt)
+    # A shell starts background jobs with SIGINT ignored, which the process would inherit.
+    interrupts = signal.getsignal(signal.SIGINT)
     try:
-        process = subprocess.Popen(
-            command,
-            env=dict(environ),
-            cwd=cwd,
-            stdin=subprocess.DEVNULL,
-            stdout=2 if output is None else output,
-            stderr=2 if output is None else subprocess.STDOUT,
-            start_new_session=_GROUPS,
-        )
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            process = subprocess.Popen(
+                command,
+                env=dict(environ),
+                cwd=cwd,
+                stdin=subprocess.DEVNULL,
+                stdout=2 if output is None else output,
+                stderr=2 if output is None else subprocess.STDOUT,
+                start_new_session=_GROUPS,
+            )
+        finally:
+            signal.signal(signal.SIGINT, interrupts)
         try:
             yield process
         finally:

@@ -198,8 +198,9 @@ def test_what_is_not_aligned_never_gets_the_launcher_of_what_is(hooks):
     assert not noted
 
 
+@pytest.mark.skipif(not module._HANDLES, reason="this release of Triton has the normal launch")
 def test_tritons_launcher_has_the_expected_form(hooks):
-    """That of the installed release, without a GPU; releases beyond `_HANDLES` may differ."""
+    """That of the installed release, without a GPU."""
     driver = pytest.importorskip("triton.backends.nvidia.driver")
     launcher = object.__new__(driver.CudaLauncher)
     for name in ("num_ctas", "launch_cooperative_grid", "launch_pdl", "global_scratch_align"):

@@ -196,8 +196,9 @@ def position_arguments(
     if index is None or "position_ids" not in given or state_of(view, owner, index):
         return None
     taken = {each.arg for each in index.args.args[1:]}
-    own_calls = (call for call in calls_in(forward) if own_attribute(call.func) == POSITIONS)
-    taken |= {name for call in own_calls for name in read_names(call)}
+    methods = (forward, *view.helpers(owner, forward).values())
+    calls = (call for method in methods for call in calls_in(method) if own_attribute(call.func) == POSITIONS)
+    taken |= {name for call in calls for name in read_names(call)}
     order = [each.arg for each in forward.args.args[1:]]
     sizes = [name for name in order if name.endswith(_SIZES)]
     positions = [name for name in order if name not in sizes and (name in taken or _SECONDS in name)]
