@@ -18,7 +18,7 @@ from veomni_hook.finders.outcome import Outcome
 from veomni_hook.finders.state import STATE
 from veomni_hook.kernels.selection.process_choice import STATE as KERNELS
 from veomni_hook.kernels.selection.process_choice import set_active
-from veomni_hook.releases import span
+from veomni_hook.releases import TESTED, span
 from veomni_hook.settings import BANNER_SHOWN
 
 MODULE = "transformers.models.qwen3.modeling_qwen3"
@@ -221,3 +221,21 @@ def test_a_release_newer_than_the_tested_ones_is_named_once(
     first, notice, second = capsys.readouterr().err.splitlines()
     assert notice == f"veomni-hook: {NEWER}"
     assert "patched at" in first and "patched at" in second
+
+
+@pytest.mark.parametrize(("release", "named"), [("5.99.0", True), (TESTED["transformers"][-1], False)])
+def test_what_a_newer_release_lacks_is_named(
+    patched: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    release: str,
+    named: bool,
+) -> None:
+    patched()
+    missed = [{"op": "rotary", "target": "Attention.forward", "status": "missed", "reason": "another form"}]
+    report = {"applied": applied(), "missed": missed}
+    STATE.outcomes[MODULE] = Outcome(MODULE, patched=True, report=lambda: report)
+    monkeypatch.setitem(sys.modules, "transformers", SimpleNamespace(__version__=release))
+    banner.kernels_are_chosen(MODULE, "cpu")
+    line = "veomni-hook: qwen3 is not patched, though it looks like a kernel's code, at rotary Attention.forward"
+    assert (line in capsys.readouterr().err.splitlines()) is named

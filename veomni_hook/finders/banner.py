@@ -4,7 +4,8 @@ It is printed when kernels are chosen, at the first call of a module: only then 
 modules that a model really uses are named. A module with user patches only asks for no kernels, so its line
 is printed when the module is imported.
 
-Below the first line, a second one says if transformers or torch is newer than what was tested.
+Below the first line, a second one says if transformers or torch is newer than what was tested. With such a
+transformers, one below each module's line names what is missed there.
 """
 
 from __future__ import annotations
@@ -109,6 +110,10 @@ def _say_once(module: str, places: list[str]) -> None:
     loaded = {name: getattr(sys.modules.get(name), "__version__", "") for name in TESTED}
     if len(STATE.announced) == 1 and (newer := newer_than_tested(loaded)):
         say(newer)
+    missed = STATE.outcomes[module].report.get("missed")
+    if missed and newer_than_tested({"transformers": loaded["transformers"]}):
+        places = ", ".join(f"{site['op']} {site['target']}" for site in missed)
+        say(f"{name} is not patched, though it looks like a kernel's code, at {places}")
 
 
 def _what_runs(patch: Mapping[str, Any], device: str | None, *, compiled: bool = False) -> str:
