@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -48,7 +49,7 @@ def inserted_calls(document: Document, site: Site) -> dict[str, dict[str, str]]:
 
 
 def lost(old: Arguments, new: Arguments) -> list[str]:
-    """The parameters of functions that both call, and that had a value and have none now."""
+    """The parameters of functions that both call as often, and that had a value and have none now."""
     return [
         name
         for function, name, text in _both(old, new)
@@ -76,8 +77,11 @@ def swapped(
 
 
 def _both(old: Arguments, new: Arguments) -> Iterator[tuple[str, str, str]]:
+    # Calls are only known by their number: with one less, the others may be any of them.
+    before, after = (Counter(name.partition(" ")[0] for name in calls) for calls in (old, new))
     for function, arguments in old.items():
-        if function in new:
+        name = function.partition(" ")[0]
+        if before[name] == after[name]:
             yield from ((function, *argument) for argument in arguments.items())
 
 
@@ -91,7 +95,11 @@ def _calls(document: Document, site: Site) -> Iterator[ast.Call]:
     for statement in document.tree.body:
         start, end = document.span(statement)
         start, end = document.line_start(start), document.next_line(end)
-        own = [edit for edit in edits if start <= edit.start <= edit.end <= end]
+        # What is inserted between two statements, and is indented, belongs to the one before.
+        own = [
+            edit for edit in edits
+            if start <= edit.start <= edit.end <= end and not (edit.end == start and edit.text[:1].isspace())
+        ]  # fmt: skip
         if own:
             shifted = [replace(edit, start=edit.start - start, end=edit.end - start) for edit in own]
             yield from calls_in(ast.parse(apply_edits(document.source[start:end], shifted)))

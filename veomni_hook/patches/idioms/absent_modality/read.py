@@ -240,9 +240,15 @@ def _outputs(forward: FunctionNode, condition: ast.If, call: ast.Call) -> tuple[
     )
     if target is None or isinstance(target, ast.Tuple | ast.List):
         raise Missed("what becomes of its result is not known", call)
-    held = ast.unparse(target)
+    held = {ast.unparse(target)}
+    for assigned in in_text_order(node for node in walk_ast(forward) if isinstance(node, ast.Assign)):
+        if ast.unparse(assigned.value) in held:  # another name of it
+            held |= {ast.unparse(each) for each in assigned.targets}
     methods = {id(each.func) for each in calls_in(forward)}
+    measured = {id(each.value) for each in in_order(forward) if each.attr == "shape"}
     read = [
-        each.attr for each in in_order(forward) if ast.unparse(each.value) == held and id(each) not in methods
+        each.attr
+        for each in in_order(forward)
+        if ast.unparse(each.value) in held and id(each) not in methods | measured
     ]
     return tuple(dict.fromkeys(read))
