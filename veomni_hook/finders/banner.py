@@ -112,8 +112,8 @@ def _say_once(module: str, places: list[str]) -> None:
         say(newer)
     missed = STATE.outcomes[module].report.get("missed")
     if missed and newer_than_tested({"transformers": loaded["transformers"]}):
-        places = ", ".join(f"{site['op']} {site['target']}" for site in missed)
-        say(f"{name} is not patched, though it looks like a kernel's code, at {places}")
+        sites = ", ".join(f"{site['op']} {site['target']}" for site in missed)
+        say(f"{name} is not patched, though it looks like a kernel's code, at {sites}")
 
 
 def _what_runs(patch: Mapping[str, Any], device: str | None, *, compiled: bool = False) -> str:
