@@ -225,7 +225,7 @@ def _callable(
         module = kind.__new__(kind)
         vars(module)["config"] = world.given("config")
     finally:
-        world.defining = False
+        world.defined()
     for each in shallow:
         if callable(getattr(kind, each, None)):
             vars(module)[each] = Shallow(world, each, getattr(module, each))

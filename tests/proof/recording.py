@@ -321,6 +321,11 @@ class World:
     _numbers: Counter[str] = field(default_factory=Counter)
     _roots: dict[str, Thing] = field(default_factory=dict)
 
+    def defined(self) -> None:
+        """Begin the run itself: what definitions asked does not count."""
+        self.defining = False
+        self._asked.clear()
+
     def numbered(self, name: str) -> int:
         """How many there were before of a name."""
         self._numbers[name] += 1
