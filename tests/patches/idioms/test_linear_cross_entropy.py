@@ -552,8 +552,9 @@ class Detector:
 class Classifier:
     def forward(self, x, labels):
         logits = self.score(x)
-        pooled_logits = logits[:, 0]
-        return self.loss_function(logits=logits, pooled_logits=pooled_logits, labels=labels)
+        pooled_logits = logits[torch.arange(2), 0]
+        loss = self.loss_function(logits=logits, pooled_logits=pooled_logits, labels=labels)
+        return Output(loss=loss, logits=pooled_logits)
 
 
 class Quiet:

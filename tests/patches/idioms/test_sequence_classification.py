@@ -37,7 +37,7 @@ class Tiny(nn.Module):
     def forward(self, ids, labels=None):
         hidden = self.body(ids)
 {tail}
-        return loss, pooled_logits
+        return SimpleNamespace(loss=loss, logits=pooled_logits)
 """
 
 TAIL = """
@@ -80,9 +80,13 @@ def inputs():
 
 def step(model, ids, labels):
     model.zero_grad()
-    loss, pooled = model(ids, labels)
-    loss.backward()
-    return loss.detach(), pooled.detach(), {name: p.grad for name, p in model.named_parameters()}
+    output = model(ids, labels)
+    output.loss.backward()
+    return (
+        output.loss.detach(),
+        output.logits.detach(),
+        {name: p.grad for name, p in model.named_parameters()},
+    )
 
 
 def twins(tail):
@@ -196,8 +200,7 @@ def test_all_positions_are_scored_for_who_may_look_at_them(change, reason):
     set_choice("torch")
     _, routed, slot = twins(TAIL)
     change(routed)
-    loss, _ = routed(*inputs())
-    assert loss.requires_grad
+    assert routed(*inputs()).loss.requires_grad
     assert slot.outcome(routed).backend == "eager" and reason in slot.outcome(routed).reason
 
 
@@ -208,7 +211,6 @@ MISSED = {
         TAIL.replace(PICK, "pooled_logits = logits[ids.bool(), last]"),
         "for every row",
     ),
-    "the first position": (TAIL.replace(PICK, "pooled_logits = logits[:, 0]"), "not selected by position"),
     "chosen in a branch": (
         TAIL.replace(PICK, f"if batch:\n    {PICK}\nelse:\n    pooled_logits = logits[:, 0]"),
         "pooled in a branch",
@@ -224,7 +226,10 @@ MISSED = {
         TAIL.replace("ids.shape[-1]", "logits.shape[1]"),
         "used in another way",
     ),
-    "no module's scores": (TAIL.replace("self.score(hidden)", "hidden * 2"), "not the result of a module"),
+    "scores of several modules": (
+        TAIL.replace("logits = self.score(hidden)", "logits = other = self.score(hidden)"),
+        "bound more than once",
+    ),
     "a second argument": (TAIL.replace("self.score(hidden)", "self.score(hidden, 1)"), "takes more than"),
     "costly hidden states": (
         TAIL.replace("self.score(hidden)", "self.score(self.body(ids))"),
@@ -255,10 +260,26 @@ def test_a_name_of_the_forwards_own_is_left_alone():
     assert "(veomni_kernel := " in spliced(source("kernel = 1\n" + TAIL), [site_of("kernel = 1\n" + TAIL)])
 
 
+def test_the_first_position_is_no_candidate():
+    assert not list(
+        idiom.find(ModuleView(Document(source(TAIL.replace(PICK, "pooled_logits = logits[:, 0]")))))
+    )
+
+
+def test_locals_may_have_other_names():
+    text = source(TAIL).replace("pooled_logits=pooled_logits", "pooled_logits=chosen")
+    text = text.replace("pooled_logits = ", "chosen = ").replace(
+        "loss=loss, logits=pooled_logits", "loss=loss, logits=chosen"
+    )
+    text = text.replace("logits = self", "scores = self").replace("logits[torch", "scores[torch")
+    text = text.replace("logits=logits", "logits=scores").replace("logits.", "scores.")
+    (site,) = idiom.find(ModuleView(Document(text)))
+    assert site.status is Status.ROUTED, site.reason
+    assert site.captures["logits"] == "scores"
+
+
 def test_each_forward_is_listed_once():
     view = ModuleView(Document(source(TAIL)))
     assert not list(linear_cross_entropy.find(view))
-    plain = MODULE.replace("{tail}", "        loss, pooled_logits = None, hidden").replace(
-        "self.score(", "self.x("
-    )
+    plain = MODULE.replace("{tail}", "        loss, pooled_logits = None, hidden")
     assert not list(idiom.find(ModuleView(Document(plain))))

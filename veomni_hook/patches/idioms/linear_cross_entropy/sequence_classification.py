@@ -8,7 +8,8 @@ from functools import partial
 
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.edit import Edit
-from veomni_hook.patches.code.expressions import chain, is_plain
+from veomni_hook.patches.code.expressions import chain, is_plain, own_attribute
+from veomni_hook.patches.code.scope import read_names
 from veomni_hook.patches.code.walk import walk_ast
 from veomni_hook.patches.routes.insertion import free_name, in_place
 from veomni_hook.patches.routes.view import ModuleView
@@ -20,11 +21,12 @@ __all__ = ["CANDIDATES", "OP", "find", "is_candidate"]
 OP = "linear_cross_entropy"
 VARIANT = "last_token"
 CANDIDATES = (
-    "Every forward that binds pooled_logits to something made of logits: it scores all positions of a "
-    "sequence and classifies by one of them, or by a mean."
+    "Every forward whose output's logits are selected from, or a mean of, what one of its modules makes: it "
+    "scores all positions of a sequence and classifies by one of them."
 )
 #: A part of the op's candidates.
 PART = "sequence_classification"
+#: The argument of transformers' loss of classes that gets the pooled scores.
 _POOLED = "pooled_logits"
 _IMPORT = ("veomni_hook.kernels.linear_cross_entropy", "classes as veomni_classes")
 
@@ -37,7 +39,7 @@ def is_candidate(forward: FunctionNode) -> bool:
 def find(view: ModuleView) -> Iterator[Site]:
     """Every forward that pools scores of positions."""
     for owner, forward in view.forwards():
-        pooling = _pooling(forward) if _POOLED in view.text(forward) else None
+        pooling = _pooling(forward)
         if pooling is None:
             continue
         site = partial(Site, OP, f"{owner.name}.forward", part=PART)
@@ -56,7 +58,10 @@ def find(view: ModuleView) -> Iterator[Site]:
                 "hidden_states": view.text(call.args[0]),
                 "logits": logits,
             },
-            edits=(*_edits(view, forward, call, slot.name), *_fields(view, forward)),
+            edits=(
+                *_edits(view, forward, call, slot.name),
+                *_fields(view, forward, chain(pooling.targets[0])),
+            ),
             slots=(slot,),
             imports=(_IMPORT,),
             lineno=call.lineno,
@@ -64,16 +69,30 @@ def find(view: ModuleView) -> Iterator[Site]:
 
 
 def _pooling(forward: FunctionNode) -> ast.Assign | None:
-    """The statement that pools."""
-    for node in walk_ast(forward):
-        if isinstance(node, ast.Assign) and chain(node.targets[0]) == _POOLED and _reads_logits(node.value):
+    """The statement that pools: it binds the output's logits to a part or a mean of another name."""
+    returned = (node.value for node in walk_ast(forward) if isinstance(node, ast.Return))
+    outputs = (keyword for call in returned if isinstance(call, ast.Call) for keyword in call.keywords)
+    pooled = {chain(keyword.value) for keyword in outputs if keyword.arg == "logits"} - {""}
+    assigned = [node for node in walk_ast(forward) if isinstance(node, ast.Assign)]
+    scores = {chain(node.targets[0]) for node in assigned if _is_own_call(node.value)}
+    for node in assigned:
+        name = chain(node.targets[0])
+        if name in pooled and read_names(node.value) & (scores - {name}) and _selects(node.value):
             return node
     return None
 
 
-def _reads_logits(node: ast.AST) -> bool:
-    names = {name.id for name in walk_ast(node) if isinstance(name, ast.Name)}
-    return any(name.endswith("logits") for name in names - {_POOLED})
+def _is_own_call(value: ast.expr) -> bool:
+    return isinstance(value, ast.Call) and bool(own_attribute(value.func))
+
+
+def _selects(value: ast.expr) -> bool:
+    """Whether an expression selects one position of each row, or is a mean over positions."""
+    match value:
+        case ast.Subscript(value=ast.Name(), slice=ast.Tuple(elts=[rows, _])):
+            return not isinstance(rows, ast.Slice)
+    means = (isinstance(node, ast.Attribute) and node.attr == "mean" for node in walk_ast(value))
+    return not _is_own_call(value) and any(means)
 
 
 def _scored(forward: FunctionNode, pooling: ast.Assign) -> tuple[ast.Call, str]:
@@ -122,7 +141,7 @@ def _harmless(forward: FunctionNode, name: str) -> Iterator[int]:
             yield id(node.value)
         if isinstance(node, ast.Call) and chain(node.func) == "self.loss_function":
             given = {keyword.arg: keyword.value for keyword in node.keywords}
-            if chain(given.get(_POOLED, node)) == _POOLED and chain(given.get("logits", node)) == name:
+            if _POOLED in given and chain(given.get("logits", node)) == name:
                 yield id(given["logits"])
 
 
@@ -140,14 +159,14 @@ def _edits(view: ModuleView, forward: FunctionNode, call: ast.Call, slot: str) -
     return (in_place(view, call, f"\n{indent}".join(lines)),)
 
 
-def _fields(view: ModuleView, forward: FunctionNode) -> Iterator[Edit]:
+def _fields(view: ModuleView, forward: FunctionNode, pooled: str) -> Iterator[Edit]:
     """Edits of the statement that returns the output, which gets requested fields."""
     last = forward.body[-1]
     if not isinstance(last, ast.Return) or not isinstance(last.value, ast.Call):
         return
     given = {keyword.arg: chain(keyword.value) for keyword in last.value.keywords}
     parameters = {each.arg for each in (*forward.args.args, *forward.args.kwonlyargs)}
-    if given.get("loss") == "loss" and given.get("logits") == _POOLED and "labels" in parameters:
+    if given.get("loss") and given.get("logits") == pooled and "labels" in parameters:
         start, end = view.document.start(last.value), view.document.end(last.value)
         yield Edit(start, start, "veomni_classes.output(self, labels, ")
         yield Edit(end, end, ")")
