@@ -157,12 +157,14 @@ def _unlike(before: Found, after: Found, names: Mapping[str, str]) -> dict[str, 
         for name, text, now in swapped(old, new, names, after.parameters)
         if text in before.parameters
     }
+    gone = {name for name in names if name not in after.parameters}
     quoted = {f"{quote}{name}{quote}" for name in names for quote in "'\""}
     unlike |= {
         f"{function} {name} is still {text}": "wrong"
         for function, arguments in new.items()
         for name, text in arguments.items()
-        if name.partition(" ")[0] not in _FIELDS and any(name in text for name in quoted)
+        if text in gone & before.parameters
+        or (name.partition(" ")[0] not in _FIELDS and any(name in text for name in quoted))
     }
     # Some captures are named after upstream's locals: only their number and values count.
     if len(before.site.captures) != len(after.site.captures):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Collection
 from dataclasses import replace
 
 import pytest
@@ -117,12 +118,15 @@ class SomeRMSNorm(nn.Module):
 """
 
 
-def inserted(*arguments: str) -> list[Found]:
+PARAMETERS = ("cache", "memory", "position_ids")
+
+
+def inserted(*arguments: str, parameters: Collection[str] = PARAMETERS) -> list[Found]:
     """A site whose code gives a function of ours the arguments."""
     (norm,) = [each for each in found(NAME, MODEL) if each.site.op == "rms_norm"]
     site = replace(norm.site, op="boundaries", target="SomeModel.forward", captures={})
     calls = {"found": dict(zip(("position_ids", "cache", "labels"), arguments, strict=False))}
-    return [Found(site, calls, frozenset(["cache", "memory", "position_ids"]))]
+    return [Found(site, calls, frozenset({*parameters}))]
 
 
 BOUND = ("position_ids", "cache", 'kwargs.get("labels")')
@@ -140,10 +144,12 @@ BOUND = ("position_ids", "cache", 'kwargs.get("labels")')
         (BOUND[:2], {}, "wrong"),
         (BOUND, {"cache": "memory"}, "wrong"),
         (BOUND, {"labels": "targets"}, "wrong"),
+        (BOUND, {"position_ids": "places"}, "wrong"),
     ],
 )
 def test_an_operand_that_is_lost_or_another_is_wrong(now, names, what):
-    (one,) = became(inserted(*BOUND), inserted(*now), names)
+    parameters = {*PARAMETERS} - names.keys()
+    (one,) = became(inserted(*BOUND), inserted(*now, parameters=parameters), names)
     assert one.what == what, one
 
 

@@ -71,7 +71,7 @@ def swapped(
         (name, text, now)
         for function, name, text in _both(old, new)
         if (now := new[function].get(name, "")) in taken
-        and names.get(text, text) != now
+        and now not in (text, names.get(text))
         and text.isidentifier()
     ]
 
