@@ -237,5 +237,7 @@ def test_what_a_newer_release_lacks_is_named(
     STATE.outcomes[MODULE] = Outcome(MODULE, patched=True, report=lambda: report)
     monkeypatch.setitem(sys.modules, "transformers", SimpleNamespace(__version__=release))
     banner.kernels_are_chosen(MODULE, "cpu")
-    line = "veomni-hook: qwen3 is not patched, though it looks like a kernel's code, at rotary Attention.forward"
+    line = (
+        "veomni-hook: qwen3 is not patched, though it looks like a kernel's code, at rotary Attention.forward"
+    )
     assert (line in capsys.readouterr().err.splitlines()) is named

@@ -28,6 +28,8 @@ def hasten(*, look_for_overflows: bool) -> None:
         _patch_languages_once(interpreter, tl)
     if hasattr(interpreter, "_get_np_dtype"):
         _keep_dtypes(interpreter)
+    if hasattr(builder, "create_masked_load"):
+        _keep_masks(type(builder))
 
 
 def _patch_languages_once(interpreter: Any, tl: Any) -> None:
@@ -41,6 +43,19 @@ def _patch_languages_once(interpreter: Any, tl: Any) -> None:
         return patch(function)
 
     interpreter._patch_lang = patch_lang
+
+
+def _keep_masks(builder: Any) -> None:
+    """Truth values that Triton 3.9 spreads over a block become integers, which its loads and stores refuse."""
+    splat = builder.create_splat
+
+    def create_splat(self: Any, kind: Any, value: Any) -> Any:
+        result = splat(self, kind, value)
+        if value.data.dtype == bool:
+            result.data = result.data.astype(bool)
+        return result
+
+    builder.create_splat = create_splat
 
 
 def _keep_dtypes(interpreter: Any) -> None:

@@ -43,6 +43,7 @@ _MASKS = {
     "create_sliding_window_causal_mask": _Mask(
         "sliding_window_causal_mask_function(sliding_window)",
         """\
+mask_interface = getattr(mask_interface, "veomni_watched", mask_interface)
 if allow_is_causal_skip and getattr(mask_interface, "__module__", "") == __name__:
     from veomni_hook.kernels.attention.windows import note_window
 
@@ -54,6 +55,7 @@ if allow_is_causal_skip and getattr(mask_interface, "__module__", "") == __name_
         "causal_mask_function",
         """\
 if torch.compiler.is_dynamo_compiling() and allow_is_causal_skip and attention_mask is None:
+    mask_interface = getattr(mask_interface, "veomni_watched", mask_interface)
     if getattr(mask_interface, "__module__", "") == __name__:
         from veomni_hook.kernels.attention.traced_masks import note
 
