@@ -16,8 +16,6 @@ from veomni_hook.releases import TESTED
 
 #: The release of VeOmni, and the release of transformers that its modules are generated from.
 VEOMNI = ("0.1.12", "5.9.0")
-#: Releases of torch: what was tested, and what to try next.
-TORCH = [*TESTED["torch"], "2.14.1", "2.15.0"]
 #: Releases of Triton that come with torch 2.8 and later.
 TRITON = ["3.4.0", "3.5.1", "3.6.0", "3.7.1", "3.8.0", "3.9.0"]
 # Pinned in the constraints for one release; each brings its own.
@@ -71,7 +69,7 @@ def matrix(session: nox.Session, transformers: str) -> None:
 
 
 @nox.session
-@nox.parametrize("torch", TORCH)
+@nox.parametrize("torch", TESTED["torch"])
 def torch(session: nox.Session, torch: str) -> None:
     """Run the suite with one torch release; arguments after ``--`` go to pytest."""
     install(session, ["constraints-dev.txt"])
