@@ -11,36 +11,14 @@ import traceback
 from typing import Any
 
 import torch
-from torch import Tensor
 
 import veomni_hook
 import veomni_hook.install
 from tests.veomni.configurations import CLASSES
 from tests.veomni.inputs import inputs
-from tests.veomni.sides import calls, model, prepare, side
+from tests.veomni.sides import calls, differences, model, prepare, side
 from tests.veomni.standins import stand_ins
 from tests.veomni.unable import UNABLE
-
-
-def differences(theirs: Any, ours: Any) -> dict[str, Any]:
-    """Which numbers are not the same bits, with the largest difference and what is allowed beside it."""
-    if isinstance(theirs, str) or isinstance(ours, str):
-        return {} if theirs == ours else {"error": [str(theirs)[:500], str(ours)[:500]]}
-    found: dict[str, Any] = {}
-    for name in [*theirs, *(name for name in ours if name not in theirs)]:
-        mine, other = ours.get(name), theirs.get(name)
-        if mine is None or other is None or mine.shape != other.shape:
-            if mine is not other:
-                found[name] = [_described(other), _described(mine)]
-        elif not torch.equal(mine, other):
-            scale = other.abs().max().item()
-            close = torch.allclose(mine, other, rtol=1e-4, atol=1e-5 * max(scale, 1e-3))
-            found[name] = {"difference": (mine - other).abs().max().item(), "scale": scale, "close": close}
-    return found
-
-
-def _described(value: Tensor | None) -> str:
-    return "missing" if value is None else str(tuple(value.shape))
 
 
 def compared(folder: str, device: str) -> dict[str, Any]:

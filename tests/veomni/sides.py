@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from importlib import import_module
-from typing import Any
+from typing import Any, TypeVar
 from unittest import mock
 
 import torch
@@ -14,8 +14,20 @@ from torch import Tensor, nn
 from tests.veomni import linear_attention
 from tests.veomni.configurations import AUDIO, CLASSES, CONFIGURATIONS, IMAGE, LABELS, VIDEO, configuration
 
-__all__ = ["CONFIGS", "OPS", "START", "calls", "config_module", "prepare", "side"]
+__all__ = [
+    "CONFIGS",
+    "OPS",
+    "START",
+    "bound",
+    "calls",
+    "config_module",
+    "differences",
+    "prepare",
+    "side",
+    "weighted",
+]
 
+T = TypeVar("T", bound=nn.Module)
 START = "veomni.models.transformers"
 BOTH = ("deepseek_v3", "deepseek_v4", "glm_moe_dsa", "qwen3", "qwen3_5", "qwen3_5_moe")
 #: The folders of VeOmni's configs, and the devices that they have one for.
@@ -60,8 +72,12 @@ def prepare() -> None:
     linear_attention.register()
 
 
-def bound(module: Any, loss: str = "eager", linear: str = linear_attention.NAME) -> None:
-    """Bind VeOmni's slots in a module as ``build_foundation_model`` does: to eager code, but for these."""
+def bound(module: Any, loss: str = "eager", linear: str = linear_attention.NAME) -> bool:
+    """Bind VeOmni's slots in a module as ``build_foundation_model`` does: to eager code, but for these.
+
+    Returns:
+        Whether there are any.
+    """
     from veomni.arguments.arguments_types import OpsImplementationConfig
     from veomni.models.auto import _bind_veomni_ops
     from veomni.ops import apply_ops_config
@@ -72,7 +88,7 @@ def bound(module: Any, loss: str = "eager", linear: str = linear_attention.NAME)
     chosen |= {f"{op}_implementation": linear for op in ("causal_conv1d", "chunk_gated_delta_rule")}
     ops = OpsImplementationConfig(**chosen)
     apply_ops_config(ops)
-    assert _bind_veomni_ops(module, ops)
+    return _bind_veomni_ops(module, ops)
 
 
 def model(
@@ -88,9 +104,14 @@ def model(
         trained: its class; the first one of `CLASSES` if empty.
     """
     trained = trained or CLASSES[folder][0]
-    bound(module, linear=linear)
+    assert bound(module, linear=linear)
     torch.manual_seed(0)
     made = getattr(module, trained)._from_config(configuration(folder, trained), attn_implementation="eager")
+    return weighted(made, state)
+
+
+def weighted(made: T, state: Mapping[str, Tensor] | None = None) -> T:
+    """A new model in training mode, with the state of another or with seeded weights."""
     if state is not None:
         made.load_state_dict(state)
         return made.train()
@@ -113,9 +134,9 @@ def calls(
     """Yield for every input and binding of the loss the numbers of one step by name, or the error's text."""
     for name, arguments in given.items():
         for loss in OPS:
-            bound(module, loss)
+            assert bound(module, loss)
             yield f"{name}/{loss}", _step(made, arguments, dummy=name == "dummy")
-    bound(module)
+    assert bound(module)
     if "media" in given:
         yield "piped/eager", _piped(made, given["media"])
     if getattr(made.config, "num_labels", 0) != LABELS:
@@ -172,3 +193,24 @@ def _outputs(given: Any) -> dict[str, Any]:
     payload = found.pop("fused_linear_aux", None)
     found |= {name: getattr(payload, name) for name in ("log_probs", "entropy") if payload is not None}
     return {name: value for name, value in found.items() if isinstance(value, Tensor)}
+
+
+def differences(theirs: Any, ours: Any) -> dict[str, Any]:
+    """Which numbers are not the same bits, with the largest difference and what is allowed beside it."""
+    if isinstance(theirs, str) or isinstance(ours, str):
+        return {} if theirs == ours else {"error": [str(theirs)[:500], str(ours)[:500]]}
+    found: dict[str, Any] = {}
+    for name in [*theirs, *(name for name in ours if name not in theirs)]:
+        mine, other = ours.get(name), theirs.get(name)
+        if mine is None or other is None or mine.shape != other.shape:
+            if mine is not other:
+                found[name] = [_described(other), _described(mine)]
+        elif not torch.equal(mine, other):
+            scale = other.abs().max().item()
+            close = torch.allclose(mine, other, rtol=1e-4, atol=1e-5 * max(scale, 1e-3))
+            found[name] = {"difference": (mine - other).abs().max().item(), "scale": scale, "close": close}
+    return found
+
+
+def _described(value: Tensor | None) -> str:
+    return "missing" if value is None else str(tuple(value.shape))

@@ -14,7 +14,7 @@ from veomni_hook.patches.code.snippet import read_snippet
 from veomni_hook.patches.plan import Origin
 from veomni_hook.patches.spec import Patch, PatchConfig, PatchType
 
-__all__ = ["COVERED", "KEPT", "LEFT_OUT", "Explained", "Reduced", "reduce"]
+__all__ = ["COVERED", "KEPT", "LEFT_OUT", "Explained", "Reduced", "own", "reduce"]
 
 #: This package, or upstream itself, serves everything that the patch is for.
 COVERED = "covered"
@@ -75,7 +75,7 @@ def reduce(config: PatchConfig, judgements: Sequence[Judgement], source: str, or
     """
     document = Document(source, origin.module)
     wanted = {
-        index: _own(one.patch, document)
+        index: own(one.patch, document)
         for index, one in enumerate(judgements)
         if one.patch is not None and one.verdict not in (UNNECESSARY, GONE)
     }
@@ -99,7 +99,7 @@ def reduce(config: PatchConfig, judgements: Sequence[Judgement], source: str, or
     return Reduced(config, explained, patches, needs(config, patches, document))
 
 
-def _own(patch: Patch, document: Document) -> Patch:
+def own(patch: Patch, document: Document) -> Patch:
     """The patch as an own config declares it."""
     kind = patch.patch_type
     there = any(found.kind == "method" for found in document.find(patch.target))
