@@ -115,13 +115,13 @@ def table(found: Mapping[str, Verdicts], veomni: str) -> list[str]:
     return lines
 
 
-def placed(text: str, lines: Iterable[str]) -> str:
-    """Return the page with the lines between the markers.
+def placed(text: str, lines: Iterable[str], first: str = BEGIN) -> str:
+    """Return the page with the lines between the marker `first` and the next `END`.
 
     Raises:
         SystemExit: the page has no markers.
     """
-    before, begin, rest = text.partition(BEGIN)
+    before, begin, rest = text.partition(first)
     _, end, after = rest.partition(END)
     if not begin or not end:
         raise SystemExit(f"{PAGE} has no markers for the table")

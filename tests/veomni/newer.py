@@ -88,6 +88,7 @@ def compared(
     name = config.source_module
     held, renamed = applicable(config, base)
     differing: dict[str, dict[str, Any]] = {}
+    added: dict[str, str] = {}
     ran: set[CodeType] = set()
     unable = UNABLE.get((folder, device))
     with stand_ins(unable.package if unable else ""):
@@ -96,17 +97,15 @@ def compared(
         module = import_module(name)
         for trained, (state, numbers) in expected.items():
             for kind in dict.fromkeys((trained, trained.replace("Thinker", ""))):
-                given: Mapping[str, Numbers] = {}
                 with loss_in_force(module, kind, held) as loss, noted(ran):
                     try:
                         made, inner = pair(module, folder, kind, state)
                         given = dict(calls(made, inner, folder, tokens_labelled=loss))
-                        added = dict(called(made, module, held))
+                        added |= called(made, module, held)
                     except Exception as error:
-                        given, added = dict.fromkeys(numbers, _told(error)), {}
+                        given = dict.fromkeys(numbers, _told(error))
                 for call, plainly in numbers.items():
                     differing[f"{kind}/{call}"] = differences(plainly, given[call])
-                differing |= {target: {"error": [told]} for target, told in added.items() if told}
     outcome = veomni_hook.activate(enabled=False).status().modules[name].to_dict()
     theirs = [one for one in outcome["report"].get("applied", ()) if one["config"] == held.name]
     targets = {patch.target for patch in held.patches}
@@ -118,6 +117,7 @@ def compared(
         "renamed": renamed,
         "ran": sorted(target for target in applied if _has_run(module, target, ran)),
         "calls": differing,
+        "added": added,
     }
 
 
