@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,8 @@ from typing import Any
 from scripts.veomni_releases import PAGE, ROOT, WIDTH, WRITTEN_FOR, placed
 from veomni_hook.cli.inputs.release import Releases
 
-BEGIN = "<!-- written by python -m scripts.veomni_runs -->\n"
+#: What the releases that are shown begin with in the page.
+BEGIN = "<!-- written by python -m scripts.veomni_runs on {} -->\n"
 SETTINGS = {"alone": {"IDIOMS": "0"}, "with idioms": {"IDIOMS": "1", "KERNELS": "torch"}}
 GENERATE = "generate:"
 #: The difference of numbers that are all smaller counts relative to this (`tests.veomni.sides.differences`).
@@ -44,11 +45,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         base = releases.get(chosen.written_for, "--written-for").folder
         found, missing = run(str(Path(base).parent), Path(folder))
     print("\n".join(rows(found)))
-    lines = summed(found, missing, version("veomni"), version("transformers"))
+    release = version("transformers")
+    lines = summed(found, missing, version("veomni"), release)
     if chosen.show:
         print("\n".join(["", *lines]))
     else:
-        PAGE.write_text(placed(PAGE.read_text(encoding="utf-8"), lines, BEGIN), encoding="utf-8")
+        PAGE.write_text(
+            placed(PAGE.read_text(encoding="utf-8"), lines, BEGIN.format(release)), encoding="utf-8"
+        )
         print(f"written: {PAGE.relative_to(ROOT)}", file=sys.stderr)
     return 0
 
@@ -103,38 +107,25 @@ def summed(found: Found, missing: Sequence[str], veomni: str, release: str) -> l
     generated = sum(_is_generate(call) for held in calls.values() for call, _ in held)
     steps = sum(map(len, calls.values())) - generated
     lines = _wrapped(
-        f"On transformers {release}, {applied} of the {patches} patches of VeOmni {veomni} apply, each",
-        f"judged on its own; {renamed} of them get renamed parameters. Small models of the {len(ones)} configs,",
-        "with the patches that apply, ran beside plain models with the same weights (float32, on a CPU):",
-        f"{steps} forward and backward passes (loss, outputs, all gradients), and {generated} runs of",
-        "`generate` with a cache (tokens, logits).",
+        f"On {release}, {applied} of the {patches} patches of VeOmni {veomni} apply, {renamed} of them with",
+        f"renamed parameters. {steps} passes and {generated} runs of `generate` of the {len(ones)} configs.",
         *(_sum(setting, [told for _, told in held]) for setting, held in calls.items()),
     )
-    for name, told in _differ(found):
-        lines += _wrapped(f"- `{name}`: {' '.join(told.split())[:300]}.", indent="  ")
     idle = dict.fromkeys(target for one in ones for target in one["applied"] if target not in one["ran"])
     lines += _wrapped(
-        f"{ran} of these patches ran; {added} are methods that VeOmni adds, called without arguments.",
-        f"Nothing calls the others: {_listed(idle)}." if idle else "",
-        *(f"`{target}` fails: {error}." for target, error in _failed(found)),
+        f"{ran} of the patches ran, {added} of them methods that VeOmni adds, called here without arguments.",
+        f"Nothing calls the others: {', '.join(f'`{target}`' for target in idle)}." if idle else "",
+        f"Empty classes stand in for {len(missing)} names, such as `{missing[0]}`." if missing else "",
     )
-    if missing:
-        lines += _wrapped(
-            f"VeOmni {veomni} itself cannot be imported on {release}: it needs {len(missing)} names that"
-            f" transformers no longer has, such as `{missing[0].rpartition('.')[2]}`. For these runs, empty"
-            " classes stand in for them."
-        )
-    return lines[:-1]
+    for name, error in [*_differ(found), *_failed(found)]:
+        lines += _wrapped(f"- `{name}`: {' '.join(error.split())[:300]}.", indent="  ")[:-1]
+    return lines
 
 
 def _failed(found: Found) -> dict[tuple[str, str], None]:
     """The methods that VeOmni adds and that fail, with the errors."""
     ones = [one for held in found.values() for one in held.values()]
     return dict.fromkeys(item for one in ones for item in one["added"].items() if item[1])
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(f"`{name}`" for name in names)
 
 
 def _sum(setting: str, told: Sequence[Mapping[str, Any]]) -> str:
@@ -148,7 +139,11 @@ def _sum(setting: str, told: Sequence[Mapping[str, Any]]) -> str:
 
 def _wrapped(*sentences: str, indent: str = "") -> list[str]:
     """A paragraph and the empty line after it."""
-    return [*textwrap.wrap(" ".join(filter(None, sentences)), WIDTH, subsequent_indent=indent), ""]
+    text = " ".join(filter(None, sentences))
+    wrapped = textwrap.wrap(
+        text, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
+    return [*wrapped, ""]
 
 
 def _child(folder: Path, arguments: Sequence[str], settings: Mapping[str, str]) -> str:
