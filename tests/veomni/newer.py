@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 import veomni_hook
 from tests.veomni.configurations import AUDIO, CLASSES, CONFIGURATIONS, IMAGE, LABELS, VIDEO
@@ -57,6 +58,7 @@ def main() -> None:
     first, file, *rest = sys.argv[1:]
     if first == "plain":
         torch.save({folder: dict(plain(folder)) for folder in rest}, file)
+        print(json.dumps(rest))
         return
     base, expected = source_tree(first, where="the release"), torch.load(file)
     device, *folders = rest
@@ -320,13 +322,23 @@ def _step(made: Any, inner: nn.Module, batch: Mapping[str, Any], *, tokens_label
 
 
 def _generated(made: Any, batch: Mapping[str, Any]) -> Numbers:
+    """Greedy tokens and their logits; after text, also of a second turn on the filled cache."""
     made.eval()
     prompt = {name: value for name, value in _copied(batch).items() if name != "labels"}
     how = {"do_sample": False, "use_cache": True, "max_new_tokens": NEW, "min_new_tokens": NEW}
+    how |= {"output_logits": True, "return_dict_in_generate": True}
     if hasattr(made.config.get_text_config(), "output_router_logits"):
         how["output_router_logits"] = False  # upstream's balancing loss refuses the longer mask of a cache
-    given = made.generate(**prompt, **how, output_logits=True, return_dict_in_generate=True)
-    return {"tokens": given.sequences, "logits": torch.stack(given.logits)}
+    first = made.generate(**prompt, **how)
+    numbers = {"tokens": first.sequences, "logits": torch.stack(first.logits)}
+    if "pixel_values" in batch:
+        return numbers
+    row = torch.cat([first.sequences, batch["input_ids"][:, :3].flip(1)], dim=1)
+    seen = functional.pad(
+        batch["attention_mask"], (0, row.shape[1] - batch["attention_mask"].shape[1]), value=1
+    )
+    second = made.generate(row, attention_mask=seen, past_key_values=first.past_key_values, **how)
+    return numbers | {"second tokens": second.sequences, "second logits": torch.stack(second.logits)}
 
 
 def _copied(batch: Mapping[str, Any]) -> dict[str, Any]:
