@@ -8,9 +8,10 @@ Imports neither torch nor transformers by itself.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from veomni_hook.patches.live_mappings import MAPPED, follow_at_load
@@ -53,6 +54,7 @@ class MappedClass:
         config: the name of the config that declares it.
         declared: the target as the config declares it, a name or an expression.
         weights: ``package.module:name`` of conversions for checkpoints; empty if there are none.
+        renamed: the new names of parameters of the class's forward, by those of earlier releases.
 
     Attributes:
         current: what is constructed now; None if the config has taken the mapping back.
@@ -62,11 +64,19 @@ class MappedClass:
     """
 
     def __init__(
-        self, name: str, replacement: str, home: str, *, config: str, declared: str, weights: str = ""
+        self,
+        name: str,
+        replacement: str,
+        home: str,
+        *,
+        config: str,
+        declared: str,
+        weights: str = "",
+        renamed: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        self.name, self.home, self.config = name, home, config
+        self.name, self.home, self.config, self.renamed = name, home, config, renamed
         self.current: Replacement | None = Replacement(
-            replacement, name, home, config=config, declared=declared, weights=weights
+            replacement, name, home, config=config, declared=declared, weights=weights, renamed=renamed
         )
         self.replacements = {replacement: self.current}
         self.declared, self.targets = declared, {declared}
@@ -105,7 +115,13 @@ class MappedClass:
         module, _, name = (patch.replacement_source or "").rpartition(".")
         text = f"{module}:{name}"
         made = Replacement(
-            text, self.name, self.home, config=self.config, declared=patch.target, weights=patch.weights
+            text,
+            self.name,
+            self.home,
+            config=self.config,
+            declared=patch.target,
+            weights=patch.weights,
+            renamed=self.renamed,
         )
         known = self.replacements.get(text)
         if known is not None and "kind" in vars(known):

@@ -5,9 +5,11 @@ Imports neither torch nor transformers by itself.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cached_property
 from importlib import import_module
 from inspect import signature
+from types import MappingProxyType
 from typing import Any
 
 from veomni_hook.errors import ReplacementError, SignatureError
@@ -25,13 +27,23 @@ class Replacement:
         config: the name of the config that declares it.
         declared: the target as the config declares it, a name or an expression.
         weights: ``package.module:name`` of conversions for checkpoints; empty if there are none.
+        renamed: the new names of parameters of that class's forward, by those of earlier releases.
     """
 
     def __init__(
-        self, name: str, replaced: str, home: str, *, config: str, declared: str, weights: str = ""
+        self,
+        name: str,
+        replaced: str,
+        home: str,
+        *,
+        config: str,
+        declared: str,
+        weights: str = "",
+        renamed: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.name, self.replaced, self.home = name, replaced, home
         self.config, self.declared, self.weights = config, declared, weights
+        self._renamed = renamed
 
     @cached_property
     def kind(self) -> type:
@@ -39,6 +51,7 @@ class Replacement:
 
         Raises:
             ReplacementError: it cannot be imported, or is not a subclass of ``torch.nn.Module``.
+            SignatureError: its forward has a parameter's earlier name, which no caller passes any more.
         """
         from torch import nn
 
@@ -50,6 +63,15 @@ class Replacement:
                 fix="map the class to a class of modules",
                 target=self.replaced,
             )
+        parameters = signature(found.forward).parameters
+        for old, new in self._renamed.items():
+            if old in parameters and new not in parameters:
+                raise SignatureError(
+                    f"{self.name}.forward takes {old}, which is {new} in this release: callers pass {new}",
+                    where=self.where,
+                    fix=f"rename the parameter {old} of {self.name}.forward to {new}, or take both",
+                    target=self.replaced,
+                )
         return found
 
     @property
@@ -83,7 +105,7 @@ class Replacement:
 
         Raises:
             ReplacementError: see `kind`.
-            SignatureError: the class does not take these arguments.
+            SignatureError: the class does not take these arguments; see `kind`.
         """
         try:
             signature(self.kind).bind(*args, **kwargs)

@@ -110,6 +110,48 @@ def test_every_constructor_call_gets_the_replacement_and_the_class_stays(monkeyp
     assert home.Model().init(home.Norm(4)) and not home.Model().init(layer.norm)
 
 
+RENAMED = """\
+from torch import nn
+from pkg.tools import renames
+
+
+class Attention(nn.Module):
+    def forward(self, x, cache=None, **kwargs):
+        return x
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attention = Attention()
+
+    @renames("memory", "5.40.0", new_name="cache")
+    def forward(self, x, cache=None):
+        return self.attention(x, cache=cache)
+"""
+
+
+class Forgetful(nn.Module):
+    def forward(self, x, memory=None, **kwargs):
+        return x
+
+
+class Careful(nn.Module):
+    def forward(self, x, cache=None, memory=None):
+        return x
+
+
+def test_a_forward_with_the_earlier_name_of_a_parameter_is_refused(monkeypatch):
+    tools = SimpleNamespace(renames=lambda *names, **more: lambda function: function)
+    monkeypatch.setitem(sys.modules, "pkg.tools", tools)
+    home = loaded(patched(config_for(("Attention", "Forgetful")), upstream=RENAMED), monkeypatch)
+    with pytest.raises(SignatureError, match="takes memory, which is cache in this release") as caught:
+        home.Model()
+    assert "to cache, or take both" in str(caught.value)
+    home = loaded(patched(config_for(("Attention", "Careful")), upstream=RENAMED), monkeypatch)
+    assert type(home.Model().attention) is Careful
+
+
 def test_records_of_outputs_and_names_that_are_not_split_know_the_replacement(monkeypatch):
     home = loaded(patched(config_for(("Norm", "Own"))), monkeypatch)
     own, upstream = home.Layer(4).norm, home.Norm(4)

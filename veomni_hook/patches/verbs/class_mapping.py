@@ -5,18 +5,19 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from veomni_hook.errors import PatchTargetError
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.code.nearest_names import listed, nearest
-from veomni_hook.patches.code.scope import global_uses
-from veomni_hook.patches.code.walk import walk_ast
+from veomni_hook.patches.code.renames import renamed_parameters
+from veomni_hook.patches.code.scope import global_uses, parameter_names
+from veomni_hook.patches.code.walk import FUNCTIONS, walk_ast
 from veomni_hook.patches.plan import Plan
 from veomni_hook.patches.spec import PatchType
 from veomni_hook.patches.verbs.additions import append_after_imports
 from veomni_hook.patches.verbs.external import external_import
-from veomni_hook.patches.verbs.targets import class_named
+from veomni_hook.patches.verbs.targets import class_named, members
 
 __all__ = ["constructor_calls", "plan_class_mappings"]
 
@@ -38,7 +39,7 @@ def plan_class_mappings(plan: Plan) -> None:
         document, target = plan.document, step.target
         if step.patch.regex and not any(found.kind == "class" for found in document.find(target)):
             raise _unmatched(document, target, plan.where(index))
-        class_named(document, target, where=plan.where(index))
+        _, owner = class_named(document, target, where=plan.where(index))
         calls = constructor_calls(document, target)
         if not calls:
             raise PatchTargetError(
@@ -53,9 +54,9 @@ def plan_class_mappings(plan: Plan) -> None:
         made = f"veomni_map_{target}"
         if first:
             append_after_imports(plan, index, _IMPORT, "", gap=1)
-        text = _declaration(
-            made, target, replacement, step.config.name, step.declared or target, step.patch.weights
-        )
+        options = {"config": step.config.name, "declared": step.declared or target}
+        options |= {"weights": step.patch.weights} if step.patch.weights else {}
+        text = _declaration(made, target, replacement, {**options, **_renamed(document, owner)})
         append_after_imports(plan, index, text, plan.marker(index, "MAPPED CLASS"), gap=0)
         first = False
         for name in calls:
@@ -88,13 +89,20 @@ def constructor_calls(document: Document, name: str) -> list[ast.AST]:
     return [use.node for use in global_uses(document.tree, [name]) if id(use.node) in called]
 
 
-def _declaration(made: str, target: str, replacement: str, config: str, declared: str, weights: str) -> str:
+def _declaration(made: str, target: str, replacement: str, options: Mapping[str, object]) -> str:
     module, _, name = replacement.rpartition(".")
-    given = [json.dumps(target), json.dumps(f"{module}:{name}"), "__name__"]
-    given += [f"config={json.dumps(config)}", f"declared={json.dumps(declared)}"]
-    if weights:
-        given.append(f"weights={json.dumps(weights)}")
-    return f"{made} = VeomniMappedClass(\n    {', '.join(given)}\n)"
+    arguments = [json.dumps(target), json.dumps(f"{module}:{name}"), "__name__"]
+    arguments += [f"{option}={json.dumps(value)}" for option, value in options.items()]
+    return f"{made} = VeomniMappedClass(\n    {', '.join(arguments)}\n)"
+
+
+def _renamed(document: Document, owner: ast.ClassDef) -> dict[str, dict[str, str]]:
+    """What upstream renamed among the parameters of the class's forward, as an option of the declaration."""
+    forward = members(owner).get("forward")
+    taken = parameter_names(forward) if isinstance(forward, FUNCTIONS) else set()
+    renames = renamed_parameters(document) if taken else {}
+    new = {old: rename.new for old, rename in renames.items() if rename.new in taken and old not in taken}
+    return {"renamed": new} if new else {}
 
 
 def _refuse_kept(plan: Plan, index: int, calls: list[ast.AST]) -> None:
