@@ -90,9 +90,10 @@ def _ending(
     """Make sure that the process has ended when the block is left, also by Ctrl-C or SIGTERM."""
     before = signal.signal(signal.SIGTERM, _interrupt)
     # A shell starts background jobs with SIGINT ignored, which the process would inherit.
-    interrupts = signal.getsignal(signal.SIGINT)
+    ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     try:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        if ignored:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
             process = subprocess.Popen(
                 command,
@@ -104,7 +105,8 @@ def _ending(
                 start_new_session=_GROUPS,
             )
         finally:
-            signal.signal(signal.SIGINT, interrupts)
+            if ignored:
+                signal.signal(signal.SIGINT, signal.SIG_IGN)
         try:
             yield process
         finally:
