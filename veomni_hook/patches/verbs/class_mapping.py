@@ -13,7 +13,7 @@ from veomni_hook.patches.code.nearest_names import listed, nearest
 from veomni_hook.patches.code.renames import renamed_parameters
 from veomni_hook.patches.code.scope import global_uses, parameter_names
 from veomni_hook.patches.code.walk import FUNCTIONS, walk_ast
-from veomni_hook.patches.plan import Plan
+from veomni_hook.patches.plan import Plan, Step
 from veomni_hook.patches.spec import PatchType
 from veomni_hook.patches.verbs.additions import append_after_imports
 from veomni_hook.patches.verbs.external import external_import
@@ -54,9 +54,7 @@ def plan_class_mappings(plan: Plan) -> None:
         made = f"veomni_map_{target}"
         if first:
             append_after_imports(plan, index, _IMPORT, "", gap=1)
-        options = {"config": step.config.name, "declared": step.declared or target}
-        options |= {"weights": step.patch.weights} if step.patch.weights else {}
-        text = _declaration(made, target, replacement, {**options, **_renamed(document, owner)})
+        text = _declaration(made, step, _renamed(document, owner))
         append_after_imports(plan, index, text, plan.marker(index, "MAPPED CLASS"), gap=0)
         first = False
         for name in calls:
@@ -89,20 +87,24 @@ def constructor_calls(document: Document, name: str) -> list[ast.AST]:
     return [use.node for use in global_uses(document.tree, [name]) if id(use.node) in called]
 
 
-def _declaration(made: str, target: str, replacement: str, options: Mapping[str, object]) -> str:
-    module, _, name = replacement.rpartition(".")
-    arguments = [json.dumps(target), json.dumps(f"{module}:{name}"), "__name__"]
-    arguments += [f"{option}={json.dumps(value)}" for option, value in options.items()]
-    return f"{made} = VeomniMappedClass(\n    {', '.join(arguments)}\n)"
+def _declaration(made: str, step: Step, renamed: Mapping[str, str]) -> str:
+    module, _, name = (step.patch.replacement_source or "").rpartition(".")
+    given = [json.dumps(step.target), json.dumps(f"{module}:{name}"), "__name__"]
+    given += [
+        f"config={json.dumps(step.config.name)}",
+        f"declared={json.dumps(step.declared or step.target)}",
+    ]
+    given += [f"weights={json.dumps(step.patch.weights)}"] if step.patch.weights else []
+    given += [f"renamed={json.dumps(renamed)}"] if renamed else []
+    return f"{made} = VeomniMappedClass(\n    {', '.join(given)}\n)"
 
 
-def _renamed(document: Document, owner: ast.ClassDef) -> dict[str, dict[str, str]]:
-    """What upstream renamed among the parameters of the class's forward, as an option of the declaration."""
+def _renamed(document: Document, owner: ast.ClassDef) -> dict[str, str]:
+    """The new names of parameters of the class's forward, by the old ones that upstream still takes."""
     forward = members(owner).get("forward")
     taken = parameter_names(forward) if isinstance(forward, FUNCTIONS) else set()
     renames = renamed_parameters(document) if taken else {}
-    new = {old: rename.new for old, rename in renames.items() if rename.new in taken and old not in taken}
-    return {"renamed": new} if new else {}
+    return {old: rename.new for old, rename in renames.items() if rename.new in taken and old not in taken}
 
 
 def _refuse_kept(plan: Plan, index: int, calls: list[ast.AST]) -> None:

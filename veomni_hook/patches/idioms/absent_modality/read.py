@@ -244,11 +244,7 @@ def _outputs(forward: FunctionNode, condition: ast.If, call: ast.Call) -> tuple[
     for assigned in in_text_order(node for node in walk_ast(forward) if isinstance(node, ast.Assign)):
         if ast.unparse(assigned.value) in held:  # another name of it
             held |= {ast.unparse(each) for each in assigned.targets}
-    methods = {id(each.func) for each in calls_in(forward)}
-    measured = {id(each.value) for each in in_order(forward) if each.attr == "shape"}
-    read = [
-        each.attr
-        for each in in_order(forward)
-        if ast.unparse(each.value) in held and id(each) not in methods | measured
-    ]
-    return tuple(dict.fromkeys(read))
+    apart = {id(each.func) for each in calls_in(forward)}
+    apart |= {id(each.value) for each in in_order(forward) if each.attr == "shape"}
+    read = (each for each in in_order(forward) if ast.unparse(each.value) in held and id(each) not in apart)
+    return tuple(dict.fromkeys(each.attr for each in read))

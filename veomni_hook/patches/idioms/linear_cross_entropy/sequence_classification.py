@@ -58,10 +58,7 @@ def find(view: ModuleView) -> Iterator[Site]:
                 "hidden_states": view.text(call.args[0]),
                 "logits": logits,
             },
-            edits=(
-                *_edits(view, forward, call, slot.name),
-                *_fields(view, forward, chain(pooling.targets[0])),
-            ),
+            edits=(*_edits(view, forward, call, slot.name), *_fields(view, forward, pooling)),
             slots=(slot,),
             imports=(_IMPORT,),
             lineno=call.lineno,
@@ -74,7 +71,7 @@ def _pooling(forward: FunctionNode) -> ast.Assign | None:
     outputs = (keyword for call in returned if isinstance(call, ast.Call) for keyword in call.keywords)
     pooled = {chain(keyword.value) for keyword in outputs if keyword.arg == "logits"} - {""}
     assigned = [node for node in walk_ast(forward) if isinstance(node, ast.Assign)]
-    scores = {chain(node.targets[0]) for node in assigned if _is_own_call(node.value)}
+    scores = {chain(node.targets[0]) for node in assigned if own_attribute(getattr(node.value, "func", node))}
     for node in assigned:
         name = chain(node.targets[0])
         if name in pooled and read_names(node.value) & (scores - {name}) and _selects(node.value):
@@ -82,17 +79,14 @@ def _pooling(forward: FunctionNode) -> ast.Assign | None:
     return None
 
 
-def _is_own_call(value: ast.expr) -> bool:
-    return isinstance(value, ast.Call) and bool(own_attribute(value.func))
-
-
 def _selects(value: ast.expr) -> bool:
     """Whether an expression selects one position of each row, or is a mean over positions."""
     match value:
         case ast.Subscript(value=ast.Name(), slice=ast.Tuple(elts=[rows, _])):
             return not isinstance(rows, ast.Slice)
-    means = (isinstance(node, ast.Attribute) and node.attr == "mean" for node in walk_ast(value))
-    return not _is_own_call(value) and any(means)
+        case ast.Call() if not own_attribute(value.func):
+            return any(isinstance(node, ast.Attribute) and node.attr == "mean" for node in walk_ast(value))
+    return False
 
 
 def _scored(forward: FunctionNode, pooling: ast.Assign) -> tuple[ast.Call, str]:
@@ -159,14 +153,14 @@ def _edits(view: ModuleView, forward: FunctionNode, call: ast.Call, slot: str) -
     return (in_place(view, call, f"\n{indent}".join(lines)),)
 
 
-def _fields(view: ModuleView, forward: FunctionNode, pooled: str) -> Iterator[Edit]:
+def _fields(view: ModuleView, forward: FunctionNode, pooling: ast.Assign) -> Iterator[Edit]:
     """Edits of the statement that returns the output, which gets requested fields."""
     last = forward.body[-1]
     if not isinstance(last, ast.Return) or not isinstance(last.value, ast.Call):
         return
     given = {keyword.arg: chain(keyword.value) for keyword in last.value.keywords}
     parameters = {each.arg for each in (*forward.args.args, *forward.args.kwonlyargs)}
-    if given.get("loss") and given.get("logits") == pooled and "labels" in parameters:
+    if given.get("loss") and given.get("logits") == chain(pooling.targets[0]) and "labels" in parameters:
         start, end = view.document.start(last.value), view.document.end(last.value)
         yield Edit(start, start, "veomni_classes.output(self, labels, ")
         yield Edit(end, end, ")")
