@@ -19,8 +19,8 @@ from veomni_hook.patches.site import Site, Status
 
 __all__ = ["Became", "Found", "became", "found"]
 
-#: Operands that only save time: without them no number is another.
-_SAVES_TIME = ("elsewhere", "precomputed")
+#: Operands without which no number is another: sizes are read one by one, and a tower may be called twice.
+_HELPS = ("elsewhere", "precomputed")
 #: Operands that name fields of outputs, which keep their names where parameters get others.
 _FIELDS = ("outputs",)
 
@@ -147,7 +147,7 @@ def _unlike(before: Found, after: Found, names: Mapping[str, str]) -> dict[str, 
         return {f"the variant was {before.site.variant} and is {after.site.variant}": "otherwise"}
     old, new = before.arguments, after.arguments
     unlike = {
-        f"{name} is lost": "otherwise" if name.partition(" ")[0] in _SAVES_TIME else "wrong"
+        f"{name} is lost": "otherwise" if name.partition(" ")[0] in _HELPS else "wrong"
         for name in lost(old, new)
     }
     if gone := sorted(old.keys() - new.keys()):
@@ -166,7 +166,13 @@ def _unlike(before: Found, after: Found, names: Mapping[str, str]) -> dict[str, 
         if text in gone & before.parameters
         or (name.partition(" ")[0] not in _FIELDS and any(name in text for name in quoted))
     }
-    # Some captures are named after upstream's locals: only their number and values count.
+    # Captures are named after upstream's locals, and one of several places may be paired with another.
+    pairs = zip(before.site.captures.values(), after.site.captures.values(), strict=False)
+    unlike |= {
+        f"{text} is {now} now": "otherwise"
+        for text, now in pairs
+        if text in before.parameters and now in after.parameters and now not in (text, names.get(text))
+    }
     if len(before.site.captures) != len(after.site.captures):
-        unlike["captures are others"] = "otherwise"
+        unlike["the number of captures is another"] = "otherwise"
     return unlike

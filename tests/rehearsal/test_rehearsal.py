@@ -153,13 +153,23 @@ def test_an_operand_that_is_lost_or_another_is_wrong(now, names, what):
     assert one.what == what, one
 
 
-def test_an_operand_that_saves_time_may_be_lost():
+def test_an_operand_that_changes_no_number_may_be_lost():
     (one,) = became(
         [replace(inserted()[0], arguments={"plus_zero": {"data": "x", "elsewhere": "y is None"}})],
         [replace(inserted()[0], arguments={"plus_zero": {"data": "x"}})],
         {},
     )
     assert (one.what, one.detail) == ("otherwise", "elsewhere is lost")
+
+
+def test_another_parameter_as_a_capture_is_routed_otherwise():
+    before, after = inserted(*BOUND)[0], inserted(*BOUND)[0]
+    pair = [
+        replace(one, site=replace(one.site, captures={"x": text}))
+        for one, text in ((before, "cache"), (after, "memory"))
+    ]
+    assert became(pair[:1], pair[1:], {})[0].what == "otherwise"
+    assert became(pair[:1], pair[1:], {"cache": "memory"})[0].what == "routed"
 
 
 def test_a_site_is_missed_with_a_reason_or_lost():

@@ -65,7 +65,7 @@ def test_choices_that_cannot_be_compiled(patched, name):
             if kernel.backend == "liger":  # not traceable
                 registry.replace(replace(kernel, requires=Requirement()))
         set_choice(f"linear_cross_entropy={name}")
-        with pytest.raises(KernelError, match=rf"because .*{name}( is|\s)"):
+        with pytest.raises(KernelError, match=f"because .*{name} "):
             torch.compile(model, backend="eager")(**batch())
         torch.compiler.reset()
         # Dynamo wraps what it finds while it traces one graph.

@@ -49,7 +49,7 @@ def inserted_calls(document: Document, site: Site) -> dict[str, dict[str, str]]:
 
 
 def lost(old: Arguments, new: Arguments) -> list[str]:
-    """The parameters of functions that both call as often, and that had a value and have none now."""
+    """The parameters of functions that both call, and that had a value and have none now."""
     return [
         name
         for function, name, text in _both(old, new)
@@ -66,22 +66,23 @@ def swapped(
         old, new: the arguments.
         names: the new names of what upstream renamed.
         taken: the parameters of upstream's function now. Names of its locals may be others.
+
+    A function that is called more or less often than before is left out: its calls cannot be told apart.
     """
+    before, after = (Counter(name.partition(" ")[0] for name in calls) for calls in (old, new))
     return [
         (name, text, now)
         for function, name, text in _both(old, new)
-        if (now := new[function].get(name, "")) in taken
+        if before[of := function.partition(" ")[0]] == after[of]
+        and (now := new[function].get(name, "")) in taken
         and now not in (text, names.get(text))
         and text.isidentifier()
     ]
 
 
 def _both(old: Arguments, new: Arguments) -> Iterator[tuple[str, str, str]]:
-    # Calls are only known by their number: with one less, the others may be any of them.
-    before, after = (Counter(name.partition(" ")[0] for name in calls) for calls in (old, new))
     for function, arguments in old.items():
-        name = function.partition(" ")[0]
-        if before[name] == after[name]:
+        if function in new:
             yield from ((function, *argument) for argument in arguments.items())
 
 

@@ -39,7 +39,7 @@ def is_candidate(forward: FunctionNode) -> bool:
 def find(view: ModuleView) -> Iterator[Site]:
     """Every forward that pools scores of positions."""
     for owner, forward in view.forwards():
-        pooling = _pooling(forward) if "logits=" in view.text(forward) else None
+        pooling = _pooling(forward) if "logits" in view.text(forward) else None
         if pooling is None:
             continue
         site = partial(Site, OP, f"{owner.name}.forward", part=PART)
