@@ -94,6 +94,27 @@ FORMS = {
             '("pooler_output",)',
         ),
     ),
+    "a dictionary whose result gets other names": (
+        """
+        if pixel_values is not None:
+            first = self.get_image_features(pixel_values, image_grid_thw)
+            given["image"] = first
+        kept = given["image"]
+        inputs_embeds = inputs_embeds + kept.pooler_output + kept.last_hidden_state.shape[1]
+""",
+        ("pixel_values is None", "(pixel_values, image_grid_thw)", '("pooler_output",)'),
+    ),
+    "another name that is bound again": (
+        """
+        if pixel_values is not None:
+            x = self.get_image_features(pixel_values, image_grid_thw)
+            outputs = x
+            inputs_embeds = inputs_embeds + x.pooler_output
+        outputs = self.language_model(inputs_embeds)
+        inputs_embeds = outputs.hidden_states
+""",
+        ("pixel_values is None", "(pixel_values, image_grid_thw)", '("pooler_output",)'),
+    ),
     "an else without calls": (
         """
         if pixel_values is not None:

@@ -70,6 +70,19 @@ def test_positions_run_on_the_host_and_a_forward_reads_sizes_at_once():
     )
 
 
+def test_positions_follow_from_what_the_call_is_given_by_whatever_names():
+    text = MODEL.format(attribute="merge").replace(
+        "pixels=None):\n        return input_ids",
+        """tokens=None, pixels=None):
+        return self.place(tokens, image_grid_thw)
+
+    def place(self, tokens, image_grid_thw):
+        return self.get_rope_index(tokens, image_grid_thw)""",
+    )
+    call = edited(text).partition("veomni_host.read_together(")[2].partition("return ")[0]
+    assert "(input_ids,attention_mask,tokens)ifposition_ids" in "".join(call.split())
+
+
 @pytest.mark.parametrize("attribute", ["table", "unknown"])
 def test_positions_that_follow_from_the_models_state_stay(attribute):
     [site] = sites(MODEL.format(attribute=attribute))

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from veomni_hook.patches.code.document import Document
+from veomni_hook.patches.code.edit import Edit
 from veomni_hook.patches.idioms import recognise
 from veomni_hook.patches.idioms.absent_modality import find as absent_modality
 from veomni_hook.patches.idioms.count_check import find as count_check
@@ -17,7 +19,8 @@ from veomni_hook.patches.idioms.row_merge import find as row_merge
 from veomni_hook.patches.idioms.sample_boundaries import find as sample_boundaries
 from veomni_hook.patches.lock import Change, Lock, compare, dumps, loads, snapshot
 from veomni_hook.patches.lock.changes import ARGUMENTS, NOT_ROUTED, RENAMED, TEXT
-from veomni_hook.patches.lock.inserted import lost, swapped
+from veomni_hook.patches.lock.inserted import inserted_calls, lost, swapped
+from veomni_hook.patches.site import Site, Status
 
 #: The names of a cache up to transformers 5.23, and since.
 CACHE = re.compile(r"\b(past_key_values|cache_params|cache)\b")
@@ -112,6 +115,24 @@ def test_another_parameter_than_before() -> None:
     taken = ["cache", "positions", "mask"]
     assert swapped(old, new, {"past": "cache"}, taken) == [("cache", "past", "positions")]
     assert swapped(old, {"f": {"cache": "cache"}}, {"past": "cache"}, taken) == []
+    # A parameter that kept its name, and calls that cannot be told apart.
+    assert swapped({"f": {"cache": "cache"}}, {"f": {"cache": "cache"}}, {"cache": "past"}, taken) == []
+    assert swapped({"f": {"x": "mask"}, "f 2": {"x": "cache"}}, {"f": {"x": "cache"}}, {}, taken) == []
+    assert lost({"f": {"x": "mask"}, "f 2": {"x": "cache"}}, {"f": {"x": "None"}}) == ["x"]
+
+
+def test_what_is_inserted_at_the_end_of_a_class_is_no_part_of_the_next_statement() -> None:
+    source = "class A:\n    def f(self):\n        return 1\nx = 2\n"
+    at = source.index("x = 2")
+    edit = Edit(at, at, "\n    def g(self):\n        return veomni_host.values(self)\n")
+    site = Site(
+        "host_metadata",
+        "A.f",
+        Status.ROUTED,
+        edits=(edit,),
+        imports=(("veomni_hook.multimodal", "host as veomni_host"),),
+    )
+    assert inserted_calls(Document(source), site) == {"values": {"tensor": "self"}}
 
 
 def test_a_neighbour_in_place_of_the_cache_is_told() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -241,10 +242,12 @@ def _outputs(forward: FunctionNode, condition: ast.If, call: ast.Call) -> tuple[
     if target is None or isinstance(target, ast.Tuple | ast.List):
         raise Missed("what becomes of its result is not known", call)
     held = {ast.unparse(target)}
-    for assigned in in_text_order(node for node in walk_ast(forward) if isinstance(node, ast.Assign)):
-        if ast.unparse(assigned.value) in held:  # another name of it
-            held |= {ast.unparse(each) for each in assigned.targets}
+    assigned = in_text_order(node for node in walk_ast(forward) if isinstance(node, ast.Assign))
+    times = Counter(ast.unparse(each) for node in assigned for each in node.targets)
+    for node in assigned:
+        if ast.unparse(node.value) in held:
+            held |= {name for each in node.targets if times[name := ast.unparse(each)] == 1}
     apart = {id(each.func) for each in calls_in(forward)}
     apart |= {id(each.value) for each in in_order(forward) if each.attr == "shape"}
-    read = (each for each in in_order(forward) if ast.unparse(each.value) in held and id(each) not in apart)
-    return tuple(dict.fromkeys(each.attr for each in read))
+    attributes = (each for each in in_order(forward) if id(each) not in apart)
+    return tuple(dict.fromkeys(each.attr for each in attributes if ast.unparse(each.value) in held))

@@ -53,11 +53,7 @@ def find(view: ModuleView) -> Iterator[Site]:
             Status.ROUTED,
             variant=VARIANT,
             form=VARIANT,
-            captures={
-                "score": view.text(call.func),
-                "hidden_states": view.text(call.args[0]),
-                "logits": logits,
-            },
+            captures={"score": view.text(call.func), "hidden_states": view.text(call.args[0]), "logits": logits},
             edits=(*_edits(view, forward, call, slot.name), *_fields(view, forward, pooling)),
             slots=(slot,),
             imports=(_IMPORT,),
