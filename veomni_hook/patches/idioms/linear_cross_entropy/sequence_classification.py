@@ -24,8 +24,7 @@ CANDIDATES = (
     "Every forward whose output's logits are selected from, or a mean of, what one of its modules makes: it "
     "scores all positions of a sequence and classifies by one of them."
 )
-#: A part of the op's candidates.
-PART = "sequence_classification"
+PART = "sequence_classification"  # of the op's candidates
 #: The argument of transformers' loss of classes that gets the pooled scores.
 _POOLED = "pooled_logits"
 _IMPORT = ("veomni_hook.kernels.linear_cross_entropy", "classes as veomni_classes")
@@ -53,7 +52,11 @@ def find(view: ModuleView) -> Iterator[Site]:
             Status.ROUTED,
             variant=VARIANT,
             form=VARIANT,
-            captures={"score": view.text(call.func), "hidden_states": view.text(call.args[0]), "logits": logits},
+            captures={
+                "score": view.text(call.func),
+                "hidden_states": view.text(call.args[0]),
+                "logits": logits,
+            },
             edits=(*_edits(view, forward, call, slot.name), *_fields(view, forward, pooling)),
             slots=(slot,),
             imports=(_IMPORT,),
