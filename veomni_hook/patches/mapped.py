@@ -75,9 +75,7 @@ class MappedClass:
         renamed: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.name, self.home, self.config, self.renamed = name, home, config, renamed
-        self.current: Replacement | None = Replacement(
-            replacement, name, home, config=config, declared=declared, weights=weights, renamed=renamed
-        )
+        self.current: Replacement | None = self._replacement(replacement, declared, weights)
         self.replacements = {replacement: self.current}
         self.declared, self.targets = declared, {declared}
         self._listed = {replacement}  # the module's text has it
@@ -114,15 +112,7 @@ class MappedClass:
             return
         module, _, name = (patch.replacement_source or "").rpartition(".")
         text = f"{module}:{name}"
-        made = Replacement(
-            text,
-            self.name,
-            self.home,
-            config=self.config,
-            declared=patch.target,
-            weights=patch.weights,
-            renamed=self.renamed,
-        )
+        made = self._replacement(text, patch.target, patch.weights)
         known = self.replacements.get(text)
         if known is not None and "kind" in vars(known):
             made.kind = known.kind
@@ -140,6 +130,17 @@ class MappedClass:
         For `_can_record_outputs`: transformers records the outputs of modules that are instances of a class.
         """
         return _Either(own.__name__, (), {"__module__": own.__module__, "own": own, "mapped": self})
+
+    def _replacement(self, text: str, declared: str, weights: str) -> Replacement:
+        return Replacement(
+            text,
+            self.name,
+            self.home,
+            config=self.config,
+            declared=declared,
+            weights=weights,
+            renamed=self.renamed,
+        )
 
     def _list(self, replacement: Replacement) -> None:
         """Add the class to the module's lists of classes that are not split, where they have this one."""

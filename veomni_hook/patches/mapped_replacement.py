@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from functools import cached_property
 from importlib import import_module
 from inspect import signature
-from types import MappingProxyType
 from typing import Any
 
 from veomni_hook.errors import ReplacementError, SignatureError
@@ -38,8 +37,8 @@ class Replacement:
         *,
         config: str,
         declared: str,
-        weights: str = "",
-        renamed: Mapping[str, str] = MappingProxyType({}),
+        weights: str,
+        renamed: Mapping[str, str],
     ) -> None:
         self.name, self.replaced, self.home = name, replaced, home
         self.config, self.declared, self.weights = config, declared, weights
