@@ -115,6 +115,16 @@ FORMS = {
 """,
         ("pixel_values is None", "(pixel_values, image_grid_thw)", '("pooler_output",)'),
     ),
+    "another name that was None": (
+        """
+        outputs = None
+        if pixel_values is not None:
+            x = self.get_image_features(pixel_values, image_grid_thw)
+            outputs = x
+            inputs_embeds = inputs_embeds + outputs.pooler_output
+""",
+        ("pixel_values is None", "(pixel_values, image_grid_thw)", '("pooler_output",)'),
+    ),
     "an else without calls": (
         """
         if pixel_values is not None:
@@ -187,6 +197,12 @@ FORMS = {
 }
 CALL = "x = self.get_image_features(pixel_values, image_grid_thw)"
 MISSED = {
+    "a condition that binds a name": (
+        "if (y := pixel_values) is not None and pixel_values is not None:\n"
+        "    x = self.get_image_features(pixel_values)\n"
+        "    inputs_embeds = inputs_embeds + x",
+        "its condition binds y",
+    ),
     "an else": (
         f"if pixel_values is not None:\n    {CALL}\nelse:\n    x = self.embed(0)",
         "its condition has an else that calls",

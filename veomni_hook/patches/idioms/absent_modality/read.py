@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from veomni_hook.patches.code.document import FunctionNode
@@ -95,10 +95,9 @@ def read(
     if not any(_asked(each.test) for each in around):
         raise Missed("every batch calls it, unless features are given", around[-1].test)
     given = read_arguments(view, owner, call)
-    statement, around = _chained(around)
+    first, around = _chained(around)
     condition, when = _condition(around, parameter_names(forward), given.data.values())
-    if statement is None or condition is not around[0]:
-        statement = condition
+    statement = first if first is not None and condition is around[0] else condition
     if any(own_attribute(call.func) for each in condition.orelse for call in calls_in(each)):
         raise Missed("its condition has an else that calls a part of the model", condition)
     embeddings = _embeddings(condition)
@@ -122,13 +121,13 @@ def _chained(around: list[ast.If]) -> tuple[ast.If | None, list[ast.If]]:
     elif pixel_values is not None:
     """
     first, rest = None, list(around)
-    while len(rest) > 1 and rest[0].orelse == [rest[1]] and _raises(rest[0].body):
+    while (
+        len(rest) > 1
+        and rest[0].orelse == [rest[1]]
+        and all(isinstance(each, ast.Raise) for each in rest[0].body)
+    ):
         first, rest = first or rest[0], rest[1:]
     return first, rest
-
-
-def _raises(statements: Sequence[ast.stmt]) -> bool:
-    return all(isinstance(each, ast.Raise) for each in statements)
 
 
 def _condition(around: list[ast.If], given: set[str], data: object) -> tuple[ast.If, Condition]:
@@ -140,6 +139,8 @@ def _condition(around: list[ast.If], given: set[str], data: object) -> tuple[ast
             if given.get("image") is None:
     """
     names = set(data)  # type: ignore[call-overload]
+    if bound := [node for each in around for node in walk_ast(each.test) if isinstance(node, ast.NamedExpr)]:
+        raise Missed(f"its condition binds {ast.unparse(bound[0].target)}", bound[0])
     asking = [each for each in around if _asked(each.test) & names]
     if not asking:
         raise Missed("its condition does not ask whether its data is None", around[-1].test)
@@ -230,21 +231,17 @@ def _outputs(forward: FunctionNode, condition: ast.If, call: ast.Call) -> tuple[
     for node in walk_ast(condition):
         if isinstance(node, ast.Attribute) and node.value is call:
             return (node.attr,)
-    target = next(
-        (
-            each.targets[0] if isinstance(each, ast.Assign) else each.target
-            for block in blocks(condition)
-            for each in block
-            if isinstance(each, ast.Assign | ast.AnnAssign) and each.value is call
-        ),
-        None,
-    )
-    if target is None or isinstance(target, ast.Tuple | ast.List):
+    places = [each for each in walk_ast(condition) if getattr(each, "value", None) is call]
+    targets = [each.targets[0] for each in places if isinstance(each, ast.Assign)]
+    targets += [each.target for each in places if isinstance(each, ast.AnnAssign)]
+    if not targets or isinstance(targets[0], ast.Tuple | ast.List):
         raise Missed("what becomes of its result is not known", call)
-    held = {ast.unparse(target)}
+    held = {ast.unparse(targets[0])}
     assigned = in_text_order(node for node in walk_ast(forward) if isinstance(node, ast.Assign))
-    times = Counter(ast.unparse(each) for node in assigned for each in node.targets)
-    for node in assigned:
+    # Not `outputs = None` before it: None has no attributes.
+    values = [node for node in assigned if ast.unparse(node.value) != "None"]
+    times = Counter(ast.unparse(each) for node in values for each in node.targets)
+    for node in values:
         if ast.unparse(node.value) in held:
             held |= {name for each in node.targets if times[name := ast.unparse(each)] == 1}
     apart = {id(each.func) for each in calls_in(forward)}
