@@ -59,8 +59,8 @@ test: $(STAMP)
 	@$(COMPILE)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not slow" $(ARGS)
 
-# What the default suite leaves out because it takes minutes, most of it in the interpreter of Triton, which looks for
-# integers that overflow here and nowhere else.
+# What the default suite leaves out: tests that take long, and the cases that `pytest.mark.sample` does not draw. Triton's
+# interpreter looks for integers that overflow here and nowhere else.
 slow: $(STAMP)
 	@$(COMPILE)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m slow $(ARGS)

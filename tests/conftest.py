@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gc
 import os
+from collections import defaultdict
 
 import pytest
 import torch
@@ -18,6 +19,20 @@ settings.load_profile("any machine")
 # Syntax trees and graphs are large and have few cycles. What is frozen below does not count, so by default every
 # 70,000 new objects would start a full collection.
 gc.set_threshold(100_000, 50, 100)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Marks as slow what ``sample`` leaves out of the default suite."""
+    cases = defaultdict(list)
+    for item in items:
+        if (sample := item.get_closest_marker("sample")) and not item.get_closest_marker("slow"):
+            cases[item.parent.nodeid, item.originalname, sample.args].append(item)
+    for (_, _, (count,)), tests in cases.items():
+        taken = {index * len(tests) // count for index in range(count)}
+        for index, item in enumerate(tests):
+            if index not in taken:
+                item.add_marker(pytest.mark.slow)
 
 
 def pytest_collection_finish():

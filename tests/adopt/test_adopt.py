@@ -67,6 +67,7 @@ def facts(tmp_path_factory):
     return facts_of("facts_of_adoption.py", tmp_path_factory.mktemp("adopted") / "cache")
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("family", OPS)
 def test_an_adopted_model_computes_the_same_on_kernels(facts, family):
     fact = facts[family]

@@ -21,6 +21,7 @@ def test_every_operator_is_called_and_every_op_has_a_sample():
     assert {call.operator for each in made.values() for call in each} == set(OPERATORS)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("release", RELEASES)
 def test_every_declared_release_takes_all_calls(release):
     assert NPU.unmet(System("npu", distributions={"torch_npu": release})) is None

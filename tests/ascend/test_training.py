@@ -73,6 +73,7 @@ def train(model):
     return torch.tensor(losses)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("choice", ["auto", "npu"])
 @pytest.mark.parametrize("family", MODELS)
 def test_losses_are_upstreams(family, choice, tmp_path_factory, on_ascend, called):

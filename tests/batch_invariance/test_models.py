@@ -28,6 +28,7 @@ def test_a_row_has_the_same_bits_in_any_batch():
         assert all(found.values()), (family, found)
 
 
+@pytest.mark.slow
 def test_another_attention_is_named():
     script = """
 import warnings, torch, veomni_hook
@@ -49,6 +50,7 @@ for name in ("sdpa", "eager"):
     assert "attn_implementation='eager' is not batch-invariant" in eager
 
 
+@pytest.mark.slow
 def test_without_the_mode_bits_differ():
     found = bits("float32", "none", "qwen3")
     assert not all(found["qwen3"].values()), "then the test above could not fail"

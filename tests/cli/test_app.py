@@ -120,6 +120,7 @@ finally:
 """
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("words", "expected"),
     [

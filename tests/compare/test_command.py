@@ -69,6 +69,7 @@ def found(done: subprocess.CompletedProcess[str]) -> Any:
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 def test_a_script_is_run_by_turns_and_stopped(tmp_path: Path) -> None:
     (tmp_path / "loop.py").write_text(LOOP)
     done = compare(

@@ -122,6 +122,7 @@ START = {
 HOOKED, PLAIN = "103", "3"
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("start", "install", "expected", "with_children"),
     [

@@ -54,6 +54,7 @@ def test_an_unrelated_name_loads_nothing_of_the_pipeline(python: Python) -> None
     ]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "statement",
     [
@@ -114,6 +115,7 @@ def test_namespace_package(python: Python) -> None:
     assert python(f"import veomni_hook.install, {name} as m; print(m.which())").out.strip() == "patched"
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("flags", [("-O",), ("-OO",), ("-X", "importtime"), ("-X", "dev"), ("-B",)])
 def test_interpreter_flags(python: Python, flags: tuple[str, ...]) -> None:
     for _ in range(2):  # cold, then from the cache

@@ -161,6 +161,7 @@ def outcome(tmp_path):
     return run
 
 
+@pytest.mark.slow
 def test_checkpoints_of_upstream_load_into_the_replacement_and_are_saved_as_they_were(outcome):
     kinds, same, same_keys, missing, said, after, made = outcome(CHECKPOINTS)
     assert kinds == ["Qwen3MLP", "Joined"] and made == "Joined" and after == "Qwen3MLP"
@@ -177,6 +178,7 @@ def judge(found):
     assert "gave way" not in said_then and "2 modules of the class mapped_classes.Joined" in said_then
 
 
+@pytest.mark.slow
 def test_what_is_registered_with_transformers_wins_and_explain_says_so(outcome):
     pytest.importorskip("transformers.monkey_patching")
     judge(outcome(BOTH, "activate", "register"))
@@ -193,6 +195,7 @@ def test_hidden_states_of_a_layer_that_subclasses_nothing_are_recorded(outcome):
     assert outcome(RECORDS) == [3, ["Layer", "Qwen3DecoderLayer"], False]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("external", [False, True])
 def test_a_module_of_layers_may_be_imported_first(python, tmp_path, external):
     """It imports the modeling module, which its own class replaces: neither the order nor the cache matters."""
@@ -223,6 +226,7 @@ def test_a_module_of_layers_may_be_imported_first(python, tmp_path, external):
                 assert ran.result == "Mine", ran.err
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("first", ["layers", "class_config", "transformers.models.tiny.modeling_tiny"])
 @pytest.mark.parametrize("way", ["from layers import Mine", "import layers; Mine = layers.Mine"])
 def test_a_config_that_needs_a_module_that_imports_what_it_patches(python, tmp_path, first, way):

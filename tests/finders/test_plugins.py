@@ -40,6 +40,7 @@ GOOD = ("Good.Dist", "tiny_config", "")
 MISSING = "from veomni_hook import PatchConfig\nconfig = PatchConfig({!r})\n@config.override_method({!r})\ndef forward(self, x):\n    return x\n"
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -90,6 +91,7 @@ def test_what_is_stored_without_it_is_what_a_process_without_plugins_stores(inst
     assert "patched (hit)" in again.out and "is left out" in again.err
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("plugins", "shown"),
     [
@@ -171,6 +173,7 @@ def command(installed: Run, code: str, *arguments: str, **variables: str | None)
     return installed(code.replace("main()", f"sys.argv[1:] = {list(arguments)!r}; main()"), **variables)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("fast", [True, False])
 def test_doctor_lists_them(installed: Run, fast: bool) -> None:
     import json

@@ -207,6 +207,7 @@ CASES = {
 }  # fmt: skip
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", CASES)
 def test_a_change_of_what_a_config_depends_on_is_seen(project: Project, name: str) -> None:
     value, files, change = CASES[name]
@@ -235,6 +236,7 @@ ALWAYS = {
 }  # fmt: skip
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", ALWAYS)
 def test_a_config_whose_dependencies_cannot_be_recorded_is_loaded_at_every_start(
     project: Project, name: str
@@ -251,6 +253,7 @@ def test_a_config_whose_dependencies_cannot_be_recorded_is_loaded_at_every_start
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_modules_that_are_imported_before_their_config_are_watched(project: Project) -> None:
     """What they read was not recorded then: the file, the variable, and what the script does to them count."""
     project.config("from common.consts import value")
@@ -455,6 +458,7 @@ config.add_patch(create_patch_from_external("TinyModel", "installed.external", "
         project.start()
 
 
+@pytest.mark.slow
 def test_what_the_import_of_an_installed_module_reads_does_not_count(project: Project) -> None:
     """torch reads hundreds of files, and variables that every rank has another of."""
     project.config("import torch; value = 'same'")

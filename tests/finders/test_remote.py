@@ -93,6 +93,7 @@ def plain(runs: dict[str, Any]) -> Any:
     return runs["plain"][0]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("norm", ["inner", "outer"])
 def test_the_entry_module_and_what_it_imports_run_patched_code(runs: dict[str, Any], norm: str) -> None:
     facts = runs["patched"][0][norm]

@@ -49,6 +49,7 @@ def facts_of(mode: str, tmp_path_factory: pytest.TempPathFactory, **variables: s
     return found
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("model", ["gpt_oss", "gemma2"])
 def test_training_equals_upstreams(facts: dict[str, Any], model: str) -> None:
     kinds = facts[model]

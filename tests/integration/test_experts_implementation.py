@@ -13,6 +13,9 @@ import pytest
 
 SCRIPT = Path(__file__).with_name("facts_of_experts_implementation.py")
 
+#: Two scripts with many models: half a minute.
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def facts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:

@@ -18,6 +18,9 @@ SCRIPT = Path(__file__).with_name("facts_of_masks.py")
 #: The layers that need a mask whatever is known.
 NEEDED = {"mistral, short window": [True, True], "gemma3_text, short window": [True, False]}
 
+#: Two scripts with many models: half a minute.
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def facts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:

@@ -199,6 +199,7 @@ def test_models_copy_pickle_and_save_as_upstream_does(patched, tmp_path):
     close(again(**inputs).loss.detach(), upstream(**inputs).loss.detach(), 1e-6)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["Qwen3RMSNorm", "Qwen3MLP", "Qwen3Attention", "Qwen3ForCausalLM"])
 def test_compiles_in_one_graph(patched, name):
     set_choice("torch")

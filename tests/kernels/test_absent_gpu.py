@@ -27,6 +27,7 @@ CASES = [
 ]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("gpu", "op"), CASES)
 def test_kernels_compile_and_fit(gpu, op):
     done = subprocess.run(

@@ -81,6 +81,7 @@ def test_a_model_is_one_graph_with_torch_kernels(patched, caplog):
         close(got, truth, 1e-4)
 
 
+@pytest.mark.slow
 def test_bindings_of_two_models_do_not_compile_each_other_anew(patched):
     (_, teacher), (_, student) = (pair(patched, num_hidden_layers=1) for _ in range(2))
     teacher, student = teacher.to(DEVICE), student.to(DEVICE)

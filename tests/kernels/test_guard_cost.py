@@ -132,6 +132,7 @@ def _without_device() -> Iterator[None]:
         yield
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("op", LIMITS)
 @pytest.mark.parametrize("gradients", [False, True], ids=["inference", "training"])
 def test_a_guard_costs_no_more_than_today(guards, op, gradients):
@@ -142,6 +143,7 @@ def test_a_guard_costs_no_more_than_today(guards, op, gradients):
     assert cost.memory <= limit.memory * MARGIN, f"{cost.memory} bytes instead of {limit.memory}"
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("op", LIMITS)
 def test_a_guard_keeps_nothing(guards, op):
     call = guards[op]

@@ -135,6 +135,7 @@ def test_such_a_head_under_compile(patched, kind):
     assert (row.backend, row.reason) == ("eager", TRACED[kind])
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["module", "torchao"])
 def test_one_graph_with_all_kernels(patched, kind):
     set_choice(",".join((*KERNELS.values(), "linear_cross_entropy=torch")))
@@ -151,6 +152,7 @@ def test_one_graph_with_all_kernels(patched, kind):
     assert [row.reason for row in rows_of(model, "linear_cross_entropy")] == ["compiled in"]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["module", "torchao"])
 def test_layers_that_are_compiled_one_by_one(patched, kind):
     set_choice(TRITON)

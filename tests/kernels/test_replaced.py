@@ -247,6 +247,7 @@ def same(one, other) -> bool:
     )
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("case", CASES)
 def test_what_is_replaced_runs(modules, monkeypatch, case):
     family, replace = CASES[case]
@@ -294,6 +295,7 @@ COMPILED = [
 ]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("case", COMPILED)
 def test_compiled_code_notices_it(modules, monkeypatch, case):
     family, replace = CASES[case]
@@ -361,6 +363,7 @@ INTERCEPTED = [
 ]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("backend", ["torch", "auto"])
 @pytest.mark.parametrize(("family", "function"), INTERCEPTED)
 def test_a_mode_that_intercepts_functions(modules, family, function, backend):
@@ -381,6 +384,7 @@ def test_a_mode_that_intercepts_functions(modules, family, function, backend):
     assert same(step(patched), before) and any(row.backend != "eager" for row in explain(patched).rows)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("function", ["rsqrt", "silu"])
 def test_a_mode_that_intercepts_functions_of_compiled_code(modules, function):
     set_choice("torch")

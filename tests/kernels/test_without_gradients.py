@@ -66,6 +66,7 @@ def results(made: Any) -> tuple[torch.Tensor, ...]:
     return made if isinstance(made, tuple) else (made,)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("strided", [False, True], ids=["contiguous", "strided"])
 def test_equal_results_without_a_node(case, strided):
@@ -126,6 +127,7 @@ def test_fake_tensors_after_real_ones(case):
     ]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("case", CASES)
 def test_other_strides_and_dtypes_get_plans_of_their_own(case):
     run, operands = case()

@@ -227,6 +227,7 @@ CALLS = {
 }
 
 
+@pytest.mark.slow
 def test_towers_of_many_forms_take_their_smallest_input(facts) -> None:
     found = json.loads(facts("facts_of_absent", FACTS_HOOK="1", VEOMNI_STRICT="1").splitlines()[-1])
     assert found.keys() == CALLS.keys()

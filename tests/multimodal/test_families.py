@@ -35,6 +35,7 @@ def steps(facts, tmp_path_factory) -> list[Any]:
     return once(tmp_path_factory, "steps", found)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_step_computes_the_same(steps, family):
     (theirs, *_), (ours, *_) = steps

@@ -67,6 +67,7 @@ print(_KNOWN[id(moved)].copy.tolist() if id(moved) in _KNOWN else None)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("on", ["1", pytest.param("0", marks=pytest.mark.slow)])
 def test_accelerate_and_trainer(on, tmp_path):
     environment = {

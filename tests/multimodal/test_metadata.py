@@ -48,6 +48,7 @@ def given(made: Any, inputs: dict[str, Any]) -> dict[str, Any]:
     return {**named, **{name: each for name, each in inputs.items() if name.startswith(("image_", "video_"))}}
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_step_with_metadata_has_the_same_bits(family):
     made = model(family)
@@ -243,6 +244,7 @@ class OfFamilies:
         return self.each[samples[0][0]](samples)
 
 
+@pytest.mark.slow
 def test_workers_that_are_spawned_compute_it():
     samples = [("qwen2_5_vl", name) for name in BATCHES] + [(family, "images") for family in FAMILIES]
     samples += [(family, "audio and images") for family in SPEECH]

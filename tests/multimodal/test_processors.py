@@ -28,6 +28,7 @@ def both(facts: Facts, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[s
     return once(tmp_path_factory, "processors", found)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_empty_lists_are_none(both: tuple[dict[str, Any], dict[str, Any]], family: str) -> None:
     upstream, fixed = both[0][family], both[1][family]

@@ -36,6 +36,7 @@ def speech(
     return once(tmp_path_factory, f"speech_{family}", found)
 
 
+@pytest.mark.sample(1)
 def test_the_parts_are_not_built(speech: Mapping[str, Any]) -> None:
     full, text = speech["full"], speech["text"]
     assert full["children"] == ["thinker", *PARTS[speech["family"]]] and full["has_talker"]

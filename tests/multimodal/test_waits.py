@@ -27,6 +27,7 @@ def waits(facts, tmp_path_factory) -> dict[str, Any]:
     return once(tmp_path_factory, "waits", found)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("family", RUN)
 def test_a_step_waits_once_at_most(waits, family):
     assert waits[family].keys() - {"packed"} == batches(family).keys()
@@ -76,6 +77,7 @@ def test_a_tower_that_computes_sizes_or_lengths_itself_waits_once(towers, kind):
     assert len(found["same"]) > 3 and all(found["same"])
 
 
+@pytest.mark.slow
 def test_sizes_of_images_that_may_be_anywhere_are_read_once(facts):
     """Mistral3, and LLaVA with Pixtral's tower, which cuts images by their sizes."""
     ours = json.loads(facts("facts_of_image_sizes", FACTS_HOOK="1", VEOMNI_STRICT="1"))

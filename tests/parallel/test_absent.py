@@ -22,6 +22,7 @@ def assert_equal(told: list[dict[str, Any]], *, same_calls: bool = True) -> None
         assert told[0]["calls"] == told[1]["calls"]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "arrangement", ["tower", "blocks", "tower and blocks", "root", "DDP", "frozen tower"]
 )
@@ -33,6 +34,7 @@ def test_a_rank_without_images(ranks: Ranks, family: str, arrangement: str) -> N
     assert told[0]["calls"] == {"visual": 1 if arrangement == "DDP" else 2}
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("parts", [["image", "image"], ["image", "text"], ["text", "video"]])
 @pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl"])
 def test_a_reentrant_checkpoint_allows_one_call(ranks: Ranks, family: str, parts: list[str]) -> None:
@@ -44,6 +46,7 @@ def test_a_reentrant_checkpoint_allows_one_call(ranks: Ranks, family: str, parts
     assert told[0]["calls"] == {"visual": 1}
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "family", ["qwen2_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "glm4v", "qwen2_5_omni"]
 )
@@ -88,6 +91,7 @@ def test_a_choice_of_kernels_does_not_switch_it_off(ranks: Ranks, arrangement: s
     assert told[0]["calls"] == {"visual": 1 if arrangement == "DDP" else 2}
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("arrangement", ["tower and blocks", "root", "DDP"])
 @pytest.mark.parametrize("parts", [["audio", "text"], ["audio", "image"]])
 def test_sounds(ranks: Ranks, parts: list[str], arrangement: str) -> None:
@@ -101,6 +105,7 @@ def test_images_of_any_size(ranks: Ranks) -> None:
         assert told["gradients"] < CLOSE
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("checkpoints", ["layers", "whole", "whole, reentrant"])
 @pytest.mark.parametrize("arrangement", ["tower and blocks", "DDP"])
 def test_checkpoints(ranks: Ranks, arrangement: str, checkpoints: str) -> None:

@@ -16,6 +16,7 @@ def facts(ranks: Ranks, world: int, sizes: str) -> list[dict[str, Any]]:
     return ranks.once("facts_of_collectives:facts", world, sizes, joined=False, sizes=sizes)
 
 
+@pytest.mark.sample(1)
 @JOBS
 def test_outputs_and_gradients_are_those_of_one_process(
     facts: list[dict[str, Any]], world: int, sizes: str

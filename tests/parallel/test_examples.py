@@ -26,6 +26,7 @@ def losses(ranks: Ranks, folder: Path, script: str, size: int, setting: str) -> 
     return found[0]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("script", SEQUENCES)
 def test_two_processes_share_sequences(ranks: Ranks, tmp_path: Path, script: str) -> None:
     together = losses(ranks, tmp_path, script, 2, "sp=2")

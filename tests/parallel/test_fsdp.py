@@ -12,6 +12,7 @@ EXACT = [
 ]  # fmt: skip
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("arrangement", "close"), [*((each, 1e-5) for each in EXACT), ("float32 head", 2e-2)]
 )

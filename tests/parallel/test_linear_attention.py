@@ -25,12 +25,14 @@ FAMILIES = [
 ]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_upstreams_code_computes_what_one_process_computes(ranks: Ranks, family: str, world: int) -> None:
     check(ranks, world, "eager", *(f"{family}/eager/{each}" for each in UPSTREAMS))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("world", [pytest.param(2, marks=pytest.mark.slow), 4])
 def test_samples_that_share_a_row_stay_apart(ranks: Ranks, family: str, world: int) -> None:
@@ -42,6 +44,7 @@ def facts(ranks: Ranks) -> dict[str, Any]:
     return ranks.once("facts_of_linear_attention:facts", 2, "sp=2")[0]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("name", "parts"),
     [
@@ -100,6 +103,7 @@ MUTANTS = {
 }  # fmt: skip
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_change_in_linear_attention_is_found(ranks: Ranks, name: str) -> None:
     *mutation, case = MUTANTS[name]

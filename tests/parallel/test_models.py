@@ -53,12 +53,14 @@ def check(ranks: Ranks, world: int, kernels: str, *cases: str) -> None:
 FAMILIES = ["llama", "gpt_oss", "qwen3", "gemma2", "gemma3", "qwen3_moe", "deepseek_v3"]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_processes_compute_what_one_computes(ranks: Ranks, family: str, world: int) -> None:
     check(ranks, world, "eager", *cases_of(family))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("world", [2, 4])
 def test_heads_losses_and_captured_outputs(ranks: Ranks, world: int) -> None:
     check(ranks, world, "torch", *OTHERS)

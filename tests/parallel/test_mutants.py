@@ -75,6 +75,7 @@ def found(pair: list[float | str]) -> None:
     assert isinstance(after, str) or not after < 100 * CLOSE, after
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", SEQUENCES)
 def test_a_change_in_sequence_parallelism_is_found(ranks: Ranks, name: str) -> None:
     *mutation, case = SEQUENCES[name]
@@ -84,6 +85,7 @@ def test_a_change_in_sequence_parallelism_is_found(ranks: Ranks, name: str) -> N
     found(max(told, key=lambda pair: str(pair[1])))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", EXPERTS)
 def test_a_change_in_expert_parallelism_is_found(ranks: Ranks, tmp_path: Path, name: str) -> None:
     *mutation, check, more = EXPERTS[name]
@@ -93,6 +95,7 @@ def test_a_change_in_expert_parallelism_is_found(ranks: Ranks, tmp_path: Path, n
     found(max(told, key=lambda pair: str(pair[1])))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", TOWERS)
 def test_a_change_in_split_towers_is_found(ranks: Ranks, name: str) -> None:
     *mutation, batch = TOWERS[name]

@@ -16,6 +16,7 @@ def facts(ranks: Ranks) -> dict[str, Any]:
     return ranks.once("facts_of_sequence:facts", 2, "sp=2")[0]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "name",
     [

@@ -46,12 +46,14 @@ NEXT = "transformers.models.qwen3_next.modeling_qwen3_next"
 MOE = "transformers.models.qwen3_moe.modeling_qwen3_moe"
 
 
+@pytest.mark.slow
 def test_all_derivatives_of_a_model_are_upstreams(tmp_path):
     verdicts = proved(tmp_path, "torch", NEXT, "nothing")
     assert {verdict["outcome"] for verdict in verdicts} <= {"equal", "rounding"}, verdicts
     assert len({verdict["op"] for verdict in verdicts}) >= 11
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("spoiled", ["operands keep their history", "gradients have no history"])
 def test_what_is_spoiled_is_found(tmp_path, spoiled):
     ops = ("linear_cross_entropy", "moe_experts")

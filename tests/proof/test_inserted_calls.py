@@ -46,6 +46,7 @@ def site_of(text: str, family: str, op: str):
     return site
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("family", "op"), CASES)
 def test_the_cache_is_proven_under_any_name(family, op):
     for text in (upstreams(family), renamed(upstreams(family))):
@@ -93,6 +94,7 @@ def test_a_cache_that_is_no_parameter_is_a_miss(family, op):
     assert re.search("cache is not known", sites[0].reason)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("family", "op"), CASES)
 def test_every_changed_argument_is_noticed(family, op):
     text = upstreams(family)

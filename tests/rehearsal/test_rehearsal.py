@@ -202,6 +202,7 @@ def rehearsal(tmp_path_factory):
     return made
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_modules_in_all_kinds(rehearsal, kind):
     result = rehearsal.of(kind)

@@ -47,6 +47,7 @@ def file(request: pytest.FixtureRequest) -> Path:
     return found
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1400), ("dark", 400)])
 def test_nothing_is_too_wide_too_pale_or_said(browser: Browser, file: Path, scheme: str, width: int) -> None:
     browser.said.clear()

@@ -63,6 +63,7 @@ def test_a_store_that_writes_in_place_is_found(tmp_path):
     assert part.total().lost
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "name"),
     [
@@ -102,6 +103,7 @@ def test_tamperings_have_names_of_their_own():
     assert len({one.name for one in TAMPERINGS}) == len(TAMPERINGS)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("op", list(generator.WEIGHTS))
 def test_plain_forms_are_routed_and_equal(op):
     for form in forms()[op]:

@@ -185,6 +185,7 @@ for _ in range(2):
 """
 
 
+@pytest.mark.slow
 def test_torchrun_workers_run_patched_modules_and_rank_0_says_so(veomni: Command, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(TORCHRUN)
     launcher = ("torchrun", "--standalone", "--nproc_per_node", "2")

@@ -36,6 +36,7 @@ def inputs(shape, dtype=torch.float32, weight_dtype=None):
     return [*(torch.randn(shape).to(DEVICE, dtype) for _ in "ab"), weight.to(DEVICE, weight_dtype or dtype)]
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -77,6 +78,7 @@ def in_parts(monkeypatch):
     norms._backward_launch.cache_clear()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("columns", [23, 40])
 @pytest.mark.parametrize("variant", ["cast_before_weight", "one_plus_weight"])
@@ -85,6 +87,7 @@ def test_parts_equal_the_reference(in_parts, variant, columns, dtype):
     assert_matches(*pair(variant), inputs((7, columns), dtype))
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("columns", [17, 23, 40])
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -101,6 +104,7 @@ def test_a_weight_of_another_dtype(variant, dtypes):
     assert_matches(*pair(variant), inputs((5, 48), *dtypes))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("weight_dtype", [torch.float32, None], ids=str)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_the_sum_has_upstreams_bits_and_casts_stand_where_upstreams_do(variant, weight_dtype):

@@ -11,6 +11,7 @@ from veomni_hook.kernels.attention.causal_blocks import causal_blocks
 BLOCK = 128
 
 
+@pytest.mark.sample(14)
 @pytest.mark.parametrize("length", [2, 127, 128, 129, 512, 700])
 @pytest.mark.parametrize("keys", [0, 1, 2, 100, 127, 128, 129, 130, 255, 256, 257, 300, 384, 1000])
 def test_blocks_are_those_of_the_mask(length, keys):

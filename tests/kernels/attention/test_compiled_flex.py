@@ -98,6 +98,7 @@ FIRST = [
 ]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("variant", "window", "dtype"),
     [
@@ -124,6 +125,7 @@ def test_any_number_of_groups(heads):
     check(Compiled("sinks"), "sinks", operands, mask_of(operands[0], config_of()), module)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("variant", "dynamic", "window"),
     [
@@ -143,6 +145,7 @@ def test_lengths_that_change_are_compiled_once(variant, dynamic, window):
     assert counts[0 if dynamic else 1] == counts[-1] <= 2
 
 
+@pytest.mark.slow
 def test_scales_and_softcaps_that_change():
     module, compiled = Attention(), Compiled("softcap")
     operands = module.operands(37)
@@ -181,6 +184,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_mask_that_is_not_known_is_left_to_upstream(name):
     given, reason = REFUSED[name]
@@ -200,6 +204,7 @@ CALLS = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("reason", CALLS)
 def test_what_refuses_uncompiled_refuses_compiled(reason):
     given = {"length": 37, "dropout": 0.0, "hook": False, "dtype": torch.float32, "width": 16} | CALLS[reason]

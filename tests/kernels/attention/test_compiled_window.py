@@ -83,6 +83,7 @@ def gemma3(**changes: Any) -> Gemma3ForCausalLM:
     return Gemma3ForCausalLM(config).train()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("checkpointed", "dtype"),
     [
@@ -144,6 +145,7 @@ def test_the_graphs_have_torchs_operator_and_no_mask(slot, monkeypatch):
     assert not {"aten.bitwise_and.Tensor", "aten.le.Tensor"} & {*forward}
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("inputs", "backend"),
     [
@@ -163,6 +165,7 @@ def test_what_only_values_can_tell_stays_with_upstream(slot, inputs, backend):
     assert masked(counter.graphs) == [True] * 2 and outcomes(slot, network) == []
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("change", "dtype", "reason"),
     [
@@ -205,6 +208,7 @@ def test_flash_attention_that_is_switched_off(slot):
     assert all("switched off in torch" in each for each in outcomes(slot, network))
 
 
+@pytest.mark.slow
 def test_compiled_code_does_not_outlive_a_change_of_the_choice(slot):
     network = model()
     run, counter = compiled(network, "eager")
@@ -219,6 +223,7 @@ def test_compiled_code_does_not_outlive_a_change_of_the_choice(slot):
     assert counter.frame_count == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dynamic", "checkpointed"),
     [
@@ -302,6 +307,7 @@ USES = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("use", USES)
 @pytest.mark.parametrize("dynamic", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_a_mask_that_may_have_changed_is_unknown(slot, use, dynamic):

@@ -76,6 +76,7 @@ def kernel(variant):
     return flex.with_softcap if variant == "softcap" else flex.with_sinks
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("variant", "kind", "dtype"),
     [
@@ -99,6 +100,7 @@ def test_equals_the_formula(variant, kind, dtype):
         )
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", ["none", "left padding and window"])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_recorded_backwards_differentiate_the_formula(variant, kind):
@@ -122,6 +124,7 @@ def test_recorded_backwards_differentiate_the_formula(variant, kind):
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("heads", "length"),
     [((6, 2), 2), ((8, 1), 127), ((4, 4), 128), ((6, 2), 129), ((8, 1), 129), ((4, 4), 300)],
@@ -136,6 +139,7 @@ def test_any_length_and_any_number_of_groups(length, heads):
     torch.testing.assert_close(found, expected, rtol=2e-5, atol=5e-5)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("heads", "key_heads", "given"), [(8, 2, 2), (6, 2, 6), (4, 4, 4)])
 def test_groups_that_are_no_power_of_two_are_repeated(monkeypatch, heads, key_heads, given):
     module, held, run = Attention(heads, key_heads), [], flex._run
@@ -149,6 +153,7 @@ def test_groups_that_are_no_power_of_two_are_repeated(monkeypatch, heads, key_he
     assert [each.shape[1] for each in held[:3]] == [heads, given, given]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("softcap", "scaling", "masked"),
     [(None, None, True), (None, 0.5, False), (3.0, None, False), (3.0, 0.5, True)],
@@ -162,6 +167,7 @@ def test_softcap_and_scaling_may_be_none(softcap, scaling, masked):
     torch.testing.assert_close(found, expected, rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_several_softcaps_and_scales_in_one_process():
     module, mask = Attention(), upstreams_mask(2, 37)
     operands = module.operands(37)

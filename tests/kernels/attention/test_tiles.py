@@ -59,6 +59,7 @@ def compared(variant, tensors, mask, shared=False, **options):
     assert_matches(*(attention(f, mask, groups, shared) for f in both), tensors, **options)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_results_and_gradients_are_the_formulas(size, dtype):
@@ -75,6 +76,7 @@ def test_keys_that_are_the_values(variant):
     compared(variant, [query, key, sinks], mask, shared=True)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
     "size", [(2, 6, 2, 19, 70, 24), (1, 70, 1, 3, 66, 16), (1, 2, 2, 40, 40, 32)], ids=str

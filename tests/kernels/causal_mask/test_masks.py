@@ -72,6 +72,7 @@ class Results:
         return same(self.patched, compiled(self.function)(*self.inputs))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("window", WINDOWS)
 @pytest.mark.parametrize("name", CAUSAL)
 def test_no_mask_where_none_is_built_without_compiling(name, window, embeds):
@@ -96,6 +97,7 @@ def test_positions_are_not_needed(name, embeds):
     assert found.as_uncompiled and found.patched is None
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("name", "padding"),
     [
@@ -114,6 +116,7 @@ def test_padding_is_masked(name, padding, embeds):
     assert found.eager is None or found.as_uncompiled
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("positions", PACKED.values(), ids=PACKED)
 @pytest.mark.parametrize("name", CAUSAL)
 def test_positions_of_the_user_may_be_packed(name, positions, embeds):
@@ -145,6 +148,7 @@ def some_rows(batch, head, q, kv):
     return kv < 2
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("given", ["or_mask_function", "and_mask_function", "block_sequence_ids"])
 @pytest.mark.parametrize("name", MASKS)
 def test_additions_are_masked(name, given, embeds):
@@ -156,6 +160,7 @@ def test_additions_are_masked(name, given, embeds):
     assert found.as_uncompiled and found.patched is not None
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(
     ("name", "window"),
     [
@@ -200,6 +205,7 @@ def test_caches(name, window, kind, length, seen):
         assert found.as_uncompiled
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("attention", ["eager", "flash_attention_2"])
 @pytest.mark.parametrize("name", CAUSAL)
 def test_other_implementations_of_attention(name, attention, embeds):

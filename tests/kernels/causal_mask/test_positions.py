@@ -84,6 +84,7 @@ def known(make, *, dynamic):
     return not torch.equal(torch.compile(function, backend="eager", fullgraph=True, dynamic=dynamic)(x), x)
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("make", COUNTING.values(), ids=COUNTING)
 def test_one_sequence_a_row(make, dynamic):
@@ -92,6 +93,7 @@ def test_one_sequence_a_row(make, dynamic):
     assert known(make, dynamic=dynamic)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("make", UNKNOWN.values(), ids=UNKNOWN)
 def test_unknown(make):
     assert not known(make, dynamic=False)

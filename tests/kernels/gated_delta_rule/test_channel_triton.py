@@ -41,6 +41,7 @@ def compared(tensors, tolerance=TOLERANCE, normalise=True, cu_seqlens=None, trut
     )
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("dtype", "normalise"), [(DTYPE, True), (DTYPE, False), (torch.float16, True)])
 def test_samples_that_share_a_row(dtype, normalise):
     tensors = operands(1, sum(LENGTHS), dtype=dtype, samples=len(LENGTHS), heads=1, widths=(20, 12))
@@ -49,12 +50,14 @@ def test_samples_that_share_a_row(dtype, normalise):
     compared(tensors, TOLERANCE if dtype is DTYPE else 1e-2, normalise, bounds(LENGTHS))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("rows", "positions", "widths"), [(2, 66, (8, 6)), (1, 1, (8, 6)), (1, 3, (72, 20))])
 def test_rows(rows, positions, widths):
     """Also with channels in several parts, the last of them not full."""
     compared(operands(rows, positions, dtype=DTYPE, heads=rows, widths=widths))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("g", "beta"), [(-2000.0, 1.0), (-40.0, 0.0), (-1e-7, 1.0), (0.0, 0.0)])
 def test_decays_and_betas_at_their_limits(g, beta):
     """Beside other decays, so that the sum over a chunk is large where a few positions still read others."""

@@ -42,6 +42,7 @@ def chunked(*tensors, normalise=False, cu_seqlens=None):
     return ours.scalar_decay(*tensors, True, normalise, cu_seqlens)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("normalise", [False, True])
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -80,6 +81,7 @@ def test_no_positions():
     assert reference.scalar_decay(*tensors, True)[0].shape == (2, 0, 4, 6)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("g", [-40.0, -1e-7, 0.0])
 @pytest.mark.parametrize("beta", [0.0, 1.0])
 def test_decays_and_betas_at_their_limits(g, beta):

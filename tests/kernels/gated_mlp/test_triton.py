@@ -49,6 +49,7 @@ def test_declared():
     assert list(kernels.ACTIVATIONS) == list(FUNCTIONS)
 
 
+@pytest.mark.sample(15)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", [(2, 3, 7), (1,), (0, 4), (5, 0), (65, 130), (3, 5000)], ids=str)
 @pytest.mark.parametrize("variant", OP.variants)
@@ -57,6 +58,7 @@ def test_equals_the_reference(variant, shape, dtype):
     assert_matches(*sides(variant), [random(*shape, dtype=dtype) for _ in "gu"])
 
 
+@pytest.mark.sample(14)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("variant", ["product", "product_float32", "clamped", "clamped_after"])
@@ -66,6 +68,7 @@ def test_every_activation(variant, name, dtype):
     assert_matches(*sides(variant, ACT2FN[given]), [random(33, 70, dtype=dtype) for _ in "gu"])
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(
     ("variant", "name"),
     [*((v, n) for v in OP.variants if v != "scaled_sigmoid" for n in FUNCTIONS), ("scaled_sigmoid", "silu")],
@@ -121,6 +124,7 @@ def strided():
     }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", strided())
 @pytest.mark.parametrize("incoming", ["plain", "turned", "one number"])
 def test_strided_operands_and_gradients(kind, incoming):
@@ -172,6 +176,7 @@ def test_the_operators_keep_their_contracts():
         torch.library.opcheck(torch.ops.veomni_hook.gated_mlp_backward.default, (gate, up, dy, *call, True))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("variant", ["product", "clamped"])
 @pytest.mark.parametrize(
     "activation", [functional.silu, nn.SiLU(), ACT2FN["gelu_pytorch_tanh"]], ids=["silu", "SiLU", "GELUTanh"]

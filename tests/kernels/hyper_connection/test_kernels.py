@@ -57,6 +57,7 @@ def weights_of(variant: str, streams: int, tokens: Any, columns: int, dtype: tor
     return leaves, lambda function: lambda x, *given: function(x, NORM, Norm, *given, *rest)
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("variant", ["sinkhorn", "collapse", "mix"])

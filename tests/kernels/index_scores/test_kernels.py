@@ -43,6 +43,7 @@ def compared(backend, variant, tensors, **options):
     assert_matches(*(lambda *given, f=f: f(*given, SCALE) for f in (ours, formula)), tensors, **options)
 
 
+@pytest.mark.sample(11)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("variant", VARIANTS)

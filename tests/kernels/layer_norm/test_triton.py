@@ -133,6 +133,7 @@ def test_strided_input(make):
     torch.testing.assert_close(*results)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("groups", [False, True])
 def test_the_operators_keep_their_contracts(groups):
     x, dy = (torch.randn(3, 5, 8, device=DEVICE) for _ in range(2))
@@ -147,6 +148,7 @@ def test_the_operators_keep_their_contracts(groups):
             torch.library.opcheck(torch.ops.veomni_hook.layer_norm_backward.default, call)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("variant", UPSTREAM)
 def test_equal_bits_from_run_to_run_and_for_a_row_in_any_batch(variant, dtype):

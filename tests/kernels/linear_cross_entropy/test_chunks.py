@@ -70,6 +70,7 @@ def operands(dtype: torch.dtype, vocab: int, hidden: int) -> tuple[list[torch.Te
     return [each.to(DEVICE, dtype) for each in given], target.to(DEVICE)
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_equals_the_reference(backend: ModuleType, size: tuple[int, int], dtype: torch.dtype) -> None:
@@ -79,6 +80,7 @@ def test_equals_the_reference(backend: ModuleType, size: tuple[int, int], dtype:
         assert_matches(*sides, given)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_equals_the_reference_for_every_objective(backend: ModuleType, name: str) -> None:
     given, target = operands(torch.float32, 1003, 16)

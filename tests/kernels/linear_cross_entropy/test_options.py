@@ -275,6 +275,7 @@ def in_a_thread(call):
     thread.join()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("run", [here, in_a_thread])
 @pytest.mark.parametrize("use_reentrant", [True, False])
 def test_a_recomputed_loss_has_the_options_of_its_forward(patched, use_reentrant, run, backend):

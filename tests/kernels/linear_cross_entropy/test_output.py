@@ -202,6 +202,7 @@ USES = {
 }
 
 
+@pytest.mark.sample(9)
 @pytest.mark.parametrize("use", USES.values(), ids=USES)
 def test_an_output_is_what_upstreams_is(made, use):
     _, output, expected = made

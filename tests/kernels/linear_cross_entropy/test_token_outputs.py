@@ -396,6 +396,7 @@ def test_auto_takes_what_upstream_would_be_faster_at(patched):
     assert isinstance(model.eval()(**batch()), LazyLogits)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("choice", ["torch", "auto"])
 @pytest.mark.parametrize("mode", ["train", pytest.param("eval", marks=pytest.mark.slow)])
 def test_compiled(patched, mode, choice):
@@ -412,6 +413,7 @@ def test_compiled(patched, mode, choice):
     assert output.to_tuple()[-1].shape == (2, 12)
 
 
+@pytest.mark.slow
 def test_compiled_code_that_cannot_have_the_fields(patched):
     _, model = pair(patched)
     model.config.token_outputs = True

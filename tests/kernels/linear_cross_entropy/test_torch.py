@@ -210,6 +210,7 @@ def test_auto_leaves_few_logits_to_upstream():
     assert chunked.loses(SimpleNamespace(), many, None, None, 4000, {}) is None
 
 
+@pytest.mark.sample(40)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", OBJECTIVES)
 @pytest.mark.parametrize("rows_at_once", [1, 1 << 20])
@@ -221,6 +222,7 @@ def test_objectives_and_statistics(name, dtype, rows_at_once, chunks, monkeypatc
     assert_matches(*sides, given)
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("wanted", [(True, False), (False, True), (True, True)])
 @pytest.mark.parametrize("softcap", [None, 3.0])

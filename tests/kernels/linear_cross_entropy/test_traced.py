@@ -62,6 +62,7 @@ def assert_equal(found, expected):
         close(got, wanted, 1e-4)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("backend", ["torch", "triton"])
 # Inductor needs a C++ compiler, and half a minute.
 @pytest.mark.parametrize("compiler", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
@@ -87,6 +88,7 @@ def test_auto_takes_the_kernel_where_it_beats_inductor(models):
     assert any(OP in target for target in operators(counter))
 
 
+@pytest.mark.slow
 def test_lengths_that_change_are_compiled_twice_at_most(models):
     pytest.importorskip("triton")
     upstream, model = models
@@ -270,6 +272,7 @@ def test_autocast(models):
         close(got, wanted, 3e-2)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("frozen", ["lm_head.", "model."])
 def test_frozen_parts_get_no_gradient(models, frozen):
     pytest.importorskip("triton")

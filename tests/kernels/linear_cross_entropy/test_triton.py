@@ -32,6 +32,7 @@ def small(monkeypatch):
     monkeypatch.setattr(kernels, "BLOCK", 128)
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_equals_the_reference(name, dtype):
@@ -40,6 +41,7 @@ def test_equals_the_reference(name, dtype):
     assert_matches(loss_of(kernels, target, objective), loss_of(reference, target, objective), given)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("wanted", [(True, False), (False, True), (True, True)])
 def test_tokens_equal_the_reference(wanted, dtype):

@@ -39,6 +39,7 @@ def loss(module, variant, mask, top_k=2):
     return lambda *logits: getattr(module, variant)(logits, logits[0].shape[1], top_k, mask)
 
 
+@pytest.mark.sample(8)
 @BACKENDS
 @VARIANTS
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)

@@ -35,6 +35,7 @@ def compared(kernel, tensors, lower=None, variant="channels", dtype=None, wanted
     assert_matches(lambda *them: one(*them, *rest), lambda *them: other(*them, *rest), tensors, wanted)
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("form", LOWER)

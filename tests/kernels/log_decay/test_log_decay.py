@@ -32,6 +32,7 @@ def compared(kernel, tensors, variant="softplus_and_sigmoid", tolerance=None):
     assert_matches(getattr(KERNELS[kernel], variant), formula, tensors, tolerance=tolerance)
 
 
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("variant", ["softplus", "softplus_and_sigmoid"])

@@ -53,6 +53,7 @@ def facts(cache):
     return facts_of(started(cache))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("case", ["plain", "dropout", "checkpointing"])
 def test_a_model_trains_as_with_peft_alone(facts, case):
     assert facts[case] == CLOSE
@@ -122,12 +123,14 @@ def test_quantised_layers_run_themselves_and_the_term_is_added(cache, kind):
     assert facts["prepared"] == {**ROUNDED, "difference": pytest.approx(0, abs=6e-2)}
 
 
+@pytest.mark.slow
 def test_a_model_of_modules_imported_before_the_hook_is_adopted(cache):
     facts = facts_of(started(cache, "late"))
     assert "Linear" in facts.pop("names") and facts.pop("isinstance")
     assert facts == CLOSE
 
 
+@pytest.mark.slow
 def test_two_ranks(cache):
     """DDP and FSDP2; where FSDP2 takes a part of a layer for itself, its hooks run."""
     for output in two_ranks(SCRIPT, cache, {"VEOMNI_CACHE_DIR": str(cache)}):

@@ -89,6 +89,7 @@ def assert_same(backend, name, **options):
     assert_matches(*side(backend, name, adapted), operands_of(backend, name, **options), tolerance=1e-5)
 
 
+@pytest.mark.sample(2)
 @both
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_results_and_every_gradient(backend, name):
@@ -102,12 +103,14 @@ def test_every_variant_of_the_torch_backend():
             assert_same(backend, name)
 
 
+@pytest.mark.sample(2)
 @both
 @pytest.mark.parametrize("rank", [1, 16, 20, pytest.param(96, marks=pytest.mark.slow), 256])
 def test_ranks(backend, rank):
     assert_same(backend, "gated", rank=rank)
 
 
+@pytest.mark.sample(2)
 @both
 @pytest.mark.parametrize("adapted", [(0,), (1,)], ids=["first", "second"])
 @pytest.mark.parametrize("name", ["gated", "biased_interleaved_alpha_gated"])
@@ -153,6 +156,7 @@ def test_frozen_weights_get_no_gradient(backend, monkeypatch):
         gradients(side(backend, "gated")[0], operands, [True, False, *[True] * 7])
 
 
+@pytest.mark.sample(3)
 @both
 @pytest.mark.parametrize("number", range(9))
 def test_each_gradient_by_itself(backend, number):
@@ -223,6 +227,7 @@ def test_second_derivatives_and_a_retained_graph(backend):
         close(one, other, 1e-4)
 
 
+@pytest.mark.slow
 def test_gradients_are_derivatives():
     backend = BACKENDS["torch"]
     operands = operands_of(backend, "gated", rank=2, dtype=torch.float64, tokens=4)
@@ -260,6 +265,7 @@ def test_several_adapters_of_one_weight():
     close(found, reference(x, ids, routing, total, down, torch.nn.functional.silu), 1e-5)
 
 
+@pytest.mark.sample(1)
 @both
 def test_the_operators_keep_their_contracts(backend):
     declared.kernel("moe_experts", "gated", backend.name)  # defines the operators

@@ -55,6 +55,7 @@ def test_every_variant_is_declared(backend):
     assert set(backend.declared) == {*forms.LAYOUTS, "gated_or_identity"} | composed
 
 
+@pytest.mark.sample(10)
 @every_variant
 @pytest.mark.parametrize("tokens", [1, 17, pytest.param(300, marks=pytest.mark.slow)])
 def test_equals_the_reference(backend, name, tokens):
@@ -66,12 +67,14 @@ def test_equals_the_reference(backend, name, tokens):
             backend.assert_same(name, backend.operands(name, dtype, tokens=tokens))
 
 
+@pytest.mark.sample(6)
 @some_layouts
 @pytest.mark.parametrize("other", [torch.bfloat16, torch.float64], ids=str)
 def test_routing_weights_of_another_dtype(backend, name, other):
     backend.assert_same(name, backend.operands(name, torch.float32, other))
 
 
+@pytest.mark.sample(16)
 @every_layout
 @pytest.mark.parametrize(
     "ids",
@@ -118,6 +121,7 @@ def test_memory_that_nobody_writes_does_not_show(backend, name, monkeypatch):
         assert not grad[[0, 2, 4]].any() and grad[[1, 3]].any() and not grad.isnan().any()
 
 
+@pytest.mark.sample(6)
 @every(of_torch_or(LAYOUTS), soon=SOME_LAYOUTS.__contains__, of_all=True)
 @pytest.mark.parametrize("wanted", range(6))
 def test_gradients_only_where_wanted(backend, name, wanted):
@@ -132,6 +136,7 @@ def test_gradients_only_where_wanted(backend, name, wanted):
     backend.assert_same(name, operands, wanted=some)
 
 
+@pytest.mark.sample(3)
 @some_layouts
 def test_operands_that_are_not_contiguous(backend, name):
     operands = backend.operands(name)
@@ -142,12 +147,14 @@ def test_operands_that_are_not_contiguous(backend, name):
         backend.assert_same(name, changed)
 
 
+@pytest.mark.sample(3)
 @some_layouts
 def test_a_gradient_that_is_expanded(backend, name):
     total, expected = (lambda *x, side=side: side(*x).sum() for side in backend.sides(name))
     assert_matches(total, expected, backend.operands(name))
 
 
+@pytest.mark.sample(10)
 @every(of_torch_or(["gated", "ungated"], COMPOSED | ALPHA), soon="gated".__eq__)
 @pytest.mark.parametrize("activation", FUNCTIONS)
 def test_every_activation(backend, name, activation):
@@ -155,6 +162,7 @@ def test_every_activation(backend, name, activation):
     assert_matches(*backend.sides(name, *rest), backend.operands(name), tolerance=1e-5)
 
 
+@pytest.mark.sample(5)
 @every(lambda backend: [name for name in backend.stacked if LIMIT in CASES[name].rest])
 @pytest.mark.parametrize("limit", [0.25, pytest.param(7, marks=pytest.mark.slow), float("inf")])
 def test_what_stands_at_the_limit_has_its_gradient(backend, name, limit):
@@ -165,6 +173,7 @@ def test_what_stands_at_the_limit_has_its_gradient(backend, name, limit):
     assert_matches(*backend.sides(name, *rest), operands)
 
 
+@pytest.mark.sample(6)
 @some_layouts
 @pytest.mark.parametrize("cast", [False, True], ids=["float32", "low"])
 def test_under_autocast(backend, name, cast):
@@ -188,6 +197,7 @@ def test_second_derivatives(backend, name):
     assert_matches(ours, expected, backend.operands(name, tokens=5), tolerance=1e-4)
 
 
+@pytest.mark.sample(4)
 @every(of_torch_or(["gated"]))
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_with_activation_checkpointing(backend, name, reentrant):
@@ -196,6 +206,7 @@ def test_with_activation_checkpointing(backend, name, reentrant):
     assert_matches(kept, side, backend.operands(name), exact=True)
 
 
+@pytest.mark.sample(2)
 @every(of_torch_or(sorted(SOME_LAYOUTS), COMPOSED), soon=SOME_LAYOUTS.__contains__, of_all=True)
 @pytest.mark.parametrize("dynamic", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_is_traced_without_a_graph_break(backend, name, dynamic):
@@ -206,6 +217,7 @@ def test_is_traced_without_a_graph_break(backend, name, dynamic):
         assert_matches(compiled, side, backend.operands(name, tokens=tokens), exact=True)
 
 
+@pytest.mark.sample(3)
 @some_layouts
 def test_equal_bits_from_run_to_run(backend, name):
     operands = backend.operands(name, tokens=40)

@@ -203,6 +203,7 @@ def test_gluon_is_not_imported_before_it_is_used():
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=600)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(gluon_choice._release_refuses() is not None, reason="another Gluon")
 @pytest.mark.skipif(sys.platform != "linux", reason="Triton is for Linux")
 @pytest.mark.parametrize("which", ["few", pytest.param("all", marks=pytest.mark.slow)])

@@ -183,6 +183,7 @@ ROUTINGS = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("routing", ROUTINGS)
 @pytest.mark.parametrize("low", [False, True])
 @pytest.mark.parametrize("backend", ["torch", "triton"])

@@ -32,6 +32,7 @@ def _seeded():
     torch.manual_seed(5)
 
 
+@pytest.mark.sample(2)
 @every_layout
 @pytest.mark.parametrize("wanted", [None, "hidden_states", "weights"])
 def test_rows_that_are_copied_into_order_first(name, wanted, monkeypatch):
@@ -63,6 +64,7 @@ def test_of_what_is_frozen_no_gradient_is_computed(piece, frozen, monkeypatch):
         assert_same("gated", operands)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("sizes", [(1, 1), (33, 17), (64, 48)])
 @some_layouts
 def test_sizes(name, sizes):

@@ -179,6 +179,7 @@ def test_equals_the_reference_in_16_bits(name, dtype):
     check(name, "sentinel", dtype)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("which", IDS)
 def test_however_rows_are_spread(which):
     check("biased_interleaved" if which == "one hot" else "silu", which)
@@ -204,6 +205,7 @@ def test_gate_and_up_need_not_be_kept(name):
     assert kept is not None and nothing is None and torch.equal(alone[:rows], h[:rows])
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("sizes", [(24, 20), (21, 19)])
 @first(["silu", "transposed", "biased_interleaved"], "biased_interleaved")
 def test_rows_copied_into_order_first_give_the_same_bits(name, sizes):

@@ -112,6 +112,7 @@ def _at(routing, places, logits):
     return weights, indices
 
 
+@pytest.mark.sample(16)
 @BACKENDS
 @EVERY_KIND
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -121,6 +122,7 @@ def test_equals_the_reference(module, kind, dtype, experts, top_k):
     assert_routes_alike(module, kind, logits, bias, top_k)
 
 
+@pytest.mark.sample(8)
 @BACKENDS
 @EVERY_KIND
 @pytest.mark.parametrize(
@@ -254,6 +256,7 @@ def test_nan_spoils_its_own_token(module, normalise):
     assert torch.equal(found.isnan(), expected.isnan())
 
 
+@pytest.mark.sample(3)
 @BACKENDS
 @EVERY_KIND
 def test_is_traced_without_a_graph_break(module, kind):
@@ -429,6 +432,7 @@ def test_nothing_waits_for_the_device(module, kind):
 GIVEN = pytest.mark.parametrize("module", [given, plain, fused], ids=["given", "torch", "triton"])
 
 
+@pytest.mark.sample(16)
 @GIVEN
 @EVERY_KIND
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -42,6 +42,7 @@ def stepped(run, block):
 
 
 # Where nobody chose, Triton's, which Inductor's were measured not to beat.
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("backend", ["torch", pytest.param("triton", marks=pytest.mark.slow), "auto"])
 @pytest.mark.parametrize("family", BLOCKS)
 def test_one_graph_with_upstreams_gradients(family, backend, anywhere, tmp_path):

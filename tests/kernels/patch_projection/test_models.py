@@ -110,6 +110,7 @@ def outcomes(model: Any) -> list[tuple[str, str]]:
     return [(row.backend, row.reason) for row in explain(model).rows if row.op == OP]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_models_train_as_upstream(modules, family):
     theirs, ours = pair(modules, family)

@@ -179,6 +179,7 @@ def test_autocast(name, dtypes):
         assert pair(name)[0](*given).dtype is torch.bfloat16
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["one block of 3 dimensions", "an image with a remainder"])
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_compiles_without_a_break(name, dynamic):

@@ -29,6 +29,7 @@ def test_equals_the_reference(variant, further, dtype):
     assert_matches(*sides(variant, tables), given)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("variant", OP.variants)
 def test_is_traced(variant):
     given, tables = operands(variant)

@@ -57,6 +57,7 @@ def every(kinds, first):
     return [pytest.param(*kind, marks=[] if first(*kind) else pytest.mark.slow) for kind in kinds]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("variant", "dtype"),
     every(product(OP.variants, DTYPES), lambda variant, dtype: dtype is torch.float32 or variant == WHOLE),
@@ -67,6 +68,7 @@ def test_equals_the_reference(variant, dtype):
     assert_matches(*sides(variant, tables), given, tolerance=TOLERANCE.get(dtype))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_sizes(size):
     given, tables = operands(size, batches=size[0])
@@ -92,6 +94,7 @@ MIXED = [
 ]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("variant", "dtypes"),
     every(product(OP.variants, MIXED), lambda variant, dtypes: variant in {WHOLE, PARTIAL}),
@@ -200,6 +203,7 @@ def test_a_table_of_another_width_is_upstreams_error():
             side(*given)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("joined", [True, False])
 def test_the_operators_keep_their_contracts(joined):
     (q, k, *weights), tables = operands((2, 4, 2, 3, 8, 6), batches=2)

@@ -22,6 +22,7 @@ def test_every_variant_has_a_kernel():
     assert set(KERNELS) - set(BY_OPERATOR) == {"without_cast", "unweighted_rounded_scale", "inverse_rms"}
 
 
+@pytest.mark.sample(32)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", [(3, 5, 7), (2, 0, 8), (6,), (2, 1, 1, 1, 1, 1, 1, 2, 4)], ids=str)
 @pytest.mark.parametrize("variant", KERNELS)
@@ -72,6 +73,7 @@ def test_gradients_only_where_wanted(wanted):
     assert_matches(ours, reference, [torch.randn(4, 9), torch.rand(9)], wanted)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("variant", BY_OPERATOR)
 def test_compiles_without_a_break(variant):
     ours, reference = pair("npu", variant, 8)

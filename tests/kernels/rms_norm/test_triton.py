@@ -36,6 +36,7 @@ def test_every_variant_has_a_kernel():
     assert VARIANTS == sorted(registry.ops()["rms_norm"].variants)
 
 
+@pytest.mark.sample(19)
 @pytest.mark.parametrize(
     ("shape", "dtype"),
     [
@@ -114,6 +115,7 @@ SPLIT = [
 ]  # fmt: skip
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
     "columns", [23, *(pytest.param(each, marks=pytest.mark.slow) for each in (17, 24, 161))]
@@ -135,6 +137,7 @@ def test_two_blocks_take_strides(split_early, variant):
     assert_matches(*turned, [torch.randn(4, 23, 6, device=DEVICE).transpose(1, 2), *weight])
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("variant", SPLIT)
 def test_two_blocks_have_equal_bits_in_any_batch(split_early, variant, dtype):
@@ -196,6 +199,7 @@ def test_parts_cover_a_row():
             assert ahead == bool(found.lines) and not tiles.wide(columns, size, fetched=False).lines
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("weight_dtype", [torch.float32, None], ids=str)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_rounds_where_upstream_rounds(variant, weight_dtype):
@@ -209,6 +213,7 @@ def test_rounds_where_upstream_rounds(variant, weight_dtype):
     assert other.float().mean() < 0.01
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize(
     "dtypes", [(torch.bfloat16, torch.float32), (torch.float32, torch.bfloat16)], ids=str
@@ -280,6 +285,7 @@ def test_equal_bits_from_run_to_run_and_for_a_row_in_any_batch(variant, dtype):
     assert_batch_invariant(pair(variant, 130)[0], rows, weights)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_compiles_without_a_break(variant):
     ours, upstream = pair(variant, 48)

@@ -153,6 +153,7 @@ def test_every_variant_is_tested():
     assert {each.variant for each in registry.kernels("rotary")} == {*OP.variants}
 
 
+@pytest.mark.sample(27)
 @pytest.mark.parametrize(
     "dtypes", [(Q, Q, Q), (K, K, K), (Q, K, Q), (K, Q, K), (K, K, Q), (Q, Q, K)], ids=str
 )

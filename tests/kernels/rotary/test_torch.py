@@ -184,6 +184,7 @@ KINDS = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "variant",
     [

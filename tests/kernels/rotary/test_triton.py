@@ -37,6 +37,7 @@ def test_declared():
     assert len(FUSED) == 29
 
 
+@pytest.mark.sample(14)
 @pytest.mark.parametrize(
     "dtypes",
     [
@@ -52,6 +53,7 @@ def test_has_the_references_bits(variant, dtypes):
     assert_matches(ours, upstream, xs, exact=same)
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize(
     "shape",
     [
@@ -100,6 +102,7 @@ def layouts():
     }
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("incoming", layouts())
 @pytest.mark.parametrize("given", layouts())
 @pytest.mark.parametrize("variant", ["half_split", pytest.param("pairs_to_halves", marks=pytest.mark.slow)])
@@ -207,6 +210,7 @@ def test_second_derivative():
     torch.testing.assert_close(*found)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("dtype", [F32, B16])
 def test_a_rows_bits_depend_on_that_row_alone(dtype):
     cos, sin = tables("half_split", 4, 37, 64, dtype)

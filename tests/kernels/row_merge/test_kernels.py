@@ -69,6 +69,7 @@ def assert_merges(
     )  # fmt: skip
 
 
+@pytest.mark.sample(15)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("name", MASKS)
 @pytest.mark.parametrize("surplus", [0, 3])
@@ -142,6 +143,7 @@ def upstream_added(hidden_states: torch.Tensor, mask: torch.Tensor, source: torc
     return hidden_states
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     "dtypes", [(torch.float32,) * 2, (torch.bfloat16,) * 2, (torch.bfloat16, torch.float32)], ids=str
 )
@@ -273,6 +275,7 @@ def test_upstreams_code_is_preferred_on_a_cpu():
     assert rules.loses(None, SimpleNamespace(device=torch.device("cuda")), M, S, METHOD) is None
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("backend", ["torch", "triton"])
 def test_compiles_without_a_break(backend):
     call, added = kernel(backend, "rows"), kernel(backend, "rows_added")

@@ -70,6 +70,7 @@ def answers(patched: ModuleType, model: Any) -> dict[str, set[tuple[str, str]]]:
     return found
 
 
+@pytest.mark.sample(2)
 @pytest.mark.usefixtures("anywhere")
 @pytest.mark.parametrize("backend", ["torch", "triton", "reference"])
 @pytest.mark.parametrize("name", FAMILIES)

@@ -214,6 +214,7 @@ class TestEntryPoints:
         code = "from veomni_hook.cli.app import main\nsys.argv = ['veomni-hook', 'kernels', '--json']\nmain()"
         assert '"backend": "theirs"' in announce("theirs", code).stdout
 
+    @pytest.mark.sample(2)
     @pytest.mark.parametrize(
         ("value", "said"),
         [
@@ -287,6 +288,7 @@ class TestEntryPoints:
         )
         assert announce("theirs:REFERENCE", code).stdout == "theirs:run True\n"
 
+    @pytest.mark.slow
     def test_code_that_fails_at_a_call_leaves_the_plugin_out_under_auto(self, announce):
         code = (
             "import logging\nfrom veomni_hook.errors import KernelError\n"

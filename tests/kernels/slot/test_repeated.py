@@ -67,6 +67,7 @@ def run(model, inputs, way, change=CHANGES["nothing"], *, backward=1, early_stop
     return {name: weight.grad / backward for name, weight in model.named_parameters()}
 
 
+@pytest.mark.sample(4)
 @tells_hooks
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)

@@ -29,11 +29,13 @@ def all_close(answers, cases):
         assert {case: far for case, far in answer.items() if max(far.values()) >= CLOSE} == {}, rank
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.slow), 4])
 def test_any_routing_is_that_of_one_process(crew, size):
     all_close(crew(size).run("cases:layers_of", cases=CASES), CASES)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", ["Qwen3Moe", "GptOss"])
 @pytest.mark.parametrize("implementation", ["eager", "grouped_mm", "batched_mm"])
 def test_transformers_own_experts_run_on_the_receiving_rank(two, kind, implementation):
@@ -48,6 +50,7 @@ def test_few_of_many_places(four, kind):
     close(four.run("cases:layer", case="random", kind=kind, k=8))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("perturbed", ["", "noise", "order"])
 def test_a_recompute_dispatches_as_its_forward_did(two, perturbed, reentrant):

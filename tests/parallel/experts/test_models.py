@@ -15,6 +15,7 @@ def check(crew, **arguments):
             assert answer[kind]["gradient"] < CLOSE, (rank, kind, answer)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("size", "ep"),
     [(2, 2), pytest.param(4, 2, marks=pytest.mark.slow), pytest.param(4, 4, marks=pytest.mark.slow)],
@@ -25,6 +26,7 @@ def test_loss_and_gradients_are_those_of_one_process(crew, family, size, ep):
 
 
 # A checkpoint computes again what runs without one, so both ways are tried of experts alone.
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("what", "checkpointing"),
     [

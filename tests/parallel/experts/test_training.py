@@ -7,6 +7,7 @@ import pytest
 CLOSE = 1e-5
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("family", ["Qwen3Moe", "GptOss"])
 @pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_five_steps_are_those_of_one_process(crew, family, size):
@@ -16,6 +17,7 @@ def test_five_steps_are_those_of_one_process(crew, family, size):
         assert answer["parameters"] < 1e-4
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("power", ["2", pytest.param("1", marks=pytest.mark.slow), "inf"])
 def test_the_norm_over_meshes(four, power):
     for answer in four.run("training_cases:clip", ep=2, kind=power):
@@ -29,6 +31,7 @@ def test_a_norm_that_is_not_finite_is_so_on_all_ranks(four):
         assert answer == {"finite": False, "raised": True, "meshes": 2}
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("distributed", [False, True])
 @pytest.mark.parametrize(("ep", "other"), [(2, 4), pytest.param(4, 2, marks=pytest.mark.slow)])
 def test_a_checkpoint_loads_on_another_mesh_and_without_this_package(four, ep, other, distributed):
@@ -36,6 +39,7 @@ def test_a_checkpoint_loads_on_another_mesh_and_without_this_package(four, ep, o
         assert answer == {"other mesh": 0.0, "one process": 0.0}
 
 
+@pytest.mark.slow
 def test_training_goes_on_on_another_mesh(four):
     for answer in four.run("training_cases:optimizer", ep=2, other=4):
         assert answer["far"] < 1e-4

@@ -129,6 +129,7 @@ def expressions(draw: st.DrawFn, depth: int = 4) -> str:
     return draw(st.sampled_from(_FORMS)).format(*parts)
 
 
+@pytest.mark.slow
 @given(expressions(), st.integers(20, 100), st.sampled_from(["", "    ", "\t"]))
 def test_the_tree_stays(expression: str, width: int, indent: str) -> None:
     text = f"{indent}first, second = {expression}\n{indent}return_ = 1"
