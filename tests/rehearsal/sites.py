@@ -21,12 +21,6 @@ __all__ = ["Became", "Found", "became", "found"]
 
 #: Operands without which no number is another: sizes are read one by one, and a tower may be called twice.
 _HELPS = ("elsewhere", "precomputed")
-#: What a fusion of several statements is without it: routed, each by itself, and counted there.
-_PARTS = {
-    "add_rms_norm": ("rms_norm",),
-    "add_layer_norm": ("layer_norm", "nn_layer_norm"),
-    "qk_norm_rotary": ("rms_norm", "rotary"),
-}
 #: Operands that name fields of outputs, which keep their names where parameters get others.
 _FIELDS = ("outputs",)
 
@@ -141,9 +135,6 @@ def _unrouted(one: Found, before: list[Found], left: list[Found], known: set[tup
         if not e.routed and e.site.op == one.site.op and e.site.target not in former
     ]
     reason = next((each for each in reasons if each), "")
-    parts = _PARTS.get(one.site.op, ())
-    if not reason and any(each.routed and each.site.op in parts for each in before):
-        return Became(*one.key, "otherwise", "its parts are not fused")
     return Became(*one.key, "missed" if reason else "lost", reason)
 
 

@@ -99,7 +99,7 @@ FORMS = {
         if pixel_values is not None:
             first = self.get_image_features(pixel_values, image_grid_thw)
             given["image"] = first
-        kept = given[f"image"]
+        kept = given["image"]
         inputs_embeds = inputs_embeds + kept.pooler_output + kept.last_hidden_state.shape[1]
 """,
         ("pixel_values is None", "(pixel_values, image_grid_thw)", '("pooler_output",)'),

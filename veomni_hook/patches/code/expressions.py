@@ -6,19 +6,10 @@ Evaluating a plain expression twice, or earlier than in the source, gives the sa
 from __future__ import annotations
 
 import ast
-from copy import deepcopy
 
 from veomni_hook.patches.code.walk import child_nodes
 
-__all__ = [
-    "chain",
-    "compared_with_none",
-    "decorator_name",
-    "is_plain",
-    "last_name",
-    "own_attribute",
-    "spelled",
-]
+__all__ = ["chain", "compared_with_none", "decorator_name", "is_plain", "last_name", "own_attribute"]
 
 _PARTS = (
     ast.Name,
@@ -56,18 +47,6 @@ def chain(node: ast.AST) -> str:
             return ""
         node = node.value
     return ".".join([node.id, *reversed(parts)]) if isinstance(node, ast.Name) else ""
-
-
-def spelled(node: ast.AST) -> str:
-    """The text of code in which ``f"name"``, an f-string without fields, is the constant that it is."""
-    text = ast.unparse(node)
-    return ast.unparse(_Constants().visit(deepcopy(node))) if "f'" in text or 'f"' in text else text
-
-
-class _Constants(ast.NodeTransformer):
-    def visit_JoinedStr(self, node: ast.JoinedStr) -> ast.expr:
-        texts = [str(part.value) for part in node.values if isinstance(part, ast.Constant)]
-        return ast.Constant("".join(texts)) if len(texts) == len(node.values) else node
 
 
 def last_name(node: ast.AST) -> str:

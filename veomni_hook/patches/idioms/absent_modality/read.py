@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from veomni_hook.patches.code.document import FunctionNode
-from veomni_hook.patches.code.expressions import compared_with_none, own_attribute, spelled
+from veomni_hook.patches.code.expressions import compared_with_none, own_attribute
 from veomni_hook.patches.code.scope import bound_names, parameter_names, read_names
 from veomni_hook.patches.code.statements import blocks
 from veomni_hook.patches.code.walk import calls_in, contains, in_text_order, walk_ast
@@ -236,15 +236,15 @@ def _outputs(forward: FunctionNode, condition: ast.If, call: ast.Call) -> tuple[
     targets += [each.target for each in places if isinstance(each, ast.AnnAssign)]
     if not targets or isinstance(targets[0], ast.Tuple | ast.List):
         raise Missed("what becomes of its result is not known", call)
-    held = {spelled(targets[0])}
+    held = {ast.unparse(targets[0])}
     assigned = in_text_order(node for node in walk_ast(forward) if isinstance(node, ast.Assign))
     # Not `outputs = None` before it: None has no attributes.
-    values = [node for node in assigned if spelled(node.value) != "None"]
-    times = Counter(spelled(each) for node in values for each in node.targets)
+    values = [node for node in assigned if ast.unparse(node.value) != "None"]
+    times = Counter(ast.unparse(each) for node in values for each in node.targets)
     for node in values:
-        if spelled(node.value) in held:
-            held |= {name for each in node.targets if times[name := spelled(each)] == 1}
+        if ast.unparse(node.value) in held:
+            held |= {name for each in node.targets if times[name := ast.unparse(each)] == 1}
     apart = {id(each.func) for each in calls_in(forward)}
     apart |= {id(each.value) for each in in_order(forward) if each.attr == "shape"}
     attributes = (each for each in in_order(forward) if id(each) not in apart)
-    return tuple(dict.fromkeys(each.attr for each in attributes if spelled(each.value) in held))
+    return tuple(dict.fromkeys(each.attr for each in attributes if ast.unparse(each.value) in held))
