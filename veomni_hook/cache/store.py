@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
 
 from veomni_hook.cache import entry, lease, location
 from veomni_hook.cache.inputs import check_inputs
@@ -280,8 +281,12 @@ def _holds(root: Root, name: str, data: bytes) -> bool:
 
 
 def _write_manifest(root: Root, manifest: entry.Manifest) -> None:
-    root.make_folders(entry.KEYS)
-    root.write(f"{entry.KEYS}/{manifest.key}", manifest.encode())
+    # `clear` removes the folder of keys whenever it is empty, and no lock says that a key is coming.
+    for _ in range(_ATTEMPTS):
+        root.make_folders(entry.KEYS)
+        with suppress(FileNotFoundError):
+            return root.write(f"{entry.KEYS}/{manifest.key}", manifest.encode())
+    raise Vanished(f"{entry.KEYS} is removed again and again")
 
 
 def _reason(error: OSError | Defect, root: str) -> str:
