@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from veomni_hook.cache import lease
+from veomni_hook.cache import entry, lease
 from veomni_hook.cache.inventory import TRASH_PREFIX
 from veomni_hook.cache.store import Hit, Miss, Store
 from veomni_hook.cache.trusted_folder import Root
@@ -230,6 +230,22 @@ def test_publishing_and_clearing_at_once_never_break_each_other(
         assert clearer.wait() == 0
         assert clearer.stdout is not None
         clearer.stdout.close()
+
+
+def test_a_folder_of_keys_that_is_removed_before_each_write_is_made_again(
+    store: Store, publish: Publisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_folders = Root.make_folders
+    left = iter(range(15))
+
+    def removed(root: Root, name: str) -> None:
+        make_folders(root, name)
+        if name == entry.KEYS and next(left, None) is not None:
+            root.rmdir(name)
+
+    monkeypatch.setattr(Root, "make_folders", removed)
+    assert isinstance(publish(store), Hit)
+    assert next(left, None) is None
 
 
 def test_an_entry_that_is_published_again_while_it_is_cleared_stays(
