@@ -59,7 +59,6 @@ def commands() -> set[str]:
     return {*re.findall(r"`veomni-hook ([a-z]+)", README), *re.findall(r"`([a-z]+)[` ]", others)}
 
 
-@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", sorted(commands()))
 def test_every_command_that_it_names_exists(name, tmp_path):
     assert name in veomni_hook(tmp_path, name, "--help")

@@ -120,7 +120,6 @@ finally:
 """
 
 
-@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("words", "expected"),
     [

@@ -78,7 +78,6 @@ def _expected(family: str) -> PatchedSource:
     return _patched(_upstream(family), family)
 
 
-@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("family", "layout"),
     [*((family, "tabs") for family in FAMILIES), *(("mixtral", layout) for layout in [*LAYOUTS][1:])],

@@ -136,7 +136,6 @@ def check(function: ast.FunctionDef, expected: str, truth: list[object]) -> bool
     return False
 
 
-@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", BODIES)
 def test_every_small_change(name: str) -> None:
     function = parsed(BODIES[name])
@@ -149,7 +148,6 @@ def test_every_small_change(name: str) -> None:
     assert sum(told) > 0.8 * len(told)
 
 
-@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", BODIES)
 def test_pairs_of_changes(name: str) -> None:
     function = parsed(BODIES[name])

@@ -246,7 +246,6 @@ def mlp(code: str) -> list[tuple[str, str]]:
     return [(IN_MLP, f"        {code}\n{IN_MLP}")]
 
 
-@pytest.mark.sample(8)
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [

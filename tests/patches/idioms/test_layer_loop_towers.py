@@ -171,7 +171,6 @@ FAMILIES = (
 )
 
 
-@pytest.mark.sample(2)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_towers_of_the_installed_release(family: str) -> None:
     text = (MODELS / family / f"modeling_{family}.py").read_text(encoding="utf-8")

@@ -244,7 +244,6 @@ def run(scope, state, **kwargs):
     return model, output, {name: parameter.grad for name, parameter in model.named_parameters()}
 
 
-@pytest.mark.sample(11)
 @pytest.mark.parametrize("backend", ["torch", "reference"])
 @pytest.mark.parametrize("name", ROUTED)
 def test_a_routed_forward_computes_the_same(name, backend):

@@ -220,7 +220,6 @@ def test_every_formula_is_routed(name):
     assert guard in text or guard in in_lines(text)
 
 
-@pytest.mark.sample(11)
 @pytest.mark.parametrize("backend", ["reference", "eager"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", FORMULAS)

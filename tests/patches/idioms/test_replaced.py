@@ -126,7 +126,6 @@ def check(below: str, lost: list[str], *, only: bool) -> None:
 
 
 # Every form of replacement for one method, and some forms for every method.
-@pytest.mark.sample(11)
 @pytest.mark.parametrize(
     ("place", "form"),
     [(("SomeRMSNorm", "_norm"), form) for form in METHOD]
@@ -137,7 +136,6 @@ def test_a_method_that_is_replaced(place: tuple[str, str], form: str) -> None:
     check(form.format(*place), METHODS[place], only=not any(word in form for word in several))
 
 
-@pytest.mark.sample(6)
 @pytest.mark.parametrize(
     ("name", "form"),
     [("rotate_half", form) for form in NAME]

@@ -55,7 +55,6 @@ def test_every_formula_is_routed(variant: str, number: int) -> None:
     assert site.captures["eps"] in ("self.eps", "self.variance_epsilon")
 
 
-@pytest.mark.sample(12)
 @pytest.mark.usefixtures("_references")
 @pytest.mark.parametrize("dtypes", DTYPES, ids=str)
 @pytest.mark.parametrize(("variant", "number"), CASES)

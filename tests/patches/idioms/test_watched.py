@@ -41,7 +41,6 @@ def patched(module: str) -> str:
     return patch_source(Path(path).read_text(encoding="utf-8"), [], origin, idioms=True).text
 
 
-@pytest.mark.sample(2)
 @pytest.mark.parametrize("module", names(FAMILIES))
 def test_every_skipped_definition_is_compared(module):
     text = patched(module)
@@ -59,7 +58,6 @@ def test_every_skipped_definition_of_every_family_is_compared():
     assert slots > 500 and found == {}
 
 
-@pytest.mark.sample(2)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_each_comparison_is_missed_where_it_is_left_out(family):
     (module,) = names((family,))
