@@ -21,6 +21,12 @@ __all__ = ["Became", "Found", "became", "found"]
 
 #: Operands without which no number is another: sizes are read one by one, and a tower may be called twice.
 _HELPS = ("elsewhere", "precomputed")
+#: What a fusion of several statements is without it.
+_PARTS = {
+    "add_rms_norm": ("rms_norm",),
+    "add_layer_norm": ("layer_norm", "nn_layer_norm"),
+    "qk_norm_rotary": ("rms_norm", "rotary"),
+}
 #: Operands that name fields of outputs, which keep their names where parameters get others.
 _FIELDS = ("outputs",)
 
@@ -121,11 +127,11 @@ def became(before: list[Found], after: list[Found], names: Mapping[str, str]) ->
             left = [each for each in left if each is not moved[0]]
             results.append(Became(*one.key, "routed", f"as {moved[0].site.target}"))
             continue
-        results.append(_unrouted(one, before, left, known))
+        results.append(_unrouted(one, before, after, left))
     return results
 
 
-def _unrouted(one: Found, before: list[Found], left: list[Found], known: set[tuple[str, str]]) -> Became:
+def _unrouted(one: Found, before: list[Found], after: list[Found], left: list[Found]) -> Became:
     reasons = [e.site.reason for e in left if e.key == one.key and not e.routed]
     # Its code, or what it calls, may be elsewhere now.
     former = {e.site.target for e in before if not e.routed and e.site.op == one.site.op}
@@ -135,6 +141,8 @@ def _unrouted(one: Found, before: list[Found], left: list[Found], known: set[tup
         if not e.routed and e.site.op == one.site.op and e.site.target not in former
     ]
     reason = next((each for each in reasons if each), "")
+    if not reason and {e.site.op for e in after if e.routed} & {*_PARTS.get(one.site.op, ())}:
+        return Became(*one.key, "otherwise", "its parts are not fused")
     return Became(*one.key, "missed" if reason else "lost", reason)
 
 

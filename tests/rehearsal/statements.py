@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import copy
 from collections.abc import Iterator
+from functools import reduce
 
 from tests.rehearsal.code import (
     Rewrite,
@@ -65,7 +66,7 @@ def temporaries_inlined(rewrite: Rewrite) -> None:
 
 
 def walrus(rewrite: Rewrite) -> None:
-    """``x = value`` inside of the next statement; texts as f-strings."""
+    """``x = value`` inside of the next statement; f-strings as sums of texts."""
     for _, block, statement, after, node in _pairs(rewrite):
         # What a comprehension loops over may hold none.
         if rewrite.chance() and not any(isinstance(each, COMPREHENSIONS) for each in ast.walk(after)):
@@ -76,20 +77,25 @@ def walrus(rewrite: Rewrite) -> None:
         for node in list(ast.walk(function)):
             if isinstance(node, ast.Call | ast.Subscript | ast.Compare):
                 for each in ast.iter_child_nodes(node):
-                    if isinstance(each, ast.Constant) and type(each.value) is str and id(each) not in inside:
+                    if isinstance(each, ast.JoinedStr) and len(each.values) > 1 and id(each) not in inside:
                         if rewrite.chance():
-                            put(node, each, ast.JoinedStr([each]))
+                            texts = [
+                                v if isinstance(v, ast.Constant) else ast.JoinedStr([v]) for v in each.values
+                            ]
+                            put(
+                                node, each, reduce(lambda one, other: ast.BinOp(one, ast.Add(), other), texts)
+                            )
 
 
 def _texts_to_keep(node: ast.AST) -> Iterator[ast.AST]:
-    """What is below annotations, defaults and f-strings."""
+    """What is below annotations, defaults, and the fields of f-strings."""
     roots: list[ast.AST | None] = []
     if isinstance(node, ast.FunctionDef):
         roots = [node.args, node.returns, *node.decorator_list]
     elif isinstance(node, ast.AnnAssign):
         roots = [node.annotation]
     elif isinstance(node, ast.JoinedStr):
-        roots = [node]
+        roots = [*node.values]
     for root in roots:
         if root is not None:
             yield from ast.walk(root)

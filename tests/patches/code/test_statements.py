@@ -117,6 +117,27 @@ def test_only_plain_assignments_of_init_to_self() -> None:
     assert found == {"a": "n", "f": "Linear(n)", "g": "Linear(n)"}
 
 
+def test_locals_that_are_bound_once_and_methods_that_init_calls() -> None:
+    (node,) = ast.parse(
+        "class A:\n"
+        "    def __init__(self, n, wide):\n"
+        "        kept = Linear(n)\n"
+        "        self.a = kept\n"
+        "        wide = Linear(2 * n)\n"
+        "        self.b = wide\n"
+        "        self.build()\n"
+        "    def build(self):\n"
+        "        self.c: int = 1\n"
+        "        self.d = Linear(3)\n"
+        "        self.__init__(1, 2)\n"
+        "    def later(self):\n"
+        "        self.e = 2\n"
+    ).body
+    assert isinstance(node, ast.ClassDef)
+    found = {name: ast.unparse(value) for name, value in initialised(node)}
+    assert found == {"a": "Linear(n)", "b": "wide", "d": "Linear(3)"}
+
+
 def test_a_class_without_init() -> None:
     (node,) = ast.parse("class A: pass").body
     assert isinstance(node, ast.ClassDef)

@@ -295,7 +295,9 @@ def test_other_names_count_where_projections_are_multiplied():
         "    def forward(self, x, y):\n        return F.silu(self.gate(x)) * y\n"
     )
     named = text.replace("F.silu(self", "F.silu(input=self")
-    for each in (text, named):
+    local = text.replace("self.w3 = nn.Linear(2, 2)", "made = nn.Linear(2, 2)\n        self.w3 = made")
+    walrus = text.replace("* self.w3(x)", "* (up := self.w3(x))")
+    for each in (text, named, local, walrus):
         assert [site.target for site in sites(each)] == ["SomeBlock.forward"]
 
 

@@ -177,6 +177,11 @@ def test_a_near_miss_is_not_routed(change: str) -> None:
     assert site.status is Status.MISSED and "nearest is" in site.reason
 
 
+def test_a_name_for_what_is_subtracted() -> None:
+    named = "def forward(self, h):\n    kept = h.mean(-1, keepdim=True)\n    mean = kept\n    return h - mean"
+    assert only(module(named)).status is Status.MISSED
+
+
 def test_what_is_no_candidate() -> None:
     scaled = "def forward(self, h):\n    return h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + self.eps)"
     assert not sites(module(scaled)), "no mean is subtracted"

@@ -570,7 +570,8 @@ class Language:
 
 
 def test_other_losses_are_listed_too():
-    (site,) = idiom.find(ModuleView(Document(LISTED)))
+    site, apart = idiom.find(ModuleView(Document(LISTED)))
+    assert apart.target == "Language.compute" and "in another method than forward" in apart.reason
     assert site.target == "Detector.forward" and site.status is Status.MISSED and site.counted
     assert site.reason.startswith(idiom.NOT_CAUSAL) and "self.device, self.config, boxes=" in site.reason
     assert idiom.NOT_CAUSAL in idiom.CANDIDATES

@@ -207,11 +207,17 @@ def test_additions_in_functions_are_missed():
     assert "belongs to no module" in site_of(text, added).reason
 
 
+def test_additions_with_a_name_for_the_rows_are_candidates():
+    text = DEEPSTACK.replace("local_this = x[mask, :] + s", "rows = x[mask, :]\nlocal_this = rows + s")
+    assert site_of(module(text), added).lineno
+
+
 @pytest.mark.parametrize("size", ["mask.sum(), 6", "mask.sum(), 6).to(x.device"])
 def test_joins_of_another_form_are_missed(size):
     body = f"joint = x.new_zeros({size})\njoint[mask[mask], :] = s\nreturn joint"
     site = site_of(module(body), joined)
     assert site.status is Status.MISSED and "read from the device (line 8)" in site.reason
+    assert site_of(module("count = mask.sum()\n" + body.replace("mask.sum()", "count")), joined).lineno == 9
     others = [body.replace("mask.sum()", "len(s)"), "return x.new_zeros(mask.sum(), 6)"]
     assert not [site for each in others for site in joined.find(ModuleView(Document(module(each))))]
 

@@ -230,6 +230,14 @@ MISSED = {
         TAIL.replace("logits = self.score(hidden)", "logits = other = self.score(hidden)"),
         "bound more than once",
     ),
+    "a name for the scores": (
+        TAIL.replace("logits = self.score(hidden)", "scores = self.score(hidden)\nlogits = scores"),
+        "not the result of a module",
+    ),
+    "scores of another method": (
+        TAIL.replace("logits = self.score(hidden)", "logits, other = self.scored(hidden)"),
+        "bound more than once, or in a branch",
+    ),
     "a second argument": (TAIL.replace("self.score(hidden)", "self.score(hidden, 1)"), "takes more than"),
     "costly hidden states": (
         TAIL.replace("self.score(hidden)", "self.score(self.body(ids))"),

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 
 from veomni_hook.patches.code.expressions import own_attribute
 from veomni_hook.patches.code.walk import DEFINITIONS, walk_ast
 
 __all__ = [
+    "assigned",
     "binding",
     "blocks",
+    "bound_once",
     "initialised",
     "module_statements",
     "statements_of_init",
@@ -53,15 +56,38 @@ def binding(statement: ast.stmt) -> tuple[str, ast.expr | None]:
 
 
 def statements_of_init(owner: ast.ClassDef) -> Iterator[ast.AST]:
-    """Every node in the ``__init__`` that a class defines."""
-    for method in owner.body:
-        if isinstance(method, ast.FunctionDef) and method.name == "__init__":
-            yield from walk_ast(method)
+    """Every node in the ``__init__`` that a class defines, and in its methods that it calls."""
+    methods = {method.name: method for method in owner.body if isinstance(method, ast.FunctionDef)}
+    called = ["__init__"]
+    for name in called:  # the list grows during the loop
+        for node in walk_ast(methods[name]) if name in methods else ():
+            yield node
+            method = own_attribute(node.func) if isinstance(node, ast.Call) else ""
+            if method and method not in called:
+                called.append(method)
+
+
+def bound_once(nodes: Iterable[ast.AST]) -> dict[str, ast.expr]:
+    """The names that the nodes of a function bind once, to an expression, with it: what they stand for."""
+    nodes = list(nodes)
+    count = Counter(
+        node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    )
+    count.update(node.arg for node in nodes if isinstance(node, ast.arg))
+    bindings = [binding(node) for node in nodes if isinstance(node, ast.Assign | ast.AnnAssign)]
+    return {name: value for name, value in bindings if value is not None and count[name] == 1}
 
 
 def initialised(owner: ast.ClassDef) -> Iterator[tuple[str, ast.expr]]:
-    """The attributes of ``self`` that ``__init__`` assigns, in any block, with their values."""
-    for node in statements_of_init(owner):
+    """The attributes of ``self`` that `statements_of_init` assign, in any block, with their values."""
+    return assigned(statements_of_init(owner))
+
+
+def assigned(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, ast.expr]]:
+    """The attributes of ``self`` that the nodes of a method assign, with their values, by no other name."""
+    nodes = list(nodes)
+    values = bound_once(nodes)
+    for node in nodes:
         for target in node.targets if isinstance(node, ast.Assign) else ():
             if isinstance(node, ast.Assign) and (name := own_attribute(target)):
-                yield name, node.value
+                yield name, values.get(getattr(node.value, "id", ""), node.value)

@@ -32,8 +32,8 @@ def _kept(item: Any, swaps: Mapping[int, Sequence[ast.AST]]) -> Sequence[Any]:
 
 
 def substituted(node: ast.expr, values: Mapping[str, ast.expr]) -> ast.expr:
-    """``node`` with names replaced by expressions; the same object if there is nothing to replace."""
+    """``node`` with names that it reads replaced by expressions; itself if there is nothing to replace."""
     names = (inner for inner in walk_ast(node) if isinstance(inner, ast.Name) and inner.id in values)
-    swaps = {id(name): (values[name.id],) for name in names}
+    swaps = {id(name): (values[name.id],) for name in names if isinstance(name.ctx, ast.Load)}
     result: ast.expr = swapped(node, swaps) if swaps else node
     return result

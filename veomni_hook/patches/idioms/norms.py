@@ -12,6 +12,9 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from veomni_hook.patches.code.document import FunctionNode, has_docstring
+from veomni_hook.patches.code.scope import bound_names, used_names
+from veomni_hook.patches.code.statements import bound_once
+from veomni_hook.patches.code.substitution import substituted
 from veomni_hook.patches.code.walk import called_attributes, walk_ast
 from veomni_hook.patches.graph import (
     Difference,
@@ -134,20 +137,10 @@ def _route(op: str, form: Form, rules: Mapping[str, Rule]) -> _Route | Differenc
 
 def is_centred(function: FunctionNode) -> bool:
     """Whether the function subtracts a mean, or a name that holds one."""
-    means = {
-        target.id
-        for node in walk_ast(function)
-        if isinstance(node, ast.Assign) and "mean" in called_attributes(node.value)
-        for target in node.targets
-        if isinstance(target, ast.Name) and not _squares(node.value)
-    }
-    for node in walk_ast(function):
-        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub):
-            names = {inner.id for inner in walk_ast(node.right) if isinstance(inner, ast.Name)}
-            if "mean" in called_attributes(node.right) or not names.isdisjoint(means):
-                return True
-    return False
-
-
-def _squares(node: ast.expr) -> bool:
-    return not {"pow", "square"}.isdisjoint(called_attributes(node))
+    nodes = list(walk_ast(function))
+    values = bound_once(nodes)
+    assigned = [(n, {*called_attributes(n.value)}) for n in nodes if isinstance(n, ast.Assign)]
+    means = bound_names(n for n, called in assigned if called & {"mean", "pow", "square"} == {"mean"})
+    subtracted = [n.right for n in nodes if isinstance(n, ast.BinOp) and isinstance(n.op, ast.Sub)]
+    subtracted = [substituted(node, values) for node in subtracted]
+    return any("mean" in called_attributes(n) or used_names([n]) & means for n in subtracted)

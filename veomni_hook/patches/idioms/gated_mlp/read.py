@@ -87,6 +87,9 @@ class _Flow:
             return self.kind(node.value)
         if isinstance(node, ast.IfExp):
             return self.kind(node.body)
+        if isinstance(node, ast.NamedExpr):
+            self.assign([node.target], kind := self.kind(node.value))
+            return kind
         if isinstance(node, ast.BinOp):
             # A scaled or shifted projection is still a projection; a changed activated one is not a gate.
             return "projected" if "projected" in (self.kind(node.left), self.kind(node.right)) else ""

@@ -43,32 +43,33 @@ PARTS = ("causal_lm", "other_loss")
 #: The beginning of the reason for a loss that is not a loss of tokens.
 NOT_CAUSAL = "not a causal-LM loss"
 CANDIDATES = (
-    "Every forward that calls self.loss_function. Those that pass a vocabulary size (keyword vocab_size, or "
+    "Every method that calls self.loss_function. Those that pass a vocabulary size (keyword vocab_size, or "
     "a third positional argument named *_size) are the causal-LM loss tails (part causal_lm); the others "
     f"(detection, CTC, classification of images: part other_loss) are missed because each is {NOT_CAUSAL}."
 )
 
 
 def find(view: ModuleView) -> Iterator[Site]:
-    """Every forward that calls ``self.loss_function``, except those that `sequence_classification` lists."""
-    for owner, forward in view.forwards():
-        calls = loss_calls(forward) if ".loss_function" in view.text(forward) else ()
-        if calls and not classifies_sequences(forward):
-            yield _site(view, owner, forward, calls)
+    """Every method that calls ``self.loss_function``, except those that `sequence_classification` lists."""
+    for _, owner, method in view.every_method():
+        calls = loss_calls(method) if ".loss_function" in view.text(method) else ()
+        if calls and not classifies_sequences(method):
+            yield _site(view, owner, method, calls)
 
 
 def _site(view: ModuleView, owner: ast.ClassDef, forward: FunctionNode, calls: Sequence[ast.Call]) -> Site:
-    target = f"{owner.name}.forward"
+    target = f"{owner.name}.{forward.name}"
     causal = [call for call in calls if passes_vocabulary(call)]
-    part = PARTS[0] if causal else PARTS[1]
-    missed = partial(Site, op=OP, target=target, status=Status.MISSED, part=part)
+    missed = partial(Site, op=OP, target=target, status=Status.MISSED, part=PARTS[0] if causal else PARTS[1])
     if not causal:
         given = [*map(ast.unparse, calls[0].args), *(f"{k.arg}=" for k in calls[0].keywords if k.arg)]
         return missed(reason=f"{NOT_CAUSAL}: it is given {', '.join(given)}", lineno=calls[0].lineno)
-    lines = " and ".join(str(call.lineno) for call in calls)
-    if len(calls) > 1:
-        return missed(reason=f"nearest is {VARIANT}: several losses (lines {lines})", lineno=causal[0].lineno)
     try:
+        if len(calls) > 1:
+            lines = " and ".join(str(call.lineno) for call in calls)
+            raise Missed(f"several losses (lines {lines})")
+        if forward.name != "forward":
+            raise Missed("the loss is computed in another method than forward", causal[0])
         tail = read_tail(forward, causal[0], view.scope.dotted)
         _check_head(view, owner, tail)
         return _routed(view, target, forward, tail)

@@ -9,7 +9,9 @@ from functools import partial
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.edit import Edit
 from veomni_hook.patches.code.expressions import chain, is_plain, own_attribute
-from veomni_hook.patches.code.scope import read_names
+from veomni_hook.patches.code.scope import bound_names, read_names
+from veomni_hook.patches.code.statements import bound_once
+from veomni_hook.patches.code.substitution import substituted
 from veomni_hook.patches.code.walk import walk_ast
 from veomni_hook.patches.routes.insertion import free_name, in_place
 from veomni_hook.patches.routes.view import ModuleView
@@ -69,8 +71,10 @@ def _pooling(forward: FunctionNode) -> ast.Assign | None:
     returned = (node.value for node in walk_ast(forward) if isinstance(node, ast.Return))
     outputs = (keyword for call in returned if isinstance(call, ast.Call) for keyword in call.keywords)
     pooled = {chain(keyword.value) for keyword in outputs if keyword.arg == "logits"} - {""}
+    values = bound_once(walk_ast(forward))
     assigned = [node for node in walk_ast(forward) if isinstance(node, ast.Assign)]
-    scores = {chain(node.targets[0]) for node in assigned if own_attribute(getattr(node.value, "func", node))}
+    called = ((node, getattr(substituted(node.value, values), "func", node)) for node in assigned)
+    scores = bound_names(node for node, function in called if own_attribute(function))
     for node in assigned:
         name = chain(node.targets[0])
         if name in pooled and read_names(node.value) & (scores - {name}) and _selects(node.value):

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from veomni_hook.patches.code.document import FunctionNode
+from veomni_hook.patches.code.statements import bound_once
+from veomni_hook.patches.code.substitution import substituted
 from veomni_hook.patches.code.walk import walk_ast
 from veomni_hook.patches.graph import ARGUMENT, Difference, canonical, recognised, source
 from veomni_hook.patches.idioms.add_rms_norm.read import has_self
@@ -75,11 +77,12 @@ def operands_of(view: ModuleView, owner: ast.ClassDef, method: FunctionNode) -> 
 
 def _sum(function: FunctionNode) -> ast.stmt | ast.expr | None:
     """The first sum with elements at a mask."""
+    values = bound_once(walk_ast(function))
     for node in walk_ast(function):
         if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add) and _at_mask(node.target):
             return node
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-            if _at_mask(node.left) or _at_mask(node.right):
+            if any(_at_mask(substituted(part, values)) for part in (node.left, node.right)):
                 return node
     return None
 

@@ -23,7 +23,8 @@ from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.edit import Edit
 from veomni_hook.patches.code.expressions import last_name
 from veomni_hook.patches.code.statement_runs import Run
-from veomni_hook.patches.code.statements import blocks
+from veomni_hook.patches.code.statements import blocks, bound_once
+from veomni_hook.patches.code.substitution import substituted
 from veomni_hook.patches.code.walk import calls_in, walk_ast
 from veomni_hook.patches.routes.insertion import free_name
 from veomni_hook.patches.routes.takeover import guard
@@ -115,11 +116,12 @@ def _joined(function: FunctionNode) -> int | None:
     """The first line that makes such a tensor whose elements are assigned."""
     made: dict[str, int] = {}
     assigned: set[str] = set()
+    values = bound_once(walk_ast(function))
     for node in walk_ast(function):
         if not isinstance(node, ast.Assign):
             continue
         for target in node.targets:
-            if isinstance(target, ast.Name) and _sized_by_sum(node.value):
+            if isinstance(target, ast.Name) and _sized_by_sum(substituted(node.value, values)):
                 made.setdefault(target.id, node.lineno)
             elif isinstance(target, ast.Subscript) and isinstance(target.value, ast.Name):
                 assigned.add(target.value.id)
@@ -128,8 +130,5 @@ def _joined(function: FunctionNode) -> int | None:
 
 def _sized_by_sum(value: ast.expr) -> bool:
     made = (call for call in calls_in(value) if last_name(call.func) in ("new_zeros", "zeros"))
-    return any(_is_sum(size) for call in made for size in call.args)
-
-
-def _is_sum(size: ast.expr) -> bool:
-    return isinstance(size, ast.Call) and last_name(size.func) == "sum"
+    sizes = (size for call in made for size in call.args)
+    return any(isinstance(size, ast.Call) and last_name(size.func) == "sum" for size in sizes)

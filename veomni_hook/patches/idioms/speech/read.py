@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.expressions import own_attribute
 from veomni_hook.patches.code.scope import bound_names, parameter_names
-from veomni_hook.patches.code.statements import initialised
+from veomni_hook.patches.code.statements import assigned
 from veomni_hook.patches.code.walk import walk_ast
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Missed
@@ -58,7 +58,7 @@ def read(view: ModuleView, owner: ast.ClassDef) -> Speech:
     if method not in methods:
         raise Missed(f"{method} is not one of its methods", init)
     parts = _parts(view, methods[method])
-    made = {name: _made(view, value) for name, value in initialised(owner)}
+    made = {name: _made(view, value) for name, value in assigned(walk_ast(init))}
     rest = [(name, found) for name, found in made.items() if found]
     if made.keys() & {*parts}:
         raise Missed("__init__ builds these parts itself", init)
@@ -147,8 +147,8 @@ def _builder(init: FunctionNode, decision: ast.Assign) -> str:
 
 
 def _parts(view: ModuleView, method: FunctionNode) -> tuple[str, ...]:
-    assigned = [each for each in method.body if isinstance(each, ast.Assign) and _made(view, each.value)]
-    parts = [own_attribute(target) for each in assigned for target in each.targets]
+    statements = [each for each in method.body if isinstance(each, ast.Assign) and _made(view, each.value)]
+    parts = [own_attribute(target) for each in statements for target in each.targets]
     if not parts or not all(parts):
         raise Missed(f"{method.name} does not assign parts to attributes", method)
     return tuple(parts)
