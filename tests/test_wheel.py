@@ -101,6 +101,7 @@ def test_the_installed_package_is_the_wheels(installed, tmp_path):
     assert Path(found.stdout.strip()).is_relative_to(installed.parents[1]), found.stderr
 
 
+@pytest.mark.slow
 def test_doctor_runs(installed, tmp_path):
     done = run(installed, tmp_path, "veomni-hook", "doctor", "--json")
     assert done.returncode == 0, done.stderr

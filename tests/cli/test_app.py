@@ -120,6 +120,7 @@ finally:
 """
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("words", "expected"),
     [

@@ -73,6 +73,7 @@ def test_a_config_in_the_working_directory_and_its_device(tiny: Command, tmp_pat
     assert wrong.status == 2 and "(npu)" in wrong.err
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -64,6 +64,7 @@ def test_the_sitecustomize_that_ours_hides_still_runs(python: Python, tmp_path: 
     assert ran.out.split() == ["ran", "103"], ran.err
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("method", ["spawn", "forkserver", "fork"])
 def test_multiprocessing_children(python: Python, tmp_path: Path, method: str) -> None:
     (tmp_path / "work.py").write_text(

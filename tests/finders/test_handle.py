@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from tests.finders.conftest import ROOT, TINY, Python
 from veomni_hook.finders.targets import DATA, LAYERS, SHARED
 
@@ -113,6 +115,7 @@ def test_modules_imported_too_early_are_named_with_the_remedy(python: Python) ->
     assert "AlreadyImportedError" in strict.err
 
 
+@pytest.mark.slow
 def test_what_all_models_share_is_named_by_what_models_lose() -> None:
     """Nobody who has imported a configuration knows `transformers.configuration_utils`."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("VEOMNI_")}

@@ -67,6 +67,7 @@ def test_a_module_that_does_not_compute_with_tensors_is_not_asked_about(python: 
     assert engine is False
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("defect", ["fail", "garble"])
 def test_a_failing_idiom_is_a_warning_and_configs_still_apply(
     python: Python, tmp_path: Path, defect: str

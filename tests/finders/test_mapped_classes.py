@@ -226,7 +226,7 @@ def test_a_module_of_layers_may_be_imported_first(python, tmp_path, external):
                 assert ran.result == "Mine", ran.err
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("first", ["layers", "class_config", "transformers.models.tiny.modeling_tiny"])
 @pytest.mark.parametrize("way", ["from layers import Mine", "import layers; Mine = layers.Mine"])
 def test_a_config_that_needs_a_module_that_imports_what_it_patches(python, tmp_path, first, way):

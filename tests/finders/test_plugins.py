@@ -64,6 +64,7 @@ def test_one_that_fails_is_named_once_and_everything_else_goes_on(
     assert "VEOMNI_PLUGINS=0" in ran.err
 
 
+@pytest.mark.slow
 def test_it_is_an_error_under_strict_and_nothing_of_it_is_kept(installed: Run) -> None:
     bad = ("bad", "bad_config", "raise SystemExit(3)\n")
     strict = installed(CODE, GOOD, bad, VEOMNI_STRICT="1")
@@ -91,7 +92,7 @@ def test_what_is_stored_without_it_is_what_a_process_without_plugins_stores(inst
     assert "patched (hit)" in again.out and "is left out" in again.err
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("plugins", "shown"),
     [

@@ -207,7 +207,7 @@ CASES = {
 }  # fmt: skip
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", CASES)
 def test_a_change_of_what_a_config_depends_on_is_seen(project: Project, name: str) -> None:
     value, files, change = CASES[name]
@@ -236,7 +236,7 @@ ALWAYS = {
 }  # fmt: skip
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ALWAYS)
 def test_a_config_whose_dependencies_cannot_be_recorded_is_loaded_at_every_start(
     project: Project, name: str
@@ -280,6 +280,7 @@ def test_a_package_that_the_script_has_imported_does_not_count_for_its_submodule
     assert [project.start(), project.start()] == [["old", *MISS], ["old", *HIT]]
 
 
+@pytest.mark.slow
 def test_each_value_of_a_variable_has_its_own_entry(project: Project) -> None:
     """As where ranks differ: an entry of another one is found by what the configs say, and nothing is patched."""
     project.config("import os; value = os.environ['TEAM']")
@@ -322,6 +323,7 @@ def test_a_zipped_module_is_a_change_of_its_archive(project: Project) -> None:
         assert [project.start(), project.start()] == [[value, *MISS], [value, *HIT]]
 
 
+@pytest.mark.slow
 def test_an_editable_install_is_watched_by_its_files(project: Project) -> None:
     project.config("from editable_consts import value")
     project.before = """
@@ -360,6 +362,7 @@ def test_an_installed_distribution_counts_by_its_list_of_files(project: Project)
     assert [project.start(), project.start()] == [["new", *MISS], ["new", *HIT]]
 
 
+@pytest.mark.slow
 def test_a_config_in_an_installed_distribution_is_watched_by_its_files(project: Project) -> None:
     project.config("from team.consts import value")
     project.write("team-1.dist-info/RECORD", "team/__init__.py,,\nteam/patches.py,,\nteam/consts.py,,\n")

@@ -25,6 +25,7 @@ def warnings_of(err: str) -> list[str]:
     return [line for line in err.splitlines() if "Warning: " in line]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("spoil", "reason", "now"),
     [
@@ -99,6 +100,7 @@ def short_folder() -> Iterator[Path]:
         yield Path(folder)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("how", FORKED)
 def test_forked_workers_leave_no_folder_behind(
     python: Python, tmp_path: Path, short_folder: Path, how: str

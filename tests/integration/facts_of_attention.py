@@ -29,7 +29,6 @@ from torch._dynamo import lookup_backend
 import veomni_hook
 from tests.kernels.attention.flexible import on_a_cpu
 from tests.veomni.configurations import CONFIGURATIONS
-from veomni_hook.kernels.attention import flex
 from veomni_hook.kernels.selection.declaration import Requirement
 from veomni_hook.kernels.selection.process_choice import set_choice
 from veomni_hook.kernels.selection.registry import registry
@@ -363,15 +362,12 @@ def main() -> None:
         elif sys.argv[1] == "compiled":
             models = {"gpt_oss": compiled(gpt_oss), "gemma2": compiled(gemma2)}
             facts = {"models": models, "weights": weights_of_compiled()}
-        else:
-            facts = {
-                "gpt_oss": equality(gpt_oss),
-                "gemma2": equality(gemma2),
-                "generated": {"gpt_oss": generated(gpt_oss), "gemma2": generated(gemma2)},
-            }
+        elif sys.argv[1] == "choices":
             set_choice("auto")
-            facts["choices"] = choices()
-            facts["shortest"] = flex.SHORTEST
+            facts = choices()
+        else:
+            model = {"gpt_oss": gpt_oss, "gemma2": gemma2}[sys.argv[1]]
+            facts = {"trained": equality(model), "generated": generated(model)}
     print(json.dumps(facts))
 
 

@@ -11,15 +11,22 @@ from typing import Any
 
 import pytest
 
+from tests.once import once
+
 SCRIPT = Path(__file__).with_name("facts_of_attention.py")
 FLEX = ["flex"]
 CHOSEN = ["eager: attn_implementation='eager' was chosen"]
 NOT_STORED = "reads the attention weights, which the kernel does not store"
 
 
+@pytest.fixture
+def facts(tmp_path_factory: pytest.TempPathFactory, model: str) -> dict[str, Any]:
+    return once(tmp_path_factory, f"attention of {model}", lambda: facts_of(model, tmp_path_factory))
+
+
 @pytest.fixture(scope="module")
-def facts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return facts_of("early", tmp_path_factory)
+def choices(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return once(tmp_path_factory, "choices of attention", lambda: facts_of("choices", tmp_path_factory))
 
 
 @pytest.fixture(scope="module")
@@ -52,13 +59,14 @@ def facts_of(mode: str, tmp_path_factory: pytest.TempPathFactory, **variables: s
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("model", ["gpt_oss", "gemma2"])
 def test_training_equals_upstreams(facts: dict[str, Any], model: str) -> None:
-    kinds = facts[model]
+    kinds = facts["trained"]
     assert {name: kind["runs"] for name, kind in kinds.items()} == dict.fromkeys(kinds, FLEX)
     assert {name for name, kind in kinds.items() if kind["worst"] > 1e-5} == set()
     assert {"left", "packed", "checkpointed", "checkpointed, reentrant"} <= kinds.keys()
     assert all(kind["gradients"] > 20 for kind in kinds.values())
 
 
+@pytest.mark.slow
 def test_training_in_tiles_equals_upstreams(tmp_path_factory: pytest.TempPathFactory) -> None:
     """DeepSeek-V4: chosen keys beside a window, all heads share a key, which is the value."""
     pytest.importorskip("triton")
@@ -68,22 +76,21 @@ def test_training_in_tiles_equals_upstreams(tmp_path_factory: pytest.TempPathFac
     assert all(kind["gradients"] > 20 for kind in kinds.values())
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("model", ["gpt_oss", "gemma2"])
 def test_generation_equals_upstreams(facts: dict[str, Any], model: str) -> None:
-    caches = facts["generated"][model]
+    caches = facts["generated"]
     calls = ["flex", "there is one query: decoding"]
     assert caches == {key: {"equal": True, "new": 6, "calls": calls} for key in ("dynamic", "static")}
 
 
-def test_where_nobody_chose_auto_chooses(facts: dict[str, Any]) -> None:
-    choices = facts["choices"]
+def test_where_nobody_chose_auto_chooses(choices: dict[str, Any]) -> None:
     assert choices["value"] == "eager"
     names = ("default", "second model of the config", "deep copy", "pickled", "loaded", "dropout, evaluated")
     assert {name: choices[name] for name in names} == dict.fromkeys(names, FLEX)
 
 
-def test_a_choice_wins(facts: dict[str, Any]) -> None:
-    choices = facts["choices"]
+def test_a_choice_wins(choices: dict[str, Any]) -> None:
     names = (
         "explicit eager",
         "explicit, deep copy",
@@ -99,8 +106,7 @@ def test_a_choice_wins(facts: dict[str, Any]) -> None:
     assert choices["saved"] is False
 
 
-def test_what_flex_attention_cannot_do_stays_upstreams(facts: dict[str, Any]) -> None:
-    choices = facts["choices"]
+def test_what_flex_attention_cannot_do_stays_upstreams(choices: dict[str, Any]) -> None:
     assert choices["dropout"] == ["eager: the attention has dropout (0.1), which the kernel does not support"]
     assert choices["output_attentions"] == [f"eager: output_attentions {NOT_STORED}"]
     assert choices["attentions"] == [[2, 4, 41, 41]] * 2
@@ -135,8 +141,7 @@ def test_compiled_models_return_the_weights_that_are_asked_for(compiled: dict[st
     ]
 
 
-def test_masks_that_are_unknown_in_compiled_code_are_left_to_inductor(facts: dict[str, Any]) -> None:
-    choices = facts["choices"]
+def test_masks_that_are_unknown_in_compiled_code_are_left_to_inductor(choices: dict[str, Any]) -> None:
     assert choices["compiled"] == FLEX
     (reason,) = choices["compiled, padded"]
     assert reason.startswith(

@@ -181,6 +181,7 @@ def test_a_module_that_is_imported_again_keeps_its_kernels(modules):
         vars(module).update(kept)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("place", ["Qwen3MLP.forward", "Qwen3Attention.forward"])
 def test_compiled(modules, monkeypatch, place):
     set_choice("torch")

@@ -83,6 +83,7 @@ def distance(found, truth):
     return (found - truth).norm() / truth.norm()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_all_kernels_run_around_such_layers(patched, kind):
     set_choice(TRITON)
@@ -96,6 +97,7 @@ def test_all_kernels_run_around_such_layers(patched, kind):
     assert ran == {op: "triton" for op in KERNELS} | {"linear_cross_entropy": "torch"}
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_in_bfloat16_they_are_as_exact_as_upstream(patched, kind):
     set_choice(TRITON)
@@ -135,7 +137,7 @@ def test_such_a_head_under_compile(patched, kind):
     assert (row.backend, row.reason) == ("eager", TRACED[kind])
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["module", "torchao"])
 def test_one_graph_with_all_kernels(patched, kind):
     set_choice(",".join((*KERNELS.values(), "linear_cross_entropy=torch")))

@@ -19,37 +19,39 @@ EARLY = RELEASE < Version("5.9")
 RUN = tuple(family for family in FAMILIES if not (EARLY and family.startswith("qwen3_5")))
 
 
-@pytest.fixture(scope="module")
-def waits(facts, tmp_path_factory) -> dict[str, Any]:
+@pytest.fixture
+def waits(facts, family, tmp_path_factory) -> dict[str, Any]:
     def found() -> Any:
-        return json.loads(facts("facts_of_waits", *RUN, FACTS_HOOK="1", VEOMNI_STRICT="1"))
+        return json.loads(facts("facts_of_waits", family, FACTS_HOOK="1", VEOMNI_STRICT="1"))
 
-    return once(tmp_path_factory, "waits", found)
+    return once(tmp_path_factory, f"waits of {family}", found)[family]
 
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("family", RUN)
 def test_a_step_waits_once_at_most(waits, family):
-    assert waits[family].keys() - {"packed"} == batches(family).keys()
-    assert "packed" in waits[family] or RELEASE < Version("5.17")
-    for name, found in waits[family].items():
+    assert waits.keys() - {"packed"} == batches(family).keys()
+    assert "packed" in waits or RELEASE < Version("5.17")
+    for name, found in waits.items():
         plain = found["plain"]
         assert (plain["forward"], plain["backward"]) == (1, 0), (name, plain["where"])
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("family", RUN)
 def test_a_step_with_metadata_or_host_values_never_waits(waits, family):
-    for name, found in waits[family].items():
+    for name, found in waits.items():
         for way in ("metadata", "host_values"):
             assert found[way]["where"] == {}, (name, way)
             assert found[way]["loss"] == found["plain"]["loss"]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("family", RUN)
 def test_towers_that_are_called_for_batches_without_data_do_not_wait(waits, family):
-    assert "pixel_values" in waits[family]["text"]["absent"]["called"]
-    assert waits[family]["images"]["absent"]["called"] != waits[family]["text"]["absent"]["called"]
-    for name, found in waits[family].items():
+    assert "pixel_values" in waits["text"]["absent"]["called"]
+    assert waits["images"]["absent"]["called"] != waits["text"]["absent"]["called"]
+    for name, found in waits.items():
         assert found["absent"]["where"] == {}, name
         assert found["absent"]["loss"] == found["plain"]["loss"]
 

@@ -22,7 +22,7 @@ def assert_equal(told: list[dict[str, Any]], *, same_calls: bool = True) -> None
         assert told[0]["calls"] == told[1]["calls"]
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "arrangement", ["tower", "blocks", "tower and blocks", "root", "DDP", "frozen tower"]
 )
@@ -46,7 +46,7 @@ def test_a_reentrant_checkpoint_allows_one_call(ranks: Ranks, family: str, parts
     assert told[0]["calls"] == {"visual": 1}
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "family", ["qwen2_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "glm4v", "qwen2_5_omni"]
 )
@@ -58,6 +58,7 @@ def test_a_rank_without_images_in_other_families(ranks: Ranks, family: str) -> N
     assert told[0]["calls"]["visual"] >= 1
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("arrangement", ["half, tower and blocks", "half, blocks"])
 def test_half_precision(ranks: Ranks, arrangement: str) -> None:
     told = ranks.run(
@@ -81,6 +82,7 @@ def test_an_image_against_a_video(ranks: Ranks) -> None:
     )
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("arrangement", ["tower and blocks", "DDP"])
 def test_a_choice_of_kernels_does_not_switch_it_off(ranks: Ranks, arrangement: str) -> None:
     told = ranks.run(
@@ -91,7 +93,7 @@ def test_a_choice_of_kernels_does_not_switch_it_off(ranks: Ranks, arrangement: s
     assert told[0]["calls"] == {"visual": 1 if arrangement == "DDP" else 2}
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("arrangement", ["tower and blocks", "root", "DDP"])
 @pytest.mark.parametrize("parts", [["audio", "text"], ["audio", "image"]])
 def test_sounds(ranks: Ranks, parts: list[str], arrangement: str) -> None:
@@ -105,7 +107,7 @@ def test_images_of_any_size(ranks: Ranks) -> None:
         assert told["gradients"] < CLOSE
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("checkpoints", ["layers", "whole", "whole, reentrant"])
 @pytest.mark.parametrize("arrangement", ["tower and blocks", "DDP"])
 def test_checkpoints(ranks: Ranks, arrangement: str, checkpoints: str) -> None:
@@ -117,6 +119,7 @@ def test_checkpoints(ranks: Ranks, arrangement: str, checkpoints: str) -> None:
     assert_equal(told, same_calls=(arrangement, checkpoints) != ("DDP", "whole, reentrant"))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("arrangement", ["tower and blocks", "root"])
 def test_upstreams_code_alone_does_not_end(ranks: Ranks, arrangement: str) -> None:
     with pytest.raises(AssertionError, match=r"more than 12 s|rank \d"):
@@ -126,6 +129,7 @@ def test_upstreams_code_alone_does_not_end(ranks: Ranks, arrangement: str) -> No
         )  # fmt: skip
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("arrangement", ["tower and blocks", "root", "DDP"])
 def test_evaluation(ranks: Ranks, arrangement: str) -> None:
     told = ranks.run("absent_cases:evaluated", 2, family="qwen3_vl", arrangement=arrangement)

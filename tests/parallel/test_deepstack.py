@@ -49,6 +49,7 @@ def test_compiled_layers(ranks: Ranks) -> None:
     check(ranks, "qwen3_vl", "eager", "images", "text", compiled=True)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("family", ["qwen3_vl_moe", "qwen3_omni_moe"])
 def test_other_families(ranks: Ranks, family: str) -> None:
     check(ranks, family, "eager", "images", "at the end", "image and video")

@@ -103,7 +103,7 @@ MUTANTS = {
 }  # fmt: skip
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_change_in_linear_attention_is_found(ranks: Ranks, name: str) -> None:
     *mutation, case = MUTANTS[name]

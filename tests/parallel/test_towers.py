@@ -46,6 +46,7 @@ def test_features_of_layers(ranks: Ranks) -> None:
     assert rows["images"] == [[24], [112]] and rows["video"] == [[24, 32], [24, 16]]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(OLD, reason="deepstack is not followed in the text model")
 def test_four_processes_with_fewer_images_and_sounds(ranks: Ranks) -> None:
     """A process without an image runs the smallest one, whose result nobody sees."""

@@ -89,7 +89,8 @@ def layouts(names: list[str]) -> Iterator[tuple[Inputs, dict[str, Any]]]:
     for (shape, table, dim), part in itertools.product(shapes, (WIDTH, WIDTH // 2)):
         inputs: Inputs = {}
         options: dict[str, Any] = {}
-        for name in names:
+        # The same numbers in any order of parameters: tables first, whatever the others are called.
+        for name in sorted(names, key=lambda name: (name not in ("cos", "sin"), name)):
             if "cos" in name or ("sin" in name and "sinusoidal" not in name):
                 inputs[name] = torch.randn(*table, part)
             elif "freqs" in name:
@@ -104,7 +105,7 @@ def layouts(names: list[str]) -> Iterator[tuple[Inputs, dict[str, Any]]]:
                 continue
             else:
                 inputs[name] = torch.randn(shape)
-        yield inputs, options
+        yield {name: inputs[name] for name in names if name in inputs}, options
 
 
 def _uncalled(site: Any, upstream: Any) -> Proof:

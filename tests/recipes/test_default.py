@@ -19,7 +19,7 @@ def found(tmp_path_factory):
     return drive(tmp_path_factory.mktemp("run"), model, *RECIPES, choices="eager,torch", launcher=TORCHRUN)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_the_kernels_run_and_give_the_losses_of_upstreams_code(found, recipe):
     ((without,), (with_them,)) = found[recipe]["eager"], found[recipe]["torch"]

@@ -69,6 +69,7 @@ def upgrade(site: Path) -> None:
     edit(site / "models" / "tiny" / "modeling_tiny.py", "double(x) + self.bias", "double(x) + self.bias + 1")
 
 
+@pytest.mark.slow
 def test_what_an_upgrade_changed(project: Command, site: Path) -> None:
     written = project("check", "--write-lock")
     assert written.status == 0, written.err

@@ -98,7 +98,7 @@ FIRST = [
 ]
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("variant", "window", "dtype"),
     [
@@ -125,7 +125,7 @@ def test_any_number_of_groups(heads):
     check(Compiled("sinks"), "sinks", operands, mask_of(operands[0], config_of()), module)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("variant", "dynamic", "window"),
     [
@@ -219,6 +219,7 @@ def test_what_refuses_uncompiled_refuses_compiled(reason):
     assert reason in compiled.reasons[0]
 
 
+@pytest.mark.slow
 def test_compiled_lengths_are_multiples_of_a_block(monkeypatch):
     monkeypatch.setattr(flex, "MULTIPLE_COMPILED", 16)
     module = Attention()

@@ -83,7 +83,7 @@ def gemma3(**changes: Any) -> Gemma3ForCausalLM:
     return Gemma3ForCausalLM(config).train()
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("checkpointed", "dtype"),
     [
@@ -107,6 +107,7 @@ def test_a_window_is_computed_without_its_mask_and_equals_upstream(slot, dtype, 
     assert outcomes(slot, network) == ["flash"] * 2
 
 
+@pytest.mark.slow
 def test_layers_without_a_window_have_no_mask_either(slot):
     network = gemma3()
     expected = upstreams(network, use_cache=False)
@@ -165,7 +166,7 @@ def test_what_only_values_can_tell_stays_with_upstream(slot, inputs, backend):
     assert masked(counter.graphs) == [True] * 2 and outcomes(slot, network) == []
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "dtype", "reason"),
     [
@@ -183,6 +184,7 @@ def test_calls_that_flash_attention_cannot_take_stay_with_upstream(slot, change,
     assert all(reason in each for each in outcomes(slot, network))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("name", "value", "reason"),
     [("SHORTEST", LENGTH + 1, "fewer than 13 queries"), ("_HAS_WINDOW", False, "has no window here")],
@@ -307,7 +309,7 @@ USES = {
 }
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("use", USES)
 @pytest.mark.parametrize("dynamic", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_a_mask_that_may_have_changed_is_unknown(slot, use, dynamic):
@@ -361,6 +363,7 @@ def test_a_mask_that_is_written_to_inside_a_checkpoint(write, found):
     assert torch.equal(run(torch.zeros(1, 4, 9, 8)), torch.full((1, 4, 9, 8), float(found)))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("compile_it", [False, True])
 def test_masks_of_a_function_that_the_user_registered_are_unknown(slot, monkeypatch, compile_it):
     create = inspect.unwrap(getattr(masking_utils, CREATE))  # from 5.24 on, it is decorated

@@ -68,6 +68,7 @@ def test_results_and_gradients_are_the_formulas(size, dtype):
     compared("sinks_float32_softmax", tensors, mask_of(batch, queries, keys, dtype))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_keys_that_are_the_values(variant):
     query, key, _, sinks = operands(2, 8, 1, 21, 70, 64, 64)
@@ -154,6 +155,7 @@ def test_only_tiles_that_are_seen_are_visited():
     assert torch.equal(found(query, key, value, sinks), truth)
 
 
+@pytest.mark.slow
 def test_the_same_bits_again():
     tensors = operands(2, 6, 2, 40, 200, 24, 24)
     mask = mask_of(2, 40, 200)
@@ -176,6 +178,7 @@ def test_under_autocast():
     close(found, truth, 2e-2)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("shared", [False, True])
 def test_in_compiled_code(shared):
     """One graph; the operators and their backward are known to it."""
@@ -196,6 +199,7 @@ def test_in_compiled_code(shared):
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 
 
+@pytest.mark.slow
 def test_operators_are_known_to_torch():
     query, key, value, sinks = operands(1, 4, 2, 7, 20, 16, 16)
     mask = mask_of(1, 7, 20)[:, 0]

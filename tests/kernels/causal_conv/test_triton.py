@@ -43,6 +43,7 @@ def test_other_kernels_without_a_bias(taps):
     compared(operands(taps=taps)[:2], "silu", bounds(LENGTHS))
 
 
+@pytest.mark.slow
 def test_bits_do_not_change():
     def step():
         leaves = [each.to(DEVICE).detach().requires_grad_() for each in operands(2, 70)]

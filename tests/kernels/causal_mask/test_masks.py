@@ -83,6 +83,7 @@ def test_no_mask_where_none_is_built_without_compiling(name, window, embeds):
         assert not found.as_compiled_upstream, "nothing has to be patched"
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", [name for name in MASKS if "bidirectional" in name])
 @pytest.mark.parametrize("window", WINDOWS)
 def test_no_bidirectional_mask_where_none_is_built_without_compiling(name, window, embeds):
@@ -90,6 +91,7 @@ def test_no_bidirectional_mask_where_none_is_built_without_compiling(name, windo
     assert Results(lambda x: call(name, config, x), embeds).as_uncompiled
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", CAUSAL)
 def test_positions_are_not_needed(name, embeds):
     config = config_of()
@@ -97,7 +99,7 @@ def test_positions_are_not_needed(name, embeds):
     assert found.as_uncompiled and found.patched is None
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("name", "padding"),
     [
@@ -116,7 +118,7 @@ def test_padding_is_masked(name, padding, embeds):
     assert found.eager is None or found.as_uncompiled
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("positions", PACKED.values(), ids=PACKED)
 @pytest.mark.parametrize("name", CAUSAL)
 def test_positions_of_the_user_may_be_packed(name, positions, embeds):
@@ -126,6 +128,7 @@ def test_positions_of_the_user_may_be_packed(name, positions, embeds):
     assert found.eager is None or found.as_uncompiled
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", CAUSAL)
 def test_positions_that_the_compiled_code_packs_itself(name, embeds):
     config = config_of(64)
@@ -148,7 +151,7 @@ def some_rows(batch, head, q, kv):
     return kv < 2
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("given", ["or_mask_function", "and_mask_function", "block_sequence_ids"])
 @pytest.mark.parametrize("name", MASKS)
 def test_additions_are_masked(name, given, embeds):
@@ -160,7 +163,7 @@ def test_additions_are_masked(name, given, embeds):
     assert found.as_uncompiled and found.patched is not None
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("name", "window"),
     [
@@ -214,6 +217,7 @@ def test_other_implementations_of_attention(name, attention, embeds):
     assert Results(lambda x: call(name, config, x, made(x)), embeds).as_uncompiled
 
 
+@pytest.mark.slow
 def test_a_block_mask_is_the_causal_one(embeds, monkeypatch):
     config = config_of()
     # transformers compiles the mask; Inductor would call a C++ compiler.
@@ -229,6 +233,7 @@ def test_a_block_mask_is_the_causal_one(embeds, monkeypatch):
         assert same(torch.compile(function)(embeds), function(embeds))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", CAUSAL)
 def test_a_mask_that_is_wanted_is_built(name, embeds):
     if not takes(name, "allow_is_causal_skip"):
@@ -254,6 +259,7 @@ class Masked(torch.nn.Module):
         return x.sum() if mask is None else mask
 
 
+@pytest.mark.sample(2)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
 @pytest.mark.parametrize(
     "export",
@@ -271,6 +277,7 @@ def test_an_exported_program_has_its_mask(export, embeds):
         assert export(Masked(), embeds).dtype == torch.bool
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("dynamic", [True, None])
 def test_lengths_that_change_are_compiled_as_without_the_patch(dynamic):
     config = config_of(64)

@@ -129,7 +129,7 @@ def agree(found, expected, tolerance=2e-5):
         close(found[1][name], truth, 5 * tolerance)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_packed_samples_are_separate_ones(family, pairs):
     theirs, ours = pairs(family)

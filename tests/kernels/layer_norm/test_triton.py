@@ -26,6 +26,7 @@ pair = partial(variants.pair, "triton")
 inputs = partial(variants.inputs, device=DEVICE)
 
 
+@pytest.mark.sample(20)
 @pytest.mark.parametrize(
     ("shape", "dtype"),
     [
@@ -42,6 +43,7 @@ def test_equals_the_reference(variant, shape, dtype):
     assert_matches(*pair(variant, shape[-1]), inputs(variant, shape, dtype))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("columns", "dtype"),
     [
@@ -72,6 +74,7 @@ def test_groups_of_strided_input(variant):
     assert_matches(*turned, [apart, *parameters])
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("parameter_dtype", [torch.float32, None], ids=str)
 @pytest.mark.parametrize("variant", UPSTREAM)
 def test_rounds_where_upstream_rounds(variant, parameter_dtype):
@@ -133,7 +136,7 @@ def test_strided_input(make):
     torch.testing.assert_close(*results)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("groups", [False, True])
 def test_the_operators_keep_their_contracts(groups):
     x, dy = (torch.randn(3, 5, 8, device=DEVICE) for _ in range(2))
@@ -148,7 +151,7 @@ def test_the_operators_keep_their_contracts(groups):
             torch.library.opcheck(torch.ops.veomni_hook.layer_norm_backward.default, call)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("variant", UPSTREAM)
 def test_equal_bits_from_run_to_run_and_for_a_row_in_any_batch(variant, dtype):
@@ -156,6 +159,7 @@ def test_equal_bits_from_run_to_run_and_for_a_row_in_any_batch(variant, dtype):
     assert_batch_invariant(pair(variant, 130)[0], [x], parameters)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("variant", UPSTREAM)
 def test_compiles_without_a_break(variant):
     ours, upstream = pair(variant, 48)

@@ -55,7 +55,7 @@ def test_auto_leaves_compiled_code_without_fields_to_inductor(patched):
         assert (HELD in output.__dict__) is bool(fields)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["eager", "liger"])
 def test_choices_that_cannot_be_compiled(patched, name):
     _, model = pair(patched, num_hidden_layers=0)

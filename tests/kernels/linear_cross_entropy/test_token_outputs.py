@@ -396,7 +396,7 @@ def test_auto_takes_what_upstream_would_be_faster_at(patched):
     assert isinstance(model.eval()(**batch()), LazyLogits)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("choice", ["torch", "auto"])
 @pytest.mark.parametrize("mode", ["train", pytest.param("eval", marks=pytest.mark.slow)])
 def test_compiled(patched, mode, choice):

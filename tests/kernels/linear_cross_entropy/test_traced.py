@@ -80,6 +80,7 @@ def test_one_graph_with_upstreams_loss_and_gradients(models, backend, compiler):
     assert any(OP in target for target in operators(counter)) == (backend == "triton")
 
 
+@pytest.mark.slow
 def test_auto_takes_the_kernel_where_it_beats_inductor(models):
     pytest.importorskip("triton")
     _, model = models
@@ -100,6 +101,7 @@ def test_lengths_that_change_are_compiled_twice_at_most(models):
     assert counter.frame_count <= 2
 
 
+@pytest.mark.slow
 def test_keywords_of_the_loss(models):
     upstream, model = models
     set_choice("linear_cross_entropy=torch")
@@ -115,6 +117,7 @@ class TestLogits:
     def named(self):
         set_choice("linear_cross_entropy=torch")
 
+    @pytest.mark.slow
     def test_of_a_compiled_model_are_computed_when_they_are_read(self, models):
         upstream, model = models
         run, _ = compiled(model)
@@ -136,6 +139,7 @@ class TestLogits:
         for got, wanted in zip(found[1], found[0], strict=True):
             close(got, wanted, 1e-4)
 
+    @pytest.mark.slow
     def test_that_compiled_code_reads_are_a_part_of_its_graph(self, models):
         found = []
         for model in models:
@@ -163,6 +167,7 @@ class TestLogits:
                 value = node.meta.get("example_value")
                 assert not (isinstance(value, torch.Tensor) and value.ndim == 3 and value.shape[-1] == 61)
 
+    @pytest.mark.slow
     def test_of_tuples(self, models):
         upstream, model = models
         run, _ = compiled(model, "eager")
@@ -172,6 +177,7 @@ class TestLogits:
         for got, wanted in zip(found, expected, strict=True):
             close(got, wanted, 1e-5)
 
+    @pytest.mark.slow
     def test_read_after_a_step_of_the_optimizer_warn(self, models):
         _, model = models
         run, _ = compiled(model, "eager")
@@ -205,6 +211,7 @@ class TestUpstream:
         with torch.no_grad():
             self.assert_upstream(models[1])
 
+    @pytest.mark.slow
     def test_a_loss_function_of_the_models_own(self, models):
         def loss_function(logits, labels, **kwargs):
             return logits.sum() * 0 + 3
@@ -220,6 +227,7 @@ class TestUpstream:
         models[1]._loss_function = Loss()
         assert self.assert_upstream(models[1]).loss == 4
 
+    @pytest.mark.slow
     def test_a_head_that_is_watched(self, models):
         models[1].lm_head.register_forward_hook(lambda module, args, result: result * 2)
         expected = models[0](**batch()).logits * 2
@@ -248,6 +256,7 @@ class TestLossOptions:
             with loss_options(label_smoothing=0.1):
                 run(**batch(), use_cache=False)
 
+    @pytest.mark.slow
     def test_after_the_model_was_compiled_without(self, models):
         set_choice("linear_cross_entropy=torch")
         run, counter = compiled(models[1], "eager")

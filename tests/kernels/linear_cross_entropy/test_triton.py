@@ -187,6 +187,7 @@ def test_sums_in_float32_lose_less(monkeypatch):
     assert errors["float32"] < 0.7 * errors["weight"]
 
 
+@pytest.mark.slow
 def test_the_operators_keep_their_contracts():
     (x, weight, bias), target = operands(torch.float32, DEVICE, rows=9)
     ops, dtypes = torch.ops.veomni_hook, (torch.float32, torch.float32)

@@ -206,6 +206,7 @@ def test_autocast(backend):
     assert_matches(low, theirs, operands, tolerance=3e-2)
 
 
+@pytest.mark.sample(1)
 @both
 def test_second_derivatives_and_a_retained_graph(backend):
     leaves = [

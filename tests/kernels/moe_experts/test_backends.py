@@ -55,7 +55,7 @@ def test_every_variant_is_declared(backend):
     assert set(backend.declared) == {*forms.LAYOUTS, "gated_or_identity"} | composed
 
 
-@pytest.mark.sample(10)
+@pytest.mark.sample(5)
 @every_variant
 @pytest.mark.parametrize("tokens", [1, 17, pytest.param(300, marks=pytest.mark.slow)])
 def test_equals_the_reference(backend, name, tokens):
@@ -173,7 +173,7 @@ def test_what_stands_at_the_limit_has_its_gradient(backend, name, limit):
     assert_matches(*backend.sides(name, *rest), operands)
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(4)
 @some_layouts
 @pytest.mark.parametrize("cast", [False, True], ids=["float32", "low"])
 def test_under_autocast(backend, name, cast):
@@ -206,7 +206,7 @@ def test_with_activation_checkpointing(backend, name, reentrant):
     assert_matches(kept, side, backend.operands(name), exact=True)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @every(of_torch_or(sorted(SOME_LAYOUTS), COMPOSED), soon=SOME_LAYOUTS.__contains__, of_all=True)
 @pytest.mark.parametrize("dynamic", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_is_traced_without_a_graph_break(backend, name, dynamic):

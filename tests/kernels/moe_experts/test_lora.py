@@ -326,6 +326,7 @@ def test_weights_are_back_after_an_error(homes):
     assert type(experts.gate_up_proj) is type(experts.down_proj) is torch.nn.Parameter
 
 
+@pytest.mark.slow
 def test_calls_that_no_kernel_takes_get_the_sum(homes):
     set_choice("auto")
     upstream, model = (adapted(home).to(GROUPED) for home in homes)

@@ -78,6 +78,7 @@ def test_sizes(name, sizes):
     assert_same(name, [torch.randn(len(x), hidden, device=DEVICE), ids, routing, *weights], tolerance=1e-5)
 
 
+@pytest.mark.sample(1)
 @some_layouts
 def test_backward_again_through_a_retained_graph(name):
     leaves = [each.requires_grad_(each.is_floating_point()) for each in operands_of(name)]
@@ -90,6 +91,7 @@ def test_backward_again_through_a_retained_graph(name):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [

@@ -168,6 +168,7 @@ def first(names, *default):
     )
 
 
+@pytest.mark.sample(1)
 @first(VARIANTS, "silu", "clamped", "biased_interleaved")
 def test_equals_the_reference(name):
     check(name, "sentinel")
@@ -179,13 +180,14 @@ def test_equals_the_reference_in_16_bits(name, dtype):
     check(name, "sentinel", dtype)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("which", IDS)
 def test_however_rows_are_spread(which):
     check("biased_interleaved" if which == "one hot" else "silu", which)
 
 
 # 24 and 40 are described in whole and broken tiles; 21 and 19 have strides that hardware cannot copy by.
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("sizes", [(32, 16), (40, 16), (21, 19), (16, 3)])
 @first(["silu", "transposed", "biased_interleaved"], "silu")
 def test_sizes(name, sizes):
@@ -205,7 +207,7 @@ def test_gate_and_up_need_not_be_kept(name):
     assert kept is not None and nothing is None and torch.equal(alone[:rows], h[:rows])
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [(24, 20), (21, 19)])
 @first(["silu", "transposed", "biased_interleaved"], "biased_interleaved")
 def test_rows_copied_into_order_first_give_the_same_bits(name, sizes):
@@ -221,6 +223,7 @@ def test_weights_before_the_rounding():
     check("biased", "sentinel", in_epilogue=True)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("tile", [
     Tile(BLOCK, 32, 16, 4, 2, parts=2),
     Tile(BLOCK, 16, 32, 4, 3, group=1, flatten=True),

@@ -139,6 +139,7 @@ def test_many_experts(module, kind, experts, top_k):
     assert_routes_alike(module, kind, logits, bias, top_k)
 
 
+@pytest.mark.sample(13)
 @BACKENDS
 @pytest.mark.parametrize("groups", [(2, 1), (3, 2), (5, 4), (6, 1), (30, 29), (1, 1), (60 // 2, 3)])
 @pytest.mark.parametrize("fill", [0.0, -math.inf])

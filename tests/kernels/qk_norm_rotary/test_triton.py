@@ -57,7 +57,7 @@ def every(kinds, first):
     return [pytest.param(*kind, marks=[] if first(*kind) else pytest.mark.slow) for kind in kinds]
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("variant", "dtype"),
     every(product(OP.variants, DTYPES), lambda variant, dtype: dtype is torch.float32 or variant == WHOLE),
@@ -94,7 +94,7 @@ MIXED = [
 ]
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("variant", "dtypes"),
     every(product(OP.variants, MIXED), lambda variant, dtypes: variant in {WHOLE, PARTIAL}),
@@ -106,12 +106,14 @@ def test_dtypes_that_promote(variant, dtypes):
     assert_matches(*sides(variant, tables), given)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("wanted", [(1, 0, 0, 0), (0, 1, 0, 1), (0, 0, 1, 0), (0, 0, 0, 0)], ids=str)
 def test_gradients_only_where_wanted(wanted):
     given, tables = operands()
     assert_matches(*sides(WHOLE, tables), given, [bool(each) for each in wanted])
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "make",
     [
@@ -137,6 +139,7 @@ def test_strided_operands(make):
     torch.testing.assert_close(*results, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("turned", [True, False], ids=["as results lie", "heads first"])
 def test_gradients_of_any_layout_are_the_same(turned):
     given, tables = operands(batches=2)
@@ -153,6 +156,7 @@ def test_gradients_of_any_layout_are_the_same(turned):
         assert torch.equal(one, other)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("used", [0, 1])
 def test_one_of_the_results_is_not_used(used):
     given, tables = operands()
@@ -203,7 +207,7 @@ def test_a_table_of_another_width_is_upstreams_error():
             side(*given)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("joined", [True, False])
 def test_the_operators_keep_their_contracts(joined):
     (q, k, *weights), tables = operands((2, 4, 2, 3, 8, 6), batches=2)
@@ -215,6 +219,7 @@ def test_the_operators_keep_their_contracts(joined):
     torch.library.opcheck(ops.qk_norm_rotary_backward.default, (*call, *grads, *form[:4], joined))
 
 
+@pytest.mark.slow
 def test_equal_bits_from_run_to_run_and_for_a_position_in_any_batch():
     given, tables = operands((3, 4, 2, 5, 16, 16), torch.float16, batches=3)
 
@@ -230,6 +235,7 @@ def test_equal_bits_from_run_to_run_and_for_a_position_in_any_batch():
         assert torch.equal(part, all_of_them[1:2, :, 3:4])
 
 
+@pytest.mark.sample(1)
 @pytest.mark.skipif(DEVICE == "cuda", reason="compiled code is measured elsewhere")
 @pytest.mark.parametrize("variant", [WHOLE, PARTIAL])
 def test_is_traced_without_a_break(variant):

@@ -84,6 +84,7 @@ def test_more_groups_than_programs(group_size):
     assert_matches(*both("gate_before_norm_grouped", group_size=group_size), given)
 
 
+@pytest.mark.slow
 def test_the_operators_keep_their_contracts():
     x, gate, weight, dy = tensors((3, 5, 8), (3, 5, 8), (8,), (3, 5, 8))
     operators = torch.ops.veomni_hook

@@ -243,6 +243,7 @@ def test_the_operator_keeps_its_contract():
         torch.library.opcheck(torch.ops.veomni_hook.rotary.default, call)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("variant", ["half_split", "half_split_partial", "pairs_fp32"])
 def test_compiles_to_one_graph(variant):
     torch._dynamo.reset()

@@ -35,7 +35,7 @@ def test_any_routing_is_that_of_one_process(crew, size):
     all_close(crew(size).run("cases:layers_of", cases=CASES), CASES)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["Qwen3Moe", "GptOss"])
 @pytest.mark.parametrize("implementation", ["eager", "grouped_mm", "batched_mm"])
 def test_transformers_own_experts_run_on_the_receiving_rank(two, kind, implementation):
@@ -44,6 +44,7 @@ def test_transformers_own_experts_run_on_the_receiving_rank(two, kind, implement
     all_close(two.run("cases:layers_of", cases=CASES[:6], **options), CASES[:6])
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["Qwen3Moe", "GptOss"])
 def test_few_of_many_places(four, kind):
     """Most places of a received row are for other ranks: pairs get rows of their own."""
@@ -78,6 +79,7 @@ def test_the_host_reads_once(two):
     assert [each["reads"] for each in two.run("cases:traffic", dispatcher="veomni")] == [1, 1]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("k", [1, 3])
 def test_sixteen_bits(two, k):
     """Weights of two bytes travel beside ids of four, an odd number of them, and for one row alone."""

@@ -17,7 +17,7 @@ def test_a_script_that_loads_as_always_gets_experts_on_two_ranks(told, family):
         assert "ep=2: each of 2 processes holds 4 experts of" in answer["explained"]
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["Qwen3Moe", "GptOss"])
 def test_sequences_and_experts_on_several_processes(told_both, family):
     for answer in told_both.run("setting_cases:with_sequences", family=family):
@@ -34,7 +34,7 @@ def test_a_scripts_own_config_wins(told):
         assert answer == own | {"fsdp": [2, 1, "auto"], "whole": [1, 1, "auto"]}
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("of", "said"),
     [
@@ -64,7 +64,7 @@ def test_plans_come_from_the_code_of_experts(told):
         assert answer == {"Qwen3Moe": True, "GptOss": True, "DeepseekV3": True}
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_trainer_saves_and_resumes(told, checkpointing):
     for answer in told.run("setting_cases:trainer", checkpointing=checkpointing):
@@ -72,6 +72,7 @@ def test_trainer_saves_and_resumes(told, checkpointing):
         assert answer["resumed"] < CLOSE
 
 
+@pytest.mark.slow
 def test_accelerate_does_not_wrap_what_is_divided(told):
     for answer in told.run("setting_cases:accelerated"):
         assert answer["norms"] < CLOSE

@@ -17,7 +17,7 @@ def test_five_steps_are_those_of_one_process(crew, family, size):
         assert answer["parameters"] < 1e-4
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("power", ["2", pytest.param("1", marks=pytest.mark.slow), "inf"])
 def test_the_norm_over_meshes(four, power):
     for answer in four.run("training_cases:clip", ep=2, kind=power):

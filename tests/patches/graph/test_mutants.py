@@ -136,6 +136,7 @@ def check(function: ast.FunctionDef, expected: str, truth: list[object]) -> bool
     return False
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", BODIES)
 def test_every_small_change(name: str) -> None:
     function = parsed(BODIES[name])
@@ -148,6 +149,7 @@ def test_every_small_change(name: str) -> None:
     assert sum(told) > 0.8 * len(told)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", BODIES)
 def test_pairs_of_changes(name: str) -> None:
     function = parsed(BODIES[name])
