@@ -27,10 +27,12 @@ from veomni_hook.patches.verbs.class_mapping import plan_class_mappings
 from veomni_hook.patches.verbs.exclude import plan_exclusions
 from veomni_hook.patches.verbs.guard import plan_guard
 from veomni_hook.patches.verbs.imports import plan_drops
+from veomni_hook.patches.verbs.inplace import earlier_names, find_function
 from veomni_hook.patches.verbs.methods import plan_methods
 from veomni_hook.patches.verbs.replace import plan_replacements
 from veomni_hook.patches.verbs.rewrite import plan_rewrite
 from veomni_hook.patches.verbs.route import plan_routes
+from veomni_hook.patches.verbs.signature import remark_rename
 from veomni_hook.patches.verbs.snippets import companions
 from veomni_hook.patches.verify import check_names, check_overlaps, check_provided, check_text, untouched
 
@@ -215,14 +217,13 @@ def _plan(plan: Plan) -> dict[str, tuple[int, bool]]:
     _mark_classes(plan)
     plan_replacements(plan)
     plan_methods(plan)
-    for index, step in plan.of_kind(PatchType.GUARD.value):
-        plan.edits += plan_guard(
-            plan.document, step.patch, index, config=step.config.name, where=plan.where(index)
-        )
-    for index, step in plan.of_kind(PatchType.REWRITE.value):
-        plan.edits += plan_rewrite(
-            plan.document, step.patch, index, config=step.config.name, where=plan.where(index)
-        )
+    for kind, planned in ((PatchType.GUARD, plan_guard), (PatchType.REWRITE, plan_rewrite)):
+        for index, step in plan.of_kind(kind.value):
+            where = plan.where(index)
+            plan.edits += planned(plan.document, step.patch, index, config=step.config.name, where=where)
+            _, function = find_function(plan.document, step.patch, where)
+            for old, rename in earlier_names(plan.document, step.patch, function).items():
+                remark_rename(plan, index, old, rename)
     plan_routes(plan)
     plan_class_mappings(plan)
     dropped = {name: (index, False) for name, index in plan_drops(plan).items()}

@@ -146,14 +146,15 @@ def test_a_name_that_upstream_does_not_take_matters(after: Compare) -> None:
 
 
 @pytest.mark.parametrize("verb", ["rewrite", "relies_on"])
-def test_code_among_upstreams_own_has_to_follow_a_renamed_parameter(after: Compare, verb: str) -> None:
+def test_code_among_upstreams_own_follows_a_renamed_parameter(after: Compare, verb: str) -> None:
     made = PatchConfig("m", label="mine:config")
     if verb == "rewrite":
         made.rewrite("Layer.forward", pattern="self.inner", replacement="x")
     else:
         made.rewrite("helper", pattern="x", replacement="y", relies_on={"Layer.forward": ["0" * 16]})
     found = after(renamed(declared=True), made, before=BODY)
-    assert [(one.kind, one.result) for one in found if one.matters] == [(verb, RENAMED)]
+    assert (verb, RENAMED) in [(one.kind, one.result) for one in found]
+    assert not [one for one in found if one.matters]
 
 
 def test_a_renamed_parameter_of_code_that_changed_is_named_too(after: Compare) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-from veomni_hook.errors import SignatureError
+from veomni_hook.errors import PatchTargetError, SignatureError
+from veomni_hook.patches.code.fingerprint import fingerprint
 from veomni_hook.patches.engine import PatchedSource
 
 UPSTREAM = """\
@@ -103,3 +105,61 @@ def test_new_names_stay(applied: Callable[..., PatchedSource]) -> None:
     code = "def forward(self, x, cache=None, past=None, **kwargs):\n    return x, cache, past, kwargs\n"
     result = applied(code)
     assert "past = cache" not in result.text and not result.report.remarks
+
+
+GUARDED = """@config.insert_guard("Layer.forward", {options})
+def taken(self, x, past):
+    if past == 2:
+        return "ours", x, past
+"""
+DIGEST = fingerprint(
+    ast.parse("def forward(self, x, past=None, **kwargs):\n    return x, past, kwargs").body[0]  # type: ignore[arg-type]
+)
+EARLIER = {
+    "a fingerprint": f"fingerprints=[{DIGEST!r}]",
+    "a statement": 'fingerprints=(), before="return x, past, kwargs"',
+}
+
+
+@pytest.mark.parametrize("options", EARLIER)
+def test_a_guard_for_the_code_with_the_old_name(options: str, patched: Callable[..., PatchedSource]) -> None:
+    result = patched(UPSTREAM, HEAD + GUARDED.format(options=EARLIER[options]))
+    names = scope(result.text)
+    assert names["Model"]().forward(1, cache=2) == names["Layer"]().forward(1, past=2) == ("ours", 1, 2)
+    assert names["Layer"]().forward(1, cache=3) == (1, 3, {})
+    (remark,) = result.report.remarks
+    assert remark.harmless and remark.what.startswith("renamed: past is cache in this pkg")
+
+
+def test_a_guard_for_other_code_is_an_error(patched: Callable[..., PatchedSource]) -> None:
+    other = UPSTREAM.replace("return x, cache, kwargs", "return cache, x, kwargs")
+    for options in EARLIER.values():
+        with pytest.raises(PatchTargetError):
+            patched(other, HEAD + GUARDED.format(options=options))
+
+
+REWRITES = {
+    "a statement": ("return x, past, kwargs", "return ours(past, past=x)"),
+    "an expression": ("(x, past, {k})", "ours(past, past=x)"),
+    "a call": ("{m}.forward(x, past=past, use=1)", "ours(past, past=x)"),
+}
+
+
+@pytest.mark.parametrize("name", REWRITES)
+def test_a_rewrite_of_the_code_with_the_old_name(name: str, patched: Callable[..., PatchedSource]) -> None:
+    pattern, replacement = REWRITES[name]
+    target = "Model.forward" if name == "a call" else "Layer.forward"
+    code = f"config.rewrite({target!r}, pattern={pattern!r}, replacement={replacement!r})\n"
+    helper = "@config.add_helper\ndef ours(cache, past):\n    return 'ours', cache, past\n"
+    result = patched(UPSTREAM, HEAD + code + helper)
+    names = scope(result.text)
+    owner = names[target.partition(".")[0]]()
+    assert owner.forward(1, cache=2) == ("ours", 2, 1)
+    assert [each.harmless for each in result.report.remarks] == [True]
+
+
+def test_what_relies_on_code_with_old_names(patched: Callable[..., PatchedSource]) -> None:
+    relies = f"relies_on={{'Layer.forward': {DIGEST!r}}}"
+    code = f"config.rewrite('Model.forward', pattern='1', replacement='2', {relies})\n"
+    names = scope(patched(UPSTREAM, HEAD + code).text)
+    assert names["Model"]().forward(1, cache=3) == (1, 3, {"use": 2})

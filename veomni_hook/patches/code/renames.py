@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import ast
+import copy
 import re
+from collections.abc import Iterator
+from itertools import product
 from typing import NamedTuple
 
-from veomni_hook.patches.code.document import Document, FunctionNode
+from veomni_hook.patches.code.document import DefinitionNode, Document, FunctionNode
+from veomni_hook.patches.code.fingerprint import fingerprint
 from veomni_hook.patches.code.scope import parameter_names
 from veomni_hook.patches.code.walk import walk_ast
 
-__all__ = ["Rename", "renamed_parameters", "renames"]
+__all__ = ["Rename", "earlier_digests", "renamed_parameters", "renames"]
 
 _RELEASE = re.compile(r"v?(?P<number>\d+(?:\.\d+)+)")
 
@@ -31,6 +35,22 @@ def renamed_parameters(document: Document) -> dict[str, Rename]:
         if isinstance(function, FunctionNode)
         for old, rename in renames(function).items()
     }
+
+
+def earlier_digests(document: Document, node: DefinitionNode) -> Iterator[str]:
+    """The digests of a definition's code with the names that parameters had before upstream renamed them."""
+    earlier: dict[str, list[str]] = {}
+    for old, rename in renamed_parameters(document).items():
+        earlier.setdefault(rename.new, []).append(old)
+    for olds in product(*earlier.values()) if earlier else ():
+        code, names = copy.deepcopy(node), dict(zip(earlier, olds, strict=True))
+        for inner in walk_ast(code):
+            match inner:
+                case ast.Name(id=new) if new in names:
+                    inner.id = names[new]
+                case ast.arg(arg=new) | ast.keyword(arg=new) if new in names:
+                    inner.arg = names[new]
+        yield fingerprint(code)
 
 
 def renames(function: FunctionNode) -> dict[str, Rename]:

@@ -15,7 +15,6 @@ from veomni_hook.patches.lock.pairs import Placed, moved, pairs
 from veomni_hook.patches.lock.records import Body, Lock, LockedModule, LockedSite, Override
 from veomni_hook.patches.lock.renamed import Renamed, Renames
 from veomni_hook.patches.lock.signatures import difference
-from veomni_hook.patches.spec import PatchType
 
 __all__ = [
     "ARGUMENTS",
@@ -50,11 +49,6 @@ NOT_OVERRIDDEN = "no longer overridden"
 #: The kind of a row on a renamed parameter.
 PARAMETER = "parameter"
 
-#: Verbs whose code takes the new names of parameters that upstream renamed, see `veomni_hook.patches.verbs`.
-_REPLACING = frozenset(
-    kind.value
-    for kind in (PatchType.METHOD_OVERRIDE, PatchType.FUNCTION_REPLACEMENT, PatchType.CLASS_REPLACEMENT)
-)
 #: Of a routed site; of an overridden body a changed signature matters too.
 MATTERS = frozenset({GONE, NOT_ROUTED, FORMULA, ARGUMENTS})
 
@@ -285,7 +279,8 @@ def _override(old: Lock, new: Lock, module: str, one: Override, renames: Renames
         result, detail = LINE, f"line {before.line} is now {after.line}"
     if result:
         detail = "; ".join([*map(_said, every), detail])
-        bound = one.kind in _REPLACING and all(each.declared for each in every)
+        # What upstream declares, patches follow, see `veomni_hook.patches.verbs`.
+        bound = all(each.declared for each in every)
         matters = result in (SIGNATURE, FORMULA) or (result == RENAMED and not bound)
         remark = f"; {one.config} has to follow" if matters else ""
         diffs = _diffs(old, new, module, module, [(one.target, one.target)])

@@ -25,10 +25,12 @@ from veomni_hook.patches.code.walk import walk_ast
 from veomni_hook.patches.spec import Patch
 from veomni_hook.patches.verbs.inplace import (
     check_body,
+    earlier_names,
     effects,
     find_function,
     marker,
     refuse_names,
+    with_new_names,
     with_newlines,
 )
 
@@ -61,8 +63,14 @@ def plan_guard(
     if not patch.fingerprints and patch.before is None:
         raise _no_fingerprint(document, definition, patch, where)
     check_body(document, definition, patch, where)
-    pattern = None if patch.before is None else Pattern(patch.before, where=where, target=patch.target)
+    renames = earlier_names(document, patch, function)
+    before = None if patch.before is None else with_new_names(patch.before, renames, keywords=True)
+    pattern = None if before is None else Pattern(before, where=where, target=patch.target)
     parameters, body = function_body(patch.replacement, where=where, target=patch.target)
+    # The guard's own code goes on with the names that it was written with.
+    old = [name for name in parameters if name in renames]
+    body = "".join(f"{name} = {renames[name].new}\n" for name in old) + body
+    parameters = tuple(renames[name].new if name in old else name for name in parameters)
     _check_names(parameters, body, function, pattern, patch.target, where)
     edits: list[Edit] = []
     for number, (place, captures) in enumerate(_places(document, function, patch, pattern)):

@@ -7,15 +7,19 @@ fingerprint, and neither may change the names that the function uses.
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Collection, Iterable, Mapping
 
 from veomni_hook.errors import PatchError, PatchTargetError
 from veomni_hook.patches.code.document import Definition, Document, FunctionNode
-from veomni_hook.patches.code.edit import Edit, marker_comment
+from veomni_hook.patches.code.edit import Edit, apply_edits, marker_comment
 from veomni_hook.patches.code.fingerprint import fingerprint
 from veomni_hook.patches.code.nearest_names import listed, nearest
-from veomni_hook.patches.code.pattern import Capture
+from veomni_hook.patches.code.pattern import Capture, dedented
 from veomni_hook.patches.code.placement import statement_at
+from veomni_hook.patches.code.renames import Rename, earlier_digests, renamed_parameters
+from veomni_hook.patches.code.scope import parameter_names, used_names
+from veomni_hook.patches.code.snippet import function_body
 from veomni_hook.patches.code.walk import walk_ast
 from veomni_hook.patches.spec import Patch
 from veomni_hook.patches.verbs.targets import resolve
@@ -23,13 +27,17 @@ from veomni_hook.patches.verbs.targets import resolve
 __all__ = [
     "check_body",
     "check_relies_on",
+    "earlier_names",
     "effects",
     "find_function",
     "mark_statement",
     "marker",
     "refuse_names",
+    "with_new_names",
     "with_newlines",
 ]
+
+_WORD = re.compile(r"\w+")
 
 
 def find_function(document: Document, patch: Patch, where: str) -> tuple[Definition, FunctionNode]:
@@ -54,7 +62,7 @@ def check_body(document: Document, definition: Definition, patch: Patch, where: 
     """
     check_relies_on(document, patch.relies_on, where)
     digest = fingerprint(definition.node)
-    if not patch.fingerprints or digest in patch.fingerprints:
+    if not patch.fingerprints or _is_known(document, definition, digest, patch.fingerprints):
         return
     line = document.lineno(document.start(definition.node))
     raise PatchTargetError(
@@ -65,6 +73,43 @@ def check_body(document: Document, definition: Definition, patch: Patch, where: 
         fix=f"read the new body; if the patch still holds for it, add {digest!r} to fingerprints",
         target=patch.target,
     )
+
+
+def _is_known(document: Document, definition: Definition, digest: str, known: Collection[str]) -> bool:
+    """Whether a patch was written for a definition, or for it with earlier names of its parameters."""
+    return digest in known or not {*known}.isdisjoint(earlier_digests(document, definition.node))
+
+
+def earlier_names(document: Document, patch: Patch, function: FunctionNode) -> dict[str, Rename]:
+    """The parameters that a patch calls by the names which they had before upstream renamed them."""
+    texts = (patch.before, patch.pattern, patch.replacement_text)
+    used = {word for text in texts if text for word in _WORD.findall(text)}
+    if callable(patch.replacement):
+        used |= {*function_body(patch.replacement, where=document.module, target=patch.target)[0]}
+    taken, known = parameter_names(function), used_names([function])
+    return {
+        old: rename
+        for old, rename in renamed_parameters(document).items()
+        if old in used - known and rename.new in taken
+    }
+
+
+def with_new_names(text: str, names: Mapping[str, Rename], *, keywords: bool = False) -> str:
+    """Code of a patch with the names that parameters have now; ``keywords``: those of calls, too."""
+    if not names:
+        return text
+    try:
+        document = Document(dedented(text))
+    except SyntaxError:
+        return text  # who reads it next says so
+    edits = []
+    for node in walk_ast(document.tree):
+        of_call = node.arg if isinstance(node, ast.keyword) and keywords else None
+        old = node.id if isinstance(node, ast.Name) else of_call
+        if old is not None and old in names:
+            start = document.start(node)
+            edits.append(Edit(start, start + len(old), names[old].new))
+    return apply_edits(document.source, edits)
 
 
 def refuse_names(names: Iterable[str], what: str, *, fix: str, where: str, target: str) -> None:
@@ -123,7 +168,7 @@ def check_relies_on(document: Document, relies_on: Mapping[str, str | Collection
             )
         for definition in found:
             digest = fingerprint(definition.node)
-            if digest not in known:
+            if not _is_known(document, definition, digest, known):
                 line = document.lineno(document.start(definition.node))
                 raise PatchTargetError(
                     f"{name} (line {line} of {document.module}) is not the code that the patch relies on: "

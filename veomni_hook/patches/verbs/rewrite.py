@@ -23,11 +23,13 @@ from veomni_hook.patches.code.walk import walk_ast
 from veomni_hook.patches.spec import Patch
 from veomni_hook.patches.verbs.inplace import (
     check_body,
+    earlier_names,
     effects,
     find_function,
     mark_statement,
     marker,
     refuse_names,
+    with_new_names,
     with_newlines,
 )
 
@@ -57,8 +59,12 @@ def plan_rewrite(
     where = where or f"{document.module}, {patch.target}"
     definition, function = find_function(document, patch, where)
     check_body(document, definition, patch, where)
-    pattern = Pattern(patch.pattern or "", where=where, target=patch.target)
+    renames = earlier_names(document, patch, function)
+    text = with_new_names(patch.pattern or "", renames, keywords=True)
+    pattern = Pattern(text, where=where, target=patch.target)
     replacement = _parse(dedented(patch.replacement_text or ""), pattern)
+    if renames:
+        replacement = Document(with_new_names(replacement.source, renames))
     _check_replacement(replacement, function, pattern)
     found = pattern.find(function)
     pattern.require(document, function, found, patch.matches)

@@ -22,7 +22,7 @@ from veomni_hook.patches.code.walk import walk_ast
 from veomni_hook.patches.plan import Plan
 from veomni_hook.patches.report import Remark
 
-__all__ = ["check_signature", "with_new_names"]
+__all__ = ["check_signature", "remark_rename", "with_new_names"]
 
 
 def with_new_names(
@@ -49,7 +49,7 @@ def with_new_names(
                 continue
             if rename.new not in after.named and rename.new not in used:
                 edits += _renaming(snippet.document, replacement, argument, rename.new)
-                _remark(plan, index, old, rename)
+                remark_rename(plan, index, old, rename)
     if not edits:
         return snippet
     return replace(
@@ -71,7 +71,8 @@ def _renaming(document: Document, function: FunctionNode, argument: ast.arg, new
         yield Edit(start, start, binding)
 
 
-def _remark(plan: Plan, index: int, old: str, rename: Rename) -> None:
+def remark_rename(plan: Plan, index: int, old: str, rename: Rename) -> None:
+    """Say once that a step was written with the earlier name of a parameter."""
     step = plan.steps[index]
     until = f", and takes the old name until {rename.until}" if rename.until else ""
     remark = Remark(
@@ -79,7 +80,7 @@ def _remark(plan: Plan, index: int, old: str, rename: Rename) -> None:
         step.target,
         f"renamed: {old} is {rename.new} in this {plan.origin.distribution}{until}",
         plan.where(index),
-        f"none is needed: what {step.config.name} replaces takes {rename.new}, too",
+        f"none is needed: what {step.config.name} calls {old} is bound to {rename.new}",
         harmless=True,
     )
     if remark not in plan.remarks:
