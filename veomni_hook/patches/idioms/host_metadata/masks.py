@@ -19,10 +19,11 @@ from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.edit import Edit
 from veomni_hook.patches.code.expressions import last_name
 from veomni_hook.patches.code.scope import parameter_names
-from veomni_hook.patches.code.walk import walk_ast
+from veomni_hook.patches.code.walk import calls_in, walk_ast
 from veomni_hook.patches.routes.insertion import in_place
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Site
+from veomni_hook.patches.upstream_names import names
 
 __all__ = ["CANDIDATES", "OP", "find"]
 
@@ -30,8 +31,8 @@ OP = "host_metadata"
 CANDIDATES = "nothing is counted: this is where padding masks and positions are read"
 
 _IMPORT = ("veomni_hook.multimodal", "host as veomni_host")
-_MASKS = ("padding_mask", "attention_mask")
-_POSITIONS = "position_ids"
+_MASKS = (*names("mask"), *names("mask of padding"))
+_POSITIONS = {*names("positions")}
 _ASKS = ("all", "any", "fast_all")
 
 
@@ -42,8 +43,7 @@ def find(view: ModuleView) -> Iterator[Site]:
     for definition in view.document.definitions():
         node = definition.node
         if isinstance(node, FunctionNode) and "mask" in node.name:
-            edits = [*_read(view, node), *_converted(view, node)]
-            if edits:
+            if edits := [*_read(view, node), *_converted(view, node)]:
                 yield Site.calling(OP, definition.qualname, "mask_known", node, edits, _IMPORT, counted=False)
     for name, function in view.functions.items():
         if _asks_of_positions(function) and view.document.begins_line(function):
@@ -53,8 +53,8 @@ def find(view: ModuleView) -> Iterator[Site]:
 
 def _asks_of_positions(function: FunctionNode) -> bool:
     """Whether a function takes positions alone, compares neighbours, and asks something of the result."""
-    called = {last_name(node.func) for node in walk_ast(function) if isinstance(node, ast.Call)}
-    return parameter_names(function) == {_POSITIONS} and "diff" in called and bool(called & {*_ASKS})
+    called = {last_name(node.func) for node in calls_in(function)}
+    return parameter_names(function) == _POSITIONS and "diff" in called and bool(called & {*_ASKS})
 
 
 def _decorated(view: ModuleView, function: FunctionNode) -> Edit:
@@ -64,11 +64,11 @@ def _decorated(view: ModuleView, function: FunctionNode) -> Edit:
 
 def _read(view: ModuleView, function: FunctionNode) -> Iterator[Edit]:
     """``all(mask)``, ``mask.any()``, ``torch.all(mask == 1)``: of one mask alone."""
-    for node in walk_ast(function):
-        if isinstance(node, ast.Call) and last_name(node.func) in _ASKS:
-            names = [each for each in walk_ast(node) if isinstance(each, ast.Name) and each.id in _MASKS]
-            if len(names) == 1:
-                yield in_place(view, names[0], f"veomni_host.values({names[0].id})")
+    for node in calls_in(function):
+        if last_name(node.func) in _ASKS:
+            masks = [each for each in walk_ast(node) if isinstance(each, ast.Name) and each.id in _MASKS]
+            if len(masks) == 1:
+                yield in_place(view, masks[0], f"veomni_host.values({masks[0].id})")
 
 
 def _converted(view: ModuleView, function: FunctionNode) -> Iterator[Edit]:
