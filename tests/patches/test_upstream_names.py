@@ -42,7 +42,7 @@ BUDGET: dict[str, dict[str, int]] = {
     },
     "what transformers' attention interface and its kwargs are called; attention gets all of them by name": {
         "allow_is_causal_skip": 1,
-        "attention_mask": 9,
+        "attention_mask": 8,
         "cache": 2,
         "cu_seqlens": 18,
         "layer_idx": 2,
@@ -56,7 +56,7 @@ BUDGET: dict[str, dict[str, int]] = {
         "kv_length": 2,
         "kv_offset": 1,
         "local_attention_size": 2,
-        "padding_mask": 3,
+        "padding_mask": 2,
         "q_length": 1,
         "q_offset": 1,
         "query_length": 2,
@@ -82,7 +82,7 @@ BUDGET: dict[str, dict[str, int]] = {
         "inputs_embeds": 2,
         "last_hidden_state": 1,
         "per_layer_input": 1,
-        "position_ids": 14,
+        "position_ids": 13,
         "token_type_ids": 1,
     },
 }
