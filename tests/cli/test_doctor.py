@@ -78,6 +78,7 @@ def test_a_broken_config_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(findings.problems) == 1 and "broken_config" in findings.problems[0]
 
 
+@pytest.mark.slow
 def test_a_config_for_a_module_that_is_not_installed_is_a_problem(tiny: Command, tmp_path: Path) -> None:
     (tmp_path / "misnamed.py").write_text(
         "from veomni_hook import PatchConfig\n"

@@ -35,6 +35,7 @@ def warnings_of(err: str) -> list[str]:
     return [line for line in err.splitlines() if "Warning: " in line]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("hook", [DOUBLE, JAXTYPING], ids=["double", "jaxtyping"])
 @pytest.mark.parametrize("prefix", ["transformers.models.tiny", "transformers"])
 def test_a_hook_installed_after_ours_is_one_warning(python: Python, hook: str, prefix: str) -> None:

@@ -123,7 +123,7 @@ START = {
 HOOKED, PLAIN = "103", "3"
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("start", "install", "expected", "with_children"),
     [

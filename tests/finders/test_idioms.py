@@ -51,6 +51,7 @@ def test_what_idioms_found_or_not_is_remembered(python: Python) -> None:
     }
 
 
+@pytest.mark.slow
 def test_the_setting_turns_them_off_and_is_part_of_the_key(python: Python) -> None:
     code = f"{HOOK}import {SCALED} as m; print(m.Scaled().forward(1))"
     got = [python(code, VEOMNI_PATCHES=None, VEOMNI_IDIOMS=idioms).result for idioms in ("1", "0", "1", "0")]
@@ -90,6 +91,7 @@ def test_a_failing_idiom_is_a_warning_and_configs_still_apply(
     assert healthy.out.split() == ["1002", "6"], "what a failure left is not in the cache"
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("defect", ["fail", "garble"])
 def test_a_failing_idiom_is_an_error_under_strict_and_leaves_nothing(python: Python, defect: str) -> None:
     fail = f"import thousand; thousand.install(thousand.{defect})\nimport veomni_hook.install, {SCALED} as m"
@@ -104,6 +106,7 @@ def test_a_failing_idiom_is_an_error_under_strict_and_leaves_nothing(python: Pyt
     )
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("strict", ["0", "1"])
 def test_only_modules_that_would_be_patched_are_too_early(python: Python, strict: str) -> None:
     code = f"import {SCALED}, {STILL}, {LAYERS}, transformers.models.auto.modeling_auto\n{HOOK}print('on')"

@@ -147,6 +147,7 @@ print(json.dumps([TinyNorm().forward(1), TinyModel().forward(1)]))
         assert ran.result == values
 
 
+@pytest.mark.slow
 def test_a_package_that_is_installed_or_removed_later_counts(python: Python, tmp_path: Path) -> None:
     code = f"""
 import sys; sys.path.insert(0, "")

@@ -236,7 +236,7 @@ ALWAYS = {
 }  # fmt: skip
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ALWAYS)
 def test_a_config_whose_dependencies_cannot_be_recorded_is_loaded_at_every_start(
     project: Project, name: str

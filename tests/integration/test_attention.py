@@ -84,12 +84,14 @@ def test_generation_equals_upstreams(facts: dict[str, Any], model: str) -> None:
     assert caches == {key: {"equal": True, "new": 6, "calls": calls} for key in ("dynamic", "static")}
 
 
+@pytest.mark.slow
 def test_where_nobody_chose_auto_chooses(choices: dict[str, Any]) -> None:
     assert choices["value"] == "eager"
     names = ("default", "second model of the config", "deep copy", "pickled", "loaded", "dropout, evaluated")
     assert {name: choices[name] for name in names} == dict.fromkeys(names, FLEX)
 
 
+@pytest.mark.slow
 def test_a_choice_wins(choices: dict[str, Any]) -> None:
     names = (
         "explicit eager",
@@ -106,6 +108,7 @@ def test_a_choice_wins(choices: dict[str, Any]) -> None:
     assert choices["saved"] is False
 
 
+@pytest.mark.slow
 def test_what_flex_attention_cannot_do_stays_upstreams(choices: dict[str, Any]) -> None:
     assert choices["dropout"] == ["eager: the attention has dropout (0.1), which the kernel does not support"]
     assert choices["output_attentions"] == [f"eager: output_attentions {NOT_STORED}"]
@@ -141,6 +144,7 @@ def test_compiled_models_return_the_weights_that_are_asked_for(compiled: dict[st
     ]
 
 
+@pytest.mark.slow
 def test_masks_that_are_unknown_in_compiled_code_are_left_to_inductor(choices: dict[str, Any]) -> None:
     assert choices["compiled"] == FLEX
     (reason,) = choices["compiled, padded"]

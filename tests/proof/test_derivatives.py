@@ -53,7 +53,7 @@ def test_all_derivatives_of_a_model_are_upstreams(tmp_path):
     assert len({verdict["op"] for verdict in verdicts}) >= 11
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("spoiled", ["operands keep their history", "gradients have no history"])
 def test_what_is_spoiled_is_found(tmp_path, spoiled):
     ops = ("linear_cross_entropy", "moe_experts")

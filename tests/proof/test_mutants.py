@@ -68,6 +68,7 @@ def test_mutants_are_the_same_for_the_same_seed():
     assert first == again != other
 
 
+@pytest.mark.slow
 def test_everything_that_a_body_is_made_of_is_changed():
     names = bodies(SOURCE, "Layer.forward")
     assert names == ["Layer.forward", "turn", "Layer._other", "Layer.__init__"]

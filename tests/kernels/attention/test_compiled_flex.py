@@ -153,6 +153,7 @@ def test_scales_and_softcaps_that_change():
         check(compiled, "softcap", operands, mask_of(operands[0], config_of()), module, scaling=scaling)
 
 
+@pytest.mark.slow
 def test_autocast_computes_in_its_dtype():
     module, compiled = Attention(), Compiled("sinks")
     query, key, value = module.operands(37)
@@ -161,6 +162,7 @@ def test_autocast_computes_in_its_dtype():
         check(compiled, "sinks", [query, key, value], mask_of(query, config_of()), module, torch.bfloat16)
 
 
+@pytest.mark.slow
 def test_without_a_mask_every_query_sees_every_key():
     module, compiled = Attention(), Compiled("sinks", change=lambda mask: None)
     check(compiled, "sinks", module.operands(37), None, module)
@@ -184,7 +186,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_mask_that_is_not_known_is_left_to_upstream(name):
     given, reason = REFUSED[name]
@@ -204,7 +206,7 @@ CALLS = {
 }
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("reason", CALLS)
 def test_what_refuses_uncompiled_refuses_compiled(reason):
     given = {"length": 37, "dropout": 0.0, "hook": False, "dtype": torch.float32, "width": 16} | CALLS[reason]

@@ -146,7 +146,7 @@ def test_the_graphs_have_torchs_operator_and_no_mask(slot, monkeypatch):
     assert not {"aten.bitwise_and.Tensor", "aten.le.Tensor"} & {*forward}
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("inputs", "backend"),
     [
@@ -184,7 +184,7 @@ def test_calls_that_flash_attention_cannot_take_stay_with_upstream(slot, change,
     assert all(reason in each for each in outcomes(slot, network))
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "value", "reason"),
     [("SHORTEST", LENGTH + 1, "fewer than 13 queries"), ("_HAS_WINDOW", False, "has no window here")],
@@ -198,6 +198,7 @@ def test_what_refuses_uncompiled_refuses_compiled(slot, monkeypatch, name, value
     assert all(reason in each for each in outcomes(slot, network))
 
 
+@pytest.mark.slow
 def test_flash_attention_that_is_switched_off(slot):
     network = model()
     run, counter = compiled(network, "eager")
@@ -263,6 +264,7 @@ def test_layers_that_are_compiled_one_by_one_stay_with_upstream(slot):
         torch.testing.assert_close(one, other, **CLOSE[torch.float32])
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize(
     "strict", [True, *(pytest.param(each, marks=pytest.mark.slow) for each in (False, None))]

@@ -72,7 +72,7 @@ class Results:
         return same(self.patched, compiled(self.function)(*self.inputs))
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("window", WINDOWS)
 @pytest.mark.parametrize("name", CAUSAL)
 def test_no_mask_where_none_is_built_without_compiling(name, window, embeds):
@@ -259,7 +259,7 @@ class Masked(torch.nn.Module):
         return x.sum() if mask is None else mask
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
 @pytest.mark.parametrize(
     "export",

@@ -142,7 +142,7 @@ class TestCompiled:
         assert (row.backend, row.reason, row.called) == (backend, reason, True)
         assert row.training == row.evaluation == ()
 
-    @pytest.mark.sample(1)
+    @pytest.mark.slow
     @pytest.mark.parametrize("inside", [False, True])
     def test_parts_of_a_fused_op_that_was_compiled_in(self, patched, inside):
         set_choice("torch")

@@ -41,7 +41,7 @@ def compared(tensors, tolerance=TOLERANCE, normalise=True, cu_seqlens=None, trut
     )
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "normalise"), [(DTYPE, True), (DTYPE, False), (torch.float16, True)])
 def test_samples_that_share_a_row(dtype, normalise):
     tensors = operands(1, sum(LENGTHS), dtype=dtype, samples=len(LENGTHS), heads=1, widths=(20, 12))

@@ -179,6 +179,7 @@ def test_rows_of_packed_samples(pairs):
 
 
 # Experts are chosen by rounded logits, so in half precision only the dense model is compared.
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("family", "dtype"),
     [("qwen3_next", torch.float32), ("qwen3_5", torch.float32), ("qwen3_5", torch.bfloat16)],
@@ -418,6 +419,7 @@ def test_a_forward_that_drops_boundaries_is_an_error(given, pairs, monkeypatch):
     ours.model.layers[0].linear_attn(torch.randn(1, 9, HYBRID["hidden_size"]))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("family", ["kimi_linear", "qwen3_5"])
 def test_attention_that_would_mix_samples_is_an_error(family, pairs):
     """Each of these calls leaks in attention: samples are in masks by position_ids, and by these alone."""

@@ -63,6 +63,7 @@ def test_a_weight_for_each_group(variant, shape):
     assert_matches(*pair(variant, shape[-1]), inputs(variant, shape, torch.float32, groups=True))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("variant", GROUPED)
 def test_groups_of_strided_input(variant):
     x, *parameters = inputs(variant, (2, 5, 3, 16), torch.float32, groups=True)

@@ -268,6 +268,7 @@ class TestLossOptions:
         assert counter.frame_count == 2
 
 
+@pytest.mark.slow
 def test_autocast(models):
     set_choice("linear_cross_entropy=torch")
     found = []
@@ -281,7 +282,7 @@ def test_autocast(models):
         close(got, wanted, 3e-2)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("frozen", ["lm_head.", "model."])
 def test_frozen_parts_get_no_gradient(models, frozen):
     pytest.importorskip("triton")
@@ -299,6 +300,7 @@ def test_frozen_parts_get_no_gradient(models, frozen):
             close(found[1][name], wanted, 1e-4)
 
 
+@pytest.mark.slow
 def test_tied_weights(patched):
     upstream, model = moved(patched, tie_word_embeddings=True)
     set_choice("linear_cross_entropy=torch")

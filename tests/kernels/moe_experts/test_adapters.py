@@ -118,6 +118,7 @@ def test_one_of_both_weights(backend, name, adapted):
     assert_same(backend, name, adapted=adapted)
 
 
+@pytest.mark.sample(3)
 @both
 @pytest.mark.parametrize(
     "ids",
@@ -143,6 +144,7 @@ def test_where_no_expert_has_a_token_everything_is_zero(backend, tokens):
         assert grad is None if not want else grad.shape == of.shape and not grad.any()
 
 
+@pytest.mark.sample(1)
 @both
 def test_frozen_weights_get_no_gradient(backend, monkeypatch):
     for home in (torch_by_expert, torch_grouped._Rows):
@@ -166,6 +168,7 @@ def test_each_gradient_by_itself(backend, number):
         assert_matches(*side(backend, "gated"), operands, wanted, tolerance=1e-5)
 
 
+@pytest.mark.sample(1)
 @both
 def test_factors_in_float32_of_weights_in_16_bits(backend):
     low = backend.low
@@ -194,6 +197,7 @@ def test_factors_of_any_strides(backend):
     assert_matches(*side(backend, "gated"), operands, tolerance=1e-5)
 
 
+@pytest.mark.sample(1)
 @both
 def test_autocast(backend):
     operands = operands_of(backend, "gated", tokens=40)
@@ -266,7 +270,7 @@ def test_several_adapters_of_one_weight():
     close(found, reference(x, ids, routing, total, down, torch.nn.functional.silu), 1e-5)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @both
 def test_the_operators_keep_their_contracts(backend):
     declared.kernel("moe_experts", "gated", backend.name)  # defines the operators

@@ -198,6 +198,7 @@ def test_who_computes_gradients_of_gate_and_up(launched):
     assert launched == ["gate_up_backward"] * 2
 
 
+@pytest.mark.slow
 def test_gluon_is_not_imported_before_it_is_used():
     code = "import sys, veomni_hook.kernels.moe_experts.triton; assert 'triton.experimental.gluon' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=600)

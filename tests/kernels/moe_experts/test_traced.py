@@ -88,6 +88,7 @@ def test_lengths_that_change_are_compiled_twice_at_most(blocks):
     assert counter.frame_count <= 2
 
 
+@pytest.mark.slow
 def test_auto_takes_the_fused_ones_unless_the_user_chose(blocks, monkeypatch):
     pytest.importorskip("triton")
     block = blocks[1].bfloat16()  # in float32 it does not win; its numbers do not matter here

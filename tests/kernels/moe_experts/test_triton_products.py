@@ -279,6 +279,7 @@ def test_routing(which, block):
     assert [tuple(tile) for tile in parts.t().tolist()] == tiles
 
 
+@pytest.mark.sample(3)
 @pytest.mark.usefixtures("either_routing")
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 def test_routing_of_many_experts(dtype):

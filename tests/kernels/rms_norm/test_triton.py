@@ -172,6 +172,7 @@ def test_parts_take_strides(in_parts, variant):
     assert_matches(*turned, [x, *weight])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", IN_PARTS)
 def test_parts_have_equal_bits_in_any_batch(in_parts, variant):
     given = inputs(variant, (41, 23), torch.bfloat16)
@@ -270,6 +271,7 @@ def test_the_operators_keep_their_contracts():
             torch.library.opcheck(torch.ops.veomni_hook.rms_norm_backward.default, call)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("variant", "dtype"),
     [

@@ -35,7 +35,7 @@ def test_any_routing_is_that_of_one_process(crew, size):
     all_close(crew(size).run("cases:layers_of", cases=CASES), CASES)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["Qwen3Moe", "GptOss"])
 @pytest.mark.parametrize("implementation", ["eager", "grouped_mm", "batched_mm"])
 def test_transformers_own_experts_run_on_the_receiving_rank(two, kind, implementation):
