@@ -64,7 +64,8 @@ class _Restored(ast.NodeTransformer):
         return self.generic_visit(node)
 
     def visit_If(self, node: ast.If) -> Any:
-        if len(node.body) == 1 and not node.orelse and _CALL in ast.unparse(node.body[0]):
+        alone = node.body[0] if len(node.body) == 1 and not node.orelse else None
+        if isinstance(alone, ast.Assign) and _CALL in ast.unparse(alone):
             self.count += 1
             return None
         if any(guard in ast.unparse(node.test) for guard in _GUARDS):

@@ -1,7 +1,7 @@
 """The proof of modules of a rewritten release, in processes that import it: ``python -m tests.rehearsal.proving``.
 
 Reads the modules from its arguments, and writes a line of JSON for each: its verdicts, and digests of what upstream's
-own code computed there, by which a rewrite is compared with the original.
+own code got and computed there, by which a rewrite is compared with the original.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ import os
 import subprocess
 import sys
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
+
+import torch
 
 from tests.proof import runner
 
@@ -49,18 +51,19 @@ def proved(
 
 
 def _proved(module: str) -> Proved | str:
-    import torch
-
     from tests.proof import provers
     from tests.proof.compare import Run, run
     from veomni_hook.kernels.selection.process_choice import get_choice
 
-    digests: list[str] = []
+    digests: list[tuple[str, str]] = []
 
-    def recorded(*arguments: Any) -> Run:
-        result = run(*arguments)
+    def recorded(call: Any, inputs: Any, *owner: Any) -> Run:
+        result = run(call, inputs, *owner)
         if get_choice() == "eager":
-            digests.append(_digest(result.outputs))
+            tensors = [value for value in inputs.values() if isinstance(value, torch.Tensor)]
+            # Under whatever names it got them.
+            got = "".join(sorted(_digest([value]) for value in tensors))
+            digests.append((got, _digest(result.outputs[name] for name in sorted(result.outputs))))
         return result
 
     try:
@@ -79,12 +82,10 @@ def _proved(module: str) -> Proved | str:
     return verdicts
 
 
-def _digest(outputs: Mapping[str, Any]) -> str:
-    import torch
-
+def _digest(values: Iterable[torch.Tensor]) -> str:
     total = hashlib.blake2b(digest_size=8)
-    for name in sorted(outputs):
-        value = outputs[name].detach().cpu().contiguous()
+    for value in values:
+        value = value.detach().cpu().contiguous()
         total.update(str((value.dtype, tuple(value.shape))).encode())
         # Both zeros are one value, and so are all NaNs.
         value = (value + 0).nan_to_num(nan=7.0) if value.is_floating_point() else value

@@ -140,8 +140,10 @@ class Rehearsal:
             else:
                 result.counts["unproven"] += 1
                 result.sites.append((module, Became(op, target, "unproven", verdict["detail"])))
-            if before is not None and len(before["digests"]) == len(verdict["digests"]) > 0:
-                if before["digests"] == verdict["digests"]:
+            # Of a part of a method, a rewrite may read other names: then it got something else.
+            pairs = [[*zip(*each["digests"], strict=True)] for each in (before or {"digests": []}, verdict)]
+            if pairs[0] and pairs[1] and pairs[0][0] == pairs[1][0]:
+                if pairs[0][1] == pairs[1][1]:
                     result.counts["same"] += 1
                 else:
                     result.add(

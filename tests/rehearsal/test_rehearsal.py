@@ -222,13 +222,14 @@ def test_two_modules_in_all_kinds(rehearsal, kind):
         ({}, {"proven": 1, "same": 1}),
         ({"outcome": "differs"}, {"wrong": 1, "same": 1}),
         ({"outcome": "unreached"}, {"unproven": 1, "same": 1}),
-        ({"digests": ["b"]}, {"proven": 1, "broken": 1}),
-        ({"digests": ["a", "a"]}, {"proven": 1}),  # other calls: nothing to compare
+        ({"digests": [["x", "b"]]}, {"proven": 1, "broken": 1}),
+        ({"digests": [["x", "a"], ["x", "a"]]}, {"proven": 1}),  # other calls: nothing to compare
+        ({"digests": [["y", "b"]]}, {"proven": 1}),  # other operands, too
         ("SyntaxError: it is none", {"broken": 1}),
     ],
 )
 def test_another_number_is_wrong_and_another_original_is_a_broken_rewrite(rehearsal, verdict, counted):
-    proved = {"outcome": "equal", "detail": "", "digests": ["a"]}
+    proved = {"outcome": "equal", "detail": "", "digests": [["x", "a"]]}
     rehearsal._original = {NAME: {"rms_norm SomeRMSNorm.forward 0": proved}}
     result = Result("some")
     now = verdict if isinstance(verdict, str) else {"rms_norm SomeRMSNorm.forward 0": proved | verdict}
