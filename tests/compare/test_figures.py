@@ -39,9 +39,11 @@ def test_the_figures_of_one_side() -> None:
     ("off", "on", "said", "sentence"),
     [
         ([STEADY, STEADY], [[0.7] * 7, [0.71] * 7], "faster", "takes 0.7"),
-        ([[0.7] * 7, [0.71] * 7], [STEADY, STEADY], "slower", "takes 1.4"),
+        ([[0.7] * 7, [0.71] * 7], [STEADY, STEADY], "slower", "takes 1.42 times as long"),
         ([STEADY, STEADY], [STEADY, STEADY], "same", "the same time to within"),
         ([[1.0] * 7, [1.3] * 7], [[1.0] * 7, [1.1] * 7], "noisy", "too noisy to tell"),
+        ([[1.0] * 7, [1.66] * 7], [[2.3] * 7, [3.1] * 7], "noisy", "too noisy to tell"),
+        ([[1.0] * 7, [1.1] * 7], [[0.5] * 7, [0.55] * 7], "faster", "takes 0.50 of the time"),
         ([[0.5, 1.5] * 4] * 2, [[0.6, 1.5] * 4] * 2, "noisy", "vary too much"),
         ([STEADY], [[0.7] * 7], "faster", "fewer than two runs of each kind"),
         ([[]], [[]], "unknown", "Step times are unknown"),
@@ -109,7 +111,7 @@ def test_what_could_not_be_seen_is_said() -> None:
     made[1].facts |= {"kernels": [], "models": [], "model_called": True}
     assert "its model was gone" in report_of(made, [], 8, 3)["notes"][0]
     short = report(off=[STEADY], on=[STEADY])
-    assert short["notes"][0] == "without the hook, run 1: the script ended after 8 of 20 steps"
+    assert short["notes"][0] == "all runs: the script ended after 8 of 20 steps"
 
 
 def test_tokens_are_those_of_all_ranks_and_the_rest_is_rank_0s(tmp_path) -> None:
@@ -164,7 +166,10 @@ def test_the_page_is_whole_and_loads_nothing() -> None:
     assert "Content-Security-Policy" in text
     assert "prefers-color-scheme: dark" in text and "url(" not in text
     assert "rms_<wbr>norm/<wbr>&lt;v&gt;" in text
-    assert found["statement"] in text
+    assert f'class="statement">{found["statement"]}' in text
+    slower, other = report([[0.7] * 7], [STEADY]), report([STEADY], [STEADY], (2.0, 1.0), (2.0, 1.5))
+    assert 'class="statement unsure"' in page_of(slower, rows_of(slower))
+    assert 'class="statement bad"' in page_of(other, rows_of(other))
 
 
 def test_a_chart_leaves_gaps_and_stays_inside() -> None:

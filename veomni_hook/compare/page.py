@@ -24,7 +24,9 @@ def page_of(report: dict[str, Any], rows: Iterable[Sequence[str]]) -> str:
         rows: its figures as texts: what, without, with, ratio.
     """
     sections = [*_failures(report), *_sections(report, rows)]
-    statement = tag("p", report["statement"], class_="statement" if report["ok"] else "statement bad")
+    good = report["ok"] and report["time"]["verdict"] in ("faster", "same")
+    kind = "statement" if good else "statement unsure" if report["ok"] else "statement bad"
+    statement = tag("p", report["statement"], class_=kind)
     return page(
         "veomni-hook compare",
         [statement, facts(_facts(report)), *(section(id_, name, *parts) for id_, name, *parts in sections)],

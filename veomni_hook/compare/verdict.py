@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from veomni_hook.compare.figures import LossDifference, Side, Times
@@ -72,11 +72,12 @@ def _of_time(without: Side, with_hook: Side, found: Times) -> tuple[str, str]:
         return "unknown", f"Too few steps count to compare step times ({medians}; raise --steps)"
     if found.noise is None:
         medians += "; with fewer than two runs of each kind, the noise between runs is unknown"
-    off_by = abs(found.ratio - 1)
-    if off_by > found.uncertainty:
-        name = "faster" if found.ratio < 1 else "slower"
-        return name, f"With the hook a step takes {found.ratio:.2f} of the time ({medians})"
-    if found.noise is not None and found.noise > NOISY:
+    noisy = found.noise is not None and found.noise > NOISY
+    clear = abs(math.log(found.ratio)) > OWN_NOISE * math.log1p(found.noise or 0)
+    if abs(found.ratio - 1) > found.uncertainty and (clear or not noisy):
+        name, words = ("faster", "of the time") if found.ratio < 1 else ("slower", "times as long")
+        return name, f"With the hook a step takes {found.ratio:.2f} {words} ({medians})"
+    if found.noise is not None and noisy:
         spread = f"medians of runs of the same kind differ by {percent(found.noise)}"
         return "noisy", f"The machine is too noisy to tell a difference in step time: {spread} ({medians})"
     if found.uncertainty > NOISY:
@@ -113,26 +114,13 @@ def _of_loss(between: LossDifference, own: LossDifference, limit: float) -> tupl
 
 def problems_of(runs: Sequence[Run], steps: int) -> list[str]:
     """Return what could not be measured or did not happen as requested, as sentences."""
-    found: list[str] = []
+    labels: dict[str, list[str]] = {}
     for run in runs:
-        found += [f"{run.label}: {note}" for note in run.notes]
-        if run.ended_by_us:
-            found.append(f"{run.label}: `compare` stopped it, because {run.ended_by_us}")
-        if run.failed:
-            continue
-        if not run.attached:
-            found.append(
-                f"{run.label}: no process of it could be observed: none imported torch, or Python was "
-                "started with -I, -E or -S"
-            )
-        elif not run.times:
-            found.append(
-                f"{run.label}: no optimizer step was seen (calls of backward: "
-                f"{run.facts.get('backwards', 0)}): no torch.optim.Optimizer made a step, or its step "
-                "was compiled or captured"
-            )
-        elif len(run.times) < steps:
-            found.append(f"{run.label}: the script ended after {len(run.times)} of {steps} steps")
+        for note in (*run.notes, *_problems_of(run, steps)):
+            labels.setdefault(note, []).append(run.label)
+    found = [
+        f"{'all runs' if len(runs) == len(of) > 1 else ', '.join(of)}: {note}" for note, of in labels.items()
+    ]
     seen = [run for run in runs if run.times]
     if seen and not any(loss is not None for run in seen for loss in run.losses):
         found.append("losses are unknown: backward was not called on a scalar")
@@ -151,6 +139,24 @@ def problems_of(runs: Sequence[Run], steps: int) -> list[str]:
             "was called"
         )
     return list(dict.fromkeys(found))
+
+
+def _problems_of(run: Run, steps: int) -> Iterator[str]:
+    if run.ended_by_us:
+        yield f"`compare` stopped it, because {run.ended_by_us}"
+    if run.failed:
+        return
+    if not run.attached:
+        yield (
+            "no process of it could be observed: none imported torch, or Python was started with -I, -E or -S"
+        )
+    elif not run.times:
+        yield (
+            f"no optimizer step was seen (calls of backward: {run.facts.get('backwards', 0)}): no "
+            "torch.optim.Optimizer made a step, or its step was compiled or captured"
+        )
+    elif len(run.times) < steps:
+        yield f"the script ended after {len(run.times)} of {steps} steps"
 
 
 def percent(share: float) -> str:
