@@ -43,6 +43,8 @@ def test_every_family_and_the_shared_modules(package: Path) -> None:
     [
         ("pair", ["pair.modeling_pair_a", "pair.modeling_pair_b"]),
         ("pair_b", ["pair.modeling_pair_b"]),
+        ("TinyForCausalLM", ["tiny.modeling_tiny"]),
+        ("some/Tiny-1.5B", ["tiny.modeling_tiny"]),
         ("transformers.models.tiny.modeling_tiny", ["tiny.modeling_tiny"]),
     ],
 )

@@ -45,10 +45,32 @@ def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         ("donut_swin", "transformers.models.donut.modeling_donut_swin"),
         ("data2vec_text", "transformers.models.data2vec.modeling_data2vec_text"),
         ("my.package.modeling_x", "my.package.modeling_x"),
+        ("Qwen3", "transformers.models.qwen3.modeling_qwen3"),
+        ("Qwen3ForCausalLM", "transformers.models.qwen3.modeling_qwen3"),
+        ("Qwen3MoeForCausalLM", "transformers.models.qwen3_moe.modeling_qwen3_moe"),
+        ("Qwen/Qwen3-0.6B", "transformers.models.qwen3.modeling_qwen3"),
+        ("My.Module", "My.Module"),
     ],
 )
 def test_what_a_user_types_names_a_module(models: Path, given: str, module: str) -> None:
     assert module_name(given) == module
+
+
+def test_a_saved_model_and_one_in_the_hubs_cache_say_their_family(
+    models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    moe = "transformers.models.qwen3_moe.modeling_qwen3_moe"
+    for folder in (tmp_path / "saved", tmp_path / "models--Qwen--Qwen3-30B-A3B" / "snapshots" / "1"):
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text('{"model_type": "qwen3_moe"}')
+    assert module_name(str(tmp_path / "saved")) == module_name("Qwen/Qwen3-30B-A3B") == moe
+    assert not capsys.readouterr().err
+    assert module_name("Qwen/Qwen3-8B") != moe
+    assert "Qwen/Qwen3-8B is not in the hub's cache" in capsys.readouterr().err
+    (tmp_path / "saved" / "config.json").write_text("{}")
+    with pytest.raises(UsageError, match="does not say a model_type"):
+        module_name(str(tmp_path / "saved"))
 
 
 @pytest.mark.parametrize(
@@ -64,7 +86,7 @@ def test_the_short_name_leads_back_to_the_module(models: Path, module: str) -> N
     assert module_name(family_of(module)) == module
 
 
-@pytest.mark.parametrize("given", ["qwen33", "Qwen3", "qwen-3", "qwne3"])
+@pytest.mark.parametrize("given", ["qwen33", "Qwne3", "qwen-3", "qwne3"])
 def test_an_unknown_family_is_answered_with_the_nearest(models: Path, given: str) -> None:
     with pytest.raises(UsageError) as caught:
         module_name(given)

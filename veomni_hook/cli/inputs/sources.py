@@ -7,7 +7,14 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from veomni_hook.cli.inputs.targets import MODELS, families, modeling_files, transformers_folder
+from veomni_hook.cli.inputs.targets import (
+    MODELS,
+    families,
+    family_meant,
+    modeling_files,
+    suggestion,
+    transformers_folder,
+)
 from veomni_hook.cli.usage import UsageError
 from veomni_hook.finders import targets
 from veomni_hook.layout import counted
@@ -39,8 +46,9 @@ class SourceTree:
         """Return modeling modules with their files, sorted.
 
         Args:
-            wanted: families (`qwen3`, with all its files), what follows `modeling_` in a file's name, dotted
-                module names, or paths of Python files; by default every family and the shared modules.
+            wanted: families (`qwen3`, with all its files), what follows `modeling_` in a file's name, what
+                `family_meant` understands, dotted module names, or paths of Python files; by default every
+                family and the shared modules.
 
         Raises:
             UsageError: one of them does not exist; the message has the nearest names.
@@ -70,6 +78,7 @@ class SourceTree:
             return {given: _existing(given, given)}
         if given in SHARED or given.startswith(f"{MODELS}."):
             return {given: _existing(given, self.path(given))}
+        given = family_meant(given, families(models=self.models))
         if "." in given:
             return {given: _elsewhere(given)}
         names = [(given, file) for file in modeling_files(given, self.models)]
@@ -83,15 +92,12 @@ class SourceTree:
         return {(module := f"{MODELS}.{home}.{file}"): self.path(module) for home, file in names}
 
     def _unknown(self, given: str) -> UsageError:
-        from veomni_hook.patches.code.nearest_names import nearest
-
         known = families(models=self.models)
         stems = {file.removeprefix("modeling_") for held in known.values() for file in held}
-        near = nearest(given.lower().replace("-", "_"), {*known, *stems})
         return UsageError(
             f"unknown family {given!r}",
             where=f"{self.folder} ({counted(len(known), 'family', 'families')})",
-            fix=f"nearest names: {', '.join(near) or 'none'}; `veomni-hook list --all` shows every family",
+            fix=suggestion(given, {*known, *stems}),
         )
 
 

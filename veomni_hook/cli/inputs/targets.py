@@ -6,10 +6,15 @@ folder names, so that the shell never waits.
 
 from __future__ import annotations
 
+import json
 import os
+import re
+from collections.abc import Collection
+from glob import glob
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
 
+from veomni_hook.cli.output import note
 from veomni_hook.cli.usage import UsageError
 from veomni_hook.layout import counted
 
@@ -71,19 +76,52 @@ def family_folder(module: str) -> str:
     return module.removeprefix(f"{MODELS}.").partition(".")[0]
 
 
+def family_meant(given: str, known: Collection[str]) -> str:
+    """Return the family of a saved model, of a hub id, or of a class; what is none of them as it is.
+
+    A folder, and a hub id that the hub's cache holds, say it in their config. Of any other id, and of a class, it is
+    the longest of the ``known`` families that the name begins with: qwen3 of `Qwen/Qwen3-0.6B`, qwen3_moe of
+    `Qwen3MoeForCausalLM`.
+    """
+    hub = os.environ.get("HF_HUB_CACHE") or os.path.join(
+        os.environ.get("HF_HOME") or os.path.expanduser("~/.cache/huggingface"), "hub"
+    )
+    cached = os.path.join(hub, "models--" + given.replace("/", "--"), "snapshots", "*")
+    configs = [
+        path for folder in (given, *sorted(glob(cached))) if os.path.isfile(path := f"{folder}/config.json")
+    ]
+    if not configs and "/" not in given and not given[:1].isupper():
+        return given
+    name = given.rpartition("/")[2]
+    if configs:
+        try:
+            with open(configs[-1], encoding="utf-8") as file:
+                name = str(json.load(file)["model_type"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise UsageError(
+                f"{configs[-1]} does not say a model_type", where=given, fix="name the model's family"
+            ) from error
+    plain = re.sub(r"[^a-z0-9]", "", name.lower())
+    meant = max((each for each in known if plain.startswith(each.replace("_", ""))), key=len, default=given)
+    if not configs and "/" in given and meant != given:
+        note(f"{given} is not in the hub's cache. By its name it is of the family {meant}.")
+    return meant
+
+
 def module_name(given: str) -> str:
     """Return the module that the user means.
 
     Args:
-        given: a dotted module name, a family (`qwen3`), or what follows `modeling_` in a file's name
-            (`blip_text`, `donut_swin`).
+        given: a dotted module name, a family (`qwen3`), what follows `modeling_` in a file's name (`blip_text`,
+            `donut_swin`), or what `family_meant` understands.
 
     Raises:
         UsageError: there is no such family; the message has the nearest names.
     """
+    known = families()
+    given = family_meant(given, known)
     if "." in given:
         return given
-    known = families()
     files = known.get(given, ())
     if f"modeling_{given}" in files:
         return f"{MODELS}.{given}.modeling_{given}"
@@ -102,7 +140,7 @@ def module_name(given: str) -> str:
     raise UsageError(
         f"unknown family {given!r}",
         where=f"{transformers_folder()} ({counted(len(known), 'family', 'families')})",
-        fix=_suggestion(given, {*known, *stems}),
+        fix=suggestion(given, {*known, *stems}),
     )
 
 
@@ -119,7 +157,8 @@ def complete_family(incomplete: str) -> list[str]:
         return []
 
 
-def _suggestion(given: str, known: set[str]) -> str:
+def suggestion(given: str, known: Collection[str]) -> str:
+    """Return what to do about a family that does not exist."""
     from veomni_hook.patches.code.nearest_names import nearest
 
     near = nearest(given.lower().replace("-", "_"), known)
