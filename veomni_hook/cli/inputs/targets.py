@@ -79,9 +79,12 @@ def family_folder(module: str) -> str:
 def family_meant(given: str, known: Collection[str]) -> str:
     """Return the family of a saved model, of a hub id, or of a class; what is none of them as it is.
 
-    A folder, and a hub id that the hub's cache holds, say it in their config. Of any other id, and of a class, it is
-    the longest of the ``known`` families that the name begins with: qwen3 of `Qwen/Qwen3-0.6B`, qwen3_moe of
-    `Qwen3MoeForCausalLM`.
+    A folder, and a hub id that the hub's cache holds, say it in their config. Of any other id, and of a class,
+    it is the longest of the ``known`` families that the name begins with: qwen3 of `Qwen/Qwen3-0.6B`, qwen3_moe
+    of `Qwen3MoeForCausalLM`.
+
+    Raises:
+        UsageError: the config does not say it.
     """
     hub = os.environ.get("HF_HUB_CACHE") or os.path.join(
         os.environ.get("HF_HOME") or os.path.expanduser("~/.cache/huggingface"), "hub"
@@ -112,8 +115,8 @@ def module_name(given: str) -> str:
     """Return the module that the user means.
 
     Args:
-        given: a dotted module name, a family (`qwen3`), what follows `modeling_` in a file's name (`blip_text`,
-            `donut_swin`), or what `family_meant` understands.
+        given: a dotted module name, a family (`qwen3`), what follows `modeling_` in a file's name
+            (`blip_text`, `donut_swin`), or what `family_meant` understands.
 
     Raises:
         UsageError: there is no such family; the message has the nearest names.
