@@ -44,7 +44,7 @@ TargetArgument = Annotated[
     str | None,
     typer.Argument(
         metavar="TARGET",
-        help="A family (qwen3), or a module (transformers.models.qwen3.modeling_qwen3).",
+        help="A family (qwen3), a module, a class, a model's id (Qwen/Qwen3-0.6B) or its folder.",
         autocompletion=complete_family,
         show_default=False,
     ),

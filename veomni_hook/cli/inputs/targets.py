@@ -79,9 +79,9 @@ def family_folder(module: str) -> str:
 def family_meant(given: str, known: Collection[str]) -> str:
     """Return the family of a saved model, of a hub id, or of a class; what is none of them as it is.
 
-    A folder, and a hub id that the hub's cache holds, say it in their config. Of any other id, and of a class,
-    it is the longest of the ``known`` families that the name begins with: qwen3 of `Qwen/Qwen3-0.6B`, qwen3_moe
-    of `Qwen3MoeForCausalLM`.
+    A folder, and a hub id that the hub's cache holds, say it in their config. Of any other id, and of a
+    class, it is the longest of the ``known`` families that the name begins with: qwen3 of `Qwen/Qwen3-0.6B`,
+    qwen3_moe of `Qwen3MoeForCausalLM`.
 
     Raises:
         UsageError: the config does not say it.
