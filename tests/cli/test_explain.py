@@ -2,6 +2,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from .conftest import TINY, Command
 
 
@@ -66,6 +68,7 @@ def test_what_is_not_routed_is_told_where_nothing_else_applies(veomni: Command) 
     assert veomni("explain", "resnet", "--json", "--fast", VEOMNI_IDIOMS="0").json["missed"] == []
 
 
+@pytest.mark.slow
 def test_slots_that_no_machine_has_a_kernel_for_are_apart(veomni: Command) -> None:
     facts = veomni("explain", "llama4", "--json", "--fast").json
     status = {slot["variant"]: slot["status"] for slot in facts["slots"] if slot["op"] == "moe_experts"}

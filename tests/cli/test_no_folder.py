@@ -12,6 +12,7 @@ import pytest
 from .conftest import Command
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("command", [["list"], ["check", "tiny"], ["doctor", "--fast"], ["cache", "info"]])
 def test_a_deleted_working_directory_is_no_error(
     tiny_environ: dict[str, str], tmp_path: Path, command: list[str]

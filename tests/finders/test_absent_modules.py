@@ -21,6 +21,7 @@ def misnamed(tmp_path: Path, module: str) -> None:
     )
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "module", ["transformers.models.tinny.modeling_tiny", "transformers.models.tinny.modeling_*"]
 )

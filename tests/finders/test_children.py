@@ -64,7 +64,7 @@ def test_the_sitecustomize_that_ours_hides_still_runs(python: Python, tmp_path: 
     assert ran.out.split() == ["ran", "103"], ran.err
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("method", ["spawn", "forkserver", "fork"])
 def test_multiprocessing_children(python: Python, tmp_path: Path, method: str) -> None:
     (tmp_path / "work.py").write_text(
@@ -200,6 +200,7 @@ print(json.dumps([*got, is_inherited(), os.environ.get("VEOMNI_KERNELS"), "VEOMN
     assert ran.result == [True, "eager", True, "eager", False, None, False], ran.err
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["veomni-hook.toml", "pyproject.toml"])
 def test_a_settings_file_says_children(python: Python, tmp_path: Path, name: str) -> None:
     table = "[tool.veomni-hook]\n" if name == "pyproject.toml" else ""

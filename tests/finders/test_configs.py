@@ -83,6 +83,7 @@ def test_entry_points_announce_configs(python: Python, tmp_path: Path) -> None:
     assert python(code, VEOMNI_PATCHES=None).out.strip() == "103"
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("changed", ["tables.py", "table_config.py"])
 def test_a_changed_config_or_sibling_makes_the_entry_stale(
     python: Python, tmp_path: Path, changed: str

@@ -68,7 +68,7 @@ def test_a_module_that_does_not_compute_with_tensors_is_not_asked_about(python: 
     assert engine is False
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("defect", ["fail", "garble"])
 def test_a_failing_idiom_is_a_warning_and_configs_still_apply(
     python: Python, tmp_path: Path, defect: str
@@ -91,7 +91,7 @@ def test_a_failing_idiom_is_a_warning_and_configs_still_apply(
     assert healthy.out.split() == ["1002", "6"], "what a failure left is not in the cache"
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("defect", ["fail", "garble"])
 def test_a_failing_idiom_is_an_error_under_strict_and_leaves_nothing(python: Python, defect: str) -> None:
     fail = f"import thousand; thousand.install(thousand.{defect})\nimport veomni_hook.install, {SCALED} as m"

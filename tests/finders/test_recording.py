@@ -313,6 +313,7 @@ def test_a_link_that_leads_elsewhere_now_is_a_change(project: Project) -> None:
     assert project.start() == ["new", *MISS]
 
 
+@pytest.mark.slow
 def test_a_zipped_module_is_a_change_of_its_archive(project: Project) -> None:
     archive = project.folder / "zipped.zip"
     project.path.append(str(archive))
@@ -339,6 +340,7 @@ sys.meta_path.append(Finder())
         assert [project.start(), project.start()] == [[value, *MISS], [value, *HIT]]
 
 
+@pytest.mark.slow
 def test_an_installed_distribution_counts_by_its_list_of_files(project: Project) -> None:
     """Its modules may be imported before, read variables and be many: a start looks at one file."""
     project.config("from installed.consts import value")

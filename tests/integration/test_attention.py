@@ -56,7 +56,7 @@ def facts_of(mode: str, tmp_path_factory: pytest.TempPathFactory, **variables: s
     return found
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["gpt_oss", "gemma2"])
 def test_training_equals_upstreams(facts: dict[str, Any], model: str) -> None:
     kinds = facts["trained"]
@@ -76,7 +76,7 @@ def test_training_in_tiles_equals_upstreams(tmp_path_factory: pytest.TempPathFac
     assert all(kind["gradients"] > 20 for kind in kinds.values())
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["gpt_oss", "gemma2"])
 def test_generation_equals_upstreams(facts: dict[str, Any], model: str) -> None:
     caches = facts["generated"]

@@ -202,6 +202,7 @@ def test_compiled(modules, monkeypatch, place):
     assert others and all(row.backend == "torch" for row in others)
 
 
+@pytest.mark.slow
 def test_after_a_graph_break_the_code_is_the_patched_one(modules, monkeypatch):
     """dynamo makes functions of its own of the code before and after it."""
     set_choice("torch")

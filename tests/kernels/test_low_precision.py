@@ -83,7 +83,7 @@ def distance(found, truth):
     return (found - truth).norm() / truth.norm()
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_all_kernels_run_around_such_layers(patched, kind):
     set_choice(TRITON)
@@ -126,6 +126,7 @@ def test_a_head_of_that_kind_computes_its_logits_itself(patched, kind):
         assert (row.backend, row.reason) == ("eager", REASONS[kind])
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["module", "torchao"])
 def test_such_a_head_under_compile(patched, kind):
     set_choice("eager,linear_cross_entropy=torch")
@@ -154,7 +155,7 @@ def test_one_graph_with_all_kernels(patched, kind):
     assert [row.reason for row in rows_of(model, "linear_cross_entropy")] == ["compiled in"]
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["module", "torchao"])
 def test_layers_that_are_compiled_one_by_one(patched, kind):
     set_choice(TRITON)

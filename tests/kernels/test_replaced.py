@@ -384,7 +384,7 @@ def test_a_mode_that_intercepts_functions(modules, family, function, backend):
     assert same(step(patched), before) and any(row.backend != "eager" for row in explain(patched).rows)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("function", ["rsqrt", "silu"])
 def test_a_mode_that_intercepts_functions_of_compiled_code(modules, function):
     set_choice("torch")

@@ -43,22 +43,26 @@ def test_the_parts_are_not_built(speech: Mapping[str, Any]) -> None:
     assert text["children"] == ["thinker"] and not text["has_talker"]
 
 
+@pytest.mark.sample(1)
 def test_the_rest_is_what_upstream_builds_without_speech(speech: Mapping[str, Any]) -> None:
     text, silent = speech["text"], speech["silent"]
     assert text["weights"] == silent["weights"] and text["random"] == silent["random"]
     assert text["text"] == speech["full"]["text"]
 
 
+@pytest.mark.sample(1)
 def test_the_given_configuration_does_not_change(speech: Mapping[str, Any]) -> None:
     text = speech["text"]
     assert text["given"] is True and text["own"] is False and text["shared"]
 
 
+@pytest.mark.sample(1)
 def test_the_list_of_undivided_layers_names_no_absent_class(speech: Mapping[str, Any]) -> None:
     assert speech["text"]["absent"] == []
     assert speech["silent"]["absent"]  # upstream's list does, and FSDP refuses such a model
 
 
+@pytest.mark.sample(1)
 def test_the_log_says_what_is_left_out(speech: Mapping[str, Any]) -> None:
     (said,) = speech["text"]["said"]
     assert " and ".join(PARTS[speech["family"]]) in said and "0.2 MiB" in said
@@ -67,16 +71,19 @@ def test_the_log_says_what_is_left_out(speech: Mapping[str, Any]) -> None:
     assert line.startswith(f"{speech['family']} patched at ") and "without speech: " in line
 
 
+@pytest.mark.sample(1)
 def test_forward_is_that_of_the_thinker(speech: Mapping[str, Any]) -> None:
     assert speech["text"]["logits"] and speech["text"]["signature"]
     assert "logits" not in speech["full"]  # upstream's class has none
 
 
+@pytest.mark.sample(1)
 def test_trainer_trains_the_thinker(speech: Mapping[str, Any]) -> None:
     assert speech["text"]["trained"]["changed"] == ["thinker"]
     assert speech["text"]["trained"]["loss"] > 0
 
 
+@pytest.mark.sample(1)
 def test_speech_is_an_error_that_names_the_setting(speech: Mapping[str, Any]) -> None:
     assert (
         speech["text"]["speech"].startswith("SpeechError") and "VEOMNI_SPEECH=1" in speech["text"]["speech"]
@@ -84,16 +91,19 @@ def test_speech_is_an_error_that_names_the_setting(speech: Mapping[str, Any]) ->
     assert "VEOMNI_SPEECH" not in speech["full"]["speech"] + speech["silent"]["speech"]
 
 
+@pytest.mark.sample(1)
 def test_text_is_the_default(speech: Mapping[str, Any]) -> None:
     assert isinstance(speech["text"]["text"], list)
     assert speech["text"]["default"] == [speech["text"]["text"]] * 2
 
 
+@pytest.mark.sample(1)
 def test_a_full_checkpoint_is_loaded_without_the_parts(speech: Mapping[str, Any]) -> None:
     loaded = speech["text"]["saved-full"]
     assert loaded == {"children": ["thinker"], "weights": speech["full"]["weights"], "reported": []}
 
 
+@pytest.mark.sample(1)
 def test_what_is_saved_is_loaded_without_this_package(speech: Mapping[str, Any]) -> None:
     assert speech["text"]["saved"] is False and speech["full"]["saved"] is True
     here, there = speech["text"]["saved-text"], speech["silent"]["saved-text"]

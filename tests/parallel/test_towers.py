@@ -118,6 +118,7 @@ def test_arguments_that_are_read_behind_the_layers(ranks: Ranks) -> None:
     assert [each["arguments_behind_the_layers"]["rows"] for each in found] == [[40], [96]]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(OLD, reason="the text model cannot be split")
 def test_groups_with_other_numbers_of_images_and_sharded_parameters(ranks: Ranks) -> None:
     found = ranks.run("facts_of_towers:special", 4, "sp=2", checks=["fully_sharded"])

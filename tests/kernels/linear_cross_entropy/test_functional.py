@@ -114,7 +114,7 @@ def test_what_is_not_valid(change, reason):
         assert caught.value.where == "token_log_probs" and "documentation" not in caught.value.fix
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_is_traced_without_a_graph_break(backend):
     given, target = operands()

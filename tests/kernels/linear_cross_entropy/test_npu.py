@@ -95,6 +95,7 @@ def test_where_rows_to_ignore_are_not_left_out(monkeypatch):
     assert_matches(*(loss_of(m, target, Objective(), NOTHING) for m in (kernels, reference)), given)
 
 
+@pytest.mark.slow
 def test_is_traced_without_a_graph_break():
     given, target = operands(torch.float32)
     torch.compiler.reset()

@@ -51,6 +51,7 @@ def test_where_rows_are_copied_into_order():
     assert not worth(hidden=4100) and not worth(dtype=torch.float32)  # nothing that descriptors can copy
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("piece", "frozen"),
     [("weight_gradient", [3, 4]), ("input_gradient", [0]), ("routing_gradient", [2])],

@@ -210,7 +210,7 @@ def test_second_derivative():
     torch.testing.assert_close(*found)
 
 
-@pytest.mark.sample(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [F32, B16])
 def test_a_rows_bits_depend_on_that_row_alone(dtype):
     cos, sin = tables("half_split", 4, 37, 64, dtype)
@@ -243,7 +243,7 @@ def test_the_operator_keeps_its_contract():
         torch.library.opcheck(torch.ops.veomni_hook.rotary.default, call)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("variant", ["half_split", "half_split_partial", "pairs_fp32"])
 def test_compiles_to_one_graph(variant):
     torch._dynamo.reset()

@@ -210,6 +210,7 @@ class TestEntryPoints:
         )
         assert announce(value, code).stdout.strip() == found
 
+    @pytest.mark.slow
     def test_the_command_lists_them(self, announce):
         code = "from veomni_hook.cli.app import main\nsys.argv = ['veomni-hook', 'kernels', '--json']\nmain()"
         assert '"backend": "theirs"' in announce("theirs", code).stdout
