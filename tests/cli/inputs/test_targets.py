@@ -66,6 +66,10 @@ def test_a_saved_model_and_one_in_the_hubs_cache_say_their_family(
         (folder / "config.json").write_text('{"model_type": "qwen3_moe"}')
     assert module_name(str(tmp_path / "saved")) == module_name("Qwen/Qwen3-30B-A3B") == moe
     assert not capsys.readouterr().err
+    (tmp_path / "saved").rename(tmp_path / "blip")
+    monkeypatch.chdir(tmp_path)
+    assert module_name("blip") == "transformers.models.blip.modeling_blip"
+    (tmp_path / "blip").rename(tmp_path / "saved")
     assert module_name("Qwen/Qwen3-8B") != moe
     assert "Qwen/Qwen3-8B is not in the hub's cache" in capsys.readouterr().err
     (tmp_path / "saved" / "config.json").write_text("{}")

@@ -86,6 +86,8 @@ def family_meant(given: str, known: Collection[str]) -> str:
     Raises:
         UsageError: the config does not say it.
     """
+    if given in known:  # also where a folder beside the user has the name
+        return given
     hub = os.environ.get("HF_HUB_CACHE") or os.path.join(
         os.environ.get("HF_HOME") or os.path.expanduser("~/.cache/huggingface"), "hub"
     )

@@ -82,16 +82,15 @@ def _is_known(document: Document, definition: Definition, digest: str, known: Co
 
 def earlier_names(document: Document, patch: Patch, function: FunctionNode) -> dict[str, Rename]:
     """The parameters that a patch calls by the names which they had before upstream renamed them."""
+    renames = renamed_parameters(document)
+    if not renames:
+        return {}
     texts = (patch.before, patch.pattern, patch.replacement_text)
     used = {word for text in texts if text for word in _WORD.findall(text)}
     if callable(patch.replacement):
         used |= {*function_body(patch.replacement, where=document.module, target=patch.target)[0]}
     taken, known = parameter_names(function), used_names([function])
-    return {
-        old: rename
-        for old, rename in renamed_parameters(document).items()
-        if old in used - known and rename.new in taken
-    }
+    return {old: rename for old, rename in renames.items() if old in used - known and rename.new in taken}
 
 
 def with_new_names(text: str, names: Mapping[str, Rename], *, keywords: bool = False) -> str:
