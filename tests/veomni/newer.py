@@ -29,10 +29,10 @@ from tests.veomni.standins import stand_ins
 from tests.veomni.unable import UNABLE
 from veomni_hook.cli.inputs.sources import SourceTree, read_source, source_tree
 from veomni_hook.finders import configs
-from veomni_hook.migration.alone import refused, without
+from veomni_hook.migration.alone import without
+from veomni_hook.migration.judge import RENAMED, judge
 from veomni_hook.migration.needs import needs
 from veomni_hook.migration.reduce import own
-from veomni_hook.migration.served import GONE, MOVED, RENAMED, served
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.plan import Origin
 from veomni_hook.patches.spec import PatchConfig, PatchType
@@ -128,22 +128,15 @@ def applicable(config: PatchConfig, base: SourceTree) -> tuple[PatchConfig, list
     name, tree = config.source_module, source_tree()
     source, origin = read_source(tree.path(name)), Origin(name, tree.path(name), "transformers", tree.version)
     document = Document(source, name)
-    there = [
-        one
-        for one in served(
-            config, source, origin, base=read_source(base.path(name)), base_version=base.version
-        )
-        if one.status not in (GONE, MOVED)
-    ]
-    errors = refused(config, [one.patch for one in there], document, origin).patches
-    fine = [one for index, one in enumerate(there) if index not in errors]
+    judged = judge(config, source, origin, base=read_source(base.path(name)), base_version=base.version)
+    fine = [one for one in judged if one.fits]
     held = without(config, document, name)
-    held.patches = [own(one.patch, document) for one in fine]
+    held.patches = [own(one.patch, document) for one in fine if one.patch is not None]
     needed = needs(config, held.patches, document)
     held.additional_imports, held.post_import_blocks = needed.imports, needed.blocks
     held.helpers, held.positioned_helpers = needed.helpers, needed.placed
     held.drop_imported_names, held.exclude = set(needed.drops), []
-    return held, [one.patch.target for one in fine if one.status == RENAMED]
+    return held, [one.target for one in fine if one.verdict == RENAMED]
 
 
 def with_missing(work: Callable[[], T], missing: list[str]) -> T:

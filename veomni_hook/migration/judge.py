@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from veomni_hook.errors import PatchError
 from veomni_hook.migration.alone import lost_names, refused
 from veomni_hook.migration.covered import Coverage, coverage
 from veomni_hook.migration.served import GONE, MOVED, RENAMED, Served, served
+from veomni_hook.migration.together import needing
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.plan import Origin
 from veomni_hook.patches.spec import Patch, PatchConfig
@@ -28,15 +29,16 @@ class Judgement:
         kind: the verb; also `exclude`, `drop_import` or `helper`, and `config` for the config as a whole.
         target: what it patches.
         verdict: `applies`, `applies, renamed` (it is given the new names of parameters), `moved` (upstream's
-            code of the target is another than the patch was written for), `gone` (there is no such target),
-            `unnecessary` (this package serves all that the patch is for) or `FAILS` (the engine refuses it
-            for another reason).
+            code of the target is another than the patch was written for, or it needs a patch that does not
+            apply), `gone` (there is no such target), `unnecessary` (this package serves all that the patch
+            is for) or `FAILS` (the engine refuses it for another reason).
         detail: what moved, the nearest names, what makes it unnecessary, why it fails, or a remark.
         fix: what to do about a failure.
         diff: the code that the patch was written for against that of the release.
         patch: the patch; None for the other kinds.
         ops: what idioms route inside the target.
         coverage: what the patch is for and what serves it; None if it is gone or not a patch.
+        fits: whether the patch applies and works beside what else applies, necessary or not.
     """
 
     kind: str
@@ -48,6 +50,7 @@ class Judgement:
     patch: Patch | None = None
     ops: tuple[str, ...] = ()
     coverage: Coverage | None = None
+    fits: bool = False
 
     @property
     def is_fine(self) -> bool:
@@ -79,14 +82,31 @@ def judge(
     document = Document(source, origin.module)
     there = [one for one in found if one.status != GONE]
     problems = refused(config, [one.patch for one in there], document, origin, device=device)
-    errors = {id(there[index]): error for index, error in problems.patches.items()}
+    errors = {id(there[index].patch): error for index, error in problems.patches.items()}
+    if base is not None:
+        found = _together(config, found, errors, document, Document(base, origin.module))
     said = {remark.target: remark.what for remark in problems.remarks}
-    judged = [_judged(config, one, errors.get(id(one)), base, said) for one in found]
+    judged = [_judged(config, one, errors.get(id(one.patch)), base, said) for one in found]
     judged += [Judgement(lost.kind, lost.name, GONE, lost.detail) for lost in lost_names(config, document)]
     if problems.together is not None:
         error = problems.together
         judged.append(Judgement("config", error.target or "-", FAILS, _told(error), error.fix))
     return judged
+
+
+def _together(
+    config: PatchConfig,
+    found: Sequence[Served],
+    errors: Mapping[int, PatchError],
+    now: Document,
+    base: Document,
+) -> list[Served]:
+    """The same, where a patch that cannot do without one that does not apply has moved too."""
+    fitting = [one for one in found if one.status in (APPLIES, RENAMED) and id(one.patch) not in errors]
+    lost = [one.patch for one in found if one not in fitting]
+    why = needing(config, [one.patch for one in fitting], lost, now, base)
+    moved = {id(fitting[index]): detail for index, detail in why.items()}
+    return [replace(one, status=MOVED, detail=moved[id(one)]) if id(one) in moved else one for one in found]
 
 
 def absent(config: PatchConfig, module: str, release: str) -> list[Judgement]:
@@ -107,8 +127,9 @@ def _judged(
     if one.status == GONE:
         return _gone(patch, one.detail)
     covers = coverage(patch, config, one.ops, base)
+    fits = one.status != MOVED and error is None
     if covers.complete:
-        return Judgement(kind, target, UNNECESSARY, covers.by, "", one.diff, patch, one.ops, covers)
+        return Judgement(kind, target, UNNECESSARY, covers.by, "", one.diff, patch, one.ops, covers, fits)
     if one.status == MOVED:
         detail = "; ".join([one.detail, *(f"does not apply: {error.what}" for error in _given(error))])
         fix = error.fix if error is not None else ""
@@ -117,7 +138,7 @@ def _judged(
         return Judgement(kind, target, FAILS, _told(error), error.fix, one.diff, patch, one.ops, covers)
     remark = remarks.get(target, "")
     verdict = RENAMED if one.status == RENAMED else APPLIES
-    return Judgement(kind, target, verdict, one.detail or remark, "", one.diff, patch, one.ops, covers)
+    return Judgement(kind, target, verdict, one.detail or remark, "", one.diff, patch, one.ops, covers, fits)
 
 
 def _given(error: PatchError | None) -> Iterator[PatchError]:
