@@ -19,6 +19,7 @@ from tests.proof.configs import HIDDEN
 from tests.proof.inputs import Inputs
 from tests.proof.provers import Proof, Tally, Unfit, Unreached, both, slots_of, typed
 from veomni_hook.patches.code.scope import bound_names, loaded
+from veomni_hook.patches.routes.fused import copy_name
 
 __all__ = ["prove_addition"]
 
@@ -27,9 +28,11 @@ RESULTS = "results"
 
 def prove_addition(site: Any, module: Any) -> Proof:
     """Prove every guard of a method, over dtypes, shapes and strides: all names that upstream's lines bind."""
-    name, _, method = site.target.partition(".")
-    cls = getattr(module, name)
-    source = inspect.getsource(inspect.unwrap(vars(cls)[method]))
+    cls = getattr(module, site.target.partition(".")[0])
+    copy = getattr(module, copy_name(site.target), None)
+    if copy is None:
+        raise Unreached("its method has no copy")
+    source = inspect.getsource(copy)
     guards = [node for node in ast.walk(ast.parse(textwrap.dedent(source))) if _asks(node, site.op)]
     if not guards:
         raise Unreached("no guard stands in it")

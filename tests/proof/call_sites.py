@@ -10,6 +10,8 @@ from typing import Any
 
 from tests.proof.compare import Differs
 from tests.proof.provers import Proof, Unreached
+from veomni_hook.patches.code.document import has_docstring
+from veomni_hook.patches.routes.fused import copy_name
 
 __all__ = ["prove_call_site"]
 
@@ -86,8 +88,22 @@ class _Unbound(ast.NodeTransformer):
         return _callee(node, self.slots) or node
 
 
+def with_copies_in_place(tree: ast.Module) -> ast.Module:
+    """Patched code with the copies of methods, where kernels replace several statements, for the methods."""
+    functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+    for owner in tree.body:
+        for method in owner.body if isinstance(owner, ast.ClassDef) else ():
+            name = copy_name(f"{owner.name}.{getattr(method, 'name', '')}")
+            if isinstance(method, ast.FunctionDef) and name in functions:
+                docstring = method.body[: int(has_docstring(method))]
+                method.body = [*docstring, *functions[name].body]
+                tree.body.remove(functions[name])
+    return tree
+
+
 def definition(tree: ast.Module, target: str) -> ast.AST:
-    """The definition that a target names."""
+    """The definition that a target names; for a method with a copy, with the code of the copy."""
+    tree = with_copies_in_place(tree)
     body: list[ast.stmt] = tree.body
     found: ast.stmt | None = None
     for part in target.split("."):

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from veomni_hook.patches.code.document import Document, FunctionNode
+from veomni_hook.patches.code.expressions import last_name
 from veomni_hook.patches.code.nearest_names import listed
 from veomni_hook.patches.code.snippet import read_snippet
 from veomni_hook.patches.code.walk import walk_ast
@@ -95,7 +96,7 @@ class _Function:
 
     @cached_property
     def result(self) -> set[tuple[str, ...]]:
-        """What its returns are made by, and the attributes that are set on them."""
+        """For each return: how many values or which class, and the attributes that are set on it."""
         return {_made(node.value, self.node) for node in walk_ast(self.node) if isinstance(node, ast.Return)}
 
     @cached_property
@@ -135,7 +136,7 @@ class _Change:
 
     @property
     def changes_result(self) -> bool:
-        return self.before is not None and self.new.result != self.before.result
+        return self.before is not None and not self.new.result & self.before.result
 
 
 def _changes(config: PatchConfig, patch: Patch, now: Document, base: Document) -> Iterator[_Change]:
@@ -219,7 +220,13 @@ def _calling(function: _Function, name: str) -> Iterator[ast.Call]:
 
 def _can_mean(call: ast.Call, caller: str, owner: str, classes: Mapping[str, str]) -> bool:
     """Whether a call of a layer can be one of a class."""
-    return isinstance(call.func, ast.Attribute) and classes.get(f"{caller}.{call.func.attr}", owner) == owner
+    if not isinstance(call.func, ast.Attribute):
+        return False
+    attribute = call.func.attr
+    if (known := classes.get(f"{caller}.{attribute}")) is not None:
+        return known == owner
+    elsewhere = {kind for name, kind in classes.items() if name.rpartition(".")[2] == attribute}
+    return not elsewhere or owner in elsewhere
 
 
 def _classes(tree: ast.Module) -> Iterator[tuple[str, str]]:
@@ -259,8 +266,8 @@ def _made(value: ast.expr | None, function: FunctionNode) -> tuple[str, ...]:
                         value = node.value
                     elif isinstance(target, ast.Attribute) and getattr(target.value, "id", "") == name:
                         attributes.append(target.attr)
-    made = ast.unparse(value.func) if isinstance(value, ast.Call) else type(value).__name__
-    return (made, *sorted(attributes))
+    made = last_name(value.func) if isinstance(value, ast.Call) else ""
+    return (made if made[:1].isupper() else "a value", *sorted(attributes))
 
 
 def _own(node: ast.AST, context: type[ast.expr_context]) -> str:

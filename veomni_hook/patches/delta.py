@@ -90,8 +90,9 @@ def delta(upstream: str, patched: str) -> Delta:
     compared = [_compared(old, new, tainted) for old, new in changed]
     found.classes = {each.name: each for each in compared if each is not None}
     slots = {name for each in found.added for name in _bound(each)}
-    for change in found.classes.values():
-        _Adopting(slots, found.classes).visit(change.node)
+    functions = (each for each in found.added if isinstance(each, ast.FunctionDef))
+    for node in (*(change.node for change in found.classes.values()), *functions):
+        _Adopting(slots, found.classes).visit(node)
     return found
 
 

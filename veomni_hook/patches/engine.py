@@ -209,7 +209,8 @@ def _carried_out(plan: Plan, report: PatchReport) -> PatchedSource:
         companions=companions(plan),
         wanting=tuple(plan.wanting),
     )
-    return PatchedSource(text, apply_edits(document.source, edits, markers=False), report)
+    plain = plan.finished(document.newline, markers=False)
+    return PatchedSource(text, apply_edits(document.source, plain, markers=False), report)
 
 
 def _plan(plan: Plan) -> dict[str, tuple[int, bool]]:

@@ -14,6 +14,7 @@ from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.code.edit import Edit, marker_comment
 from veomni_hook.patches.code.wrap import wrapped
 from veomni_hook.patches.report import Remark
+from veomni_hook.patches.routes.fused import with_copies
 from veomni_hook.patches.spec import Patch, PatchConfig
 
 __all__ = ["Origin", "Plan", "Step"]
@@ -136,14 +137,20 @@ class Plan:
         reason = f": {step.reason}" if step.reason else ""
         return marker_comment(label, f"{target or step.target}{reason} ({step.config.name})")
 
-    def finished(self, newline: str) -> list[Edit]:
-        """The edits with the source's line endings, also correct after a last line without a newline."""
+    def finished(self, newline: str, *, markers: bool = True) -> list[Edit]:
+        """The edits with the source's line endings, also correct after a last line without a newline.
+
+        Args:
+            newline: the line ending.
+            markers: whether the copies of methods contain markers.
+        """
         source = self.document.source
         unfinished = bool(source) and not source.endswith(("\n", "\r"))
+        lines = [replace(edit, text=edit.text.replace("\r\n", "\n")) for edit in self.edits]
+        lines = [replace(edit, text=wrapped(edit.text)) if edit.marker else edit for edit in lines]
         done = []
-        for edit in self.edits:
-            text = edit.text.replace("\r\n", "\n")
-            text = (wrapped(text) if edit.marker else text).replace("\n", newline)
+        for edit in with_copies(self.document, lines, markers=markers):
+            text = edit.text.replace("\r\n", "\n").replace("\n", newline)
             if unfinished and edit.start == edit.end == len(source) and text.endswith(newline):
                 text = newline + text.removesuffix(newline)
             done.append(replace(edit, text=text))

@@ -12,13 +12,15 @@ from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.code.edit import apply_edits
 from veomni_hook.patches.routes.compose import composed
 from veomni_hook.patches.routes.config import routes
+from veomni_hook.patches.routes.fused import with_copies
 from veomni_hook.patches.site import Site
 
 
 def spliced(source: str, sites: Iterable[Site]) -> str:
     """Return ``source`` with the edits of all ``sites``."""
     edits = [replace(edit, patch=number) for number, site in enumerate(sites) for edit in site.edits]
-    return apply_edits(source, composed(Document(source), edits)[0])
+    document = Document(source)
+    return apply_edits(source, with_copies(document, composed(document, edits)[0]))
 
 
 def in_lines(text: str) -> str:

@@ -88,7 +88,7 @@ FORMS = {
     ),
     "copied for nothing": (
         "s = h + x\nr = s\ny = self.norm(s)\nreturn r * s + self.mlp(y)",
-        "s, y = kernel(h, x, norm.weight, norm.eps)\n            r = s",
+        "s, y = kernel(h, x, norm.weight, norm.eps)\n        r = s",
     ),
     "the copy is normalised": (
         "h = x + h\ny = h\ny = self.norm(h)\nreturn h + self.mlp(y)",
@@ -183,13 +183,12 @@ def test_the_class_of_the_norm_decides_the_formula(norm):
     compared(text, "reference")
 
 
-def test_upstreams_lines_stay_as_they_are_in_the_else():
+def test_upstreams_lines_stay_as_they_are():
     text = module(FORMS["copied"][0])
     patched = spliced(text, sites(text))
-    assert (
-        "        else:\n            h = x + h\n            # Fully connected\n            x = h\n"
-        "            h = self.norm(h)\n        return x + self.mlp(h)\n" in patched
-    )
+    lines = "h = x + h\n# Fully connected\nx = h\nh = self.norm(h)\n"
+    assert textwrap.indent(lines, " " * 8) in patched
+    assert f"    else:\n{textwrap.indent(lines, ' ' * 8)}    return x + self.mlp(h)\n" in patched
 
 
 MISSED = {

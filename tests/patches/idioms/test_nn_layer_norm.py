@@ -13,6 +13,7 @@ from torch import nn
 from tests.kernels.matching import gradients
 from tests.patches.idioms.applied import executed, in_lines, spliced
 from veomni_hook.kernels.selection.process_choice import STATE, set_choice
+from veomni_hook.kernels.slot import Slot
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.idioms.add_layer_norm import find as add_layer_norm
 from veomni_hook.patches.idioms.nn_layer_norm import find as nn_layer_norm
@@ -82,7 +83,7 @@ def compared(
         results.append([*outputs, *grads, *(p.grad for p in layer.parameters())])
     for got, expected in zip(*results, strict=True):
         assert (got is None and expected is None) or torch.equal(got, expected)
-    slots = {value.op: value for name, value in scope.items() if name.startswith("veomni_")}
+    slots = {value.op: value for value in scope.values() if isinstance(value, Slot)}
     return {op: slot.outcome(layer) for op, slot in slots.items() if slot.outcome(layer) is not None}
 
 
@@ -281,8 +282,8 @@ def test_every_addition_is_routed_and_computes_the_same(name, dtype):
 def test_in_the_else_of_an_addition_the_norm_asks_for_itself():
     set_choice("nn_layer_norm=reference,add_layer_norm=eager")
     text = module(ADDITIONS["copied"][0])
-    assert f"        else:\n            h = x + h\n            # Fully connected\n            x = h\n" \
-        f"            h = {CALL}(self, self.norm, h)\n        return" in spliced(text, every(text))  # fmt: skip
+    assert f"    else:\n        h = x + h\n        # Fully connected\n        x = h\n" \
+        f"        h = {CALL}(self, self.norm, h)\n    return" in spliced(text, every(text))  # fmt: skip
     assert compared(text)["nn_layer_norm"] == ("reference", "chosen")
 
 

@@ -58,6 +58,14 @@ class Module:
                     self.classes[each.name] = each
                 elif isinstance(each, ast.Assign) and _name_of_call(each.value) == "VeomniSlot":
                     self._add_slot(each)
+        for kind, node in self.classes.items():
+            # Where a method has a copy with guards, the copy runs.
+            node.body = [
+                self.functions.pop(f"veomni_{kind}_{getattr(each, 'name', '')}", each) for each in node.body
+            ]
+            for each in node.body:
+                if isinstance(each, FUNCTION):
+                    each.name = each.name.removeprefix(f"veomni_{kind}_")
 
     def _add_slot(self, node: ast.Assign) -> None:
         keywords = {each.arg: each.value for each in node.value.keywords}

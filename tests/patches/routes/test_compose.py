@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
 from veomni_hook.patches.code.document import Document, FunctionNode
-from veomni_hook.patches.code.edit import Edit, apply_edits
+from veomni_hook.patches.code.edit import FUSED, Edit, apply_edits
 from veomni_hook.patches.routes.compose import composed
+from veomni_hook.patches.routes.fused import with_copies
 from veomni_hook.patches.routes.insertion import before_statement, in_place
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.verbs.inplace import mark_statement
@@ -29,12 +31,16 @@ def f(x):
 """
 
 
+#: Lines that belong to a string.
+IN_STRING = ("    text\n", "'''\n", "one\n", "''')\n")
+
+
 class Text:
-    """One function, and the code that routes insert into it."""
+    """One method, and the code that routes insert into it."""
 
     def __init__(self, source: str = SOURCE) -> None:
-        self.view = ModuleView(Document(source))
-        (node,) = self.view.functions.values()
+        self.view = ModuleView(Document(f"class C:\n{_lines(source, indent)}"))
+        ((_, _, node),) = self.view.every_method()
         self.function: FunctionNode = node
         self.edits: list[Edit] = []
         self.marks: list[Edit] = []
@@ -45,8 +51,8 @@ class Text:
         code = f"if (k{step} := ask({step})) is not None:\n    pass\nelse:"
         made = before_statement(self.view, self.function, body[first], code, f"guard {step}")
         end = self.view.document.end(body[last])
-        made = (*made, Edit(made[0].start, end, "    ", indents=True))
-        self.edits += [replace(edit, patch=step) for edit in made]
+        fusing = Edit(made[0].start, end, "    ", fuses=f"may({step})")
+        self.edits += [*(replace(edit, patch=step, form=FUSED) for edit in made), replace(fusing, patch=step)]
 
     def bind(self, step: int, call: int, text: str = "slot.at(self, turn)") -> None:
         """Replace the callee of one of the calls of `turn`, with a marker."""
@@ -58,10 +64,29 @@ class Text:
         )
 
     def written(self, *, markers: bool = True, others: tuple[Edit, ...] = ()) -> str:
-        edits, _ = composed(self.view.document, self.edits, self.marks, others)
-        text = apply_edits(self.view.document.source, [*edits, *others], markers=markers)
-        ast.parse(text)
-        return text
+        """The copy of the method, or the method if it has none, without the indentation of the class."""
+        document = self.view.document
+        edits, _ = composed(document, self.edits, self.marks, others)
+        made = with_copies(document, [*edits, *others], markers=markers)
+        text = apply_edits(document.source, made, markers=markers)
+        lines, last = text.splitlines(keepends=True), ast.parse(text).body[-1]
+        if isinstance(last, ast.ClassDef):
+            return _lines("".join(lines[last.lineno :]), unindent)
+        return "".join(lines[last.lineno - 1 :]).replace("veomni_C_f", "f")
+
+
+def indent(line: str) -> str:
+    return f"    {line}"
+
+
+def unindent(line: str) -> str:
+    return line.removeprefix("    ")
+
+
+def _lines(text: str, change: Callable[[str], str]) -> str:
+    """Change the lines of a method that are not in its string."""
+    lines = text.splitlines(keepends=True)
+    return "".join(change(line) if line.strip() and line not in IN_STRING else line for line in lines)
 
 
 ONE_ELSE = """\
@@ -145,6 +170,28 @@ def test_guards_that_cross_are_refused(ranges: tuple[tuple[int, int], ...]) -> N
         text.written()
 
 
+def test_the_method_itself_stays_but_for_what_is_inserted() -> None:
+    text = Text()
+    text.take_over(1, 1, 3)
+    document = text.view.document
+    edits, _ = composed(document, text.edits)
+    lines = apply_edits(document.source, with_copies(document, edits)).splitlines(keepends=True)
+    end = next(number for number, line in enumerate(lines) if "[FUSED]" in line) - 2
+    question = lines[2:5]
+    assert "".join([*lines[:2], *lines[5:end]]) == document.source
+    assert "".join(question) == (
+        "        # [ROUTED] guard 1\n        if may(1):\n            return veomni_C_f(x)\n"
+    )
+
+
+def test_a_guard_that_moves_code_is_in_a_method() -> None:
+    text = Text()
+    text.view.document = Document(SOURCE)
+    text.edits = [Edit(12, 20, "    ", fuses="may(1)")]
+    with pytest.raises(ValueError, match="line 2 is not in a method"):
+        text.written()
+
+
 def test_strings_of_inserted_code_stay() -> None:
     text = Text()
     code = "note('''\none\n''')"
@@ -170,8 +217,9 @@ def test_a_line_that_becomes_too_long_is_wrapped_as_one_edit() -> None:
     written = text.written()
     assert "(\n            a, second_operand, third_operand\n        )\n" in written
     assert max(map(len, written.split("\n"))) <= 120
-    unwrapped = text.view.document.source.replace("turn(a,", f"{text.edits[0].text}(a,")
-    alone = Text(text.view.document.source)
+    source = SOURCE.replace("b = turn(a)", "b = turn(a, second_operand, third_operand)")
+    unwrapped = source.replace("turn(a,", f"{text.edits[0].text}(a,")
+    alone = Text(source)
     alone.edits = text.edits[:1]
     assert ast.dump(ast.parse(alone.written())) == ast.dump(ast.parse(unwrapped))
 
@@ -194,15 +242,16 @@ def test_calls_that_share_a_line_share_its_edit() -> None:
     text.bind(1, 1, LONG)
     edits, shared = composed(text.view.document, text.edits)
     assert len(edits) == 1 and {0, 1} <= shared.keys() and shared[1] == {edits[0].patch}
-    written = apply_edits(CALL, edits)
-    assert ast.dump(ast.parse(written)) == ast.dump(ast.parse(CALL.replace("turn(", f"{LONG}(")))
+    source = text.view.document.source
+    written = apply_edits(source, edits)
+    assert ast.dump(ast.parse(written)) == ast.dump(ast.parse(source.replace("turn(", f"{LONG}(")))
     assert max(map(len, written.split("\n"))) <= 120 and "# why" in written
 
 
 def test_lines_that_others_edit_are_not_wrapped() -> None:
     text = Text(CALL)
     text.bind(0, 1, LONG)
-    at = CALL.index("number")
+    at = text.view.document.source.index("number")
     other = Edit(at, at + len("number"), "value", 7)
     assert f"{LONG}(first_operand, second_operand, third_operand, fourth_operand, value)" in text.written(
         others=(other,)

@@ -168,6 +168,18 @@ class Compiled:
         self.left(owner, f"{refusing} refused the call")
         return None
 
+    def fuses(self, owner: Any) -> bool:
+        """Return whether the copy of the asking method shall run."""
+        wanted = self._wanted(owner)
+        if wanted == EAGER:
+            self.left(owner, "eager is chosen")
+            return False
+        if why := self.edited():
+            self._note(wanted, "", "", why)
+            self.left(owner, why)
+            return False
+        return True
+
     def _bypassing(self, owner: Any, operands: tuple[Any, ...]) -> str:
         """Return what a kernel would compute past; empty if nothing."""
         if (intercepting := self._intercepting()) is not None:

@@ -170,6 +170,24 @@ class Slot:
                 raise _NoKernelError(self, owner)
         return run if self.around is None else self.around(self, owner, run, operands)
 
+    def fuses(self, owner: Any) -> bool:
+        """Return whether the copy of the asking method shall run, whose guards ask for kernels.
+
+        ``owner`` is the module whose ``forward`` asks. The copy computes the same, whatever its guards get.
+        It does not run if no kernel can be selected, or if the method that asks is an edited one.
+        """
+        if self._is_dynamo() or self._compiler._is_compiling_flag:
+            return not self._exported() and self._compiled.fuses(owner)
+        recorded = self._recorded()
+        answers = self.answers(owner)
+        if answers.idle is not None and not (recorded and self._hooks_in_force(False) is not None):
+            return False  # a call that is repeated gets what it got
+        text, asking = self._skipped.text, _frame(1)
+        if text is not None and (edited := text.edited(asking)) is not None:
+            self._note(owner, answers.refused(answers.wanted, edited), recorded)
+            return False
+        return True
+
     def replaced(self, owner: Any, operands: tuple[Any, ...]) -> str | None:
         """Return which definition that kernels of this slot skip was replaced, or None.
 

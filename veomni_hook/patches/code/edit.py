@@ -10,7 +10,9 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-__all__ = ["Edit", "Placed", "apply_edits", "marker_comment", "one_line", "place_edits"]
+__all__ = ["FUSED", "PLAIN", "Edit", "Placed", "apply_edits", "marker_comment", "one_line", "place_edits"]
+
+PLAIN, FUSED = "plain", "fused"
 
 _DECORATOR = re.compile(r"@(?=\w)")
 
@@ -25,8 +27,10 @@ class Edit:
         text: the replacement.
         patch: index of the applied patch that the edit belongs to; -1 if none.
         marker: the edit only adds comments, which the text for ``diff`` omits.
-        indents: nothing is replaced: the text is put before every line of the range, including lines that
-            other edits insert. Only routes write such edits; `routes.compose` turns them into others.
+        fuses: nothing is replaced: the text is put before every line of the range, including lines that other
+            edits insert, in a copy of the method that runs if this condition holds. Only routes write such
+            edits; `routes.compose` turns them into others.
+        form: the form of the method that the edit is for: `PLAIN` (upstream's), `FUSED` (the copy), or both.
     """
 
     start: int
@@ -34,7 +38,8 @@ class Edit:
     text: str
     patch: int = -1
     marker: bool = False
-    indents: bool = False
+    fuses: str = ""
+    form: str = ""
 
     @property
     def inserts(self) -> bool:

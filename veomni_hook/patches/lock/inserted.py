@@ -16,6 +16,7 @@ from veomni_hook.patches.code.expressions import last_name
 from veomni_hook.patches.code.scope import parameters
 from veomni_hook.patches.code.walk import FUNCTIONS, calls_in, in_text_order
 from veomni_hook.patches.routes.compose import composed
+from veomni_hook.patches.routes.fused import with_copies
 from veomni_hook.patches.site import Site
 
 __all__ = ["inserted_calls", "lost", "swapped"]
@@ -92,7 +93,8 @@ def _is_bound(text: str) -> bool:
 
 def _calls(document: Document, site: Site) -> Iterator[ast.Call]:
     """The calls in the statements of the module that the site's edits change, as they change them."""
-    edits, _ = composed(document, [edit for edit in site.edits if not edit.marker])
+    composed_edits, _ = composed(document, [edit for edit in site.edits if not edit.marker])
+    edits = with_copies(document, composed_edits)
     for statement in document.tree.body:
         start, end = document.span(statement)
         start, end = document.line_start(start), document.next_line(end)

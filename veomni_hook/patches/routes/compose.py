@@ -1,7 +1,7 @@
 """Combine the edits of all routes of a module into compatible ones.
 
-Each idiom writes as if it were alone. This module indents edits that are inside the ``else`` of another
-route's guard, and wraps lines that become too long.
+Each idiom writes as if it were alone. This module separates upstream's methods from their copies, indents
+edits that are inside the ``else`` of another route's guard there, and wraps lines that become too long.
 """
 
 from __future__ import annotations
@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from veomni_hook.patches.code.document import Document
-from veomni_hook.patches.code.edit import Edit, apply_edits
+from veomni_hook.patches.code.document import Definition, Document
+from veomni_hook.patches.code.edit import FUSED, PLAIN, Edit, apply_edits
 from veomni_hook.patches.code.placement import logical_line
 from veomni_hook.patches.code.reindent import string_lines
 from veomni_hook.patches.code.wrap import WIDTH, wrapped
+from veomni_hook.patches.routes.fused import asked_first, method_at
 
 __all__ = ["composed"]
 
@@ -25,27 +26,75 @@ def composed(
 
     Args:
         document: the module.
-        routed: the edits of routes, in order of application. If several are at the beginning of an
-            ``indents`` edit, those before it stay outside of it.
+        routed: the edits of routes, in order of application. If several are at the beginning of an edit that
+            ``fuses``, those before it stay outside of it.
         marks: comments directly above statements, wherever these move.
         others: edits that do not belong to routes; lines that they touch are not wrapped.
 
+    Returns:
+        Edits for `veomni_hook.patches.routes.fused.with_copies`.
+
     Raises:
-        ValueError: the ranges of two ``indents`` edits cross.
+        ValueError: the ranges of two edits that ``fuse`` cross, or one is not in a method.
     """
-    _check_nested(document, [edit for edit in routed if edit.indents])
-    before = [number for number, edit in enumerate(routed) if not edit.indents]
+    marks = list(marks)
+    written = [edit for edit in (*routed, *marks) if not edit.fuses and edit.form != FUSED]
+    methods = _fusing(document, routed)
+    if not methods:
+        return _fitted(document, written, others)
+    _check_nested(document, [edit for edit in routed if edit.fuses])
+    asked = [
+        edit
+        for method in methods
+        for edit in asked_first(document, method, [e for e in routed if _is_in(document, method, e)])
+    ]
+    plain, shared = _fitted(document, [*asked, *written], others)
+    fused, also = _fitted(document, _moved(document, routed, marks), others)
+    for index, holders in also.items():
+        shared.setdefault(index, set()).update(holders)
+    copied = {id(edit) for edit in (*plain, *fused) for method in methods if _is_in(document, method, edit)}
+    edits = [replace(edit, form=PLAIN) if id(edit) in copied else edit for edit in plain]
+    for method in methods:
+        edits_of = [edit for edit in fused if id(edit) in copied and _is_in(document, method, edit)]
+        edits += (replace(edit, form=FUSED) for edit in edits_of)
+        # All of them are in the insertion of the copy, which has the first one's number.
+        steps = {edit.patch for edit in edits_of}
+        for index in steps:
+            shared.setdefault(index, set()).add(min(steps))
+    return edits, shared
+
+
+def _fusing(document: Document, routed: Sequence[Edit]) -> list[Definition]:
+    methods: dict[str, Definition] = {}
+    for edit in routed:
+        if edit.fuses:
+            method = method_at(document, edit.start)
+            if method is None:
+                raise ValueError(f"line {document.lineno(edit.start)} is not in a method")
+            methods.setdefault(method.qualname, method)
+    return list(methods.values())
+
+
+def _is_in(document: Document, method: Definition, edit: Edit) -> bool:
+    """Whether an edit is in a method, or adds to the end of its body."""
+    end = document.next_line(document.full_end(method.node))
+    deeper = len(document.indent(method.node)) < _indentation(edit.text)
+    return document.start(method.node) < edit.start < end or (edit.start == end and edit.inserts and deeper)
+
+
+def _moved(document: Document, routed: Sequence[Edit], marks: Sequence[Edit]) -> list[Edit]:
+    """The edits of the copies, in which some lines are moved."""
+    before = [number for number, edit in enumerate(routed) if not edit.fuses]
     edits = [*(routed[number] for number in before), *marks]
     moved: list[Edit] = []
-    for number, indenting in enumerate(routed):
-        if indenting.indents:
+    for number, moving in enumerate(routed):
+        if moving.fuses:
             for place, edit in enumerate(edits):
-                first = indenting.start + (place < len(before) and before[place] < number)
-                if first <= edit.start < indenting.end:
-                    edits[place] = _indented(document, edit, indenting.text)
-            lines = _lines(document, indenting)
-            moved += (Edit(at, at, indenting.text, indenting.patch) for at in lines)
-    return _fitted(document, [*edits, *moved], others)
+                first = moving.start + (place < len(before) and before[place] < number)
+                if first <= edit.start < moving.end:
+                    edits[place] = _indented(document, edit, moving.text)
+            moved += (Edit(at, at, moving.text, moving.patch) for at in _lines(document, moving))
+    return [*edits, *moved]
 
 
 def _check_nested(document: Document, ranges: Sequence[Edit]) -> None:

@@ -1,19 +1,21 @@
 """The guard that lets a kernel replace a run of statements.
 
-If the function's ``return`` follows directly, the guard returns the function's result, and upstream's lines
-do not change; otherwise the run moves to the ``else`` of the guard.
+If the function's ``return`` follows directly, the guard returns the function's result. Otherwise the run
+moves to the ``else`` of the guard, in a copy of the method (`veomni_hook.patches.routes.fused`).
 """
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
-from veomni_hook.patches.code.edit import Edit
+from veomni_hook.patches.code.edit import FUSED, Edit
 from veomni_hook.patches.code.scope import bound_names, loaded
 from veomni_hook.patches.code.statement_runs import Run, put_together, simple_target
 from veomni_hook.patches.code.walk import walk_ast
-from veomni_hook.patches.routes.insertion import before_statement
+from veomni_hook.patches.routes.fused import method_at
+from veomni_hook.patches.routes.insertion import before_statement, free_name
 from veomni_hook.patches.routes.view import ModuleView
 
 __all__ = ["guard"]
@@ -25,18 +27,23 @@ _LONGEST_TAIL = 4
 def guard(  # noqa: PLR0913 - all but the first five by keyword
     view: ModuleView,
     run: Run,
-    condition: str,
+    slot: str,
+    asked: Sequence[str],
     answer: Sequence[ast.stmt],
     comment: str,
     *,
+    tests: Iterable[str] = (),
     returns: bool = True,
     beside: bool = False,
     before: str = "",
 ) -> tuple[Edit, ...] | None:
-    """The edits that let ``answer`` replace the run if ``condition`` holds; None if impossible.
+    """The edits that let ``answer`` replace the run if a slot has a kernel; None if impossible.
 
     Args:
+        slot: the slot's name. What it returns has the function's free name for ``kernel``.
+        asked: the arguments for the slot, as source text; empty: only ``tests`` decide.
         answer: assigns what the run assigns and later code reads, or returns.
+        tests: conditions in front of the question.
         returns: whether the guard may return, skipping the rest of the function.
         beside: whether other values that later code reads may be recomputed after the answer; the run must
             be free of side effects.
@@ -50,9 +57,13 @@ def guard(  # noqa: PLR0913 - all but the first five by keyword
         if outside & _lost(run, answer) or not all(map(view.document.begins_line, run.statements)):
             return None
         code = _to_the_end(run, answer) if returns else None
-    head = f"{before}if {condition}:\n"
+    kernel = free_name(run.function, "kernel")
+    asks = [f"({kernel} := {slot}.kernel({', '.join(asked)})) is not None"] if asked else []
+    head = f"{before}if {' and '.join([*tests, *asks])}:\n"
+    if code is None and method_at(view.document, view.document.start(run.statements[0])) is None:
+        return None
     if code is None:
-        return _with_else(view, run, head + _indented(answer), comment)
+        return _with_else(view, run, head + _indented(answer), comment, slot)
     return before_statement(view, run.function, run.statements[0], head + _indented(code), comment)
 
 
@@ -94,10 +105,11 @@ def _to_the_end(run: Run, answer: Sequence[ast.stmt]) -> list[ast.stmt] | None:
     return [*answer, ast.Return(value)] if value is not None else None
 
 
-def _with_else(view: ModuleView, run: Run, code: str, comment: str) -> tuple[Edit, ...]:
+def _with_else(view: ModuleView, run: Run, code: str, comment: str, slot: str) -> tuple[Edit, ...]:
     edits = before_statement(view, run.function, run.statements[0], f"{code}\nelse:", comment)
     start, end = edits[0].start, view.document.end(run.statements[-1])
-    return (*edits, Edit(start, end, "    ", indents=True))
+    fuses = f"{slot}.fuses({run.function.args.args[0].arg})"
+    return (*(replace(edit, form=FUSED) for edit in edits), Edit(start, end, "    ", fuses=fuses))
 
 
 def _indented(statements: Iterable[ast.stmt]) -> str:

@@ -100,7 +100,7 @@ def _taken(plan: Plan, site: Site) -> set[str]:
     conditions: set[str] = set()
     bound: set[str] = set()
     for edit in site.edits:
-        if not (edit.marker or edit.indents) and (tree := _parsed(edit.text)) is not None:
+        if not (edit.marker or edit.fuses) and (tree := _parsed(edit.text)) is not None:
             # Names bound by comprehensions and lambdas are local to them.
             bound |= own_names(tree.body)
             conditions |= {n.target.id for n in walk_ast(tree) if isinstance(n, ast.NamedExpr)}

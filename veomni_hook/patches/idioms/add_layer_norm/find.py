@@ -94,9 +94,9 @@ def _edits(
     answer = added.assigned(
         normalised, f"{kernel}({ast.unparse(total.left)}, {ast.unparse(total.right)}, {module})"
     )
-    asked = f"self, {tensors[0]}, {tensors[-1]}, {module} := {ast.unparse(call.func)}"
-    condition = f"(\n    {kernel} := {slot_name(OP, VARIANT)}.kernel(\n        {asked}\n    )\n) is not None"
-    made = guard(view, added.run, condition, answer, f"{OP}/{VARIANT}: the sum and its norm", returns=False)
+    asked = ["self", tensors[0], tensors[-1], f"{module} := {ast.unparse(call.func)}"]
+    comment = f"{OP}/{VARIANT}: the sum and its norm"
+    made = guard(view, added.run, slot_name(OP, VARIANT), asked, answer, comment, returns=False)
     return made if made is not None else "the code around it does not allow a guard here"
 
 

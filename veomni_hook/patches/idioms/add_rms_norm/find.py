@@ -157,8 +157,7 @@ def _edits(view: ModuleView, method: FunctionNode, added: Added, norm: _Norm) ->
     slot = slot_name(OP, norm.site.variant)
     given = [ast.unparse(total.left), ast.unparse(total.right), *norm.operands(module)]
     answer = added.assigned(normalised, f"{kernel}({', '.join(given)})")
-    asked = f"self, {tensors[0]}, {tensors[-1]}, {module} := {ast.unparse(call.func)}, {norm.class_name}"
-    condition = f"(\n    {kernel} := {slot}.kernel(\n        {asked}\n    )\n) is not None"
+    asked = ["self", tensors[0], tensors[-1], f"{module} := {ast.unparse(call.func)}", norm.class_name]
     comment = f"{OP}/{norm.site.variant}: the sum and its norm"
-    made = guard(view, added.run, condition, answer, comment, returns=False)
+    made = guard(view, added.run, slot, asked, answer, comment, returns=False)
     return made if made is not None else "the code around it does not allow a guard here"

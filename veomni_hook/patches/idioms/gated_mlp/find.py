@@ -228,9 +228,8 @@ class _Search(Method):
             slot = slot_name(OP, found.variant)
             if in_tower(self.view, self.owner):
                 project_together(kernel_call(result, self.kernel), slot)
-            condition = f"({self.kernel} := {slot}.kernel({', '.join(asked)})) is not None"
             comment = f"{OP}/{found.variant}: the product of activation and projection"
-            made = guard(self.view, found.run, condition, [store], comment, returns=returns)
+            made = guard(self.view, found.run, slot, asked, [store], comment, returns=returns)
         if made is None:
             line = found.taken.lineno
             text = f"{found.variant}: the code around line {line} cannot be reordered"

@@ -107,6 +107,5 @@ class _Search(Method):
         answer = ast.Return(result) if name is None else ast.Assign([ast.Name(name, ast.Store())], result)
         known = ", ".join(ast.unparse(each) for each in operands.values() if each is not operands["weights"])
         slot = slot_name(OP, variant)
-        condition = f"({self.kernel} := {slot}.kernel({self.receiver}, {known})) is not None"
         comment = f"{OP}/{variant}: weighted products, added up over heads"
-        return guard(self.view, run, condition, [answer], comment, returns=False)
+        return guard(self.view, run, slot, [self.receiver, known], [answer], comment, returns=False)

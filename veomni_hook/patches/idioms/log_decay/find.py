@@ -120,10 +120,9 @@ class _Search(Method):
         names = ", ".join(simple_target(each) or "" for each in run.statements)
         rest = ", ".join(ast.unparse(operand) for name, operand in operands.items() if name != "a")
         answer = ast.parse(f"{names} = {self.kernel}({ast.unparse(operands['a'])}, {rest})").body
-        slot = slot_name(OP, variant)
-        condition = f"({self.kernel} := {slot}.kernel({self.receiver}, {asked}, {rest})) is not None"
+        asks = [self.receiver, asked, rest]
         comment = f"{OP}/{variant}: -exp(log_rate) * softplus(a + bias)"
-        return guard(self.view, run, condition, answer, comment, returns=False)
+        return guard(self.view, run, slot_name(OP, variant), asks, answer, comment, returns=False)
 
 
 def _read(node: Node) -> dict[str, Node] | None:

@@ -43,13 +43,13 @@ def router_guard(method: Method, found: Routing, *, matrix: bool) -> tuple[Edit,
             return None
         answer.append(found.rest)
     slot = slot_name(OP, found.pattern.variant)
-    condition = f"({method.kernel} := {slot}.kernel({method.receiver}, {asked})) is not None"
-    if found.flat and not matrix:
-        condition = f"{logits}.ndim == 2 and {condition}"
+    tests = [f"{logits}.ndim == 2"] if found.flat and not matrix else []
     if not _assigned_once_more(method, found):
         return None
     what = f"{OP}/{found.pattern.variant}: weights and indices of each token's experts"
-    return guard(method.view, found.run, condition, answer, what, beside=True)
+    return guard(
+        method.view, found.run, slot, [method.receiver, asked], answer, what, tests=tests, beside=True
+    )
 
 
 def _assigned_once_more(method: Method, found: Routing) -> bool:

@@ -24,7 +24,6 @@ from veomni_hook.patches.idioms.rms_norm.find import find as find_rms_norms
 from veomni_hook.patches.idioms.rotary.find import find as find_rotations
 from veomni_hook.patches.routes.inherited import called_otherwise
 from veomni_hook.patches.routes.method import Method
-from veomni_hook.patches.routes.slot_code import tuple_of
 from veomni_hook.patches.routes.takeover import guard
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Site, Status, skipped_at_calls
@@ -158,13 +157,12 @@ class _Search(Method):
         asked = [self.receiver, found.tensor, *norms, norm.target.partition(".")[0], turn.target]
         asked.append(found.tables(given["cos"], given["sin"]))
         tests = dict.fromkeys(f"({ast.unparse(test)})" for test in found.tests)
-        asks = f"({self.kernel} := {slot.name}.kernel{tuple_of(asked)}) is not None"
         operands = [given["q"], given["k"], *(f"{each}{weight[1]}" for each in norms)]
         operands += [*(f"{each}{eps[1]}" for each in norms), given["cos"], given["sin"]]
         fused = ast.parse(f"{self.kernel}({', '.join(operands)})", mode="eval").body
         comment = f"{OP}/{variant}: norms of queries and keys, and their rotation"
         answer = found.without_norms(call, fused)
-        edits = guard(self.view, found.run, " and ".join([*tests, asks]), answer, comment, returns=False)
+        edits = guard(self.view, found.run, slot.name, asked, answer, comment, tests=tests, returns=False)
         if edits is None:
             return "a statement does not begin its own line"
         return Site(

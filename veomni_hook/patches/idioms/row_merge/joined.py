@@ -17,6 +17,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 from veomni_hook.patches.code.document import FunctionNode
@@ -30,6 +31,7 @@ from veomni_hook.patches.routes.insertion import free_name
 from veomni_hook.patches.routes.takeover import guard
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Site, Status
+from veomni_hook.patches.slots import formula_slot
 
 __all__ = ["CANDIDATES", "OP", "find"]
 
@@ -41,6 +43,7 @@ CANDIDATES = (
 
 _IMPORT = ("veomni_hook.multimodal", "rows as veomni_rows")
 _VARIANT = "in_order_of_tokens"
+_SLOT = formula_slot("row_merge", "rows")
 _REASON = "the number of joined rows is read from the device"
 #: The form above, where what is added may be joined or moved first.
 _FORM = re.compile(
@@ -76,7 +79,8 @@ def find(view: ModuleView) -> Iterator[Site]:
         if edits is None:
             yield Site(OP, target, Status.MISSED, reason=f"{_REASON} (line {line})", lineno=line)
         else:
-            yield Site(OP, target, Status.ROUTED, _VARIANT, edits=edits, lineno=line, imports=(_IMPORT,))
+            routed = Site(OP, target, Status.ROUTED, _VARIANT, lineno=line, imports=(_IMPORT,))
+            yield replace(routed, edits=edits, slots=(_SLOT,))
 
 
 def guarded(view: ModuleView, join: _Join) -> tuple[Edit, ...] | None:
@@ -86,9 +90,11 @@ def guarded(view: ModuleView, join: _Join) -> tuple[Edit, ...] | None:
     return guard(
         view,
         join.run,
-        f"({name} := veomni_rows.joined({join.visual}, {kinds})) is not None",
+        _SLOT.name,
+        [],
         ast.parse(join.kept.format(name)).body,
         f"{OP}/{_VARIANT}: no number of rows is read",
+        tests=[f"({name} := veomni_rows.joined({join.visual}, {kinds})) is not None"],
         returns=False,
     )
 

@@ -58,7 +58,9 @@ def _site(view: ModuleView, target: str, method: FunctionNode) -> Site:
         edits = guard(
             view,
             found.run,
-            *_asked(method, found),
+            slot_name(OP, VARIANT),
+            ["self", f"*{free_name(method, 'operands')}"],
+            _answer(method, found),
             f"{OP}/{VARIANT}: one call for all segments",
             returns=False,
             before=_operands(method, found),
@@ -82,9 +84,7 @@ def _operands(method: FunctionNode, found: Segments) -> str:
     return f"{free_name(method, 'operands')} = (\n    {tensors},\n{options})\n"
 
 
-def _asked(method: FunctionNode, found: Segments) -> tuple[str, list[ast.stmt]]:
-    """The guard's condition, and the statements for the case that there is a kernel."""
+def _answer(method: FunctionNode, found: Segments) -> list[ast.stmt]:
+    """The statements for the case that there is a kernel."""
     kernel, operands = free_name(method, "kernel"), free_name(method, "operands")
-    condition = f"({kernel} := {slot_name(OP, VARIANT)}.kernel(self, *{operands})) is not None"
-    answer = ast.parse(f"{found.output} = {kernel}(*{operands})").body
-    return condition, [*answer, *found.answer]
+    return [*ast.parse(f"{found.output} = {kernel}(*{operands})").body, *found.answer]
