@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import pickle
+import re
 import textwrap
 import types
 from collections.abc import Callable
@@ -49,7 +50,7 @@ def edited(module: types.ModuleType, place: str, scope: dict[str, Any] | None = 
     while not lines[0].lstrip().startswith("def "):
         del lines[0]  # decorators
     source = textwrap.dedent("".join(lines))
-    old, new = EDITS[place]
+    old, new = (textwrap.indent(each, "    ") if "\n" in each.rstrip() else each for each in EDITS[place])
     assert old in source
     scope = dict(vars(module)) if scope is None else scope
     exec(source.replace(old, new), scope)
@@ -118,6 +119,25 @@ def test_the_edited_code_runs(modules, monkeypatch, edit, place):
     expected, found = step(upstream), step(patched)
     assert not same(expected, before), "nothing was edited"
     assert same(expected, found), explain(patched)
+
+
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe", "qwen3_next", "gemma3", "gpt_oss"])
+def test_lines_that_other_tools_replace_are_there_and_what_they_write_runs(modules, monkeypatch, family):
+    """As Axolotl's LoRA kernels: all projections of a method, side by side, are searched for by their text."""
+    set_choice("torch")
+    upstream, patched = models(modules(family), family)
+    before = step(patched)
+    place = next(each for each in dir(modules(family)[0]) if each.endswith("Attention"))
+    source = inspect.getsource(inspect.unwrap(getattr(modules(family)[0], place).forward))
+    lines = source.splitlines(keepends=True)
+    first, *_, last = (number for number, line in enumerate(lines) if re.search(r"self\.[qkv]_proj\(", line))
+    searched = textwrap.dedent("".join(lines[first : last + 1]))
+    written = searched + "value_states = value_states * value_states\n"
+    monkeypatch.setitem(EDITS, f"{place}.forward", (searched, written))
+    for module, model in zip(modules(family), (upstream, patched), strict=True):
+        on_class(module, model, f"{place}.forward", monkeypatch)
+    expected, found = step(upstream), step(patched)
+    assert not same(expected, before) and same(expected, found), explain(patched)
 
 
 def test_explain_says_so(modules, monkeypatch):

@@ -27,7 +27,9 @@ def prove_tower(site: Any, module: Any) -> Proof:
     loader: Any = module.__spec__.loader
     upstream = Path(loader.upstream).read_text(encoding="utf-8")
     restored = _Restored()
-    if ast.dump(restored.visit(with_copies_in_place(ast.parse(spliced(upstream, [site]))))) != ast.dump(ast.parse(upstream)):
+    if ast.dump(restored.visit(with_copies_in_place(ast.parse(spliced(upstream, [site]))))) != ast.dump(
+        ast.parse(upstream)
+    ):
         raise Differs("what the site edits is not upstream's without the inserted code")
     patched = _Restored()
     patched.visit(definition(ast.parse(Path(module.__file__).read_text(encoding="utf-8")), site.target))

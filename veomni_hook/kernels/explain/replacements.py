@@ -139,7 +139,8 @@ def _wrapped(one: Any) -> Iterator[Any]:
 
 def _named(function: FunctionType, guard: Guard, kind: type, owner: Any) -> Iterator[Any]:
     """Yield the functions that a function may call by name: globals, and methods of the module."""
-    names = _names(function.__code__)
+    # Without copies of methods: they run only where the method is not edited.
+    names = {name for name in _names(function.__code__) if not name.startswith("veomni_")}
     spaces = [function.__globals__, *map(vars, kind.__mro__), {} if owner is None else vars(owner)]
     if names.isdisjoint({"super", *(each.__name__ for each in kind.__mro__)}):
         names.discard(guard.method)  # another module's, as in self.mlp.forward(x)

@@ -114,6 +114,6 @@ def _asked(method: ast.FunctionDef, slots: Mapping[str, Slot]) -> Iterator[tuple
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
             continue
         held, how = node.func.value, node.func.attr
-        if isinstance(held, ast.Name) and held.id in slots and how in ("kernel", "at"):
+        if isinstance(held, ast.Name) and held.id in slots and how in ("kernel", "at", "fuses"):
             callee = node.args[1] if how == "at" and len(node.args) > 1 else None
             yield held.id, callee.id if isinstance(callee, ast.Name) else ""
