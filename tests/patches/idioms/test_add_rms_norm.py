@@ -179,7 +179,7 @@ def test_the_class_of_the_norm_decides_the_formula(norm):
     text = module(FORMS["copied"][0], norm)
     (site,) = sites(text)
     assert site.variant == NORMS[norm]
-    assert f", {norm.partition('(')[0]}\n" in spliced(text, [site])
+    assert f":= self.norm, {norm.partition('(')[0]})" in spliced(text, [site])
     compared(text, "reference")
 
 

@@ -60,7 +60,7 @@ FORMULAS = {
         "y = self.act_fn(self.gate_proj(x)) * self.up_proj(x)\nif self.training:\n    y = self.drop(y)\n"
         "return self.down_proj(y)",
         "product",
-        "y = kernel(self.gate_proj(x), self.up_proj(x), self.act_fn)\n        else:",
+        "y = kernel(self.gate_proj(x), self.up_proj(x), self.act_fn)\n    else:",
     ),
     "first half": (
         HALVES + "return self.down_proj(up * self.act_fn(gate))",
@@ -133,7 +133,7 @@ FORMULAS = {
         "y = self.act_fn(self.gate_proj(x)) * self.up_proj(x)\ny = self.down_proj(y)\n"
         "z = self.act_fn(self.gate_proj(x)) * self.up_proj(x)\nreturn y + self.down_proj(z)",
         "product",
-        "y = kernel(self.gate_proj(x), self.up_proj(x), self.act_fn)\n        else:",
+        "y = kernel(self.gate_proj(x), self.up_proj(x), self.act_fn)\n    else:",
     ),
 }
 NEAR_MISSES = {

@@ -110,7 +110,7 @@ FORMULAS = {
         LOGITS + "values, indices = logits.topk(self.top_k, dim=-1)\n"
         "weights = torch.softmax(values, dim=-1).type_as(x)\nprint(end='')\nreturn logits, weights, indices",
         "topk_softmax",
-        "weights = weights.type_as(x)\n        else:",
+        "weights = weights.type_as(x)\n    else:",
     ),
     "bias": (
         BIASED

@@ -79,7 +79,7 @@ FORMS = {
     "transposed, then norm": (
         "a = self.left(x).view(shape).transpose(1, 2)\nb = self.right(x).view(shape).transpose(1, 2)\n"
         f"a = self.first(a)\nb = self.second(b)\nc, s = tables\n{TURN}{END}",
-        f"c, s = tables\n            a, b = {CALL}",
+        f"c, s = tables\n        a, b = {CALL}",
     ),
     "transposed in between": (
         "a, b = self.left(x).view(shape), self.right(x).view(shape)\nb = self.second(b)\na = self.first(a)\n"

@@ -17,7 +17,7 @@ from veomni_hook.patches.code.edit import FUSED, PLAIN, Edit, apply_edits, marke
 from veomni_hook.patches.code.expressions import decorator_name
 from veomni_hook.patches.code.placement import at_start
 from veomni_hook.patches.code.reindent import reindent
-from veomni_hook.patches.code.scope import names_in, own_names, used_names
+from veomni_hook.patches.code.scope import loaded, names_in, own_names
 from veomni_hook.patches.code.walk import walk_ast
 from veomni_hook.patches.code.wrap import wrapped
 
@@ -50,12 +50,12 @@ def _can_leave(document: Document, method: Definition) -> bool:
     names = names_in(node)
     attributes = {one.attr for one in walk_ast(node) if isinstance(one, ast.Attribute)}
     of_class = own_names(owner.body) if isinstance(owner, ast.ClassDef) else set()
-    header = used_names([node.args, *([node.returns] if node.returns else [])])
+    header = loaded([node.args, *([node.returns] if node.returns else [])])
     return (
         len(document.find(method.qualname)) == 1
         and not names & {"super", "__class__"}
         and not any(name.startswith("__") and not name.endswith("__") for name in names | attributes)
-        and not header & of_class
+        and not of_class.intersection(header)
         and not {decorator_name(one) for one in node.decorator_list} & {"staticmethod", "classmethod"}
     )
 
