@@ -188,3 +188,15 @@ def test_every_shell_has_a_completion_script(shell: str) -> None:
 def test_a_shell_without_completion_is_wrong_use() -> None:
     done = CliRunner().invoke(app, ["completion", "tcsh"])
     assert done.exit_code == 2 and "tcsh" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments", [["kernels"], ["kernels", "qwen3"], ["explain", "qwen3"], ["report", "qwen3"]]
+)
+def test_what_needs_torch_says_so(tmp_path: Path, arguments: list[str]) -> None:
+    (tmp_path / "torch.py").write_text("raise ModuleNotFoundError('No module named torch', name='torch')\n")
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "VEOMNI_CACHE_DIR": str(tmp_path / "cache")}
+    command = [sys.executable, "-m", "veomni_hook", *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: this command needs torch\n") and "pip install torch" in done.stderr

@@ -178,3 +178,13 @@ def test_a_config_for_another_package(run: Run, tmp_path: Path) -> None:
     for verb in ("modify_init", "replace_function", "override_method", "add_method", "add_helper"):
         assert f"config.{verb}(" in text
     assert '    create_patch_from_external(\n        "TinyNorm",\n' in text and "PatchType" not in text
+
+
+def test_a_file_is_not_a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "there.py").touch()
+    missing, there = (CliRunner().invoke(app, ["migrate", name]) for name in ("missing.py", "own/there.py"))
+    assert missing.exit_code == there.exit_code == 2
+    assert "there is no file missing.py" in missing.stderr
+    assert "own/there.py is a file" in there.stderr and "name the module: own.there" in there.stderr

@@ -15,7 +15,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from veomni_hook import __version__
 from veomni_hook.cli import output
-from veomni_hook.cli.usage import exit_status
+from veomni_hook.cli.usage import WRONG_USE, UsageError, exit_status
 from veomni_hook.errors import VeomniHookError
 
 # The location of each command: a function, or a typer application with subcommands.
@@ -67,6 +67,12 @@ class Group(TyperGroup):
         except VeomniHookError as error:
             output.fail(error)
             raise typer.Exit(exit_status(error)) from None
+        except ModuleNotFoundError as error:
+            if error.name != "torch":
+                raise
+            fix = "pip install torch; list, coverage, dump, diff, check and doctor work without it"
+            output.fail(UsageError("this command needs torch", where="this Python environment", fix=fix))
+            raise typer.Exit(WRONG_USE) from None
         except BrokenPipeError:
             output.abandon_stdout()
             raise typer.Exit(output.BROKEN_PIPE) from None

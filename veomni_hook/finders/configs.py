@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -141,6 +142,14 @@ def _snapshot(module: str, name: str, value: Any) -> Any:
 
 def _load(name: str) -> Loaded:
     module_name, _, attribute = name.partition(":")
+    if module_name.endswith(".py"):
+        there = os.path.isfile(module_name)
+        meant = os.path.relpath(module_name).removesuffix(".py").replace(os.sep, ".")
+        raise ConfigError(
+            f"{module_name} is a file, not a module" if there else f"there is no file {module_name}",
+            where=f"config {name}",
+            fix=f"name the module: {meant}" if there else "name a module that Python can import",
+        )
     try:
         module = importlib.import_module(module_name)
     except KeyboardInterrupt:

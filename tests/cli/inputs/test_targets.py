@@ -99,6 +99,12 @@ def test_an_unknown_family_is_answered_with_the_nearest(models: Path, given: str
     assert caught.value.fix.startswith("nearest names: qwen3")
 
 
+def test_names_that_have_little_in_common_are_not_suggested(models: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        module_name("nope")
+    assert caught.value.fix == "`veomni-hook list --all` shows every family"
+
+
 def test_a_family_of_several_files_asks_which(models: Path) -> None:
     with pytest.raises(UsageError, match="2 modeling files") as caught:
         module_name("data2vec")

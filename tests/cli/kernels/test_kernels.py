@@ -6,6 +6,7 @@ import pytest
 
 from veomni_hook.cli.kernels import command as kernels
 from veomni_hook.cli.sites import kernel
+from veomni_hook.cli.usage import UsageError
 from veomni_hook.errors import KernelError
 from veomni_hook.kernels.selection.choice import Choice
 from veomni_hook.kernels.selection.registry import registry
@@ -82,3 +83,19 @@ def test_a_system_that_does_not_exist_is_wrong_use(
     done = tiny("kernels", *options)
     assert (done.status, done.out) == (2, "")
     assert said in done.err
+
+
+def test_ops_may_be_named(capfd: pytest.CaptureFixture[str]) -> None:
+    kernels.kernels(["rotary", "rms_norm"], system="cpu", as_json=True)
+    report = json.loads(capfd.readouterr().out)
+    assert {row["op"] for row in report["kernels"]} == {"rotary", "rms_norm"} and report["presets"] == {}
+
+
+@pytest.mark.parametrize(
+    ("names", "fix"),
+    [(["rms_nrm"], "nearest ops: rms_norm"), (["rms_norm", "tiny"], "name ops only, or families only")],
+)
+def test_a_name_that_is_nearly_an_ops(names: list[str], fix: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        kernels.kernels(names, system="cpu")
+    assert caught.value.fix == fix

@@ -249,7 +249,8 @@ def show(verdicts: Sequence[Verdict]) -> None:
         output.emit_text(f"{verdict.verdict} {place}\n  {verdict.detail}\n  fix: {verdict.fix}\n\n")
     counts = Counter(verdict.verdict for verdict in verdicts)
     said = [_counted(count, verdict) for verdict, count in counts.items()]
-    output.emit_text((", ".join(said) or "no patches") + "\n")
+    none = "no patches: no setting and no plugin names a config; name one with --config PACKAGE.MODULE"
+    output.emit_text((", ".join(said) or none) + "\n")
 
 
 def _counted(count: int, verdict: str) -> str:

@@ -166,6 +166,6 @@ def suggestion(given: str, known: Collection[str]) -> str:
     """Return what to do about a family that does not exist."""
     from veomni_hook.patches.code.nearest_names import nearest
 
-    near = nearest(given.lower().replace("-", "_"), known)
+    near = nearest(given.lower().replace("-", "_"), known, apart=0.45)
     start = f"nearest names: {', '.join(near)}; " if near else ""
     return f"{start}`veomni-hook list --all` shows every family"

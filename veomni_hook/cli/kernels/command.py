@@ -33,7 +33,8 @@ def kernels(
     families: Annotated[
         list[str] | None,
         families_argument(
-            "Show which kernel each routed place of these families, modules or Python files gets."
+            "Show the kernels of these ops, or which kernel each routed place of these families, modules or"
+            " Python files gets."
         ),
     ] = None,
     device: TypeOption = None,
@@ -65,7 +66,8 @@ def kernels(
 
     choice = chosen()  # before torch is imported, to report an invalid choice at once
     place = machine(device, system)
-    if families or models:
+    ops = _ops_meant(families or ())
+    if models or (families and not ops):
         table = site_table(families or (), source, jobs)
         _tell_models(table, choice, place, models=models, as_json=as_json)
         return
@@ -77,23 +79,44 @@ def kernels(
         )
     rows = [
         row
-        for op in registry.ops().values()
+        for op in ops or registry.ops().values()
         for variant in op.variants
         for row in _rows(op, variant, asked(op.name, variant, choice, place))
     ]
-    presets = {name: registry.preset(name) for name in registry.backends()[2:]}
+    presets = {} if ops else {name: registry.preset(name) for name in registry.backends()[2:]}
     if as_json:
         output.emit_json({"system": str(place), "choice": str(choice), "presets": presets, "kernels": rows})
         return
     show(rows, presets, f"{place}; kernels = {choice}")
 
 
+def _ops_meant(names: Sequence[str]) -> list[Op]:
+    """The ops that the names are, if there is one among them.
+
+    Raises:
+        UsageError: another one is no op, or none is the name of a family but one is nearly an op's.
+    """
+    from veomni_hook.cli.inputs.targets import families
+    from veomni_hook.kernels.selection.registry import registry
+    from veomni_hook.patches.code.nearest_names import is_near_miss
+
+    ops = registry.ops()
+    named = any(name in ops for name in names)
+    for name in names:
+        near = [op for op in ops if is_near_miss(name, op)]
+        if name not in ops and (named or (near and name not in families())):
+            fix = f"nearest ops: {', '.join(near)}" if near else "name ops only, or families only"
+            raise UsageError(f"there is no op {name!r}", where="veomni-hook kernels", fix=fix)
+    return [ops[name] for name in names if name in ops]
+
+
 def show(rows: Sequence[Mapping[str, Any]], presets: Mapping[str, Sequence[str]], heading: str) -> None:
     """Print the kernels with the decisions about them, and the meaning of each preset."""
     output.emit_heading(heading)
     output.emit_table(HEADERS, [[row[header] for header in HEADERS] for row in rows])
-    output.emit_heading("\npresets: the ops that get a backend which is chosen for all ops")
-    output.emit_fields({name: ", ".join(ops) for name, ops in presets.items()})
+    if presets:
+        output.emit_heading("\npresets: the ops that get a backend which is chosen for all ops")
+        output.emit_fields({name: ", ".join(ops) for name, ops in presets.items()})
 
 
 def _tell_models(table: Table, choice: Choice, place: System, *, models: bool, as_json: bool) -> None:

@@ -17,9 +17,9 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from functools import lru_cache, partial, wraps
+from functools import lru_cache, partial
 from types import CodeType, FrameType, FunctionType
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 from veomni_hook.kernels.selection.binding import BINDING
 from veomni_hook.kernels.selection.choice import Choice
@@ -32,6 +32,7 @@ from veomni_hook.kernels.slot.arguments import binder_for
 from veomni_hook.kernels.slot.asking import Text
 from veomni_hook.kernels.slot.candidates import REPLACED, Answers, Outcome, Site
 from veomni_hook.kernels.slot.compiled import Compiled, device_of
+from veomni_hook.kernels.slot.reached import ModuleClass, NoKernelError, Taking, reach
 from veomni_hook.kernels.slot.record import Record, Records
 from veomni_hook.kernels.slot.request import Request
 from veomni_hook.kernels.slot.skipped import Skipped
@@ -46,18 +47,6 @@ _INACTIVE = Outcome(EAGER, "veomni_hook is deactivated")
 #: What computes a call (None: the upstream code), and the outcome to record (None: nothing was asked).
 _Decision = tuple[Callable[..., Any] | None, Outcome | None]
 _UNASKED: _Decision = (None, None)
-
-ModuleClass = TypeVar("ModuleClass", bound=type)
-Taking = Callable[..., tuple[Any, ...]]
-
-
-class _NoKernelError(BaseException):
-    """Carries a guard's negative answer out of the guarded method to `Slot.reached`."""
-
-    def __init__(self, slot: Slot, owner: Any) -> None:
-        super().__init__()
-        self.slot = slot
-        self.owner = owner
 
 
 class Slot:
@@ -167,7 +156,7 @@ class Slot:
         if self._waiting is not None and getattr(self._waiting, "owner", None) is owner:
             self._waiting.owner = None
             if run is None:
-                raise _NoKernelError(self, owner)
+                raise NoKernelError(self, owner)
         return run if self.around is None else self.around(self, owner, run, operands)
 
     def fuses(self, owner: Any) -> bool:
@@ -245,41 +234,7 @@ class Slot:
         operands: under ``torch.compile`` the kernel is selected and called here, because the code after the
         guard must not become part of the graph.
         """
-        return partial(self._reach, taking)
-
-    def _reach(self, taking: Taking, decorated: ModuleClass) -> ModuleClass:
-        from torch.nn import Module
-
-        covering = vars(decorated).get("forward")
-        guarded = getattr(covering, "__wrapped__", None)
-        if covering is None or guarded is None:
-            return decorated
-        self._skipped.add_reached(decorated, Module)
-        waiting = self._waiting = self._waiting or threading.local()
-
-        @wraps(covering)
-        def forward(module: Any, /, *args: Any, **kwargs: Any) -> Any:
-            if self._is_dynamo() or self._compiler._is_compiling_flag:
-                operands = taking(module, *args, **kwargs)
-                run = None if self._exported() else self._compiled.kernel(module, operands)
-                return covering(module, *args, **kwargs) if run is None else run(*operands)
-            if self._hooks_in_force(False) is None and self.answers(module).idle is not None:
-                return covering(module, *args, **kwargs)
-            held, waiting.owner = getattr(waiting, "owner", None), module
-            try:
-                return guarded(module, *args, **kwargs)
-            except _NoKernelError as signal:
-                if signal.slot is not self or signal.owner is not module:
-                    raise
-            finally:
-                waiting.owner = held
-            return covering(module, *args, **kwargs)
-
-        # A statement, so that type checkers see no assignment to a method.
-        setattr(decorated, "forward", forward)  # noqa: B010
-        if (offers := registry.ops()[self.op].offers) is not None:
-            load_attribute(offers)(self, decorated)
-        return decorated
+        return partial(reach, self, taking)
 
     def answers(self, owner: Any = None) -> Answers:
         """Return the answers for the module ``owner`` (None: for any module without a binding)."""

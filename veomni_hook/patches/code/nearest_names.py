@@ -29,13 +29,16 @@ def is_near_miss(name: str, existing: str) -> bool:
     )
 
 
-def nearest(name: str, names: Iterable[str], limit: int = 3) -> tuple[str, ...]:
+def nearest(name: str, names: Iterable[str], limit: int = 3, apart: float = 0.7) -> tuple[str, ...]:
     """Up to ``limit`` of the closest ``names``, best first, without names that have little in common.
 
     Letters that differ only in case count half. A dotted name is also compared by its last part.
+
+    Args:
+        apart: how many of a name's letters may differ, as a share.
     """
     ranked = sorted((*_cost(name, other), other) for other in set(names) if other != name)
-    return tuple(other for cost, length, other in ranked if cost < length * 0.7)[:limit]
+    return tuple(other for cost, length, other in ranked if cost < length * apart)[:limit]
 
 
 def listed(names: Iterable[str]) -> str:
