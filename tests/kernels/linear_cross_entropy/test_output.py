@@ -3,6 +3,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import gc
+import inspect
 import pickle
 import subprocess
 import sys
@@ -329,6 +330,25 @@ def test_a_model_whose_logits_are_read_computes_them_from_its_next_step_on(made)
     assert output.logits is not None
     assert not isinstance(model(**batch()), LazyLogits)
     assert isinstance(other(**batch()), LazyLogits)
+
+
+def test_the_line_that_reads_is_logged_once(made, caplog):
+    model, output, _ = made
+    line = inspect.currentframe().f_lineno + 1
+    assert output["logits"] is output.logits
+    assert model(**batch()).logits is not None
+    (record,) = caplog.records
+    assert record.levelname == "WARNING" and record.name == "veomni_hook.kernels"
+    assert f"the fused loss is switched off from the next step on, because outputs.logits is read at {__file__}:{line};" \
+        in record.getMessage()  # fmt: skip
+    assert record.getMessage().startswith(f"{type(model).__name__}: ")
+
+
+def test_a_read_in_evaluation_switches_nothing_off(made, caplog):
+    model, _, _ = made
+    model.eval()
+    assert model(**batch()).logits is not None
+    assert "switched off" not in caplog.text
 
 
 def test_a_pickled_output_loads_without_this_package(made, tmp_path):

@@ -10,6 +10,7 @@ none.
 
 from __future__ import annotations
 
+import logging
 import sys
 import warnings
 from collections import OrderedDict
@@ -27,7 +28,7 @@ from transformers.utils import ModelOutput
 from veomni_hook.errors import VeomniHookWarning
 from veomni_hook.kernels.linear_cross_entropy.head import keeps_weights, logits_of
 from veomni_hook.kernels.linear_cross_entropy.linear_call import LinearCall
-from veomni_hook.kernels.linear_cross_entropy.remedies import READ, READ_IN_EVALUATION
+from veomni_hook.kernels.linear_cross_entropy.remedies import READ, READ_IN_EVALUATION, SWITCHED_OFF
 from veomni_hook.kernels.linear_cross_entropy.transform import Transform
 
 __all__ = [
@@ -38,6 +39,8 @@ __all__ = [
     "note_refusal",
     "with_deferred_logits",
 ]
+
+logger = logging.getLogger("veomni_hook.kernels")
 
 FIELD = "logits"
 # Where logits are stored. Under their own name, dynamo (torch 2.11) would bypass the property.
@@ -55,6 +58,9 @@ MOVING = ("accelerate.utils.operations", ("convert_to_fp32", "find_device", "sen
 # Walkers may use these to walk.
 TREES = ("torch.utils._pytree", "torch.utils._cxx_pytree", "optree")
 
+#: Packages through whose functions a read comes.
+_BETWEEN = ("veomni_hook", "torch", "collections", "copy", "dataclasses", "pickle")
+
 #: Why a model computes its logits with the upstream code, in training (True) and in evaluation (False).
 _upstream_only: dict[bool, WeakKeyDictionary[Any, str]] = {
     True: WeakKeyDictionary(),
@@ -70,6 +76,17 @@ def logits_are_read(model: Any) -> str | None:
 def note_refusal(model: Any, reason: str, *, training: bool) -> None:
     """Make ``model`` use the upstream code from its next call on, in training or in evaluation."""
     _upstream_only[training][model] = reason
+
+
+def _reader(frame: FrameType | None) -> str:
+    """Return the file and the line of the code that reads, which is neither this package's nor torch's."""
+    while frame is not None and _root(frame) in _BETWEEN and frame.f_back is not None:
+        frame = frame.f_back
+    return "?" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def _root(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
 
 
 class DeferredLogits:
@@ -134,6 +151,8 @@ class DeferredLogits:
         """Return the logits; from the next step on, the model computes them in its forward."""
         model = self._model()
         if model is not None:
+            if self._training and logits_are_read(model) is None and not torch.compiler.is_compiling():
+                logger.warning(SWITCHED_OFF, type(model).__name__, _reader(sys._getframe(1)))
             note_refusal(model, READ if self._training else READ_IN_EVALUATION, training=self._training)
         return self._computed()
 

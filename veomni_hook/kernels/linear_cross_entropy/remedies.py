@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["EVALUATION", "NO_GRADIENTS", "READ", "READ_IN_EVALUATION", "UNROUTED", "remedy"]
+__all__ = ["EVALUATION", "NO_GRADIENTS", "READ", "READ_IN_EVALUATION", "SWITCHED_OFF", "UNROUTED", "remedy"]
 
 EVALUATION = "the model is in eval mode, where callers read the logits"
 NO_GRADIENTS = "gradients are disabled"
@@ -16,6 +16,11 @@ UNROUTED = (
 )
 
 _UNREAD = "do not read outputs.logits of this model, or pass token_outputs=True, for which this is no matter"
+#: Said once for a model, with its class and the line that reads.
+SWITCHED_OFF = (
+    "%s: the fused loss is switched off from the next step on, because outputs.logits is read at %s; "
+    f"{_UNREAD}"
+)
 _REMEDIES = {
     EVALUATION: "pass evaluation=True to loss_options",
     NO_GRADIENTS: "pass evaluation=True to loss_options",
