@@ -49,7 +49,10 @@ class Explanation:
 
     def __str__(self) -> str:
         if not self.rows:
-            alone = f"{self.subject}: no kernel slots; its modeling code is not patched"
+            alone = (
+                f"{self.subject}: no kernel slots; its modeling code is not patched."
+                " veomni_hook.adopt(model) patches a model that is loaded."
+            )
             lines = [alone, *(f"  {note}" for note in self.notes)]
         else:
             lines = [f"{self.subject}:", *(f"  {group}" for group in self.groups()), *self._apart()]

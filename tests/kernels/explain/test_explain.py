@@ -254,6 +254,7 @@ class TestPrinting:
 
     def test_html_of_nothing(self):
         assert "no kernel slots" in explain(nn.Identity())._repr_html_()
+        assert "veomni_hook.adopt(model) patches" in str(explain(nn.Identity()))
 
     def test_rows_are_made_and_hashed_as_before(self):
         row = Row(
