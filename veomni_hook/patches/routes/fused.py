@@ -92,15 +92,14 @@ def with_copies(document: Document, edits: Iterable[Edit], *, markers: bool = Tr
         edits: all edits of the module.
         markers: whether copies contain the edits that are markers.
     """
-    edits = list(edits)
-    methods = {
-        method.qualname: method
-        for edit in edits
-        if edit.form == FUSED and (method := method_at(document, edit.start)) is not None
-    }
+    edits, methods = list(edits), list[Definition]()
+    for start in sorted({edit.start for edit in edits if edit.form == FUSED}):
+        is_known = methods and start < document.end(methods[-1].node)
+        if not is_known and (method := method_at(document, start)) is not None:
+            methods.append(method)
     kept = [edit for edit in edits if edit.form != FUSED]
     fused = [edit for edit in edits if edit.form != PLAIN and (markers or not edit.marker)]
-    return [*kept, *(_copy(document, method, fused, markers=markers) for method in methods.values())]
+    return [*kept, *(_copy(document, method, fused, markers=markers) for method in methods)]
 
 
 def _copy(document: Document, method: Definition, edits: Sequence[Edit], *, markers: bool) -> Edit:
