@@ -34,8 +34,9 @@ logger = logging.getLogger("veomni_hook.kernels")
 _BETWEEN = ("veomni_hook", "torch", "collections", "copy", "dataclasses", "pickle")
 #: A selection of at most one position in so many is computed by itself.
 FEW = 8
-#: Elements of the logits that an argmax holds at a time.
-CHUNK = 1 << 24
+#: Elements of the logits that an argmax holds at a time. With a quarter, an H200 takes 18 ms, not 11, for
+#: 16,384 x 1,024 x 151,936.
+CHUNK = 1 << 26
 
 #: Why a model computes its logits with the upstream code, in training (True) and in evaluation (False).
 _upstream_only: dict[bool, WeakKeyDictionary[Any, str]] = {
