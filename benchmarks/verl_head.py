@@ -4,7 +4,7 @@
     python -m benchmarks.verl_head                  # with the hook
 
 16,384 tokens, bfloat16; time is the shortest of five steps after the first, memory the peak above what was
-held before. A row of JSON a shape; `benchmarks/results/verl_head-cuda.json` holds the rows of both. Needs verl.
+held before. A row of JSON a shape; `results/verl_head-cuda.json` holds the rows of both. Needs verl.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ from __future__ import annotations
 import json
 import time
 
-import veomni_hook.install  # noqa: F401, I001 - before verl
-
 import torch
+
+import veomni_hook.install  # noqa: F401 - before verl
+
+# isort: split
 from verl.utils.experimental.torch_functional import FusedLinearForPPO
 
 ROWS = 16_384

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from tests.finders.conftest import ROOT, TINY, Python
-from veomni_hook.finders.targets import TRAINING, LAYERS, SHARED
+from veomni_hook.finders.targets import LAYERS, SHARED, TRAINING
 
 FRESH = f"""
 import sys
