@@ -149,11 +149,13 @@ def test_gradients_are_those_of_logits(made, loss, twice):
         )
 
 
-def test_logits_that_somebody_holds_are_of_the_weights_before_the_step(made):
+@pytest.mark.parametrize("compiled", [False, True], ids=["", "compiled"])
+def test_logits_that_somebody_holds_are_of_the_weights_before_the_step(made, compiled):
     model, output, _, expected = made
     held, part = output.logits, output.logits[:, -1]
     output.loss.backward()
-    torch.optim.SGD(model.parameters(), lr=0.5).step()
+    step = torch.optim.SGD(model.parameters(), lr=0.5).step
+    (torch.compile(step, backend="eager") if compiled else step)()
     torch.testing.assert_close(held.detach() + 0, expected.logits.detach())
     torch.testing.assert_close(part.detach() + 0, expected.logits[:, -1].detach())
 
