@@ -9,7 +9,10 @@ from veomni_hook.kernels.slot.candidates import REPLACED
 from veomni_hook.kernels.slot.record import Calls
 from veomni_hook.layout import counted
 
-__all__ = ["MODES", "UNASKED", "Group", "Row", "grouped"]
+__all__ = ["MODES", "NO_KERNEL", "UNASKED", "Group", "Row", "grouped"]
+
+#: The backend of a row where the one that was chosen by name cannot run, so that a call raises an error.
+NO_KERNEL = "none"
 
 #: The backend of a row whose guard is never asked, although the model is called.
 UNASKED = "unasked"
@@ -26,9 +29,8 @@ class Row:
         kind: its class.
         slot: the slot's name in the modeling module.
         op, variant: the slot's op and variant.
-        backend: ``eager``: the upstream code; ``none``: a backend chosen by name cannot run there, and a
-            call raises an error; ``replaced``: another function replaces the code, and the slot is not
-            asked; ``unasked``: the model is called in a way that bypasses the slot.
+        backend: ``eager``: the upstream code; `NO_KERNEL`; ``replaced``: another function replaces the code,
+            and the slot is not asked; ``unasked``: the model is called in a way that bypasses the slot.
         reason: why this backend.
         choice: what was chosen, followed in brackets by the source unless it was the settings.
         called: whether the slot, or a fused op that contains it, was asked or compiled by torch.compile.
@@ -43,6 +45,8 @@ class Row:
             what was compiled for another place that runs the same code; else empty.
         module: the modeling module whose source asks the slot there.
         asked_in: the methods that ask it, as ``Class.method``; empty if any method may.
+        remedy: what lets a kernel compute what upstream's code computed last, or would; in training, if it
+            was called there.
     """
 
     place: str
@@ -62,6 +66,7 @@ class Row:
     compiled: str = ""
     module: str = ""
     asked_in: tuple[str, ...] = ()
+    remedy: str = ""
 
     @property
     def backends(self) -> list[str]:

@@ -369,7 +369,7 @@ class Slot:
         for refusals, backend, decision in candidates:
             for refusal in refusals:
                 if (reason := refusal(owner, *operands)) is not None:
-                    outcome = answers.refused(backend, reason)
+                    outcome = answers.refused(backend, reason, refusal)
                     break
             else:
                 return decision
