@@ -207,7 +207,7 @@ class FusedHead:
         model.forward = types.MethodType(_fused_forward, model)
 
 
-class TestUnasked:
+class TestNotCalled:
     def test_a_trainer_that_computes_the_loss_itself(self, patched):
         _, model = pair(patched)
         FusedHead(model)
@@ -215,7 +215,7 @@ class TestUnasked:
         for _ in range(2):
             model(**batch(), fused_lm_head=True).backward()
         row = only(model, LOSS)
-        assert row.backend == "unasked"
+        assert row.backend == "not called"
         assert row.reason.startswith("in training, the model was never asked for a loss")
         assert "not called yet" not in str(explain(model))
 

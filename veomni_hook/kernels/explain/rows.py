@@ -9,13 +9,13 @@ from veomni_hook.kernels.slot.candidates import REPLACED
 from veomni_hook.kernels.slot.record import Calls
 from veomni_hook.layout import counted
 
-__all__ = ["MODES", "NO_KERNEL", "UNASKED", "Group", "Row", "grouped"]
+__all__ = ["MODES", "NOT_CALLED", "NO_KERNEL", "Group", "Row", "grouped"]
 
 #: The backend of a row where the one that was chosen by name cannot run, so that a call raises an error.
 NO_KERNEL = "none"
 
 #: The backend of a row whose guard is never asked, although the model is called.
-UNASKED = "unasked"
+NOT_CALLED = "not called"
 
 MODES = ("training", "evaluation")
 
@@ -30,7 +30,7 @@ class Row:
         slot: the slot's name in the modeling module.
         op, variant: the slot's op and variant.
         backend: ``eager``: the upstream code; `NO_KERNEL`; ``replaced``: another function replaces the code,
-            and the slot is not asked; ``unasked``: the model is called in a way that bypasses the slot.
+            and the slot is not asked; `NOT_CALLED`.
         reason: why this backend.
         choice: what was chosen, followed in brackets by the source unless it was the settings.
         called: whether the slot, or a fused op that contains it, was asked or compiled by torch.compile.
@@ -90,7 +90,7 @@ class Group:
     calls: str
 
     def __str__(self) -> str:
-        told = self.why if self.backend in (REPLACED, UNASKED) else f"{self.backend} ({self.why})"
+        told = self.why if self.backend in (REPLACED, NOT_CALLED) else f"{self.backend} ({self.why})"
         return f"{self.kind} x{self.places}: {self.op}: {told}{self.calls and f', {self.calls}'}"
 
 

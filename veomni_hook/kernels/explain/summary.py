@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from veomni_hook.kernels.explain.remedies import CHANGE, NOTHING
-from veomni_hook.kernels.explain.rows import MODES, NO_KERNEL, UNASKED, Row
+from veomni_hook.kernels.explain.rows import MODES, NO_KERNEL, NOT_CALLED, Row
 from veomni_hook.kernels.selection.declaration import EAGER
 from veomni_hook.kernels.slot.candidates import REPLACED
 from veomni_hook.layout import counted
 
 __all__ = ["summary"]
 
-_NOT_FUSED = (EAGER, NO_KERNEL, REPLACED, UNASKED)
+_NOT_FUSED = (EAGER, NO_KERNEL, REPLACED, NOT_CALLED)
 
 
 class _Place(NamedTuple):
@@ -59,7 +59,7 @@ def _place(row: Row, mode: str) -> _Place:
     backend, reason = (calls[-1].backend, calls[-1].reason) if calls else (row.backend, row.reason)
     if backend == REPLACED or (row.compiled and not calls):
         reason = f"they are {reason}"
-    remedy = CHANGE if backend in (REPLACED, UNASKED) else row.remedy
+    remedy = CHANGE if backend in (REPLACED, NOT_CALLED) else row.remedy
     return _Place(row.op, backend not in _NOT_FUSED, reason.partition("; ")[0], remedy)
 
 
