@@ -164,6 +164,7 @@ def _row(
         settled=answers.idle is not None,
         training=training,
         evaluation=() if record is None else record.evaluation.calls(),
+        first_passes=0 if record is None else sum(each.times for each in record.first_passes.calls()),
         note="; ".join(_notes(slot, owner, answers.wanted, outcome, supplied=supplied)),
         supplied=supplied,
         compiled=how,

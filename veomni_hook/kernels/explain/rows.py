@@ -38,7 +38,8 @@ class Row:
         training: the calls in training by backend, that of the last call last (see
             `veomni_hook.kernels.slot.record`). Not counted: calls while no kernel could be selected, and
             calls of compiled code.
-        evaluation: all other calls.
+        evaluation: all other calls, but for the next ones.
+        first_passes: how many calls were in the first passes of reentrant checkpoints.
         note: further information about the place.
         supplied: whether any machine has a kernel for the variant.
         compiled: ``itself`` if the row shows what torch.compile compiled for this place, ``kind`` if it shows
@@ -61,6 +62,7 @@ class Row:
     settled: bool = False
     training: tuple[Calls, ...] = ()
     evaluation: tuple[Calls, ...] = ()
+    first_passes: int = 0
     note: str = ""
     supplied: bool = True
     compiled: str = ""
@@ -128,4 +130,6 @@ def _calls(rows: Sequence[Row]) -> str:
         elif calls:
             each = ", ".join(f"{one.backend} ({one.reason}) {counted(one.times, 'call')}" for one in calls)
             told.append(f"in {mode}: {each}")
+    if first_passes := sum(row.first_passes for row in rows):
+        told.append(f"{counted(first_passes, 'call')} in first passes of checkpoints")
     return "; ".join(told)
