@@ -86,7 +86,7 @@ class Group(TyperGroup):
         except ModuleNotFoundError as error:
             if error.name != "torch":
                 raise
-            fix = "pip install torch; list, dump, diff, check and doctor work without it"
+            fix = "pip install torch; list, dump, diff, check, doctor and explain --system work without it"
             output.fail(UsageError("this command needs torch", where="this Python environment", fix=fix))
             raise typer.Exit(WRONG_USE) from None
         except BrokenPipeError:

@@ -54,8 +54,7 @@ def explain(
         bool,
         typer.Option(
             "--fast",
-            help="Do not say which kernel each slot gets: finding that out imports torch on a machine with a"
-            " GPU.",
+            help="Do not say which kernel each slot gets: to find that out, a torch for GPUs is imported.",
         ),
     ] = False,
     as_json: JsonOption = False,

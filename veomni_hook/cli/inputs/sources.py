@@ -148,7 +148,7 @@ def _existing(given: str, path: str) -> str:
         raise UsageError(
             f"there is no module {given}",
             where=path,
-            fix="`veomni-hook list --all --modules` shows every modeling module",
+            fix="`veomni-hook list --all --by module` shows every modeling module",
         )
     return path
 

@@ -46,7 +46,7 @@ def complete_required(incomplete: str) -> list[str]:
 
 def list_(  # noqa: PLR0913 - the options of a command
     targets: Annotated[
-        list[str] | None, families_argument("Each site of these families, modules or Python files.")
+        list[str] | None, families_argument("List each site of these families, modules or Python files.")
     ] = None,
     by: Annotated[
         By | None,
