@@ -85,7 +85,7 @@ def test_the_best_is_the_accelerator_that_is_there(
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
     assert accelerator.best() == expected
     kernel.detected.cache_clear()
-    assert kernel.detected(None).device == expected
+    assert kernel.detected().device == expected
     kernel.detected.cache_clear()
 
 

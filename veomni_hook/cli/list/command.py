@@ -16,7 +16,7 @@ from veomni_hook.cli.inputs.options import (
     families_argument,
     import_from_here,
 )
-from veomni_hook.cli.inputs.sources import SourceTree, source_tree
+from veomni_hook.cli.inputs.sources import SHARED, SourceTree, source_tree
 from veomni_hook.cli.usage import FOUND, UsageError
 from veomni_hook.layout import counted
 
@@ -190,7 +190,8 @@ def _tell_families(listed: _Listed, *, as_json: bool) -> bool:
     from veomni_hook.cli.list.rows import config_rows, family_rows, registered_rows
 
     sources, fine = _sources()
-    every = family_rows(listed.table)
+    shared = () if listed.wanted else SHARED
+    every = family_rows({module: rows for module, rows in listed.table.items() if module not in shared})
     with_ops = [row for row in every if row["ops"] or row["no_kernel"]]
     families = every if listed.everything or listed.wanted else with_ops
     own = [source for source in sources if source.origin != BUILT_IN]

@@ -6,7 +6,6 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from veomni_hook.cli.inputs.sources import SHARED
 from veomni_hook.cli.inputs.targets import MODELS, family_folder, family_of
 from veomni_hook.cli.sites.table import Table, rows_of, supplied
 from veomni_hook.locate import locate
@@ -27,8 +26,7 @@ def family_rows(table: Table) -> list[dict[str, Any]]:
     order = [total.op for total in totals(())]
     modules: dict[str, list[str]] = defaultdict(list)
     for module in table:
-        if module not in SHARED:
-            modules[family_folder(module)].append(module)
+        modules[family_folder(module)].append(module)
     rows: dict[str, list[Row]] = defaultdict(list)
     for row in supplied(row for row in _routed(rows_of(table)) if row.counted):
         rows[family_folder(row.module)].append(row)
