@@ -1,6 +1,6 @@
 """Checks idioms on many transformers releases: `python -m scripts.releases [RELEASE...]`, or `make releases`.
 
-Downloads and unpacks each release's wheel, does the same as `veomni-hook coverage --source` (nothing is
+Downloads and unpacks each release's wheel, does the same as `veomni-hook list --by op --source` (nothing is
 installed or imported), writes the tables to docs/releases.md, and fails if a share is below its limit.
 
 The second table shows the coverage of a release on its first day: newer releases with only the formulas that
@@ -21,9 +21,9 @@ from pathlib import Path
 
 from packaging.version import Version
 
-from veomni_hook.cli.sites.table import rows_of, site_table
+from veomni_hook.cli.inputs.sources import source_tree
+from veomni_hook.cli.sites.table import examined, rows_of
 from veomni_hook.patches.coverage import ERROR, ROUTED, Row, Total, totals
-from veomni_hook.patches.idioms.recognise import OPTIONAL
 from veomni_hook.patches.site import Status
 from veomni_hook.releases import TESTED
 
@@ -102,7 +102,7 @@ def judged(path: Path) -> list[Row]:
     """Return the rows of all candidates in a wheel's package."""
     with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(path) as archive:
         archive.extractall(folder, [name for name in archive.namelist() if name.endswith(".py")])
-        rows = rows_of(site_table(source=folder, optional=OPTIONAL))
+        rows = rows_of(examined(source_tree(folder).files()))
     failed = [row for row in rows if row.status == ERROR]
     if failed:
         raise SystemExit(f"{path.name}: {failed[0].module}: {failed[0].reason}")
@@ -110,7 +110,7 @@ def judged(path: Path) -> list[Row]:
 
 
 def by_op(rows: Sequence[Row]) -> Totals:
-    """Return the totals of `veomni-hook coverage` by op."""
+    """Return the totals of `veomni-hook list --by op`."""
     return {total.op: total for total in totals(rows)}
 
 
@@ -190,7 +190,7 @@ def document(lines: Sequence[str], unseen: Sequence[str], split: Sequence[str]) 
         "",
         f"`make releases` wrote this page on {today}. Each cell has the percentage of candidates that are",
         "recognised and have a kernel slot, and the numbers. [coverage.md](coverage.md) defines candidates.",
-        "Formulas without a kernel on any machine are included; `veomni-hook coverage` counts them apart",
+        "Formulas without a kernel on any machine are included; `veomni-hook list --by op` counts them apart",
         "(`no_kernel`).",
         "",
     )

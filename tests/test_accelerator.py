@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -84,7 +85,7 @@ def test_the_best_is_the_accelerator_that_is_there(
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
     assert accelerator.best() == expected
     kernel.detected.cache_clear()
-    assert kernel.detected(None).device == expected
+    assert kernel.detected().device == expected
     kernel.detected.cache_clear()
 
 
@@ -92,6 +93,39 @@ def test_the_best_without_torch_npu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(torch, "npu", raising=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert accelerator.best() == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("build", "plugin", "expected"),
+    [
+        ("cuda = hip = None", False, "cpu"),
+        ("cuda = '12.8'; hip = None", False, "cuda"),
+        ("cuda = None; hip = '6.4'", False, "cuda"),
+        ("cuda = hip = None", True, "cuda"),
+        ("", False, "cuda"),
+    ],
+)
+def test_only_a_torch_that_may_know_a_device_is_imported(
+    build: str, plugin: bool, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a torch that says of a GPU that it is there, by the time it is imported."""
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "version.py").write_text(f"__version__ = '2.99.0'\n{build}\n")
+    (tmp_path / "torch" / "__init__.py").write_text("class cuda:\n    is_available = lambda: True\n")
+    if plugin:
+        (tmp_path / "another_device-1.0.dist-info").mkdir()
+        (tmp_path / "another_device-1.0.dist-info" / "entry_points.txt").write_text(
+            "[torch.backends]\nanother = another_device:load\n"
+        )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "torch")
+    accelerator._build.cache_clear()
+    try:
+        assert accelerator.torch_version() == "2.99.0"
+        assert accelerator.best() == expected
+        assert ("torch" in sys.modules) == (expected == "cuda")
+    finally:
+        accelerator._build.cache_clear()
 
 
 def test_the_module_of_a_device(npu: Double) -> None:

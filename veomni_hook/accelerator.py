@@ -6,13 +6,16 @@ Importing this module loads no torch.
 
 from __future__ import annotations
 
+import os
+import sys
 from functools import cache
+from importlib.machinery import PathFinder
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["TYPES", "best", "module"]
+__all__ = ["TYPES", "best", "module", "torch_version"]
 
 #: Torch device types of accelerators, preferred one first: under `torch_npu.contrib.transfer_to_npu`, which
 #: replaces ``torch.cuda`` by ``torch.npu``, both are available, and tensors are on ``npu``.
@@ -20,7 +23,15 @@ TYPES = ("npu", "cuda")
 
 
 def best() -> str:
-    """Return the device type of this machine's accelerator, or ``cpu``; imports torch."""
+    """Return the device type of this machine's accelerator, or ``cpu``.
+
+    Imports torch, unless its build knows no GPU and no installed distribution adds another device to it.
+    """
+    from importlib.metadata import entry_points
+
+    if "torch" not in sys.modules and _build().get("cuda", "") is _build().get("hip", "") is None:
+        if not entry_points(group="torch.backends"):
+            return "cpu"
     import torch
 
     for device in TYPES:
@@ -28,6 +39,27 @@ def best() -> str:
         if found is not None and found.is_available():
             return device
     return "cpu"
+
+
+def torch_version() -> str:
+    """Return torch's version; imports torch only if its files do not say it."""
+    if "torch" not in sys.modules and (version := _build().get("__version__")):
+        return str(version)
+    import torch
+
+    return str(torch.__version__)
+
+
+@cache
+def _build() -> dict[str, Any]:
+    """What torch's file ``version.py`` says about its build; empty if there is none."""
+    spec = PathFinder.find_spec("torch")
+    for folder in (spec and spec.submodule_search_locations) or ():
+        if os.path.isfile(path := os.path.join(folder, "version.py")):
+            from runpy import run_path
+
+            return run_path(path)
+    return {}
 
 
 # Called at every launch: reading the type of a `torch.device` alone takes longer than a cache lookup.

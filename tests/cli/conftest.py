@@ -56,18 +56,19 @@ def starter(environ: dict[str, str], folder: Path) -> Command:
     return run
 
 
-@pytest.fixture(autouse=True)
-def no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a test prints in its own process is as wide as in a pipe."""
-    monkeypatch.delenv("COLUMNS", raising=False)
-
-
 @pytest.fixture(scope="session")
 def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One cache for the tests that do not look into it: what one has patched, the next one finds."""
     folder = tmp_path_factory.mktemp("cache")
     folder.chmod(0o700)
     return folder
+
+
+@pytest.fixture(autouse=True)
+def alone(cache_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a test prints in its own process is as wide as in a pipe, and what it keeps is nobody's."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+    monkeypatch.setenv("VEOMNI_CACHE_DIR", str(cache_dir))
 
 
 @pytest.fixture(scope="session")

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from veomni_hook.bench.run import Row as Measured
-from veomni_hook.cli import bench, coverage, doctor, explain
+from veomni_hook.cli import bench, doctor, explain, kernels
 from veomni_hook.cli.check import command as check
 from veomni_hook.cli.check.verdict import Verdict
-from veomni_hook.cli.kernels import command as kernels
-from veomni_hook.cli.kernels import places as kernel_places
 from veomni_hook.cli.list import command as list_command
+from veomni_hook.cli.list import sites
 from veomni_hook.patches.coverage import Row, Total
 
 MODULE = "transformers.models.tiny_moe.modeling_tiny_moe"
@@ -41,9 +40,9 @@ def list_() -> None:
     )
 
 
-def coverage_() -> None:
-    """`coverage`: candidates of every status, and the totals."""
-    coverage.show(
+def sites_() -> None:
+    """`list --by site`: candidates of every status, and the totals."""
+    sites.show(
         [
             Row(MODULE, "TinyMoeRMSNorm.forward", "rms_norm", "cast_before_weight", "routed", ""),
             Row(MODULE, "TinyMoeExperts.forward", "moe_experts", "batched_gated", "no_kernel", NO_KERNEL),
@@ -58,7 +57,7 @@ def coverage_() -> None:
 
 
 def kernels_() -> None:
-    """`kernels`: the kernels of two ops, and the presets."""
+    """`explain`: the kernels of two ops, and the presets."""
     row = {"op": "rms_norm", "variant": "cast_before_weight"}
     kernels.show(
         [
@@ -88,22 +87,6 @@ def kernels_() -> None:
         {"triton": ["rms_norm", "rotary", "gated_mlp", "moe_experts", "linear_cross_entropy"], "npu": []},
         "cuda (NVIDIA H200, SM90), torch 2.13.0, triton 3.5.1; kernels = auto",
     )
-
-
-def kernels_of_models() -> None:
-    """`kernels FAMILY`: each place, and the summary that `--models` shows."""
-    places = [
-        ("TinyMoeRMSNorm.forward", "rms_norm", "cast_before_weight", "triton", "can run here"),
-        ("TinyMoeExperts.forward", "moe_experts", "batched_gated", "eager", NO_KERNEL),
-    ]
-    sites = [
-        kernel_places.Routed("tiny_moe", MODULE, *place, backends={place[2]: place[3]}) for place in places
-    ]
-    counts = {"triton": 1, "eager": 1, "none": 0}
-    summaries = [kernel_places.Summary(name, 2, counts, unrouted=1) for name in ("tiny_moe", "total")]
-    report = kernel_places.Report(sites, summaries[:1], summaries[1], errors={})
-    kernel_places.show(report, "cuda, SM90; kernels = auto")
-    kernel_places.show_summary(report, "\ncuda, SM90; kernels = auto")
 
 
 def explain_() -> None:
@@ -244,9 +227,8 @@ def bench_() -> None:
 
 COMMANDS: dict[str, Callable[[], None]] = {
     "list": list_,
-    "coverage": coverage_,
+    "list-by-site": sites_,
     "kernels": kernels_,
-    "kernels-of-models": kernels_of_models,
     "explain": explain_,
     "check": check_,
     "doctor": doctor_,

@@ -9,8 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from veomni_hook.cli import dump as dump_module
+from veomni_hook.cli.app import app
 
 from .conftest import TINY, Command
 
@@ -117,10 +119,11 @@ def test_the_file_keeps_line_ends_and_characters(tmp_path: Path, monkeypatch: py
     text = "# ä\r\nx = 1\n"
     found = SimpleNamespace(module="package.module", stored_text=text, patched=object(), reason="")
     monkeypatch.setattr(dump_module, "prepared", lambda *_: found)
-    dump_module.dump("package.module", file=tmp_path / "out.py")
+    dump = ["dump", "package.module", "-o"]
+    assert CliRunner().invoke(app, [*dump, str(tmp_path / "out.py")]).output == f"wrote {tmp_path}/out.py\n"
     assert (tmp_path / "out.py").read_bytes() == text.encode()
     monkeypatch.setattr(dump_module, "facts_of", lambda _: {"module": "package.module"})
-    dump_module.dump("package.module", file=tmp_path / "out.json", as_json=True)
+    CliRunner().invoke(app, [*dump, str(tmp_path / "out.json"), "--json"])
     assert json.loads((tmp_path / "out.json").read_bytes()) == {"module": "package.module", "text": text}
 
 

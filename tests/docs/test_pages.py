@@ -11,7 +11,8 @@ import transformers
 import veomni_hook
 from scripts import commands, models
 from veomni_hook import checkpoints
-from veomni_hook.cli.sites.table import rows_of, site_table, supplied
+from veomni_hook.cli.inputs.sources import source_tree
+from veomni_hook.cli.sites.table import examined, rows_of, supplied
 from veomni_hook.patches.coverage import Row
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -41,7 +42,7 @@ def test_the_page_of_commands() -> None:
 
 def current(families: tuple[str, ...]) -> dict[str, tuple[str, str]]:
     """The cells of these families, or of all, for the installed release."""
-    found = models.by_family(supplied(rows_of(site_table(families))))
+    found = models.by_family(supplied(rows_of(examined(source_tree().files(families)))))
     return {family: models.cells(rows) for family, rows in found.items()}
 
 

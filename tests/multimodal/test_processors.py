@@ -57,7 +57,7 @@ def test_commands_take_processing_modules(monkeypatch: pytest.MonkeyPatch) -> No
     checked = CliRunner().invoke(app, ["check", "--config", FIX, "--json"])
     assert checked.exit_code == 0 and module in checked.stdout
     monkeypatch.setenv("VEOMNI_PATCHES", FIX)
-    listed = json.loads(CliRunner().invoke(app, ["list", module, "--json"]).stdout)
+    listed = json.loads(CliRunner().invoke(app, ["list", module, "--by", "family", "--json"]).stdout)
     assert [(row["config"], row["installed"]) for row in listed["configs"]] == [(f"{FIX}:config", True)]
 
 

@@ -113,7 +113,7 @@ class _Survey:
             fix = "pass the model itself, a transformers model"
         else:
             what = f"no patch applies to {', '.join(self._forms)}"
-            fix = "see `veomni-hook coverage` for what is recognised, `veomni-hook doctor` for the settings"
+            fix = "see `veomni-hook list FAMILY` for what is routed, `veomni-hook doctor` for the settings"
         return AdoptionError(f"no module of this {name} could be adopted: {what}", where=_HERE, fix=fix)
 
     def _plan(self, kind: type) -> _Plan:

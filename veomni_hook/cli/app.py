@@ -18,24 +18,35 @@ from veomni_hook.cli import output
 from veomni_hook.cli.usage import WRONG_USE, UsageError, exit_status
 from veomni_hook.errors import VeomniHookError
 
-# The location of each command: a function, or a typer application with subcommands.
-COMMANDS = {
-    "dump": "veomni_hook.cli.dump:dump",
-    "diff": "veomni_hook.cli.diff:diff",
-    "explain": "veomni_hook.cli.explain:explain",
-    "report": "veomni_hook.cli.report:report",
-    "list": "veomni_hook.cli.list.command:list_",
-    "check": "veomni_hook.cli.check.command:check",
-    "migrate": "veomni_hook.cli.migrate:migrate",
-    "coverage": "veomni_hook.cli.coverage:coverage",
-    "kernels": "veomni_hook.cli.kernels.command:kernels",
-    "cache": "veomni_hook.cli.cache:app",
-    "doctor": "veomni_hook.cli.doctor:doctor",
-    "run": "veomni_hook.cli.run.command:run",
-    "compare": "veomni_hook.cli.compare:compare",
-    "demo": "veomni_hook.cli.demo.command:demo",
-    "bench": "veomni_hook.cli.bench:bench",
-    "completion": "veomni_hook.cli.completion:completion",
+HIDDEN = "hidden"
+#: The location of each command, by its part of the list: a function, or a typer application with subcommands.
+PANELS = {
+    "Try": {
+        "demo": "veomni_hook.cli.demo.command:demo",
+        "run": "veomni_hook.cli.run.command:run",
+        "compare": "veomni_hook.cli.compare:compare",
+    },
+    "Look": {
+        "list": "veomni_hook.cli.list.command:list_",
+        "explain": "veomni_hook.cli.explain:explain",
+        "dump": "veomni_hook.cli.dump:dump",
+        "diff": "veomni_hook.cli.diff:diff",
+        "report": "veomni_hook.cli.report:report",
+    },
+    "Maintain": {
+        "check": "veomni_hook.cli.check.command:check",
+        "migrate": "veomni_hook.cli.migrate:migrate",
+        "cache": "veomni_hook.cli.cache:app",
+        "doctor": "veomni_hook.cli.doctor:doctor",
+    },
+    HIDDEN: {"bench": "veomni_hook.cli.bench:bench"},
+}
+COMMANDS = {name: where for commands in PANELS.values() for name, where in commands.items()}
+#: What earlier commands are now.
+MOVED = {
+    "coverage": "`veomni-hook list FAMILY`, or `veomni-hook list --by site` for all",
+    "kernels": "`veomni-hook explain` for all ops, `veomni-hook explain qwen3` for the places of a model",
+    "completion": "`veomni-hook --show-completion` or `veomni-hook --install-completion`",
 }
 
 
@@ -49,11 +60,16 @@ class Group(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Import and return the command with this name; None if there is none."""
         if cmd_name not in self.commands and cmd_name in COMMANDS:
-            self.commands[cmd_name] = _load(cmd_name)
+            command = self.commands[cmd_name] = _load(cmd_name)
+            command.rich_help_panel = next(panel for panel, names in PANELS.items() if cmd_name in names)
+            command.hidden = command.rich_help_panel == HIDDEN
         return super().get_command(ctx, cmd_name)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Find the command that the arguments name; the error for an unknown one suggests similar ones."""
+        if args and args[0] in MOVED:
+            what = f"there is no command {args[0]!r} any more"
+            raise UsageError(what, where="the command line", fix=f"use {MOVED[args[0]]}")
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
             for name in COMMANDS:
                 self.get_command(ctx, name)
@@ -70,7 +86,7 @@ class Group(TyperGroup):
         except ModuleNotFoundError as error:
             if error.name != "torch":
                 raise
-            fix = "pip install torch; list, coverage, dump, diff, check and doctor work without it"
+            fix = "pip install torch; list, dump, diff, check, doctor and explain --system work without it"
             output.fail(UsageError("this command needs torch", where="this Python environment", fix=fix))
             raise typer.Exit(WRONG_USE) from None
         except BrokenPipeError:

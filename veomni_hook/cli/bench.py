@@ -10,7 +10,7 @@ import typer
 
 from veomni_hook import accelerator
 from veomni_hook.cli import output
-from veomni_hook.cli.inputs.options import JsonOption, TypeOption
+from veomni_hook.cli.inputs.options import JsonOption
 
 if TYPE_CHECKING:
     from veomni_hook.bench.run import Row
@@ -26,7 +26,14 @@ def bench(  # noqa: PLR0913 - the options of the command
             show_default=False,
         ),
     ] = None,
-    device: TypeOption = None,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TYPE",
+            help="A torch device type (cpu, cuda, npu). Default: the best one on this machine.",
+            show_default=False,
+        ),
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from veomni_hook.cli import output
-from veomni_hook.cli.inputs.options import JsonOption, families_argument, import_from_here
+from veomni_hook.cli.inputs.options import JsonOption, OutputOption, families_argument, import_from_here
 from veomni_hook.cli.inputs.targets import module_name
 from veomni_hook.cli.usage import FOUND
 from veomni_hook.errors import CacheError, VeomniHookError
@@ -26,7 +26,7 @@ app = typer.Typer(
 
 
 @app.command("info")
-def info(*, as_json: JsonOption = False) -> None:
+def info(file: OutputOption = None, *, as_json: JsonOption = False) -> None:
     """Show where the cache is and what it holds."""
     from veomni_hook.cache.store import open_store
 
@@ -57,7 +57,7 @@ def info(*, as_json: JsonOption = False) -> None:
 
 
 @app.command("verify")
-def verify(*, as_json: JsonOption = False) -> None:
+def verify(file: OutputOption = None, *, as_json: JsonOption = False) -> None:
     """Check every entry, byte for byte.
 
     An import never uses a damaged entry: it patches the module again. Exits with 1 if an entry is damaged.
@@ -82,6 +82,7 @@ def verify(*, as_json: JsonOption = False) -> None:
 
 @app.command("clear")
 def clear(
+    file: OutputOption = None,
     *,
     force: Annotated[
         bool, typer.Option("--force", help="Also remove entries that a running process uses.")
@@ -119,6 +120,7 @@ def warm(
             "Families or modules. Default: every module that a built-in or your own config names.", "TARGET"
         ),
     ] = None,
+    file: OutputOption = None,
     *,
     as_json: JsonOption = False,
 ) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from veomni_hook.cli import output
-from veomni_hook.cli.inputs.options import JsonOption
+from veomni_hook.cli.inputs.options import JsonOption, OutputOption
 from veomni_hook.cli.usage import FOUND, UsageError
 from veomni_hook.errors import VeomniHookError
 from veomni_hook.layout import counted
@@ -38,6 +38,7 @@ class Findings:
 
 
 def doctor(
+    file: OutputOption = None,
     *,
     fast: Annotated[
         bool, typer.Option("--fast", help="Import neither torch nor configs; skip what needs them.")
@@ -216,12 +217,12 @@ def specs(findings: Findings, settings: Settings, *, load: bool) -> list[dict[st
 
 
 def hardware(findings: Findings) -> dict[str, object]:
-    """Return the system that kernels are selected for, and each op's kernels by formula; imports torch."""
+    """Return the system that kernels are selected for, and each op's kernels by formula."""
     from veomni_hook.cli.sites.kernel import asked, chosen, detected
     from veomni_hook.kernels.selection.registry import registry
 
     try:
-        system = detected(None)
+        system = detected()
     except ImportError as error:
         findings.problems.append(f"torch cannot be imported: {error}")
         return {"system": None}

@@ -1,7 +1,8 @@
-"""`veomni-hook explain`: what was patched in a module, why and where, and what was left unchanged."""
+"""`veomni-hook explain`: what was patched in a module, and why; and the kernels of a module or an op."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,35 +13,73 @@ from veomni_hook.cli.inputs.options import (
     ConfigOption,
     DeviceOption,
     JsonOption,
-    TargetArgument,
+    OutputOption,
+    SystemOption,
+    device_on,
     facts_of,
     prepared,
 )
+from veomni_hook.cli.inputs.targets import complete_family
+from veomni_hook.cli.usage import UsageError
 
 if TYPE_CHECKING:
     from veomni_hook.finders.prepare import Prepared
+    from veomni_hook.kernels.selection.system import System
+
+
+def complete_target(incomplete: str) -> list[str]:
+    """Complete a family, a module or an op for the shell."""
+    from veomni_hook.kernels.selection.registry import registry
+
+    return complete_family(incomplete) + [op for op in registry.ops() if op.startswith(incomplete)]
 
 
 def explain(
-    target: TargetArgument = None,
+    target: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="TARGET",
+            help="A family (qwen3), a module, a class, a model's id (Qwen/Qwen3-0.6B) or its folder; or an op"
+            " (rms_norm). Default: all ops.",
+            autocompletion=complete_target,
+            show_default=False,
+        ),
+    ] = None,
     config: ConfigOption = None,
     device: DeviceOption = None,
+    system: SystemOption = None,
+    file: OutputOption = None,
     *,
     fast: Annotated[
         bool,
         typer.Option(
-            "--fast", help="Do not say which kernel each slot gets: finding that out imports torch."
+            "--fast",
+            help="Do not say which kernel each slot gets: to find that out, a torch for GPUs is imported.",
         ),
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Explain what was patched in a module, where and why, and what was left as it is.
+    """Explain what was patched in a module, where and why, and which kernels run; or the kernels of an op.
 
     A slot is a place in the patched code that asks for a kernel. A patch "yields" when a config of yours
     patches the same code. Line numbers are those of the stored file, which tracebacks and `dump` show.
+
+    Of an op, or of all without TARGET: every kernel, and which one each formula gets on this machine with the
+    present settings, and why. What depends on a call (dtype, shapes, hooks) is decided at that call:
+    `veomni_hook.explain(model)` shows it.
     """
-    module = prepared(target, config, device)
-    facts = explained(module, select=not fast)
+    from veomni_hook.cli import kernels
+    from veomni_hook.cli.sites.kernel import chosen, machine
+
+    choice = chosen()  # before torch is imported, to report an invalid choice at once
+    if config is None and (target is None or kernels.is_op(target)):
+        if device or fast:
+            fix = "name a family (qwen3); --system chooses another machine"
+            raise UsageError("--device and --fast are about a module", where="veomni-hook explain", fix=fix)
+        kernels.tell(target, choice, machine(system), as_json=as_json)
+        return
+    module = prepared(target, config, device or device_on(system))
+    facts = explained(module, None if fast else lambda: machine(system))
     if as_json:
         output.emit_json(facts)
     else:
@@ -69,12 +108,12 @@ def show(facts: dict[str, Any], place: str) -> None:
     output.emit_text(f"  {', '.join(facts['untouched']) or 'nothing'}\n")
 
 
-def explained(module: Prepared, *, select: bool) -> dict[str, Any]:
+def explained(module: Prepared, place: Callable[[], System] | None = None) -> dict[str, Any]:
     """Return everything that `explain` shows about a module as JSON-ready values.
 
     Args:
         module: the module, patched.
-        select: also select the kernel of each slot for this machine, which imports torch.
+        place: finds the system for which the kernel of each slot is selected; None: none is.
     """
     from veomni_hook.cli.sites.table import supply
 
@@ -89,12 +128,12 @@ def explained(module: Prepared, *, select: bool) -> dict[str, Any]:
     facts.update(module.report.to_dict())
     for slot in facts["slots"]:
         slot["status"], _ = supply(slot["op"], slot["variant"])
-    if select and facts["slots"]:
-        from veomni_hook.cli.sites.kernel import asked, chosen, detected
+    if place is not None and facts["slots"]:
+        from veomni_hook.cli.sites.kernel import asked, chosen
 
-        machine, choice = detected(None), chosen()
+        system, choice = place(), chosen()
         for slot in facts["slots"]:
-            answer = asked(slot["op"], slot["variant"], choice, machine)
+            answer = asked(slot["op"], slot["variant"], choice, system)
             slot["kernel"] = answer.backend
             slot["decisions"] = [f"{one.backend}: {one.reason}" for one in answer.decisions]
     return facts

@@ -98,14 +98,9 @@ def coloured(text: str, lexer: str) -> str:
 
 def emit_json(value: object) -> None:
     """Write one JSON document to stdout."""
-    emit(json_text(value))
-
-
-def json_text(value: object) -> str:
-    """Return one JSON document as text with a final newline."""
     import json
 
-    return json.dumps(value, indent=2, ensure_ascii=False, default=_plain) + "\n"
+    emit(json.dumps(value, indent=2, ensure_ascii=False, default=_plain) + "\n")
 
 
 def emit_table(

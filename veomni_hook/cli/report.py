@@ -12,9 +12,9 @@ import typer
 from veomni_hook.cli import output
 from veomni_hook.cli.inputs.options import (
     ConfigOption,
-    Device,
     DeviceOption,
     SystemOption,
+    device_on,
     families_argument,
     prepared,
 )
@@ -65,11 +65,9 @@ def report(
             "a page on stdout cannot be opened", where="veomni-hook report", fix="name a file with --output"
         )
     choice = chosen()
-    if device is None and system is not None:
-        device = _device_on(system)
     names: list[str | None] = [*dict.fromkeys(targets or ())] or [None]
-    patched = [prepared(target, config, device) for target in names]
-    place = machine(None, system)
+    patched = [prepared(target, config, device or device_on(system)) for target in names]
+    place = machine(system)
     answers = _answers(choice, place)
     idioms = config is None and resolve().settings.idioms
     modules = [_module(one, answers, idioms=idioms) for one in patched]
@@ -80,13 +78,6 @@ def report(
     _write(page, file)
     if open_:
         _open(file)
-
-
-def _device_on(system: str) -> Device | None:
-    """The device whose configs would apply on a named system; None: as on this machine."""
-    if system == CPU:
-        return None
-    return Device.npu if system == "ascend" else Device.gpu
 
 
 def _answers(choice: Choice, system: System) -> Callable[[Place], list[Answer]]:
@@ -112,7 +103,7 @@ def _module(patched: Prepared, answers: Callable[[Place], Sequence[Answer]], *, 
     if patched.report is not None:
         texts = Texts(patched.original, patched.stored_text)
         return gathered(label, texts, patched.report, patched.patch_hash, answers, examined=idioms)
-    facts = explained(patched, select=False)
+    facts = explained(patched)
     unrouted = [Unrouted(**site) for site in facts["missed"]]
     version = f"{facts['distribution']} {facts['version']}"
     reason = f"Upstream's code runs unchanged: {patched.reason}."

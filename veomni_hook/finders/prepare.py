@@ -82,7 +82,7 @@ def prepare(
         raise ConfigError(
             f"{module} cannot be read: {reason}",
             where=(spec.origin if spec is not None else None) or module,
-            fix="name an installed modeling module; `veomni-hook list --all --modules` shows them",
+            fix="name an installed modeling module; `veomni-hook list --all --by module` shows them",
         )
     if device is not None:
         settings = replace(settings, device=device)

@@ -66,7 +66,7 @@ class Site:
             a method, or the function whose calls ask the slot. While the model runs, the slot compares the
             current definitions with the recognised ones.
         counted: whether it is one of the op's candidates (call sites belong to a candidate and are not).
-        part: a named part of the op's candidates that has its own total in `coverage`, or empty.
+        part: a named part of the op's candidates that has its own total in `list --by op`, or empty.
         lineno: the upstream line, from 1.
         imports: what the edits use of other modules: pairs of a module and the names imported from it.
     """

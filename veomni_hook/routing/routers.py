@@ -73,13 +73,13 @@ def routers_of(model: nn.Module, leave: Collection[str], where: str) -> Routers:
         raise RoutingError(
             f"{counted(len(unknown), 'block')} whose router is not recognised: {shortened(unknown)}",
             where=where,
-            fix="`veomni-hook coverage` says why; leave=(...) with patterns of these names leaves them alone",
+            fix="`veomni-hook list FAMILY` says why; leave=(...) with patterns of these names spares them",
         )
     if not kept:
         raise RoutingError(
             f"a {type(model).__name__} has no recognised router",
             where=where,
-            fix="`veomni-hook coverage` shows which routers are recognised",
+            fix="`veomni-hook list FAMILY` shows which routers are recognised",
         )
     stacks: dict[str, list[str]] = {}
     for name in kept.values():

@@ -100,7 +100,7 @@ def test_a_family_and_what_is_routed_there(project: Command) -> None:
         "UpgradedRMSNorm.forward",
     )
     assert verdict["detail"].startswith("rms_norm/cast_before_weight, lines ")
-    (row,) = project("list", "--modules", FAMILY, "--json").json
+    (row,) = project("list", "--by", "module", FAMILY, "--json").json
     assert (row["from"], row["routes"], row["slots"]) == (
         "idioms",
         {"rms_norm": 1},
@@ -109,7 +109,7 @@ def test_a_family_and_what_is_routed_there(project: Command) -> None:
     assert "veomni_rms_norm_cast_before_weight.kernel(" in project("dump", FAMILY).out
     assert "+        if (kernel := veomni_rms_norm_cast_before_weight.kernel(" in project("diff", FAMILY).out
     assert "rms_norm/cast_before_weight" in project("explain", FAMILY, "--fast").out
-    (covered,) = project("coverage", FAMILY, "--json").json
+    (covered,) = project("list", FAMILY, "--json").json
     assert (covered["op"], covered["variant"], covered["status"]) == (
         "rms_norm",
         "cast_before_weight",

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,14 @@ def test_every_family_and_the_shared_modules(package: Path) -> None:
         "transformers.models.tiny.modeling_tiny",
     ]
     assert all(Path(path).is_file() for path in tree.files().values())
+
+
+def test_every_folder_is_read_once(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+    listdir = os.listdir
+    monkeypatch.setattr(os, "listdir", lambda path: read.append(str(path)) or listdir(path))
+    source_tree(str(package)).files()
+    assert len(read) == len(set(read)) == 3
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,14 @@ from typing import Any
 import pytest
 
 from veomni_hook.cache.store import Store
+from veomni_hook.cli.inputs.sources import SourceTree
 from veomni_hook.cli.sites import kept, table
 from veomni_hook.errors import VeomniHookError
 from veomni_hook.patches.coverage import ERROR, Row
 
 from ..conftest import Command
+
+TREE = SourceTree("", "5.9")
 
 
 @pytest.fixture
@@ -40,16 +43,16 @@ def test_a_module_is_examined_again_where_its_source_has_changed(tmp_path: Path,
         (tmp_path / f"{name}.py").write_text("x = 1\n")
         files[name] = str(tmp_path / f"{name}.py")
     (tmp_path / "cache").mkdir(mode=0o700)
-    store = Store(tmp_path / "cache")
-    first = kept.examined_once(str(tmp_path), files, store)
+    store, tree = Store(tmp_path / "cache"), SourceTree(str(tmp_path), "5.9")
+    first = kept.site_table(tree, files, store)
     assert asked == [*files] and [*first] == [*files]
-    assert kept.examined_once(str(tmp_path), files, store)["good"] == first["good"] == _examined("good")
+    assert kept.site_table(tree, files, store)["good"] == first["good"] == _examined("good")
     assert asked[4:] == ["failing", "unreadable"], "a failure is not kept"
     (tmp_path / "good.py").write_text("x = 2\n")
-    kept.examined_once(str(tmp_path), {"good": files["good"]}, store)
-    kept.examined_once(str(tmp_path), {"other": files["other"]}, store)
+    kept.site_table(tree, {"good": files["good"]}, store)
+    kept.site_table(tree, {"other": files["other"]}, store)
     assert asked[6:] == ["good"]
-    kept.examined_once("another folder", {"other": files["other"]}, store)
+    kept.site_table(SourceTree("another folder", "5.9"), {"other": files["other"]}, store)
     assert asked[7:] == ["other"]
     assert kept.forget(store) > 0 and kept.forget(store) == 0
     assert not (tmp_path / "cache" / kept.FOLDER).exists()
@@ -60,18 +63,18 @@ def test_a_damaged_file_is_written_anew(tmp_path: Path, asked: list[str], damage
     (tmp_path / "good.py").write_text("x = 1\n")
     (tmp_path / "cache").mkdir(mode=0o700)
     store, files = Store(tmp_path / "cache"), {"good": str(tmp_path / "good.py")}
-    kept.examined_once("", files, store)
+    kept.site_table(TREE, files, store)
     (path,) = (tmp_path / "cache" / kept.FOLDER).iterdir()
     path.write_text(damage)
     for _ in range(2):
-        kept.examined_once("", files, store)
+        kept.site_table(TREE, files, store)
     assert asked == ["good", "good"]
 
 
 def test_nothing_is_kept_where_there_is_no_cache(tmp_path: Path, asked: list[str]) -> None:
     (tmp_path / "good.py").write_text("x = 1\n")
     for _ in range(2):
-        kept.examined_once("", {"good": str(tmp_path / "good.py")}, Store("", mode="memory"))
+        kept.site_table(TREE, {"good": str(tmp_path / "good.py")}, Store("", mode="memory"))
     assert asked == ["good", "good"]
 
 

@@ -1,4 +1,4 @@
-"""`coverage`, `kernels`, `list` and `explain` show one table: their answers for one model agree."""
+"""`list` and `explain` show one table: their answers for one model agree."""
 
 from __future__ import annotations
 
@@ -27,25 +27,23 @@ def slots_of(rows: Iterable[Mapping[str, str]]) -> set[str]:
 
 
 @pytest.mark.parametrize("family", ["gpt_oss", "qwen3_moe"])
-def test_four_views_of_one_family_agree(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_three_views_of_one_family_agree(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("VEOMNI_KERNELS", raising=False)
     by_status: dict[str, list[dict[str, str]]] = defaultdict(list)
-    for row in shown("coverage", family):
+    for row in shown("list", family):
         if row["op"] not in ("layer_loop", "speech"):  # which ask for no kernel
             by_status[row["status"]].append(row)
     routed, without = by_status["routed"], by_status["no_kernel"]
-    sites = shown("kernels", family, "--system", "sm90")["sites"]
-    assert slots_of(sites) == slots_of([*routed, *without])
-    on_no_machine = [site for site in sites if site["reason"].startswith("no kernel exists")]
-    assert slots_of(on_no_machine) == slots_of(without)
-    (listed,) = shown("list", family)["families"]
+    (listed,) = shown("list", family, "--by", "family")["families"]
     assert listed["ops"] == Counter(row["op"] for row in routed)
     assert listed["no_kernel"] == Counter(row["op"] for row in without)
-    explained = shown("explain", family, "--fast")
+    explained = shown("explain", family, "--system", "sm90")
     # A place may have formulas that its module does not use: they have no slot.
     slots = {(slot["name"], slot["status"]) for slot in explained["slots"]}
     assert {name for name, _ in slots} <= slots_of([*routed, *without])
     assert slots_of(without) <= {name for name, status in slots if status == "no_kernel"}
     assert {name for name, status in slots if status == "routed"} <= slots_of(routed)
+    on_no_machine = {s["name"] for s in explained["slots"] if "no kernel exists" in str(s["decisions"])}
+    assert on_no_machine == {name for name, status in slots if status == "no_kernel"}
     missed = {(row["op"], row["target"]) for row in [*by_status["missed"], *by_status["unbound"]]}
     assert missed <= {(site["op"], site["target"]) for site in explained["missed"]}

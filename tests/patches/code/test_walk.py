@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ast
+import gc
+import weakref
 from pathlib import Path
 
 import pytest
 
 from veomni_hook.patches.code import document
 from veomni_hook.patches.code.walk import calls_in, child_nodes, contains, in_text_order, walk_ast
+from veomni_hook.patches.idioms.recognise import recognise
 
 LEFT_OUT = (ast.expr_context, ast.operator, ast.unaryop, ast.boolop, ast.cmpop)
 SOURCES = [document.__file__, ast.__file__, __file__]
@@ -18,6 +21,22 @@ SOURCES = [document.__file__, ast.__file__, __file__]
 def test_the_nodes_of_ast_walk_in_its_order(path) -> None:
     tree = ast.parse(Path(path).read_text(encoding="utf-8"))
     assert list(walk_ast(tree)) == [node for node in ast.walk(tree) if not isinstance(node, LEFT_OUT)]
+
+
+def test_code_that_changes_is_walked_again() -> None:
+    sum_ = ast.parse("a + b", mode="eval").body
+    assert [node.id for node in walk_ast(sum_) if isinstance(node, ast.Name)] == ["a", "b"]
+    sum_.right = ast.Name("c")  # type: ignore[attr-defined]
+    assert [node.id for node in walk_ast(sum_) if isinstance(node, ast.Name)] == ["a", "c"]
+
+
+def test_no_module_outlives_its_idioms() -> None:
+    module = document.Document("def f(x, mask):\n    x[mask] = 0\n")
+    function = weakref.ref(module.tree.body[0])
+    assert recognise(module) == []
+    del module
+    gc.collect()
+    assert function() is None
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: Path(path).name)

@@ -12,6 +12,7 @@ from veomni_hook.cli import output
 from veomni_hook.cli.inputs.options import (
     JobsOption,
     JsonOption,
+    OutputOption,
     WrittenForOption,
     families_argument,
     import_from_here,
@@ -65,6 +66,7 @@ def check(  # noqa: PLR0913 - the options of a command
     ] = None,
     written_for: WrittenForOption = None,
     jobs: JobsOption = None,
+    file: OutputOption = None,
     *,
     write_lock: Annotated[
         bool,

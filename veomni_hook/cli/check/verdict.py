@@ -190,7 +190,7 @@ def nowhere(config: PatchConfig, reports: Sequence[PatchReport]) -> list[Verdict
     none = f"does not apply to the one module that {modules} matches"
     if count != 1:
         none = f"applies to none of the {counted(count, 'module')} that {modules} matches"
-    fix = "correct the target or the fingerprints; `veomni-hook list --all --modules` shows the modules"
+    fix = "correct the target or the fingerprints; `veomni-hook list --all --by module` shows the modules"
     return [
         Verdict(
             modules,

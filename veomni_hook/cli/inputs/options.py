@@ -8,10 +8,12 @@ from collections.abc import Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from veomni_hook.cli import output
 from veomni_hook.cli.inputs.targets import complete_family, module_name
 from veomni_hook.cli.usage import UsageError
 from veomni_hook.layout import counted
@@ -62,15 +64,6 @@ DeviceOption = Annotated[
     Device | None,
     typer.Option("--device", help="Apply the configs for this kind of accelerator.", show_default=False),
 ]
-TypeOption = Annotated[
-    str | None,
-    typer.Option(
-        "--device",
-        metavar="TYPE",
-        help="A torch device type (cpu, cuda, npu). Default: the best one on this machine.",
-        show_default=False,
-    ),
-]
 SystemOption = Annotated[
     str | None,
     typer.Option(
@@ -78,16 +71,6 @@ SystemOption = Annotated[
         metavar="NAME",
         help="Choose kernels for another machine with all packages: cpu, sm80, sm90, sm100 or ascend.",
         autocompletion=complete_system,
-        show_default=False,
-    ),
-]
-SourceOption = Annotated[
-    str | None,
-    typer.Option(
-        "--source",
-        metavar="FOLDER",
-        help="Read the transformers package in this folder (an unpacked wheel or a checkout), not the"
-        " installed one.",
         show_default=False,
     ),
 ]
@@ -113,6 +96,46 @@ JobsOption = Annotated[
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as one JSON document.")]
+
+
+def _write_to(context: typer.Context, file: Path | None) -> None:
+    """Let what the command prints go to a file, as a shell does it.
+
+    Raises:
+        UsageError: the file cannot be written.
+    """
+    if file is None:
+        return
+    try:
+        stream = context.with_resource(file.open("w", encoding="utf-8", newline=""))
+    except OSError as error:
+        fix = "name a file in a writable folder"
+        raise UsageError(
+            f"the output cannot be written: {error.strerror}", where=str(file), fix=fix
+        ) from error
+    context.call_on_close(lambda: output.note(f"wrote {file}"))
+    context.with_resource(redirect_stdout(stream))
+
+
+#: The command needs to do nothing about it.
+OutputOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--output",
+        "-o",
+        metavar="FILE",
+        help="Write the result to this file, not to stdout.",
+        callback=_write_to,
+        show_default=False,
+    ),
+]
+
+
+def device_on(system: str | None) -> Device | None:
+    """Return the device whose configs would apply on a named system; None: as on this machine."""
+    if system is None or system == "cpu":
+        return None
+    return Device.npu if system == "ascend" else Device.gpu
 
 
 def import_from_here() -> None:

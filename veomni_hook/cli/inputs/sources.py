@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from veomni_hook.cli.inputs.targets import (
     MODELS,
     families,
     family_meant,
-    modeling_files,
     suggestion,
     transformers_folder,
 )
@@ -54,9 +53,10 @@ class SourceTree:
             UsageError: one of them does not exist; the message has the nearest names.
         """
         found: dict[str, str] = {}
+        known = families(models=self.models)
         shared = (module for module in SHARED if os.path.isfile(self.path(module)))
-        for one in list(wanted) or (*families(models=self.models), *shared):
-            found |= self._named(one)
+        for one in list(wanted) or (*known, *shared):
+            found |= self._named(one, known)
         return dict(sorted(found.items()))
 
     def beside(self) -> dict[str, str]:
@@ -73,26 +73,21 @@ class SourceTree:
         """The path that a module of the package would have."""
         return os.path.join(self.folder, *module.split(".")[1:]) + ".py"
 
-    def _named(self, given: str) -> dict[str, str]:
+    def _named(self, given: str, known: Mapping[str, Sequence[str]]) -> dict[str, str]:
         if given.endswith(".py"):
             return {given: _existing(given, given)}
         if given in SHARED or given.startswith(f"{MODELS}."):
             return {given: _existing(given, self.path(given))}
-        given = family_meant(given, families(models=self.models))
+        given = family_meant(given, known)
         if "." in given:
             return {given: _elsewhere(given)}
-        names = [(given, file) for file in modeling_files(given, self.models)]
+        names = [(given, file) for file in known.get(given, ())]
+        names = names or [(home, own) for home, held in known.items() if (own := f"modeling_{given}") in held]
         if not names:
-            known = families(models=self.models)
-            names = [
-                (home, f"modeling_{given}") for home, held in known.items() if f"modeling_{given}" in held
-            ]
-        if not names:
-            raise self._unknown(given)
+            raise self._unknown(given, known)
         return {(module := f"{MODELS}.{home}.{file}"): self.path(module) for home, file in names}
 
-    def _unknown(self, given: str) -> UsageError:
-        known = families(models=self.models)
+    def _unknown(self, given: str, known: Mapping[str, Sequence[str]]) -> UsageError:
         stems = {file.removeprefix("modeling_") for held in known.values() for file in held}
         return UsageError(
             f"unknown family {given!r}",
@@ -153,7 +148,7 @@ def _existing(given: str, path: str) -> str:
         raise UsageError(
             f"there is no module {given}",
             where=path,
-            fix="`veomni-hook list --all --modules` shows every modeling module",
+            fix="`veomni-hook list --all --by module` shows every modeling module",
         )
     return path
 

@@ -1,74 +1,161 @@
-"""`veomni-hook list`: families with the ops routed to kernels there, and the patches of your configs."""
+"""`veomni-hook list`: families, modules, or places in them, with the ops that are routed to kernels there."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
 from veomni_hook.cli import output
-from veomni_hook.cli.inputs.options import JobsOption, JsonOption, families_argument, import_from_here
+from veomni_hook.cli.inputs.options import (
+    JobsOption,
+    JsonOption,
+    OutputOption,
+    families_argument,
+    import_from_here,
+)
 from veomni_hook.cli.inputs.sources import SHARED, SourceTree, source_tree
-from veomni_hook.cli.usage import FOUND
+from veomni_hook.cli.usage import FOUND, UsageError
 from veomni_hook.layout import counted
 
 if TYPE_CHECKING:
     from veomni_hook.cli.inputs.configs import Source
-    from veomni_hook.settings import Settings
+    from veomni_hook.cli.sites.table import Table
 
 HEADERS = ("family", "routed ops")
 CONFIG_HEADERS = ("family", "config", "from", "device", "patches", "installed")
 
 
-def list_(
+class By(StrEnum):
+    """What a line of the list is about."""
+
+    family = "family"
+    module = "module"
+    site = "site"
+    op = "op"
+
+
+def complete_required(incomplete: str) -> list[str]:
+    """Complete the op of `--require` for the shell."""
+    from veomni_hook.patches.coverage import totals
+
+    return [f"{total.op}=" for total in totals(()) if total.op.startswith(incomplete)]
+
+
+def list_(  # noqa: PLR0913 - the options of a command
     targets: Annotated[
+        list[str] | None, families_argument("List each site of these families, modules or Python files.")
+    ] = None,
+    by: Annotated[
+        By | None,
+        typer.Option(
+            "--by",
+            help="What a line is about. A site is a place that computes an op, and op means the totals.  "
+            "[default: family; site for a FAMILY and --missed; op for --require]",
+            show_default=False,
+        ),
+    ] = None,
+    source: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Read the transformers package in this folder (an unpacked wheel or a checkout), not the"
+            " installed one.",
+            show_default=False,
+        ),
+    ] = None,
+    require: Annotated[
         list[str] | None,
-        families_argument("Only these families or modules."),
+        typer.Option(
+            metavar="OP=PERCENT",
+            help="Exit with 1 if a smaller share of this op is routed to kernels. Can be repeated.",
+            autocompletion=complete_required,
+            show_default=False,
+        ),
     ] = None,
     jobs: JobsOption = None,
+    file: OutputOption = None,
     *,
-    everything: Annotated[
-        bool,
-        typer.Option("--all", help="Also families (with --modules: modules) in which nothing is routed."),
-    ] = False,
-    modules: Annotated[
+    missed: Annotated[bool, typer.Option("--missed", help="Only sites that are not routed.")] = False,
+    call_sites: Annotated[
         bool,
         typer.Option(
-            "--modules", help="List modules and the configs that patch them, also the built-in ones."
+            "--call-sites",
+            help="Also the calls at which a kernel is asked for, if not in the candidate itself.",
         ),
     ] = False,
-    routes: Annotated[
-        bool, typer.Option("--routes", help="With --modules: also what is routed in every module.")
+    everything: Annotated[
+        bool, typer.Option("--all", help="Also families or modules in which nothing is routed.")
+    ] = False,
+    denominators: Annotated[
+        bool, typer.Option("--denominators", help="Say what counts as a candidate of each op, and exit.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """List the model families of the installed transformers, with the ops that are routed to kernels there.
+    """List the model families of transformers, or each place in one, with what is routed to kernels there.
 
     "Routed" means that the patched code asks for a kernel and falls back to the upstream code. "(no kernel)"
     marks an op whose formula has no kernel on any machine: the upstream code runs. The patches of your
-    configs and of installed packages follow.
+    configs and of installed packages follow; by module, also the built-in ones. Nothing is imported but
+    these.
 
-    The first listing of all families can take a minute. Its result is kept in the cache folder, and later
-    listings take about a second. Exits with 1 if a config cannot be loaded or a module cannot be examined.
+    A site is a candidate: code that looks like an op (for example RMSNorm), by its name or its structure. An
+    idiom is a recogniser of one operation by the structure of its code. The status of a site is one of these:
+
+    routed: the patched code asks for a kernel, and falls back to the upstream code.
+
+    no_kernel: recognised, but no machine has a kernel for this formula. The upstream code runs.
+
+    unbound: recognised, but there is no module that the kernel could belong to.
+
+    missed: not recognised. The reason names the nearest idiom and the first difference.
+
+    refused: sequence parallelism refuses a loop over layers (layer_loop), or parts that make speech cannot
+    be left out (speech). The reason names what mixes positions, or how the class differs. A routed loop runs
+    on a part of the positions.
+
+    The first listing of all families takes some seconds. Its result is kept in the cache folder. Exits with 1
+    if a config cannot be loaded, a module or an idiom fails, or --require is not met.
     """
-    from veomni_hook.cli.inputs.configs import load_sources, names
+    from veomni_hook.cache.store import open_store
+    from veomni_hook.cli.list import sites
+    from veomni_hook.cli.sites.kept import site_table
+    from veomni_hook.cli.sites.table import failures, rows_of, supplied, warn_of
+    from veomni_hook.patches.coverage import ROUTED
     from veomni_hook.settings import resolve
 
-    import_from_here()
-    tree = source_tree()
-    settings = resolve().settings
-    wanted = tree.files(targets) if targets else {}
-    sources = load_sources(names(settings))
-    listed = _Listed(tree, sources, wanted, settings, jobs)
-    if modules or routes:
-        failed = _list_modules(listed, routes=routes, everything=everything, as_json=as_json)
+    if denominators:
+        sites.show_denominators(as_json=as_json)
+        return
+    of_sites = missed or call_sites or bool(require)
+    by = by or (By.site if targets or missed or call_sites else By.op if require else By.family)
+    if of_sites and by in (By.family, By.module):
+        raise UsageError(
+            "--missed, --call-sites and --require are about sites",
+            where=f"veomni-hook list --by {by}",
+            fix="leave --by out, or use --by site",
+        )
+    required = sites.required_shares(require or ())
+    tree, settings = source_tree(source), resolve().settings
+    files = tree.files(targets or ())
+    table: Table = {module: [] for module in files}
+    if by in (By.site, By.op) or settings.idioms:
+        table = site_table(tree, files, open_store(settings.cache_dir), jobs)
+    rows = rows_of(table)
+    if by in (By.site, By.op):
+        rows = supplied(rows)
+        listed = (
+            row for row in rows if (row.counted or call_sites) and not (missed and row.status == ROUTED)
+        )
+        fine = sites.tell(rows, listed if by is By.site else None, required, as_json=as_json)
     else:
-        failed = _list_families(listed, everything=everything, as_json=as_json)
-    broken = [source.error for source in sources if source.error is not None]
-    for error in broken:
-        output.fail(error)
-    if broken or failed:
+        tell = _tell_families if by is By.family else _tell_modules
+        fine = tell(_Listed(tree, table, files if targets else {}, everything), as_json=as_json)
+    failed = failures(rows)
+    warn_of(failed)
+    if failed or not fine:
         raise typer.Exit(FOUND)
 
 
@@ -76,54 +163,61 @@ class _Listed(NamedTuple):
     """What is listed: ``wanted`` are the modules that the user named, with their files; empty: all."""
 
     tree: SourceTree
-    sources: Sequence[Source]
+    table: Table
     wanted: Mapping[str, str]
-    settings: Settings
-    jobs: int | None
+    everything: bool
 
 
-def _list_modules(listed: _Listed, *, routes: bool, everything: bool, as_json: bool) -> list[str]:
-    """Print modules and the configs that patch them; return the modules that could not be examined."""
-    from veomni_hook.cli.list.rows import bare_row, config_rows, module_rows, registered_rows, routed
+def _tell_modules(listed: _Listed, *, as_json: bool) -> bool:
+    """Print modules and the configs that patch them; return whether every config could be loaded."""
+    from veomni_hook.cli.list.rows import bare_row, config_rows, module_rows, registered_rows
 
-    tree, sources, wanted, settings, jobs = listed
-    rows = [*config_rows(tree, sources, wanted), *registered_rows()]
-    files = wanted or tree.files()
-    failed: list[str] = []
-    if routes or wanted:
-        sites, failed = routed(tree, files, settings, jobs)
-        rows += module_rows(sites)
-    if everything:
+    sources, fine = _sources()
+    rows = [*config_rows(listed.tree, sources, listed.wanted), *registered_rows(), *module_rows(listed.table)]
+    if listed.everything:
         with_patches = {row["module"] for row in rows}
-        rows += [bare_row(module) for module in files if module not in with_patches]
+        rows += [bare_row(module) for module in listed.table if module not in with_patches]
     if as_json:
         output.emit_json(rows)
     else:
         _show_modules(rows)
-    return failed
+    return fine
 
 
-def _list_families(listed: _Listed, *, everything: bool, as_json: bool) -> list[str]:
-    """Print families and configs; return the modules that could not be examined."""
+def _tell_families(listed: _Listed, *, as_json: bool) -> bool:
+    """Print families and your configs; return whether every config could be loaded."""
     from veomni_hook.cli.inputs.configs import BUILT_IN
-    from veomni_hook.cli.list.rows import config_rows, family_rows, registered_rows, routed
+    from veomni_hook.cli.list.rows import config_rows, family_rows, registered_rows
 
-    tree, sources, wanted, settings, jobs = listed
-    files = wanted or {module: path for module, path in tree.files().items() if module not in SHARED}
-    sites, failed = routed(tree, files, settings, jobs)
-    all_families = family_rows(sites)
-    families = [row for row in all_families if everything or wanted or row["ops"] or row["no_kernel"]]
-    configs = config_rows(tree, [one for one in sources if one.origin != BUILT_IN], wanted)
-    configs += registered_rows()
+    sources, fine = _sources()
+    shared = () if listed.wanted else SHARED
+    every = family_rows({module: rows for module, rows in listed.table.items() if module not in shared})
+    with_ops = [row for row in every if row["ops"] or row["no_kernel"]]
+    families = every if listed.everything or listed.wanted else with_ops
+    own = [source for source in sources if source.origin != BUILT_IN]
+    configs = [*config_rows(listed.tree, own, listed.wanted), *registered_rows()]
     if as_json:
-        output.emit_json({"transformers": tree.version, "families": families, "configs": configs})
-        return failed
-    show_families(families, configs)
-    with_ops = sum(bool(row["ops"] or row["no_kernel"]) for row in all_families)
-    said = counted(len(all_families), "family", "families")
-    output.note(f"transformers {tree.version}: {with_ops} of {said} with routed ops")
-    output.note("where they are, and why others are not routed: `veomni-hook coverage FAMILY`")
-    return failed
+        version = listed.tree.version
+        output.emit_json({"transformers": version, "families": families, "configs": configs})
+    else:
+        show_families(families, configs)
+        said = counted(len(every), "family", "families")
+        output.note(f"{len(with_ops)} of {said} with routed ops")
+        output.note("where they are, and why others are not routed: `veomni-hook list FAMILY`")
+    return fine
+
+
+def _sources() -> tuple[list[Source], bool]:
+    """Load the configs of the settings; return them, and whether none has failed."""
+    from veomni_hook.cli.inputs.configs import load_sources, names
+    from veomni_hook.settings import resolve
+
+    import_from_here()
+    sources = load_sources(names(resolve().settings))
+    errors = [source.error for source in sources if source.error is not None]
+    for error in errors:
+        output.fail(error)
+    return sources, not errors
 
 
 def show_families(families: Sequence[Mapping[str, Any]], configs: Sequence[Mapping[str, Any]]) -> None:

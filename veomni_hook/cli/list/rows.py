@@ -2,68 +2,49 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from veomni_hook.cache.store import open_store
-from veomni_hook.cli import output
 from veomni_hook.cli.inputs.targets import MODELS, family_folder, family_of
-from veomni_hook.cli.sites.kept import examined_once
-from veomni_hook.cli.sites.table import Table, supplied
+from veomni_hook.cli.sites.table import Table, rows_of, supplied
 from veomni_hook.locate import locate
-from veomni_hook.patches.coverage import ERROR, ROUTED, Row, totals
+from veomni_hook.patches.coverage import ROUTED, Row, totals
+from veomni_hook.patches.idioms.recognise import OPTIONAL
 
 if TYPE_CHECKING:
     from veomni_hook.cli.inputs.configs import Source
     from veomni_hook.cli.inputs.sources import SourceTree
     from veomni_hook.patches.spec import PatchConfig
-    from veomni_hook.settings import Settings
 
 MODULE_HEADERS = ("family", "config", "from", "device", "patches", "slots", "installed", "routes")
 IDIOMS = "idioms"
 
 
-def routed(
-    tree: SourceTree, files: Mapping[str, str], settings: Settings, jobs: int | None
-) -> tuple[Table, list[str]]:
-    """Return the table of the routed sites, and the modules that failed; a warning gives the reason.
-
-    If the setting `idioms` is off, nothing is routed.
-    """
-    if not settings.idioms:
-        return {module: [] for module in files}, []
-    table = examined_once(tree.folder, files, open_store(settings.cache_dir), jobs)
-    failed = [row for rows in table.values() for row in rows if row.status == ERROR]
-    for row in failed:
-        output.warn(f"{row.module}: {row.reason}")
-    sites = {module: [row for row in rows if row.status == ROUTED] for module, rows in table.items()}
-    return sites, list(dict.fromkeys(row.module for row in failed))
-
-
-def family_rows(sites: Mapping[str, Sequence[Row]]) -> list[dict[str, Any]]:
+def family_rows(table: Table) -> list[dict[str, Any]]:
     """Return for each family its modules, how often each op is routed, and how often without a kernel."""
     order = [total.op for total in totals(())]
-    modules_of: dict[str, list[str]] = {}
-    for module in sites:
-        modules_of.setdefault(family_folder(module), []).append(module)
-    rows = []
-    for family, modules in modules_of.items():
-        counted = supplied(row for module in modules for row in sites[module] if row.counted)
-        rows.append(
-            {
-                "family": family,
-                "modules": modules,
-                "ops": _counts(order, (row for row in counted if row.status == ROUTED)),
-                "no_kernel": _counts(order, (row for row in counted if row.status != ROUTED)),
-            }
-        )
-    return rows
+    modules: dict[str, list[str]] = defaultdict(list)
+    for module in table:
+        modules[family_folder(module)].append(module)
+    rows: dict[str, list[Row]] = defaultdict(list)
+    for row in supplied(row for row in _routed(rows_of(table)) if row.counted):
+        rows[family_folder(row.module)].append(row)
+    return [
+        {
+            "family": family,
+            "modules": names,
+            "ops": _counts(order, (row for row in rows[family] if row.status == ROUTED)),
+            "no_kernel": _counts(order, (row for row in rows[family] if row.status != ROUTED)),
+        }
+        for family, names in modules.items()
+    ]
 
 
-def module_rows(sites: Mapping[str, Sequence[Row]]) -> list[dict[str, Any]]:
+def module_rows(table: Table) -> list[dict[str, Any]]:
     """Return a row for each module in which idioms patch something."""
-    return [_routed(module, rows) for module, rows in sites.items() if any(row.edited for row in rows)]
+    found = {module: _routed(rows) for module, rows in table.items()}
+    return [_module_row(module, rows) for module, rows in found.items() if any(row.edited for row in rows)]
 
 
 def config_rows(
@@ -115,7 +96,13 @@ def bare_row(module: str) -> dict[str, Any]:
     return {**dict.fromkeys(MODULE_HEADERS), **shown, "routes": {}}
 
 
-def _routed(module: str, sites: Sequence[Row]) -> dict[str, Any]:
+def _routed(rows: Iterable[Row]) -> list[Row]:
+    """The routed ones, of idioms that apply without a setting."""
+    optional = {name.partition(".")[0] for name in OPTIONAL}
+    return [row for row in rows if row.status == ROUTED and row.op not in optional]
+
+
+def _module_row(module: str, sites: Sequence[Row]) -> dict[str, Any]:
     edited = [row for row in sites if row.edited]
     return {
         "family": family_of(module),

@@ -1,1 +1,1 @@
-"""The table of sites, every place that computes an op: `coverage`, `kernels`, `list`, `explain` show it."""
+"""The table of sites, every place that computes an op: `list` and `explain` show it."""

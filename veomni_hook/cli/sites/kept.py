@@ -1,13 +1,14 @@
 """Results of idioms for modules, cached between commands so that `list` can show them at once.
 
 One JSON file in the cache folder holds the result for each module, with the digest of its source. The file's
-name is a digest of this package's code, the interpreter and the transformers folder, so results become
-invalid when one of these changes.
+name is a digest of this package's code, the interpreter and the transformers folder, so results
+become invalid when one of these changes.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict
 from importlib.util import source_hash
@@ -17,22 +18,24 @@ from veomni_hook.cache.key import digest, engine_digest, interpreter_tag
 from veomni_hook.cache.store import Store
 from veomni_hook.cache.trusted_folder import Defect, Root
 from veomni_hook.cli import output
+from veomni_hook.cli.inputs.sources import SourceTree
 from veomni_hook.cli.sites.survey import FEW
 from veomni_hook.cli.sites.table import Table, examined
 from veomni_hook.layout import counted
 from veomni_hook.patches.coverage import ERROR, Row
+from veomni_hook.patches.idioms.recognise import OPTIONAL
 
 FOLDER = "surveys"
 MOST_FILES = 4  # one for each environment that shares the cache folder
 
 
-def examined_once(folder: str, files: Mapping[str, str], store: Store, jobs: int | None = None) -> Table:
+def site_table(tree: SourceTree, files: Mapping[str, str], store: Store, jobs: int | None = None) -> Table:
     """Return the table of modules, as `table.examined` does.
 
     Results from the same code and the same source are read from the cache folder. Failures are not cached.
 
     Args:
-        folder: the folder of the transformers package that the files belong to.
+        tree: the transformers package.
         files: module names with their files.
         store: the cache.
         jobs: how many processes.
@@ -40,7 +43,8 @@ def examined_once(folder: str, files: Mapping[str, str], store: Store, jobs: int
     Raises:
         VeomniHookError: a worker process was killed.
     """
-    name = _name(folder)
+    output.note(f"transformers {tree.version}, {counted(len(files), 'module')}")
+    name = _name(tree.folder)
     kept = _read(store, name)
     seals = {module: _seal(path) for module, path in files.items()}
     known = {
@@ -51,7 +55,7 @@ def examined_once(folder: str, files: Mapping[str, str], store: Store, jobs: int
     missing = {module: path for module, path in files.items() if module not in known}
     if len(missing) > FEW:
         result = "; the result is kept" if store.mode == "disk" else ""
-        output.note(f"examining {counted(len(missing), 'module')}, which can take a minute{result}")
+        output.note(f"examining {counted(len(missing), 'module')}, which takes some seconds{result}")
     fresh = examined(missing, jobs) if missing else {}
     added = {
         module: {"seal": seals[module], "rows": [[*asdict(row).values()] for row in rows]}
@@ -79,7 +83,8 @@ def forget(store: Store) -> int:
 
 
 def _name(folder: str) -> str:
-    return f"{digest(chr(0).join((engine_digest(), interpreter_tag(), folder)).encode())}.json"
+    parts = (engine_digest(), *OPTIONAL, interpreter_tag(), sys.version, folder)
+    return f"{digest(chr(0).join(parts).encode())}.json"
 
 
 def _seal(path: str) -> str:

@@ -1,4 +1,4 @@
-"""What a slot asks first on a machine, and why: for `kernels`, `explain`, `report` and `doctor`."""
+"""What a slot asks first on a machine, and why: for `explain`, `report` and `doctor`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from functools import cache
 
 from veomni_hook import accelerator
-from veomni_hook.errors import KernelError
 from veomni_hook.kernels.selection.choice import Choice, parse_choice
 from veomni_hook.kernels.selection.declaration import EAGER
 from veomni_hook.kernels.selection.registry import registry
@@ -62,24 +61,16 @@ def chosen() -> Choice:
     return parse_choice(resolve().settings.kernels)
 
 
-def machine(device: str | None, system: str | None) -> System:
-    """Return the system that the options `--device` and `--system` name; by default this machine.
+def machine(system: str | None) -> System:
+    """Return the system that the option `--system` names; by default this machine.
 
     Raises:
-        KernelError: both are given, or there is no such system.
+        KernelError: there is no such system.
     """
-    if system is None:
-        return detected(device)
-    if device is not None:
-        raise KernelError(
-            "--device and --system name two different systems",
-            where="veomni-hook kernels",
-            fix="give one of the two options",
-        )
-    return System.named(system)
+    return detected() if system is None else System.named(system)
 
 
 @cache
-def detected(device: str | None) -> System:
-    """Return this machine, with its best device or a torch device type; imports torch."""
-    return system_of(device or accelerator.best())
+def detected() -> System:
+    """Return this machine with its best device; imports torch if torch alone knows that."""
+    return system_of(accelerator.best())

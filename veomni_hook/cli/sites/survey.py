@@ -1,4 +1,4 @@
-"""Apply one function to the text of many modules on several processors, for `coverage` and the lock."""
+"""Apply one function to the text of many modules on several processors, for `list` and the lock."""
 
 from __future__ import annotations
 

@@ -1,60 +1,40 @@
 """The site table: every place of some modules that computes an op, routed to a kernel or not.
 
-`coverage` shows its rows, `kernels FAMILY` the kernel of each routed row, and `list` counts them by family or
-module. `explain` shows one module: the rows that its patch report contains, with the status from here.
+`list` shows its rows, or counts them by family, module or op. `explain` shows one module: the rows that its
+patch report contains, with the status from here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import TypeAlias
 
 from veomni_hook.cli import output
-from veomni_hook.cli.inputs.sources import source_tree
 from veomni_hook.cli.sites.survey import survey
 from veomni_hook.errors import VeomniHookError
 from veomni_hook.kernels.selection.choice import Choice
 from veomni_hook.kernels.selection.registry import registry
 from veomni_hook.kernels.selection.select import UNSUPPLIED, excluded
-from veomni_hook.layout import counted
 from veomni_hook.patches.coverage import ERROR, NO_KERNEL, ROUTED, Row, examine, failure
+from veomni_hook.patches.idioms.recognise import OPTIONAL
 
-__all__ = ["Table", "examined", "failures", "rows_of", "site_table", "supplied", "supply", "warn_of"]
+__all__ = ["Table", "examined", "failures", "rows_of", "supplied", "supply", "warn_of"]
 
 #: The rows of each module; a module without candidates has none.
 Table: TypeAlias = dict[str, list[Row]]
 
 
-def site_table(
-    families: Sequence[str] = (),
-    source: str | None = None,
-    jobs: int | None = None,
-    *,
-    optional: Collection[str] = (),
-) -> Table:
-    """Return the table of all modules that the user named; nothing is imported.
+def examined(files: Mapping[str, str], jobs: int | None = None) -> Table:
+    """Return the table of modules by their files, with optional idioms; nothing is imported.
 
-    Args:
-        families: families, modules or files; empty: all of transformers.
-        source: the folder of a transformers package; by default the installed one.
-        jobs: number of processes; by default one for each processor.
-        optional: the idioms to ask of those that apply only with a setting; they ask for no kernel.
+    A file that cannot be read has one row, its error.
 
     Raises:
-        UsageError: a family or the source folder does not exist.
         VeomniHookError: a worker process was killed.
     """
-    tree = source_tree(source)
-    files = tree.files(families)
-    output.note(f"transformers {tree.version}, {counted(len(files), 'module')}")
-    return examined(files, jobs, optional=optional)
-
-
-def examined(files: Mapping[str, str], jobs: int | None = None, *, optional: Collection[str] = ()) -> Table:
-    """Return the table of modules by their files; a file that cannot be read has one row, its error."""
-    look = partial(examine, optional=optional)
+    look = partial(examine, optional=OPTIONAL)
     results = zip(files, survey(look, files, "reading", jobs=jobs), strict=True)
     return {
         module: [failure(module, rows.what)] if isinstance(rows, VeomniHookError) else rows
@@ -69,7 +49,13 @@ def rows_of(table: Table) -> list[Row]:
 
 def supplied(rows: Iterable[Row]) -> list[Row]:
     """Return the rows, sorted, with status `no_kernel` instead of routed where no machine has a kernel."""
-    return sorted(_supplied(row) if row.status == ROUTED else row for row in rows)
+    asked = cache(supply)
+
+    def one(row: Row) -> Row:
+        status, reason = asked(row.op, row.variant)
+        return replace(row, status=status, reason="; ".join(filter(None, (reason, row.reason))))
+
+    return sorted(one(row) if row.status == ROUTED else row for row in rows)
 
 
 def supply(op: str, variant: str) -> tuple[str, str]:
@@ -101,8 +87,3 @@ def warn_of(failed: Mapping[str, Sequence[str]]) -> None:
     for reason, modules in failed.items():
         more = f" and {len(modules) - 1} more" if len(modules) > 1 else ""
         output.warn(f"{modules[0]}{more}: {reason}")
-
-
-def _supplied(row: Row) -> Row:
-    status, reason = supply(row.op, row.variant)
-    return replace(row, status=status, reason="; ".join(filter(None, (reason, row.reason))))

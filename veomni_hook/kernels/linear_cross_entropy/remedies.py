@@ -11,8 +11,8 @@ READ_IN_EVALUATION = "outputs.logits was read in evaluation, so the forward comp
 
 #: What to do where no model has asked for a kernel.
 UNROUTED = (
-    "pass `labels`; the model's loss must be routed (`veomni-hook coverage`): veomni_hook has to be active "
-    "when the model's module is imported"
+    "pass `labels`; the model's loss must be routed (`veomni-hook list FAMILY`): veomni_hook has to be "
+    "active when the model's module is imported"
 )
 
 _UNREAD = "do not read outputs.logits of this model, or pass token_outputs=True, for which this is no matter"

@@ -52,7 +52,7 @@ def run_upstream(module: Any, hidden_states: Tensor, *args: Any, **kwargs: Any) 
                 f"no kernel supports {kind.__name__} on {hidden_states.device.type}",
                 where=f"{kind.__module__}, experts_implementation={OURS!r}",
                 fix="model.set_experts_implementation(None) restores transformers' default; "
-                "`veomni-hook kernels` lists the kernels",
+                "`veomni-hook explain moe_experts` lists the kernels",
             )
         outcome = slot.outcome(module)
         reason = "no reason was recorded" if outcome is None else outcome.reason

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 
+from veomni_hook.accelerator import torch_version
 from veomni_hook.errors import KernelError
 
 __all__ = ["System"]
@@ -40,17 +41,14 @@ class System:
 
     @classmethod
     def detect(cls, device: str, distributions: Iterable[str] = ()) -> System:
-        """Return this machine as a system for tensors of the torch device type ``device`` (imports torch).
+        """Return this machine as a system for tensors of the torch device type ``device``.
 
         ``distributions`` are those to look for, with or without version requirements.
         """
-        import torch
-
-        on_cuda = device == "cuda" and torch.cuda.is_available()
         return cls(
             device=device,
-            capability=torch.cuda.get_device_capability() if on_cuda else None,
-            torch=str(torch.__version__),
+            capability=_capability() if device == "cuda" else None,
+            torch=torch_version(),
             triton=_installed("triton"),
             distributions={
                 name: version
@@ -107,6 +105,12 @@ def _name(requirement: str) -> str:
     """Return the name of the distribution in a requirement."""
     found = _NAME.match(requirement)
     return found[0] if found else requirement
+
+
+def _capability() -> tuple[int, int] | None:
+    import torch
+
+    return torch.cuda.get_device_capability() if torch.cuda.is_available() else None
 
 
 @cache

@@ -186,14 +186,15 @@ def global_uses(tree: ast.Module, names: Iterable[str]) -> list[Use]:
     return sorted(found, key=lambda use: (use.node.lineno, use.node.col_offset))
 
 
-def global_bindings(tree: ast.Module) -> set[str]:
+@lru_cache(maxsize=_ASKED)
+def global_bindings(tree: ast.Module) -> frozenset[str]:
     """Every name that the module binds at top level or by ``global``, including in branches."""
     module = ast.FunctionDef(name="", args=_no_arguments(), body=tree.body, decorator_list=[])
     names = set(local_names(module))
     for node in walk_ast(tree):
         if isinstance(node, ast.Global):
             names.update(node.names)
-    return names
+    return frozenset(names)
 
 
 def has_star_import(tree: ast.Module) -> bool:

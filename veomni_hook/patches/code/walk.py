@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from typing import TypeVar
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "calls_in",
     "child_nodes",
     "contains",
+    "forget_walks",
     "in_text_order",
     "walk_ast",
 ]
@@ -24,6 +26,8 @@ _Placed = TypeVar("_Placed", bound=ast.expr | ast.stmt)
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 DEFINITIONS = (*FUNCTIONS, ast.ClassDef)
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+# Idioms walk these again and again. They do not change once they are walked; expressions that are made may.
+_WHOLE = (*DEFINITIONS, ast.Module)
 
 # The fields to visit of frequent nodes; other nodes are visited completely. Contexts and operators are
 # skipped: they are a third of all nodes, and code reads them at the node that has them.
@@ -59,6 +63,20 @@ def child_nodes(node: ast.AST) -> list[ast.AST]:
 
 def walk_ast(root: ast.AST) -> Iterator[ast.AST]:
     """A node and all its descendants, level by level like `ast.walk`, without contexts and operators."""
+    return iter(_walked(root)) if isinstance(root, _WHOLE) else _walk(root)
+
+
+def forget_walks() -> None:
+    """Let go of the trees that `walk_ast` has kept."""
+    _walked.cache_clear()
+
+
+@lru_cache(maxsize=512)
+def _walked(root: ast.AST) -> list[ast.AST]:
+    return list(_walk(root))
+
+
+def _walk(root: ast.AST) -> Iterator[ast.AST]:
     found = [root]
     for node in found:  # the list grows during the loop
         yield node

@@ -9,6 +9,7 @@ from types import ModuleType
 
 from veomni_hook.errors import IdiomError
 from veomni_hook.patches.code.document import Document
+from veomni_hook.patches.code.walk import forget_walks
 from veomni_hook.patches.routes.settle import settled
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Site
@@ -99,9 +100,8 @@ def recognise(document: Document, *, optional: Collection[str] = ()) -> list[Sit
         try:
             sites += settled(view, view.sites(idiom.find))
         except Exception as error:
-            raise IdiomError(
-                f"the idiom {idiom.__name__} fails on this module: {type(error).__name__}: {error}",
-                where=document.module,
-                fix="report this as a defect of veomni-hook",
-            ) from error
+            what = f"the idiom {idiom.__name__} fails on this module: {type(error).__name__}: {error}"
+            fix = "report this as a defect of veomni-hook"
+            raise IdiomError(what, where=document.module, fix=fix) from error
+    forget_walks()
     return sites

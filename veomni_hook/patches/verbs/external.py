@@ -98,7 +98,7 @@ def known_names(module: str) -> set[str] | None:
         return None
     if (tree := _tree(spec)) is None:
         return set()
-    names = global_bindings(tree)
+    names = set(global_bindings(tree))
     replaces_itself = any(
         isinstance(node, ast.Attribute) and node.attr == "modules" and isinstance(node.value, ast.Name)
         for node in walk_ast(tree)

@@ -1,1 +1,0 @@
-"""`veomni-hook kernels`: all kernels, or those of the places in models."""
