@@ -15,7 +15,7 @@ from typing import Any
 from veomni_hook.finders.already_imported import report
 from veomni_hook.finders.log import note
 from veomni_hook.finders.state import STATE
-from veomni_hook.finders.targets import DATA, SHARED
+from veomni_hook.finders.targets import SHARED, TRAINING
 
 __all__ = ["report_used"]
 
@@ -27,7 +27,7 @@ def report_used(names: Iterable[str]) -> None:
         AlreadyImportedError: in strict mode, now or when the first module object is made.
     """
     names = list(names)
-    waiting = {name for name in names if name not in SHARED and name not in DATA and _has_classes(name)}
+    waiting = {name for name in names if name not in SHARED and name not in TRAINING and _has_classes(name)}
     if waiting:
         # What holds a module object is not known, so all objects are looked at: 30 ms for a million.
         waiting -= {home for kind in set(map(type, gc.get_objects())) for home in _homes(kind)}
