@@ -82,9 +82,9 @@ def test_a_script_is_run_by_turns_and_stopped(tmp_path: Path) -> None:
     assert report["loss"]["verdict"] == "agree" and report["loss"]["without_and_with"]["largest"] == 0.0
     assert len(report["curves"]["with"]) == 3 and report["with"]["median"] > 0
     assert report["with"]["time_to_first"] > 0
-    # `finally` and atexit handlers ran, the third step did, a fourth did not.
-    assert (tmp_path / "out-without-1").read_text() == "False 2 at exit "
-    assert (tmp_path / "out-with-1").read_text() == "True 2 at exit "
+    # `finally` and atexit handlers ran, the third step did and one that is profiled, a fifth did not.
+    assert (tmp_path / "out-without-1").read_text() == "False 3 at exit "
+    assert (tmp_path / "out-with-1").read_text() == "True 3 at exit "
     assert "without the hook, run 1: 3 steps" in done.stderr
     assert any("tokens are unknown" in note for note in report["notes"])
     assert any("patched nothing" in note for note in report["notes"])

@@ -170,19 +170,33 @@ def test_the_script_is_stopped_after_the_last_step_also_when_it_catches_that(
     weight = nn.Parameter(torch.ones(()))
     optimizer = torch.optim.SGD([weight], lr=0.0)
     done = 0
-    for _ in range(4):
+    for _ in range(5):
         try:
             (weight * 1).backward()
             optimizer.step()
             done += 1
         except Stopped as stopped:
             assert stopped.code == 0
-    assert done == 1
+    assert done == 2
     (file,) = tmp_path.glob("result-*.json")
     found = json.loads(file.read_text())
-    assert found["stopped"] and len(found["times"]) == 2
+    assert found["stopped"] and len(found["times"]) == len(found["losses"]) == 2 and found["backwards"] == 2
+    assert found["profile"] == {"kept": 0.0}, "of the step behind, without a product"
     (progress,) = tmp_path.glob("progress-*")
     assert progress.stat().st_size == 2
+
+
+def test_a_script_that_ends_with_the_last_step_has_no_profile(observe) -> None:
+    seeing = observe(steps=2)
+    weight = nn.Parameter(torch.ones(()))
+    optimizer = torch.optim.SGD([weight], lr=0.0)
+    for _ in range(2):
+        (weight * 1).backward()
+        optimizer.step()
+        optimizer.step()  # parameters group by group
+    assert torch.autograd._profiler_enabled()
+    found = seeing.found()
+    assert found["profile"] is None and len(found["times"]) == 2 and not torch.autograd._profiler_enabled()
 
 
 @pytest.mark.parametrize(

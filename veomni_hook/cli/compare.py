@@ -64,9 +64,10 @@ def compare(  # noqa: PLR0913, PLR0917 - one for each option
 ) -> None:
     """Run your training script alternately without and with the hook, and compare.
 
-    Each run is a new process and ends after --steps optimizer steps. The result shows step times, tokens per
-    second, memory, the kernels that ran, and the losses: how much they differ with and without the hook, and
-    how much two runs without it differ (the script's own noise). The script does everything that it normally
+    Each run is a new process and ends after --steps optimizer steps, and one more that is profiled. The
+    result shows step times, tokens per second, memory, the kernels that ran, the losses (how much they differ
+    with and without the hook, and how much two runs without it differ: the script's own noise), and why a
+    step is not faster. The script does everything that it normally
     does and also writes its files: `{run}` in an argument becomes the name of the run, as in
     `--output_dir /tmp/out-{run}`.
 
@@ -194,6 +195,8 @@ def _show(report: dict[str, Any]) -> None:
         output.emit("".join(f"  - {note}\n" for note in report["notes"]))
         output.emit("\n")
     output.emit(f"{report['statement']}\n")
+    if report["why"]:
+        output.emit(f"Why: {' '.join(report['why'])}\n")
 
 
 def _show_figures(report: dict[str, Any]) -> None:

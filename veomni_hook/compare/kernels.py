@@ -1,10 +1,10 @@
-"""Which kernels ran in a model according to `veomni_hook.explain`, counted by op."""
+"""Which kernels ran in a model according to `veomni_hook.explain`."""
 
 from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["kernels_of", "named"]
+__all__ = ["explained", "kernels_of", "named"]
 
 
 def kernels_of(model: Any) -> list[dict[str, Any]]:
@@ -36,6 +36,15 @@ def kernels_of(model: Any) -> list[dict[str, Any]]:
             row["places"] += 1
             row["calls"] += times
     return list(rows.values())
+
+
+def explained(model: Any) -> list[str]:
+    """Return the last sentence of `veomni_hook.explain`, if the model has patched code."""
+    from veomni_hook.kernels.explain.summary import summary
+    from veomni_hook.report.explanation import explain
+
+    rows = explain(model).rows
+    return [summary(rows)] if rows else []
 
 
 def named(row: dict[str, Any]) -> str:

@@ -94,7 +94,7 @@ class Observation:
 
     Args:
         recorder: receives the events.
-        stop: called after the last step of the plan, and at every later step.
+        stop: called after the step that follows the last one of the plan, and at every later step.
     """
 
     def __init__(self, recorder: Recorder, stop: Callable[[Recorder], None]) -> None:
@@ -178,7 +178,8 @@ class Observation:
         if torch.compiler.is_compiling():
             return
         self._note_process()
-        if self.recorder.note_step(optimizer) >= self.recorder.plan.steps:
+        recorder = self.recorder
+        if recorder.note_step(optimizer) >= recorder.plan.steps and recorder.profiled():
             self._stop(self.recorder)
 
     def _note_models(self) -> None:

@@ -65,6 +65,8 @@ def _sections(report: dict[str, Any], rows: Iterable[Sequence[str]]) -> Iterator
         yield "figures", "Figures", table("Medians and peaks of all runs", heads, rows, kind="figures")
         yield "losses", "Losses", *_losses(report)
         yield "times", "Step times", _step_times(report)
+    if report["why"]:
+        yield "why", "Why", *(tag("p", sentence) for sentence in report["why"])
     if report["kernels"]:
         yield "kernels", "What ran with the hook", _kernels(report["kernels"])
     if report["notes"]:

@@ -20,6 +20,7 @@ import torch
 
 from veomni_hook.compare.measures import Moment, device_name, is_capturing, peak_memory, seconds_of
 from veomni_hook.compare.plan import PROGRESS, RESULT, Plan
+from veomni_hook.compare.profile import StepProfile
 from veomni_hook.compare.tokens import tokens_of
 
 __all__ = ["Mark", "Recorder", "Track"]
@@ -76,6 +77,10 @@ class Recorder:
         self._first_call: Moment | None = None
         self._progress: int | None = None
         self._written = False
+        #: What is known after the last step, while one more is profiled.
+        self._found_before: dict[str, Any] | None = None
+        self._profile: StepProfile | None = None
+        self._profiled_from = 0
 
     def forked(self) -> None:
         """Discard what was recorded in the parent process."""
@@ -123,7 +128,7 @@ class Recorder:
             # An optimizer that starts later, in a second training phase.
             track.begin = max((each.begin for each in self._ended), default=0)
         again = self._backwards and track.marks and track.marks[-1].backwards == self._backwards
-        if again or self._written:
+        if again or self._written or self._found_before is not None:
             return len(track.marks)
         first = _first_parameter(optimizer)
         device = self._device or ("cpu" if first is None else first.device.type)
@@ -147,14 +152,33 @@ class Recorder:
         for track in self._ended:
             track.begin = len(self._losses)
 
+    def profiled(self) -> bool:
+        """Profile the step after the last one that counts; return whether this is done.
+
+        Waits for the device. Rank 0 alone profiles; the others make the step, too.
+        """
+        if self._found_before is None:
+            self._found_before = self._found()
+            self._profiled_from = self._backwards
+            if self._found_before["rank"] == 0:
+                self._profile = StepProfile(self._found_before["device"])
+            return False
+        if self._backwards == self._profiled_from:
+            return False  # another optimizer of the last step
+        if self._profile is not None:
+            self._found_before["profile"], self._profile = self._profile.end(), None
+        return True
+
     def write(self, *, stopped: bool) -> bool:
         """Write the record once; return whether this call did so. Waits for the device."""
         if self._written or self._process != os.getpid() or not (self._backwards or self._ended):
             return False
         self._written = True
+        if self._profile is not None:
+            self._profile.end()  # the script made no further step
         if self._progress is not None:
             os.close(self._progress)
-        found = {"stopped": stopped, **self._found()}
+        found = {"stopped": stopped, **(self._found_before or self._found())}
         path = os.path.join(self.plan.folder, f"{RESULT}{found['rank']}-{os.getpid()}.json")
         with open(f"{path}.part", "w", encoding="utf-8") as file:
             json.dump(found, file)
@@ -181,6 +205,8 @@ class Recorder:
             "tokens": [],
             "notes": self.notes,
             "kernels": [],
+            "explained": [],
+            "profile": None,
             "models": [],
             "model_called": self._first_call is not None,
         }
@@ -214,12 +240,13 @@ class Recorder:
 
     def _add_kernels(self, found: dict[str, Any]) -> None:
         # Only now, after the last step: they load kernels.
-        from veomni_hook.compare.kernels import kernels_of
+        from veomni_hook.compare.kernels import explained, kernels_of
         from veomni_hook.finders.state import STATE
 
         found["models"] = sorted({type(model).__name__ for model in self._models})
         if STATE.handles and os.environ.get("VEOMNI_HOOK") != "0":
             found["kernels"] = [row for model in self._models for row in kernels_of(model)]
+            found["explained"] = [sentence for model in self._models for sentence in explained(model)]
 
     def _tell_progress(self) -> None:
         if self._progress is None:

@@ -10,6 +10,7 @@ from typing import Any
 from veomni_hook.compare.figures import LossDifference, loss_difference, side, times
 from veomni_hook.compare.runs import Run
 from veomni_hook.compare.verdict import problems_of, tolerance, verdict
+from veomni_hook.compare.why import why
 
 __all__ = ["report_of"]
 
@@ -55,6 +56,7 @@ def report_of(runs: Sequence[Run], command: Sequence[str], steps: int, warmup: i
         },
         "curves": {"without": _mean_curve(without), "with": _mean_curve(hooked)},
         "kernels": _fact(hooked, "kernels") or [],
+        "why": [] if failed or judged.time == "unknown" else why(runs, *sides, found.ratio),
         "failed": failed,
         "notes": problems_of(runs, steps),
         "runs": [run.to_dict() for run in runs],
