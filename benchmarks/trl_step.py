@@ -1,4 +1,4 @@
-"""TRL's fused head in the shapes of GRPO and DPO, alone and with our log-probabilities.
+"""TRL's fused head in the shapes of GRPO, DPO and SFT, alone and with our log-probabilities.
 
     python -m benchmarks.trl_step                  # a CPU: hidden size 64, 2 x (192 + 64) tokens; 3 GiB
     python -m benchmarks.trl_step --device cuda    # an H200: hidden size 4,096, 16 x (256 + 768) tokens
@@ -24,13 +24,16 @@ from typing import Any
 
 from benchmarks._record import RESULTS
 
-CONFIG = "veomni_hook.patches.trainers.trl"
 SIDES: dict[str, dict[str, str]] = {
     "TRL": {"VEOMNI_HOOK": "0"},
     "TRL with the hook": {},
-    "with our log-probabilities": {"VEOMNI_PATCHES": CONFIG},
+    "and TRL's own head": {"VEOMNI_KERNELS": "linear_cross_entropy=eager"},
 }
-OUTPUTS = {"grpo": ("log_probs", "entropy"), "dpo": ("log_probs", "entropy", "mean_logits", "is_top1")}
+OUTPUTS = {
+    "grpo": ("log_probs", "entropy"),
+    "dpo": ("log_probs", "entropy", "mean_logits", "is_top1"),
+    "sft": ("log_probs", "entropy", "is_top1"),
+}
 SIZES = {
     "cpu": {"vocabulary": 151_936, "hidden": 64, "batch": 2, "prompt": 192, "completion": 64},
     "cuda": {"vocabulary": 151_936, "hidden": 4096, "batch": 16, "prompt": 256, "completion": 768},

@@ -41,7 +41,7 @@ for family in ("qwen3_moe", "qwen2_moe", "mixtral", "olmoe"):
     found[family] = dict(
         raw=torch.allclose(given.float(), raw.float(), atol=1e-5),
         logits=out.logits.double().sum().item(), aux=out.aux_loss.item(),
-        patches=[each for each in str(veomni_hook.explain(model)).splitlines() if "moe_router" in each],
+        patches=[each for each in str(veomni_hook.explain(model)).splitlines() if "moe_router/" in each],
     )
 print(json.dumps(found))
 """

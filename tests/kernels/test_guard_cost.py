@@ -78,7 +78,7 @@ def cost_of(call: Callable[[], Any]) -> Cost:
 
 
 @pytest.fixture(scope="module")
-def guards(tmp_path_factory) -> Iterator[dict[str, Callable[[], Any]]]:
+def guards(tmp_path_factory) -> Iterator[dict[str, Callable[..., Any]]]:
     module = load(tmp_path_factory.mktemp("patched"))
     config = Qwen3Config(
         vocab_size=64, hidden_size=64, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4,
@@ -123,7 +123,7 @@ def guards(tmp_path_factory) -> Iterator[dict[str, Callable[[], Any]]]:
     ):
         asking._asker, asking._scope = calls[name].__code__, globals()  # as if the patched text asked
     summed._asker, summed._scope = calls["add_layer_norm"].__code__, globals()
-    yield calls
+    yield {**calls, "train": lambda mode: (layer.train(mode), torchs.train(mode))}
 
 
 @pytest.fixture(autouse=True)
@@ -136,6 +136,7 @@ def _without_device() -> Iterator[None]:
 @pytest.mark.parametrize("op", LIMITS)
 @pytest.mark.parametrize("gradients", [False, True], ids=["inference", "training"])
 def test_a_guard_costs_no_more_than_today(guards, op, gradients):
+    guards["train"](gradients)
     with torch.set_grad_enabled(gradients):
         cost, limit = cost_of(guards[op]), LIMITS[op][gradients]
     assert cost.python <= limit.python, f"{cost.python} Python calls instead of {limit.python}"

@@ -1,4 +1,4 @@
-"""TRL's trainers for 20 steps, without the hook and with it and our log-probabilities: `make recipes` has TRL."""
+"""TRL's trainers for 20 steps, without the hook, with it, and with it and TRL's own head: `make recipes` has TRL."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from tests.recipes.trl_steps import CASES, STEPS
 
 pytestmark = pytest.mark.slow
 
-CONFIG = "veomni_hook.patches.trainers.trl"
 # Not `-m`: dill, which `datasets` uses, would pickle the functions of `__main__` with all that they read.
 DRIVE = "from tests.recipes.trl_steps import main; main()"
 OWN = {"dpo-weighted": "log_sum_sq_probs"}
@@ -28,7 +27,7 @@ def trained(tmp_path_factory):
     kinds = {
         "without": {"VEOMNI_HOOK": "0"},
         "hook": {"VEOMNI_KERNELS": "torch"},
-        "config": {"VEOMNI_KERNELS": "torch", "VEOMNI_PATCHES": CONFIG},
+        "eager": {"VEOMNI_KERNELS": "torch,linear_cross_entropy=eager"},
     }
     found = {}
     for kind, variables in kinds.items():
@@ -39,7 +38,7 @@ def trained(tmp_path_factory):
     return found
 
 
-@pytest.mark.parametrize("kind", ["hook", "config"])
+@pytest.mark.parametrize("kind", ["hook", "eager"])
 @pytest.mark.parametrize("case", CASES)
 def test_the_losses_of_all_steps_are_those_without_the_hook(trained, case, kind):
     expected, got = trained["without"][case], trained[kind][case]
@@ -53,8 +52,8 @@ def test_the_losses_of_all_steps_are_those_without_the_hook(trained, case, kind)
 
 @pytest.mark.parametrize("case", CASES)
 def test_explain_says_who_computed_log_probabilities(trained, case):
-    assert "TRL computes the log-probabilities of this model itself" in trained["hook"][case]["explanation"]
-    told = trained["config"][case]["explanation"]
+    assert "its own function in" in trained["eager"][case]["explanation"]
+    told = trained["hook"][case]["explanation"]
     (line,) = [line for line in told.splitlines() if line.startswith("  TRL's log-probabilities: ")]
     calls = int(line.split("veomni_hook.token_log_probs in ")[1].split()[0])
     if case in OWN:

@@ -72,12 +72,21 @@ def grpo(model: str, *, peft: bool = False, **more: Any) -> Any:
     )
 
 
+def sft(model: str) -> Any:
+    from datasets import Dataset
+    from trl import SFTConfig, SFTTrainer
+
+    texts = Dataset.from_list([{"text": text[:300]} for text in list(topics.values())[:80]])
+    return SFTTrainer(model, args=SFTConfig(**common("sft", max_length=64)), train_dataset=texts)
+
+
 CASES: dict[str, Callable[[str], Any]] = {
     "dpo": dpo,
     "dpo-weighted": lambda model: dpo(model, use_weighting=True, gradient_checkpointing=False),
     "dpo-adapter": lambda model: dpo(model, peft=True, learning_rate=1e-2),
     "grpo": lambda model: grpo(model, beta=0.1, temperature=0.8, num_iterations=2),
     "grpo-entropies": lambda model: grpo(model, top_entropy_quantile=0.5, entropy_coef=0.01),
+    "sft": sft,
     "grpo-adapter": lambda model: grpo(model, peft=True, beta=0.1, temperature=1.2, learning_rate=1e-2),
 }
 

@@ -270,6 +270,8 @@ def _difference(values: Sequence[float | None], step: int) -> str:
 
 
 def _show_kernels(kernels: Sequence[dict[str, Any]]) -> None:
+    from veomni_hook.compare.kernels import named
+
     if not kernels:
         return
     output.emit_heading("What ran with the hook (eager: upstream's code)")
@@ -278,7 +280,7 @@ def _show_kernels(kernels: Sequence[dict[str, Any]]) -> None:
         [
             (
                 f"{row['op']}/{row['variant']}",
-                row["backend"] if row["ran"] else f"{row['backend']}, not called",
+                named(row),
                 row["places"],
                 f"{row['calls']:,}",
                 row["reason"],

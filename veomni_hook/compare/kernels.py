@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["kernels_of"]
+__all__ = ["kernels_of", "named"]
 
 
 def kernels_of(model: Any) -> list[dict[str, Any]]:
@@ -36,3 +36,11 @@ def kernels_of(model: Any) -> list[dict[str, Any]]:
             row["places"] += 1
             row["calls"] += times
     return list(rows.values())
+
+
+def named(row: dict[str, Any]) -> str:
+    """Return the backend of a row, and whether it has not run."""
+    from veomni_hook.kernels.explain.rows import NOT_CALLED
+
+    called = row["ran"] or row["backend"] == NOT_CALLED
+    return str(row["backend"]) if called else f"{row['backend']}, {NOT_CALLED} yet"

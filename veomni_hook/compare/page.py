@@ -7,6 +7,7 @@ from shlex import join
 from typing import Any
 
 from veomni_hook.compare.charts import Line, chart
+from veomni_hook.compare.kernels import named
 from veomni_hook.compare.verdict import readable_time
 from veomni_hook.report.html import Html, code, tag, text
 from veomni_hook.report.page import Entry, badge, facts, page, section, table
@@ -119,10 +120,8 @@ def _kernels(kernels: Sequence[dict[str, Any]]) -> Html:
 
 
 def _backend(row: dict[str, Any]) -> Html:
-    name = f"{_EAGER} (upstream's code)" if row["backend"] == _EAGER else row["backend"]
-    if not row["ran"]:
-        return badge(f"{name}, not called")
-    return badge(name, "" if row["backend"] == _EAGER else "own")
+    name = named(row).replace(_EAGER, f"{_EAGER} (upstream's code)")
+    return badge(name, "own" if row["ran"] and row["backend"] != _EAGER else "")
 
 
 def _breakable(name: str) -> Html:

@@ -13,7 +13,7 @@ from veomni_hook.finders.loader import PatchedLoader
 from veomni_hook.finders.log import note
 from veomni_hook.finders.settings_in_force import current_settings
 from veomni_hook.finders.state import STATE
-from veomni_hook.finders.targets import DATA, LAYERS, PREFIX, SHARED
+from veomni_hook.finders.targets import LAYERS, PREFIX, SHARED, TRAINING
 from veomni_hook.layout import shortened
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def report(names: Iterable[str]) -> None:
 
 def _lost(loaded: Sequence[str]) -> str:
     """What users lose because of modules that are not patched."""
-    shared = SHARED | LAYERS | DATA
+    shared = SHARED | LAYERS | TRAINING
     losses = dict.fromkeys(loss for name in loaded for loss in shared.get(name, ()))
     told = []
     if own := families(name for name in loaded if name not in shared):

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 
 from veomni_hook.finders.config_text import may_be_for
 from veomni_hook.finders.state import STATE
-from veomni_hook.finders.targets import DATA, REMOTE_LOADING, is_remote, is_target
+from veomni_hook.finders.targets import REMOTE_LOADING, TRAINING, is_remote, is_target
 from veomni_hook.finders.upstream import Upstream
 from veomni_hook.parallel.expert_release import divides_experts
 from veomni_hook.patches.models import spec_modules
@@ -108,5 +108,5 @@ def device_of(settings: Settings) -> str:
 
 
 def _holds_model_code(fullname: str, settings: Settings) -> bool:
-    known = is_target(fullname) and fullname != REMOTE_LOADING and fullname not in DATA
+    known = is_target(fullname) and fullname != REMOTE_LOADING and fullname not in TRAINING
     return settings.idioms and (known or is_remote(fullname))

@@ -39,6 +39,7 @@ class State:
             first such module was imported; None before that.
         asked: targets that an import requested from the finder; any other loaded target bypassed it.
         already_imported: targets that were loaded when the hook became active.
+        unused: those of them of whose classes nothing is made yet.
         unsettled: targets served unpatched because a module that their configs need was being imported, with
             that module's name; they are imported again once it is complete.
         looking: whether the finder is looking for targets that other hooks took, which imports modules.
@@ -68,6 +69,7 @@ class State:
         self.named: frozenset[str] | None = None
         self.asked: set[str] = set()
         self.already_imported: frozenset[str] = frozenset()
+        self.unused: set[str] = set()
         self.unsettled: dict[str, str] = {}
         self.looking = False
         self.looked_at: tuple[int, str] | None = None

@@ -15,6 +15,7 @@ _CHOICES = (
     "is unknown)"
 )
 _LORA = "kernels for the layers of LoRA"
+_LOG_PROBS = "the kernel for log-probabilities of tokens"
 _DATA = "the handling of batches that a setting asks for"
 #: The targets that all models share, and what models lose if one of them is not patched.
 SHARED = {
@@ -28,15 +29,14 @@ SHARED = {
 }
 #: The targets of other packages: layers that they put into models.
 LAYERS = {"peft.tuners.lora.bnb": (_LORA,), "peft.tuners.lora.layer": (_LORA,)}
-#: The targets that divide data among processes, or move it to devices.
-DATA = {
+#: The targets that train models and hold no code of them.
+TRAINING = {
     "accelerate.accelerator": (_DATA,),
     "accelerate.data_loader": (_DATA,),
     "transformers.trainer": (_DATA,),
+    "trl.trainer.utils": (_LOG_PROBS,),
+    "verl.utils.experimental.torch_functional": (_LOG_PROBS,),
 }
-
-#: Modules of trainers that are targets only where a config names them.
-TRAINERS = frozenset(("trl.trainer.utils", "verl.utils.experimental.torch_functional"))
 
 
 def is_target(fullname: str) -> bool:
@@ -46,13 +46,13 @@ def is_target(fullname: str) -> bool:
     """
     if fullname.startswith(PREFIX):
         return fullname.rpartition(".")[2].startswith("modeling_")
-    return fullname in SHARED or fullname in LAYERS or fullname in DATA
+    return fullname in SHARED or fullname in LAYERS or fullname in TRAINING
 
 
 def is_target_if_named(fullname: str) -> bool:
-    """Whether a name is a target only where a config names it: beside a modeling module, or of a trainer."""
+    """Whether a name is a target only where a config names it: a module beside a modeling module."""
     if not fullname.startswith(PREFIX):
-        return fullname in TRAINERS
+        return False
     return fullname.rpartition(".")[2].startswith(("configuration_", "processing_"))
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, overload
 from veomni_hook.errors import KernelError
 from veomni_hook.kernels.explain.collect import rows_of_model, rows_of_module
 from veomni_hook.kernels.explain.rows import Group, Row, grouped
+from veomni_hook.kernels.explain.summary import summary
 from veomni_hook.kernels.slot.liger_warning import warn_of_stacked
 from veomni_hook.layout import counted, paragraphs
 from veomni_hook.printable import printable
@@ -108,10 +109,10 @@ class Explanation:
         return None
 
     def _apart(self) -> list[str]:
-        """Count the places for which no machine has a kernel; add the notes."""
+        """Count the places for which no machine has a kernel; add the notes, and the sentence about all."""
         count = sum(not row.supplied for row in self.rows)
         none = [f"  {count} of {counted(len(self.rows), 'place')}: no machine has a kernel"] if count else []
-        return [*none, *(f"  {note}" for note in self.notes)]
+        return [*none, *(f"  {note}" for note in self.notes), *([summary(self.rows)] if self.rows else [])]
 
 
 def explain(target: nn.Module | ModuleType, *, device: str | None = None) -> Explanation:

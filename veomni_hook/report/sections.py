@@ -6,6 +6,9 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from veomni_hook.kernels.explain.rows import NO_KERNEL, NOT_CALLED
+from veomni_hook.kernels.selection.declaration import EAGER
+from veomni_hook.kernels.slot.candidates import REPLACED
 from veomni_hook.report.diff import Sides, line_id, side_by_side, tally
 from veomni_hook.report.html import Html, code, join, link, tag, text
 from veomni_hook.report.lines import Kind
@@ -37,7 +40,7 @@ _STATUS = {
     "no kernel": "no kernel exists",
 }
 _ROUTE = "route"
-_EAGER, _NONE = "eager", ("none", "replaced", "unasked")
+_NONE = (NO_KERNEL, REPLACED, NOT_CALLED)
 #: The heading of the column with kernels, before and after a model ran.
 _PLANNED, _RAN = "Kernel", "What ran"
 
@@ -159,8 +162,8 @@ def _patch(change: Change, place: Place | None) -> Html:
 
 
 def _backend(answer: Answer) -> Html:
-    named = f"{answer.backend} (upstream's code)" if answer.backend == _EAGER else answer.backend
-    kind = "" if answer.backend == _EAGER else "none" if answer.backend in _NONE else "own"
+    named = f"{answer.backend} (upstream's code)" if answer.backend == EAGER else answer.backend
+    kind = "" if answer.backend == EAGER else "none" if answer.backend in _NONE else "own"
     who = tag("span", f" {answer.who}", class_="quiet small") if answer.who else None
     return join([badge(named, kind), who])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,8 @@ if TYPE_CHECKING:
 __all__ = ["notes_on_trainers"]
 
 _HOME = "trl.trainer.utils"
-_CONFIG = "veomni_hook.patches.trainers.trl"
+#: What the patched form of that module imports.
+_OURS = "veomni_log_probs"
 
 
 def notes_on_trainers(model: nn.Module) -> Iterator[str]:
@@ -26,10 +28,12 @@ def notes_on_trainers(model: nn.Module) -> Iterator[str]:
         calls = told(module)
         if calls:
             yield _said(calls)
-        elif forward is not None and written_in(forward)[0] == _HOME:
+        elif (
+            forward is not None and written_in(forward)[0] == _HOME and not hasattr(sys.modules[_HOME], _OURS)
+        ):
             yield (
-                "TRL computes the log-probabilities of this model itself; with "
-                f"VEOMNI_PATCHES={_CONFIG} our kernel does"
+                f"TRL computes the log-probabilities of this model itself: {_HOME} was imported before the "
+                "hook, or its form is not that of TRL 1.16"
             )
 
 

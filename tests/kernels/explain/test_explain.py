@@ -106,9 +106,9 @@ def test_a_slot_without_kernels_says_so_and_waits_for_no_call():
     set_choice("eager")
     (row,) = explain(Routed()).rows
     assert (row.backend, row.reason, row.called, row.settled) == ("eager", "eager is chosen", False, True)
-    assert str(explain(Routed())).endswith("Routed x1: rms_norm/cast_before_weight: eager (eager is chosen)")
+    assert "Routed x1: rms_norm/cast_before_weight: eager (eager is chosen)\n" in str(explain(Routed()))
     set_choice("auto")
-    assert str(explain(Routed())).endswith("torch (kernels=auto on cpu; not called yet)")
+    assert "torch (kernels=auto on cpu; not called yet)\n" in str(explain(Routed()))
 
 
 class TestCompiled:
@@ -217,7 +217,7 @@ class TestVariantsWithoutAKernel:
         row, other = found.rows
         assert (row.backend, row.supplied, row.settled, other.supplied) == ("eager", False, True, True)
         assert row.reason == "no kernel exists for this formula on any machine; upstream's code runs"
-        assert str(found).endswith("\n  1 of 2 places: no machine has a kernel")
+        assert str(found).splitlines()[-2] == "  1 of 2 places: no machine has a kernel"
         assert "no machine" not in str(explain(Routed()))
 
     def test_a_backend_by_name_is_not_taken_for_one(self):
@@ -261,4 +261,4 @@ class TestPrinting:
             "", "Norm", "slot", "rms_norm", "cast_before_weight", "torch", "chosen", "torch", called=True
         )
         assert len({row, row}) == 1 and (row.settled, row.training, row.note) == (False, (), "")
-        assert str(Explanation("Norm", (row,))).endswith("torch (chosen)")
+        assert "torch (chosen)\n" in str(Explanation("Norm", (row,)))

@@ -101,7 +101,7 @@ def test_logits_read_in_evaluation_leave_training_fused(patched, backend):
     inputs = batch()
     with torch.no_grad(), loss_options(evaluation=True):
         model.eval()
-        assert model(**inputs).logits.shape == (2, 12, 61)
+        assert model(**inputs).logits.clone().shape == (2, 12, 61)
         assert isinstance(model(**inputs), LazyLogits) is (backend == "reference")
     assert isinstance(model.train()(**inputs), LazyLogits)
 
@@ -129,7 +129,7 @@ def test_what_to_do_about_logits_that_were_read(patched, backend):
         with torch.no_grad(), loss_options(predictions=True, evaluation=True) as report:
             output = model(**batch())
         if match == "^$":
-            assert report.accuracy.shape == () and output.logits.shape == (2, 12, 61)
+            assert report.accuracy.shape == () and output.logits.clone().shape == (2, 12, 61)
             continue
         with pytest.raises(KernelError, match=match):
             _ = report.accuracy

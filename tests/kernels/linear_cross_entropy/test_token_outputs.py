@@ -31,10 +31,11 @@ from tests.kernels.matching import assert_matches, close
 from veomni_hook.errors import KernelError
 from veomni_hook.kernels.linear_cross_entropy import losses, reference, token_outputs
 from veomni_hook.kernels.linear_cross_entropy import torch as chunked
+from veomni_hook.kernels.linear_cross_entropy.deferred import DeferredLogits
 from veomni_hook.kernels.linear_cross_entropy.functional import token_log_probs
 from veomni_hook.kernels.linear_cross_entropy.objective import Wanted
 from veomni_hook.kernels.linear_cross_entropy.options import TOKEN_OUTPUTS, loss_options
-from veomni_hook.kernels.linear_cross_entropy.output import DeferredLogits, LazyLogits
+from veomni_hook.kernels.linear_cross_entropy.output import LazyLogits
 from veomni_hook.kernels.selection.process_choice import set_choice
 
 

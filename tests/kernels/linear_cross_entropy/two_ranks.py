@@ -12,8 +12,9 @@ from tests.kernels.linear_cross_entropy.routed import batch, load, pair, with_de
 from tests.kernels.matching import close
 from tests.processes import join, leave
 from veomni_hook.kernels.bind import bind
+from veomni_hook.kernels.linear_cross_entropy.deferred import logits_are_read
 from veomni_hook.kernels.linear_cross_entropy.options import loss_options
-from veomni_hook.kernels.linear_cross_entropy.output import LazyLogits, logits_are_read
+from veomni_hook.kernels.linear_cross_entropy.output import LazyLogits
 from veomni_hook.kernels.selection.process_choice import set_choice
 from veomni_hook.report.explanation import explain
 

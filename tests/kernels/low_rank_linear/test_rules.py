@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from types import MethodType
 
 import pytest
 import torch
@@ -72,6 +73,23 @@ def parametrised(layer):
             return 2 * weight
 
     parametrize.register_parametrization(layer.lora_A["default"], "weight", Doubled())
+
+
+def moved_where_they_are(self, *args, **kwargs):
+    if self.weight.device != args[0].device:
+        return self.forward_origin(args[0].to(self.weight.device), **kwargs)
+    return self.forward_origin(*args, **kwargs)
+
+
+def test_factors_whose_forward_only_moves_inputs_are_fused(patched):
+    layers = pair(patched, base_of())
+    for factor in (*layers[1].lora_A.values(), *layers[1].lora_B.values()):
+        factor.forward_origin = factor.forward
+        factor.forward = MethodType(moved_where_they_are, factor)
+    expected, found = (results(layer, inputs()) for layer in layers)
+    assert slot(patched).outcome(layers[1]).backend == "torch"
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value)
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ def ids():
 
 
 def taken(model):
-    (line,) = (each for each in str(explain(model)).splitlines() if "moe_experts" in each)
+    (line,) = (each for each in str(explain(model)).splitlines() if "moe_experts/" in each)
     return line.partition("moe_experts/gated: ")[2]
 
 

@@ -98,7 +98,7 @@ def step(model, context=contextlib.nullcontext):
 
 
 def told(model):
-    (line,) = (each for each in str(explain(model)).splitlines() if "moe_experts" in each)
+    (line,) = (each for each in str(explain(model)).splitlines() if "moe_experts/" in each)
     return line
 
 

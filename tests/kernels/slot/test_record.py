@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import gc
+import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from tests.kernels.patched_qwen3 import batch, pair
 from veomni_hook.kernels.selection.process_choice import set_choice
+from veomni_hook.kernels.shared import repeated
 from veomni_hook.kernels.slot import Outcome, Slot
 from veomni_hook.kernels.slot.record import Tally
 from veomni_hook.report.explanation import explain
@@ -95,7 +99,7 @@ def test_a_loss_that_is_fused_in_training_alone(patched):
     assert row.training == (("torch", "chosen", 3),)
     ((backend, reason, times),) = row.evaluation
     assert (backend, times) == ("eager", 1) and "eval" in reason
-    (line,) = (line for line in str(explain(model)).splitlines() if LOSS in line)
+    (line,) = (line for line in str(explain(model)).splitlines() if f"{LOSS}/" in line)
     assert "in training: torch (chosen) 3 calls; 1 call in evaluation" in line
 
 
@@ -119,7 +123,7 @@ def test_a_checkpoint_that_is_computed_again_is_called_again(reentrant):
 
     torch.utils.checkpoint.checkpoint(run, x, use_reentrant=reentrant).sum().backward()
     times = [sum(each.times for each in calls) for calls in (only(norm).training, only(norm).evaluation)]
-    assert times == ([1, 1] if reentrant else [2, 0])
+    assert (times, only(norm).first_passes) == (([1, 0], 1) if reentrant else ([2, 0], 0))
 
 
 def test_a_fused_op_speaks_for_the_mode_that_its_parts_did_not_see(patched):
@@ -133,3 +137,56 @@ def test_a_fused_op_speaks_for_the_mode_that_its_parts_did_not_see(patched):
     row = found["model.layers.0.post_attention_layernorm"]
     assert row.evaluation == (("torch", "chosen", 1),)
     assert row.training == (("torch", "part of add_rms_norm", 1),)
+
+
+class TestFirstPassesOfCheckpoints:
+    """A reentrant checkpoint runs a part without gradients, and again with gradients in the backward pass."""
+
+    def test_of_a_model_are_no_evaluation(self, patched):
+        set_choice("auto")
+        _, model = pair(patched)
+        model.train().gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": True})
+        model.enable_input_require_grads()
+        for _ in range(2):
+            model(**batch()).loss.backward()
+        rows = [row for row in explain(model).rows if row.op == "rotary"]
+        assert [(row.backend, row.reason) for row in rows] == [("torch", "picked by auto")] * 2
+        assert [(row.training, row.evaluation, row.first_passes) for row in rows] == [
+            ((("torch", "picked by auto", 2),), (), 2)
+        ] * 2
+        text = str(explain(model))
+        assert "in evaluation" not in text and "without gradients" not in text
+        assert "torch (picked by auto), 4 calls in training; 4 calls in first passes of checkpoints" in text
+        with torch.no_grad():
+            model(**batch())
+        assert [
+            sum(each.times for each in row.evaluation) for row in explain(model).rows if row.op == "rotary"
+        ] == [1, 1]
+
+    @pytest.mark.parametrize("reentrant", [True, False])
+    def test_stand_between_an_evaluation_before_and_one_behind(self, reentrant):
+        set_choice("torch")
+        norm, x = Norm(), X.clone().requires_grad_()
+
+        def evaluate():
+            with torch.no_grad():
+                norm(X)
+
+        evaluate()
+        checkpoint(lambda x: (norm(x), x.square())[1], x, use_reentrant=reentrant).sum().backward()
+        evaluate()
+        row = only(norm)
+        counts = [sum(each.times for each in calls) for calls in (row.training, row.evaluation)]
+        assert (*counts, row.first_passes) == ((1, 2, 1) if reentrant else (2, 2, 0))
+
+    def test_the_stack_is_searched_once_in_an_evaluation(self, monkeypatch):
+        set_choice("torch")
+        norm, searches = Norm(), []
+        frame = sys._getframe
+        spy = SimpleNamespace(_getframe=lambda depth: searches.append(depth) or frame(depth + 1))
+        monkeypatch.setattr(repeated, "sys", spy)
+        (X.clone().requires_grad_() * 2)  # a node: what was known before is void
+        with torch.no_grad():
+            for _ in range(3):
+                norm(X)
+        assert len(searches) == 1 and only(norm).evaluation[0].times == 3

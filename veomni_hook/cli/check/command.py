@@ -193,7 +193,7 @@ def _write(path: str, targets: Sequence[str], sources: Sequence[Source], jobs: i
 
 def _verdicts(sources: Sequence[Source], wanted: Collection[str], settings: Settings) -> Iterator[Verdict]:
     from veomni_hook.cli.check.verdict import failure, judge, nowhere
-    from veomni_hook.cli.inputs.configs import modules_of
+    from veomni_hook.cli.inputs.configs import BUILT_IN, modules_of
     from veomni_hook.finders.applicable import asks_idioms
     from veomni_hook.finders.upstream import read_upstream
     from veomni_hook.locate import locate
@@ -214,9 +214,10 @@ def _verdicts(sources: Sequence[Source], wanted: Collection[str], settings: Sett
         verdicts, applied = judge(upstream, [c for _, c in fitting], idioms=asks_idioms(upstream, settings))
         yield from verdicts
         reports += applied
-    for _, config in configs:
-        if config.is_pattern and not wanted:
-            yield from nowhere(config, [r for r in reports if config.applies_to(r.module)])
+    for source, config in configs:
+        of_config = [report for report in reports if config.applies_to(report.module)]
+        if config.is_pattern and not wanted and (of_config or source.origin != BUILT_IN):
+            yield from nowhere(config, of_config)
 
 
 def _unreadable(
@@ -225,10 +226,14 @@ def _unreadable(
     from veomni_hook.cli.check.verdict import ABSENT, Verdict, failure
     from veomni_hook.cli.inputs.configs import BUILT_IN
     from veomni_hook.errors import ConfigError
+    from veomni_hook.locate import locate
 
+    package = module.partition(".")[0]
     for source, config in fitting:
+        if source.origin == BUILT_IN and locate(package) is None:
+            continue
         if source.origin == BUILT_IN and not installed:
-            detail = "this transformers has no such module"
+            detail = f"this {package} has no such module"
             yield Verdict(module, "any", config.name, "-", "-", ABSENT, detail)
         else:
             fix = "correct the config's source_module"

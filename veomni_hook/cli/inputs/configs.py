@@ -12,6 +12,7 @@ from veomni_hook.cli.usage import UsageError
 from veomni_hook.errors import VeomniHookError
 from veomni_hook.finders.applicable import is_on
 from veomni_hook.finders.configs import load, points_in_force
+from veomni_hook.finders.targets import TRAINING
 from veomni_hook.locate import locate
 from veomni_hook.migration.written import beside
 from veomni_hook.patches import models
@@ -70,7 +71,7 @@ def modules_of(configs: Iterable[PatchConfig]) -> list[str]:
     patterns = [config for config in found if config.is_pattern]
     if patterns:
         tree = source_tree()
-        known = [*tree.files(), *tree.beside()]
+        known = [*tree.files(), *tree.beside(), *TRAINING]
         named += [module for module in known if any(config.applies_to(module) for config in patterns)]
     return [*dict.fromkeys(named)]
 

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from veomni_hook.kernels.explain.infer import with_parts, with_unasked
 from veomni_hook.kernels.explain.places import places_of
+from veomni_hook.kernels.explain.remedies import NOTHING, remedy_for
 from veomni_hook.kernels.explain.replacements import Replacement, replacement_of
-from veomni_hook.kernels.explain.rows import Row
+from veomni_hook.kernels.explain.rows import NO_KERNEL, Row
 from veomni_hook.kernels.selection.binding import binding_of
 from veomni_hook.kernels.selection.choice import AUTO
 from veomni_hook.kernels.selection.declaration import EAGER
@@ -144,11 +145,12 @@ def _row(
     if outcome is None:
         selection = answers.selection(device)
         if selection.failure is not None:
-            outcome = Outcome("none", f"{selection.failure}; {selection.remedy}")
+            outcome = Outcome(NO_KERNEL, f"{selection.failure}; {selection.remedy}")
         else:
             backend = EAGER if selection.kernel is None else selection.kernel.backend
             outcome = Outcome(backend, f"kernels={selection.wanted} on {device}")
     supplied = registry.supplied(slot.op, slot.variant)
+    training = () if record is None else record.training.calls()
     return Row(
         place=place,
         kind=kind,
@@ -160,12 +162,16 @@ def _row(
         choice=f"{answers.wanted}{_said_by(slot, owner)}",
         called=called,
         settled=answers.idle is not None,
-        training=() if record is None else record.training.calls(),
+        training=training,
         evaluation=() if record is None else record.evaluation.calls(),
+        first_passes=0 if record is None else sum(each.times for each in record.first_passes.calls()),
         note="; ".join(_notes(slot, owner, answers.wanted, outcome, supplied=supplied)),
         supplied=supplied,
         compiled=how,
         module=slot.module_name,
+        remedy=NOTHING
+        if how
+        else remedy_for(answers, training[-1].reason if training else outcome.reason, device),
     )
 
 
@@ -187,7 +193,7 @@ def _notes(slot: Slot, owner: Any, wanted: str, outcome: Outcome, *, supplied: b
         said = load_attribute(remarks)(owner, outcome.backend)
         if said is not None:
             yield said
-    if not supplied and outcome.backend not in (EAGER, REPLACED, "none"):
+    if not supplied and outcome.backend not in (EAGER, REPLACED, NO_KERNEL):
         yield f"no kernel exists for this formula on any machine: {outcome.backend} is the formula in PyTorch"
 
 

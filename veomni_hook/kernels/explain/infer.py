@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from veomni_hook.kernels.explain.rows import MODES, UNASKED, Row
+from veomni_hook.kernels.explain.rows import MODES, NOT_CALLED, Row
 from veomni_hook.kernels.selection.declaration import EAGER
 from veomni_hook.kernels.selection.registry import registry
 
@@ -47,7 +47,7 @@ def with_unasked(rows: list[Row]) -> Iterator[Row]:
         elif row.called:
             yield row.noted(f"in training, {said}")
         else:
-            yield replace(row, backend=UNASKED, reason=f"in {' and '.join(modes)}, {said}", settled=True)
+            yield replace(row, backend=NOT_CALLED, reason=f"in {' and '.join(modes)}, {said}", settled=True)
 
 
 def _modes_below(row: Row, rows: list[Row]) -> list[str]:

@@ -9,10 +9,13 @@ from veomni_hook.kernels.slot.candidates import REPLACED
 from veomni_hook.kernels.slot.record import Calls
 from veomni_hook.layout import counted
 
-__all__ = ["MODES", "UNASKED", "Group", "Row", "grouped"]
+__all__ = ["MODES", "NOT_CALLED", "NO_KERNEL", "Group", "Row", "grouped"]
+
+#: The backend of a row where the one that was chosen by name cannot run, so that a call raises an error.
+NO_KERNEL = "none"
 
 #: The backend of a row whose guard is never asked, although the model is called.
-UNASKED = "unasked"
+NOT_CALLED = "not called"
 
 MODES = ("training", "evaluation")
 
@@ -26,9 +29,8 @@ class Row:
         kind: its class.
         slot: the slot's name in the modeling module.
         op, variant: the slot's op and variant.
-        backend: ``eager``: the upstream code; ``none``: a backend chosen by name cannot run there, and a
-            call raises an error; ``replaced``: another function replaces the code, and the slot is not
-            asked; ``unasked``: the model is called in a way that bypasses the slot.
+        backend: ``eager``: the upstream code; `NO_KERNEL`; ``replaced``: another function replaces the code,
+            and the slot is not asked; `NOT_CALLED`.
         reason: why this backend.
         choice: what was chosen, followed in brackets by the source unless it was the settings.
         called: whether the slot, or a fused op that contains it, was asked or compiled by torch.compile.
@@ -36,13 +38,16 @@ class Row:
         training: the calls in training by backend, that of the last call last (see
             `veomni_hook.kernels.slot.record`). Not counted: calls while no kernel could be selected, and
             calls of compiled code.
-        evaluation: all other calls.
+        evaluation: all other calls, but for the next ones.
+        first_passes: how many calls were in the first passes of reentrant checkpoints.
         note: further information about the place.
         supplied: whether any machine has a kernel for the variant.
         compiled: ``itself`` if the row shows what torch.compile compiled for this place, ``kind`` if it shows
             what was compiled for another place that runs the same code; else empty.
         module: the modeling module whose source asks the slot there.
         asked_in: the methods that ask it, as ``Class.method``; empty if any method may.
+        remedy: what lets a kernel compute what upstream's code computed last, or would; in training, if it
+            was called there.
     """
 
     place: str
@@ -57,11 +62,13 @@ class Row:
     settled: bool = False
     training: tuple[Calls, ...] = ()
     evaluation: tuple[Calls, ...] = ()
+    first_passes: int = 0
     note: str = ""
     supplied: bool = True
     compiled: str = ""
     module: str = ""
     asked_in: tuple[str, ...] = ()
+    remedy: str = ""
 
     @property
     def backends(self) -> list[str]:
@@ -85,7 +92,7 @@ class Group:
     calls: str
 
     def __str__(self) -> str:
-        told = self.why if self.backend in (REPLACED, UNASKED) else f"{self.backend} ({self.why})"
+        told = self.why if self.backend in (REPLACED, NOT_CALLED) else f"{self.backend} ({self.why})"
         return f"{self.kind} x{self.places}: {self.op}: {told}{self.calls and f', {self.calls}'}"
 
 
@@ -123,4 +130,6 @@ def _calls(rows: Sequence[Row]) -> str:
         elif calls:
             each = ", ".join(f"{one.backend} ({one.reason}) {counted(one.times, 'call')}" for one in calls)
             told.append(f"in {mode}: {each}")
+    if first_passes := sum(row.first_passes for row in rows):
+        told.append(f"{counted(first_passes, 'call')} in first passes of checkpoints")
     return "; ".join(told)

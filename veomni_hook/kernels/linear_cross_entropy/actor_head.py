@@ -1,7 +1,7 @@
 """What verl's fused head calls: `token_log_probs` with the operands of verl's autograd function.
 
-``veomni_hook.patches.trainers.verl`` puts the call there. verl's function runs where settings choose
-``eager``, and where ours cannot, with a warning.
+A spec, ``shared/verl_utils_experimental_torch_functional.py``, puts the call there. verl's function runs
+where settings choose ``eager``, and where ours cannot, with a warning.
 """
 
 from __future__ import annotations

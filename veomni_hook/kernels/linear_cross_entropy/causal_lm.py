@@ -12,6 +12,7 @@ from veomni_hook.kernels.linear_cross_entropy import head as heads
 from veomni_hook.kernels.linear_cross_entropy import losses, output, reference, shares, token_outputs, traced
 from veomni_hook.kernels.linear_cross_entropy.autograd import compute_dtype
 from veomni_hook.kernels.linear_cross_entropy.call import Call
+from veomni_hook.kernels.linear_cross_entropy.deferred import DeferredLogits, logits_are_read, note_refusal
 from veomni_hook.kernels.linear_cross_entropy.objective import NOTHING, TokenStatistics
 from veomni_hook.kernels.linear_cross_entropy.options import active, note
 from veomni_hook.kernels.linear_cross_entropy.remedies import EVALUATION, NO_GRADIENTS
@@ -43,7 +44,7 @@ def refuses(model: Any, *operands: Any) -> str | None:
         return _untrained(model) or _cannot(model, *operands)
     held = active(model)
     reason = None if held is not None and held.options.evaluation else _untrained(model)
-    return settled(model, reason or output.logits_are_read(model) or _cannot(model, *operands))
+    return settled(model, reason or logits_are_read(model) or _cannot(model, *operands))
 
 
 def cannot(model: Any, *operands: Any) -> str | None:
@@ -137,7 +138,7 @@ def fused_output(compute: Compute, statistics: Statistics, call: Call) -> Fused:
     answer = heads.ask(head, linear, hidden_states, request)
     if request.loss is None or request.call is None:
         reason = request.reason or "the head did not call torch.nn.functional.linear"
-        output.note_refusal(model, reason, training=bool(model.training))
+        note_refusal(model, reason, training=bool(model.training))
         settled(model, reason)
         logits = transform(answer)
         loss = model.loss_function(
@@ -147,7 +148,7 @@ def fused_output(compute: Compute, statistics: Statistics, call: Call) -> Fused:
     if held is not None:
         held.report.take(found[-1] if reports else None, target, objective.ignore_index, call.given.shape)
     note(model, number, answer)
-    deferred = output.DeferredLogits(model, head, linear, hidden_states, request.call, transform)
+    deferred = DeferredLogits(model, head, linear, hidden_states, request.call, transform)
     # A hook that casts the module's output would round the loss; upstream rounds logits there. FSDP2 gathers
     # weights for the backward of what its hook got, not of what it cast.
     answer = answer if answer.dtype is request.loss.dtype else request.loss

@@ -31,18 +31,31 @@ class LinearCall:
         self._bias = None if bias is None else (bias, bias.detach())
         self.weights = sample(weight, bias)
 
-    def result(self) -> tuple[torch.Tensor, str | None] | None:
-        """Return the result, and why it may not be what it was, or None; None: the memory was released."""
-        weight, bias = self._weight[1], None if self._bias is None else self._bias[1]
-        if any(each is not None and _is_released(each) for each in (weight, bias)):
+    @property
+    def operands(self) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The weight and the bias that were passed."""
+        return self._weight[0], None if self._bias is None else self._bias[0]
+
+    @property
+    def is_released(self) -> bool:
+        """Whether the memory of weight or bias was released."""
+        return any(pair is not None and _is_released(pair[1]) for pair in (self._weight, self._bias))
+
+    def result(self, hidden_states: torch.Tensor | None = None) -> tuple[torch.Tensor, str | None] | None:
+        """Return the result, and why it may not be what it was, or None; None: the memory was released.
+
+        ``hidden_states``: a selection of the call's; None: all.
+        """
+        if self.is_released:
             return None
+        weight, bias = self._weight[1], None if self._bias is None else self._bias[1]
         changed = WEIGHTS_CHANGED if differ(self.weights, weight, bias) else None
-        made = functional.linear(
-            self.hidden_states,
+        product = functional.linear(
+            self.hidden_states if hidden_states is None else hidden_states,
             _as_it_was(*self._weight),
             None if self._bias is None else _as_it_was(*self._bias),
         )
-        return made, changed
+        return product, changed
 
 
 def _is_released(tensor: torch.Tensor) -> bool:

@@ -1,46 +1,30 @@
-"""A model output whose ``logits`` are computed when first read.
+"""A model output whose ``logits`` are computed when they are needed.
 
-Reading means whatever could see them: attribute, key, index, iteration over values, ``vars``, comparison,
-copying, pickling, printing, a pytree. After that, an output is an instance of its plain class. Code that
-only looks for tensors in outputs, moves or casts them (FSDP, DDP, accelerate) gets the deferred logits, or an
-empty tensor in their place. If logits are read in a training step, the model computes them with the upstream
-code from the next step on. If the head is sharded, reading gathers its weights: either all ranks read, or
-none.
+An attribute, a key or an index gives `UnreadLogits`, which are computed when their values are used. Iteration
+over values, ``vars``, comparison, copying, pickling, printing and a pytree compute them. After that, an
+output is an instance of its plain class. Code that only looks for tensors in outputs, moves or casts them
+(FSDP, DDP, accelerate) gets the deferred logits, or an empty tensor in their place. If logits are computed in
+a training step, the model computes them with the upstream code from the next step on. If the head is sharded,
+reading gathers its weights: either all ranks read, or none.
 """
 
 from __future__ import annotations
 
-import logging
 import sys
-import warnings
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import field, fields, make_dataclass
 from functools import cache, partial
 from types import FrameType, MappingProxyType
 from typing import Any
-from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch.utils import _pytree
 from transformers.utils import ModelOutput
 
-from veomni_hook.errors import VeomniHookWarning
-from veomni_hook.kernels.linear_cross_entropy.head import keeps_weights, logits_of
-from veomni_hook.kernels.linear_cross_entropy.linear_call import LinearCall
-from veomni_hook.kernels.linear_cross_entropy.remedies import READ, READ_IN_EVALUATION, SWITCHED_OFF
-from veomni_hook.kernels.linear_cross_entropy.transform import Transform
+from veomni_hook.kernels.linear_cross_entropy.deferred import DeferredLogits
 
-__all__ = [
-    "DeferredLogits",
-    "LazyLogits",
-    "lazy_class",
-    "logits_are_read",
-    "note_refusal",
-    "with_deferred_logits",
-]
-
-logger = logging.getLogger("veomni_hook.kernels")
+__all__ = ["LazyLogits", "lazy_class", "with_deferred_logits"]
 
 FIELD = "logits"
 # Where logits are stored. Under their own name, dynamo (torch 2.11) would bypass the property.
@@ -57,123 +41,6 @@ WALKERS = (
 MOVING = ("accelerate.utils.operations", ("convert_to_fp32", "find_device", "send_to_device"))
 # Walkers may use these to walk.
 TREES = ("torch.utils._pytree", "torch.utils._cxx_pytree", "optree")
-
-#: Packages through whose functions a read comes.
-_BETWEEN = ("veomni_hook", "torch", "collections", "copy", "dataclasses", "pickle")
-
-#: Why a model computes its logits with the upstream code, in training (True) and in evaluation (False).
-_upstream_only: dict[bool, WeakKeyDictionary[Any, str]] = {
-    True: WeakKeyDictionary(),
-    False: WeakKeyDictionary(),
-}
-
-
-def logits_are_read(model: Any) -> str | None:
-    """Return why ``model`` computes its logits with the upstream code from now on, or None."""
-    return _upstream_only[bool(model.training)].get(model)
-
-
-def note_refusal(model: Any, reason: str, *, training: bool) -> None:
-    """Make ``model`` use the upstream code from its next call on, in training or in evaluation."""
-    _upstream_only[training][model] = reason
-
-
-def _reader(frame: FrameType | None) -> str:
-    """Return the file and the line of the code that reads, which is neither this package's nor torch's."""
-    while frame is not None and _root(frame) in _BETWEEN and frame.f_back is not None:
-        frame = frame.f_back
-    return "?" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
-
-
-def _root(frame: FrameType) -> str:
-    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
-
-
-class DeferredLogits:
-    """Logits that have not been read yet: the call that makes them, and the state of the forward.
-
-    ``linear`` is the module in ``head`` that holds the weights, ``hidden_states`` the input of ``head`` and
-    ``call`` that of ``linear``; ``transform`` is applied to the logits.
-    """
-
-    def __init__(
-        self,
-        model: Any,
-        head: Any,
-        linear: Any,
-        hidden_states: torch.Tensor,
-        call: LinearCall,
-        transform: Transform,
-    ) -> None:
-        kind = hidden_states.device.type
-        self._model = ref(model)
-        self._training = bool(model.training)
-        self._head = head
-        self._linear = linear
-        # Weights that hooks have brought may be in memory that they want back.
-        self._call = call if keeps_weights(head, linear) else None
-        self._weights = call.weights
-        self._hidden_states = hidden_states if self._call is None else call.hidden_states
-        self._transform = transform
-        self._grad = torch.is_grad_enabled()
-        self._autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-        self._cast: torch.dtype | None = None
-        self._moved: torch.device | None = None
-        # Inference-mode tensors have no version counter.
-        self._version = None if hidden_states.is_inference() else self._hidden_states._version
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of the logits; accelerate reads it before it casts outputs."""
-        return self._cast or self._transform.dtype or self._autocast or self._hidden_states.dtype
-
-    @property
-    def device(self) -> torch.device:
-        """The device of the logits; models move labels there."""
-        return self._moved or self._hidden_states.device
-
-    def float(self) -> DeferredLogits:
-        """Return deferred logits that will be cast to float32, as accelerate does with outputs."""
-        return self.to(dtype=torch.float32)
-
-    def to(self, device: Any = None, dtype: torch.dtype | None = None, **_: Any) -> DeferredLogits:
-        """Return deferred logits that will be moved to ``device`` and cast to ``dtype``."""
-        other = object.__new__(type(self))
-        moved = self._moved if device is None else torch.device(device)
-        other.__dict__.update(self.__dict__, _moved=moved, _cast=self._cast if dtype is None else dtype)
-        return other
-
-    def stand_in(self) -> torch.Tensor:
-        """Return an empty tensor with their dtype and device, for code that casts and moves tensors."""
-        return torch.empty(0, dtype=self.dtype, device=self.device)
-
-    def compute(self) -> torch.Tensor:
-        """Return the logits; from the next step on, the model computes them in its forward."""
-        model = self._model()
-        if model is not None:
-            if self._training and logits_are_read(model) is None and not torch.compiler.is_compiling():
-                logger.warning(SWITCHED_OFF, type(model).__name__, _reader(sys._getframe(1)))
-            note_refusal(model, READ if self._training else READ_IN_EVALUATION, training=self._training)
-        return self._computed()
-
-    def _computed(self) -> torch.Tensor:
-        kind = self._hidden_states.device.type
-        autocast = torch.autocast(kind, dtype=self._autocast, enabled=self._autocast is not None)
-        with torch.inference_mode(mode=False), torch.set_grad_enabled(self._grad), autocast:
-            found = None if self._call is None else self._call.result()
-            if found is None:
-                found = logits_of(self._head, self._linear, self._hidden_states, self._weights)
-            logits, changed = self._transform(found[0]), found[1]
-        if self._version is not None and self._hidden_states._version != self._version:
-            changed = "the hidden states have changed"
-        if changed is not None:
-            warnings.warn(
-                f"outputs.logits is read, and {changed}: these logits may not be those of the forward pass. "
-                "Read them before that, at the latest before optimizer.step().",
-                VeomniHookWarning,
-                stacklevel=6,
-            )
-        return logits.to(self._moved or logits.device, self._cast or logits.dtype)
 
 
 class LazyLogits(ModelOutput):  # type: ignore[misc]
@@ -216,7 +83,9 @@ class LazyLogits(ModelOutput):  # type: ignore[misc]
 
     @property
     def logits(self) -> torch.Tensor | None:
-        """Scores ``[..., vocab]``; computed when first read."""
+        """Scores ``[..., vocab]``; computed when they are needed."""
+        if (unread := self._unread(_dict_of(self).get(HELD))) is not None:
+            return unread
         of_self = _dict_of(self._read())
         return of_self[FIELD] if FIELD in of_self else of_self.get(HELD)
 
@@ -244,14 +113,24 @@ class LazyLogits(ModelOutput):  # type: ignore[misc]
             _compute(self)
         return self
 
+    def _unread(self, deferred: Any) -> torch.Tensor | None:
+        """Return what stands for ``deferred``, or None: the logits are here, or nobody reads them."""
+        if not isinstance(deferred, DeferredLogits) or torch.compiler.is_compiling():
+            return None
+        return None if _only_walks(sys._getframe(2)) else deferred.unread()
+
     def __getitem__(self, key: Any) -> Any:
         if not isinstance(key, str):
             names = list(self)[key]
             return self[names] if isinstance(names, str) else tuple(self[name] for name in names)
+        if key == FIELD and (unread := self._unread(OrderedDict.get(self, key))) is not None:
+            return unread
         return OrderedDict.__getitem__(self._read() if key == FIELD else self, key)
 
     def get(self, key: str, default: Any = None) -> Any:
         """Return the value of ``key``, or ``default``."""
+        if key == FIELD and (unread := self._unread(OrderedDict.get(self, key))) is not None:
+            return unread
         return OrderedDict.get(self._read() if key == FIELD else self, key, default)
 
     def items(self) -> Any:

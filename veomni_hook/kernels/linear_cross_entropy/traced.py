@@ -24,6 +24,7 @@ from transformers.utils import ModelOutput
 from veomni_hook.kernels.linear_cross_entropy import head as heads
 from veomni_hook.kernels.linear_cross_entropy import losses, output
 from veomni_hook.kernels.linear_cross_entropy.call import Call
+from veomni_hook.kernels.linear_cross_entropy.deferred import DeferredLogits
 from veomni_hook.kernels.linear_cross_entropy.linear_call import LinearCall
 from veomni_hook.kernels.linear_cross_entropy.objective import Objective
 from veomni_hook.kernels.linear_cross_entropy.options import OPEN
@@ -78,7 +79,7 @@ def objective(call: Call) -> Objective:
     )
 
 
-class TracedLogits(output.DeferredLogits):
+class TracedLogits(DeferredLogits):
     """Logits of a compiled forward that have not been read yet."""
 
     def __init__(self, head: nn.Linear, call: Call, hidden_states: torch.Tensor) -> None:
@@ -91,13 +92,15 @@ class TracedLogits(output.DeferredLogits):
         self._autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
         self._cast = self._moved = None
         # The version of hidden states is meaningless: Inductor reuses memory.
-        self._version = None
+        self._version = self.logits = None
 
     def compute(self) -> torch.Tensor:
         """Return the logits as the forward would have."""
         if torch.compiler.is_compiling():
             return self._transform(self._head(self._hidden_states))
-        return self._computed()
+        return self.rows()
+
+    unread = compute
 
 
 def finish(made: Any, more: dict[str, torch.Tensor] | None = None) -> Any:

@@ -1,6 +1,6 @@
 """What TRL's fused head calls: `token_log_probs` with the operands of TRL's autograd function.
 
-``veomni_hook.patches.trainers.trl`` puts the calls there. TRL's function computes what ours does not, and
+A spec, ``shared/trl_trainer_utils.py``, puts the calls there. TRL's function computes what ours does not, and
 runs where settings choose ``eager``. `told` says for `explain` which of them ran.
 """
 

@@ -37,7 +37,7 @@ def refuses(owner: Any, x: torch.Tensor, linear: nn.Module, adapters: Sequence[A
         return reason
     converts = autocast_dtype(x) is not None
     for adapter in adapters:
-        reason = _kind_refused(adapter)
+        reason = _kind_refused(x, adapter)
         reason = _weights_refused(x, adapter, converts=converts) if reason is None else reason
         if reason is not None:
             return reason
@@ -63,7 +63,7 @@ def remark(owner: Any, backend: str) -> str | None:
     return None if backend == EAGER else "adapter fused"
 
 
-def _kind_refused(adapter: Adapter) -> str | None:
+def _kind_refused(x: torch.Tensor, adapter: Adapter) -> str | None:
     dropout, down, up, scale, variant = adapter
     if variant is not None:
         return f"the adapter is a variant, {type(variant).__name__}"
@@ -76,7 +76,8 @@ def _kind_refused(adapter: Adapter) -> str | None:
         return f"the adapter's factors are {names}, not plain nn.Linear"
     if parameter(down, "bias") is not None or parameter(up, "bias") is not None:
         return "a factor of the adapter has a bias"
-    seen = call_is_seen(dropout) or call_is_seen(down) or call_is_seen(up)
+    # The input of `up` is on the device of `x`, and `passes_on` allows nothing else to matter.
+    seen = call_is_seen(dropout) or call_is_seen(down, x) or call_is_seen(up, x)
     return None if seen is None else f"a part of the adapter {seen}"
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from types import FunctionType, SimpleNamespace
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn.modules import module as module_globals
 
 from veomni_hook.kernels.shared.origin import written_in
+from veomni_hook.kernels.shared.passed_on import passes_on
 
 __all__ = [
     "call_is_overridden",
@@ -34,8 +36,11 @@ _FORWARDS = SimpleNamespace()
 _PLACES: dict[type, str] = {}
 
 
-def call_is_seen(module: nn.Module) -> str | None:
-    """Return what a call of ``module`` does besides its class's ``forward``, or None."""
+def call_is_seen(module: nn.Module, x: torch.Tensor | None = None) -> str | None:
+    """Return what a call of ``module`` does besides its class's ``forward``, or None.
+
+    With ``x``, a forward on the instance counts only if it does not just `pass it on <passes_on>`.
+    """
     held = module.__dict__
     # Unrolled, because every guard calls this: loops over these and the global ones took a fifth longer.
     if (
@@ -47,7 +52,8 @@ def call_is_seen(module: nn.Module) -> str | None:
         return "has hooks"
     # Some wrappers leave the class's own forward, bound to the module, in the instance.
     if "forward" in held and getattr(held["forward"], "__func__", None) is not type(module).forward:
-        return "has its own forward"
+        if x is None or not passes_on(module, x):
+            return "has its own forward"
     if "_compiled_call_impl" in held and held["_compiled_call_impl"] is not None:
         return "is compiled separately"
     if _GLOBAL_FORWARD or _GLOBAL_FORWARD_PRE or _GLOBAL_BACKWARD or _GLOBAL_BACKWARD_PRE:

@@ -6,20 +6,22 @@ notes it with the checkpoint's frame, and the recomputation gets it back, whatev
 registered in between. Calls that ask with the same key are told apart by their order. Which pass runs is
 known from the hooks for saved tensors that a checkpoint has in force; their closures hold the frame. Before
 torch 2.8 it is not known, and every decision is made again. A reentrant checkpoint compares nothing, and its
-decisions are made again, too.
+decisions are made again, too. It runs its first pass without gradients, in an autograd function's forward.
 """
 
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Hashable
-from types import FunctionType
+from threading import get_ident
+from types import FrameType, FunctionType
 from typing import Any, TypeVar
 
 import torch
 from torch.utils import checkpoint
 
-__all__ = ["decided", "hooks_in_force"]
+__all__ = ["decided", "hooks_in_force", "in_first_pass"]
 
 Decision = TypeVar("Decision")
 
@@ -31,6 +33,11 @@ def _unknown(ignore_is_tracing: bool) -> None:  # noqa: FBT001 - as torch has it
 #: The hooks for saved tensors in force in this thread, or None; every guard asks.
 hooks_in_force = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", _unknown)
 _HOME = checkpoint.__name__
+#: The function that runs a first pass, by its name: DeepSpeed's and Megatron's checkpoints have torch's.
+_FIRST = checkpoint.CheckpointFunction.forward.__qualname__
+_next_node = torch._C._autograd._get_sequence_nr
+#: Where `in_first_pass` was asked last: the thread, the number of autograd's next node there, and the answer.
+_asked: tuple[int, int, bool] = (0, -1, False)
 #: Of a frame: the decisions of its forward pass. Of a hook for saved tensors: the `Decisions` of its pass.
 _NOTED = "_veomni_hook_decisions"
 
@@ -63,6 +70,25 @@ def decided(key: Hashable, decide: Callable[[], Decision]) -> Decision:
         noted[_NOTED] = _decisions_of(hooks[0])
     decisions: Decisions | None = noted[_NOTED]
     return decide() if decisions is None else decisions.settle(key, decide)
+
+
+def in_first_pass() -> bool:
+    """Return whether a reentrant checkpoint runs its first pass here; to be asked without gradients.
+
+    A checkpoint makes its node before it runs the pass, and no other is made without gradients. So all calls
+    of a pass, or of a whole evaluation, get the same number, and the stack is searched once.
+    """
+    global _asked  # noqa: PLW0603 - torch's number is of the thread, too
+    thread, node, answer = _asked
+    if node == (here := _next_node()) and thread == get_ident():
+        return answer
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_qualname != _FIRST:
+        frame = frame.f_back
+    # Within `torch.no_grad` there is no node behind it, and no second pass.
+    answer = frame is not None and bool(frame.f_locals["ctx"].next_functions)
+    _asked = get_ident(), here, answer
+    return answer
 
 
 def _decisions_of(hook: FunctionType) -> Decisions | None:

@@ -58,6 +58,7 @@ class Answers:
     Attributes:
         wanted: ``auto``, ``eager`` or a backend.
         idle: the outcome of every call if no kernel is possible on any device; else None.
+        as_fast: the reasons of refusals that left a call to upstream's code because it was measured as fast.
         on: what `candidates` returned, by device; whoever asks at every call fills it.
     """
 
@@ -68,6 +69,8 @@ class Answers:
         self._candidates: dict[Any, tuple[Candidate, ...]] = {}
         self.on: dict[Any, tuple[Candidate, ...]] = {}
         self._refusals: dict[tuple[str, str], Outcome] = {}
+        self._losing: set[Callable[..., str | None]] = set()
+        self.as_fast: set[str] = set()
         reason = None if idle is not None else excluded(site.op, site.variant, choice)
         self.idle = idle if reason is None else Outcome(EAGER, reason)
         if reason is not None:
@@ -87,14 +90,16 @@ class Answers:
         found = self._candidates.get(device)
         return self._resolve(device) if found is None else found
 
-    def refused(self, backend: str, reason: str) -> Outcome:
-        """Return the outcome of a call that ``backend`` refused."""
+    def refused(self, backend: str, reason: str, rule: Callable[..., str | None] | None = None) -> Outcome:
+        """Return the outcome of a call that ``backend`` refused; ``rule`` is the one that did, if one did."""
         found = self._refusals.get((backend, reason))
         if found is None:
             # A backend chosen by name that does not run deserves a warning; auto promised nothing.
             level = logging.INFO if self.wanted == AUTO else logging.WARNING
             self._site.say(level, f": upstream's code runs instead of {backend}: {reason}")
             found = self._refusals[backend, reason] = Outcome(EAGER, reason)
+            if rule in self._losing:
+                self.as_fast.add(reason)
         return found
 
     def _tell(self, device: str | None, *, compiled: bool = False) -> None:
@@ -150,12 +155,14 @@ class Answers:
                 give_up(point, failure)
 
     def _rules(self, kernel: Kernel) -> tuple[Callable[..., Any], ...]:
-        rules: tuple[str | None, ...] = (kernel.refuses,)
-        if self.wanted == AUTO:
-            rules = (registry.ops()[self._site.op].yields, kernel.refuses)
-            # Which code is faster depends on the batch.
-            rules += () if self._choice.invariant else (kernel.loses,)
-        return tuple(load_attribute(rule) for rule in rules if rule is not None)
+        before = registry.ops()[self._site.op].yields if self.wanted == AUTO else None
+        rules = tuple(load_attribute(rule) for rule in (before, kernel.refuses) if rule is not None)
+        # Which code is faster depends on the batch.
+        if self.wanted != AUTO or kernel.loses is None or self._choice.invariant:
+            return rules
+        loses = load_attribute(kernel.loses)
+        self._losing.add(loses)
+        return (*rules, loses)
 
     def _named(self) -> str:
         return f"{self._site.module_name}, kernels={self._choice}"

@@ -1,8 +1,8 @@
 """Counts of how the calls of one module at one slot were computed, in training and in evaluation.
 
-Training is a call of a module in training mode with gradients enabled. Everything else is evaluation: eval
-mode, ``torch.no_grad()``, and so the first pass of a reentrant checkpoint (its second pass is training). A
-forward that a checkpoint recomputes counts as another call.
+Training is a call of a module in training mode with gradients enabled. A forward that a checkpoint recomputes
+counts as another call. The first pass of a reentrant checkpoint has no gradients: it is counted apart, and
+its second pass is training. Everything else is evaluation: eval mode, ``torch.no_grad()``.
 """
 
 from __future__ import annotations
@@ -64,12 +64,13 @@ class Tally:
 class Record:
     """The calls of the module that ``owner`` refers to; ``latest`` is the tally of its last call."""
 
-    __slots__ = ("evaluation", "latest", "owner", "training")
+    __slots__ = ("evaluation", "first_passes", "latest", "owner", "training")
 
     def __init__(self, owner: ref[Any]) -> None:
         self.owner = owner
         self.training = Tally()
         self.evaluation = Tally()
+        self.first_passes = Tally()
         self.latest = self.evaluation
 
 
@@ -79,9 +80,10 @@ class Records(dict[int, Record]):
     With a weak reference in each: a WeakKeyDictionary would cost 1.5 us at every call.
     """
 
-    def __init__(self, module_name: str) -> None:
+    def __init__(self, module_name: str, in_first_pass: Callable[[], bool]) -> None:
         super().__init__()
         self._module_name = module_name
+        self._in_first_pass = in_first_pass
 
     def of(self, owner: Any) -> Record | None:
         """Return the recorded calls of the module ``owner``, or None."""
@@ -94,10 +96,15 @@ class Records(dict[int, Record]):
         if record is None or record.owner() is not owner:
             record = self._begin(owner)
         try:
-            training = recorded and owner.training
+            training = owner.training
         except AttributeError:
             training = False  # not a module
-        tally = record.latest = record.training if training else record.evaluation
+        if not training:
+            tally = record.latest = record.evaluation
+        elif recorded:
+            tally = record.latest = record.training
+        else:
+            tally = record.latest = record.first_passes if self._in_first_pass() else record.evaluation
         if tally.last is outcome:
             tally.run += 1
         else:

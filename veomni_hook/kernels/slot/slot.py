@@ -100,7 +100,7 @@ class Slot:
         self._settles = request.settles
         self._compiled = Compiled(op, self._answers_by, self._binder, self._skipped, request)
         self._recorded = is_grad_enabled
-        self.records = Records(module_name)
+        self.records = Records(module_name, repeated.in_first_pass)
         self._note = self.records.note
         # Per thread: the module whose call came through `reached` and whose guard has not been asked yet.
         self._waiting: threading.local | None = None
@@ -369,7 +369,7 @@ class Slot:
         for refusals, backend, decision in candidates:
             for refusal in refusals:
                 if (reason := refusal(owner, *operands)) is not None:
-                    outcome = answers.refused(backend, reason)
+                    outcome = answers.refused(backend, reason, refusal)
                     break
             else:
                 return decision

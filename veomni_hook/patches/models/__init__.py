@@ -2,8 +2,9 @@
 
 ``<family>.py`` in this folder holds the patch configs of ``transformers.models.<family>.modeling_<family>``,
 ``shared/<name>.py`` those of ``transformers.<name>``, a module that all models share, and
-``shared/accelerate_<name>.py`` those of ``accelerate.<name>``. What only one setting needs of a shared module
-is in a file with ``_experts`` (expert parallelism) or ``_batches`` (values on the host) behind its name.
+``shared/<package>_<name>.py`` those of a module of another package, with underscores for dots. What only
+one setting needs of a shared module is in a file with ``_experts`` (expert parallelism) or ``_batches``
+(values on the host) behind its name.
 
 A spec is for a single module that formulas cannot cover: a model whose code must change, or a site that must
 not be routed as an idiom would. Formulas belong in `veomni_hook.patches.idioms`, which find them in every
@@ -17,7 +18,7 @@ import os
 __all__ = ["all_spec_modules", "families", "spec_modules"]
 
 _PREFIX = "transformers.models."
-_PACKAGES = ("transformers", "accelerate")
+_PACKAGES = ("transformers", "accelerate", "trl", "verl")
 _PARTS = ("_experts", "_batches")
 
 
@@ -33,9 +34,9 @@ def spec_modules(source_module: str) -> list[str]:
     """
     if not source_module.startswith(_PREFIX):
         package, _, name = source_module.partition(".")
-        name = name if package == "transformers" else f"{package}_{name}"
-        if package not in _PACKAGES or "." in name:
+        if package not in _PACKAGES:
             return []
+        name = name if package == "transformers" else f"{package}_{name.replace('.', '_')}"
         names = (name, *(f"{name}{part}" for part in _PARTS))
         return [f"{__name__}.shared.{each}" for each in names if _has(each, "shared")]
     family, _, name = source_module[len(_PREFIX) :].partition(".")

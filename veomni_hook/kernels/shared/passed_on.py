@@ -1,0 +1,88 @@
+"""Whether a forward that was put on an instance only passes its argument on to the forward of the class.
+
+Tools wrap the factors of adapters to move inputs to another device, and call the class's forward as it is
+where none is to be moved (ms-swift's LoRA).
+"""
+
+from __future__ import annotations
+
+import dis
+from functools import lru_cache
+from types import CodeType, FunctionType, MethodType
+from typing import Any
+
+import torch
+from torch import nn
+
+__all__ = ["passes_on"]
+
+#: What a wrapper may read of tensors, so that its way depends on nothing but their devices.
+_OF_TENSORS = frozenset(("device", "to"))
+_GLOBALS = frozenset(("hasattr",))
+#: Prefixes of bytecode that changes nothing but locals, or makes no value that a call could change.
+_HARMLESS = (
+    "BINARY_SUBSCR", "BUILD_", "CACHE", "CALL", "COMPARE_OP", "COPY", "DICT_MERGE", "DICT_UPDATE",
+    "EXTENDED_ARG", "IS_OP", "JUMP", "KW_NAMES", "LIST_EXTEND", "LIST_TO_TUPLE", "LOAD_ATTR", "LOAD_CONST",
+    "LOAD_FAST", "LOAD_GLOBAL", "LOAD_METHOD", "NOP", "NOT_TAKEN", "POP_", "PRECALL", "PUSH_NULL", "RESUME",
+    "RETURN_", "STORE_FAST", "SWAP", "TO_BOOL", "UNARY_NOT",
+)  # fmt: skip
+
+
+def passes_on(module: nn.Module, x: torch.Tensor) -> bool:
+    """Return whether the forward on ``module`` itself, called with ``x``, only calls the class's with ``x``.
+
+    It is run, with a stand-in for the class's forward: that must be called once, with ``x`` itself, and what
+    it returns must be returned. Code that could change anything is not run.
+    """
+    wrapper = module.__dict__["forward"]
+    if type(wrapper) is not MethodType or wrapper.__self__ is not module:
+        return False
+    function = wrapper.__func__
+    if type(function) is not FunctionType or not _changes_nothing(function.__code__):
+        return False
+    if _GLOBALS & function.__globals__.keys():
+        return False
+    stand_in = _StandIn(module)
+    try:
+        result = function(stand_in, x)
+    except Exception:  # the call itself raises it again
+        return False
+    return result is stand_in and len(stand_in.inputs) == 1 and stand_in.inputs[0] is x
+
+
+class _StandIn:
+    """A module whose class's forward notes its input and returns this object."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self.inputs: list[Any] = []
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self.module, name)
+        if isinstance(value, (torch.Tensor, bool, int, float, str, type(None))):
+            return value
+        if getattr(value, "__func__", None) is type(self.module).forward and value.__self__ is self.module:
+            return self.forwarded
+        raise TypeError(f"{name} could change something")
+
+    def forwarded(self, x: Any) -> _StandIn:
+        """Stand for the class's forward."""
+        self.inputs.append(x)
+        return self
+
+
+@lru_cache(maxsize=64)
+def _changes_nothing(code: CodeType) -> bool:
+    """Return whether ``code`` only reads, calls what it was passed, and asks tensors for their devices."""
+    if code.co_freevars or code.co_cellvars:
+        return False
+    for instruction in dis.get_instructions(code):
+        name = instruction.argval
+        if not instruction.opname.startswith(_HARMLESS):
+            return False
+        if instruction.opname == "LOAD_GLOBAL" and name not in _GLOBALS:
+            return False
+        read = instruction.opname in ("LOAD_ATTR", "LOAD_METHOD")
+        if read and hasattr(torch.Tensor, name) and name not in _OF_TENSORS:
+            return False
+    return True
