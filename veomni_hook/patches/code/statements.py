@@ -69,12 +69,16 @@ def statements_of_init(owner: ast.ClassDef) -> Iterator[ast.AST]:
 
 def bound_once(nodes: Iterable[ast.AST]) -> dict[str, ast.expr]:
     """The names that the nodes of a function bind once, to an expression, with it: what they stand for."""
-    nodes = list(nodes)
-    count = Counter(
-        node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
-    )
-    count.update(node.arg for node in nodes if isinstance(node, ast.arg))
-    bindings = [binding(node) for node in nodes if isinstance(node, ast.Assign | ast.AnnAssign)]
+    count: Counter[str] = Counter()
+    bindings: list[tuple[str, ast.expr | None]] = []
+    for node in nodes:
+        if isinstance(node, ast.Name):
+            if isinstance(node.ctx, ast.Store):
+                count[node.id] += 1
+        elif isinstance(node, ast.arg):
+            count[node.arg] += 1
+        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+            bindings.append(binding(node))
     return {name: value for name, value in bindings if value is not None and count[name] == 1}
 
 

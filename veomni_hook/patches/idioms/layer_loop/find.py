@@ -211,7 +211,7 @@ def _sliced_and_gathered(view: ModuleView, forward: FunctionNode, loop: Loop) ->
 
 def _parts_of_masks(view: ModuleView, masks: dict[int, ast.expr]) -> Iterator[Site]:
     """The methods in layers that compute with a mask of padding."""
-    for owner in view.classes.values():
+    for owner in view.classes.values() if masks else ():
         for name, method in view.methods(owner).items():
             held = [each for each in walk_ast(method) if isinstance(each, ast.expr) and id(each) in masks]
             if held:

@@ -40,7 +40,7 @@ def find(view: ModuleView) -> Iterator[Site]:
     if "mask" not in view.document.source:
         return
     for target, owner, function in view.every_function():
-        if (sum_ := _sum(function)) is not None:
+        if "mask" in view.text(function) and (sum_ := _sum(function)) is not None:
             site = Site(OP, target, Status.MISSED, part=PART, lineno=sum_.lineno)
             yield _routed(view, owner, function, site)
 

@@ -73,7 +73,7 @@ def find(view: ModuleView) -> Iterator[Site]:
     if "zeros(" not in view.document.source or ".sum()" not in view.document.source:
         return
     for target, _, function in view.every_function():
-        if (line := _joined(function)) is None:
+        if "zeros(" not in view.text(function) or (line := _joined(function)) is None:
             continue
         edits = next((guarded(view, join) for join in _joins(function)), None)
         if edits is None:
