@@ -44,7 +44,7 @@ def test_all_models_of_all_releases_are_covered_by_few_lines() -> None:
     # No formulas: an evaluator of layer code (what works on each position by itself, and in towers on each image),
     # the parts for speech, and the layers that mix positions.
     apart = {"layer_loop": 3760, "speech": 320, "position_mixing": 230, "sample_boundaries": 140}
-    assert sum(lines[path] for path in specs if path.parent.name not in apart) < 9450
+    assert sum(lines[path] for path in specs if path.parent.name not in apart) < 9520
     for name, most in apart.items():
         assert 0 < sum(lines[path] for path in specs if path.parent.name == name) < most
 
