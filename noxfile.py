@@ -24,6 +24,27 @@ RELEASE_BOUND = {"transformers", "tokenizers", "huggingface-hub", "hf-xet", "typ
 # What recipes need beside what development installs, pinned in constraints-recipes.txt.
 RECIPE_PACKAGES = ["datasets", "ipykernel", "joblib", "nbclient", "ray[train]", "submitit", "trl"]
 
+#: What is installed for each front end of tests/front_ends; what is not named, the front end pins.
+FRONT_ENDS = {
+    "axolotl": ["axolotl==0.19.0"],
+    "llama-factory": [
+        "llamafactory==0.9.5", "transformers==5.6.0", "trl==0.24.0", "peft==0.18.1", "accelerate==1.11.0",
+        "datasets==4.0.0", "torchaudio==2.11.0",
+    ],
+    "ms-swift": [
+        "ms-swift==4.6.0", "transformers==5.19.0", "trl==0.29.1", "peft==0.20.0", "accelerate==1.15.0",
+        "datasets==4.8.4",
+    ],
+}  # fmt: skip
+# Wheels of the default index are built for CUDA. Beside a CPU's torch, torchvision's breaks transformers'
+# imports, and torchaudio's its own, which LLaMA-Factory needs.
+WITHOUT_CUDA = """
+import importlib.util, pathlib, shutil, torch
+for name, what in (("torchvision", "."), ("torchaudio", "lib")):
+    if torch.version.cuda is None and (spec := importlib.util.find_spec(name)):
+        shutil.rmtree(pathlib.Path(spec.origin).parent / what)
+"""
+
 nox.options.default_venv_backend = "venv"
 nox.options.sessions = ["matrix"]
 
@@ -102,3 +123,16 @@ def recipes(session: nox.Session) -> None:
     install(session, ["constraints-dev.txt", "constraints-recipes.txt"], *RECIPE_PACKAGES)
     # A package that is missing is a failure here, and a test that is skipped elsewhere.
     pytest(session, "tests/recipes", RECIPES_SKIP="0")
+
+
+@nox.session
+@nox.parametrize("front_end", list(FRONT_ENDS))
+def front_ends(session: nox.Session, front_end: str) -> None:
+    """Train with the command of a front end, without and with the hook, on a CPU."""
+    session.install("--quiet", "-c", "constraints-dev.txt", "torch")
+    session.install("--quiet", "hatchling", "editables")
+    # Not the constraints of development: each front end needs other versions.
+    packages = ["pytest", "hypothesis", *FRONT_ENDS[front_end]]
+    session.install("--quiet", "--no-build-isolation", "-e", ".", *packages)
+    session.run("python", "-c", WITHOUT_CUDA)
+    pytest(session, "tests/front_ends", "-m", "slow", FRONT_END=front_end)

@@ -39,11 +39,11 @@ class Stopped(SystemExit):
         super().__init__(0)
 
 
-def install() -> None:
-    """Observe this process as soon as it has imported torch; without a plan, do nothing."""
+def install(attach: Callable[[Plan], None] | None = None) -> None:
+    """Observe this process, or call ``attach``, when it has imported torch; without a plan, do nothing."""
     plan = Plan.read(os.environ)
     if plan is not None and "torch" not in sys.modules:
-        sys.meta_path.insert(0, _TorchFinder(lambda: _attach(plan)))
+        sys.meta_path.insert(0, _TorchFinder(lambda: (attach or _attach)(plan)))
 
 
 def _attach(plan: Plan) -> None:

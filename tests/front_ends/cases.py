@@ -1,0 +1,131 @@
+"""What each front end trains, with which command; noxfile.py says what is installed for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pydoc_data.topics import topics
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+#: Of Qwen3, as `tests.recipes.tiny` makes it: all that idioms route in it.
+DENSE = frozenset(
+    {"rms_norm", "add_rms_norm", "rotary", "qk_norm_rotary", "gated_mlp", "linear_cross_entropy"}
+)
+STEPS = 5
+TEXTS = [text[:320] for text in list(topics.values())[:64] if len(text) > 320]
+
+
+class Case(NamedTuple):
+    """A training run.
+
+    Attributes:
+        front_end: its session in noxfile.py.
+        command: its words; ``{model}`` is the model's folder, here and in ``config``.
+        rows: the data, in ``rows.json``.
+        config: what ``config.yaml`` says.
+        variables: of the environment.
+        eager: what `explain` says of each op that runs upstream's code.
+        ops: all that `explain` names.
+        ranks: how many processes train.
+        plugin: the line that switches the hook on is in ``plugin.py``, and not in the command.
+    """
+
+    front_end: str
+    command: str
+    rows: list[dict[str, Any]]
+    config: dict[str, Any]
+    variables: Mapping[str, str] = MappingProxyType({})
+    eager: Mapping[str, str] = MappingProxyType({})
+    ops: frozenset[str] = DENSE
+    ranks: int = 1
+    plugin: bool = False
+
+
+# Gradients are compared as they are, not as they are clipped.
+SHARED = {
+    "max_steps": STEPS, "logging_steps": 1, "learning_rate": 1e-3, "seed": 7, "max_grad_norm": 1000, "output_dir": "out",
+}  # fmt: skip
+
+AXOLOTL = {
+    **SHARED,
+    "base_model": "{model}", "datasets": [{"path": "rows.json", "ds_type": "json", "type": "completion"}],
+    "dataset_prepared_path": "prepared", "sequence_len": 256, "micro_batch_size": 2, "gradient_accumulation_steps": 2,
+    "num_epochs": 1, "optimizer": "adamw_torch", "lr_scheduler": "constant", "val_set_size": 0, "save_strategy": "no",
+    "bf16": False, "fp16": False, "tf32": False, "special_tokens": {"pad_token": "<pad>"},
+}  # fmt: skip
+AXOLOTL_LORA = {"adapter": "lora", "lora_r": 8, "lora_alpha": 16, "lora_target_linear": True}
+# Defaults but for the MLP, where Axolotl runs a Triton kernel that allocates on a GPU.
+AXOLOTL_KERNELS = {"lora_qkv_kernel": True, "lora_o_kernel": True, "lora_mlp_kernel": False}
+# Its kernels read weights of four bits on a GPU only; bitsandbytes also does so on a CPU.
+AXOLOTL_QLORA = {
+    "adapter": "qlora", "load_in_4bit": True,
+    "lora_qkv_kernel": False, "lora_o_kernel": False, "lora_mlp_kernel": False,
+}  # fmt: skip
+EDITED = r"eager \(the function that asks is an edited copy of the patched code: axolotl\."
+BYPASSED = r"torch \(.*adapter fused\)(, \d+ calls in training)?$"
+PROMPTED = [{"instruction": text[:80], "input": "", "output": text[80:]} for text in TEXTS]
+
+
+def axolotl(**config: Any) -> Case:
+    return Case(
+        "axolotl",
+        "axolotl train config.yaml",
+        [{"text": text} for text in TEXTS],
+        {**AXOLOTL, **config},
+        {"AXOLOTL_DO_NOT_TRACK": "1"},
+    )
+
+
+LLAMA_FACTORY = {
+    **SHARED,
+    "model_name_or_path": "{model}", "stage": "sft", "do_train": True, "dataset": "rows", "dataset_dir": ".",
+    "template": "default", "cutoff_len": 256, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2,
+    "lr_scheduler_type": "constant", "report_to": "none",
+}  # fmt: skip
+
+
+def llama_factory(**config: Any) -> Case:
+    return Case("llama-factory", "llamafactory-cli train config.yaml", PROMPTED, {**LLAMA_FACTORY, **config})
+
+
+SWIFT = {
+    **SHARED,
+    "model": "{model}", "model_type": "qwen3", "template": "dummy", "dataset": "rows.json", "split_dataset_ratio": 0,
+    "torch_dtype": "float32", "max_length": 256, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 2,
+    "lr_scheduler_type": "constant", "report_to": "none", "add_version": False, "save_only_model": True,
+    "dataset_num_proc": 1, "dataloader_num_workers": 0,
+}  # fmt: skip
+
+
+def swift(**config: Any) -> Case:
+    conversations = [
+        {"messages": [{"role": "user", "content": text[:80]}, {"role": "assistant", "content": text[80:]}]}
+        for text in TEXTS
+    ]
+    return Case("ms-swift", "swift sft config.yaml", conversations, {**SWIFT, **config})
+
+
+# Its metrics read the logits of every step.
+LOGITS = {"linear_cross_entropy": r"eager \(outputs.logits was read in a training step"}
+# It gives the first half of each adapter a forward of its own.
+OWN_FORWARD = {"low_rank_linear": r"eager \(a part of the adapter has its own forward"}
+LOW_RANK = DENSE | {"low_rank_linear"}
+
+CASES = {
+    "axolotl-full-packed": axolotl(sample_packing=True),
+    "axolotl-lora": axolotl(**AXOLOTL_LORA, **AXOLOTL_KERNELS)._replace(
+        ops=LOW_RANK, eager={"qk_norm_rotary": EDITED, "rotary": EDITED, "low_rank_linear": BYPASSED}
+    ),
+    "axolotl-qlora": axolotl(**{**AXOLOTL_LORA, **AXOLOTL_QLORA})._replace(ops=LOW_RANK),
+    "llama-factory-lora-neat-packing": llama_factory(
+        finetuning_type="lora", lora_target="all", packing=True, neat_packing=True
+    )._replace(ops=LOW_RANK),
+    "llama-factory-full-two-ranks": llama_factory(finetuning_type="full")._replace(
+        variables={"FORCE_TORCHRUN": "1", "NPROC_PER_NODE": "2"}, ranks=2
+    ),
+    "ms-swift-full": swift(tuner_type="full")._replace(eager=LOGITS),
+    "ms-swift-full-plugin": swift(tuner_type="full", external_plugins=["plugin.py"])._replace(
+        eager=LOGITS, plugin=True
+    ),
+    "ms-swift-lora": swift(tuner_type="lora")._replace(ops=LOW_RANK, eager={**LOGITS, **OWN_FORWARD}),
+}

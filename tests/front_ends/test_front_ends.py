@@ -1,0 +1,97 @@
+"""Front ends train through their own command, unchanged, without the hook and with it: `nox -s front_ends`."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from safetensors.torch import load_file
+
+from tests.front_ends.cases import CASES, STEPS, Case
+from tests.recipes import tiny
+from tests.recipes.running import ROOT, environment, run, said_of
+from veomni_hook.compare.plan import Plan
+
+pytestmark = pytest.mark.slow
+
+OBSERVER = Path(__file__).parent / "observer"
+#: Beside float32's own rounding, five steps of an optimizer add up.
+CLOSE = 1e-5
+BANNER = r"veomni-hook: \S+ patched at \d+ places \(torch: \d+\); details: veomni.hook.explain"
+
+
+class Trained(NamedTuple):
+    """What a run left: what it printed, what each rank recorded, and the weights that it saved."""
+
+    printed: str
+    ranks: list[dict[str, Any]]
+    saved: dict[str, Any]
+
+
+def train(case: Case, folder: Path, *, hook: bool) -> Trained:
+    """Run the command of a case in a folder of its own."""
+    switch = ["veomni-hook", "run"] if hook and not case.plugin else []
+    variables = {"VEOMNI_KERNELS": "torch"} if hook else {}
+    record = folder / "record"
+    record.mkdir(parents=True)
+    model = str(tiny.dense(folder / "model"))
+    (folder / "rows.json").write_text(json.dumps(case.rows), encoding="utf-8")
+    (folder / "plugin.py").write_text("import veomni_hook.install\n" if hook else "", encoding="utf-8")
+    (folder / "dataset_info.json").write_text('{"rows": {"file_name": "rows.json"}}', encoding="utf-8")
+    config = json.dumps(case.config).replace("{model}", model)
+    (folder / "config.yaml").write_text(config, encoding="utf-8")
+    scripts = Path(sys.executable).parent
+    printed = run(
+        ["bash", "-c", 'exec "$@" 2>&1', "bash", *switch, *case.command.replace("{model}", model).split()],
+        folder,
+        900,
+        {
+            **environment(folder, **case.variables, **variables),
+            **Plan(str(record), STEPS, 0.0).variables(),
+            "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}",
+            "PYTHONPATH": f"{OBSERVER}{os.pathsep}{ROOT}",
+        },
+    )
+    ranks = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(record.glob("result-*.json"))]
+    saved = {}
+    for path in sorted((folder / "out").glob("**/*.safetensors")):
+        saved.update({f"{path.relative_to(folder)} {name}": value for name, value in load_file(path).items()})
+    return Trained(printed, ranks, saved)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_front_end_trains_as_without_the_hook_and_on_kernels(name, tmp_path):
+    case = CASES[name]
+    if os.environ.get("FRONT_END") != case.front_end:
+        pytest.skip(
+            f"""needs {case.front_end}; `nox -s "front_ends(front_end='{case.front_end}')"` installs it"""
+        )
+    without = train(case, tmp_path / "without", hook=False)
+    hooked = train(case, tmp_path / "hooked", hook=True)
+
+    assert len(without.ranks) == len(hooked.ranks) == case.ranks
+    for expected, got in zip(without.ranks, hooked.ranks, strict=True):
+        for numbers in ("losses", "gradients"):
+            assert len(expected[numbers]) == len(set(expected[numbers])) == STEPS
+            assert got[numbers] == pytest.approx(expected[numbers], rel=CLOSE)
+    assert without.saved.keys() == hooked.saved.keys() != set()
+    for key, weight in without.saved.items():
+        # Adam divides by the size of a gradient, also where the gradient is mere rounding.
+        assert (hooked.saved[key] - weight).abs().max() <= 1e-4, key
+
+    assert "no kernel slots" in without.ranks[0]["explanation"]
+    said = said_of(hooked.ranks[0]["explanation"])
+    assert set(said) == case.ops
+    for op, lines in said.items():
+        expected = case.eager.get(op, r"torch \(.*, \d+ calls in training")
+        assert [line for line in lines if not re.match(expected, line)] == []
+    of_hook = [line for line in hooked.printed.splitlines() if "veomni" in line.lower()]
+    assert any(re.search(BANNER, line) for line in of_hook)
+    # A kernel that is chosen by name and does not run is a warning.
+    expected = rf"{BANNER}|\b({'|'.join(case.eager) or '-'})/\w+: upstream's code runs instead of torch: "
+    assert [line for line in of_hook if not re.search(expected, line)] == []
