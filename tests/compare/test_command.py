@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.processes import until
+from tests.recipes import tiny
 from veomni_hook.cli.compare import _command
 from veomni_hook.cli.usage import UsageError
 from veomni_hook.compare import process
@@ -199,12 +200,14 @@ def test_torchrun(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_demos_script(tmp_path: Path) -> None:
-    done = compare(tmp_path, "--steps", "5", "--rounds", "2", "--json", str(ROOT / "examples" / "train.py"))
+    script, model = ROOT / "examples" / "recipes" / "finetune.py", tiny.dense(tmp_path / "model")
+    order = ("--steps", "5", "--rounds", "2", "--json", str(script), str(model), "--length", "128")
+    done = compare(tmp_path, *order)
     assert done.returncode == 0, done.stdout + done.stderr
     report = found(done)
     assert report["models"] == ["Qwen3ForCausalLM"]
     assert report["loss"]["verdict"] == "agree" and report["loss"]["two_without"]["largest"] == 0.0
-    assert report["runs"][0]["tokens"] == [4 * 128] * 5
+    assert report["runs"][0]["tokens"] == [128] * 5
     assert any(row["ran"] and row["backend"] != "eager" for row in report["kernels"])
 
 

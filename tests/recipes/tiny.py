@@ -48,7 +48,11 @@ def tokenizer() -> PreTrainedTokenizerFast:
     )
     made.train_from_iterator(list(topics.values())[:20], trainer)
     return PreTrainedTokenizerFast(
-        tokenizer_object=made, pad_token="<pad>", eos_token="<eos>", padding_side="left"
+        tokenizer_object=made,
+        pad_token="<pad>",
+        eos_token="<eos>",
+        padding_side="left",
+        chat_template="{% for message in messages %}{{ message.content }}\n{% endfor %}",
     )
 
 

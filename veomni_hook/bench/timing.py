@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -20,7 +21,7 @@ import torch
 
 from veomni_hook import accelerator
 
-__all__ = ["by_turns", "host_time", "peak_bytes", "wall_time"]
+__all__ = ["by_turns", "host_time", "peak_bytes", "recorded_peak", "wall_time"]
 
 Call = Callable[[], object]
 
@@ -94,18 +95,30 @@ def _repeated(side: Call, device: str, calls: int, *, waited: bool) -> float:
 
 def peak_bytes(side: Call, device: str) -> int:
     """Return the most bytes that torch's allocator held during a call on top of those before it."""
+    with recorded_peak(device) as peak:
+        side()
+    return peak()
+
+
+@contextmanager
+def recorded_peak(device: str) -> Iterator[Callable[[], int]]:
+    """Record what torch's allocator holds; after the block, the result returns what `peak_bytes` does."""
     if device in accelerator.TYPES:
         there = accelerator.module(device)
         there.synchronize()
         there.reset_peak_memory_stats()
         held = int(there.memory_allocated())
-        side()
+        peak = [0]
+        yield lambda: peak[0]
         there.synchronize()
-        return int(there.max_memory_allocated()) - held
+        peak[0] = int(there.max_memory_allocated()) - held
+        return
     with torch.profiler.profile(profile_memory=True) as profile:
-        side()
-    recorded: object = profile.profiler
-    events = [event for event in recorded.kineto_results.events() if event.name() == "[memory]"]  # type: ignore[attr-defined]
+        yield lambda: _highest(profile.profiler)
+
+
+def _highest(recorded: Any) -> int:
+    events = [event for event in recorded.kineto_results.events() if event.name() == "[memory]"]
     held = peak = 0
     for event in sorted(events, key=lambda event: event.start_ns()):
         held += event.nbytes()

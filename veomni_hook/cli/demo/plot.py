@@ -1,13 +1,14 @@
-"""The demo's plot: loss curves, and time and memory of a step without and with the hook."""
+"""The demo's picture: for each way of training the losses, the step times and the memory of both sides."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 # Distinguishable for readers with red-green colour blindness, and in print.
 PLAIN, HOOKED = "#8c8c8c", "#d55e00"
+SIDES = (("plain", "without", PLAIN), ("hooked", "with the hook", HOOKED))
 MEBIBYTE = 2**20
 
 
@@ -15,7 +16,7 @@ def write_plot(report: Mapping[str, Any], path: Path) -> None:
     """Draw the demo's report into a PNG file.
 
     Args:
-        report: the measurements of `veomni_hook.cli.demo.command`; missing parts are omitted.
+        report: what `veomni_hook.cli.demo.command.compared` returned.
         path: the file to write; replaced if it exists.
 
     Raises:
@@ -26,65 +27,42 @@ def write_plot(report: Mapping[str, Any], path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    panels = _panels(report)
-    rows = (len(panels) + 1) // 2
-    figure, axes = pyplot.subplots(rows, 2, figsize=(10, 3.5 * rows), layout="constrained", squeeze=False)
-    device = report.get("device_name", "")
+    parts = {part["title"]: part for part in report["parts"].values()}
+    figure = pyplot.figure(figsize=(10, 6.5), layout="constrained")
+    above, below = figure.subfigures(2, 1)
+    curves = above.subplots(1, len(parts), squeeze=False)[0]
+    bars = below.subplots(1, 2)
     figure.suptitle(
-        f"Without and with veomni-hook: transformers {report['transformers']}{device and ', '}{device}"
+        f"Fine-tuning {report['model']} without and with veomni-hook "
+        f"(transformers {report['transformers']}, {report['device_name']})"
     )
-    for axis, draw in zip(axes.flat, panels, strict=False):
-        draw(axis)
-    for axis in axes.flat[len(panels) :]:
-        axis.set_axis_off()
+    for axis, (title, part) in zip(curves, parts.items(), strict=True):
+        _curves(axis, part, title)
+    times = [[part["step_time"][side] * 1e3 for part in parts.values()] for side in ("first", "second")]
+    memory = [[part[side]["peak_bytes"] / MEBIBYTE for part in parts.values()] for side, _, _ in SIDES]
+    _bars(bars[0], list(parts), times, "Step time (ms)")
+    _bars(bars[1], list(parts), memory, "Peak memory above the weights (MiB)")
+    figure.legend(*curves[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
 
 
-def _panels(report: Mapping[str, Any]) -> list[Callable[[Any], None]]:
-    """Return a function for each panel that draws it on an axis."""
-    panels: list[Callable[[Any], None]] = []
-    if "training" in report:
-        sides = [report["training"][name] for name in ("plain", "hooked")]
-        losses = [side["losses"] for side in sides]
-        steps = [[seconds * 1e3 for seconds in side["step_seconds"]] for side in sides]
-        panels.append(lambda axis: _curves(axis, losses, "Training loss", "cross-entropy"))
-        panels.append(lambda axis: _curves(axis, steps, "Step time of the training", "ms", ylim=(0, None)))
-    for part, title in (("vocabulary", "Vocabulary of 151,936"), ("experts", "Mixture of experts")):
-        if part in report:
-            panels += _costs(report[part], title)
-    if "imports" in report:
-        imports = {name: seconds * 1e3 for name, seconds in report["imports"].items()}
-        panels.append(lambda axis: _bars(axis, imports, "Import of modeling_qwen3", "ms", "%.1f ms"))
-    return panels
-
-
-def _costs(part: Mapping[str, Any], title: str) -> list[Callable[[Any], None]]:
-    time = part["step_time"]
-    times = {"without": time["first"] * 1e3, "with the hook": time["second"] * 1e3}
-    peaks = {
-        name: part[side]["peak_bytes"] / MEBIBYTE
-        for name, side in zip(times, ("plain", "hooked"), strict=True)
-    }
-    return [
-        lambda axis: _bars(axis, times, f"{title}: step time", "ms", "%.0f ms"),
-        lambda axis: _bars(axis, peaks, f"{title}: peak memory of a step", "MiB", "%.0f MiB"),
-    ]
-
-
-def _curves(axis: Any, values: list[list[float]], title: str, unit: str, **limits: Any) -> None:
-    for side, colour, width, label in zip(
-        values, (PLAIN, HOOKED), (3, 1.2), ("without", "with the hook"), strict=True
-    ):
-        axis.plot(range(1, len(side) + 1), side, color=colour, linewidth=width, label=label)
-    axis.set(title=title, xlabel="step", ylabel=unit, **limits)
+def _curves(axis: Any, part: Mapping[str, Any], title: str) -> None:
+    # The second line is dashed and thinner: the two usually coincide.
+    for (side, label, colour), (line, width) in zip(SIDES, (("-", 4), ("--", 1.5)), strict=True):
+        losses = part[side]["losses"]
+        axis.plot(
+            range(1, len(losses) + 1), losses, color=colour, label=label, linestyle=line, linewidth=width
+        )
+    axis.set(title=f"Loss, {title}", xlabel="step")
     axis.locator_params(axis="x", integer=True)
-    axis.legend()
     axis.grid(alpha=0.3)
 
 
-def _bars(axis: Any, values: Mapping[str, float], title: str, unit: str, form: str) -> None:
-    colours = [PLAIN, *[HOOKED] * (len(values) - 1)]
-    axis.bar_label(axis.bar(list(values), list(values.values()), color=colours, width=0.6), fmt=form)
-    axis.set(title=title, ylabel=unit)
+def _bars(axis: Any, names: Sequence[str], values: Sequence[Sequence[float]], title: str) -> None:
+    for at, (side, (_, _, colour)) in enumerate(zip(values, SIDES, strict=True)):
+        places = [place + 0.4 * at for place in range(len(names))]
+        axis.bar_label(axis.bar(places, side, width=0.38, color=colour), fmt="{:,.0f}", fontsize=8)
+    axis.set_xticks([place + 0.2 for place in range(len(names))], names)
+    axis.set(title=title)
     axis.margins(y=0.15)

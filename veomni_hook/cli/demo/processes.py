@@ -1,7 +1,6 @@
-"""The processes of the demo: two trainings that run alternately, and the probe.
+"""The two processes of the demo, without and with the hook, which take steps alternately.
 
-Each of them prints `ready`, waits for a line, and writes its results to a JSON file. This process only starts
-them and tells them when to run: while one of them is timed, no other runs.
+While one of them takes a measured step, the other waits.
 """
 
 from __future__ import annotations
@@ -11,8 +10,8 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, Self
@@ -22,9 +21,7 @@ import typer
 from veomni_hook.cli import output
 from veomni_hook.cli.usage import FOUND
 
-__all__ = ["Worker", "gather", "train_by_turns"]
-
-TRAINING = "training"
+__all__ = ["Worker", "by_turns", "gather"]
 
 
 class Worker:
@@ -36,7 +33,7 @@ class Worker:
         label: its name in errors: `the training with the hook`.
     """
 
-    def __init__(self, command: Sequence[str], environment: dict[str, str], label: str) -> None:
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], label: str) -> None:
         self.label = label
         self.running = True
         self._said: list[str] = []
@@ -53,17 +50,13 @@ class Worker:
             errors="replace",
         )
 
-    def until(self, *words: str) -> str:
-        """Wait until the process prints a line that begins with one of the words; return the line.
-
-        Returns "" if the output ended instead because the process exited.
-        """
+    def until_ready(self) -> None:
+        """Wait until the process prints `ready`, or has ended: then ``running`` is false."""
         for line in self._process.stdout or ():
             self._said.append(line)
-            if line.startswith(words):
-                return line.rstrip()
+            if line == "ready\n":
+                return
         self.running = False
-        return ""
 
     def go(self) -> None:
         """Give the process its turn."""
@@ -77,12 +70,14 @@ class Worker:
             pass  # it has ended; `result` says why
 
     def result(self) -> dict[str, Any]:
-        """Wait for the end of the process and return its results.
+        """Let the process go on to its end, and return its results.
 
         Raises:
             typer.Exit: the process failed, or wrote nothing; its output has been shown.
         """
-        self.until("\0")
+        while self.running:
+            self.go()
+            self.until_ready()
         status = self._process.wait()
         if status or not self._result.is_file():
             self.give_up(f"exit status {status}")
@@ -109,70 +104,72 @@ class Worker:
         self._folder.cleanup()
 
 
-def gather(script: Path, patched: Path, parts: Sequence[str], options: dict[str, int]) -> dict[str, Any]:
-    """Run the parts, and return the results of each.
+def gather(script: Path, model: Path, parts: Mapping[str, str], steps: int) -> list[dict[str, Any]]:
+    """Run the script without and with the hook, and return the results of `veomni_hook.cli.demo.worker`.
 
     Args:
-        script: the training script, run unchanged.
-        patched: the folder for the patched sources of the hooked training.
-        parts: names of `demo.PARTS`.
-        options: `steps` and `seed` of the training, `rounds` of the others.
+        script: the training script.
+        model: the folder of the model.
+        parts: the title of each way of training.
+        steps: the number of steps of each.
 
     Raises:
-        typer.Exit: one of the processes failed; its output has been shown.
+        typer.Exit: a process failed; its output has been shown.
     """
-    # An outer `veomni-hook run` passes the hook on in these variables; the plain run must not see them.
-    plain = {**os.environ, "HF_HUB_OFFLINE": "1", "VEOMNI_HOOK": "0"}
-    probed = {**plain, "VEOMNI_HOOK": "1"}
-    hooked = {**probed, "VEOMNI_DUMP_PATCHED": "1", "VEOMNI_DUMP_DIR": str(patched)}
-    training = [str(script), "--by-turns", "--output", "OUTPUT"]
-    training += [f"--{name}={options[name]}" for name in ("steps", "seed")]
-    others = [part for part in parts if part != TRAINING]
-    found: dict[str, Any] = {}
-    with ExitStack() as stack, output.console(stderr=True).status("importing transformers") as status:
-        workers = []
-        if TRAINING in parts:
-            for label, command, environment in (
-                ("the training without the hook", [sys.executable], plain),
-                ("the training with the hook", [sys.executable, "-m", "veomni_hook", "run"], hooked),
-            ):
-                workers.append(stack.enter_context(Worker([*command, *training], environment, label)))
-        if others:
-            cache = stack.enter_context(tempfile.TemporaryDirectory())
-            command = [sys.executable, "-m", "veomni_hook.cli.demo.probe", "OUTPUT", cache]
-            command += [str(options["rounds"]), *others]
-            probe = stack.enter_context(Worker(command, probed, "the measurement"))
-        # Imports (seconds, on one core) run in parallel, and finish before anything is timed.
-        for worker in [*workers, probe] if others else workers:
-            worker.until("ready")
-        if workers:
-            found["plain"], found["hooked"] = train_by_turns(workers, options["steps"], status.update)
-        if others:
-            probe.go()
-            while line := probe.until("part "):
-                status.update(f"measuring the part {line.removeprefix('part ')}")
-            found |= probe.result()
-    return found
+    # OpenMP's threads wait without spinning, or those of the process that waits would take the other's cores.
+    base = {"OMP_WAIT_POLICY": "passive", **os.environ, "HF_HUB_OFFLINE": "1", "VEOMNI_BANNER": "0"}
+    command = [sys.executable, "-m", "veomni_hook.cli.demo.worker", "OUTPUT", str(script), str(model)]
+    command += [str(steps), *parts]
+    with ExitStack() as stack:
+        told = stack.enter_context(progress())
+        workers = [
+            stack.enter_context(
+                Worker(command, {**base, "VEOMNI_HOOK": switch}, f"the training {side} the hook")
+            )
+            for side, switch in (("without", "0"), ("with", "1"))
+        ]
+        return by_turns(workers, list(parts.values()), steps, told)
 
 
-def train_by_turns(
-    workers: Sequence[Worker], steps: int, told: Callable[[str], None]
+def by_turns(
+    workers: Sequence[Worker], titles: Sequence[str], steps: int, told: Callable[[str], None]
 ) -> list[dict[str, Any]]:
-    """Let the trainings, which are ready, take steps alternately; return what they recorded.
+    """Let the trainings take steps alternately; return what they recorded.
+
+    The first step of each part, with the imports and the loading before it, is one that all take at once.
 
     Args:
-        workers: the trainings.
-        steps: the number of steps of each.
+        workers: the trainings, just started.
+        titles: the names of the parts.
+        steps: the number of steps of each part.
         told: called at every step with the progress.
 
     Raises:
         typer.Exit: a training failed; its output has been shown.
     """
-    for step in range(steps):
-        told(f"training alternately without and with the hook: step {step + 1} of {steps}")
+    for number, title in enumerate(titles):
+        told(f"{title}: loading, and step 1 of {steps}")
         for worker in workers:
-            worker.go()
-            worker.until("ready")
-        if not all(worker.running for worker in workers):
-            break
+            if number:
+                worker.go()
+        for worker in workers:
+            worker.until_ready()
+        for step in range(2, steps + 1):
+            if not all(worker.running for worker in workers):
+                break
+            told(f"{title}: step {step} of {steps}")
+            for worker in workers:
+                worker.go()
+                worker.until_ready()
     return [worker.result() for worker in workers]
+
+
+@contextmanager
+def progress() -> Iterator[Callable[[str], None]]:
+    """Show one changing line on a terminal; elsewhere write each as a line, so that a log is alive."""
+    terminal = output.console(stderr=True)
+    if terminal.is_terminal:
+        with terminal.status("") as status:
+            yield status.update
+    else:
+        yield output.note

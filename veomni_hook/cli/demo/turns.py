@@ -12,12 +12,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-__all__ = ["FEW", "FASTER", "NOISY", "SAME", "SLOWER", "WARM_UP", "Comparison", "compare"]
+__all__ = ["FEW", "FASTER", "NOISY", "SAME", "SLOWER", "Comparison", "compare"]
 
 FASTER, SLOWER, SAME, NOISY, FEW = "faster", "slower", "same", "noisy", "few"
 
-#: The first steps of a training, which allocate and warm up.
-WARM_UP = 3
 CONFIDENCE = 0.95
 # Two processes that run the same code differ by a few percent, depending on their memory placement.
 MARGIN = 0.05
