@@ -105,10 +105,6 @@ def swift(**config: Any) -> Case:
     return Case("ms-swift", "swift sft config.yaml", conversations, {**SWIFT, **config})
 
 
-# Its metrics read the logits of every step.
-LOGITS = {"linear_cross_entropy": r"eager \(outputs.logits was read in a training step"}
-# It gives the first half of each adapter a forward of its own.
-OWN_FORWARD = {"low_rank_linear": r"eager \(a part of the adapter has its own forward"}
 LOW_RANK = DENSE | {"low_rank_linear"}
 
 CASES = {
@@ -123,9 +119,7 @@ CASES = {
     "llama-factory-full-two-ranks": llama_factory(finetuning_type="full")._replace(
         variables={"FORCE_TORCHRUN": "1", "NPROC_PER_NODE": "2"}, ranks=2
     ),
-    "ms-swift-full": swift(tuner_type="full")._replace(eager=LOGITS),
-    "ms-swift-full-plugin": swift(tuner_type="full", external_plugins=["plugin.py"])._replace(
-        eager=LOGITS, plugin=True
-    ),
-    "ms-swift-lora": swift(tuner_type="lora")._replace(ops=LOW_RANK, eager={**LOGITS, **OWN_FORWARD}),
+    "ms-swift-full": swift(tuner_type="full"),
+    "ms-swift-full-plugin": swift(tuner_type="full", external_plugins=["plugin.py"])._replace(plugin=True),
+    "ms-swift-lora": swift(tuner_type="lora")._replace(ops=LOW_RANK),
 }
