@@ -86,7 +86,8 @@ print(json.dumps([mapped, run()]))
 
 
 def outcome(kernels, *steps):
-    environment = os.environ | {"VEOMNI_KERNELS": kernels, "VEOMNI_BANNER": "0", "OMP_NUM_THREADS": "1"}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("VEOMNI_")}
+    environment |= {"VEOMNI_KERNELS": kernels, "VEOMNI_BANNER": "0", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, *steps],
         env=environment,

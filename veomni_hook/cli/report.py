@@ -110,19 +110,19 @@ def _module(patched: Prepared, answers: Callable[[Place], Sequence[Answer]], *, 
     return unpatched(patched.module, label, version, reason, unrouted=unrouted if idioms else None)
 
 
-def _charts(modules: Sequence[Module], system: System) -> list[Chart] | None:
-    """Recorded benchmarks for the ops on the page; None if there is no folder of records."""
+def _charts(modules: Sequence[Module], system: System) -> list[Chart]:
+    """Recorded benchmarks for the ops on the page; none outside a checkout."""
     from veomni_hook.report.benchmarks import charts, results_folder
 
     folder = results_folder()
     if folder is None:
-        return None
+        return []
     ops = {place.op for module in modules for place in module.places}
     try:
         return charts(folder, ops, {module.label for module in modules}, cpu=system.device == CPU)
     except (OSError, ValueError, KeyError) as error:
         output.warn(f"the recorded benchmarks in {folder} are left out: {error}")
-        return None
+        return []
 
 
 def _write(page: str, file: Path) -> None:

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from veomni_hook.report.html import Html, tag
-from veomni_hook.report.page import section
+from veomni_hook.report.page import section, value
 
-__all__ = ["ID", "Bar", "Chart", "bars", "benchmarks", "charts", "results_folder"]
+__all__ = ["ID", "Bar", "Chart", "bars", "benchmarks", "charts", "results_folder", "step_of"]
 
 ID = "benchmarks"
 #: Complete training steps by the name of their benchmark: the family, and what was run.
@@ -60,12 +60,14 @@ class Chart:
         where: device, versions and date.
         first: whether it is the first of its op and device; the others are folded.
         bars: the sides.
+        step: whether it is of a complete training step.
     """
 
     title: str
     where: str
     first: bool
     bars: tuple[Bar, ...]
+    step: bool = False
 
 
 def results_folder() -> Path | None:
@@ -109,8 +111,21 @@ def benchmarks(found: Sequence[Chart]) -> Html:
         "Recorded runs: shorter bars are better. The sides of one chart were measured by turns in one run."
         " Two charts say nothing about each other."
     )
-    body = shown or [tag("p", "Nothing is recorded of these ops.")]
-    return section(ID, "Benchmarks", tag("p", said) if shown else None, *body)
+    return section(ID, "Benchmarks", tag("p", said), *shown)
+
+
+def step_of(found: Iterable[Chart]) -> Iterator[tuple[str, Html]]:
+    """Yield the time and the memory of the first recorded training step that has upstream's beside ours."""
+    for chart in found:
+        sides = {bar.name: bar for bar in chart.bars if bar.own or bar.name == _NAMES["eager"]}
+        if chart.step and len(sides) == len(("upstream", "ours")):
+            other, own = sorted(sides.values(), key=lambda bar: bar.own)
+            what, device = chart.title.partition(";")[0], chart.where.partition(",")[0]
+            about = f"{_time(other.milliseconds)} without the hook. {what}, {device}"
+            yield "Time, recorded", value(_time(own.milliseconds), about)
+            if own.more and other.more:
+                yield "Memory, recorded", value(own.more, f"{other.more} without the hook")
+            return
 
 
 def _grid(found: Sequence[Chart]) -> Html:
@@ -179,7 +194,9 @@ def _step(record: Mapping[str, Any], families: set[str]) -> Iterator[Chart]:
         )
         for name, one in sides.items()
     )
-    yield Chart(f"{title}; attention: {record['attention']}", _where(record), "ours" in sides, found)
+    yield Chart(
+        f"{title}; attention: {record['attention']}", _where(record), "ours" in sides, found, step=True
+    )
 
 
 def _ops(record: Mapping[str, Any], ops: set[str]) -> Iterator[Chart]:

@@ -10,6 +10,7 @@ from veomni_hook.kernels.selection.registry import registry
 from veomni_hook.kernels.selection.select import UNSUPPLIED
 from veomni_hook.patches.render import header
 from veomni_hook.patches.report import AppliedPatch, PatchReport
+from veomni_hook.patches.routes.fused import copy_name
 from veomni_hook.patches.spec import SlotSpec
 from veomni_hook.report.lines import split
 from veomni_hook.report.model import Answer, Change, Module, Place, Unrouted
@@ -80,10 +81,22 @@ def unpatched(
 
 
 def places_in(text: str, slots: Sequence[SlotSpec]) -> list[Place]:
-    """Return every place in a patched module's text that asks one of the slots, in line order."""
+    """Return every place in a patched module's text that asks one of the slots, in line order.
+
+    Places in the copy of a method belong to the method.
+    """
     named = {slot.name: slot for slot in slots}
     found = []
-    for owner, node in _calls(ast.parse(text), ""):
+    tree = ast.parse(text)
+    methods = (
+        f"{owner.name}.{one.name}"
+        for owner in tree.body
+        if isinstance(owner, ast.ClassDef)
+        for one in owner.body
+        if isinstance(one, ast.FunctionDef)
+    )
+    copied = {copy_name(method): method for method in methods}
+    for owner, node in _calls(tree, ""):
         if not isinstance(node.func, ast.Attribute) or node.func.attr not in _ASKED:
             continue
         held = node.func.value
@@ -92,7 +105,9 @@ def places_in(text: str, slots: Sequence[SlotSpec]) -> list[Place]:
             op = registry.ops().get(slot.op)
             variant = op.variants.get(slot.variant) if op is not None else None
             formula = variant.formula if variant is not None else ""
-            found.append(Place(node.lineno, owner, slot.name, slot.op, slot.variant, formula))
+            found.append(
+                Place(node.lineno, copied.get(owner, owner), slot.name, slot.op, slot.variant, formula)
+            )
     return sorted(found, key=lambda place: place.line)
 
 
@@ -106,7 +121,10 @@ def _calls(node: ast.AST, owner: str) -> Iterator[tuple[str, ast.Call]]:
 
 
 def _changes(applied: Sequence[AppliedPatch], places: Sequence[Place]) -> Iterator[Change]:
-    """The patches by line, without slots; each with the places in its lines (of its op, if it has one)."""
+    """The patches by line, without slots; each with the places in its lines (of its op, if it has one).
+
+    A method and its copy may both ask a slot: that is one place.
+    """
     shown = sorted((patch for patch in applied if patch.kind != _SLOT), key=lambda patch: patch.lines)
     held: dict[int, list[Place]] = {}
     for place in places:
@@ -118,7 +136,7 @@ def _changes(applied: Sequence[AppliedPatch], places: Sequence[Place]) -> Iterat
         if best is not None:
             held.setdefault(best, []).append(place)
     for at, patch in enumerate(shown):
-        asked = tuple(held.get(at, ()))
+        asked = tuple({(place.target, place.slot): place for place in held.get(at, ())}.values())
         yield Change(patch.kind, patch.target, patch.reason, patch.config, patch.lines, patch.declared, asked)
 
 

@@ -70,7 +70,13 @@ def _answers(place: Place, rows: Iterable[Row]) -> list[Answer]:
         row for row in rows if row.slot == place.slot and (not row.asked_in or place.target in row.asked_in)
     ]
     return [
-        Answer(group.backend, group.why, f"{group.kind} x{group.places}", group.calls or "none counted")
+        Answer(
+            group.backend,
+            group.why,
+            f"{group.kind} x{group.places}",
+            group.calls or "none counted",
+            training=group.training,
+        )
         for group in grouped(asking)
     ]
 

@@ -19,6 +19,7 @@ class Answer:
         who: in a live model, the class and number of the modules.
         calls: in a live model, the counted calls.
         others: every backend that was considered, with the reason for or against it.
+        training: in a live model, the backend of the last call in training; empty if there was none.
     """
 
     backend: str
@@ -26,6 +27,7 @@ class Answer:
     who: str = ""
     calls: str = ""
     others: tuple[tuple[str, str], ...] = ()
+    training: str = ""
 
 
 @dataclass(frozen=True)

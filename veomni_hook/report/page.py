@@ -14,7 +14,7 @@ from importlib.resources import files
 from veomni_hook import __version__
 from veomni_hook.report.html import Html, join, link, tag
 
-__all__ = ["Entry", "badge", "facts", "page", "section", "style", "table"]
+__all__ = ["Entry", "badge", "facts", "page", "section", "style", "table", "value"]
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 
@@ -106,6 +106,11 @@ def facts(pairs: Iterable[tuple[object, object]]) -> Html:
     return tag(
         "dl", *(tag("div", tag("dt", name), tag("dd", value)) for name, value in pairs), class_="facts"
     )
+
+
+def value(shown: object, about: object = "") -> Html:
+    """Return a value of `facts`, with what it is about in small type."""
+    return join([shown, tag("p", about, class_="quiet small") if about else None])
 
 
 def badge(name: object, kind: str = "") -> Html:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from veomni_hook.kernels.explain.rows import NO_KERNEL, NOT_CALLED
 from veomni_hook.kernels.selection.declaration import EAGER
 from veomni_hook.kernels.slot.candidates import REPLACED
+from veomni_hook.layout import counted
 from veomni_hook.report.diff import Sides, line_id, side_by_side, tally
 from veomni_hook.report.html import Html, code, join, link, tag, text
 from veomni_hook.report.lines import Kind
 from veomni_hook.report.model import Answer, Change, Module, Place, Unrouted
-from veomni_hook.report.page import Entry, badge, facts, section, table
+from veomni_hook.report.page import Entry, badge, facts, section, table, value
 
 __all__ = ["Ids", "entry", "figures", "module_section"]
 
@@ -77,27 +78,35 @@ def entry(module: Module, ids: Ids) -> Entry:
     return Entry(ids.module, module.label, tuple(parts))
 
 
-def figures(modules: Sequence[Module], *, live: bool) -> Html:
-    """Return the figures of the page: places, kernels, what was not routed, lines."""
+def figures(modules: Sequence[Module], measured: Iterable[tuple[str, Html]], *, live: bool) -> Html:
+    """Return the figures of the page: what is fused and what is not, what was ``measured``, and patches."""
     places = [place for module in modules for place in module.places]
-    backends = Counter(answer.backend for place in places for answer in place.answers[-1:])
-    examined = [module.unrouted for module in modules if module.unrouted is not None]
-    unrouted = sum(map(len, examined)) if examined else "not examined"
+    fused = [place for place in places if any(map(_is_fused, place.answers))]
+    left = [place.op for place in places if place not in fused]
+    left += [one.op for module in modules for one in module.unrouted or () if one.status != "no kernel"]
     kinds = Counter[Kind]()
     for module in modules:
         if module.patched is not None and module.original is not None:
             kinds.update(tally(module.original, module.patched))
     added, removed = kinds[Kind.ADDED] + kinds[Kind.CHANGED], kinds[Kind.REMOVED] + kinds[Kind.CHANGED]
-    listed = ", ".join(f"{name} {count}" for name, count in backends.most_common()) or "none"
+    patches = sum(len(module.changes) for module in modules)
     return facts(
         [
-            ("Patches", sum(len(module.changes) for module in modules)),
-            ("Places that ask a kernel", len(places)),
-            (_RAN if live else "Kernels chosen", listed),
-            ("Candidates not routed", unrouted),
-            ("Lines added and removed", f"+{added:,} −{removed:,}"),  # noqa: RUF001 - the minus sign,
+            ("Ran fused" if live else "Fused", _listed([place.op for place in fused])),
+            ("Upstream's code", _listed(left)),
+            *measured,
+            ("Patches", value(patches, f"+{added:,} −{removed:,} lines")),  # noqa: RUF001 - the minus sign
         ]
     )
+
+
+def _is_fused(answer: Answer) -> bool:
+    return (answer.training or answer.backend) not in (EAGER, *_NONE)
+
+
+def _listed(ops: Sequence[str]) -> Html:
+    """The number of places, and their ops."""
+    return value(counted(len(ops), "place"), ", ".join(dict.fromkeys(ops)))
 
 
 def module_section(module: Module, ids: Ids, *, live: bool) -> Html:

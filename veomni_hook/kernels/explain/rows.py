@@ -82,7 +82,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Group:
-    """Rows with the same content, printed as one."""
+    """Rows with the same content, printed as one; ``training``: their backend in training, at last."""
 
     kind: str
     places: int
@@ -90,6 +90,7 @@ class Group:
     backend: str
     why: str
     calls: str
+    training: str = ""
 
     def __str__(self) -> str:
         told = self.why if self.backend in (REPLACED, NOT_CALLED) else f"{self.backend} ({self.why})"
@@ -115,7 +116,8 @@ def _why(row: Row) -> str:
 def _group(rows: Sequence[Row]) -> Group:
     first = rows[0]
     kind, op = first.kind, f"{first.op}/{first.variant}"
-    return Group(kind, len(rows), op, first.backend, _why(first), _calls(rows))
+    training = first.training[-1].backend if first.training else ""
+    return Group(kind, len(rows), op, first.backend, _why(first), _calls(rows), training)
 
 
 def _calls(rows: Sequence[Row]) -> str:
