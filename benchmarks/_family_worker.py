@@ -197,12 +197,12 @@ def serve(kind: Callable[[str], Any]) -> None:
         from veomni_hook import activate
 
         activate(kernels=hook)
+    worker = kind(device)
     # Now, while the other processes load them, too, and not at the first request, for which the others wait.
     import torch
     from transformers import AutoModelForCausalLM
 
     del torch, AutoModelForCausalLM
-    worker = kind(device)
     for line in sys.stdin:
         request = json.loads(line)
         try:

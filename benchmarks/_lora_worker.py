@@ -65,24 +65,30 @@ class LoraWorker(Worker):
         return {"explain": told}
 
     def _make(self, family: Family, *, liger: bool) -> None:
-        import peft
         import torch
 
         super()._make(family, liger=liger)
-        lora = peft.LoraConfig(
-            task_type="CAUSAL_LM",
+        self.model = self._with_adapters(
             r=RANK,
             lora_alpha=2 * RANK,
             target_modules=self.case.modules,
             target_parameters=self.case.parameters,
-        )
-        self.model = peft.get_peft_model(self.model, lora, autocast_adapter_dtype=self.case.float32).train()
+        ).train()
         torch.manual_seed(2)
         for name, parameter in self.model.named_parameters():
             if "lora_" in name:
                 parameter.data = parameter.data.to(torch.float32 if self.case.float32 else torch.bfloat16)
+            if "lora_A" in name:  # as PEFT does, but with our seed: Unsloth sets its own
+                torch.nn.init.kaiming_uniform_(parameter, a=5**0.5)
             if "lora_B" in name:  # PEFT begins with zeros, which have no gradient behind them
                 torch.nn.init.normal_(parameter, std=0.01)
+
+    def _with_adapters(self, **options: Any) -> Any:
+        """Return the model with adapters that have these options of `peft.LoraConfig`."""
+        import peft
+
+        lora = peft.LoraConfig(task_type="CAUSAL_LM", **options)
+        return peft.get_peft_model(self.model, lora, autocast_adapter_dtype=self.case.float32)
 
     def _of_gradients(self) -> dict[str, Any]:
         named = [(name, p.grad) for name, p in self.model.named_parameters() if p.grad is not None]

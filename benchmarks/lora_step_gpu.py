@@ -1,6 +1,6 @@
-"""A LoRA step of PEFT: upstream's code, torch.compile and ours: `python -m benchmarks.lora_step_gpu`.
+"""A LoRA step of PEFT, of Unsloth and of ours: `python -m benchmarks.lora_step_gpu`.
 
-    python -m benchmarks.lora_step_gpu            # all cases; about 150 s and 90 GiB on an H200
+    python -m benchmarks.lora_step_gpu            # all cases; about 300 s and some 110 GiB on an H200
     python -m benchmarks.lora_step_gpu Qwen3-8B   # those whose names begin so
 
 r = 16, 4 layers, 2 x 4,096 tokens, models in bfloat16, adapters in bfloat16 and in float32, which is PEFT's
@@ -8,18 +8,20 @@ default. `torch.compile`'s first steps take most of the time: unless ``--sides``
 adapters are float32. Each case is written as soon as it is measured; results of cases that are not measured
 stay in the file, with the date of their run.
 
-All sides of a case alternate in one run. Each case has a process with upstream's code, which trains ``eager``
-and ``compile``, and one with the hook. All processes stand ready before the first time is taken, and then one
-works at a time. Losses and norms of gradients are compared before; a side whose are not upstream's is not
-timed. Times are medians: of steps that are waited for, and of some that follow one another as in a training
-loop. Memory is the peak above the model.
+Unsloth takes part where it can be imported (`peers.sh`). Its `FastLanguageModel` loads what `save_pretrained`
+saved; its settings are its defaults, but for 16 bits and no gradient checkpointing.
 
-Unsloth is not among the sides: it was not measured.
+All sides of a case alternate in one run. Each case has a process with upstream's code, which trains ``eager``
+and ``compile``, one with the hook and one with Unsloth. All processes stand ready before the first time is
+taken, and then one works at a time. Losses and norms of gradients are compared before; a side whose are not
+upstream's is not timed. Times are medians: of steps that are waited for, and of some that follow one another
+as in a training loop. Memory is the peak above the model.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import time
 from collections.abc import Iterable, Sequence
@@ -32,25 +34,30 @@ from benchmarks._record import RESULTS
 from benchmarks.families_gpu import Facts, Process, summary
 
 #: The sides that a process trains, by the name of the process.
-PROCESSES = {"upstream": ("eager", "compile"), "hook": ("ours",)}
+PROCESSES = {"upstream": ("eager", "compile"), "hook": ("ours",), "unsloth": ("unsloth",)}
 SIDES = tuple(side for sides in PROCESSES.values() for side in sides)
 ROUNDS, STEPS = 2, 4
 TARGET = "lora_step_gpu-cuda.json"
 #: How far from upstream's loss and norms of gradients may be: in bfloat16, tokens change experts.
 OF_LOSS, OF_NORMS = 2e-3, 2e-2
-_WORKER = "benchmarks._lora_worker"
+#: What the processes run, and with which kernels.
+_STARTED = {
+    "upstream": ("none", "benchmarks._lora_worker"),
+    "hook": ("auto", "benchmarks._lora_worker"),
+    "unsloth": ("none", "benchmarks._unsloth_worker"),
+}
 
 
 class Run:
     """A case and its processes."""
 
     def __init__(self, case: Case, sides: Sequence[str], device: str) -> None:
-        kernels = {"upstream": "none", "hook": "auto"}
         wanted = {name: [side for side in own if side in sides] for name, own in PROCESSES.items()}
         self.case = case
-        self.processes = {
-            name: Process(kernels[name], device, _WORKER) for name, own in wanted.items() if own
-        }
+        self.processes = {}
+        for name in (name for name, own in wanted.items() if own):
+            kernels, worker = _STARTED[name]
+            self.processes[name] = Process(kernels, device, worker)
         self.at = {side: self.processes[name] for name in self.processes for side in wanted[name]}
         self.facts: Facts = {}
 
@@ -99,7 +106,10 @@ class Run:
 
 def sides_of(case: Case) -> tuple[str, ...]:
     """Return the sides that a case has unless others are named."""
-    return SIDES if case.float32 else tuple(side for side in SIDES if side != "compile")
+    missing = set() if case.float32 else {"compile"}
+    if importlib.util.find_spec("unsloth") is None:
+        missing.add("unsloth")
+    return tuple(side for side in SIDES if side not in missing)
 
 
 def measured(
@@ -113,7 +123,7 @@ def measured(
     began = time.perf_counter()
     runs = {name: Run(case, sides or sides_of(case), device) for name, case in cases.items()}
     # Upstream's steps need most memory: the eager ones wait for one another, the compiled ones fit together.
-    for side, at_once in (("ours", True), ("eager", False), ("compile", True)):
+    for side, at_once in (("ours", True), ("unsloth", True), ("eager", False), ("compile", True)):
         _first_steps(runs.values(), side, at_once=at_once)
         print(f"first steps of {side} until {time.perf_counter() - began:.0f} s", flush=True)
     for name, run in runs.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 pytest.importorskip("peft")
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks import _lora_worker, lora_step_gpu
+from benchmarks import _lora_worker, _unsloth_worker, lora_step_gpu
 from benchmarks._families import Family, shape
 from benchmarks._lora_worker import CASES
 
@@ -42,6 +43,21 @@ def test_the_cases_are_those_of_the_documents():
     assert compiled == [False, True, False, True]
     with pytest.raises(SystemExit, match="no case begins with nothing; known: Qwen3-8B"):
         lora_step_gpu.chosen(["nothing"])
+
+
+def test_unsloth_takes_part_where_it_can_be_imported(monkeypatch):
+    for spec in (None, object()):
+        monkeypatch.setattr(importlib.util, "find_spec", {"unsloth": spec}.get)
+        for case in CASES.values():
+            assert ("unsloth" in lora_step_gpu.sides_of(case)) == (spec is not None)
+
+
+def test_the_tokenizer_of_unsloths_checkpoint_loads(tmp_path):
+    from transformers import AutoTokenizer
+
+    _unsloth_worker._save_tokenizer(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    assert (tokenizer.pad_token_id, tokenizer.eos_token_id) == (0, 1)
 
 
 @pytest.mark.slow
