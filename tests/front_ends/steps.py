@@ -26,6 +26,9 @@ class Steps(Recorder):
         self.gradients.append(float(torch.stack(squares).sum().sqrt()))
         return super().note_step(optimizer)
 
+    def profiled(self) -> bool:
+        return True  # there is no further step
+
     def explained(self) -> None:
         import veomni_hook
 
