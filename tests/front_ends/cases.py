@@ -105,6 +105,25 @@ def swift(**config: Any) -> Case:
     return Case("ms-swift", "swift sft config.yaml", conversations, {**SWIFT, **config})
 
 
+TRL = {
+    **SHARED,
+    "model_name_or_path": "{model}", "dtype": "float32", "datasets": [{"path": "json", "data_files": "rows.json"}],
+    "per_device_train_batch_size": 4, "report_to": "none", "bf16": False, "use_cpu": True, "lr_scheduler_type": "constant",
+}  # fmt: skip
+SAMPLED = {
+    "reward_funcs": ["tests.recipes.trl_steps.many_different_letters"],
+    "num_generations": 4, "max_completion_length": 16, "beta": 0.1,
+}  # fmt: skip
+PROMPTS = [{"prompt": text[:60]} for text in TEXTS]
+PAIRS = [{"prompt": text[:80], "chosen": text[80:160], "rejected": text[200:320]} for text in TEXTS]
+
+
+def trl(trainer: str, rows: list[dict[str, Any]], **config: Any) -> Case:
+    return Case("trl", f"trl {trainer} --config config.yaml", rows, {**TRL, **config})
+
+
+# TRL computes losses and log-probabilities itself.
+NEVER_ASKED = {"linear_cross_entropy": r".*the model was never asked for a loss"}
 # Its metrics read the logits of every step.
 LOGITS = {"linear_cross_entropy": r"eager \(outputs.logits was read in a training step"}
 # It gives the first half of each adapter a forward of its own.
@@ -128,4 +147,11 @@ CASES = {
         eager=LOGITS, plugin=True
     ),
     "ms-swift-lora": swift(tuner_type="lora")._replace(ops=LOW_RANK, eager={**LOGITS, **OWN_FORWARD}),
+    "trl-sft": trl("sft", [{"text": text} for text in TEXTS])._replace(eager=NEVER_ASKED),
+    "trl-sft-packed-lora": trl(
+        "sft", [{"text": text} for text in TEXTS], packing=True, max_length=256, use_peft=True
+    )._replace(ops=LOW_RANK, eager=NEVER_ASKED),
+    "trl-dpo": trl("dpo", PAIRS)._replace(eager=NEVER_ASKED),
+    "trl-grpo": trl("grpo", PROMPTS, **SAMPLED)._replace(eager=NEVER_ASKED),
+    "trl-rloo": trl("rloo", PROMPTS, **SAMPLED)._replace(eager=NEVER_ASKED),
 }
