@@ -105,6 +105,25 @@ def swift(**config: Any) -> Case:
     return Case("ms-swift", "swift sft config.yaml", conversations, {**SWIFT, **config})
 
 
+TRL = {
+    **SHARED,
+    "model_name_or_path": "{model}", "dtype": "float32", "datasets": [{"path": "json", "data_files": "rows.json"}],
+    "per_device_train_batch_size": 4, "report_to": "none", "bf16": False, "use_cpu": True, "lr_scheduler_type": "constant",
+}  # fmt: skip
+SAMPLED = {
+    "reward_funcs": ["tests.recipes.trl_steps.many_different_letters"],
+    "num_generations": 4, "max_completion_length": 16, "beta": 0.1,
+}  # fmt: skip
+PROMPTS = [{"prompt": text[:60]} for text in TEXTS]
+PAIRS = [{"prompt": text[:80], "chosen": text[80:160], "rejected": text[200:320]} for text in TEXTS]
+
+
+def trl(trainer: str, rows: list[dict[str, Any]], **config: Any) -> Case:
+    return Case("trl", f"trl {trainer} --config config.yaml", rows, {**TRL, **config})
+
+
+# TRL computes losses and log-probabilities itself.
+NEVER_ASKED = {"linear_cross_entropy": r".*the model was never asked for a loss"}
 LOW_RANK = DENSE | {"low_rank_linear"}
 
 CASES = {
@@ -122,4 +141,11 @@ CASES = {
     "ms-swift-full": swift(tuner_type="full"),
     "ms-swift-full-plugin": swift(tuner_type="full", external_plugins=["plugin.py"])._replace(plugin=True),
     "ms-swift-lora": swift(tuner_type="lora")._replace(ops=LOW_RANK),
+    "trl-sft": trl("sft", [{"text": text} for text in TEXTS])._replace(eager=NEVER_ASKED),
+    "trl-sft-packed-lora": trl(
+        "sft", [{"text": text} for text in TEXTS], packing=True, max_length=256, use_peft=True
+    )._replace(ops=LOW_RANK, eager=NEVER_ASKED),
+    "trl-dpo": trl("dpo", PAIRS)._replace(eager=NEVER_ASKED),
+    "trl-grpo": trl("grpo", PROMPTS, **SAMPLED)._replace(eager=NEVER_ASKED),
+    "trl-rloo": trl("rloo", PROMPTS, **SAMPLED)._replace(eager=NEVER_ASKED),
 }

@@ -19,6 +19,8 @@ from veomni_hook.compare.plan import Plan
 
 pytestmark = pytest.mark.slow
 
+#: The front end that `nox -s front_ends` has installed.
+CHOSEN = os.environ.get("FRONT_END")
 OBSERVER = Path(__file__).parent / "observer"
 #: Beside float32's own rounding, five steps of an optimizer add up.
 CLOSE = 1e-5
@@ -64,10 +66,10 @@ def train(case: Case, folder: Path, *, hook: bool) -> Trained:
     return Trained(printed, ranks, saved)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if CHOSEN in (None, case.front_end)])
 def test_a_front_end_trains_as_without_the_hook_and_on_kernels(name, tmp_path):
     case = CASES[name]
-    if os.environ.get("FRONT_END") != case.front_end:
+    if CHOSEN is None:
         pytest.skip(
             f"""needs {case.front_end}; `nox -s "front_ends(front_end='{case.front_end}')"` installs it"""
         )
@@ -76,9 +78,10 @@ def test_a_front_end_trains_as_without_the_hook_and_on_kernels(name, tmp_path):
 
     assert len(without.ranks) == len(hooked.ranks) == case.ranks
     for expected, got in zip(without.ranks, hooked.ranks, strict=True):
+        # The policy that drew its own samples has a loss of 0, and a gradient.
+        assert len(expected["losses"]) == len(set(expected["gradients"])) == STEPS
         for numbers in ("losses", "gradients"):
-            assert len(expected[numbers]) == len(set(expected[numbers])) == STEPS
-            assert got[numbers] == pytest.approx(expected[numbers], rel=CLOSE)
+            assert got[numbers] == pytest.approx(expected[numbers], rel=CLOSE, abs=CLOSE / 5)
     assert without.saved.keys() == hooked.saved.keys() != set()
     for key, weight in without.saved.items():
         # Adam divides by the size of a gradient, also where the gradient is mere rounding.
@@ -88,10 +91,12 @@ def test_a_front_end_trains_as_without_the_hook_and_on_kernels(name, tmp_path):
     said = said_of(hooked.ranks[0]["explanation"])
     assert set(said) == case.ops
     for op, lines in said.items():
-        expected = case.eager.get(op, r"torch \(.*, \d+ calls in training")
+        expected = case.eager.get(op, r"torch \(.*, \d+ calls in (training|evaluation)")
         assert [line for line in lines if not re.match(expected, line)] == []
+        assert op in case.eager or any("calls in training" in line for line in lines)
     of_hook = [line for line in hooked.printed.splitlines() if "veomni" in line.lower()]
     assert any(re.search(BANNER, line) for line in of_hook)
-    # A kernel that is chosen by name and does not run is a warning.
+    # A kernel that is chosen by name and does not run is a warning. ms-swift imports transformers before its plugins.
     expected = rf"{BANNER}|\b({'|'.join(case.eager) or '-'})/\w+: upstream's code runs instead of torch: "
+    expected += "|AlreadyImportedWarning: transformers imported too early\\." if case.plugin else ""
     assert [line for line in of_hook if not re.search(expected, line)] == []
