@@ -12,7 +12,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("model", nargs="?", default="HuggingFaceTB/SmolLM2-135M-Instruct")
 parser.add_argument("--way", choices=["full", "lora", "packed"], default="full")
 parser.add_argument("--steps", type=int, default=50)
-parser.add_argument("--length", type=int, default=192, help="tokens of a step")
+parser.add_argument("--length", type=int, default=256, help="tokens of a step")
 args = parser.parse_args()
 
 torch.manual_seed(0)

@@ -39,7 +39,7 @@ def test_a_pattern_is_the_pages_that_no_other_line_names() -> None:
 @pytest.mark.parametrize(("page", "up"), [("page.md", ""), ("deep/page.md", "../")])
 def test_links_as_on_a_code_host_hold_in_the_site(config: MkDocsConfig, page: str, up: str) -> None:
     document = (
-        f"[a]({up}../README.md#limits) [b]({up}../CONTRIBUTING.md) [c]({up}../examples/train.py) [d]({up}other.md)\n"
+        f"[a]({up}../README.md#limits) [b]({up}../CONTRIBUTING.md) [c]({up}../examples/recipes/trainer.py) [d]({up}other.md)\n"
         f'[e](#here) <img src="{up}../LICENSE"> [f](https://example.org/x.md) [g](no-such.md) `[h](../LICENSE)`\n'
         "```\n[i](../LICENSE)\n```\n"
     )
@@ -52,7 +52,7 @@ def test_links_as_on_a_code_host_hold_in_the_site(config: MkDocsConfig, page: st
     assert file is not None
     shown = website.on_page_markdown(document, page=Page(None, file, config), config=config, files=files)
     assert shown == (
-        f"[a]({up}index.md#limits) [b]({up}contributing.md) [c]({up}files/examples/train.py) [d]({up}other.md)\n"
+        f"[a]({up}index.md#limits) [b]({up}contributing.md) [c]({up}files/examples/recipes/trainer.py) [d]({up}other.md)\n"
         f'[e](#here) <img src="{up}files/LICENSE"> [f](https://example.org/x.md) [g](no-such.md) `[h](../LICENSE)`\n'
         "```\n[i](../LICENSE)\n```\n"
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +40,11 @@ def write_plot(report: Mapping[str, Any], path: Path) -> None:
         _curves(axis, part, title)
     times = [[part["step_time"][side] * 1e3 for part in parts.values()] for side in ("first", "second")]
     memory = [[part[side]["peak_bytes"] / MEBIBYTE for part in parts.values()] for side, _, _ in SIDES]
-    _bars(bars[0], list(parts), times, "Step time (ms)")
-    _bars(bars[1], list(parts), memory, "Peak memory above the weights (MiB)")
+    ratios = [part["step_time"] for part in parts.values()]
+    found = ["{ratio:.2f} ({low:.2f} to {high:.2f})".format_map(ratio) for ratio in ratios]
+    _bars(bars[0], _below(parts, found), times, "Median step time in ms; ratio with its 95% interval")
+    found = [f"{after / before:.2f}" for before, after in zip(*memory, strict=True)]
+    _bars(bars[1], _below(parts, found), memory, "Peak memory above the weights in MiB; ratio")
     figure.legend(*curves[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
@@ -57,6 +60,10 @@ def _curves(axis: Any, part: Mapping[str, Any], title: str) -> None:
     axis.set(title=f"Loss, {title}", xlabel="step")
     axis.locator_params(axis="x", integer=True)
     axis.grid(alpha=0.3)
+
+
+def _below(names: Iterable[str], found: Sequence[str]) -> list[str]:
+    return [f"{name}\n{text}" for name, text in zip(names, found, strict=True)]
 
 
 def _bars(axis: Any, names: Sequence[str], values: Sequence[Sequence[float]], title: str) -> None:
