@@ -47,8 +47,10 @@ FRONT_ENDS = {
         "ms-swift==4.6.0", "transformers==5.19.0", "trl==0.29.1", "peft==0.20.0", "accelerate==1.15.0",
         "datasets==4.8.4",
     ],
-    "trl": [
-        "trl==1.16.0", "transformers==5.23.0", "peft==0.21.2", "accelerate==1.15.0", "datasets==5.2.0",
+    "trl": ["trl==1.16.0", "transformers==5.23.0", "peft==0.21.2", "accelerate==1.15.0", "datasets==5.2.0"],
+    "lightning": ["lightning==2.6.6", "transformers==5.23.0"],
+    "sentence-transformers": [
+        "sentence-transformers==6.2.0", "transformers==5.23.0", "accelerate==1.15.0", "datasets==5.2.0",
     ],
 }  # fmt: skip
 # Wheels of the default index are built for CUDA. Beside a CPU's torch, torchvision's breaks transformers'

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from pydoc_data.topics import topics
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+SCRIPTS = Path(__file__).parent / "scripts"
 #: Of Qwen3, as `tests.recipes.tiny` makes it: all that idioms route in it.
 DENSE = frozenset(
     {"rms_norm", "add_rms_norm", "rotary", "qk_norm_rotary", "gated_mlp", "linear_cross_entropy"}
@@ -124,6 +126,13 @@ def trl(trainer: str, rows: list[dict[str, Any]], **config: Any) -> Case:
 
 # TRL computes losses and log-probabilities itself.
 NEVER_ASKED = {"linear_cross_entropy": r".*the model was never asked for a loss"}
+
+
+def script(front_end: str, name: str, rows: list[dict[str, Any]]) -> Case:
+    """A library that has no command of its own: a script as its documents show it."""
+    return Case(front_end, f"python {SCRIPTS / name} {{model}}", rows, {})
+
+
 LOW_RANK = DENSE | {"low_rank_linear"}
 
 CASES = {
@@ -148,4 +157,10 @@ CASES = {
     "trl-dpo": trl("dpo", PAIRS)._replace(eager=NEVER_ASKED),
     "trl-grpo": trl("grpo", PROMPTS, **SAMPLED)._replace(eager=NEVER_ASKED),
     "trl-rloo": trl("rloo", PROMPTS, **SAMPLED)._replace(eager=NEVER_ASKED),
+    "lightning": script("lightning", "fit_lightning.py", [{"text": text} for text in TEXTS]),
+    "sentence-transformers": script(
+        "sentence-transformers",
+        "fit_sentence_transformers.py",
+        [{"anchor": text[:80], "positive": text[80:]} for text in TEXTS],
+    )._replace(ops=DENSE - {"linear_cross_entropy"}),
 }
