@@ -268,11 +268,9 @@ def test_memory_is_that_of_the_second_step_and_the_first_two_are_not_timed():
 
 def test_without_the_packages_the_weights_are_random_and_made_once(monkeypatch, tmp_path):
     monkeypatch.setattr(models, "PACKAGE", "a_package_that_is_not_there")
-    small = {"vocab_size": 400, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1}
+    small = {"hidden_size": 36, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 3}
     for name, value in small.items():
         monkeypatch.setitem(models._SHAPES, name, value)
-    monkeypatch.setitem(models._SHAPES, "num_attention_heads", 3)
-    monkeypatch.setitem(models._SHAPES, "hidden_size", 36)
     folder = models.folder_of(tmp_path)
     assert folder == tmp_path / models.RANDOM and list(tmp_path.iterdir()) == [folder]
     (folder / "mark").touch()

@@ -141,7 +141,10 @@ def measure(script: Path, folder: Path, parts: list[Part], steps: int) -> dict[s
     """
     from veomni_hook.cli.demo.processes import gather
 
-    model = models.folder_of(folder.resolve() / "models")
+    kept = folder.resolve() / "models"
+    if not kept.is_dir():
+        output.note("preparing the model: half a minute, once")
+    model = models.folder_of(kept)
     if model.name == models.RANDOM:
         output.note(
             "The packages with a trained model are not installed, so its weights are random. "

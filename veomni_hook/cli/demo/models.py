@@ -74,18 +74,20 @@ def _write_trained(file: Path, folder: Path) -> None:
 
 def _write_random(folder: Path) -> None:
     import torch
-    from transformers import ByT5Tokenizer, LlamaConfig, LlamaForCausalLM
+    from tokenizers import Tokenizer, decoders, pre_tokenizers
+    from tokenizers.models import BPE
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-    tokenizer = ByT5Tokenizer()  # its tokens are bytes: it needs no files
-    tokenizer.chat_template = "{% for message in messages %}{{ message.content }}{% endfor %}"
-    tokenizer.save_pretrained(folder)
+    # Its tokens are bytes: it needs no files. What the model answers beyond them is no text.
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    of_bytes = Tokenizer(BPE({character: number for number, character in enumerate(alphabet)}, []))
+    of_bytes.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    of_bytes.decoder = decoders.ByteLevel()
+    template = "{% for message in messages %}{{ message.content }}{% endfor %}"
+    PreTrainedTokenizerFast(tokenizer_object=of_bytes, chat_template=template).save_pretrained(folder)
     torch.manual_seed(0)
-    ends = {
-        "bos_token_id": None,
-        "eos_token_id": tokenizer.eos_token_id,
-        "pad_token_id": tokenizer.pad_token_id,
-    }
-    LlamaForCausalLM(LlamaConfig(**_SHAPES, **ends)).to(torch.bfloat16).save_pretrained(folder)
+    config = LlamaConfig(**_SHAPES, bos_token_id=None, eos_token_id=None, pad_token_id=0)
+    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
 
 
 if __name__ == "__main__":
