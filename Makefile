@@ -15,7 +15,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Material for MkDocs says at each build until when it is maintained: May 2027. Its successor, Zensical, runs no hooks.
 export NO_MKDOCS_2_WARNING := 1
 
-.PHONY: help setup demo test slow lint format docs bench matrix recipes releases proof rehearse stress clean
+.PHONY: help setup demo test slow lint format docs bench matrix recipes frontends releases proof rehearse stress clean
 .DEFAULT_GOAL := help
 
 help:
@@ -28,6 +28,7 @@ help:
 	@echo "make bench    run the benchmarks and record their results in benchmarks/results/"
 	@echo "make matrix   run the tests over the supported transformers releases with nox"
 	@echo "make recipes  run every recipe of docs/recipes.md without and with the hook, with nox"
+	@echo "make frontends train with Axolotl, LLaMA-Factory, ms-swift and others without and with the hook, with nox"
 	@echo "make releases judge what idioms route in transformers releases, without installing them"
 	@echo "make proof    run every routed site through its guard and through upstream's body, then mutants of them"
 	@echo "make rehearse rewrite transformers mechanically, and say which routed sites are missed, lost or wrong"
@@ -105,6 +106,10 @@ matrix: $(STAMP)
 
 recipes: $(STAMP)
 	$(BIN)/nox --session recipes $(if $(ARGS),-- $(ARGS))
+
+# An environment of up to 4 GB for each. One alone: make frontends ARGS="front_ends(front_end='trl')".
+frontends: $(STAMP)
+	$(BIN)/nox --session $(if $(ARGS),"$(ARGS)",front_ends)
 
 releases: $(STAMP)
 	$(BIN)/python -m scripts.releases $(ARGS)

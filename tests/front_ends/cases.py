@@ -30,6 +30,7 @@ class Case(NamedTuple):
         ops: all that `explain` names.
         ranks: how many processes train.
         plugin: the line that switches the hook on is in ``plugin.py``, and not in the command.
+        not_here: why it cannot run on a CPU.
     """
 
     front_end: str
@@ -41,6 +42,7 @@ class Case(NamedTuple):
     ops: frozenset[str] = DENSE
     ranks: int = 1
     plugin: bool = False
+    not_here: str = ""
 
 
 # Gradients are compared as they are, not as they are clipped.
@@ -140,6 +142,18 @@ CASES = {
     "axolotl-lora": axolotl(**AXOLOTL_LORA, **AXOLOTL_KERNELS)._replace(
         ops=LOW_RANK, eager={"qk_norm_rotary": EDITED, "rotary": EDITED, "low_rank_linear": BYPASSED}
     ),
+    "axolotl-lora-mlp": axolotl(
+        **AXOLOTL_LORA, lora_qkv_kernel=True, lora_o_kernel=True, lora_mlp_kernel=True
+    )._replace(
+        command=f"python {SCRIPTS / 'axolotl_mlp_on_a_cpu.py'}",
+        ops=LOW_RANK,
+        eager={
+            "qk_norm_rotary": EDITED,
+            "rotary": EDITED,
+            "low_rank_linear": r"torch \(.*not called yet",
+            "gated_mlp": r"replaced by axolotl\.",
+        },
+    ),
     "axolotl-qlora": axolotl(**{**AXOLOTL_LORA, **AXOLOTL_QLORA})._replace(ops=LOW_RANK),
     "llama-factory-lora-neat-packing": llama_factory(
         finetuning_type="lora", lora_target="all", packing=True, neat_packing=True
@@ -150,6 +164,9 @@ CASES = {
     "ms-swift-full": swift(tuner_type="full"),
     "ms-swift-full-plugin": swift(tuner_type="full", external_plugins=["plugin.py"])._replace(plugin=True),
     "ms-swift-lora": swift(tuner_type="lora")._replace(ops=LOW_RANK),
+    "ms-swift-packing": swift(tuner_type="full", packing=True)._replace(
+        not_here="ms-swift packs samples for flash-attention alone, which needs a GPU"
+    ),
     "trl-sft": trl("sft", [{"text": text} for text in TEXTS])._replace(eager=NEVER_ASKED),
     "trl-sft-packed-lora": trl(
         "sft", [{"text": text} for text in TEXTS], packing=True, max_length=256, use_peft=True

@@ -73,6 +73,8 @@ def test_a_front_end_trains_as_without_the_hook_and_on_kernels(name, tmp_path):
         pytest.skip(
             f"""needs {case.front_end}; `nox -s "front_ends(front_end='{case.front_end}')"` installs it"""
         )
+    if case.not_here:
+        pytest.skip(case.not_here)
     without = train(case, tmp_path / "without", hook=False)
     hooked = train(case, tmp_path / "hooked", hook=True)
 
