@@ -13,7 +13,7 @@ from veomni_hook.patches.spec import PatchConfig
 __all__ = ["config"]
 
 config = PatchConfig(
-    source_module="trl.trainer.*",
+    source_module="trl.trainer.utils*",
     description="log-probabilities of TRL's trainers come from veomni_hook.token_log_probs",
 )
 

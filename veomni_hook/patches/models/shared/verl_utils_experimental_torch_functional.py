@@ -13,7 +13,7 @@ from veomni_hook.patches.spec import PatchConfig
 __all__ = ["config"]
 
 config = PatchConfig(
-    source_module="verl.utils.experimental.*",
+    source_module="verl.utils.experimental.torch_functional*",
     description="log-probabilities of verl's actors come from veomni_hook.token_log_probs",
 )
 
