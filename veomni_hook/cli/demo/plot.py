@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 # Distinguishable for readers with red-green colour blindness, and in print.
@@ -38,13 +39,13 @@ def write_plot(report: Mapping[str, Any], path: Path) -> None:
     )
     for axis, (title, part) in zip(curves, parts.items(), strict=True):
         _curves(axis, part, title)
-    times = [[part["step_time"][side] * 1e3 for part in parts.values()] for side in ("first", "second")]
+    times = [[median(part[side]["step_seconds"]) * 1e3 for part in parts.values()] for side, _, _ in SIDES]
     memory = [[part[side]["peak_bytes"] / MEBIBYTE for part in parts.values()] for side, _, _ in SIDES]
-    ratios = [part["step_time"] for part in parts.values()]
-    found = ["{ratio:.2f} ({low:.2f} to {high:.2f})".format_map(ratio) for ratio in ratios]
-    _bars(bars[0], _below(parts, found), times, "Median step time in ms; ratio with its 95% interval")
-    found = [f"{after / before:.2f}" for before, after in zip(*memory, strict=True)]
-    _bars(bars[1], _below(parts, found), memory, "Peak memory above the weights in MiB; ratio")
+    together = "ratio {ratio:.2f} ({low:.2f} to {high:.2f})".format_map(report["step_time"])
+    _bars(bars[0], list(parts), times, f"Median step time in ms: {together}")
+    ratios = [after / before for before, after in zip(*memory, strict=True)]
+    names = [f"{title}: {ratio:.2f}" for title, ratio in zip(parts, ratios, strict=True)]
+    _bars(bars[1], names, memory, "Peak memory above the weights in MiB, and its ratio")
     figure.legend(*curves[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
@@ -60,10 +61,6 @@ def _curves(axis: Any, part: Mapping[str, Any], title: str) -> None:
     axis.set(title=f"Loss, {title}", xlabel="step")
     axis.locator_params(axis="x", integer=True)
     axis.grid(alpha=0.3)
-
-
-def _below(names: Iterable[str], found: Sequence[str]) -> list[str]:
-    return [f"{name}\n{text}" for name, text in zip(names, found, strict=True)]
 
 
 def _bars(axis: Any, names: Sequence[str], values: Sequence[Sequence[float]], title: str) -> None:

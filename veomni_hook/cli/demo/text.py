@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from veomni_hook.cli import output
@@ -35,17 +36,13 @@ def show(report: dict[str, Any], script: Path) -> None:
         [(title, *_times(part), *_memory(part)) for title, part in parts.items()],
     )
     output.emit("\n")
-    output.emit_fields({title: ratios(part) for title, part in parts.items()})
+    memory = [f"{_memory_ratio(part):.2f} ({title})" for title, part in parts.items()]
+    output.emit_fields({"memory, ratio": memory, "time, ratio": ratio(report["step_time"])})
     output.emit_heading("\nWhat the hook did")
     kernels = sorted(
         {f"{op} ({backend})" for part in parts.values() for op, backend in part["hooked"]["kernels"]}
     )
-    output.emit_fields(
-        {
-            "kernels": kernels,
-            "see it": f"veomni-hook diff {first['model_type']}",
-        }
-    )
+    output.emit_fields({"kernels": kernels, "see it": f"veomni-hook diff {first['model_type']}"})
     bad = {title: part["problems"] for title, part in parts.items() if part["problems"]}
     if bad:
         output.emit_heading("\nThe hook FAILED")
@@ -81,17 +78,16 @@ def _agreement(part: dict[str, Any], tolerance: float) -> str:
 
 
 def _times(part: dict[str, Any]) -> tuple[str, str]:
-    return _milliseconds(part["step_time"]["first"]), _milliseconds(part["step_time"]["second"])
+    plain, hooked = (median(part[side]["step_seconds"]) for side in ("plain", "hooked"))
+    return _milliseconds(plain), _milliseconds(hooked)
 
 
 def _memory(part: dict[str, Any]) -> tuple[str, ...]:
     return tuple(f"{part[side]['peak_bytes'] / MEBIBYTE:,.0f} MiB" for side in ("plain", "hooked"))
 
 
-def ratios(part: dict[str, Any]) -> str:
-    """Return a line about the time and the memory of a part."""
-    before, after = (part[side]["peak_bytes"] for side in ("plain", "hooked"))
-    return f"{after / before:.2f} of the memory; time: {ratio(part['step_time'])}"
+def _memory_ratio(part: dict[str, Any]) -> float:
+    return float(part["hooked"]["peak_bytes"] / part["plain"]["peak_bytes"])
 
 
 def ratio(found: dict[str, Any]) -> str:
@@ -99,7 +95,7 @@ def ratio(found: dict[str, Any]) -> str:
     if found["verdict"] == turns.FEW:
         return "too few steps to tell a difference (--steps 20)"
     value, low, high = (f"{found[name]:.2f}" for name in ("ratio", "low", "high"))
-    interval = f"95% interval {low} to {high}"
+    interval = f"95% interval {low} to {high}, {found['pairs']} pairs of steps"
     match found["verdict"]:
         case turns.NOISY:
             return f"{value}, but this machine is too noisy to tell a difference ({interval})"
