@@ -80,6 +80,16 @@ def of_a_kind(self, x):
     return result
 
 
+def has_a_default(self, x, log=CALLS):
+    log.append(x)
+    return self.upstreams(x)
+
+
+def calls_a_module(self, x):
+    self.module(x)
+    return self.upstreams(x)
+
+
 def in_place(self, x):
     x += 1
     return self.upstreams(x)
@@ -88,6 +98,7 @@ def in_place(self, x):
 def wrapped(forward):
     module = nn.Linear(3, 4, bias=False)
     module.upstreams, module.another = module.forward, CALLS.append
+    object.__setattr__(module, "module", CALLS.append)
     module.forward = MethodType(forward, module)
     return module
 
@@ -106,6 +117,7 @@ def test_what_only_passes_its_input_on_is_seen_through(forward):
     [
         counts, notes, writes, writes_into_a_weight, adds, other_input, twice, not_at_all, calls_another,
         depends_on_the_shape, fails, of_a_kind, in_place,
+        has_a_default, calls_a_module,
     ],
     ids=lambda each: each.__name__,
 )  # fmt: skip

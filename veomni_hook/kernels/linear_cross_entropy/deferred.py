@@ -306,9 +306,11 @@ def _argmax(
     logits: UnreadLogits,
     dim: int | None = None,
     keepdim: bool = False,  # noqa: FBT001, FBT002 - as torch has it
+    **others: Any,
 ) -> torch.Tensor | None:
     """Return the argmax over the vocabulary in chunks of positions, or None: it is over something else."""
-    if dim not in (-1, logits.ndim - 1) or logits._logits is not None or not logits.numel():
+    dim = others.pop("axis", dim)
+    if others or dim not in (-1, logits.ndim - 1) or logits._logits is not None or not logits.numel():
         return None
     rows = logits._hidden_states.flatten(0, -2)
     step = max(1, CHUNK // logits.shape[-1])

@@ -40,34 +40,36 @@ def passes_on(module: nn.Module, x: torch.Tensor) -> bool:
     function = wrapper.__func__
     if type(function) is not FunctionType or not _changes_nothing(function.__code__):
         return False
-    if _GLOBALS & function.__globals__.keys():
+    if function.__defaults__ or function.__kwdefaults__ or _GLOBALS & function.__globals__.keys():
         return False
-    stand_in = _StandIn(module)
+    inputs: list[Any] = []
+    stand_in = _StandIn(module, inputs)
     try:
         result = function(stand_in, x)
     except Exception:  # the call itself raises it again
         return False
-    return result is stand_in and len(stand_in.inputs) == 1 and stand_in.inputs[0] is x
+    return result is stand_in and len(inputs) == 1 and inputs[0] is x
 
 
 class _StandIn:
-    """A module whose class's forward notes its input and returns this object."""
+    """A module whose class's forward notes its input and returns this object; it has no names of its own."""
 
-    def __init__(self, module: nn.Module) -> None:
-        self.module = module
-        self.inputs: list[Any] = []
+    def __init__(self, module: nn.Module, inputs: list[Any]) -> None:
+        self.__module, self.__inputs = module, inputs
 
     def __getattr__(self, name: str) -> Any:
-        value = getattr(self.module, name)
+        value = getattr(self.__module, name)
         if isinstance(value, (torch.Tensor, bool, int, float, str, type(None))):
             return value
-        if getattr(value, "__func__", None) is type(self.module).forward and value.__self__ is self.module:
-            return self.forwarded
+        if (
+            getattr(value, "__func__", None) is type(self.__module).forward
+            and value.__self__ is self.__module
+        ):
+            return self.__forward
         raise TypeError(f"{name} could change something")
 
-    def forwarded(self, x: Any) -> _StandIn:
-        """Stand for the class's forward."""
-        self.inputs.append(x)
+    def __forward(self, x: Any) -> _StandIn:
+        self.__inputs.append(x)
         return self
 
 
