@@ -55,7 +55,7 @@ FRONT_ENDS: dict[str, list[str] | str] = {
     ],
     "nemo-automodel": "NeMo-AutoModel 0.7.0 calls torch.cuda when it starts",
     "oumi": "Oumi 0.9 asks for torch before 2.13; by hand, without that limit, SFT gave equal losses",
-    "verl": "verl 0.9.1 draws samples with vLLM or SGLang; they need a GPU",
+    "verl": "verl was not tried: its trainer draws samples with vLLM or SGLang",
     "lm-eval": "lm-eval trains nothing",
 }  # fmt: skip
 # Wheels of the default index are built for CUDA. Beside a CPU's torch, torchvision's breaks transformers'
