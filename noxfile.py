@@ -55,13 +55,15 @@ FRONT_ENDS: dict[str, list[str] | str] = {
     ],
     "nemo-automodel": "NeMo-AutoModel 0.7.0 calls torch.cuda when it starts",
     "oumi": "Oumi 0.9 asks for torch before 2.13; by hand, without that limit, SFT gave equal losses",
-    "verl": "verl was not tried: its trainer draws samples with vLLM or SGLang",
-    "lm-eval": "lm-eval trains nothing",
+    "verl": ["verl==0.9.1", "transformers==5.9.0", "fastapi", "uvicorn"],
+    "lm-eval": ["lm-eval==0.4.13", "transformers==5.23.0", "accelerate==1.15.0", "datasets==5.2.0"],
 }  # fmt: skip
 # Wheels of the default index are built for CUDA. Beside a CPU's torch, torchvision's breaks transformers'
-# imports, and torchaudio's its own, which LLaMA-Factory needs.
-WITHOUT_CUDA = """
-import importlib.util, pathlib, shutil, torch
+# imports, and torchaudio's its own, which LLaMA-Factory needs. verl's wheel has packages tests and scripts.
+WITHOUT_OBSTACLES = """
+import importlib.util, pathlib, shutil, sysconfig, torch
+for name in ("tests", "scripts"):
+    shutil.rmtree(pathlib.Path(sysconfig.get_path("purelib"), name), ignore_errors=True)
 for name, what in (("torchvision", "."), ("torchaudio", "lib")):
     if torch.version.cuda is None and (spec := importlib.util.find_spec(name)):
         shutil.rmtree(pathlib.Path(spec.origin).parent / what)
@@ -159,5 +161,5 @@ def front_ends(session: nox.Session, front_end: str) -> None:
     session.install("--quiet", "hatchling", "editables")
     # Not the constraints of development: each front end needs other versions.
     session.install("--quiet", "--no-build-isolation", "-e", ".", "pytest", "hypothesis", *packages)
-    session.run("python", "-c", WITHOUT_CUDA)
+    session.run("python", "-c", WITHOUT_OBSTACLES)
     pytest(session, "tests/front_ends", "-m", "slow", FRONT_END=front_end)

@@ -28,6 +28,7 @@ class Case(NamedTuple):
         variables: of the environment.
         eager: what `explain` says of each op that runs upstream's code.
         ops: all that `explain` names.
+        note: what `explain` says beside its rows.
         ranks: how many processes train.
         plugin: the line that switches the hook on is in ``plugin.py``, and not in the command.
         not_here: why it cannot run on a CPU.
@@ -40,6 +41,7 @@ class Case(NamedTuple):
     variables: Mapping[str, str] = MappingProxyType({})
     eager: Mapping[str, str] = MappingProxyType({})
     ops: frozenset[str] = DENSE
+    note: str = ""
     ranks: int = 1
     plugin: bool = False
     not_here: str = ""
@@ -122,12 +124,16 @@ PROMPTS = [{"prompt": text[:60]} for text in TEXTS]
 PAIRS = [{"prompt": text[:80], "chosen": text[80:160], "rejected": text[200:320]} for text in TEXTS]
 
 
-def trl(trainer: str, rows: list[dict[str, Any]], **config: Any) -> Case:
-    return Case("trl", f"trl {trainer} --config config.yaml", rows, {**TRL, **config})
-
-
-# TRL computes losses and log-probabilities itself.
+# The trainer computes losses and log-probabilities itself, with our function.
+OWN_HEAD = r"{}'s log-probabilities: veomni_hook\.token_log_probs in \d+ calls$"
 NEVER_ASKED = {"linear_cross_entropy": r".*the model was never asked for a loss"}
+
+
+def trl(trainer: str, rows: list[dict[str, Any]], **config: Any) -> Case:
+    return Case(
+        "trl", f"trl {trainer} --config config.yaml", rows, {**TRL, **config},
+        eager=NEVER_ASKED, note=OWN_HEAD.format("TRL"),
+    )  # fmt: skip
 
 
 def script(front_end: str, name: str, rows: list[dict[str, Any]]) -> Case:
@@ -136,6 +142,7 @@ def script(front_end: str, name: str, rows: list[dict[str, Any]]) -> Case:
 
 
 LOW_RANK = DENSE | {"low_rank_linear"}
+VERL = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "29400"}
 
 CASES = {
     "axolotl-full-packed": axolotl(sample_packing=True),
@@ -167,17 +174,38 @@ CASES = {
     "ms-swift-packing": swift(tuner_type="full", packing=True)._replace(
         not_here="ms-swift packs samples for flash-attention alone, which needs a GPU"
     ),
-    "trl-sft": trl("sft", [{"text": text} for text in TEXTS])._replace(eager=NEVER_ASKED),
+    "trl-sft": trl("sft", [{"text": text} for text in TEXTS]),
     "trl-sft-packed-lora": trl(
         "sft", [{"text": text} for text in TEXTS], packing=True, max_length=256, use_peft=True
-    )._replace(ops=LOW_RANK, eager=NEVER_ASKED),
-    "trl-dpo": trl("dpo", PAIRS)._replace(eager=NEVER_ASKED),
-    "trl-grpo": trl("grpo", PROMPTS, **SAMPLED)._replace(eager=NEVER_ASKED),
-    "trl-rloo": trl("rloo", PROMPTS, **SAMPLED)._replace(eager=NEVER_ASKED),
+    )._replace(ops=LOW_RANK),
+    "trl-dpo": trl("dpo", PAIRS),
+    "trl-grpo": trl("grpo", PROMPTS, **SAMPLED),
+    "trl-rloo": trl("rloo", PROMPTS, **SAMPLED),
     "lightning": script("lightning", "fit_lightning.py", [{"text": text} for text in TEXTS]),
     "sentence-transformers": script(
         "sentence-transformers",
         "fit_sentence_transformers.py",
         [{"anchor": text[:80], "positive": text[80:]} for text in TEXTS],
     )._replace(ops=DENSE - {"linear_cross_entropy"}),
+    "verl-actor": script("verl", "verl_actor.py", [{"text": text} for text in TEXTS])._replace(
+        variables=VERL,
+        note=OWN_HEAD.format("verl"),
+        eager={"linear_cross_entropy": r"replaced by verl\.models\.transformers\.dense_common\."},
+    ),
 }
+
+#: Commands that measure a model and train none.
+EVALUATIONS = {
+    "lm-eval": Case(
+        "lm-eval",
+        f"python {SCRIPTS / 'lm_eval_explained.py'} run --model hf --model_args pretrained={{model}},dtype=float32"
+        " --tasks config.yaml --device cpu --batch_size 4 --log_samples --output_path out",
+        [{"text": text} for text in TEXTS],
+        eager=NEVER_ASKED,
+        config={
+            "task": "topics", "dataset_path": "json", "dataset_kwargs": {"data_files": {"test": "rows.json"}},
+            "test_split": "test", "output_type": "loglikelihood_rolling", "doc_to_text": "", "doc_to_target": "{{text}}",
+            "metric_list": [{"metric": "word_perplexity"}, {"metric": "byte_perplexity"}],
+        },
+    )
+}  # fmt: skip

@@ -6,13 +6,14 @@ import json
 import os
 import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 from safetensors.torch import load_file
 
-from tests.front_ends.cases import CASES, STEPS, Case
+from tests.front_ends.cases import CASES, EVALUATIONS, STEPS, Case
 from tests.recipes import tiny
 from tests.recipes.running import ROOT, environment, run, said_of
 from veomni_hook.compare.plan import Plan
@@ -35,12 +36,11 @@ class Trained(NamedTuple):
     saved: dict[str, Any]
 
 
-def train(case: Case, folder: Path, *, hook: bool) -> Trained:
-    """Run the command of a case in a folder of its own."""
+def start(case: Case, folder: Path, *, hook: bool) -> str:
+    """Run the command of a case in a folder of its own; return what it printed."""
     switch = ["veomni-hook", "run"] if hook and not case.plugin else []
     variables = {"VEOMNI_KERNELS": "torch"} if hook else {}
-    record = folder / "record"
-    record.mkdir(parents=True)
+    (folder / "record").mkdir(parents=True)
     model = str(tiny.dense(folder / "model"))
     (folder / "rows.json").write_text(json.dumps(case.rows), encoding="utf-8")
     (folder / "plugin.py").write_text("import veomni_hook.install\n" if hook else "", encoding="utf-8")
@@ -48,17 +48,23 @@ def train(case: Case, folder: Path, *, hook: bool) -> Trained:
     config = json.dumps(case.config).replace("{model}", model)
     (folder / "config.yaml").write_text(config, encoding="utf-8")
     scripts = Path(sys.executable).parent
-    printed = run(
+    return run(
         ["bash", "-c", 'exec "$@" 2>&1', "bash", *switch, *case.command.replace("{model}", model).split()],
         folder,
         900,
         {
             **environment(folder, **case.variables, **variables),
-            **Plan(str(record), STEPS, 0.0).variables(),
+            **Plan(str(folder / "record"), STEPS, 0.0).variables(),
             "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}",
             "PYTHONPATH": f"{OBSERVER}{os.pathsep}{ROOT}",
         },
     )
+
+
+def train(case: Case, folder: Path, *, hook: bool) -> Trained:
+    """Run the command of a case and read what it left."""
+    printed = start(case, folder, hook=hook)
+    record = folder / "record"
     ranks = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(record.glob("result-*.json"))]
     saved = {}
     for path in sorted((folder / "out").glob("**/*.safetensors")):
@@ -66,15 +72,33 @@ def train(case: Case, folder: Path, *, hook: bool) -> Trained:
     return Trained(printed, ranks, saved)
 
 
-@pytest.mark.parametrize("name", [name for name, case in CASES.items() if CHOSEN in (None, case.front_end)])
-def test_a_front_end_trains_as_without_the_hook_and_on_kernels(name, tmp_path):
-    case = CASES[name]
+def skip_what_is_not_here(case: Case) -> None:
     if CHOSEN is None:
         pytest.skip(
             f"""needs {case.front_end}; `nox -s "front_ends(front_end='{case.front_end}')"` installs it"""
         )
     if case.not_here:
         pytest.skip(case.not_here)
+
+
+def chosen(cases: Mapping[str, Case]) -> list[str]:
+    return [name for name, case in cases.items() if CHOSEN in (None, case.front_end)]
+
+
+def assert_ops_ran(case: Case, explanation: str, mode: str) -> None:
+    assert re.search(case.note, explanation, re.MULTILINE)
+    said = said_of(explanation)
+    assert set(said) == case.ops
+    for op, lines in said.items():
+        expected = case.eager.get(op, r"torch \(.*, \d+ calls in (training|evaluation)")
+        assert [line for line in lines if not re.match(expected, line)] == []
+        assert op in case.eager or any(f"calls in {mode}" in line for line in lines)
+
+
+@pytest.mark.parametrize("name", chosen(CASES))
+def test_a_front_end_trains_as_without_the_hook_and_on_kernels(name, tmp_path):
+    case = CASES[name]
+    skip_what_is_not_here(case)
     without = train(case, tmp_path / "without", hook=False)
     hooked = train(case, tmp_path / "hooked", hook=True)
 
@@ -90,15 +114,34 @@ def test_a_front_end_trains_as_without_the_hook_and_on_kernels(name, tmp_path):
         assert (hooked.saved[key] - weight).abs().max() <= 1e-4, key
 
     assert "no kernel slots" in without.ranks[0]["explanation"]
-    said = said_of(hooked.ranks[0]["explanation"])
-    assert set(said) == case.ops
-    for op, lines in said.items():
-        expected = case.eager.get(op, r"torch \(.*, \d+ calls in (training|evaluation)")
-        assert [line for line in lines if not re.match(expected, line)] == []
-        assert op in case.eager or any("calls in training" in line for line in lines)
-    of_hook = [line for line in hooked.printed.splitlines() if "veomni" in line.lower()]
+    assert_ops_ran(case, hooked.ranks[0]["explanation"], "training")
+    others = set(without.printed.splitlines())  # verl also speaks of VeOmni
+    of_hook = [
+        line for line in hooked.printed.splitlines() if "veomni" in line.lower() and line not in others
+    ]
     assert any(re.search(BANNER, line) for line in of_hook)
     # A kernel that is chosen by name and does not run is a warning. ms-swift imports transformers before its plugins.
     expected = rf"{BANNER}|\b({'|'.join(case.eager) or '-'})/\w+: upstream's code runs instead of torch: "
     expected += "|AlreadyImportedWarning: transformers imported too early\\." if case.plugin else ""
     assert [line for line in of_hook if not re.search(expected, line)] == []
+
+
+@pytest.mark.parametrize("name", chosen(EVALUATIONS))
+def test_an_evaluation_measures_what_it_measures_without_the_hook(name, tmp_path):
+    case = EVALUATIONS[name]
+    skip_what_is_not_here(case)
+    start(case, tmp_path / "without", hook=False)
+    printed = start(case, tmp_path / "hooked", hook=True)
+
+    without, hooked = (measured(tmp_path / folder / "out") for folder in ("without", "hooked"))
+    assert len(without) == len(case.rows)
+    assert hooked == pytest.approx(without, rel=CLOSE)
+    assert re.search(BANNER, printed)
+    assert_ops_ran(case, printed, "evaluation")
+
+
+def measured(folder: Path) -> list[float]:
+    """The log-likelihoods of all samples that lm-eval has logged in a folder."""
+    (samples,) = folder.glob("**/samples_*.jsonl")
+    rows = [json.loads(line) for line in samples.read_text(encoding="utf-8").splitlines()]
+    return [float(row["resps"][0][0]) for row in sorted(rows, key=lambda row: row["doc_id"])]

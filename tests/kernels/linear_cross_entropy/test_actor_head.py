@@ -10,6 +10,7 @@ from transformers.models.qwen3 import modeling_qwen3
 
 import veomni_hook
 from veomni_hook.errors import KernelError, VeomniHookWarning
+from veomni_hook.kernels.linear_cross_entropy import actor_head
 from veomni_hook.kernels.linear_cross_entropy.actor_head import log_probs
 
 TEMPERATURE = 0.7
@@ -150,3 +151,20 @@ def test_what_does_not_suit_is_left_to_the_function_with_a_warning():
         assert log_probs(Taken, *given) == "its own"
     with pytest.raises(KernelError, match="temperature"):
         log_probs(Taken, hidden.float(), weight, given[2], torch.ones(3, 1), 512)
+
+
+def test_explain_says_how_often_the_head_ran_for_a_forward_that_verl_has_written():
+    model = model_of()
+    hidden, weight = torch.randn(3, 4), torch.randn(7, 4)
+    written: dict = {"__name__": "verl.models.transformers.dense_common"}
+    exec("def forward(self): pass", written)
+
+    class Replaced(type(model)):
+        forward = written["forward"]
+
+    model.__class__ = Replaced
+    before = actor_head.told().get(None, 0)
+    log_probs(Rows, hidden, weight, torch.randint(0, 7, (3,)), 1.0, 512)
+    said = f"verl's log-probabilities: veomni_hook.token_log_probs in {before + 1} call"
+    assert said in str(veomni_hook.explain(model))
+    assert said not in str(veomni_hook.explain(model_of()))

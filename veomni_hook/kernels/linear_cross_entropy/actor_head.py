@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
+from collections import Counter
 from functools import lru_cache
 from typing import Any
 
@@ -19,9 +20,12 @@ from veomni_hook.kernels.linear_cross_entropy.head import unsuited
 from veomni_hook.kernels.shared.function_modes import intercepting
 from veomni_hook.kernels.shared.operand_checks import not_plain
 
-__all__ = ["log_probs"]
+__all__ = ["log_probs", "told"]
 
 _PARAMETERS = ("ctx", "hidden_states", "vocab_weights", "input_ids", "temperature", "chunk_size")
+
+#: How often our function ran in this process (None), and verl's for a reason.
+_CALLS: Counter[str | None] = Counter()
 
 
 def log_probs(function: Any, *operands: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -40,11 +44,14 @@ def log_probs(function: Any, *operands: Any) -> tuple[torch.Tensor, torch.Tensor
         KernelError: the temperature is not a positive number, or a backend that was chosen by name cannot
             compute this.
     """
-    if torch.compiler.is_compiling() or is_eager():
+    if torch.compiler.is_compiling():
         own: tuple[torch.Tensor, torch.Tensor] = function.apply(*operands)
         return own
-    if (reason := _refuses(function, operands)) is not None:
-        _warn(reason)
+    reason = "eager is chosen" if is_eager() else _refuses(function, operands)
+    _CALLS[reason] += 1
+    if reason is not None:
+        if not is_eager():
+            _warn(reason)
         own = function.apply(*operands)
         return own
     hidden, weight, tokens, temperature, _ = operands
@@ -54,6 +61,11 @@ def log_probs(function: Any, *operands: Any) -> tuple[torch.Tensor, torch.Tensor
     )
     assert found.log_probs is not None and found.entropy is not None  # noqa: S101 - both are asked for
     return found.log_probs, found.entropy.to(hidden.dtype)
+
+
+def told() -> dict[str | None, int]:
+    """Return how often our function ran in this process (None), and verl's for each reason."""
+    return dict(_CALLS)
 
 
 def _refuses(function: Any, operands: tuple[Any, ...]) -> str | None:
