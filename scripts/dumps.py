@@ -1,8 +1,12 @@
 """Compares all dumps of two commits: `python -m scripts.dumps OLD [NEW]`.
 
-Both commits dump every modeling module of the installed transformers, as `veomni-hook dump` prints it. The
-script prints the diffs of dumps that are not equal byte for byte, and fails if there are any. Without NEW,
-the second side is the working tree. It is the proof of a change that claims to leave behaviour as it is.
+Both commits dump every modeling module of transformers, as `veomni-hook dump` prints it, and list every site with
+its reason, as `veomni-hook list --by site` does. The script prints the diffs of what is not equal byte for byte,
+and fails if there are any. Without NEW, the second side is the working tree. It is the proof of a change that
+claims to leave behaviour as it is.
+
+The environment chooses the rest: PYTHONPATH another release of transformers (an unpacked wheel), VEOMNI_PARALLEL
+and VEOMNI_SPEECH what the text depends on.
 """
 
 from __future__ import annotations
@@ -22,6 +26,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+#: The file of the sites, beside one for each module.
+SITES = "sites.json"
 #: Modules that all models share and that built-in patches are for.
 SHARED = (
     "modeling_layers", "modeling_utils", "configuration_utils", "masking_utils", "dynamic_module_utils",
@@ -34,24 +40,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("old", metavar="OLD", help="a commit")
     parser.add_argument("new", metavar="NEW", nargs="?", help="a commit (default: the working tree)")
+    parser.add_argument(
+        "--keep", metavar="FOLDER", type=Path, help="keep OLD's side in this folder, or take it from there"
+    )
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes (default: %(default)s)")
     chosen = parser.parse_args(arguments)
     modules = installed_modules()
-    with tempfile.TemporaryDirectory() as folder, tree(chosen.old) as old:
-        before, after = Path(folder, "old"), Path(folder, "new")
-        dump_all(modules, old, before, chosen.jobs)
-        with tree(chosen.new) as new:
-            dump_all(modules, new, after, chosen.jobs)
+    files = [*(f"{module}.py" for module in modules), SITES]
+    with tempfile.TemporaryDirectory() as folder:
+        before, after = chosen.keep or Path(folder, "old"), Path(folder, "new")
+        for commit, side in ((chosen.old, before), (chosen.new, after)):
+            if not Path(side, SITES).exists():
+                with tree(commit) as root:
+                    dump_all(modules, root, side, chosen.jobs)
         differing = 0
         total = hashlib.sha256()
-        for module in modules:
-            texts = [Path(side, f"{module}.py").read_bytes() for side in (before, after)]
+        for file in files:
+            texts = [Path(side, file).read_bytes() for side in (before, after)]
             total.update(texts[1])
             if texts[0] != texts[1]:
                 differing += 1
                 lines = [text.decode().splitlines(keepends=True) for text in texts]
-                sys.stdout.writelines(difflib.unified_diff(*lines, f"{module} (old)", f"{module} (new)"))
-    print(f"{len(modules)} modules: {len(modules) - differing} dumps are equal, {differing} differ")
+                sys.stdout.writelines(difflib.unified_diff(*lines, f"{file} (old)", f"{file} (new)"))
+    print(
+        f"{len(modules)} modules and their sites: {len(files) - differing} files are equal, {differing} differ"
+    )
     print(f"SHA-256 of all: {total.hexdigest()}")
     return int(bool(differing))
 
@@ -80,10 +93,11 @@ def tree(commit: str | None) -> Iterator[Path]:
 
 
 def dump_all(modules: Sequence[str], root: Path, folder: Path, jobs: int) -> None:
-    """Write one file for each module, with the package in ``root``, in ``jobs`` processes."""
-    folder.mkdir()
+    """Write one file for each module, and one for the sites, with the package in ``root``, in ``jobs`` processes."""
+    folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as cache, ThreadPoolExecutor(jobs) as pool:
-        environment = os.environ | {"PYTHONPATH": str(root), "VEOMNI_CACHE_DIR": cache}
+        path = os.pathsep.join([str(root), *filter(None, [os.environ.get("PYTHONPATH")])])
+        environment = os.environ | {"PYTHONPATH": path, "VEOMNI_CACHE_DIR": cache}
 
         def dump(share: Sequence[str]) -> None:
             # -P: without the folder of this file, whose tree may be the other one
@@ -91,6 +105,19 @@ def dump_all(modules: Sequence[str], root: Path, folder: Path, jobs: int) -> Non
             subprocess.run(command, env=environment, cwd=folder, check=True)
 
         list(pool.map(dump, (modules[start::jobs] for start in range(jobs))))
+        listing = [
+            sys.executable,
+            "-P",
+            "-m",
+            "veomni_hook",
+            "list",
+            "--by",
+            "site",
+            "--json",
+            "--output",
+            SITES,
+        ]
+        subprocess.run(listing, env=environment, cwd=folder, check=True)
 
 
 def dump_here(modules: Sequence[str]) -> None:
