@@ -1,12 +1,12 @@
 """Compares all dumps of two commits: `python -m scripts.dumps OLD [NEW]`.
 
-Both commits dump every modeling module of transformers, as `veomni-hook dump` prints it, and list every site with
-its reason, as `veomni-hook list --by site` does. The script prints the diffs of what is not equal byte for byte,
-and fails if there are any. Without NEW, the second side is the working tree. It is the proof of a change that
-claims to leave behaviour as it is.
+Both commits dump every modeling module of transformers, as `veomni-hook dump` prints it, and list every site
+with its reason, as `veomni-hook list --by site` does. The script prints the diffs of what is not equal byte
+for byte, and fails if there are any. Without NEW, the second side is the working tree. It is the proof of a
+change that claims to leave behaviour as it is.
 
-The environment chooses the rest: PYTHONPATH another release of transformers (an unpacked wheel), VEOMNI_PARALLEL
-and VEOMNI_SPEECH what the text depends on.
+The environment chooses the rest: PYTHONPATH another release of transformers (an unpacked wheel),
+VEOMNI_PARALLEL and VEOMNI_SPEECH what the text depends on.
 """
 
 from __future__ import annotations
@@ -62,9 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 differing += 1
                 lines = [text.decode().splitlines(keepends=True) for text in texts]
                 sys.stdout.writelines(difflib.unified_diff(*lines, f"{file} (old)", f"{file} (new)"))
-    print(
-        f"{len(modules)} modules and their sites: {len(files) - differing} files are equal, {differing} differ"
-    )
+    print(f"{len(modules)} modules and all sites: {len(files) - differing} equal files, {differing} differ")
     print(f"SHA-256 of all: {total.hexdigest()}")
     return int(bool(differing))
 
@@ -93,7 +91,7 @@ def tree(commit: str | None) -> Iterator[Path]:
 
 
 def dump_all(modules: Sequence[str], root: Path, folder: Path, jobs: int) -> None:
-    """Write one file for each module, and one for the sites, with the package in ``root``, in ``jobs`` processes."""
+    """Write a file for each module, and one for all sites, with the package in ``root``."""
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as cache, ThreadPoolExecutor(jobs) as pool:
         path = os.pathsep.join([str(root), *filter(None, [os.environ.get("PYTHONPATH")])])
