@@ -11,35 +11,21 @@ from __future__ import annotations
 import ast
 import re
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from tokenize import TokenError
-from typing import Literal, TypeAlias
 
 from veomni_hook.errors import PatchError, PatchTargetError
 from veomni_hook.patches.code.document import Document, FunctionNode
-from veomni_hook.patches.code.fingerprint import serialise, significant_fields
+from veomni_hook.patches.code.fingerprint import serialise
+from veomni_hook.patches.code.matching import Bound, Capture, CaptureKind, Matching, expressions
 from veomni_hook.patches.code.reindent import reindent
 from veomni_hook.patches.code.statements import blocks
 
 __all__ = ["Capture", "CaptureKind", "Match", "Pattern", "capture_name", "dedented"]
 
-CaptureKind: TypeAlias = Literal["expression", "keywords", "positionals"]
 _BLANK_LINES = re.compile(r"\A(?:[ \t]*\r?\n)+")
-_Bound: TypeAlias = "dict[str, Capture]"
-
-
-@dataclass(frozen=True, slots=True)
-class Capture:
-    """The code that a hole of a pattern matched: an expression, or any number of arguments of a call."""
-
-    kind: CaptureKind
-    nodes: tuple[ast.expr | ast.keyword, ...]
-
-    def code(self) -> str:
-        """A text that is equal for two captures if and only if they are the same code."""
-        return serialise(list(self.nodes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +83,11 @@ class Pattern:
     def find_expressions(self, function: FunctionNode) -> list[Match]:
         """Every expression of ``function``'s body that the pattern's expression matches, in text order."""
         found = []
-        for node in _expressions(function.body):
-            bound: _Bound = {}
-            loads = isinstance(getattr(node, "ctx", None), ast.Load | None)
-            if self.expression is not None and loads and _matches(self.expression, node, bound):
-                found.append(Match((node,), bound))
+        for node in expressions(function.body):
+            if isinstance(getattr(node, "ctx", None), ast.Load | None):
+                bound = next(_MATCHING.node(self.expression, node, {}), None)
+                if self.expression is not None and bound is not None:
+                    found.append(Match((node,), bound))
         return sorted(found, key=lambda match: _position(match.nodes[0]))
 
     def find_statements(self, function: FunctionNode, *, nested: bool = True) -> list[Match]:
@@ -113,9 +99,9 @@ class Pattern:
         size = len(self.statements)
         for block in blocks(function, nested=nested):
             for start in range(len(block) - size + 1):
-                bound: _Bound = {}
-                if _matches_all(self.statements, block[start : start + size], bound):
-                    found.append(Match(tuple(block[start : start + size]), bound))
+                run = block[start : start + size]
+                if (bound := next(_MATCHING.block(self.statements, run, {}), None)) is not None:
+                    found.append(Match(tuple(run), bound))
         return sorted(found, key=lambda match: _position(match.nodes[0]))
 
     def require(
@@ -158,11 +144,12 @@ class Pattern:
         best, at = 0, 0
         for block in blocks(function, nested=True):
             for start in range(len(block)):
-                bound: _Bound = {}
+                bound: Bound = {}
                 same = 0
                 for pattern, node in zip(self.statements, block[start:], strict=False):
-                    if not _matches(pattern, node, bound):
+                    if (further := next(_MATCHING.node(pattern, node, bound), None)) is None:
                         break
+                    bound = further
                     same += 1
                 if same > best:
                     best, at = same, document.lineno(document.start(block[start]))
@@ -170,7 +157,7 @@ class Pattern:
             return f"; only the first {best} of its {len(self.statements)} statements match, at line {at}"
         if isinstance(self.expression, ast.Call):
             callee = serialise(self.expression.func)
-            calls = [node for node in _expressions(function.body) if isinstance(node, ast.Call)]
+            calls = [node for node in expressions(function.body) if isinstance(node, ast.Call)]
             same_callee = sorted({node.lineno for node in calls if serialise(node.func) == callee})
             if same_callee:
                 return f"; the callee has other arguments at line {', '.join(map(str, same_callee))}"
@@ -178,7 +165,7 @@ class Pattern:
 
     def _collect(self, pattern: ast.AST) -> None:
         if isinstance(pattern, ast.Call):
-            rests = [*map(_rest, pattern.args), *map(_rest, pattern.keywords)]
+            rests = [*map(_MATCHING.rest, pattern.args), *map(_MATCHING.rest, pattern.keywords)]
             for kind in ("positionals", "keywords"):
                 if sum(rest is not None and rest[0] == kind for rest in rests) > 1:
                     raise self._error(
@@ -217,115 +204,14 @@ def dedented(text: str) -> str:
         return textwrap.dedent(text)  # not valid Python: the parser reports why
 
 
-def capture_name(node: ast.AST) -> str | None:
+def capture_name(node: object) -> str | None:
     """The name in ``{name}``, or None if ``node`` is not a hole."""
     if isinstance(node, ast.Set) and len(node.elts) == 1 and isinstance(node.elts[0], ast.Name):
         return node.elts[0].id
     return None
 
 
-def _rest(argument: ast.expr | ast.keyword) -> tuple[CaptureKind, str] | None:
-    if isinstance(argument, ast.keyword):
-        name = capture_name(argument.value) if argument.arg is None else None
-        return None if name is None else ("keywords", name)
-    name = capture_name(argument.value) if isinstance(argument, ast.Starred) else None
-    return None if name is None else ("positionals", name)
-
-
-def _bind(name: str, capture: Capture, bound: _Bound) -> bool:
-    return bound.setdefault(name, capture).code() == capture.code()
-
-
-def _matches(pattern: object, node: object, bound: _Bound) -> bool:
-    if not isinstance(pattern, ast.AST) or not isinstance(node, ast.AST):
-        return type(pattern) is type(node) and serialise(pattern) == serialise(node)
-    name = capture_name(pattern)
-    if name is not None:
-        return (
-            isinstance(node, ast.expr)
-            and not isinstance(node, ast.Starred)
-            and _bind(name, Capture("expression", (node,)), bound)
-        )
-    if isinstance(pattern, ast.Call) and isinstance(node, ast.Call):
-        return (
-            _matches(pattern.func, node.func, bound)
-            and _matches_positionals(pattern.args, node.args, bound)
-            and _matches_keywords(pattern.keywords, node.keywords, bound)
-        )
-    return _kind(pattern) is _kind(node) and _matches_fields(pattern, node, bound)
-
-
-def _matches_fields(pattern: ast.AST, node: ast.AST, bound: _Bound) -> bool:
-    wanted, given = dict(significant_fields(pattern)), dict(significant_fields(node))
-    if wanted.keys() != given.keys():
-        return False
-    for field, value in wanted.items():
-        if isinstance(value, list) and isinstance(given[field], list):
-            if not _matches_all(value, given[field], bound):
-                return False
-        elif not _matches(value, given[field], bound):
-            return False
-    return True
-
-
-def _matches_all(patterns: Sequence[object], nodes: Sequence[object], bound: _Bound) -> bool:
-    return len(patterns) == len(nodes) and all(
-        _matches(pattern, node, bound) for pattern, node in zip(patterns, nodes, strict=True)
-    )
-
-
-def _matches_positionals(patterns: list[ast.expr], nodes: list[ast.expr], bound: _Bound) -> bool:
-    for index, pattern in enumerate(patterns):
-        rest = _rest(pattern)
-        if rest is None:
-            continue
-        after = len(patterns) - index - 1
-        if len(nodes) < index + after:
-            return False
-        stop = len(nodes) - after
-        return (
-            _matches_all(patterns[:index], nodes[:index], bound)
-            and _bind(rest[1], Capture("positionals", tuple(nodes[index:stop])), bound)
-            and _matches_all(patterns[index + 1 :], nodes[stop:], bound)
-        )
-    return _matches_all(patterns, nodes, bound)
-
-
-def _matches_keywords(patterns: list[ast.keyword], nodes: list[ast.keyword], bound: _Bound) -> bool:
-    left = list(nodes)
-    rest: tuple[CaptureKind, str] | None = None
-    for pattern in patterns:
-        if (hole := _rest(pattern)) is not None:
-            rest = hole
-            continue
-        for node in left:
-            attempt = dict(bound)
-            if node.arg == pattern.arg and _matches(pattern.value, node.value, attempt):
-                bound.update(attempt)
-                left.remove(node)
-                break
-        else:
-            return False
-    if rest is None:
-        return not left
-    return _bind(rest[1], Capture("keywords", tuple(left)), bound)
-
-
-def _kind(node: ast.AST) -> type[ast.AST]:
-    return ast.Assign if isinstance(node, ast.AnnAssign) and node.value is not None else type(node)
-
-
-def _expressions(nodes: Sequence[ast.AST]) -> Iterator[ast.expr]:
-    pending: list[object] = list(nodes)
-    while pending:
-        node = pending.pop()
-        if isinstance(node, list):
-            pending.extend(node)
-        elif isinstance(node, ast.AST):
-            if isinstance(node, ast.expr):
-                yield node
-            if not isinstance(node, ast.JoinedStr):
-                pending.extend(value for _, value in significant_fields(node))
+_MATCHING = Matching(capture_name)
 
 
 def _position(node: ast.AST) -> tuple[int, int]:

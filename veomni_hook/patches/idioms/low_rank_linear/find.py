@@ -23,7 +23,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from veomni_hook.patches.code.document import FunctionNode
-from veomni_hook.patches.idioms.low_rank_linear.read import Adapted, is_candidate, read
+from veomni_hook.patches.code.template import Found
+from veomni_hook.patches.idioms.low_rank_linear.read import is_candidate, read
 from veomni_hook.patches.routes.insertion import before_statement
 from veomni_hook.patches.routes.slot_code import ask
 from veomni_hook.patches.routes.view import ModuleView
@@ -54,17 +55,16 @@ def find(view: ModuleView) -> Iterator[Site]:
             yield replace(site, reason=str(missed))
 
 
-def _routed(view: ModuleView, forward: FunctionNode, found: Adapted, site: Site) -> Site:
-    name, slot = found.name, formula_slot(OP, _VARIANT)
-    looked_up = ", ".join(
-        f"self.{held}[{name}]" for held in (found.dropout, found.down, found.up, found.scale)
-    )
+def _routed(view: ModuleView, forward: FunctionNode, found: Found, site: Site) -> Site:
+    name, slot = found["NAME"], formula_slot(OP, _VARIANT)
+    looked_up = ", ".join(f"self.{found[held]}[{name}]" for held in ("DROPOUTS", "DOWNS", "UPS", "SCALES"))
     adapters = (
-        f"[\n    ({looked_up}, self.{found.variants}.get({name}))\n"
-        f"    for {name} in self.{found.active}\n    if {name} in self.{found.down}\n]"
+        f"[\n    ({looked_up}, self.{found['VARIANTS']}.get({name}))\n"
+        f"    for {name} in self.{found['ACTIVE']}\n    if {name} in self.{found['DOWNS']}\n]"
     )
-    operands = [found.x, f"self.{found.base}", adapters.replace("\n", "\n    ")]
-    tests = [f"not ({' or '.join(found.others)})"] if found.others else []
+    operands = [found["X"], f"self.{found['BASE']}", adapters.replace("\n", "\n    ")]
+    others = [found[rest].lstrip("*") for rest in ("ARGS", "KWARGS") if found[rest]]
+    tests = [f"not ({' or '.join(others)})"] if others else []
     code = ask(forward, slot.name, "self", operands, tests)
     edits = before_statement(view, forward, found.first, code, f"{OP}/{_VARIANT}")
     return replace(site, status=Status.ROUTED, variant=_VARIANT, edits=edits, slots=(slot,))
