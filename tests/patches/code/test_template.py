@@ -62,6 +62,12 @@ def test_what_is_not_matched(template: str, code: str) -> None:
     assert isinstance(found(template, code), Difference)
 
 
+def test_a_hole_for_names_alone() -> None:
+    template = Template("Y = f(X)", names="X")
+    assert isinstance(template.find([ast.parse("a = f(b)").body]), Found)
+    assert isinstance(template.find([ast.parse("a = f(b.c)").body]), Difference)
+
+
 def test_a_parameter_is_known_before_it_is_assigned_again() -> None:
     template = "Y = f(X)\nX = cast(X)"
     assert isinstance(found(template, "a = f(b)\nb = cast(b)"), Difference)

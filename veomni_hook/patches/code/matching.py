@@ -31,6 +31,8 @@ class Capture:
         return serialise(list(self.nodes))
 
 
+#: Fields of a node that Python evaluates before the others.
+_EVALUATED = frozenset({"generators", "iter"})
 #: What each hole stands for.
 Bound: TypeAlias = Mapping[str, Capture]
 
@@ -64,7 +66,9 @@ class Matching:
         wanted, present = dict(significant_fields(pattern)), dict(significant_fields(node))
         if wanted.keys() != present.keys():
             return iter(())
-        return self._each([*wanted.values()], [*present.values()], bound)
+        # An iterable is evaluated before its items.
+        order = sorted(wanted, key=_EVALUATED.__contains__, reverse=True)
+        return self._each([wanted[name] for name in order], [present[name] for name in order], bound)
 
     def rest(self, argument: ast.expr | ast.keyword) -> tuple[CaptureKind, str] | None:
         """Return the hole of an argument in a pattern that takes all remaining ones, with what it takes."""

@@ -1,8 +1,9 @@
 """Templates: statements of upstream's code as a reader writes them down, with holes and choices.
 
 A name in capitals is a hole: any expression where one is read, elsewhere an identifier (what is assigned, an
-attribute, a parameter). The same hole is the same code. What a template assigns, it reads only after that.
-``*REST`` and ``**REST`` in a call are all remaining arguments. Between statements stand
+attribute, a parameter). The same hole is the same code. What a template assigns is read there and after that
+only. ``*REST`` and ``**REST`` in a call are all remaining arguments, unless the template assigns REST.
+Between statements stand
 
     ...                     any statements
     if maybe: A             A, or nothing
@@ -19,7 +20,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from veomni_hook.patches.code.matching import Bound, Capture, Matching
+from veomni_hook.patches.code.matching import Bound, Capture, CaptureKind, Matching
 from veomni_hook.patches.code.walk import walk_ast
 
 __all__ = ["Difference", "Found", "Template", "branches"]
@@ -69,12 +70,17 @@ class Difference:
 class Template:
     """A parsed template.
 
+    Args:
+        text: the template.
+        names: holes that stand for names alone, apart from those that the template assigns, in one text.
+
     Raises:
         SyntaxError: the text is not Python.
     """
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, names: str = "") -> None:
         tree = ast.parse(text)
+        self._names = frozenset(names.split())
         self.statements = tree.body
         only = tree.body[0]
         self.expression = only.value if len(tree.body) == 1 and isinstance(only, ast.Expr) else None
@@ -93,7 +99,7 @@ class Template:
             blocks: lists of statements.
             names: what holes stand for that the statements do not assign first, as a function's parameters.
         """
-        matching = _Statements(self._assigned, len(names))
+        matching = _Statements(self._assigned, self._names, len(names))
         known = {hole: Capture("expression", (ast.Name(name, ast.Load()),)) for hole, name in names.items()}
         for block in blocks:
             for index in range(len(block)):
@@ -105,7 +111,7 @@ class Template:
     def match(self, node: ast.AST) -> Found | None:
         """Return what a template of one statement, or one expression, matches."""
         pattern = self.statements[0] if self.expression is None else self.expression
-        bound = next(_Statements(self._assigned, 0).node(pattern, node, {}), None)
+        bound = next(_Statements(self._assigned, self._names, 0).node(pattern, node, {}), None)
         return None if bound is None else Found([node] if isinstance(node, ast.stmt) else [], 0, bound)
 
 
@@ -123,15 +129,17 @@ class _Statements(Matching):
 
     Args:
         assigned: the holes that the template assigns.
+        names: others that stand for names alone.
         known: how many holes stand for something before anything matches.
 
     Attributes:
         furthest: the last statement in the text, after one that matched, that is not what was expected.
     """
 
-    def __init__(self, assigned: Collection[str], known: int) -> None:
+    def __init__(self, assigned: Collection[str], names: Collection[str], known: int) -> None:
         super().__init__(_hole)
         self._assigned = assigned
+        self._names = names
         self._known = known
         self.furthest: Difference | None = None
 
@@ -141,6 +149,8 @@ class _Statements(Matching):
             return iter((bound,))
         if isinstance(pattern, ast.Name) and isinstance(pattern.ctx, ast.Load):
             if pattern.id in self._assigned and pattern.id not in bound:
+                return iter(())
+            if pattern.id in self._names and not isinstance(node, ast.Name):
                 return iter(())
         return super().node(pattern, node, bound)
 
@@ -163,6 +173,11 @@ class _Statements(Matching):
                 yield from self.block(rest, nodes[1:], one)
             if not matched:
                 self._note(nodes[0], _first_line(first), bound)
+
+    def rest(self, argument: ast.expr | ast.keyword) -> tuple[CaptureKind, str] | None:
+        """Return the hole of an argument that takes all remaining ones; what is assigned is one argument."""
+        taken = super().rest(argument)
+        return None if taken is None or taken[1] in self._assigned else taken
 
     def _note(self, node: ast.stmt, expected: str, bound: Bound) -> None:
         last = self.furthest

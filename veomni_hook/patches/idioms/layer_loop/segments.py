@@ -6,6 +6,7 @@ import ast
 
 from veomni_hook.patches.code.expressions import own_attribute
 from veomni_hook.patches.code.scope import own_names
+from veomni_hook.patches.code.template import Found
 from veomni_hook.patches.code.walk import walk_ast
 from veomni_hook.patches.idioms.layer_loop.calls import CallArguments
 from veomni_hook.patches.idioms.layer_loop.expressions import Environment
@@ -23,7 +24,7 @@ from veomni_hook.patches.idioms.layer_loop.values import (
     Whole,
     is_positional,
 )
-from veomni_hook.patches.idioms.varlen_attention.read import Segments, read
+from veomni_hook.patches.idioms.varlen_attention.read import read
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Missed
 
@@ -76,7 +77,7 @@ class Segmented(Interpreter):
         super().__init__(view)
         #: What the tower's forward calls the boundaries of segments.
         self.boundaries: set[str] = set()
-        self._segments: list[Segments] = []
+        self._segments: list[Found] = []
 
     def invoke(self, method: Method, arguments: CallArguments, node: ast.AST) -> Value:
         """The result of a function or method of the file; see `Calls.invoke`."""
@@ -97,26 +98,26 @@ class Segmented(Interpreter):
     ) -> bool:
         for found in self._segments:
             for block, fused in ((node.orelse, node.body), (node.body, node.orelse)):
-                if found.run.block is block:
+                if found.block is block:
                     self._attended(found, fused, scope)
                     return True
         return super()._branch(node, scope, returned, left)
 
-    def _attended(self, found: Segments, fused: list[ast.stmt], scope: Environment) -> None:
+    def _attended(self, found: Found, fused: list[ast.stmt], scope: Environment) -> None:
         """Attention within segments, by one fused call or by segment: both get the same boundaries."""
-        at = found.run.statements[0]
-        if found.run.first:
+        at = found.first
+        if found.index:
             raise Unproven("attention by segment begins with other statements", at)
-        for name in found.tensors:
+        for name in _tensors(found):
             value = scope.get(name)
             dims = value.dims if isinstance(value, Tensor) else ()
             if len(dims) != 4 or dims[2] != (POSITIONS,) or any(map(is_positional, (dims[1], dims[3]))):
                 raise Unproven(f"the {name} of its attention is not [1, heads, rows, width]", at)
-        self.boundaries |= self._boundaries(scope.get(found.cu_seqlens), at)
+        self.boundaries |= self._boundaries(scope.get(found["CU_SEQLENS"]), at)
         _check_fused(found, fused, at)
-        for name in own_names([*found.run.statements, *fused]):
+        for name in own_names([*found.block[found.index :], *fused]):
             scope[name] = Unknown(f"{name}, which attention computes")
-        scope[found.output] = Tensor(((), (POSITIONS,), fresh(), fresh()))
+        scope[found["OUTPUT"]] = Tensor(((), (POSITIONS,), fresh(), fresh()))
 
     def _boundaries(self, value: Value | None, node: ast.AST) -> set[str]:
         """The names of the boundaries in the tower's forward: settings may choose between several."""
@@ -146,7 +147,7 @@ class Segmented(Interpreter):
         return super()._operation(function, arguments, node)
 
 
-def _check_fused(found: Segments, fused: list[ast.stmt], at: ast.AST) -> None:
+def _check_fused(found: Found, fused: list[ast.stmt], at: ast.AST) -> None:
     """Raise unless the other branch is one call of attention with the same tensors and boundaries."""
     calls = [
         node
@@ -162,12 +163,16 @@ def _check_fused(found: Segments, fused: list[ast.stmt], at: ast.AST) -> None:
     named = {each.arg: ast.unparse(each.value) for each in call.keywords if each.arg is not None}
     given = [ast.unparse(each) for each in call.args]
     if (
-        [named.get(name) for name in _ENDS] != [found.cu_seqlens] * 2
-        or given[1:] != list(found.tensors)
-        or ast.unparse(first) != found.output
+        [named.get(name) for name in _ENDS] != [found["CU_SEQLENS"]] * 2
+        or given[1:] != _tensors(found)
+        or ast.unparse(first) != found["OUTPUT"]
         or any(own_attribute(node) for each in fused if each is not results[0] for node in _called(each))
     ):
         raise Unproven("the other way to its attention has other operands", at)
+
+
+def _tensors(found: Found) -> list[str]:
+    return [found[name] for name in ("QUERY", "KEY", "VALUE")]
 
 
 def _called(statement: ast.stmt) -> list[ast.expr]:

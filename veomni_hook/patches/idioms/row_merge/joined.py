@@ -1,13 +1,5 @@
 """Rows of two kinds of features that are joined by boolean indices, in the order of their tokens.
 
-    first_joint = first_mask[visual]
-    second_joint = second_mask[visual]
-    for one, other in zip(first_features, second_features):
-        joint = one.new_zeros(visual.sum(), one.shape[-1])
-        joint[first_joint, :] = one
-        joint[second_joint, :] = other
-        features.append(joint)  # or: features = features + (joint,)
-
 The joined tensor has as many rows as a mask, a number that upstream reads from the device; it is also the
 number of rows of both kinds, which the host knows. No kernel is asked for: `veomni_hook.multimodal.rows`.
 """
@@ -15,10 +7,8 @@ number of rows of both kinds, which the host knows. No kernel is asked for: `veo
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import NamedTuple
 
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.edit import Edit
@@ -26,6 +16,7 @@ from veomni_hook.patches.code.expressions import last_name
 from veomni_hook.patches.code.statement_runs import Run
 from veomni_hook.patches.code.statements import blocks, bound_once
 from veomni_hook.patches.code.substitution import substituted
+from veomni_hook.patches.code.template import Found, Template
 from veomni_hook.patches.code.walk import calls_in, walk_ast
 from veomni_hook.patches.routes.insertion import free_name
 from veomni_hook.patches.routes.takeover import guard
@@ -45,27 +36,29 @@ _IMPORT = ("veomni_hook.multimodal", "rows as veomni_rows")
 _VARIANT = "in_order_of_tokens"
 _SLOT = formula_slot("row_merge", "rows")
 _REASON = "the number of joined rows is read from the device"
-#: The form above, where what is added may be joined or moved first.
-_FORM = re.compile(
-    r"(?P<at>\w+) = (?P<mask>\w+)\[(?P<visual>\w+)\]\n"
-    r"(?P<other_at>\w+) = (?P<other_mask>\w+)\[(?P=visual)\]\n"
-    r"for (?P<row>\w+), (?P<other>\w+) in zip\((?P<features>\w+), (?P<other_features>\w+)\):\n"
-    r"(    ((?P=row) = torch\.cat\((?P=row)|(?P=other) = torch\.cat\((?P=other)), dim=0\)\n)*"
-    r"    (?P<joint>\w+) = (?P=row)\.new_zeros\((?P=visual)\.sum\(\), (?P=row)\.shape\[-1\]\)"
-    r"(\.to\((?P=row)\.device\))?\n"
-    r"    (?P=joint)\[(?P=at), :\] = (?P=row)\n"
-    r"    (?P=joint)\[(?P=other_at), :\] = (?P=other)\n"
-    r"    ((?P<list>\w+)\.append\((?P=joint)\)|(?P<sum>\w+) = (?P=sum) \+ \((?P=joint),\))"
+#: What is added may be joined or moved first.
+JOIN = Template(
+    """
+AT = MASK[VISUAL]
+OTHER_AT = OTHER_MASK[VISUAL]
+for ROW, OTHER in zip(FEATURES, OTHER_FEATURES):
+    while some:
+        ROW = torch.cat(ROW, dim=0)
+        OTHER = torch.cat(OTHER, dim=0)
+    if either:
+        JOINT = ROW.new_zeros(VISUAL.sum(), ROW.shape[-1])
+    else:
+        JOINT = ROW.new_zeros(VISUAL.sum(), ROW.shape[-1]).to(ROW.device)
+    JOINT[AT, :] = ROW
+    JOINT[OTHER_AT, :] = OTHER
+    if either:
+        LIST.append(JOINT)
+    else:
+        SUM = SUM + (JOINT,)
+...
+""",
+    names="MASK OTHER_MASK VISUAL FEATURES OTHER_FEATURES LIST",
 )
-
-
-class _Join(NamedTuple):
-    """The statements, the names that they read, and the statement that keeps what was joined."""
-
-    run: Run
-    visual: str
-    kinds: tuple[tuple[str, str], ...]
-    kept: str
 
 
 def find(view: ModuleView) -> Iterator[Site]:
@@ -75,7 +68,8 @@ def find(view: ModuleView) -> Iterator[Site]:
     for target, _, function in view.every_function():
         if "zeros(" not in view.text(function) or (line := _joined(function)) is None:
             continue
-        edits = next((guarded(view, join) for join in _joins(function)), None)
+        join = JOIN.find(blocks(function))
+        edits = guarded(view, function, join) if isinstance(join, Found) else None
         if edits is None:
             yield Site(OP, target, Status.MISSED, reason=f"{_REASON} (line {line})", lineno=line)
         else:
@@ -83,39 +77,22 @@ def find(view: ModuleView) -> Iterator[Site]:
             yield replace(routed, edits=edits, slots=(_SLOT,))
 
 
-def guarded(view: ModuleView, join: _Join) -> tuple[Edit, ...] | None:
+def guarded(view: ModuleView, function: FunctionNode, join: Found) -> tuple[Edit, ...] | None:
     """The edits that extend the list by joined features, if the device can check their numbers."""
-    name = free_name(join.run.function, "joined")
-    kinds = ", ".join(f"({mask}, {features})" for mask, features in join.kinds)
+    name = free_name(function, "joined")
+    kinds = f"({join['MASK']}, {join['FEATURES']}), ({join['OTHER_MASK']}, {join['OTHER_FEATURES']})"
+    kept, longer = join["LIST"], join["SUM"]
+    keeping = f"{kept}.extend({name})" if kept else f"{longer} = {longer} + tuple({name})"
     return guard(
         view,
-        join.run,
+        Run(function, [*join.block], join.index, join.index + 2),
         _SLOT.name,
         [],
-        ast.parse(join.kept.format(name)).body,
+        ast.parse(keeping).body,
         f"{OP}/{_VARIANT}: no number of rows is read",
-        tests=[f"({name} := veomni_rows.joined({join.visual}, {kinds})) is not None"],
+        tests=[f"({name} := veomni_rows.joined({join['VISUAL']}, {kinds})) is not None"],
         returns=False,
     )
-
-
-def _joins(function: FunctionNode) -> Iterator[_Join]:
-    for block in blocks(function):
-        for index in range(len(block) - 2):
-            run = Run(function, block, index, index + 2)
-            if isinstance(block[index + 2], ast.For) and (found := _join(run)) is not None:
-                yield found
-
-
-def _join(run: Run) -> _Join | None:
-    """The parts of a run of three statements in the form above; None if it has another one."""
-    found = _FORM.fullmatch("\n".join(map(ast.unparse, run.statements)))
-    if found is None:
-        return None
-    kinds = (found["mask"], found["features"]), (found["other_mask"], found["other_features"])
-    kept, longer = found["list"], found["sum"]
-    keeping = f"{kept}.extend({{}})" if kept else f"{longer} = {longer} + tuple({{}})"
-    return _Join(run, found["visual"], kinds, keeping)
 
 
 def _joined(function: FunctionNode) -> int | None:

@@ -12,9 +12,11 @@ from collections.abc import Iterator
 
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.scope import parameter_names
+from veomni_hook.patches.code.statement_runs import Run
+from veomni_hook.patches.code.template import Found
 from veomni_hook.patches.code.walk import walk_ast
 from veomni_hook.patches.graph import receiver_name
-from veomni_hook.patches.idioms.varlen_attention.read import Segments, read
+from veomni_hook.patches.idioms.varlen_attention.read import read, weights_without_a_kernel
 from veomni_hook.patches.routes.insertion import free_name
 from veomni_hook.patches.routes.takeover import guard
 from veomni_hook.patches.routes.view import ModuleView
@@ -32,6 +34,7 @@ CANDIDATES = (
 
 _BOUNDARIES = "cu_seqlens"
 _LOOK_UP = "get_interface"
+_TENSORS = ("QUERY", "KEY", "VALUE", "CU_SEQLENS")
 
 
 def find(view: ModuleView) -> Iterator[Site]:
@@ -55,9 +58,10 @@ def _site(view: ModuleView, target: str, method: FunctionNode) -> Site:
         found = read(method)
         if found is None:
             raise Missed("it does not split query, key and value at the boundaries")
+        run = Run(method, [*found.block], found.index, len(found.block) - 1)
         edits = guard(
             view,
-            found.run,
+            run,
             slot_name(OP, VARIANT),
             ["self", f"*{free_name(method, 'operands')}"],
             _answer(method, found),
@@ -66,25 +70,23 @@ def _site(view: ModuleView, target: str, method: FunctionNode) -> Site:
             before=_operands(method, found),
         )
         if edits is None:
-            raise Missed("code after the segments reads more than the output", found.run.statements[0])
+            raise Missed("code after the segments reads more than the output", found.first)
     except Missed as missed:
         return Site(OP, target, Status.MISSED, reason=str(missed), lineno=method.lineno)
-    query, key, value = found.tensors
-    captures = {"query": query, "key": key, "value": value, "cu_seqlens": found.cu_seqlens}
-    return Site.asking(OP, target, VARIANT, found.run.statements[0], edits, captures=captures)
+    captures = {name.lower(): found[name] for name in _TENSORS}
+    return Site.asking(OP, target, VARIANT, found.first, edits, captures=captures)
 
 
-def _operands(method: FunctionNode, found: Segments) -> str:
+def _operands(method: FunctionNode, found: Found) -> str:
     """The statement that collects the operands, which the condition and the call of the kernel use."""
-    call = found.call
-    assert call is not None  # noqa: S101 - `read` has checked it
-    given = "".join(f"        {ast.unparse(each)},\n" for each in call.keywords)
-    tensors = ", ".join((*found.tensors, found.cu_seqlens, ast.unparse(call.func)))
+    given = "".join(f"        {ast.unparse(each)},\n" for each in found.bound["OPTIONS"].nodes)
+    tensors = ", ".join(found[name] for name in (*_TENSORS, "ATTEND"))
     options = f"    dict(\n{given}    ),\n" if given else "    {},\n"
     return f"{free_name(method, 'operands')} = (\n    {tensors},\n{options})\n"
 
 
-def _answer(method: FunctionNode, found: Segments) -> list[ast.stmt]:
+def _answer(method: FunctionNode, found: Found) -> list[ast.stmt]:
     """The statements for the case that there is a kernel."""
     kernel, operands = free_name(method, "kernel"), free_name(method, "operands")
-    return [*ast.parse(f"{found.output} = {kernel}(*{operands})").body, *found.answer]
+    output = f"{found['OUTPUT']} = {kernel}(*{operands})\n"
+    return ast.parse(output + weights_without_a_kernel(found)).body
