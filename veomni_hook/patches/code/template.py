@@ -20,7 +20,9 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.matching import Bound, Capture, CaptureKind, Matching
+from veomni_hook.patches.code.statements import blocks
 from veomni_hook.patches.code.walk import walk_ast
 
 __all__ = ["Difference", "Found", "Template", "branches"]
@@ -90,23 +92,33 @@ class Template:
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and _hole(node)
         }
 
-    def find(self, blocks: Iterable[Sequence[ast.stmt]], **names: str) -> Found | Difference:
+    def find(self, among: Iterable[Sequence[ast.stmt]], **names: str) -> Found | Difference:
         """Return the first statement of a block from which the template matches all that follows.
 
         Else the difference that is furthest in the text, where at least one statement matched.
 
         Args:
-            blocks: lists of statements.
+            among: lists of statements.
             names: what holes stand for that the statements do not assign first, as a function's parameters.
         """
         matching = _Statements(self._assigned, self._names, len(names))
         known = {hole: Capture("expression", (ast.Name(name, ast.Load()),)) for hole, name in names.items()}
-        for block in blocks:
+        for block in among:
             for index in range(len(block)):
                 bound = next(matching.block(self.statements, block[index:], known), None)
                 if bound is not None:
                     return Found(block, index, bound)
-        return matching.furthest or Difference(None, _first_line(self.statements[0]))
+        return matching.furthest or Difference(None, str(self))
+
+    def is_in(self, function: FunctionNode) -> bool:
+        """Whether some statements of a function, or an expression of it, are what the template says."""
+        if self.expression is None:
+            return isinstance(self.find(blocks(function)), Found)
+        return any(self.match(node) for node in walk_ast(function))
+
+    def __str__(self) -> str:
+        """Return the first line that is no choice."""
+        return next(_first_line(each) for each in self.statements if _choices(each) is None)
 
     def match(self, node: ast.AST) -> Found | None:
         """Return what a template of one statement, or one expression, matches."""

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from veomni_hook.patches.code.document import FunctionNode
+from veomni_hook.patches.code.template import Template
 from veomni_hook.patches.code.walk import walk_ast
 from veomni_hook.patches.routes.insertion import before_body
 from veomni_hook.patches.routes.view import ModuleView
@@ -44,35 +45,40 @@ _TRACES = ("is_tracing", "is_torchdynamo_exporting")
 class _Decision:
     """A function of upstream's, by parameters: what it must contain, and the answer to ask for.
 
-    ``{q}`` is the name that a release has for the number of queries.
+    ``{q}`` is the name that a release has for the number of queries. Each condition may have several forms.
     """
 
     answer: str
     arguments: tuple[str, ...]
     result: str
-    conditions: tuple[tuple[str, ...], ...]
+    conditions: tuple[tuple[Template, ...], ...]
     optional: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()
 
 
-_WINDOW = ("kv_length < local_attention_size", "kv_length >= local_attention_size")
+_WINDOW = (Template("kv_length < local_attention_size"), Template("kv_length >= local_attention_size"))
+#: Positions of one sequence increase by one from the first.
+_STEPS = Template(
+    """
+...
+FIRST = position_ids[:, :1] - 1
+DIFFERENCES = torch.diff(position_ids, prepend=FIRST, dim=-1)
+SEQUENCES = (DIFFERENCES != 1).cumsum(-1)
+...
+"""
+)
 _DECISIONS = {
     "find_packed_sequence_indices": _Decision(
         "is_one_sequence",
         ("position_ids",),
         "None",
-        (
-            ("first_dummy_value = position_ids[:, :1] - 1",),
-            ("position_diff = torch.diff(position_ids, prepend=first_dummy_value, dim=-1)",),
-            ("packed_sequence_mask = (position_diff != 1).cumsum(-1)",),
-            ("(packed_sequence_mask[:, -1] == 0).all()",),
-        ),
+        ((_STEPS,), (Template("(SEQUENCES[:, -1] == 0).all()"),)),
     ),
     "_ignore_causal_mask_sdpa": _Decision(
         "is_causal_suffices",
         ("padding_mask", "{q}", "kv_length", "local_attention_size"),
         "True",
-        (("{q} == 1 or kv_length == {q}",), _WINDOW),
+        ((Template("QUERIES == 1 or kv_length == QUERIES"),), _WINDOW),
         optional=("q_offset",),
         ignored=("kv_offset",),
     ),
@@ -80,7 +86,7 @@ _DECISIONS = {
         "needs_no_mask",
         ("padding_mask", "kv_length", "local_attention_size"),
         "True",
-        (("padding_mask is None or padding_mask.all()",), _WINDOW),
+        ((Template("padding_mask is None or padding_mask.all()"),), _WINDOW),
     ),
 }
 
@@ -113,10 +119,9 @@ def _code(view: ModuleView, function: FunctionNode, decision: _Decision) -> str:
     arguments = [name.format(q=queries) for name in decision.arguments]
     if unknown := ({*names} ^ {*arguments}) - {*decision.optional, *decision.ignored}:
         raise Missed(f"its parameters differ: {', '.join(sorted(unknown))}", function)
-    parts = {ast.unparse(node) for node in walk_ast(function) if isinstance(node, ast.expr | ast.Assign)}
-    for spellings in decision.conditions:
-        if parts.isdisjoint(wanted := [text.format(q=queries) for text in spellings]):
-            raise Missed(f"it has no {wanted[0]}", function)
+    for forms in decision.conditions:
+        if not any(form.is_in(function) for form in forms):
+            raise Missed(f"it has no {forms[0]}", function)
     if not any(_imports_torch(node) for node in view.document.tree.body):
         raise Missed("the module does not import torch")
     arguments += [name for name in decision.optional if name in names]

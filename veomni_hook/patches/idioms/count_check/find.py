@@ -21,6 +21,7 @@ from dataclasses import replace
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.edit import Edit
 from veomni_hook.patches.code.expressions import last_name
+from veomni_hook.patches.code.template import Template
 from veomni_hook.patches.code.walk import calls_in, child_nodes, walk_ast
 from veomni_hook.patches.code.wrap import WIDTH
 from veomni_hook.patches.routes.insertion import in_place
@@ -40,7 +41,7 @@ _METHOD = "get_placeholder_mask"
 _VARIANT = "asserted_on_device"
 _IMPORT = ("veomni_hook.multimodal", "counts as veomni_counts")
 _COUNTED = re.compile(r"\b(features|placeholder)\b")
-_SELECTION = re.compile(r"(?P<tensor>\w+)\[(?P<mask>\w+)\]\.numel\(\)")
+SELECTION = Template("TENSOR[MASK].numel()", names="TENSOR MASK")
 _OPENING = re.compile(r"\s*\((?P<gap>\s*)")
 # Attributes and methods of a tensor whose values the host knows.
 _SIZES = frozenset(("shape", "size", "numel"))
@@ -123,9 +124,8 @@ def _selections(condition: ast.expr) -> Iterator[tuple[ast.expr, str, str]]:
         raise Missed("the condition is not that two numbers are equal", condition)
     for side in (condition.left, *condition.comparators):
         for factor in _factors(side):
-            found = _SELECTION.fullmatch(ast.unparse(factor))
-            if found is not None:
-                yield factor, found["tensor"], found["mask"]
+            if (selection := SELECTION.match(factor)) is not None:
+                yield factor, selection["TENSOR"], selection["MASK"]
             elif not (isinstance(factor, ast.Name) or _is_size(factor)):
                 raise Missed(f"{ast.unparse(factor)} is neither a number nor a size", factor)
 

@@ -1,9 +1,6 @@
 """Mixed streams: an expression that adds the weighted output of a block to the mixture of its streams.
 
-    x = post.to(dtype).unsqueeze(-1) * output.unsqueeze(-2) + torch.matmul(
-        comb.to(dtype).transpose(-1, -2), x
-    )
-    ->  x = kernel(post, comb, output, x, dtype) if (kernel := slot.kernel(self, ...)) is not None else ...
+    MIXED  ->  kernel(post, ...) if (kernel := slot.kernel(self, post, ...)) is not None else MIXED
 
 Its operands are names, so they can be read twice.
 """
@@ -11,7 +8,6 @@ Its operands are names, so they can be read twice.
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -19,6 +15,7 @@ from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.edit import Edit
 from veomni_hook.patches.code.expressions import own_attribute
 from veomni_hook.patches.code.scope import local_names
+from veomni_hook.patches.code.template import Found, Template
 from veomni_hook.patches.code.walk import walk_ast
 from veomni_hook.patches.idioms.add_rms_norm.read import has_self
 from veomni_hook.patches.idioms.hyper_connection.find import OP
@@ -37,9 +34,12 @@ CANDIDATES = (
 
 _VARIANT = "mix"
 _ENDS = ("_hc", "hyper_connection")
-_MIXED = re.compile(
-    r"(?P<post>\w+)\.to\((?P<dtype>\w+)\)\.unsqueeze\(-1\) \* (?P<output>\w+)\.unsqueeze\(-2\)"
-    r" \+ torch\.matmul\((?P<comb>\w+)\.to\((?P=dtype)\)\.transpose\(-1, -2\), (?P<streams>\w+)\)"
+#: In the order of the reference.
+_OPERANDS = "POST COMB OUTPUT STREAMS DTYPE"
+MIXED = Template(
+    "POST.to(DTYPE).unsqueeze(-1) * OUTPUT.unsqueeze(-2)"
+    " + torch.matmul(COMB.to(DTYPE).transpose(-1, -2), STREAMS)",
+    names=_OPERANDS,
 )
 
 
@@ -65,7 +65,7 @@ def _site(view: ModuleView, target: str, forward: FunctionNode) -> Site:
         return replace(site, reason="self is not the method's module")
     if view.scope.resolve("torch") != "torch" or "torch" in local_names(forward):
         return replace(site, reason="torch has another name here")
-    found = [(node, names) for node in walk_ast(forward) if (names := _names(node)) is not None]
+    found = [(node, mixed) for node in walk_ast(forward) if (mixed := MIXED.match(node)) is not None]
     if not found:
         return replace(site, reason="nothing has the form of mixed streams plus a weighted output")
     slot = formula_slot(OP, _VARIANT)
@@ -73,20 +73,15 @@ def _site(view: ModuleView, target: str, forward: FunctionNode) -> Site:
         site,
         status=Status.ROUTED,
         variant=_VARIANT,
-        edits=tuple(_edit(view, forward, slot.name, node, names) for node, names in found),
+        edits=tuple(_edit(view, forward, slot.name, node, mixed) for node, mixed in found),
         slots=(slot,),
     )
 
 
-def _names(node: ast.AST) -> tuple[str, ...] | None:
-    """The names in the expression, in the order of the reference's operands; None for another one."""
-    found = _MIXED.fullmatch(ast.unparse(node)) if isinstance(node, ast.BinOp) else None
-    return None if found is None else found.group("post", "comb", "output", "streams", "dtype")
-
-
-def _edit(view: ModuleView, forward: FunctionNode, slot: str, node: ast.AST, names: tuple[str, ...]) -> Edit:
+def _edit(view: ModuleView, forward: FunctionNode, slot: str, node: ast.AST, mixed: Found) -> Edit:
     assert isinstance(node, ast.BinOp)  # noqa: S101
-    kernel, operands = free_name(forward, "kernel"), ", ".join(names)
+    kernel = free_name(forward, "kernel")
+    operands = ", ".join(mixed[operand] for operand in _OPERANDS.split())
     return in_place(
         view,
         node,

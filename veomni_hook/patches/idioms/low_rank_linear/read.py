@@ -14,6 +14,7 @@ __all__ = ["is_candidate", "read"]
 #: What a loop adds, and how it looks up the factors.
 PRODUCT = Template("UP(DOWN(DROPOUT(X))) * SCALE")
 LOOKED_UP = Template("LOCAL = self.ATTRIBUTE[NAME]")
+RETURNED = Template("return RESULT")
 #: From the layer's call to the end of the block.
 FORWARD = Template(
     """
@@ -87,18 +88,19 @@ def read(forward: FunctionNode) -> Found:
     ]
     if [found["ARGS"], found["KWARGS"]] != others:
         raise Missed("the layer does not get the other arguments", found.first)
-    last = forward.body[-1]
-    if ast.unparse(last) != f"return {found['RESULT']}" or not (
-        found.block is forward.body or contains(forward.body[-2], found.first)
+    last = RETURNED.match(forward.body[-1])
+    if (
+        last is None
+        or last["RESULT"] != found["RESULT"]
+        or not (found.block is forward.body or contains(forward.body[-2], found.first))
     ):
         raise Missed("its result is not what it returns", forward)
     return found
 
 
 def _adds_products(loop: ast.For) -> bool:
-    looked_up = [
-        one for one in map(LOOKED_UP.match, loop.body) if one and one["NAME"] == ast.unparse(loop.target)
-    ]
+    name = getattr(loop.target, "id", "")
+    looked_up = [one for one in map(LOOKED_UP.match, loop.body) if one and one["NAME"] == name]
     names = {one["LOCAL"] for one in looked_up}
     products = filter(None, map(PRODUCT.match, walk_ast(loop)))
     return any({one["UP"], one["DOWN"], one["SCALE"]} <= names for one in products)

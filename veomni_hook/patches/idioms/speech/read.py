@@ -10,6 +10,7 @@ from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.expressions import own_attribute
 from veomni_hook.patches.code.scope import bound_names, parameter_names
 from veomni_hook.patches.code.statements import assigned
+from veomni_hook.patches.code.template import Difference, Template
 from veomni_hook.patches.code.walk import walk_ast
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Missed
@@ -18,6 +19,21 @@ __all__ = ["BUILT", "Speech", "has_forward", "mode_in", "read", "refusals", "spe
 
 #: The attribute that says whether a model has the parts.
 BUILT = "has_talker"
+DECISION = Template(f"self.{BUILT} = CONFIG.FIELD", names="CONFIG")
+#: From the decision on.
+BUILDER = Template(
+    f"""
+self.{BUILT} = CONFIG.FIELD
+...
+if either:
+    if self.{BUILT}:
+        self.METHOD()
+else:
+    if CONFIG.FIELD:
+        self.METHOD()
+...
+"""
+)
 
 
 @dataclass(frozen=True)
@@ -33,7 +49,7 @@ class Speech:
         rest: the attribute of the model that is always built, and its class.
     """
 
-    decision: ast.Assign
+    decision: ast.stmt
     config: str
     field: str
     builder: str
@@ -117,33 +133,22 @@ def speakers_file(view: ModuleView, owner: ast.ClassDef) -> tuple[str, str] | No
     return (files[0], filled.pop()) if len(files) == len(filled) == 1 else None
 
 
-def _decision(init: FunctionNode) -> tuple[ast.Assign, str, str]:
-    found = [
-        statement
-        for statement in init.body
-        if isinstance(statement, ast.Assign)
-        and [own_attribute(each) for each in statement.targets] == [BUILT]
-    ]
-    value = found[0].value if len(found) == 1 else None
-    if not (isinstance(value, ast.Attribute) and isinstance(value.value, ast.Name)):
+def _decision(init: FunctionNode) -> tuple[ast.stmt, str, str]:
+    decisions = [found for statement in init.body if (found := DECISION.match(statement)) is not None]
+    if len(decisions) != 1:
         raise Missed(f"__init__ does not set {BUILT} to a field of its configuration", init)
-    if value.value.id not in parameter_names(init):
-        raise Missed(f"{value.value.id} is not a parameter of __init__", init)
-    return found[0], value.value.id, value.attr
+    config = decisions[0]["CONFIG"]
+    if config not in parameter_names(init):
+        raise Missed(f"{config} is not a parameter of __init__", init)
+    return decisions[0].first, config, decisions[0]["FIELD"]
 
 
-def _builder(init: FunctionNode, decision: ast.Assign) -> str:
-    """The method that builds the parts: ``if self.has_talker: self.method()``, or with the field itself."""
-    asked = {ast.unparse(decision.targets[0]), ast.unparse(decision.value)}
-    for statement in init.body[init.body.index(decision) + 1 :]:
-        if isinstance(statement, ast.If) and ast.unparse(statement.test) in asked:
-            only = statement.body[0]
-            if len(statement.body) == 1 and not statement.orelse and isinstance(only, ast.Expr):
-                call = only.value
-                if isinstance(call, ast.Call) and not call.args and not call.keywords:
-                    return own_attribute(call.func)
-            raise Missed("what depends on it is not one call of a method", statement)
-    raise Missed(f"nothing depends on {BUILT}", init)
+def _builder(init: FunctionNode, decision: ast.stmt) -> str:
+    """The method that builds the parts."""
+    built = BUILDER.find([init.body[init.body.index(decision) :]])
+    if isinstance(built, Difference):
+        raise Missed(str(built), built.node or init)
+    return built["METHOD"]
 
 
 def _parts(view: ModuleView, method: FunctionNode) -> tuple[str, ...]:
