@@ -80,7 +80,7 @@ def test_another_name_for_the_queries_and_no_offset():
         (
             "query_length == 1 or",
             "query_length == 2 or",
-            "it has no query_length == 1 or kv_length == query_length",
+            "it has no QUERIES == 1 or kv_length == QUERIES",
         ),
         ("kv_length < local", "kv_length + 1 < local", "it has no kv_length < local_attention_size"),
         ("import torch\n", "import torch as t\n", "the module does not import torch"),

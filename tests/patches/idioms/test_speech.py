@@ -238,7 +238,7 @@ DIFFERENT = {
     "does not set has_talker to a field": ("self.has_talker = config.speaks", "self.has_talker = True"),
     "settings is not a parameter": ("config.speaks", "settings.speaks"),
     "binds config again": ("self.config = config", "self.config = config = other(config)"),
-    "nothing depends on has_talker": (
+    "what depends on it is not one call of a method": (
         "if self.has_talker:\n            self.enable",
         "if True:\n            self.enable",
     ),

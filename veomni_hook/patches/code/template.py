@@ -118,7 +118,7 @@ class Template:
 
     def __str__(self) -> str:
         """Return the first line that is no choice."""
-        return next(_first_line(each) for each in self.statements if _choices(each) is None)
+        return _first_line(next((one for one in self.statements if not _choices(one)), self.statements[0]))
 
     def match(self, node: ast.AST) -> Found | None:
         """Return what a template of one statement, or one expression, matches."""

@@ -147,7 +147,7 @@ def _builder(init: FunctionNode, decision: ast.stmt) -> str:
     """The method that builds the parts."""
     built = BUILDER.find([init.body[init.body.index(decision) :]])
     if isinstance(built, Difference):
-        raise Missed(str(built), built.node or init)
+        raise Missed("what depends on it is not one call of a method", init)
     return built["METHOD"]
 
 
