@@ -23,7 +23,7 @@ from veomni_hook.report.html import text
 from veomni_hook.report.live import live_page
 from veomni_hook.report.parallel import notes_on
 from veomni_hook.report.parallel_experts import notes_on_experts
-from veomni_hook.report.trainers import notes_on_trainers
+from veomni_hook.report.trainers import beside_trainers, notes_on_trainers
 
 if TYPE_CHECKING:
     from torch import nn
@@ -135,7 +135,7 @@ def explain(target: nn.Module | ModuleType, *, device: str | None = None) -> Exp
         )
     parameter = next(iter(target.parameters()), None)
     device = device or ("cpu" if parameter is None else parameter.device.type)
-    rows = rows_of_model(target, device)
+    rows = beside_trainers(rows_of_model(target, device), target)
     notes = (
         *notes_on(target),
         *notes_on_experts(target),

@@ -59,7 +59,8 @@ def _place(row: Row, mode: str) -> _Place:
     backend, reason = (calls[-1].backend, calls[-1].reason) if calls else (row.backend, row.reason)
     if backend == REPLACED or (row.compiled and not calls):
         reason = f"they are {reason}"
-    remedy = CHANGE if backend in (REPLACED, NOT_CALLED) else row.remedy
+    changeable = backend in (REPLACED, NOT_CALLED) and not row.remedy.startswith(f"{NOTHING}:")
+    remedy = CHANGE if changeable else row.remedy
     return _Place(row.op, backend not in _NOT_FUSED, reason.partition("; ")[0], remedy)
 
 
