@@ -119,7 +119,7 @@ def test_the_loop_runs_on_a_share_of_the_images_and_features_on_all() -> None:
         ("for tensor in (query, key, value)]", "for tensor in (query, value, value)]", "other operands"),
         ("cu_seq_lens_q=cu_seqlens, cu_seq_lens_k=cu_seqlens,", "", "no boundaries"),
         ("cu_seq_lens_k=cu_seqlens", "cu_seq_lens_k=None", "other operands"),
-        ("lengths.tolist(), dim=2", "lengths.tolist(), dim=1", "lengths do not split"),
+        ("lengths.tolist(), dim=2", "lengths.tolist(), dim=1", "in place of SPLITS"),
         ("cu_seqlens=now,", "cu_seqlens=torch.zeros(2),", "boundaries of its attention are not those of the tower"),
         ("return hidden_states, features", "return hidden_states[cu_windows], features", "cu_windows is used beside"),
         ("features.append(self.mergers[index](hidden_states))", "features.append(position_embeddings[0] * hidden_states)", "position_embeddings is used beside"),

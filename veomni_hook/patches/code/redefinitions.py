@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from veomni_hook.patches.code.expressions import decorator_name, last_name
 from veomni_hook.patches.code.statements import blocks, module_statements
+from veomni_hook.patches.code.template import Template
 from veomni_hook.patches.code.walk import DEFINITIONS, FUNCTIONS, child_nodes, walk_ast
 
 __all__ = ["Redefinitions"]
@@ -24,6 +25,9 @@ _HARMLESS = frozenset(
 _METACLASSES = ("ABCMeta",)
 _CODE = ("__code__", "__defaults__", "__kwdefaults__")
 _NAMESPACES = ("globals", "locals", "vars")
+#: The module itself.
+_MODULES = [Template(f"{one}(__name__)") for one in ("import_module", "__import__")]
+_MODULES.append(Template("sys.modules[__name__]"))
 _SETTERS = ("setattr", "delattr", "__setattr__", "__delattr__")
 #: Text of code in a function that may change definitions; function bodies are searched only if it occurs.
 _WORDS = ("globals(", "exec(", "sys.modules")
@@ -214,7 +218,7 @@ def _is_namespace(node: ast.expr) -> bool:
 
 
 def _is_module(node: ast.expr) -> bool:
-    return ast.unparse(node) in ("sys.modules[__name__]", "import_module(__name__)", "__import__(__name__)")
+    return any(form.match(node) for form in _MODULES)
 
 
 def _is_plain(node: ast.expr) -> bool:

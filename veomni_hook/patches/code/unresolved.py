@@ -12,6 +12,7 @@ import symtable
 from collections.abc import Iterator
 from typing import TypeGuard
 
+from veomni_hook.patches.code.expressions import last_name
 from veomni_hook.patches.code.scope import Use, global_uses, has_star_import, own_names
 from veomni_hook.patches.code.walk import FUNCTIONS, walk_ast
 
@@ -102,7 +103,7 @@ def _provided(tree: ast.Module, tables: list[symtable.SymbolTable]) -> set[str]:
 
 
 def _is_for_type_checkers(node: ast.stmt) -> TypeGuard[ast.If]:
-    return isinstance(node, ast.If) and ast.unparse(node.test).rpartition(".")[2] == "TYPE_CHECKING"
+    return isinstance(node, ast.If) and last_name(node.test) == "TYPE_CHECKING"
 
 
 def _harmless(node: ast.AST, *, in_function: bool) -> Iterator[ast.AST]:

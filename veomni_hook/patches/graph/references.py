@@ -6,6 +6,7 @@ import ast
 from collections.abc import Mapping, Sequence
 from functools import cache
 
+from veomni_hook.patches.code.statements import binding
 from veomni_hook.patches.graph.forms import Form, Unknown, interpreted
 from veomni_hook.patches.graph.matching import ANY, Difference, Match, Rule, find, match
 from veomni_hook.patches.graph.nodes import walk
@@ -28,9 +29,10 @@ def variant_names(op: str) -> tuple[str, ...]:
     """The variants of an op, in the order of its table, which is read as text: no kernel is imported."""
     path = pattern_file(op, "variants.py")
     for node in ast.parse(pattern_source(path)).body:
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "VARIANTS":
-            assert isinstance(node.value, ast.Dict)  # noqa: S101
-            return tuple(ast.literal_eval(key) for key in node.value.keys if key is not None)
+        name, value = binding(node)
+        if name == "VARIANTS":
+            assert isinstance(value, ast.Dict)  # noqa: S101
+            return tuple(ast.literal_eval(key) for key in value.keys if key is not None)
     raise ValueError(f"{path} has no table VARIANTS")
 
 

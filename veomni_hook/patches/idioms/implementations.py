@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.edit import Edit
+from veomni_hook.patches.code.expressions import chain
 from veomni_hook.patches.code.walk import walk_ast
 from veomni_hook.patches.routes.insertion import after_body, before_body
 from veomni_hook.patches.routes.view import ModuleView
@@ -97,7 +98,7 @@ class Setting(NamedTuple):
         for node in owner.body:
             if (
                 isinstance(node, ast.FunctionDef)
-                and [ast.unparse(decorator) for decorator in node.decorator_list] == [f"{node.name}.setter"]
+                and [chain(decorator) for decorator in node.decorator_list] == [f"{node.name}.setter"]
                 and node.name == self.property_name
                 and len(node.args.args) == 2
                 and self._assigns(node)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from veomni_hook.patches.code.document import FunctionNode
-from veomni_hook.patches.code.expressions import decorator_name
+from veomni_hook.patches.code.expressions import decorator_name, last_name
 from veomni_hook.patches.code.scope import local_names
 from veomni_hook.patches.graph.interpreter.memory import roots
 from veomni_hook.patches.graph.interpreter.state import Frame, UnclearError
@@ -106,7 +106,7 @@ def super_method(function: ast.expr, frame: Frame) -> Callee | None:
     if not isinstance(function, ast.Attribute) or frame.home is None:
         return None
     value = function.value
-    if not isinstance(value, ast.Call) or value.args or ast.unparse(value.func) != "super":
+    if not isinstance(value, ast.Call) or value.args or last_name(value.func) != "super":
         return None
     method = frame.trace.scope.method(frame.home, function.attr, above=True)
     return (*method, True) if method is not None else None

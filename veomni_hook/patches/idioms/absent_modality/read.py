@@ -239,7 +239,7 @@ def _outputs(forward: FunctionNode, condition: ast.If, call: ast.Call) -> tuple[
     held = {ast.unparse(targets[0])}
     assigned = in_text_order(node for node in walk_ast(forward) if isinstance(node, ast.Assign))
     # Not `outputs = None` before it: None has no attributes.
-    values = [node for node in assigned if ast.unparse(node.value) != "None"]
+    values = [node for node in assigned if getattr(node.value, "value", ...) is not None]
     times = Counter(ast.unparse(each) for node in values for each in node.targets)
     for node in values:
         if ast.unparse(node.value) in held:

@@ -16,7 +16,9 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from veomni_hook.patches.code.document import FunctionNode
-from veomni_hook.patches.code.walk import walk_ast
+from veomni_hook.patches.code.expressions import last_name
+from veomni_hook.patches.code.template import Template
+from veomni_hook.patches.code.walk import calls_in, walk_ast
 from veomni_hook.patches.routes.insertion import before_statement
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Missed, Site, Status
@@ -34,14 +36,14 @@ _ATTENTION = "sdpa_attention_forward"
 class _Mask(NamedTuple):
     """A function that makes masks: its first pattern, the code that notes it, and what reports say."""
 
-    pattern: str
+    pattern: Template
     note: str
     reason: str
 
 
 _MASKS = {
     "create_sliding_window_causal_mask": _Mask(
-        "sliding_window_causal_mask_function(sliding_window)",
+        Template("mask_factory_function = sliding_window_causal_mask_function(sliding_window)"),
         """\
 mask_interface = getattr(mask_interface, "veomni_watched", mask_interface)
 if allow_is_causal_skip and getattr(mask_interface, "__module__", "") == __name__:
@@ -52,7 +54,7 @@ if allow_is_causal_skip and getattr(mask_interface, "__module__", "") == __name_
         "notes masks that are a causal sliding window alone",
     ),
     "create_causal_mask": _Mask(
-        "causal_mask_function",
+        Template("mask_factory_function = causal_mask_function"),
         """\
 if torch.compiler.is_dynamo_compiling() and allow_is_causal_skip and attention_mask is None:
     mask_interface = getattr(mask_interface, "veomni_watched", mask_interface)
@@ -66,7 +68,9 @@ if torch.compiler.is_dynamo_compiling() and allow_is_causal_skip and attention_m
 }
 #: What makes notes right: whatever is combined into the mask clears the flag, and a user may have registered
 #: another function that makes masks.
-_INTERFACE = "mask_interface = ALL_MASK_ATTENTION_FUNCTIONS[config._attn_implementation]"
+_INTERFACE = Template("mask_interface = ALL_MASK_ATTENTION_FUNCTIONS[config._attn_implementation]")
+_CLEARED = Template("allow_is_causal_skip = False")
+_MADE = Template("return causal_mask")
 
 #: No call is asked about but those whose mask is noted as a window: in an attribute, or in dynamo's graph.
 _GUARD = """\
@@ -81,6 +85,12 @@ if {conditions}:
     if (kernel := {slot}.kernel(module, *operands)) is not None:
         return kernel(*operands)
 """
+_OPTIONS = Template("sdpa_kwargs = {}")
+_CALL = Template(
+    "HOME.scaled_dot_product_attention("
+    "*TENSORS, attn_mask=attention_mask, dropout_p=dropout, scale=scaling, **MORE)"
+)
+_ATTENDED = Template("return attn_output, None")
 _PARAMETERS = ["module", "query", "key", "value", "attention_mask", "dropout", "scaling", "is_causal"]
 #: Parameters of some releases: done with before the guard, or absent where the guard asks.
 _DONE, _ABSENT = {"cache"}, {"position_bias"}
@@ -110,21 +120,16 @@ def _note(view: ModuleView, function: FunctionNode, site: Site) -> Site:
         Missed: a mask may hold more than the flag tells.
     """
     mask, last = _MASKS[function.name], function.body[-1]
-    if ast.unparse(last) != "return causal_mask":
+    if not _MADE.match(last):
         raise Missed("it does not end with `return causal_mask`", last)
     ifs = [node for node in function.body if isinstance(node, ast.If)]
-    cleared = {
-        ast.unparse(node.test)
-        for node in ifs
-        if any(ast.unparse(statement) == "allow_is_causal_skip = False" for statement in node.body)
-    }
+    cleared = {ast.unparse(node.test) for node in ifs if any(map(_CLEARED.match, node.body))}
     masks = _assignments([function], "mask_factory_function")
     bodies = [statement for node in ifs if ast.unparse(node.test) in cleared for statement in node.body]
     combined = _assignments(bodies, "mask_factory_function")
-    first = f"mask_factory_function = {mask.pattern}"
-    if not masks or ast.unparse(masks[0]) != first or {*masks[1:]} != {*combined}:
+    if not masks or not mask.pattern.match(masks[0]) or {*masks[1:]} != {*combined}:
         raise Missed("it combines masks in another way", function)
-    if _INTERFACE not in {ast.unparse(node) for node in function.body}:
+    if not any(map(_INTERFACE.match, function.body)):
         raise Missed("it chooses what makes masks in another way", function)
     if not _assignments([function], "allow_is_causal_skip"):
         raise Missed("it has no allow_is_causal_skip", function)
@@ -142,13 +147,11 @@ def _guard(view: ModuleView, function: FunctionNode, site: Site) -> Site:
     others = {*names[len(_PARAMETERS) :]}
     if names[: len(_PARAMETERS)] != _PARAMETERS or others - _DONE - _ABSENT:
         raise Missed(f"its parameters differ: {', '.join(names)}", function)
-    start = next((one for one in function.body if ast.unparse(one) == "sdpa_kwargs = {}"), None)
-    calls = [node for node in walk_ast(function) if isinstance(node, ast.Call) and _is_attention(node)]
-    if start is None or not calls or ast.unparse(function.body[-1]) != "return (attn_output, None)":
+    start = next(filter(_OPTIONS.match, function.body), None)
+    calls = [call for call in calls_in(function) if last_name(call.func) == "scaled_dot_product_attention"]
+    if start is None or not calls or not _ATTENDED.match(function.body[-1]):
         raise Missed("it calls scaled_dot_product_attention in another way", function)
-    given = {one.arg: ast.unparse(one.value) for one in calls[0].keywords}
-    wanted = {"attn_mask": "attention_mask", "dropout_p": "dropout", "scale": "scaling"}
-    if len(calls) > 1 or any(given.get(name) != value for name, value in wanted.items()):
+    if len(calls) > 1 or not _CALL.match(calls[0]):
         raise Missed("it calls scaled_dot_product_attention with other arguments", calls[0])
     slot = formula_slot(OP, _VARIANT)
     absent = (f"{name} is None" for name in sorted(others & _ABSENT))
@@ -166,7 +169,3 @@ def _assignments(nodes: Iterable[ast.AST], name: str) -> list[ast.Assign]:
         if isinstance(node, ast.Assign)
         and any(isinstance(target, ast.Name) and target.id == name for target in node.targets)
     ]
-
-
-def _is_attention(node: ast.Call) -> bool:
-    return ast.unparse(node.func).endswith(".scaled_dot_product_attention")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
 
-from veomni_hook.patches.code.expressions import decorator_name
+from veomni_hook.patches.code.expressions import chain, decorator_name
 from veomni_hook.patches.idioms.layer_loop.expressions import Environment, Expressions
 from veomni_hook.patches.idioms.layer_loop.joining import joined
 from veomni_hook.patches.idioms.layer_loop.known_names import (
@@ -110,7 +110,7 @@ class Calls(Expressions):
         """
         if self._is_super(node.func):
             return self._above(node, scope)
-        if ast.unparse(node.func) == f"{INTERFACE}.get_interface":
+        if chain(node.func) == f"{INTERFACE}.get_interface":
             return Attention()
         dotted = self.view.scope.dotted(node.func) if not self._is_local(node.func, scope) else ""
         arguments = self._arguments(node, scope)

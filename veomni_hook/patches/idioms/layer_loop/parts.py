@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 
+from veomni_hook.patches.code.expressions import last_name
 from veomni_hook.patches.idioms.layer_loop.calls import Calls
 from veomni_hook.patches.idioms.layer_loop.expressions import Environment
 from veomni_hook.patches.idioms.layer_loop.shapes import broadcast, fresh
@@ -50,7 +51,7 @@ class Parts(Calls):
 
     def _builtin(self, name: str, given: list[Value], node: ast.Call) -> Value:
         first = given[0] if given else PLAIN
-        if name == "isinstance" and isinstance(first, Tensor) and ast.unparse(node.args[1]) == "tuple":
+        if name == "isinstance" and isinstance(first, Tensor) and last_name(node.args[1]) == "tuple":
             return Plain(False)
         if name == "slice":
             if any(isinstance(self.tensor_like(each, node), Tensor) for each in given):

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from functools import cache
 
 from veomni_hook.patches.code.document import FunctionNode
+from veomni_hook.patches.code.expressions import chain
 from veomni_hook.patches.code.walk import walk_ast
 from veomni_hook.patches.graph import Form, Scope, Unknown, canonical, reference_scope
 from veomni_hook.patterns import pattern_file
@@ -116,7 +117,7 @@ class Case(ast.NodeTransformer):
         function = node.func
         if isinstance(function, ast.Attribute) and function.attr == _IN_PLACE:
             made = function.value
-            if isinstance(made, ast.Call) and ast.unparse(made.func) == "torch.zeros":
+            if isinstance(made, ast.Call) and chain(made.func) == "torch.zeros":
                 function.attr = "scatter_add"
         return node
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.edit import Edit
+from veomni_hook.patches.code.expressions import last_name
 from veomni_hook.patches.code.walk import walk_ast
 from veomni_hook.patches.routes.insertion import before_statement
 from veomni_hook.patches.routes.view import ModuleView
@@ -83,7 +84,7 @@ def _loading_calls(function: FunctionNode) -> Loading:
     Empty if a release loads in another way.
     """
     found: dict[ast.stmt, ast.Call] = dict(_assigned_calls(function))
-    functions = [ast.unparse(call.func) for call in found.values()]
+    functions = [last_name(call.func) for call in found.values()]
     given = {node: _handed_over(call) for node, call in found.items()}
     known = functions.count(_CONVERT) == 1 and functions.count(_ZERO3) <= 1
     named = {node: names for node, names in given.items() if names is not None}
@@ -93,7 +94,7 @@ def _loading_calls(function: FunctionNode) -> Loading:
 def _assigned_calls(function: FunctionNode) -> Iterator[tuple[ast.Assign, ast.Call]]:
     for node in walk_ast(function):
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
-            if ast.unparse(node.value.func) in (_CONVERT, _ZERO3):
+            if last_name(node.value.func) in (_CONVERT, _ZERO3):
                 yield node, node.value
 
 
