@@ -45,6 +45,12 @@ class Found:
         """The first of the statements."""
         return self.block[self.index]
 
+    def expression(self, hole: str) -> ast.expr:
+        """The expression in a hole."""
+        (node,) = self.bound[hole].nodes
+        assert isinstance(node, ast.expr)  # noqa: S101 - holes for arguments have several nodes
+        return node
+
     def __getitem__(self, hole: str) -> str:
         """The code in a hole, as text; empty for a hole in a part that is absent."""
         capture = self.bound.get(hole)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from veomni_hook.patches.code.document import FunctionNode
-from veomni_hook.patches.code.expressions import own_attribute
+from veomni_hook.patches.code.expressions import last_name, own_attribute
 from veomni_hook.patches.code.scope import loaded, own_names
 from veomni_hook.patches.code.walk import walk_ast
 from veomni_hook.patches.idioms.layer_loop.additions import Addition, addition_in, without
@@ -84,7 +84,9 @@ def decided(view: ModuleView, owner: ast.ClassDef, forward: FunctionNode, found:
         Unproven: it is refused; the text says why.
     """
     statement = found[0]
-    if "cross_attn" in ast.unparse(statement) or "encoder_hidden_states" in loaded(forward.body):
+    if any(
+        "cross_attn" in last_name(node) for node in walk_ast(statement)
+    ) or "encoder_hidden_states" in loaded(forward.body):
         raise Unproven("cross attention: the layers also attend to another model's output", statement)
     if len(found) > 1:
         raise Unproven(f"there is another loop over layers at line {found[1].lineno}", statement)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from veomni_hook.patches.code.expressions import own_attribute
+from veomni_hook.patches.code.expressions import last_name, own_attribute
 from veomni_hook.patches.code.scope import own_names
 from veomni_hook.patches.code.template import Found
 from veomni_hook.patches.code.walk import walk_ast
@@ -165,7 +165,7 @@ def _check_fused(found: Found, fused: list[ast.stmt], at: ast.AST) -> None:
     if (
         [named.get(name) for name in _ENDS] != [found["CU_SEQLENS"]] * 2
         or given[1:] != _tensors(found)
-        or ast.unparse(first) != found["OUTPUT"]
+        or last_name(first) != found["OUTPUT"]
         or any(own_attribute(node) for each in fused if each is not results[0] for node in _called(each))
     ):
         raise Unproven("the other way to its attention has other operands", at)

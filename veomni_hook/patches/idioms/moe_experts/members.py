@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import ast
-import re
 
 from veomni_hook.patches.code.statements import initialised, statements_of_init
+from veomni_hook.patches.code.template import Template
 from veomni_hook.patches.routes.view import ModuleView
 
 __all__ = ["is_identity", "is_numbered", "parameter_shapes"]
 
-_PARAMETER = re.compile(r"(torch\.)?nn\.Parameter\(torch\.\w+\(.+\)\)", re.DOTALL)
-_NUMBERED = re.compile(r"for (\w+) in range\([\w.]+\):\n    self\[f'\w*\{\1\}'\]")
+PARAMETERS = [Template(f"{home}nn.Parameter(torch.MADE(*SIZES, **OPTIONS))") for home in ("", "torch.")]
+NUMBERED = Template("for I in range(COUNT):\n    self[KEY] = MODULE\n    ...")
 
 
 def parameter_shapes(owner: ast.ClassDef) -> dict[str, list[str]]:
@@ -22,14 +22,15 @@ def parameter_shapes(owner: ast.ClassDef) -> dict[str, list[str]]:
     shapes: dict[str, list[str]] = {}
     kept: dict[str, str] = {}
     for name, value in initialised(owner):
-        if _PARAMETER.fullmatch(ast.unparse(value)) is None:
+        made = next(filter(None, (form.match(value) for form in PARAMETERS)), None)
+        if made is None:
             kept[ast.unparse(value)] = f"self.{name}"
-        elif isinstance(value, ast.Call) and isinstance(made_of := value.args[0], ast.Call):
-            sizes = made_of.args
-            if len(sizes) == 1 and isinstance(sizes[0], ast.Tuple | ast.List):
-                sizes = sizes[0].elts
-            if sizes:
-                shapes[name] = [ast.unparse(size) for size in sizes]
+            continue
+        sizes = made.bound["SIZES"].nodes
+        if len(sizes) == 1 and isinstance(sizes[0], ast.Tuple | ast.List):
+            sizes = tuple(sizes[0].elts)
+        if sizes:
+            shapes[name] = [ast.unparse(size) for size in sizes]
     return {name: [kept.get(size, size) for size in shape] for name, shape in shapes.items()}
 
 
@@ -44,8 +45,18 @@ def is_numbered(view: ModuleView, owner: ast.ClassDef) -> bool:
         [view.scope.dotted(base) for base in owner.bases] == ["torch.nn.ModuleDict"]
         and len(loops) == len(stored) == 1
         and not others
-        and _NUMBERED.match(ast.unparse(loops[0])) is not None
+        and _is_counted(loops[0])
     )
+
+
+def _is_counted(loop: ast.For) -> bool:
+    """Whether a loop stores a module under a name that ends with its number: ``self[f"expert_{i}"]``."""
+    counted = NUMBERED.match(loop)
+    match counted and counted.expression("KEY"):
+        case ast.JoinedStr(values=[*words, ast.FormattedValue(value=ast.Name(number))]):
+            assert counted is not None  # noqa: S101
+            return number == counted["I"] and all(isinstance(word, ast.Constant) for word in words)
+    return False
 
 
 def is_identity(view: ModuleView, owner: ast.ClassDef, attribute: str) -> bool:

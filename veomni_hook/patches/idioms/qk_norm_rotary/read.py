@@ -17,9 +17,12 @@ from veomni_hook.patches.code.scope import bound_names, loaded, local_names
 from veomni_hook.patches.code.statement_runs import Run, simple_target
 from veomni_hook.patches.code.statements import blocks
 from veomni_hook.patches.code.substitution import swapped
+from veomni_hook.patches.code.template import Template
 from veomni_hook.patches.code.walk import walk_ast
 
 __all__ = ["TurnedNorms"]
+
+HEADS_FIRST = Template("X.transpose(1, 2)")
 
 
 class _Step(NamedTuple):
@@ -124,8 +127,8 @@ def _normed(
         if name not in {*bound_names([statement]), *loaded([statement])}:
             continue
         inner = _value_of(statement) if simple_target(statement) == name else None
-        while isinstance(inner, ast.Call) and ast.unparse(inner).endswith(".transpose(1, 2)"):
-            inner = getattr(inner.func, "value")  # noqa: B009
+        while inner is not None and (heads_first := HEADS_FIRST.match(inner)) is not None:
+            inner = heads_first.expression("X")
         if isinstance(inner, ast.Call) and is_norm(inner):
             return number, inner
         if getattr(inner, "id", "") != name:

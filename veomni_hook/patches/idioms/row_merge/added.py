@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from veomni_hook.patches.code.document import FunctionNode
+from veomni_hook.patches.code.expressions import last_name
 from veomni_hook.patches.code.statements import bound_once
 from veomni_hook.patches.code.substitution import substituted
 from veomni_hook.patches.code.walk import walk_ast
@@ -88,4 +89,4 @@ def _sum(function: FunctionNode) -> ast.stmt | ast.expr | None:
 
 
 def _at_mask(node: ast.expr) -> bool:
-    return isinstance(node, ast.Subscript) and "mask" in ast.unparse(node.slice)
+    return isinstance(node, ast.Subscript) and any("mask" in last_name(each) for each in walk_ast(node.slice))
