@@ -137,6 +137,11 @@ SHORT = "hidden_states, attention_mask=causal_mask, position_embeddings=position
     [
         pytest.param([(LAYER, "        for decoder_layer in self.layers:\n")], CUT, id="all layers"),
         pytest.param(
+            [("TinyNorm(config.hidden_size)\n", "TinyNorm(config.hidden_size).to(dtype=torch.float32)\n")],
+            CUT,
+            id="a module that is moved when it is made",
+        ),
+        pytest.param(
             [(LAYER, "        for i, decoder_layer in enumerate(self.layers):\n")], CUT, id="numbered layers"
         ),
         pytest.param(

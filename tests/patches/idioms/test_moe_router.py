@@ -26,6 +26,10 @@ self.score_fn = nn.Sigmoid()
 LOGITS = "logits = F.linear(x.reshape(-1, 6), self.weight)\n"
 TOP = "weights, indices = torch.topk(probs, self.top_k, dim=-1)\n"
 SOFTMAX = LOGITS + "probs = F.softmax(logits, dim=-1, dtype=torch.float)\n" + TOP
+FLOAT32 = (
+    "logits = F.linear(x.reshape(-1, 6).float(), self.weight.float())\nprobs = F.softmax(logits, dim=-1)\n"
+    + TOP
+)
 BIASED = (
     LOGITS
     + "scores = logits.float().sigmoid()\n_, indices = torch.topk(scores + self.bias, self.top_k, sorted=False)\n"
@@ -87,6 +91,12 @@ FORMULAS = {
         SOFTMAX + "logits.register_hook(lambda gradient: gradient * 2)\nreturn logits, weights, indices",
         "softmax_topk",
         "*(operands := (logits, self.top_k, False))",
+    ),
+    "logits computed in float32": (
+        FLOAT32 + "if self.renormalise:\n    weights = weights / weights.sum(dim=-1, keepdim=True)\n"
+        "return logits, weights.to(x.dtype), indices",
+        "softmax_topk",
+        "if logits.dtype.itemsize == 4 and (kernel := ",
     ),
     # Later operations on the weights stay upstream's code, and so do the values that they need.
     "softmax, divided by another sum": (
@@ -166,6 +176,9 @@ NEAR_MISSES = {
     ),
     "the smallest": (SOFTMAX.replace("dim=-1)\n", "dim=-1, largest=False)\n") + "return weights, indices"),
     "softmax in the logits' dtype": SOFTMAX.replace(", dtype=torch.float", "") + "return weights, indices",
+    "softmax in the weight's dtype": (
+        FLOAT32.replace("self.weight.float()", "self.weight") + "return weights, indices"
+    ),
     "the bias weighs": (
         BIASED.replace("scores.gather", "(scores + self.bias).gather")
         + "weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)\nreturn weights, indices"
@@ -244,6 +257,19 @@ def test_the_guarded_path_is_the_upstream_one(name, dtype, backend, choose):
             close(one, other, TOLERANCE[dtype])
     (slot,) = (value for key, value in scope.items() if key.startswith("veomni_moe_router"))
     assert slot.outcome(routed).backend == backend
+
+
+def test_logits_that_autocast_makes_narrow_are_left_to_upstream(choose):
+    choose("moe_router=reference")
+    text = module(FORMULAS["logits computed in float32"][0])
+    upstream, routed = (executed(text, found)["SomeRouter"]() for found in ([], sites(text)))
+    routed.load_state_dict(upstream.state_dict())
+    x = torch.randn(5, 6)
+    with torch.autocast("cpu", torch.bfloat16):
+        expected, results = upstream(x), routed(x)
+    assert [each.dtype for each in results] == [torch.bfloat16, torch.float32, torch.int64]
+    for one, other in zip(expected, results, strict=True):
+        assert torch.equal(one, other)
 
 
 @pytest.mark.parametrize("name", NEAR_MISSES)

@@ -25,6 +25,10 @@ __all__ = ["Attributes", "lineage", "method_of"]
 
 _SEQUENTIAL = "torch.nn.Sequential"
 _LISTS = ("torch.nn.ModuleList", "torch.nn.ModuleDict", _SEQUENTIAL)
+#: Methods of modules that return the module.
+_RETURN_SELF = frozenset(
+    {"to", "float", "half", "double", "bfloat16", "type", "cpu", "cuda", "eval", "train", "requires_grad_"}
+)
 #: Classes of other files that have no positions to move.
 _LOOK_UPS = ("ACT2FN", "ACT2CLS", "get_activation")
 
@@ -105,6 +109,10 @@ class Attributes:
             return Module((":activation",))
         if not isinstance(value, ast.Call):
             return PLAIN
+        if isinstance(function, ast.Attribute) and function.attr in _RETURN_SELF:
+            made = self._made(function.value, names)
+            if isinstance(made, Module):
+                return made
         classes = list(dict.fromkeys(self._classes(function, names)))
         if len(classes) != 1 or classes[0] not in _LISTS:
             return Module(tuple(classes), value) if classes else PLAIN

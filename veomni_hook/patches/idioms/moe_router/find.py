@@ -15,11 +15,10 @@ from veomni_hook.patches.code.edit import Edit
 from veomni_hook.patches.code.statement_runs import Run, simple_target
 from veomni_hook.patches.code.substitution import swapped
 from veomni_hook.patches.code.walk import walk_ast
-from veomni_hook.patches.graph import Difference, Form, Node, digest, match, walk
+from veomni_hook.patches.graph import Difference, Form, Node, digest, walk
 from veomni_hook.patches.idioms.moe_router.guard import operands, router_guard
 from veomni_hook.patches.idioms.moe_router.read import (
     OP,
-    RULES,
     Pattern,
     Routing,
     flat,
@@ -69,6 +68,8 @@ class _Search(Method):
             matrix = is_matrix(known.bindings["router_logits"])
             for first in range(_first_part(known), -1, -1):
                 for found in self.at(Run(self.method, body, first, last)):
+                    if found.pattern.uncast > known.pattern.uncast:
+                        continue
                     if (edits := router_guard(self, found, matrix=matrix)) is not None:
                         return self.routed(found, edits)
         reason = (
@@ -102,19 +103,19 @@ class _Search(Method):
                     pair = Node("tuple", (inner, indices))
                     if not whole and not calls <= set(walk(pair)):
                         continue
-                    for pattern, bindings in self.matches(pair):
+                    for pattern, bindings in self.matches(pair, whole=whole):
                         rest = _rest(run, weight_name, inner) if inner is not weights else None
                         raw = (form.result.args[names.index(name)] for name in (weight_name, index_name))
                         by_number = any(map(is_by_number, walk(*raw)))
                         known = Routing(run, pattern, weight_name, index_name, bindings, pair, form.inlined)
                         yield replace(known, rest=rest, flat=by_number)
 
-    def matches(self, pair: Node) -> Iterator[tuple[Pattern, Mapping[str, Node]]]:
+    def matches(self, pair: Node, *, whole: bool) -> Iterator[tuple[Pattern, Mapping[str, Node]]]:
         """The formulas that match weights and indices."""
         for pattern in patterns():
             if pair.args[0].op != pattern.node.args[0].op:
                 continue
-            made = match(pattern.node, pair, RULES)
+            made = pattern.match(pair, whole=whole)
             if not isinstance(made, Difference):
                 yield pattern, made.bindings
             elif self.nearest is None or made.depth > self.nearest.depth:

@@ -44,6 +44,8 @@ def router_guard(method: Method, found: Routing, *, matrix: bool) -> tuple[Edit,
         answer.append(found.rest)
     slot = slot_name(OP, found.pattern.variant)
     tests = [f"{logits}.ndim == 2"] if found.flat and not matrix else []
+    if found.pattern.uncast:
+        tests.append(f"{logits}.dtype.itemsize == 4")
     if not _assigned_once_more(method, found):
         return None
     what = f"{OP}/{found.pattern.variant}: weights and indices of each token's experts"

@@ -7,21 +7,25 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from veomni_hook.patches.code.statement_runs import Run
 from veomni_hook.patches.graph import (
     ANY,
+    FLOAT32,
     FUNCTION,
     NUMBER,
+    Difference,
     Form,
+    Match,
     Node,
     Rule,
     Unknown,
     constant,
     decided,
     dtype_of,
+    match,
     rebuild,
     reference_form,
     renormalised,
@@ -61,7 +65,13 @@ def _is_function(node: Node) -> bool:
     return FUNCTION.accepts(node) or (node.op == "global" and str(node.value).startswith("torch."))
 
 
+def _is_float32(node: Node) -> bool:
+    # Under autocast, the product of two tensors in float32 is not: the guard asks for the dtype.
+    return all(dtype_of(each) == FLOAT32 for each in (node.args[:2] if node.op == "linear" else (node,)))
+
+
 _FLAG = Rule("a flag", _is_flag)
+_FLOAT32 = Rule("logits in float32", _is_float32)
 #: What operands may match, by their names.
 RULES = {
     "router_logits": ANY,
@@ -76,11 +86,23 @@ RULES = {
 
 @dataclass(frozen=True)
 class Pattern:
-    """A variant's formula; ``fixed`` are flags and numbers with a known value in it."""
+    """A variant's formula; ``fixed`` are flags and numbers with a known value in it.
+
+    ``uncast``: it does not cast the logits, so that it is the variant's for logits in float32 alone.
+    """
 
     variant: str
     node: Node
     fixed: tuple[tuple[str, bool | float], ...] = ()
+    uncast: bool = False
+
+    def match(self, pair: Node, *, whole: bool) -> Match | Difference:
+        """What the operands are in weights and indices, or the first difference.
+
+        ``whole``: they are of all code before, so that the dtype of the logits is known.
+        """
+        rules = RULES | {"router_logits": _FLOAT32} if self.uncast and whole else RULES
+        return match(self.node, pair, rules)
 
 
 @dataclass(frozen=True)
@@ -105,7 +127,7 @@ class Routing:
 
 @cache
 def patterns() -> tuple[Pattern, ...]:
-    """Every variant's formula, plus versions with each value of the flag and without the epsilon."""
+    """Every variant's formula, plus versions with each value of the flag, and without epsilon or cast."""
     found = []
     for variant in specific_first(OP):
         form = reference_form(REFERENCE, variant)
@@ -119,7 +141,13 @@ def patterns() -> tuple[Pattern, ...]:
                 )
         if "epsilon" in form.arguments:
             found.append(Pattern(variant, rebuild(node, _without_epsilon, renormalised), (("epsilon", 0.0),)))
-    return tuple(found)
+    uncast = (replace(one, node=rebuild(one.node, _without_cast, renormalised), uncast=True) for one in found)
+    return (*found, *(one for one in uncast if all(one.node != other.node for other in found)))
+
+
+def _without_cast(node: Node) -> Node | None:
+    is_cast = node.op == "cast" and node.args == (Node("argument", (), "router_logits"), FLOAT32)
+    return node.args[0] if is_cast else None
 
 
 def _without_epsilon(node: Node) -> Node | None:
