@@ -23,9 +23,13 @@ Names
     ``nearest_names``       the nearest names, for messages
     ``renames``             parameters that upstream renamed, as its decorators say
 
-Patterns and replacements of configs
+Code with holes
     ``fingerprint``         what "the same code" means, and its digest
-    ``pattern``             code with holes, matched by structure
+    ``matching``            compares code with holes with code, by structure
+    ``template``            statements with holes and choices, for idioms
+
+Patterns and replacements of configs
+    ``pattern``             code with holes, as a config writes it
     ``captures``            put what a pattern captured into a guard or a replacement
     ``snippet``             the source of functions and classes in configs
     ``name_map``            rename identifiers in them

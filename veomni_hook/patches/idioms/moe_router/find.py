@@ -118,7 +118,7 @@ class _Search(Method):
             made = pattern.match(pair, whole=whole)
             if not isinstance(made, Difference):
                 yield pattern, made.bindings
-            elif self.nearest is None or made.depth > self.nearest.depth:
+            elif not pattern.uncast and (self.nearest is None or made.depth > self.nearest.depth):
                 self.nearest = made
 
     def made_of(self, run: Run, name: str, node: Node) -> Iterator[Node]:
