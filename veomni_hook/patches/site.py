@@ -35,15 +35,16 @@ class _Line(Protocol):
 
 
 class Missed(Exception):
-    """A candidate is not recognised.
+    """Code is not what an idiom knows, or cannot be followed.
 
     Args:
-        reason: where its code differs; it becomes the site's reason.
+        reason: how it differs, or what it does; it becomes the site's reason.
         node: the code, whose line the reason then names.
     """
 
     def __init__(self, reason: str, node: ast.AST | None = None) -> None:
-        super().__init__(reason if node is None else f"{reason} (line {getattr(node, 'lineno', '?')})")
+        line = getattr(node, "lineno", 0)
+        super().__init__(f"{reason} (line {line})" if line else reason)
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,13 +118,13 @@ def test_what_mixes_positions_around_a_rule_is_refused(changes: list[tuple[str, 
 def unproven(text: str) -> str:
     """What could not be proven of the loop."""
     from veomni_hook.patches.idioms.layer_loop.loop import decided, loops
-    from veomni_hook.patches.idioms.layer_loop.values import Unproven
+    from veomni_hook.patches.site import Missed
 
     view = ModuleView(Document(text, "transformers.models.tiny.modeling_tiny"))
     owner, forward = next(each for each in view.forwards() if each[0].name == "TinyModel")
     try:
         decided(view, owner, forward, list(loops(forward)))
-    except Unproven as error:
+    except Missed as error:
         return str(error)
     return ""
 

@@ -42,7 +42,6 @@ from veomni_hook.patches.idioms.layer_loop.values import (
     Size,
     Tensor,
     Unknown,
-    Unproven,
     Value,
     Whole,
     is_positional,
@@ -51,7 +50,7 @@ from veomni_hook.patches.idioms.layer_loop.values import (
 )
 from veomni_hook.patches.idioms.moe_experts import find as moe_experts
 from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.site import Status
+from veomni_hook.patches.site import Missed, Status
 
 __all__ = ["CallArguments", "Calls"]
 
@@ -106,7 +105,7 @@ class Calls(Expressions):
         """The result of a call.
 
         Raises:
-            Unproven: it moves or mixes positions, or cannot be followed.
+            Missed: it moves or mixes positions, or cannot be followed.
         """
         if self._is_super(node.func):
             return self._above(node, scope)
@@ -155,12 +154,12 @@ class Calls(Expressions):
     def _other(self, function: Value, arguments: CallArguments, node: ast.Call, dotted: str) -> Value:
         """A function of another file: it must not get a part of the positions."""
         if isinstance(function, Unknown):
-            raise Unproven(f"it calls {function.reason}", node)
+            raise Missed(f"it calls {function.reason}", node)
         if dotted.endswith("apply_chunking_to_forward") and len(arguments.given) > _CHUNKED:
             return self._called(arguments.given[0], CallArguments(arguments.given[_CHUNKED:]), node)
         for each in arguments.every:
             if isinstance(each, Tensor):
-                raise Unproven(f"it calls {ast.unparse(node.func)}, which is not followed", node)
+                raise Missed(f"it calls {ast.unparse(node.func)}, which is not followed", node)
             if isinstance(each, Size):
                 self.tensor_like(each, node)
         return next((each for each in arguments.every if isinstance(each, Whole | Unknown)), PLAIN)
@@ -177,7 +176,7 @@ class Calls(Expressions):
             elif isinstance(value, Whole):
                 continue
             else:
-                raise Unproven("arguments of unknown number", node)
+                raise Missed("arguments of unknown number", node)
         named: dict[str, Value] = {}
         bag = None
         for keyword in node.keywords:
@@ -188,7 +187,7 @@ class Calls(Expressions):
                 bag = value
                 named.update(value.held)
             elif not (isinstance(value, Many | Plain) and not _holds_tensor(value)):
-                raise Unproven("keyword arguments that are not known", node)
+                raise Missed("keyword arguments that are not known", node)
         return CallArguments(tuple(given), named, bag)
 
     def _builtin(self, name: str, given: list[Value], node: ast.Call) -> Value:
@@ -202,24 +201,24 @@ class Calls(Expressions):
         if name in _LISTS:
             return _LISTS[name](given, node)
         if name not in (*NUMBERS, *LOOPS, "getattr"):
-            raise Unproven(f"it calls {name}, which is not followed", node)
+            raise Missed(f"it calls {name}, which is not followed", node)
         for each in of_all(given):
             if isinstance(each, Whole) and name == "getattr":
                 return each
             if isinstance(self.tensor_like(each, node), Tensor):
-                raise Unproven(f"{name} of values of some positions", node)
+                raise Missed(f"{name} of values of some positions", node)
         return first if name in LOOPS and isinstance(first, Items | Many) else PLAIN
 
     def _torch(self, name: str, arguments: CallArguments, node: ast.Call) -> Value:
         if name in RANDOM:
-            raise Unproven("it draws random numbers, which differ between ranks", node)
+            raise Missed("it draws random numbers, which differ between ranks", node)
         for each in arguments.every:
             if isinstance(each, Whole | Unknown):
                 self.tensor_like(each, node)
         if any(isinstance(each, Tensor) for each in arguments.every):
             return self.called(name, arguments.given, arguments.named, node)
         if any(isinstance(each, Size) and is_positional(each.dim) for each in arguments.every):
-            raise Unproven(f"it calls {name} with the number of positions", node)
+            raise Missed(f"it calls {name} with the number of positions", node)
         return PLAIN
 
     def _operation(self, function: Operation, arguments: CallArguments, node: ast.Call) -> Value:
@@ -236,12 +235,12 @@ class Calls(Expressions):
                 return Items(stored)  # the cache is empty: it returns what it is given
             if name in ("get", "pop", "items", "keys", "values", "copy"):
                 return read_from(value, arguments.first if name in ("get", "pop") else PLAIN, node)
-            raise Unproven(f"it asks {value.name} for {name}", node)
+            raise Missed(f"it asks {value.name} for {name}", node)
         if isinstance(value, Many) and name in ("values", "get"):
             return value if name == "values" else value.value
         if isinstance(value, Many | Items) and name in ("keys", "items", "index", "count"):
             return PLAIN
-        raise Unproven(f"it calls {ast.unparse(node.func)}, which is not followed", node)
+        raise Missed(f"it calls {ast.unparse(node.func)}, which is not followed", node)
 
     def _attend(self, arguments: CallArguments, node: ast.Call) -> Value:
         """Attention of the user's implementation: what it gets must be what the all-to-all expects."""
@@ -252,12 +251,12 @@ class Calls(Expressions):
             dims = tensor.dims if isinstance(tensor, Tensor) else ()
             right = len(dims) == 4 and dims[2] == (POSITIONS,) and dims[0] in ((BATCH,), ())
             if not right or is_positional(dims[1]) or is_positional(dims[3]):
-                raise Unproven(f"the {name} of its attention is not [batch, heads, positions, width]", node)
+                raise Missed(f"the {name} of its attention is not [batch, heads, positions, width]", node)
         for name, value in passed.items():
             if name not in (*names, *ATTENTION_ARGUMENTS):
-                raise Unproven(f"its attention takes {name}, which may hold positions", node)
+                raise Missed(f"its attention takes {name}, which may hold positions", node)
             if name not in names[:4] and any(isinstance(each, Tensor) for each in of_all([value])):
-                raise Unproven(f"its attention takes a part of the positions as {name}", node)
+                raise Missed(f"its attention takes a part of the positions as {name}", node)
         result = Tensor(((BATCH,), (POSITIONS,), fresh(), fresh()))
         return Items((result, Unknown("attention weights, which hold a part of the positions")))
 
@@ -271,17 +270,17 @@ class Calls(Expressions):
         if name.endswith("pytorch_utils.Conv1D"):
             return self.called("linear", [self.tensor_like(first, node)], {}, node)
         if name not in self.view.scope.classes:
-            raise Unproven(f"{name.rpartition('.')[2]} is a class of another file", node)
+            raise Missed(f"{name.rpartition('.')[2]} is a class of another file", node)
         if name in self._experts:
             return self._sent(name, arguments, node)
         found = method_of(self.view, name, "forward")
         if method_of(self.view, name, "__call__") is not None:
-            raise Unproven(f"{name} defines __call__", node)
+            raise Missed(f"{name} defines __call__", node)
         if found is not None:
             return self.invoke(Method(found[0], Own(name)), arguments, node)
         if base := self._torch_base(name):
             return self._torch_module(base, first, made, node)
-        raise Unproven(f"{name} has no forward in this file", node)
+        raise Missed(f"{name} has no forward in this file", node)
 
     def _torch_base(self, name: str) -> str:
         """The class of torch, other than Module, that a class inherits from; empty if there is none."""
@@ -304,33 +303,33 @@ class Calls(Expressions):
         if name == "Softmax" and isinstance(made, ast.Call):
             spec = self._arguments(made, {})
             return self.called("softmax", [value, *spec.given], spec.named, node)
-        raise Unproven(f"it calls torch's {name}, which may mix positions", node)
+        raise Missed(f"it calls torch's {name}, which may mix positions", node)
 
     def _sent(self, name: str, arguments: CallArguments, node: ast.Call) -> Value:
         """Experts that their own idiom knows: each token goes through its experts alone."""
         if not self._experts[name]:
-            raise Unproven(f"experts that are not recognised: {name}", self.view.classes[name])
+            raise Missed(f"experts that are not recognised: {name}", self.view.classes[name])
         passed = (*arguments.given, *arguments.named.values())
         tensors = [value for value in passed if isinstance(value, Tensor)]
         rows = tensors[0].dims[0] if tensors else ()
         if len(tensors) < len(passed) or len(tensors) < 2:
-            raise Unproven(f"what {name} gets is not followed", node)
+            raise Missed(f"what {name} gets is not followed", node)
         if not is_positional(rows) or any(each.dims[0] != rows for each in tensors):
-            raise Unproven(f"what {name} gets is not one row for each position", node)
+            raise Missed(f"what {name} gets is not one row for each position", node)
         return Tensor((rows, *(fresh() for _ in tensors[0].dims[1:])))
 
     def invoke(self, method: Method, arguments: CallArguments, node: ast.AST) -> Value:
         """The result of a function or method of the file.
 
         Raises:
-            Unproven: it moves or mixes positions, or cannot be followed.
+            Missed: it moves or mixes positions, or cannot be followed.
         """
         function = method.node
         decorators = {decorator_name(each) for each in function.decorator_list}
         if other := sorted(name for name in decorators if name not in DECORATORS and "kernel" not in name):
-            raise Unproven(f"{function.name} is decorated with {other[0]}", function)
+            raise Missed(f"{function.name} is decorated with {other[0]}", function)
         if self._depth > _DEPTH:
-            raise Unproven(f"{function.name} calls itself", function)
+            raise Missed(f"{function.name} calls itself", function)
         own: list[Value] = (
             [method.owner] if method.owner is not None and "staticmethod" not in decorators else []
         )
@@ -340,10 +339,10 @@ class Calls(Expressions):
         try:
             scope = self._parameters(function, [*own, *arguments.given], arguments.named, arguments.bag)
             return self.body(function.body, scope)
-        except Unproven as error:
+        except Missed as error:
             where = f"{method.owner.owner}.{function.name}" if method.owner is not None else function.name
             text = str(error)
-            raise Unproven(text if ": " in text else f"{where}: {text}") from None
+            raise Missed(text if ": " in text else f"{where}: {text}") from None
         finally:
             self._depth -= 1
 
@@ -373,7 +372,7 @@ class Calls(Expressions):
         if spec.vararg is not None:
             scope[spec.vararg.arg] = Items(tuple(given[len(spec.posonlyargs) + len(spec.args) :]))
         elif len(given) > len(spec.posonlyargs) + len(spec.args):
-            raise Unproven("it gets more arguments than it has parameters", function)
+            raise Missed("it gets more arguments than it has parameters", function)
         if spec.kwarg is not None:
             rest = [(name, value) for name, value in named.items() if name not in names]
             parts = tuple((name, value) for name, value in rest if _holds_tensor(value))
@@ -397,7 +396,7 @@ class Calls(Expressions):
             if base := self._torch_base(own.owner):
                 return self._torch_module(base, arguments.first, None, node)
         if not following or not isinstance(own, Own):
-            raise Unproven(f"super().{name} is in another file", node)
+            raise Missed(f"super().{name} is in another file", node)
         return self.invoke(Method(self.view.methods(following[0])[name], own), arguments, node)
 
     def _is_local(self, function: ast.expr, scope: Environment) -> bool:
@@ -414,7 +413,7 @@ def _numbered(given: list[Value], node: ast.AST) -> Value:
     """What ``enumerate`` gives."""
     value = given[0]
     if isinstance(value, Tensor):
-        raise Unproven("a loop over positions", node)
+        raise Missed("a loop over positions", node)
     if isinstance(value, Items):
         numbers = [PLAIN if given[1:] else Plain(number) for number in range(len(value.values))]
         return Items(tuple(Items(pair) for pair in zip(numbers, value.values, strict=True)))
@@ -426,13 +425,13 @@ def _numbered(given: list[Value], node: ast.AST) -> Value:
 def _zipped(given: list[Value], node: ast.AST) -> Value:
     """What ``zip`` gives."""
     if any(isinstance(each, Tensor) for each in given):
-        raise Unproven("a loop over positions", node)
+        raise Missed("a loop over positions", node)
     if all(isinstance(each, Items) for each in given):
         rows = zip(*(each.values for each in given if isinstance(each, Items)), strict=False)
         return Items(tuple(Items(row) for row in rows))
     parts = [each.value if isinstance(each, Many) else each for each in given]
     if any(isinstance(each, Items) for each in parts):
-        raise Unproven("a loop that is not followed", node)
+        raise Missed("a loop that is not followed", node)
     return Many(Items(tuple(parts)))
 
 

@@ -30,13 +30,13 @@ from veomni_hook.patches.idioms.layer_loop.values import (
     Size,
     Tensor,
     Unknown,
-    Unproven,
     Value,
     Whole,
     is_positional,
     read_from,
 )
 from veomni_hook.patches.routes.view import ModuleView
+from veomni_hook.patches.site import Missed
 
 __all__ = ["Environment", "Expressions"]
 
@@ -69,14 +69,14 @@ class Expressions(ABC):
         """What is known of an expression's value.
 
         Raises:
-            Unproven: it moves or mixes positions, or cannot be followed.
+            Missed: it moves or mixes positions, or cannot be followed.
         """
         handler = getattr(self, f"_{type(node).__name__.lower()}", None)
         try:
             if handler is None:
-                raise Unproven(f"{type(node).__name__} is not followed", node)
+                raise Missed(f"{type(node).__name__} is not followed", node)
             value: Value = handler(node, scope)
-        except Unproven:
+        except Missed:
             if not self.before:
                 raise
             return Whole("a value that is made before the layers")
@@ -86,16 +86,16 @@ class Expressions(ABC):
         """A value that code computes with.
 
         Raises:
-            Unproven: it holds all positions, or it is not known.
+            Missed: it holds all positions, or it is not known.
         """
         value = value.value if isinstance(value, Maybe) else value
         if isinstance(value, Whole):
-            raise Unproven(f"it computes with {value.name}, which holds all positions", node)
+            raise Missed(f"it computes with {value.name}, which holds all positions", node)
         if isinstance(value, Unknown):
-            raise Unproven(f"it uses {value.reason}", node)
+            raise Missed(f"it uses {value.reason}", node)
         if isinstance(value, Size):
             if is_positional(value.dim):
-                raise Unproven("it computes with the number of positions", node)
+                raise Missed("it computes with the number of positions", node)
             return PLAIN
         return value
 
@@ -103,7 +103,7 @@ class Expressions(ABC):
         """Whether a condition holds; None if both are possible.
 
         Raises:
-            Unproven: it depends on the positions.
+            Missed: it depends on the positions.
         """
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
             inner = self.truth(node.operand, scope)
@@ -117,9 +117,9 @@ class Expressions(ABC):
             return (value == NOTHING) is isinstance(node.ops[0], ast.Is)
         value = self.evaluate(node, scope)
         if isinstance(value, Tensor):
-            raise Unproven("a branch depends on values of some positions", node)
+            raise Missed("a branch depends on values of some positions", node)
         if isinstance(value, Size) and is_positional(value.dim):
-            raise Unproven("a branch depends on the number of positions", node)
+            raise Missed("a branch depends on the number of positions", node)
         return bool(value.value) if isinstance(value, Plain) and value != PLAIN else None
 
     def _any_or_all(self, node: ast.BoolOp, scope: Environment) -> bool | None:
@@ -140,7 +140,7 @@ class Expressions(ABC):
         if (function := self.view.scope.functions.get(node.id)) is not None:
             return Method(function)
         if node.id not in self._globals and self.view.scope.resolve(node.id).startswith(":"):
-            raise Unproven(f"{node.id} is not known here", node)
+            raise Missed(f"{node.id} is not known here", node)
         return PLAIN
 
     def _joinedstr(self, node: ast.JoinedStr, scope: Environment) -> Value:
@@ -161,7 +161,7 @@ class Expressions(ABC):
                 if isinstance(value, Plain) and len(node.elts) == 1:
                     return Many(PLAIN)
                 if not isinstance(value, Items):
-                    raise Unproven("a tuple of unknown length", node)
+                    raise Missed("a tuple of unknown length", node)
                 values += value.values
             else:
                 values.append(value)
@@ -178,7 +178,7 @@ class Expressions(ABC):
 
     def _listcomp(self, node: ast.ListComp | ast.GeneratorExp, scope: Environment) -> Value:
         if len(node.generators) != 1 or node.generators[0].ifs:
-            raise Unproven("a comprehension that is not followed", node)
+            raise Missed("a comprehension that is not followed", node)
         target, values = node.generators[0].target, self.evaluate(node.generators[0].iter, scope)
         inner = dict(scope)
         if isinstance(values, Items):
@@ -188,7 +188,7 @@ class Expressions(ABC):
                 made_values.append(self.evaluate(node.elt, inner))
             return Items(tuple(made_values))
         if not isinstance(values, Many | Plain):
-            raise Unproven("a comprehension that is not followed", node)
+            raise Missed("a comprehension that is not followed", node)
         self.bind(target, values.value if isinstance(values, Many) else PLAIN, inner)
         return Many(self.evaluate(node.elt, inner))
 
@@ -253,21 +253,21 @@ class Expressions(ABC):
 
     def _met(self, left: Value, right: Value, node: ast.AST) -> Value:
         if not isinstance(left, Tensor | Plain) or not isinstance(right, Tensor | Plain):
-            raise Unproven("it computes with a value that is not followed", node)
+            raise Missed("it computes with a value that is not followed", node)
         return self.proven(lambda: broadcast(left, right), node)
 
     def proven(self, compute: Callable[[], Value], node: ast.AST) -> Value:
         """The result of a rule, whose error gets the line of ``node``."""
         try:
             return compute()
-        except Unproven as error:
-            raise Unproven(str(error), node if "(line " not in str(error) else None) from None
+        except Missed as error:
+            raise Missed(str(error), node if "(line " not in str(error) else None) from None
 
     def _attribute(self, node: ast.Attribute, scope: Environment) -> Value:
         value = self.evaluate(node.value, scope)
         value = value.value if isinstance(value, Maybe) else value
         if isinstance(value, Unknown):
-            raise Unproven(f"it uses {value.reason}", node)
+            raise Missed(f"it uses {value.reason}", node)
         if isinstance(value, Module) and len(value.names) == 1 and value.names[0] in self.view.scope.classes:
             value = Own(value.names[0])
         if isinstance(value, Own):
@@ -297,11 +297,11 @@ class Expressions(ABC):
             return self._of_parameter(node, scope)
         if isinstance(value, Whole):
             if any(isinstance(each, ast.Slice) for each in walk_ast(node.slice)):
-                raise Unproven(f"it takes a part of {value.name}", node)
+                raise Missed(f"it takes a part of {value.name}", node)
             index = self.evaluate(node.slice, scope)
             if isinstance(index, Plain | Whole):
                 return read_from(value, index, node)
-            raise Unproven(f"it takes a part of {value.name}", node)
+            raise Missed(f"it takes a part of {value.name}", node)
         if isinstance(value, Tensor):
             return self._part(value, node, scope)
         if isinstance(value, Many):
@@ -310,7 +310,7 @@ class Expressions(ABC):
             return self._item(value, node, scope)
         if isinstance(value, Module):
             return PLAIN
-        raise Unproven("an index that is not followed", node)
+        raise Missed("an index that is not followed", node)
 
     def _of_parameter(self, node: ast.Subscript, scope: Environment) -> Value:
         """A part of a parameter, which must not depend on the number of positions."""
@@ -321,7 +321,7 @@ class Expressions(ABC):
             if isinstance(each, ast.Name | ast.Attribute | ast.Subscript | ast.Call):
                 index = self.tensor_like(self.evaluate(each, scope), node)
                 if isinstance(index, Tensor):
-                    raise Unproven("a parameter is read at places that depend on the positions", node)
+                    raise Missed("a parameter is read at places that depend on the positions", node)
         return PLAIN
 
     def _item(self, value: Items, node: ast.Subscript, scope: Environment) -> Value:
@@ -345,14 +345,14 @@ class Expressions(ABC):
                     return value.values[number.value]
             elif value.values and all(each == value.values[0] for each in value.values):
                 return value.values[0]
-        raise Unproven("an index that is not known", node)
+        raise Missed("an index that is not known", node)
 
     def _part(self, value: Tensor, node: ast.Subscript, scope: Environment) -> Value:
         """A part of a tensor by slices, numbers, None and ``...``."""
         elements = list(node.slice.elts) if isinstance(node.slice, ast.Tuple) else [node.slice]
         taken = sum(not (_is_none(each) or _is_dots(each)) for each in elements)
         if taken > len(value.dims):
-            raise Unproven("more indices than dimensions", node)
+            raise Missed("more indices than dimensions", node)
         if not any(map(_is_dots, elements)):
             elements.append(ast.Constant(...))
         dims = list(value.dims)
@@ -376,11 +376,11 @@ class Expressions(ABC):
             for each in bounds:
                 self.tensor_like(self.evaluate(each, scope), node)
             if is_positional(dim):
-                raise Unproven("it takes a part of the positions", node)
+                raise Missed("it takes a part of the positions", node)
             return [fresh()]
         number = self.tensor_like(self.evaluate(index, scope), node)
         if is_positional(dim) or not isinstance(number, Plain):
-            raise Unproven("it picks positions by an index", node)
+            raise Missed("it picks positions by an index", node)
         return []
 
     def _is_all(self, dim: Dim, bound: ast.expr, scope: Environment) -> bool:
@@ -390,7 +390,7 @@ class Expressions(ABC):
         """Assign a value to a target.
 
         Raises:
-            Unproven: the target is more than names, or a value cannot be unpacked.
+            Missed: the target is more than names, or a value cannot be unpacked.
         """
         if isinstance(target, ast.Name):
             scope[target.id] = value
@@ -400,10 +400,10 @@ class Expressions(ABC):
         elif isinstance(target, ast.Subscript) and isinstance(target.value, ast.Name):
             held = self.evaluate(target.value, scope)
             if not isinstance(held, Many):
-                raise Unproven("it writes to a part of a value", target)
+                raise Missed("it writes to a part of a value", target)
             scope[target.value.id] = Many(joined(held.value, value))
         elif not isinstance(value, Plain):
-            raise Unproven(f"it keeps a value beyond the call: {ast.unparse(target)}", target)
+            raise Missed(f"it keeps a value beyond the call: {ast.unparse(target)}", target)
 
     def _unpacked(self, target: ast.Tuple | ast.List, value: Value) -> list[Value]:
         value = value.value if isinstance(value, Maybe) else value
@@ -416,7 +416,7 @@ class Expressions(ABC):
             starred = [at for at, each in enumerate(target.elts) if isinstance(each, ast.Starred)]
             if not starred and len(value.values) == number:
                 return list(value.values)
-        raise Unproven("a value that is unpacked is not known", target)
+        raise Missed("a value that is unpacked is not known", target)
 
     def called(self, name: str, given: Sequence[Value], named: Mapping[str, Value], node: ast.AST) -> Value:
         """The result of a function of torch, or of a tensor's method."""

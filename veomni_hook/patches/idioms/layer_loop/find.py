@@ -24,12 +24,12 @@ from veomni_hook.patches.idioms.layer_loop.loop import Loop, decided, hidden_of,
 from veomni_hook.patches.idioms.layer_loop.modules import Attributes, method_of
 from veomni_hook.patches.idioms.layer_loop.reasons import TOWER, attends, reason_for
 from veomni_hook.patches.idioms.layer_loop.towers import Tower, decided_tower
-from veomni_hook.patches.idioms.layer_loop.values import Module, Unproven, of_all
+from veomni_hook.patches.idioms.layer_loop.values import Module, of_all
 from veomni_hook.patches.routes.cache_parameter import cache_parameters, hands_on_cache
 from veomni_hook.patches.routes.insertion import before_body, before_statement, free_name, in_place
 from veomni_hook.patches.routes.slot_code import tuple_of
 from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.site import Site, Status
+from veomni_hook.patches.site import Missed, Site, Status
 from veomni_hook.patches.upstream_names import names
 
 __all__ = ["CANDIDATES", "OP", "find"]
@@ -78,7 +78,7 @@ def _site(
         loop = decided(view, owner, forward, found)
         every = [loop, *(decided(view, other, forward, found) for other in _inheriting(view, owner))]
         edits = _sliced_and_gathered(view, forward, loop)
-    except Unproven as error:
+    except Missed as error:
         reason = reason_for(view, owner, found[0], str(error))
         holding = next(each for each in forward.body if any(inner is found[0] for inner in ast.walk(each)))
         code = _refusal(forward, reason)
@@ -103,8 +103,8 @@ def _tower(view: ModuleView, owner: ast.ClassDef, forward: FunctionNode, found: 
         owners = [owner, *_inheriting(view, owner)]
         tower, *others = (decided_tower(view, each, forward, found, hidden) for each in owners)
         if any((each.boundaries, each.tables) != (tower.boundaries, tower.tables) for each in others):
-            raise Unproven("classes that inherit from it have other layers", found[0])
-    except Unproven as error:
+            raise Missed("classes that inherit from it have other layers", found[0])
+    except Missed as error:
         return site(Status.REFUSED, reason=f"{TOWER}: {error}")
     return site(
         Status.ROUTED,
@@ -171,16 +171,16 @@ def _sliced_and_gathered(view: ModuleView, forward: FunctionNode, loop: Loop) ->
     receiver = forward.args.args[0].arg
     following = forward.body.index(loop.last) + 1
     if following >= len(forward.body):
-        raise Unproven("nothing follows the loop", loop.statement)
+        raise Missed("nothing follows the loop", loop.statement)
     parts = ", ".join((loop.hidden, *loop.others))
     targets = parts if loop.others else f"({loop.hidden},)"
     # Whoever gets a cache that the layers filled would find a part of the positions in it.
     caches = [name for name in cache_parameters(view, forward) if name in loaded([loop.statement])]
     if len(caches) > 1:
-        raise Unproven(f"which of {', '.join(caches)} is the cache is not known", loop.statement)
+        raise Missed(f"which of {', '.join(caches)} is the cache is not known", loop.statement)
     makes_cache = parameter_names(forward).intersection(names("whether it makes a cache"))
     if not caches and (makes_cache or hands_on_cache(view, loop.statement)):
-        raise Unproven("which of its arguments is the cache is not known", loop.statement)
+        raise Missed("which of its arguments is the cache is not known", loop.statement)
     cache = f", cache={caches[0]}" if caches else ""
     code = f"{targets} = veomni_sequence.shard({receiver}, {parts}{cache})"
     added: tuple[Edit, ...] = ()

@@ -19,11 +19,11 @@ from veomni_hook.patches.idioms.layer_loop.values import (
     Plain,
     Tensor,
     Unknown,
-    Unproven,
     Value,
     Whole,
     is_positional,
 )
+from veomni_hook.patches.site import Missed
 
 __all__ = ["Interpreter"]
 
@@ -42,7 +42,7 @@ class Interpreter(LinearAttention):
         """Run a function's body; the value is what it returns.
 
         Raises:
-            Unproven: it moves or mixes positions, or cannot be followed.
+            Missed: it moves or mixes positions, or cannot be followed.
         """
         returned: list[Value] = []
         if self.run(list(statements), scope, returned, []):
@@ -68,7 +68,7 @@ class Interpreter(LinearAttention):
             left: gets the local names where a loop's round ends early.
 
         Raises:
-            Unproven: it moves or mixes positions, or cannot be followed.
+            Missed: it moves or mixes positions, or cannot be followed.
         """
         for statement in statements:
             if isinstance(statement, ast.Return):
@@ -110,7 +110,7 @@ class Interpreter(LinearAttention):
         elif isinstance(statement, ast.FunctionDef):
             scope[statement.name] = Unknown(f"{statement.name}, a function inside a function")
         elif not isinstance(statement, ast.Pass | ast.Assert | ast.Delete):
-            raise Unproven(f"{type(statement).__name__} is not followed", statement)
+            raise Missed(f"{type(statement).__name__} is not followed", statement)
 
     def _branch(
         self,
@@ -151,7 +151,7 @@ class Interpreter(LinearAttention):
         values = self.evaluate(node.iter, scope)
         values = values.value if isinstance(values, Maybe) else values
         if isinstance(values, Tensor):
-            raise Unproven("a loop over positions", node)
+            raise Missed("a loop over positions", node)
         if isinstance(values, Items) and len(values.values) <= _SHORT:
             for value in values.values:
                 self.round(node, value, scope, returned)
@@ -163,16 +163,16 @@ class Interpreter(LinearAttention):
             _join(scope, [before, dict(scope)])
             if _alike(before, scope):
                 return
-        raise Unproven("a loop whose values change from round to round", node)
+        raise Missed("a loop whose values change from round to round", node)
 
     def round(self, node: ast.For, value: Value, scope: Environment, returned: list[Value]) -> None:
         """Run one round of a loop.
 
         Raises:
-            Unproven: it moves or mixes positions, or cannot be followed.
+            Missed: it moves or mixes positions, or cannot be followed.
         """
         if node.orelse:
-            raise Unproven("a loop with an else", node)
+            raise Missed("a loop with an else", node)
         ends: list[dict[str, Value]] = []
         self.bind(node.target, value, scope)
         if self.run(node.body, scope, returned, ends):

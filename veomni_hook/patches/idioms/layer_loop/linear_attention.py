@@ -31,14 +31,13 @@ from veomni_hook.patches.idioms.layer_loop.values import (
     Plain,
     Tensor,
     Unknown,
-    Unproven,
     Value,
     Whole,
     is_positional,
     of_all,
 )
 from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.site import Site, Status
+from veomni_hook.patches.site import Missed, Site, Status
 
 __all__ = ["LinearAttention"]
 
@@ -73,7 +72,7 @@ class LinearAttention(Parts):
         """The result of a call.
 
         Raises:
-            Unproven: it moves or mixes positions, or cannot be followed.
+            Missed: it moves or mixes positions, or cannot be followed.
         """
         place = self.view.document.start(node.func)
         if place in self._convolutions:
@@ -82,7 +81,7 @@ class LinearAttention(Parts):
             return self._followed_rule(node, scope)
         try:
             return super().call(node, scope)
-        except Unproven:
+        except Missed:
             if not (masks := self._masks(node, scope)):
                 raise
             # As upstream's function that zeroes what is padded: it needs the mask of the same positions.
@@ -98,7 +97,7 @@ class LinearAttention(Parts):
         x = passed.pop("hidden_states", None)
         dims = x.dims if isinstance(x, Tensor) else ()
         if len(dims) != 3 or dims[0] != (BATCH,) or dims[2] != (POSITIONS,) or is_positional(dims[1]):
-            raise Unproven("what its convolution gets is not [batch, channels, positions]", node)
+            raise Missed("what its convolution gets is not [batch, channels, positions]", node)
         _check_others(passed, "convolution", node)
         return Tensor(dims)
 
@@ -112,7 +111,7 @@ class LinearAttention(Parts):
             rank = 4 if name in _RULE[:3] or (name == "g" and len(dims) == 4) else 3
             right = len(dims) == rank and dims[:2] == ((BATCH,), (POSITIONS,))
             if not right or any(map(is_positional, dims[2:])):
-                raise Unproven(f"the {name} of its rule is not [batch, positions, heads, ...]", node)
+                raise Missed(f"the {name} of its rule is not [batch, positions, heads, ...]", node)
         _check_others(passed, "rule", node)
         result = Tensor(((BATCH,), (POSITIONS,), fresh(), fresh()))
         return Items((result, _STATE))
@@ -187,4 +186,4 @@ def _check_others(passed: Mapping[str, Value], what: str, node: ast.AST) -> None
     """What else a call gets holds all positions, or none."""
     for name, value in passed.items():
         if any(isinstance(each, Tensor) for each in of_all([value])):
-            raise Unproven(f"its {what} takes a part of the positions as {name}", node)
+            raise Missed(f"its {what} takes a part of the positions as {name}", node)

@@ -22,13 +22,13 @@ from veomni_hook.patches.idioms.layer_loop.values import (
     Size,
     Tensor,
     Unknown,
-    Unproven,
     Value,
     Whole,
     is_positional,
     of_all,
 )
 from veomni_hook.patches.routes.view import ModuleView
+from veomni_hook.patches.site import Missed
 
 __all__ = ["Loop", "decided", "hidden_of", "loops"]
 
@@ -81,26 +81,26 @@ def decided(view: ModuleView, owner: ast.ClassDef, forward: FunctionNode, found:
     """What to do with the loop of a model.
 
     Raises:
-        Unproven: it is refused; the text says why.
+        Missed: it is refused; the text says why.
     """
     statement = found[0]
     if any(
         "cross_attn" in last_name(node) for node in walk_ast(statement)
     ) or "encoder_hidden_states" in loaded(forward.body):
-        raise Unproven("cross attention: the layers also attend to another model's output", statement)
+        raise Missed("cross attention: the layers also attend to another model's output", statement)
     if len(found) > 1:
-        raise Unproven(f"there is another loop over layers at line {found[1].lineno}", statement)
+        raise Missed(f"there is another loop over layers at line {found[1].lineno}", statement)
     if statement not in forward.body:
-        raise Unproven("the loop is inside another statement", statement)
+        raise Missed("the loop is inside another statement", statement)
     if _collects(statement):
-        raise Unproven(_COLLECTED, statement)
+        raise Missed(_COLLECTED, statement)
     hidden = hidden_of(statement)
     errors = []
     # Models with several kinds of positions (text, height, width) have one more dimension.
     for ids in (((BATCH,), (POSITIONS,)), (fresh(), (BATCH,), (POSITIONS,))):
         try:
             return _Reading(view, owner, forward, statement, hidden, Tensor(ids)).decided()
-        except Unproven as error:
+        except Missed as error:
             errors.append(error)
     raise errors[0]
 
@@ -121,7 +121,7 @@ def hidden_of(loop: ast.For) -> str:
     """The name of the hidden states: the first argument of the layer's call.
 
     Raises:
-        Unproven: no layer is called, or it does not get a name.
+        Missed: no layer is called, or it does not get a name.
     """
     names = {each.id for each in walk_ast(loop.target) if isinstance(each, ast.Name)}
     for node in walk_ast(loop):
@@ -129,8 +129,8 @@ def hidden_of(loop: ast.For) -> str:
             first = [*node.args[:1], *(each.value for each in node.keywords if each.arg == "hidden_states")]
             if first and isinstance(first[0], ast.Name):
                 return first[0].id
-            raise Unproven("the layers do not get their hidden states by name", node)
-    raise Unproven("the layers are not called directly", loop)
+            raise Missed("the layers do not get their hidden states by name", node)
+    raise Missed("the layers are not called directly", loop)
 
 
 class _Reading:
@@ -176,13 +176,13 @@ class _Reading:
         returned: list[Value] = []
         self.interpreter.run([without(self.statement, self.addition)], self.scope, returned, [])
         if returned:
-            raise Unproven("the loop returns", self.statement)
+            raise Missed("the loop returns", self.statement)
         if not _is_hidden(self.scope.get(self.hidden)):
-            raise Unproven(f"{self.hidden} has another shape after the loop", self.statement)
+            raise Missed(f"{self.hidden} has another shape after the loop", self.statement)
         last, tail = self._norm(tail)
         for name in dict.fromkeys(loaded(tail)):
             if name != self.hidden and _holds_part(self.scope.get(name)):
-                raise Unproven(f"{name} is used after the loop, and holds a part of the positions", tail[0])
+                raise Missed(f"{name} is used after the loop, and holds a part of the positions", tail[0])
         added = {self.addition.target} if self.addition is not None else set()
         followed = tuple(sorted({*self.interpreter.followed, *added}))
         masks = tuple(self.interpreter.masks.values())
@@ -193,7 +193,7 @@ class _Reading:
         scope = dict(self.scope)
         try:
             self.interpreter.run([statement], scope, [], [])
-        except Unproven:
+        except Missed:
             self.scope.update({name: Whole(name) for name in own_names([statement])})
         else:
             self.scope = scope
@@ -206,7 +206,7 @@ class _Reading:
         """The names that are sliced beside the hidden states; all others hold all positions from here on."""
         if not _is_hidden(self.scope.get(self.hidden)):
             text = f"how {self.hidden} are made is not followed, so they may not be [batch, positions, width]"
-            raise Unproven(text, self.statement)
+            raise Missed(text, self.statement)
         read = dict.fromkeys(loaded([self.statement]))
         others = [
             name
@@ -219,14 +219,14 @@ class _Reading:
         later = loaded(tail)
         for name in others:
             if name in later:
-                raise Unproven(f"{name} is sliced for the layers and used after them", self.statement)
+                raise Missed(f"{name} is sliced for the layers and used after them", self.statement)
         return tuple(others)
 
     def _check_layers(self) -> None:
         value = self.interpreter.evaluate(self.statement.iter, self.scope)
         modules = [each for each in of_all([value]) if isinstance(each, Module)]
         if not modules:
-            raise Unproven("the classes of the layers are not known", self.statement)
+            raise Missed("the classes of the layers are not known", self.statement)
 
     def _norm(self, tail: list[ast.stmt]) -> tuple[ast.stmt, list[ast.stmt]]:
         """The last statement that works on a part of the positions, and what follows it."""
@@ -242,7 +242,7 @@ class _Reading:
                 scope = dict(self.scope)
                 try:
                     self.interpreter.run([first], scope, [], [])
-                except Unproven:
+                except Missed:
                     return self.statement, tail
                 if _is_hidden(scope[self.hidden]):
                     return first, tail[1:]

@@ -26,10 +26,10 @@ from veomni_hook.patches.idioms.layer_loop.values import (
     Plain,
     Size,
     Tensor,
-    Unproven,
     Value,
     is_positional,
 )
+from veomni_hook.patches.site import Missed
 
 __all__ = ["Arguments", "operation", "torch_name"]
 
@@ -53,11 +53,11 @@ class Arguments:
         """The first argument.
 
         Raises:
-            Unproven: it is not a tensor with positions.
+            Missed: it is not a tensor with positions.
         """
         first = self.get(0, "input", "x")
         if not isinstance(first, Tensor):
-            raise Unproven("a value whose positions are not known")
+            raise Missed("a value whose positions are not known")
         return first
 
     def numbers(self, start: int) -> list[Value]:
@@ -71,6 +71,8 @@ class Arguments:
 
 
 _Rule: TypeAlias = "Callable[[Arguments], Value]"
+#: What becomes of a dimension along which a call computes: what is left of it; None for nothing.
+_Then: TypeAlias = "Callable[[Arguments, int], Callable[[Dim], Dim | None]]"
 
 
 def _elementwise(given: Arguments) -> Value:
@@ -79,49 +81,57 @@ def _elementwise(given: Arguments) -> Value:
         if isinstance(value, Tensor):
             result = broadcast(result, value) if isinstance(result, Tensor) else value
         elif not isinstance(value, Plain | Size):
-            raise Unproven("a value whose positions are not known")
+            raise Missed("a value whose positions are not known")
     return result
 
 
-def _along(what: str, *, keeps: bool = False, pair: bool = False, place: int = 1) -> _Rule:
-    """A rule for functions that compute along one dimension, or several."""
+def _along(what: str, then: _Then, *, place: int = 1, default: Value = NOTHING, pair: bool = False) -> _Rule:
+    """A rule for functions that compute along one dimension, or several.
+
+    Args:
+        what: what they compute, in words.
+        then: what becomes of these dimensions.
+        place: where the call names them, without a keyword.
+        default: the dimension that a call means that names none.
+        pair: whether there are two results.
+    """
 
     def rule(given: Arguments) -> Value:
         tensor = given.tensor
-        dim = given.get(place, "dim", "axis")
-        names = dim.values if isinstance(dim, Items) else (dim,)
+        dim = given.get(place, "dim", "axis", default=default)
         if dim == NOTHING:
-            raise Unproven(f"{what} over all dimensions")
-        indices = {without(tensor, each, what) for each in names}
-        if keeps:
-            return tensor
-        keepdim = given.get(place + 1, "keepdim", "keepdims") not in (NOTHING, Plain(False))
-        dims = [
-            () if number in indices else dim
-            for number, dim in enumerate(tensor.dims)
-            if keepdim or number not in indices
-        ]
-        return Items((made(dims), made(dims))) if pair else made(dims)
+            raise Missed(f"{what} over all dimensions")
+        indices = {without(tensor, each, what) for each in (dim.values if isinstance(dim, Items) else (dim,))}
+        left = then(given, place)
+        dims = [left(dim) if number in indices else dim for number, dim in enumerate(tensor.dims)]
+        result = made([dim for dim in dims if dim is not None])
+        return Items((result, result)) if pair else result
 
     return rule
+
+
+def _reduced(given: Arguments, place: int) -> Callable[[Dim], Dim | None]:
+    """They are gone, or have one element with ``keepdim``."""
+    keeps = given.get(place + 1, "keepdim", "keepdims") not in (NOTHING, Plain(False))
+    return lambda _: () if keeps else None
+
+
+def _gone(given: Arguments, place: int) -> Callable[[Dim], Dim | None]:
+    return lambda _: None
+
+
+def _kept(given: Arguments, place: int) -> Callable[[Dim], Dim | None]:
+    return lambda dim: dim
+
+
+def _resized(given: Arguments, place: int) -> Callable[[Dim], Dim | None]:
+    return lambda _: fresh()
 
 
 def _maximum(given: Arguments) -> Value:
     if isinstance(given.get(1, "other"), Tensor):
         return _elementwise(given)
-    return _along("a maximum", pair=True)(given)
-
-
-def _top(given: Arguments) -> Value:
-    tensor = given.tensor
-    index = without(tensor, given.get(2, "dim", default=Plain(-1)), "a choice of the largest values")
-    dims = [fresh() if number == index else dim for number, dim in enumerate(tensor.dims)]
-    return Items((made(dims), made(dims)))
-
-
-def _sorted(given: Arguments) -> Value:
-    without(given.tensor, given.get(1, "dim", default=Plain(-1)), "an order")
-    return Items((given.tensor, given.tensor))
+    return _along("a maximum", _reduced, pair=True)(given)
 
 
 def _reshape(given: Arguments) -> Value:
@@ -152,11 +162,6 @@ def _unsqueeze(given: Arguments) -> Value:
     return Tensor(tuple(dims))
 
 
-def _squeeze(given: Arguments) -> Value:
-    index = without(given.tensor, given.get(1, "dim"), "a squeeze")
-    return made([dim for number, dim in enumerate(given.tensor.dims) if number != index])
-
-
 def _flatten(given: Arguments) -> Value:
     dims = list(given.tensor.dims)
     first = axis(given.tensor, given.get(1, "start_dim", default=Plain(0)))
@@ -170,29 +175,19 @@ def _unflatten(given: Arguments) -> Value:
     sizes = given.get(2, "sizes")
     number = len(sizes.values) if isinstance(sizes, Items) else 0
     if not number:
-        raise Unproven("an unflatten into an unknown shape")
+        raise Missed("an unflatten into an unknown shape")
     dims = given.tensor.dims
     return Tensor((*dims[:index], *(fresh() for _ in range(number)), *dims[index + 1 :]))
 
 
 def _parts(given: Arguments) -> Value:
-    tensor = given.tensor
-    index = without(tensor, given.get(2, "dim", default=Plain(0)), "a split")
-    part = Tensor(tuple(fresh() if number == index else dim for number, dim in enumerate(tensor.dims)))
+    part = _along("a split", _resized, place=2, default=Plain(0))(given)
     sizes = given.get(1, "chunks", "split_size_or_sections", "split_size")
-    if isinstance(sizes, Items):
-        return Items(tuple(part for _ in sizes.values))
-    return Many(part)
+    return Items(tuple(part for _ in sizes.values)) if isinstance(sizes, Items) else Many(part)
 
 
 def _unbind(given: Arguments) -> Value:
-    index = without(given.tensor, given.get(1, "dim", default=Plain(0)), "an unbind")
-    return Many(made([dim for number, dim in enumerate(given.tensor.dims) if number != index]))
-
-
-def _repeat_interleave(given: Arguments) -> Value:
-    index = without(given.tensor, given.get(2, "dim"), "a repetition")
-    return Tensor(tuple(fresh() if n == index else dim for n, dim in enumerate(given.tensor.dims)))
+    return Many(_along("an unbind", _gone, default=Plain(0))(given))
 
 
 def _tensors(given: Arguments) -> list[Value]:
@@ -200,7 +195,7 @@ def _tensors(given: Arguments) -> list[Value]:
     if isinstance(values, Many):
         return [values.value]
     if not isinstance(values, Items) or not all(isinstance(each, Tensor | Plain) for each in values.values):
-        raise Unproven("tensors whose positions are not known are put together")
+        raise Missed("tensors whose positions are not known are put together")
     return list(values.values)
 
 
@@ -212,13 +207,13 @@ def _cat(given: Arguments) -> Value:
     dim = given.get(1, "dim", "axis", default=Plain(0))
     indices = {without(each, dim, "a concatenation") for each in held}
     if len(indices) > 1 or len(held) < len(tensors):
-        raise Unproven("tensors of different shapes are put together")
+        raise Missed("tensors of different shapes are put together")
     (index,) = indices
     dims: list[Dim] = list(held[0].dims)
     for each in held[1:]:
         joined = broadcast(Tensor((*dims[:index], ("S",))), Tensor((*each.dims[:index], ("S",))))
         if [is_positional(dim) for dim in each.dims] != [is_positional(dim) for dim in dims]:
-            raise Unproven("tensors of different shapes are put together")
+            raise Missed("tensors of different shapes are put together")
         dims[:index] = joined.dims[:index] if isinstance(joined, Tensor) else dims[:index]
     dims[index] = fresh()
     return Tensor(tuple(dims))
@@ -242,7 +237,7 @@ def _one_hot(given: Arguments) -> Value:
 def _gather(given: Arguments) -> Value:
     index, chosen = given.get(1, "dim"), given.get(2, "index")
     if not isinstance(chosen, Tensor):
-        raise Unproven("a choice by an index that is not known")
+        raise Missed("a choice by an index that is not known")
     without(given.tensor, index, "a choice by index")
     without(chosen, index, "a choice by index")
     _only_apart(given.tensor, chosen, axis(chosen, index))
@@ -252,7 +247,7 @@ def _gather(given: Arguments) -> Value:
 def _scatter(given: Arguments) -> Value:
     index, chosen = given.get(1, "dim"), given.get(2, "index")
     if not isinstance(chosen, Tensor):
-        raise Unproven("a place by an index that is not known")
+        raise Missed("a place by an index that is not known")
     without(given.tensor, index, "a place by index")
     _only_apart(given.tensor, chosen, axis(chosen, index))
     return given.tensor
@@ -263,38 +258,29 @@ def _only_apart(one: Tensor, other: Tensor, index: int) -> None:
     pairs = list(zip(one.dims, other.dims, strict=False))
     for number, (mine, yours) in enumerate(pairs):
         if number != index and mine != yours and (is_positional(mine) or is_positional(yours)):
-            raise Unproven("an index of another shape")
+            raise Missed("an index of another shape")
     if len(one.dims) != len(other.dims):
-        raise Unproven("an index of another shape")
+        raise Missed("an index of another shape")
 
 
 def _linear(given: Arguments) -> Value:
     tensor = given.tensor
     if is_positional(tensor.dims[-1]):
-        raise Unproven("a linear layer over the positions")
+        raise Missed("a linear layer over the positions")
     return made([*tensor.dims[:-1], fresh()])
 
 
 def _last(given: Arguments) -> Value:
     if is_positional(given.tensor.dims[-1]):
-        raise Unproven("a norm over the positions")
-    return given.tensor
-
-
-def _normalize(given: Arguments) -> Value:
-    without(given.tensor, given.get(2, "dim", default=Plain(1)), "a norm")
+        raise Missed("a norm over the positions")
     return given.tensor
 
 
 def _pad(given: Arguments) -> Value:
     widths = given.get(1, "pad")
     if not isinstance(widths, Items) or len(widths.values) != 2 or is_positional(given.tensor.dims[-1]):
-        raise Unproven("padding that may move positions")
+        raise Missed("padding that may move positions")
     return Tensor((*given.tensor.dims[:-1], fresh()))
-
-
-def _softmax(given: Arguments) -> Value:
-    return _along("a softmax", keeps=True)(given)
 
 
 def _size(given: Arguments) -> Value:
@@ -311,18 +297,18 @@ def _new(given: Arguments) -> Value:
 def _view_as(given: Arguments) -> Value:
     other = given.get(1, "other")
     if not isinstance(other, Tensor):
-        raise Unproven("a reshape to an unknown shape")
+        raise Missed("a reshape to an unknown shape")
     return reshaped(given.tensor, list(other.dims))
 
 
 def _repeat(given: Arguments) -> Value:
     counts = given.numbers(1)
     if len(counts) != len(given.tensor.dims):
-        raise Unproven("a repetition in more dimensions")
+        raise Missed("a repetition in more dimensions")
     dims: list[Dim] = []
     for dim, count in zip(given.tensor.dims, counts, strict=True):
         if count != Plain(1) and is_positional(dim):
-            raise Unproven("a repetition along the positions")
+            raise Missed("a repetition along the positions")
         dims.append(dim if count == Plain(1) else fresh())
     return Tensor(tuple(dims))
 
@@ -330,7 +316,7 @@ def _repeat(given: Arguments) -> Value:
 def _copied(given: Arguments) -> Value:
     tensor, result = given.tensor, _elementwise(given)
     if not isinstance(result, Tensor) or len(result.dims) > len(tensor.dims):
-        raise Unproven("a copy of another shape")
+        raise Missed("a copy of another shape")
     return tensor
 
 
@@ -363,27 +349,27 @@ sub sub_ subtract tanh to type type_as uniform_ where zeros_like
 
 _RULES: dict[str, _Rule] = {
     **dict.fromkeys(_ELEMENTWISE, _elementwise),
-    "sum": _along("a sum"),
-    "mean": _along("a mean"),
-    "prod": _along("a product"),
-    "amax": _along("a maximum"),
-    "amin": _along("a minimum"),
-    "any": _along("a test of all values"),
-    "all": _along("a test of all values"),
-    "argmax": _along("a maximum"),
-    "argmin": _along("a minimum"),
-    "std": _along("a deviation"),
-    "var": _along("a variance"),
-    "logsumexp": _along("a sum"),
-    "norm": _along("a norm", place=2),
-    "vector_norm": _along("a norm", place=2),
+    "sum": _along("a sum", _reduced),
+    "mean": _along("a mean", _reduced),
+    "prod": _along("a product", _reduced),
+    "amax": _along("a maximum", _reduced),
+    "amin": _along("a minimum", _reduced),
+    "any": _along("a test of all values", _reduced),
+    "all": _along("a test of all values", _reduced),
+    "argmax": _along("a maximum", _reduced),
+    "argmin": _along("a minimum", _reduced),
+    "std": _along("a deviation", _reduced),
+    "var": _along("a variance", _reduced),
+    "logsumexp": _along("a sum", _reduced),
+    "norm": _along("a norm", _reduced, place=2),
+    "vector_norm": _along("a norm", _reduced, place=2),
     "max": _maximum,
     "min": _maximum,
-    "softmax": _softmax,
-    "log_softmax": _softmax,
-    "cumsum": _along("a cumulative sum", keeps=True),
-    "topk": _top,
-    "sort": _sorted,
+    "softmax": _along("a softmax", _kept),
+    "log_softmax": _along("a softmax", _kept),
+    "cumsum": _along("a cumulative sum", _kept),
+    "topk": _along("a choice of the largest values", _resized, place=2, default=Plain(-1), pair=True),
+    "sort": _along("an order", _kept, default=Plain(-1), pair=True),
     "view": _reshape,
     "reshape": _reshape,
     "expand": _expand,
@@ -391,13 +377,13 @@ _RULES: dict[str, _Rule] = {
     "swapaxes": _transpose,
     "permute": _permute,
     "unsqueeze": _unsqueeze,
-    "squeeze": _squeeze,
+    "squeeze": _along("a squeeze", _gone),
     "flatten": _flatten,
     "unflatten": _unflatten,
     "chunk": _parts,
     "split": _parts,
     "unbind": _unbind,
-    "repeat_interleave": _repeat_interleave,
+    "repeat_interleave": _along("a repetition", _resized, place=2),
     "cat": _cat,
     "concat": _cat,
     "stack": _stack,
@@ -408,7 +394,7 @@ _RULES: dict[str, _Rule] = {
     "linear": _linear,
     "layer_norm": _last,
     "rms_norm": _last,
-    "normalize": _normalize,
+    "normalize": _along("a norm", _kept, place=2, default=Plain(1)),
     "pad": _pad,
     "new_empty": _new,
     "new_zeros": _new,
@@ -438,9 +424,9 @@ def operation(name: str, given: Sequence[Value], named: Mapping[str, Value]) -> 
     """The result of a function of torch, or of a tensor's method.
 
     Raises:
-        Unproven: it is not known, or it moves or mixes positions.
+        Missed: it is not known, or it moves or mixes positions.
     """
     rule = _RULES.get(name)
     if rule is None:
-        raise Unproven(f"it calls {name}, which may mix positions")
+        raise Missed(f"it calls {name}, which may mix positions")
     return rule(Arguments(tuple(given), named))

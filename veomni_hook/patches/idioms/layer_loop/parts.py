@@ -14,10 +14,10 @@ from veomni_hook.patches.idioms.layer_loop.values import (
     Plain,
     Size,
     Tensor,
-    Unproven,
     Value,
     is_positional,
 )
+from veomni_hook.patches.site import Missed
 
 __all__ = ["Parts"]
 
@@ -36,7 +36,7 @@ class Parts(Calls):
         """Assign a value to a target.
 
         Raises:
-            Unproven: the target is no name and no part of a tensor, or a value cannot be unpacked.
+            Missed: the target is no name and no part of a tensor, or a value cannot be unpacked.
         """
         held = self.evaluate(target.value, scope) if isinstance(target, ast.Subscript) else None
         if not isinstance(target, ast.Subscript) or not isinstance(held, Tensor):
@@ -44,10 +44,10 @@ class Parts(Calls):
             return
         part, value = self._part(held, target, scope), self.tensor_like(value, target)
         if not isinstance(part, Tensor) or not isinstance(value, Tensor | Plain):
-            raise Unproven("it writes to a part of a value", target)
+            raise Missed("it writes to a part of a value", target)
         # What is written has the positions of the part, or is the same for all of them.
         if _positions(self.proven(lambda: broadcast(part, value), target)) != _positions(part):
-            raise Unproven("it writes positions to a part without positions", target)
+            raise Missed("it writes positions to a part without positions", target)
 
     def _builtin(self, name: str, given: list[Value], node: ast.Call) -> Value:
         first = given[0] if given else PLAIN
@@ -55,7 +55,7 @@ class Parts(Calls):
             return Plain(False)
         if name == "slice":
             if any(isinstance(self.tensor_like(each, node), Tensor) for each in given):
-                raise Unproven("slice of values of some positions", node)
+                raise Missed("slice of values of some positions", node)
             return _SLICE
         return super()._builtin(name, given, node)
 
@@ -68,7 +68,7 @@ class Parts(Calls):
                     return [dim]
         elif self.evaluate(index, scope) == _SLICE:
             if is_positional(dim):
-                raise Unproven("it takes a part of the positions", node)
+                raise Missed("it takes a part of the positions", node)
             return [fresh()]
         return super()._taken(dim, index, node, scope)
 

@@ -19,7 +19,6 @@ from veomni_hook.patches.idioms.layer_loop.values import (
     Operation,
     Tensor,
     Unknown,
-    Unproven,
     Value,
     Whole,
     is_positional,
@@ -39,7 +38,7 @@ _ENDS = ("cu_seq_lens_q", "cu_seq_lens_k")
 class NotARow(Exception):
     """Layers compute with something that is not known to have a row for each row of the hidden states.
 
-    It is not `Unproven`, to which the methods around it would add their names.
+    It is not `Missed`, to which the methods around it would add their names.
 
     Args:
         name: what the tower's forward calls it; empty if it is nothing of the forward.
@@ -84,7 +83,7 @@ class Segmented(Interpreter):
         try:
             found = read(method.node)
         except Missed as error:
-            raise Unproven(f"{method.node.name}: {error}", node) from None
+            raise Missed(f"{method.node.name}: {error}", node) from None
         if found is not None:
             self._segments.append(found)
         return super().invoke(method, arguments, node)
@@ -107,12 +106,12 @@ class Segmented(Interpreter):
         """Attention within segments, by one fused call or by segment: both get the same boundaries."""
         at = found.first
         if found.index:
-            raise Unproven("attention by segment begins with other statements", at)
+            raise Missed("attention by segment begins with other statements", at)
         for name in _tensors(found):
             value = scope.get(name)
             dims = value.dims if isinstance(value, Tensor) else ()
             if len(dims) != 4 or dims[2] != (POSITIONS,) or any(map(is_positional, (dims[1], dims[3]))):
-                raise Unproven(f"the {name} of its attention is not [1, heads, rows, width]", at)
+                raise Missed(f"the {name} of its attention is not [1, heads, rows, width]", at)
         self.boundaries |= self._boundaries(scope.get(found["CU_SEQLENS"]), at)
         _check_fused(found, fused, at)
         for name in own_names([*found.block[found.index :], *fused]):
@@ -124,11 +123,11 @@ class Segmented(Interpreter):
         names = value.name.split(_OR) if isinstance(value, Whole) else []
         known = [given_name(Whole(name)) for name in names]
         if not known or not all(known):
-            raise Unproven("the boundaries of its attention are not those of the tower", node)
+            raise Missed("the boundaries of its attention are not those of the tower", node)
         return set(known)
 
     def _attend(self, arguments: CallArguments, node: ast.Call) -> Value:
-        raise Unproven("its attention is not split at boundaries", node)
+        raise Missed("its attention is not split at boundaries", node)
 
     def tensor_like(self, value: Value, node: ast.AST) -> Value:
         """A value that code computes with; see `Expressions.tensor_like`."""
@@ -157,7 +156,7 @@ def _check_fused(found: Found, fused: list[ast.stmt], at: ast.AST) -> None:
     ]
     results = [each for each in fused if isinstance(each, ast.Assign) and each.value in calls]
     if len(calls) != 1 or len(results) != 1:
-        raise Unproven("the other way to its attention has no boundaries", at)
+        raise Missed("the other way to its attention has no boundaries", at)
     (call,), target = calls, results[0].targets[0]
     first = target.elts[0] if isinstance(target, ast.Tuple) else target
     named = {each.arg: ast.unparse(each.value) for each in call.keywords if each.arg is not None}
@@ -168,7 +167,7 @@ def _check_fused(found: Found, fused: list[ast.stmt], at: ast.AST) -> None:
         or last_name(first) != found["OUTPUT"]
         or any(own_attribute(node) for each in fused if each is not results[0] for node in _called(each))
     ):
-        raise Unproven("the other way to its attention has other operands", at)
+        raise Missed("the other way to its attention has other operands", at)
 
 
 def _tensors(found: Found) -> list[str]:

@@ -12,10 +12,10 @@ from veomni_hook.patches.idioms.layer_loop.values import (
     Plain,
     Size,
     Tensor,
-    Unproven,
     Value,
     is_positional,
 )
+from veomni_hook.patches.site import Missed
 
 __all__ = ["axis", "broadcast", "expanded", "fresh", "made", "matmul", "reshaped", "size_of", "without"]
 
@@ -36,12 +36,12 @@ def axis(tensor: Tensor, value: Value, *, extra: int = 0) -> int:
     """The index, from 0, of a dimension that code names by a number.
 
     Raises:
-        Unproven: the number is unknown, or there is no such dimension.
+        Missed: the number is unknown, or there is no such dimension.
     """
     rank = len(tensor.dims) + extra
     number = value.value if isinstance(value, Plain) else None
     if not isinstance(number, int) or isinstance(number, bool) or not -rank <= number < rank:
-        raise Unproven("a dimension is not known")
+        raise Missed("a dimension is not known")
     return number % rank
 
 
@@ -49,11 +49,11 @@ def without(tensor: Tensor, value: Value, what: str) -> int:
     """The index of a dimension along which code may compute, as `axis` gives it.
 
     Raises:
-        Unproven: it has positions; ``what`` says what is computed.
+        Missed: it has positions; ``what`` says what is computed.
     """
     index = axis(tensor, value)
     if is_positional(tensor.dims[index]):
-        raise Unproven(f"{what} along the positions")
+        raise Missed(f"{what} along the positions")
     return index
 
 
@@ -61,20 +61,20 @@ def size_of(value: Value) -> Dim | int | None:
     """A number in a shape: factors, -1, or None for any other number.
 
     Raises:
-        Unproven: it is not a number.
+        Missed: it is not a number.
     """
     if isinstance(value, Size):
         return value.dim
     if isinstance(value, Plain):
         return () if value.value == 1 else -1 if value.value == -1 else None
-    raise Unproven("a shape is not known")
+    raise Missed("a shape is not known")
 
 
 def reshaped(tensor: Tensor, sizes: Sequence[Dim | int | None]) -> Tensor:
     """The tensor after ``reshape``.
 
     Raises:
-        Unproven: it is not certain that positions stay what they are.
+        Missed: it is not certain that positions stay what they are.
     """
     factors = [factor for dim in tensor.dims for factor in dim]
     last = max(number for number, factor in enumerate(factors) if factor == POSITIONS) + 1
@@ -94,11 +94,11 @@ def reshaped(tensor: Tensor, sizes: Sequence[Dim | int | None]) -> Tensor:
             dims.append(size)
             done += len(size)
         else:
-            raise Unproven("a reshape that may move positions")
+            raise Missed("a reshape that may move positions")
     said = [factor for size in sizes if isinstance(size, tuple) for factor in size]
     tail = factors[last:]
     if done < last or not (rest_known or not tail or said[-len(tail) :] == tail):
-        raise Unproven("a reshape that may move positions")
+        raise Missed("a reshape that may move positions")
     return Tensor(tuple(dims))
 
 
@@ -106,11 +106,11 @@ def expanded(tensor: Tensor, sizes: Sequence[Dim | int | None]) -> Tensor:
     """The tensor after ``expand``.
 
     Raises:
-        Unproven: a dimension with positions gets another size.
+        Missed: a dimension with positions gets another size.
     """
     added = len(sizes) - len(tensor.dims)
     if added < 0:
-        raise Unproven("an expand with too few dimensions")
+        raise Missed("an expand with too few dimensions")
     dims: list[Dim] = []
     for number, size in enumerate(sizes):
         own = tensor.dims[number - added] if number >= added else ()
@@ -121,7 +121,7 @@ def expanded(tensor: Tensor, sizes: Sequence[Dim | int | None]) -> Tensor:
         elif not is_positional(own) and not (isinstance(size, tuple) and is_positional(size)):
             dims.append(own)
         else:
-            raise Unproven("an expand that may repeat positions")
+            raise Missed("an expand that may repeat positions")
     return Tensor(tuple(dims))
 
 
@@ -129,7 +129,7 @@ def broadcast(one: Value, other: Value) -> Value:
     """The result of an operation on the elements of two values.
 
     Raises:
-        Unproven: positions meet something that may not be positions.
+        Missed: positions meet something that may not be positions.
     """
     if not isinstance(one, Tensor):
         one, other = other, one
@@ -154,7 +154,7 @@ def _met(one: Dim, other: Dim) -> Dim:
     if one == ():
         return other
     if is_positional(one) or is_positional(other) or BATCH in (*one, *other):
-        raise Unproven("positions meet a dimension that may be another one")
+        raise Missed("positions meet a dimension that may be another one")
     return one
 
 
@@ -162,24 +162,24 @@ def matmul(one: Value, other: Value) -> Value:
     """The product of two matrices, or of batches of them.
 
     Raises:
-        Unproven: it sums over positions, or has them in both of its dimensions.
+        Missed: it sums over positions, or has them in both of its dimensions.
     """
     left = one.dims if isinstance(one, Tensor) else None
     right = other.dims if isinstance(other, Tensor) else None
     if left is None and right is None:
         return Plain()
     if left is not None and is_positional(left[-1]):
-        raise Unproven("a matrix product sums over positions")
+        raise Missed("a matrix product sums over positions")
     if right is not None and is_positional(right[max(len(right) - 2, 0)]):
-        raise Unproven("a matrix product sums over positions")
+        raise Missed("a matrix product sums over positions")
     if left is None and right is not None:
         return made([*right[:-2], fresh(), right[-1]])
     if left is not None and right is None:
         return made([*left[:-1], fresh()])
     if left is None or right is None or len(left) < 2 or len(right) < 2:
-        raise Unproven("a matrix product with a vector")
+        raise Missed("a matrix product with a vector")
     if is_positional(left[-2]) and is_positional(right[-1]):
-        raise Unproven("every position is multiplied with every other one")
+        raise Missed("every position is multiplied with every other one")
     batch = broadcast(Tensor(left[:-2]), Tensor(right[:-2]))
     dims = batch.dims if isinstance(batch, Tensor) else ()
     return made([*dims, left[-2], right[-1]])

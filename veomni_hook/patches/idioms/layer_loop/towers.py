@@ -28,13 +28,13 @@ from veomni_hook.patches.idioms.layer_loop.values import (
     Size,
     Tensor,
     Unknown,
-    Unproven,
     Value,
     Whole,
     is_positional,
     of_all,
 )
 from veomni_hook.patches.routes.view import ModuleView
+from veomni_hook.patches.site import Missed
 
 __all__ = ["Tower", "decided_tower"]
 
@@ -68,13 +68,13 @@ def decided_tower(
     """What to do with the loop of a tower, whose hidden states are called ``hidden``.
 
     Raises:
-        Unproven: it runs as a whole; the text says why.
+        Missed: it runs as a whole; the text says why.
     """
     statement = found[0]
     if len(found) > 1:
-        raise Unproven(f"there is another loop over layers at line {found[1].lineno}", statement)
+        raise Missed(f"there is another loop over layers at line {found[1].lineno}", statement)
     if statement not in forward.body or statement is forward.body[-1]:
-        raise Unproven("the loop is inside another statement, or the last one", statement)
+        raise Missed("the loop is inside another statement, or the last one", statement)
     at = forward.body.index(statement)
     before, tail = forward.body[:at], forward.body[at + 1 :]
     asides = [each for each in statement.body if _is_aside(each, statement, hidden)]
@@ -94,7 +94,7 @@ def decided_tower(
             _run(interpreter, statement, asides, scope)
         except NotARow as error:
             if error.name in tables or error.name not in given:
-                raise Unproven(str(error)) from None
+                raise Missed(str(error)) from None
             tables[error.name] = _table(error.parts)
         else:
             break
@@ -138,13 +138,13 @@ def _names(statements: Iterable[ast.stmt], name: str) -> list[ast.Name]:
 def _run(interpreter: Segmented, loop: ast.For, asides: list[ast.stmt], scope: dict[str, Value]) -> None:
     value = interpreter.evaluate(loop.iter, scope)
     if not any(isinstance(each, Module) for each in of_all([value])):
-        raise Unproven("the classes of the layers are not known", loop)
+        raise Missed("the classes of the layers are not known", loop)
     body = [each for each in loop.body if each not in asides]
     rest = ast.copy_location(ast.For(loop.target, loop.iter, body, loop.orelse, loop.type_comment), loop)
     returned: list[Value] = []
     interpreter.run([rest], scope, returned, [])
     if returned:
-        raise Unproven("the loop returns", loop)
+        raise Missed("the loop returns", loop)
 
 
 def _check_after(
@@ -159,17 +159,17 @@ def _check_after(
     value = scope.get(hidden)
     dims = value.dims if isinstance(value, Tensor) else ()
     if len(dims) != 2 or dims[0] != (POSITIONS,) or is_positional(dims[1]):
-        raise Unproven(f"{hidden} has another shape after the loop", loop)
+        raise Missed(f"{hidden} has another shape after the loop", loop)
     if not interpreter.boundaries:
-        raise Unproven("its attention has no boundaries", loop)
+        raise Missed("its attention has no boundaries", loop)
     if interpreter.boundaries & tables.keys():
-        raise Unproven("it computes with boundaries", loop)
+        raise Missed("it computes with boundaries", loop)
     layers = {name for name in map(own_attribute, walk_ast(loop.iter)) if name}
     for name in loaded(others):
         if name in interpreter.boundaries or name in tables or (name != hidden and _is_part(scope.get(name))):
-            raise Unproven(f"{name} is used beside the layers, and holds a part of the rows", loop)
+            raise Missed(f"{name} is used beside the layers, and holds a part of the rows", loop)
     if any(own_attribute(node) in layers for each in others for node in walk_ast(each)):
-        raise Unproven("the layers are called beside the loop", loop)
+        raise Missed("the layers are called beside the loop", loop)
 
 
 def _is_part(value: Value | None) -> bool:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from veomni_hook.patches.code.document import FunctionNode
+from veomni_hook.patches.site import Missed
 
 __all__ = [
     "BATCH",
@@ -32,7 +33,6 @@ __all__ = [
     "Size",
     "Tensor",
     "Unknown",
-    "Unproven",
     "Value",
     "Whole",
     "is_positional",
@@ -43,19 +43,6 @@ __all__ = [
 BATCH, POSITIONS = "B", "S"
 
 Dim: TypeAlias = "tuple[str, ...]"
-
-
-class Unproven(Exception):
-    """Code cannot be shown to work on each position by itself.
-
-    Args:
-        reason: what it does, in words.
-        node: the code, whose line the reason then names.
-    """
-
-    def __init__(self, reason: str, node: ast.AST | None = None) -> None:
-        line = getattr(node, "lineno", 0)
-        super().__init__(f"{reason} (line {line})" if line else reason)
 
 
 @dataclass(frozen=True)
@@ -193,9 +180,9 @@ def read_from(value: Whole, key: Value, node: ast.AST) -> Whole:
     """What code reads by a key of a value for all positions.
 
     Raises:
-        Unproven: it may be a part of the positions.
+        Missed: it may be a part of the positions.
     """
     held = dict(value.held)
     if held and not (isinstance(key, Plain) and isinstance(key.value, str) and key.value not in held):
-        raise Unproven(f"it reads a part of the positions from {value.name}", node)
+        raise Missed(f"it reads a part of the positions from {value.name}", node)
     return Whole(value.name)
