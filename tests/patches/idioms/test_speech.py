@@ -238,7 +238,7 @@ DIFFERENT = {
     "does not set has_talker to a field": ("self.has_talker = config.speaks", "self.has_talker = True"),
     "settings is not a parameter": ("config.speaks", "settings.speaks"),
     "binds config again": ("self.config = config", "self.config = config = other(config)"),
-    "what depends on it is not one call of a method": (
+    "nothing depends on has_talker": (
         "if self.has_talker:\n            self.enable",
         "if True:\n            self.enable",
     ),

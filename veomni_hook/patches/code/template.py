@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from veomni_hook.patches.code.document import FunctionNode
@@ -107,8 +107,7 @@ class Template:
             among: lists of statements.
             names: what holes stand for that the statements do not assign first, as a function's parameters.
         """
-        matching = _Statements(self._assigned, self._names, len(names))
-        known = {hole: Capture("expression", (ast.Name(name, ast.Load()),)) for hole, name in names.items()}
+        matching, known = self._matching(names)
         for block in among:
             for index in range(len(block)):
                 bound = next(matching.block(self.statements, block[index:], known), None)
@@ -126,11 +125,16 @@ class Template:
         """Return the first line that is no choice."""
         return _first_line(next((one for one in self.statements if not _choices(one)), self.statements[0]))
 
-    def match(self, node: ast.AST) -> Found | None:
-        """Return what a template of one statement, or one expression, matches."""
+    def match(self, node: ast.AST, **names: str) -> Found | None:
+        """Return what a template of one statement, or one expression, matches; ``names`` as for `find`."""
         pattern = self.statements[0] if self.expression is None else self.expression
-        bound = next(_Statements(self._assigned, self._names, 0).node(pattern, node, {}), None)
+        matching, known = self._matching(names)
+        bound = next(matching.node(pattern, node, known), None)
         return None if bound is None else Found([node] if isinstance(node, ast.stmt) else [], 0, bound)
+
+    def _matching(self, names: Mapping[str, str]) -> tuple[_Statements, Bound]:
+        known = {hole: Capture("expression", (ast.Name(name, ast.Load()),)) for hole, name in names.items()}
+        return _Statements(self._assigned, self._names, len(known)), known
 
 
 def branches(body: Sequence[ast.stmt]) -> Iterator[Sequence[ast.stmt]]:

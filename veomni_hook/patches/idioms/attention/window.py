@@ -68,7 +68,8 @@ if torch.compiler.is_dynamo_compiling() and allow_is_causal_skip and attention_m
 }
 #: What makes notes right: whatever is combined into the mask clears the flag, and a user may have registered
 #: another function that makes masks.
-_INTERFACE = Template("mask_interface = ALL_MASK_ATTENTION_FUNCTIONS[config._attn_implementation]")
+_TABLE = "ALL_MASK_ATTENTION_FUNCTIONS"
+_INTERFACE = Template("mask_interface = TABLE[config._attn_implementation]")
 _CLEARED = Template("allow_is_causal_skip = False")
 _MADE = Template("return causal_mask")
 
@@ -129,7 +130,7 @@ def _note(view: ModuleView, function: FunctionNode, site: Site) -> Site:
     combined = _assignments(bodies, "mask_factory_function")
     if not masks or not mask.pattern.match(masks[0]) or {*masks[1:]} != {*combined}:
         raise Missed("it combines masks in another way", function)
-    if not any(map(_INTERFACE.match, function.body)):
+    if not any(_INTERFACE.match(one, TABLE=_TABLE) for one in function.body):
         raise Missed("it chooses what makes masks in another way", function)
     if not _assignments([function], "allow_is_causal_skip"):
         raise Missed("it has no allow_is_causal_skip", function)

@@ -10,7 +10,7 @@ from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.expressions import own_attribute
 from veomni_hook.patches.code.scope import bound_names, parameter_names
 from veomni_hook.patches.code.statements import assigned
-from veomni_hook.patches.code.template import Difference, Template
+from veomni_hook.patches.code.template import Found, Template
 from veomni_hook.patches.code.walk import walk_ast
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Missed
@@ -20,20 +20,9 @@ __all__ = ["BUILT", "Speech", "has_forward", "mode_in", "read", "refusals", "spe
 #: The attribute that says whether a model has the parts.
 BUILT = "has_talker"
 DECISION = Template(f"self.{BUILT} = CONFIG.FIELD", names="CONFIG")
-#: From the decision on.
-BUILDER = Template(
-    f"""
-self.{BUILT} = CONFIG.FIELD
-...
-if either:
-    if self.{BUILT}:
-        self.METHOD()
-else:
-    if CONFIG.FIELD:
-        self.METHOD()
-...
-"""
-)
+#: What ``__init__`` then asks, and does.
+ASKED = (Template(f"self.{BUILT}"), Template("CONFIG.FIELD"))
+BUILDER = Template("if TEST:\n    self.METHOD()")
 
 
 @dataclass(frozen=True)
@@ -67,7 +56,8 @@ def read(view: ModuleView, owner: ast.ClassDef) -> Speech:
     init = methods.get("__init__")
     if init is None:
         raise Missed("it has no __init__ of its own", owner)
-    decision, config, field = _decision(init)
+    decision = _decision(init)
+    config = decision["CONFIG"]
     if config in bound_names(init.body):
         raise Missed(f"__init__ binds {config} again", init)
     method = _builder(init, decision)
@@ -80,7 +70,7 @@ def read(view: ModuleView, owner: ast.ClassDef) -> Speech:
         raise Missed("__init__ builds these parts itself", init)
     if len(rest) != 1 or not has_forward(view, rest[0][1]):
         raise Missed("without them, it is not one module with a forward", init)
-    return Speech(decision, config, field, method, parts, rest[0])
+    return Speech(decision.first, config, decision["FIELD"], method, parts, rest[0])
 
 
 def has_forward(view: ModuleView, name: str) -> bool:
@@ -133,22 +123,25 @@ def speakers_file(view: ModuleView, owner: ast.ClassDef) -> tuple[str, str] | No
     return (files[0], filled.pop()) if len(files) == len(filled) == 1 else None
 
 
-def _decision(init: FunctionNode) -> tuple[ast.stmt, str, str]:
+def _decision(init: FunctionNode) -> Found:
     decisions = [found for statement in init.body if (found := DECISION.match(statement)) is not None]
     if len(decisions) != 1:
         raise Missed(f"__init__ does not set {BUILT} to a field of its configuration", init)
     config = decisions[0]["CONFIG"]
     if config not in parameter_names(init):
         raise Missed(f"{config} is not a parameter of __init__", init)
-    return decisions[0].first, config, decisions[0]["FIELD"]
+    return decisions[0]
 
 
-def _builder(init: FunctionNode, decision: ast.stmt) -> str:
+def _builder(init: FunctionNode, decision: Found) -> str:
     """The method that builds the parts."""
-    built = BUILDER.find([init.body[init.body.index(decision) :]])
-    if isinstance(built, Difference):
-        raise Missed("what depends on it is not one call of a method", init)
-    return built["METHOD"]
+    names = {hole: decision[hole] for hole in ("CONFIG", "FIELD")}
+    for statement in init.body[init.body.index(decision.first) + 1 :]:
+        if isinstance(statement, ast.If) and any(asked.match(statement.test, **names) for asked in ASKED):
+            if (built := BUILDER.match(statement)) is None:
+                raise Missed("what depends on it is not one call of a method", statement)
+            return built["METHOD"]
+    raise Missed(f"nothing depends on {BUILT}", init)
 
 
 def _parts(view: ModuleView, method: FunctionNode) -> tuple[str, ...]:
