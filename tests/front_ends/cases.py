@@ -32,6 +32,7 @@ class Case(NamedTuple):
         ranks: how many processes train.
         plugin: the line that switches the hook on is in ``plugin.py``, and not in the command.
         not_here: why it cannot run on a CPU.
+        model: the function of `tests.recipes.tiny` that makes the model.
     """
 
     front_end: str
@@ -45,6 +46,7 @@ class Case(NamedTuple):
     ranks: int = 1
     plugin: bool = False
     not_here: str = ""
+    model: str = "dense"
 
 
 # Gradients are compared as they are, not as they are clipped.
@@ -63,10 +65,8 @@ AXOLOTL_LORA = {"adapter": "lora", "lora_r": 8, "lora_alpha": 16, "lora_target_l
 # Defaults but for the MLP, where Axolotl runs a Triton kernel that allocates on a GPU.
 AXOLOTL_KERNELS = {"lora_qkv_kernel": True, "lora_o_kernel": True, "lora_mlp_kernel": False}
 # Its kernels read weights of four bits on a GPU only; bitsandbytes also does so on a CPU.
-AXOLOTL_QLORA = {
-    "adapter": "qlora", "load_in_4bit": True,
-    "lora_qkv_kernel": False, "lora_o_kernel": False, "lora_mlp_kernel": False,
-}  # fmt: skip
+AXOLOTL_NO_KERNELS = dict.fromkeys(AXOLOTL_KERNELS, False)
+AXOLOTL_QLORA = {"adapter": "qlora", "load_in_4bit": True, **AXOLOTL_NO_KERNELS}
 EDITED = r"eager \(the function that asks is an edited copy of the patched code: axolotl\."
 BYPASSED = r"torch \(.*adapter fused\)(, \d+ calls in training)?$"
 PROMPTED = [{"instruction": text[:80], "input": "", "output": text[80:]} for text in TEXTS]
@@ -160,6 +160,20 @@ CASES = {
             "low_rank_linear": r"torch \(.*not called yet",
             "gated_mlp": r"replaced by axolotl\.",
         },
+    ),
+    "axolotl-lora-experts": axolotl(**AXOLOTL_LORA, **AXOLOTL_KERNELS)._replace(
+        model="with_experts",
+        ops=LOW_RANK - {"gated_mlp"} | {"moe_experts", "moe_router", "load_balancing_loss"},
+        eager={
+            "qk_norm_rotary": EDITED,
+            "rotary": EDITED,
+            "low_rank_linear": BYPASSED,
+            "load_balancing_loss": r".*never asked for this loss: output_router_logits is off",
+        },
+    ),
+    "axolotl-lora-linear-attention": axolotl(**AXOLOTL_LORA, **AXOLOTL_NO_KERNELS)._replace(
+        model="with_linear_attention",
+        ops=LOW_RANK | {"log_decay", "causal_conv", "gated_delta_rule"},
     ),
     "axolotl-qlora": axolotl(**{**AXOLOTL_LORA, **AXOLOTL_QLORA})._replace(ops=LOW_RANK),
     "llama-factory-lora-neat-packing": llama_factory(

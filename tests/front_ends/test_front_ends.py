@@ -41,7 +41,7 @@ def start(case: Case, folder: Path, *, hook: bool) -> str:
     switch = ["veomni-hook", "run"] if hook and not case.plugin else []
     variables = {"VEOMNI_KERNELS": "torch"} if hook else {}
     (folder / "record").mkdir(parents=True)
-    model = str(tiny.dense(folder / "model"))
+    model = str(getattr(tiny, case.model)(folder / "model"))
     (folder / "rows.json").write_text(json.dumps(case.rows), encoding="utf-8")
     (folder / "plugin.py").write_text("import veomni_hook.install\n" if hook else "", encoding="utf-8")
     (folder / "dataset_info.json").write_text('{"rows": {"file_name": "rows.json"}}', encoding="utf-8")

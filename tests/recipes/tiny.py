@@ -72,6 +72,23 @@ def with_experts(folder: Path) -> Path:
     return folder
 
 
+def with_linear_attention(folder: Path) -> Path:
+    """Save a Qwen3.5 of one layer of linear attention and one of full attention, and its tokenizer."""
+    from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
+
+    torch.manual_seed(0)
+    sizes = {
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 2,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 16,
+    }
+    kinds = ["linear_attention", "full_attention"]
+    Qwen3_5ForCausalLM(Qwen3_5TextConfig(**SIZES, **sizes, layer_types=kinds)).save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    return folder
+
+
 #: What a processor of Qwen3-VL puts around images, and into their places.
 MARKS = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
 TEMPLATE = (
