@@ -6,10 +6,11 @@ import ast
 
 import pytest
 
-from veomni_hook.patches.code.template import Difference, Found, Template, branches
+from veomni_hook.patches.code.template import Found, Mismatch, Template, branches
+from veomni_hook.patches.graph import Scope
 
 
-def found(template: str, code: str, **names: str) -> Found | Difference:
+def found(template: str, code: str, **names: str) -> Found | Mismatch:
     return Template(template).find([ast.parse(code).body], **names)
 
 
@@ -59,28 +60,37 @@ def test_what_holes_stand_for(template: str, code: str, expected: dict[str, str]
     ],
 )
 def test_what_is_not_matched(template: str, code: str) -> None:
-    assert isinstance(found(template, code), Difference)
+    assert isinstance(found(template, code), Mismatch)
+
+
+def test_functions_of_torch_have_any_name_that_a_module_gives_them() -> None:
+    template = Template("Y = torch.cat(X, dim=1)")
+    scope = Scope(ast.parse("import torch\nfrom torch import cat as joined\ndef cat(): ..."))
+    for text in ("torch.cat", "joined"):
+        code = [ast.parse(f"a = {text}(b, dim=1)").body]
+        assert isinstance(template.find(code, scope.dotted), Found)
+    assert isinstance(template.find([ast.parse("a = cat(b, dim=1)").body], scope.dotted), Mismatch)
 
 
 def test_a_hole_for_names_alone() -> None:
     template = Template("Y = f(X)", names="X")
     assert isinstance(template.find([ast.parse("a = f(b)").body]), Found)
-    assert isinstance(template.find([ast.parse("a = f(b.c)").body]), Difference)
+    assert isinstance(template.find([ast.parse("a = f(b.c)").body]), Mismatch)
 
 
 def test_a_parameter_is_known_before_it_is_assigned_again() -> None:
     template = "Y = f(X)\nX = cast(X)"
-    assert isinstance(found(template, "a = f(b)\nb = cast(b)"), Difference)
+    assert isinstance(found(template, "a = f(b)\nb = cast(b)"), Mismatch)
     result = found(template, "a = f(b)\nb = cast(b)", X="b")
     assert isinstance(result, Found) and result["Y"] == "a"
-    assert isinstance(found(template, "a = f(c)\nc = cast(c)", X="b"), Difference)
+    assert isinstance(found(template, "a = f(c)\nc = cast(c)", X="b"), Mismatch)
 
 
 def test_the_difference_is_the_furthest_statement_after_one_that_matched() -> None:
     template = "Y = f(X)\nfor I in Y:\n    if maybe:\n        skip(I)\n    use(I, X)\nreturn Y"
     code = "a = f(b)\nc = f(b)\nfor i in c:\n    skip(i)\n    use(i, c)\nreturn c"
     result = found(template, code)
-    assert isinstance(result, Difference) and result.node is not None
+    assert isinstance(result, Mismatch) and result.node is not None
     assert (str(result), result.node.lineno) == ("use(i, c) in place of use(I, X)", 5)
     assert str(found(template, "g()")) == "nothing more in place of Y = f(X)"
     assert str(found("Y = 1", "a = 1\nb()")) == "b() in place of the end"

@@ -10,23 +10,27 @@ Between statements stand
     if either: A else: B    A, or B
     while some: A; B        the single statements A and B, in any order and number
 
-What does not match is a `Difference`: the statement up to which the code is what the template says.
+A function of torch is written with its full name, and is the same under any name that the module gives it.
+What does not match is a `Mismatch`: the statement up to which the code is what the template says.
 """
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from veomni_hook.patches.code.document import FunctionNode
+from veomni_hook.patches.code.expressions import chain
 from veomni_hook.patches.code.matching import Bound, Capture, CaptureKind, Matching
 from veomni_hook.patches.code.statements import blocks
 from veomni_hook.patches.code.walk import walk_ast
 
-__all__ = ["Difference", "Found", "Template", "branches"]
+__all__ = ["Mismatch", "Found", "Template", "branches"]
 
+_Resolve: TypeAlias = "Callable[[ast.expr], str]"
 #: Stands for one statement, whatever it is.
 _ANY = ast.Pass()
 _HOLE = re.compile(r"[A-Z][A-Z0-9_]*")
@@ -58,7 +62,7 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class Mismatch:
     """Where code stops to be what a template says.
 
     Attributes:
@@ -98,22 +102,25 @@ class Template:
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and _hole(node)
         }
 
-    def find(self, among: Iterable[Sequence[ast.stmt]], **names: str) -> Found | Difference:
+    def find(
+        self, among: Iterable[Sequence[ast.stmt]], resolve: _Resolve | None = None, **names: str
+    ) -> Found | Mismatch:
         """Return the first statement of a block from which the template matches all that follows.
 
         Else the difference that is furthest in the text, where at least one statement matched.
 
         Args:
             among: lists of statements.
+            resolve: the full name of an expression, by the module's imports; by default, as it is written.
             names: what holes stand for that the statements do not assign first, as a function's parameters.
         """
-        matching, known = self._matching(names)
+        matching, known = self._matching(names, resolve)
         for block in among:
             for index in range(len(block)):
                 bound = next(matching.block(self.statements, block[index:], known), None)
                 if bound is not None:
                     return Found(block, index, bound)
-        return matching.furthest or Difference(None, str(self))
+        return matching.furthest or Mismatch(None, str(self))
 
     def is_in(self, function: FunctionNode) -> bool:
         """Whether some statements of a function, or an expression of it, are what the template says."""
@@ -132,9 +139,11 @@ class Template:
         bound = next(matching.node(pattern, node, known), None)
         return None if bound is None else Found([node] if isinstance(node, ast.stmt) else [], 0, bound)
 
-    def _matching(self, names: Mapping[str, str]) -> tuple[_Statements, Bound]:
+    def _matching(
+        self, names: Mapping[str, str], resolve: _Resolve | None = None
+    ) -> tuple[_Statements, Bound]:
         known = {hole: Capture("expression", (ast.Name(name, ast.Load()),)) for hole, name in names.items()}
-        return _Statements(self._assigned, self._names, len(known)), known
+        return _Statements(self._assigned, self._names, len(known), resolve), known
 
 
 def branches(body: Sequence[ast.stmt]) -> Iterator[Sequence[ast.stmt]]:
@@ -153,17 +162,21 @@ class _Statements(Matching):
         assigned: the holes that the template assigns.
         names: others that stand for names alone.
         known: how many holes stand for something before anything matches.
+        resolve: the full name of an expression.
 
     Attributes:
         furthest: the last statement in the text, after one that matched, that is not what was expected.
     """
 
-    def __init__(self, assigned: Collection[str], names: Collection[str], known: int) -> None:
+    def __init__(
+        self, assigned: Collection[str], names: Collection[str], known: int, resolve: _Resolve | None
+    ) -> None:
         super().__init__(_hole)
         self._assigned = assigned
         self._names = names
         self._known = known
-        self.furthest: Difference | None = None
+        self._resolve = resolve
+        self.furthest: Mismatch | None = None
 
     def node(self, pattern: object, node: object, bound: Bound) -> Iterator[Bound]:
         """Match a node; a name that is read before it is assigned matches nothing."""
@@ -174,6 +187,9 @@ class _Statements(Matching):
                 return iter(())
             if pattern.id in self._names and not isinstance(node, ast.Name):
                 return iter(())
+        if self._resolve is not None and isinstance(pattern, ast.Attribute) and isinstance(node, ast.expr):
+            if (name := chain(pattern)).startswith("torch."):
+                return iter((bound,) if self._resolve(node) == name else ())
         return super().node(pattern, node, bound)
 
     def block(self, patterns: Sequence[ast.stmt], nodes: Sequence[ast.stmt], bound: Bound) -> Iterator[Bound]:
@@ -206,7 +222,7 @@ class _Statements(Matching):
         if len(bound) > self._known and (
             last is None or last.node is None or node.lineno >= last.node.lineno
         ):
-            self.furthest = Difference(node, expected)
+            self.furthest = Mismatch(node, expected)
 
 
 def _choices(statement: ast.stmt) -> list[list[ast.stmt]] | None:

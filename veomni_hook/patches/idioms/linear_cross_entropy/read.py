@@ -16,12 +16,15 @@ from veomni_hook.patches.code.expressions import chain, compared_with_none, is_p
 from veomni_hook.patches.code.fingerprint import serialise
 from veomni_hook.patches.code.scope import bound_names, used_names
 from veomni_hook.patches.code.statements import binding
+from veomni_hook.patches.code.template import Template
 from veomni_hook.patches.code.walk import calls_in, contains, in_text_order
 from veomni_hook.patches.idioms.linear_cross_entropy.logits import Logits, Step, needed, options
 from veomni_hook.patches.site import Missed
 
 __all__ = ["Tail", "loss_calls", "passes_vocabulary", "read_tail"]
 
+MOVED = Template("X.to(LOGITS.device)", names="LOGITS")
+POPPED = Template("KEYWORDS.pop(KEY, DEFAULT)", names="KEYWORDS")
 _OPERANDS = ("logits", "labels", "vocab_size")
 
 
@@ -217,12 +220,8 @@ class _Reader:
 
     def _moved(self, node: ast.expr) -> ast.expr:
         """``x`` for ``x.to(logits.device)``: kernels move labels to the right device."""
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "to":
-            to = chain(node.args[0]) if len(node.args) == 1 and not node.keywords else ""
-            name, _, attribute = to.partition(".")
-            if name in self._logits.held and attribute == "device":
-                return node.func.value
-        return node
+        moved = MOVED.match(node)
+        return moved.expression("X") if moved and moved["LOGITS"] in self._logits.held else node
 
     # The loss
 
@@ -359,9 +358,8 @@ def _only_argument(call: ast.expr) -> ast.expr:
 
 
 def _popped(node: ast.expr) -> tuple[str, str, ast.expr] | None:
-    """The parts of ``kwargs.pop("key", default)``."""
-    if not isinstance(node, ast.Call) or len(node.args) != 2 or node.keywords:
-        return None
-    mapping, _, method = chain(node.func).rpartition(".")
-    key = getattr(node.args[0], "value", None)
-    return (mapping, key, node.args[1]) if method == "pop" and isinstance(key, str) else None
+    popped = POPPED.match(node)
+    key = getattr(popped.expression("KEY"), "value", None) if popped else None
+    return (
+        (popped["KEYWORDS"], key, popped.expression("DEFAULT")) if popped and isinstance(key, str) else None
+    )

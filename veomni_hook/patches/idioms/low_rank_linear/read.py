@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 from veomni_hook.patches.code.document import FunctionNode
-from veomni_hook.patches.code.template import Difference, Found, Template, branches
+from veomni_hook.patches.code.template import Found, Mismatch, Template, branches
 from veomni_hook.patches.code.walk import contains, walk_ast
 from veomni_hook.patches.site import Missed
 
@@ -80,7 +80,7 @@ def read(forward: FunctionNode) -> Found:
     if len(arguments) != 2 or arguments[0] != "self":
         raise Missed("its arguments are not self and one input", forward)
     found = FORWARD.find(branches(forward.body), X=arguments[1])
-    if isinstance(found, Difference):
+    if isinstance(found, Mismatch):
         raise Missed(str(found), found.node or forward)
     others = [
         f"{star}{each.arg}" if each else ""

@@ -8,13 +8,13 @@ calls a kernel with operands in the order of the variant's reference.
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from hashlib import blake2b
 
 from veomni_hook.patches.code.document import FunctionNode, has_docstring
+from veomni_hook.patches.code.template import Found, Template
 from veomni_hook.patches.code.walk import walk_ast
 from veomni_hook.patches.graph import (
     FUNCTION,
@@ -67,14 +67,17 @@ _RULES: Mapping[str, Rule] = {
 #: Variants that are recognised as a whole.
 _WHOLE = ("batched_gated", "shared_gated")
 _WHOLE_RULES: Mapping[str, Rule] = {**_RULES, "hidden_size": NUMBER, "num_experts": NUMBER}
-_GROUPED = re.compile(
-    r"(?P<rows>\w+) = (?P<inputs>\w+)\.split\((?P<expert_size>\w+), dim=0\)\n"
-    r"(?P<parts>\w+) = \[\]\n"
-    r"for (?P<number>\w+) in range\((?P<count>[\w.]+)\):\n"
-    r"    (?P=parts)\.append\(torch\.nn\.functional\.linear"
-    r"\((?P=rows)\[(?P=number)\], self\.(?P<weight>\w+)\[(?P=number)\]\)\)\n"
-    r"(?P<result>\w+) = torch\.cat\((?P=parts), dim=0\)\n"
-    r"return (?P=result)"
+#: Lists of rows and results, which the graph does not follow.
+GROUPED = Template(
+    """
+ROWS = INPUTS.split(EXPERT_SIZE, dim=0)
+PARTS = []
+for NUMBER in range(COUNT):
+    PARTS.append(torch.nn.functional.linear(ROWS[NUMBER], self.WEIGHT[NUMBER]))
+RESULT = torch.cat(PARTS, dim=0)
+return RESULT
+""",
+    names="INPUTS EXPERT_SIZE",
 )
 
 
@@ -115,7 +118,8 @@ def find(view: ModuleView) -> Iterator[Site]:
 def _recognised(
     view: ModuleView, owner: ast.ClassDef, forward: FunctionNode, shapes: Mapping[str, list[str]]
 ) -> _Found:
-    if (grouped := _GROUPED.fullmatch(_plain_text(view, forward))) is not None:
+    grouped = GROUPED.find([forward.body], view.scope.dotted)
+    if isinstance(grouped, Found) and grouped.index == has_docstring(forward):
         return _grouped(grouped, shapes)
     form = canonical(forward, view.scope, owner)
     if isinstance(form, Unknown):
@@ -228,22 +232,11 @@ def _as_a_whole(form: Form) -> _Found:
     return _Found(variant, operands, digest(form), form.inlined)
 
 
-def _plain_text(view: ModuleView, forward: FunctionNode) -> str:
-    """The body of a function as normalised source text, with full names of torch's functions."""
-    body = forward.body[1:] if has_docstring(forward) else forward.body
-    copied = ast.parse("\n".join(map(ast.unparse, body)))
-    for node in walk_ast(copied):
-        if isinstance(node, ast.Call) and view.scope.dotted(node.func).startswith("torch."):
-            node.func = ast.Name(view.scope.dotted(node.func))
-    return ast.unparse(copied)
-
-
-def _grouped(found: re.Match[str], shapes: Mapping[str, list[str]]) -> _Found:
-    """Experts that use lists of rows and results, which the graph does not follow."""
-    weight, count = found["weight"], found["count"]
+def _grouped(found: Found, shapes: Mapping[str, list[str]]) -> _Found:
+    weight, count = found["WEIGHT"], found["COUNT"]
     if shapes.get(weight, [""])[0] != count:
         raise Missed(f"nearest is grouped_linear: self.{weight} is not stacked over {count}")
-    operands = {"inputs": found["inputs"], "expert_size": found["expert_size"], "weight": f"self.{weight}"}
+    operands = {"inputs": found["INPUTS"], "expert_size": found["EXPERT_SIZE"], "weight": f"self.{weight}"}
     return _Found("grouped_linear", operands, digest(reference_form(_REFERENCE, "grouped_linear")))
 
 

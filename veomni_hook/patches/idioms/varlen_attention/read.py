@@ -11,7 +11,7 @@ import ast
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.scope import loaded
 from veomni_hook.patches.code.statements import blocks
-from veomni_hook.patches.code.template import Difference, Found, Template
+from veomni_hook.patches.code.template import Found, Mismatch, Template
 from veomni_hook.patches.site import Missed
 
 __all__ = ["read", "weights_without_a_kernel"]
@@ -58,7 +58,7 @@ def read(function: FunctionNode) -> Found | None:
     if not any(LENGTHS.match(statement) for block in blocks(function) for statement in block):
         return None
     found = SEGMENTS.find(blocks(function))
-    if isinstance(found, Difference):
+    if isinstance(found, Mismatch):
         raise Missed(str(found), found.node)
     options = [each.value for each in found.bound["OPTIONS"].nodes if isinstance(each, ast.keyword)]
     if not {found[name] for name in "QKV"}.isdisjoint(loaded(options)):
