@@ -23,7 +23,7 @@ from veomni_hook.patches.idioms.layer_loop.values import (
     Whole,
     is_positional,
 )
-from veomni_hook.patches.idioms.varlen_attention.read import read
+from veomni_hook.patches.idioms.varlen_attention.find import read
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Missed
 

@@ -1,19 +1,9 @@
 """Linear layers with low-rank adapters, as PEFT's LoRA has them.
 
 A forward calls the layer that the module holds, and then, in a loop over the names of active adapters, adds
-``up(down(dropout(x))) * scale``, each taken by name from a dictionary of the module:
-
-    result = self.base(x, *args, **kwargs)
-    for name in self.active:
-        if name not in self.down: continue
-        ...
-        if name not in self.variants:
-            result = result + up(down(dropout(x))) * scale
-        else: ...
-
-The guard is in front of the first of these statements, and passes what the loop would look up. Every other
-statement between the call and the ``return`` must be one that the reader knows; else the place is a miss, and
-nothing is changed.
+``up(down(dropout(x))) * scale``, each taken by name from a dictionary of the module. The guard is in front of
+the call, and passes what the loop would look up. If a statement from there to the ``return`` is not one of
+`FORWARD`, the place is a miss, and nothing is changed.
 """
 
 from __future__ import annotations
@@ -23,8 +13,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from veomni_hook.patches.code.document import FunctionNode
-from veomni_hook.patches.code.template import Found
-from veomni_hook.patches.idioms.low_rank_linear.read import is_candidate, read
+from veomni_hook.patches.code.template import Found, Mismatch, Template, branches
+from veomni_hook.patches.code.walk import contains, walk_ast
 from veomni_hook.patches.routes.insertion import before_statement
 from veomni_hook.patches.routes.slot_code import ask
 from veomni_hook.patches.routes.view import ModuleView
@@ -40,32 +30,93 @@ CANDIDATES = (
 )
 
 _VARIANT = "product_added"
+#: What a loop adds, and how it looks up the factors.
+PRODUCT = Template("UP(DOWN(DROPOUT(X))) * SCALE")
+LOOKED_UP = Template("LOCAL = self.ATTRIBUTE[NAME]")
+RETURNED = Template("return RESULT")
+#: From the layer's call to the end of the block.
+FORWARD = Template(
+    """
+RESULT = self.BASE(X, *ARGS, **KWARGS)
+while some:
+    RESULT = RESULT.clone()
+    DTYPE = RESULT.dtype
+    KEYS = self.DOWNS.keys()
+for NAME in self.ACTIVE:
+    if either:
+        if NAME not in self.DOWNS:
+            continue
+    elif either:
+        if NAME not in self.DOWNS.keys():
+            continue
+    else:
+        if NAME not in KEYS:
+            continue
+    while some:
+        DOWN = self.DOWNS[NAME]
+        UP = self.UPS[NAME]
+        DROPOUT = self.DROPOUTS[NAME]
+        SCALE = self.SCALES[NAME]
+    if either:
+        CONVERTS = not torch.is_autocast_enabled()
+        if CONVERTS:
+            EXPECTED = RESULT.dtype
+            X = self._cast_input_dtype(X, DOWN.weight.dtype)
+    else:
+        X = self._cast_input_dtype(X, DOWN.weight.dtype)
+    if NAME not in self.VARIANTS:
+        if either:
+            OUTPUT = UP(DOWN(DROPOUT(X))) * SCALE
+            if maybe:
+                if CONVERTS:
+                    OUTPUT = OUTPUT.to(EXPECTED)
+            RESULT = RESULT + OUTPUT
+        else:
+            RESULT = RESULT + UP(DOWN(DROPOUT(X))) * SCALE
+    else:
+        ...
+if maybe:
+    RESULT = RESULT.to(*DTYPES, **OPTIONS)
+if maybe:
+    return RESULT
+"""
+)
+#: The kernel's operands, with the same names.
+OPERANDS = (
+    "{X}",
+    "self.{BASE}",
+    """[
+        (
+            self.{DROPOUTS}[{NAME}],
+            self.{DOWNS}[{NAME}],
+            self.{UPS}[{NAME}],
+            self.{SCALES}[{NAME}],
+            self.{VARIANTS}.get({NAME}),
+        )
+        for {NAME} in self.{ACTIVE}
+        if {NAME} in self.{DOWNS}
+    ]""",
+)
 
 
 def find(view: ModuleView) -> Iterator[Site]:
     """Every forward with such a loop, also in classes that are defined under a condition."""
     for owner in _classes(view.document.tree.body):
         forward = next((one for one in owner.body if _is_forward(one)), None)
-        if not isinstance(forward, ast.FunctionDef) or not is_candidate(forward):
+        if not isinstance(forward, ast.FunctionDef) or not _adds_products(forward):
             continue
         site = Site(OP, f"{owner.name}.forward", Status.MISSED, lineno=forward.lineno)
         try:
-            yield _routed(view, forward, read(forward), site)
+            yield _routed(view, forward, _read(forward), site)
         except Missed as missed:
             yield replace(site, reason=str(missed))
 
 
 def _routed(view: ModuleView, forward: FunctionNode, found: Found, site: Site) -> Site:
-    name, slot = found["NAME"], formula_slot(OP, _VARIANT)
-    looked_up = ", ".join(f"self.{found[held]}[{name}]" for held in ("DROPOUTS", "DOWNS", "UPS", "SCALES"))
-    adapters = (
-        f"[\n    ({looked_up}, self.{found['VARIANTS']}.get({name}))\n"
-        f"    for {name} in self.{found['ACTIVE']}\n    if {name} in self.{found['DOWNS']}\n]"
-    )
-    operands = [found["X"], f"self.{found['BASE']}", adapters.replace("\n", "\n    ")]
+    slot = formula_slot(OP, _VARIANT)
     others = [found[rest].lstrip("*") for rest in ("ARGS", "KWARGS") if found[rest]]
     tests = [f"not ({' or '.join(others)})"] if others else []
-    code = ask(forward, slot.name, "self", operands, tests)
+    code = ask(forward, slot.name, "self", [operand.format_map(found) for operand in OPERANDS], tests)
     edits = before_statement(view, forward, found.first, code, f"{OP}/{_VARIANT}")
     return replace(site, status=Status.ROUTED, variant=_VARIANT, edits=edits, slots=(slot,))
 
@@ -80,3 +131,40 @@ def _classes(body: list[ast.stmt]) -> Iterator[ast.ClassDef]:
 
 def _is_forward(node: ast.stmt) -> bool:
     return isinstance(node, ast.FunctionDef) and node.name == "forward"
+
+
+def _adds_products(forward: FunctionNode) -> bool:
+    """Whether a loop multiplies a product by a scale, with names that it looks up."""
+    for loop in (node for node in walk_ast(forward) if isinstance(node, ast.For)):
+        looked_up = [one for one in map(LOOKED_UP.match, loop.body) if one is not None]
+        names = {one["LOCAL"] for one in looked_up if one["NAME"] == getattr(loop.target, "id", "")}
+        for product in filter(None, map(PRODUCT.match, walk_ast(loop))):
+            if {product["UP"], product["DOWN"], product["SCALE"]} <= names:
+                return True
+    return False
+
+
+def _read(forward: FunctionNode) -> Found:
+    """What a candidate computes with: `FORWARD`, from the call of the layer.
+
+    Raises:
+        Missed: a statement is not one that is known.
+    """
+    parameters = forward.args
+    arguments = [each.arg for each in (*parameters.posonlyargs, *parameters.args)]
+    if len(arguments) != 2 or arguments[0] != "self":
+        raise Missed("its arguments are not self and one input", forward)
+    found = FORWARD.find(branches(forward.body), X=arguments[1])
+    if isinstance(found, Mismatch):
+        raise Missed(str(found), found.node or forward)
+    others = [("*", parameters.vararg), ("**", parameters.kwarg)]
+    if [found["ARGS"], found["KWARGS"]] != [f"{star}{each.arg}" if each else "" for star, each in others]:
+        raise Missed("the layer does not get the other arguments", found.first)
+    last = RETURNED.match(forward.body[-1])
+    if (
+        last is None
+        or last["RESULT"] != found["RESULT"]
+        or not (found.block is forward.body or contains(forward.body[-2], found.first))
+    ):
+        raise Missed("its result is not what it returns", forward)
+    return found

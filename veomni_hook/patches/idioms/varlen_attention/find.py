@@ -2,7 +2,9 @@
 
 One call of a kernel replaces a call of the attention function for each segment. The guard stands where
 upstream's condition has already excluded flash attention, so it never replaces what a user chose there; which
-other function was chosen is an operand, and kernels check it.
+other function was chosen is an operand, and kernels check it. What an attention function returns besides the
+output is kept or dropped. transformers' fused attention returns None there, so a kernel that replaces only
+that function knows it.
 """
 
 from __future__ import annotations
@@ -11,19 +13,19 @@ import ast
 from collections.abc import Iterator
 
 from veomni_hook.patches.code.document import FunctionNode
-from veomni_hook.patches.code.scope import parameter_names
+from veomni_hook.patches.code.scope import loaded, parameter_names
 from veomni_hook.patches.code.statement_runs import Run
-from veomni_hook.patches.code.template import Found
+from veomni_hook.patches.code.statements import blocks
+from veomni_hook.patches.code.template import Found, Mismatch, Template
 from veomni_hook.patches.code.walk import walk_ast
 from veomni_hook.patches.graph import receiver_name
-from veomni_hook.patches.idioms.varlen_attention.read import read, weights_without_a_kernel
 from veomni_hook.patches.routes.insertion import free_name
 from veomni_hook.patches.routes.takeover import guard
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Missed, Site, Status
 from veomni_hook.patches.slots import slot_name
 
-__all__ = ["CANDIDATES", "OP", "VARIANT", "find"]
+__all__ = ["CANDIDATES", "OP", "VARIANT", "find", "read"]
 
 OP = "varlen_attention"
 VARIANT = "full"
@@ -35,6 +37,38 @@ CANDIDATES = (
 _BOUNDARIES = "cu_seqlens"
 _LOOK_UP = "get_interface"
 _TENSORS = ("QUERY", "KEY", "VALUE", "CU_SEQLENS")
+
+LENGTHS = Template("LENGTHS = CU_SEQLENS[1:] - CU_SEQLENS[:-1]", names="CU_SEQLENS")
+#: To the end of a block. ABSENT is what holds no weights in the end.
+SEGMENTS = Template(
+    """
+LENGTHS = CU_SEQLENS[1:] - CU_SEQLENS[:-1]
+SPLITS = [torch.split(TENSOR, LENGTHS.tolist(), dim=2) for TENSOR in (QUERY, KEY, VALUE)]
+if either:
+    OUTPUT = torch.cat([ATTEND(self, Q, K, V, **OPTIONS)[0] for Q, K, V in zip(*SPLITS)], dim=1)
+elif either:
+    OUTPUTS, WEIGHTS = [], []
+    for Q, K, V in zip(*SPLITS):
+        PART, WEIGHT = ATTEND(self, Q, K, V, **OPTIONS)
+        OUTPUTS.append(PART)
+        WEIGHTS.append(WEIGHT)
+    OUTPUT = torch.cat(OUTPUTS, dim=1)
+    if maybe:
+        ABSENT = None if WEIGHTS[0] is None else ALL
+elif either:
+    PAIRS = [ATTEND(self, Q, K, V, **OPTIONS) for Q, K, V in zip(*SPLITS)]
+    OUTPUT = torch.cat([PAIR[0] for PAIR in PAIRS], dim=1)
+    ABSENT = None
+    if PAIRS[0][1] is not None:
+        ...
+else:
+    OUTPUTS = [ATTEND(self, Q, K, V, **OPTIONS)[0] for Q, K, V in zip(*SPLITS)]
+    OUTPUT = torch.cat(OUTPUTS, dim=1)
+if maybe:
+    ABSENT = None
+""",
+    names="CU_SEQLENS QUERY KEY VALUE ATTEND",
+)
 
 
 def find(view: ModuleView) -> Iterator[Site]:
@@ -89,4 +123,28 @@ def _answer(method: FunctionNode, found: Found) -> list[ast.stmt]:
     """The statements for the case that there is a kernel."""
     kernel, operands = free_name(method, "kernel"), free_name(method, "operands")
     output = f"{found['OUTPUT']} = {kernel}(*{operands})\n"
-    return ast.parse(output + weights_without_a_kernel(found)).body
+    return ast.parse(output + _without_weights(found)).body
+
+
+def read(function: FunctionNode) -> Found | None:
+    """The segments that a method computes attention for; None if it takes no lengths of any.
+
+    Raises:
+        Missed: it does, but goes on in an unknown way.
+    """
+    if not any(LENGTHS.match(statement) for block in blocks(function) for statement in block):
+        return None
+    found = SEGMENTS.find(blocks(function))
+    if isinstance(found, Mismatch):
+        raise Missed(str(found), found.node)
+    options = [each.value for each in found.bound["OPTIONS"].nodes if isinstance(each, ast.keyword)]
+    if not {found[name] for name in "QKV"}.isdisjoint(loaded(options)):
+        raise Missed("an argument of the call depends on the segment", found.first)
+    return found
+
+
+def _without_weights(found: Found) -> str:
+    """Statements that assign what the segments do besides the output, where a function returns no weights."""
+    weights, absent = found["WEIGHTS"], found["ABSENT"]
+    each = f"{weights} = [None] * (len({found['CU_SEQLENS']}) - 1)\n" if weights not in ("", absent) else ""
+    return f"{each}{absent} = None\n" if absent else each
