@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.expressions import compared_with_none, own_attribute
 from veomni_hook.patches.code.scope import read_names
+from veomni_hook.patches.code.template import Template
 from veomni_hook.patches.code.walk import calls_in, contains, in_text_order, walk_ast
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Missed
@@ -26,6 +27,9 @@ _POSITIONS, _FRAMES = names("positions of patches"), names("frames of videos")
 _SIZES, _MASK = names("sizes of images"), names("mask of pixels")
 _SHAPES = (*names("shapes of images"), *_MASK)
 _FEATURES, _MASKS = names("spectra"), names("lengths of spectra")
+#: How methods show which dimensions pixels have.
+FLAT = Template("PATCHES, WIDTH = PIXELS.shape")
+GROUPED = (Template("PIXELS.flatten(0, 1)"), Template("BATCH, GROUP, CHANNELS, HEIGHT, WIDTH = PIXELS.shape"))
 #: Every name of an argument that holds data.
 DATA = frozenset((*_PIXELS, *_GRIDS, *_MERGES, *_POSITIONS, *_FRAMES, *_SIZES, *_SHAPES, *_FEATURES, *_MASKS))
 
@@ -168,33 +172,17 @@ def _form(data: tuple[str, ...], call: ast.Call) -> str:
 
 
 def _is_flat(view: ModuleView) -> bool:
-    """Whether a forward takes pixels for two dimensions: ``patches, _ = pixel_values.shape``."""
-    for _, forward in view.forwards():
-        for node in walk_ast(forward):
-            match node:
-                case ast.Assign(
-                    targets=[ast.Tuple(elts=[_, _])],
-                    value=ast.Attribute(value=ast.Name(name), attr="shape"),
-                ) if name in _PIXELS:
-                    return True
-    return False
+    """Whether a forward takes pixels for two dimensions."""
+    return any(_of_pixels(FLAT, forward) for _, forward in view.forwards())
 
 
 def _groups(method: FunctionNode) -> bool:
     """Whether a method merges or counts the first of five dimensions."""
-    for node in walk_ast(method):
-        match node:
-            case ast.Call(
-                func=ast.Attribute(value=ast.Name(name), attr="flatten"),
-                args=[ast.Constant(0), ast.Constant(1)],
-            ) if name in _PIXELS:
-                return True
-            case ast.Assign(
-                targets=[ast.Tuple(elts=[_, _, _, _, _])],
-                value=ast.Attribute(value=ast.Name(name), attr="shape"),
-            ) if name in _PIXELS:
-                return True
-    return False
+    return any(_of_pixels(form, method) for form in GROUPED)
+
+
+def _of_pixels(form: Template, method: FunctionNode) -> bool:
+    return any(form.match(node, PIXELS=name) for node in walk_ast(method) for name in _PIXELS)
 
 
 def _merges(view: ModuleView, owner: ast.ClassDef, name: str) -> bool:

@@ -11,6 +11,7 @@ from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.expressions import compared_with_none, own_attribute
 from veomni_hook.patches.code.scope import bound_names, parameter_names, read_names
 from veomni_hook.patches.code.statements import blocks
+from veomni_hook.patches.code.template import Template
 from veomni_hook.patches.code.walk import calls_in, contains, in_text_order, walk_ast
 from veomni_hook.patches.idioms.absent_modality.arguments import (
     DATA,
@@ -26,6 +27,8 @@ __all__ = ["METHODS", "Call", "before_in", "calls", "read"]
 
 #: The methods whose results replace embeddings of placeholders.
 METHODS = ("get_image_features", "get_video_features", "get_audio_features")
+MERGED = Template("EMBEDS = EMBEDS.masked_scatter(*ARGUMENTS, **OPTIONS)")
+LOOKED_UP = Template("GIVEN.get(KEY)", names="GIVEN")
 #: What the results are merged into, unless the condition says so itself.
 _EMBEDDINGS = "inputs_embeds"
 
@@ -164,10 +167,9 @@ def _asked(test: ast.expr) -> set[str]:
 
 def _is_lookup(part: ast.expr) -> bool:
     """``given.get("image") is None``: no features are given."""
-    match compared_with_none(part, ast.Is):
-        case ast.Call(func=ast.Attribute(value=ast.Name(), attr="get"), args=[ast.Constant()]):
-            return True
-    return False
+    compared = compared_with_none(part, ast.Is)
+    looked_up = LOOKED_UP.match(compared) if compared is not None else None
+    return looked_up is not None and isinstance(looked_up.expression("KEY"), ast.Constant)
 
 
 def _asks(test: ast.expr, given: set[str], data: set[str]) -> Condition:
@@ -202,14 +204,8 @@ def _asks(test: ast.expr, given: set[str], data: set[str]) -> Condition:
 
 def _embeddings(condition: ast.If) -> str:
     """The name to which the condition assigns what it makes of it with ``masked_scatter``."""
-    for statement in condition.body:
-        match statement:
-            case ast.Assign(
-                targets=[ast.Name(id=name)],
-                value=ast.Call(func=ast.Attribute(value=ast.Name(id=own), attr="masked_scatter")),
-            ) if name == own:
-                return name
-    return _EMBEDDINGS
+    merged = next(filter(None, map(MERGED.match, condition.body)), None)
+    return merged["EMBEDS"] if merged else _EMBEDDINGS
 
 
 def before_in(forward: FunctionNode, condition: ast.stmt) -> list[ast.stmt]:

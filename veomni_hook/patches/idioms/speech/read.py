@@ -11,7 +11,7 @@ from veomni_hook.patches.code.expressions import own_attribute
 from veomni_hook.patches.code.scope import bound_names, parameter_names
 from veomni_hook.patches.code.statements import assigned
 from veomni_hook.patches.code.template import Found, Template
-from veomni_hook.patches.code.walk import walk_ast
+from veomni_hook.patches.code.walk import called_attributes, walk_ast
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Missed
 
@@ -23,6 +23,18 @@ DECISION = Template(f"self.{BUILT} = CONFIG.FIELD", names="CONFIG")
 #: What ``__init__`` then asks, and does.
 ASKED = (Template(f"self.{BUILT}"), Template("CONFIG.FIELD"))
 BUILDER = Template("if TEST:\n    self.METHOD()")
+#: Modules that a method makes.
+MADE = [Template(f"{made}(*ARGUMENTS, **OPTIONS)", names="KIND") for made in ("KIND", "KIND._from_config")]
+ABSENT = Template(f"not self.{BUILT}")
+MODE = Template("KWARGS.pop('generation_mode', *DEFAULT)", names="KWARGS")
+#: A file that is read beside the weights, and the attribute that it fills.
+FILE = Template("cached_file(FOLDER, NAME, *ARGUMENTS, **OPTIONS)")
+FILLED = Template(
+    """
+for KEY, VALUE in torch.load(*FILE, **OPTIONS).items():
+    self.ATTRIBUTE[KEY] = VALUE
+"""
+)
 
 
 @dataclass(frozen=True)
@@ -85,41 +97,27 @@ def refusals(method: FunctionNode) -> Iterator[ast.stmt]:
     """The statements that raise because the parts are missing: ``if … not self.has_talker: raise …``."""
     for node in walk_ast(method):
         if isinstance(node, ast.If) and isinstance(node.body[0], ast.Raise):
-            if any(_denies(each) for each in walk_ast(node.test)):
+            if any(map(ABSENT.match, walk_ast(node.test))):
                 yield node.body[0]
 
 
 def mode_in(method: FunctionNode) -> str | None:
     """The name of ``**kwargs``, if a method takes from it whether text or speech is asked for; else None."""
-    name = method.args.kwarg.arg if method.args.kwarg is not None else None
-    for node in walk_ast(method):
-        match node:
-            case ast.Call(
-                func=ast.Attribute(value=ast.Name(id=held), attr="pop"),
-                args=[ast.Constant(value="generation_mode"), *_],
-            ) if held == name:
-                return name
-    return None
+    name = method.args.kwarg.arg if method.args.kwarg is not None else ""
+    return name if name and any(MODE.match(node, KWARGS=name) for node in walk_ast(method)) else None
 
 
 def speakers_file(view: ModuleView, owner: ast.ClassDef) -> tuple[str, str] | None:
-    """The file that ``from_pretrained`` also reads, and the attribute it fills; None if it reads none.
-
-    A method of the class fills it: ``for key, value in torch.load(…).items(): self.x[key] = value``.
-    """
+    """The file that ``from_pretrained`` also reads, and the attribute that a method then fills; else None."""
     methods = view.methods(owner)
     loading = methods.get("from_pretrained")
     if loading is None or "save_pretrained" in methods:
         return None
-    calls = [node for node in walk_ast(loading) if isinstance(node, ast.Call)]
-    files = [
-        each.args[1].value
-        for each in calls
-        if isinstance(each.func, ast.Name) and each.func.id == "cached_file" and len(each.args) > 1
-        if isinstance(each.args[1], ast.Constant) and isinstance(each.args[1].value, str)
-    ]
-    called = {each.func.attr for each in calls if isinstance(each.func, ast.Attribute)}
-    filled = {attribute for name in called & methods.keys() if (attribute := _filled(methods[name]))}
+    names = [file.expression("NAME") for file in filter(None, map(FILE.match, walk_ast(loading)))]
+    files = [name.value for name in names if isinstance(name, ast.Constant) and isinstance(name.value, str)]
+    called = called_attributes(loading) & methods.keys()
+    loops = (FILLED.match(statement) for name in called for statement in methods[name].body)
+    filled = {loop["ATTRIBUTE"] for loop in loops if loop is not None}
     return (files[0], filled.pop()) if len(files) == len(filled) == 1 else None
 
 
@@ -154,23 +152,5 @@ def _parts(view: ModuleView, method: FunctionNode) -> tuple[str, ...]:
 
 def _made(view: ModuleView, value: ast.expr) -> str:
     """The class of the module that a value is built from, ``C(…)`` or ``C._from_config(…)``; else empty."""
-    function = value.func if isinstance(value, ast.Call) else None
-    if isinstance(function, ast.Attribute) and function.attr == "_from_config":
-        function = function.value
-    return function.id if isinstance(function, ast.Name) and function.id in view.classes else ""
-
-
-def _denies(node: ast.AST) -> bool:
-    if not (isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not)):
-        return False
-    return own_attribute(node.operand) == BUILT
-
-
-def _filled(method: FunctionNode) -> str:
-    """The attribute that a method fills with what a file holds; empty if it does something else."""
-    for loop in method.body:
-        if isinstance(loop, ast.For) and len(loop.body) == 1 and isinstance(loop.body[0], ast.Assign):
-            source, target = ast.unparse(loop.iter), loop.body[0].targets[0]
-            if source.startswith("torch.load(") and source.endswith(".items()"):
-                return own_attribute(target.value) if isinstance(target, ast.Subscript) else ""
-    return ""
+    made = next(filter(None, (form.match(value) for form in MADE)), None)
+    return made["KIND"] if made and made["KIND"] in view.classes else ""
