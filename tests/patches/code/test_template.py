@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
+from pathlib import Path
 
 import pytest
 
@@ -76,6 +78,26 @@ def test_a_hole_for_names_alone() -> None:
     template = Template("Y = f(X)", names="X")
     assert isinstance(template.find([ast.parse("a = f(b)").body]), Found)
     assert isinstance(template.find([ast.parse("a = f(b.c)").body]), Mismatch)
+
+
+@pytest.mark.parametrize("family", ["qwen3_5", "gemma3n", "deepseek_v3", "qwen2_5_omni"])
+def test_upstreams_code_is_a_template_of_itself(family: str) -> None:
+    spec = importlib.util.find_spec("transformers")
+    assert spec is not None and spec.origin is not None
+    file = Path(spec.origin).parent / "models" / family / f"modeling_{family}.py"
+    functions = [
+        node for node in ast.walk(ast.parse(file.read_text("utf-8"))) if isinstance(node, ast.FunctionDef)
+    ]
+    assert len(functions) > 30
+    for function in functions:
+        template = Template("\n".join(map(ast.unparse, function.body)))
+        result = template.find([function.body])
+        assert isinstance(result, Found) and result.index == 0, function.name
+        # One statement less, or in another order, is other code.
+        assert isinstance(template.find([function.body[:-1]]), Mismatch)
+        if len(function.body) > 1 and ast.dump(function.body[0]) != ast.dump(function.body[1]):
+            swapped = [function.body[1], function.body[0], *function.body[2:]]
+            assert isinstance(template.find([swapped]), Mismatch)
 
 
 def test_a_parameter_is_known_before_it_is_assigned_again() -> None:
