@@ -25,7 +25,7 @@ CHOSEN = os.environ.get("FRONT_END")
 OBSERVER = Path(__file__).parent / "observer"
 #: Beside float32's own rounding, five steps of an optimizer add up.
 CLOSE = 1e-5
-BANNER = r"veomni-hook: \S+ patched at \d+ places \(torch: \d+\); details: veomni.hook.explain"
+BANNER = r"veomni-hook: \S+ patched at \d+ places \(torch: \d+[^)]*\); details: veomni.hook.explain"
 
 
 class Trained(NamedTuple):
