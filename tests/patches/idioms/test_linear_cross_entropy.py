@@ -39,6 +39,20 @@ class Decoder(nn.Module):
         return self.out(F.gelu(self.dense(hidden)))
 
 
+class Cap(nn.Module):
+    def __init__(self, most):
+        super().__init__()
+        self.most = most
+
+    def forward(self, x):
+        return torch.tanh(x / self.most) * self.most
+
+
+class Bent(Cap):
+    def forward(self, x):
+        return torch.tanh(x / self.most) * self.most * 2
+
+
 def balance(router, weight):
     return router.pow(2).mean() * weight
 
@@ -53,6 +67,8 @@ class Tiny(nn.Module):
     def __init__(self):
         super().__init__()
         self.body, self.norm, self.lm_head = nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 11)
+        self.cap = Cap(2.0)
+        self.bent = Bent(2.0)
         self.heads, self.cls = nn.ModuleList([nn.Linear(8, 11), nn.Linear(8, 11)]), Decoder()
         self.config = SimpleNamespace(vocab_size=11, cap=2.0, scale=0.7, off=None, z=0.0)
         self.config.text = lambda: self.config
@@ -223,6 +239,12 @@ ROUTED = {
         "asked = kernel = finish = 1", HEAD.replace("logits", "scores"), LOSS.replace("=logits", "=scores"),
         "return Output(loss=loss, logits=scores, aux_loss=asked + kernel + finish)",
     ),
+    "capped by a module": tail("logits = self.lm_head(hidden).float()", "logits = self.cap(logits)", LOSS, RETURN),
+    "the width of the logits": tail(
+        "logits = self.cap(self.lm_head(hidden))",
+        LOSS.replace("self.config.vocab_size", "logits.shape[-1]"),
+        RETURN,
+    ),
     "no test": tail(
         HEAD,
         "loss = self.loss_function(logits, labels, self.config.vocab_size)",
@@ -292,6 +314,48 @@ def test_logits_that_a_cast_rounds_are_upstreams(backend):
     # If logits already have this dtype, the cast does nothing.
     model.bfloat16()(torch.randn(2, 6, 8).bfloat16(), labels=torch.zeros(2, 6, dtype=torch.int64))
     assert routed[SLOT].outcome(model).backend == backend
+
+
+def replaced_class(model, scope):
+    model.cap = scope["Bent"](2.0)
+    return "logits are not capped by Cap as it is written"
+
+
+def replaced_forward(model, scope):
+    model.cap.forward = lambda x: x * 3
+    return "the module that caps logits has its own forward"
+
+
+def hooked(model, scope):
+    model.cap.register_forward_hook(lambda module, inputs, output: output * 3)
+    return "the module that caps logits has hooks"
+
+
+def edited(model, scope):
+    scope["Cap"].forward = lambda self, x: x * 3
+    return "logits are not capped by Cap as it is written"
+
+
+def without_a_width(model, scope):
+    model.lm_head = torch.nn.Sequential(model.lm_head)
+    return ""
+
+
+@pytest.mark.parametrize("change", [replaced_class, replaced_forward, hooked, edited, without_a_width])
+def test_a_changed_module_that_caps_logits_is_called(change):
+    set_choice("linear_cross_entropy=torch")
+    text = source(ROUTED["the width of the logits"])
+    outputs, reasons = [], []
+    for sites in ([], [site_of(ROUTED["the width of the logits"])]):
+        torch.manual_seed(0)
+        scope = executed(text, sites)
+        model = scope["Tiny"]().train()
+        reason = change(model, scope)
+        outputs.append(model(torch.randn(2, 6, 8), labels=torch.arange(12).reshape(2, 6) % 11))
+        reasons.append((reason, scope[SLOT].outcome(model).reason if sites else reason))
+    assert torch.equal(outputs[0].loss, outputs[1].loss)
+    assert torch.equal(outputs[0].logits, outputs[1].logits)
+    assert all(expected in said for expected, said in reasons)
 
 
 @pytest.mark.parametrize("name", ROUTED)
@@ -368,6 +432,11 @@ MISSED = {
         tail("tanh = squash", HEAD, "logits = tanh(logits)", LOSS, RETURN),
         "another way",
     ),
+    "a module that does more": (tail(HEAD, "logits = self.bent(logits)", LOSS, RETURN), "another way"),
+    "a module's cap and another": (
+        tail(HEAD, "logits = torch.tanh(self.cap(logits) / 3.0) * 3.0", LOSS, RETURN),
+        "unknown order",
+    ),
     "tanh without a cap": (tail(HEAD, "logits = torch.tanh(logits)", LOSS, RETURN), "unknown order"),
     "two caps": (
         tail(HEAD, "logits = torch.tanh(logits / self.config.cap) * self.config.scale", LOSS, RETURN),
@@ -402,10 +471,6 @@ MISSED = {
         "another way",
     ),
     "vocabulary cut": (tail(HEAD, "logits = logits[..., :7]", LOSS, RETURN), "another way"),
-    "the vocabulary of the logits": (
-        tail(HEAD, LOSS.replace("self.config.vocab_size", "logits.shape[-1]"), RETURN),
-        "logits.shape[-1] is not plain",
-    ),
     "the loss of other logits": (
         tail(HEAD, "other = self.heads[0](hidden)", LOSS.replace("logits=logits", "logits=other"), RETURN),
         "different logits",

@@ -17,6 +17,8 @@ from veomni_hook.kernels.linear_cross_entropy.transform import IDENTITY, Transfo
 
 __all__ = ["Call"]
 
+_MODULES = ("before_head", "capped_by")
+
 
 class Call(NamedTuple):
     """One call of a model.
@@ -28,7 +30,8 @@ class Call(NamedTuple):
         labels: one int64 for each position, as the loss function takes them.
         vocab_size: the vocabulary size passed to the loss function.
         loss_kwargs: all other keywords passed to the loss function.
-        options: ``before_head``, a module applied to hidden states first, and the fields of `Transform`.
+        options: ``before_head``, a module applied to hidden states first; ``capped_by``, a module that caps
+            logits, its class, and its attribute that is the cap; and the fields of `Transform`.
     """
 
     model: Any
@@ -41,8 +44,11 @@ class Call(NamedTuple):
 
     @classmethod
     def of(cls, *call: Any) -> Call:
-        """Return the call; if the head is an ``nn.Identity``, ``before_head`` becomes the head."""
+        """Return the call with its cap; ``before_head`` becomes the head of an ``nn.Identity``."""
         made = cls(*call)
+        if (capped_by := made.options.get("capped_by")) is not None:
+            module, _, name = capped_by
+            made = made._replace(options={**made.options, "softcap": getattr(module, name, None)})
         before_head = made.options.get("before_head")
         if type(made.head) is not nn.Identity or before_head is None:
             return made
@@ -56,7 +62,7 @@ class Call(NamedTuple):
         """The transform applied to logits before the loss."""
         if not self.options:
             return IDENTITY
-        return Transform(**{name: value for name, value in self.options.items() if name != "before_head"})
+        return Transform(**{name: value for name, value in self.options.items() if name not in _MODULES})
 
     @property
     def given(self) -> Any:

@@ -17,6 +17,7 @@ from veomni_hook.kernels.linear_cross_entropy.objective import NOTHING, TokenSta
 from veomni_hook.kernels.linear_cross_entropy.options import active, note
 from veomni_hook.kernels.linear_cross_entropy.remedies import EVALUATION, NO_GRADIENTS
 from veomni_hook.kernels.shared.history import following
+from veomni_hook.kernels.shared.module_calls import call_is_seen, is_as_written
 from veomni_hook.kernels.shared.operand_checks import not_plain, untraceable
 
 __all__ = ["Call", "Fused", "cannot", "fused_output", "reference_output", "refuses", "settled"]
@@ -86,9 +87,20 @@ def _rest_refuses(call: Call, linear: Any) -> str | None:
         not_plain(call.hidden_states)
         or _labels_refuse(call)
         or _arguments_refuse(call, linear.out_features)
+        or _cap_refuses(call)
         or call.transform.refuses()
         or _rounding_refuses(call)
     )
+
+
+def _cap_refuses(call: Call) -> str | None:
+    if "capped_by" not in call.options:
+        return None
+    module, kind, _ = call.options["capped_by"]
+    if type(module) is not kind or not is_as_written(kind):
+        return f"logits are not capped by {kind.__name__} as it is written"
+    seen = call_is_seen(module)
+    return seen and f"the module that caps logits {seen}"
 
 
 def _rounding_refuses(call: Call) -> str | None:

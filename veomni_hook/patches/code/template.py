@@ -132,16 +132,14 @@ class Template:
         """Return the first line that is no choice."""
         return _first_line(next((one for one in self.statements if not _choices(one)), self.statements[0]))
 
-    def match(self, node: ast.AST, **names: str) -> Found | None:
-        """Return what a template of one statement, or one expression, matches; ``names`` as for `find`."""
+    def match(self, node: ast.AST, resolve: _Resolve | None = None, **names: str) -> Found | None:
+        """Return what a template of one statement, or one expression, matches; arguments as for `find`."""
         pattern = self.statements[0] if self.expression is None else self.expression
-        matching, known = self._matching(names)
+        matching, known = self._matching(names, resolve)
         bound = next(matching.node(pattern, node, known), None)
         return None if bound is None else Found([node] if isinstance(node, ast.stmt) else [], 0, bound)
 
-    def _matching(
-        self, names: Mapping[str, str], resolve: _Resolve | None = None
-    ) -> tuple[_Statements, Bound]:
+    def _matching(self, names: Mapping[str, str], resolve: _Resolve | None) -> tuple[_Statements, Bound]:
         known = {hole: Capture("expression", (ast.Name(name, ast.Load()),)) for hole, name in names.items()}
         return _Statements(self._assigned, self._names, len(known), resolve), known
 

@@ -14,9 +14,10 @@ from hashlib import blake2b
 
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.edit import Edit
-from veomni_hook.patches.code.expressions import chain
+from veomni_hook.patches.code.expressions import chain, last_name, own_attribute
 from veomni_hook.patches.code.fingerprint import serialise
 from veomni_hook.patches.code.statements import initialised
+from veomni_hook.patches.code.template import Template
 from veomni_hook.patches.idioms.linear_cross_entropy.guard import guard, operands
 from veomni_hook.patches.idioms.linear_cross_entropy.read import (
     Tail,
@@ -38,6 +39,7 @@ __all__ = ["CANDIDATES", "NOT_CAUSAL", "OP", "find"]
 
 OP = "linear_cross_entropy"
 VARIANT = "next_token"
+CAP = Template("def forward(self, LOGITS):\n    return torch.tanh(LOGITS / self.CAP) * self.CAP")
 #: Losses that get a vocabulary size, and the others.
 PARTS = ("causal_lm", "other_loss")
 #: The beginning of the reason for a loss that is not a loss of tokens.
@@ -70,7 +72,7 @@ def _site(view: ModuleView, owner: ast.ClassDef, forward: FunctionNode, calls: S
             raise Missed(f"several losses (lines {lines})")
         if forward.name != "forward":
             raise Missed("the loss is computed in another method than forward", causal[0])
-        tail = read_tail(forward, causal[0], view.scope.dotted)
+        tail = read_tail(forward, causal[0], view.scope.dotted, partial(_cap, view, owner))
         _check_head(view, owner, tail)
         return _routed(view, target, forward, tail)
     except (Missed, ValueError) as reason:
@@ -86,6 +88,7 @@ def _routed(view: ModuleView, target: str, forward: FunctionNode, tail: Tail) ->
         edits += here
         slots += other.slots if here else ()
     code = guard(view, forward, tail, slot.name, edits)
+    cap = tail.transform.get("capped_by")
     comment = f"{OP}/{VARIANT}: logits are computed when they are read"
     return Site(
         op=OP,
@@ -96,9 +99,22 @@ def _routed(view: ModuleView, target: str, forward: FunctionNode, tail: Tail) ->
         captures=operands(view, tail),
         edits=before_statement(view, forward, tail.statement, code, comment),
         slots=tuple(dict.fromkeys(slots)),
+        relies_on=(f"{last_name(cap.elts[1])}.forward",) if isinstance(cap, ast.Tuple) else (),
         part=PARTS[0],
         lineno=tail.statement.lineno,
     )
+
+
+def _cap(view: ModuleView, owner: ast.ClassDef, function: ast.expr) -> ast.expr | None:
+    """``(self.x, Class, "cap")`` for a module of the file that caps what it gets, and does nothing else."""
+    name = own_attribute(function)
+    made = [value for attribute, value in initialised(owner) if attribute == name]
+    kind = chain(made[0].func) if len(made) == 1 and isinstance(made[0], ast.Call) else ""
+    forward = view.methods(view.classes[kind]).get("forward") if kind in view.classes else None
+    capped = CAP.match(forward, view.scope.dotted) if forward is not None else None
+    if capped is None:
+        return None
+    return ast.Tuple([function, ast.Name(kind, ast.Load()), ast.Constant(capped["CAP"])], ast.Load())
 
 
 def _check_head(view: ModuleView, owner: ast.ClassDef, tail: Tail) -> None:

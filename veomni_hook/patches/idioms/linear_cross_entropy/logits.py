@@ -18,13 +18,14 @@ __all__ = ["Logits", "Step", "needed", "options"]
 _TANH = ("torch.tanh", "torch.nn.functional.tanh")
 _TORCH = ast.Name(id="torch", ctx=ast.Load())
 _FLOAT32 = ast.Attribute(value=_TORCH, attr="float32", ctx=ast.Load())
-#: What kernels do to logits, in this order.
-_ORDER = ("dtype", "scale", "divisor", "softcap")
+#: What kernels do to logits, in this order; one of the same number at most.
+_ORDER = {"dtype": 0, "scale": 1, "divisor": 2, "softcap": 3, "capped_by": 3}
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One operation on logits, with its operand: ``dtype`` (a cast), ``scale``, ``divisor`` or ``tanh``.
+    """One operation on logits, with its operand: ``dtype`` (a cast), ``scale``, ``divisor``, ``tanh``, or
+    ``capped_by``, what a module of its own does.
 
     ``optional``: upstream skips the step if the operand is None; otherwise None is an error in upstream.
     """
@@ -45,12 +46,14 @@ class Logits:
 
     Attributes:
         resolve: returns the full name of an expression according to the module's imports.
+        cap: returns the operand of ``capped_by`` for a called module that only caps logits, or None.
         head: the call that computes logits; None until it is found.
         held: the names that hold logits, with the steps applied to them.
         locals: names bound since then to plain expressions, in terms of names from before the head.
     """
 
     resolve: Callable[[ast.expr], str]
+    cap: Callable[[ast.expr], ast.expr | None]
     head: ast.Call | None = None
     held: dict[str, tuple[Step, ...]] = field(default_factory=dict)
     locals: dict[str, ast.expr] = field(default_factory=dict)
@@ -94,12 +97,16 @@ class Logits:
             return self.held.get(node.id)
         if isinstance(node, ast.BinOp):
             return self._multiplied(node)
-        if not isinstance(node, ast.Call):
-            return None
+        return self._called(node) if isinstance(node, ast.Call) else None
+
+    def _called(self, node: ast.Call) -> tuple[Step, ...] | None:
+        alone = len(node.args) == 1 and not node.keywords
+        if alone and (cap := self.cap(node.func)) is not None:
+            return self._then(node.args[0], Step("capped_by", cap))
         if self.head is None and chain(node.func).startswith("self."):
             self.head = node
             return ()
-        if self.resolve(node.func) in _TANH and len(node.args) == 1 and not node.keywords:
+        if alone and self.resolve(node.func) in _TANH:
             return self._then(node.args[0], Step("tanh"))
         return self._method(node, node.func) if isinstance(node.func, ast.Attribute) else None
 
@@ -154,7 +161,7 @@ def options(steps: Sequence[Step], node: ast.AST) -> dict[str, ast.expr]:
         step, count = left[0], 1
         if [s.kind for s in left[:3]] == ["divisor", "tanh", "scale"] and left[0].code == left[2].code:
             step, count = Step("softcap", left[0].operand), 3
-        if step.operand is None or not found.keys().isdisjoint(_ORDER[_ORDER.index(step.kind) :]):
+        if step.operand is None or any(_ORDER[name] >= _ORDER[step.kind] for name in found):
             raise Missed("logits are transformed in an unknown order", node)
         found[step.kind] = step.operand
         del left[:count]

@@ -25,6 +25,7 @@ __all__ = ["Tail", "loss_calls", "passes_vocabulary", "read_tail"]
 
 MOVED = Template("X.to(LOGITS.device)", names="LOGITS")
 POPPED = Template("KEYWORDS.pop(KEY, DEFAULT)", names="KEYWORDS")
+WIDTH = Template("LOGITS.shape[-1]", names="LOGITS")
 _OPERANDS = ("logits", "labels", "vocab_size")
 
 
@@ -78,18 +79,24 @@ def passes_vocabulary(call: ast.Call) -> bool:
     return third is not None and last_name(third).endswith("_size")
 
 
-def read_tail(function: FunctionNode, call: ast.Call, resolve: Callable[[ast.expr], str]) -> Tail:
+def read_tail(
+    function: FunctionNode,
+    call: ast.Call,
+    resolve: Callable[[ast.expr], str],
+    cap: Callable[[ast.expr], ast.expr | None],
+) -> Tail:
     """Read what ``function`` does around its ``call`` of the loss.
 
     Args:
         function: a ``forward``.
         call: its only call of ``self.loss_function`` that passes a vocabulary size.
         resolve: returns the full name of an expression according to the module's imports, or nothing.
+        cap: returns an operand for a called module that only caps logits, or None; see `Logits`.
 
     Raises:
         Missed: something is not understood.
     """
-    return _Reader(function, call, Logits(resolve)).read()
+    return _Reader(function, call, Logits(resolve, cap)).read()
 
 
 class _Reader:
@@ -238,6 +245,11 @@ class _Reader:
             raise Missed("the loss is called with other positional arguments", self._call)
         others = [keyword for keyword in self._call.keywords if keyword.arg not in _OPERANDS]
         labels, vocabulary = self._moved(self._argument(1)), self._argument(2)
+        width = WIDTH.match(vocabulary)
+        if width is not None and width["LOGITS"] in self._logits.held and self._logits.head is not None:
+            # 0 for a head without a width: no kernel runs, as the logits are not its.
+            asked = [self._logits.head.func, ast.Constant("out_features"), ast.Constant(0)]
+            vocabulary = ast.Call(ast.Name("getattr", ast.Load()), asked, [])
         return self._known(labels), self._known(vocabulary), tuple(self._keywords(others))
 
     def _keywords(self, given: Sequence[ast.keyword]) -> Iterator[ast.keyword]:

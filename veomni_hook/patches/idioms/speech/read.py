@@ -135,7 +135,9 @@ def _builder(init: FunctionNode, decision: Found) -> str:
     """The method that builds the parts."""
     names = {hole: decision[hole] for hole in ("CONFIG", "FIELD")}
     for statement in init.body[init.body.index(decision.first) + 1 :]:
-        if isinstance(statement, ast.If) and any(asked.match(statement.test, **names) for asked in ASKED):
+        if isinstance(statement, ast.If) and any(
+            asked.match(statement.test, None, **names) for asked in ASKED
+        ):
             if (built := BUILDER.match(statement)) is None:
                 raise Missed("what depends on it is not one call of a method", statement)
             return built["METHOD"]
