@@ -127,8 +127,11 @@ class DeferredLogits:
         """Return an empty tensor with their dtype and device, for code that casts and moves tensors."""
         return torch.empty(0, dtype=self.dtype, device=self.device)
 
-    def unread(self) -> torch.Tensor:
-        """Return the logits as `UnreadLogits`, or computed where only a call of the head can compute them."""
+    def unread(self) -> torch.Tensor | None:
+        """Return the logits as `UnreadLogits`, or computed where only a call of the head can compute them.
+
+        None if they cannot stay unread.
+        """
         if self.logits is not None or self._hidden_states.is_inference() or not self.operands:
             return self.compute()
         return UnreadLogits.of(self, self._hidden_states)

@@ -100,7 +100,8 @@ class TracedLogits(DeferredLogits):
             return self._transform(self._head(self._hidden_states))
         return self.rows()
 
-    unread = compute
+    def unread(self) -> None:
+        """Return nothing: an output computes these logits at the first read, and keeps them."""
 
 
 def finish(made: Any, more: dict[str, torch.Tensor] | None = None) -> Any:
