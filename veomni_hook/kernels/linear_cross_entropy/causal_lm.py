@@ -99,6 +99,8 @@ def _cap_refuses(call: Call) -> str | None:
     module, kind, _ = call.options["capped_by"]
     if type(module) is not kind or not is_as_written(kind):
         return f"logits are not capped by {kind.__name__} as it is written"
+    if call.transform.softcap is None:
+        return "the cap of the logits is None"
     seen = call_is_seen(module)
     return seen and f"the module that caps logits {seen}"
 
