@@ -212,7 +212,7 @@ class TestEntryPoints:
 
     @pytest.mark.slow
     def test_the_command_lists_them(self, announce):
-        code = "from veomni_hook.cli.app import main\nsys.argv = ['veomni-hook', 'kernels', '--json']\nmain()"
+        code = "from veomni_hook.cli.app import main\nsys.argv = ['veomni-hook', 'explain', '--json']\nmain()"
         assert '"backend": "theirs"' in announce("theirs", code).stdout
 
     @pytest.mark.sample(2)

@@ -120,6 +120,9 @@ def _copy(document: Document, method: Definition, edits: Sequence[Edit], *, mark
     shifted = (replace(e, start=e.start - start, end=e.end - start) for e in (*own, *inside))
     indent = document.indent(node)
     text = reindent(f"{indent}{apply_edits(document.source[start:end], shifted)}", indent, "")
+    # The name of the copy is longer than that of the method.
+    header, rest = text.split("\n", 1)
+    text = f"{wrapped(header)}\n{rest}"
     if markers:
         what = f"{method.qualname}, where kernels replace several statements"
         text = f"{marker_comment('FUSED', what)}\n{text}"
