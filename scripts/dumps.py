@@ -103,19 +103,8 @@ def dump_all(modules: Sequence[str], root: Path, folder: Path, jobs: int) -> Non
             subprocess.run(command, env=environment, cwd=folder, check=True)
 
         list(pool.map(dump, (modules[start::jobs] for start in range(jobs))))
-        listing = [
-            sys.executable,
-            "-P",
-            "-m",
-            "veomni_hook",
-            "list",
-            "--by",
-            "site",
-            "--json",
-            "--output",
-            SITES,
-        ]
-        subprocess.run(listing, env=environment, cwd=folder, check=True)
+        listing = f"-P -m veomni_hook list --by site --json --output {SITES}".split()
+        subprocess.run([sys.executable, *listing], env=environment, cwd=folder, check=True)
 
 
 def dump_here(modules: Sequence[str]) -> None:

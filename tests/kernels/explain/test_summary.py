@@ -69,6 +69,14 @@ CASES = {
         "In training, 1 of 2 places run fused kernels (rms_norm); not rms_norm at 1, because they are replaced "
         f"by liger; next: {CHANGE}.",
     ),
+    "code of a trainer that calls our kernel itself": (
+        [
+            place("replaced", "replaced by verl", settled=True, remedy=f"{NOTHING}: verl's head is ours"),
+            place("torch", training=1),
+        ],
+        "In training, 1 of 2 places run fused kernels (rms_norm); not rms_norm at 1, because they are replaced "
+        "by verl; next: nothing: verl's head is ours.",
+    ),
     "compiled": (
         [place("eager", "left to Inductor", called=True, compiled="itself", remedy=NOTHING)],
         "None of 1 place run fused kernels, because they are left to Inductor; next: nothing.",
