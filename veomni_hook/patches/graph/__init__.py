@@ -4,15 +4,16 @@ Two functions with the same form compute the same. `canonical` returns the form 
 `reference_form` the form of a kernel's reference function; `match` compares them, `find` searches in a form.
 
 Nodes and their normal forms: `nodes`, `dtypes`, `torch_operations`, `arithmetic`, `indexing`, `normal_forms`.
-From code to a form: `scope` (names of the module), `interpreter`, `forms`. On forms: `branching`, `matching`,
-`references`, `digests`, `printing`.
+From code to a form: `scope` (names of the module), `formula` (the domain for the interpreter, with `calls`,
+`loops`, `memory` and `trace`), `forms`. On forms: `branching`, `matching`, `references`, `digests`,
+`printing`.
 """
 
 from veomni_hook.patches.graph.branching import Leaf, branches, decided
+from veomni_hook.patches.graph.calls import HARMLESS_DECORATORS
 from veomni_hook.patches.graph.digests import digest
 from veomni_hook.patches.graph.dtypes import FLOAT32, dtype_of
 from veomni_hook.patches.graph.forms import Form, Unknown, canonical
-from veomni_hook.patches.graph.interpreter.inline import HARMLESS_DECORATORS, receiver_name
 from veomni_hook.patches.graph.matching import (
     ANY,
     ARGUMENT,
@@ -38,6 +39,7 @@ from veomni_hook.patches.graph.references import (
     variant_names,
 )
 from veomni_hook.patches.graph.scope import Scope
+from veomni_hook.patches.interpreter.functions import receiver_name
 
 __all__ = [
     "ANY",

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.scope import local_names, parameter_names
-from veomni_hook.patches.graph.interpreter.expressions import evaluate
-from veomni_hook.patches.graph.interpreter.inline import receiver_name
-from veomni_hook.patches.graph.interpreter.state import Frame, Trace, UnclearError
-from veomni_hook.patches.graph.interpreter.statements import run
+from veomni_hook.patches.graph.formula import Formula
 from veomni_hook.patches.graph.nodes import Node, constant, walk
 from veomni_hook.patches.graph.scope import Scope
+from veomni_hook.patches.interpreter.domain import Frame, UnclearError
+from veomni_hook.patches.interpreter.functions import receiver_name
+from veomni_hook.patches.interpreter.walk import run
 
 __all__ = ["Form", "Unknown", "canonical", "interpreted"]
 
@@ -102,13 +102,13 @@ def interpreted(
             values[parameter.arg].facts["dimension"] = constant(None)
     if receiver:
         values[receiver] = Node("self")
-    trace = Trace(scope, evaluate, run)
-    frame = Frame(trace, values, local_names(function))
+    domain = Formula(scope)
+    frame = Frame(domain, values, local_names(function))
     frame.owner = frame.home = owner
     try:
         result = run(body, frame) or Node("constant")
     except UnclearError as error:
-        return Unknown(error.reason, error.lineno or function.lineno)
-    used = {node.key for node in walk(result, *trace.effects)}
-    unused = [call for call in trace.calls if call.key not in used]
-    return Form(names, result, (*trace.effects, *unused), tuple(trace.inlined), receiver, function.lineno)
+        return Unknown(error.words, error.lineno or function.lineno)
+    used = {node.key for node in walk(result, *frame.effects)}
+    unused = [call for call in domain.trace.calls if call.key not in used]
+    return Form(names, result, (*frame.effects, *unused), tuple(domain.followed), receiver, function.lineno)

@@ -10,7 +10,7 @@ import ast
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from hashlib import blake2b
 
-__all__ = ["COMMUTATIVE", "Node", "constant", "is_constant", "rebuild", "walk"]
+__all__ = ["COMMUTATIVE", "UNBOUND", "Node", "constant", "is_constant", "rebuild", "walk"]
 
 #: Operations whose operands may be swapped, but not regrouped: (a * b) * c is not a * (b * c).
 COMMUTATIVE = frozenset({"add", "mul", "eq", "ne"})
@@ -77,6 +77,10 @@ class Node:
     def at(self, origin: ast.expr | None) -> Node:
         """The same node with another origin."""
         return self if origin is self.origin else Node(self.op, self.args, self.value, origin)
+
+
+#: The value of a name that may not be bound.
+UNBOUND = Node("unbound")
 
 
 def constant(value: Hashable, origin: ast.expr | None = None) -> Node:

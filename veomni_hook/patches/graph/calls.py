@@ -4,17 +4,37 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
 
+from veomni_hook.patches.code.document import FunctionNode
+from veomni_hook.patches.code.expressions import decorator_name
+from veomni_hook.patches.code.scope import local_names
 from veomni_hook.patches.graph import arithmetic, indexing, torch_operations
 from veomni_hook.patches.graph.dtypes import dtype_of, is_dtype, is_number, named_dtype
-from veomni_hook.patches.graph.interpreter.inline import Arguments, followed, own_method, super_method
-from veomni_hook.patches.graph.interpreter.memory import write
-from veomni_hook.patches.graph.interpreter.state import Frame, UnclearError
+from veomni_hook.patches.graph.memory import roots, write
 from veomni_hook.patches.graph.nodes import Node, constant, is_constant
 from veomni_hook.patches.graph.normal_forms import normal_form
 from veomni_hook.patches.graph.torch_operations import DTYPES, Operation
+from veomni_hook.patches.graph.trace import Trace
+from veomni_hook.patches.interpreter.domain import Frame, UnclearError
+from veomni_hook.patches.interpreter.functions import bound, super_name
+from veomni_hook.patches.interpreter.walk import evaluate, run
 
-__all__ = ["attribute", "call"]
+__all__ = ["HARMLESS_DECORATORS", "attribute", "call"]
+
+#: A function, the class that defines it, and whether it is called on ``self``.
+Callee: TypeAlias = tuple[FunctionNode, ast.ClassDef | None, bool]
+
+_MOST_CALLS = 6
+#: Decorators that do not change what a function computes.
+HARMLESS_DECORATORS = (
+    "staticmethod",
+    "script",
+    "use_kernel_func_from_hub",
+    "use_kernel_forward_from_hub",
+    "compile_friendly",
+)
 
 _CASTS = {
     "float": "torch.float32",
@@ -27,10 +47,23 @@ _CASTS = {
 }
 
 
-def call(node: ast.Call, frame: Frame) -> Node:
+@dataclass(slots=True)
+class Arguments:
+    """The evaluated arguments of a call."""
+
+    positional: list[Node]
+    keywords: dict[str, Node]
+
+    @property
+    def plain(self) -> bool:
+        """Whether there are no ``*`` and ``**`` arguments."""
+        return "**" not in self.keywords and all(node.op != "star" for node in self.positional)
+
+
+def call(node: ast.Call, frame: Frame[Node], trace: Trace) -> Node:
     """The value of a call."""
-    function, evaluate = node.func, frame.trace.evaluate
-    parent = super_method(function, frame)
+    function = node.func
+    parent = _method(frame.home, super_name(function), trace, above=True)
     receiver = None
     if isinstance(function, ast.Attribute) and parent is None:
         receiver = evaluate(function.value, frame)
@@ -42,24 +75,24 @@ def call(node: ast.Call, frame: Frame) -> Node:
         raise UnclearError("out= writes to a tensor", node, writes=True)
     result = None
     if parent is not None:
-        result = followed(parent, arguments, frame)
+        result = _followed(parent, arguments, frame, trace)
     elif callee.op == "global":
-        result = _call_global(node, str(callee.value), arguments, frame)
+        result = _call_global(node, str(callee.value), arguments, frame, trace)
     elif isinstance(function, ast.Attribute) and receiver is not None:
         if receiver.op != "self":
-            result = _call_method(node, function, receiver, arguments, frame)
+            result = _call_method(node, function, receiver, arguments, frame, trace)
         elif callee == Node("attribute", (), function.attr):
-            method = own_method(function.attr, frame)
-            result = followed(method, arguments, frame) if method is not None else None
+            method = _method(frame.owner, function.attr, trace)
+            result = _followed(method, arguments, frame, trace) if method is not None else None
     if result is None:
-        return _unknown_call(node, callee, arguments, frame)
+        return _unknown_call(node, callee, arguments, trace)
     if result.origin is not node:
         facts, result = result.facts, result.at(node)
         result.facts.update((fact, None) for fact in ("followed", "own") if fact in facts)
     return result
 
 
-def attribute(base: Node, node: ast.Attribute, frame: Frame) -> Node:
+def attribute(base: Node, node: ast.Attribute, frame: Frame[Node]) -> Node:
     """``base.<name>``."""
     name = node.attr
     value = None
@@ -79,8 +112,7 @@ def attribute(base: Node, node: ast.Attribute, frame: Frame) -> Node:
     return value if value is not None else Node("getattr", (base,), name, node)
 
 
-def _arguments(node: ast.Call, frame: Frame) -> Arguments:
-    evaluate = frame.trace.evaluate
+def _arguments(node: ast.Call, frame: Frame[Node]) -> Arguments:
     positional: list[Node] = []
     for argument in node.args:
         if isinstance(argument, ast.Starred):
@@ -97,14 +129,16 @@ def _arguments(node: ast.Call, frame: Frame) -> Arguments:
     return Arguments(positional, keywords)
 
 
-def _call_global(node: ast.Call, path: str, arguments: Arguments, frame: Frame) -> Node | None:
+def _call_global(
+    node: ast.Call, path: str, arguments: Arguments, frame: Frame[Node], trace: Trace
+) -> Node | None:
     operation = torch_operations.function(path)
     if operation is not None and arguments.plain:
         result = _operation(node, operation, arguments, from_method=path.startswith("torch.Tensor."))
         if result is not None:
             return result
-    if path.startswith(":") and (function := frame.trace.scope.functions.get(path[1:])) is not None:
-        return followed((function, None, False), arguments, frame)
+    if path.startswith(":") and (function := trace.scope.functions.get(path[1:])) is not None:
+        return _followed((function, None, False), arguments, frame, trace)
     package, _, name = path.rpartition(".")
     if package != "builtins" or arguments.keywords or not arguments.plain or not arguments.positional:
         return None
@@ -133,14 +167,19 @@ def _call_builtin(node: ast.Call, name: str, arguments: list[Node]) -> Node | No
 
 
 def _call_method(
-    node: ast.Call, function: ast.Attribute, receiver: Node, arguments: Arguments, frame: Frame
+    node: ast.Call,
+    function: ast.Attribute,
+    receiver: Node,
+    arguments: Arguments,
+    frame: Frame[Node],
+    trace: Trace,
 ) -> Node | None:
     """The result of a tensor's method; None if the method is unknown."""
     name = function.attr
     if name.startswith("__i") and name.endswith("__"):
         raise UnclearError(f"{name} changes a tensor in place", node, writes=True)
     if name.endswith("_") and not name.endswith("__"):
-        return _call_in_place(node, function, receiver, arguments, frame)
+        return _call_in_place(node, function, receiver, arguments, frame, trace)
     if name in ("to", "type", "type_as", *_CASTS):
         return _to(node, name, receiver, arguments)
     operation = torch_operations.method(name)
@@ -155,7 +194,12 @@ def _call_method(
 
 
 def _call_in_place(
-    node: ast.Call, function: ast.Attribute, receiver: Node, arguments: Arguments, frame: Frame
+    node: ast.Call,
+    function: ast.Attribute,
+    receiver: Node,
+    arguments: Arguments,
+    frame: Frame[Node],
+    trace: Trace,
 ) -> Node:
     name = function.attr[:-1]
     operation = torch_operations.method(name)
@@ -164,7 +208,7 @@ def _call_in_place(
         operands = Arguments([receiver, *arguments.positional], arguments.keywords)
         result = _operation(node, operation, operands, from_method=True)
     if result is None:
-        result = _unknown_call(node, Node("getattr", (receiver,), name), arguments, frame)
+        result = _unknown_call(node, Node("getattr", (receiver,), name), arguments, trace)
     return write(function.value, receiver, arithmetic.updated(receiver, result), frame)
 
 
@@ -252,7 +296,7 @@ def _sequence(arguments: list[Node]) -> Node:
     return Node("tuple", tuple(arguments))
 
 
-def _unknown_call(node: ast.Call, callee: Node, arguments: Arguments, frame: Frame) -> Node:
+def _unknown_call(node: ast.Call, callee: Node, arguments: Arguments, trace: Trace) -> Node:
     positional, keywords = arguments.positional, arguments.keywords
     if not is_constant(keywords.get("inplace", constant(value=False)), value=False):
         raise UnclearError("inplace= changes a tensor in place", node, writes=True)
@@ -265,4 +309,78 @@ def _unknown_call(node: ast.Call, callee: Node, arguments: Arguments, frame: Fra
         return Node("call", args, (len(positional), names, 0), node)
     if path.endswith("_") and not path.endswith("__"):
         raise UnclearError(f"{path} changes its argument in place", node, writes=True)
-    return frame.trace.opaque(args, names, node)
+    return trace.opaque(args, names, node)
+
+
+def _method(owner: ast.ClassDef | None, name: str, trace: Trace, *, above: bool = False) -> Callee | None:
+    """A method of ``self`` whose class is ``owner``, or, with ``above``, of ``super()`` in that class."""
+    method = trace.scope.method(owner, name, above=above) if owner is not None and name else None
+    return (*method, True) if method is not None else None
+
+
+def _followed(callee: Callee, arguments: Arguments, frame: Frame[Node], trace: Trace) -> Node | None:
+    """The result of a call of a function of this file; None if the call is not followed.
+
+    Raises:
+        UnclearError: the function changes an argument in place.
+    """
+    function, home, on_self = callee
+    decorators = [decorator_name(decorator) for decorator in function.decorator_list]
+    if (
+        isinstance(function, ast.AsyncFunctionDef)
+        or not arguments.plain
+        or frame.depth >= _MOST_CALLS
+        or any(name not in HARMLESS_DECORATORS for name in decorators)
+    ):
+        return None
+    on_instance = on_self and "staticmethod" not in decorators
+    positional = [Node("self"), *arguments.positional] if on_instance else arguments.positional
+    values = _parameter_values(function, positional, arguments.keywords)
+    if values is None:
+        return None
+    inner = Frame(frame.domain, values, local_names(function), frame.depth + 1)
+    inner.effects = frame.effects
+    inner.borrowed = frozenset(root for value in values.values() for root in roots(value))
+    if on_self:
+        inner.owner, inner.home = frame.owner, home
+        inner.values.update(_attributes(frame))
+    calls, effects = len(trace.calls), len(frame.effects)
+    try:
+        result = run(function.body, inner)
+    except UnclearError as error:
+        # A call that is not followed becomes an unknown call, unless it may have changed known values.
+        if error.writes:
+            raise
+        del trace.calls[calls:], frame.effects[effects:]
+        return None
+    if on_self:
+        frame.values.update(_attributes(inner))
+    if result is not None and result.op == "raise":
+        return None
+    frame.domain.followed[f"{home.name}.{function.name}" if home is not None else function.name] = None
+    value = Node("constant") if result is None else Node(result.op, result.args, result.value)
+    value.facts["followed"] = None
+    return value
+
+
+def _attributes(frame: Frame[Node]) -> dict[str, Node]:
+    """The attributes of ``self`` that were set, as ``self.<name>``."""
+    return {name: value for name, value in frame.values.items() if name.startswith("self.")}
+
+
+def _parameter_values(
+    function: FunctionNode, positional: list[Node], keywords: dict[str, Node]
+) -> dict[str, Node] | None:
+    """The value of each parameter; None if the call does not fit, or passes anything to ``*`` or ``**``."""
+    call = bound(function, positional, keywords)
+    if call.rest or call.others or call.repeated:
+        return None
+    for name, default in call.defaults.items():
+        if not isinstance(default, ast.Constant):
+            return None
+        call.values[name] = constant(default.value)
+    if function.args.vararg is not None:
+        call.values[function.args.vararg.arg] = Node("tuple")
+    if function.args.kwarg is not None:
+        call.values[function.args.kwarg.arg] = Node("dict")
+    return call.values

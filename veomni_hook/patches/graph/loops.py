@@ -12,28 +12,29 @@ from collections.abc import Iterator
 
 from veomni_hook.patches.code.walk import child_nodes
 from veomni_hook.patches.graph.dtypes import is_number
-from veomni_hook.patches.graph.interpreter.assignment import assign
-from veomni_hook.patches.graph.interpreter.expressions import evaluate
-from veomni_hook.patches.graph.interpreter.memory import is_fresh, names_sharing
-from veomni_hook.patches.graph.interpreter.state import Frame, UnclearError
-from veomni_hook.patches.graph.nodes import Node, rebuild, walk
+from veomni_hook.patches.graph.memory import is_fresh, names_sharing
+from veomni_hook.patches.graph.nodes import UNBOUND, Node, rebuild, walk
 from veomni_hook.patches.graph.normal_forms import renormalised
+from veomni_hook.patches.interpreter.domain import Frame, UnclearError
+from veomni_hook.patches.interpreter.walk import assign, evaluate, run
 
 __all__ = ["loop"]
 
 
-def loop(statement: ast.For, frame: Frame) -> None:
+def loop(statement: ast.For, frame: Frame[Node], number: int) -> None:
     """Follow a loop once, for any iteration, and store the values after the last one in ``frame``.
+
+    Args:
+        statement: the loop.
+        frame: the names around it.
+        number: how many loops have been entered before it.
 
     Raises:
         UnclearError: the loop is left early, or has effects.
     """
     if statement.orelse:
         raise UnclearError("else of a loop", statement)
-    trace = frame.trace
     iterable = evaluate(statement.iter, frame)
-    number, effects = trace.loops, len(trace.effects)
-    trace.loops += 1
     before = dict(frame.values)
     bound, written = _bound_names(statement), _written_names(statement)
     new = [name for name in bound if name not in before]
@@ -42,11 +43,11 @@ def loop(statement: ast.For, frame: Frame) -> None:
     inner = frame.fork()
     inner.loops += 1
     inner.values.update(carried)
-    inner.values.update((name, Node("unbound", (), name)) for name in new)
+    inner.values.update((name, UNBOUND) for name in new)
     assign(statement.target, Node("each", (), ("open", number)), inner)
-    if trace.run(statement.body, inner) is not None:
+    if run(statement.body, inner) is not None:
         raise UnclearError("a loop is left before its end", statement)
-    if len(trace.effects) > effects:
+    if inner.effects:
         raise UnclearError("a loop has effects", statement)
     for name, value in inner.values.items():
         if name in before and name not in carried and value is not before[name]:
@@ -58,10 +59,10 @@ def loop(statement: ast.For, frame: Frame) -> None:
     for name in names:
         if inner.values[name] != carried[name]:
             frame.values[name] = _final_value(carried[name], iterable, steps, number)
-    frame.values.update((name, Node("unbound", (), name)) for name in new)
+    frame.values.update((name, UNBOUND) for name in new)
 
 
-def _may_be_shared(name: str, start: Node, frame: Frame) -> bool:
+def _may_be_shared(name: str, start: Node, frame: Frame[Node]) -> bool:
     """Whether the value of ``name`` has changed in an iteration, and may be that of another name as well."""
     end = frame.values.get(name)
     if end is None or end == start or is_number(end):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from veomni_hook.patches.graph.interpreter.state import Frame, UnclearError
 from veomni_hook.patches.graph.nodes import Node
+from veomni_hook.patches.interpreter.domain import Frame, UnclearError
 
 __all__ = ["is_fresh", "names_sharing", "roots", "write"]
 
@@ -54,7 +54,7 @@ def roots(node: Node) -> Iterator[Node]:
         yield current
 
 
-def names_sharing(node: Node, frame: Frame) -> list[str]:
+def names_sharing(node: Node, frame: Frame[Node]) -> list[str]:
     """Every name whose value may share memory with ``node``."""
     names = []
     for name, value in frame.values.items():
@@ -65,7 +65,7 @@ def names_sharing(node: Node, frame: Frame) -> list[str]:
     return names
 
 
-def write(target: ast.expr, old: Node, new: Node, frame: Frame) -> Node:
+def write(target: ast.expr, old: Node, new: Node, frame: Frame[Node]) -> Node:
     """Record an in-place change of a tensor: from here on its name holds ``new``.
 
     Raises:
@@ -73,7 +73,7 @@ def write(target: ast.expr, old: Node, new: Node, frame: Frame) -> Node:
     """
     if not is_fresh(old) or not frame.borrowed.isdisjoint(roots(old)):
         raise UnclearError("a tensor that is not the function's own is changed in place", target, writes=True)
-    frame.trace.changes += 1
+    frame.domain.changes += 1
     new.facts["own"] = None
     names = names_sharing(old, frame)
     if isinstance(target, ast.Name) and names == [target.id]:

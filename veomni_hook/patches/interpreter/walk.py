@@ -1,0 +1,263 @@
+"""Follow statements and expressions in order: assignments go into later uses, `if` splits and joins."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from veomni_hook.patches.interpreter.domain import Frame, UnclearError
+from veomni_hook.patches.site import Missed
+
+__all__ = ["assign", "conditional", "evaluate", "may_leave", "run"]
+
+V = TypeVar("V")
+
+_LEAVES = (ast.Assert, ast.Return, ast.Raise, ast.Continue, ast.Break)
+_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
+
+
+def run(statements: Sequence[ast.stmt], frame: Frame[V]) -> V | None:
+    """Follow statements.
+
+    Returns:
+        What they return; None if they reach their end or a `continue`, with the values in ``frame``.
+
+    Raises:
+        Missed: something cannot be followed.
+    """
+    domain = frame.domain
+    for number, statement in enumerate(statements):
+        domain.step(statement)
+        if isinstance(statement, ast.Return | ast.Raise | ast.Continue | ast.Break):
+            return _leave(statement, frame)
+        if isinstance(statement, ast.If | ast.Assert):
+            if domain.knows(statement, frame):
+                continue
+            if may_leave(statement):
+                return _split(statement, statements[number + 1 :], frame)
+            if isinstance(statement, ast.If):
+                _if(statement, frame)
+        elif isinstance(statement, ast.With):
+            result = domain.within(statement.items, frame, statement.body)
+            if result is not None:
+                return result
+        else:
+            _STATEMENTS.get(type(statement), _other)(statement, frame)
+    return None
+
+
+def _leave(statement: ast.Return | ast.Raise | ast.Continue | ast.Break, frame: Frame[V]) -> V | None:
+    domain = frame.domain
+    if isinstance(statement, ast.Return):
+        return evaluate(statement.value, frame) if statement.value else domain.constant(None)
+    if isinstance(statement, ast.Raise):
+        return domain.raised()
+    if isinstance(statement, ast.Break):
+        domain.statement(statement, frame)
+    return None
+
+
+def may_leave(statement: ast.stmt) -> bool:
+    """Whether a statement may leave its block."""
+    todo: list[ast.AST] = [statement]
+    while todo:
+        node = todo.pop()
+        if isinstance(node, _LEAVES):
+            return True
+        if isinstance(node, ast.For | ast.While):
+            # `break` and `continue` leave only the inner loop; the loop itself refuses a return.
+            continue
+        todo.extend(
+            child for child in ast.iter_child_nodes(node) if not isinstance(child, (*_SCOPES, ast.expr))
+        )
+    return False
+
+
+def _split(statement: ast.If | ast.Assert, rest: Sequence[ast.stmt], frame: Frame[V]) -> V | None:
+    """An `if` with a side that may leave the block: follow each side to the end of the function or loop."""
+    if isinstance(statement, ast.If):
+        met, unmet = [*statement.body, *rest], [*statement.orelse, *rest]
+    else:
+        met, unmet = [*rest], [ast.Raise()]
+    domain = frame.domain
+    test = domain.test(statement.test, frame)
+    if isinstance(test, bool):
+        return run(met if test else unmet, frame)
+    results = _sides((statement.test, test), met, unmet, frame)
+    one, other = results
+    if one is None and other is None:
+        return None
+    if frame.loops:
+        raise UnclearError("a loop is left before its end", statement)
+    end = domain.constant(None)
+    return domain.branch(test, end if one is None else one, end if other is None else other)
+
+
+def _if(statement: ast.If, frame: Frame[V]) -> None:
+    """An `if` whose sides reach its end."""
+    test = frame.domain.test(statement.test, frame)
+    if isinstance(test, bool):
+        run(statement.body if test else statement.orelse, frame)
+    else:
+        _sides((statement.test, test), statement.body, statement.orelse, frame)
+
+
+def _sides(
+    condition: tuple[ast.expr, V], met: Sequence[ast.stmt], unmet: Sequence[ast.stmt], frame: Frame[V]
+) -> tuple[V | None, V | None]:
+    """What both sides of a condition, and its value, return. ``frame`` gets their values and effects."""
+    node, test = condition
+    frames = frame.fork(), frame.fork()
+    for outcome, side in zip((True, False), frames, strict=True):
+        frame.domain.assume(node, outcome, side)
+    results = run(met, frames[0]), run(unmet, frames[1])
+    frame.join(test, *frames)
+    return results
+
+
+def _assign(statement: ast.Assign, frame: Frame[V]) -> None:
+    value = evaluate(statement.value, frame)
+    for target in statement.targets:
+        assign(target, value, frame)
+
+
+def _annotated_assign(statement: ast.AnnAssign, frame: Frame[V]) -> None:
+    if statement.value is not None:
+        assign(statement.target, evaluate(statement.value, frame), frame)
+
+
+def _augmented_assign(statement: ast.AugAssign, frame: Frame[V]) -> None:
+    frame.domain.augmented(statement, frame)
+
+
+def _expression(statement: ast.Expr, frame: Frame[V]) -> None:
+    if not isinstance(statement.value, ast.Constant):
+        evaluate(statement.value, frame)
+
+
+def _loop(statement: ast.For, frame: Frame[V]) -> None:
+    frame.domain.loop(statement, frame)
+
+
+def _pass(statement: ast.Pass, frame: Frame[V]) -> None:
+    """`pass`."""
+
+
+def _other(statement: ast.stmt, frame: Frame[V]) -> None:
+    frame.domain.statement(statement, frame)
+
+
+_STATEMENTS: dict[type[ast.stmt], Callable[..., None]] = {
+    ast.Assign: _assign,
+    ast.AnnAssign: _annotated_assign,
+    ast.AugAssign: _augmented_assign,
+    ast.Expr: _expression,
+    ast.For: _loop,
+    ast.Pass: _pass,
+}
+
+
+def assign(target: ast.expr, value: V, frame: Frame[V]) -> None:
+    """Store a value in ``frame``, or where the domain says.
+
+    Raises:
+        Missed: other code may see the change, or the value cannot be unpacked.
+    """
+    if isinstance(target, ast.Name):
+        if frame.local and target.id not in frame.local:
+            raise UnclearError(f"{target.id} is not local", target)
+        frame.values[target.id] = value
+    elif isinstance(target, ast.Starred):
+        assign(target.value, value, frame)
+    elif isinstance(target, ast.Tuple | ast.List):
+        for inner, part in zip(target.elts, frame.domain.unpacked(value, target.elts), strict=True):
+            assign(inner, part, frame)
+    else:
+        frame.domain.store(target, value, frame)
+
+
+def evaluate(node: ast.expr, frame: Frame[V]) -> V:
+    """The value of an expression.
+
+    Raises:
+        Missed: it does something that the domain does not express.
+    """
+    domain = frame.domain
+    handler = _EXPRESSIONS.get(type(node))
+    try:
+        value: V = domain.other(node, frame) if handler is None else handler(node, frame)
+    except Missed as error:
+        return domain.unclear(error, node)
+    domain.step(node, value)
+    return value
+
+
+def _constant(node: ast.Constant, frame: Frame[V]) -> V:
+    return frame.domain.constant(node.value, node)
+
+
+def _name(node: ast.Name, frame: Frame[V]) -> V:
+    domain, value = frame.domain, frame.values.get(node.id)
+    return domain.free(node, frame) if value is None or value is domain.unbound else value
+
+
+def _attribute(node: ast.Attribute, frame: Frame[V]) -> V:
+    return frame.domain.attribute(evaluate(node.value, frame), node, frame)
+
+
+def _binary(node: ast.BinOp, frame: Frame[V]) -> V:
+    return frame.domain.binary(node.op, evaluate(node.left, frame), evaluate(node.right, frame), node)
+
+
+def _unary(node: ast.UnaryOp, frame: Frame[V]) -> V:
+    return frame.domain.unary(evaluate(node.operand, frame), node)
+
+
+def _compare(node: ast.Compare, frame: Frame[V]) -> V:
+    return frame.domain.compare([evaluate(part, frame) for part in (node.left, *node.comparators)], node)
+
+
+def _choice(node: ast.IfExp, frame: Frame[V]) -> V:
+    test = frame.domain.test(node.test, frame)
+    if isinstance(test, bool):
+        return evaluate(node.body if test else node.orelse, frame)
+    return frame.domain.branch(test, conditional(node.body, frame), conditional(node.orelse, frame), node)
+
+
+def conditional(node: ast.expr, frame: Frame[V]) -> V:
+    """The value of an expression that runs only in some cases, so it must not change any value."""
+    domain = frame.domain
+    before = domain.changes, len(frame.effects)
+    value = evaluate(node, frame)
+    if before != (domain.changes, len(frame.effects)):
+        raise UnclearError("an expression that runs only in some cases changes a value", node, writes=True)
+    return value
+
+
+def _subscript(node: ast.Subscript, frame: Frame[V]) -> V:
+    return frame.domain.subscript(evaluate(node.value, frame), node, frame)
+
+
+def _walrus(node: ast.NamedExpr, frame: Frame[V]) -> V:
+    value = evaluate(node.value, frame)
+    frame.values[node.target.id] = value
+    frame.domain.changes += 1
+    return value
+
+
+_EXPRESSIONS: dict[type[ast.expr], Callable[..., Any]] = {
+    ast.Constant: _constant,
+    ast.Name: _name,
+    ast.Attribute: _attribute,
+    ast.BinOp: _binary,
+    ast.UnaryOp: _unary,
+    ast.Compare: _compare,
+    ast.BoolOp: lambda node, frame: frame.domain.logic(node, frame),
+    ast.IfExp: _choice,
+    ast.Tuple: lambda node, frame: frame.domain.sequence(node, frame),
+    ast.List: lambda node, frame: frame.domain.sequence(node, frame),
+    ast.Subscript: _subscript,
+    ast.NamedExpr: _walrus,
+    ast.Call: lambda node, frame: frame.domain.call(node, frame),
+}
