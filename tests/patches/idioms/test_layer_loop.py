@@ -293,7 +293,7 @@ def mlp(code: str) -> list[tuple[str, str]]:
         ([(CALL, CALL.replace("**kwargs", "per_layer_input=kwargs['per_layer_inputs'][..., 0]"))], "per-layer inputs"),
         ([(CALL, CALL.replace("**kwargs", "encoder_hidden_states=encoder_hidden_states"))], "cross attention"),
         ([(CALL, f"            if torch.rand([]) < self.layerdrop:\n                continue\n{CALL}")], "skipped at random"),
-        ([(CALL, f"{CALL}            return hidden_states\n")], "the loop returns"),
+        ([(CALL, f"{CALL}            return hidden_states\n")], "a loop is left before its end"),
         ([(CALL, f"{CALL}            hidden_states = hidden_states[:, :4]\n")], "takes a part of the positions"),
         ([(CALL, f"{CALL}            outputs = hidden_states\n"), ("past_key_values=past_key_values)\n", "outputs=outputs)\n")], "outputs is used after the loop"),
         ([("past_key_values=past_key_values)\n", "rotary=position_embeddings)\n")], "position_embeddings is sliced for the layers and used after them"),

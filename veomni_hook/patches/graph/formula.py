@@ -186,14 +186,17 @@ class Formula(Domain[Node]):
     def branch(self, test: Node, met: Node, unmet: Node, node: ast.expr | None = None) -> Node:
         return arithmetic.branch(test, met, unmet, node)
 
-    def joined(self, name: str, test: Node, met: Node | None, unmet: Node | None) -> Node:
-        if met is None or unmet is None or "unbound" in (met.op, unmet.op):
-            # An attribute that may be set is no name that may not be bound.
-            return Node("unbound", (), name) if name.startswith("self.") else UNBOUND
-        return arithmetic.branch(test, met, unmet)
-
-    def effect(self, test: Node, met: Sequence[Node], unmet: Sequence[Node]) -> Node:
-        return arithmetic.branch(test, Node("effects", tuple(met)), Node("effects", tuple(unmet)))
+    def join(
+        self, frame: Frame[Node], test: Node, sides: Sequence[Frame[Node]], results: Sequence[Node | None]
+    ) -> None:
+        met, unmet = sides
+        frame.values = {
+            name: _either(name, test, met.values.get(name), unmet.values.get(name))
+            for name in dict.fromkeys((*met.values, *unmet.values))
+        }
+        if met.effects or unmet.effects:
+            one, other = (Node("effects", tuple(side.effects)) for side in sides)
+            frame.effects.append(arithmetic.branch(test, one, other))
 
     def raised(self) -> Node:
         return _RAISED
@@ -270,6 +273,14 @@ class Formula(Domain[Node]):
             if not isinstance(target, ast.Name):
                 raise UnclearError("something other than a local name is deleted", node, writes=True)
             frame.values.pop(target.id, None)
+
+
+def _either(name: str, test: Node, met: Node | None, unmet: Node | None) -> Node:
+    """The value of a name after a branch; None for a side that does not bind it."""
+    if met is None or unmet is None or "unbound" in (met.op, unmet.op):
+        # An attribute that may be set is no name that may not be bound.
+        return Node("unbound", (), name) if name.startswith("self.") else UNBOUND
+    return arithmetic.branch(test, met, unmet)
 
 
 def _is_sequence(node: Node) -> bool:

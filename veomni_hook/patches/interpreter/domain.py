@@ -65,15 +65,6 @@ class Frame(Generic[V]):
         other.borrowed = self.borrowed
         return other
 
-    def join(self, test: V, met: Frame[V], unmet: Frame[V]) -> None:
-        """Take the values and effects of two forks."""
-        self.values = {
-            name: self.domain.joined(name, test, met.values.get(name), unmet.values.get(name))
-            for name in (*met.values, *(name for name in unmet.values if name not in met.values))
-        }
-        if met.effects or unmet.effects:
-            self.effects.append(self.domain.effect(test, met.effects, unmet.effects))
-
 
 class Domain(ABC, Generic[V]):
     """What values are, and what code does with them.
@@ -165,16 +156,19 @@ class Domain(ABC, Generic[V]):
         """One of two values."""
 
     @abstractmethod
-    def joined(self, name: str, test: V, met: V | None, unmet: V | None) -> V:
-        """The value of a name after a branch; None for a side that does not bind it."""
-
-    def effect(self, test: V, met: Sequence[V], unmet: Sequence[V]) -> V:
-        """The effects of one of two branches, as one."""
-        raise NotImplementedError
+    def join(self, frame: Frame[V], test: V, sides: Sequence[Frame[V]], results: Sequence[V | None]) -> None:
+        """Continue in a frame with the values and effects of two forks, of which each returned a result."""
 
     @abstractmethod
     def raised(self) -> V:
         """What a block that raises an error returns."""
+
+    def left(self, test: V, results: Sequence[V | None], statement: ast.stmt, frame: Frame[V]) -> V | None:
+        """What a block returns that one of two sides leaves."""
+        if frame.loops:
+            raise UnclearError("a loop is left before its end", statement)
+        met, unmet = (self.constant(None) if result is None else result for result in results)
+        return self.branch(test, met, unmet)
 
     def knows(self, statement: ast.If | ast.Assert, frame: Frame[V]) -> bool:
         """Whether the domain knows a statement as a whole, and has done what it does."""

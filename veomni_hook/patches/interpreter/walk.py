@@ -85,13 +85,7 @@ def _split(statement: ast.If | ast.Assert, rest: Sequence[ast.stmt], frame: Fram
     if isinstance(test, bool):
         return run(met if test else unmet, frame)
     results = _sides((statement.test, test), met, unmet, frame)
-    one, other = results
-    if one is None and other is None:
-        return None
-    if frame.loops:
-        raise UnclearError("a loop is left before its end", statement)
-    end = domain.constant(None)
-    return domain.branch(test, end if one is None else one, end if other is None else other)
+    return None if results == (None, None) else domain.left(test, results, statement, frame)
 
 
 def _if(statement: ast.If, frame: Frame[V]) -> None:
@@ -112,7 +106,7 @@ def _sides(
     for outcome, side in zip((True, False), frames, strict=True):
         frame.domain.assume(node, outcome, side)
     results = run(met, frames[0]), run(unmet, frames[1])
-    frame.join(test, *frames)
+    frame.domain.join(frame, test, frames, results)
     return results
 
 

@@ -11,8 +11,8 @@ from veomni_hook.patches.code.expressions import last_name, own_attribute
 from veomni_hook.patches.code.scope import loaded, own_names
 from veomni_hook.patches.code.walk import walk_ast
 from veomni_hook.patches.idioms.layer_loop.additions import Addition, addition_in, without
-from veomni_hook.patches.idioms.layer_loop.interpreter import Interpreter
-from veomni_hook.patches.idioms.layer_loop.shapes import fresh
+from veomni_hook.patches.idioms.layer_loop.file import File
+from veomni_hook.patches.idioms.layer_loop.positions import Positions
 from veomni_hook.patches.idioms.layer_loop.values import (
     BATCH,
     POSITIONS,
@@ -24,9 +24,12 @@ from veomni_hook.patches.idioms.layer_loop.values import (
     Unknown,
     Value,
     Whole,
+    fresh,
     is_positional,
     of_all,
 )
+from veomni_hook.patches.interpreter.domain import Frame
+from veomni_hook.patches.interpreter.walk import evaluate, run
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Missed
 
@@ -146,7 +149,8 @@ class _Reading:
         ids: Tensor,
     ) -> None:
         self.forward, self.statement, self.hidden = forward, statement, hidden
-        self.interpreter = Interpreter(view)
+        self.file = File(view)
+        self.positions = Positions(self.file)
         self.addition = addition_in(view, owner, forward, statement, hidden)
         self.given: dict[str, Value] = {
             "input_ids": Tensor(((BATCH,), (POSITIONS,))),
@@ -165,18 +169,15 @@ class _Reading:
 
     def decided(self) -> Loop:
         at = self.forward.body.index(self.statement)
-        self.interpreter.before = True
+        self.file.before = True
         for statement in self.forward.body[:at]:
             self._before(statement)
-        self.interpreter.before = False
-        self.interpreter.followed.clear()
+        self.file.before = False
+        self.positions.followed.clear()
         tail = self.forward.body[at + 1 :]
         others = self._sliced(tail)
         self._check_layers()
-        returned: list[Value] = []
-        self.interpreter.run([without(self.statement, self.addition)], self.scope, returned, [])
-        if returned:
-            raise Missed("the loop returns", self.statement)
+        self.scope = self._followed(without(self.statement, self.addition))
         if not _is_hidden(self.scope.get(self.hidden)):
             raise Missed(f"{self.hidden} has another shape after the loop", self.statement)
         last, tail = self._norm(tail)
@@ -184,15 +185,20 @@ class _Reading:
             if name != self.hidden and _holds_part(self.scope.get(name)):
                 raise Missed(f"{name} is used after the loop, and holds a part of the positions", tail[0])
         added = {self.addition.target} if self.addition is not None else set()
-        followed = tuple(sorted({*self.interpreter.followed, *added}))
-        masks = tuple(self.interpreter.masks.values())
+        followed = tuple(sorted({*self.positions.followed, *added}))
+        masks = tuple(self.file.masks.values())
         return Loop(self.statement, self.hidden, others, last, followed, masks, self.addition)
+
+    def _followed(self, statement: ast.stmt) -> dict[str, Value]:
+        """What is known of names after a statement."""
+        frame = Frame(self.positions, dict(self.scope))
+        run([statement], frame)
+        return frame.values
 
     def _before(self, statement: ast.stmt) -> None:
         """Follow a statement before the loop; what cannot be followed holds all positions."""
-        scope = dict(self.scope)
         try:
-            self.interpreter.run([statement], scope, [], [])
+            scope = self._followed(statement)
         except Missed:
             self.scope.update({name: Whole(name) for name in own_names([statement])})
         else:
@@ -223,7 +229,7 @@ class _Reading:
         return tuple(others)
 
     def _check_layers(self) -> None:
-        value = self.interpreter.evaluate(self.statement.iter, self.scope)
+        value = evaluate(self.statement.iter, Frame(self.positions, dict(self.scope)))
         modules = [each for each in of_all([value]) if isinstance(each, Module)]
         if not modules:
             raise Missed("the classes of the layers are not known", self.statement)
@@ -239,9 +245,8 @@ class _Reading:
             given = [*first.value.args, *(each.value for each in first.value.keywords)]
             named = [each for each in (*given, *first.targets) if isinstance(each, ast.Name)]
             if len(given) == 1 and len(named) == 2 and {each.id for each in named} == {self.hidden}:
-                scope = dict(self.scope)
                 try:
-                    self.interpreter.run([first], scope, [], [])
+                    scope = self._followed(first)
                 except Missed:
                     return self.statement, tail
                 if _is_hidden(scope[self.hidden]):

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from veomni_hook.patches.idioms.layer_loop.shapes import (
     axis,
     broadcast,
     expanded,
-    fresh,
     made,
     matmul,
     reshaped,
@@ -27,19 +27,34 @@ from veomni_hook.patches.idioms.layer_loop.values import (
     Size,
     Tensor,
     Value,
+    Whole,
+    bare,
+    fresh,
     is_positional,
+    of_all,
 )
 from veomni_hook.patches.site import Missed
 
-__all__ = ["Arguments", "operation", "torch_name"]
+__all__ = ["Arguments", "operation", "proven", "torch_name"]
 
 
 @dataclass(frozen=True)
 class Arguments:
-    """The arguments of a call: a method's receiver is the first."""
+    """The arguments of a call: a method's receiver is the first; ``bag`` is all positions after ``**``."""
 
-    given: tuple[Value, ...]
-    named: Mapping[str, Value]
+    given: tuple[Value, ...] = ()
+    named: Mapping[str, Value] = field(default_factory=dict)
+    bag: Whole | None = None
+
+    @property
+    def every(self) -> list[Value]:
+        """All values, with those inside of tuples, lists and dictionaries."""
+        return list(of_all([*self.given, *self.named.values()]))
+
+    @property
+    def first(self) -> Value:
+        """The first argument, by its place or its name."""
+        return next(iter((*self.given, *self.named.values())), PLAIN)
 
     def get(self, index: int, *names: str, default: Value = NOTHING) -> Value:
         """An argument by its place or by one of its names."""
@@ -71,8 +86,8 @@ class Arguments:
 
 
 _Rule: TypeAlias = "Callable[[Arguments], Value]"
-#: What becomes of a dimension along which a call computes: what is left of it; None for nothing.
-_Then: TypeAlias = "Callable[[Arguments, int], Callable[[Dim], Dim | None]]"
+#: What is left of a dimension along which a call computes; None for nothing.
+_Then: TypeAlias = "Callable[[Dim], Dim | None]"
 
 
 def _elementwise(given: Arguments) -> Value:
@@ -90,7 +105,7 @@ def _along(what: str, then: _Then, *, place: int = 1, default: Value = NOTHING, 
 
     Args:
         what: what they compute, in words.
-        then: what becomes of these dimensions.
+        then: what becomes of these dimensions; one that is gone has one element with ``keepdim``.
         place: where the call names them, without a keyword.
         default: the dimension that a call means that names none.
         pair: whether there are two results.
@@ -102,36 +117,31 @@ def _along(what: str, then: _Then, *, place: int = 1, default: Value = NOTHING, 
         if dim == NOTHING:
             raise Missed(f"{what} over all dimensions")
         indices = {without(tensor, each, what) for each in (dim.values if isinstance(dim, Items) else (dim,))}
-        left = then(given, place)
-        dims = [left(dim) if number in indices else dim for number, dim in enumerate(tensor.dims)]
+        keeps = then is _gone and given.get(place + 1, "keepdim", "keepdims") not in (NOTHING, Plain(False))
+        left = [() if keeps else then(dim) for dim in tensor.dims]
+        dims = [left[number] if number in indices else dim for number, dim in enumerate(tensor.dims)]
         result = made([dim for dim in dims if dim is not None])
         return Items((result, result)) if pair else result
 
     return rule
 
 
-def _reduced(given: Arguments, place: int) -> Callable[[Dim], Dim | None]:
-    """They are gone, or have one element with ``keepdim``."""
-    keeps = given.get(place + 1, "keepdim", "keepdims") not in (NOTHING, Plain(False))
-    return lambda _: () if keeps else None
+def _gone(dim: Dim) -> Dim | None:
+    return None
 
 
-def _gone(given: Arguments, place: int) -> Callable[[Dim], Dim | None]:
-    return lambda _: None
+def _kept(dim: Dim) -> Dim | None:
+    return dim
 
 
-def _kept(given: Arguments, place: int) -> Callable[[Dim], Dim | None]:
-    return lambda dim: dim
-
-
-def _resized(given: Arguments, place: int) -> Callable[[Dim], Dim | None]:
-    return lambda _: fresh()
+def _resized(dim: Dim) -> Dim | None:
+    return fresh()
 
 
 def _maximum(given: Arguments) -> Value:
     if isinstance(given.get(1, "other"), Tensor):
         return _elementwise(given)
-    return _along("a maximum", _reduced, pair=True)(given)
+    return _along("a maximum", _gone, pair=True)(given)
 
 
 def _reshape(given: Arguments) -> Value:
@@ -349,20 +359,20 @@ sub sub_ subtract tanh to type type_as uniform_ where zeros_like
 
 _RULES: dict[str, _Rule] = {
     **dict.fromkeys(_ELEMENTWISE, _elementwise),
-    "sum": _along("a sum", _reduced),
-    "mean": _along("a mean", _reduced),
-    "prod": _along("a product", _reduced),
-    "amax": _along("a maximum", _reduced),
-    "amin": _along("a minimum", _reduced),
-    "any": _along("a test of all values", _reduced),
-    "all": _along("a test of all values", _reduced),
-    "argmax": _along("a maximum", _reduced),
-    "argmin": _along("a minimum", _reduced),
-    "std": _along("a deviation", _reduced),
-    "var": _along("a variance", _reduced),
-    "logsumexp": _along("a sum", _reduced),
-    "norm": _along("a norm", _reduced, place=2),
-    "vector_norm": _along("a norm", _reduced, place=2),
+    "sum": _along("a sum", _gone),
+    "mean": _along("a mean", _gone),
+    "prod": _along("a product", _gone),
+    "amax": _along("a maximum", _gone),
+    "amin": _along("a minimum", _gone),
+    "any": _along("a test of all values", _gone),
+    "all": _along("a test of all values", _gone),
+    "argmax": _along("a maximum", _gone),
+    "argmin": _along("a minimum", _gone),
+    "std": _along("a deviation", _gone),
+    "var": _along("a variance", _gone),
+    "logsumexp": _along("a sum", _gone),
+    "norm": _along("a norm", _gone, place=2),
+    "vector_norm": _along("a norm", _gone, place=2),
     "max": _maximum,
     "min": _maximum,
     "softmax": _along("a softmax", _kept),
@@ -420,7 +430,7 @@ def torch_name(dotted: str) -> str:
     return name if home in _HOMES else ""
 
 
-def operation(name: str, given: Sequence[Value], named: Mapping[str, Value]) -> Value:
+def operation(name: str, given: Sequence[Value], named: Mapping[str, Value], node: ast.AST) -> Value:
     """The result of a function of torch, or of a tensor's method.
 
     Raises:
@@ -428,5 +438,14 @@ def operation(name: str, given: Sequence[Value], named: Mapping[str, Value]) -> 
     """
     rule = _RULES.get(name)
     if rule is None:
-        raise Missed(f"it calls {name}, which may mix positions")
-    return rule(Arguments(tuple(given), named))
+        raise Missed(f"it calls {name}, which may mix positions", node)
+    arguments = Arguments(tuple(map(bare, given)), {key: bare(value) for key, value in named.items()})
+    return proven(lambda: rule(arguments), node)
+
+
+def proven(compute: Callable[[], Value], node: ast.AST) -> Value:
+    """The result of a rule, whose error gets the line of ``node``."""
+    try:
+        return compute()
+    except Missed as error:
+        raise Missed(str(error), node if "(line " not in str(error) else None) from None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import count
 
 from veomni_hook.patches.idioms.layer_loop.values import (
     BATCH,
@@ -13,18 +12,12 @@ from veomni_hook.patches.idioms.layer_loop.values import (
     Size,
     Tensor,
     Value,
+    fresh,
     is_positional,
 )
 from veomni_hook.patches.site import Missed
 
-__all__ = ["axis", "broadcast", "expanded", "fresh", "made", "matmul", "reshaped", "size_of", "without"]
-
-_numbers = count()
-
-
-def fresh() -> Dim:
-    """A dimension without positions whose size nothing else has."""
-    return (f"n{next(_numbers)}",)
+__all__ = ["axis", "broadcast", "expanded", "made", "matmul", "reshaped", "size_of", "without"]
 
 
 def made(dims: Sequence[Dim]) -> Value:

@@ -18,21 +18,26 @@ from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.expressions import own_attribute
 from veomni_hook.patches.code.scope import loaded, own_names, parameter_names
 from veomni_hook.patches.code.walk import walk_ast
-from veomni_hook.patches.idioms.layer_loop.segments import NotARow, Segmented, given_name, given_value
-from veomni_hook.patches.idioms.layer_loop.shapes import fresh
+from veomni_hook.patches.idioms.layer_loop.file import File
+from veomni_hook.patches.idioms.layer_loop.positions import Positions
 from veomni_hook.patches.idioms.layer_loop.values import (
     POSITIONS,
     Items,
     Module,
+    NotARow,
     Own,
     Size,
     Tensor,
     Unknown,
     Value,
     Whole,
+    fresh,
     is_positional,
     of_all,
+    of_tower,
 )
+from veomni_hook.patches.interpreter.domain import Frame
+from veomni_hook.patches.interpreter.walk import evaluate, run
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Missed
 
@@ -83,15 +88,16 @@ def decided_tower(
     given = [name for name in dict.fromkeys(loaded([statement])) if name in known - {receiver, hidden}]
     tables: dict[str, Value] = {}
     while True:
-        scope: dict[str, Value] = {name: given_value(name) for name in given} | tables
+        scope: dict[str, Value] = {name: of_tower(name) for name in given} | tables
         scope[receiver] = Own(owner.name)
         scope[hidden] = Tensor(((POSITIONS,), fresh()))
         if forward.args.kwarg is not None and forward.args.kwarg.arg in scope:
             scope[forward.args.kwarg.arg] = Whole(f"**{forward.args.kwarg.arg}")
         before_loop = dict(scope)
-        interpreter = Segmented(view)
+        file = File(view, tower=True)
+        positions = Positions(file)
         try:
-            _run(interpreter, statement, asides, scope)
+            scope = _followed(positions, statement, asides, scope)
         except NotARow as error:
             if error.name in tables or error.name not in given:
                 raise Missed(str(error)) from None
@@ -99,15 +105,17 @@ def decided_tower(
         else:
             break
     changed = {name: value for name, value in scope.items() if value != before_loop.get(name)}
-    _check_after(statement, hidden, {**changed, hidden: scope[hidden]}, interpreter, tables, [*asides, *tail])
+    _check_after(
+        statement, hidden, {**changed, hidden: scope[hidden]}, file.boundaries, tables, [*asides, *tail]
+    )
     return Tower(
         statement,
         hidden,
-        tuple(sorted(interpreter.boundaries)),
+        tuple(sorted(file.boundaries)),
         tuple(tables),
         tuple(_names(asides, hidden)),
         tail[0],
-        tuple(sorted(interpreter.followed)),
+        tuple(sorted(positions.followed)),
     )
 
 
@@ -135,23 +143,25 @@ def _names(statements: Iterable[ast.stmt], name: str) -> list[ast.Name]:
     return [node for node in nodes if isinstance(node, ast.Name) and node.id == name]
 
 
-def _run(interpreter: Segmented, loop: ast.For, asides: list[ast.stmt], scope: dict[str, Value]) -> None:
-    value = interpreter.evaluate(loop.iter, scope)
+def _followed(
+    positions: Positions, loop: ast.For, asides: list[ast.stmt], scope: dict[str, Value]
+) -> dict[str, Value]:
+    """What is known of names after the loop."""
+    frame = Frame(positions, dict(scope))
+    value = evaluate(loop.iter, frame)
     if not any(isinstance(each, Module) for each in of_all([value])):
         raise Missed("the classes of the layers are not known", loop)
     body = [each for each in loop.body if each not in asides]
     rest = ast.copy_location(ast.For(loop.target, loop.iter, body, loop.orelse, loop.type_comment), loop)
-    returned: list[Value] = []
-    interpreter.run([rest], scope, returned, [])
-    if returned:
-        raise Missed("the loop returns", loop)
+    run([rest], frame)
+    return frame.values
 
 
 def _check_after(
     loop: ast.For,
     hidden: str,
     scope: dict[str, Value],
-    interpreter: Segmented,
+    boundaries: set[str],
     tables: dict[str, Value],
     others: list[ast.stmt],
 ) -> None:
@@ -160,13 +170,13 @@ def _check_after(
     dims = value.dims if isinstance(value, Tensor) else ()
     if len(dims) != 2 or dims[0] != (POSITIONS,) or is_positional(dims[1]):
         raise Missed(f"{hidden} has another shape after the loop", loop)
-    if not interpreter.boundaries:
+    if not boundaries:
         raise Missed("its attention has no boundaries", loop)
-    if interpreter.boundaries & tables.keys():
+    if boundaries & tables.keys():
         raise Missed("it computes with boundaries", loop)
     layers = {name for name in map(own_attribute, walk_ast(loop.iter)) if name}
     for name in loaded(others):
-        if name in interpreter.boundaries or name in tables or (name != hidden and _is_part(scope.get(name))):
+        if name in boundaries or name in tables or (name != hidden and _is_part(scope.get(name))):
             raise Missed(f"{name} is used beside the layers, and holds a part of the rows", loop)
     if any(own_attribute(node) in layers for each in others for node in walk_ast(each)):
         raise Missed("the layers are called beside the loop", loop)
@@ -175,7 +185,7 @@ def _check_after(
 def _is_part(value: Value | None) -> bool:
     held = of_all([value]) if value is not None else ()
     return any(
-        (isinstance(each, Whole) and given_name(each) == "")
+        (isinstance(each, Whole) and len(each.rows) != 1)
         or isinstance(each, Tensor | Unknown)
         or (isinstance(each, Size) and is_positional(each.dim))
         for each in held

@@ -1,4 +1,4 @@
-"""What the evaluation of layer code knows of a value: which of a tensor's dimensions are positions.
+"""What is known of a value of layer code: which of a tensor's dimensions are positions.
 
 A dimension is a tuple of factors: ``B`` (batch), ``S`` (positions), or a name for any other size; ``()`` is a
 dimension of size 1, ``("B", "S")`` a batch and its positions in one dimension.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import count
 from typing import TypeAlias
 
 from veomni_hook.patches.code.document import FunctionNode
@@ -20,6 +21,7 @@ __all__ = [
     "NOTHING",
     "PLAIN",
     "POSITIONS",
+    "SLICE",
     "Attention",
     "Dim",
     "Items",
@@ -27,6 +29,7 @@ __all__ = [
     "Maybe",
     "Method",
     "Module",
+    "NotARow",
     "Operation",
     "Own",
     "Plain",
@@ -35,9 +38,15 @@ __all__ = [
     "Unknown",
     "Value",
     "Whole",
+    "bare",
+    "fresh",
     "is_positional",
+    "joined",
     "of_all",
+    "of_tower",
     "read_from",
+    "tensor_like",
+    "used",
 ]
 
 BATCH, POSITIONS = "B", "S"
@@ -62,6 +71,8 @@ class Plain:
 #: A value without positions, of which nothing else is known.
 PLAIN = Plain()
 NOTHING = Plain(None)
+#: The value of ``slice(...)``.
+SLICE = Plain(slice)
 
 
 @dataclass(frozen=True)
@@ -75,11 +86,13 @@ class Size:
 class Whole:
     """A value for all positions, such as a mask: it may be passed on, but not computed with.
 
-    Of keyword arguments, ``held`` are those that are parts of the positions, by name.
+    Of keyword arguments, ``held`` are those that are parts of the positions, by name. ``rows`` are the names
+    that it may have in the forward of a tower, where it may have a row for each row of the hidden states.
     """
 
     name: str
     held: tuple[tuple[str, Value], ...] = ()
+    rows: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -158,9 +171,22 @@ Value: TypeAlias = (
 )
 
 
+_numbers = count()
+
+
+def fresh() -> Dim:
+    """A dimension without positions whose size nothing else has."""
+    return (f"n{next(_numbers)}",)
+
+
 def is_positional(dim: Dim) -> bool:
     """Whether a dimension has positions in it."""
     return POSITIONS in dim
+
+
+def bare(value: Value) -> Value:
+    """A value that code uses, so it is not None."""
+    return value.value if isinstance(value, Maybe) else value
 
 
 def of_all(values: Iterable[Value]) -> Iterable[Value]:
@@ -185,4 +211,101 @@ def read_from(value: Whole, key: Value, node: ast.AST) -> Whole:
     held = dict(value.held)
     if held and not (isinstance(key, Plain) and isinstance(key.value, str) and key.value not in held):
         raise Missed(f"it reads a part of the positions from {value.name}", node)
-    return Whole(value.name)
+    return Whole(value.name, rows=value.rows)
+
+
+def joined(one: Value, other: Value) -> Value:
+    """What is known of a value that is one or the other."""
+    if other in (one, EMPTY):
+        return one
+    if one == EMPTY:
+        return other
+    if NOTHING in (one, other):
+        rest = other if one == NOTHING else one
+        return rest if isinstance(rest, Maybe | Whole | Plain) else Maybe(rest)
+    if isinstance(one, Maybe) or isinstance(other, Maybe):
+        return joined(NOTHING, joined(bare(one), bare(other)))
+    return _alike(one, other) or _mixed(one, other) or Unknown("a value that differs between branches")
+
+
+def _alike(one: Value, other: Value) -> Value | None:
+    """Two values of one kind."""
+    if isinstance(one, Tensor) and isinstance(other, Tensor) and len(one.dims) == len(other.dims):
+        pairs = list(zip(one.dims, other.dims, strict=True))
+        if all(a == b or not (is_positional(a) or is_positional(b)) for a, b in pairs):
+            return Tensor(tuple(a if a == b else fresh() for a, b in pairs))
+    if isinstance(one, Items) and isinstance(other, Items) and len(one.values) == len(other.values):
+        return Items(tuple(joined(a, b) for a, b in zip(one.values, other.values, strict=True)))
+    if isinstance(one, Many) and isinstance(other, Many):
+        return Many(joined(one.value, other.value))
+    if isinstance(one, Module) and isinstance(other, Module):
+        return Module(tuple(dict.fromkeys((*one.names, *other.names))), one.made)
+    return None
+
+
+def _mixed(one: Value, other: Value) -> Value | None:
+    """Two values of which one may be a number, or a mask."""
+    if isinstance(one, Plain | Size) and isinstance(other, Plain | Size):
+        positional = [each for each in (one, other) if isinstance(each, Size) and is_positional(each.dim)]
+        return None if positional else PLAIN
+    if isinstance(one, Whole) and isinstance(other, Whole) and one.held != other.held:
+        return None
+    if isinstance(one, Whole | Plain) and isinstance(other, Whole | Plain):
+        if isinstance(one, Whole) and isinstance(other, Whole):
+            names = dict.fromkeys((*one.name.split(" or "), *other.name.split(" or ")))
+            rows = dict.fromkeys((*one.rows, *other.rows)) if one.rows and other.rows else ()
+            return Whole(" or ".join(names), rows=tuple(rows))
+        return one if isinstance(one, Whole) else other
+    return None
+
+
+class NotARow(Exception):
+    """Layers compute with something that is not known to have a row for each row of the hidden states.
+
+    It is not `Missed`, to which the methods around it would add their names.
+
+    Args:
+        name: what the tower's forward calls it.
+        parts: into how many values they unpack it; 0 if they do not.
+        node: the code.
+    """
+
+    def __init__(self, name: str, parts: int, node: ast.AST) -> None:
+        line = getattr(node, "lineno", 0)
+        super().__init__(f"it computes with {name}, which holds all rows (line {line})")
+        self.name, self.parts = name, parts
+
+
+def of_tower(name: str) -> Whole:
+    """The value of what a tower's forward calls ``name``, for all rows."""
+    return Whole(f"{name} of the tower", rows=(name,))
+
+
+def used(value: Value, node: ast.AST, parts: int = 0) -> Value:
+    """A value that code uses, or unpacks into ``parts``, so it is not None.
+
+    Raises:
+        NotARow: it is something of a tower's forward, for all rows.
+    """
+    value = bare(value)
+    if isinstance(value, Whole) and len(value.rows) == 1:
+        raise NotARow(value.rows[0], parts, node)
+    return value
+
+
+def tensor_like(value: Value, node: ast.AST) -> Value:
+    """A value that code computes with.
+
+    Raises:
+        Missed: it holds all positions, or it is not known.
+    """
+    value = used(value, node)
+    if isinstance(value, Whole):
+        raise Missed(f"it computes with {value.name}, which holds all positions", node)
+    if isinstance(value, Unknown):
+        raise Missed(f"it uses {value.reason}", node)
+    if isinstance(value, Size):
+        if is_positional(value.dim):
+            raise Missed("it computes with the number of positions", node)
+        return PLAIN
+    return value

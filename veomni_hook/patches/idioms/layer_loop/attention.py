@@ -1,0 +1,175 @@
+"""What mixes positions in layers, and may: it gets all of them, or those of whole segments.
+
+Attention of the user's implementation, and the rules and convolutions of linear attention that their own
+idioms route, see all positions (`veomni_hook.parallel`). In a tower, attention stays within segments.
+Everything else of such layers must work on each position by itself. The cache is empty: nothing with keys or
+states enters layers that are split.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+
+from veomni_hook.patches.code.expressions import last_name, own_attribute
+from veomni_hook.patches.code.scope import own_names, parameter_names
+from veomni_hook.patches.code.template import Found
+from veomni_hook.patches.code.walk import walk_ast
+from veomni_hook.patches.idioms.layer_loop.file import File
+from veomni_hook.patches.idioms.layer_loop.known_names import ATTENTION_ARGUMENTS
+from veomni_hook.patches.idioms.layer_loop.operations import Arguments
+from veomni_hook.patches.idioms.layer_loop.values import (
+    BATCH,
+    NOTHING,
+    PLAIN,
+    POSITIONS,
+    Items,
+    Plain,
+    Tensor,
+    Unknown,
+    Value,
+    Whole,
+    fresh,
+    is_positional,
+    of_all,
+)
+from veomni_hook.patches.interpreter.domain import Frame
+from veomni_hook.patches.site import Missed
+
+__all__ = ["STATE", "attended", "by_segment", "convolved", "of_cache", "ruled"]
+
+#: The state of a rule, which is that of a share of the heads.
+STATE = Unknown("the state of a rule, which is that of a share of the heads")
+_CONVOLUTION = ("hidden_states", "weight", "bias", "activation")
+_BOUNDARIES = ("cu_seqlens", "cu_seq_lens_q", "seq_idx")
+_RULE = ("query", "key", "value", "g", "beta")
+_ATTENTION = ("module", "query", "key", "value", "attention_mask")
+#: The arguments of fused attention that hold boundaries of segments.
+_ENDS = ("cu_seq_lens_q", "cu_seq_lens_k")
+
+
+def attended(arguments: Arguments, node: ast.Call) -> Value:
+    """Attention of the user's implementation: what it gets must be what the all-to-all expects."""
+    passed = {**dict(zip(_ATTENTION, arguments.given, strict=False)), **arguments.named}
+    for name in _RULE[:3]:
+        if not _is_heads(passed.get(name), ((BATCH,), ())):
+            raise Missed(f"the {name} of its attention is not [batch, heads, positions, width]", node)
+    for name, value in passed.items():
+        if name not in (*_ATTENTION, *ATTENTION_ARGUMENTS):
+            raise Missed(f"its attention takes {name}, which may hold positions", node)
+        if name not in _ATTENTION[:4] and any(isinstance(part, Tensor) for part in of_all([value])):
+            raise Missed(f"its attention takes a part of the positions as {name}", node)
+    result = Tensor(((BATCH,), (POSITIONS,), fresh(), fresh()))
+    return Items((result, Unknown("attention weights, which hold a part of the positions")))
+
+
+def _is_heads(value: Value | None, first: tuple[tuple[str, ...], ...]) -> bool:
+    """Whether a tensor is ``[batch, heads, positions, width]``."""
+    dims = value.dims if isinstance(value, Tensor) else ()
+    right = len(dims) == 4 and dims[2] == (POSITIONS,) and (not first or dims[0] in first)
+    return right and not is_positional(dims[1]) and not is_positional(dims[3])
+
+
+def convolved(node: ast.Call, arguments: Arguments, file: File) -> Value:
+    """A convolution whose rank gets the last positions of the rank before it."""
+    passed = _passed(node, arguments, _CONVOLUTION, file)
+    x = passed.pop("hidden_states", None)
+    dims = x.dims if isinstance(x, Tensor) else ()
+    if len(dims) != 3 or dims[0] != (BATCH,) or dims[2] != (POSITIONS,) or is_positional(dims[1]):
+        raise Missed("what its convolution gets is not [batch, channels, positions]", node)
+    _check_others(passed, "convolution", node)
+    return Tensor(dims)
+
+
+def ruled(node: ast.Call, arguments: Arguments, file: File) -> Value:
+    """A rule that gets all positions of a share of the heads."""
+    passed = _passed(node, arguments, _RULE, file)
+    for name in _RULE:
+        tensor = passed.pop(name, None)
+        dims = tensor.dims if isinstance(tensor, Tensor) else ()
+        # A decay is one number a head, or one a channel of it.
+        rank = 4 if name in _RULE[:3] or (name == "g" and len(dims) == 4) else 3
+        if len(dims) != rank or dims[:2] != ((BATCH,), (POSITIONS,)) or any(map(is_positional, dims[2:])):
+            raise Missed(f"the {name} of its rule is not [batch, positions, heads, ...]", node)
+    _check_others(passed, "rule", node)
+    return Items((Tensor(((BATCH,), (POSITIONS,), fresh(), fresh())), STATE))
+
+
+def _passed(node: ast.Call, arguments: Arguments, names: tuple[str, ...], file: File) -> dict[str, Value]:
+    """The arguments by name, without those of ``**`` that the function does not read, nor its kernels."""
+    read = {*parameter_names(file.view.functions[last_name(node.func)]), *_BOUNDARIES}
+    unread = {name for name, _ in (arguments.bag.held if arguments.bag else ())} - read
+    named = {name: value for name, value in arguments.named.items() if name not in unread}
+    return {**dict(zip(names, arguments.given, strict=False)), **named}
+
+
+def _check_others(passed: Mapping[str, Value], what: str, node: ast.AST) -> None:
+    """What else a call gets holds all positions, or none."""
+    for name, value in passed.items():
+        if any(isinstance(part, Tensor) for part in of_all([value])):
+            raise Missed(f"its {what} takes a part of the positions as {name}", node)
+
+
+def of_cache(name: str, arguments: Arguments) -> Value | None:
+    """What a method of an empty cache returns; None for another method."""
+    stored = arguments.given[:2]
+    tensors = [isinstance(value, Tensor) for value in stored]
+    if name == "update" and tensors == [True, True]:
+        return Items(stored)  # what it is given
+    if name in ("get_conv_state", "get_recurrent_state"):
+        return NOTHING
+    if name == "has_previous_state":
+        return Plain(False)
+    if name == "update_conv_state" and tensors[:1] == [True]:
+        return stored[0]  # zeros in front of it, which the convolution leaves out
+    return PLAIN if name == "update_recurrent_state" else None
+
+
+def by_segment(found: Found, fused: list[ast.stmt], frame: Frame[Value], file: File) -> None:
+    """Attention within segments, by one fused call or by segment: both get the same boundaries."""
+    at = found.first
+    if found.index:
+        raise Missed("attention by segment begins with other statements", at)
+    for name in _tensors(found):
+        if not _is_heads(frame.values.get(name), ()):
+            raise Missed(f"the {name} of its attention is not [1, heads, rows, width]", at)
+    boundaries = frame.values.get(found["CU_SEQLENS"])
+    if not isinstance(boundaries, Whole) or not boundaries.rows:
+        raise Missed("the boundaries of its attention are not those of the tower", at)
+    file.boundaries |= {*boundaries.rows}
+    _check_fused(found, fused, at)
+    for name in own_names([*found.block[found.index :], *fused]):
+        frame.values[name] = Unknown(f"{name}, which attention computes")
+    frame.values[found["OUTPUT"]] = Tensor(((), (POSITIONS,), fresh(), fresh()))
+
+
+def _check_fused(found: Found, fused: list[ast.stmt], at: ast.AST) -> None:
+    """Raise unless the other branch is one call of attention with the same tensors and boundaries."""
+    calls = [
+        node
+        for statement in fused
+        for node in walk_ast(statement)
+        if isinstance(node, ast.Call) and {keyword.arg for keyword in node.keywords} & {*_ENDS}
+    ]
+    results = [
+        statement for statement in fused if isinstance(statement, ast.Assign) and statement.value in calls
+    ]
+    if len(calls) != 1 or len(results) != 1:
+        raise Missed("the other way to its attention has no boundaries", at)
+    (call,), target = calls, results[0].targets[0]
+    first = target.elts[0] if isinstance(target, ast.Tuple) else target
+    named = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords if keyword.arg is not None}
+    given = [ast.unparse(argument) for argument in call.args]
+    others = [statement for statement in fused if statement is not results[0]]
+    called = [node.func for other in others for node in walk_ast(other) if isinstance(node, ast.Call)]
+    if (
+        [named.get(name) for name in _ENDS] != [found["CU_SEQLENS"]] * 2
+        or given[1:] != _tensors(found)
+        or last_name(first) != found["OUTPUT"]
+        or any(map(own_attribute, called))
+    ):
+        raise Missed("the other way to its attention has other operands", at)
+
+
+def _tensors(found: Found) -> list[str]:
+    return [found[name] for name in ("QUERY", "KEY", "VALUE")]

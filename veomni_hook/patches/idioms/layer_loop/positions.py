@@ -1,0 +1,433 @@
+"""The domain of positions: a value is what is known of its positions.
+
+The layers of a model run on a part of the positions. So what they compute must be for each position by
+itself, except where all positions are known to come together (`attention`); everything else is refused.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Sequence
+
+from veomni_hook.patches.code.expressions import decorator_name
+from veomni_hook.patches.idioms.layer_loop.attention import STATE, by_segment
+from veomni_hook.patches.idioms.layer_loop.calls import call
+from veomni_hook.patches.idioms.layer_loop.choices import chosen
+from veomni_hook.patches.idioms.layer_loop.file import File
+from veomni_hook.patches.idioms.layer_loop.modules import method_of
+from veomni_hook.patches.idioms.layer_loop.operations import proven
+from veomni_hook.patches.idioms.layer_loop.parts import check_written, part_of
+from veomni_hook.patches.idioms.layer_loop.shapes import broadcast, matmul
+from veomni_hook.patches.idioms.layer_loop.values import (
+    EMPTY,
+    NOTHING,
+    PLAIN,
+    Items,
+    Many,
+    Maybe,
+    Method,
+    Module,
+    Operation,
+    Own,
+    Plain,
+    Size,
+    Tensor,
+    Unknown,
+    Value,
+    Whole,
+    bare,
+    is_positional,
+    joined,
+    tensor_like,
+    used,
+)
+from veomni_hook.patches.interpreter.domain import Domain, Frame
+from veomni_hook.patches.interpreter.walk import assign, evaluate, run
+from veomni_hook.patches.site import Missed
+
+__all__ = ["Positions"]
+
+_SAME = ("data", "real", "imag")
+_ABOUT = ("dtype", "device", "requires_grad", "is_cuda", "layout")
+_CASTS = ("to", "float")
+#: Loops of so many known items are followed item by item; others until nothing changes, in so many rounds.
+_SHORT, _ROUNDS = 8, 4
+
+
+class Positions(Domain[Value]):
+    """Values are what is known of their positions.
+
+    Args:
+        file: what is known of the file.
+    """
+
+    most_steps = 10_000_000
+
+    def __init__(self, file: File) -> None:
+        super().__init__()
+        self.file = file
+
+    def constant(self, value: object, node: ast.expr | None = None) -> Value:
+        return Plain(value)
+
+    def free(self, node: ast.Name, frame: Frame[Value]) -> Value:
+        scope = self.file.view.scope
+        if (function := scope.functions.get(node.id)) is not None:
+            return Method(function)
+        if node.id not in self.file.names and scope.resolve(node.id).startswith(":"):
+            raise Missed(f"{node.id} is not known here", node)
+        return PLAIN
+
+    def unclear(self, error: Missed, node: ast.expr) -> Value:
+        if not self.file.before:
+            raise error
+        return Whole("a value that is made before the layers")
+
+    def attribute(self, value: Value, node: ast.Attribute, frame: Frame[Value]) -> Value:
+        if isinstance(node.value, ast.Name) and (known := frame.values.get(f"{node.value.id}.{node.attr}")):
+            return known  # in this branch
+        value = bare(value)
+        if value == STATE and node.attr in _CASTS:
+            return Operation(STATE, node.attr)
+        if isinstance(value, Unknown):
+            raise Missed(f"it uses {value.reason}", node)
+        if isinstance(value, Module) and len(value.names) == 1:
+            if value.names[0] in self.file.view.scope.classes:
+                value = Own(value.names[0])
+        if isinstance(value, Own):
+            return self._own(value, node.attr)
+        if isinstance(value, Plain | Module):
+            return PLAIN
+        if isinstance(value, Size):
+            return tensor_like(value, node)
+        known = _about(value, node.attr) if isinstance(value, Tensor) else None
+        return known or Operation(value, node.attr)
+
+    def _own(self, own: Own, name: str) -> Value:
+        """An attribute of an instance."""
+        method = method_of(self.file.view, own.owner, name)
+        known = self.file.attributes.of(own.owner)
+        if name in known:
+            return known[name]
+        if method is None or any(decorator_name(each) == "property" for each in method[0].decorator_list):
+            return PLAIN
+        return Method(method[0], own)
+
+    def call(self, node: ast.Call, frame: Frame[Value]) -> Value:
+        return call(node, frame, self.file)
+
+    # Operators
+
+    def binary(self, operator: ast.operator, left: Value, right: Value, node: ast.expr) -> Value:
+        if isinstance(left, Items) and isinstance(right, Items) and isinstance(operator, ast.Add):
+            return Items(left.values + right.values)
+        if isinstance(operator, ast.Mult) and isinstance(left, Items) and isinstance(right, Plain):
+            if isinstance(right.value, int):
+                return Items(left.values * right.value)
+        if isinstance(operator, ast.Mult) and isinstance(left, Size) and isinstance(right, Size):
+            return Size(left.dim + right.dim)
+        left, right = tensor_like(left, node), tensor_like(right, node)
+        if isinstance(operator, ast.MatMult):
+            return proven(lambda: matmul(left, right), node)
+        return _met(left, right, node)
+
+    def unary(self, value: Value, node: ast.UnaryOp) -> Value:
+        value = tensor_like(value, node)
+        number = value.value if isinstance(value, Plain) else None
+        if isinstance(number, int | float) and isinstance(node.op, ast.USub):
+            return Plain(-number)
+        return value if isinstance(value, Tensor) else PLAIN
+
+    def compare(self, values: Sequence[Value], node: ast.Compare) -> Value:
+        if any(isinstance(operator, ast.Is | ast.IsNot | ast.In | ast.NotIn) for operator in node.ops):
+            return PLAIN
+        result: Value = PLAIN
+        for value in values:
+            result = _met(result, tensor_like(value, node), node)
+        return result
+
+    def logic(self, node: ast.BoolOp, frame: Frame[Value]) -> Value:
+        values = []
+        for part in node.values:
+            values.append(evaluate(part, frame))
+            if isinstance(node.op, ast.And) and values[-1] == Plain(False):
+                return values[-1]
+        result = values[0]
+        for value in values[1:]:
+            result = joined(result, value)
+        return result
+
+    def other(self, node: ast.expr, frame: Frame[Value]) -> Value:
+        match node:
+            case ast.JoinedStr():
+                return PLAIN
+            case ast.Starred(value=value):
+                return evaluate(value, frame)
+            case ast.Dict(values=parts):
+                return _all_alike(evaluate(part, frame) for part in parts)
+            case (
+                ast.ListComp(elt=element, generators=[generator])
+                | ast.GeneratorExp(elt=element, generators=[generator])
+            ) if not generator.ifs:
+                return self._comprehension(element, generator, frame)
+            case ast.DictComp(value=element, generators=[generator]) if not generator.ifs:
+                values = self._comprehension(element, generator, frame)
+                return _all_alike(values.values) if isinstance(values, Items) else values
+            case ast.ListComp() | ast.GeneratorExp() | ast.DictComp():
+                raise Missed("a comprehension that is not followed", node)
+        raise Missed(f"{type(node).__name__} is not followed", node)
+
+    def _comprehension(
+        self, element: ast.expr, generator: ast.comprehension, frame: Frame[Value]
+    ) -> Items | Many:
+        values, inner = evaluate(generator.iter, frame), frame.fork()
+        if not isinstance(values, Items | Many | Plain):
+            raise Missed("a comprehension that is not followed", element)
+        results = []
+        alike = (values.value if isinstance(values, Many) else PLAIN,)
+        for value in values.values if isinstance(values, Items) else alike:
+            assign(generator.target, value, inner)
+            results.append(evaluate(element, inner))
+        return Items(tuple(results)) if isinstance(values, Items) else Many(results[0])
+
+    # Parts of values
+
+    def sequence(self, node: ast.Tuple | ast.List, frame: Frame[Value]) -> Value:
+        values: list[Value] = []
+        for part in node.elts:
+            value = evaluate(part, frame)
+            if not isinstance(part, ast.Starred):
+                values.append(value)
+            elif isinstance(value, Plain) and len(node.elts) == 1:
+                return Many(PLAIN)
+            elif isinstance(value, Items):
+                values += value.values
+            else:
+                raise Missed("a tuple of unknown length", node)
+        return Items(tuple(values))
+
+    def subscript(self, value: Value, node: ast.Subscript, frame: Frame[Value]) -> Value:
+        if self.file.attributes.is_look_up(node.value):
+            return Module((":activation",))
+        return part_of(value, node, frame)
+
+    # Branches and loops
+
+    def test(self, node: ast.expr, frame: Frame[Value]) -> bool | Value:
+        known = self._truth(node, frame)
+        return PLAIN if known is None else known
+
+    def _truth(self, node: ast.expr, frame: Frame[Value]) -> bool | None:
+        """Whether a condition holds; None if both are possible."""
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+            inner = self._truth(node.operand, frame)
+            return None if inner is None else not inner
+        if isinstance(node, ast.BoolOp):
+            stop = isinstance(node.op, ast.Or)
+            known: list[bool | None] = []
+            for part in node.values:
+                known.append(self._truth(part, frame))
+                if known[-1] is stop:
+                    return stop
+            return None if None in known else not stop
+        if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Is | ast.IsNot):
+            value, other = evaluate(node.left, frame), evaluate(node.comparators[0], frame)
+            if other != NOTHING or isinstance(value, Maybe | Whole | Unknown) or value == PLAIN:
+                return None
+            return (value == NOTHING) is isinstance(node.ops[0], ast.Is)
+        value = evaluate(node, frame)
+        if isinstance(value, Tensor):
+            raise Missed("a branch depends on values of some positions", node)
+        if isinstance(value, Size) and is_positional(value.dim):
+            raise Missed("a branch depends on the number of positions", node)
+        return bool(value.value) if isinstance(value, Plain) and value != PLAIN else None
+
+    def assume(self, node: ast.expr, outcome: bool, frame: Frame[Value]) -> None:  # noqa: FBT001 - of the test
+        _assume(node, frame.values, outcome=outcome)
+        own = frame.values.get("self")
+        if isinstance(own, Own):
+            for name, value in chosen(self.file.attributes, own.owner, node, outcome=outcome):
+                frame.values[f"self.{name}"] = value
+
+    def knows(self, statement: ast.If | ast.Assert, frame: Frame[Value]) -> bool:
+        if isinstance(statement, ast.Assert):
+            return True
+        if not statement.orelse and all(isinstance(one, ast.Raise) for one in statement.body):
+            return True  # a check
+        for segments in self.file.segments:
+            for block, fused in ((statement.orelse, statement.body), (statement.body, statement.orelse)):
+                if segments.block is block:
+                    by_segment(segments, fused, frame, self.file)
+                    return True
+        return False
+
+    def branch(self, test: Value, met: Value, unmet: Value, node: ast.expr | None = None) -> Value:
+        return joined(met, unmet)
+
+    def join(
+        self,
+        frame: Frame[Value],
+        test: Value,
+        sides: Sequence[Frame[Value]],
+        results: Sequence[Value | None],
+    ) -> None:
+        ends = [side for side, result in zip(sides, results, strict=True) if result is None] or sides
+        _continue(frame, [end.values for end in ends])
+
+    def raised(self) -> Value:
+        return EMPTY
+
+    def left(
+        self, test: Value, results: Sequence[Value | None], statement: ast.stmt, frame: Frame[Value]
+    ) -> Value | None:
+        rest = [result for result in results if result != EMPTY]
+        return super().left(test, results, statement, frame) if len(rest) == 2 else (*rest, EMPTY)[0]
+
+    def within(
+        self, contexts: Iterable[ast.withitem], frame: Frame[Value], body: Sequence[ast.stmt]
+    ) -> Value | None:
+        return run(body, frame)
+
+    def loop(self, statement: ast.For, frame: Frame[Value]) -> None:
+        values = bare(evaluate(statement.iter, frame))
+        if isinstance(values, Tensor):
+            raise Missed("a loop over positions", statement)
+        if isinstance(values, Items) and len(values.values) <= _SHORT:
+            for value in values.values:
+                self.round(statement, value, frame)
+            return
+        value = values.value if isinstance(values, Many) else values if isinstance(values, Whole) else PLAIN
+        for _ in range(_ROUNDS):
+            before = dict(frame.values)
+            self.round(statement, value, frame)
+            _continue(frame, [before, frame.values])
+            if _alike(before, frame.values):
+                return
+        raise Missed("a loop whose values change from round to round", statement)
+
+    def round(self, statement: ast.For, value: Value, frame: Frame[Value]) -> None:
+        """Follow one round of a loop.
+
+        Raises:
+            Missed: it moves or mixes positions, or cannot be followed.
+        """
+        if statement.orelse:
+            raise Missed("a loop with an else", statement)
+        assign(statement.target, value, frame)
+        frame.loops += 1
+        result = run(statement.body, frame)
+        if result is not None and result != EMPTY:
+            raise Missed("a loop is left before its end", statement)
+        frame.loops -= 1
+
+    # Assignments
+
+    def augmented(self, node: ast.AugAssign, frame: Frame[Value]) -> None:
+        target = node.target
+        if isinstance(target, ast.Name):
+            read: ast.expr = ast.copy_location(ast.Name(target.id, ast.Load()), target)
+        else:
+            read = target
+        value = self.binary(node.op, evaluate(read, frame), evaluate(node.value, frame), node.value)
+        assign(target, value, frame)
+
+    def store(self, target: ast.expr, value: Value, frame: Frame[Value]) -> None:
+        if not isinstance(target, ast.Subscript):
+            if not isinstance(value, Plain):
+                raise Missed(f"it keeps a value beyond the call: {ast.unparse(target)}", target)
+            return
+        owner = evaluate(target.value, frame)
+        if isinstance(owner, Tensor):
+            check_written(owner, target, value, frame)
+        elif isinstance(target.value, ast.Name):
+            if not isinstance(owner, Many):
+                raise Missed("it writes to a part of a value", target)
+            frame.values[target.value.id] = Many(joined(owner.value, value))
+        elif not isinstance(value, Plain):
+            raise Missed(f"it keeps a value beyond the call: {ast.unparse(target)}", target)
+
+    def unpacked(self, value: Value, targets: Sequence[ast.expr]) -> Sequence[Value]:
+        value = used(value, targets[0], len(targets))
+        if isinstance(value, Plain):
+            return [PLAIN] * len(targets)
+        if isinstance(value, Many):
+            return [value.value] * len(targets)
+        if isinstance(value, Items) and len(value.values) == len(targets):
+            if not any(isinstance(target, ast.Starred) for target in targets):
+                return value.values
+        raise Missed("a value that is unpacked is not known", targets[0])
+
+    def statement(self, node: ast.stmt, frame: Frame[Value]) -> None:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            frame.values.update({alias.asname or alias.name: PLAIN for alias in node.names})
+        elif isinstance(node, ast.FunctionDef):
+            frame.values[node.name] = Unknown(f"{node.name}, a function inside a function")
+        elif not isinstance(node, ast.Delete | ast.Break):
+            raise Missed(f"{type(node).__name__} is not followed", node)
+
+
+def _met(left: Value, right: Value, node: ast.AST) -> Value:
+    """What code computes from the elements of two values."""
+    if not isinstance(left, Tensor | Plain) or not isinstance(right, Tensor | Plain):
+        raise Missed("it computes with a value that is not followed", node)
+    return proven(lambda: broadcast(left, right), node)
+
+
+def _about(value: Tensor, name: str) -> Value | None:
+    """An attribute of a tensor that is no method."""
+    if name == "shape":
+        return Items(tuple(Size(dim) for dim in value.dims))
+    if name == "ndim":
+        return Plain(len(value.dims))
+    if name in ("mT", "mH"):
+        return Tensor((*value.dims[:-2], value.dims[-1], value.dims[-2]))
+    return PLAIN if name in _ABOUT else value if name in _SAME else None
+
+
+def _all_alike(values: Iterable[Value]) -> Many:
+    """A dictionary or list of which only one item is remembered."""
+    result: Value = EMPTY
+    for value in values:
+        result = joined(result, value)
+    return Many(result)
+
+
+def _assume(test: ast.expr, values: dict[str, Value], *, outcome: bool) -> None:
+    """What a branch knows of names that may be None."""
+    match test:
+        case ast.BoolOp(op=operator, values=parts):
+            for part in parts if isinstance(operator, ast.And) is outcome else ():
+                _assume(part, values, outcome=outcome)
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            _assume(operand, values, outcome=not outcome)
+        case ast.Compare(
+            left=ast.Name(id=name), ops=[ast.Is() | ast.IsNot() as operator], comparators=[ast.Constant(None)]
+        ) if isinstance(value := values.get(name), Maybe):
+            values[name] = NOTHING if isinstance(operator, ast.Is) is outcome else value.value
+
+
+def _continue(frame: Frame[Value], ends: Sequence[dict[str, Value]]) -> None:
+    """Continue with what holds at the end of each branch."""
+    # What is known of attributes holds inside of a branch.
+    names = dict.fromkeys(name for end in ends for name in end if "." not in name)
+    frame.values = {}
+    for name in names:
+        first, *others = (end[name] for end in ends if name in end)
+        for value in others:
+            first = joined(first, value)
+        frame.values[name] = first
+
+
+def _alike(before: dict[str, Value], after: dict[str, Value]) -> bool:
+    return before.keys() == after.keys() and all(_outline(before[n]) == _outline(after[n]) for n in after)
+
+
+def _outline(value: Value) -> object:
+    """A value without the names of sizes."""
+    if isinstance(value, Tensor):
+        return [dim if is_positional(dim) else None for dim in value.dims]
+    if isinstance(value, Items):
+        return [_outline(item) for item in value.values]
+    if isinstance(value, Many | Maybe):
+        return [type(value), _outline(value.value)]
+    return PLAIN if isinstance(value, Plain) else value
