@@ -17,12 +17,12 @@ from veomni_hook.patches.code.template import Found
 from veomni_hook.patches.code.walk import walk_ast
 from veomni_hook.patches.idioms.layer_loop.file import File
 from veomni_hook.patches.idioms.layer_loop.known_names import ATTENTION_ARGUMENTS
-from veomni_hook.patches.idioms.layer_loop.operations import Arguments
 from veomni_hook.patches.idioms.layer_loop.values import (
     BATCH,
     NOTHING,
     PLAIN,
     POSITIONS,
+    Arguments,
     Items,
     Plain,
     Tensor,

@@ -21,7 +21,7 @@ from veomni_hook.patches.idioms.layer_loop.known_names import (
     RANDOM,
 )
 from veomni_hook.patches.idioms.layer_loop.modules import lineage, method_of
-from veomni_hook.patches.idioms.layer_loop.operations import Arguments, operation, torch_name
+from veomni_hook.patches.idioms.layer_loop.operations import operation, torch_name
 from veomni_hook.patches.idioms.layer_loop.values import (
     BATCH,
     EMPTY,
@@ -29,6 +29,7 @@ from veomni_hook.patches.idioms.layer_loop.values import (
     PLAIN,
     POSITIONS,
     SLICE,
+    Arguments,
     Attention,
     Items,
     Many,
@@ -401,14 +402,12 @@ def _followed(
     if frame.depth > _DEPTH:
         raise Missed(f"{function.name} calls itself", function)
     inner = Frame(frame.domain, {}, depth=frame.depth + 1)
-    target = function.name
     if own is not None:
         holder = method_of(file.view, own.owner, function.name)
         inner.home = home or (file.view.classes[holder[1]] if holder is not None else None)
-        target = target if holder is None else f"{holder[1]}.{target}"
         if "staticmethod" not in decorators:
             arguments = replace(arguments, given=(own, *arguments.given))
-    frame.domain.followed[target] = None
+    frame.domain.followed[f"{inner.home.name}.{function.name}" if inner.home else function.name] = None
     try:
         inner.values = _parameters(function, arguments, frame)
         result = run(function.body, inner)

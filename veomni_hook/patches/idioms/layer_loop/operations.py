@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from veomni_hook.patches.idioms.layer_loop.shapes import (
+    SHAPES,
+    Rule,
     axis,
     broadcast,
-    expanded,
     made,
     matmul,
-    reshaped,
-    size_of,
     without,
 )
 from veomni_hook.patches.idioms.layer_loop.values import (
     NOTHING,
     PLAIN,
+    Arguments,
     Dim,
     Items,
     Many,
@@ -27,65 +26,15 @@ from veomni_hook.patches.idioms.layer_loop.values import (
     Size,
     Tensor,
     Value,
-    Whole,
     bare,
     fresh,
     is_positional,
-    of_all,
 )
 from veomni_hook.patches.site import Missed
 
-__all__ = ["Arguments", "operation", "proven", "torch_name"]
+__all__ = ["operation", "proven", "torch_name"]
 
 
-@dataclass(frozen=True)
-class Arguments:
-    """The arguments of a call: a method's receiver is the first; ``bag`` is all positions after ``**``."""
-
-    given: tuple[Value, ...] = ()
-    named: Mapping[str, Value] = field(default_factory=dict)
-    bag: Whole | None = None
-
-    @property
-    def every(self) -> list[Value]:
-        """All values, with those inside of tuples, lists and dictionaries."""
-        return list(of_all([*self.given, *self.named.values()]))
-
-    @property
-    def first(self) -> Value:
-        """The first argument, by its place or its name."""
-        return next(iter((*self.given, *self.named.values())), PLAIN)
-
-    def get(self, index: int, *names: str, default: Value = NOTHING) -> Value:
-        """An argument by its place or by one of its names."""
-        for name in names:
-            if name in self.named:
-                return self.named[name]
-        return self.given[index] if index < len(self.given) else default
-
-    @property
-    def tensor(self) -> Tensor:
-        """The first argument.
-
-        Raises:
-            Missed: it is not a tensor with positions.
-        """
-        first = self.get(0, "input", "x")
-        if not isinstance(first, Tensor):
-            raise Missed("a value whose positions are not known")
-        return first
-
-    def numbers(self, start: int) -> list[Value]:
-        """The numbers of a shape, given one by one or as a tuple."""
-        rest = self.given[start:]
-        if not rest:
-            rest = tuple(self.named.values())
-        if len(rest) == 1 and isinstance(rest[0], Items):
-            return list(rest[0].values)
-        return list(rest)
-
-
-_Rule: TypeAlias = "Callable[[Arguments], Value]"
 #: What is left of a dimension along which a call computes; None for nothing.
 _Then: TypeAlias = "Callable[[Dim], Dim | None]"
 
@@ -100,7 +49,7 @@ def _elementwise(given: Arguments) -> Value:
     return result
 
 
-def _along(what: str, then: _Then, *, place: int = 1, default: Value = NOTHING, pair: bool = False) -> _Rule:
+def _along(what: str, then: _Then, *, place: int = 1, default: Value = NOTHING, pair: bool = False) -> Rule:
     """A rule for functions that compute along one dimension, or several.
 
     Args:
@@ -142,52 +91,6 @@ def _maximum(given: Arguments) -> Value:
     if isinstance(given.get(1, "other"), Tensor):
         return _elementwise(given)
     return _along("a maximum", _gone, pair=True)(given)
-
-
-def _reshape(given: Arguments) -> Value:
-    sizes = [size_of(each) for each in given.numbers(1)]
-    return reshaped(given.tensor, sizes)
-
-
-def _expand(given: Arguments) -> Value:
-    return expanded(given.tensor, [size_of(each) for each in given.numbers(1)])
-
-
-def _transpose(given: Arguments) -> Value:
-    tensor = given.tensor
-    dims = list(tensor.dims)
-    one, other = axis(tensor, given.get(1, "dim0")), axis(tensor, given.get(2, "dim1"))
-    dims[one], dims[other] = dims[other], dims[one]
-    return Tensor(tuple(dims))
-
-
-def _permute(given: Arguments) -> Value:
-    order = [axis(given.tensor, each) for each in given.numbers(1)]
-    return Tensor(tuple(given.tensor.dims[number] for number in order))
-
-
-def _unsqueeze(given: Arguments) -> Value:
-    dims = list(given.tensor.dims)
-    dims.insert(axis(given.tensor, given.get(1, "dim"), extra=1), ())
-    return Tensor(tuple(dims))
-
-
-def _flatten(given: Arguments) -> Value:
-    dims = list(given.tensor.dims)
-    first = axis(given.tensor, given.get(1, "start_dim", default=Plain(0)))
-    last = axis(given.tensor, given.get(2, "end_dim", default=Plain(-1)))
-    joined = tuple(factor for dim in dims[first : last + 1] for factor in dim)
-    return Tensor((*dims[:first], joined, *dims[last + 1 :]))
-
-
-def _unflatten(given: Arguments) -> Value:
-    index = without(given.tensor, given.get(1, "dim"), "an unflatten")
-    sizes = given.get(2, "sizes")
-    number = len(sizes.values) if isinstance(sizes, Items) else 0
-    if not number:
-        raise Missed("an unflatten into an unknown shape")
-    dims = given.tensor.dims
-    return Tensor((*dims[:index], *(fresh() for _ in range(number)), *dims[index + 1 :]))
 
 
 def _parts(given: Arguments) -> Value:
@@ -293,36 +196,6 @@ def _pad(given: Arguments) -> Value:
     return Tensor((*given.tensor.dims[:-1], fresh()))
 
 
-def _size(given: Arguments) -> Value:
-    if len(given.given) + len(given.named) < 2:
-        return Items(tuple(Size(dim) for dim in given.tensor.dims))
-    return Size(given.tensor.dims[axis(given.tensor, given.get(1, "dim"))])
-
-
-def _new(given: Arguments) -> Value:
-    sizes = [size_of(each) for each in given.numbers(1)]
-    return made([size if isinstance(size, tuple) else fresh() for size in sizes])
-
-
-def _view_as(given: Arguments) -> Value:
-    other = given.get(1, "other")
-    if not isinstance(other, Tensor):
-        raise Missed("a reshape to an unknown shape")
-    return reshaped(given.tensor, list(other.dims))
-
-
-def _repeat(given: Arguments) -> Value:
-    counts = given.numbers(1)
-    if len(counts) != len(given.tensor.dims):
-        raise Missed("a repetition in more dimensions")
-    dims: list[Dim] = []
-    for dim, count in zip(given.tensor.dims, counts, strict=True):
-        if count != Plain(1) and is_positional(dim):
-            raise Missed("a repetition along the positions")
-        dims.append(dim if count == Plain(1) else fresh())
-    return Tensor(tuple(dims))
-
-
 def _copied(given: Arguments) -> Value:
     tensor, result = given.tensor, _elementwise(given)
     if not isinstance(result, Tensor) or len(result.dims) > len(tensor.dims):
@@ -330,21 +203,8 @@ def _copied(given: Arguments) -> Value:
     return tensor
 
 
-def _rank(given: Arguments) -> Value:
-    return Plain(len(given.tensor.dims))
-
-
 def _matmul(given: Arguments) -> Value:
     return matmul(given.get(0), given.get(1))
-
-
-def _as_complex(given: Arguments) -> Value:
-    without(given.tensor, Plain(-1), "complex numbers")
-    return made(given.tensor.dims[:-1])
-
-
-def _as_real(given: Arguments) -> Value:
-    return Tensor((*given.tensor.dims, fresh()))
 
 
 _ELEMENTWISE = """
@@ -357,7 +217,7 @@ requires_grad_ round rrelu rsqrt selu sigmoid sigmoid_ sign silu silu_ sin softp
 sub sub_ subtract tanh to type type_as uniform_ where zeros_like
 """.split()
 
-_RULES: dict[str, _Rule] = {
+_RULES: dict[str, Rule] = {
     **dict.fromkeys(_ELEMENTWISE, _elementwise),
     "sum": _along("a sum", _gone),
     "mean": _along("a mean", _gone),
@@ -380,16 +240,7 @@ _RULES: dict[str, _Rule] = {
     "cumsum": _along("a cumulative sum", _kept),
     "topk": _along("a choice of the largest values", _resized, place=2, default=Plain(-1), pair=True),
     "sort": _along("an order", _kept, default=Plain(-1), pair=True),
-    "view": _reshape,
-    "reshape": _reshape,
-    "expand": _expand,
-    "transpose": _transpose,
-    "swapaxes": _transpose,
-    "permute": _permute,
-    "unsqueeze": _unsqueeze,
     "squeeze": _along("a squeeze", _gone),
-    "flatten": _flatten,
-    "unflatten": _unflatten,
     "chunk": _parts,
     "split": _parts,
     "unbind": _unbind,
@@ -406,19 +257,11 @@ _RULES: dict[str, _Rule] = {
     "rms_norm": _last,
     "normalize": _along("a norm", _kept, place=2, default=Plain(1)),
     "pad": _pad,
-    "new_empty": _new,
-    "new_zeros": _new,
     "copy_": _copied,
-    "view_as": _view_as,
-    "reshape_as": _view_as,
-    "repeat": _repeat,
-    "size": _size,
-    "dim": _rank,
     "matmul": _matmul,
     "bmm": _matmul,
     "mm": _matmul,
-    "view_as_complex": _as_complex,
-    "view_as_real": _as_real,
+    **SHAPES,
 }
 
 _HOMES = ("torch", "torch.nn.functional", "torch.linalg", "torch.special")

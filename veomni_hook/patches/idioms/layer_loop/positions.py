@@ -42,7 +42,7 @@ from veomni_hook.patches.idioms.layer_loop.values import (
     used,
 )
 from veomni_hook.patches.interpreter.domain import Domain, Frame
-from veomni_hook.patches.interpreter.walk import assign, evaluate, run
+from veomni_hook.patches.interpreter.walk import assign, conditional, evaluate, run
 from veomni_hook.patches.site import Missed
 
 __all__ = ["Positions"]
@@ -147,9 +147,9 @@ class Positions(Domain[Value]):
         return result
 
     def logic(self, node: ast.BoolOp, frame: Frame[Value]) -> Value:
-        values = []
+        values: list[Value] = []
         for part in node.values:
-            values.append(evaluate(part, frame))
+            values.append(conditional(part, frame) if values else evaluate(part, frame))
             if isinstance(node.op, ast.And) and values[-1] == Plain(False):
                 return values[-1]
         result = values[0]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 from veomni_hook.patches.idioms.layer_loop.values import (
     BATCH,
     POSITIONS,
+    Arguments,
     Dim,
+    Items,
     Plain,
     Size,
     Tensor,
@@ -17,7 +20,10 @@ from veomni_hook.patches.idioms.layer_loop.values import (
 )
 from veomni_hook.patches.site import Missed
 
-__all__ = ["axis", "broadcast", "expanded", "made", "matmul", "reshaped", "size_of", "without"]
+__all__ = ["SHAPES", "Rule", "axis", "broadcast", "made", "matmul", "without"]
+
+#: The result of a call.
+Rule: TypeAlias = "Callable[[Arguments], Value]"
 
 
 def made(dims: Sequence[Dim]) -> Value:
@@ -176,3 +182,115 @@ def matmul(one: Value, other: Value) -> Value:
     batch = broadcast(Tensor(left[:-2]), Tensor(right[:-2]))
     dims = batch.dims if isinstance(batch, Tensor) else ()
     return made([*dims, left[-2], right[-1]])
+
+
+def _reshape(given: Arguments) -> Value:
+    sizes = [size_of(each) for each in given.numbers(1)]
+    return reshaped(given.tensor, sizes)
+
+
+def _expand(given: Arguments) -> Value:
+    return expanded(given.tensor, [size_of(each) for each in given.numbers(1)])
+
+
+def _transpose(given: Arguments) -> Value:
+    tensor = given.tensor
+    dims = list(tensor.dims)
+    one, other = axis(tensor, given.get(1, "dim0")), axis(tensor, given.get(2, "dim1"))
+    dims[one], dims[other] = dims[other], dims[one]
+    return Tensor(tuple(dims))
+
+
+def _permute(given: Arguments) -> Value:
+    order = [axis(given.tensor, each) for each in given.numbers(1)]
+    return Tensor(tuple(given.tensor.dims[number] for number in order))
+
+
+def _unsqueeze(given: Arguments) -> Value:
+    dims = list(given.tensor.dims)
+    dims.insert(axis(given.tensor, given.get(1, "dim"), extra=1), ())
+    return Tensor(tuple(dims))
+
+
+def _flatten(given: Arguments) -> Value:
+    dims = list(given.tensor.dims)
+    first = axis(given.tensor, given.get(1, "start_dim", default=Plain(0)))
+    last = axis(given.tensor, given.get(2, "end_dim", default=Plain(-1)))
+    joined = tuple(factor for dim in dims[first : last + 1] for factor in dim)
+    return Tensor((*dims[:first], joined, *dims[last + 1 :]))
+
+
+def _unflatten(given: Arguments) -> Value:
+    index = without(given.tensor, given.get(1, "dim"), "an unflatten")
+    sizes = given.get(2, "sizes")
+    number = len(sizes.values) if isinstance(sizes, Items) else 0
+    if not number:
+        raise Missed("an unflatten into an unknown shape")
+    dims = given.tensor.dims
+    return Tensor((*dims[:index], *(fresh() for _ in range(number)), *dims[index + 1 :]))
+
+
+def _size(given: Arguments) -> Value:
+    if len(given.given) + len(given.named) < 2:
+        return Items(tuple(Size(dim) for dim in given.tensor.dims))
+    return Size(given.tensor.dims[axis(given.tensor, given.get(1, "dim"))])
+
+
+def _new(given: Arguments) -> Value:
+    sizes = [size_of(each) for each in given.numbers(1)]
+    return made([size if isinstance(size, tuple) else fresh() for size in sizes])
+
+
+def _view_as(given: Arguments) -> Value:
+    other = given.get(1, "other")
+    if not isinstance(other, Tensor):
+        raise Missed("a reshape to an unknown shape")
+    return reshaped(given.tensor, list(other.dims))
+
+
+def _repeat(given: Arguments) -> Value:
+    counts = given.numbers(1)
+    if len(counts) != len(given.tensor.dims):
+        raise Missed("a repetition in more dimensions")
+    dims: list[Dim] = []
+    for dim, count in zip(given.tensor.dims, counts, strict=True):
+        if count != Plain(1) and is_positional(dim):
+            raise Missed("a repetition along the positions")
+        dims.append(dim if count == Plain(1) else fresh())
+    return Tensor(tuple(dims))
+
+
+def _rank(given: Arguments) -> Value:
+    return Plain(len(given.tensor.dims))
+
+
+def _as_complex(given: Arguments) -> Value:
+    without(given.tensor, Plain(-1), "complex numbers")
+    return made(given.tensor.dims[:-1])
+
+
+def _as_real(given: Arguments) -> Value:
+    return Tensor((*given.tensor.dims, fresh()))
+
+
+#: What functions and methods do that change a shape.
+SHAPES: dict[str, Rule] = {
+    "view": _reshape,
+    "reshape": _reshape,
+    "expand": _expand,
+    "transpose": _transpose,
+    "swapaxes": _transpose,
+    "permute": _permute,
+    "unsqueeze": _unsqueeze,
+    "flatten": _flatten,
+    "unflatten": _unflatten,
+    "new_empty": _new,
+    "new_zeros": _new,
+    "view_as": _view_as,
+    "reshape_as": _view_as,
+    "repeat": _repeat,
+    "size": _size,
+    "dim": _rank,
+    "view_as_complex": _as_complex,
+    "view_as_real": _as_real,
+}

@@ -7,8 +7,8 @@ dimension of size 1, ``("B", "S")`` a batch and its positions in one dimension.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from itertools import count
 from typing import TypeAlias
 
@@ -22,6 +22,7 @@ __all__ = [
     "PLAIN",
     "POSITIONS",
     "SLICE",
+    "Arguments",
     "Attention",
     "Dim",
     "Items",
@@ -309,3 +310,50 @@ def tensor_like(value: Value, node: ast.AST) -> Value:
             raise Missed("it computes with the number of positions", node)
         return PLAIN
     return value
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """The arguments of a call: a method's receiver is the first; ``bag`` is all positions after ``**``."""
+
+    given: tuple[Value, ...] = ()
+    named: Mapping[str, Value] = field(default_factory=dict)
+    bag: Whole | None = None
+
+    @property
+    def every(self) -> list[Value]:
+        """All values, with those inside of tuples, lists and dictionaries."""
+        return list(of_all([*self.given, *self.named.values()]))
+
+    @property
+    def first(self) -> Value:
+        """The first argument, by its place or its name."""
+        return next(iter((*self.given, *self.named.values())), PLAIN)
+
+    def get(self, index: int, *names: str, default: Value = NOTHING) -> Value:
+        """An argument by its place or by one of its names."""
+        for name in names:
+            if name in self.named:
+                return self.named[name]
+        return self.given[index] if index < len(self.given) else default
+
+    @property
+    def tensor(self) -> Tensor:
+        """The first argument.
+
+        Raises:
+            Missed: it is not a tensor with positions.
+        """
+        first = self.get(0, "input", "x")
+        if not isinstance(first, Tensor):
+            raise Missed("a value whose positions are not known")
+        return first
+
+    def numbers(self, start: int) -> list[Value]:
+        """The numbers of a shape, given one by one or as a tuple."""
+        rest = self.given[start:]
+        if not rest:
+            rest = tuple(self.named.values())
+        if len(rest) == 1 and isinstance(rest[0], Items):
+            return list(rest[0].values)
+        return list(rest)
