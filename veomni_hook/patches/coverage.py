@@ -73,8 +73,8 @@ class Row:
 
     def to_dict(self) -> dict[str, str | int]:
         """Return the fields that listings show."""
-        shown = ("module", "target", "op", "variant", "status", "reason", "code", "line")
-        return {name: getattr(self, name) for name in shown}
+        hidden = ("lineno", "counted", "part", "edited")
+        return {name: getattr(self, name) for name in self.__slots__ if name not in hidden}
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from enum import Enum
 from re import search
+from typing import TYPE_CHECKING
 
-from veomni_hook.patches.graph import Difference, Unknown
+if TYPE_CHECKING:
+    from veomni_hook.patches.graph import Difference, Unknown
 
 __all__ = ["Code", "Reason", "remedies"]
 
@@ -70,7 +72,6 @@ class Reason(str):
         line: the line that the text names, the first if there are several; 0 if there is none.
     """
 
-    __slots__ = ("code", "line")
     code: Code
     line: int
 
@@ -85,6 +86,8 @@ class Reason(str):
     @classmethod
     def of(cls, found: Difference | Unknown) -> Reason:
         """The reason that code has no form, or not the form of a formula."""
+        from veomni_hook.patches.graph import Unknown  # the language is read without the engine
+
         if isinstance(found, Unknown):
             return cls(found.reason, Code.NOT_FOLLOWED, found.lineno)
         return cls(found.text, Code.OTHER_FORM)
