@@ -4,15 +4,19 @@ import ast
 import importlib.util
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import veomni_hook
+from veomni_hook.finders.build import stored_form
 from veomni_hook.patches import reasons
 from veomni_hook.patches.coverage import ROUTED, Row, examine
+from veomni_hook.patches.engine import PatchedSource
 from veomni_hook.patches.graph import Difference, Unknown
 from veomni_hook.patches.idioms.recognise import OPTIONAL
 from veomni_hook.patches.reasons import Code, Reason, remedies
+from veomni_hook.patches.report import MissedSite, PatchReport
 from veomni_hook.patches.site import Missed
 
 #: Codes that no idiom names yet, and idioms that do not name all of theirs.
@@ -41,6 +45,7 @@ def test_a_reason_is_its_text_and_knows_cause_and_line() -> None:
     assert (told, told.code, told.line) == ("it is odd (line 3)", Code.IN_PLACE, 3)
     assert Reason("nearest is a: it is odd (line 7)").line == 7
     assert Reason("several losses (lines 4 and 9)").line == 4
+    assert Reason("another loop at line 9 (line 4)").line == 4 and Reason("replaced at line 9").line == 9
 
 
 def test_a_reason_keeps_its_cause() -> None:
@@ -50,6 +55,8 @@ def test_a_reason_keeps_its_cause() -> None:
     both = Reason.joined([Reason(odd, line=4), "it is even"])
     assert (both, both.code, both.line) == ("it is odd (line 4); it is even", Code.IN_PLACE, 4)
     assert Reason.joined([]) == ""
+    behind = odd.after("nearest is a")
+    assert (behind, behind.code) == ("nearest is a: it is odd", Code.IN_PLACE)
 
 
 def test_a_miss_has_the_cause_that_it_names() -> None:
@@ -93,9 +100,8 @@ def test_every_site_that_is_not_routed_has_a_code(families: tuple[str, ...]) -> 
     assert {row.code for row in left} <= {str(code) for code in Code}
     assert {row.op for row in left if row.code == "not_followed"} <= READ | WAITING_OPS
     assert len({row.code for row in left}) > 4, "other families show more codes"
-    assert all(
-        (f"(line {row.line})" in row.reason) or not row.line or "(lines " in row.reason for row in left
-    )
+    assert all(f" {row.line}" in row.reason for row in left if row.line)
+    assert not [row for row in left if " line " in row.reason and not row.line]
 
 
 def rows(families: tuple[str, ...]) -> list[Row]:
@@ -105,3 +111,11 @@ def rows(families: tuple[str, ...]) -> list[Row]:
     files = [path for path in models.glob("*/modeling_*.py") if not families or path.parent.name in families]
     assert files
     return [row for path in files for row in examine(path.stem, path.read_text("utf-8"), optional=OPTIONAL)]
+
+
+def test_the_cause_of_a_miss_is_no_part_of_the_form() -> None:
+    def named(*cause: Any, reason: str = "it is odd (line 3)") -> str:
+        report = PatchReport("m", "1", missed=(MissedSite("op", "f", "missed", reason, *cause),))
+        return stored_form(PatchedSource("x = 1\n", "x = 1\n", report)).patch_hash
+
+    assert named("in_place", 3) == named("not_followed", 0) != named("in_place", 3, reason="it is even")

@@ -69,7 +69,7 @@ class Reason(str):
 
     Attributes:
         code: that of the words, if they are a reason; else the one that is passed, or `NOT_FOLLOWED`.
-        line: the line that the text names, the first if there are several; 0 if there is none.
+        line: the line that the text names, the first in brackets if there are several; 0 if there is none.
     """
 
     code: Code
@@ -78,7 +78,7 @@ class Reason(str):
     def __new__(cls, words: str, code: Code = Code.NOT_FOLLOWED, line: int = 0) -> Reason:
         """Put the line behind the words, if there is one."""
         reason = super().__new__(cls, f"{words} (line {line})" if line else words)
-        named = search(r"\(lines? (\d+)", reason)
+        named = search(r"\(lines? (\d+)", reason) or search(r"\bline (\d+)", reason)
         reason.line = line or (int(named[1]) if named else 0)
         reason.code = words.code if isinstance(words, Reason) else code
         return reason
@@ -91,6 +91,10 @@ class Reason(str):
         if isinstance(found, Unknown):
             return cls(found.reason, Code.NOT_FOLLOWED, found.lineno)
         return cls(found.text, Code.OTHER_FORM)
+
+    def after(self, place: str) -> Reason:
+        """The reason behind the place or the formula that it is about."""
+        return Reason(f"{place}: {self}", self.code)
 
     @classmethod
     def joined(cls, reasons: Iterable[str]) -> Reason:

@@ -53,8 +53,7 @@ def _routed(view: ModuleView, owner: ast.ClassDef | None, method: FunctionNode, 
         return replace(site, reason=Reason("self is not the method's module", Code.REPLACED))
     operands = operands_of(view, owner, method)
     if isinstance(operands, Reason):
-        why = Reason(f"the method does not only add rows: {operands}", operands.code)
-        return replace(site, reason=why)
+        return replace(site, reason=operands.after("the method does not only add rows"))
     slot = formula_slot(OP, _VARIANT)
     code = ask(method, slot.name, "self", operands)
     return replace(
