@@ -11,6 +11,7 @@ from scripts import kernels
 from veomni_hook.cli.app import COMMANDS
 from veomni_hook.patches.coverage import Row, denominators
 from veomni_hook.patches.lock import changes
+from veomni_hook.patches.reasons import Code
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 
@@ -30,6 +31,13 @@ def test_the_keys_of_a_row_are_documented() -> None:
     document = text("coverage.md")
     row = Row("m", "t", "o", "v", "routed", "").to_dict()
     assert all(f"| `{key}` |" in document for key in row)
+
+
+def test_every_cause_is_documented() -> None:
+    document = (DOCS / "coverage.md").read_text(encoding="utf-8")
+    rows = "".join(f"| `{code}` | {code.meaning} | {code.remedy} |\n" for code in Code)
+    head = "| Code | What it says | What can be done |\n| --- | --- | --- |\n"
+    assert f"{head}{rows}\n" in document, "the table of veomni_hook/patches/reasons.py"
 
 
 def test_every_result_of_a_comparison_is_documented() -> None:

@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from veomni_hook.patches.reasons import Code
+
 from .conftest import TINY, Command
 
 
@@ -60,6 +62,8 @@ def test_what_yields_to_a_users_config(veomni: Command, tmp_path: Path) -> None:
 def test_what_is_not_routed_is_told_once(veomni: Command) -> None:
     done = veomni("explain", "nllb_moe", "--fast")
     assert done.out.count("not routed") == done.out.count("NllbMoeExperts.forward") == 1
+    cause = next(line.split()[3] for line in done.out.splitlines() if "NllbMoeExperts.forward" in line)
+    assert done.out.count(Code[cause.upper()].remedy) == 1
 
 
 def test_what_is_not_routed_is_told_where_nothing_else_applies(veomni: Command) -> None:

@@ -8,7 +8,7 @@ from types import ModuleType
 
 from veomni_hook.patches.code.edit import Edit
 from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.site import Site, Status
+from veomni_hook.patches.site import Code, Reason, Site, Status
 
 OP = "scaling"
 CANDIDATES = "a forward that uses scale"
@@ -25,11 +25,12 @@ def find(view: ModuleView) -> Iterator[Site]:
         if "scale" not in text:
             continue
         operators = [type(n.op).__name__ for n in ast.walk(forward) if isinstance(n, ast.BinOp)]
-        status, reason = Status.ROUTED, ""
+        status, reason = Status.ROUTED, Reason("")
         if "Div" in operators:
-            status, reason = Status.MISSED, f"nearest times: expected Mult, found Div (line {forward.lineno})"
+            status = Status.MISSED
+            reason = Reason("nearest times: expected Mult, found Div", Code.OTHER_FORM, forward.lineno)
         elif forward.args.args[0].arg != "self":
-            status, reason = Status.UNBOUND, "no module at hand"
+            status, reason = Status.UNBOUND, Reason("no module at hand", Code.NO_OWNER)
         start = view.document.start(forward)
         yield Site(
             OP,

@@ -44,7 +44,7 @@ def idioms(monkeypatch: pytest.MonkeyPatch) -> list[ModuleType]:
     return found
 
 
-def test_every_site_is_a_row_with_six_fields(idioms: list[ModuleType]) -> None:
+def test_every_site_is_a_row_with_its_cause(idioms: list[ModuleType]) -> None:
     rows = [row.to_dict() for row in examine("m", SOURCE) if row.counted]
     assert rows == [
         {
@@ -54,6 +54,8 @@ def test_every_site_is_a_row_with_six_fields(idioms: list[ModuleType]) -> None:
             "variant": "times",
             "status": "routed",
             "reason": "",
+            "code": "",
+            "line": 0,
         },
         {
             "module": "m",
@@ -62,6 +64,8 @@ def test_every_site_is_a_row_with_six_fields(idioms: list[ModuleType]) -> None:
             "variant": "",
             "status": "missed",
             "reason": "nearest times: expected Mult, found Div (line 8)",
+            "code": "other_form",
+            "line": 8,
         },
         {
             "module": "m",
@@ -70,6 +74,8 @@ def test_every_site_is_a_row_with_six_fields(idioms: list[ModuleType]) -> None:
             "variant": "times",
             "status": "unbound",
             "reason": "no module at hand",
+            "code": "no_owner",
+            "line": 0,
         },
     ]
 

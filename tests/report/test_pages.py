@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from tests.report.structure import Page
 from veomni_hook.cli.app import app
 from veomni_hook.cli.inputs.targets import transformers_folder
+from veomni_hook.patches.reasons import Code
 from veomni_hook.patches.report import AppliedPatch
 from veomni_hook.patches.spec import SlotSpec
 from veomni_hook.report.explanation import explain
@@ -99,7 +100,10 @@ def test_what_is_not_patched_says_why(written: Path) -> None:
         "moe_experts",
         "not recognised",
         "nearest is gated: no loop over experts",
+        "other_form",
     ]
+    told = rows(written.read_text(encoding="utf-8"), "What can be done")
+    assert ["other_form", Code.OTHER_FORM.remedy] in told
     yielded = {row[0]: row[2] for row in rows(written.read_text(encoding="utf-8"), "Patches that gave way")}
     assert "relies on upstream's Qwen3RMSNorm" in yielded["Qwen3DecoderLayer.forward"]
 

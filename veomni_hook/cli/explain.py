@@ -89,6 +89,7 @@ def explain(
 def show(facts: dict[str, Any], place: str) -> None:
     """Print what `explained` returns, and where the patched source is."""
     from veomni_hook.patches.coverage import NO_KERNEL, ROUTED
+    from veomni_hook.patches.reasons import remedies
 
     output.emit_heading(f"{facts['module']} ({facts['distribution']} {facts['version']})")
     output.emit_fields({"source": facts["source"], "patched": place, "hash": facts["patch_hash"] or None})
@@ -100,7 +101,10 @@ def show(facts: dict[str, Any], place: str) -> None:
         facts["class_mapping"],
     )
     _section("yielded", ("kind", "target", "reason", "config"), facts["yielded"])
-    _section("not routed", ("status", "op", "target", "reason"), facts["missed"])
+    _section("not routed", ("status", "op", "target", "code", "reason"), facts["missed"])
+    known = remedies(site["code"] for site in facts["missed"])
+    told = [{"code": code, "remedy": remedy} for code, remedy in known]
+    _section("what can be done about a code", ("code", "remedy"), told)
     columns = ("name", "op", "variant", "kernel", "decisions")
     for title, status in (("kernel slots", ROUTED), ("slots without a kernel on any machine", NO_KERNEL)):
         _section(title, columns, [slot for slot in facts["slots"] if slot["status"] == status])

@@ -96,15 +96,15 @@ def _answers(choice: Choice, system: System) -> Callable[[Place], list[Answer]]:
 def _module(patched: Prepared, answers: Callable[[Place], Sequence[Answer]], *, idioms: bool) -> Module:
     """The page's content for a module; ``idioms``: whether idioms ran on it."""
     from veomni_hook.cli.explain import explained
+    from veomni_hook.patches.report import MissedSite
     from veomni_hook.report.gather import Texts, gathered, unpatched
-    from veomni_hook.report.model import Unrouted
 
     label = family_of(patched.module)
     if patched.report is not None:
         texts = Texts(patched.original, patched.stored_text)
         return gathered(label, texts, patched.report, patched.patch_hash, answers, examined=idioms)
     facts = explained(patched)
-    unrouted = [Unrouted(**site) for site in facts["missed"]]
+    unrouted = [MissedSite(**site) for site in facts["missed"]]
     version = f"{facts['distribution']} {facts['version']}"
     reason = f"Upstream's code runs unchanged: {patched.reason}."
     return unpatched(patched.module, label, version, reason, unrouted=unrouted if idioms else None)

@@ -10,7 +10,7 @@ from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.idioms import recognise as recogniser
 from veomni_hook.patches.report import MissedSite
 from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.site import Site, Status
+from veomni_hook.patches.site import Reason, Site, Status
 from veomni_hook.patches.slots import slot_name
 
 __all__ = [
@@ -49,6 +49,8 @@ class Row:
         counted: whether it is one of the op's candidates; a call site of a candidate is not.
         part: a subset of the op's candidates that has its own total; otherwise empty.
         edited: whether the module's text changes there.
+        code: the cause of the reason (`veomni_hook.patches.reasons`), if an idiom left it; otherwise empty.
+        line: the line that the reason names; 0 if there is none.
     """
 
     module: str
@@ -61,16 +63,18 @@ class Row:
     counted: bool = True
     part: str = ""
     edited: bool = False
+    code: str = ""
+    line: int = 0
 
     @property
     def slots(self) -> list[str]:
         """The slots that a routed place asks, one for each formula."""
         return [slot_name(self.op, one) for one in self.variant.split("|") if one]
 
-    def to_dict(self) -> dict[str, str]:
-        """Return the six fields that listings show."""
-        shown = ("module", "target", "op", "variant", "status", "reason")
-        return {name: getattr(self, name) for name in shown}
+    def to_dict(self) -> dict[str, str | int]:
+        """Return the fields that listings show."""
+        hidden = ("lineno", "counted", "part", "edited")
+        return {name: getattr(self, name) for name in self.__slots__ if name not in hidden}
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +139,9 @@ def missed(module: str, text: str) -> tuple[MissedSite, ...]:
     """Return the sites of a module that are not routed, and its errors, as a patch report lists them."""
     rows = examine(module, text)
     return tuple(
-        MissedSite(row.op, row.target, row.status, row.reason) for row in rows if row.status != ROUTED
+        MissedSite(row.op, row.target, row.status, row.reason, row.code, row.line)
+        for row in rows
+        if row.status != ROUTED
     )
 
 
@@ -184,17 +190,21 @@ def _told(idiom: ModuleType, error: Exception) -> str:
 
 
 def _row(module: str, site: Site) -> Row:
+    reason = Reason(site.reason)
+    left = site.status is not Status.ROUTED
     return Row(
         module,
         site.target,
         site.op,
         site.variant,
         site.status.value,
-        site.reason,
+        str(reason),
         lineno=site.lineno,
         counted=site.counted,
         part=site.part,
         edited=bool(site.edits),
+        code=str(reason.code) if left else "",
+        line=reason.line if left else 0,
     )
 
 

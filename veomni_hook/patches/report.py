@@ -48,12 +48,14 @@ class YieldedPatch:
 
 @dataclass(frozen=True, slots=True)
 class MissedSite:
-    """Code that looks like an op and is not routed to a kernel; ``status`` is ``missed`` or ``unbound``."""
+    """Code that looks like an op and is not routed to a kernel: a row of `veomni_hook.patches.coverage`."""
 
     op: str
     target: str
     status: str
     reason: str
+    code: str = ""
+    line: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
 
 from veomni_hook.patches.code.edit import Edit
+from veomni_hook.patches.reasons import Code, Reason
 from veomni_hook.patches.slots import SlotSpec, formula_slot
 
-__all__ = ["Missed", "Site", "Status", "skipped_at_calls"]
+__all__ = ["Code", "Missed", "Reason", "Site", "Status", "skipped_at_calls"]
 
 
 class Status(StrEnum):
@@ -38,13 +38,14 @@ class Missed(Exception):
     """Code is not what an idiom knows, or cannot be followed.
 
     Args:
-        reason: how it differs, or what it does; it becomes the site's reason.
+        reason: how it differs, or what it does; the exception's `Reason` becomes the site's.
         node: the code, whose line the reason then names.
+        code: the cause, if ``reason`` does not have one.
     """
 
-    def __init__(self, reason: str, node: ast.AST | None = None) -> None:
-        line = getattr(node, "lineno", 0)
-        super().__init__(f"{reason} (line {line})" if line else reason)
+    def __init__(self, reason: str, node: object = None, code: Code = Code.NOT_FOLLOWED) -> None:
+        self.reason = Reason(reason, code, getattr(node, "lineno", 0))
+        super().__init__(self.reason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,8 @@ class Site:
         target: the target that a patch would name (``Class.forward``, ``apply_rotary_pos_emb``).
         status: routed or not.
         variant: the formula; several, joined by ``|`` in the order of the branches, if a flag chooses.
-        reason: why it is not routed: the nearest idiom and the first difference; else a remark or empty.
+        reason: why it is not routed, a `Reason`: the nearest idiom and the first difference; else a remark or
+            empty.
         form: digest of what the code computes, the same in all releases that compute the same.
         captures: the source text for each operand of the formula.
         edits: the edits that route it.

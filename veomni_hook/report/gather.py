@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from veomni_hook.kernels.selection.registry import registry
 from veomni_hook.kernels.selection.select import UNSUPPLIED
 from veomni_hook.patches.render import header
-from veomni_hook.patches.report import AppliedPatch, PatchReport
+from veomni_hook.patches.report import AppliedPatch, MissedSite, PatchReport
 from veomni_hook.patches.routes.fused import copy_name
 from veomni_hook.patches.spec import SlotSpec
 from veomni_hook.report.lines import split
-from veomni_hook.report.model import Answer, Change, Module, Place, Unrouted
+from veomni_hook.report.model import Answer, Change, Module, Place
 
 __all__ = ["Answers", "Texts", "gathered", "places_in", "unpatched"]
 
@@ -67,13 +67,13 @@ def gathered(
         changes=tuple(_changes(report.applied, known)),
         slots=tuple(_slots(report)),
         yielded=report.yielded,
-        unrouted=tuple([*map(Unrouted.of, report.missed), *_unsupplied(known)]) if examined else None,
+        unrouted=(*report.missed, *_unsupplied(known)) if examined else None,
         reason=reason,
     )
 
 
 def unpatched(
-    name: str, label: str, version: str, reason: str, *, unrouted: Iterable[Unrouted] | None = None
+    name: str, label: str, version: str, reason: str, *, unrouted: Iterable[MissedSite] | None = None
 ) -> Module:
     """Return a page's data on a module that no patch applies to; ``reason`` is a sentence."""
     found = None if unrouted is None else tuple(unrouted)
@@ -147,8 +147,8 @@ def _slots(report: PatchReport) -> Iterator[tuple[str, str, int]]:
         yield slot.name, f"{slot.op}/{slot.variant}", lines.get(slot.name, 0)
 
 
-def _unsupplied(places: Iterable[Place]) -> Iterator[Unrouted]:
+def _unsupplied(places: Iterable[Place]) -> Iterator[MissedSite]:
     """The places that ask a slot for whose formula no machine has a kernel."""
     for place in places:
         if place.formula and not registry.supplied(place.op, place.variant):
-            yield Unrouted(place.op, place.target, "no kernel", UNSUPPLIED)
+            yield MissedSite(place.op, place.target, "no kernel", UNSUPPLIED)

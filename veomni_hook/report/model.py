@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from veomni_hook.patches.report import MissedSite, YieldedPatch
 
-__all__ = ["Answer", "Change", "Module", "Place", "Unrouted"]
+__all__ = ["Answer", "Change", "Module", "Place"]
 
 
 @dataclass(frozen=True)
@@ -76,21 +76,6 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Unrouted:
-    """A candidate that has no kernel slot, or a slot whose formula no machine has a kernel for."""
-
-    op: str
-    target: str
-    status: str
-    reason: str
-
-    @classmethod
-    def of(cls, site: MissedSite) -> Unrouted:
-        """Return the candidate of a patch report."""
-        return cls(site.op, site.target, site.status, site.reason)
-
-
-@dataclass(frozen=True)
 class Module:
     """One modeling module.
 
@@ -105,7 +90,8 @@ class Module:
         changes: the patches, by line.
         slots: the kernel slots that were added, each with op and variant.
         yielded: the patches that yielded to others.
-        unrouted: the candidates without a kernel; None: not searched.
+        unrouted: the candidates that have no kernel slot, or one whose formula no machine has a kernel for;
+            None: not searched.
         reason: why nothing applies, or why upstream's text is unknown, as a sentence.
     """
 
@@ -119,7 +105,7 @@ class Module:
     changes: tuple[Change, ...]
     slots: tuple[tuple[str, str, int], ...]
     yielded: tuple[YieldedPatch, ...]
-    unrouted: tuple[Unrouted, ...] | None
+    unrouted: tuple[MissedSite, ...] | None
     reason: str = ""
 
     @property

@@ -10,10 +10,12 @@ from veomni_hook.kernels.explain.rows import NO_KERNEL, NOT_CALLED
 from veomni_hook.kernels.selection.declaration import EAGER
 from veomni_hook.kernels.slot.candidates import REPLACED
 from veomni_hook.layout import counted
+from veomni_hook.patches.reasons import remedies
+from veomni_hook.patches.report import MissedSite
 from veomni_hook.report.diff import Sides, line_id, side_by_side, tally
 from veomni_hook.report.html import Html, code, join, link, tag, text
 from veomni_hook.report.lines import Kind
-from veomni_hook.report.model import Answer, Change, Module, Place, Unrouted
+from veomni_hook.report.model import Answer, Change, Module, Place
 from veomni_hook.report.page import Entry, badge, facts, section, table, value
 
 __all__ = ["Ids", "entry", "figures", "module_section"]
@@ -197,12 +199,16 @@ def _unrouted(module: Module, ids: Ids) -> Html | None:
     else:
         rows = [_missed(one) for one in module.unrouted]
         caption = "Places that look like one of the ops and run upstream's code without asking a kernel."
-        body = table(caption, ("Target", "Op", "Why not", "Nearest formula and first difference"), rows)
+        heads = ("Target", "Op", "Why not", "Nearest formula and first difference", "Cause")
+        told = [(code(cause), remedy) for cause, remedy in remedies(one.code for one in module.unrouted)]
+        what = table("What can be done about a cause, by the author of the code.", ("Cause", "Remedy"), told)
+        body = join([table(caption, heads, rows), what if told else None])
     return section(ids.unrouted, "Not routed", body, level=3)
 
 
-def _missed(one: Unrouted) -> tuple[object, ...]:
-    return one.target, code(one.op), _STATUS.get(one.status, one.status), one.reason
+def _missed(one: MissedSite) -> tuple[object, ...]:
+    cause = code(one.code) if one.code else ""
+    return one.target, code(one.op), _STATUS.get(one.status, one.status), one.reason, cause
 
 
 def _source(module: Module, ids: Ids) -> Html:

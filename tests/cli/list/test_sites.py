@@ -17,7 +17,7 @@ from veomni_hook.patches.idioms import recognise
 from ..conftest import Command
 
 NORM = "class {name}:\n    def forward(self, x):\n        return self.scale {sign} x\n\n\n"
-FIELDS = ["module", "target", "op", "variant", "status", "reason"]
+FIELDS = ["module", "target", "op", "variant", "status", "reason", "code", "line"]
 
 Sites = Callable[..., Result]
 
@@ -62,6 +62,8 @@ def test_json_is_a_sorted_list_of_every_candidate(sites: Sites) -> None:
         ("Zed.forward", "plus", "routed"),
     ]
     assert "expected Mult, found Div" in rows[1]["reason"]
+    assert [(row["code"], row["line"]) for row in rows] == [("", 0), ("other_form", rows[1]["line"]), ("", 0)]
+    assert f"(line {rows[1]['line']})" in rows[1]["reason"]
 
 
 def test_the_table_ends_with_the_totals(sites: Sites) -> None:

@@ -19,7 +19,7 @@ from veomni_hook.patches.code.walk import calls_in, in_text_order, walk_ast
 from veomni_hook.patches.graph import receiver_name
 from veomni_hook.patches.routes.insertion import in_place
 from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.site import Missed, Site
+from veomni_hook.patches.site import Code, Missed, Site
 from veomni_hook.patches.slots import slot_name
 
 __all__ = ["Declared", "calls_named", "check", "declared_as", "routed"]
@@ -64,19 +64,20 @@ def check(view: ModuleView, method: FunctionNode, calls: list[ast.Call], wanted:
         Missed: they are not.
     """
     if receiver_name(method) != "self" or "self" in own_names(method.body):
-        raise Missed("self is not the method's module")
+        raise Missed("self is not the method's module", code=Code.REPLACED)
     for call in calls:
         called = last_name(call.func)
         function = view.functions.get(called) if isinstance(call.func, ast.Name) else None
         if function is None or view.scope.functions.get(called) is not function:
-            raise Missed(f"{called} is not one function of the file", call)
+            raise Missed(f"{called} is not one function of the file", call, Code.REPLACED)
         if not any(_declares(each, wanted.name) for each in function.decorator_list):
-            raise Missed(f"{called} is not declared as the {wanted.name} of a package", function)
+            text = f"{called} is not declared as the {wanted.name} of a package"
+            raise Missed(text, function, Code.DECORATED)
         if _parameters(function) != wanted.parameters or function.args.kwarg is None:
-            raise Missed(f"{called} has other parameters", function)
+            raise Missed(f"{called} has other parameters", function, Code.OTHER_ARGUMENTS)
         passed = {each.arg for each in call.keywords}
         if None not in passed and passed.isdisjoint(wanted.boundaries):
-            raise Missed("the call passes no boundaries of samples", call)
+            raise Missed("the call passes no boundaries of samples", call, Code.NO_BOUNDARIES)
 
 
 def declared_as(view: ModuleView, calls: list[ast.Call], wanted: Mapping[str, Declared]) -> str:

@@ -18,7 +18,7 @@ from veomni_hook.patches.code.walk import walk_ast
 from veomni_hook.patches.idioms.add_rms_norm.read import has_self
 from veomni_hook.patches.routes.inherited import initialised_by
 from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.site import Site, Status
+from veomni_hook.patches.site import Code, Reason, Site, Status
 from veomni_hook.patches.slots import slot_name
 
 __all__ = ["Called", "Created", "called_by_relatives", "created_by", "own_calls", "sites_of_calls"]
@@ -108,7 +108,8 @@ def sites_of_calls(
     for owner in view.classes.values():
         uses = list(others(owner, called))
         if uses:
-            reason = "; ".join(dict.fromkeys(f"{reason} (line {lineno})" for reason, lineno in uses))
+            told = (Reason(words, Code.UNKNOWN_MODULE, lineno) for words, lineno in uses)
+            reason = Reason.joined(dict.fromkeys(told))
             yield Site(formula[0], f"{owner.name}.__init__", Status.MISSED, reason=reason, lineno=uses[0][1])
 
 
@@ -118,7 +119,8 @@ def _site(
     """The site of a method: routed if an edit asks the slot at one of its calls."""
     edits = tuple(each for each in asked if isinstance(each, Edit))
     reasons = zip(asked, calls, strict=True)
-    reason = "; ".join(f"{each} (line {call.lineno})" for each, call in reasons if isinstance(each, str))
+    told = [Reason(why, Code.OTHER_SETTING, call.lineno) for why, call in reasons if isinstance(why, str)]
+    reason = Reason.joined(told)
     captures = {noun: ", ".join(dict.fromkeys(ast.unparse(call.func) for call in calls))}
     site = Site.asking(formula[0], target, formula[1], calls[0], edits, reason=reason, captures=captures)
     return site if edits else replace(site, status=Status.MISSED, variant="", captures={}, slots=())
@@ -129,12 +131,12 @@ def _edit(
 ) -> Edit | str:
     """The edit that asks the slot at a call, or why there is none."""
     if not has_self(method) or "self" in own_names(method.body):
-        return "self is not the method's module"
+        return Reason("self is not the method's module", Code.REPLACED)
     if call.keywords or len(call.args) != 1 or isinstance(call.args[0], (ast.Starred, ast.GeneratorExp)):
-        return f"the {noun} is called with more than one operand"
+        return Reason(f"the {noun} is called with more than one operand", Code.OTHER_ARGUMENTS)
     document = view.document
     opening = _OPENING.match(document.source, document.end(call.func))
     if opening is None:
-        return f"the {noun} is in brackets"
+        return Reason(f"the {noun} is in brackets", Code.NO_ROOM)
     text = f"{slot_name(*formula)}.call(self, {ast.unparse(call.func)}, "
     return Edit(document.start(call.func), opening.end(), text)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from veomni_hook.errors import IdiomError
 from veomni_hook.patches.report import MissedSite
-from veomni_hook.patches.site import Site, Status
+from veomni_hook.patches.site import Reason, Site, Status
 from veomni_hook.patches.spec import ImportSpec, Patch, PatchConfig, PatchType, SlotSpec
 
 __all__ = ["NAME", "missed", "routes"]
@@ -46,10 +46,10 @@ def routes(sites: Iterable[Site], module: str) -> PatchConfig | None:
 
 def missed(sites: Iterable[Site]) -> tuple[MissedSite, ...]:
     """Return the candidates that no kernel is routed to, with the reasons."""
+    left = [(site, Reason(site.reason)) for site in sites if site.status is not Status.ROUTED]
     return tuple(
-        MissedSite(site.op, site.target, site.status.value, site.reason)
-        for site in sites
-        if site.status is not Status.ROUTED
+        MissedSite(site.op, site.target, site.status.value, str(why), str(why.code), why.line)
+        for site, why in left
     )
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from veomni_hook.patches.code.expressions import decorator_name
 from veomni_hook.patches.code.statements import initialised
 from veomni_hook.patches.graph import HARMLESS_DECORATORS
+from veomni_hook.patches.reasons import Code, Reason
 from veomni_hook.patches.routes.view import ModuleView
 
 __all__ = ["called_otherwise", "defining", "initialised_by", "linear_otherwise"]
@@ -38,11 +39,13 @@ def called_otherwise(view: ModuleView, name: str) -> str:
     while owner is not None:
         methods = view.methods(owner)
         for special in _CALLING & methods.keys():
-            return f"{owner.name} defines {special} (line {methods[special].lineno})"
+            return Reason(f"{owner.name} defines {special}", Code.REPLACED, methods[special].lineno)
         forward = methods.get("forward")
         for decorator in forward.decorator_list if forward is not None else ():
             if decorator_name(decorator) not in HARMLESS_DECORATORS:
-                return f"{owner.name}.forward is decorated with {ast.unparse(decorator)}"
+                return Reason(
+                    f"{owner.name}.forward is decorated with {ast.unparse(decorator)}", Code.DECORATED
+                )
         owner = _base(view, owner) if forward is None else None
     return ""
 

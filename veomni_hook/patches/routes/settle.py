@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from veomni_hook.patches.routes.reliance import relied_on
 from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.site import Site, Status
+from veomni_hook.patches.site import Code, Reason, Site, Status
 
 __all__ = ["settled"]
 
@@ -19,7 +19,7 @@ def settled(view: ModuleView, sites: Iterable[Site]) -> Iterator[Site]:
         if not reason or site.status is Status.REFUSED:
             yield site
         elif site.status is Status.MISSED:
-            yield replace(site, reason=f"{site.reason}; {reason}" if site.reason else reason)
+            yield replace(site, reason=Reason.joined(filter(None, (site.reason, reason))))
         else:
             yield replace(
                 site, status=Status.MISSED, variant="", reason=reason, captures={}, edits=(), slots=()
@@ -30,10 +30,11 @@ def _reason(view: ModuleView, site: Site) -> str:
     scope = view.scope
     owner = site.target.rpartition(".")[0]
     if site.status is Status.MISSED and owner in scope.refused:
-        return scope.refused[owner] if scope.refused[owner] not in site.reason else ""
+        why = Reason(scope.refused[owner], Code.REPLACED)
+        return why if why not in site.reason else ""
     for name in _names(view, site) if scope.replaced else ():
         if line := scope.replaced.line(name, target=name == site.target):
-            return f"{name} may be replaced at line {line}"
+            return Reason(f"{name} may be replaced at line {line}", Code.REPLACED)
     return ""
 
 

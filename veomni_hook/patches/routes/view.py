@@ -13,7 +13,7 @@ from veomni_hook.patches.code.expressions import own_attribute
 from veomni_hook.patches.code.statements import module_statements
 from veomni_hook.patches.code.walk import calls_in, in_text_order
 from veomni_hook.patches.graph import Scope
-from veomni_hook.patches.site import Site, Status
+from veomni_hook.patches.site import Code, Reason, Site, Status
 
 __all__ = ["ModuleView"]
 
@@ -76,9 +76,9 @@ class ModuleView:
     def why_unclear(self, function: FunctionNode) -> str:
         """Why its name may mean something else than a top-level function's text; empty if it may not."""
         if function.decorator_list:
-            return f"it is decorated with {ast.unparse(function.decorator_list[0])}"
+            return Reason(f"it is decorated with {ast.unparse(function.decorator_list[0])}", Code.DECORATED)
         alone = self.scope.functions.get(function.name) is function
-        return "" if alone else "it is not the only definition of its name"
+        return "" if alone else Reason("it is not the only definition of its name", Code.REPLACED)
 
     def helpers(self, owner: ast.ClassDef, method: FunctionNode) -> dict[str, FunctionNode]:
         """The methods of a class that one of them calls itself, by name, in the order of the calls."""
@@ -94,7 +94,8 @@ class ModuleView:
             for alias in statement.names:
                 if name.search(alias.name):
                     home = "." * statement.level + (statement.module or "")
-                    reason = f"it is defined in {home}, and its calls here are not followed"
+                    said = f"it is defined in {home}, and its calls here are not followed"
+                    reason = Reason(said, Code.OTHER_FILE)
                     target, lineno = alias.asname or alias.name, statement.lineno
                     yield Site(op, target, Status.UNBOUND, reason=reason, counted=False, lineno=lineno)
 

@@ -25,7 +25,7 @@ from veomni_hook.patches.idioms.nn_layer_norm.read import norms_by_class
 from veomni_hook.patches.routes.insertion import free_name
 from veomni_hook.patches.routes.takeover import guard
 from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.site import Site, Status
+from veomni_hook.patches.site import Code, Reason, Site, Status
 from veomni_hook.patches.slots import slot_name
 
 __all__ = ["CANDIDATES", "OP", "find"]
@@ -62,7 +62,7 @@ def _site(
     for added in found:
         made = _edits(view, method, added, norms)
         if isinstance(made, str):
-            reasons.append(f"{made} (line {added.lineno})")
+            reasons.append(Reason(made, line=added.lineno))
         else:
             routed += made
             names.append(f"self.{added.attribute}")
@@ -80,16 +80,16 @@ def _edits(
     total, call = (getattr(added.run.statements[place], "value", None) for place in (0, -1))
     normalised = simple_target(added.run.statements[-1])
     if isinstance(added.run.statements[0], ast.AugAssign) or not isinstance(total, ast.BinOp):
-        return "the sum is made in place"
+        return Reason("the sum is made in place", Code.IN_PLACE)
     if normalised is None or not isinstance(call, ast.Call) or not is_the_call(call, added):
-        return "the normalised sum is part of an expression"
+        return Reason("the normalised sum is part of an expression", Code.NO_ROOM)
     if len(call.args) > 1 or call.keywords:
-        return "the norm is called with more than the sum"
+        return Reason("the norm is called with more than the sum", Code.OTHER_ARGUMENTS)
     if any(attribute in norms for attribute, _ in own_calls(total)):
-        return "a summand calls a norm, which asks for its own kernel"
+        return Reason("a summand calls a norm, which asks for its own kernel", Code.NO_FUSED_FORM)
     tensors = [name for side in (total.left, total.right) if (name := at_hand(side)) in _tensors(method)]
     if not tensors:
-        return "no summand is a local known before the sum"
+        return Reason("no summand is a local known before the sum", Code.NO_ROOM)
     kernel, module = free_name(method, "kernel"), free_name(method, "norm")
     answer = added.assigned(
         normalised, f"{kernel}({ast.unparse(total.left)}, {ast.unparse(total.right)}, {module})"
@@ -97,7 +97,7 @@ def _edits(
     asked = ["self", tensors[0], tensors[-1], f"{module} := {ast.unparse(call.func)}"]
     comment = f"{OP}/{VARIANT}: the sum and its norm"
     made = guard(view, added.run, slot_name(OP, VARIANT), asked, answer, comment, returns=False)
-    return made if made is not None else "the code around it does not allow a guard here"
+    return made or Reason("the code around it does not allow a guard here", Code.NO_ROOM)
 
 
 def _tensors(method: FunctionNode) -> frozenset[str]:

@@ -29,7 +29,7 @@ from veomni_hook.patches.routes.inherited import called_otherwise, defining, ini
 from veomni_hook.patches.routes.insertion import free_name
 from veomni_hook.patches.routes.takeover import guard
 from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.site import Site, Status, skipped_at_calls
+from veomni_hook.patches.site import Code, Reason, Site, Status, skipped_at_calls
 from veomni_hook.patches.slots import slot_name
 
 __all__ = ["CANDIDATES", "OP", "find"]
@@ -88,19 +88,22 @@ def _norms(view: ModuleView, owner: ast.ClassDef) -> dict[str, _Norm | str]:
 
 def _norm(view: ModuleView, attribute: str, norms: list[tuple[str, Site | None]]) -> _Norm | str:
     if len(norms) > 1:
-        return f"self.{attribute} may be one of {', '.join(name for name, _ in norms)}"
+        names = ", ".join(name for name, _ in norms)
+        return Reason(f"self.{attribute} may be one of {names}", Code.UNKNOWN_MODULE)
     name, site = norms[0]
     if site is None or site.status is not Status.ROUTED:
-        return f"{name} has no formula of rms_norm{view.scope.why_refused(defining(view, name))}"
+        why = view.scope.why_refused(defining(view, name))
+        return Reason(f"{name} has no formula of rms_norm{why}", Code.NO_FUSED_FORM)
     if site.variant not in variant_names(OP):
-        return f"{name} is {site.variant}, which has no form with an addition"
+        return Reason(f"{name} is {site.variant}, which has no form with an addition", Code.NO_FUSED_FORM)
     forward = view.methods(view.classes[defining(view, name)])["forward"]
     checks = any(isinstance(node, ast.Raise | ast.Assert) for node in walk_ast(forward))
-    if other := called_otherwise(view, name) or (f"{name} checks its arguments" if checks else ""):
+    checking = Reason(f"{name} checks its arguments", Code.NO_FUSED_FORM)
+    if other := called_otherwise(view, name) or (checking if checks else ""):
         return other
     for operand in _OPERANDS:
         if not own_attribute(ast.parse(site.captures[operand], mode="eval").body):
-            return f"the {operand} of {name} is {site.captures[operand]}"
+            return Reason(f"the {operand} of {name} is {site.captures[operand]}", Code.OTHER_SETTING)
     return _Norm(name, site)
 
 
@@ -116,9 +119,9 @@ def _site(
     for added in found:
         norm = norms[added.attribute]
         made = norm if isinstance(norm, str) else _edits(view, method, added, norm)
-        if isinstance(norm, str) or isinstance(made, str):
-            reasons.append(f"{made} (line {added.lineno})")
-        else:
+        if isinstance(made, str):
+            reasons.append(Reason(made, line=added.lineno))
+        elif isinstance(norm, _Norm):
             routed.append((norm, made))
     if not routed:
         return Site(OP, where, Status.MISSED, reason=reasons[0], lineno=found[0].lineno)
@@ -144,15 +147,16 @@ def _edits(view: ModuleView, method: FunctionNode, added: Added, norm: _Norm) ->
     total, call = (getattr(added.run.statements[place], "value", None) for place in (0, -1))
     normalised = simple_target(added.run.statements[-1])
     if isinstance(added.run.statements[0], ast.AugAssign) or not isinstance(total, ast.BinOp):
-        return "the sum is made in place"
+        return Reason("the sum is made in place", Code.IN_PLACE)
     if normalised is None or not isinstance(call, ast.Call) or not is_the_call(call, added):
-        return "the normalised sum is part of an expression"
+        return Reason("the normalised sum is part of an expression", Code.NO_ROOM)
     if len(call.args) > 1 or call.keywords:
-        return "the norm is called with more than the sum"
+        return Reason("the norm is called with more than the sum", Code.OTHER_ARGUMENTS)
     local = local_names(method)
     tensors = [name for side in (total.left, total.right) if (name := at_hand(side)) in local - {"self"}]
     if not tensors or norm.class_name in local:
-        return "no summand is a local known before the sum, or a local hides the norm's class"
+        said = "no summand is a local known before the sum, or a local hides the norm's class"
+        return Reason(said, Code.NO_ROOM)
     kernel, module = free_name(method, "kernel"), free_name(method, "norm")
     slot = slot_name(OP, norm.site.variant)
     given = [ast.unparse(total.left), ast.unparse(total.right), *norm.operands(module)]
@@ -160,4 +164,4 @@ def _edits(view: ModuleView, method: FunctionNode, added: Added, norm: _Norm) ->
     asked = ["self", tensors[0], tensors[-1], f"{module} := {ast.unparse(call.func)}", norm.class_name]
     comment = f"{OP}/{norm.site.variant}: the sum and its norm"
     made = guard(view, added.run, slot, asked, answer, comment, returns=False)
-    return made if made is not None else "the code around it does not allow a guard here"
+    return made or Reason("the code around it does not allow a guard here", Code.NO_ROOM)

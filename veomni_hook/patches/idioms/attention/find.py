@@ -18,7 +18,7 @@ from veomni_hook.patches.graph import ARGUMENT, Difference, Form, canonical, dig
 from veomni_hook.patches.routes.insertion import in_place
 from veomni_hook.patches.routes.slot_code import parameters_as
 from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.site import Site, Status
+from veomni_hook.patches.site import Code, Reason, Site, Status
 from veomni_hook.patches.slots import SlotSpec, formula_slot
 from veomni_hook.patterns import pattern_file
 
@@ -28,6 +28,8 @@ OP = "attention"
 CANDIDATES = "Every function named eager_attention_forward that mentions sinks or softcap."
 
 _NAME = "eager_attention_forward"
+_NOBODY = Reason("no method passes it to get_interface", Code.NO_OWNER)
+_NO_MODULE = Reason("there is no module that a kernel could belong to", Code.NO_OWNER)
 _LOOK_UP = "get_interface"
 _MENTIONED = re.compile(r"sinks|softcap")
 _REFERENCE = pattern_file(OP)
@@ -41,13 +43,13 @@ def find(view: ModuleView) -> Iterator[Site]:
     if function is None or not _MENTIONED.search(view.text(function)):
         return
     found = _known(view, function)
-    if isinstance(found, Difference):
-        yield Site(OP, _NAME, Status.MISSED, reason=found.text, lineno=function.lineno)
+    if isinstance(found, Reason):
+        yield Site(OP, _NAME, Status.MISSED, reason=found, lineno=function.lineno)
         return
     form, slot = found
     uses = list(_defaults(view, form, slot))
     routed = any(use.status is Status.ROUTED for use in uses)
-    reason = "" if routed else uses[0].reason if uses else "no method passes it to get_interface"
+    reason = "" if routed else uses[0].reason if uses else _NOBODY
     yield Site(
         OP,
         _NAME,
@@ -60,20 +62,21 @@ def find(view: ModuleView) -> Iterator[Site]:
     yield from uses
 
 
-def _known(view: ModuleView, function: FunctionNode) -> tuple[Form, SlotSpec] | Difference:
+def _known(view: ModuleView, function: FunctionNode) -> tuple[Form, SlotSpec] | Reason:
     """What the function computes and the slot for it, or why it is not recognised."""
     if reason := view.why_unclear(function):
-        return Difference(reason, 0.0, function.lineno)
+        return Reason(reason)
     form = canonical(function, view.scope)
     found = recognised(_REFERENCE, form, {}, otherwise=ARGUMENT)
     if isinstance(found, Difference):
-        return found
+        return Reason.of(found if isinstance(form, Form) else form)
     assert isinstance(form, Form)  # noqa: S101
     variant, made = found
     operands = {str(node.value): operand for operand, node in made.bindings.items()}
     parameters = parameters_as(function, operands)
     if parameters is None or len(operands) != len(made.bindings):
-        return Difference(f"it is {variant}, but its parameters do not define every operand", 0.0)
+        said = f"it is {variant}, but its parameters do not define every operand"
+        return Reason(said, Code.OTHER_ARGUMENTS)
     return form, formula_slot(OP, variant, parameters)
 
 
@@ -95,7 +98,7 @@ def _site(
         where,
         Status.ROUTED if known else Status.UNBOUND,
         slot.variant,
-        reason="" if known else "there is no module that a kernel could belong to",
+        reason="" if known else _NO_MODULE,
         form=digest(form),
         edits=(in_place(view, default, f"{slot.name}.at({receiver}, {_NAME})"),) if known else (),
         slots=(slot,) if known else (),

@@ -21,7 +21,7 @@ from veomni_hook.patches.code.template import Template
 from veomni_hook.patches.code.walk import calls_in, walk_ast
 from veomni_hook.patches.routes.insertion import before_statement
 from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.site import Missed, Site, Status
+from veomni_hook.patches.site import Code, Missed, Site, Status
 from veomni_hook.patches.slots import formula_slot
 
 __all__ = ["CANDIDATES", "OP", "find"]
@@ -106,7 +106,7 @@ def find(view: ModuleView) -> Iterator[Site]:
             try:
                 yield made(view, function, site)
             except Missed as missed:
-                yield replace(site, reason=str(missed))
+                yield replace(site, reason=missed.reason)
 
 
 def _own(view: ModuleView, name: str) -> bool:
@@ -122,18 +122,18 @@ def _note(view: ModuleView, function: FunctionNode, site: Site) -> Site:
     """
     mask, last = _MASKS[function.name], function.body[-1]
     if not _MADE.match(last):
-        raise Missed("it does not end with `return causal_mask`", last)
+        raise Missed("it does not end with `return causal_mask`", last, Code.OTHER_FORM)
     ifs = [node for node in function.body if isinstance(node, ast.If)]
     cleared = {ast.unparse(node.test) for node in ifs if any(map(_CLEARED.match, node.body))}
     masks = _assignments([function], "mask_factory_function")
     bodies = [statement for node in ifs if ast.unparse(node.test) in cleared for statement in node.body]
     combined = _assignments(bodies, "mask_factory_function")
     if not masks or not mask.pattern.match(masks[0]) or {*masks[1:]} != {*combined}:
-        raise Missed("it combines masks in another way", function)
+        raise Missed("it combines masks in another way", function, Code.OTHER_FORM)
     if not any(_INTERFACE.match(one, TABLE=_TABLE) for one in function.body):
-        raise Missed("it chooses what makes masks in another way", function)
+        raise Missed("it chooses what makes masks in another way", function, Code.OTHER_FORM)
     if not _assignments([function], "allow_is_causal_skip"):
-        raise Missed("it has no allow_is_causal_skip", function)
+        raise Missed("it has no allow_is_causal_skip", function, Code.OTHER_ARGUMENTS)
     edits = before_statement(view, function, last, mask.note, "attention: what this mask is")
     return replace(site, status=Status.ROUTED, reason=mask.reason, edits=edits)
 
@@ -147,13 +147,14 @@ def _guard(view: ModuleView, function: FunctionNode, site: Site) -> Site:
     names = [argument.arg for argument in function.args.args]
     others = {*names[len(_PARAMETERS) :]}
     if names[: len(_PARAMETERS)] != _PARAMETERS or others - _DONE - _ABSENT:
-        raise Missed(f"its parameters differ: {', '.join(names)}", function)
+        raise Missed(f"its parameters differ: {', '.join(names)}", function, Code.OTHER_ARGUMENTS)
     start = next(filter(_OPTIONS.match, function.body), None)
     calls = [call for call in calls_in(function) if last_name(call.func) == "scaled_dot_product_attention"]
     if start is None or not calls or not _ATTENDED.match(function.body[-1]):
-        raise Missed("it calls scaled_dot_product_attention in another way", function)
+        raise Missed("it calls scaled_dot_product_attention in another way", function, Code.OTHER_FORM)
     if len(calls) > 1 or not _CALL.match(calls[0]):
-        raise Missed("it calls scaled_dot_product_attention with other arguments", calls[0])
+        text = "it calls scaled_dot_product_attention with other arguments"
+        raise Missed(text, calls[0], Code.OTHER_ARGUMENTS)
     slot = formula_slot(OP, _VARIANT)
     absent = (f"{name} is None" for name in sorted(others & _ABSENT))
     code = _GUARD.format(conditions=" and ".join(["noted", *absent]), slot=slot.name)

@@ -18,7 +18,7 @@ from veomni_hook.patches.idioms.function_calls import Declared, calls_named, che
 from veomni_hook.patches.idioms.gated_delta_rule.find import separated_methods
 from veomni_hook.patches.idioms.position_mixing.layers import handed_down, mixing
 from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.site import Missed, Site, Status
+from veomni_hook.patches.site import Code, Missed, Site, Status
 
 __all__ = ["CANDIDATES", "OP", "find"]
 
@@ -42,7 +42,7 @@ def find(view: ModuleView) -> Iterator[Site]:
             if target not in separated_methods(view):
                 _check_alone(view, target)
         except Missed as missed:
-            yield Site(OP, target, Status.MISSED, reason=str(missed), lineno=calls[0].lineno)
+            yield Site(OP, target, Status.MISSED, reason=missed.reason, lineno=calls[0].lineno)
         else:
             yield routed(view, target, calls, (OP, _VARIANT), "calls")
 
@@ -56,8 +56,8 @@ def _check_alone(view: ModuleView, target: str) -> None:
     name = target.partition(".")[0]
     calls = [call for each in mixing(view) if each.name == name for _, call in each.calls]
     if not all(_NAME.search(last_name(call.func)) for call in calls):
-        raise Missed("nothing keeps samples apart in the rest of the method")
+        raise Missed("nothing keeps samples apart in the rest of the method", code=Code.NO_BOUNDARIES)
     if not handed_down(view, name, "cu_seq_lens_q"):
-        raise Missed("the layers around it do not hand on the boundaries of samples")
+        raise Missed("the layers around it do not hand on the boundaries of samples", code=Code.NO_BOUNDARIES)
     if not all(any(each.arg is None for each in call.keywords) for call in calls):
-        raise Missed("the call does not pass all arguments of the layer")
+        raise Missed("the call does not pass all arguments of the layer", code=Code.OTHER_ARGUMENTS)

@@ -21,7 +21,7 @@ from veomni_hook.patches.code.template import Template
 from veomni_hook.patches.code.walk import walk_ast
 from veomni_hook.patches.routes.insertion import before_body
 from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.site import Missed, Site, Status
+from veomni_hook.patches.site import Code, Missed, Site, Status
 
 __all__ = ["CANDIDATES", "OP", "find"]
 
@@ -101,7 +101,7 @@ def find(view: ModuleView) -> Iterator[Site]:
         try:
             code = _code(view, function, decision)
         except Missed as missed:
-            yield replace(site, reason=str(missed))
+            yield replace(site, reason=missed.reason)
         else:
             edits = before_body(view, function, code, _COMMENT)
             reason = f"asks {decision.answer} under torch.compile"
@@ -118,12 +118,12 @@ def _code(view: ModuleView, function: FunctionNode, decision: _Decision) -> str:
     queries = "query_length" if "query_length" in names else "q_length"
     arguments = [name.format(q=queries) for name in decision.arguments]
     if unknown := ({*names} ^ {*arguments}) - {*decision.optional, *decision.ignored}:
-        raise Missed(f"its parameters differ: {', '.join(sorted(unknown))}", function)
+        raise Missed(f"its parameters differ: {', '.join(sorted(unknown))}", function, Code.OTHER_ARGUMENTS)
     for forms in decision.conditions:
         if not any(form.is_in(function) for form in forms):
-            raise Missed(f"it has no {forms[0]}", function)
+            raise Missed(f"it has no {forms[0]}", function, Code.OTHER_FORM)
     if not any(_imports_torch(node) for node in view.document.tree.body):
-        raise Missed("the module does not import torch")
+        raise Missed("the module does not import torch", code=Code.REPLACED)
     arguments += [name for name in decision.optional if name in names]
     return _CODE.format(answer=decision.answer, arguments=", ".join(arguments), result=decision.result)
 

@@ -41,7 +41,7 @@ def find(view: ModuleView) -> Iterator[Site]:
             variant = declared_as(view, calls, _DECLARED)
             check(view, method, calls, _DECLARED[variant])
         except Missed as missed:
-            yield Site(OP, target, Status.MISSED, reason=str(missed), lineno=calls[0].lineno)
+            yield Site(OP, target, Status.MISSED, reason=missed.reason, lineno=calls[0].lineno)
         else:
             yield routed(view, target, calls, (OP, variant), "calls")
 

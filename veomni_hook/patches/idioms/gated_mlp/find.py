@@ -14,6 +14,7 @@ import ast
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.edit import Edit
@@ -51,7 +52,7 @@ from veomni_hook.patches.idioms.gated_mlp.read import (
 from veomni_hook.patches.routes.method import Method
 from veomni_hook.patches.routes.takeover import guard
 from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.site import Site, Status
+from veomni_hook.patches.site import Code, Reason, Site, Status
 from veomni_hook.patches.slots import slot_name
 from veomni_hook.patterns import pattern_file
 
@@ -129,12 +130,13 @@ def _sites(
         reasons += search.differences
     yield from (replace(site, counted=number == 0) for number, site in enumerate(routed))
     if not routed:
-        nearest = max(reasons, key=lambda difference: difference.depth, default=None)
+        unknown = Reason("no product of an activation is computed here", Code.OTHER_FORM)
+        _, nearest = max(reasons, key=itemgetter(0), default=(0.0, unknown))
         yield Site(
             op=OP,
             target=f"{owner.name}.forward",
             status=Status.MISSED,
-            reason=nearest.text if nearest is not None else "no product of an activation is computed here",
+            reason=nearest,
             lineno=owner.lineno,
         )
 
@@ -158,7 +160,8 @@ class _Search(Method):
     ) -> None:
         super().__init__(view, owner, method)
         self.products = products
-        self.differences: list[Difference] = []
+        # Each with the fraction of the formula that matched before.
+        self.differences: list[tuple[float, Reason]] = []
 
     def site(self) -> Site | None:
         """The method as a site, if a product in it is routed."""
@@ -198,7 +201,7 @@ class _Search(Method):
         form = self.form_of(run)
         if isinstance(form, Form):
             return form
-        self.differences.append(Difference(f"{form.reason} (line {form.lineno})", 0.0, form.lineno))
+        self.differences.append((0.0, Reason.of(form)))
         return None
 
     def operands(self, pattern: Form, node: Node) -> dict[str, ast.expr] | None:
@@ -208,7 +211,7 @@ class _Search(Method):
             return None
         found = match(pattern.result, node, _RULES)
         if isinstance(found, Difference):
-            self.differences.append(found)
+            self.differences.append((found.depth, Reason.of(found)))
             return None
         bound = {name: self.expression(found.bindings[name]) for name in pattern.arguments}
         said = {name: operand for name, operand in bound.items() if operand is not None}
@@ -231,7 +234,6 @@ class _Search(Method):
             comment = f"{OP}/{found.variant}: the product of activation and projection"
             made = guard(self.view, found.run, slot, asked, [store], comment, returns=returns)
         if made is None:
-            line = found.taken.lineno
-            text = f"{found.variant}: the code around line {line} cannot be reordered"
-            self.differences.append(Difference(text, 1.0, line))
+            text = f"{found.variant}: the code around line {found.taken.lineno} cannot be reordered"
+            self.differences.append((1.0, Reason(text, Code.NO_ROOM)))
         return made or ()

@@ -31,7 +31,7 @@ from veomni_hook.patches.routes.inherited import called_otherwise, defining, ini
 from veomni_hook.patches.routes.insertion import before_body
 from veomni_hook.patches.routes.slot_code import ask
 from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.site import Missed, Site, Status, skipped_at_calls
+from veomni_hook.patches.site import Code, Missed, Reason, Site, Status, skipped_at_calls
 from veomni_hook.patches.slots import formula_slot
 from veomni_hook.patterns import pattern_file
 
@@ -72,7 +72,7 @@ def find(view: ModuleView) -> Iterator[Site]:
                 yield _routed(view, owner, forward)
             except Missed as missed:
                 target = f"{owner.name}.forward"
-                yield Site(OP, target, Status.MISSED, reason=str(missed), part=PART, lineno=forward.lineno)
+                yield Site(OP, target, Status.MISSED, reason=missed.reason, part=PART, lineno=forward.lineno)
 
 
 def _reads_sizes(forward: FunctionNode) -> bool:
@@ -85,7 +85,8 @@ def _routed(view: ModuleView, owner: ast.ClassDef, forward: FunctionNode) -> Sit
     form = canonical(forward, view.scope, owner)
     found = recognised(pattern_file(OP), form, _RULES, names=_NAMES)
     if isinstance(found, Difference):
-        raise Missed(found.text or "its result has another form", None if found.text else forward)
+        why = Reason.of(found if isinstance(form, Form) else form)
+        raise Missed(why or "its result has another form", None if why else forward, Code.OTHER_FORM)
     assert isinstance(form, Form)  # noqa: S101 - an `Unknown` is a difference
     name, made = found
     text = partial(source, receiver=form.receiver)
@@ -128,16 +129,16 @@ def _norm(view: ModuleView, owner: ast.ClassDef, norm: str) -> Site:
         for value in made
     }
     if len(names) != 1 or not names <= view.classes.keys():
-        raise Missed(f"{norm} is not created from one class of the file")
+        raise Missed(f"{norm} is not created from one class of the file", code=Code.UNKNOWN_MODULE)
     (name,) = names
     if defining(view, name) != name:
-        raise Missed(f"{name} inherits its forward")
+        raise Missed(f"{name} inherits its forward", code=Code.OTHER_FORM)
     sites = {site.target: site for site in view.sites(find_rms_norms)}
     site = sites.get(f"{name}.forward")
     if site is None or site.status is not Status.ROUTED or site.variant not in _NORMS:
-        raise Missed(f"{name} is not an RMSNorm without weight")
+        raise Missed(f"{name} is not an RMSNorm without weight", code=Code.OTHER_FORM)
     if site.captures["eps"] != "self.eps":
-        raise Missed(f"the eps of {name} is {site.captures['eps']}")
+        raise Missed(f"the eps of {name} is {site.captures['eps']}", code=Code.OTHER_SETTING)
     if other := called_otherwise(view, name):
         raise Missed(other)
     return site

@@ -21,7 +21,7 @@ from veomni_hook.patches.idioms.add_rms_norm.read import has_self
 from veomni_hook.patches.idioms.hyper_connection.find import OP
 from veomni_hook.patches.routes.insertion import free_name, in_place
 from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.site import Site, Status
+from veomni_hook.patches.site import Code, Reason, Site, Status
 from veomni_hook.patches.slots import formula_slot
 
 __all__ = ["CANDIDATES", "OP", "PART", "find"]
@@ -62,12 +62,13 @@ def _unpacks(node: ast.AST) -> bool:
 def _site(view: ModuleView, target: str, forward: FunctionNode) -> Site:
     site = Site(OP, target, Status.MISSED, part=PART, lineno=forward.lineno)
     if not has_self(forward) or "self" in local_names(forward) - {"self"}:
-        return replace(site, reason="self is not the method's module")
+        return replace(site, reason=Reason("self is not the method's module", Code.REPLACED))
     if view.scope.resolve("torch") != "torch" or "torch" in local_names(forward):
-        return replace(site, reason="torch has another name here")
+        return replace(site, reason=Reason("torch has another name here", Code.REPLACED))
     found = [(node, mixed) for node in walk_ast(forward) if (mixed := MIXED.match(node)) is not None]
     if not found:
-        return replace(site, reason="nothing has the form of mixed streams plus a weighted output")
+        said = "nothing has the form of mixed streams plus a weighted output"
+        return replace(site, reason=Reason(said, Code.OTHER_FORM))
     slot = formula_slot(OP, _VARIANT)
     return replace(
         site,

@@ -23,7 +23,7 @@ from veomni_hook.patches.graph import ARGUMENT, NUMBER, Difference, Form, consta
 from veomni_hook.patches.routes.method import Method
 from veomni_hook.patches.routes.takeover import guard
 from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.site import Site, Status
+from veomni_hook.patches.site import Code, Reason, Site, Status
 from veomni_hook.patches.slots import slot_name
 from veomni_hook.patterns import pattern_file
 
@@ -61,7 +61,8 @@ class _Search(Method):
 
     def __init__(self, view: ModuleView, owner: ast.ClassDef, method: FunctionNode) -> None:
         super().__init__(view, owner, method)
-        self.reason = "nothing has the form of products that are weighted and added up over heads"
+        said = "nothing has the form of products that are weighted and added up over heads"
+        self.reason = Reason(said, Code.OTHER_FORM)
 
     def site(self) -> Site:
         """The method as a site."""
@@ -92,7 +93,8 @@ class _Search(Method):
         result = put_together(run.statements, value, operands, self.kernel)
         edits = self.guard(run, variant, operands, result) if len(operands) == len(_OPERANDS) else None
         if edits is None:
-            self.reason = f"the code around line {value.lineno} cannot be reordered"
+            said = f"the code around line {value.lineno} cannot be reordered"
+            self.reason = Reason(said, Code.NO_ROOM)
             return None
         computed = self.digest() or digest(form)
         captures = {name: ast.unparse(operand) for name, operand in operands.items()}

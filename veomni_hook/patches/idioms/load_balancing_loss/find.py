@@ -28,7 +28,7 @@ from veomni_hook.patches.idioms.load_balancing_loss.read import OP, forms, spell
 from veomni_hook.patches.routes.insertion import in_place
 from veomni_hook.patches.routes.slot_code import parameters_as
 from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.site import Site, Status
+from veomni_hook.patches.site import Code, Reason, Site, Status
 from veomni_hook.patches.slots import SlotSpec, formula_slot
 
 __all__ = ["CANDIDATES", "OP", "find"]
@@ -46,8 +46,8 @@ def find(view: ModuleView) -> Iterator[Site]:
     calls = Calls(view.document, functions)
     for name, node in functions.items():
         found = _known(view, node)
-        if isinstance(found, Difference):
-            yield Site(OP, name, Status.MISSED, reason=found.text, lineno=node.lineno)
+        if isinstance(found, Reason):
+            yield Site(OP, name, Status.MISSED, reason=found, lineno=node.lineno)
             continue
         form, slot, inlined = found
         called = [_call(view, name, form, slot, site) for site in calls.sites(name)]
@@ -73,7 +73,7 @@ def _call(view: ModuleView, name: str, form: str, slot: SlotSpec, site: CallSite
         site.where or name,
         Status.ROUTED if owned else Status.UNBOUND,
         slot.variant,
-        reason="" if owned else site.reason or "its position in the source is unknown",
+        reason="" if owned else Reason(site.reason or "its position in the source is unknown", Code.NO_OWNER),
         form=form,
         edits=(in_place(view, site.node, f"{slot.name}.at({site.owner}, {callee})"),) if owned else (),
         slots=(slot,) if owned else (),
@@ -83,14 +83,14 @@ def _call(view: ModuleView, name: str, form: str, slot: SlotSpec, site: CallSite
     )
 
 
-def _known(view: ModuleView, function: FunctionNode) -> tuple[str, SlotSpec, tuple[str, ...]] | Difference:
+def _known(view: ModuleView, function: FunctionNode) -> tuple[str, SlotSpec, tuple[str, ...]] | Reason:
     """The digest of a function that computes the loss, the slot for its calls, and what it calls."""
     if reason := view.why_unclear(function):
-        return Difference(reason, 0.0, function.lineno)
+        return Reason(reason)
     found = forms(function, view.scope)
     if isinstance(found, Unknown):
-        return Difference(f"{found.reason} (line {found.lineno})", 0.0, found.lineno)
-    nearest = Difference("it has other parameters", 0.0, function.lineno)
+        return Reason.of(found)
+    nearest = None
     for variant, spelling in spellings():
         matches = [_matched(one, other) for one, other in zip(spelling, found, strict=True)]
         differences = [each for each in matches if isinstance(each, Difference)]
@@ -101,9 +101,9 @@ def _known(view: ModuleView, function: FunctionNode) -> tuple[str, SlotSpec, tup
                 slot = formula_slot(OP, variant, parameters)
                 inlined = tuple(dict.fromkeys(name for form in found for name in form.inlined))
                 return "-".join(digest(form) for form in found[2:]), slot, inlined
-        elif differences[0].depth >= nearest.depth:
+        elif nearest is None or differences[0].depth >= nearest.depth:
             nearest = differences[0]
-    return nearest
+    return Reason.of(nearest) if nearest else Reason("it has other parameters", Code.OTHER_ARGUMENTS)
 
 
 def _matched(pattern: Form, found: Form) -> Match | Difference:

@@ -19,7 +19,7 @@ from veomni_hook.patches.code.walk import called_attributes, walk_ast
 from veomni_hook.patches.graph import FLOAT32, Form, Leaf, Node, branches, constant, has_source, source
 from veomni_hook.patches.routes.insertion import before_statement
 from veomni_hook.patches.routes.method import Method
-from veomni_hook.patches.site import Site, Status
+from veomni_hook.patches.site import Code, Reason, Site, Status
 from veomni_hook.patches.slots import formula_slot
 
 __all__ = ["OP", "ChannelSearch", "is_wide"]
@@ -31,8 +31,9 @@ _NONE = constant(None)
 _WIDE = Node("cast", (_NONE, FLOAT32))
 _FLAT = constant(1), constant(1), constant(-1)
 _ONES, _LIMITS = (constant(1), constant(1.0)), (constant(20), constant(20.0))
-_REASON = (
-    "expected exp(log_rate) times softplus(x + bias), or in a bounded sigmoid, in float32, one a channel"
+_REASON = Reason(
+    "expected exp(log_rate) times softplus(x + bias), or in a bounded sigmoid, in float32, one a channel",
+    Code.OTHER_FORM,
 )
 
 

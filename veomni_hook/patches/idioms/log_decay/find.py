@@ -26,7 +26,7 @@ from veomni_hook.patches.idioms.log_decay.channels import OP, ChannelSearch, is_
 from veomni_hook.patches.routes.method import Method
 from veomni_hook.patches.routes.takeover import guard
 from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.site import Site, Status
+from veomni_hook.patches.site import Code, Reason, Site, Status
 from veomni_hook.patches.slots import slot_name
 
 __all__ = ["CANDIDATES", "OP", "find"]
@@ -57,7 +57,7 @@ class _Search(Method):
 
     def __init__(self, view: ModuleView, owner: ast.ClassDef, method: FunctionNode) -> None:
         super().__init__(view, owner, method)
-        self.reason = ""
+        self.reason = Reason("")
 
     def sites(self) -> Iterator[Site]:
         """The statements that look like a decay."""
@@ -76,7 +76,7 @@ class _Search(Method):
         run = Run(self.method, block, index if b is None else index - 1, index)
         edits = self.guard(run, variant, taken)
         if edits is None:
-            reason = "the code around it cannot be reordered"
+            reason = Reason("the code around it cannot be reordered", Code.NO_ROOM)
             return Site(OP, self.target, Status.MISSED, reason=reason, lineno=lineno)
         captures = {name: ast.unparse(operand) for name, operand in taken.items()}
         return Site.asking(
@@ -87,16 +87,17 @@ class _Search(Method):
         """The decay's operands, if the statement computes one."""
         form = self.form_of(Run(self.method, block, index, index))
         if not isinstance(form, Form):
-            self.reason = f"{form.reason} (line {form.lineno})"
+            self.reason = Reason.of(form)
             return None
         nodes = _read(form.result)
         if nodes is None:
-            self.reason = "expected -exp(log_rate) * softplus(a + bias), with float32 inside"
+            text = "expected -exp(log_rate) * softplus(a + bias), with float32 inside"
+            self.reason = Reason(text, Code.OTHER_FORM)
             return None
         said = {name: self.expression(node) for name, node in nodes.items()}
         known = {name: operand for name, operand in said.items() if operand is not None}
         if len(known) < len(said) or any(call for name in _OPERANDS[1:] for call in calls_in(known[name])):
-            self.reason = "an operand of the decay is not an expression of this method"
+            self.reason = Reason("an operand of the decay is not an expression of this method", Code.NO_ROOM)
             return None
         return known
 

@@ -18,7 +18,7 @@ from veomni_hook.patches.code.walk import contains, walk_ast
 from veomni_hook.patches.routes.insertion import before_statement
 from veomni_hook.patches.routes.slot_code import ask
 from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.site import Missed, Site, Status
+from veomni_hook.patches.site import Code, Missed, Site, Status
 from veomni_hook.patches.slots import formula_slot
 
 __all__ = ["CANDIDATES", "OP", "find"]
@@ -109,7 +109,7 @@ def find(view: ModuleView) -> Iterator[Site]:
         try:
             yield _routed(view, forward, _read(forward), site)
         except Missed as missed:
-            yield replace(site, reason=str(missed))
+            yield replace(site, reason=missed.reason)
 
 
 def _routed(view: ModuleView, forward: FunctionNode, found: Found, site: Site) -> Site:
@@ -153,18 +153,18 @@ def _read(forward: FunctionNode) -> Found:
     parameters = forward.args
     arguments = [each.arg for each in (*parameters.posonlyargs, *parameters.args)]
     if len(arguments) != 2 or arguments[0] != "self":
-        raise Missed("its arguments are not self and one input", forward)
+        raise Missed("its arguments are not self and one input", forward, Code.OTHER_ARGUMENTS)
     found = FORWARD.find(branches(forward.body), X=arguments[1])
     if isinstance(found, Mismatch):
-        raise Missed(str(found), found.node or forward)
+        raise Missed(str(found), found.node or forward, Code.OTHER_FORM)
     others = [("*", parameters.vararg), ("**", parameters.kwarg)]
     if [found["ARGS"], found["KWARGS"]] != [f"{star}{each.arg}" if each else "" for star, each in others]:
-        raise Missed("the layer does not get the other arguments", found.first)
+        raise Missed("the layer does not get the other arguments", found.first, Code.OTHER_ARGUMENTS)
     last = RETURNED.match(forward.body[-1])
     if (
         last is None
         or last["RESULT"] != found["RESULT"]
         or not (found.block is forward.body or contains(forward.body[-2], found.first))
     ):
-        raise Missed("its result is not what it returns", forward)
+        raise Missed("its result is not what it returns", forward, Code.OTHER_FORM)
     return found

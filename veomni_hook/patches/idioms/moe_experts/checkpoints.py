@@ -17,7 +17,7 @@ from veomni_hook.patches.code.expressions import last_name
 from veomni_hook.patches.code.walk import walk_ast
 from veomni_hook.patches.routes.insertion import before_statement
 from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.site import Site, Status
+from veomni_hook.patches.site import Code, Reason, Site, Status
 
 __all__ = ["CANDIDATES", "OP", "find"]
 
@@ -55,7 +55,8 @@ def find(view: ModuleView) -> Iterator[Site]:
                 code = _CODE.format(check, ", ".join(names))
                 edits += before_statement(view, methods[name], statement, code, _COMMENT)
             status = Status.ROUTED if edits else Status.MISSED
-            reason = "checks the checkpoint's experts" if edits else "the loading code is unknown"
+            unknown = Reason("the loading code is unknown", Code.OTHER_FORM)
+            reason = "checks the checkpoint's experts" if edits else unknown
             at, line = f"{owner.name}.{name}", methods[name].lineno
             yield Site(OP, at, status, reason=reason, edits=tuple(edits), counted=False, lineno=line)
 

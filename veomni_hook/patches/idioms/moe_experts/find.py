@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from hashlib import blake2b
 
 from veomni_hook.patches.code.document import FunctionNode, has_docstring
@@ -42,7 +42,7 @@ from veomni_hook.patches.idioms.moe_experts.read import EXPERT, ROUTING, STATES,
 from veomni_hook.patches.routes.insertion import before_body, decorate
 from veomni_hook.patches.routes.slot_code import as_lambda, ask
 from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.site import Missed, Site, Status
+from veomni_hook.patches.site import Code, Missed, Site, Status
 from veomni_hook.patches.slots import formula_slot
 from veomni_hook.patterns import pattern_file
 
@@ -55,6 +55,7 @@ CANDIDATES = (
 )
 
 _STACKED = 3
+_unlike = partial(Missed, code=Code.OTHER_FORM)
 _REFERENCE = pattern_file(OP)
 #: The dtype in which results are summed, by what a reference passes for it.
 _SUMMED_IN = {"": "hidden", "torch.float32": "float32", "top_k_weights.dtype": "weights"}
@@ -107,10 +108,10 @@ def find(view: ModuleView) -> Iterator[Site]:
         target = f"{owner.name}.forward" if forward is not None else owner.name
         try:
             if forward is None:
-                raise Missed("it defines no forward")
+                raise _unlike("it defines no forward")
             found = _recognised(view, owner, forward, shapes)
         except Missed as miss:
-            yield Site(OP, target, Status.MISSED, reason=str(miss), lineno=owner.lineno)
+            yield Site(OP, target, Status.MISSED, reason=miss.reason, lineno=owner.lineno)
         else:
             yield _routed(view, owner, forward, found)
 
@@ -125,18 +126,18 @@ def _recognised(
     if isinstance(form, Unknown):
         raise Missed(f"it is not followed: {form.reason} (line {form.lineno})")
     if form.receiver != "self":
-        raise Missed("its first parameter is not self")
+        raise _unlike("its first parameter is not self")
     if all(node.op != "loop" for node in walk(form.result)):
         return _as_a_whole(form)
     try:
         loop = read_loop(form)
     except Missed as other:
-        raise Missed(f"nearest is gated: {other}") from None
+        raise _unlike(f"nearest is gated: {other}") from None
     ways = [_with_floats(way.node) for way in loop.ways]
     if len(ways) == 2:
         variant, operands = _or_identity(view, owner, shapes, loop)
     elif len(ways) > 2:
-        raise Missed("nearest is gated_or_identity: it has more than two branches")
+        raise _unlike("nearest is gated_or_identity: it has more than two branches")
     elif loop.count is None:
         variant, operands = _by_mask(view, owner, loop)
     else:
@@ -158,14 +159,14 @@ def _uniform(loop: Loop, shapes: Mapping[str, list[str]]) -> tuple[str, dict[str
             differences.append((-other, bound.depth, f"nearest is {variant}: {bound.text}"))
             continue
         if dtype != loop.dtype:
-            raise Missed(f"nearest is {variant}: results are summed in {loop.dtype}, not {dtype}")
+            raise _unlike(f"nearest is {variant}: results are summed in {loop.dtype}, not {dtype}")
         for held in loop.stacked.values():
             # The mask needs one row for every expert, besides the sentinel's row.
             count = shapes.get(str(held.value), ["something unknown"])[0]
             if not loop.holds(count):
-                raise Missed(f"nearest is {variant}: self.{held.value} is stacked over {count}")
+                raise _unlike(f"nearest is {variant}: self.{held.value} is stacked over {count}")
         return variant, bound
-    raise Missed(max(differences)[-1])
+    raise _unlike(max(differences)[-1])
 
 
 @cache
@@ -191,9 +192,9 @@ def _or_identity(
         module = same["module"] if isinstance(same, dict) else module
     if isinstance(gated, Difference) or isinstance(same, Difference):
         text = gated.text if isinstance(gated, Difference) else same.text  # type: ignore[union-attr]
-        raise Missed(f"nearest is gated_or_identity: {text}")
+        raise _unlike(f"nearest is gated_or_identity: {text}")
     if module != "None" and not is_identity(view, owner, module):
-        raise Missed(f"nearest is gated_or_identity: {module} is not an Identity")
+        raise _unlike(f"nearest is gated_or_identity: {module} is not an Identity")
     test = loop.ways[0].tests[0][0]
     past, absent = test.args if test.op == "or" and len(test.args) == 2 else (test, test)
     number = source(past.args[0]) if past.op == "le" and past.args[1] == EXPERT else ""
@@ -207,7 +208,7 @@ def _or_identity(
         shapes.get(gated[name].removeprefix("self."), [""])[0] for name in ("gate_up_proj", "down_proj")
     ]
     if not loop.holds(counts[0]) or counts[1] != number or loop.dtype != "hidden":
-        raise Missed(f"nearest is gated_or_identity: another choice of experts (line {test.lineno})")
+        raise _unlike(f"nearest is gated_or_identity: another choice of experts (line {test.lineno})")
     return "gated_or_identity", {**gated, "num_experts": number, "identity": module}
 
 
@@ -215,9 +216,9 @@ def _by_mask(view: ModuleView, owner: ast.ClassDef, loop: Loop) -> tuple[str, di
     """Experts that are modules in a dictionary, selected by a mask."""
     bound = _bound("module_expert", loop, 0)
     if isinstance(bound, Difference):
-        raise Missed(f"nearest is modules: {bound.text}")
+        raise _unlike(f"nearest is modules: {bound.text}")
     if not is_numbered(view, owner) or loop.dtype != "hidden":
-        raise Missed("nearest is modules: they are not a dictionary's only values, in order")
+        raise _unlike("nearest is modules: they are not a dictionary's only values, in order")
     return "modules", {"experts": "self.values()"}
 
 
@@ -225,7 +226,7 @@ def _as_a_whole(form: Form) -> _Found:
     """Experts without a loop."""
     made = recognised(_REFERENCE, form, _WHOLE_RULES, names=_WHOLE, otherwise=TENSOR)
     if isinstance(made, Difference):
-        raise Missed(made.text)
+        raise _unlike(made.text)
     variant, bound = made
     arguments = reference_form(_REFERENCE, variant).arguments
     operands = {name: source(bound.bindings[name], form.receiver) for name in arguments}
@@ -235,7 +236,7 @@ def _as_a_whole(form: Form) -> _Found:
 def _grouped(found: Found, shapes: Mapping[str, list[str]]) -> _Found:
     weight, count = found["WEIGHT"], found["COUNT"]
     if shapes.get(weight, [""])[0] != count:
-        raise Missed(f"nearest is grouped_linear: self.{weight} is not stacked over {count}")
+        raise _unlike(f"nearest is grouped_linear: self.{weight} is not stacked over {count}")
     operands = {"inputs": found["INPUTS"], "expert_size": found["EXPERT_SIZE"], "weight": f"self.{weight}"}
     return _Found("grouped_linear", operands, digest(reference_form(_REFERENCE, "grouped_linear")))
 

@@ -29,7 +29,7 @@ from veomni_hook.patches.idioms.moe_router.read import (
 )
 from veomni_hook.patches.routes.method import Method
 from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.site import Site, Status
+from veomni_hook.patches.site import Code, Reason, Site, Status
 
 __all__ = ["CANDIDATES", "OP", "find"]
 
@@ -72,11 +72,8 @@ class _Search(Method):
                         continue
                     if (edits := router_guard(self, found, matrix=matrix)) is not None:
                         return self.routed(found, edits)
-        reason = (
-            self.nearest.text
-            if self.nearest is not None
-            else "no two locals hold weights and indices of a top k"
-        )
+        unknown = Reason("no two locals hold weights and indices of a top k", Code.OTHER_FORM)
+        reason = Reason.of(self.nearest) if self.nearest is not None else unknown
         return Site(OP, self.target, Status.MISSED, reason=reason, lineno=self.method.lineno)
 
     def at(self, run: Run, *, whole: bool = False) -> Iterator[Routing]:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from veomni_hook.patches.code.expressions import last_name
 from veomni_hook.patches.code.walk import calls_in, in_text_order
 from veomni_hook.patches.idioms.module_calls import Called, Created, called_by_relatives, created_by
+from veomni_hook.patches.reasons import Code, Reason
 from veomni_hook.patches.routes.view import ModuleView
 
 __all__ = ["convolutions_by_class", "difference", "other_uses"]
@@ -72,10 +73,10 @@ def difference(call: ast.Call) -> str:
         return "the convolution's kernel is not written at the call"
     kernel, stride = given["kernel_size"], given.get("stride", "1")
     if kernel != stride:
-        return f"the convolution's stride is {stride}, its kernel {kernel}"
+        return Reason(f"the convolution's stride is {stride}, its kernel {kernel}", Code.OTHER_SETTING)
     for name, same in _DEFAULTS.items():
         if (value := given.get(name, "")) and value not in same:
-            return f"the convolution has {name}={value}"
+            return Reason(f"the convolution has {name}={value}", Code.OTHER_SETTING)
     return ""
 
 

@@ -26,7 +26,7 @@ from veomni_hook.patches.routes.inherited import called_otherwise
 from veomni_hook.patches.routes.method import Method
 from veomni_hook.patches.routes.takeover import guard
 from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.site import Site, Status, skipped_at_calls
+from veomni_hook.patches.site import Code, Reason, Site, Status, skipped_at_calls
 from veomni_hook.patches.slots import formula_slot
 
 __all__ = ["CANDIDATES", "OP", "find"]
@@ -122,12 +122,16 @@ class _Search(Method):
         functions = (site for site in self.view.sites(find_rotations) if site.counted)
         turn = next((site for site in functions if site.target == name), None)
         if turn is None or turn.variant not in _parts().rotations:
-            return f"{name} is not one of {', '.join(_parts().rotations)}"
+            said = f"{name} is not one of {', '.join(_parts().rotations)}"
+            return Reason(said, Code.NO_FUSED_FORM)
         given = self.operands(call, turn)
         if given is None or given["unsqueeze_dim"] != "1":
-            return f"{name} does not get heads before positions, or gets more than plain names"
+            said = f"{name} does not get heads before positions, or gets more than plain names"
+            return Reason(said, Code.OTHER_ARGUMENTS)
         found = TurnedNorms.around(self.method, call, (given["q"], given["k"]), self.norm)
-        return found if isinstance(found, str) else self.route(found, call, given, turn)
+        if isinstance(found, str):
+            return Reason(found, Code.NO_ROOM)
+        return self.route(found, call, given, turn)
 
     def operands(self, call: ast.Call, turn: Site) -> dict[str, str] | None:
         """The call's arguments as text, by operand name; None if they are not plain expressions."""
@@ -148,7 +152,8 @@ class _Search(Method):
         weight, eps = (_ATTRIBUTE.fullmatch(norm.captures.get(name, "")) for name in ("weight", "eps"))
         if norm is not other or norm.variant not in _parts().norms or weight is None or eps is None:
             why = self.view.scope.why_refused(norm.target.partition(".")[0])
-            return f"the norms do not share one class that computes one of {', '.join(_parts().norms)}{why}"
+            said = f"the norms do not share one class that computes one of {', '.join(_parts().norms)}{why}"
+            return Reason(said, Code.NO_FUSED_FORM)
         if reason := called_otherwise(self.view, norm.target.partition(".")[0]):
             return reason
         variant = f"{norm.variant}_{turn.variant}"
@@ -164,7 +169,7 @@ class _Search(Method):
         answer = found.without_norms(call, fused)
         edits = guard(self.view, found.run, slot.name, asked, answer, comment, tests=tests, returns=False)
         if edits is None:
-            return "a statement does not begin its own line"
+            return Reason("a statement does not begin its own line", Code.NO_ROOM)
         return Site(
             OP,
             self.target,

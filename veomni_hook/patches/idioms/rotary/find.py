@@ -31,7 +31,7 @@ from veomni_hook.patches.graph import (
 from veomni_hook.patches.routes.insertion import before_body, in_place
 from veomni_hook.patches.routes.slot_code import ask, parameters_as
 from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.site import Site, Status
+from veomni_hook.patches.site import Code, Reason, Site, Status
 from veomni_hook.patches.slots import SlotSpec, formula_slot, slot_name
 from veomni_hook.patterns import pattern_file
 
@@ -106,14 +106,14 @@ def _function(
     callers = {site.where for site in called}
     status, reason = Status.ROUTED, ""
     if leaks:
-        status, reason = Status.UNBOUND, f"{leaks[0].reason} (line {leaks[0].node.lineno})"
+        status, reason = Status.UNBOUND, Reason(leaks[0].reason, Code.NO_OWNER, leaks[0].node.lineno)
     elif not called:
         reason = "nothing calls it"
     elif not any(site.owner for site in called):
         if all(isinstance(formulas.get(caller), _Known) for caller in callers):
             reason = f"nothing calls it but {', '.join(sorted(callers))}, whose own calls count"
         else:
-            status, reason = Status.UNBOUND, f"{called[0].reason} (line {called[0].node.lineno})"
+            status, reason = Status.UNBOUND, Reason(called[0].reason, Code.NO_OWNER, called[0].node.lineno)
     return replace(_site(definition, known), status=status, reason=reason)
 
 
@@ -127,7 +127,7 @@ def _call(view: ModuleView, definition: Definition, known: _Known, slot: SlotSpe
     )
     callee = ast.unparse(site.node)
     if not site.owner:
-        return replace(row, status=Status.UNBOUND, reason=site.reason)
+        return replace(row, status=Status.UNBOUND, reason=Reason(site.reason, Code.NO_OWNER))
     text = f"{slot.name}.at({site.owner}, {callee})"
     if site.only_if:
         text = f"({text} if {callee} is {site.only_if} else {callee})"
@@ -179,15 +179,16 @@ def _known(view: ModuleView, definition: Definition) -> _Known | Site:
         return replace(missed, reason=reason)
     form = canonical(node, view.scope, owner if isinstance(owner, ast.ClassDef) else None)
     if isinstance(form, Unknown):
-        return replace(missed, reason=f"{form.reason} (line {form.lineno})")
+        return replace(missed, reason=Reason.of(form))
     found = recognised(_REFERENCE, form, {"unsqueeze_dim": _PLACE}, otherwise=TENSOR)
     if isinstance(found, Difference):
-        return replace(missed, reason=found.text, form=digest(form))
+        return replace(missed, reason=Reason.of(found), form=digest(form))
     name, made = found
     bindings = {operand: made.bindings[operand] for operand in reference_form(_REFERENCE, name).arguments}
     parameters = "" if form.receiver else _parameters(node, bindings)
     if parameters is None:
-        return replace(missed, reason=f"it is {name}, but its parameters do not define every operand")
+        said = f"it is {name}, but its parameters do not define every operand"
+        return replace(missed, reason=Reason(said, Code.OTHER_ARGUMENTS))
     return _Known(name.partition("__")[0], digest(form), bindings, parameters, form.inlined)
 
 
@@ -197,11 +198,11 @@ def _unsuited(view: ModuleView, definition: Definition) -> str:
     assert isinstance(node, FunctionNode)  # noqa: S101
     for decorator in node.decorator_list:
         if not decorator_name(decorator).startswith(_NOTES):
-            return f"it is decorated with {ast.unparse(decorator)}"
+            return Reason(f"it is decorated with {ast.unparse(decorator)}", Code.DECORATED)
     if isinstance(parent, ast.ClassDef):
-        return "" if receiver_name(node) else "a method without an instance"
+        return "" if receiver_name(node) else Reason("a method without an instance", Code.NO_OWNER)
     if view.scope.functions.get(node.name) is not node:
-        return "it is not the only definition of its name, at the top level"
+        return Reason("it is not the only definition of its name, at the top level", Code.REPLACED)
     return ""
 
 

@@ -14,13 +14,13 @@ from veomni_hook.patches.code.expressions import last_name
 from veomni_hook.patches.code.statements import bound_once
 from veomni_hook.patches.code.substitution import substituted
 from veomni_hook.patches.code.walk import walk_ast
-from veomni_hook.patches.graph import ARGUMENT, Difference, canonical, recognised, source
+from veomni_hook.patches.graph import ARGUMENT, Difference, Form, canonical, recognised, source
 from veomni_hook.patches.idioms.add_rms_norm.read import has_self
 from veomni_hook.patches.idioms.row_merge.find import OP
 from veomni_hook.patches.routes.insertion import before_body
 from veomni_hook.patches.routes.slot_code import ask
 from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.site import Site, Status
+from veomni_hook.patches.site import Code, Reason, Site, Status
 from veomni_hook.patches.slots import formula_slot
 from veomni_hook.patterns import pattern_file
 
@@ -48,12 +48,12 @@ def find(view: ModuleView) -> Iterator[Site]:
 
 def _routed(view: ModuleView, owner: ast.ClassDef | None, method: FunctionNode, site: Site) -> Site:
     if owner is None:
-        return replace(site, reason="a function, which belongs to no module")
+        return replace(site, reason=Reason("a function, which belongs to no module", Code.NO_OWNER))
     if not has_self(method):
-        return replace(site, reason="self is not the method's module")
+        return replace(site, reason=Reason("self is not the method's module", Code.REPLACED))
     operands = operands_of(view, owner, method)
-    if isinstance(operands, str):
-        return replace(site, reason=f"the method does not only add rows: {operands}")
+    if isinstance(operands, Reason):
+        return replace(site, reason=operands.after("the method does not only add rows"))
     slot = formula_slot(OP, _VARIANT)
     code = ask(method, slot.name, "self", operands)
     return replace(
@@ -66,13 +66,13 @@ def _routed(view: ModuleView, owner: ast.ClassDef | None, method: FunctionNode, 
     )
 
 
-def operands_of(view: ModuleView, owner: ast.ClassDef, method: FunctionNode) -> list[str] | str:
+def operands_of(view: ModuleView, owner: ast.ClassDef, method: FunctionNode) -> list[str] | Reason:
     """The hidden states, the mask and the rows of a method that only adds rows, or why it is none."""
     rules = dict.fromkeys(_OPERANDS, ARGUMENT)
     form = canonical(method, view.scope, owner)
     found = recognised(pattern_file(OP), form, rules, names=(_VARIANT,))
     if isinstance(found, Difference):
-        return found.text
+        return Reason.of(found if isinstance(form, Form) else form)
     return [source(found[1].bindings[name]) for name in _OPERANDS]
 
 

@@ -18,7 +18,7 @@ from veomni_hook.patches.code.scope import local_names
 from veomni_hook.patches.code.walk import calls_in, in_text_order, walk_ast
 from veomni_hook.patches.idioms.add_rms_norm.read import has_self
 from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.site import Missed, Site, Status
+from veomni_hook.patches.site import Code, Missed, Reason, Site, Status
 from veomni_hook.patches.slots import slot_name
 
 __all__ = ["CANDIDATES", "OP", "PART", "find"]
@@ -41,7 +41,7 @@ def find(view: ModuleView) -> Iterator[Site]:
         if (calls := _calls(function)) and owner is not None:
             yield _site(view, target, function, in_text_order(calls))
         elif calls:
-            reason = f"a function, which belongs to no module (line {calls[0].lineno})"
+            reason = Reason("a function, which belongs to no module", Code.NO_OWNER, calls[0].lineno)
             yield Site(OP, target, Status.MISSED, reason=reason, part=PART, lineno=calls[0].lineno)
 
 
@@ -60,8 +60,8 @@ def _site(view: ModuleView, target: str, method: FunctionNode, calls: list[ast.C
         try:
             edits.append(_edit(view, method, call))
         except Missed as missed:
-            reasons.append(str(missed))
-    site = Site.asking(OP, target, VARIANT, calls[0], edits, reason="; ".join(reasons), part=PART)
+            reasons.append(missed.reason)
+    site = Site.asking(OP, target, VARIANT, calls[0], edits, reason=Reason.joined(reasons), part=PART)
     return site if edits else replace(site, status=Status.MISSED, variant="", slots=())
 
 
@@ -69,19 +69,19 @@ def _edit(view: ModuleView, method: FunctionNode, call: ast.Call) -> Edit:
     """The edit that asks the slot at a call; raises `Missed` if there is none."""
     assert isinstance(call.func, ast.Attribute)  # noqa: S101
     if call.func.attr != _METHOD:
-        raise Missed("masked_scatter_ changes a tensor in place", call)
+        raise Missed("masked_scatter_ changes a tensor in place", call, Code.IN_PLACE)
     if not has_self(method) or _rebinds_self(method):
-        raise Missed("self is not the method's module", call)
+        raise Missed("self is not the method's module", call, Code.REPLACED)
     if call.keywords or len(call.args) != 2 or any(isinstance(each, ast.Starred) for each in call.args):
-        raise Missed("masked_scatter is not called with a mask and a source", call)
+        raise Missed("masked_scatter is not called with a mask and a source", call, Code.OTHER_ARGUMENTS)
     if view.scope.resolve("torch") != "torch" or "torch" in local_names(method):
-        raise Missed("torch has another name here", call)
+        raise Missed("torch has another name here", call, Code.REPLACED)
     document, receiver = view.document, call.func.value
     if _calls(receiver):
-        raise Missed("it is called on the result of another masked_scatter", call)
+        raise Missed("it is called on the result of another masked_scatter", call, Code.NO_ROOM)
     called = _CALLED.match(document.source, document.end(receiver))
     if called is None:
-        raise Missed("what it is called on is in brackets, or a comment follows it", call)
+        raise Missed("what it is called on is in brackets, or a comment follows it", call, Code.NO_ROOM)
     gap = called["gap"]  # arguments on lines of their own stay there
     added = f"self, torch.Tensor.{_METHOD}, {view.text(receiver)}"
     text = f"{slot_name(OP, VARIANT)}.call({gap}{added},{gap or ' '}"

@@ -21,7 +21,7 @@ from veomni_hook.patches.code.walk import calls_in, walk_ast
 from veomni_hook.patches.routes.insertion import free_name
 from veomni_hook.patches.routes.takeover import guard
 from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.site import Site, Status
+from veomni_hook.patches.site import Code, Reason, Site, Status
 from veomni_hook.patches.slots import formula_slot
 
 __all__ = ["CANDIDATES", "OP", "find"]
@@ -35,7 +35,6 @@ CANDIDATES = (
 _IMPORT = ("veomni_hook.multimodal", "rows as veomni_rows")
 _VARIANT = "in_order_of_tokens"
 _SLOT = formula_slot("row_merge", "rows")
-_REASON = "the number of joined rows is read from the device"
 #: What is added may be joined or moved first.
 JOIN = Template(
     """
@@ -71,7 +70,8 @@ def find(view: ModuleView) -> Iterator[Site]:
         join = JOIN.find(blocks(function))
         edits = guarded(view, function, join) if isinstance(join, Found) else None
         if edits is None:
-            yield Site(OP, target, Status.MISSED, reason=f"{_REASON} (line {line})", lineno=line)
+            reason = Reason("the number of joined rows is read from the device", Code.READS_VALUES, line)
+            yield Site(OP, target, Status.MISSED, reason=reason, lineno=line)
         else:
             routed = Site(OP, target, Status.ROUTED, _VARIANT, lineno=line, imports=(_IMPORT,))
             yield replace(routed, edits=edits, slots=(_SLOT,))

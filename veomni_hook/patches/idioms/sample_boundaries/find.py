@@ -30,7 +30,7 @@ from veomni_hook.patches.idioms.position_mixing.layers import (
 from veomni_hook.patches.routes.cache_parameter import cache_parameters, hands_on_cache
 from veomni_hook.patches.routes.insertion import before_body
 from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.site import Site, Status
+from veomni_hook.patches.site import Code, Reason, Site, Status
 from veomni_hook.patches.upstream_names import names
 
 __all__ = ["CANDIDATES", "OP", "find"]
@@ -91,12 +91,14 @@ def _site(
     )
     if not embeds or not (positions or passed):
         absent = names("positions" if embeds else "embeddings")
-        return missed(reason=f"it has no argument {' or '.join(absent)}")
+        return missed(reason=Reason(f"it has no argument {' or '.join(absent)}", Code.OTHER_ARGUMENTS))
     caches = cache_parameters(view, forward)
     if len(caches) > 1:
-        return missed(reason=f"which of {', '.join(caches)} is its cache is not known")
+        said = f"which of {', '.join(caches)} is its cache is not known"
+        return missed(reason=Reason(said, Code.OTHER_ARGUMENTS))
     if not caches and ((apart and makes_cache) or hands_on_cache(view, forward)):
-        return missed(reason="which of its arguments is its cache is not known")
+        said = "which of its arguments is its cache is not known"
+        return missed(reason=Reason(said, Code.OTHER_ARGUMENTS))
     read = [
         positions or _among(passed, "positions"),
         masks or _among(passed, "mask"),

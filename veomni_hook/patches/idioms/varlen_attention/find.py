@@ -22,7 +22,7 @@ from veomni_hook.patches.graph import receiver_name
 from veomni_hook.patches.routes.insertion import free_name
 from veomni_hook.patches.routes.takeover import guard
 from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.site import Missed, Site, Status
+from veomni_hook.patches.site import Code, Missed, Site, Status
 from veomni_hook.patches.slots import slot_name
 
 __all__ = ["CANDIDATES", "OP", "VARIANT", "find", "read"]
@@ -88,10 +88,10 @@ def _looks_up(method: FunctionNode) -> bool:
 def _site(view: ModuleView, target: str, method: FunctionNode) -> Site:
     try:
         if receiver_name(method) != "self":
-            raise Missed("self is not the method's module")
+            raise Missed("self is not the method's module", code=Code.REPLACED)
         found = read(method)
         if found is None:
-            raise Missed("it does not split query, key and value at the boundaries")
+            raise Missed("it does not split query, key and value at the boundaries", code=Code.NO_BOUNDARIES)
         run = Run(method, [*found.block], found.index, len(found.block) - 1)
         edits = guard(
             view,
@@ -104,9 +104,10 @@ def _site(view: ModuleView, target: str, method: FunctionNode) -> Site:
             before=_operands(method, found),
         )
         if edits is None:
-            raise Missed("code after the segments reads more than the output", found.first)
+            text = "code after the segments reads more than the output"
+            raise Missed(text, found.first, Code.USED_OTHERWISE)
     except Missed as missed:
-        return Site(OP, target, Status.MISSED, reason=str(missed), lineno=method.lineno)
+        return Site(OP, target, Status.MISSED, reason=missed.reason, lineno=method.lineno)
     captures = {name.lower(): found[name] for name in _TENSORS}
     return Site.asking(OP, target, VARIANT, found.first, edits, captures=captures)
 
@@ -136,10 +137,10 @@ def read(function: FunctionNode) -> Found | None:
         return None
     found = SEGMENTS.find(blocks(function))
     if isinstance(found, Mismatch):
-        raise Missed(str(found), found.node)
+        raise Missed(str(found), found.node, Code.OTHER_FORM)
     options = [each.value for each in found.bound["OPTIONS"].nodes if isinstance(each, ast.keyword)]
     if not {found[name] for name in "QKV"}.isdisjoint(loaded(options)):
-        raise Missed("an argument of the call depends on the segment", found.first)
+        raise Missed("an argument of the call depends on the segment", found.first, Code.READS_VALUES)
     return found
 
 
