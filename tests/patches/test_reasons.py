@@ -68,8 +68,8 @@ def test_a_miss_has_the_cause_that_it_names() -> None:
 
 def test_what_the_reader_says_becomes_a_reason() -> None:
     unknown, other = (
-        Reason.of(Unknown("a loop", 5)),
-        Reason.of(Difference("expected +, found - (line 6)", 0.5)),
+        Unknown("a loop", 5).why,
+        Difference("expected +, found - (line 6)", 0.5).why,
     )
     assert (unknown, unknown.code) == ("a loop (line 5)", Code.NOT_FOLLOWED)
     assert (other.code, other.line) == (Code.OTHER_FORM, 6)

@@ -5,10 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from enum import Enum
 from re import search
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from veomni_hook.patches.graph import Difference, Unknown
 
 __all__ = ["Code", "Reason", "remedies"]
 
@@ -82,15 +78,6 @@ class Reason(str):
         reason.line = line or (int(named[1]) if named else 0)
         reason.code = words.code if isinstance(words, Reason) else code
         return reason
-
-    @classmethod
-    def of(cls, found: Difference | Unknown) -> Reason:
-        """The reason that code has no form, or not the form of a formula."""
-        from veomni_hook.patches.graph import Unknown  # the language is read without the engine
-
-        if isinstance(found, Unknown):
-            return cls(found.reason, Code.NOT_FOLLOWED, found.lineno)
-        return cls(found.text, Code.OTHER_FORM)
 
     def after(self, place: str) -> Reason:
         """The reason behind the place or the formula that it is about."""

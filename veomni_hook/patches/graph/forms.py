@@ -14,6 +14,7 @@ from veomni_hook.patches.graph.scope import Scope
 from veomni_hook.patches.interpreter.domain import Frame, UnclearError
 from veomni_hook.patches.interpreter.functions import receiver_name
 from veomni_hook.patches.interpreter.walk import run
+from veomni_hook.patches.reasons import Code, Reason
 
 __all__ = ["Form", "Unknown", "canonical", "interpreted"]
 
@@ -45,6 +46,11 @@ class Unknown:
 
     reason: str
     lineno: int = 0
+
+    @property
+    def why(self) -> Reason:
+        """It as the reason of a site, with the line."""
+        return Reason(self.reason, Code.NOT_FOLLOWED, self.lineno)
 
 
 def canonical(

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from veomni_hook.patches.graph.forms import Form
 from veomni_hook.patches.graph.nodes import COMMUTATIVE, Node, constant, walk
 from veomni_hook.patches.graph.printing import brief, has_source
+from veomni_hook.patches.reasons import Code, Reason
 
 __all__ = [
     "ANY",
@@ -78,6 +79,11 @@ class Difference:
     text: str
     depth: float
     lineno: int = 0
+
+    @property
+    def why(self) -> Reason:
+        """The difference as the reason of a site."""
+        return Reason(self.text, Code.OTHER_FORM)
 
 
 # Functions of one tensor that may match where a pattern calls a hole.

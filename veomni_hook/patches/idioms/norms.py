@@ -33,7 +33,7 @@ from veomni_hook.patches.graph import (
 from veomni_hook.patches.routes.insertion import before_body, before_statement
 from veomni_hook.patches.routes.slot_code import ask
 from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.site import Reason, Site, Status
+from veomni_hook.patches.site import Site, Status
 from veomni_hook.patches.slots import formula_slot, slot_name
 from veomni_hook.patterns import pattern_file
 
@@ -61,10 +61,10 @@ def forward_site(
     checks, body = _after_checks(forward)
     form = canonical(forward, view.scope, owner, body=body if checks else None)
     if isinstance(form, Unknown):
-        return site(Status.MISSED, reason=Reason.of(form))
+        return site(Status.MISSED, reason=form.why)
     routes = _routes(op, form, rules)
     if isinstance(routes, Difference):
-        return site(Status.MISSED, reason=Reason.of(routes), form=digest(form))
+        return site(Status.MISSED, reason=routes.why, form=digest(form))
     variants = list(dict.fromkeys(variant for variant, _, _ in routes))
     code = "\n".join(
         ask(forward, slot_name(op, variant), form.receiver, list(operands.values()), tests)

@@ -69,7 +69,7 @@ def _known(view: ModuleView, function: FunctionNode) -> tuple[Form, SlotSpec] | 
     form = canonical(function, view.scope)
     found = recognised(_REFERENCE, form, {}, otherwise=ARGUMENT)
     if isinstance(found, Difference):
-        return Reason.of(found if isinstance(form, Form) else form)
+        return (found if isinstance(form, Form) else form).why
     assert isinstance(form, Form)  # noqa: S101
     variant, made = found
     operands = {str(node.value): operand for operand, node in made.bindings.items()}

@@ -201,7 +201,7 @@ class _Search(Method):
         form = self.form_of(run)
         if isinstance(form, Form):
             return form
-        self.differences.append((0.0, Reason.of(form)))
+        self.differences.append((0.0, form.why))
         return None
 
     def operands(self, pattern: Form, node: Node) -> dict[str, ast.expr] | None:
@@ -211,7 +211,7 @@ class _Search(Method):
             return None
         found = match(pattern.result, node, _RULES)
         if isinstance(found, Difference):
-            self.differences.append((found.depth, Reason.of(found)))
+            self.differences.append((found.depth, found.why))
             return None
         bound = {name: self.expression(found.bindings[name]) for name in pattern.arguments}
         said = {name: operand for name, operand in bound.items() if operand is not None}

@@ -31,7 +31,7 @@ from veomni_hook.patches.routes.inherited import called_otherwise, defining, ini
 from veomni_hook.patches.routes.insertion import before_body
 from veomni_hook.patches.routes.slot_code import ask
 from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.site import Code, Missed, Reason, Site, Status, skipped_at_calls
+from veomni_hook.patches.site import Code, Missed, Site, Status, skipped_at_calls
 from veomni_hook.patches.slots import formula_slot
 from veomni_hook.patterns import pattern_file
 
@@ -85,7 +85,7 @@ def _routed(view: ModuleView, owner: ast.ClassDef, forward: FunctionNode) -> Sit
     form = canonical(forward, view.scope, owner)
     found = recognised(pattern_file(OP), form, _RULES, names=_NAMES)
     if isinstance(found, Difference):
-        why = Reason.of(found if isinstance(form, Form) else form)
+        why = (found if isinstance(form, Form) else form).why
         raise Missed(why or "its result has another form", None if why else forward, Code.OTHER_FORM)
     assert isinstance(form, Form)  # noqa: S101 - an `Unknown` is a difference
     name, made = found

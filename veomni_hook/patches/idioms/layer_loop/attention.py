@@ -34,7 +34,7 @@ from veomni_hook.patches.idioms.layer_loop.values import (
     of_all,
 )
 from veomni_hook.patches.interpreter.domain import Frame
-from veomni_hook.patches.site import Missed
+from veomni_hook.patches.site import Code, Missed
 
 __all__ = ["STATE", "attended", "by_segment", "convolved", "of_cache", "ruled"]
 
@@ -56,9 +56,9 @@ def attended(arguments: Arguments, node: ast.Call) -> Value:
             raise Missed(f"the {name} of its attention is not [batch, heads, positions, width]", node)
     for name, value in passed.items():
         if name not in (*_ATTENTION, *ATTENTION_ARGUMENTS):
-            raise Missed(f"its attention takes {name}, which may hold positions", node)
+            raise Missed(f"its attention takes {name}, which may hold positions", node, Code.MIXES_POSITIONS)
         if name not in _ATTENTION[:4] and any(isinstance(part, Tensor) for part in of_all([value])):
-            raise Missed(f"its attention takes a part of the positions as {name}", node)
+            raise Missed(f"its attention takes a part of the positions as {name}", node, Code.MIXES_POSITIONS)
     result = Tensor(((BATCH,), (POSITIONS,), fresh(), fresh()))
     return Items((result, Unknown("attention weights, which hold a part of the positions")))
 
@@ -107,7 +107,7 @@ def _check_others(passed: Mapping[str, Value], what: str, node: ast.AST) -> None
     """What else a call gets holds all positions, or none."""
     for name, value in passed.items():
         if any(isinstance(part, Tensor) for part in of_all([value])):
-            raise Missed(f"its {what} takes a part of the positions as {name}", node)
+            raise Missed(f"its {what} takes a part of the positions as {name}", node, Code.MIXES_POSITIONS)
 
 
 def of_cache(name: str, arguments: Arguments) -> Value | None:
@@ -129,13 +129,13 @@ def by_segment(found: Found, fused: list[ast.stmt], frame: Frame[Value], file: F
     """Attention within segments, by one fused call or by segment: both get the same boundaries."""
     at = found.first
     if found.index:
-        raise Missed("attention by segment begins with other statements", at)
+        raise Missed("attention by segment begins with other statements", at, Code.NO_BOUNDARIES)
     for name in _tensors(found):
         if not _is_heads(frame.values.get(name), ()):
             raise Missed(f"the {name} of its attention is not [1, heads, rows, width]", at)
     boundaries = frame.values.get(found["CU_SEQLENS"])
     if not isinstance(boundaries, Whole) or not boundaries.rows:
-        raise Missed("the boundaries of its attention are not those of the tower", at)
+        raise Missed("the boundaries of its attention are not those of the tower", at, Code.NO_BOUNDARIES)
     file.boundaries |= {*boundaries.rows}
     _check_fused(found, fused, at)
     for name in own_names([*found.block[found.index :], *fused]):
@@ -155,7 +155,7 @@ def _check_fused(found: Found, fused: list[ast.stmt], at: ast.AST) -> None:
         statement for statement in fused if isinstance(statement, ast.Assign) and statement.value in calls
     ]
     if len(calls) != 1 or len(results) != 1:
-        raise Missed("the other way to its attention has no boundaries", at)
+        raise Missed("the other way to its attention has no boundaries", at, Code.NO_BOUNDARIES)
     (call,), target = calls, results[0].targets[0]
     first = target.elts[0] if isinstance(target, ast.Tuple) else target
     named = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords if keyword.arg is not None}
@@ -168,7 +168,7 @@ def _check_fused(found: Found, fused: list[ast.stmt], at: ast.AST) -> None:
         or last_name(first) != found["OUTPUT"]
         or any(map(own_attribute, called))
     ):
-        raise Missed("the other way to its attention has other operands", at)
+        raise Missed("the other way to its attention has other operands", at, Code.NO_BOUNDARIES)
 
 
 def _tensors(found: Found) -> list[str]:

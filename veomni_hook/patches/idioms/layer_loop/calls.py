@@ -56,7 +56,7 @@ from veomni_hook.patches.idioms.varlen_attention.find import read
 from veomni_hook.patches.interpreter.domain import Frame
 from veomni_hook.patches.interpreter.functions import bound, super_name
 from veomni_hook.patches.interpreter.walk import evaluate, run
-from veomni_hook.patches.site import Missed
+from veomni_hook.patches.site import Code, Missed
 
 __all__ = ["call"]
 
@@ -168,7 +168,7 @@ def _called(function: Value, arguments: Arguments, node: ast.Call, frame: Frame[
     function = bare(function)
     if isinstance(function, Attention):
         if file.tower:
-            raise Missed("its attention is not split at boundaries", node)
+            raise Missed("its attention is not split at boundaries", node, Code.NO_BOUNDARIES)
         return attended(arguments, node)
     if isinstance(function, Method):
         return _followed(function, arguments, node, frame, file)
@@ -211,7 +211,7 @@ def _builtin(name: str, given: list[Value], node: ast.Call) -> Value:
         if isinstance(value, Whole) and name == "getattr":
             return value
         if isinstance(tensor_like(value, node), Tensor):
-            raise Missed(f"{name} of values of some positions", node)
+            raise Missed(f"{name} of values of some positions", node, Code.MIXES_POSITIONS)
     kept = first if name in LOOPS and isinstance(first, Items | Many) else PLAIN
     return SLICE if name == "slice" else kept
 
@@ -227,7 +227,7 @@ def _numbered(given: list[Value], node: ast.AST) -> Value:
     """What ``enumerate`` gives."""
     value = given[0]
     if isinstance(value, Tensor):
-        raise Missed("a loop over positions", node)
+        raise Missed("a loop over positions", node, Code.MIXES_POSITIONS)
     if isinstance(value, Items):
         numbers = [PLAIN if given[1:] else Plain(number) for number in range(len(value.values))]
         return Items(tuple(Items(pair) for pair in zip(numbers, value.values, strict=True)))
@@ -239,7 +239,7 @@ def _numbered(given: list[Value], node: ast.AST) -> Value:
 def _zipped(given: list[Value], node: ast.AST) -> Value:
     """What ``zip`` gives."""
     if any(isinstance(value, Tensor) for value in given):
-        raise Missed("a loop over positions", node)
+        raise Missed("a loop over positions", node, Code.MIXES_POSITIONS)
     if all(isinstance(value, Items) for value in given):
         rows = zip(*(value.values for value in given if isinstance(value, Items)), strict=False)
         return Items(tuple(Items(row) for row in rows))
@@ -258,12 +258,12 @@ _LISTS: dict[str, Callable[[list[Value], ast.AST], Value]] = {
 
 def _torch(name: str, arguments: Arguments, node: ast.Call) -> Value:
     if name in RANDOM:
-        raise Missed("it draws random numbers, which differ between ranks", node)
+        raise Missed("it draws random numbers, which differ between ranks", node, Code.RANDOM)
     _check_known(arguments, node)
     if any(isinstance(value, Tensor) for value in arguments.every):
         return operation(name, arguments.given, arguments.named, node)
     if any(isinstance(value, Size) and is_positional(value.dim) for value in arguments.every):
-        raise Missed(f"it calls {name} with the number of positions", node)
+        raise Missed(f"it calls {name} with the number of positions", node, Code.MIXES_POSITIONS)
     return PLAIN
 
 
@@ -306,17 +306,17 @@ def _module(
     if name.endswith("pytorch_utils.Conv1D"):
         return operation("linear", [tensor_like(first, node)], {}, node)
     if name not in view.scope.classes:
-        raise Missed(f"{name.rpartition('.')[2]} is a class of another file", node)
+        raise Missed(f"{name.rpartition('.')[2]} is a class of another file", node, Code.OTHER_FILE)
     if name in file.experts:
         return _sent(name, arguments, node, file)
     if method_of(view, name, "__call__") is not None:
-        raise Missed(f"{name} defines __call__", node)
+        raise Missed(f"{name} defines __call__", node, Code.REPLACED)
     forward = method_of(view, name, "forward")
     if forward is not None:
         return _followed(Method(forward[0], Own(name)), arguments, node, frame, file)
     if base := _torch_base(name, file):
         return _torch_module(base, first, made, node, frame)
-    raise Missed(f"{name} has no forward in this file", node)
+    raise Missed(f"{name} has no forward in this file", node, Code.OTHER_FILE)
 
 
 def _torch_base(name: str, file: File) -> str:
@@ -343,13 +343,13 @@ def _torch_module(
     if name == "Softmax" and isinstance(made, ast.Call):
         spec = _arguments(made, Frame(frame.domain, {}))
         return operation("softmax", [value, *spec.given], spec.named, node)
-    raise Missed(f"it calls torch's {name}, which may mix positions", node)
+    raise Missed(f"it calls torch's {name}, which may mix positions", node, Code.MIXES_POSITIONS)
 
 
 def _sent(name: str, arguments: Arguments, node: ast.Call, file: File) -> Value:
     """Experts that their own idiom knows: each token goes through its experts alone."""
     if not file.experts[name]:
-        raise Missed(f"experts that are not recognised: {name}", file.view.classes[name])
+        raise Missed(f"experts that are not recognised: {name}", file.view.classes[name], Code.OTHER_FORM)
     passed = (*arguments.given, *arguments.named.values())
     tensors = [value for value in passed if isinstance(value, Tensor)]
     rows = tensors[0].dims[0] if tensors else ()
@@ -371,7 +371,7 @@ def _above(node: ast.Call, frame: Frame[Value], file: File) -> Value:
         if base := _torch_base(own.owner, file):
             return _torch_module(base, arguments.first, None, node, frame)
     if not following or not isinstance(own, Own):
-        raise Missed(f"super().{name} is in another file", node)
+        raise Missed(f"super().{name} is in another file", node, Code.OTHER_FILE)
     method = Method(file.view.methods(following[0])[name], own)
     return _followed(method, arguments, node, frame, file, following[0])
 
@@ -394,11 +394,11 @@ def _followed(
         try:
             segments = read(function)
         except Missed as error:
-            raise Missed(f"{function.name}: {error}", node) from None
+            raise Missed(error.reason.after(function.name), node) from None
         file.segments += [segments] if segments is not None else []
     decorators = {decorator_name(decorator) for decorator in function.decorator_list}
     if other := sorted(name for name in decorators if name not in DECORATORS and "kernel" not in name):
-        raise Missed(f"{function.name} is decorated with {other[0]}", function)
+        raise Missed(f"{function.name} is decorated with {other[0]}", function, Code.DECORATED)
     if frame.depth > _DEPTH:
         raise Missed(f"{function.name} calls itself", function)
     inner = Frame(frame.domain, {}, depth=frame.depth + 1)
@@ -413,8 +413,7 @@ def _followed(
         result = run(function.body, inner)
     except Missed as error:
         where = f"{own.owner}.{function.name}" if own is not None else function.name
-        text = str(error)
-        raise Missed(text if ": " in text else f"{where}: {text}") from None
+        raise Missed(error.reason if ": " in error.reason else error.reason.after(where)) from None
     return NOTHING if result is None or result == EMPTY else result
 
 
@@ -431,7 +430,7 @@ def _parameters(
     if function.args.vararg is not None:
         values[function.args.vararg.arg] = Items(tuple(passed.rest))
     elif passed.rest:
-        raise Missed("it gets more arguments than it has parameters", function)
+        raise Missed("it gets more arguments than it has parameters", function, Code.OTHER_ARGUMENTS)
     if (kwarg := function.args.kwarg) is not None:
         parts = tuple((name, value) for name, value in passed.others.items() if _holds_tensor(value))
         values[kwarg.arg] = Whole(f"**{kwarg.arg}", parts)

@@ -29,7 +29,7 @@ from veomni_hook.patches.routes.cache_parameter import cache_parameters, hands_o
 from veomni_hook.patches.routes.insertion import before_body, before_statement, free_name, in_place
 from veomni_hook.patches.routes.slot_code import tuple_of
 from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.site import Missed, Site, Status
+from veomni_hook.patches.site import Code, Missed, Reason, Site, Status
 from veomni_hook.patches.upstream_names import names
 
 __all__ = ["CANDIDATES", "OP", "find"]
@@ -56,7 +56,7 @@ def find(view: ModuleView) -> Iterator[Site]:
         if takes_ids and found:
             yield _site(view, owner, forward, found, masks)
         elif takes_ids and (inner := _apart(view, owner, forward)):
-            reason = f"its layers are in {inner}, apart from its mask"
+            reason = Reason(f"its layers are in {inner}, apart from its mask", Code.OTHER_LOOP)
             edits = before_body(view, forward, _refusal(forward, reason), _NOT_HERE)
             site = partial(Site, OP, f"{owner.name}.forward", part=_MODEL, lineno=forward.lineno)
             yield site(Status.REFUSED, reason=reason, edits=edits, imports=(_IMPORT,))
@@ -79,7 +79,7 @@ def _site(
         every = [loop, *(decided(view, other, forward, found) for other in _inheriting(view, owner))]
         edits = _sliced_and_gathered(view, forward, loop)
     except Missed as error:
-        reason = reason_for(view, owner, found[0], str(error))
+        reason = reason_for(view, owner, found[0], error.reason)
         holding = next(each for each in forward.body if any(inner is found[0] for inner in ast.walk(each)))
         code = _refusal(forward, reason)
         return site(
@@ -103,9 +103,9 @@ def _tower(view: ModuleView, owner: ast.ClassDef, forward: FunctionNode, found: 
         owners = [owner, *_inheriting(view, owner)]
         tower, *others = (decided_tower(view, each, forward, found, hidden) for each in owners)
         if any((each.boundaries, each.tables) != (tower.boundaries, tower.tables) for each in others):
-            raise Missed("classes that inherit from it have other layers", found[0])
+            raise Missed("classes that inherit from it have other layers", found[0], Code.UNKNOWN_MODULE)
     except Missed as error:
-        return site(Status.REFUSED, reason=f"{TOWER}: {error}")
+        return site(Status.REFUSED, reason=error.reason.after(TOWER))
     return site(
         Status.ROUTED,
         variant=_SPLIT,
@@ -171,16 +171,18 @@ def _sliced_and_gathered(view: ModuleView, forward: FunctionNode, loop: Loop) ->
     receiver = forward.args.args[0].arg
     following = forward.body.index(loop.last) + 1
     if following >= len(forward.body):
-        raise Missed("nothing follows the loop", loop.statement)
+        raise Missed("nothing follows the loop", loop.statement, Code.OTHER_LOOP)
     parts = ", ".join((loop.hidden, *loop.others))
     targets = parts if loop.others else f"({loop.hidden},)"
     # Whoever gets a cache that the layers filled would find a part of the positions in it.
     caches = [name for name in cache_parameters(view, forward) if name in loaded([loop.statement])]
     if len(caches) > 1:
-        raise Missed(f"which of {', '.join(caches)} is the cache is not known", loop.statement)
+        raise Missed(
+            f"which of {', '.join(caches)} is the cache is not known", loop.statement, Code.OTHER_ARGUMENTS
+        )
     makes_cache = parameter_names(forward).intersection(names("whether it makes a cache"))
     if not caches and (makes_cache or hands_on_cache(view, loop.statement)):
-        raise Missed("which of its arguments is the cache is not known", loop.statement)
+        raise Missed("which of its arguments is the cache is not known", loop.statement, Code.OTHER_ARGUMENTS)
     cache = f", cache={caches[0]}" if caches else ""
     code = f"{targets} = veomni_sequence.shard({receiver}, {parts}{cache})"
     added: tuple[Edit, ...] = ()

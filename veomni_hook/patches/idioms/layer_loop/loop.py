@@ -31,7 +31,7 @@ from veomni_hook.patches.idioms.layer_loop.values import (
 from veomni_hook.patches.interpreter.domain import Frame
 from veomni_hook.patches.interpreter.walk import evaluate, run
 from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.site import Missed
+from veomni_hook.patches.site import Code, Missed
 
 __all__ = ["Loop", "decided", "hidden_of", "loops"]
 
@@ -90,13 +90,17 @@ def decided(view: ModuleView, owner: ast.ClassDef, forward: FunctionNode, found:
     if any(
         "cross_attn" in last_name(node) for node in walk_ast(statement)
     ) or "encoder_hidden_states" in loaded(forward.body):
-        raise Missed("cross attention: the layers also attend to another model's output", statement)
+        raise Missed(
+            "cross attention: the layers also attend to another model's output", statement, Code.OTHER_LOOP
+        )
     if len(found) > 1:
-        raise Missed(f"there is another loop over layers at line {found[1].lineno}", statement)
+        raise Missed(
+            f"there is another loop over layers at line {found[1].lineno}", statement, Code.OTHER_LOOP
+        )
     if statement not in forward.body:
-        raise Missed("the loop is inside another statement", statement)
+        raise Missed("the loop is inside another statement", statement, Code.OTHER_LOOP)
     if _collects(statement):
-        raise Missed(_COLLECTED, statement)
+        raise Missed(_COLLECTED, statement, Code.OTHER_LOOP)
     hidden = hidden_of(statement)
     errors = []
     # Models with several kinds of positions (text, height, width) have one more dimension.
@@ -132,8 +136,8 @@ def hidden_of(loop: ast.For) -> str:
             first = [*node.args[:1], *(each.value for each in node.keywords if each.arg == "hidden_states")]
             if first and isinstance(first[0], ast.Name):
                 return first[0].id
-            raise Missed("the layers do not get their hidden states by name", node)
-    raise Missed("the layers are not called directly", loop)
+            raise Missed("the layers do not get their hidden states by name", node, Code.OTHER_LOOP)
+    raise Missed("the layers are not called directly", loop, Code.OTHER_LOOP)
 
 
 class _Reading:
@@ -179,11 +183,15 @@ class _Reading:
         self._check_layers()
         self.scope = self._followed(without(self.statement, self.addition))
         if not _is_hidden(self.scope.get(self.hidden)):
-            raise Missed(f"{self.hidden} has another shape after the loop", self.statement)
+            raise Missed(f"{self.hidden} has another shape after the loop", self.statement, Code.OTHER_LOOP)
         last, tail = self._norm(tail)
         for name in dict.fromkeys(loaded(tail)):
             if name != self.hidden and _holds_part(self.scope.get(name)):
-                raise Missed(f"{name} is used after the loop, and holds a part of the positions", tail[0])
+                raise Missed(
+                    f"{name} is used after the loop, and holds a part of the positions",
+                    tail[0],
+                    Code.USED_OTHERWISE,
+                )
         added = {self.addition.target} if self.addition is not None else set()
         followed = tuple(sorted({*self.positions.followed, *added}))
         masks = tuple(self.file.masks.values())
@@ -225,14 +233,18 @@ class _Reading:
         later = loaded(tail)
         for name in others:
             if name in later:
-                raise Missed(f"{name} is sliced for the layers and used after them", self.statement)
+                raise Missed(
+                    f"{name} is sliced for the layers and used after them",
+                    self.statement,
+                    Code.USED_OTHERWISE,
+                )
         return tuple(others)
 
     def _check_layers(self) -> None:
         value = evaluate(self.statement.iter, Frame(self.positions, dict(self.scope)))
         modules = [each for each in of_all([value]) if isinstance(each, Module)]
         if not modules:
-            raise Missed("the classes of the layers are not known", self.statement)
+            raise Missed("the classes of the layers are not known", self.statement, Code.UNKNOWN_MODULE)
 
     def _norm(self, tail: list[ast.stmt]) -> tuple[ast.stmt, list[ast.stmt]]:
         """The last statement that works on a part of the positions, and what follows it."""

@@ -30,7 +30,7 @@ from veomni_hook.patches.idioms.layer_loop.values import (
     fresh,
     is_positional,
 )
-from veomni_hook.patches.site import Missed
+from veomni_hook.patches.site import Code, Missed
 
 __all__ = ["operation", "proven", "torch_name"]
 
@@ -64,7 +64,7 @@ def _along(what: str, then: _Then, *, place: int = 1, default: Value = NOTHING, 
         tensor = given.tensor
         dim = given.get(place, "dim", "axis", default=default)
         if dim == NOTHING:
-            raise Missed(f"{what} over all dimensions")
+            raise Missed(f"{what} over all dimensions", code=Code.MIXES_POSITIONS)
         indices = {without(tensor, each, what) for each in (dim.values if isinstance(dim, Items) else (dim,))}
         keeps = then is _gone and given.get(place + 1, "keepdim", "keepdims") not in (NOTHING, Plain(False))
         left = [() if keeps else then(dim) for dim in tensor.dims]
@@ -179,20 +179,20 @@ def _only_apart(one: Tensor, other: Tensor, index: int) -> None:
 def _linear(given: Arguments) -> Value:
     tensor = given.tensor
     if is_positional(tensor.dims[-1]):
-        raise Missed("a linear layer over the positions")
+        raise Missed("a linear layer over the positions", code=Code.MIXES_POSITIONS)
     return made([*tensor.dims[:-1], fresh()])
 
 
 def _last(given: Arguments) -> Value:
     if is_positional(given.tensor.dims[-1]):
-        raise Missed("a norm over the positions")
+        raise Missed("a norm over the positions", code=Code.MIXES_POSITIONS)
     return given.tensor
 
 
 def _pad(given: Arguments) -> Value:
     widths = given.get(1, "pad")
     if not isinstance(widths, Items) or len(widths.values) != 2 or is_positional(given.tensor.dims[-1]):
-        raise Missed("padding that may move positions")
+        raise Missed("padding that may move positions", code=Code.MIXES_POSITIONS)
     return Tensor((*given.tensor.dims[:-1], fresh()))
 
 
@@ -281,7 +281,7 @@ def operation(name: str, given: Sequence[Value], named: Mapping[str, Value], nod
     """
     rule = _RULES.get(name)
     if rule is None:
-        raise Missed(f"it calls {name}, which may mix positions", node)
+        raise Missed(f"it calls {name}, which may mix positions", node, Code.MIXES_POSITIONS)
     arguments = Arguments(tuple(map(bare, given)), {key: bare(value) for key, value in named.items()})
     return proven(lambda: rule(arguments), node)
 
@@ -291,4 +291,4 @@ def proven(compute: Callable[[], Value], node: ast.AST) -> Value:
     try:
         return compute()
     except Missed as error:
-        raise Missed(str(error), node if "(line " not in str(error) else None) from None
+        raise Missed(error.reason, None if error.reason.line else node) from None

@@ -28,7 +28,7 @@ from veomni_hook.patches.idioms.layer_loop.values import (
 )
 from veomni_hook.patches.interpreter.domain import Frame
 from veomni_hook.patches.interpreter.walk import evaluate
-from veomni_hook.patches.site import Missed
+from veomni_hook.patches.site import Code, Missed
 
 __all__ = ["check_written", "part_of"]
 
@@ -47,7 +47,7 @@ def part_of(value: Value, node: ast.Subscript, frame: Frame[Value]) -> Value:
             index = evaluate(node.slice, frame)
             if isinstance(index, Plain | Whole):
                 return read_from(value, index, node)
-        raise Missed(f"it takes a part of {value.name}", node)
+        raise Missed(f"it takes a part of {value.name}", node, Code.MIXES_POSITIONS)
     if isinstance(value, Tensor):
         return _part(value, node, frame)
     if isinstance(value, Many):
@@ -67,7 +67,9 @@ def _of_parameter(node: ast.Subscript, frame: Frame[Value]) -> Value:
     for part in walk_ast(node.slice):
         if isinstance(part, ast.Name | ast.Attribute | ast.Subscript | ast.Call):
             if isinstance(tensor_like(evaluate(part, frame), node), Tensor):
-                raise Missed("a parameter is read at places that depend on the positions", node)
+                raise Missed(
+                    "a parameter is read at places that depend on the positions", node, Code.MIXES_POSITIONS
+                )
     return PLAIN
 
 
@@ -130,10 +132,10 @@ def _taken(dim: Dim, index: ast.expr, node: ast.AST, frame: Frame[Value]) -> lis
         if value != SLICE:
             number = tensor_like(value, node)
             if is_positional(dim) or not isinstance(number, Plain):
-                raise Missed("it picks positions by an index", node)
+                raise Missed("it picks positions by an index", node, Code.MIXES_POSITIONS)
             return []
     if is_positional(dim):
-        raise Missed("it takes a part of the positions", node)
+        raise Missed("it takes a part of the positions", node, Code.MIXES_POSITIONS)
     return [fresh()]
 
 
@@ -141,9 +143,9 @@ def check_written(owner: Tensor, target: ast.Subscript, value: Value, frame: Fra
     """Raise Missed unless what is written has the positions of the part, or is the same for all of them."""
     part, value = _part(owner, target, frame), tensor_like(value, target)
     if not isinstance(part, Tensor) or not isinstance(value, Tensor | Plain):
-        raise Missed("it writes to a part of a value", target)
+        raise Missed("it writes to a part of a value", target, Code.IN_PLACE)
     if _positions(proven(lambda: broadcast(part, value), target)) != _positions(part):
-        raise Missed("it writes positions to a part without positions", target)
+        raise Missed("it writes positions to a part without positions", target, Code.IN_PLACE)
 
 
 def _positions(value: Value) -> list[bool]:

@@ -43,7 +43,7 @@ from veomni_hook.patches.idioms.layer_loop.values import (
 )
 from veomni_hook.patches.interpreter.domain import Domain, Frame
 from veomni_hook.patches.interpreter.walk import assign, conditional, evaluate, run
-from veomni_hook.patches.site import Missed
+from veomni_hook.patches.site import Code, Missed
 
 __all__ = ["Positions"]
 
@@ -237,9 +237,9 @@ class Positions(Domain[Value]):
             return (value == NOTHING) is isinstance(node.ops[0], ast.Is)
         value = evaluate(node, frame)
         if isinstance(value, Tensor):
-            raise Missed("a branch depends on values of some positions", node)
+            raise Missed("a branch depends on values of some positions", node, Code.MIXES_POSITIONS)
         if isinstance(value, Size) and is_positional(value.dim):
-            raise Missed("a branch depends on the number of positions", node)
+            raise Missed("a branch depends on the number of positions", node, Code.MIXES_POSITIONS)
         return bool(value.value) if isinstance(value, Plain) and value != PLAIN else None
 
     def assume(self, node: ast.expr, outcome: bool, frame: Frame[Value]) -> None:  # noqa: FBT001 - of the test
@@ -291,7 +291,7 @@ class Positions(Domain[Value]):
     def loop(self, statement: ast.For, frame: Frame[Value]) -> None:
         values = bare(evaluate(statement.iter, frame))
         if isinstance(values, Tensor):
-            raise Missed("a loop over positions", statement)
+            raise Missed("a loop over positions", statement, Code.MIXES_POSITIONS)
         if isinstance(values, Items) and len(values.values) <= _SHORT:
             for value in values.values:
                 self.round(statement, value, frame)
@@ -334,17 +334,21 @@ class Positions(Domain[Value]):
     def store(self, target: ast.expr, value: Value, frame: Frame[Value]) -> None:
         if not isinstance(target, ast.Subscript):
             if not isinstance(value, Plain):
-                raise Missed(f"it keeps a value beyond the call: {ast.unparse(target)}", target)
+                raise Missed(
+                    f"it keeps a value beyond the call: {ast.unparse(target)}", target, Code.USED_OTHERWISE
+                )
             return
         owner = evaluate(target.value, frame)
         if isinstance(owner, Tensor):
             check_written(owner, target, value, frame)
         elif isinstance(target.value, ast.Name):
             if not isinstance(owner, Many):
-                raise Missed("it writes to a part of a value", target)
+                raise Missed("it writes to a part of a value", target, Code.IN_PLACE)
             frame.values[target.value.id] = Many(joined(owner.value, value))
         elif not isinstance(value, Plain):
-            raise Missed(f"it keeps a value beyond the call: {ast.unparse(target)}", target)
+            raise Missed(
+                f"it keeps a value beyond the call: {ast.unparse(target)}", target, Code.USED_OTHERWISE
+            )
 
     def unpacked(self, value: Value, targets: Sequence[ast.expr]) -> Sequence[Value]:
         value = used(value, targets[0], len(targets))

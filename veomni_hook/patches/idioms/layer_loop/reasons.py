@@ -12,6 +12,7 @@ from veomni_hook.patches.idioms.gated_delta_rule.find import separated_methods
 from veomni_hook.patches.idioms.layer_loop.modules import Attributes
 from veomni_hook.patches.idioms.layer_loop.values import Module, of_all
 from veomni_hook.patches.routes.view import ModuleView
+from veomni_hook.patches.site import Code, Reason
 
 __all__ = ["TOWER", "attends", "reason_for"]
 
@@ -41,7 +42,8 @@ def reason_for(view: ModuleView, owner: ast.ClassDef, loop: ast.For, first: str)
     """
     text = ast.unparse(loop)
     if "deepstack" in text:
-        return f"deepstack: features of an image are added between the layers (line {loop.lineno})"
+        text = "deepstack: features of an image are added between the layers"
+        return Reason(text, Code.OTHER_LOOP, loop.lineno)
     # If the layers are not known, the reason may be anywhere in the file.
     names = list(_classes(view, owner, loop)) or list(view.classes if _LAYERS_UNKNOWN in first else ())
     # A layer whose rule is routed is the cause if no other one is.
@@ -50,11 +52,12 @@ def reason_for(view: ModuleView, owner: ast.ClassDef, loop: ast.For, first: str)
         code = "\n".join(view.text(each) for each in view.methods(view.classes[name]).values())
         for pattern, kind in _KINDS:
             if pattern.search(code):
-                return f"{kind}: {name} (line {view.classes[name].lineno})"
+                return Reason(f"{kind}: {name}", Code.MIXES_POSITIONS, view.classes[name].lineno)
     if re.search(r"per_layer_input", text):
-        return f"per-layer inputs, which are not sliced (line {loop.lineno})"
+        return Reason("per-layer inputs, which are not sliced", Code.OTHER_LOOP, loop.lineno)
     if "layerdrop" in text:
-        return f"layers are skipped at random, which differs between ranks (line {loop.lineno})"
+        text = "layers are skipped at random, which differs between ranks"
+        return Reason(text, Code.RANDOM, loop.lineno)
     return first
 
 

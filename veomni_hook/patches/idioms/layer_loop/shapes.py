@@ -18,7 +18,7 @@ from veomni_hook.patches.idioms.layer_loop.values import (
     fresh,
     is_positional,
 )
-from veomni_hook.patches.site import Missed
+from veomni_hook.patches.site import Code, Missed
 
 __all__ = ["SHAPES", "Rule", "axis", "broadcast", "made", "matmul", "without"]
 
@@ -52,7 +52,7 @@ def without(tensor: Tensor, value: Value, what: str) -> int:
     """
     index = axis(tensor, value)
     if is_positional(tensor.dims[index]):
-        raise Missed(f"{what} along the positions")
+        raise Missed(f"{what} along the positions", code=Code.MIXES_POSITIONS)
     return index
 
 
@@ -93,11 +93,11 @@ def reshaped(tensor: Tensor, sizes: Sequence[Dim | int | None]) -> Tensor:
             dims.append(size)
             done += len(size)
         else:
-            raise Missed("a reshape that may move positions")
+            raise Missed("a reshape that may move positions", code=Code.MIXES_POSITIONS)
     said = [factor for size in sizes if isinstance(size, tuple) for factor in size]
     tail = factors[last:]
     if done < last or not (rest_known or not tail or said[-len(tail) :] == tail):
-        raise Missed("a reshape that may move positions")
+        raise Missed("a reshape that may move positions", code=Code.MIXES_POSITIONS)
     return Tensor(tuple(dims))
 
 
@@ -120,7 +120,7 @@ def expanded(tensor: Tensor, sizes: Sequence[Dim | int | None]) -> Tensor:
         elif not is_positional(own) and not (isinstance(size, tuple) and is_positional(size)):
             dims.append(own)
         else:
-            raise Missed("an expand that may repeat positions")
+            raise Missed("an expand that may repeat positions", code=Code.MIXES_POSITIONS)
     return Tensor(tuple(dims))
 
 
@@ -153,7 +153,7 @@ def _met(one: Dim, other: Dim) -> Dim:
     if one == ():
         return other
     if is_positional(one) or is_positional(other) or BATCH in (*one, *other):
-        raise Missed("positions meet a dimension that may be another one")
+        raise Missed("positions meet a dimension that may be another one", code=Code.MIXES_POSITIONS)
     return one
 
 
@@ -168,9 +168,9 @@ def matmul(one: Value, other: Value) -> Value:
     if left is None and right is None:
         return Plain()
     if left is not None and is_positional(left[-1]):
-        raise Missed("a matrix product sums over positions")
+        raise Missed("a matrix product sums over positions", code=Code.MIXES_POSITIONS)
     if right is not None and is_positional(right[max(len(right) - 2, 0)]):
-        raise Missed("a matrix product sums over positions")
+        raise Missed("a matrix product sums over positions", code=Code.MIXES_POSITIONS)
     if left is None and right is not None:
         return made([*right[:-2], fresh(), right[-1]])
     if left is not None and right is None:
@@ -178,7 +178,7 @@ def matmul(one: Value, other: Value) -> Value:
     if left is None or right is None or len(left) < 2 or len(right) < 2:
         raise Missed("a matrix product with a vector")
     if is_positional(left[-2]) and is_positional(right[-1]):
-        raise Missed("every position is multiplied with every other one")
+        raise Missed("every position is multiplied with every other one", code=Code.MIXES_POSITIONS)
     batch = broadcast(Tensor(left[:-2]), Tensor(right[:-2]))
     dims = batch.dims if isinstance(batch, Tensor) else ()
     return made([*dims, left[-2], right[-1]])
@@ -255,7 +255,7 @@ def _repeat(given: Arguments) -> Value:
     dims: list[Dim] = []
     for dim, count in zip(given.tensor.dims, counts, strict=True):
         if count != Plain(1) and is_positional(dim):
-            raise Missed("a repetition along the positions")
+            raise Missed("a repetition along the positions", code=Code.MIXES_POSITIONS)
         dims.append(dim if count == Plain(1) else fresh())
     return Tensor(tuple(dims))
 

@@ -39,7 +39,7 @@ from veomni_hook.patches.idioms.layer_loop.values import (
 from veomni_hook.patches.interpreter.domain import Frame
 from veomni_hook.patches.interpreter.walk import evaluate, run
 from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.site import Missed
+from veomni_hook.patches.site import Code, Missed
 
 __all__ = ["Tower", "decided_tower"]
 
@@ -77,9 +77,11 @@ def decided_tower(
     """
     statement = found[0]
     if len(found) > 1:
-        raise Missed(f"there is another loop over layers at line {found[1].lineno}", statement)
+        raise Missed(
+            f"there is another loop over layers at line {found[1].lineno}", statement, Code.OTHER_LOOP
+        )
     if statement not in forward.body or statement is forward.body[-1]:
-        raise Missed("the loop is inside another statement, or the last one", statement)
+        raise Missed("the loop is inside another statement, or the last one", statement, Code.OTHER_LOOP)
     at = forward.body.index(statement)
     before, tail = forward.body[:at], forward.body[at + 1 :]
     asides = [each for each in statement.body if _is_aside(each, statement, hidden)]
@@ -100,7 +102,7 @@ def decided_tower(
             scope = _followed(positions, statement, asides, scope)
         except NotARow as error:
             if error.name in tables or error.name not in given:
-                raise Missed(str(error)) from None
+                raise Missed(str(error), code=Code.NO_BOUNDARIES) from None
             tables[error.name] = _table(error.parts)
         else:
             break
@@ -150,7 +152,7 @@ def _followed(
     frame = Frame(positions, dict(scope))
     value = evaluate(loop.iter, frame)
     if not any(isinstance(each, Module) for each in of_all([value])):
-        raise Missed("the classes of the layers are not known", loop)
+        raise Missed("the classes of the layers are not known", loop, Code.UNKNOWN_MODULE)
     body = [each for each in loop.body if each not in asides]
     rest = ast.copy_location(ast.For(loop.target, loop.iter, body, loop.orelse, loop.type_comment), loop)
     run([rest], frame)
@@ -169,17 +171,19 @@ def _check_after(
     value = scope.get(hidden)
     dims = value.dims if isinstance(value, Tensor) else ()
     if len(dims) != 2 or dims[0] != (POSITIONS,) or is_positional(dims[1]):
-        raise Missed(f"{hidden} has another shape after the loop", loop)
+        raise Missed(f"{hidden} has another shape after the loop", loop, Code.OTHER_LOOP)
     if not boundaries:
-        raise Missed("its attention has no boundaries", loop)
+        raise Missed("its attention has no boundaries", loop, Code.NO_BOUNDARIES)
     if boundaries & tables.keys():
-        raise Missed("it computes with boundaries", loop)
+        raise Missed("it computes with boundaries", loop, Code.NO_BOUNDARIES)
     layers = {name for name in map(own_attribute, walk_ast(loop.iter)) if name}
     for name in loaded(others):
         if name in boundaries or name in tables or (name != hidden and _is_part(scope.get(name))):
-            raise Missed(f"{name} is used beside the layers, and holds a part of the rows", loop)
+            raise Missed(
+                f"{name} is used beside the layers, and holds a part of the rows", loop, Code.USED_OTHERWISE
+            )
     if any(own_attribute(node) in layers for each in others for node in walk_ast(each)):
-        raise Missed("the layers are called beside the loop", loop)
+        raise Missed("the layers are called beside the loop", loop, Code.OTHER_LOOP)
 
 
 def _is_part(value: Value | None) -> bool:

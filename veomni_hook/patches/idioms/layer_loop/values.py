@@ -13,7 +13,7 @@ from itertools import count
 from typing import TypeAlias
 
 from veomni_hook.patches.code.document import FunctionNode
-from veomni_hook.patches.site import Missed
+from veomni_hook.patches.site import Code, Missed
 
 __all__ = [
     "BATCH",
@@ -211,7 +211,7 @@ def read_from(value: Whole, key: Value, node: ast.AST) -> Whole:
     """
     held = dict(value.held)
     if held and not (isinstance(key, Plain) and isinstance(key.value, str) and key.value not in held):
-        raise Missed(f"it reads a part of the positions from {value.name}", node)
+        raise Missed(f"it reads a part of the positions from {value.name}", node, Code.MIXES_POSITIONS)
     return Whole(value.name, rows=value.rows)
 
 
@@ -302,12 +302,12 @@ def tensor_like(value: Value, node: ast.AST) -> Value:
     """
     value = used(value, node)
     if isinstance(value, Whole):
-        raise Missed(f"it computes with {value.name}, which holds all positions", node)
+        raise Missed(f"it computes with {value.name}, which holds all positions", node, Code.MIXES_POSITIONS)
     if isinstance(value, Unknown):
         raise Missed(f"it uses {value.reason}", node)
     if isinstance(value, Size):
         if is_positional(value.dim):
-            raise Missed("it computes with the number of positions", node)
+            raise Missed("it computes with the number of positions", node, Code.MIXES_POSITIONS)
         return PLAIN
     return value
 

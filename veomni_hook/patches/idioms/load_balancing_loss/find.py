@@ -89,7 +89,7 @@ def _known(view: ModuleView, function: FunctionNode) -> tuple[str, SlotSpec, tup
         return Reason(reason)
     found = forms(function, view.scope)
     if isinstance(found, Unknown):
-        return Reason.of(found)
+        return found.why
     nearest = None
     for variant, spelling in spellings():
         matches = [_matched(one, other) for one, other in zip(spelling, found, strict=True)]
@@ -103,7 +103,7 @@ def _known(view: ModuleView, function: FunctionNode) -> tuple[str, SlotSpec, tup
                 return "-".join(digest(form) for form in found[2:]), slot, inlined
         elif nearest is None or differences[0].depth >= nearest.depth:
             nearest = differences[0]
-    return Reason.of(nearest) if nearest else Reason("it has other parameters", Code.OTHER_ARGUMENTS)
+    return nearest.why if nearest else Reason("it has other parameters", Code.OTHER_ARGUMENTS)
 
 
 def _matched(pattern: Form, found: Form) -> Match | Difference:

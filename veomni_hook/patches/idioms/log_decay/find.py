@@ -87,7 +87,7 @@ class _Search(Method):
         """The decay's operands, if the statement computes one."""
         form = self.form_of(Run(self.method, block, index, index))
         if not isinstance(form, Form):
-            self.reason = Reason.of(form)
+            self.reason = form.why
             return None
         nodes = _read(form.result)
         if nodes is None:

@@ -73,7 +73,7 @@ class _Search(Method):
                     if (edits := router_guard(self, found, matrix=matrix)) is not None:
                         return self.routed(found, edits)
         unknown = Reason("no two locals hold weights and indices of a top k", Code.OTHER_FORM)
-        reason = Reason.of(self.nearest) if self.nearest is not None else unknown
+        reason = self.nearest.why if self.nearest is not None else unknown
         return Site(OP, self.target, Status.MISSED, reason=reason, lineno=self.method.lineno)
 
     def at(self, run: Run, *, whole: bool = False) -> Iterator[Routing]:

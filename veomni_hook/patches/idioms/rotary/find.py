@@ -179,10 +179,10 @@ def _known(view: ModuleView, definition: Definition) -> _Known | Site:
         return replace(missed, reason=reason)
     form = canonical(node, view.scope, owner if isinstance(owner, ast.ClassDef) else None)
     if isinstance(form, Unknown):
-        return replace(missed, reason=Reason.of(form))
+        return replace(missed, reason=form.why)
     found = recognised(_REFERENCE, form, {"unsqueeze_dim": _PLACE}, otherwise=TENSOR)
     if isinstance(found, Difference):
-        return replace(missed, reason=Reason.of(found), form=digest(form))
+        return replace(missed, reason=found.why, form=digest(form))
     name, made = found
     bindings = {operand: made.bindings[operand] for operand in reference_form(_REFERENCE, name).arguments}
     parameters = "" if form.receiver else _parameters(node, bindings)

@@ -72,7 +72,7 @@ def operands_of(view: ModuleView, owner: ast.ClassDef, method: FunctionNode) -> 
     form = canonical(method, view.scope, owner)
     found = recognised(pattern_file(OP), form, rules, names=(_VARIANT,))
     if isinstance(found, Difference):
-        return Reason.of(found if isinstance(form, Form) else form)
+        return (found if isinstance(form, Form) else form).why
     return [source(found[1].bindings[name]) for name in _OPERANDS]
 
 
