@@ -11,7 +11,7 @@ absent; it decides while the model runs whether to call the tower. The idiom ask
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from textwrap import indent
 
 from veomni_hook.patches.code.document import FunctionNode
@@ -48,39 +48,33 @@ def find(view: ModuleView) -> Iterator[Site]:
         for name, hidden in apart:
             reason = f"forward calls {name}, which calls it"
             yield Site(OP, f"{owner.name}.{name}", Status.MISSED, reason=reason, lineno=hidden.lineno)
-        # Which of the places calls a tower last is not known then.
-        too = Missed(f"{apart[0][0]} may call its tower, too", apart[0][1]) if apart else None
-        found = [(call, too or _read(view, owner, forward, call, around)) for call, around in calls(forward)]
-        every = [each for _, each in found if isinstance(each, Call)]
-        for call, each in found:
-            yield _site(view, f"{owner.name}.forward", forward, call, each, every)
-
-
-def _read(
-    view: ModuleView, owner: ast.ClassDef, forward: FunctionNode, call: ast.Call, around: list[ast.If]
-) -> Call | Missed:
-    try:
-        return read(view, owner, forward, call, around)
-    except Missed as reason:
-        return reason
+        missed: dict[ast.Call, Missed] = {}
+        known: dict[ast.Call, Call] = {}
+        places = dict(calls(forward))
+        for call, around in places.items():
+            try:
+                if apart:
+                    # Which of the places calls a tower last is not known then.
+                    raise Missed(f"{apart[0][0]} may call its tower, too", apart[0][1])
+                known[call] = read(view, owner, forward, call, around)
+            except Missed as reason:
+                missed[call] = reason
+        for call in places:
+            target = f"{owner.name}.forward"
+            try:
+                if call in missed:
+                    raise missed[call]
+                yield _site(view, target, forward, call, known[call], known.values())
+            except (Missed, ValueError) as reason:
+                yield Site(OP, target, Status.MISSED, reason=str(reason), lineno=call.lineno)
 
 
 def _site(
-    view: ModuleView,
-    target: str,
-    forward: FunctionNode,
-    call: ast.Call,
-    found: Call | Missed,
-    every: Sequence[Call],
+    view: ModuleView, target: str, forward: FunctionNode, call: ast.Call, found: Call, every: Iterable[Call]
 ) -> Site:
-    try:
-        if isinstance(found, Missed):
-            raise found
-        code = _code(found, elsewhere(forward, found, every))
-        comment = f"{own_attribute(call.func)} without data"
-        edits = before_statement(view, forward, found.statement, code, comment)
-    except (Missed, ValueError) as reason:
-        return Site(OP, target, Status.MISSED, reason=str(reason), lineno=call.lineno)
+    code = _code(found, elsewhere(forward, found, every))
+    comment = f"{own_attribute(call.func)} without data"
+    edits = before_statement(view, forward, found.statement, code, comment)
     captures = {"data": ", ".join(found.given.data.values()), "towers": ", ".join(found.towers)}
     return Site.calling(OP, target, found.given.form, call, edits, _IMPORT, captures=captures)
 
