@@ -5,10 +5,12 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from functools import cached_property
 from typing import TypeAlias
 
 from veomni_hook.patches.code.document import Document, FunctionNode
+from veomni_hook.patches.code.edit import Edit, apply_edits
 from veomni_hook.patches.code.expressions import own_attribute
 from veomni_hook.patches.code.statements import module_statements
 from veomni_hook.patches.code.walk import calls_in, in_text_order, walk_ast
@@ -125,3 +127,10 @@ class ModuleView:
     def text(self, node: ast.AST) -> str:
         """The source text of a node, without decorators."""
         return self.document.source[self.document.start(node) : self.document.end(node)]
+
+    def edited(self, node: ast.AST, edits: Iterable[Edit]) -> str:
+        """The `text` of a node after those of ``edits`` that are inside it."""
+        start, end = self.document.start(node), self.document.end(node)
+        inside = (edit for edit in edits if start <= edit.start and edit.end <= end)
+        moved = [replace(edit, start=edit.start - start, end=edit.end - start) for edit in inside]
+        return apply_edits(self.text(node), moved)

@@ -14,10 +14,9 @@ from __future__ import annotations
 import ast
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 from veomni_hook.patches.code.document import FunctionNode
-from veomni_hook.patches.code.edit import Edit, apply_edits
+from veomni_hook.patches.code.edit import Edit
 from veomni_hook.patches.code.expressions import last_name, own_attribute
 from veomni_hook.patches.code.template import Template
 from veomni_hook.patches.code.walk import child_nodes, walk_ast
@@ -223,10 +222,9 @@ class _Writer:
 
     def _send(self, node: ast.expr, *, indexes: bool = False) -> None:
         """Compute an expression on the host, and send the result to the device."""
-        at, start = len(self.edits), self.view.document.start(node)
+        at = len(self.edits)
         self._read(node)
-        inner = [replace(each, start=each.start - start, end=each.end - start) for each in self.edits[at:]]
-        text = f"veomni_host.sent({apply_edits(self.view.text(node), inner)}, {self._home(node)})"
+        text = f"veomni_host.sent({self.view.edited(node, self.edits[at:])}, {self._home(node)})"
         self.edits[at:] = [in_place(self.view, node, f"veomni_host.picked({text})" if indexes else text)]
 
     def _use(self, node: ast.expr, *, indexes: bool) -> None:
