@@ -30,7 +30,7 @@ WIDTH = Template("LOGITS.shape[-1]", names="LOGITS")
 APPLIED = Template("MODULE(STATES)")
 NEGATED = Template("not TEST")
 OUTPUT = Template("OUTPUT(*ARGUMENTS, logits=LOGITS, **OTHERS)", names="LOGITS")
-_OPERANDS = ("logits", "labels", "vocab_size")
+_OPERANDS = _LOGITS, _LABELS, _VOCABULARY = ("logits", "labels", "vocab_size")
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +166,7 @@ class _Reader:
 
     def _origin(self, before: Sequence[ast.stmt]) -> int:
         """The index of the statement that the loss's first argument comes from."""
-        given = self._argument("logits")
+        given = self._argument(_LOGITS)
         if not isinstance(given, ast.Name):
             raise Missed(f"the loss is not computed from logits but from {ast.unparse(given)}", given)
         for index in range(len(before) - 1, -1, -1):
@@ -246,7 +246,7 @@ class _Reader:
         if len(self._call.args) > 3 or any(isinstance(given, ast.Starred) for given in self._call.args):
             raise Missed("the loss is called with other positional arguments", self._call)
         others = [keyword for keyword in self._call.keywords if keyword.arg not in _OPERANDS]
-        labels, vocabulary = self._moved(self._argument("labels")), self._argument("vocab_size")
+        labels, vocabulary = self._moved(self._argument(_LABELS)), self._argument(_VOCABULARY)
         width = WIDTH.match(vocabulary)
         if width is not None and width["LOGITS"] in self._logits.held and self._logits.head is not None:
             # 0 for a head without a width: no kernel runs, as the logits are not its.
@@ -308,7 +308,7 @@ class _Reader:
         )
         if found is None or any(map(self._logits.mentioned, others)):
             raise Missed("the output does not contain the logits, or not only as logits", output)
-        steps = self._logits.steps(self._argument("logits"))
+        steps = self._logits.steps(self._argument(_LOGITS))
         if steps is None or self._logits.held.get(found["LOGITS"]) != steps:
             raise Missed("the output and the loss use different logits", output)
         return found["LOGITS"], steps
