@@ -11,7 +11,7 @@ absent; it decides while the model runs whether to call the tower. The idiom ask
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from textwrap import indent
 
 from veomni_hook.patches.code.document import FunctionNode
@@ -48,35 +48,35 @@ def find(view: ModuleView) -> Iterator[Site]:
         for name, hidden in apart:
             reason = f"forward calls {name}, which calls it"
             yield Site(OP, f"{owner.name}.{name}", Status.MISSED, reason=reason, lineno=hidden.lineno)
-        missed: dict[ast.Call, Missed] = {}
-        known: dict[ast.Call, Call] = {}
-        places = dict(calls(forward))
-        for call, around in places.items():
+        target = f"{owner.name}.forward"
+        sites: list[Site] = []
+        known: list[Call] = []
+        for call, around in calls(forward):
             try:
                 if apart:
                     # Which of the places calls a tower last is not known then.
                     raise Missed(f"{apart[0][0]} may call its tower, too", apart[0][1])
-                known[call] = read(view, owner, forward, call, around)
+                known.append(read(view, owner, forward, call, around))
             except Missed as reason:
-                missed[call] = reason
-        for call in places:
-            target = f"{owner.name}.forward"
-            try:
-                if call in missed:
-                    raise missed[call]
-                yield _site(view, target, forward, call, known[call], known.values())
-            except (Missed, ValueError) as reason:
-                yield Site(OP, target, Status.MISSED, reason=str(reason), lineno=call.lineno)
+                sites.append(_missed(target, call, reason))
+        sites += [_site(view, target, forward, call, known) for call in known]
+        yield from sorted(sites, key=lambda site: site.lineno)
 
 
-def _site(
-    view: ModuleView, target: str, forward: FunctionNode, call: ast.Call, found: Call, every: Iterable[Call]
-) -> Site:
+def _missed(target: str, call: ast.Call, reason: Exception) -> Site:
+    return Site(OP, target, Status.MISSED, reason=str(reason), lineno=call.lineno)
+
+
+def _site(view: ModuleView, target: str, forward: FunctionNode, found: Call, every: Sequence[Call]) -> Site:
     code = _code(found, elsewhere(forward, found, every))
-    comment = f"{own_attribute(call.func)} without data"
-    edits = before_statement(view, forward, found.statement, code, comment)
+    try:
+        edits = before_statement(
+            view, forward, found.statement, code, f"{own_attribute(found.node.func)} without data"
+        )
+    except ValueError as reason:
+        return _missed(target, found.node, reason)
     captures = {"data": ", ".join(found.given.data.values()), "towers": ", ".join(found.towers)}
-    return Site.calling(OP, target, found.given.form, call, edits, _IMPORT, captures=captures)
+    return Site.calling(OP, target, found.given.form, found.node, edits, _IMPORT, captures=captures)
 
 
 def _code(found: Call, others: Sequence[str]) -> str:

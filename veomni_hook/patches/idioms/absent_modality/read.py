@@ -49,6 +49,7 @@ class Call:
     """A call that is made only if a batch has the data.
 
     Attributes:
+        node: the call.
         statement: the statement with the condition and the call.
         condition: when upstream makes no call for lack of data.
         given: what the call gives to the method.
@@ -57,6 +58,7 @@ class Call:
         embeddings: the name of what the result is merged into.
     """
 
+    node: ast.Call
     statement: ast.If
     condition: Condition
     given: Arguments
@@ -105,7 +107,7 @@ def read(
     if embeddings not in bound_names(before_in(forward, statement)):
         raise Missed(f"{embeddings} is not computed before it", condition)
     towers = tuple(view.attributes_used(owner, method))
-    return Call(statement, when, given, towers, _outputs(forward, condition, call), embeddings)
+    return Call(call, statement, when, given, towers, _outputs(forward, condition, call), embeddings)
 
 
 def _without_refusals(around: list[ast.If]) -> list[ast.If]:

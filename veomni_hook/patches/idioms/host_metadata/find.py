@@ -32,7 +32,7 @@ from veomni_hook.patches.idioms.host_metadata.read import (
     reads_in,
     state_of,
 )
-from veomni_hook.patches.idioms.host_metadata.sounds import length_functions, selections
+from veomni_hook.patches.idioms.host_metadata.sounds import LENGTHS, selections
 from veomni_hook.patches.idioms.host_metadata.towers import (
     SIZES,
     boundaries,
@@ -55,7 +55,7 @@ CANDIDATES = (
     " every function of lengths of sounds (_get_feat_extract_output_lengths) beside get_audio_features"
 )
 #: How arguments of a tower end that hold lengths of sounds.
-LENGTHS = "_lens"
+_LENS = "_lens"
 _IMPORT = ("veomni_hook.multimodal", "host as veomni_host")
 _FOLLOWED = "lengths_followed"
 _COMPUTED, _READ, _TOGETHER = "computed_on_host", "read_once", "read_together"
@@ -64,28 +64,32 @@ _COMPUTED, _READ, _TOGETHER = "computed_on_host", "read_once", "read_together"
 def find(view: ModuleView) -> Iterator[Site]:
     """Every candidate of a module, and the forwards that read for them."""
     text = view.document.source
-    if not any(name in text for name in ("kwargs.pop(", POSITIONS, "_features", SIZES, LENGTHS)):
+    if not any(name in text for name in ("kwargs.pop(", POSITIONS, "_features", SIZES, _LENS)):
         return
     for name, function in view.functions.items():
         if names := precomputed_names(function):
             given = ", ".join(f'"{each}"' for each in names)
             yield _decorated(view, name, function, f"computed({given})", _COMPUTED)
-    for definition in length_functions(view):
-        assert isinstance(definition.node, FunctionNode)  # noqa: S101
-        yield _decorated(view, definition.qualname, definition.node, "lengths", _FOLLOWED)
+    for definition in view.document.definitions() if "def get_audio_features" in text else ():
+        if isinstance(definition.node, FunctionNode) and definition.node.name == LENGTHS:
+            yield _decorated(view, definition.qualname, definition.node, "lengths", _FOLLOWED)
     for owner in view.classes.values():
-        methods, numbers = view.methods(owner), partial(is_number, view, owner)
-        for name, method in methods.items():
-            target = f"{owner.name}.{name}"
-            if name == POSITIONS:
-                state = state_of(view, owner, method)
-                reason = f"it reads or changes self.{state}" if state else ""
-                yield _decorated(view, target, method, "computed(floats=True)", _COMPUTED, reason)
-            elif name.startswith("get_") and name.endswith("_features"):
-                yield from _features(view, target, method, numbers)
-        yield from _tower(view, owner, methods, numbers)
-        if "forward" in methods and (arguments := position_arguments(view, owner, methods["forward"])):
-            yield _forward(view, owner, methods["forward"], arguments)
+        yield from _of_class(view, owner)
+
+
+def _of_class(view: ModuleView, owner: ast.ClassDef) -> Iterator[Site]:
+    methods, numbers = view.methods(owner), partial(is_number, view, owner)
+    for name, method in methods.items():
+        target = f"{owner.name}.{name}"
+        if name == POSITIONS:
+            state = state_of(view, owner, method)
+            reason = f"it reads or changes self.{state}" if state else ""
+            yield _decorated(view, target, method, "computed(floats=True)", _COMPUTED, reason)
+        elif name.startswith("get_") and name.endswith("_features"):
+            yield from _features(view, target, method, numbers)
+    yield from _tower(view, owner, methods, numbers)
+    if "forward" in methods and (arguments := position_arguments(view, owner, methods["forward"])):
+        yield _forward(view, owner, methods["forward"], arguments)
 
 
 def _decorated(
@@ -148,7 +152,7 @@ def _tower(
             yield site(name, _READ, edits)
     if (forward := methods.get("forward")) is None:
         return
-    lengths = {name for name in parameter_names(forward) if name.endswith(LENGTHS)}
+    lengths = {name for name in parameter_names(forward) if name.endswith(_LENS)}
     for name, edits in computed(view, methods, "forward", lengths, numbers).items():
         yield site(name, _COMPUTED, edits)
     if edits := [*boundaries(view, owner, forward), *repeats(view, forward)]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from veomni_hook.patches.code.document import Definition, FunctionNode
+from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.edit import Edit
 from veomni_hook.patches.code.expressions import last_name
 from veomni_hook.patches.code.scope import loaded, parameter_names, read_names
@@ -21,7 +21,7 @@ from veomni_hook.patches.code.walk import walk_ast
 from veomni_hook.patches.routes.insertion import in_place
 from veomni_hook.patches.routes.view import ModuleView
 
-__all__ = ["LENGTHS", "length_functions", "of_lengths", "selections"]
+__all__ = ["LENGTHS", "of_lengths", "selections"]
 
 #: How functions are called that map lengths of sounds to lengths of features.
 LENGTHS = "_get_feat_extract_output_lengths"
@@ -40,14 +40,6 @@ def selections(view: ModuleView, method: FunctionNode) -> Iterator[Edit]:
             if len(names) == 1 and names[0] in masks:
                 text = f"veomni_host.followed(lambda {names[0]}: {view.text(node)}, {names[0]})"
                 yield in_place(view, node, text)
-
-
-def length_functions(view: ModuleView) -> Iterator[Definition]:
-    """The functions of lengths, in modules whose models take sounds."""
-    if "def get_audio_features" in view.document.source:
-        for definition in view.document.definitions():
-            if isinstance(definition.node, FunctionNode) and definition.node.name == LENGTHS:
-                yield definition
 
 
 def of_lengths(method: FunctionNode) -> set[str]:

@@ -40,6 +40,7 @@ JOINED = Template("NAME = torch.cat(*ARGUMENTS, **OPTIONS)")
 MADE = Template("torch.tensor(VALUES, **OPTIONS)", names="VALUES")
 MADE_AT_ONCE = "veomni_host.made({VALUES}, {OPTIONS})"
 CALLED = Template("self.METHOD(SIZES)", names="SIZES")
+REMADE = Template("LENGTHS = torch.tensor(LENGTHS, **OPTIONS)")
 REPEATED = Template("TENSOR.repeat(LENGTHS[INDEX])", names="LENGTHS")
 #: What a forward makes of sizes that the host would wait for, or that the host reads later.
 _WAITING = {"repeat_interleave", "unique_consecutive", "tolist", "pad", "cumsum"}
@@ -113,11 +114,9 @@ def repeats(view: ModuleView, forward: FunctionNode) -> list[Edit]:
     given = parameter_names(forward)
     made: dict[str, Edit] = {}
     for node in walk_ast(forward):
-        match node:
-            case ast.Assign(targets=[ast.Name(id=name)], value=value) if name in given and (
-                text := _made(value)
-            ).startswith(f"veomni_host.made({name},"):
-                made[name] = in_place(view, value, text)
+        if isinstance(node, ast.Assign) and (remade := REMADE.match(node)) and remade["LENGTHS"] in given:
+            if text := _made(node.value):
+                made[remade["LENGTHS"]] = in_place(view, node.value, text)
     found = [
         in_place(view, repeated.expression("LENGTHS"), f"veomni_host.values({repeated['LENGTHS']})")
         for repeated in map(REPEATED.match, walk_ast(forward))

@@ -195,14 +195,11 @@ def _or_identity(
     if module != "None" and not is_identity(view, owner, module):
         raise Missed(f"nearest is gated_or_identity: {module} is not an Identity")
     test = loop.ways[0].tests[0][0]
-    past, absent = test.args if test.op == "or" and len(test.args) == 2 else (test, test)
-    number = source(past.args[0]) if past.op == "le" and past.args[1] == EXPERT else ""
-    if (
-        absent.op != "is"
-        or source(absent.args[0]) != gated["gate_up_proj"]
-        or absent.args[1] != constant(None)
-    ):
-        number = ""
+    number = ""
+    match test:
+        case Node(op="or", args=(Node(op="le", args=(least, expert)), Node(op="is", args=(weight, absent)))):
+            if (expert, absent) == (EXPERT, constant(None)) and source(weight) == gated["gate_up_proj"]:
+                number = source(least)
     counts = [
         shapes.get(gated[name].removeprefix("self."), [""])[0] for name in ("gate_up_proj", "down_proj")
     ]
