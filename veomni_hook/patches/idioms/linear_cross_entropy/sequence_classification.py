@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from functools import partial
 
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.edit import Edit
@@ -17,7 +16,7 @@ from veomni_hook.patches.code.walk import walk_ast
 from veomni_hook.patches.routes.insertion import free_name, in_place
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Missed, Site, Status
-from veomni_hook.patches.slots import formula_slot
+from veomni_hook.patches.slots import slot_name
 
 __all__ = ["CANDIDATES", "OP", "find", "is_candidate"]
 
@@ -52,26 +51,24 @@ def find(view: ModuleView) -> Iterator[Site]:
         pooling = _pooling(forward) if "logits" in view.text(forward) else None
         if pooling is None:
             continue
-        site = partial(Site, OP, f"{owner.name}.forward", part=PART)
+        target = f"{owner.name}.forward"
         try:
             call, logits = _scored(forward, pooling)
-        except Missed as reason:
-            yield site(Status.MISSED, reason=f"nearest is {VARIANT}: {reason}", lineno=pooling.lineno)
+        except Missed as missed:
+            reason = f"nearest is {VARIANT}: {missed}"
+            yield Site(OP, target, Status.MISSED, reason=reason, part=PART, lineno=pooling.lineno)
             continue
-        slot = formula_slot(OP, VARIANT)
-        yield site(
-            Status.ROUTED,
-            variant=VARIANT,
+        score, hidden_states = view.text(call.func), view.text(call.args[0])
+        yield Site.asking(
+            OP,
+            target,
+            VARIANT,
+            call,
+            (*_edits(view, forward, call), *_fields(view, forward, pooling)),
             form=VARIANT,
-            captures={
-                "score": view.text(call.func),
-                "hidden_states": view.text(call.args[0]),
-                "logits": logits,
-            },
-            edits=(*_edits(view, forward, call, slot.name), *_fields(view, forward, pooling)),
-            slots=(slot,),
+            captures={"score": score, "hidden_states": hidden_states, "logits": logits},
             imports=(_IMPORT,),
-            lineno=call.lineno,
+            part=PART,
         )
 
 
@@ -131,8 +128,8 @@ def _scored(forward: FunctionNode, pooling: ast.Assign) -> tuple[ast.Call, str]:
     return call, name
 
 
-def _edits(view: ModuleView, forward: FunctionNode, call: ast.Call, slot: str) -> tuple[Edit, ...]:
-    kernel = free_name(forward, "kernel")
+def _edits(view: ModuleView, forward: FunctionNode, call: ast.Call) -> tuple[Edit, ...]:
+    kernel, slot = free_name(forward, "kernel"), slot_name(OP, VARIANT)
     hidden_states, score = view.text(call.args[0]), view.text(call.func)
     indent = view.document.indent(call)
     lines = (
