@@ -208,12 +208,11 @@ class _Reader:
         """Read ``if cap is not None:`` around steps with ``cap``; upstream handles any other branch."""
         if not self._logits.mentioned(statement):
             raise Missed("a branch between the head and the loss", statement)
-        found = None if statement.orelse else _optional(self._logits.copy(), statement)
-        if found is None:
-            self._avoid(statement)
-        else:
-            self._logits = found
+        try:
+            self._logits = _optional(self._logits.copy(), statement)
             self._left_out.append(statement)
+        except Missed:
+            self._avoid(statement)
 
     def _avoid(self, statement: ast.stmt, late: Collection[str] = ()) -> None:
         """Add the condition that a call skips this branch; ``late`` names are unknown when the guard runs."""
@@ -329,40 +328,37 @@ class _Reader:
         return tuple(copied)
 
 
-def _optional(logits: Logits, statement: ast.If) -> Logits | None:
-    """The logits after ``if value is not None:``, if kernels skip its steps for None; else None."""
-    value = compared_with_none(statement.test, ast.IsNot)
-    before = dict(logits.held)
-    try:
-        if isinstance(value, ast.NamedExpr):
-            logits.locals[value.target.id] = logits.known(value.value)
-            value = value.value
-        if value is None:
-            return None
-        value = logits.known(value)
-        for one in statement.body:
-            logits.bind(one)
-    except Missed:
-        return None
-    if logits.held.keys() != before.keys():
-        return None
+def _optional(logits: Logits, statement: ast.If) -> Logits:
+    """The logits after ``if value is not None:``.
+
+    Raises:
+        Missed: kernels would not skip what it does to logits for None.
+    """
+    value, before = compared_with_none(statement.test, ast.IsNot), dict(logits.held)
+    if isinstance(value, ast.NamedExpr):
+        logits.locals[value.target.id] = logits.known(value.value)
+        value = value.value
+    if value is None or statement.orelse:
+        raise Missed("a branch on something else than None", statement)
+    value = logits.known(value)
+    for one in statement.body:
+        logits.bind(one)
     for name, steps in logits.held.items():
-        done = len(before[name])
-        added = [_only_with(value, step) for step in steps[done:]]
-        if steps[:done] != before[name] or None in added:
-            return None
-        logits.held[name] = (*steps[:done], *(step for step in added if step is not None))
+        done = before.get(name)
+        if done is None or steps[: len(done)] != done:
+            raise Missed(f"{name} are other logits after it", statement)
+        logits.held[name] = (*done, *(_only_with(value, step) for step in steps[len(done) :]))
     return logits
 
 
-def _only_with(value: ast.expr, step: Step) -> Step | None:
-    """The step in a form that is skipped if ``value`` is None; None if kernels would not skip it."""
+def _only_with(value: ast.expr, step: Step) -> Step:
+    """The step in a form that is skipped if ``value`` is None."""
     if step.kind == "dtype" and step.operand is not None:
         test = ast.Compare(left=value, ops=[ast.IsNot()], comparators=[ast.Constant(None)])
         return Step("dtype", ast.IfExp(test=test, body=step.operand, orelse=ast.Constant(None)))
-    if step.operand is None:
-        return step
-    return replace(step, optional=True) if step.code == serialise(value) else None
+    if step.operand is not None and step.code != serialise(value):
+        raise Missed(f"it is done with something else than {ast.unparse(value)}", value)
+    return step if step.operand is None else replace(step, optional=True)
 
 
 def _only_argument(call: ast.expr) -> ast.expr:
