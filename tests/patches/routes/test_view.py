@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 
 from veomni_hook.patches.code.document import Document
+from veomni_hook.patches.code.edit import Edit
 from veomni_hook.patches.routes.view import ModuleView
 
 SOURCE = """\
@@ -51,3 +52,33 @@ def test_functions_whose_names_may_mean_something_else() -> None:
         "once": "it is decorated with decorated",
         "plain": "",
     }
+
+
+OBJECT = """\
+class Base:
+    def size(self): return self.scale
+
+class Model(Base):
+    def forward(self, x): return self.second(self.first(x)) + self.bias * self.size
+    def first(self, x): return self.weight * x + self.config.offset
+    def second(self, x): return self.first(x) + self.forward(x)
+    def other(self): return self.table
+"""
+
+
+def test_a_method_and_those_that_it_uses_are_followed() -> None:
+    module = ModuleView(Document(OBJECT))
+    model = module.classes["Model"]
+    forward = module.methods(model)["forward"]
+    names = [method.name for method in module.followed(model, forward)]
+    assert names[0] == "forward" and sorted(names) == ["first", "forward", "second", "size"]
+    used = module.attributes_used(model, forward)
+    assert used[0] == "bias" and sorted(used) == ["bias", "scale", "weight"]
+
+
+def test_the_text_of_a_node_has_the_edits_inside_it() -> None:
+    module = ModuleView(Document(OBJECT))
+    first = module.methods(module.classes["Model"])["first"]
+    start, at = OBJECT.index("self.weight"), OBJECT.index("self.bias")
+    edits = [Edit(at, at, "none"), Edit(start, start + len("self.weight"), "1"), Edit(start, start, "0 + ")]
+    assert module.edited(first, edits) == "def first(self, x): return 0 + 1 * x + self.config.offset"

@@ -5,13 +5,15 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from functools import cached_property
 from typing import TypeAlias
 
 from veomni_hook.patches.code.document import Document, FunctionNode
+from veomni_hook.patches.code.edit import Edit, apply_edits
 from veomni_hook.patches.code.expressions import own_attribute
 from veomni_hook.patches.code.statements import module_statements
-from veomni_hook.patches.code.walk import calls_in, in_text_order
+from veomni_hook.patches.code.walk import calls_in, in_text_order, walk_ast
 from veomni_hook.patches.graph import Scope
 from veomni_hook.patches.site import Code, Reason, Site, Status
 
@@ -86,6 +88,24 @@ class ModuleView:
         called = dict.fromkeys(own_attribute(each.func) for each in in_text_order(calls_in(method)))
         return {name: methods[name] for name in called if name in methods}
 
+    def followed(self, owner: ast.ClassDef, method: FunctionNode) -> Iterator[FunctionNode]:
+        """A method, and the methods of the same object that it uses, and so on; each once, nearest first."""
+        methods, found = self.inherited_methods(owner), [method]
+        for each in found:  # the list grows during the loop
+            yield each
+            used = (methods.get(name) for name in dict.fromkeys(map(own_attribute, walk_ast(each))))
+            found += [one for one in used if one is not None and one not in found]
+
+    def attributes_used(self, owner: ast.ClassDef, method: FunctionNode) -> list[str]:
+        """The attributes of ``self``, other than methods and the configuration, that `followed` code uses."""
+        nodes = [
+            node
+            for each in self.followed(owner, method)
+            for node in in_text_order(one for one in walk_ast(each) if isinstance(one, ast.Attribute))
+        ]
+        others = {"", "config", *self.inherited_methods(owner)}
+        return [name for name in dict.fromkeys(map(own_attribute, nodes)) if name not in others]
+
     def imported(self, op: str, name: re.Pattern[str]) -> Iterator[Site]:
         """Functions from other files whose name has ``name`` in it: their code is not in this text."""
         for statement in module_statements(self.document.tree):
@@ -108,3 +128,10 @@ class ModuleView:
     def text(self, node: ast.AST) -> str:
         """The source text of a node, without decorators."""
         return self.document.source[self.document.start(node) : self.document.end(node)]
+
+    def edited(self, node: ast.AST, edits: Iterable[Edit]) -> str:
+        """The `text` of a node after those of ``edits`` that are inside it."""
+        start, end = self.document.start(node), self.document.end(node)
+        inside = (edit for edit in edits if start <= edit.start and edit.end <= end)
+        moved = [replace(edit, start=edit.start - start, end=edit.end - start) for edit in inside]
+        return apply_edits(self.text(node), moved)

@@ -3,35 +3,40 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.expressions import compared_with_none, own_attribute
 from veomni_hook.patches.code.scope import read_names
 from veomni_hook.patches.code.template import Template
-from veomni_hook.patches.code.walk import calls_in, contains, in_text_order, walk_ast
+from veomni_hook.patches.code.walk import calls_in, contains, walk_ast
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Missed
 from veomni_hook.patches.upstream_names import names
 
-__all__ = ["DATA", "Arguments", "attributes", "in_order", "read_arguments"]
+__all__ = ["DATA", "Arguments", "read_arguments"]
 
 #: Arguments that say how features are computed, and hold no data.
 _OPTIONS = names("options of towers")
-#: The forms of data: the names of arguments, in the order of the call.
-PATCHES, IMAGES, GROUPS, SPECTRA = "patches_by_grid", "images", "images_in_groups", "spectra"
-SIZED, PLACED, SHAPED = "images_with_sizes", "patches_with_positions", "patches_by_shape"
-_PIXELS, _GRIDS, _MERGES = names("images"), names("grids"), names("merge sizes")
-_POSITIONS, _FRAMES = names("positions of patches"), names("frames of videos")
-_SIZES, _MASK = names("sizes of images"), names("mask of pixels")
-_SHAPES = (*names("shapes of images"), *_MASK)
-_FEATURES, _MASKS = names("spectra"), names("lengths of spectra")
+_PIXELS, _GRIDS, _PATCHES = names("images"), names("grids"), "patches_by_grid"
+_MASK, _LENGTHS = names("mask of pixels"), names("lengths of spectra")
+#: The forms of data: the names of the first argument, groups of which it has one each, and others.
+_FORMS: dict[str, tuple[tuple[str, ...], tuple[tuple[str, ...], ...], tuple[str, ...]]] = {
+    "images": (_PIXELS, (), ()),
+    _PATCHES: (_PIXELS, (_GRIDS,), names("merge sizes")),
+    "patches_with_positions": (_PIXELS, (names("positions of patches"),), names("frames of videos")),
+    "images_with_sizes": (_PIXELS, (names("sizes of images"),), ()),
+    "patches_by_shape": (_PIXELS, (names("shapes of images"), _MASK), ()),
+    "spectra": (names("spectra"), (), _LENGTHS),
+}
+#: Every name of an argument that holds data.
+DATA = {
+    name for first, groups, others in _FORMS.values() for group in (first, *groups, others) for name in group
+}
 #: How methods show which dimensions pixels have.
 FLAT = Template("PATCHES, WIDTH = PIXELS.shape")
 GROUPED = (Template("PIXELS.flatten(0, 1)"), Template("BATCH, GROUP, CHANNELS, HEIGHT, WIDTH = PIXELS.shape"))
-#: Every name of an argument that holds data.
-DATA = frozenset((*_PIXELS, *_GRIDS, *_MERGES, *_POSITIONS, *_FRAMES, *_SIZES, *_SHAPES, *_FEATURES, *_MASKS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,90 +58,69 @@ class Arguments:
     layout: str = ""
 
 
-def read_arguments(view: ModuleView, owner: ast.ClassDef, call: ast.Call) -> Arguments:
-    """Read the arguments of a call.
+def read_arguments(view: ModuleView, owner: ast.ClassDef, method: FunctionNode, call: ast.Call) -> Arguments:
+    """Read the arguments of a call of a method.
 
     Raises:
         Missed: what an argument is for a batch without data is not known.
     """
-    name = own_attribute(call.func)
-    method = view.inherited_methods(owner).get(name)
-    if method is None:
-        raise Missed(f"{name} is not a method of a class of the file", call)
     parameters = [each.arg for each in method.args.args[1:]]
     if len(call.args) > len(parameters) or any(isinstance(each, ast.Starred) for each in call.args):
         raise Missed("its arguments are not those of the method", call)
-    optional = {*_optional(view, owner, name, method), *_unused(method)}
+    absent = {*_optional(view, owner, method)} | ({*parameters} - read_names(method))
     data: dict[str, str] = {}
     texts: list[str] = []
-    for argument, value, named in [
-        *((each, value, False) for each, value in zip(parameters, call.args, strict=False)),
-        *((each.arg, each.value, True) for each in call.keywords if each.arg is not None),
+    for argument, value, label in [
+        *((name, value, "") for name, value in zip(parameters, call.args, strict=False)),
+        *((each.arg, each.value, f"{each.arg}=") for each in call.keywords if each.arg is not None),
     ]:
         text = ast.unparse(value)
-        if argument in _OPTIONS:
-            pass
-        elif argument in optional:
+        if argument in absent.difference(_OPTIONS):
             text = "None"
-        elif argument not in DATA:
+        elif argument in DATA:
+            data[argument], text = _data(argument, value)
+        elif argument not in _OPTIONS:
             raise Missed(f"what its argument {argument} is without data is not known", value)
-        else:
-            data[argument], text = _given(argument, value)
-        texts.append(f"{argument}={text}" if named else text)
-    form = _form(tuple(data), call)
-    if form == PATCHES and not _merges(view, owner, name):
-        raise Missed("it does not say how many patches become one feature", call)
-    layout = "flat" if form == PATCHES and _is_flat(view) else ""
-    if form == IMAGES and _groups(method):
-        form, layout = GROUPS, "groups"
-    return Arguments(form, data, f"self.{name}({', '.join(texts)})", layout)
+        texts.append(label + text)
+    form, layout = _form(tuple(data), call), ""
+    if form == _PATCHES:
+        if not _merges(view, owner, method):
+            raise Missed("it does not say how many patches become one feature", call)
+        layout = "flat" if any(_of_pixels(FLAT, forward) for _, forward in view.forwards()) else ""
+    elif form == "images" and any(_of_pixels(grouped, method) for grouped in GROUPED):
+        form, layout = "images_in_groups", "groups"
+    return Arguments(form, data, f"self.{method.name}({', '.join(texts)})", layout)
 
 
-def attributes(view: ModuleView, owner: ast.ClassDef, name: str) -> Iterator[str]:
-    """The attributes of ``self``, other than methods, that a method uses, with the methods that it calls."""
-    used = [each for method in _followed(view, owner, name) for each in map(own_attribute, in_order(method))]
-    others = {"", "config", *view.inherited_methods(owner)}
-    yield from (found for found in dict.fromkeys(used) if found not in others)
-
-
-def _given(argument: str, value: ast.expr) -> tuple[str, str]:
+def _data(argument: str, value: ast.expr) -> tuple[str, str]:
     """The name of the data, and the text for it: the name itself, converted, or a mask turned round."""
     match value:
         case ast.Name(id=name):
             return name, name
         case ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr="to")):
             return name, ast.unparse(value)
-        case ast.UnaryOp(op=ast.Invert(), operand=ast.Name(id=name)) if argument in _MASKS:
+        case ast.UnaryOp(op=ast.Invert(), operand=ast.Name(id=name)) if argument in _LENGTHS:
             return name, f"{name}.logical_not()"
     raise Missed(f"its argument {argument} is computed from data", value)
 
 
-def _optional(view: ModuleView, owner: ast.ClassDef, name: str, method: FunctionNode) -> Iterator[str]:
+def _optional(view: ModuleView, owner: ast.ClassDef, method: FunctionNode) -> Iterator[str]:
     """The arguments that may be None: that is their default, and the method asks whether they are.
 
     What the data itself consists of is none of these, nor data that makes the method call a tower once more.
     """
-    positional = method.args.args
-    defaults = positional[len(positional) - len(method.args.defaults) :]
-    may_be = {
-        each.arg
-        for each, default in zip(defaults, method.args.defaults, strict=True)
-        if isinstance(default, ast.Constant) and default.value is None
-    }
-    for argument in sorted(may_be - DATA.difference(_MASK)):
-        asked = [
-            node
-            for each in _followed(view, owner, name)
-            for node in walk_ast(each)
-            if isinstance(node, ast.If | ast.IfExp) and _asks(node.test, argument)
-        ]
-        if asked and not any(_refuses(node) or _calls_a_tower(node) for node in asked):
-            yield argument
-
-
-def _unused(method: FunctionNode) -> set[str]:
-    """The arguments that a method does not read."""
-    return {each.arg for each in method.args.args} - read_names(method)
+    choices = [
+        node
+        for each in view.followed(owner, method)
+        for node in walk_ast(each)
+        if isinstance(node, ast.If | ast.IfExp)
+    ]
+    arguments = method.args
+    for argument, default in zip(reversed(arguments.args), reversed(arguments.defaults), strict=False):
+        may_be = isinstance(default, ast.Constant) and default.value is None
+        asked = [node for node in choices if _asks(node.test, argument.arg)]
+        if may_be and asked and argument.arg not in DATA.difference(_MASK) and not any(map(_needs, asked)):
+            yield argument.arg
 
 
 def _asks(test: ast.expr, name: str) -> bool:
@@ -144,65 +128,29 @@ def _asks(test: ast.expr, name: str) -> bool:
     return isinstance(asked, ast.Name) and asked.id == name
 
 
-def _refuses(node: ast.If | ast.IfExp) -> bool:
-    return any(isinstance(each, ast.Raise) for each in walk_ast(node))
-
-
-def _calls_a_tower(node: ast.If | ast.IfExp) -> bool:
-    return any(own_attribute(call.func) for call in calls_in(node))
+def _needs(node: ast.If | ast.IfExp) -> bool:
+    """Whether a choice refuses an argument that is absent, or calls a tower for one that is not."""
+    raises = any(isinstance(each, ast.Raise) for each in walk_ast(node))
+    return raises or any(own_attribute(call.func) for call in calls_in(node))
 
 
 def _form(data: tuple[str, ...], call: ast.Call) -> str:
     """The form of the data, by the names of its arguments."""
-    first, rest = data[:1], frozenset(data[1:])
-    forms: Iterable[tuple[str, bool]] = (
-        (IMAGES, not rest),
-        (PATCHES, len(rest & {*_GRIDS}) == 1 and rest <= {*_GRIDS, *_MERGES}),
-        (PLACED, len(rest & {*_POSITIONS}) == 1 and rest <= {*_POSITIONS, *_FRAMES}),
-        (SIZED, rest == {*_SIZES}),
-        (SHAPED, rest == {*_SHAPES}),
-    )
-    if first and first[0] in _PIXELS:
-        for form, fits in forms:
-            if fits:
-                return form
-    if first and first[0] in _FEATURES and rest <= {*_MASKS}:
-        return SPECTRA
+    rest = {*data[1:]}
+    for form, (first, groups, others) in _FORMS.items():
+        known = rest <= {*others}.union(*groups)
+        if data and data[0] in first and known and all(len(rest & {*group}) == 1 for group in groups):
+            return form
     raise Missed(f"the form of its data is not known: {', '.join(data)}", call)
-
-
-def _is_flat(view: ModuleView) -> bool:
-    """Whether a forward takes pixels for two dimensions."""
-    return any(_of_pixels(FLAT, forward) for _, forward in view.forwards())
-
-
-def _groups(method: FunctionNode) -> bool:
-    """Whether a method merges or counts the first of five dimensions."""
-    return any(_of_pixels(form, method) for form in GROUPED)
 
 
 def _of_pixels(form: Template, method: FunctionNode) -> bool:
     return any(form.match(node, PIXELS=name) for node in walk_ast(method) for name in _PIXELS)
 
 
-def _merges(view: ModuleView, owner: ast.ClassDef, name: str) -> bool:
+def _merges(view: ModuleView, owner: ast.ClassDef, method: FunctionNode) -> bool:
     """Whether a method divides the number of patches (``grid.prod(-1) // merge**2``), or does not use it."""
-    nodes = [node for method in _followed(view, owner, name) for node in walk_ast(method)]
+    nodes = [node for each in view.followed(owner, method) for node in walk_ast(each)]
     products = [each for each in nodes if isinstance(each, ast.Attribute) and each.attr == "prod"]
     divisions = [each for each in nodes if isinstance(each, ast.BinOp) and isinstance(each.op, ast.FloorDiv)]
     return all(any(contains(one.left, each) for one in divisions) for each in products)
-
-
-def _followed(view: ModuleView, owner: ast.ClassDef, name: str) -> Iterator[FunctionNode]:
-    """A method, and the methods of the same object that it calls."""
-    methods, pending = view.inherited_methods(owner), [name]
-    for each in pending:  # the list grows during the loop
-        if (method := methods.get(each)) is not None:
-            yield method
-            found = map(own_attribute, walk_ast(method))
-            pending += [one for one in dict.fromkeys(found) if one and one not in pending]
-
-
-def in_order(function: FunctionNode) -> list[ast.Attribute]:
-    """The attributes in a function, in text order."""
-    return in_text_order(each for each in walk_ast(function) if isinstance(each, ast.Attribute))

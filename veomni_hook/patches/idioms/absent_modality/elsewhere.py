@@ -10,7 +10,7 @@ places that find no data the last one calls the tower, and none does where anoth
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.scope import bound_names, parameter_names, read_names
@@ -20,7 +20,7 @@ from veomni_hook.patches.idioms.absent_modality.read import Call, Condition, bef
 __all__ = ["elsewhere"]
 
 
-def elsewhere(forward: FunctionNode, call: Call, every: Sequence[Call]) -> tuple[str, ...]:
+def elsewhere(forward: FunctionNode, call: Call, every: Iterable[Call]) -> tuple[str, ...]:
     """Return the conditions, true where another place calls the towers of ``call`` in this forward.
 
     Args:
@@ -32,32 +32,21 @@ def elsewhere(forward: FunctionNode, call: Call, every: Sequence[Call]) -> tuple
     bound = parameter_names(forward) | bound_names(before_in(forward, call.statement))
     found = []
     for other in every:
-        if other is call or not _same_towers(call, other) or other.statement not in block:
+        same = {*call.towers} <= {*other.towers} and {*call.outputs} == {*other.outputs}
+        if other is call or not same or other.statement not in block or not other.condition.present:
             continue
         later = block.index(other.statement) > block.index(call.statement)
         condition = _calls(other.condition, later=later)
-        if condition and _names(condition) <= bound:
+        if read_names(ast.parse(condition, mode="eval")) <= bound:
             found.append(condition)
     return tuple(found)
 
 
-def _same_towers(call: Call, other: Call) -> bool:
-    return set(call.towers) <= set(other.towers) and set(call.outputs) == set(other.outputs)
-
-
 def _calls(asked: Condition, *, later: bool) -> str:
     """The condition under which a place calls the tower: with data, or, if it comes later, without, too."""
-    if not asked.present:
-        return ""
-    alternatives = [asked.present]
+    called = asked.present
     if later:
         # With or without data: always, unless features are given.
-        alternatives = [asked.present, " and ".join(asked.lookups)] if asked.lookups else []
-    parts = [" or ".join(alternatives)] if alternatives else []
-    if asked.further and len(alternatives) > 1:
-        parts = [f"({parts[0]})"]
-    return " and ".join([*parts, *asked.further]) or "True"
-
-
-def _names(condition: str) -> set[str]:
-    return read_names(ast.parse(condition, mode="eval"))
+        called = f"{called} or {' and '.join(asked.lookups)}" if asked.lookups else ""
+        called = f"({called})" if called and asked.further else called
+    return " and ".join(filter(None, (called, *asked.further))) or "True"

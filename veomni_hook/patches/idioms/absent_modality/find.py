@@ -48,41 +48,35 @@ def find(view: ModuleView) -> Iterator[Site]:
         for name, hidden in apart:
             reason = f"forward calls {name}, which calls it"
             yield Site(OP, f"{owner.name}.{name}", Status.MISSED, reason=reason, lineno=hidden.lineno)
-        # Which of the places calls a tower last is not known then.
-        too = Missed(f"{apart[0][0]} may call its tower, too", apart[0][1]) if apart else None
-        found = [(call, too or _read(view, owner, forward, call, around)) for call, around in calls(forward)]
-        every = [each for _, each in found if isinstance(each, Call)]
-        for call, each in found:
-            yield _site(view, f"{owner.name}.forward", forward, call, each, every)
+        target = f"{owner.name}.forward"
+        sites: list[Site] = []
+        known: list[Call] = []
+        for call, around in calls(forward):
+            try:
+                if apart:
+                    # Which of the places calls a tower last is not known then.
+                    raise Missed(f"{apart[0][0]} may call its tower, too", apart[0][1])
+                known.append(read(view, owner, forward, call, around))
+            except Missed as reason:
+                sites.append(_missed(target, call, reason))
+        sites += [_site(view, target, forward, call, known) for call in known]
+        yield from sorted(sites, key=lambda site: site.lineno)
 
 
-def _read(
-    view: ModuleView, owner: ast.ClassDef, forward: FunctionNode, call: ast.Call, around: list[ast.If]
-) -> Call | Missed:
+def _missed(target: str, call: ast.Call, reason: Exception) -> Site:
+    return Site(OP, target, Status.MISSED, reason=str(reason), lineno=call.lineno)
+
+
+def _site(view: ModuleView, target: str, forward: FunctionNode, found: Call, every: Sequence[Call]) -> Site:
+    code = _code(found, elsewhere(forward, found, every))
     try:
-        return read(view, owner, forward, call, around)
-    except Missed as reason:
-        return reason
-
-
-def _site(
-    view: ModuleView,
-    target: str,
-    forward: FunctionNode,
-    call: ast.Call,
-    found: Call | Missed,
-    every: Sequence[Call],
-) -> Site:
-    try:
-        if isinstance(found, Missed):
-            raise found
-        code = _code(found, elsewhere(forward, found, every))
-        comment = f"{own_attribute(call.func)} without data"
-        edits = before_statement(view, forward, found.statement, code, comment)
-    except (Missed, ValueError) as reason:
-        return Site(OP, target, Status.MISSED, reason=str(reason), lineno=call.lineno)
+        edits = before_statement(
+            view, forward, found.statement, code, f"{own_attribute(found.node.func)} without data"
+        )
+    except ValueError as reason:
+        return _missed(target, found.node, reason)
     captures = {"data": ", ".join(found.given.data.values()), "towers": ", ".join(found.towers)}
-    return Site.calling(OP, target, found.given.form, call, edits, _IMPORT, captures=captures)
+    return Site.calling(OP, target, found.given.form, found.node, edits, _IMPORT, captures=captures)
 
 
 def _code(found: Call, others: Sequence[str]) -> str:

@@ -13,13 +13,7 @@ from veomni_hook.patches.code.scope import bound_names, parameter_names, read_na
 from veomni_hook.patches.code.statements import blocks
 from veomni_hook.patches.code.template import Template
 from veomni_hook.patches.code.walk import calls_in, contains, in_text_order, walk_ast
-from veomni_hook.patches.idioms.absent_modality.arguments import (
-    DATA,
-    Arguments,
-    attributes,
-    in_order,
-    read_arguments,
-)
+from veomni_hook.patches.idioms.absent_modality.arguments import DATA, Arguments, read_arguments
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Missed
 
@@ -55,6 +49,7 @@ class Call:
     """A call that is made only if a batch has the data.
 
     Attributes:
+        node: the call.
         statement: the statement with the condition and the call.
         condition: when upstream makes no call for lack of data.
         given: what the call gives to the method.
@@ -63,6 +58,7 @@ class Call:
         embeddings: the name of what the result is merged into.
     """
 
+    node: ast.Call
     statement: ast.If
     condition: Condition
     given: Arguments
@@ -97,43 +93,36 @@ def read(
     """
     if not any(_asked(each.test) for each in around):
         raise Missed("every batch calls it, unless features are given", around[-1].test)
-    given = read_arguments(view, owner, call)
-    first, around = _chained(around)
-    condition, when = _condition(around, parameter_names(forward), given.data.values())
-    statement = first if first is not None and condition is around[0] else condition
-    if any(own_attribute(call.func) for each in condition.orelse for call in calls_in(each)):
+    name = own_attribute(call.func)
+    if (method := view.inherited_methods(owner).get(name)) is None:
+        raise Missed(f"{name} is not a method of a class of the file", call)
+    given = read_arguments(view, owner, method, call)
+    asking = _without_refusals(around)
+    condition, when = _condition(asking, parameter_names(forward), {*given.data.values()})
+    statement = around[0] if condition is asking[0] else condition
+    if any(own_attribute(each.func) for other in condition.orelse for each in calls_in(other)):
         raise Missed("its condition has an else that calls a part of the model", condition)
-    embeddings = _embeddings(condition)
+    merged = next(filter(None, map(MERGED.match, condition.body)), None)
+    embeddings = merged["EMBEDS"] if merged else _EMBEDDINGS
     if embeddings not in bound_names(before_in(forward, statement)):
         raise Missed(f"{embeddings} is not computed before it", condition)
-    return Call(
-        statement,
-        when,
-        given,
-        tuple(attributes(view, owner, own_attribute(call.func))),
-        _outputs(forward, condition, call),
-        embeddings,
-    )
+    towers = tuple(view.attributes_used(owner, method))
+    return Call(call, statement, when, given, towers, _outputs(forward, condition, call), embeddings)
 
 
-def _chained(around: list[ast.If]) -> tuple[ast.If | None, list[ast.If]]:
-    """The first statement of a chain, and the conditions without those that only raise errors.
+def _without_refusals(around: list[ast.If]) -> list[ast.If]:
+    """The conditions without those at the begin of a chain that only raise errors.
 
     if pixel_values is not None and features is not None:
         raise ValueError(...)
     elif pixel_values is not None:
     """
-    first, rest = None, list(around)
-    while (
-        len(rest) > 1
-        and rest[0].orelse == [rest[1]]
-        and all(isinstance(each, ast.Raise) for each in rest[0].body)
-    ):
-        first, rest = first or rest[0], rest[1:]
-    return first, rest
+    first, *rest = around
+    refuses = all(isinstance(each, ast.Raise) for each in first.body)
+    return _without_refusals(rest) if refuses and first.orelse == rest[:1] else around
 
 
-def _condition(around: list[ast.If], given: set[str], data: object) -> tuple[ast.If, Condition]:
+def _condition(around: list[ast.If], given: set[str], data: set[str]) -> tuple[ast.If, Condition]:
     """The statement that asks for data, and what it asks.
 
     That is the innermost, or one around it that asks as well whether features are given:
@@ -141,22 +130,19 @@ def _condition(around: list[ast.If], given: set[str], data: object) -> tuple[ast
         if pixel_values is not None or given.get("image") is not None:
             if given.get("image") is None:
     """
-    names = set(data)  # type: ignore[call-overload]
     if bound := [node for each in around for node in walk_ast(each.test) if isinstance(node, ast.NamedExpr)]:
         raise Missed(f"its condition binds {ast.unparse(bound[0].target)}", bound[0])
-    asking = [each for each in around if _asked(each.test) & names]
+    inner = around[-1]
+    asking = [each for each in around if _asked(each.test) & data]
     if not asking:
-        raise Missed("its condition does not ask whether its data is None", around[-1].test)
-    outer = set[str]().union(*(read_names(each.test) for each in around[:-1]))
-    if len(asking) > 1 or asking[0] not in around[-2:] or (asking[0] is around[-1] and outer & DATA):
-        raise Missed("several statements decide whether it is called", around[-1])
-    condition = asking[0]
-    match condition.test:
-        case ast.BoolOp(op=ast.Or()) if condition is not around[-1] and _is_lookup(around[-1].test):
-            return condition, Condition(f"not ({ast.unparse(condition.test)})")
-    if condition is not around[-1]:
-        raise Missed("several statements decide whether it is called", around[-1])
-    return condition, _asks(condition.test, given, names)
+        raise Missed("its condition does not ask whether its data is None", inner.test)
+    if asking[0] is inner and DATA.isdisjoint(name for each in around[:-1] for name in read_names(each.test)):
+        return inner, _asks(inner.test, given, data)
+    match asking:
+        case [ast.If(test=ast.BoolOp(op=ast.Or())) as outer] if around[-2:] == [outer, inner]:
+            if _is_lookup(inner.test):
+                return outer, Condition(f"not ({ast.unparse(outer.test)})")
+    raise Missed("several statements decide whether it is called", inner)
 
 
 def _asked(test: ast.expr) -> set[str]:
@@ -175,37 +161,31 @@ def _is_lookup(part: ast.expr) -> bool:
 def _asks(test: ast.expr, given: set[str], data: set[str]) -> Condition:
     """What a condition asks. Data is not absent where features are given, or a part is not configured."""
     parts = test.values if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) else [test]
-    present: list[str] = []
     names: set[str] = set()
+    present: list[str] = []
     kept: list[str] = []
     lookups: list[str] = []
     for part in parts:
-        used = read_names(part)
-        match part:
-            case ast.Compare() if isinstance(compared_with_none(part, ast.IsNot), ast.Name) and used <= given:
-                present += used
-                names |= used
-            case _ if _is_lookup(part):
-                kept.append(ast.unparse(part))
-                lookups.append(kept[-1])
-            case _ if used and used <= names:
-                present.append(ast.unparse(part))
-            case ast.Compare() if used in ({"self"}, {_EMBEDDINGS}):
-                kept.append(ast.unparse(part))
-            case _:
-                raise Missed(f"its condition is not about data alone: {ast.unparse(part)}", part)
+        used, text = read_names(part), ast.unparse(part)
+        compared = compared_with_none(part, ast.IsNot)
+        if isinstance(compared, ast.Name) and used <= given:
+            present.append(f"{compared.id} is not None")
+            names |= used
+        elif _is_lookup(part):
+            kept.append(text)
+            lookups.append(text)
+        elif used and used <= names:
+            present.append(text)
+        elif isinstance(part, ast.Compare) and used in ({"self"}, {_EMBEDDINGS}):
+            kept.append(text)
+        else:
+            raise Missed(f"its condition is not about data alone: {text}", part)
     if not names & data:
         raise Missed("its condition does not ask whether its data is None", test)
-    there = " and ".join(f"{each} is not None" if each in names else each for each in present)
-    absent = f"not ({there})" if len(present) > 1 else f"{present[0]} is None"
-    further = tuple(each for each in kept if each not in lookups)
+    there = " and ".join(present)
+    absent = f"not ({there})" if len(present) > 1 else f"{min(names)} is None"
+    further = tuple(text for text in kept if text not in lookups)
     return Condition(" and ".join([absent, *kept]), there, tuple(lookups), further)
-
-
-def _embeddings(condition: ast.If) -> str:
-    """The name to which the condition assigns what it makes of it with ``masked_scatter``."""
-    merged = next(filter(None, map(MERGED.match, condition.body)), None)
-    return merged["EMBEDS"] if merged else _EMBEDDINGS
 
 
 def before_in(forward: FunctionNode, condition: ast.stmt) -> list[ast.stmt]:
@@ -240,7 +220,9 @@ def _outputs(forward: FunctionNode, condition: ast.If, call: ast.Call) -> tuple[
     for node in values:
         if ast.unparse(node.value) in held:
             held |= {name for each in node.targets if times[name := ast.unparse(each)] == 1}
-    apart = {id(each.func) for each in calls_in(forward)}
-    apart |= {id(each.value) for each in in_order(forward) if each.attr == "shape"}
-    attributes = (each for each in in_order(forward) if id(each) not in apart)
-    return tuple(dict.fromkeys(each.attr for each in attributes if ast.unparse(each.value) in held))
+    attributes = in_text_order(node for node in walk_ast(forward) if isinstance(node, ast.Attribute))
+    apart = {each.func for each in calls_in(forward)} | {
+        each.value for each in attributes if each.attr == "shape"
+    }
+    read = (each.attr for each in attributes if each not in apart and ast.unparse(each.value) in held)
+    return tuple(dict.fromkeys(read))

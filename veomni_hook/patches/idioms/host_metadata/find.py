@@ -22,17 +22,17 @@ from functools import partial
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.edit import Edit
 from veomni_hook.patches.code.scope import parameter_names
-from veomni_hook.patches.idioms.host_metadata.lengths import computed_lengths, computed_sizes
+from veomni_hook.patches.idioms.host_metadata.lengths import computed
 from veomni_hook.patches.idioms.host_metadata.read import (
     POSITIONS,
-    Reading,
     is_number,
     position_arguments,
     precomputed_names,
-    readings,
+    read,
+    reads_in,
     state_of,
 )
-from veomni_hook.patches.idioms.host_metadata.sounds import length_functions, selections
+from veomni_hook.patches.idioms.host_metadata.sounds import LENGTHS, selections
 from veomni_hook.patches.idioms.host_metadata.towers import (
     SIZES,
     boundaries,
@@ -44,7 +44,7 @@ from veomni_hook.patches.idioms.host_metadata.towers import (
 from veomni_hook.patches.routes.insertion import before_body, in_place
 from veomni_hook.patches.routes.slot_code import tuple_of
 from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.site import Site, Status
+from veomni_hook.patches.site import Missed, Site, Status
 
 __all__ = ["CANDIDATES", "OP", "find"]
 
@@ -54,6 +54,8 @@ CANDIDATES = (
     " get_rope_index, every method named get_*_features that calls tolist or item or selects by a mask, and"
     " every function of lengths of sounds (_get_feat_extract_output_lengths) beside get_audio_features"
 )
+#: How arguments of a tower end that hold lengths of sounds.
+_LENS = "_lens"
 _IMPORT = ("veomni_hook.multimodal", "host as veomni_host")
 _FOLLOWED = "lengths_followed"
 _COMPUTED, _READ, _TOGETHER = "computed_on_host", "read_once", "read_together"
@@ -62,29 +64,32 @@ _COMPUTED, _READ, _TOGETHER = "computed_on_host", "read_once", "read_together"
 def find(view: ModuleView) -> Iterator[Site]:
     """Every candidate of a module, and the forwards that read for them."""
     text = view.document.source
-    if not any(name in text for name in ("kwargs.pop(", POSITIONS, "_features", "grid_thw", "_lens")):
+    if not any(name in text for name in ("kwargs.pop(", POSITIONS, "_features", SIZES, _LENS)):
         return
     for name, function in view.functions.items():
         if names := precomputed_names(function):
             given = ", ".join(f'"{each}"' for each in names)
             yield _decorated(view, name, function, f"computed({given})", _COMPUTED)
-    for definition in length_functions(view):
-        assert isinstance(definition.node, FunctionNode)  # noqa: S101
-        yield _decorated(view, definition.qualname, definition.node, "lengths", _FOLLOWED)
+    for definition in view.document.definitions() if "def get_audio_features" in text else ():
+        if isinstance(definition.node, FunctionNode) and definition.node.name == LENGTHS:
+            yield _decorated(view, definition.qualname, definition.node, "lengths", _FOLLOWED)
     for owner in view.classes.values():
-        methods = view.methods(owner)
-        for name, method in methods.items():
-            if name == POSITIONS:
-                state = state_of(view, owner, method)
-                reason = f"it reads or changes self.{state}" if state else ""
-                target = f"{owner.name}.{name}"
-                yield _decorated(view, target, method, "computed(floats=True)", _COMPUTED, reason)
-            elif name.startswith("get_") and name.endswith("_features"):
-                numbers = partial(is_number, view, owner)
-                yield from _features(view, f"{owner.name}.{name}", method, numbers)
-        yield from _tower(view, owner, methods)
-        if "forward" in methods and (arguments := position_arguments(view, owner, methods["forward"])):
-            yield _forward(view, owner, methods["forward"], arguments)
+        yield from _of_class(view, owner)
+
+
+def _of_class(view: ModuleView, owner: ast.ClassDef) -> Iterator[Site]:
+    methods, numbers = view.methods(owner), partial(is_number, view, owner)
+    for name, method in methods.items():
+        target = f"{owner.name}.{name}"
+        if name == POSITIONS:
+            state = state_of(view, owner, method)
+            reason = f"it reads or changes self.{state}" if state else ""
+            yield _decorated(view, target, method, "computed(floats=True)", _COMPUTED, reason)
+        elif name.startswith("get_") and name.endswith("_features"):
+            yield from _features(view, target, method, numbers)
+    yield from _tower(view, owner, methods, numbers)
+    if "forward" in methods and (arguments := position_arguments(view, owner, methods["forward"])):
+        yield _forward(view, owner, methods["forward"], arguments)
 
 
 def _decorated(
@@ -98,65 +103,60 @@ def _decorated(
     start = view.document.start(function)
     first = "async" if isinstance(function, ast.AsyncFunctionDef) else "def"
     text = f"@veomni_host.{decorator}\n{view.document.indent(function)}{first}"
-    edits = [Edit(start, start + len(first), text)]
-    return Site.calling(OP, target, variant, function, edits, _IMPORT)
+    return Site.calling(OP, target, variant, function, [Edit(start, start + len(first), text)], _IMPORT)
 
 
 def _features(
     view: ModuleView, target: str, method: FunctionNode, numbers: Callable[[str], bool]
 ) -> Iterator[Site]:
     """The sites of a method that computes features and reads sizes."""
-    found: list[Reading] = list(readings(method))
     sizes = {name for name in parameter_names(method) if name.endswith(SIZES)}
-    edits = [*selections(view, method), *(computed_sizes(view, method, sizes, numbers) if sizes else ())]
-    if not found and not edits:
-        return
-    unknown = next((each for each in found if each.reason), None)
-    if unknown is not None:
-        yield Site(OP, target, Status.MISSED, reason=unknown.reason, lineno=unknown.lineno)
-        return
-    values = [edit for each in found for edit in _values(view, each)]
-    # What upstream sends to a device may be anywhere: so the tower reads it on the host, too.
-    anywhere = dict.fromkeys(
-        each.size.id for each in found if each.size is not None and each.device is not None
-    )
-    for name in anywhere:
-        values += before_body(view, method, f"{name} = veomni_host.values({name})", "sizes are read once")
-    read = dict.fromkeys(each.size.id for each in found if each.size is not None)
-    edits += _others(edits, values)
-    yield Site.calling(OP, target, _READ, method, edits, _IMPORT, captures={"sizes": ", ".join(read)})
+    made = computed(view, {method.name: method}, method.name, sizes, numbers)
+    edits = [*selections(view, method), *made.get(method.name, ())]
+    read_once: list[Edit] = []
+    # By name; whether upstream sends it to a device, which may be any, so that the tower reads it there, too.
+    sent: dict[str, bool] = {}
+    for call in reads_in(method):
+        try:
+            size, device = read(method, call)
+        except Missed as missed:
+            yield Site(OP, target, Status.MISSED, reason=str(missed), lineno=call.lineno)
+            return
+        sent[size.id] = sent.get(size.id, False) or device is not None
+        if device is None:
+            read_once.append(in_place(view, size, f"veomni_host.values({size.id})"))
+        else:
+            read_once.append(in_place(view, device, f"veomni_host.place({ast.unparse(device)})"))
+    for name in (name for name, to_device in sent.items() if to_device):
+        read_once += before_body(view, method, f"{name} = veomni_host.values({name})", "sizes are read once")
+    # Others may have replaced the code around it.
+    edits += [one for one in read_once if not any(e.start <= one.start and one.end <= e.end for e in edits)]
+    if edits:
+        yield Site.calling(OP, target, _READ, method, edits, _IMPORT, captures={"sizes": ", ".join(sent)})
 
 
-def _values(view: ModuleView, reading: Reading) -> Iterator[Edit]:
-    """The argument's values on the host, or a tensor that is made of them there."""
-    if reading.device is not None:
-        yield in_place(view, reading.device, f"veomni_host.place({ast.unparse(reading.device)})")
-    elif reading.size is not None:
-        yield in_place(view, reading.size, f"veomni_host.values({reading.size.id})")
-
-
-def _others(edits: list[Edit], more: list[Edit]) -> list[Edit]:
-    """Those of ``more`` whose code none of ``edits`` replaces."""
-    return [
-        each for each in more if not any(edit.start <= each.start and each.end <= edit.end for edit in edits)
-    ]
-
-
-def _tower(view: ModuleView, owner: ast.ClassDef, methods: dict[str, FunctionNode]) -> Iterator[Site]:
+def _tower(
+    view: ModuleView, owner: ast.ClassDef, methods: dict[str, FunctionNode], numbers: Callable[[str], bool]
+) -> Iterator[Site]:
     """What a tower computes from sizes itself."""
+
+    def site(name: str, variant: str, edits: list[Edit]) -> Site:
+        return Site.calling(OP, f"{owner.name}.{name}", variant, methods[name], edits, _IMPORT, counted=False)
+
     for name, method in methods.items():
-        target, sizes = f"{owner.name}.{name}", sizes_of(method)
-        if sizes and of_sizes(method, partial(is_number, view, owner)):
-            yield replace(_decorated(view, target, method, "computed()", _COMPUTED), counted=False)
+        sizes = sizes_of(method)
+        if sizes and of_sizes(method, numbers):
+            decorated = _decorated(view, f"{owner.name}.{name}", method, "computed()", _COMPUTED)
+            yield replace(decorated, counted=False)
         elif sizes and (edits := sent_values(view, method, sizes)):
-            yield Site.calling(OP, target, _READ, method, edits, _IMPORT, counted=False)
-    for name, edits in computed_lengths(view, methods, partial(is_number, view, owner)).items():
-        target = f"{owner.name}.{name}"
-        yield Site.calling(OP, target, _COMPUTED, methods[name], edits, _IMPORT, counted=False)
-    forward = methods.get("forward")
-    if forward is not None and (edits := [*boundaries(view, owner, forward), *repeats(view, forward)]):
-        target = f"{owner.name}.forward"
-        yield Site.calling(OP, target, _COMPUTED, forward, edits, _IMPORT, counted=False)
+            yield site(name, _READ, edits)
+    if (forward := methods.get("forward")) is None:
+        return
+    lengths = {name for name in parameter_names(forward) if name.endswith(_LENS)}
+    for name, edits in computed(view, methods, "forward", lengths, numbers).items():
+        yield site(name, _COMPUTED, edits)
+    if edits := [*boundaries(view, owner, forward), *repeats(view, forward)]:
+        yield site("forward", _COMPUTED, edits)
 
 
 def _forward(

@@ -19,6 +19,7 @@ from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.edit import Edit
 from veomni_hook.patches.code.expressions import last_name
 from veomni_hook.patches.code.scope import parameter_names
+from veomni_hook.patches.code.template import Template
 from veomni_hook.patches.code.walk import calls_in, walk_ast
 from veomni_hook.patches.routes.insertion import in_place
 from veomni_hook.patches.routes.view import ModuleView
@@ -30,10 +31,11 @@ __all__ = ["CANDIDATES", "OP", "find"]
 OP = "host_metadata"
 CANDIDATES = "nothing is counted: this is where padding masks and positions are read"
 
+CONVERTED = Template("MASK = MASK.to(*ARGUMENTS, **OPTIONS)")
 _IMPORT = ("veomni_hook.multimodal", "host as veomni_host")
 _MASKS = (*names("mask"), *names("mask of padding"))
 _POSITIONS = {*names("positions")}
-_ASKS = ("all", "any", "fast_all")
+_ASKS = {"all", "any", "fast_all"}
 
 
 def find(view: ModuleView) -> Iterator[Site]:
@@ -47,19 +49,15 @@ def find(view: ModuleView) -> Iterator[Site]:
                 yield Site.calling(OP, definition.qualname, "mask_known", node, edits, _IMPORT, counted=False)
     for name, function in view.functions.items():
         if _asks_of_positions(function) and view.document.begins_line(function):
-            edits = [_decorated(view, function)]
-            yield Site.calling(OP, name, "positions_known", function, edits, _IMPORT, counted=False)
+            start = view.document.start(function)
+            edit = Edit(start, start + len("def"), "@veomni_host.computed(floats=True, known=True)\ndef")
+            yield Site.calling(OP, name, "positions_known", function, [edit], _IMPORT, counted=False)
 
 
 def _asks_of_positions(function: FunctionNode) -> bool:
     """Whether a function takes positions alone, compares neighbours, and asks something of the result."""
     called = {last_name(node.func) for node in calls_in(function)}
-    return parameter_names(function) == _POSITIONS and "diff" in called and bool(called & {*_ASKS})
-
-
-def _decorated(view: ModuleView, function: FunctionNode) -> Edit:
-    start = view.document.start(function)
-    return Edit(start, start + len("def"), "@veomni_host.computed(floats=True, known=True)\ndef")
+    return parameter_names(function) == _POSITIONS and "diff" in called and not called.isdisjoint(_ASKS)
 
 
 def _read(view: ModuleView, function: FunctionNode) -> Iterator[Edit]:
@@ -73,9 +71,6 @@ def _read(view: ModuleView, function: FunctionNode) -> Iterator[Edit]:
 
 def _converted(view: ModuleView, function: FunctionNode) -> Iterator[Edit]:
     for node in walk_ast(function):
-        match node:
-            case ast.Assign(
-                targets=[ast.Name(target)],
-                value=ast.Call(func=ast.Attribute(value=ast.Name(source), attr="to")) as call,
-            ) if target == source and source in _MASKS:
-                yield in_place(view, call, f"veomni_host.converted({source}, {view.text(call)})")
+        if isinstance(node, ast.Assign) and (found := CONVERTED.match(node)) and found["MASK"] in _MASKS:
+            text = f"veomni_host.converted({found['MASK']}, {view.text(node.value)})"
+            yield in_place(view, node.value, text)

@@ -12,41 +12,34 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from veomni_hook.patches.code.document import Definition, FunctionNode
+from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.edit import Edit
 from veomni_hook.patches.code.expressions import last_name
-from veomni_hook.patches.code.scope import parameter_names, read_names
+from veomni_hook.patches.code.scope import loaded, parameter_names, read_names
+from veomni_hook.patches.code.template import Template
 from veomni_hook.patches.code.walk import walk_ast
 from veomni_hook.patches.routes.insertion import in_place
 from veomni_hook.patches.routes.view import ModuleView
 
-__all__ = ["LENGTHS", "length_functions", "of_lengths", "selections"]
+__all__ = ["LENGTHS", "of_lengths", "selections"]
 
 #: How functions are called that map lengths of sounds to lengths of features.
 LENGTHS = "_get_feat_extract_output_lengths"
-_MASK = "mask"
+SELECTED = Template("MASK.bool()", names="MASK")
 
 
 def selections(view: ModuleView, method: FunctionNode) -> Iterator[Edit]:
     """Where a method sums a mask that it gets, or selects by it."""
-    masks = {name for name in parameter_names(method) if _MASK in name}
+    masks = {name for name in parameter_names(method) if "mask" in name}
     for node in walk_ast(method):
-        if isinstance(node, ast.Subscript) and (name := _converted(node.slice)) in masks:
-            yield in_place(view, node.slice, f"veomni_host.chosen({name})")
+        if isinstance(node, ast.Subscript) and (selected := SELECTED.match(node.slice)):
+            if selected["MASK"] in masks:
+                yield in_place(view, node.slice, f"veomni_host.chosen({selected['MASK']})")
         elif isinstance(node, ast.Call) and last_name(node.func) == "sum":
-            names = [each.id for each in walk_ast(node) if isinstance(each, ast.Name) and each.id != "torch"]
+            names = [name for name in loaded([node]) if name != "torch"]
             if len(names) == 1 and names[0] in masks:
-                yield in_place(
-                    view, node, f"veomni_host.followed(lambda {names[0]}: {view.text(node)}, {names[0]})"
-                )
-
-
-def length_functions(view: ModuleView) -> Iterator[Definition]:
-    """The functions of lengths, in modules whose models take sounds."""
-    if "def get_audio_features" in view.document.source:
-        for definition in view.document.definitions():
-            if isinstance(definition.node, FunctionNode) and definition.node.name == LENGTHS:
-                yield definition
+                text = f"veomni_host.followed(lambda {names[0]}: {view.text(node)}, {names[0]})"
+                yield in_place(view, node, text)
 
 
 def of_lengths(method: FunctionNode) -> set[str]:
@@ -55,13 +48,5 @@ def of_lengths(method: FunctionNode) -> set[str]:
     for node in walk_ast(method):
         match node:
             case ast.Assign(value=ast.Call(func=function)) if last_name(function) == LENGTHS:
-                found |= set[str]().union(*map(read_names, node.targets))
+                found = found.union(*map(read_names, node.targets))
     return found
-
-
-def _converted(node: ast.expr) -> str:
-    """``mask`` of ``mask.bool()``."""
-    match node:
-        case ast.Call(func=ast.Attribute(value=ast.Name(name), attr="bool"), args=[], keywords=[]):
-            return name
-    return ""

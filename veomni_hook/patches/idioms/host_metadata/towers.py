@@ -18,10 +18,11 @@ from collections.abc import Callable, Iterator
 
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.edit import Edit
-from veomni_hook.patches.code.expressions import chain, own_attribute
+from veomni_hook.patches.code.expressions import own_attribute
 from veomni_hook.patches.code.scope import local_names, parameter_names, read_names
+from veomni_hook.patches.code.template import Template
 from veomni_hook.patches.code.walk import called_attributes, walk_ast
-from veomni_hook.patches.idioms.host_metadata.binding import LIBRARIES, without_devices
+from veomni_hook.patches.idioms.host_metadata.binding import LIBRARIES, is_device, names_outside
 from veomni_hook.patches.routes.insertion import in_place
 from veomni_hook.patches.routes.view import ModuleView
 
@@ -29,6 +30,18 @@ __all__ = ["SIZES", "boundaries", "of_sizes", "repeats", "sent_values", "sizes_o
 
 #: How arguments end that hold sizes.
 SIZES = "grid_thw"
+#: How a method reads sizes, besides a loop over them.
+READS = (
+    Template("SIZES.tolist(*ARGUMENTS, **OPTIONS)", names="SIZES"),
+    Template("SIZES[INDEX].max(*ARGUMENTS, **OPTIONS)", names="SIZES"),
+)
+JOINED = Template("NAME = torch.cat(*ARGUMENTS, **OPTIONS)")
+#: A tensor of a list, and the same without a wait.
+MADE = Template("torch.tensor(VALUES, **OPTIONS)", names="VALUES")
+MADE_AT_ONCE = "veomni_host.made({VALUES}, {OPTIONS})"
+CALLED = Template("self.METHOD(SIZES)", names="SIZES")
+REMADE = Template("LENGTHS = torch.tensor(LENGTHS, **OPTIONS)")
+REPEATED = Template("TENSOR.repeat(LENGTHS[INDEX])", names="LENGTHS")
 #: What a forward makes of sizes that the host would wait for, or that the host reads later.
 _WAITING = {"repeat_interleave", "unique_consecutive", "tolist", "pad", "cumsum"}
 
@@ -44,14 +57,10 @@ def sizes_of(method: FunctionNode) -> str:
 
 def of_sizes(method: FunctionNode, is_number: Callable[[str], bool]) -> bool:
     """Whether a method computes with its argument and numbers of ``self`` alone, and names no device."""
-    for node in walk_ast(method):
-        if (name := own_attribute(node)) and not is_number(name):
-            return False
-        if isinstance(node, ast.Attribute) and node.attr == "device":
-            return False
-        if isinstance(node, ast.keyword) and node.arg == "device":
-            return False
-    return True
+    nodes = list(walk_ast(method))
+    return all(is_number(name) for name in map(own_attribute, nodes) if name) and not any(
+        is_device(node) or (isinstance(node, ast.Attribute) and node.attr == "device") for node in nodes
+    )
 
 
 def sent_values(view: ModuleView, method: FunctionNode, sizes: str) -> list[Edit]:
@@ -59,50 +68,44 @@ def sent_values(view: ModuleView, method: FunctionNode, sizes: str) -> list[Edit
 
     Empty if the method uses sizes in a way that is not known to read them.
     """
-    uses = [each for each in walk_ast(method) if isinstance(each, ast.Name) and each.id == sizes]
-    read = {id(each) for each in _read(method, sizes)}
-    if not uses or any(id(each) not in read for each in uses):
+    uses = [node for node in walk_ast(method) if isinstance(node, ast.Name) and node.id == sizes]
+    if not uses or not {*uses} <= {*_read(method)}:
         return []
-    edits = [in_place(view, each, f"veomni_host.values({sizes})") for each in uses]
-    indices = {
-        node.slice.id
-        for node in walk_ast(method)
-        if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Name)
-    }
+    edits = [in_place(view, node, f"veomni_host.values({sizes})") for node in uses]
+    indices = {getattr(node.slice, "id", "") for node in walk_ast(method) if isinstance(node, ast.Subscript)}
     for node in walk_ast(method):
-        match node:
-            case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call() as value) if (
-                name in indices and chain(value.func) == "torch.cat"
-            ):
-                text = f"veomni_host.sent({view.text(value)}, {sizes}.device)"
-                edits.append(in_place(view, value, text))
-            case ast.Call() if made := _made(view, node):
-                edits.append(in_place(view, node, made))
+        if (joined := JOINED.match(node)) and joined["NAME"] in indices and isinstance(node, ast.Assign):
+            text = f"veomni_host.sent({view.text(node.value)}, {sizes}.device)"
+            edits.append(in_place(view, node.value, text))
+        elif isinstance(node, ast.expr) and (made := _made(node)):
+            edits.append(in_place(view, node, made))
     return edits
 
 
 def boundaries(view: ModuleView, owner: ast.ClassDef, forward: FunctionNode) -> Iterator[Edit]:
     """Statements of a forward that compute with sizes alone, or with what the others made of them."""
     known = {name for name in parameter_names(forward) if name.endswith(SIZES)}
-    if local_names(forward) & LIBRARIES:
+    if not known or local_names(forward) & LIBRARIES:
         return
     lists: set[str] = set()
     methods = view.methods(owner)
-    for statement in forward.body if known else ():
+    for statement in forward.body:
         if not isinstance(statement, ast.Assign) or len(statement.targets) != 1:
             continue
         target, value = statement.targets[0], statement.value
-        name = target.id if isinstance(target, ast.Name) else ""
-        if _calls_method(value, known, methods):
+        name = getattr(target, "id", "")
+        called = CALLED.match(value)
+        method = methods.get(called["METHOD"]) if called and called["SIZES"] in known else None
+        if method is not None and sizes_of(method):
             lists |= read_names(target)
-        elif name and _of(value, lists | known) and (made := _made(view, value)):
+        elif name and _of(value, lists | known) and (made := _made(value)):
             yield in_place(view, value, made)
             known.add(name)
         elif name and (used := _of(value, known)) and not _WAITING.isdisjoint(called_attributes(value)):
             given = ", ".join(used)
             yield in_place(view, value, f"veomni_host.of_sizes(lambda {given}: {view.text(value)}, {given})")
             known.add(name)
-        elif name in known:
+        else:
             known.discard(name)
 
 
@@ -110,54 +113,34 @@ def repeats(view: ModuleView, forward: FunctionNode) -> list[Edit]:
     """Where a forward makes a tensor of a list that it gets, and repeats something as often as it says."""
     given = parameter_names(forward)
     made: dict[str, Edit] = {}
-    found: list[Edit] = []
     for node in walk_ast(forward):
-        match node:
-            case ast.Assign(targets=[ast.Name(id=name)], value=value) if name in given and (
-                text := _made(view, value)
-            ).startswith(f"veomni_host.made({name},"):
-                made[name] = in_place(view, value, text)
-    for node in walk_ast(forward):
-        match node:
-            case ast.Call(
-                func=ast.Attribute(attr="repeat"), args=[ast.Subscript(value=ast.Name(id=name) as whole)]
-            ) if name in made:
-                found.append(in_place(view, whole, f"veomni_host.values({name})"))
+        if isinstance(node, ast.Assign) and (remade := REMADE.match(node)) and remade["LENGTHS"] in given:
+            if text := _made(node.value):
+                made[remade["LENGTHS"]] = in_place(view, node.value, text)
+    found = [
+        in_place(view, repeated.expression("LENGTHS"), f"veomni_host.values({repeated['LENGTHS']})")
+        for repeated in map(REPEATED.match, walk_ast(forward))
+        if repeated and repeated["LENGTHS"] in made
+    ]
     return [*made.values(), *found] if found else []
 
 
-def _read(method: FunctionNode, sizes: str) -> Iterator[ast.Name]:
-    """Where a method reads sizes: all of them, one after the other, or the largest."""
+def _read(method: FunctionNode) -> Iterator[ast.expr]:
+    """What a method reads: all of it, one after the other, or the largest."""
     for node in walk_ast(method):
-        match node:
-            case (
-                ast.Call(func=ast.Attribute(value=ast.Name() as found, attr="tolist"))
-                | ast.For(iter=ast.Name() as found)
-                | ast.Call(func=ast.Attribute(value=ast.Subscript(value=ast.Name() as found), attr="max"))
-            ) if found.id == sizes:
-                yield found
+        if isinstance(node, ast.For):
+            yield node.iter
+        for read in filter(None, (form.match(node) for form in READS)):
+            yield read.expression("SIZES")
 
 
-def _made(view: ModuleView, node: ast.expr) -> str:
+def _made(node: ast.expr) -> str:
     """``torch.tensor(values, device=...)`` without a wait; empty for other code."""
-    match node:
-        case ast.Call(func=function, args=[ast.Name(id=name)], keywords=keywords) if chain(
-            function
-        ) == "torch.tensor" and any(each.arg == "device" for each in keywords):
-            options = ", ".join(f"{each.arg}={view.text(each.value)}" for each in keywords if each.arg)
-            return f"veomni_host.made({name}, {options})" if all(each.arg for each in keywords) else ""
-    return ""
-
-
-def _calls_method(value: ast.expr, known: set[str], methods: dict[str, FunctionNode]) -> bool:
-    match value:
-        case ast.Call(func=function, args=[ast.Name(id=name)], keywords=[]) if name in known:
-            method = methods.get(own_attribute(function))
-            return method is not None and bool(sizes_of(method))
-    return False
+    made = MADE.match(node)
+    return MADE_AT_ONCE.format_map(made) if made and "device=" in made["OPTIONS"] else ""
 
 
 def _of(value: ast.expr, known: set[str]) -> list[str]:
     """The names of ``known`` in an expression of nothing but these; its device may be of another tensor."""
-    names = {each.id for each in without_devices(value) if isinstance(each, ast.Name)}
+    names = names_outside(value, is_device)
     return sorted(names & known) if names <= known | LIBRARIES else []

@@ -97,13 +97,7 @@ def _text(view: ModuleView, node: ast.expr) -> str:
 
 
 def _spliced(view: ModuleView, node: ast.stmt | ast.expr, inside: Sequence[Edit]) -> str:
-    document = view.document
-    start, end = document.start(node), document.end(node)
-    text, at = "", start
-    for edit in sorted((s for s in inside if start <= s.start and s.end <= end), key=lambda s: s.start):
-        text += document.source[at : edit.start] + edit.text
-        at = edit.end
-    return reindent(text + document.source[at:end], document.indent(node), "")
+    return reindent(view.edited(node, inside), view.document.indent(node), "")
 
 
 def _indented(text: str) -> str:

@@ -11,13 +11,31 @@ from veomni_hook.patches.code.fingerprint import serialise
 from veomni_hook.patches.code.scope import used_names
 from veomni_hook.patches.code.statements import binding
 from veomni_hook.patches.code.substitution import substituted
+from veomni_hook.patches.code.template import Template
 from veomni_hook.patches.site import Missed
 
 __all__ = ["Logits", "Step", "needed", "options"]
 
-_TANH = ("torch.tanh", "torch.nn.functional.tanh")
-_TORCH = ast.Name(id="torch", ctx=ast.Load())
-_FLOAT32 = ast.Attribute(value=_TORCH, attr="float32", ctx=ast.Load())
+#: What code does to logits: the step, and how it is written; no step is what changes nothing.
+STEPS = [
+    (kind, Template(text))
+    for kind, text in (
+        ("", "LOGITS.contiguous()"),
+        ("tanh", "LOGITS.tanh()"),
+        ("tanh", "torch.tanh(LOGITS)"),
+        ("tanh", "torch.nn.functional.tanh(LOGITS)"),
+        ("dtype", "LOGITS.float()"),
+        ("dtype", "LOGITS.to(OPERAND)"),
+        ("dtype", "LOGITS.to(dtype=OPERAND)"),
+        ("divisor", "LOGITS / OPERAND"),
+        ("scale", "LOGITS * OPERAND"),
+        ("scale", "OPERAND * LOGITS"),
+    )
+]
+#: The operand of a step that is written without one.
+_OPERANDS: dict[str, ast.expr] = {
+    "dtype": ast.Attribute(ast.Name("torch", ast.Load()), "float32", ast.Load())
+}
 #: What kernels do to logits, in this order; one of the same number at most.
 _ORDER = {"dtype": 0, "scale": 1, "divisor": 2, "softcap": 3, "capped_by": 3}
 
@@ -92,43 +110,33 @@ class Logits:
         self.locals.pop(name, None)
 
     def steps(self, node: ast.expr) -> tuple[Step, ...] | None:
-        """The steps that an expression applies to logits; None if it is not understood."""
+        """The steps that an expression applies to logits; None if it is not understood.
+
+        Raises:
+            Missed: an operand is not plain.
+        """
         if isinstance(node, ast.Name):
             return self.held.get(node.id)
-        if isinstance(node, ast.BinOp):
-            return self._multiplied(node)
-        return self._called(node) if isinstance(node, ast.Call) else None
-
-    def _called(self, node: ast.Call) -> tuple[Step, ...] | None:
-        alone = len(node.args) == 1 and not node.keywords
-        if alone and (cap := self.cap(node.func)) is not None:
-            return self._then(node.args[0], Step("capped_by", cap))
-        if self.head is None and chain(node.func).startswith("self."):
-            self.head = node
-            return ()
-        if alone and self.resolve(node.func) in _TANH:
-            return self._then(node.args[0], Step("tanh"))
-        return self._method(node, node.func) if isinstance(node.func, ast.Attribute) else None
-
-    def _method(self, node: ast.Call, function: ast.Attribute) -> tuple[Step, ...] | None:
-        given = [*node.args, *(keyword.value for keyword in node.keywords)]
-        if function.attr == "to" and len(given) == 1 and self.resolve(given[0]).startswith("torch."):
-            return self._then(function.value, Step("dtype", given[0]))
-        if given:
-            return None
-        if function.attr == "contiguous":
-            return self.steps(function.value)
-        step = {"tanh": Step("tanh"), "float": Step("dtype", _FLOAT32)}.get(function.attr)
-        return None if step is None else self._then(function.value, step)
-
-    def _multiplied(self, node: ast.BinOp) -> tuple[Step, ...] | None:
-        left, right = node.left, node.right
-        if isinstance(node.op, ast.Mult) and self.mentioned(right):
-            left, right = right, left
-        kind = {ast.Mult: "scale", ast.Div: "divisor"}.get(type(node.op))
-        if kind is None or self.mentioned(right):
-            return None
-        return self._then(left, Step(kind, self.known(right)))
+        if isinstance(node, ast.Call):
+            if len(node.args) == 1 and not node.keywords and (cap := self.cap(node.func)) is not None:
+                return self._then(node.args[0], Step("capped_by", cap))
+            if self.head is None and chain(node.func).startswith("self."):
+                self.head = node
+                return ()
+        for kind, template in STEPS:
+            found = template.match(node, self.resolve)
+            operand = found.expression("OPERAND") if found and "OPERAND" in found.bound else None
+            if found is None or (operand is not None and self.mentioned(operand)):
+                continue
+            logits = found.expression("LOGITS")
+            if kind == "dtype" and operand is not None and not self.resolve(operand).startswith("torch."):
+                return None
+            if kind in ("scale", "divisor") and operand is not None:
+                operand = self.known(operand)
+            return (
+                self._then(logits, Step(kind, operand or _OPERANDS.get(kind))) if kind else self.steps(logits)
+            )
+        return None
 
     def _then(self, node: ast.expr, step: Step) -> tuple[Step, ...] | None:
         steps = self.steps(node)

@@ -26,7 +26,11 @@ __all__ = ["Tail", "loss_calls", "passes_vocabulary", "read_tail"]
 MOVED = Template("X.to(LOGITS.device)", names="LOGITS")
 POPPED = Template("KEYWORDS.pop(KEY, DEFAULT)", names="KEYWORDS")
 WIDTH = Template("LOGITS.shape[-1]", names="LOGITS")
-_OPERANDS = ("logits", "labels", "vocab_size")
+#: A head or a module in front of it, which takes hidden states alone.
+APPLIED = Template("MODULE(STATES)")
+NEGATED = Template("not TEST")
+OUTPUT = Template("OUTPUT(*ARGUMENTS, logits=LOGITS, **OTHERS)", names="LOGITS")
+_OPERANDS = _LOGITS, _LABELS, _VOCABULARY = ("logits", "labels", "vocab_size")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +107,8 @@ class _Reader:
     def __init__(self, function: FunctionNode, call: ast.Call, logits: Logits) -> None:
         self._body = function.body
         self._call = call
+        self._given = dict(zip(_OPERANDS, call.args, strict=False))
+        self._given |= {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg in _OPERANDS}
         self._logits = logits
         self._conditions: list[ast.expr] = []
         # Locals of the form ``kwargs.pop(key, default)``: (kwargs, key, default).
@@ -130,10 +136,9 @@ class _Reader:
             self._before_loss(statement)
         labels, vocabulary, keywords = self._operands()
         output = self._after_loss([*inside[at_call + 1 :], *body[at + 1 :]], loss)
-        steps = self._steps_of(output)
+        logits, steps = self._returned(output)
         transform = options(steps, output)
         head, hidden_states, before_head = self._head()
-        logits = self._returned(output)
         return Tail(
             statement=body[origin],
             conditions=tuple(self._conditions),
@@ -161,7 +166,7 @@ class _Reader:
 
     def _origin(self, before: Sequence[ast.stmt]) -> int:
         """The index of the statement that the loss's first argument comes from."""
-        given = self._argument(0)
+        given = self._argument(_LOGITS)
         if not isinstance(given, ast.Name):
             raise Missed(f"the loss is not computed from logits but from {ast.unparse(given)}", given)
         for index in range(len(before) - 1, -1, -1):
@@ -187,11 +192,12 @@ class _Reader:
             used = "logits are used in another way" if self._logits.mentioned(statement) else "not plain"
             raise Missed(f"a statement between the head and the loss: {used}", statement)
         value = self._moved(value)
+        popped = POPPED.match(value)
+        key = getattr(popped.expression("KEY"), "value", None) if popped else None
         if self._logits.mentioned(value):
             self._bind(statement)
-        elif (popped := _popped(value)) is not None:
-            keywords, key, default = popped
-            self._popped[name] = keywords, key, self._known(default)
+        elif popped is not None and isinstance(key, str):
+            self._popped[name] = popped["KEYWORDS"], key, self._known(popped.expression("DEFAULT"))
             self._left_out.append(statement)
         else:
             self._logits.locals[name] = self._known(value)
@@ -202,19 +208,17 @@ class _Reader:
         """Read ``if cap is not None:`` around steps with ``cap``; upstream handles any other branch."""
         if not self._logits.mentioned(statement):
             raise Missed("a branch between the head and the loss", statement)
-        found = None if statement.orelse else _optional(self._logits.copy(), statement)
-        if found is None:
-            self._avoid(statement)
-        else:
-            self._logits = found
+        try:
+            self._logits = _optional(self._logits.copy(), statement)
             self._left_out.append(statement)
+        except Missed:
+            self._avoid(statement)
 
     def _avoid(self, statement: ast.stmt, late: Collection[str] = ()) -> None:
         """Add the condition that a call skips this branch; ``late`` names are unknown when the guard runs."""
         if isinstance(statement, ast.If) and not statement.orelse:
-            test: ast.expr = ast.UnaryOp(op=ast.Not(), operand=statement.test)
-            if isinstance(statement.test, ast.UnaryOp) and isinstance(statement.test.op, ast.Not):
-                test = statement.test.operand
+            negated = NEGATED.match(statement.test)
+            test = negated.expression("TEST") if negated else ast.UnaryOp(ast.Not(), statement.test)
             if is_plain(test) and not self._logits.mentioned(test) and used_names([test]).isdisjoint(late):
                 self._conditions.append(self._known(test))
                 return
@@ -232,19 +236,16 @@ class _Reader:
 
     # The loss
 
-    def _argument(self, position: int) -> ast.expr:
-        for keyword in self._call.keywords:
-            if keyword.arg == _OPERANDS[position]:
-                return keyword.value
-        if len(self._call.args) > position:
-            return self._call.args[position]
-        raise Missed(f"the loss is called without {_OPERANDS[position]}", self._call)
+    def _argument(self, name: str) -> ast.expr:
+        if name not in self._given:
+            raise Missed(f"the loss is called without {name}", self._call)
+        return self._given[name]
 
     def _operands(self) -> tuple[ast.expr, ast.expr, tuple[ast.keyword, ...]]:
         if len(self._call.args) > 3 or any(isinstance(given, ast.Starred) for given in self._call.args):
             raise Missed("the loss is called with other positional arguments", self._call)
         others = [keyword for keyword in self._call.keywords if keyword.arg not in _OPERANDS]
-        labels, vocabulary = self._moved(self._argument(1)), self._argument(2)
+        labels, vocabulary = self._moved(self._argument(_LABELS)), self._argument(_VOCABULARY)
         width = WIDTH.match(vocabulary)
         if width is not None and width["LOGITS"] in self._logits.held and self._logits.head is not None:
             # 0 for a head without a width: no kernel runs, as the logits are not its.
@@ -298,18 +299,18 @@ class _Reader:
                 self._copied.append(statement)
         return output
 
-    def _returned(self, output: ast.Call) -> str:
-        logits = next((keyword.value for keyword in output.keywords if keyword.arg == "logits"), None)
-        others = [*output.args, *(keyword.value for keyword in output.keywords if keyword.arg != "logits")]
-        if not isinstance(logits, ast.Name) or any(map(self._logits.mentioned, others)):
+    def _returned(self, output: ast.Call) -> tuple[str, tuple[Step, ...]]:
+        """The name of the logits in the output, with the steps that were applied to them."""
+        found = OUTPUT.match(output)
+        others = (
+            [each for name in ("ARGUMENTS", "OTHERS") for each in found.bound[name].nodes] if found else []
+        )
+        if found is None or any(map(self._logits.mentioned, others)):
             raise Missed("the output does not contain the logits, or not only as logits", output)
-        return logits.id
-
-    def _steps_of(self, output: ast.Call) -> tuple[Step, ...]:
-        steps = self._logits.steps(self._argument(0))
-        if steps is None or self._logits.held.get(self._returned(output)) != steps:
+        steps = self._logits.steps(self._argument(_LOGITS))
+        if steps is None or self._logits.held.get(found["LOGITS"]) != steps:
             raise Missed("the output and the loss use different logits", output)
-        return steps
+        return found["LOGITS"], steps
 
     def _needed(self, output: ast.Call, bound: set[str]) -> tuple[ast.stmt, ...]:
         """The statements that the guard repeats: those after the loss, and plain ones that they need."""
@@ -327,51 +328,40 @@ class _Reader:
         return tuple(copied)
 
 
-def _optional(logits: Logits, statement: ast.If) -> Logits | None:
-    """The logits after ``if value is not None:``, if kernels skip its steps for None; else None."""
-    value = compared_with_none(statement.test, ast.IsNot)
-    before = dict(logits.held)
-    try:
-        if isinstance(value, ast.NamedExpr):
-            logits.locals[value.target.id] = logits.known(value.value)
-            value = value.value
-        if value is None:
-            return None
-        value = logits.known(value)
-        for one in statement.body:
-            logits.bind(one)
-    except Missed:
-        return None
-    if logits.held.keys() != before.keys():
-        return None
+def _optional(logits: Logits, statement: ast.If) -> Logits:
+    """The logits after ``if value is not None:``.
+
+    Raises:
+        Missed: kernels would not skip what it does to logits for None.
+    """
+    value, before = compared_with_none(statement.test, ast.IsNot), dict(logits.held)
+    if isinstance(value, ast.NamedExpr):
+        logits.locals[value.target.id] = logits.known(value.value)
+        value = value.value
+    if value is None or statement.orelse:
+        raise Missed("a branch on something else than None", statement)
+    value = logits.known(value)
+    for one in statement.body:
+        logits.bind(one)
     for name, steps in logits.held.items():
-        done = len(before[name])
-        added = [_only_with(value, step) for step in steps[done:]]
-        if steps[:done] != before[name] or None in added:
-            return None
-        logits.held[name] = (*steps[:done], *(step for step in added if step is not None))
+        done = before.get(name)
+        if done is None or steps[: len(done)] != done:
+            raise Missed(f"{name} are other logits after it", statement)
+        logits.held[name] = (*done, *(_only_with(value, step) for step in steps[len(done) :]))
     return logits
 
 
-def _only_with(value: ast.expr, step: Step) -> Step | None:
-    """The step in a form that is skipped if ``value`` is None; None if kernels would not skip it."""
+def _only_with(value: ast.expr, step: Step) -> Step:
+    """The step in a form that is skipped if ``value`` is None."""
     if step.kind == "dtype" and step.operand is not None:
         test = ast.Compare(left=value, ops=[ast.IsNot()], comparators=[ast.Constant(None)])
         return Step("dtype", ast.IfExp(test=test, body=step.operand, orelse=ast.Constant(None)))
-    if step.operand is None:
-        return step
-    return replace(step, optional=True) if step.code == serialise(value) else None
+    if step.operand is not None and step.code != serialise(value):
+        raise Missed(f"it is done with something else than {ast.unparse(value)}", value)
+    return step if step.operand is None else replace(step, optional=True)
 
 
 def _only_argument(call: ast.expr) -> ast.expr:
-    if isinstance(call, ast.Call) and len(call.args) == 1 and not call.keywords:
-        return call.args[0]
-    raise Missed(f"{ast.unparse(call)[:60]} takes more than hidden states", call)
-
-
-def _popped(node: ast.expr) -> tuple[str, str, ast.expr] | None:
-    popped = POPPED.match(node)
-    key = getattr(popped.expression("KEY"), "value", None) if popped else None
-    return (
-        (popped["KEYWORDS"], key, popped.expression("DEFAULT")) if popped and isinstance(key, str) else None
-    )
+    if (applied := APPLIED.match(call)) is None:
+        raise Missed(f"{ast.unparse(call)[:60]} takes more than hidden states", call)
+    return applied.expression("STATES")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from functools import partial
 
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.edit import Edit
@@ -12,11 +11,12 @@ from veomni_hook.patches.code.expressions import chain, is_plain, own_attribute
 from veomni_hook.patches.code.scope import bound_names, read_names
 from veomni_hook.patches.code.statements import bound_once
 from veomni_hook.patches.code.substitution import substituted
+from veomni_hook.patches.code.template import Template
 from veomni_hook.patches.code.walk import walk_ast
 from veomni_hook.patches.routes.insertion import free_name, in_place
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Missed, Site, Status
-from veomni_hook.patches.slots import formula_slot
+from veomni_hook.patches.slots import slot_name
 
 __all__ = ["CANDIDATES", "OP", "find", "is_candidate"]
 
@@ -27,8 +27,16 @@ CANDIDATES = (
     "scores all positions of a sequence and classifies by one of them."
 )
 PART = "sequence_classification"  # of the op's candidates
-#: The argument of transformers' loss of classes that gets the pooled scores.
-_POOLED = "pooled_logits"
+SELECTED = Template("SCORES[ROWS, POSITIONS]", names="SCORES")
+#: Uses of all scores that need no scores: their device, the number of rows, an argument of transformers' loss
+#: of classes. The kernel checks whether the loss is the one that uses pooled scores only.
+HARMLESS = (
+    Template("SCORES.device", names="SCORES"),
+    Template("SCORES.shape[0]", names="SCORES"),
+    Template(
+        "self.loss_function(*ARGUMENTS, logits=SCORES, pooled_logits=POOLED, **OPTIONS)", names="SCORES"
+    ),
+)
 _IMPORT = ("veomni_hook.kernels.linear_cross_entropy", "classes as veomni_classes")
 
 
@@ -43,26 +51,24 @@ def find(view: ModuleView) -> Iterator[Site]:
         pooling = _pooling(forward) if "logits" in view.text(forward) else None
         if pooling is None:
             continue
-        site = partial(Site, OP, f"{owner.name}.forward", part=PART)
+        target = f"{owner.name}.forward"
         try:
             call, logits = _scored(forward, pooling)
-        except Missed as reason:
-            yield site(Status.MISSED, reason=f"nearest is {VARIANT}: {reason}", lineno=pooling.lineno)
+        except Missed as missed:
+            reason = f"nearest is {VARIANT}: {missed}"
+            yield Site(OP, target, Status.MISSED, reason=reason, part=PART, lineno=pooling.lineno)
             continue
-        slot = formula_slot(OP, VARIANT)
-        yield site(
-            Status.ROUTED,
-            variant=VARIANT,
+        score, hidden_states = view.text(call.func), view.text(call.args[0])
+        yield Site.asking(
+            OP,
+            target,
+            VARIANT,
+            call,
+            (*_edits(view, forward, call), *_fields(view, forward, pooling)),
             form=VARIANT,
-            captures={
-                "score": view.text(call.func),
-                "hidden_states": view.text(call.args[0]),
-                "logits": logits,
-            },
-            edits=(*_edits(view, forward, call, slot.name), *_fields(view, forward, pooling)),
-            slots=(slot,),
+            captures={"score": score, "hidden_states": hidden_states, "logits": logits},
             imports=(_IMPORT,),
-            lineno=call.lineno,
+            part=PART,
         )
 
 
@@ -84,12 +90,11 @@ def _pooling(forward: FunctionNode) -> ast.Assign | None:
 
 def _selects(value: ast.expr) -> bool:
     """Whether an expression selects one position of each row, or is a mean over positions."""
-    match value:
-        case ast.Subscript(value=ast.Name(), slice=ast.Tuple(elts=[rows, _])):
-            return not isinstance(rows, ast.Slice)
-        case ast.Call() if not own_attribute(value.func):
-            return any(isinstance(node, ast.Attribute) and node.attr == "mean" for node in walk_ast(value))
-    return False
+    if (selected := SELECTED.match(value)) is not None:
+        return not isinstance(selected.expression("ROWS"), ast.Slice)
+    if not isinstance(value, ast.Call) or own_attribute(value.func):
+        return False
+    return any(isinstance(node, ast.Attribute) and node.attr == "mean" for node in walk_ast(value))
 
 
 def _scored(forward: FunctionNode, pooling: ast.Assign) -> tuple[ast.Call, str]:
@@ -97,53 +102,34 @@ def _scored(forward: FunctionNode, pooling: ast.Assign) -> tuple[ast.Call, str]:
     picked = pooling.value
     if pooling not in forward.body:
         raise Missed("scores are pooled in a branch", pooling)
-    if not isinstance(picked, ast.Subscript) or not isinstance(picked.value, ast.Name):
+    selected = SELECTED.match(picked)
+    if selected is None:
         raise Missed(f"scores are computed, not selected: {ast.unparse(picked)[:60]}", picked)
-    index = picked.slice.elts if isinstance(picked.slice, ast.Tuple) else []
-    if len(index) != 2 or not isinstance(index[0], ast.Call) or not chain(index[0].func).endswith(".arange"):
+    rows = selected.expression("ROWS")
+    if not isinstance(rows, ast.Call) or not chain(rows.func).endswith(".arange"):
         raise Missed("scores are not selected by position for every row", picked)
-    name = picked.value.id
-    bindings = [node for node in _uses(forward, name) if not isinstance(node.ctx, ast.Load)]
-    assigned = (s for s in forward.body if isinstance(s, ast.Assign) and s.targets[0] in bindings)
-    statement = next(assigned, None)
-    if len(bindings) != 1 or statement is None or len(statement.targets) != 1:
+    name = selected["SCORES"]
+    uses = [node for node in walk_ast(forward) if isinstance(node, ast.Name) and node.id == name]
+    bindings = [node for node in uses if not isinstance(node.ctx, ast.Load)]
+    statement = next((each for each in forward.body if getattr(each, "targets", None) == bindings), None)
+    if len(bindings) != 1 or not isinstance(statement, ast.Assign):
         raise Missed(f"{name} is bound more than once, or in a branch", pooling)
     call = statement.value
     if not isinstance(call, ast.Call) or not chain(call.func).startswith("self."):
         raise Missed(f"{name} is not the result of a module", statement)
     if len(call.args) != 1 or call.keywords or not is_plain(call.args[0]):
         raise Missed(f"{ast.unparse(call.func)} takes more than hidden states", call)
-    allowed = {id(picked.value), *map(id, bindings), *_harmless(forward, name)}
-    for node in _uses(forward, name):
-        if id(node) not in allowed:
+    harmless = (template.match(node) for node in walk_ast(forward) for template in HARMLESS)
+    allowed = [selected, *filter(None, harmless)]
+    known = {*bindings, *(found.expression("SCORES") for found in allowed)}
+    for node in uses:
+        if node not in known:
             raise Missed(f"{name} is used in another way", node)
     return call, name
 
 
-def _uses(forward: FunctionNode, name: str) -> list[ast.Name]:
-    return [node for node in walk_ast(forward) if isinstance(node, ast.Name) and node.id == name]
-
-
-def _harmless(forward: FunctionNode, name: str) -> Iterator[int]:
-    """Uses of all scores that need no scores: their device, the number of rows, an argument of the loss.
-
-    The kernel checks whether the loss is the one that uses pooled scores only.
-    """
-    for node in walk_ast(forward):
-        if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Attribute):
-            rows = isinstance(node.slice, ast.Constant) and node.slice.value == 0
-            if rows and node.value.attr == "shape" and chain(node.value.value) == name:
-                yield id(node.value.value)
-        if isinstance(node, ast.Attribute) and node.attr == "device" and chain(node.value) == name:
-            yield id(node.value)
-        if isinstance(node, ast.Call) and chain(node.func) == "self.loss_function":
-            given = {keyword.arg: keyword.value for keyword in node.keywords}
-            if _POOLED in given and chain(given.get("logits", node)) == name:
-                yield id(given["logits"])
-
-
-def _edits(view: ModuleView, forward: FunctionNode, call: ast.Call, slot: str) -> tuple[Edit, ...]:
-    kernel = free_name(forward, "kernel")
+def _edits(view: ModuleView, forward: FunctionNode, call: ast.Call) -> tuple[Edit, ...]:
+    kernel, slot = free_name(forward, "kernel"), slot_name(OP, VARIANT)
     hidden_states, score = view.text(call.args[0]), view.text(call.func)
     indent = view.document.indent(call)
     lines = (

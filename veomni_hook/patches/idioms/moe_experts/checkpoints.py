@@ -14,7 +14,8 @@ from collections.abc import Iterator, Mapping
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.edit import Edit
 from veomni_hook.patches.code.expressions import last_name
-from veomni_hook.patches.code.walk import walk_ast
+from veomni_hook.patches.code.template import Template
+from veomni_hook.patches.code.walk import calls_in, walk_ast
 from veomni_hook.patches.routes.insertion import before_statement
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Code, Reason, Site, Status
@@ -25,14 +26,16 @@ OP = "moe_experts"
 CANDIDATES = "nothing is counted: this is where checkpoints are loaded, not experts"
 
 _START, _LOAD, _FINISH = "from_pretrained", "_load_pretrained_model", "_finalize_model_loading"
-
+_CONVERT, _ZERO3 = "convert_and_load_state_dict_in_model", "_load_state_dict_into_zero3_model"
+#: What loads; the other is DeepSpeed's equivalent for stage 3, which may be absent.
+LOADS = (
+    Template(f"{_CONVERT}(model=MODEL, state_dict=STATES, **OPTIONS)", names="MODEL STATES"),
+    Template(f"{_ZERO3}(MODEL, STATES, *OTHERS)", names="MODEL STATES"),
+)
+LIST = Template("output_loading_info = VALUE")
+REPORT = Template("return REPORT", names="REPORT")
 #: Statements, each with the names that it uses.
 Loading = Mapping[ast.stmt, tuple[str, ...]]
-
-_LIST = "output_loading_info"
-
-_CONVERT = "convert_and_load_state_dict_in_model"
-_ZERO3 = "_load_state_dict_into_zero3_model"
 
 _CODE = "from veomni_hook.checkpoints.loaded import {0}\n\n{0}({1})"
 _COMMENT = "experts that a checkpoint lacks are an error"
@@ -63,57 +66,32 @@ def find(view: ModuleView) -> Iterator[Site]:
 
 def _asks_for_list(function: FunctionNode) -> Loading:
     """The statement that calls ``_load_pretrained_model``, with ``output_loading_info`` if that is bound."""
-    known = any(isinstance(n, ast.Name) and n.id == _LIST for n in _targets(function))
-    leading = [statement for statement in function.body if _refers(statement, _LOAD)]
-    return {leading[0]: (_LIST,)} if known and len(leading) == 1 else {}
-
-
-def _targets(function: FunctionNode) -> Iterator[ast.expr]:
-    for statement in function.body:
-        if isinstance(statement, ast.Assign):
-            yield from statement.targets
-
-
-def _refers(statement: ast.stmt, name: str) -> bool:
-    return any(isinstance(node, ast.Attribute) and node.attr == name for node in walk_ast(statement))
+    leading = [
+        statement
+        for statement in function.body
+        if any(isinstance(node, ast.Attribute) and node.attr == _LOAD for node in walk_ast(statement))
+    ]
+    known = len(leading) == 1 and any(map(LIST.match, function.body))
+    return {leading[0]: ("output_loading_info",)} if known else {}
 
 
 def _loading_calls(function: FunctionNode) -> Loading:
     """The statements that load, each with its names for the state dict and the model.
 
-    One calls ``convert_and_load_state_dict_in_model``; another may call the DeepSpeed stage 3 equivalent.
     Empty if a release loads in another way.
     """
-    found: dict[ast.stmt, ast.Call] = dict(_assigned_calls(function))
-    functions = [last_name(call.func) for call in found.values()]
-    given = {node: _handed_over(call) for node, call in found.items()}
-    known = functions.count(_CONVERT) == 1 and functions.count(_ZERO3) <= 1
-    named = {node: names for node, names in given.items() if names is not None}
-    return named if known and len(named) == len(found) else {}
-
-
-def _assigned_calls(function: FunctionNode) -> Iterator[tuple[ast.Assign, ast.Call]]:
-    for node in walk_ast(function):
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
-            if last_name(node.value.func) in (_CONVERT, _ZERO3):
-                yield node, node.value
-
-
-def _handed_over(call: ast.Call) -> tuple[str, str] | None:
-    """The names of the state dict and the model; None if either is not a name."""
-    given: dict[str | None, ast.expr] = {each.arg: each.value for each in call.keywords}
-    given |= dict(zip(("model", "state_dict"), call.args, strict=False))
-    state_dict, model = given.get("state_dict"), given.get("model")
-    if isinstance(state_dict, ast.Name) and isinstance(model, ast.Name):
-        return state_dict.id, model.id
-    return None
+    assigned = [node for node in walk_ast(function) if isinstance(node, ast.Assign)]
+    found = {node: load for node in assigned for form in LOADS if (load := form.match(node.value))}
+    called = [last_name(call.func) for call in calls_in(function)]
+    converts, shards = called.count(_CONVERT), called.count(_ZERO3)
+    known = converts == 1 and shards <= 1 and len(found) == converts + shards
+    return {node: (load["STATES"], load["MODEL"]) for node, load in found.items() if known}
 
 
 def _reports(function: FunctionNode) -> Loading:
     """The only return, at the end, with the names of the model and of the returned report."""
     last = function.body[-1]
-    names = [argument.arg for argument in function.args.args]
+    report = REPORT.match(last)
     returns = sum(isinstance(node, ast.Return) for node in walk_ast(function))
-    if not (isinstance(last, ast.Return) and isinstance(last.value, ast.Name) and returns == 1):
-        return {}
-    return {last: ("model", last.value.id)} if {"model", last.value.id} <= {*names} else {}
+    used = ("model", report["REPORT"]) if report and returns == 1 else ()
+    return {last: used} if used and {*used} <= {each.arg for each in function.args.args} else {}

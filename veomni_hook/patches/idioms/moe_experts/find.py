@@ -43,7 +43,7 @@ from veomni_hook.patches.routes.insertion import before_body, decorate
 from veomni_hook.patches.routes.slot_code import as_lambda, ask
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Code, Missed, Site, Status
-from veomni_hook.patches.slots import formula_slot
+from veomni_hook.patches.slots import slot_name
 from veomni_hook.patterns import pattern_file
 
 __all__ = ["CANDIDATES", "OP", "find"]
@@ -59,12 +59,7 @@ _unlike = partial(Missed, code=Code.OTHER_FORM)
 _REFERENCE = pattern_file(OP)
 #: The dtype in which results are summed, by what a reference passes for it.
 _SUMMED_IN = {"": "hidden", "torch.float32": "float32", "top_k_weights.dtype": "weights"}
-_RULES: Mapping[str, Rule] = {
-    "act_fn": FUNCTION,
-    "norm": FUNCTION,
-    "alpha": NUMBER,
-    "limit": NUMBER,
-}
+_RULES: Mapping[str, Rule] = {"act_fn": FUNCTION, "norm": FUNCTION, "alpha": NUMBER, "limit": NUMBER}
 #: Variants that are recognised as a whole.
 _WHOLE = ("batched_gated", "shared_gated")
 _WHOLE_RULES: Mapping[str, Rule] = {**_RULES, "hidden_size": NUMBER, "num_experts": NUMBER}
@@ -196,14 +191,11 @@ def _or_identity(
     if module != "None" and not is_identity(view, owner, module):
         raise _unlike(f"nearest is gated_or_identity: {module} is not an Identity")
     test = loop.ways[0].tests[0][0]
-    past, absent = test.args if test.op == "or" and len(test.args) == 2 else (test, test)
-    number = source(past.args[0]) if past.op == "le" and past.args[1] == EXPERT else ""
-    if (
-        absent.op != "is"
-        or source(absent.args[0]) != gated["gate_up_proj"]
-        or absent.args[1] != constant(None)
-    ):
-        number = ""
+    number = ""
+    match test:
+        case Node(op="or", args=(Node(op="le", args=(least, expert)), Node(op="is", args=(weight, absent)))):
+            if (expert, absent) == (EXPERT, constant(None)) and source(weight) == gated["gate_up_proj"]:
+                number = source(least)
     counts = [
         shapes.get(gated[name].removeprefix("self."), [""])[0] for name in ("gate_up_proj", "down_proj")
     ]
@@ -272,23 +264,21 @@ def _with_floats(node: Node) -> Node:
 
 
 def _routed(view: ModuleView, owner: ast.ClassDef, forward: FunctionNode, found: _Found) -> Site:
-    slot = formula_slot(OP, found.variant)
-    code = ask(forward, slot.name, "self", list(found.operands.values()))
+    target, slot = f"{owner.name}.forward", slot_name(OP, found.variant)
+    code = ask(forward, slot, "self", list(found.operands.values()))
     edits = before_body(view, forward, code, f"{OP}/{found.variant}")
     if owner.decorator_list:
         comment = f"{OP}/{found.variant}: calls that a kernel takes reach the guard in forward"
         taking = as_lambda(forward, list(found.operands.values()))
-        edits = (*decorate(view, owner, f"{slot.name}.reached({taking})", comment), *edits)
-    return Site(
+        edits = (*decorate(view, owner, f"{slot}.reached({taking})", comment), *edits)
+    return Site.asking(
         OP,
-        f"{owner.name}.forward",
-        Status.ROUTED,
-        variant=found.variant,
+        target,
+        found.variant,
+        forward,
+        edits,
         form=found.form,
         captures=dict(found.operands),
-        edits=edits,
-        slots=(slot,),
         relies_on=(*found.relies_on, *found.inlined),
-        skips={f"{owner.name}.forward": found.inlined} if found.inlined else {},
-        lineno=forward.lineno,
+        skips={target: found.inlined} if found.inlined else {},
     )

@@ -136,16 +136,16 @@ class _Reader:
         """Check that the loop iterates over the experts with tokens."""
         if hits.op == "squeeze" and hits.args[1:] == (constant(-1),):
             hits = hits.args[0]
-        compared = hits.args[0] if hits.op == "nonzero" and is_constant(hits.args[1], value=False) else _NONE
-        summed = compared.args[1] if compared.op == "lt" and is_constant(compared.args[0], 0) else _NONE
-        mask = summed.args[0] if summed.op == "sum" and summed.args[1] == _LAST_TWO else _NONE
-        if mask.op != "permute" or mask.args[1] != _REVERSED or not is_constant(summed.args[2], value=False):
+        self.mask = next((node for node in walk(hits) if node.op == "permute"), _NONE)
+        tokens = Node("sum", (self.mask, _LAST_TWO, constant(False), _NONE))
+        found = Node("nonzero", (Node("lt", (constant(0), tokens)), constant(False)))
+        if hits != found or self.mask.args[1:] != (_REVERSED,):
             raise Missed(f"it does not iterate over the experts with tokens (line {hits.lineno})")
-        self.mask, self.index = mask, mask.args[0]
+        self.index = self.mask.args[0]
         if self.index.op == "one_hot":
             self.index, self.count = self.index.args
         if self.index.op != "argument":
-            raise Missed(f"the ids are not a parameter (line {mask.lineno})")
+            raise Missed(f"the ids are not a parameter (line {self.mask.lineno})")
 
     def _start(self, start: Node) -> str:
         """The dtype of the accumulated result."""
@@ -239,27 +239,27 @@ def _is_parameter(node: Node) -> bool:
 
 def _is_number(node: Node) -> bool:
     """Whether a node is the number of the current expert."""
-    if node.op == "each":
-        return True
-    if node.op == "item" and is_constant(node.args[1], 0):
-        return _is_number(node.args[0])
-    if node.op == "int":
-        return _is_number(node.args[0])
-    if node.op != "call":
-        return False
-    callee, *arguments = node.args
-    if callee.op == "getattr" and callee.value == "item" and not arguments:
-        return _is_number(callee.args[0])
-    return callee == Node("global", (), "builtins.int") and len(arguments) == 1 and _is_number(arguments[0])
+    match node:
+        case Node(op="each"):
+            return True
+        case Node(op="item", args=(number, place, *_)):
+            return place == constant(0) and _is_number(number)
+        case (
+            Node(op="int", args=(number, *_))
+            | Node(op="call", args=(Node(op="getattr", value="item", args=(number, *_)),))
+            | Node(op="call", args=(Node(op="global", value="builtins.int"), number))
+        ):
+            return _is_number(number)
+    return False
 
 
 def _is_empty_test(test: Node) -> Node | None:
     """The ``x`` of a test ``x.numel() == 0``; None for any other test."""
-    calls = [node for node in test.args if node.op == "call" and node.args[0].op == "getattr"]
-    if test.op != "eq" or constant(0) not in test.args or len(calls) != 1:
-        return None
-    callee = calls[0].args[0]
-    return callee.args[0] if callee.value == "numel" and len(calls[0].args) == 1 else None
+    for side in test.args if test.op == "eq" and constant(0) in test.args else ():
+        match side:
+            case Node(op="call", args=(Node(op="getattr", value="numel", args=(counted, *_)),)):
+                return counted
+    return None
 
 
 def _is_share(place: Node, held: Node) -> bool:
@@ -271,10 +271,10 @@ def _is_share(place: Node, held: Node) -> bool:
 
 
 def _asks(effect: Node) -> bool:
-    callee = effect.args[0] if effect.op == "call" else _NONE
-    return (
-        callee.op == "getattr" and callee.value == "numel" and len(effect.args) == 1
-    ) or callee.op == "opaque"
+    match effect:
+        case Node(op="call", args=(Node(op="getattr", value="numel"),) | (Node(op="opaque"), *_)):
+            return True
+    return False
 
 
 def _is_whole(node: Node) -> bool:

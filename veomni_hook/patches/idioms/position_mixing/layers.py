@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.expressions import chain, last_name, own_attribute
-from veomni_hook.patches.code.walk import walk_ast
+from veomni_hook.patches.code.statements import assigned
+from veomni_hook.patches.code.template import Template
+from veomni_hook.patches.code.walk import calls_in, walk_ast
 from veomni_hook.patches.routes.view import ModuleView
 
 __all__ = ["NAMES", "Mixing", "drops", "handed_down", "hands_to_layers", "mixing", "over_layers"]
@@ -26,6 +28,8 @@ _HANDED = "rnn_state"
 #: Names of calls in a method that mixes positions.
 NAMES = re.compile(f"{_FUNCTIONS}|{_STATES}")
 _COMPUTES = re.compile(_FUNCTIONS)
+NOTHING = (Template("return"), Template("return None"))
+FILLED = Template("LIST.append(ITEM)", names="LIST")
 _ARGUMENTS = ("seq_idx", "cu_seqlens")
 _LAYERS = ("layers", "blocks")
 
@@ -78,15 +82,12 @@ def mixing(view: ModuleView) -> list[Mixing]:
 def _with_states(methods: Mapping[str, FunctionNode]) -> Iterator[str]:
     """The classes of a model's layers if its forward hands them their state."""
     loops = _loops(methods["forward"]) if "forward" in methods and "__init__" in methods else ()
-    handed = (node for loop in loops for node in walk_ast(loop) if isinstance(node, ast.Attribute))
-    if not any(node.attr == _HANDED for node in handed):
+    if not any(getattr(node, "attr", "") == _HANDED for loop in loops for node in walk_ast(loop)):
         return
-    for assigned in (each for each in walk_ast(methods["__init__"]) if isinstance(each, ast.Assign)):
-        if any(own_attribute(target) in _LAYERS for target in assigned.targets):
-            calls = (node for node in walk_ast(assigned.value) if isinstance(node, ast.Call))
-            yield from (
-                call.func.id for call in calls if isinstance(call.func, ast.Name) and call.func.id != "range"
-            )
+    for attribute, value in assigned(walk_ast(methods["__init__"])):
+        if attribute in _LAYERS:
+            made = (getattr(call.func, "id", "") for call in calls_in(value))
+            yield from (name for name in made if name not in ("", "range"))
 
 
 def over_layers(method: FunctionNode) -> bool:
@@ -96,29 +97,25 @@ def over_layers(method: FunctionNode) -> bool:
 
 def hands_to_layers(method: FunctionNode, argument: str) -> bool:
     """Whether a method hands its layers, in a loop over them, an argument that it got, or all others."""
-    nodes = (each for loop in _loops(method) for each in walk_ast(loop))
-    return any(isinstance(each, ast.Call) and _hands(each, method, argument) for each in nodes)
+    return any(_hands(call, method, argument) for loop in _loops(method) for call in calls_in(loop))
 
 
 def drops(owner: ast.ClassDef, forward: FunctionNode, models: set[str]) -> bool:
     """Whether a forward calls one of these models without the arguments that have no name in it."""
     inits = [each for each in owner.body if isinstance(each, ast.FunctionDef) and each.name == "__init__"]
     held = _held(inits[-1], models) if inits else set()
-    calls = _calls_of([forward], held)
-    return forward.args.kwarg is not None and any(not _hands(each, forward, "") for each in calls)
+    calls = _calls_of(forward, held)
+    return forward.args.kwarg is not None and not all(_hands(call, forward, "") for call in calls)
 
 
-def handed_down(view: ModuleView, name: str, argument: str) -> bool:
+def handed_down(view: ModuleView, name: str, argument: str, above: tuple[str, ...] = ()) -> bool:
     """Whether every layer that holds an instance of a class hands it an argument that its model was given.
 
-    Models that hold layers in a list hand on what they were given to all of them, or they do not count.
+    Models that hold layers in a list hand on what they were given to all of them, or they do not count. Those
+    ``above`` are asked already.
     """
-    return _handed_down(view, name, argument, ())
-
-
-def _handed_down(view: ModuleView, name: str, argument: str, above: tuple[str, ...]) -> bool:
     makers = {name, *_containers(view, name)}
-    holders = []
+    known = False
     for owner in view.classes.values():
         methods = view.methods(owner)
         held = _held(methods.get("__init__"), makers)
@@ -130,19 +127,17 @@ def _handed_down(view: ModuleView, name: str, argument: str, above: tuple[str, .
         if over_layers(forward):
             handed = hands_to_layers(forward, argument)
         else:
-            calls = _calls_of(methods.values(), held)
-            handed = bool(calls) and _handed_down(view, owner.name, argument, (*above, name))
-            for method in methods.values():
-                handed &= all(_hands(each, method, argument) for each in _calls_of([method], held))
+            calls = [(method, call) for method in methods.values() for call in _calls_of(method, held)]
+            handed = bool(calls) and all(_hands(call, method, argument) for method, call in calls)
+            handed = handed and handed_down(view, owner.name, argument, (*above, name))
         if not handed:
             return False
-        holders.append(owner)
-    return bool(holders)
+        known = True
+    return known
 
 
 def _calls(method: FunctionNode) -> Iterator[ast.Call]:
-    calls = (each for each in walk_ast(method) if isinstance(each, ast.Call))
-    return (each for each in calls if NAMES.search(last_name(each.func)))
+    return (call for call in calls_in(method) if NAMES.search(last_name(call.func)))
 
 
 def _given(call: ast.Call) -> tuple[str, str] | None:
@@ -151,19 +146,16 @@ def _given(call: ast.Call) -> tuple[str, str] | None:
         if keyword.arg is None:
             return "seq_idx", "seq_idx"
         if keyword.arg in _ARGUMENTS and not isinstance(keyword.value, ast.Constant):
-            named = [each.value for each in walk_ast(keyword.value) if isinstance(each, ast.Constant)]
-            texts = [each for each in named if isinstance(each, str)]
-            return (texts[0] if texts else keyword.arg), keyword.arg
+            named = (getattr(each, "value", None) for each in walk_ast(keyword.value))
+            return next((text for text in named if isinstance(text, str)), keyword.arg), keyword.arg
     return None
 
 
 def _computes_nothing(view: ModuleView, call: ast.Call) -> bool:
     """Whether a call is of a function that only a package computes: upstream's returns None."""
     function = view.functions.get(last_name(call.func)) if isinstance(call.func, ast.Name) else None
-    if function is None or len(function.body) != 1 or not isinstance(function.body[0], ast.Return):
-        return False
-    value = function.body[0].value
-    return value is None or (isinstance(value, ast.Constant) and value.value is None)
+    body = function.body if function is not None else []
+    return len(body) == 1 and any(form.match(body[0]) for form in NOTHING)
 
 
 def _containers(view: ModuleView, name: str) -> Iterator[str]:
@@ -177,18 +169,12 @@ def _held(init: FunctionNode | None, makers: set[str]) -> set[str]:
     """The attributes to which a class assigns an instance."""
     if init is None:
         return set()
-    assigned = [each for each in walk_ast(init) if isinstance(each, ast.Assign)]
-    local = {
-        target.id
-        for each in assigned
-        for target in each.targets
-        if isinstance(target, ast.Name) and _mentions(each.value, makers)
-    }
-    for call in (each for each in walk_ast(init) if isinstance(each, ast.Call)):
-        if isinstance(call.func, ast.Attribute) and call.func.attr == "append":
-            filled = call.func.value.id if isinstance(call.func.value, ast.Name) else ""
-            local |= {filled} if any(_mentions(each, makers) for each in call.args) else set()
-    held = [each for each in assigned if _mentions(each.value, makers | local)]
+    assignments = [each for each in walk_ast(init) if isinstance(each, ast.Assign)]
+    made = [target for each in assignments if _mentions(each.value, makers) for target in each.targets]
+    local = {target.id for target in made if isinstance(target, ast.Name)}
+    for filled in filter(None, map(FILLED.match, walk_ast(init))):
+        local |= {filled["LIST"]} if _mentions(filled.expression("ITEM"), makers) else set()
+    held = [each for each in assignments if _mentions(each.value, makers | local)]
     return {own_attribute(target) for each in held for target in each.targets} - {""}
 
 
@@ -196,25 +182,21 @@ def _mentions(node: ast.AST, names: set[str]) -> bool:
     return any(isinstance(each, ast.Name) and each.id in names for each in walk_ast(node))
 
 
-def _calls_of(methods: Iterable[FunctionNode], held: set[str]) -> list[ast.Call]:
-    nodes = (each for method in methods for each in walk_ast(method))
-    return [each for each in nodes if isinstance(each, ast.Call) and own_attribute(each.func) in held]
+def _calls_of(method: FunctionNode, held: set[str]) -> list[ast.Call]:
+    return [call for call in calls_in(method) if own_attribute(call.func) in held]
 
 
 def _hands(call: ast.Call, method: FunctionNode, argument: str) -> bool:
-    given = method.args.kwarg.arg if method.args.kwarg is not None else ""
-    for keyword in call.keywords:
-        if keyword.arg is None and isinstance(keyword.value, ast.Name) and keyword.value.id == given:
-            return True
-        if argument and keyword.arg == argument and not isinstance(keyword.value, ast.Constant):
-            return True
-    return False
+    rest = method.args.kwarg.arg if method.args.kwarg is not None else None
+    return any(
+        getattr(keyword.value, "id", "") == rest
+        if keyword.arg is None
+        else keyword.arg == argument and not isinstance(keyword.value, ast.Constant)
+        for keyword in call.keywords
+    )
 
 
 def _loops(method: FunctionNode) -> Iterator[ast.For]:
-    nodes = (each for each in walk_ast(method) if isinstance(each, ast.For))
-    return (each for each in nodes if _names_layers(each.iter))
-
-
-def _names_layers(node: ast.AST) -> bool:
-    return any(own_attribute(each) in _LAYERS for each in walk_ast(node))
+    for node in walk_ast(method):
+        if isinstance(node, ast.For) and any(own_attribute(each) in _LAYERS for each in walk_ast(node.iter)):
+            yield node
