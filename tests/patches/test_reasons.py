@@ -20,15 +20,8 @@ from veomni_hook.patches.report import MissedSite, PatchReport
 from veomni_hook.patches.site import Missed
 
 #: Codes that no idiom names yet, and idioms that do not name all of theirs.
-WAITING_CODES = {Code.OTHER_LOSS, Code.MIXES_POSITIONS, Code.RANDOM, Code.OTHER_LOOP}
-WAITING_OPS = {
-    "absent_modality",
-    "count_check",
-    "host_metadata",
-    "layer_loop",
-    "linear_cross_entropy",
-    "speech",
-}
+WAITING_CODES: set[Code] = set()
+WAITING_OPS = {"layer_loop"}
 #: Ops whose code is read as a graph: only the reader may leave code that is not followed.
 READ = {
     *("attention", "gated_mlp", "hyper_connection", "layer_norm", "load_balancing_loss", "log_decay"),

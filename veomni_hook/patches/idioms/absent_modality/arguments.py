@@ -12,7 +12,7 @@ from veomni_hook.patches.code.scope import read_names
 from veomni_hook.patches.code.template import Template
 from veomni_hook.patches.code.walk import calls_in, contains, walk_ast
 from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.site import Missed
+from veomni_hook.patches.site import Code, Missed
 from veomni_hook.patches.upstream_names import names
 
 __all__ = ["DATA", "Arguments", "read_arguments"]
@@ -66,7 +66,7 @@ def read_arguments(view: ModuleView, owner: ast.ClassDef, method: FunctionNode, 
     """
     parameters = [each.arg for each in method.args.args[1:]]
     if len(call.args) > len(parameters) or any(isinstance(each, ast.Starred) for each in call.args):
-        raise Missed("its arguments are not those of the method", call)
+        raise Missed("its arguments are not those of the method", call, Code.OTHER_ARGUMENTS)
     absent = {*_optional(view, owner, method)} | ({*parameters} - read_names(method))
     data: dict[str, str] = {}
     texts: list[str] = []
@@ -80,12 +80,14 @@ def read_arguments(view: ModuleView, owner: ast.ClassDef, method: FunctionNode, 
         elif argument in DATA:
             data[argument], text = _data(argument, value)
         elif argument not in _OPTIONS:
-            raise Missed(f"what its argument {argument} is without data is not known", value)
+            raise Missed(
+                f"what its argument {argument} is without data is not known", value, Code.OTHER_ARGUMENTS
+            )
         texts.append(label + text)
     form, layout = _form(tuple(data), call), ""
     if form == _PATCHES:
         if not _merges(view, owner, method):
-            raise Missed("it does not say how many patches become one feature", call)
+            raise Missed("it does not say how many patches become one feature", call, Code.OTHER_ARGUMENTS)
         layout = "flat" if any(_of_pixels(FLAT, forward) for _, forward in view.forwards()) else ""
     elif form == "images" and any(_of_pixels(grouped, method) for grouped in GROUPED):
         form, layout = "images_in_groups", "groups"
@@ -101,7 +103,7 @@ def _data(argument: str, value: ast.expr) -> tuple[str, str]:
             return name, ast.unparse(value)
         case ast.UnaryOp(op=ast.Invert(), operand=ast.Name(id=name)) if argument in _LENGTHS:
             return name, f"{name}.logical_not()"
-    raise Missed(f"its argument {argument} is computed from data", value)
+    raise Missed(f"its argument {argument} is computed from data", value, Code.READS_VALUES)
 
 
 def _optional(view: ModuleView, owner: ast.ClassDef, method: FunctionNode) -> Iterator[str]:
@@ -141,7 +143,7 @@ def _form(data: tuple[str, ...], call: ast.Call) -> str:
         known = rest <= {*others}.union(*groups)
         if data and data[0] in first and known and all(len(rest & {*group}) == 1 for group in groups):
             return form
-    raise Missed(f"the form of its data is not known: {', '.join(data)}", call)
+    raise Missed(f"the form of its data is not known: {', '.join(data)}", call, Code.OTHER_ARGUMENTS)
 
 
 def _of_pixels(form: Template, method: FunctionNode) -> bool:

@@ -22,7 +22,7 @@ from veomni_hook.patches.idioms.absent_modality.read import METHODS, Call, calls
 from veomni_hook.patches.routes.insertion import before_statement
 from veomni_hook.patches.routes.slot_code import tuple_of
 from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.site import Missed, Site, Status
+from veomni_hook.patches.site import Code, Missed, Reason, Site, Status
 
 __all__ = ["CANDIDATES", "OP", "find"]
 
@@ -46,7 +46,7 @@ def find(view: ModuleView) -> Iterator[Site]:
             if own_attribute(each.func) in METHODS
         ]
         for name, hidden in apart:
-            reason = f"forward calls {name}, which calls it"
+            reason = Reason(f"forward calls {name}, which calls it", Code.OTHER_FORM)
             yield Site(OP, f"{owner.name}.{name}", Status.MISSED, reason=reason, lineno=hidden.lineno)
         target = f"{owner.name}.forward"
         sites: list[Site] = []
@@ -55,7 +55,7 @@ def find(view: ModuleView) -> Iterator[Site]:
             try:
                 if apart:
                     # Which of the places calls a tower last is not known then.
-                    raise Missed(f"{apart[0][0]} may call its tower, too", apart[0][1])
+                    raise Missed(f"{apart[0][0]} may call its tower, too", apart[0][1], Code.OTHER_FORM)
                 known.append(read(view, owner, forward, call, around))
             except Missed as reason:
                 sites.append(_missed(target, call, reason))
@@ -63,8 +63,9 @@ def find(view: ModuleView) -> Iterator[Site]:
         yield from sorted(sites, key=lambda site: site.lineno)
 
 
-def _missed(target: str, call: ast.Call, reason: Exception) -> Site:
-    return Site(OP, target, Status.MISSED, reason=str(reason), lineno=call.lineno)
+def _missed(target: str, call: ast.Call, error: Missed | ValueError) -> Site:
+    reason = error.reason if isinstance(error, Missed) else Reason(str(error))
+    return Site(OP, target, Status.MISSED, reason=reason, lineno=call.lineno)
 
 
 def _site(view: ModuleView, target: str, forward: FunctionNode, found: Call, every: Sequence[Call]) -> Site:

@@ -15,7 +15,7 @@ from veomni_hook.patches.code.template import Template
 from veomni_hook.patches.code.walk import calls_in, contains, in_text_order, walk_ast
 from veomni_hook.patches.idioms.absent_modality.arguments import DATA, Arguments, read_arguments
 from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.site import Missed
+from veomni_hook.patches.site import Code, Missed
 
 __all__ = ["METHODS", "Call", "before_in", "calls", "read"]
 
@@ -92,20 +92,20 @@ def read(
         Missed: something of it is not known.
     """
     if not any(_asked(each.test) for each in around):
-        raise Missed("every batch calls it, unless features are given", around[-1].test)
+        raise Missed("every batch calls it, unless features are given", around[-1].test, Code.OTHER_FORM)
     name = own_attribute(call.func)
     if (method := view.inherited_methods(owner).get(name)) is None:
-        raise Missed(f"{name} is not a method of a class of the file", call)
+        raise Missed(f"{name} is not a method of a class of the file", call, Code.OTHER_FILE)
     given = read_arguments(view, owner, method, call)
     asking = _without_refusals(around)
     condition, when = _condition(asking, parameter_names(forward), {*given.data.values()})
     statement = around[0] if condition is asking[0] else condition
     if any(own_attribute(each.func) for other in condition.orelse for each in calls_in(other)):
-        raise Missed("its condition has an else that calls a part of the model", condition)
+        raise Missed("its condition has an else that calls a part of the model", condition, Code.OTHER_FORM)
     merged = next(filter(None, map(MERGED.match, condition.body)), None)
     embeddings = merged["EMBEDS"] if merged else _EMBEDDINGS
     if embeddings not in bound_names(before_in(forward, statement)):
-        raise Missed(f"{embeddings} is not computed before it", condition)
+        raise Missed(f"{embeddings} is not computed before it", condition, Code.NO_ROOM)
     towers = tuple(view.attributes_used(owner, method))
     return Call(call, statement, when, given, towers, _outputs(forward, condition, call), embeddings)
 
@@ -131,18 +131,18 @@ def _condition(around: list[ast.If], given: set[str], data: set[str]) -> tuple[a
             if given.get("image") is None:
     """
     if bound := [node for each in around for node in walk_ast(each.test) if isinstance(node, ast.NamedExpr)]:
-        raise Missed(f"its condition binds {ast.unparse(bound[0].target)}", bound[0])
+        raise Missed(f"its condition binds {ast.unparse(bound[0].target)}", bound[0], Code.OTHER_FORM)
     inner = around[-1]
     asking = [each for each in around if _asked(each.test) & data]
     if not asking:
-        raise Missed("its condition does not ask whether its data is None", inner.test)
+        raise Missed("its condition does not ask whether its data is None", inner.test, Code.OTHER_FORM)
     if asking[0] is inner and DATA.isdisjoint(name for each in around[:-1] for name in read_names(each.test)):
         return inner, _asks(inner.test, given, data)
     match asking:
         case [ast.If(test=ast.BoolOp(op=ast.Or())) as outer] if around[-2:] == [outer, inner]:
             if _is_lookup(inner.test):
                 return outer, Condition(f"not ({ast.unparse(outer.test)})")
-    raise Missed("several statements decide whether it is called", inner)
+    raise Missed("several statements decide whether it is called", inner, Code.OTHER_FORM)
 
 
 def _asked(test: ast.expr) -> set[str]:
@@ -179,9 +179,9 @@ def _asks(test: ast.expr, given: set[str], data: set[str]) -> Condition:
         elif isinstance(part, ast.Compare) and used in ({"self"}, {_EMBEDDINGS}):
             kept.append(text)
         else:
-            raise Missed(f"its condition is not about data alone: {text}", part)
+            raise Missed(f"its condition is not about data alone: {text}", part, Code.OTHER_FORM)
     if not names & data:
-        raise Missed("its condition does not ask whether its data is None", test)
+        raise Missed("its condition does not ask whether its data is None", test, Code.OTHER_FORM)
     there = " and ".join(present)
     absent = f"not ({there})" if len(present) > 1 else f"{min(names)} is None"
     further = tuple(text for text in kept if text not in lookups)

@@ -26,7 +26,7 @@ from veomni_hook.patches.code.walk import calls_in, child_nodes, walk_ast
 from veomni_hook.patches.code.wrap import WIDTH
 from veomni_hook.patches.routes.insertion import in_place
 from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.site import Missed, Site, Status
+from veomni_hook.patches.site import Code, Missed, Reason, Site, Status
 
 __all__ = ["CANDIDATES", "OP", "find"]
 
@@ -71,15 +71,15 @@ def _raises(function: FunctionNode) -> bool:
 def _site(view: ModuleView, target: str, function: FunctionNode, calls: list[ast.Call]) -> Site:
     site = Site(OP, target, Status.MISSED, lineno=function.lineno)
     if not calls:
-        return replace(site, reason="it raises an error itself")
+        return replace(site, reason=Reason("it raises an error itself", Code.OTHER_FORM))
     edits: list[Edit] = []
     reasons = []
     for call in calls:
         try:
             edits += [*_edits(view, call)]  # all of a call's edits, or none
         except Missed as missed:
-            reasons.append(str(missed))
-    reason = "; ".join(reasons)
+            reasons.append(missed.reason)
+    reason = Reason.joined(reasons)
     site = replace(site, reason=reason, lineno=min(call.lineno for call in calls))
     if not edits:
         return site
@@ -91,13 +91,15 @@ def _site(view: ModuleView, target: str, function: FunctionNode, calls: list[ast
 def _edits(view: ModuleView, call: ast.Call) -> Iterator[Edit]:
     document = view.document
     if call.keywords or len(call.args) != 2:
-        raise Missed("the check has other arguments than a condition and a message", call)
+        raise Missed(
+            "the check has other arguments than a condition and a message", call, Code.OTHER_ARGUMENTS
+        )
     if not isinstance(call.func, ast.Name) or not view.scope.dotted(call.func).endswith(f".{_CHECK}"):
-        raise Missed("the check is not transformers' own", call)
+        raise Missed("the check is not transformers' own", call, Code.REPLACED)
     condition, message = call.args
     opening = _OPENING.match(document.source, document.end(call.func))
     if opening is None or opening.end() != document.start(condition):
-        raise Missed("the condition is in brackets, or follows a comment", call)
+        raise Missed("the condition is in brackets, or follows a comment", call, Code.NO_ROOM)
     names = [f"{name}={name}" for name in _numbers(message)]
     start = document.start(message)
     gap = opening["gap"]
@@ -121,13 +123,15 @@ def _selections(condition: ast.expr) -> Iterator[tuple[ast.expr, str, str]]:
         Missed: the condition is something else.
     """
     if not (isinstance(condition, ast.Compare) and [*map(type, condition.ops)] == [ast.Eq]):
-        raise Missed("the condition is not that two numbers are equal", condition)
+        raise Missed("the condition is not that two numbers are equal", condition, Code.OTHER_FORM)
     for side in (condition.left, *condition.comparators):
         for factor in _factors(side):
             if (selection := SELECTION.match(factor)) is not None:
                 yield factor, selection["TENSOR"], selection["MASK"]
             elif not (isinstance(factor, ast.Name) or _is_size(factor)):
-                raise Missed(f"{ast.unparse(factor)} is neither a number nor a size", factor)
+                raise Missed(
+                    f"{ast.unparse(factor)} is neither a number nor a size", factor, Code.READS_VALUES
+                )
 
 
 def _factors(value: ast.expr) -> Iterator[ast.expr]:
@@ -157,17 +161,21 @@ def _is_value(node: ast.AST) -> bool:
 def _numbers(message: ast.expr) -> list[str]:
     """The names whose values a message shows; raises `Missed` if it may read something else."""
     if not isinstance(message, ast.JoinedStr):
-        raise Missed("the message is not an f-string", message)
+        raise Missed("the message is not an f-string", message, Code.OTHER_FORM)
     values = [each for each in message.values if isinstance(each, ast.FormattedValue)]
     shown = [each.value.id for each in values if isinstance(each.value, ast.Name)]
     for each in values:
         if each.conversion != -1 or each.format_spec is not None:
-            raise Missed("the message formats a value in its own way", message)
+            raise Missed("the message formats a value in its own way", message, Code.OTHER_FORM)
         if isinstance(each.value, ast.Name):
             continue
         if not _is_size(each.value):
-            raise Missed(f"the message may read {ast.unparse(each.value)} from the device", message)
+            raise Missed(
+                f"the message may read {ast.unparse(each.value)} from the device", message, Code.READS_VALUES
+            )
         both = {node.id for node in ast.walk(each.value) if isinstance(node, ast.Name)} & set(shown)
         if both:
-            raise Missed(f"the message shows {', '.join(sorted(both))} and a size of it", message)
+            raise Missed(
+                f"the message shows {', '.join(sorted(both))} and a size of it", message, Code.OTHER_FORM
+            )
     return list(dict.fromkeys(shown))

@@ -44,7 +44,7 @@ from veomni_hook.patches.idioms.host_metadata.towers import (
 from veomni_hook.patches.routes.insertion import before_body, in_place
 from veomni_hook.patches.routes.slot_code import tuple_of
 from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.site import Missed, Site, Status
+from veomni_hook.patches.site import Code, Missed, Reason, Site, Status
 
 __all__ = ["CANDIDATES", "OP", "find"]
 
@@ -98,7 +98,9 @@ def _decorated(
     """A function with a decorator of ours, below all others; missed for a ``reason``."""
     reason = reason or ("" if view.document.begins_line(function) else "its def does not begin a line")
     if reason:
-        return Site(OP, target, Status.MISSED, reason=reason, lineno=function.lineno)
+        return Site(
+            OP, target, Status.MISSED, reason=Reason(reason, Code.READS_VALUES), lineno=function.lineno
+        )
     # The edit is inside the definition, whose text is compared with upstream's otherwise.
     start = view.document.start(function)
     first = "async" if isinstance(function, ast.AsyncFunctionDef) else "def"
@@ -120,7 +122,7 @@ def _features(
         try:
             size, device = read(method, call)
         except Missed as missed:
-            yield Site(OP, target, Status.MISSED, reason=str(missed), lineno=call.lineno)
+            yield Site(OP, target, Status.MISSED, reason=missed.reason, lineno=call.lineno)
             return
         sent[size.id] = sent.get(size.id, False) or device is not None
         if device is None:

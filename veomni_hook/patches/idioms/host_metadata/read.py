@@ -14,7 +14,7 @@ from veomni_hook.patches.idioms.host_metadata.binding import device_of
 from veomni_hook.patches.idioms.host_metadata.sounds import of_lengths
 from veomni_hook.patches.idioms.host_metadata.towers import SIZES
 from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.site import Missed
+from veomni_hook.patches.site import Code, Missed
 
 __all__ = [
     "POSITIONS",
@@ -98,11 +98,13 @@ def read(method: FunctionNode, call: ast.Call) -> tuple[ast.Name, ast.expr | Non
     numbers = {name for name, bound in bound_once(walk_ast(method)).items() if _is_of_numbers(bound)}
     sizes = [node for node in names if node.id in (given | lengths) - {"self"}]
     if others := [node.id for node in names if node.id in local_names(method) - given - lengths - numbers]:
-        raise Missed(f"{what} follows from what the method computes ({', '.join(others)})", call)
+        raise Missed(
+            f"{what} follows from what the method computes ({', '.join(others)})", call, Code.READS_VALUES
+        )
     if len(sizes) != 1:
-        raise Missed(f"{what} follows from several arguments, or none", call)
+        raise Missed(f"{what} follows from several arguments, or none", call, Code.READS_VALUES)
     if not all(map(_is_own_number, _own_values(value))):
-        raise Missed(f"{what} may follow from a tensor of self", call)
+        raise Missed(f"{what} may follow from a tensor of self", call, Code.READS_VALUES)
     return sizes[0], sent.get(sizes[0])
 
 

@@ -32,7 +32,7 @@ from veomni_hook.patches.idioms.load_balancing_loss.find import find as find_loa
 from veomni_hook.patches.routes.inherited import linear_otherwise
 from veomni_hook.patches.routes.insertion import before_statement
 from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.site import Missed, Site, Status
+from veomni_hook.patches.site import Code, Missed, Reason, Site, Status
 from veomni_hook.patches.slots import formula_slot
 
 __all__ = ["CANDIDATES", "NOT_CAUSAL", "OP", "find"]
@@ -65,18 +65,22 @@ def _site(view: ModuleView, owner: ast.ClassDef, forward: FunctionNode, calls: S
     missed = partial(Site, op=OP, target=target, status=Status.MISSED, part=PARTS[0] if causal else PARTS[1])
     if not causal:
         given = [*map(ast.unparse, calls[0].args), *(f"{k.arg}=" for k in calls[0].keywords if k.arg)]
-        return missed(reason=f"{NOT_CAUSAL}: it is given {', '.join(given)}", lineno=calls[0].lineno)
+        return missed(
+            reason=Reason(f"{NOT_CAUSAL}: it is given {', '.join(given)}", Code.OTHER_LOSS),
+            lineno=calls[0].lineno,
+        )
     try:
         if len(calls) > 1:
             lines = " and ".join(str(call.lineno) for call in calls)
-            raise Missed(f"several losses (lines {lines})")
+            raise Missed(f"several losses (lines {lines})", code=Code.OTHER_FORM)
         if forward.name != "forward":
-            raise Missed("the loss is computed in another method than forward", causal[0])
+            raise Missed("the loss is computed in another method than forward", causal[0], Code.NO_ROOM)
         tail = read_tail(forward, causal[0], view.scope.dotted, partial(_cap, view, owner))
         _check_head(view, owner, tail)
         return _routed(view, target, forward, tail)
-    except (Missed, ValueError) as reason:
-        return missed(reason=f"nearest is {VARIANT}: {reason}", lineno=causal[0].lineno)
+    except (Missed, ValueError) as error:
+        reason = error.reason if isinstance(error, Missed) else Reason(str(error))
+        return missed(reason=reason.after(f"nearest is {VARIANT}"), lineno=causal[0].lineno)
 
 
 def _routed(view: ModuleView, target: str, forward: FunctionNode, tail: Tail) -> Site:
@@ -122,7 +126,9 @@ def _check_head(view: ModuleView, owner: ast.ClassDef, tail: Tail) -> None:
     for name, value in initialised(owner):
         made = chain(value.func) if chain(tail.head) == f"self.{name}" and isinstance(value, ast.Call) else ""
         if other := linear_otherwise(view, made):
-            raise Missed(f"self.{name} is a {made}, a Linear with a {other} of its own", value)
+            raise Missed(
+                f"self.{name} is a {made}, a Linear with a {other} of its own", value, Code.OTHER_FORM
+            )
 
 
 def _within(view: ModuleView, edit: Edit, node: ast.stmt) -> bool:

@@ -12,7 +12,7 @@ from veomni_hook.patches.code.scope import used_names
 from veomni_hook.patches.code.statements import binding
 from veomni_hook.patches.code.substitution import substituted
 from veomni_hook.patches.code.template import Template
-from veomni_hook.patches.site import Missed
+from veomni_hook.patches.site import Code, Missed
 
 __all__ = ["Logits", "Step", "needed", "options"]
 
@@ -103,9 +103,13 @@ class Logits:
         name, value = binding(statement)
         steps = None if value is None else self.steps(value)
         if value is not None and self.head is None:
-            raise Missed(f"logits come from {ast.unparse(value)[:60]}, where no head is called", statement)
+            raise Missed(
+                f"logits come from {ast.unparse(value)[:60]}, where no head is called",
+                statement,
+                Code.OTHER_FORM,
+            )
         if steps is None:
-            raise Missed("logits are used in another way", statement)
+            raise Missed("logits are used in another way", statement, Code.USED_OTHERWISE)
         self.held[name] = steps
         self.locals.pop(name, None)
 
@@ -170,7 +174,7 @@ def options(steps: Sequence[Step], node: ast.AST) -> dict[str, ast.expr]:
         if [s.kind for s in left[:3]] == ["divisor", "tanh", "scale"] and left[0].code == left[2].code:
             step, count = Step("softcap", left[0].operand), 3
         if step.operand is None or any(_ORDER[name] >= _ORDER[step.kind] for name in found):
-            raise Missed("logits are transformed in an unknown order", node)
+            raise Missed("logits are transformed in an unknown order", node, Code.OTHER_FORM)
         found[step.kind] = step.operand
         del left[:count]
     return found

@@ -19,7 +19,7 @@ from veomni_hook.patches.code.statements import binding
 from veomni_hook.patches.code.template import Template
 from veomni_hook.patches.code.walk import calls_in, contains, in_text_order
 from veomni_hook.patches.idioms.linear_cross_entropy.logits import Logits, Step, needed, options
-from veomni_hook.patches.site import Missed
+from veomni_hook.patches.site import Code, Missed
 
 __all__ = ["Tail", "loss_calls", "passes_vocabulary", "read_tail"]
 
@@ -125,7 +125,9 @@ class _Reader:
         at_call = self._at(inside)
         loss, value = binding(inside[at_call])
         if value is not self._call:
-            raise Missed("the loss is computed in a nested branch, or not bound to a name", self._call)
+            raise Missed(
+                "the loss is computed in a nested branch, or not bound to a name", self._call, Code.NO_ROOM
+            )
         origin = self._origin(body[:at])
         self._bind(body[origin])
         for statement in body[origin + 1 : at]:
@@ -162,13 +164,15 @@ class _Reader:
         for index, statement in enumerate(block):
             if contains(statement, self._call):
                 return index
-        raise Missed("the loss is computed in an else", self._call)
+        raise Missed("the loss is computed in an else", self._call, Code.NO_ROOM)
 
     def _origin(self, before: Sequence[ast.stmt]) -> int:
         """The index of the statement that the loss's first argument comes from."""
         given = self._argument(_LOGITS)
         if not isinstance(given, ast.Name):
-            raise Missed(f"the loss is not computed from logits but from {ast.unparse(given)}", given)
+            raise Missed(
+                f"the loss is not computed from logits but from {ast.unparse(given)}", given, Code.OTHER_FORM
+            )
         for index in range(len(before) - 1, -1, -1):
             statement = before[index]
             name, value = binding(statement)
@@ -176,8 +180,10 @@ class _Reader:
                 if name not in used_names([value]):
                     return index
             elif given.id in bound_names([statement]) and not isinstance(statement, ast.If):
-                raise Missed(f"{given.id} is bound in a {type(statement).__name__.lower()}", statement)
-        raise Missed(f"{given.id} does not come from a statement of the forward itself", given)
+                raise Missed(
+                    f"{given.id} is bound in a {type(statement).__name__.lower()}", statement, Code.NO_ROOM
+                )
+        raise Missed(f"{given.id} does not come from a statement of the forward itself", given, Code.NO_ROOM)
 
     def _bind(self, statement: ast.stmt) -> None:
         self._logits.bind(statement)
@@ -190,7 +196,7 @@ class _Reader:
         name, value = binding(statement)
         if value is None:
             used = "logits are used in another way" if self._logits.mentioned(statement) else "not plain"
-            raise Missed(f"a statement between the head and the loss: {used}", statement)
+            raise Missed(f"a statement between the head and the loss: {used}", statement, Code.USED_OTHERWISE)
         value = self._moved(value)
         popped = POPPED.match(value)
         key = getattr(popped.expression("KEY"), "value", None) if popped else None
@@ -207,7 +213,7 @@ class _Reader:
     def _conditional(self, statement: ast.If) -> None:
         """Read ``if cap is not None:`` around steps with ``cap``; upstream handles any other branch."""
         if not self._logits.mentioned(statement):
-            raise Missed("a branch between the head and the loss", statement)
+            raise Missed("a branch between the head and the loss", statement, Code.NO_ROOM)
         try:
             self._logits = _optional(self._logits.copy(), statement)
             self._left_out.append(statement)
@@ -222,11 +228,13 @@ class _Reader:
             if is_plain(test) and not self._logits.mentioned(test) and used_names([test]).isdisjoint(late):
                 self._conditions.append(self._known(test))
                 return
-        raise Missed("logits are used in another way", statement)
+        raise Missed("logits are used in another way", statement, Code.USED_OTHERWISE)
 
     def _known(self, node: ast.expr) -> ast.expr:
         if not self._popped.keys().isdisjoint(used_names([node])):
-            raise Missed(f"{ast.unparse(node)} uses a value popped from the keywords", node)
+            raise Missed(
+                f"{ast.unparse(node)} uses a value popped from the keywords", node, Code.OTHER_ARGUMENTS
+            )
         return self._logits.known(node)
 
     def _moved(self, node: ast.expr) -> ast.expr:
@@ -238,12 +246,14 @@ class _Reader:
 
     def _argument(self, name: str) -> ast.expr:
         if name not in self._given:
-            raise Missed(f"the loss is called without {name}", self._call)
+            raise Missed(f"the loss is called without {name}", self._call, Code.OTHER_ARGUMENTS)
         return self._given[name]
 
     def _operands(self) -> tuple[ast.expr, ast.expr, tuple[ast.keyword, ...]]:
         if len(self._call.args) > 3 or any(isinstance(given, ast.Starred) for given in self._call.args):
-            raise Missed("the loss is called with other positional arguments", self._call)
+            raise Missed(
+                "the loss is called with other positional arguments", self._call, Code.OTHER_ARGUMENTS
+            )
         others = [keyword for keyword in self._call.keywords if keyword.arg not in _OPERANDS]
         labels, vocabulary = self._moved(self._argument(_LABELS)), self._argument(_VOCABULARY)
         width = WIDTH.match(vocabulary)
@@ -262,14 +272,18 @@ class _Reader:
                 continue
             keywords, key, default = popped
             if keyword.arg != key or keywords not in forwarded:
-                raise Missed(f"{key} was popped from {keywords} and is passed as {keyword.arg}", self._call)
+                raise Missed(
+                    f"{key} was popped from {keywords} and is passed as {keyword.arg}",
+                    self._call,
+                    Code.OTHER_ARGUMENTS,
+                )
             yield ast.keyword(arg=key, value=default)
 
     def _head(self) -> tuple[ast.expr, ast.expr, ast.expr | None]:
         """The head, its argument, and a module that is applied to the argument first."""
         head = self._logits.head
         if head is None:
-            raise Missed("no head is called", self._call)
+            raise Missed("no head is called", self._call, Code.OTHER_FORM)
         argument = _only_argument(head)
         before_head = argument.func if isinstance(argument, ast.Call) else None
         if before_head is not None and chain(before_head).startswith("self.") and not is_plain(argument):
@@ -291,7 +305,7 @@ class _Reader:
             output = value
             del rest[-1]
         if not isinstance(output, ast.Call) or not chain(output.func)[:1].isupper():
-            raise Missed("the forward does not end by creating an output", end)
+            raise Missed("the forward does not end by creating an output", end, Code.OTHER_FORM)
         for statement in rest:
             if self._logits.mentioned(statement):
                 self._avoid(statement, {loss, *bound_names(self._copied)})
@@ -306,10 +320,12 @@ class _Reader:
             [each for name in ("ARGUMENTS", "OTHERS") for each in found.bound[name].nodes] if found else []
         )
         if found is None or any(map(self._logits.mentioned, others)):
-            raise Missed("the output does not contain the logits, or not only as logits", output)
+            raise Missed(
+                "the output does not contain the logits, or not only as logits", output, Code.OTHER_FORM
+            )
         steps = self._logits.steps(self._argument(_LOGITS))
         if steps is None or self._logits.held.get(found["LOGITS"]) != steps:
-            raise Missed("the output and the loss use different logits", output)
+            raise Missed("the output and the loss use different logits", output, Code.OTHER_FORM)
         return found["LOGITS"], steps
 
     def _needed(self, output: ast.Call, bound: set[str]) -> tuple[ast.stmt, ...]:
@@ -324,7 +340,7 @@ class _Reader:
         lost = (bound_names(self._left_out) | popped_from) & needed
         lost -= {*bound, *(binding(statement)[0] for statement in copied)}
         if lost:
-            raise Missed(f"{', '.join(sorted(lost))} is used after the loss", output)
+            raise Missed(f"{', '.join(sorted(lost))} is used after the loss", output, Code.USED_OTHERWISE)
         return tuple(copied)
 
 
@@ -363,5 +379,5 @@ def _only_with(value: ast.expr, step: Step) -> Step:
 
 def _only_argument(call: ast.expr) -> ast.expr:
     if (applied := APPLIED.match(call)) is None:
-        raise Missed(f"{ast.unparse(call)[:60]} takes more than hidden states", call)
+        raise Missed(f"{ast.unparse(call)[:60]} takes more than hidden states", call, Code.OTHER_ARGUMENTS)
     return applied.expression("STATES")

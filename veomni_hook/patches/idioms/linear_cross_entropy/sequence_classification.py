@@ -15,7 +15,7 @@ from veomni_hook.patches.code.template import Template
 from veomni_hook.patches.code.walk import walk_ast
 from veomni_hook.patches.routes.insertion import free_name, in_place
 from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.site import Missed, Site, Status
+from veomni_hook.patches.site import Code, Missed, Site, Status
 from veomni_hook.patches.slots import slot_name
 
 __all__ = ["CANDIDATES", "OP", "find", "is_candidate"]
@@ -55,7 +55,7 @@ def find(view: ModuleView) -> Iterator[Site]:
         try:
             call, logits = _scored(forward, pooling)
         except Missed as missed:
-            reason = f"nearest is {VARIANT}: {missed}"
+            reason = missed.reason.after(f"nearest is {VARIANT}")
             yield Site(OP, target, Status.MISSED, reason=reason, part=PART, lineno=pooling.lineno)
             continue
         score, hidden_states = view.text(call.func), view.text(call.args[0])
@@ -101,30 +101,32 @@ def _scored(forward: FunctionNode, pooling: ast.Assign) -> tuple[ast.Call, str]:
     """The call that scores all positions, and the name of what it returns."""
     picked = pooling.value
     if pooling not in forward.body:
-        raise Missed("scores are pooled in a branch", pooling)
+        raise Missed("scores are pooled in a branch", pooling, Code.NO_ROOM)
     selected = SELECTED.match(picked)
     if selected is None:
-        raise Missed(f"scores are computed, not selected: {ast.unparse(picked)[:60]}", picked)
+        raise Missed(
+            f"scores are computed, not selected: {ast.unparse(picked)[:60]}", picked, Code.OTHER_FORM
+        )
     rows = selected.expression("ROWS")
     if not isinstance(rows, ast.Call) or not chain(rows.func).endswith(".arange"):
-        raise Missed("scores are not selected by position for every row", picked)
+        raise Missed("scores are not selected by position for every row", picked, Code.OTHER_FORM)
     name = selected["SCORES"]
     uses = [node for node in walk_ast(forward) if isinstance(node, ast.Name) and node.id == name]
     bindings = [node for node in uses if not isinstance(node.ctx, ast.Load)]
     statement = next((each for each in forward.body if getattr(each, "targets", None) == bindings), None)
     if len(bindings) != 1 or not isinstance(statement, ast.Assign):
-        raise Missed(f"{name} is bound more than once, or in a branch", pooling)
+        raise Missed(f"{name} is bound more than once, or in a branch", pooling, Code.NO_ROOM)
     call = statement.value
     if not isinstance(call, ast.Call) or not chain(call.func).startswith("self."):
-        raise Missed(f"{name} is not the result of a module", statement)
+        raise Missed(f"{name} is not the result of a module", statement, Code.OTHER_FORM)
     if len(call.args) != 1 or call.keywords or not is_plain(call.args[0]):
-        raise Missed(f"{ast.unparse(call.func)} takes more than hidden states", call)
+        raise Missed(f"{ast.unparse(call.func)} takes more than hidden states", call, Code.OTHER_ARGUMENTS)
     harmless = (template.match(node) for node in walk_ast(forward) for template in HARMLESS)
     allowed = [selected, *filter(None, harmless)]
     known = {*bindings, *(found.expression("SCORES") for found in allowed)}
     for node in uses:
         if node not in known:
-            raise Missed(f"{name} is used in another way", node)
+            raise Missed(f"{name} is used in another way", node, Code.USED_OTHERWISE)
     return call, name
 
 

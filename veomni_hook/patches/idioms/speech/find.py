@@ -59,7 +59,7 @@ def find(view: ModuleView) -> Iterator[Site]:
             code = f"veomni_speech.kept(type(self), {json.dumps(str(missed))})"
             told = before_body(view, init, code, _COMMENT) if init is not None else ()
             status = Status.REFUSED if told else Status.MISSED
-            yield site(status, reason=str(missed), edits=told)
+            yield site(status, reason=missed.reason, edits=told)
             continue
         captures = {"field": speech.field, "parts": ", ".join(speech.parts)}
         yield site(Status.ROUTED, _VARIANT, captures=captures, edits=edits)

@@ -13,7 +13,7 @@ from veomni_hook.patches.code.statements import assigned
 from veomni_hook.patches.code.template import Found, Template
 from veomni_hook.patches.code.walk import called_attributes, walk_ast
 from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.site import Missed
+from veomni_hook.patches.site import Code, Missed
 
 __all__ = ["BUILT", "Speech", "has_forward", "mode_in", "read", "refusals", "speakers_file"]
 
@@ -67,21 +67,21 @@ def read(view: ModuleView, owner: ast.ClassDef) -> Speech:
     methods = view.methods(owner)
     init = methods.get("__init__")
     if init is None:
-        raise Missed("it has no __init__ of its own", owner)
+        raise Missed("it has no __init__ of its own", owner, Code.OTHER_FORM)
     decision = _decision(init)
     config = decision["CONFIG"]
     if config in bound_names(init.body):
-        raise Missed(f"__init__ binds {config} again", init)
+        raise Missed(f"__init__ binds {config} again", init, Code.OTHER_FORM)
     method = _builder(init, decision)
     if method not in methods:
-        raise Missed(f"{method} is not one of its methods", init)
+        raise Missed(f"{method} is not one of its methods", init, Code.OTHER_FILE)
     parts = _parts(view, methods[method])
     made = {name: _made(view, value) for name, value in assigned(walk_ast(init))}
     rest = [(name, found) for name, found in made.items() if found]
     if made.keys() & {*parts}:
-        raise Missed("__init__ builds these parts itself", init)
+        raise Missed("__init__ builds these parts itself", init, Code.OTHER_FORM)
     if len(rest) != 1 or not has_forward(view, rest[0][1]):
-        raise Missed("without them, it is not one module with a forward", init)
+        raise Missed("without them, it is not one module with a forward", init, Code.OTHER_FORM)
     return Speech(decision.first, config, decision["FIELD"], method, parts, rest[0])
 
 
@@ -124,10 +124,10 @@ def speakers_file(view: ModuleView, owner: ast.ClassDef) -> tuple[str, str] | No
 def _decision(init: FunctionNode) -> Found:
     decisions = [found for statement in init.body if (found := DECISION.match(statement)) is not None]
     if len(decisions) != 1:
-        raise Missed(f"__init__ does not set {BUILT} to a field of its configuration", init)
+        raise Missed(f"__init__ does not set {BUILT} to a field of its configuration", init, Code.OTHER_FORM)
     config = decisions[0]["CONFIG"]
     if config not in parameter_names(init):
-        raise Missed(f"{config} is not a parameter of __init__", init)
+        raise Missed(f"{config} is not a parameter of __init__", init, Code.OTHER_FORM)
     return decisions[0]
 
 
@@ -139,16 +139,16 @@ def _builder(init: FunctionNode, decision: Found) -> str:
             asked.match(statement.test, None, **names) for asked in ASKED
         ):
             if (built := BUILDER.match(statement)) is None:
-                raise Missed("what depends on it is not one call of a method", statement)
+                raise Missed("what depends on it is not one call of a method", statement, Code.OTHER_FORM)
             return built["METHOD"]
-    raise Missed(f"nothing depends on {BUILT}", init)
+    raise Missed(f"nothing depends on {BUILT}", init, Code.OTHER_FORM)
 
 
 def _parts(view: ModuleView, method: FunctionNode) -> tuple[str, ...]:
     statements = [each for each in method.body if isinstance(each, ast.Assign) and _made(view, each.value)]
     parts = [own_attribute(target) for each in statements for target in each.targets]
     if not parts or not all(parts):
-        raise Missed(f"{method.name} does not assign parts to attributes", method)
+        raise Missed(f"{method.name} does not assign parts to attributes", method, Code.OTHER_FORM)
     return tuple(parts)
 
 
