@@ -10,7 +10,7 @@ import ast
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from veomni_hook.patches.code.expressions import decorator_name
+from veomni_hook.patches.code.tree import decorator_name
 
 __all__ = ["BASES", "ChangedClass", "Delta", "adopted_name", "delta"]
 

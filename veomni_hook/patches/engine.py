@@ -15,13 +15,13 @@ from veomni_hook.patches.adopt import adopt
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.code.edit import Placed, apply_edits, marker_comment, place_edits
 from veomni_hook.patches.code.nearest_names import listed
-from veomni_hook.patches.conflicts import declared_steps, same_config
 from veomni_hook.patches.idioms.recognise import recognise
 from veomni_hook.patches.plan import Origin, Plan
 from veomni_hook.patches.report import AppliedPatch, PatchReport
 from veomni_hook.patches.routes.config import NAME, missed, routes
 from veomni_hook.patches.site import Site
 from veomni_hook.patches.spec import Patch, PatchConfig, PatchType
+from veomni_hook.patches.steps import declared_steps, same_config
 from veomni_hook.patches.verbs.additions import plan_additions
 from veomni_hook.patches.verbs.class_mapping import plan_class_mappings
 from veomni_hook.patches.verbs.exclude import plan_exclusions

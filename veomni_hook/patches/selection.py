@@ -13,10 +13,10 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 
 from veomni_hook.patches.adopt import adopt_patch
+from veomni_hook.patches.code.comparison import fingerprint
 from veomni_hook.patches.code.document import Definition, Document, FunctionNode
-from veomni_hook.patches.code.fingerprint import fingerprint
 from veomni_hook.patches.code.pattern import Pattern
-from veomni_hook.patches.code.statements import blocks
+from veomni_hook.patches.code.tree import blocks
 from veomni_hook.patches.report import PatchReport
 from veomni_hook.patches.spec import Patch, PatchConfig, PatchType
 from veomni_hook.patches.verbs.class_mapping import constructor_calls

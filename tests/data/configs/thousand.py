@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from veomni_hook.patches.idioms import recognise
 from veomni_hook.patches.site import Site, Status
-from veomni_hook.patches.routes.insertion import before_body
+from veomni_hook.patches.routes.guards import before_body
 
 OP = "scaling"
 CANDIDATES = "a forward that uses scale"

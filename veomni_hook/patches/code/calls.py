@@ -16,10 +16,16 @@ from functools import cached_property
 from itertools import pairwise
 
 from veomni_hook.patches.code.document import Document, FunctionNode
-from veomni_hook.patches.code.expressions import last_name
 from veomni_hook.patches.code.scope import bound_names, global_uses, local_names, parameter_names
-from veomni_hook.patches.code.statements import module_statements
-from veomni_hook.patches.code.walk import COMPREHENSIONS, DEFINITIONS, FUNCTIONS, child_nodes, walk_ast
+from veomni_hook.patches.code.tree import (
+    COMPREHENSIONS,
+    DEFINITIONS,
+    FUNCTIONS,
+    child_nodes,
+    last_name,
+    module_statements,
+    walk_ast,
+)
 
 __all__ = ["CallSite", "Calls"]
 

@@ -10,10 +10,17 @@ import ast
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from veomni_hook.patches.code.expressions import decorator_name, last_name
-from veomni_hook.patches.code.statements import blocks, module_statements
 from veomni_hook.patches.code.template import Template
-from veomni_hook.patches.code.walk import DEFINITIONS, FUNCTIONS, child_nodes, walk_ast
+from veomni_hook.patches.code.tree import (
+    DEFINITIONS,
+    FUNCTIONS,
+    blocks,
+    child_nodes,
+    decorator_name,
+    last_name,
+    module_statements,
+    walk_ast,
+)
 
 __all__ = ["Redefinitions"]
 

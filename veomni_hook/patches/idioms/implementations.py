@@ -19,9 +19,8 @@ from typing import NamedTuple
 
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.edit import Edit
-from veomni_hook.patches.code.expressions import chain
-from veomni_hook.patches.code.walk import walk_ast
-from veomni_hook.patches.routes.insertion import after_body, before_body
+from veomni_hook.patches.code.tree import chain, walk_ast
+from veomni_hook.patches.routes.guards import after_body, before_body
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Site, Status
 

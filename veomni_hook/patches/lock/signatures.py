@@ -7,7 +7,7 @@ import copy
 from collections.abc import Iterator, Mapping
 
 from veomni_hook.patches.code.document import FunctionNode
-from veomni_hook.patches.code.walk import walk_ast
+from veomni_hook.patches.code.tree import walk_ast
 
 __all__ = ["difference", "own_functions", "signature"]
 

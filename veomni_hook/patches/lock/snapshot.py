@@ -6,11 +6,11 @@ import ast
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 
+from veomni_hook.patches.code.comparison import fingerprint
 from veomni_hook.patches.code.document import Definition, Document, has_docstring
-from veomni_hook.patches.code.fingerprint import fingerprint
-from veomni_hook.patches.code.reindent import reindent
+from veomni_hook.patches.code.edit import reindent
 from veomni_hook.patches.code.renames import renames
-from veomni_hook.patches.code.walk import walk_ast
+from veomni_hook.patches.code.tree import walk_ast
 from veomni_hook.patches.graph import Scope, Unknown, canonical
 from veomni_hook.patches.idioms import recognise as recogniser
 from veomni_hook.patches.lock.inserted import inserted_calls

@@ -1,6 +1,8 @@
 """What a route depends on: the upstream code that it replaces, and the definitions which that code uses.
 
 If another patch changes any of it, the route would not compute the same as the module, so it is dropped.
+If the module itself replaces any of it later, the site is missed: it is recognised, but not the code that
+runs.
 """
 
 from __future__ import annotations
@@ -8,13 +10,15 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from veomni_hook.patches.code.document import Definition, Document, FunctionNode
 from veomni_hook.patches.code.edit import Edit
-from veomni_hook.patches.code.walk import walk_ast
-from veomni_hook.patches.site import Site
+from veomni_hook.patches.code.tree import walk_ast
+from veomni_hook.patches.routes.view import ModuleView
+from veomni_hook.patches.site import Site, Status
 
-__all__ = ["covered", "relied_on"]
+__all__ = ["covered", "relied_on", "settled"]
 
 _NAME = re.compile(r"[^\W\d]\w*")
 
@@ -108,3 +112,34 @@ def _uses(names: Iterable[str], owner: str, document: Document) -> Iterator[str]
 
 def _is_code(definition: Definition) -> bool:
     return definition.kind != "assignment"
+
+
+def settled(view: ModuleView, sites: Iterable[Site]) -> Iterator[Site]:
+    """The sites; those that rely on code that the module may replace are missed, with the line as reason."""
+    for site in sites:
+        reason = _reason(view, site)
+        if not reason or site.status is Status.REFUSED:
+            yield site
+        elif site.status is Status.MISSED:
+            yield replace(site, reason=f"{site.reason}; {reason}" if site.reason else reason)
+        else:
+            yield replace(
+                site, status=Status.MISSED, variant="", reason=reason, captures={}, edits=(), slots=()
+            )
+
+
+def _reason(view: ModuleView, site: Site) -> str:
+    scope = view.scope
+    owner = site.target.rpartition(".")[0]
+    if site.status is Status.MISSED and owner in scope.refused:
+        return scope.refused[owner] if scope.refused[owner] not in site.reason else ""
+    for name in _names(view, site) if scope.replaced else ():
+        if line := scope.replaced.line(name, target=name == site.target):
+            return f"{name} may be replaced at line {line}"
+    return ""
+
+
+def _names(view: ModuleView, site: Site) -> Iterator[str]:
+    """The names that a site relies on, its own first."""
+    yield site.target
+    yield from relied_on(view.document, site)

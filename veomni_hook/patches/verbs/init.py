@@ -13,11 +13,9 @@ from collections.abc import Iterator
 
 from veomni_hook.errors import PatchTargetError, ReplacementError
 from veomni_hook.patches.code.document import Document
-from veomni_hook.patches.code.edit import Edit, apply_edits
-from veomni_hook.patches.code.expressions import decorator_name
+from veomni_hook.patches.code.edit import Edit, apply_edits, reindent
 from veomni_hook.patches.code.nearest_names import listed, nearest
-from veomni_hook.patches.code.reindent import reindent
-from veomni_hook.patches.code.walk import walk_ast
+from veomni_hook.patches.code.tree import decorator_name, walk_ast
 from veomni_hook.patches.plan import Plan
 from veomni_hook.patches.verbs.signature import check_signature
 from veomni_hook.patches.verbs.snippets import snippet_of

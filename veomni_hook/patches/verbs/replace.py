@@ -10,7 +10,7 @@ import ast
 
 from veomni_hook.errors import ReplacementError
 from veomni_hook.patches.code.document import Document, FunctionNode
-from veomni_hook.patches.code.reindent import reindent
+from veomni_hook.patches.code.edit import reindent
 from veomni_hook.patches.code.snippet import Snippet
 from veomni_hook.patches.plan import Plan
 from veomni_hook.patches.spec import PatchType

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from veomni_hook.patches.code.document import FunctionNode
-from veomni_hook.patches.code.expressions import decorator_name, last_name
 from veomni_hook.patches.code.scope import local_names
+from veomni_hook.patches.code.tree import decorator_name, last_name
 from veomni_hook.patches.graph.interpreter.memory import roots
 from veomni_hook.patches.graph.interpreter.state import Frame, UnclearError
 from veomni_hook.patches.graph.nodes import Node

@@ -20,11 +20,10 @@ from dataclasses import replace
 
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.edit import Edit
-from veomni_hook.patches.code.expressions import last_name
 from veomni_hook.patches.code.template import Template
-from veomni_hook.patches.code.walk import calls_in, child_nodes, walk_ast
+from veomni_hook.patches.code.tree import calls_in, child_nodes, last_name, walk_ast
 from veomni_hook.patches.code.wrap import WIDTH
-from veomni_hook.patches.routes.insertion import in_place
+from veomni_hook.patches.routes.guards import in_place
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Missed, Site, Status
 

@@ -12,9 +12,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from veomni_hook.patches.code.document import FunctionNode
-from veomni_hook.patches.code.expressions import last_name, own_attribute
 from veomni_hook.patches.code.scope import parameter_names
-from veomni_hook.patches.code.walk import COMPREHENSIONS, walk_ast
+from veomni_hook.patches.code.tree import COMPREHENSIONS, last_name, own_attribute, walk_ast
 from veomni_hook.patches.idioms.host_metadata.sounds import LENGTHS
 
 __all__ = ["LIBRARIES", "NUMBERS", "Names", "device_of", "names_of", "without_devices"]

@@ -19,11 +19,10 @@ from dataclasses import dataclass, field, replace
 
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.edit import Edit, apply_edits
-from veomni_hook.patches.code.expressions import last_name, own_attribute
 from veomni_hook.patches.code.scope import parameter_names
-from veomni_hook.patches.code.walk import child_nodes, walk_ast
+from veomni_hook.patches.code.tree import child_nodes, last_name, own_attribute, walk_ast
 from veomni_hook.patches.idioms.host_metadata.binding import NUMBERS, Names, device_of, names_of
-from veomni_hook.patches.routes.insertion import in_place
+from veomni_hook.patches.routes.guards import in_place
 from veomni_hook.patches.routes.view import ModuleView
 
 __all__ = ["computed_lengths", "computed_sizes"]

@@ -7,10 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from veomni_hook.patches.code.document import FunctionNode
-from veomni_hook.patches.code.expressions import chain, own_attribute
 from veomni_hook.patches.code.scope import local_names, parameter_names, read_names
-from veomni_hook.patches.code.statements import initialised
-from veomni_hook.patches.code.walk import calls_in, in_text_order, walk_ast
+from veomni_hook.patches.code.tree import calls_in, chain, in_text_order, initialised, own_attribute, walk_ast
 from veomni_hook.patches.idioms.host_metadata.sounds import of_lengths
 from veomni_hook.patches.routes.view import ModuleView
 

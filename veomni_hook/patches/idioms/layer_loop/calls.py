@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
 
-from veomni_hook.patches.code.expressions import chain, decorator_name
+from veomni_hook.patches.code.tree import chain, decorator_name
 from veomni_hook.patches.idioms.layer_loop.expressions import Environment, Expressions
 from veomni_hook.patches.idioms.layer_loop.joining import joined
 from veomni_hook.patches.idioms.layer_loop.known_names import (

@@ -7,9 +7,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import TypeAlias
 
-from veomni_hook.patches.code.expressions import decorator_name
 from veomni_hook.patches.code.scope import global_bindings
-from veomni_hook.patches.code.walk import walk_ast
+from veomni_hook.patches.code.tree import decorator_name, walk_ast
 from veomni_hook.patches.idioms.layer_loop.joining import joined
 from veomni_hook.patches.idioms.layer_loop.modules import Attributes, method_of
 from veomni_hook.patches.idioms.layer_loop.operations import operation

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from veomni_hook.patches.code.expressions import last_name
+from veomni_hook.patches.code.tree import last_name
 from veomni_hook.patches.idioms.layer_loop.calls import Calls
 from veomni_hook.patches.idioms.layer_loop.expressions import Environment
 from veomni_hook.patches.idioms.layer_loop.shapes import broadcast, fresh

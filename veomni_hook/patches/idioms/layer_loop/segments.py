@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import ast
 
-from veomni_hook.patches.code.expressions import last_name, own_attribute
 from veomni_hook.patches.code.scope import own_names
 from veomni_hook.patches.code.template import Found
-from veomni_hook.patches.code.walk import walk_ast
+from veomni_hook.patches.code.tree import last_name, own_attribute, walk_ast
 from veomni_hook.patches.idioms.layer_loop.calls import CallArguments
 from veomni_hook.patches.idioms.layer_loop.expressions import Environment
 from veomni_hook.patches.idioms.layer_loop.interpreter import Interpreter

@@ -9,7 +9,7 @@ import ast
 from collections.abc import Iterator
 
 from veomni_hook.patches.code.document import FunctionNode
-from veomni_hook.patches.code.walk import called_attributes, walk_ast
+from veomni_hook.patches.code.tree import called_attributes, walk_ast
 from veomni_hook.patches.graph import ARGUMENT, ATTRIBUTE, NUMBER
 from veomni_hook.patches.idioms.norms import PARAMETER, forward_site, is_centred
 from veomni_hook.patches.routes.view import ModuleView

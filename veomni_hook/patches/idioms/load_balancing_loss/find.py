@@ -25,8 +25,7 @@ from veomni_hook.patches.graph import (
     match,
 )
 from veomni_hook.patches.idioms.load_balancing_loss.read import OP, forms, spellings
-from veomni_hook.patches.routes.insertion import in_place
-from veomni_hook.patches.routes.slot_code import parameters_as
+from veomni_hook.patches.routes.guards import in_place, parameters_as
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Site, Status
 from veomni_hook.patches.slots import SlotSpec, formula_slot

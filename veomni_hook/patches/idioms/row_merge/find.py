@@ -15,7 +15,7 @@ from dataclasses import replace
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.edit import Edit
 from veomni_hook.patches.code.scope import local_names
-from veomni_hook.patches.code.walk import calls_in, in_text_order, walk_ast
+from veomni_hook.patches.code.tree import calls_in, in_text_order, walk_ast
 from veomni_hook.patches.idioms.add_rms_norm.read import has_self
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Missed, Site, Status

@@ -12,14 +12,11 @@ from dataclasses import replace
 
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.edit import Edit
-from veomni_hook.patches.code.expressions import last_name
+from veomni_hook.patches.code.scope import free_name
 from veomni_hook.patches.code.statement_runs import Run
-from veomni_hook.patches.code.statements import blocks, bound_once
-from veomni_hook.patches.code.substitution import substituted
 from veomni_hook.patches.code.template import Found, Template
-from veomni_hook.patches.code.walk import calls_in, walk_ast
-from veomni_hook.patches.routes.insertion import free_name
-from veomni_hook.patches.routes.takeover import guard
+from veomni_hook.patches.code.tree import blocks, bound_once, calls_in, last_name, substituted, walk_ast
+from veomni_hook.patches.routes.guards import guard
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Site, Status
 from veomni_hook.patches.slots import formula_slot
