@@ -123,7 +123,7 @@ class TestWhatAnIdiomsEditRaises:
         def put(start: int, end: int, text: str) -> None:
             site = Site("op", "f", Status.ROUTED, "v", edits=(Edit(start, end, text),))
             idiom = SimpleNamespace(__name__="idiom", find=lambda view: [site])
-            monkeypatch.setattr(recognise, "idioms", lambda: (idiom,))
+            monkeypatch.setattr(recognise, "idioms", lambda *_: (idiom,))
 
         return put
 

@@ -53,8 +53,6 @@ class Setting(NamedTuple):
 
     def sites(self, view: ModuleView) -> Iterator[Site]:
         """The config class and the model class of transformers' own modules; nothing elsewhere."""
-        if self.resolved not in view.document.source:
-            return
         for owner in view.classes.values():
             setter, saved = self._setter_of(owner), view.methods(owner).get("_remove_keys_not_serialized")
             if setter is not None and saved is not None and len(saved.args.args) == 2:

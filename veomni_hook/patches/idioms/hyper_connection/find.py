@@ -60,9 +60,6 @@ _NORMS = ("unweighted", "unweighted_rounded_scale")
 
 def find(view: ModuleView) -> Iterator[Site]:
     """Every candidate of a module."""
-    text = view.document.source
-    if not _NAME.search(text) and not any(size in text for size in _SIZES):
-        return
     for owner, forward in view.forwards():
         if _NAME.search(owner.name) or _reads_sizes(forward):
             try:

@@ -44,8 +44,6 @@ MIXED = Template(
 
 def find(view: ModuleView) -> Iterator[Site]:
     """Every candidate of a module."""
-    if not any(f"{end}(" in view.document.source for end in _ENDS):
-        return
     for owner, forward in view.forwards():
         if any(map(_unpacks, walk_ast(forward))):
             yield _site(view, f"{owner.name}.forward", forward)

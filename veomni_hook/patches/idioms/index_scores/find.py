@@ -44,8 +44,6 @@ _LONGEST = 6
 
 def find(view: ModuleView) -> Iterator[Site]:
     """Every candidate of a module."""
-    if not _PRODUCT.search(view.document.source):
-        return
     for _, owner, method in view.every_method():
         text = view.text(method)
         expected = method.name == "forward" and "Indexer" in owner.name

@@ -38,8 +38,6 @@ _NAME = re.compile("load_balancing_loss")
 
 def find(view: ModuleView) -> Iterator[Site]:
     """Every function of a module that may compute the loss, and every call of one."""
-    if _NAME.search(view.document.source) is None:
-        return
     functions = {name: node for name, node in view.functions.items() if _NAME.search(name)}
     yield from view.imported(OP, _NAME)
     calls = Calls(view.document, functions)

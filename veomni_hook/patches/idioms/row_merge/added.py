@@ -34,8 +34,6 @@ _OPERANDS = ("hidden_states", "mask", "source")
 
 def find(view: ModuleView) -> Iterator[Site]:
     """Every candidate of a module."""
-    if "mask" not in view.document.source:
-        return
     for target, owner, function in view.every_function():
         if "mask" in view.text(function) and (sum_ := _sum(function)) is not None:
             site = Site(OP, target, Status.MISSED, part=PART, lineno=sum_.lineno)

@@ -35,8 +35,6 @@ _CALLED = re.compile(rf"\s*\.\s*{_METHOD}\s*\((?P<gap>\s*)")
 
 def find(view: ModuleView) -> Iterator[Site]:
     """Every candidate of a module."""
-    if _METHOD not in view.document.source:
-        return
     for target, owner, function in view.every_function():
         if (calls := _calls(function)) and owner is not None:
             yield _site(view, target, function, in_text_order(calls))

@@ -71,9 +71,6 @@ if maybe:
 
 def find(view: ModuleView) -> Iterator[Site]:
     """Every candidate of a module."""
-    text = view.document.source
-    if _BOUNDARIES not in text or _LOOK_UP not in text:
-        return
     for target, _, method in view.every_method():
         if any(_BOUNDARIES in each for each in parameter_names(method)) and _looks_up(method):
             yield _site(view, target, method)
