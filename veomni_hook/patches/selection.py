@@ -48,7 +48,7 @@ def selected(config: PatchConfig, document: Document) -> Iterator[tuple[Patch, s
         PatchError: a code pattern is invalid.
     """
     for given in config.patches:
-        patch = adopt_patch(given, config.name)
+        patch = given if isinstance(given, Patch) else adopt_patch(given, config.name)
         if not config.is_pattern and not patch.regex:
             yield patch, patch.target
             continue

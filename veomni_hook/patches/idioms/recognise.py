@@ -15,8 +15,8 @@ from veomni_hook.patches.site import Site
 
 __all__ = ["IDIOMS", "LAYER_LOOPS", "OPTIONAL", "SPEECH", "asked", "every_idiom", "idioms", "recognise"]
 
-#: Modules below this package, in the order of listings; each has ``OP``, ``CANDIDATES`` and ``find``. All words
-#: of one alternative are in every text in which it finds something; an idiom without words may in any.
+#: Modules below this package, in the order of listings; each has ``OP``, ``CANDIDATES`` and ``find``. All
+#: words of one alternative are in each text in which it finds something; an idiom without words may in any.
 IDIOMS = {
     "rms_norm.find": "RMSNorm | mean( rsqrt( | mean( pow(",
     "add_rms_norm.find": "RMSNorm | mean( rsqrt( | mean( pow(",
@@ -53,7 +53,7 @@ IDIOMS = {
     "causal_mask.find": "is_tracing | is_torchdynamo_exporting",
     "host_metadata.find": "",
     "host_metadata.masks": "",
-    "absent_modality.find": "",
+    "absent_modality.find": "_features(",
 }
 
 #: The idiom that applies only where processes share sequences.
