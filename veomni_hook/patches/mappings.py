@@ -158,7 +158,7 @@ def holding(config: PatchConfig, name: str) -> Patch | None:
         for patch in config.patches
         if patch.patch_type is PatchType.CLASS_MAPPING and _is_meant(name, patch)
     ]
-    exact = (patch for patch in meant if _names(patch, name))
+    exact = (patch for patch in meant if not patch.regex and patch.target == name)
     return next(exact, meant[0] if meant else None)
 
 
@@ -213,7 +213,3 @@ def _of(config: PatchConfig) -> Iterator[MappedClass]:
 
 def _is_meant(name: str, patch: Patch) -> bool:
     return bool(re.search(patch.target, name)) if patch.regex else fnmatchcase(name, patch.target)
-
-
-def _names(patch: Patch, name: str) -> bool:
-    return not patch.regex and patch.target == name

@@ -252,12 +252,9 @@ def _apart(claim: _Claim, other: _Claim, origin: Origin) -> bool:
 
 
 def _contains(outer: str, inner: str) -> bool:
-    return f"{inner}.".startswith(f"{outer}.") and not _is_accessor(inner[len(outer) :])
-
-
-def _is_accessor(rest: str) -> bool:
-    """``C.p.setter`` is a definition beside ``C.p``, not one inside it."""
-    return rest in (".setter", ".deleter")
+    # ``C.p.setter`` is a definition beside ``C.p``, not one inside it.
+    is_accessor = inner[len(outer) :] in (".setter", ".deleter")
+    return f"{inner}.".startswith(f"{outer}.") and not is_accessor
 
 
 def _builds_on(config: PatchConfig, base: PatchConfig) -> bool:

@@ -31,7 +31,7 @@ from veomni_hook.patches.code.scope import (
 )
 from veomni_hook.patches.plan import Plan, Step
 from veomni_hook.patches.routes.config import NAME as ROUTES
-from veomni_hook.patches.spec import Patch, PatchConfig, PatchType, PositionedHelper
+from veomni_hook.patches.spec import Patch, PatchType, PositionedHelper
 
 __all__ = ["check_names", "check_overlaps", "check_provided", "check_text", "remedy", "untouched"]
 
@@ -78,7 +78,10 @@ def check_text(plan: Plan, text: str, placed: Sequence[Placed]) -> Document:
             and text.count("\n", 0, one.start) < line <= text.count("\n", 0, one.end) + 1
         ]
         shown = lines[line - 1].strip() if 0 < line <= len(lines) else ""
-        texts = listed(f"{step.target} ({_said(step.config)})" for step in guilty)
+        texts = listed(
+            f"{step.target} ({', '.join(dict.fromkeys((step.config.name, step.config.origin)))})"
+            for step in guilty
+        )
         raise PatchError(
             f"the patched source is not valid Python: {error} ({shown})",
             where=f"{plan.origin}; in the text of {texts}",
@@ -86,10 +89,6 @@ def check_text(plan: Plan, text: str, placed: Sequence[Placed]) -> Document:
             target=guilty[0].target if guilty else "",
         ) from error
     return patched
-
-
-def _said(config: PatchConfig) -> str:
-    return ", ".join(dict.fromkeys((config.name, config.origin)))
 
 
 def untouched(plan: Plan, placed: Sequence[Placed], patched: Document) -> tuple[str, ...]:

@@ -33,6 +33,7 @@ __all__ = [
     "own_names",
     "parameter_names",
     "parameters",
+    "read_names",
     "provided_names",
     "unresolved_names",
     "unresolved_uses",
@@ -206,7 +207,8 @@ def global_uses(tree: ast.Module, names: Iterable[str]) -> list[Use]:
 @lru_cache(maxsize=_ASKED)
 def global_bindings(tree: ast.Module) -> frozenset[str]:
     """Every name that the module binds at top level or by ``global``, including in branches."""
-    module = ast.FunctionDef(name="", args=_no_arguments(), body=tree.body, decorator_list=[])
+    none = ast.arguments(posonlyargs=[], args=[], kwonlyargs=[], kw_defaults=[], defaults=[])
+    module = ast.FunctionDef(name="", args=none, body=tree.body, decorator_list=[])
     names = set(local_names(module))
     for node in walk_ast(tree):
         if isinstance(node, ast.Global):
@@ -264,12 +266,10 @@ def _each(nodes: Iterable[ast.AST], visible: frozenset[str], wanted: frozenset[s
         yield from _uses(node, visible, wanted)
 
 
-def _annotations(
-    node: ast.FunctionDef | ast.AsyncFunctionDef, visible: frozenset[str], wanted: frozenset[str]
-) -> Iterator[Use]:
-    annotations = [each.annotation for each in parameters(node) if each.annotation is not None]
-    for annotation in (*annotations, *([node.returns] if node.returns else [])):
-        yield from _annotation(annotation, visible, wanted)
+def _annotations(node: FunctionNode, visible: frozenset[str], wanted: frozenset[str]) -> Iterator[Use]:
+    for annotation in (*(each.annotation for each in parameters(node)), node.returns):
+        if annotation is not None:
+            yield from _annotation(annotation, visible, wanted)
 
 
 def _annotation(node: ast.expr, visible: frozenset[str], wanted: frozenset[str]) -> Iterator[Use]:
@@ -291,10 +291,6 @@ def _outside_literals(node: ast.AST) -> Iterator[ast.AST]:
             return
     for child in child_nodes(node):
         yield from _outside_literals(child)
-
-
-def _no_arguments() -> ast.arguments:
-    return ast.arguments(posonlyargs=[], args=[], kwonlyargs=[], kw_defaults=[], defaults=[])
 
 
 # Names that the import system and class bodies bind; a function with `super` refers to `__class__`.
@@ -342,7 +338,11 @@ def unresolved_names(text: str, tree: ast.Module) -> set[str]:
     if read & _WRITERS:
         return set()
     missing = read.difference(_provided(tree, tables), _IMPLICIT, dir(builtins))
-    return missing - _never_read(tree, missing) if missing else missing
+    if not missing:
+        return missing
+    # Some occur only in annotations and in code that expects a NameError.
+    mentioned = {use.name for use in global_uses(tree, missing) if isinstance(use.node, ast.Name)}
+    return missing - (mentioned - {use.name for use in unresolved_uses(tree, missing)})
 
 
 def unresolved_uses(tree: ast.Module, names: set[str]) -> list[Use]:
@@ -350,12 +350,6 @@ def unresolved_uses(tree: ast.Module, names: set[str]) -> list[Use]:
     harmless = {id(node) for root in _harmless(tree, in_function=False) for node in walk_ast(root)}
     uses = global_uses(tree, names)
     return [use for use in uses if isinstance(use.node, ast.Name) and id(use.node) not in harmless]
-
-
-def _never_read(tree: ast.Module, names: set[str]) -> set[str]:
-    """Names that occur only in annotations and in code that expects a NameError."""
-    mentioned = {use.name for use in global_uses(tree, names) if isinstance(use.node, ast.Name)}
-    return mentioned - {use.name for use in unresolved_uses(tree, names)}
 
 
 def _tables(table: symtable.SymbolTable) -> Iterator[symtable.SymbolTable]:

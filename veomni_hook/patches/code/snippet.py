@@ -75,9 +75,16 @@ class Snippet:
             Edit(*decorator_lines(document, d), "") for d in node.decorator_list if ast.dump(d) in without
         ]
         if node.name != name:
-            start = document.source.index(node.name, _after_keyword(document, node))
+            keyword = "class" if isinstance(node, ast.ClassDef) else "def"
+            after = document.source.index(keyword, document.start(node)) + len(keyword)
+            start = document.source.index(node.name, after)
             edits.append(Edit(start, start + len(node.name), name))
-            edits += _references(document, node, name) if references else []
+            uses = global_uses(document.tree, [node.name]) if references else ()
+            edits += (
+                Edit(document.start(use.node), document.end(use.node), name)
+                for use in uses
+                if isinstance(use.node, ast.Name)
+            )
         return apply_edits(document.source, edits)
 
 
@@ -263,17 +270,6 @@ def _without_verbs(text: str) -> str:
     decorators: list[ast.expr] = getattr(node, "decorator_list", [])
     verbs = [decorator for decorator in decorators if decorator_name(decorator) in VERBS]
     return apply_edits(text, [Edit(*decorator_lines(document, verb), "") for verb in verbs])
-
-
-def _after_keyword(document: Document, node: FunctionNode | ast.ClassDef) -> int:
-    keyword = "class" if isinstance(node, ast.ClassDef) else "def"
-    return document.source.index(keyword, document.start(node)) + len(keyword)
-
-
-def _references(document: Document, node: FunctionNode | ast.ClassDef, name: str) -> Iterator[Edit]:
-    for use in global_uses(document.tree, [node.name]):
-        if isinstance(use.node, ast.Name):
-            yield Edit(document.start(use.node), document.end(use.node), name)
 
 
 _WORD = r"\w+"

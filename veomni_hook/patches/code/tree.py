@@ -7,6 +7,7 @@ twice, or earlier than in the source, gives the same result.
 from __future__ import annotations
 
 import ast
+import copy
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
@@ -37,6 +38,7 @@ __all__ = [
     "statements_of_init",
     "substituted",
     "swapped",
+    "without_annotations",
     "walk_ast",
 ]
 
@@ -286,6 +288,15 @@ def assigned(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, ast.expr]]:
                 yield name, values.get(getattr(node.value, "id", ""), node.value)
 
 
+def without_annotations(arguments: ast.arguments) -> ast.arguments:
+    """A copy of a function's parameters, without annotations."""
+    copied = copy.deepcopy(arguments)
+    for argument in walk_ast(copied):
+        if isinstance(argument, ast.arg):
+            argument.annotation = None
+    return copied
+
+
 def swapped(value: Any, swaps: Mapping[int, Sequence[ast.AST]]) -> Any:
     """A copy of a tree (or of a field's value) with some nodes replaced.
 
@@ -293,17 +304,13 @@ def swapped(value: Any, swaps: Mapping[int, Sequence[ast.AST]]) -> Any:
         swaps: ``id`` of a node to its replacement; in a list it may be several nodes or none.
     """
     if isinstance(value, list):
-        return [new for item in value for new in (swaps.get(id(item)) or _kept(item, swaps))]
+        kept = (swaps[id(item)] if id(item) in swaps else (swapped(item, swaps),) for item in value)
+        return [new for news in kept for new in news]
     if not isinstance(value, ast.AST):
         return value
     if id(value) in swaps:
         return swaps[id(value)][0]
     return type(value)(**{name: swapped(getattr(value, name, None), swaps) for name in value._fields})
-
-
-def _kept(item: Any, swaps: Mapping[int, Sequence[ast.AST]]) -> Sequence[Any]:
-    # An empty capture removes its place.
-    return () if id(item) in swaps else (swapped(item, swaps),)
 
 
 def substituted(node: ast.expr, values: Mapping[str, ast.expr]) -> ast.expr:

@@ -9,7 +9,6 @@ function's result. Otherwise the run moves to the ``else`` of the guard, in a co
 from __future__ import annotations
 
 import ast
-import copy
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -17,7 +16,7 @@ from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.edit import FUSED, Edit, Place, at_start, before, marker_comment, reindent
 from veomni_hook.patches.code.scope import bound_names, free_name, loaded
 from veomni_hook.patches.code.statement_runs import Run, put_together, simple_target
-from veomni_hook.patches.code.tree import walk_ast
+from veomni_hook.patches.code.tree import walk_ast, without_annotations
 from veomni_hook.patches.routes.compose import method_at
 from veomni_hook.patches.routes.view import ModuleView
 
@@ -151,10 +150,7 @@ def tuple_of(values: Sequence[str]) -> str:
 
 def as_lambda(function: FunctionNode, values: Sequence[str]) -> str:
     """A lambda with the parameters of a function and a tuple of ``values``, which are code, as its result."""
-    arguments = copy.deepcopy(function.args)
-    for each in ast.walk(arguments):
-        if isinstance(each, ast.arg):
-            each.annotation = None
+    arguments = without_annotations(function.args)
     body = ast.Tuple([ast.parse(value, mode="eval").body for value in values], ast.Load())
     return ast.unparse(ast.fix_missing_locations(ast.Lambda(arguments, body)))
 
@@ -187,17 +183,14 @@ def parameters_as(
     parts = [_said(*parameter, operands) for parameter in given]
     if spec.posonlyargs:
         parts.insert(len(spec.posonlyargs), "/")
-    named = [_said(*parameter, operands) for parameter in keywords] + list(_fixed(fixed.items()))
+    named = [_said(*parameter, operands) for parameter in keywords]
+    named += (f"{operand}={value!r}" for operand, value in fixed.items())
     if spec.vararg is not None or named:
         parts.append(f"*{spec.vararg.arg if spec.vararg is not None else ''}")
     parts += named
     if spec.kwarg is not None:
         parts.append(f"**{spec.kwarg.arg}")
     return ", ".join(parts)
-
-
-def _fixed(values: Iterable[tuple[str, object]]) -> Iterable[str]:
-    return (f"{operand}={value!r}" for operand, value in values)
 
 
 def _said(name: str, default: ast.expr | None, operands: Mapping[str, str]) -> str:

@@ -12,8 +12,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from veomni_hook.patches.code.document import Definition, Document, FunctionNode
-from veomni_hook.patches.code.edit import Edit
+from veomni_hook.patches.code.document import Document, FunctionNode
 from veomni_hook.patches.code.tree import walk_ast
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Site, Status
@@ -37,7 +36,7 @@ def covered(document: Document, site: Site) -> list[tuple[int, int]]:
     if not site.edits:
         return [(document.start(function), last)]
     return [
-        (max(edit.start, first), last if _inserts(document, edit) else edit.end)
+        (max(edit.start, first), edit.end if document.source[edit.start : edit.end].strip() else last)
         for edit in site.edits
         if not edit.marker
     ]
@@ -76,10 +75,6 @@ def _function(document: Document, target: str) -> FunctionNode | None:
     return nodes[-1] if nodes else None
 
 
-def _inserts(document: Document, edit: Edit) -> bool:
-    return not document.source[edit.start : edit.end].strip()
-
-
 def _lies_in(document: Document, node: ast.AST, ranges: Iterable[tuple[int, int]]) -> bool:
     if not isinstance(node, ast.Name | ast.Attribute):
         return False
@@ -106,12 +101,8 @@ def _uses(names: Iterable[str], owner: str, document: Document) -> Iterator[str]
     """Those of the names that are definitions of the module, with ``self.`` meaning the class ``owner``."""
     for name in names:
         qualname = f"{owner}.{name.removeprefix('self.')}" if name.startswith("self.") else name
-        if any(_is_code(definition) for definition in document.find(qualname)):
+        if any(definition.kind != "assignment" for definition in document.find(qualname)):
             yield qualname
-
-
-def _is_code(definition: Definition) -> bool:
-    return definition.kind != "assignment"
 
 
 def settled(view: ModuleView, sites: Iterable[Site]) -> Iterator[Site]:
@@ -133,13 +124,7 @@ def _reason(view: ModuleView, site: Site) -> str:
     owner = site.target.rpartition(".")[0]
     if site.status is Status.MISSED and owner in scope.refused:
         return scope.refused[owner] if scope.refused[owner] not in site.reason else ""
-    for name in _names(view, site) if scope.replaced else ():
+    for name in (site.target, *relied_on(view.document, site)) if scope.replaced else ():
         if line := scope.replaced.line(name, target=name == site.target):
             return f"{name} may be replaced at line {line}"
     return ""
-
-
-def _names(view: ModuleView, site: Site) -> Iterator[str]:
-    """The names that a site relies on, its own first."""
-    yield site.target
-    yield from relied_on(view.document, site)

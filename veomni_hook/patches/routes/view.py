@@ -12,6 +12,7 @@ from veomni_hook.patches.code.document import Document, FunctionNode
 from veomni_hook.patches.code.scope import free_name
 from veomni_hook.patches.code.statement_runs import Run
 from veomni_hook.patches.code.tree import (
+    FUNCTIONS,
     calls_in,
     decorator_name,
     in_text_order,
@@ -64,13 +65,11 @@ class ModuleView:
     @cached_property
     def functions(self) -> dict[str, FunctionNode]:
         """The module's top-level functions by name."""
-        kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
-        return {node.name: node for node in self.document.tree.body if isinstance(node, kinds)}
+        return {node.name: node for node in self.document.tree.body if isinstance(node, FUNCTIONS)}
 
     def methods(self, owner: ast.ClassDef) -> dict[str, FunctionNode]:
         """The methods that the body of a class defines, by name; without inherited ones."""
-        kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
-        return {node.name: node for node in owner.body if isinstance(node, kinds)}
+        return {node.name: node for node in owner.body if isinstance(node, FUNCTIONS)}
 
     def inherited_methods(self, owner: ast.ClassDef) -> dict[str, FunctionNode]:
         """The methods that a class defines or inherits from classes of the module, by name."""
