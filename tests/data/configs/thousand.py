@@ -30,4 +30,4 @@ def garble(view):
 
 def install(find=find):
     module = types.SimpleNamespace(OP=OP, CANDIDATES=CANDIDATES, find=find, __name__="thousand")
-    recognise.idioms = lambda: (module,)
+    recognise.idioms = lambda *_: (module,)
