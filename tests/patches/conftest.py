@@ -66,7 +66,7 @@ def idioms(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     def put(*finders: Callable[[ModuleView], Iterable[Site]]) -> None:
         found = tuple(SimpleNamespace(__name__=f"idiom_{find.__name__}", find=find) for find in finders)
-        monkeypatch.setattr(recognise, "idioms", lambda: found)
+        monkeypatch.setattr(recognise, "idioms", lambda *_: found)
 
     return put
 

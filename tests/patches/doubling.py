@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from veomni_hook.patches.routes.insertion import before_body, free_name, in_place
+from veomni_hook.patches.code.scope import free_name
+from veomni_hook.patches.routes.guards import before_body, in_place
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Site, Status
 from veomni_hook.patches.slots import slot_name

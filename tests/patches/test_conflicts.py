@@ -7,11 +7,11 @@ import pytest
 
 from tests.patches import doubling
 from veomni_hook.errors import PatchConflictError, PatchTargetError
+from veomni_hook.patches.code.comparison import fingerprint
 from veomni_hook.patches.code.document import Document
-from veomni_hook.patches.code.fingerprint import fingerprint
-from veomni_hook.patches.conflicts import is_builtin, same_config
 from veomni_hook.patches.engine import Origin, applicable, patch_source
 from veomni_hook.patches.spec import PatchConfig
+from veomni_hook.patches.steps import is_builtin, same_config
 
 ORIGIN = Origin("pkg.upstream", "/site/pkg/upstream.py", "pkg", "1.0")
 

@@ -39,7 +39,7 @@ class CallWithoutSelf:
 def idioms(monkeypatch: pytest.MonkeyPatch) -> list[ModuleType]:
     """Replace the idioms by the one for tests."""
     found = [fake_idiom.module()]
-    monkeypatch.setattr(recognise, "idioms", lambda: tuple(found))
+    monkeypatch.setattr(recognise, "idioms", lambda *_: tuple(found))
     monkeypatch.setattr(recognise, "every_idiom", lambda: tuple(found))
     return found
 

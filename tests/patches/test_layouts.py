@@ -13,7 +13,7 @@ import pytest
 import transformers
 
 from veomni_hook.errors import IdiomError, PatchTargetError
-from veomni_hook.patches.code.reindent import reindent, string_lines
+from veomni_hook.patches.code.edit import reindent, string_lines
 from veomni_hook.patches.engine import Origin, PatchedSource, patch_source
 from veomni_hook.patches.idioms import recognise
 from veomni_hook.patches.spec import PatchConfig
@@ -123,7 +123,7 @@ class TestWhatAnIdiomsEditRaises:
         def put(start: int, end: int, text: str) -> None:
             site = Site("op", "f", Status.ROUTED, "v", edits=(Edit(start, end, text),))
             idiom = SimpleNamespace(__name__="idiom", find=lambda view: [site])
-            monkeypatch.setattr(recognise, "idioms", lambda: (idiom,))
+            monkeypatch.setattr(recognise, "idioms", lambda *_: (idiom,))
 
         return put
 

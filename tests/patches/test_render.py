@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from veomni_hook.errors import PatchError
+from veomni_hook.patches.code.comparison import fingerprint
 from veomni_hook.patches.code.document import Document
-from veomni_hook.patches.code.fingerprint import fingerprint
 from veomni_hook.patches.engine import Origin, PatchedSource, patch_source
 from veomni_hook.patches.render import dump_text, header, unified_diff, with_header
 from veomni_hook.patches.report import AppliedPatch, MissedSite, PatchReport, YieldedPatch

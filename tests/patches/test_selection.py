@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from veomni_hook.errors import PatchConflictError, PatchError, PatchTargetError
+from veomni_hook.patches.code.comparison import fingerprint
 from veomni_hook.patches.code.document import Document
-from veomni_hook.patches.code.fingerprint import fingerprint
 from veomni_hook.patches.engine import Origin, applicable, patch_source
 from veomni_hook.patches.selection import unapplied
 from veomni_hook.patches.spec import PatchConfig

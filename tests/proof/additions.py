@@ -19,7 +19,7 @@ from tests.proof.configs import HIDDEN
 from tests.proof.inputs import Inputs
 from tests.proof.provers import Proof, Tally, Unfit, Unreached, both, slots_of, typed
 from veomni_hook.patches.code.scope import bound_names, loaded
-from veomni_hook.patches.routes.fused import copy_name
+from veomni_hook.patches.routes.compose import copy_name
 
 __all__ = ["prove_addition"]
 

@@ -11,7 +11,7 @@ from typing import Any
 from tests.proof.compare import Differs
 from tests.proof.provers import Proof, Unreached
 from veomni_hook.patches.code.document import has_docstring
-from veomni_hook.patches.routes.fused import copy_name
+from veomni_hook.patches.routes.compose import copy_name
 
 __all__ = ["prove_call_site"]
 

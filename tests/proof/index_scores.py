@@ -16,7 +16,7 @@ from torch import nn
 from tests.proof.call_sites import definition
 from tests.proof.compare import MODE
 from tests.proof.provers import Proof, Tally, Unfit, Unreached, both, instances, slots_of, typed
-from veomni_hook.patches.code.statements import binding, blocks
+from veomni_hook.patches.code.tree import binding, blocks
 
 __all__ = ["prove_index_scores"]
 

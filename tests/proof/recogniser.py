@@ -17,5 +17,7 @@ def routed_in(source: str, module: str, op: str | None = None) -> list[Site]:
         sites = recognise(document, optional=(LAYER_LOOPS,))
     else:
         view = ModuleView(document)
-        sites = [site for idiom in asked((LAYER_LOOPS,)) if idiom.OP == op for site in idiom.find(view)]
+        sites = [
+            site for idiom in asked((LAYER_LOOPS,), source) if idiom.OP == op for site in idiom.find(view)
+        ]
     return [site for site in sites if site.status is Status.ROUTED]

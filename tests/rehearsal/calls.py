@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from importlib.util import resolve_name
 
 from tests.rehearsal.code import Rewrite, odd, reads, stores
-from veomni_hook.patches.code.expressions import last_name
 from veomni_hook.patches.code.scope import parameter_names
+from veomni_hook.patches.code.tree import last_name
 
 __all__ = ["arguments_reordered", "helpers_moved", "keywords_for_positions", "positions_for_keywords"]
 

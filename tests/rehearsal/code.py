@@ -10,7 +10,7 @@ from functools import cached_property
 
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.scope import parameter_names
-from veomni_hook.patches.code.walk import COMPREHENSIONS, FUNCTIONS
+from veomni_hook.patches.code.tree import COMPREHENSIONS, FUNCTIONS
 
 __all__ = [
     "Facts", "Rewrite", "as_read", "blocks", "evaluated", "head", "is_docstring", "put", "reads", "stores",

@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from tests.rehearsal.code import Facts, Rewrite, odd, stores
-from veomni_hook.patches.code.expressions import last_name
 from veomni_hook.patches.code.scope import parameter_names, parameters
+from veomni_hook.patches.code.tree import last_name
 
 __all__ = [
     "annotations_dropped", "attributes_renamed", "decorated", "facts_of", "locals_renamed", "parameters_renamed",

@@ -12,7 +12,7 @@ from tests.proof.call_sites import definition
 from veomni_hook.patches import engine
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.code.scope import parameter_names
-from veomni_hook.patches.code.walk import FUNCTIONS
+from veomni_hook.patches.code.tree import FUNCTIONS
 from veomni_hook.patches.idioms.recognise import OPTIONAL, recognise
 from veomni_hook.patches.lock.inserted import Arguments, inserted_calls, lost, swapped
 from veomni_hook.patches.site import Site, Status

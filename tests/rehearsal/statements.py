@@ -20,7 +20,7 @@ from tests.rehearsal.code import (
     stores,
 )  # fmt: skip
 from veomni_hook.patches.code.scope import parameter_names
-from veomni_hook.patches.code.walk import COMPREHENSIONS
+from veomni_hook.patches.code.tree import COMPREHENSIONS
 
 __all__ = [
     "branches_turned", "conditions_spelled_out", "helpers_inlined", "methods_split", "returns_early",

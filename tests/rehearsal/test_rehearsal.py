@@ -13,7 +13,7 @@ from tests.rehearsal.kinds import KINDS, rewritten
 from tests.rehearsal.release import Release
 from tests.rehearsal.run import Rehearsal, Result
 from tests.rehearsal.sites import Found, became, found
-from veomni_hook.patches.code.expressions import compared_with_none
+from veomni_hook.patches.code.tree import compared_with_none
 from veomni_hook.patches.site import Status
 
 SOURCE = '''

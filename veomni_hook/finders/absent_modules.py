@@ -19,7 +19,8 @@ from veomni_hook.finders.named import is_named
 from veomni_hook.finders.settings_in_force import current_settings
 from veomni_hook.finders.targets import SHARED, is_remote, is_target, is_target_if_named
 from veomni_hook.locate import locate
-from veomni_hook.patches.spec import PatchConfig, is_pattern
+from veomni_hook.patches.records import is_pattern
+from veomni_hook.patches.spec import PatchConfig
 
 __all__ = ["Absent", "absent", "problem", "report"]
 

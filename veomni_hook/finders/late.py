@@ -1,7 +1,7 @@
 """Patches for modules that are loaded and patched already: a warning with the remedy; an error if strict.
 
 A patched module is executed once. What is registered, or declared in a registered config, after that has no
-effect on it. The exception are classes that the config maps (`veomni_hook.patches.live_mappings`).
+effect on it. The exception are classes that the config maps (`veomni_hook.patches.mappings`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from veomni_hook.finders.applicable import config_names, device_of
 from veomni_hook.finders.settings_in_force import current_settings
 from veomni_hook.finders.state import STATE
 from veomni_hook.layout import shortened
-from veomni_hook.patches.live_mappings import comes_late
+from veomni_hook.patches.mappings import comes_late
 from veomni_hook.patches.records import Patch, PatchType
 from veomni_hook.patches.spec import PatchConfig
 

@@ -43,7 +43,7 @@ def bind(model: nn.Module, preset: str | None = None, /, **ops: str | None) -> N
         )
     named = {op: backend for op, backend in ops.items() if backend is not None}
     choice = choice_of(preset, named, call_text("bind", preset, ops))
-    changes: dict[str, str | None] = {op: choice.named(op) for op in registry.ops() if choice.named(op)}
+    changes: dict[str, str | None] = {op: choice.named(op) for op in registry.names() if choice.named(op)}
     for op in ops.keys() - named.keys():
         registry.check(op)
         changes[op] = None

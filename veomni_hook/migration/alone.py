@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from veomni_hook.errors import PatchError
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.code.nearest_names import listed, nearest
-from veomni_hook.patches.code.statements import blocks
+from veomni_hook.patches.code.tree import blocks
 from veomni_hook.patches.engine import Origin, patch_source
 from veomni_hook.patches.report import Remark
 from veomni_hook.patches.spec import Patch, PatchConfig

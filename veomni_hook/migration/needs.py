@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.code.scope import global_bindings, global_uses, own_names
 from veomni_hook.patches.code.snippet import read_snippet
-from veomni_hook.patches.code.statements import blocks
+from veomni_hook.patches.code.tree import blocks
 from veomni_hook.patches.records import NameMap
 from veomni_hook.patches.spec import ImportSpec, Patch, PatchConfig, PositionedHelper
 from veomni_hook.patches.verbs.imports import importable

@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from veomni_hook.patches.code.document import Document, FunctionNode
-from veomni_hook.patches.code.expressions import last_name
 from veomni_hook.patches.code.nearest_names import listed
 from veomni_hook.patches.code.snippet import read_snippet
-from veomni_hook.patches.code.walk import walk_ast
+from veomni_hook.patches.code.tree import last_name, walk_ast
 from veomni_hook.patches.spec import Patch, PatchConfig
 
 __all__ = ["needing"]

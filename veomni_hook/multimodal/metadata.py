@@ -29,7 +29,7 @@ from veomni_hook.multimodal.positions import (
     position_ids,
     understanding,
 )
-from veomni_hook.patches.code.expressions import chain
+from veomni_hook.patches.code.tree import chain
 from veomni_hook.patches.idioms.host_metadata.read import precomputed_names
 
 __all__ = ["CollateMetadata", "collate_metadata"]

@@ -15,7 +15,8 @@ from typing import Any
 
 from veomni_hook.errors import ConfigError
 from veomni_hook.patches.code.nearest_names import listed
-from veomni_hook.patches.spec import ImportSpec, Patch, PatchConfig, PatchType, PositionedHelper, device_of
+from veomni_hook.patches.records import device_of
+from veomni_hook.patches.spec import ImportSpec, Patch, PatchConfig, PatchType, PositionedHelper
 
 __all__ = ["adopt", "adopt_helper", "adopt_patch", "is_patch_config"]
 

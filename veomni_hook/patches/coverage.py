@@ -171,7 +171,7 @@ def denominators() -> dict[str, list[str]]:
 
 def _one_by_one(document: Document, *, optional: Collection[str]) -> Iterator[Row]:
     view = ModuleView(document)
-    for idiom in recogniser.asked(optional):
+    for idiom in recogniser.asked(optional, document.source):
         try:
             sites = view.sites(idiom.find)
         except Exception as error:

@@ -10,7 +10,8 @@ import ast
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from veomni_hook.patches.code.expressions import decorator_name
+from veomni_hook.patches.code.scope import read_names
+from veomni_hook.patches.code.tree import decorator_name
 
 __all__ = ["BASES", "ChangedClass", "Delta", "adopted_name", "delta"]
 
@@ -81,7 +82,7 @@ def delta(upstream: str, patched: str) -> Delta:
             names = set(_bound(each))
             if names & bound:
                 found.shared |= names & bound
-            elif _read(each) & tainted:
+            elif read_names(each) & tainted:
                 tainted |= names
                 continue
             else:
@@ -115,7 +116,7 @@ def _compared(old: ast.ClassDef, new: ast.ClassDef, tainted: set[str]) -> Change
         vars(node)["type_params"] = []  # from Python 3.12 on
     ast.fix_missing_locations(ast.copy_location(node, new))
     constructor = next((name for name in _CONSTRUCTORS if name in members), None)
-    shared = sorted(_read(node) & tainted)
+    shared = sorted(read_names(node) & tainted)
     refused = ""
     if constructor is not None:
         refused = f"a patch changes its {constructor}, which has run already"
@@ -187,10 +188,6 @@ def _bound(node: ast.AST) -> list[str]:
                 if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)
             )
     return list(names)
-
-
-def _read(node: ast.AST) -> set[str]:
-    return {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
 
 
 def _is_docstring(node: ast.stmt) -> bool:

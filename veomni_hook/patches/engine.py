@@ -15,13 +15,13 @@ from veomni_hook.patches.adopt import adopt
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.code.edit import Placed, apply_edits, marker_comment, place_edits
 from veomni_hook.patches.code.nearest_names import listed
-from veomni_hook.patches.conflicts import declared_steps, same_config
 from veomni_hook.patches.idioms.recognise import recognise
 from veomni_hook.patches.plan import Origin, Plan
 from veomni_hook.patches.report import AppliedPatch, PatchReport
 from veomni_hook.patches.routes.config import NAME, missed, routes
 from veomni_hook.patches.site import Site
 from veomni_hook.patches.spec import Patch, PatchConfig, PatchType
+from veomni_hook.patches.steps import declared_steps, same_config
 from veomni_hook.patches.verbs.additions import plan_additions
 from veomni_hook.patches.verbs.class_mapping import plan_class_mappings
 from veomni_hook.patches.verbs.exclude import plan_exclusions
@@ -206,7 +206,7 @@ def _carried_out(plan: Plan, report: PatchReport) -> PatchedSource:
         untouched=kept,
         slots=tuple(step.payload for _, step in plan.of_kind("slot")),
         remarks=tuple(plan.remarks),
-        companions=companions(plan),
+        companions=companions(plan) if any(step.lenient for step in plan.steps) else (),
         wanting=tuple(plan.wanting),
     )
     plain = plan.finished(document.newline, markers=False)
@@ -216,8 +216,19 @@ def _carried_out(plan: Plan, report: PatchReport) -> PatchedSource:
 def _plan(plan: Plan) -> dict[str, tuple[int, bool]]:
     """Plan every step; return the names that must no longer be used: name -> (step, is excluded)."""
     _mark_classes(plan)
-    plan_replacements(plan)
-    plan_methods(plan)
+    kinds = {step.kind for step in plan.steps}
+    for of, planner in _PLANNERS:
+        if kinds & of:
+            planner(plan)
+    dropped = plan_drops(plan) if "drop_import" in kinds else {}
+    plan_additions(plan)
+    excluded = plan_exclusions(plan) if "exclude" in kinds else {}
+    return {name: (index, False) for name, index in dropped.items()} | {
+        name: (index, True) for name, index in excluded.items()
+    }
+
+
+def _plan_in_place(plan: Plan) -> None:
     for kind, planned in ((PatchType.GUARD, plan_guard), (PatchType.REWRITE, plan_rewrite)):
         for index, step in plan.of_kind(kind.value):
             where = plan.where(index)
@@ -225,11 +236,19 @@ def _plan(plan: Plan) -> dict[str, tuple[int, bool]]:
             _, function = find_function(plan.document, step.patch, where)
             for old, rename in earlier_names(plan.document, step.patch, function).items():
                 remark_rename(plan, index, old, rename)
-    plan_routes(plan)
-    plan_class_mappings(plan)
-    dropped = {name: (index, False) for name, index in plan_drops(plan).items()}
-    plan_additions(plan)
-    return dropped | {name: (index, True) for name, index in plan_exclusions(plan).items()}
+
+
+#: What plans the steps of some kinds, in this order.
+_PLANNERS = tuple(
+    (frozenset(kind.value for kind in kinds), planner)
+    for planner, *kinds in (
+        (plan_replacements, PatchType.CLASS_REPLACEMENT, PatchType.FUNCTION_REPLACEMENT),
+        (plan_methods, PatchType.METHOD_OVERRIDE, PatchType.METHOD_ADDITION, PatchType.INIT_MODIFICATION),
+        (_plan_in_place, PatchType.GUARD, PatchType.REWRITE),
+        (plan_routes, PatchType.ROUTE),
+        (plan_class_mappings, PatchType.CLASS_MAPPING),
+    )
+)
 
 
 def _mark_classes(plan: Plan) -> None:

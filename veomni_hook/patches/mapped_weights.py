@@ -17,7 +17,7 @@ from veomni_hook.errors import CheckpointError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from veomni_hook.patches.mapped_replacement import Replacement
+    from veomni_hook.patches.mapped import Replacement
 
 __all__ = ["serve_conversions"]
 

@@ -14,7 +14,7 @@ from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.code.edit import Edit, marker_comment
 from veomni_hook.patches.code.wrap import wrapped
 from veomni_hook.patches.report import Remark
-from veomni_hook.patches.routes.fused import with_copies
+from veomni_hook.patches.routes.compose import with_copies
 from veomni_hook.patches.spec import Patch, PatchConfig
 
 __all__ = ["Origin", "Plan", "Step"]

@@ -1,16 +1,17 @@
-"""The records that a config is made of, besides slots: patches, imports, helpers.
+"""The records that a config is made of, besides slots, and what a declaration of one may leave out.
 
-Patchgen's fields keep their names, order and defaults; additional fields are keyword-only.
+Patchgen's fields keep their names, order and defaults; additional fields are keyword-only. Each record
+says where it is declared, as ``file:line``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
-from veomni_hook.patches.places import place_of_caller
 from veomni_hook.patches.site import Site
 
 __all__ = [
@@ -20,6 +21,12 @@ __all__ = [
     "PatchType",
     "PositionedHelper",
     "create_patch_from_external",
+    "describe",
+    "device_of",
+    "digests",
+    "is_pattern",
+    "place_of_caller",
+    "place_of_code",
 ]
 
 NameMap: TypeAlias = Mapping[str, str]
@@ -110,3 +117,69 @@ def create_patch_from_external(
         replacement_source=f"{replacement_module}.{replacement_name}",
         origin=place_of_caller(),
     )
+
+
+def device_of(target_file: str) -> Literal["gpu", "npu"] | None:
+    """The device that the name of patchgen's output file says, if it says one."""
+    if target_file.endswith("_npu.py"):
+        return "npu"
+    return "gpu" if target_file.endswith("_gpu.py") else None
+
+
+def is_pattern(source_module: str) -> bool:
+    """Whether a source module is a pattern."""
+    return any(character in source_module for character in "*?[")
+
+
+_DESCRIPTIONS = {
+    PatchType.CLASS_REPLACEMENT: "Replace {target} with {name}",
+    PatchType.FUNCTION_REPLACEMENT: "Replace {target} with {name}",
+    PatchType.METHOD_OVERRIDE: "Override {target}",
+    PatchType.METHOD_ADDITION: "Add {target}",
+    PatchType.INIT_MODIFICATION: "Modify {target}.__init__",
+    PatchType.GUARD: "Guard {target}",
+}
+
+
+def describe(patch_type: PatchType, target: str, replacement: object) -> str:
+    """The description of a patch that has none."""
+    return _DESCRIPTIONS[patch_type].format(
+        target=target, name=getattr(replacement, "__name__", "a replacement")
+    )
+
+
+def digests(fingerprints: Collection[str], relies_on: Mapping[str, Collection[str]] | None) -> dict[str, Any]:
+    """The digests in a declaration as fields of its patch; a single one may be given as text."""
+
+    def collected(given: Collection[str]) -> tuple[str, ...]:
+        return (given,) if isinstance(given, str) else tuple(given)
+
+    relied_on = {name: collected(given) for name, given in (relies_on or {}).items()}
+    return {"fingerprints": collected(fingerprints), "relies_on": relied_on}
+
+
+_LANGUAGE = (
+    "veomni_hook.patches.mappings",
+    "veomni_hook.patches.patchgen",
+    "veomni_hook.patches.records",
+    "veomni_hook.patches.spec",
+)
+
+
+def place_of_caller() -> str:
+    """Return ``file:line`` of the code that calls the patch language, where a patch is declared."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__") in _LANGUAGE:
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def place_of_code(found: object) -> str:
+    """Where a function or class is defined, if the object records it (classes: since Python 3.13)."""
+    found = getattr(found, "__func__", None) or getattr(found, "fget", None) or found
+    code = getattr(found, "__code__", None)
+    if code is not None:
+        return f"{code.co_filename}:{code.co_firstlineno}"
+    line = getattr(found, "__firstlineno__", None)
+    file = getattr(sys.modules.get(getattr(found, "__module__", "")), "__file__", None)
+    return f"{file}:{line}" if line and file else ""

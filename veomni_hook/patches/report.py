@@ -131,7 +131,11 @@ class PatchReport:
             ),
             yielded=tuple(YieldedPatch(**patch) for patch in data["yielded"]),
             untouched=tuple(data["untouched"]),
-            slots=tuple(SlotSpec(**{**slot, "skips": _skips(slot)}) for slot in data["slots"]),
+            slots=tuple(
+                SlotSpec(**{**slot, "skips": tuple((place, tuple(names)) for place, names in skips)})
+                for slot in data["slots"]
+                for skips in [slot.get("skips", ())]
+            ),
             missed=tuple(MissedSite(**site) for site in data["missed"]),
             distribution=data["distribution"],
             remarks=tuple(Remark(**remark) for remark in data["remarks"]),
@@ -143,10 +147,6 @@ class PatchReport:
 def _compact(entry: dict[str, Any]) -> dict[str, Any]:
     optional = {"declared", "parameters", "skips", *(("op", "variant") if "kind" in entry else ())}
     return {name: value for name, value in entry.items() if value or name not in optional}
-
-
-def _skips(slot: Mapping[str, Any]) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    return tuple((place, tuple(names)) for place, names in slot.get("skips", ()))
 
 
 def _pair(lines: Any) -> tuple[int, int]:

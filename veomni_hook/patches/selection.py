@@ -13,10 +13,10 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 
 from veomni_hook.patches.adopt import adopt_patch
+from veomni_hook.patches.code.comparison import fingerprint
 from veomni_hook.patches.code.document import Definition, Document, FunctionNode
-from veomni_hook.patches.code.fingerprint import fingerprint
 from veomni_hook.patches.code.pattern import Pattern
-from veomni_hook.patches.code.statements import blocks
+from veomni_hook.patches.code.tree import blocks
 from veomni_hook.patches.report import PatchReport
 from veomni_hook.patches.spec import Patch, PatchConfig, PatchType
 from veomni_hook.patches.verbs.class_mapping import constructor_calls
@@ -48,7 +48,7 @@ def selected(config: PatchConfig, document: Document) -> Iterator[tuple[Patch, s
         PatchError: a code pattern is invalid.
     """
     for given in config.patches:
-        patch = adopt_patch(given, config.name)
+        patch = given if isinstance(given, Patch) else adopt_patch(given, config.name)
         if not config.is_pattern and not patch.regex:
             yield patch, patch.target
             continue

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from veomni_hook.patches.code.edit import Edit
 from veomni_hook.patches.reasons import Code, Reason
 from veomni_hook.patches.slots import SlotSpec, formula_slot
+
+if TYPE_CHECKING:
+    from veomni_hook.patches.code.edit import Edit
 
 __all__ = ["Code", "Missed", "Reason", "Site", "Status", "skipped_at_calls"]
 

@@ -14,9 +14,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, Literal, TypeVar
 
-from veomni_hook.patches.declared import collected, describe, device_of, frozen, is_pattern
 from veomni_hook.patches.mappings import mapped, mapping, unmapping
-from veomni_hook.patches.places import place_of_caller, place_of_code
 from veomni_hook.patches.records import (
     ImportSpec,
     NameMap,
@@ -24,6 +22,12 @@ from veomni_hook.patches.records import (
     PatchType,
     PositionedHelper,
     create_patch_from_external,
+    describe,
+    device_of,
+    digests,
+    is_pattern,
+    place_of_caller,
+    place_of_code,
 )
 from veomni_hook.patches.slots import SlotHandle, SlotSpec
 
@@ -36,8 +40,6 @@ __all__ = [
     "SlotHandle",
     "SlotSpec",
     "create_patch_from_external",
-    "device_of",
-    "is_pattern",
 ]
 
 T = TypeVar("T")
@@ -264,8 +266,7 @@ class PatchConfig:
             replacement,
             description,
             before=before,
-            fingerprints=collected(fingerprints),
-            relies_on=frozen(relies_on),
+            **digests(fingerprints, relies_on),
         )
 
     def rewrite(
@@ -293,9 +294,8 @@ class PatchConfig:
                 pattern=pattern,
                 replacement_text=replacement,
                 matches=matches,
-                fingerprints=collected(fingerprints),
-                relies_on=frozen(relies_on),
                 origin=place_of_caller(),
+                **digests(fingerprints, relies_on),
             )
         )
 

@@ -1,17 +1,33 @@
-"""One config's steps for one module: its patches, and their imports, blocks, helpers and slots."""
+"""The steps that the configs of one module declare, merged into one list, or an error where they conflict.
+
+A config's patches come with its imports, blocks, helpers and slots. Two patches on one target are an
+error, unless one config names the other as its base; then the base yields. This package's own patches are
+defaults: routes found by idioms yield to built-in specs and to any other config, built-in specs yield to
+any other config, and the report says so. A route and a guard or rewrite in one function conflict only if
+they touch the same code.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
+from veomni_hook.errors import PatchConflictError
 from veomni_hook.patches.adopt import adopt_helper
 from veomni_hook.patches.code.document import Document
-from veomni_hook.patches.plan import Step
+from veomni_hook.patches.plan import Origin, Step
+from veomni_hook.patches.report import YieldedPatch
 from veomni_hook.patches.routes.config import NAME
+from veomni_hook.patches.routes.reliance import covered, relied_on
 from veomni_hook.patches.selection import is_present, selected
+from veomni_hook.patches.site import Site
 from veomni_hook.patches.spec import Patch, PatchConfig, PatchType, SlotSpec
+from veomni_hook.patches.verbs.guard import plan_guard
+from veomni_hook.patches.verbs.rewrite import plan_rewrite
+from veomni_hook.patches.verbs.targets import plain
 
-__all__ = ["patch_steps", "surroundings"]
+__all__ = ["declared_steps", "is_builtin", "patch_steps", "same_config", "surroundings"]
 
 
 def patch_steps(config: PatchConfig, document: Document) -> Iterator[Step]:
@@ -61,3 +77,229 @@ def _helpers(config: PatchConfig, document: Document) -> Iterator[Step]:
 
 def _name(helper: object) -> str:
     return str(getattr(helper, "__name__", helper))
+
+
+_BUILTIN = "veomni_hook.patches.models."
+_USERS = 2
+_PLANNERS = {PatchType.GUARD.value: plan_guard, PatchType.REWRITE.value: plan_rewrite}
+_EDITING = frozenset({*_PLANNERS, PatchType.ROUTE.value})
+_MAPPING = PatchType.CLASS_MAPPING.value
+_WRAPPING = frozenset({PatchType.INIT_MODIFICATION.value})
+
+
+def is_builtin(config: PatchConfig) -> bool:
+    """Whether the config belongs to this package."""
+    return _tier(config) < _USERS
+
+
+def _tier(config: PatchConfig) -> int:
+    """The config's tier: a lower tier yields to a higher one."""
+    if config.name == NAME:
+        return 0
+    return 1 if config.name.startswith(_BUILTIN) else _USERS
+
+
+def same_config(one: PatchConfig | None, other: object) -> bool:
+    """Whether both are the same config, in patchgen's form or adopted."""
+    if one is None or other is None:
+        return False
+    made = getattr(other, "adopted_from", None)
+    return (
+        one is other
+        or one.adopted_from is other
+        or one is made
+        or (made is not None and one.adopted_from is made)
+    )
+
+
+def declared_steps(
+    configs: Sequence[PatchConfig], origin: Origin, document: Document
+) -> tuple[list[Step], list[YieldedPatch]]:
+    """Return the steps to carry out, in the order of the configs, and the patches that yielded.
+
+    Raises:
+        PatchConflictError: two patches claim the same place.
+    """
+    claims = [_Claim(step, document) for config in configs for step in patch_steps(config, document)]
+    lost: dict[int, str] = {}
+    for number, first in enumerate(claims):
+        for second in claims[:number]:
+            if id(first) in lost or id(second) in lost:
+                continue
+            loser, reason = _settle(second, first, origin)
+            if loser is not None:
+                lost[id(loser)] = reason
+    kept = [claim.step for claim in claims if id(claim) not in lost]
+    yielded = [_yielded(claim, lost[id(claim)]) for claim in claims if id(claim) in lost]
+    steps = []
+    for config in configs:
+        own = [step for step in kept if step.config is config]
+        steps += own
+        # If none of a spec's patches are left, its imports, slots and helpers are dropped too.
+        if own or not config.patches:
+            steps += surroundings(config, own, document)
+    return _without_doubles(steps, origin), yielded
+
+
+@dataclass(eq=False)
+class _Claim:
+    step: Step
+    document: Document
+
+    @property
+    def key(self) -> str:
+        target = plain(self.step.target)
+        if self.step.kind == _MAPPING:
+            return f"{target}()"  # changes constructor calls, not the class
+        return f"{target}.__init__" if self.step.kind in _WRAPPING else target
+
+    @property
+    def site(self) -> Site | None:
+        return None if self.step.kind == "exclude" else self.step.patch.site
+
+    @cached_property
+    def relies_on(self) -> list[str]:
+        if self.step.kind == "exclude":
+            return []
+        names = self.step.patch.relies_on if self.site is None else relied_on(self.document, self.site)
+        return [plain(name) for name in names]
+
+    def __str__(self) -> str:
+        return f"{self.step.kind} of {self.step.target} ({self.step.config.name})"
+
+
+def _yielded(claim: _Claim, reason: str) -> YieldedPatch:
+    step, site = claim.step, claim.site
+    if site is None:
+        return YieldedPatch(step.kind, step.target, reason, step.config.name)
+    return YieldedPatch(step.kind, step.target, reason, step.config.name, site.op, site.variant)
+
+
+def _settle(first: _Claim, second: _Claim, origin: Origin) -> tuple[_Claim | None, str]:
+    """Which of two claims yields, and why; (None, "") if they do not conflict."""
+    if first.site is not None and second.site is not None:
+        return None, ""  # overlaps are detected during planning
+    if (loser := _less_exact(first, second)) is not None:
+        return loser, "a name has precedence over an expression, and an earlier expression over a later one"
+    if not (reason := _meet(first, second, origin)):
+        return None, ""
+    one, other = first.step.config, second.step.config
+    for loser, winner in ((first, second), (second, first)):
+        if loser.step.config is winner.step.config:
+            continue
+        if _tier(loser.step.config) < _tier(winner.step.config):
+            return loser, f"{winner}: {reason}"
+        if _builds_on(winner.step.config, loser.step.config):
+            return loser, f"{winner}, whose base {loser.step.config.name} is: {reason}"
+    fix = "remove one of the two patches"
+    if one is not other:
+        fix = (
+            f"remove one of the two, or let one config build on the other: PatchConfig(..., base={one.name})"
+        )
+    raise PatchConflictError(
+        f"two patches claim {second.step.target}: {first} and {second} ({reason})",
+        where=f"{origin}; {first.step.declaration} and {second.step.declaration}",
+        fix=fix,
+        target=second.step.target,
+    )
+
+
+def _less_exact(first: _Claim, second: _Claim) -> _Claim | None:
+    """Which of two mappings of one class yields to the other because of how it names the class."""
+    if first.step.kind != _MAPPING or second.step.kind != _MAPPING or first.key != second.key:
+        return None
+    exact = [claim.step.declared == claim.step.target for claim in (first, second)]
+    if exact[0] != exact[1]:
+        return second if exact[0] else first
+    return second if first.step.config is second.step.config and not exact[0] else None
+
+
+def _meet(first: _Claim, second: _Claim, origin: Origin) -> str:
+    for claim, other in ((first, second), (second, first)):
+        for name in claim.relies_on:
+            if _contains(other.key, name) or _contains(name, other.key):
+                return f"{claim.step.target} relies on upstream's {name}"
+    if first.key == second.key:
+        return "" if _share(first, second, origin) else "same target"
+    for outer, inner in ((first, second), (second, first)):
+        if _contains(outer.key, inner.key) and outer.step.kind not in _EDITING | _WRAPPING:
+            return f"{outer.step.target} is replaced as a whole"
+    return ""
+
+
+def _share(first: _Claim, second: _Claim, origin: Origin) -> bool:
+    """Whether two claims on one target can both be carried out."""
+    kinds = {first.step.kind, second.step.kind}
+    if kinds <= _EDITING and first.step.config is second.step.config:
+        return True  # several places of one function; overlaps are detected during planning
+    if len(kinds) == 2 and kinds & _WRAPPING and "exclude" not in kinds:
+        return True  # modify_init wraps whatever __init__ there is
+    return _apart(first, second, origin)
+
+
+def _apart(claim: _Claim, other: _Claim, origin: Origin) -> bool:
+    """Whether ``claim`` is a route and ``other`` changes a part of its function that it does not cover.
+
+    Routes come before all other claims.
+    """
+    planner = _PLANNERS.get(other.step.kind)
+    if claim.site is None or planner is None:
+        return False
+    where = f"{origin}; {other.step.declaration}"
+    edits = planner(claim.document, other.step.patch, 0, where=where)
+    ranges = covered(claim.document, claim.site)
+    return not any(start <= edit.end and edit.start <= end for edit in edits for start, end in ranges)
+
+
+def _contains(outer: str, inner: str) -> bool:
+    # ``C.p.setter`` is a definition beside ``C.p``, not one inside it.
+    is_accessor = inner[len(outer) :] in (".setter", ".deleter")
+    return f"{inner}.".startswith(f"{outer}.") and not is_accessor
+
+
+def _builds_on(config: PatchConfig, base: PatchConfig) -> bool:
+    seen: list[object] = []
+    above: object = config.base
+    while above is not None and not any(above is one for one in seen):
+        if same_config(base, above):
+            return True
+        seen.append(above)
+        above = getattr(above, "base", None)
+    return False
+
+
+def _without_doubles(steps: list[Step], origin: Origin) -> list[Step]:
+    """Remove duplicates: an inherited helper or a shared import is carried out only once."""
+    seen: set[object] = set()
+    slots: dict[str, Step] = {}
+    kept = []
+    for step in steps:
+        key = _identity(step)
+        if key in seen:
+            continue
+        seen.add(key)
+        if step.kind == "slot":
+            other = slots.setdefault(step.target, step)
+            if other is not step:
+                raise PatchConflictError(
+                    f"two slots are named {step.target}: {other.payload} and {step.payload}",
+                    where=f"{origin}; declared in {other.config.name} and {step.config.name}",
+                    fix="give one of them another name",
+                    target=step.target,
+                )
+        kept.append(step)
+    return kept
+
+
+def _identity(step: Step) -> object:
+    payload = step.payload
+    if step.kind == PatchType.ADDITIONAL_IMPORT.value:
+        return step.kind, payload.module, tuple(payload.names or ()), payload.alias, payload.is_from_import
+    if step.kind == "slot":
+        return step.kind, payload
+    if step.kind == "helper":
+        helper = getattr(payload, "helper", payload)
+        return step.kind, id(helper), getattr(payload, "target", "")
+    if step.kind in ("post_import_block", "drop_import", "exclude"):
+        return step.kind, payload.strip()
+    return id(step)

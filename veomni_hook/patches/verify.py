@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from types import ModuleType
+from typing import Any
 
 from veomni_hook.errors import (
     ExcludedNameError,
@@ -14,15 +18,22 @@ from veomni_hook.errors import (
 )
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.code.edit import Edit, Placed
-from veomni_hook.patches.code.nearest_names import listed
-from veomni_hook.patches.code.scope import Use, bound_names, global_bindings, global_uses, has_star_import
-from veomni_hook.patches.code.unresolved import provided_names, unresolved_names, unresolved_uses
-from veomni_hook.patches.plan import Plan
-from veomni_hook.patches.remedies import remedy
+from veomni_hook.patches.code.nearest_names import listed, nearest
+from veomni_hook.patches.code.scope import (
+    Use,
+    bound_names,
+    global_bindings,
+    global_uses,
+    has_star_import,
+    provided_names,
+    unresolved_names,
+    unresolved_uses,
+)
+from veomni_hook.patches.plan import Plan, Step
 from veomni_hook.patches.routes.config import NAME as ROUTES
-from veomni_hook.patches.spec import PatchConfig, PatchType
+from veomni_hook.patches.spec import Patch, PatchType, PositionedHelper
 
-__all__ = ["check_names", "check_overlaps", "check_provided", "check_text", "untouched"]
+__all__ = ["check_names", "check_overlaps", "check_provided", "check_text", "remedy", "untouched"]
 
 
 def check_overlaps(plan: Plan, edits: Sequence[Edit]) -> None:
@@ -67,7 +78,10 @@ def check_text(plan: Plan, text: str, placed: Sequence[Placed]) -> Document:
             and text.count("\n", 0, one.start) < line <= text.count("\n", 0, one.end) + 1
         ]
         shown = lines[line - 1].strip() if 0 < line <= len(lines) else ""
-        texts = listed(f"{step.target} ({_said(step.config)})" for step in guilty)
+        texts = listed(
+            f"{step.target} ({', '.join(dict.fromkeys((step.config.name, step.config.origin)))})"
+            for step in guilty
+        )
         raise PatchError(
             f"the patched source is not valid Python: {error} ({shown})",
             where=f"{plan.origin}; in the text of {texts}",
@@ -75,10 +89,6 @@ def check_text(plan: Plan, text: str, placed: Sequence[Placed]) -> Document:
             target=guilty[0].target if guilty else "",
         ) from error
     return patched
-
-
-def _said(config: PatchConfig) -> str:
-    return ", ".join(dict.fromkeys((config.name, config.origin)))
 
 
 def untouched(plan: Plan, placed: Sequence[Placed], patched: Document) -> tuple[str, ...]:
@@ -217,3 +227,46 @@ def _step_at(placed: Sequence[Placed], position: int) -> int:
     """The index of the step whose text is at an offset of the result; -1 for upstream text."""
     spots = (one.edit.patch for one in placed if one.start <= position < one.end)
     return next((index for index in spots if index >= 0), -1)
+
+
+_ANY = "provide it by add_helper, add_import or add_post_import_block"
+
+
+def remedy(name: str, step: Step | None, existing: Collection[str]) -> str:
+    """What to write for a name that the code of ``step`` uses.
+
+    Args:
+        name: the missing name.
+        step: the step whose code uses it; None if unknown.
+        existing: the names that this code could have meant.
+    """
+    namespace = {} if step is None else _namespace(step)
+    if name in namespace:
+        return f"{name}: {_as_added(name, namespace[name], namespace.get('__name__'))}"
+    close = nearest(name, existing)
+    return f"{name}: " + (f"write {listed(close)}, or {_ANY}" if close else _ANY)
+
+
+def _namespace(step: Step) -> Mapping[str, Any]:
+    """The globals of the module in which the step's code was written; empty if unknown."""
+    payload = step.payload.replacement if isinstance(step.payload, Patch) else step.payload
+    written = payload.helper if isinstance(payload, PositionedHelper) else payload
+    if callable(written):
+        written = inspect.unwrap(written)
+    found = getattr(written, "__globals__", None)
+    if isinstance(found, dict):
+        return found
+    module = sys.modules.get(getattr(written, "__module__", None) or "")
+    return {} if module is None else vars(module)
+
+
+def _as_added(name: str, value: Any, written_in: str | None) -> str:
+    if isinstance(value, ModuleType):
+        alias = "" if value.__name__ == name else f", alias={name!r}"
+        return f"config.add_import({value.__name__!r}{alias}, is_from_import=False)"
+    home, own = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+    if not (isinstance(home, str) and isinstance(own, str) and own.isidentifier()):
+        return f"config.add_post_import_block(...) with the assignment of {name}"
+    if home == written_in:
+        return f"config.add_helper({name})"
+    return f"config.add_import({home!r}, names=[{own if own == name else f'{own} as {name}'!r}])"

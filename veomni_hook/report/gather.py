@@ -10,7 +10,7 @@ from veomni_hook.kernels.selection.registry import registry
 from veomni_hook.kernels.selection.select import UNSUPPLIED
 from veomni_hook.patches.render import header
 from veomni_hook.patches.report import AppliedPatch, MissedSite, PatchReport
-from veomni_hook.patches.routes.fused import copy_name
+from veomni_hook.patches.routes.compose import copy_name
 from veomni_hook.patches.spec import SlotSpec
 from veomni_hook.report.lines import split
 from veomni_hook.report.model import Answer, Change, Module, Place

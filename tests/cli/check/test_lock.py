@@ -46,7 +46,7 @@ class Installed:
 
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Installed:
-    monkeypatch.setattr(recognise, "idioms", lambda: (fake_idiom.module(),))
+    monkeypatch.setattr(recognise, "idioms", lambda *_: (fake_idiom.module(),))
     monkeypatch.setattr("veomni_hook.patches.models.all_spec_modules", list)
     made = Installed(tmp_path / "site")
     monkeypatch.setattr(sources, "transformers_folder", lambda: str(made.folder))

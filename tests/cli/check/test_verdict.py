@@ -115,7 +115,7 @@ class Other:
 
 @pytest.fixture
 def idiom(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recognise, "idioms", lambda: (fake_idiom.module(),))
+    monkeypatch.setattr(recognise, "idioms", lambda *_: (fake_idiom.module(),))
 
 
 def modeling(source: bytes) -> Upstream:

@@ -43,7 +43,7 @@ def package(tmp_path: Path) -> Path:
 def sites(package: Path, monkeypatch: pytest.MonkeyPatch) -> Sites:
     """Run `veomni-hook list --by site` over the package with the idiom for tests."""
     for name in ("idioms", "every_idiom"):
-        monkeypatch.setattr(recognise, name, lambda: (fake_idiom.module(),))
+        monkeypatch.setattr(recognise, name, lambda *_: (fake_idiom.module(),))
 
     def run(*arguments: str, by: str = "site") -> Result:
         return CliRunner().invoke(app, ["list", "--by", by, "--source", str(package), *arguments])

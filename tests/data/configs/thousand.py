@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from veomni_hook.patches.idioms import recognise
 from veomni_hook.patches.site import Site, Status
-from veomni_hook.patches.routes.insertion import before_body
+from veomni_hook.patches.routes.guards import before_body
 
 OP = "scaling"
 CANDIDATES = "a forward that uses scale"
@@ -30,4 +30,4 @@ def garble(view):
 
 def install(find=find):
     module = types.SimpleNamespace(OP=OP, CANDIDATES=CANDIDATES, find=find, __name__="thousand")
-    recognise.idioms = lambda: (module,)
+    recognise.idioms = lambda *_: (module,)

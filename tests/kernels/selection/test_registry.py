@@ -222,7 +222,7 @@ class TestEntryPoints:
             ("theirs:WRONG", "is not a veomni_hook.Kernel"),
             ("nowhere:ONE", "cannot be loaded: ModuleNotFoundError"),
             ("theirs:TWICE", "already has a 'theirs' kernel"),
-            ("theirs:ODD", "TypeError: unhashable"),
+            ("theirs:ODD", "there is no op"),
             ("exits", "cannot be loaded: SystemExit: 3"),
             ("theirs:", "cannot be loaded"),
         ],

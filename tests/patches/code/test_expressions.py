@@ -4,7 +4,7 @@ import ast
 
 import pytest
 
-from veomni_hook.patches.code.expressions import (
+from veomni_hook.patches.code.tree import (
     chain,
     compared_with_none,
     decorator_name,

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from veomni_hook.patches.code.comparison import fingerprint, serialise
 from veomni_hook.patches.code.document import Document
-from veomni_hook.patches.code.fingerprint import fingerprint, serialise
 
 
 def digest(source: str) -> str:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from veomni_hook.errors import NameMapError
-from veomni_hook.patches.code.name_map import apply_name_map
+from veomni_hook.patches.code.snippet import apply_name_map
 
 words = st.text(alphabet="abcAB1_", min_size=1, max_size=8)
 

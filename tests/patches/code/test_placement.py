@@ -5,8 +5,7 @@ import ast
 import pytest
 
 from veomni_hook.patches.code.document import Document, FunctionNode
-from veomni_hook.patches.code.edit import Edit, apply_edits
-from veomni_hook.patches.code.placement import Place, at_start, before
+from veomni_hook.patches.code.edit import Edit, Place, apply_edits, at_start, before
 
 
 def parsed(text: str) -> tuple[Document, FunctionNode]:

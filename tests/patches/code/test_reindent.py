@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from veomni_hook.patches.code.reindent import reindent, string_lines
+from veomni_hook.patches.code.edit import reindent, string_lines
 
 CODE = '''\
 def f(

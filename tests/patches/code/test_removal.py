@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from veomni_hook.patches.code.document import Document
-from veomni_hook.patches.code.edit import apply_edits
-from veomni_hook.patches.code.removal import remove_items, remove_statement
+from veomni_hook.patches.code.edit import apply_edits, remove_items, remove_statement
 
 gaps = st.sampled_from(["", " ", "\n", "\n    ", "  # c,\n", "\n# own line\n  "])
 

@@ -4,7 +4,7 @@ import ast
 
 import pytest
 
-from veomni_hook.patches.code.statements import (
+from veomni_hook.patches.code.tree import (
     binding,
     blocks,
     initialised,

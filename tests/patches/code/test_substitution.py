@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import ast
 
-from veomni_hook.patches.code.fingerprint import means
-from veomni_hook.patches.code.substitution import substituted, swapped
+from veomni_hook.patches.code.comparison import means
+from veomni_hook.patches.code.tree import substituted, swapped
 
 
 def expression(text: str) -> ast.expr:

@@ -7,7 +7,7 @@ import textwrap
 
 import pytest
 
-from veomni_hook.patches.code.unresolved import provided_names, unresolved_names, unresolved_uses
+from veomni_hook.patches.code.scope import provided_names, unresolved_names, unresolved_uses
 
 
 def missing(code: str) -> set[str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from veomni_hook.patches.code import document
-from veomni_hook.patches.code.walk import calls_in, child_nodes, contains, in_text_order, walk_ast
+from veomni_hook.patches.code.tree import calls_in, child_nodes, contains, in_text_order, walk_ast
 from veomni_hook.patches.idioms.recognise import recognise
 
 LEFT_OUT = (ast.expr_context, ast.operator, ast.unaryop, ast.boolop, ast.cmpop)

@@ -10,9 +10,8 @@ from typing import Any
 from veomni_hook.kernels.slot import Slot
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.code.edit import apply_edits
-from veomni_hook.patches.routes.compose import composed
+from veomni_hook.patches.routes.compose import composed, with_copies
 from veomni_hook.patches.routes.config import routes
-from veomni_hook.patches.routes.fused import with_copies
 from veomni_hook.patches.site import Site
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -63,11 +64,32 @@ def test_every_idiom_says_what_it_is_for() -> None:
         assert idiom.OP and idiom.CANDIDATES and callable(idiom.find), idiom.__name__
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["models.qwen3.modeling_qwen3", "models.qwen3_vl.modeling_qwen3_vl", "modeling_utils", "masking_utils"],
+)
+def test_an_idiom_that_is_not_asked_finds_nothing(name: str) -> None:
+    spec = find_spec("transformers")
+    assert spec is not None and spec.submodule_search_locations is not None
+    path = Path(spec.submodule_search_locations[0], *name.split(".")).with_suffix(".py")
+    document = Document(path.read_text(encoding="utf-8"), f"transformers.{name}")
+    asked = idioms(document.source)
+    left_out = [idiom for idiom in idioms() if idiom not in asked]
+    assert left_out and not any(list(idiom.find(ModuleView(document))) for idiom in left_out)
+
+
+def test_words_of_one_alternative_are_all_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(IDIOMS, "rotary.find", "turn( pairs | spin")
+    (rotary,) = (idiom for idiom in idioms() if idiom.__name__.endswith(".rotary.find"))
+    for text, is_asked in (("turn(x) # pairs", True), ("turn(x)", False), ("spin", True), ("", False)):
+        assert (rotary in idioms(text)) is is_asked, text
+
+
 def test_the_idiom_of_the_documents() -> None:
     text = (Path(__file__).parents[3] / "docs" / "patches.md").read_text(encoding="utf-8")
     (block,) = (b for b in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "CANDIDATES" in b)
     names: dict[str, Any] = {}
-    modules = "graph routes.slot_code routes.insertion routes.view site slots code.scope".split()
+    modules = "graph routes.guards routes.view site slots code.scope".split()
     for module in modules:
         exec(f"from veomni_hook.patches.{module} import *", names)
     exec("from __future__ import annotations\n" + block, names)

@@ -28,7 +28,7 @@ class Norm:
 
 @pytest.fixture(autouse=True)
 def idiom(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recognise, "idioms", lambda: (fake_idiom.module(),))
+    monkeypatch.setattr(recognise, "idioms", lambda *_: (fake_idiom.module(),))
 
 
 def lock_of(

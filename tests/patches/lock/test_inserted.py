@@ -29,7 +29,7 @@ CACHE = re.compile(r"\b(past_key_values|cache_params|cache)\b")
 @pytest.fixture(autouse=True)
 def idiom(monkeypatch: pytest.MonkeyPatch) -> None:
     every = (sample_boundaries, layer_loop, count_check, host_metadata, absent_modality, row_merge)
-    monkeypatch.setattr(recognise, "idioms", lambda: every)
+    monkeypatch.setattr(recognise, "idioms", lambda *_: every)
 
 
 def upstreams(family: str) -> str:

@@ -10,9 +10,8 @@ import pytest
 
 from veomni_hook.patches.code.document import Document, FunctionNode
 from veomni_hook.patches.code.edit import FUSED, Edit, apply_edits
-from veomni_hook.patches.routes.compose import composed
-from veomni_hook.patches.routes.fused import with_copies
-from veomni_hook.patches.routes.insertion import before_statement, in_place
+from veomni_hook.patches.routes.compose import composed, with_copies
+from veomni_hook.patches.routes.guards import before_statement, in_place
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.verbs.inplace import mark_statement
 

@@ -6,7 +6,7 @@ import pytest
 
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.code.edit import FUSED, Edit, apply_edits
-from veomni_hook.patches.routes.fused import method_at, with_copies
+from veomni_hook.patches.routes.compose import method_at, with_copies
 
 METHODS = {
     "a method": ("    def f(self, x=1, *, y: int = 2, **more):\n        return x\n", True),

@@ -7,7 +7,7 @@ import pytest
 
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.code.edit import Edit, apply_edits
-from veomni_hook.patches.routes import insertion
+from veomni_hook.patches.routes import guards
 from veomni_hook.patches.routes.view import ModuleView
 
 
@@ -47,7 +47,7 @@ BODIES = [
 @pytest.mark.parametrize(("text", "wanted"), BODIES)
 def test_before_body(text: str, wanted: str) -> None:
     module = view(text)
-    edits = insertion.before_body(module, function(module), "go()\n", "why")
+    edits = guards.before_body(module, function(module), "go()\n", "why")
     assert edited(module, *edits) == wanted
     bare = edited(module, *edits, markers=False)
     assert "why" not in bare and ast.dump(ast.parse(bare)) == ast.dump(ast.parse(wanted))
@@ -56,17 +56,17 @@ def test_before_body(text: str, wanted: str) -> None:
 def test_after_body_at_its_end() -> None:
     module = view("def f(x):\n    if x:\n        x = 1  # c\n\n\ny = 2\n")
     wanted = "def f(x):\n    if x:\n        x = 1  # c\n    # [ROUTED] why\n    import a\n\n    a.go()\n\n\ny = 2\n"
-    made = insertion.after_body(module, function(module), "import a\n\na.go()", "why")
+    made = guards.after_body(module, function(module), "import a\n\na.go()", "why")
     assert edited(module, *made) == wanted
     short = view("def f(x): x = 1\n")
     with pytest.raises(ValueError, match="line 1 does not begin with the statement"):
-        insertion.after_body(short, function(short), "go()", "why")
+        guards.after_body(short, function(short), "go()", "why")
 
 
 def test_before_statement_at_its_indentation() -> None:
     module = view("def f(x):\n    if x:\n        # c\n        y = 1\n    return x\n")
     statement = function(module).body[0].body[0]
-    edits = insertion.before_statement(module, function(module), statement, "if x:\n    go()", "why @a")
+    edits = guards.before_statement(module, function(module), statement, "if x:\n    go()", "why @a")
     assert edited(module, *edits) == (
         "def f(x):\n    if x:\n        # [ROUTED] why a\n        if x:\n            go()\n"
         "        # c\n        y = 1\n    return x\n"
@@ -88,7 +88,7 @@ def test_no_statement_can_be_put_in_the_middle_of_a_line(text: str) -> None:
     if isinstance(last, ast.If):
         last = (last.orelse or last.body)[0]
     with pytest.raises(ValueError, match="does not begin"):
-        insertion.before_statement(module, found, last, "go()", "why")
+        guards.before_statement(module, found, last, "go()", "why")
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_no_statement_can_be_put_in_the_middle_of_a_line(text: str) -> None:
 def test_in_place_is_one_operand_wherever_it_stands(text: str, written: str) -> None:
     module = view("y = -x ** 2\n")
     node = next(n for n in ast.walk(module.document.tree) if isinstance(n, ast.Name) and n.id == "x")
-    result = edited(module, insertion.in_place(module, node, text))
+    result = edited(module, guards.in_place(module, node, text))
     assert result == f"y = -{written} ** 2\n"
     power = ast.parse(result).body[0].value.operand  # type: ignore[attr-defined]
     assert ast.dump(power.left) == ast.dump(ast.parse(text, mode="eval").body)
@@ -119,20 +119,20 @@ def test_in_place_is_one_operand_wherever_it_stands(text: str, written: str) -> 
 def test_in_place_takes_expressions_only() -> None:
     module = view("y = x\n")
     with pytest.raises(SyntaxError):
-        insertion.in_place(module, module.document.tree.body[0], "a = 1")  # type: ignore[arg-type]
+        guards.in_place(module, module.document.tree.body[0], "a = 1")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("decorators", ["", "@a\n@b(1)\n"])
 def test_decorate_goes_above_all_others(decorators: str) -> None:
     module = view(f"x = 1\n{decorators}class A: pass\n")
-    edits = insertion.decorate(module, module.classes["A"], "slot.reached", "why")
+    edits = guards.decorate(module, module.classes["A"], "slot.reached", "why")
     assert edited(module, *edits) == f"x = 1\n# [ROUTED] why\n@slot.reached\n{decorators}class A: pass\n"
 
 
 def test_decorate_at_the_indentation_of_the_class() -> None:
     module = view("if 1:\n    class A: pass\n")
     owner = next(n for n in ast.walk(module.document.tree) if isinstance(n, ast.ClassDef))
-    edits = insertion.decorate(module, owner, "slot.reached", "why")
+    edits = guards.decorate(module, owner, "slot.reached", "why")
     assert "    # [ROUTED] why\n    @slot.reached\n    class A: pass" in edited(module, *edits)
 
 
@@ -148,4 +148,4 @@ def test_decorate_at_the_indentation_of_the_class() -> None:
     ],
 )
 def test_free_name(body: str, name: str) -> None:
-    assert insertion.free_name(function(view(f"def f(x):\n    {body}\n")), "kernel") == name
+    assert guards.free_name(function(view(f"def f(x):\n    {body}\n")), "kernel") == name

@@ -6,7 +6,7 @@ import ast
 
 import pytest
 
-from veomni_hook.patches.routes.slot_code import ask, parameters_as, tuple_of
+from veomni_hook.patches.routes.guards import ask, parameters_as, tuple_of
 
 
 def function(text: str) -> ast.FunctionDef:

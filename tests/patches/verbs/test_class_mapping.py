@@ -16,7 +16,7 @@ from veomni_hook.errors import (
     ReplacementError,
     SignatureError,
 )
-from veomni_hook.patches import live_mappings, mapped, mapped_weights
+from veomni_hook.patches import mapped, mapped_weights, mappings
 from veomni_hook.patches.engine import Origin, patch_source
 from veomni_hook.patches.spec import PatchConfig
 
@@ -80,7 +80,7 @@ def restored(monkeypatch):
     yield
     mapped.MAPPED.clear()
     mapped.MAPPED.update(before)
-    live_mappings.CHANGED.clear()
+    mappings.CHANGED.clear()
     mapped.set_active(active=True)
 
 

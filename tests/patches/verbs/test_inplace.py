@@ -5,8 +5,8 @@ import ast
 import pytest
 
 from veomni_hook.errors import PatchError, PatchTargetError
+from veomni_hook.patches.code.comparison import fingerprint
 from veomni_hook.patches.code.document import Document
-from veomni_hook.patches.code.fingerprint import fingerprint
 from veomni_hook.patches.code.pattern import Capture
 from veomni_hook.patches.spec import Patch, PatchType
 from veomni_hook.patches.verbs.inplace import (

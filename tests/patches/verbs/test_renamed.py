@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from veomni_hook.errors import PatchTargetError, SignatureError
-from veomni_hook.patches.code.fingerprint import fingerprint
+from veomni_hook.patches.code.comparison import fingerprint
 from veomni_hook.patches.engine import PatchedSource
 
 UPSTREAM = """\

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from veomni_hook.errors import PatchError, PatchTargetError
+from veomni_hook.patches.code.comparison import fingerprint, serialise
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.code.edit import apply_edits
-from veomni_hook.patches.code.fingerprint import fingerprint, serialise
 from veomni_hook.patches.code.pattern import Pattern
 from veomni_hook.patches.spec import Patch, PatchType
 from veomni_hook.patches.verbs.rewrite import plan_rewrite

@@ -9,7 +9,7 @@ from tests.patches import doubling
 from veomni_hook.errors import IdiomError
 from veomni_hook.patches.code.edit import Edit
 from veomni_hook.patches.render import unified_diff
-from veomni_hook.patches.routes.insertion import before_body
+from veomni_hook.patches.routes.guards import before_body
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Site, Status
 

@@ -65,7 +65,7 @@ class Backend:
         self._kernel = kernel
         self._run = load_attribute(kernel.load)
         self._refuses = None if kernel.refuses is None else load_attribute(kernel.refuses)
-        self._formula = load_attribute(registry.ops()[op].variants[variant].reference)
+        self._formula = load_attribute(registry.op(op).variants[variant].reference)
         self._site = Site(op, variant, "veomni", set())
 
     def __call__(self, *operands: Any) -> Any:

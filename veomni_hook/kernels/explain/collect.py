@@ -177,18 +177,18 @@ def _row(
 
 def _bypassed(slot: Slot, owner: nn.Module) -> Outcome | None:
     """Return the outcome of every call of ``owner`` if other settings leave them to the upstream code."""
-    rule = registry.ops()[slot.op].bypassed
+    rule = registry.op(slot.op).bypassed
     reason = None if rule is None else load_attribute(rule)(owner, slot.variant)
     return None if reason is None else Outcome(EAGER, reason)
 
 
 def _notes(slot: Slot, owner: Any, wanted: str, outcome: Outcome, *, supplied: bool) -> Iterator[str]:
-    overrides = registry.ops()[slot.op].overrides
+    overrides = registry.op(slot.op).overrides
     if overrides is not None and owner is not None and wanted != AUTO:
         chosen = load_attribute(overrides)(owner, wanted)
         if chosen is not None and (wanted == EAGER or outcome.backend != EAGER):
             yield f"{wanted}, chosen by name, overrides {chosen}"
-    remarks = registry.ops()[slot.op].remarks
+    remarks = registry.op(slot.op).remarks
     if remarks is not None and owner is not None:
         said = load_attribute(remarks)(owner, outcome.backend)
         if said is not None:

@@ -17,7 +17,7 @@ def with_parts(rows: list[Row]) -> Iterator[Row]:
     taken: dict[tuple[str, str], Row] = {}
     for row in rows:
         if row.called and any(backend != EAGER for backend in row.backends):
-            taken.update(((row.place, part), row) for part in registry.ops()[row.op].parts)
+            taken.update(((row.place, part), row) for part in registry.op(row.op).parts)
     for row in rows:
         around = row.place.rpartition(".")[0]
         whole = taken.get((row.place, row.op)) or (taken.get((around, row.op)) if row.place else None)
@@ -40,7 +40,7 @@ def _as_a_part(row: Row, whole: Row) -> Row:
 def with_unasked(rows: list[Row]) -> Iterator[Row]:
     """Mark places that are not asked although the modules below them are called, and say what that means."""
     for row in rows:
-        said = registry.ops()[row.op].variants[row.variant].unasked
+        said = registry.op(row.op).variants[row.variant].unasked
         modes = [] if not said or row.settled else _modes_below(row, rows)
         if not modes or (row.called and "training" not in modes):
             yield row

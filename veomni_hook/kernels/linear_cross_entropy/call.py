@@ -12,7 +12,7 @@ from veomni_hook.errors import KernelError
 from veomni_hook.kernels.linear_cross_entropy import head as heads
 from veomni_hook.kernels.linear_cross_entropy import losses, token_outputs
 from veomni_hook.kernels.linear_cross_entropy.objective import NOTHING, Objective, Wanted
-from veomni_hook.kernels.linear_cross_entropy.options import active
+from veomni_hook.kernels.linear_cross_entropy.options import active, token_outputs_of
 from veomni_hook.kernels.linear_cross_entropy.transform import IDENTITY, Transform
 
 __all__ = ["Call"]
@@ -88,7 +88,7 @@ class Call(NamedTuple):
         )
         held = active(self.model)
         beside = NOTHING if held is None else held.options.wanted
-        names = token_outputs.asked(self.model)
+        names = token_outputs_of(self.model)
         wanted = token_outputs.wanted_for(names, beside) if names else beside
         if held is None:
             return objective, wanted

@@ -14,7 +14,7 @@ from veomni_hook.kernels.linear_cross_entropy.autograd import compute_dtype
 from veomni_hook.kernels.linear_cross_entropy.call import Call
 from veomni_hook.kernels.linear_cross_entropy.deferred import DeferredLogits, logits_are_read, note_refusal
 from veomni_hook.kernels.linear_cross_entropy.objective import NOTHING, TokenStatistics
-from veomni_hook.kernels.linear_cross_entropy.options import active, note
+from veomni_hook.kernels.linear_cross_entropy.options import active, leave_to_upstream, note, token_outputs_of
 from veomni_hook.kernels.linear_cross_entropy.remedies import EVALUATION, NO_GRADIENTS
 from veomni_hook.kernels.shared.history import following
 from veomni_hook.kernels.shared.module_calls import call_is_seen, is_as_written
@@ -39,7 +39,7 @@ def refuses(model: Any, *operands: Any) -> str | None:
 
     Raises KernelError if it must, but `loss_options` change the loss.
     """
-    if token_outputs.asked(model):
+    if token_outputs_of(model):
         return settled(model, _cannot(model, *operands))
     if torch.compiler.is_compiling():
         return _untrained(model) or _cannot(model, *operands)
@@ -56,7 +56,7 @@ def cannot(model: Any, *operands: Any) -> str | None:
 def settled(model: Any, reason: str | None) -> str | None:
     """Return ``reason``, after telling `loss_options` and `token_outputs` that the upstream code runs."""
     if reason is not None:
-        token_outputs.settled(model, reason)
+        leave_to_upstream(model, reason)
     return reason
 
 
@@ -129,7 +129,7 @@ def fused_output(compute: Compute, statistics: Statistics, call: Call) -> Fused:
     objective, wanted = call.objective
     held = active(model)
     reports = held is not None and held.options.wanted != NOTHING
-    names = token_outputs.asked(model)
+    names = token_outputs_of(model)
     target = call.shifted(call.labels, objective.ignore_index).to(hidden_states.device)
     found: list[TokenStatistics] = []
 
@@ -180,7 +180,7 @@ def _traced_output(
     rows = hidden_states.reshape(-1, hidden_states.shape[-1])
     request = (rows, call.head.weight, call.head.bias, target, objective)
     logits = traced.TracedLogits(call.head, call, hidden_states)
-    names = token_outputs.asked(call.model)
+    names = token_outputs_of(call.model)
     if not names:
         return Fused(compute(*request, NOTHING)[0], logits, traced.finish)
     wanted = token_outputs.wanted_for(names, NOTHING)

@@ -12,10 +12,14 @@ from typing import Any
 import torch
 from transformers.utils import ModelOutput
 
-from veomni_hook.kernels.linear_cross_entropy import reference, token_outputs
 from veomni_hook.kernels.linear_cross_entropy.objective import NOTHING, Objective
-from veomni_hook.kernels.linear_cross_entropy.options import LossOptions, active, note
-from veomni_hook.kernels.linear_cross_entropy.output import with_deferred_logits
+from veomni_hook.kernels.linear_cross_entropy.options import (
+    LossOptions,
+    active,
+    leave_to_upstream,
+    note,
+    token_outputs_of,
+)
 from veomni_hook.kernels.linear_cross_entropy.transform import IDENTITY
 from veomni_hook.kernels.selection.process_choice import STATE
 from veomni_hook.kernels.shared.history import following
@@ -40,7 +44,7 @@ def output(model: Any, labels: torch.Tensor | None, made: Any) -> Any:
     """
     compiling = torch.compiler.is_compiling()
     held = None if compiling else active(model)
-    names = token_outputs.asked(model)
+    names = token_outputs_of(model)
     number = 0 if compiling else following()
     if not STATE.active or labels is None or not (names or held is not None):
         if not compiling:
@@ -49,8 +53,13 @@ def output(model: Any, labels: torch.Tensor | None, made: Any) -> Any:
     options = LossOptions() if held is None else held.options
     reason = _refuses(model, labels, made)
     if reason is not None:
-        token_outputs.settled(model, reason)
+        leave_to_upstream(model, reason)
         return made
+    # Few calls get here; and where `modeling_layers` imports this module, losses, which `traced` needs,
+    # are not importable yet then.
+    from veomni_hook.kernels.linear_cross_entropy import output as outputs
+    from veomni_hook.kernels.linear_cross_entropy import reference, token_outputs, traced
+
     target = labels.to(made.logits.device).reshape(-1)
     weights = None if options.loss_weights is None else options.loss_weights.to(target.device).reshape(-1)
     objective = Objective(
@@ -70,12 +79,7 @@ def output(model: Any, labels: torch.Tensor | None, made: Any) -> Any:
         return made
     values = token_outputs.values(found, target, _IGNORED, names, labels.shape)
     more = {name: value.clone() for name, value in values.items()}  # FSDP2 loses its hook of a view
-    if not compiling:
-        return with_deferred_logits(made, more)
-    # Imports transformers' losses, which are not importable yet where `modeling_layers` imports this module.
-    from veomni_hook.kernels.linear_cross_entropy import traced
-
-    return traced.finish(made, more)
+    return traced.finish(made, more) if compiling else outputs.with_deferred_logits(made, more)
 
 
 def _refuses(model: Any, labels: torch.Tensor, made: Any) -> str | None:

@@ -40,10 +40,12 @@ __all__ = [
     "LossOptions",
     "LossReport",
     "active",
+    "leave_to_upstream",
     "loss_options",
     "named",
     "note",
     "refused",
+    "token_outputs_of",
 ]
 
 #: The fields of token statistics, in the order in which outputs have them.
@@ -311,4 +313,33 @@ def refused(model: Any, reason: str) -> None:
             f"{names} {are} not available: upstream's code computes this loss, because {reason}",
             where=type(model).__name__,
             fix=remedy(reason),
+        )
+
+
+def token_outputs_of(model: Any) -> tuple[str, ...]:
+    """Return the fields that `loss_options`, or else the config of ``model``, ask for, in their order.
+
+    Raises:
+        KernelError: the config's ``token_outputs`` names something else.
+    """
+    held = None if torch.compiler.is_compiling() else active(model)
+    if held is not None and held.options.token_outputs:
+        return held.options.token_outputs
+    value = getattr(getattr(model, "config", None), "token_outputs", None)
+    return named(value, f"{type(model).__name__}.config.token_outputs") if value else ()
+
+
+def leave_to_upstream(model: Any, reason: str) -> None:
+    """Tell `loss_options` that upstream computes the loss of ``model``, and why.
+
+    Raises:
+        KernelError: options change this loss, or the output has to have fields.
+    """
+    if not torch.compiler.is_compiling():
+        refused(model, reason)
+    if names := token_outputs_of(model):
+        raise KernelError(
+            f"there is no {', '.join(names)}: upstream's code computes this loss, because {reason}",
+            where=type(model).__name__,
+            fix="remove the cause, or take token_outputs out of the model's config",
         )

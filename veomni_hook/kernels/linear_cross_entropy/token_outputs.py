@@ -17,44 +17,12 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from veomni_hook.errors import KernelError
-from veomni_hook.kernels.linear_cross_entropy import options as loss_options
 from veomni_hook.kernels.linear_cross_entropy.autograd import on_device
 from veomni_hook.kernels.linear_cross_entropy.chunks import divisor
 from veomni_hook.kernels.linear_cross_entropy.objective import NOTHING, Objective, TokenStatistics, Wanted
-from veomni_hook.kernels.linear_cross_entropy.options import active, named
 from veomni_hook.kernels.linear_cross_entropy.shares import Group, part_of
 
-__all__ = ["asked", "fields", "packed", "settled", "values", "wanted_for"]
-
-
-def asked(model: Any) -> tuple[str, ...]:
-    """Return the fields that `loss_options`, or else the config of ``model``, ask for, in their order.
-
-    Raises:
-        KernelError: the config's ``token_outputs`` names something else.
-    """
-    held = None if torch.compiler.is_compiling() else active(model)
-    if held is not None and held.options.token_outputs:
-        return held.options.token_outputs
-    value = getattr(getattr(model, "config", None), "token_outputs", None)
-    return named(value, f"{type(model).__name__}.config.token_outputs") if value else ()
-
-
-def settled(model: Any, reason: str) -> None:
-    """Tell `loss_options` that upstream computes the loss of ``model``, and why.
-
-    Raises:
-        KernelError: options change this loss, or the output has to have fields.
-    """
-    if not torch.compiler.is_compiling():
-        loss_options.refused(model, reason)
-    if names := asked(model):
-        raise KernelError(
-            f"there is no {', '.join(names)}: upstream's code computes this loss, because {reason}",
-            where=type(model).__name__,
-            fix="remove the cause, or take token_outputs out of the model's config",
-        )
+__all__ = ["fields", "packed", "values", "wanted_for"]
 
 
 def wanted_for(names: tuple[str, ...], beside: Wanted) -> Wanted:

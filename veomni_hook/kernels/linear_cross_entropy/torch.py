@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from veomni_hook.kernels.linear_cross_entropy import autograd, causal_lm, rowwise, token_outputs
+from veomni_hook.kernels.linear_cross_entropy import autograd, causal_lm, rowwise
 from veomni_hook.kernels.linear_cross_entropy.autograd import Backend, Form, Found, Gradients, Needed
 from veomni_hook.kernels.linear_cross_entropy.chunks import ALIGNED, Chunk, Head, Sums, chunks, divisor
 from veomni_hook.kernels.linear_cross_entropy.objective import NOTHING, Objective, TokenStatistics, Wanted
-from veomni_hook.kernels.linear_cross_entropy.options import active
+from veomni_hook.kernels.linear_cross_entropy.options import active, token_outputs_of
 from veomni_hook.kernels.linear_cross_entropy.weight_gradient import precision
 
 __all__ = [
@@ -246,7 +246,7 @@ def loses(
     owner: Any, hidden_states: torch.Tensor, head: Any, labels: Any, vocab_size: int, *_: Any
 ) -> str | None:
     """Return why upstream was measured to be faster here, or None."""
-    if token_outputs.asked(owner) or active() is not None:
+    if token_outputs_of(owner) or active() is not None:
         return None  # only a fused loss supports them
     if hidden_states.device.type != "cpu":
         # H200, bfloat16, 8,192 to 32,768 rows: 0.84 to 0.96 of upstream's speed, a third to a fifteenth of

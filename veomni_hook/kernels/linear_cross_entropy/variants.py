@@ -65,8 +65,8 @@ VARIANTS = {
         unasked="the model was never asked for a loss: its forward got no labels, "
         "or the trainer computes the loss itself, as TRL's do",
         kernels=(_TRITON, _NPU, _TORCH, _LIGER, _REFERENCE),
-        asks=".token_outputs:asked",
-        settles=".token_outputs:settled",
+        asks=".options:token_outputs_of",
+        settles=".options:leave_to_upstream",
     ),
     "last_token": Variant(
         "score(x)[row, last position of row]",

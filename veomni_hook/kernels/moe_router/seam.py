@@ -46,7 +46,7 @@ def install(around: Around | None) -> None:
 
 def formula(variant: str) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
     """Return the formula of ``variant`` in plain torch, which is upstream's, bitwise."""
-    return load_attribute(registry.ops()["moe_router"].variants[variant].reference)
+    return load_attribute(registry.op("moe_router").variants[variant].reference)
 
 
 def at_given(

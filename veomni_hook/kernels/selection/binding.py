@@ -78,7 +78,7 @@ def _binding_what_is_made() -> list[RemovableHandle]:
         chosen = Choice()
         for choice in STATE.contexts:
             chosen = choice.over(chosen)
-        bound = {op: backend for op in registry.ops() if (backend := chosen.named(op)) is not None}
+        bound = {op: backend for op in registry.names() if (backend := chosen.named(op)) is not None}
         if bound:
             vars(module)[BINDING] = bound
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from veomni_hook.errors import KernelError
-from veomni_hook.kernels.selection.declaration import EAGER
+from veomni_hook.kernels.selection.declaration import EAGER, RESERVED
 from veomni_hook.kernels.selection.registry import Registry, registry
 
 __all__ = ["AUTO", "Choice", "call_text", "choice_of", "parse_choice"]
@@ -92,14 +92,15 @@ def choice_of(preset: str | None, ops: Mapping[str, str], where: str, known: Reg
         KernelError: a name does not exist; the message lists the valid names.
     """
     for op, backend in ops.items():
-        if op not in known.ops():
-            raise KernelError(f"there is no op {op!r}", where=where, fix=f"ops: {', '.join(known.ops())}")
+        if op not in known.names():
+            raise KernelError(f"there is no op {op!r}", where=where, fix=f"ops: {', '.join(known.names())}")
         _check(backend, known.backends(op), where, op)
     if preset is None:
         return Choice(ops=dict(ops))
+    if preset in RESERVED:
+        return Choice(preset, dict(ops))
     _check(preset, known.backends(), where, "every op")
-    listed = None if preset in (AUTO, EAGER) else known.preset(preset)
-    return Choice(preset, dict(ops), listed)
+    return Choice(preset, dict(ops), known.preset(preset))
 
 
 def call_text(function: str, preset: str | None, ops: Mapping[str, str | None]) -> str:

@@ -58,7 +58,7 @@ class State:
     def changed(self) -> None:
         """Make slots look their kernels up again."""
         effective = self.effective
-        self.wanted = {op: effective.backend(op) if self.active else EAGER for op in registry.ops()}
+        self.wanted = {op: effective.backend(op) if self.active else EAGER for op in registry.names()}
         self.answering = self.active and effective.preset != EAGER
         self.epoch += 1
 
@@ -84,7 +84,7 @@ def set_choice(text: str, *, invariant: bool = False) -> None:
     Every import of a patched module calls this with the choice in force; slots look their kernels up again
     only if the choice differs.
     """
-    registry.ops()  # enabling or disabling plugins changes the version
+    registry.refresh()  # enabling or disabling plugins changes the version
     choice = replace(_parsed(text, registry.version), invariant=invariant)
     if choice != STATE.choice:
         STATE.choice = choice

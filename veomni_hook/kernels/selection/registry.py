@@ -3,7 +3,7 @@
 Every op declares its variants and kernels in ``kernels/<op>/variants.py``. More come from `register_kernel`,
 and from installed distributions through the entry point group ``veomni_hook.kernels``: each entry point names
 a `Kernel`, a tuple or list of them, or a module with ``KERNELS``. Nothing here imports torch: a kernel names
-its code and is loaded on first use.
+its code and is loaded on first use. So is the declaration of an op: a model has a few of them.
 
 Every variant has the backend ``reference``: its formula in plain PyTorch, which the tests compare kernels
 with. ``auto`` never selects it.
@@ -11,7 +11,8 @@ with. ``auto`` never selects it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from importlib import import_module
@@ -62,6 +63,8 @@ OP_PACKAGES = (
     "load_balancing_loss",
     "linear_cross_entropy",
 )
+# Threads may import modules with different ops.
+_LOCK = threading.RLock()
 
 
 class Registry:
@@ -75,7 +78,6 @@ class Registry:
         self._derived: set[tuple[str, str, str]] = set()
         self._kernels: dict[tuple[str, str, str], Kernel] = {}
         self._loading = False
-        self._declared = 0
         self._plugged: tuple[EntryPoint, ...] = ()
         self._announced: dict[tuple[str, str, str], EntryPoint] = {}
         self.version = 0
@@ -118,7 +120,7 @@ class Registry:
 
         Slots look their kernels up again afterwards.
         """
-        self._load_declarations()
+        self._load(OP_PACKAGES)
         before = {name: copy(value) for name, value in vars(self).items()}
         try:
             yield
@@ -131,23 +133,36 @@ class Registry:
 
     def check(self, op: str, variant: str | None = None) -> None:
         """Raise KernelError, with the valid names, unless ``op`` (and ``variant``) exist."""
-        ops = self.ops()
-        if op not in ops:
-            raise KernelError(f"there is no op {op!r}", where="kernel registry", fix=f"ops: {', '.join(ops)}")
-        if variant is not None and variant not in ops[op].variants:
-            names = ", ".join(ops[op].variants)
+        if op not in self.names():
+            names = ", ".join(self.names())
+            raise KernelError(f"there is no op {op!r}", where="kernel registry", fix=f"ops: {names}")
+        if variant is not None and variant not in self.op(op).variants:
+            names = ", ".join(self.op(op).variants)
             raise KernelError(
                 f"op {op!r} has no variant {variant!r}", where="kernel registry", fix=f"variants: {names}"
             )
 
+    def names(self) -> list[str]:
+        """Return the names of all ops; loads no declaration."""
+        return list(dict.fromkeys((*OP_PACKAGES, *self._ops)))
+
+    def op(self, name: str) -> Op:
+        """Return one op; KeyError if there is none of this name."""
+        self._load((name,))
+        return self._ops[name]
+
     def ops(self) -> Mapping[str, Op]:
         """Return every op by name."""
-        self._load_declarations()
+        self._load(OP_PACKAGES)
         return self._ops
+
+    def refresh(self) -> None:
+        """Follow what plugins announce now, which may change the version."""
+        self._load(())
 
     def kernels(self, op: str | None = None, variant: str | None = None) -> list[Kernel]:
         """Return the kernels of ``op`` and ``variant`` (None: all), in ``auto``'s order of preference."""
-        self._load_declarations()
+        self._load(OP_PACKAGES if op is None else (op,))
         found = [
             kernel
             for kernel in self._kernels.values()
@@ -157,7 +172,7 @@ class Registry:
 
     def supplied(self, op: str, variant: str) -> bool:
         """Return whether any machine has a kernel: one for ``auto``, or code besides the reference."""
-        reference = self.ops()[op].variants[variant].reference
+        reference = self.op(op).variants[variant].reference
         return any(kernel.automatic or kernel.load != reference for kernel in self.kernels(op, variant))
 
     def backends(self, op: str | None = None) -> list[str]:
@@ -171,25 +186,39 @@ class Registry:
     def preset(self, backend: str) -> tuple[str, ...]:
         """Return the ops that ``backend`` applies to as a preset: those it has kernels for."""
         listed = {kernel.op for kernel in self.kernels() if kernel.backend == backend}
-        return tuple(op for op in self.ops() if op in listed)
+        return tuple(op for op in self.names() if op in listed)
 
     def _put(self, key: tuple[str, str, str], kernel: Kernel) -> None:
         self._derived.discard(key)
         self._kernels[key] = kernel
         self.version += 1
 
-    def _load_declarations(self) -> None:
-        if self._loading:  # `add` asks for the declarations, too
+    def _load(self, names: Sequence[str]) -> None:
+        """Add the declarations of these ops; of all, if what plugins announce has changed."""
+        with _LOCK:
+            if self._loading:  # `add` asks for the declarations, too
+                return
+            self._loading = True
+            try:
+                plugged = in_force(KERNELS)
+                self._declare(names if plugged == self._plugged else OP_PACKAGES)
+                if plugged != self._plugged:
+                    self._plug(plugged)
+            finally:
+                self._loading = False
+
+    def _declare(self, names: Sequence[str]) -> None:
+        missing = [name for name in names if name not in self._ops and name in OP_PACKAGES]
+        if not missing:
             return
-        self._loading = True
-        try:
-            for name in OP_PACKAGES[self._declared :]:
-                self._declared += 1
-                self.add_op(import_module(f"veomni_hook.kernels.{name}.variants").OP)
-            if in_force(KERNELS) != self._plugged:
-                self._plug(in_force(KERNELS))
-        finally:
-            self._loading = False
+        version = self.version
+        for name in missing:
+            self.add_op(import_module(f"veomni_hook.kernels.{name}.variants").OP)
+        # No slot has to look again, and listings have the order of `OP_PACKAGES`.
+        self.version = version
+        order = {name: place for place, name in enumerate(self.names())}
+        self._ops = {name: self._ops[name] for name in order if name in self._ops}
+        self._kernels = dict(sorted(self._kernels.items(), key=lambda item: order[item[0][0]]))
 
     def _plug(self, points: tuple[EntryPoint, ...]) -> None:
         """Replace the announced kernels by those of these entry points; one that fails adds none."""

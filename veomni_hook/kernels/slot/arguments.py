@@ -27,7 +27,7 @@ def operand_names(op: str, variant: str) -> dict[str, Any]:
     The names are those that the variant declares, else the positional parameters of its reference. Defaults
     come from the reference. Imports the reference.
     """
-    declared = registry.ops()[op].variants[variant]
+    declared = registry.op(op).variants[variant]
     parameters = inspect.signature(load_attribute(declared.reference)).parameters
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     found = {name: each.default for name, each in parameters.items() if each.kind in positional}

@@ -155,7 +155,7 @@ class Answers:
                 give_up(point, failure)
 
     def _rules(self, kernel: Kernel) -> tuple[Callable[..., Any], ...]:
-        before = registry.ops()[self._site.op].yields if self.wanted == AUTO else None
+        before = registry.op(self._site.op).yields if self.wanted == AUTO else None
         rules = tuple(load_attribute(rule) for rule in (before, kernel.refuses) if rule is not None)
         # Which code is faster depends on the batch.
         if self.wanted != AUTO or kernel.loses is None or self._choice.invariant:

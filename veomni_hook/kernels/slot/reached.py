@@ -55,6 +55,6 @@ def reach(slot: Any, taking: Taking, decorated: ModuleClass) -> ModuleClass:
 
     # A statement, so that type checkers see no assignment to a method.
     setattr(decorated, "forward", forward)  # noqa: B010
-    if (offers := registry.ops()[slot.op].offers) is not None:
+    if (offers := registry.op(slot.op).offers) is not None:
         load_attribute(offers)(slot, decorated)
     return decorated

@@ -96,7 +96,7 @@ class Slot:
         self._known: dict[tuple[str, str, bool], Answers] = {}
         self._bound: dict[str, Answers] = {}
         self._bind: Callable[..., tuple[Any, ...]] | None = None
-        request = Request.of(registry.ops()[op].variants[variant])
+        request = Request.of(registry.op(op).variants[variant])
         self._settles = request.settles
         self._compiled = Compiled(op, self._answers_by, self._binder, self._skipped, request)
         self._recorded = is_grad_enabled
@@ -118,7 +118,7 @@ class Slot:
             return True
 
         self._set_apart = answered_while_tracing(set_apart)
-        if (prepares := registry.ops()[op].prepares) is not None:
+        if (prepares := registry.op(op).prepares) is not None:
             load_attribute(prepares)(self)
         if STATE.created is not None:
             STATE.created()
@@ -277,7 +277,7 @@ class Slot:
     def _run_apart(self, owner: Any, *operands: Any) -> Any:
         run = self.kernel(owner, *operands)
         if run is None:
-            run = load_attribute(registry.ops()[self.op].variants[self.variant].reference)
+            run = load_attribute(registry.op(self.op).variants[self.variant].reference)
         return run(*operands)
 
     def _exported(self) -> bool:

@@ -16,10 +16,16 @@ from functools import cached_property
 from itertools import pairwise
 
 from veomni_hook.patches.code.document import Document, FunctionNode
-from veomni_hook.patches.code.expressions import last_name
 from veomni_hook.patches.code.scope import bound_names, global_uses, local_names, parameter_names
-from veomni_hook.patches.code.statements import module_statements
-from veomni_hook.patches.code.walk import COMPREHENSIONS, DEFINITIONS, FUNCTIONS, child_nodes, walk_ast
+from veomni_hook.patches.code.tree import (
+    COMPREHENSIONS,
+    DEFINITIONS,
+    FUNCTIONS,
+    child_nodes,
+    last_name,
+    module_statements,
+    walk_ast,
+)
 
 __all__ = ["CallSite", "Calls"]
 
@@ -94,7 +100,8 @@ class Calls:
         for number, node in enumerate(found):
             if isinstance(node, ast.ClassDef):
                 body = [member for member in node.body if mentions(member)]
-                found[number] = _with_body(node, body)
+                reduced = ast.ClassDef(node.name, node.bases, node.keywords, body, node.decorator_list)
+                found[number] = ast.copy_location(reduced, node)
         return found
 
     @cached_property
@@ -272,11 +279,6 @@ class Calls:
             if isinstance(scope, DEFINITIONS):
                 names.append(scope.name)
         return ".".join(reversed(names))
-
-
-def _with_body(node: ast.ClassDef, body: list[ast.stmt]) -> ast.ClassDef:
-    copied = ast.ClassDef(node.name, node.bases, node.keywords, body, node.decorator_list)
-    return ast.copy_location(copied, node)
 
 
 def _self_name(method: FunctionNode, owner: ast.ClassDef) -> str | None:

@@ -15,12 +15,11 @@ from itertools import takewhile
 from typing import TypeAlias
 
 from veomni_hook.errors import PatchError
+from veomni_hook.patches.code.comparison import means
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.code.edit import Edit, apply_edits
-from veomni_hook.patches.code.fingerprint import means
 from veomni_hook.patches.code.pattern import Capture, capture_name
-from veomni_hook.patches.code.substitution import swapped
-from veomni_hook.patches.code.walk import walk_ast
+from veomni_hook.patches.code.tree import swapped, walk_ast
 
 __all__ = ["CapturePlace", "find_places", "substitute"]
 

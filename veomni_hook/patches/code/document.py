@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, TypeAlias
 
-from veomni_hook.patches.code.walk import DEFINITIONS, FUNCTIONS
+from veomni_hook.patches.code.tree import DEFINITIONS, FUNCTIONS
 
 __all__ = ["Definition", "DefinitionNode", "Document", "FunctionNode", "has_docstring", "is_docstring"]
 

@@ -8,8 +8,7 @@ import re
 from veomni_hook.errors import PatchError
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.code.edit import Edit, apply_edits
-from veomni_hook.patches.code.statements import blocks
-from veomni_hook.patches.code.walk import walk_ast
+from veomni_hook.patches.code.tree import blocks, walk_ast
 
 __all__ = ["absolute_imports", "absolute_name", "import_anchor"]
 

@@ -17,11 +17,10 @@ from itertools import pairwise
 from tokenize import TokenError
 
 from veomni_hook.errors import PatchError, PatchTargetError
+from veomni_hook.patches.code.comparison import Bound, Capture, CaptureKind, Matching, expressions, serialise
 from veomni_hook.patches.code.document import Document, FunctionNode
-from veomni_hook.patches.code.fingerprint import serialise
-from veomni_hook.patches.code.matching import Bound, Capture, CaptureKind, Matching, expressions
-from veomni_hook.patches.code.reindent import reindent
-from veomni_hook.patches.code.statements import blocks
+from veomni_hook.patches.code.edit import reindent
+from veomni_hook.patches.code.tree import blocks
 
 __all__ = ["Capture", "CaptureKind", "Match", "Pattern", "capture_name", "dedented"]
 

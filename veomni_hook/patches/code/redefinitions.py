@@ -10,10 +10,17 @@ import ast
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from veomni_hook.patches.code.expressions import decorator_name, last_name
-from veomni_hook.patches.code.statements import blocks, module_statements
 from veomni_hook.patches.code.template import Template
-from veomni_hook.patches.code.walk import DEFINITIONS, FUNCTIONS, child_nodes, walk_ast
+from veomni_hook.patches.code.tree import (
+    DEFINITIONS,
+    FUNCTIONS,
+    blocks,
+    child_nodes,
+    decorator_name,
+    last_name,
+    module_statements,
+    walk_ast,
+)
 
 __all__ = ["Redefinitions"]
 
@@ -125,7 +132,8 @@ class Redefinitions:
                         self._note(f"{owner.name}.{name}", statement)
         for node in (*owner.decorator_list, *(keyword.value for keyword in owner.keywords)):
             named = decorator_name(node)
-            if named in self._functions or (named not in (*_HARMLESS, *_METACLASSES) and not _is_plain(node)):
+            harmless = named in (*_HARMLESS, *_METACLASSES) or isinstance(node, ast.Constant)  # total=False
+            if named in self._functions or not harmless:
                 self._note(f"{owner.name}.{_AROUND}", node)
 
     def _read(self, nodes: Iterable[ast.AST], *, top: bool) -> None:
@@ -219,11 +227,6 @@ def _is_namespace(node: ast.expr) -> bool:
 
 def _is_module(node: ast.expr) -> bool:
     return any(form.match(node) for form in _MODULES)
-
-
-def _is_plain(node: ast.expr) -> bool:
-    """Whether a class's keyword is not a metaclass: ``total=False``."""
-    return isinstance(node, ast.Constant)
 
 
 def _literal(node: ast.expr) -> str | None:

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from itertools import product
 from typing import NamedTuple
 
+from veomni_hook.patches.code.comparison import fingerprint
 from veomni_hook.patches.code.document import DefinitionNode, Document, FunctionNode
-from veomni_hook.patches.code.fingerprint import fingerprint
 from veomni_hook.patches.code.scope import parameter_names
-from veomni_hook.patches.code.walk import walk_ast
+from veomni_hook.patches.code.tree import walk_ast
 
 __all__ = ["Rename", "earlier_digests", "renamed_parameters", "renames"]
 

@@ -1,23 +1,28 @@
 """Find the names that code binds and uses: in one function, in any scope, and as globals of the module.
 
 Inserted code must not collide with them. The results depend on the tree alone and are the same on every
-Python release (`symtable` changed its results for comprehensions in 3.12).
+Python release (`symtable` changed its results for comprehensions in 3.12). Only what a module reads and
+nothing defines, which raises a NameError when it runs, comes from `symtable`, as in the compiler; in a
+module that uses ``import *`` or writes to ``globals()``, every name counts as provided there.
 """
 
 from __future__ import annotations
 
 import ast
+import builtins
+import symtable
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TypeGuard
 
 from veomni_hook.patches.code.document import FunctionNode
-from veomni_hook.patches.code.expressions import last_name
-from veomni_hook.patches.code.walk import COMPREHENSIONS, FUNCTIONS, child_nodes, walk_ast
+from veomni_hook.patches.code.tree import COMPREHENSIONS, FUNCTIONS, child_nodes, last_name, walk_ast
 
 __all__ = [
     "Use",
     "bound_names",
+    "free_name",
     "global_bindings",
     "global_uses",
     "has_star_import",
@@ -28,6 +33,10 @@ __all__ = [
     "own_names",
     "parameter_names",
     "parameters",
+    "read_names",
+    "provided_names",
+    "unresolved_names",
+    "unresolved_uses",
     "used_names",
 ]
 
@@ -68,6 +77,15 @@ def local_names(function: FunctionNode) -> frozenset[str]:
 def names_in(function: FunctionNode) -> frozenset[str]:
     """`used_names` of one function."""
     return frozenset(used_names([function]))
+
+
+def free_name(function: FunctionNode, wanted: str) -> str:
+    """``wanted``, or a similar name that the function does not use."""
+    taken = names_in(function)
+    name = wanted
+    while name in taken:
+        name = f"veomni_{name}"
+    return name
 
 
 def bound_names(nodes: Iterable[ast.AST]) -> set[str]:
@@ -189,7 +207,8 @@ def global_uses(tree: ast.Module, names: Iterable[str]) -> list[Use]:
 @lru_cache(maxsize=_ASKED)
 def global_bindings(tree: ast.Module) -> frozenset[str]:
     """Every name that the module binds at top level or by ``global``, including in branches."""
-    module = ast.FunctionDef(name="", args=_no_arguments(), body=tree.body, decorator_list=[])
+    none = ast.arguments(posonlyargs=[], args=[], kwonlyargs=[], kw_defaults=[], defaults=[])
+    module = ast.FunctionDef(name="", args=none, body=tree.body, decorator_list=[])
     names = set(local_names(module))
     for node in walk_ast(tree):
         if isinstance(node, ast.Global):
@@ -247,12 +266,10 @@ def _each(nodes: Iterable[ast.AST], visible: frozenset[str], wanted: frozenset[s
         yield from _uses(node, visible, wanted)
 
 
-def _annotations(
-    node: ast.FunctionDef | ast.AsyncFunctionDef, visible: frozenset[str], wanted: frozenset[str]
-) -> Iterator[Use]:
-    annotations = [each.annotation for each in parameters(node) if each.annotation is not None]
-    for annotation in (*annotations, *([node.returns] if node.returns else [])):
-        yield from _annotation(annotation, visible, wanted)
+def _annotations(node: FunctionNode, visible: frozenset[str], wanted: frozenset[str]) -> Iterator[Use]:
+    for annotation in (*(each.annotation for each in parameters(node)), node.returns):
+        if annotation is not None:
+            yield from _annotation(annotation, visible, wanted)
 
 
 def _annotation(node: ast.expr, visible: frozenset[str], wanted: frozenset[str]) -> Iterator[Use]:
@@ -276,5 +293,105 @@ def _outside_literals(node: ast.AST) -> Iterator[ast.AST]:
         yield from _outside_literals(child)
 
 
-def _no_arguments() -> ast.arguments:
-    return ast.arguments(posonlyargs=[], args=[], kwonlyargs=[], kw_defaults=[], defaults=[])
+# Names that the import system and class bodies bind; a function with `super` refers to `__class__`.
+_IMPLICIT = frozenset(
+    {
+        "__annotations__",
+        "__builtins__",
+        "__cached__",
+        "__class__",
+        "__doc__",
+        "__file__",
+        "__loader__",
+        "__module__",
+        "__name__",
+        "__package__",
+        "__path__",
+        "__qualname__",
+        "__spec__",
+    }
+)
+_WRITERS = frozenset({"exec", "globals"})
+
+
+def provided_names(text: str, tree: ast.Module) -> set[str]:
+    """Every name that a module binds when it runs, in any branch and by ``global``; not the builtins."""
+    return _provided(tree, list(_tables(symtable.symtable(text, "<module>", "exec"))))
+
+
+def unresolved_names(text: str, tree: ast.Module) -> set[str]:
+    """The names that the module reads as globals and that neither it nor Python provides.
+
+    Args:
+        text: the module's source.
+        tree: its syntax tree.
+    """
+    if has_star_import(tree):
+        return set()
+    tables = list(_tables(symtable.symtable(text, "<module>", "exec")))
+    read = {
+        symbol.get_name()
+        for table in tables
+        for symbol in table.get_symbols()
+        if symbol.is_referenced() and symbol.is_global()
+    }
+    if read & _WRITERS:
+        return set()
+    missing = read.difference(_provided(tree, tables), _IMPLICIT, dir(builtins))
+    if not missing:
+        return missing
+    # Some occur only in annotations and in code that expects a NameError.
+    mentioned = {use.name for use in global_uses(tree, missing) if isinstance(use.node, ast.Name)}
+    return missing - (mentioned - {use.name for use in unresolved_uses(tree, missing)})
+
+
+def unresolved_uses(tree: ast.Module, names: set[str]) -> list[Use]:
+    """Reads of these global names in code that runs, in text order."""
+    harmless = {id(node) for root in _harmless(tree, in_function=False) for node in walk_ast(root)}
+    uses = global_uses(tree, names)
+    return [use for use in uses if isinstance(use.node, ast.Name) and id(use.node) not in harmless]
+
+
+def _tables(table: symtable.SymbolTable) -> Iterator[symtable.SymbolTable]:
+    # Since Python 3.14, annotations are separate scopes, which are evaluated only on request.
+    if str(table.get_type()) == "annotation":
+        return
+    yield table
+    for child in table.get_children():
+        yield from _tables(child)
+
+
+def _provided(tree: ast.Module, tables: list[symtable.SymbolTable]) -> set[str]:
+    bound = {
+        symbol.get_name()
+        for place, table in enumerate(tables)
+        for symbol in table.get_symbols()
+        if (symbol.is_assigned() or symbol.is_imported()) and (place == 0 or symbol.is_declared_global())
+    }
+    never_run = [s for node in tree.body if _is_for_type_checkers(node) for s in node.body]
+    if not never_run:
+        return bound
+    run = [s for n in tree.body for s in (n.orelse if _is_for_type_checkers(n) else [n])]
+    return bound - (own_names(never_run) - own_names(run))
+
+
+def _is_for_type_checkers(node: ast.stmt) -> TypeGuard[ast.If]:
+    return isinstance(node, ast.If) and last_name(node.test) == "TYPE_CHECKING"
+
+
+def _harmless(node: ast.AST, *, in_function: bool) -> Iterator[ast.AST]:
+    """Code in which a missing name is not an error: it never runs, or it expects a NameError."""
+    if in_function and isinstance(node, ast.AnnAssign):
+        yield node.annotation
+    if isinstance(node, ast.Try) and any(_expects_name_error(handler) for handler in node.handlers):
+        yield from node.body
+    inside = in_function or isinstance(node, (*FUNCTIONS, ast.Lambda))
+    if isinstance(node, ast.ClassDef):
+        inside = False
+    for child in ast.iter_child_nodes(node):
+        yield from _harmless(child, in_function=inside)
+
+
+def _expects_name_error(handler: ast.ExceptHandler) -> bool:
+    caught = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
+    return any(isinstance(each, ast.Name) and each.id == "NameError" for each in caught)

@@ -1,7 +1,10 @@
-"""Read the source text of the functions and classes in configs.
+"""Read the source text of the functions and classes in configs, and rename identifiers in it.
 
 It reads the whole file and finds the definition in its syntax tree, so that comments above a definition,
 multi-line decorators and strings stay as written. It raises `ReplacementError` if the source is unreadable.
+
+A name map renames identifiers that are equal to one of its keys, or that begin with one at a word boundary.
+An identifier that already begins with the replacement stays, so applying a map twice has no further effect.
 """
 
 from __future__ import annotations
@@ -10,21 +13,22 @@ import ast
 import functools
 import inspect
 import linecache
+import re
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from veomni_hook.errors import NameMapError, ReplacementError
 from veomni_hook.patches.code.document import Definition, Document, FunctionNode, has_docstring
-from veomni_hook.patches.code.edit import Edit, apply_edits
-from veomni_hook.patches.code.expressions import decorator_name
-from veomni_hook.patches.code.name_map import apply_name_map
-from veomni_hook.patches.code.reindent import reindent
+from veomni_hook.patches.code.edit import Edit, apply_edits, reindent
+from veomni_hook.patches.code.nearest_names import listed, nearest
 from veomni_hook.patches.code.scope import global_uses, parameters
+from veomni_hook.patches.code.tree import decorator_name
 
-__all__ = ["Snippet", "function_body", "read_snippet"]
+__all__ = ["Snippet", "apply_name_map", "function_body", "read_snippet"]
 
 VERBS = frozenset(
     {
@@ -71,9 +75,16 @@ class Snippet:
             Edit(*decorator_lines(document, d), "") for d in node.decorator_list if ast.dump(d) in without
         ]
         if node.name != name:
-            start = document.source.index(node.name, _after_keyword(document, node))
+            keyword = "class" if isinstance(node, ast.ClassDef) else "def"
+            after = document.source.index(keyword, document.start(node)) + len(keyword)
+            start = document.source.index(node.name, after)
             edits.append(Edit(start, start + len(node.name), name))
-            edits += _references(document, node, name) if references else []
+            uses = global_uses(document.tree, [node.name]) if references else ()
+            edits += (
+                Edit(document.start(use.node), document.end(use.node), name)
+                for use in uses
+                if isinstance(use.node, ast.Name)
+            )
         return apply_edits(document.source, edits)
 
 
@@ -261,12 +272,85 @@ def _without_verbs(text: str) -> str:
     return apply_edits(text, [Edit(*decorator_lines(document, verb), "") for verb in verbs])
 
 
-def _after_keyword(document: Document, node: FunctionNode | ast.ClassDef) -> int:
-    keyword = "class" if isinstance(node, ast.ClassDef) else "def"
-    return document.source.index(keyword, document.start(node)) + len(keyword)
+_WORD = r"\w+"
 
 
-def _references(document: Document, node: FunctionNode | ast.ClassDef, name: str) -> Iterator[Edit]:
-    for use in global_uses(document.tree, [node.name]):
-        if isinstance(use.node, ast.Name):
-            yield Edit(document.start(use.node), document.end(use.node), name)
+def apply_name_map(
+    text: str,
+    name_map: Mapping[str, str] | None,
+    *,
+    where: str,
+    target: str = "",
+    tolerate: Callable[[NameMapError], None] | None = None,
+) -> str:
+    """Rename identifiers of ``text`` in code, strings and comments; longer keys come first.
+
+    Args:
+        text: the text.
+        name_map: old names and new names.
+        where: the location for error messages.
+        target: the patch's target, for error messages.
+        tolerate: called with the error instead of raising it; if it returns, the other keys apply.
+
+    Raises:
+        NameMapError: a key matches nothing in ``text``.
+    """
+    if not name_map:
+        return text
+    keys = sorted(name_map, key=len, reverse=True)
+    whole = [
+        rf"{_edge(key[0])}{re.escape(key)}{_edge(key[-1], after=True)}"
+        for key in keys
+        if not key.isidentifier()
+    ]
+    # Escape sequences come first; otherwise the n of "\nName" would be part of the name.
+    pattern = re.compile("|".join([r"\\.", *whole, _WORD]), re.DOTALL)
+    used: set[str] = set()
+    mapped = pattern.sub(partial(_rename, keys=keys, name_map=name_map, used=used), text)
+    unused = [key for key in name_map if key not in used]
+    if unused:
+        known = re.findall(_WORD, text)
+        close = "; ".join(f"{key!r}: nearest {listed(nearest(key, known))}" for key in unused)
+        error = NameMapError(
+            f"name_map matches nothing in the replacement's source for {listed(map(repr, unused))}",
+            where=where,
+            fix=f"drop the entry or name an identifier (or the beginning of one) that occurs ({close})",
+            target=target,
+        )
+        if tolerate is None:
+            raise error
+        tolerate(error)
+    return mapped
+
+
+def _rename(match: re.Match[str], *, keys: list[str], name_map: Mapping[str, str], used: set[str]) -> str:
+    name = match.group()
+    if name in name_map:
+        used.add(name)
+        return name_map[name]
+    if not name.isidentifier():
+        return name
+    bare = name.lstrip("_")
+    for key in keys:
+        if not _begins(bare, key):
+            continue
+        used.add(key)
+        new = name_map[key]
+        if new.startswith(key) and (bare == new or _begins(bare, new)):
+            return name
+        return name[: len(name) - len(bare)] + new + bare[len(key) :]
+    return name
+
+
+def _begins(name: str, prefix: str) -> bool:
+    """Whether ``name`` begins with ``prefix`` and has a word boundary after it."""
+    if len(name) <= len(prefix) or not prefix or not name.startswith(prefix):
+        return name == prefix
+    last, following = prefix[-1], name[len(prefix)]
+    return not (last.isdigit() and following.isdigit()) and not (last.isalnum() and following.islower())
+
+
+def _edge(character: str, *, after: bool = False) -> str:
+    if not (character.isalnum() or character == "_"):
+        return ""
+    return r"(?!\w)" if after else r"(?<!\w)"

@@ -14,8 +14,7 @@ from typing import TypeVar
 
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.scope import loaded, local_names
-from veomni_hook.patches.code.statements import binding
-from veomni_hook.patches.code.walk import child_nodes, walk_ast
+from veomni_hook.patches.code.tree import binding, child_nodes, walk_ast
 
 __all__ = ["Run", "at_hand", "called", "kernel_call", "put_together", "simple_target"]
 

@@ -22,11 +22,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from veomni_hook.patches.code.comparison import Bound, Capture, CaptureKind, Matching
 from veomni_hook.patches.code.document import FunctionNode
-from veomni_hook.patches.code.expressions import chain
-from veomni_hook.patches.code.matching import Bound, Capture, CaptureKind, Matching
-from veomni_hook.patches.code.statements import blocks
-from veomni_hook.patches.code.walk import walk_ast
+from veomni_hook.patches.code.tree import blocks, chain, walk_ast
 
 __all__ = ["Mismatch", "Found", "Template", "branches"]
 

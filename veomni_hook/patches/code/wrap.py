@@ -84,14 +84,11 @@ def _tokens(text: str) -> Iterator[tuple[str, tuple[int, int], tuple[int, int]]]
         elif kind.endswith("STRING_END"):
             start = opened.pop()
             if not opened:
-                yield _between(lines, start, end), start, end
+                # The text matters only if it is on one line; other lines do not change.
+                text = lines[start[0]][start[1] : end[1]] if start[0] == end[0] else ""
+                yield text, start, end
         elif start[0] >= 0 and token.string.strip() and not opened:
             yield token.string, start, end
-
-
-def _between(lines: Sequence[str], start: tuple[int, int], end: tuple[int, int]) -> str:
-    # The text matters only if it is on one line; other lines do not change.
-    return lines[start[0]][start[1] : end[1]] if start[0] == end[0] else ""
 
 
 def _folded(tokens: Sequence[_Token], indent: str, width: int) -> list[str]:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from veomni_hook.patches.code.document import FunctionNode
-from veomni_hook.patches.code.expressions import decorator_name
 from veomni_hook.patches.code.scope import local_names
+from veomni_hook.patches.code.tree import decorator_name
 from veomni_hook.patches.graph import arithmetic, indexing, torch_operations
 from veomni_hook.patches.graph.dtypes import dtype_of, is_dtype, is_number, named_dtype
 from veomni_hook.patches.graph.memory import roots, write

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Sequence
 
-from veomni_hook.patches.code.walk import walk_ast
+from veomni_hook.patches.code.tree import walk_ast
 from veomni_hook.patches.graph import arithmetic, indexing
 from veomni_hook.patches.graph.calls import attribute, call
 from veomni_hook.patches.graph.dtypes import is_number

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from veomni_hook.patches.code.walk import child_nodes
+from veomni_hook.patches.code.tree import child_nodes
 from veomni_hook.patches.graph.dtypes import is_number
 from veomni_hook.patches.graph.memory import is_fresh, names_sharing
 from veomni_hook.patches.graph.nodes import UNBOUND, Node, rebuild, walk

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Mapping, Sequence
 from functools import cache
 
-from veomni_hook.patches.code.statements import binding
+from veomni_hook.patches.code.tree import binding
 from veomni_hook.patches.graph.forms import Form, Unknown, interpreted
 from veomni_hook.patches.graph.matching import ANY, Difference, Match, Rule, find, match
 from veomni_hook.patches.graph.nodes import walk

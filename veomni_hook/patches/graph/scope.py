@@ -8,8 +8,7 @@ from collections.abc import Iterator
 
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.redefinitions import Redefinitions
-from veomni_hook.patches.code.statements import module_statements
-from veomni_hook.patches.code.walk import walk_ast
+from veomni_hook.patches.code.tree import module_statements, walk_ast
 
 __all__ = ["Scope"]
 

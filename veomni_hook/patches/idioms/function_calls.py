@@ -13,11 +13,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from veomni_hook.patches.code.document import FunctionNode
-from veomni_hook.patches.code.expressions import last_name
 from veomni_hook.patches.code.scope import own_names
-from veomni_hook.patches.code.walk import calls_in, in_text_order, walk_ast
+from veomni_hook.patches.code.tree import calls_in, in_text_order, last_name, walk_ast
 from veomni_hook.patches.graph import receiver_name
-from veomni_hook.patches.routes.insertion import in_place
+from veomni_hook.patches.routes.guards import in_place
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Code, Missed, Site
 from veomni_hook.patches.slots import slot_name

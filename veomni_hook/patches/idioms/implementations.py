@@ -19,9 +19,8 @@ from typing import NamedTuple
 
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.edit import Edit
-from veomni_hook.patches.code.expressions import chain
-from veomni_hook.patches.code.walk import walk_ast
-from veomni_hook.patches.routes.insertion import after_body, before_body
+from veomni_hook.patches.code.tree import chain, walk_ast
+from veomni_hook.patches.routes.guards import after_body, before_body
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Site, Status
 
@@ -54,8 +53,6 @@ class Setting(NamedTuple):
 
     def sites(self, view: ModuleView) -> Iterator[Site]:
         """The config class and the model class of transformers' own modules; nothing elsewhere."""
-        if self.resolved not in view.document.source:
-            return
         for owner in view.classes.values():
             setter, saved = self._setter_of(owner), view.methods(owner).get("_remove_keys_not_serialized")
             if setter is not None and saved is not None and len(saved.args.args) == 2:

@@ -13,9 +13,7 @@ from functools import partial
 
 from veomni_hook.patches.code.document import FunctionNode, has_docstring
 from veomni_hook.patches.code.scope import bound_names, used_names
-from veomni_hook.patches.code.statements import bound_once
-from veomni_hook.patches.code.substitution import substituted
-from veomni_hook.patches.code.walk import called_attributes, walk_ast
+from veomni_hook.patches.code.tree import bound_once, called_attributes, substituted, walk_ast
 from veomni_hook.patches.graph import (
     Difference,
     Form,
@@ -30,8 +28,7 @@ from veomni_hook.patches.graph import (
     reference_form,
     source,
 )
-from veomni_hook.patches.routes.insertion import before_body, before_statement
-from veomni_hook.patches.routes.slot_code import ask
+from veomni_hook.patches.routes.guards import ask, before_body, before_statement
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Site, Status
 from veomni_hook.patches.slots import formula_slot, slot_name

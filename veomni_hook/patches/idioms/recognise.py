@@ -3,58 +3,58 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from functools import cache
 from importlib import import_module
 from types import ModuleType
 
 from veomni_hook.errors import IdiomError
 from veomni_hook.patches.code.document import Document
-from veomni_hook.patches.code.walk import forget_walks
-from veomni_hook.patches.routes.settle import settled
+from veomni_hook.patches.code.tree import forget_walks
+from veomni_hook.patches.routes.reliance import settled
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Site
 
 __all__ = ["IDIOMS", "LAYER_LOOPS", "OPTIONAL", "SPEECH", "asked", "every_idiom", "idioms", "recognise"]
 
-#: Modules below this package, in the order of listings; each has ``OP``, ``CANDIDATES`` and ``find``.
-IDIOMS = (
-    "rms_norm.find",
-    "add_rms_norm.find",
-    "layer_norm.find",
-    "add_layer_norm.find",
-    "nn_layer_norm.find",
-    "rotary.find",
-    "qk_norm_rotary.find",
-    "hyper_connection.find",
-    "hyper_connection.mixed",
-    "gated_mlp.find",
-    "low_rank_linear.find",
-    "row_merge.find",
-    "row_merge.added",
-    "row_merge.joined",
-    "count_check.find",
-    "patch_projection.find",
-    "attention.find",
-    "attention.implementation",
-    "attention.window",
-    "varlen_attention.find",
-    "gated_delta_rule.find",
-    "causal_conv.find",
-    "log_decay.find",
-    "index_scores.find",
-    "sample_boundaries.find",
-    "moe_experts.find",
-    "moe_experts.implementation",
-    "moe_experts.checkpoints",
-    "moe_router.find",
-    "load_balancing_loss.find",
-    "linear_cross_entropy.find",
-    "linear_cross_entropy.sequence_classification",
-    "causal_mask.find",
-    "host_metadata.find",
-    "host_metadata.masks",
-    "absent_modality.find",
-)
+#: Modules below this package, in the order of listings; each has ``OP``, ``CANDIDATES`` and ``find``. All
+#: words of one alternative are in each text in which it finds something; an idiom without words may in any.
+IDIOMS = {
+    "rms_norm.find": "RMSNorm | mean( rsqrt( | mean( pow(",
+    "add_rms_norm.find": "RMSNorm | mean( rsqrt( | mean( pow(",
+    "layer_norm.find": "LayerNorm",
+    "add_layer_norm.find": "LayerNorm",
+    "nn_layer_norm.find": "LayerNorm",
+    "rotary.find": "apply | Apply | APPLY",
+    "qk_norm_rotary.find": "apply RMSNorm | apply mean(",
+    "hyper_connection.find": "HyperConnection | HyperHead | hc_mult | hc_count",
+    "hyper_connection.mixed": "_hc( | hyper_connection(",
+    "gated_mlp.find": "",
+    "low_rank_linear.find": "",
+    "row_merge.find": "masked_scatter",
+    "row_merge.added": "mask",
+    "row_merge.joined": "zeros( .sum()",
+    "count_check.find": "torch_compilable_check | get_placeholder_mask",
+    "patch_projection.find": "Conv",
+    "attention.find": "eager_attention_forward sinks | eager_attention_forward softcap",
+    "attention.implementation": "_attn_implementation_internal",
+    "attention.window": "",
+    "varlen_attention.find": "cu_seqlens get_interface",
+    "gated_delta_rule.find": "chunk delta",
+    "causal_conv.find": "causal_conv1d",
+    "log_decay.find": "exp(",
+    "index_scores.find": "matmul( | einsum(",
+    "sample_boundaries.find": "",
+    "moe_experts.find": "Experts | NaiveMoe | expert Parameter(",
+    "moe_experts.implementation": "_experts_implementation_internal",
+    "moe_experts.checkpoints": "_load_pretrained_model",
+    "moe_router.find": "topk",
+    "load_balancing_loss.find": "load_balancing_loss",
+    "linear_cross_entropy.find": ".loss_function",
+    "linear_cross_entropy.sequence_classification": "logits",
+    "causal_mask.find": "is_tracing | is_torchdynamo_exporting",
+    "host_metadata.find": "",
+    "host_metadata.masks": "",
+    "absent_modality.find": "_features(",
+}
 
 #: The idiom that applies only where processes share sequences.
 LAYER_LOOPS = "layer_loop.find"
@@ -64,10 +64,14 @@ SPEECH = "speech.find"
 OPTIONAL = (LAYER_LOOPS, SPEECH)
 
 
-@cache
-def idioms() -> tuple[ModuleType, ...]:
-    """The idiom modules."""
-    return _imported(IDIOMS)
+def idioms(source: str | None = None) -> tuple[ModuleType, ...]:
+    """The idiom modules; of a module's text, those that may find something in it: others are not imported."""
+
+    def may_find(words: str) -> bool:
+        alternatives = (one.split() for one in words.split("|"))
+        return source is None or any(all(word in source for word in one) for one in alternatives)
+
+    return _imported(name for name, words in IDIOMS.items() if may_find(words))
 
 
 def every_idiom() -> tuple[ModuleType, ...]:
@@ -75,9 +79,9 @@ def every_idiom() -> tuple[ModuleType, ...]:
     return asked(OPTIONAL)
 
 
-def asked(optional: Collection[str]) -> tuple[ModuleType, ...]:
-    """The idiom modules, with these of the optional ones."""
-    return (*idioms(), *_imported(name for name in OPTIONAL if name in optional))
+def asked(optional: Collection[str], source: str | None = None) -> tuple[ModuleType, ...]:
+    """What `idioms` returns, with these of the optional ones."""
+    return (*idioms(source), *_imported(name for name in OPTIONAL if name in optional))
 
 
 def _imported(names: Iterable[str]) -> tuple[ModuleType, ...]:
@@ -96,7 +100,7 @@ def recognise(document: Document, *, optional: Collection[str] = ()) -> list[Sit
     """
     view = ModuleView(document)
     sites: list[Site] = []
-    for idiom in asked(optional):
+    for idiom in asked(optional, document.source):
         try:
             sites += settled(view, view.sites(idiom.find))
         except Exception as error:

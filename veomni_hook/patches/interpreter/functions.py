@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from veomni_hook.patches.code.document import FunctionNode
-from veomni_hook.patches.code.expressions import last_name
+from veomni_hook.patches.code.tree import last_name
 
 __all__ = ["Bound", "bound", "receiver_name", "super_name"]
 

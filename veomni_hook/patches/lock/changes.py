@@ -143,7 +143,8 @@ def _by_place(lock: Lock) -> Mapping[tuple[str, str, str], Sequence[Placed]]:
     places: dict[tuple[str, str, str], list[Placed]] = defaultdict(list)
     for name, module in lock.modules.items():
         for site in module.sites:
-            fingerprint = _fingerprint(module.bodies.get(site.target))
+            body = module.bodies.get(site.target)
+            fingerprint = "" if body is None else body.fingerprint
             places[name, site.op, site.target].append(Placed(name, site, fingerprint))
     return places
 
@@ -313,10 +314,6 @@ def _line_change(
     if a is None or b is None or a.line == b.line:
         return ""
     return f"line {a.line} is now {b.line}"
-
-
-def _fingerprint(body: Body | None) -> str:
-    return body.fingerprint if body is not None else ""
 
 
 def _diffs(

@@ -12,11 +12,9 @@ from typing import TypeAlias
 
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.code.edit import apply_edits
-from veomni_hook.patches.code.expressions import last_name
 from veomni_hook.patches.code.scope import parameters
-from veomni_hook.patches.code.walk import FUNCTIONS, calls_in, in_text_order
-from veomni_hook.patches.routes.compose import composed
-from veomni_hook.patches.routes.fused import with_copies
+from veomni_hook.patches.code.tree import FUNCTIONS, calls_in, in_text_order, last_name
+from veomni_hook.patches.routes.compose import composed, with_copies
 from veomni_hook.patches.site import Site
 
 __all__ = ["inserted_calls", "lost", "swapped"]

@@ -22,7 +22,7 @@ class Body:
     """The upstream text of a definition.
 
     Attributes:
-        fingerprint: digest of what it does, see `veomni_hook.patches.code.fingerprint`.
+        fingerprint: digest of what it does, see `veomni_hook.patches.code.comparison`.
         signature: its parameters without annotations; for a class those of every method, one per line.
         line: its first line.
         text: its lines with decorators and comments, without docstrings, not indented.

@@ -11,11 +11,11 @@ from functools import cache
 from itertools import repeat
 from typing import TypeAlias
 
+from veomni_hook.patches.code.comparison import serialise, significant_fields
 from veomni_hook.patches.code.document import FunctionNode
-from veomni_hook.patches.code.fingerprint import serialise, significant_fields
 from veomni_hook.patches.code.renames import Rename
 from veomni_hook.patches.code.scope import local_names, parameter_names
-from veomni_hook.patches.code.walk import FUNCTIONS, walk_ast
+from veomni_hook.patches.code.tree import FUNCTIONS, walk_ast
 from veomni_hook.patches.lock.records import Body
 from veomni_hook.patches.lock.signatures import own_functions
 

@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import ast
-import copy
 from collections.abc import Iterator, Mapping
 
 from veomni_hook.patches.code.document import FunctionNode
-from veomni_hook.patches.code.walk import walk_ast
+from veomni_hook.patches.code.tree import FUNCTIONS, without_annotations
 
 __all__ = ["difference", "own_functions", "signature"]
-
-_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def signature(node: ast.AST) -> str:
     """Return a function's parameters without annotations; for a class those of every method, one per line."""
-    return "\n".join(f"{name}({ast.unparse(_bare(function))})" for name, function in own_functions(node))
+    return "\n".join(
+        f"{name}({ast.unparse(without_annotations(function.args))})" for name, function in own_functions(node)
+    )
 
 
 def own_functions(node: ast.AST | None) -> Iterator[tuple[str, FunctionNode]]:
     """Yield a function under an empty name, or the methods of a class."""
-    if isinstance(node, _FUNCTIONS):
+    if isinstance(node, FUNCTIONS):
         yield "", node
     for item in node.body if isinstance(node, ast.ClassDef) else ():
-        if isinstance(item, _FUNCTIONS):
+        if isinstance(item, FUNCTIONS):
             yield item.name, item
 
 
@@ -53,19 +52,11 @@ def difference(old: str, new: str, renamed: Mapping[str, Mapping[str, str]] | No
     return "; ".join(said)
 
 
-def _bare(function: FunctionNode) -> ast.arguments:
-    arguments = copy.deepcopy(function.args)
-    for node in walk_ast(arguments):
-        if isinstance(node, ast.arg):
-            node.annotation = None
-    return arguments
-
-
 def _functions(text: str) -> Iterator[tuple[str, ast.arguments]]:
     for line in text.splitlines():
         name = line.partition("(")[0]
         found = ast.parse(f"def f{line.removeprefix(name)}: ...").body[0]
-        if isinstance(found, _FUNCTIONS):
+        if isinstance(found, FUNCTIONS):
             yield name, found.args
 
 

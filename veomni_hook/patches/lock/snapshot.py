@@ -6,11 +6,11 @@ import ast
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 
+from veomni_hook.patches.code.comparison import fingerprint
 from veomni_hook.patches.code.document import Definition, Document, has_docstring
-from veomni_hook.patches.code.fingerprint import fingerprint
-from veomni_hook.patches.code.reindent import reindent
+from veomni_hook.patches.code.edit import reindent
 from veomni_hook.patches.code.renames import renames
-from veomni_hook.patches.code.walk import walk_ast
+from veomni_hook.patches.code.tree import FUNCTIONS, walk_ast
 from veomni_hook.patches.graph import Scope, Unknown, canonical
 from veomni_hook.patches.idioms import recognise as recogniser
 from veomni_hook.patches.lock.inserted import inserted_calls
@@ -22,8 +22,6 @@ from veomni_hook.patches.site import Site, Status
 from veomni_hook.patches.spec import Patch, PatchConfig, PatchType
 
 __all__ = ["overrides_of", "snapshot"]
-
-_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def overrides_of(configs: Iterable[PatchConfig], document: Document) -> tuple[Override, ...]:
@@ -70,7 +68,9 @@ def snapshot(
     old = known or {}
     overridden = [one.target for one in overrides]
     found = recogniser.recognise(document, optional=optional) if idioms else []
-    sites = [site for site in found if not _inside(site.target, overridden)]
+    sites = [
+        site for site in found if not any(f"{site.target}.".startswith(f"{name}.") for name in overridden)
+    ]
     routed = [site for site in sites if site.status is Status.ROUTED]
     locked = tuple(
         LockedSite(
@@ -90,7 +90,11 @@ def snapshot(
         tuple(sorted(locked, key=lambda site: (site.target, site.op))),
         tuple(overrides),
         {name: body for name, body in bodies.items() if body is not None},
-        {(site.op, site.target): _why(site) for site in sites if site.status is not Status.ROUTED},
+        {
+            (site.op, site.target): site.reason or site.status.value
+            for site in sites
+            if site.status is not Status.ROUTED
+        },
         dict(_renamed(document, old)),
     )
 
@@ -103,14 +107,6 @@ def _overrides(config: PatchConfig, patch: Patch) -> Iterator[Override]:
         yield Override(patch.target, kind, config.name)
     for name in patch.relies_on:
         yield Override(name, "relies_on", config.name)
-
-
-def _inside(target: str, overridden: Collection[str]) -> bool:
-    return any(f"{target}.".startswith(f"{name}.") for name in overridden)
-
-
-def _why(site: Site) -> str:
-    return site.reason or site.status.value
 
 
 def _bodies_of(document: Document, site: Site) -> tuple[str, ...]:
@@ -138,7 +134,7 @@ def _body(document: Document, name: str, scope: Scope, *, overridden: bool) -> B
 def _form(definition: Definition, scope: Scope) -> str:
     """Digest of what a function computes, including attribute names, because an override uses these."""
     node, owner = definition.node, definition.parents[-1]
-    if not isinstance(node, _FUNCTIONS):
+    if not isinstance(node, FUNCTIONS):
         return ""
     form = canonical(node, scope, owner if isinstance(owner, ast.ClassDef) else None)
     if isinstance(form, Unknown):
@@ -152,7 +148,7 @@ def _without_docstrings(document: Document, node: ast.AST) -> str:
     start, end = document.span(node)
     parts = []
     for inner in walk_ast(node):
-        if isinstance(inner, (*_FUNCTIONS, ast.ClassDef)) and has_docstring(inner) and len(inner.body) > 1:
+        if isinstance(inner, (*FUNCTIONS, ast.ClassDef)) and has_docstring(inner) and len(inner.body) > 1:
             docstring, following = inner.body[0], inner.body[1]
             if document.begins_line(docstring) and document.begins_line(following):
                 parts.append((document.line_start(document.start(docstring)), document.end(docstring)))

@@ -7,9 +7,8 @@ import re
 from collections.abc import Collection
 
 from veomni_hook.patches.code.document import FunctionNode
-from veomni_hook.patches.code.expressions import last_name
 from veomni_hook.patches.code.scope import parameters
-from veomni_hook.patches.code.walk import walk_ast
+from veomni_hook.patches.code.tree import last_name, walk_ast
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.upstream_names import names
 

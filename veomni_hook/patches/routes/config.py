@@ -30,6 +30,7 @@ def routes(sites: Iterable[Site], module: str) -> PatchConfig | None:
     routed = [site for site in sites if site.status in (Status.ROUTED, Status.REFUSED) and site.edits]
     if not routed:
         return None
+    imports = dict.fromkeys(pair for site in routed for pair in site.imports)
     return PatchConfig(
         module,
         description="formulas that kernels compute, recognised by what they compute",
@@ -37,7 +38,7 @@ def routes(sites: Iterable[Site], module: str) -> PatchConfig | None:
             Patch(PatchType.ROUTE, site.target, None, description=_described(site), site=site)
             for site in routed
         ],
-        additional_imports=_imports(routed),
+        additional_imports=[ImportSpec(source, [name], origin=NAME) for source, name in imports],
         slots=_slots(routed, module),
         origin=NAME,
         label=NAME,
@@ -51,12 +52,6 @@ def missed(sites: Iterable[Site]) -> tuple[MissedSite, ...]:
         MissedSite(site.op, site.target, site.status.value, str(why), str(why.code), why.line)
         for site, why in left
     )
-
-
-def _imports(sites: Iterable[Site]) -> list[ImportSpec]:
-    """What the edits of sites use of other modules, each once."""
-    wanted = dict.fromkeys(pair for site in sites for pair in site.imports)
-    return [ImportSpec(module, [name], origin=NAME) for module, name in wanted]
 
 
 def _described(site: Site) -> str:

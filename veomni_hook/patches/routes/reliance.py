@@ -1,6 +1,8 @@
 """What a route depends on: the upstream code that it replaces, and the definitions which that code uses.
 
 If another patch changes any of it, the route would not compute the same as the module, so it is dropped.
+If the module itself replaces any of it later, the site is missed: it is recognised, but not the code that
+runs.
 """
 
 from __future__ import annotations
@@ -8,13 +10,15 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
-from veomni_hook.patches.code.document import Definition, Document, FunctionNode
-from veomni_hook.patches.code.edit import Edit
-from veomni_hook.patches.code.walk import walk_ast
-from veomni_hook.patches.site import Site
+from veomni_hook.patches.code.document import Document, FunctionNode
+from veomni_hook.patches.code.tree import walk_ast
+from veomni_hook.patches.reasons import Code, Reason
+from veomni_hook.patches.routes.view import ModuleView
+from veomni_hook.patches.site import Site, Status
 
-__all__ = ["covered", "relied_on"]
+__all__ = ["covered", "relied_on", "settled"]
 
 _NAME = re.compile(r"[^\W\d]\w*")
 
@@ -33,7 +37,7 @@ def covered(document: Document, site: Site) -> list[tuple[int, int]]:
     if not site.edits:
         return [(document.start(function), last)]
     return [
-        (max(edit.start, first), last if _inserts(document, edit) else edit.end)
+        (max(edit.start, first), edit.end if document.source[edit.start : edit.end].strip() else last)
         for edit in site.edits
         if not edit.marker
     ]
@@ -72,10 +76,6 @@ def _function(document: Document, target: str) -> FunctionNode | None:
     return nodes[-1] if nodes else None
 
 
-def _inserts(document: Document, edit: Edit) -> bool:
-    return not document.source[edit.start : edit.end].strip()
-
-
 def _lies_in(document: Document, node: ast.AST, ranges: Iterable[tuple[int, int]]) -> bool:
     if not isinstance(node, ast.Name | ast.Attribute):
         return False
@@ -102,9 +102,31 @@ def _uses(names: Iterable[str], owner: str, document: Document) -> Iterator[str]
     """Those of the names that are definitions of the module, with ``self.`` meaning the class ``owner``."""
     for name in names:
         qualname = f"{owner}.{name.removeprefix('self.')}" if name.startswith("self.") else name
-        if any(_is_code(definition) for definition in document.find(qualname)):
+        if any(definition.kind != "assignment" for definition in document.find(qualname)):
             yield qualname
 
 
-def _is_code(definition: Definition) -> bool:
-    return definition.kind != "assignment"
+def settled(view: ModuleView, sites: Iterable[Site]) -> Iterator[Site]:
+    """The sites; those that rely on code that the module may replace are missed, with the line as reason."""
+    for site in sites:
+        reason = _reason(view, site)
+        if not reason or site.status is Status.REFUSED:
+            yield site
+        elif site.status is Status.MISSED:
+            yield replace(site, reason=Reason.joined(filter(None, (site.reason, reason))))
+        else:
+            yield replace(
+                site, status=Status.MISSED, variant="", reason=reason, captures={}, edits=(), slots=()
+            )
+
+
+def _reason(view: ModuleView, site: Site) -> str:
+    scope = view.scope
+    owner = site.target.rpartition(".")[0]
+    if site.status is Status.MISSED and owner in scope.refused:
+        why = Reason(scope.refused[owner], Code.REPLACED)
+        return why if why not in site.reason else ""
+    for name in (site.target, *relied_on(view.document, site)) if scope.replaced else ():
+        if line := scope.replaced.line(name, target=name == site.target):
+            return Reason(f"{name} may be replaced at line {line}", Code.REPLACED)
+    return ""

@@ -1,4 +1,4 @@
-"""An idiom's view of one upstream module: definitions, source text, and what its functions compute."""
+"""An idiom's view of one upstream module: definitions, text, and what its classes inherit and compute."""
 
 from __future__ import annotations
 
@@ -11,13 +11,33 @@ from typing import TypeAlias
 
 from veomni_hook.patches.code.document import Document, FunctionNode
 from veomni_hook.patches.code.edit import Edit, apply_edits
-from veomni_hook.patches.code.expressions import own_attribute
-from veomni_hook.patches.code.statements import module_statements
-from veomni_hook.patches.code.walk import calls_in, in_text_order, walk_ast
-from veomni_hook.patches.graph import Scope
-from veomni_hook.patches.site import Code, Reason, Site, Status
+from veomni_hook.patches.code.scope import free_name
+from veomni_hook.patches.code.statement_runs import Run
+from veomni_hook.patches.code.tree import (
+    FUNCTIONS,
+    calls_in,
+    decorator_name,
+    in_text_order,
+    initialised,
+    module_statements,
+    own_attribute,
+    walk_ast,
+)
+from veomni_hook.patches.graph import (
+    HARMLESS_DECORATORS,
+    Form,
+    Node,
+    Scope,
+    Unknown,
+    canonical,
+    digest,
+    has_source,
+    source,
+)
+from veomni_hook.patches.reasons import Code, Reason
+from veomni_hook.patches.site import Site, Status
 
-__all__ = ["ModuleView"]
+__all__ = ["Method", "ModuleView", "called_otherwise", "defining", "initialised_by", "linear_otherwise"]
 
 Find: TypeAlias = "Callable[[ModuleView], Iterable[Site]]"
 
@@ -48,13 +68,11 @@ class ModuleView:
     @cached_property
     def functions(self) -> dict[str, FunctionNode]:
         """The module's top-level functions by name."""
-        kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
-        return {node.name: node for node in self.document.tree.body if isinstance(node, kinds)}
+        return {node.name: node for node in self.document.tree.body if isinstance(node, FUNCTIONS)}
 
     def methods(self, owner: ast.ClassDef) -> dict[str, FunctionNode]:
         """The methods that the body of a class defines, by name; without inherited ones."""
-        kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
-        return {node.name: node for node in owner.body if isinstance(node, kinds)}
+        return {node.name: node for node in owner.body if isinstance(node, FUNCTIONS)}
 
     def inherited_methods(self, owner: ast.ClassDef) -> dict[str, FunctionNode]:
         """The methods that a class defines or inherits from classes of the module, by name."""
@@ -135,3 +153,104 @@ class ModuleView:
         inside = (edit for edit in edits if start <= edit.start and edit.end <= end)
         moved = [replace(edit, start=edit.start - start, end=edit.end - start) for edit in inside]
         return apply_edits(self.text(node), moved)
+
+
+_CALLING = {"__call__", "__getattribute__"}
+_HARMLESS = frozenset(("__init__", "extra_repr", "reset_parameters"))
+
+
+def initialised_by(view: ModuleView, owner: ast.ClassDef) -> Iterator[tuple[str, ast.expr]]:
+    """What ``__init__`` assigns; for a class without one, the inherited ``__init__``."""
+    while "__init__" not in view.methods(owner):
+        base = _base(view, owner)
+        if base is None:
+            return
+        owner = base
+    yield from initialised(owner)
+
+
+def _base(view: ModuleView, owner: ast.ClassDef) -> ast.ClassDef | None:
+    base = owner.bases[0] if len(owner.bases) == 1 else None
+    found = view.classes.get(base.id) if isinstance(base, ast.Name) else None
+    return found if found is not owner else None
+
+
+def called_otherwise(view: ModuleView, name: str) -> str:
+    """Why calling an instance may do more than ``forward``; empty if it does not."""
+    owner: ast.ClassDef | None = view.classes[name]
+    while owner is not None:
+        methods = view.methods(owner)
+        for special in _CALLING & methods.keys():
+            return Reason(f"{owner.name} defines {special}", Code.REPLACED, methods[special].lineno)
+        forward = methods.get("forward")
+        for decorator in forward.decorator_list if forward is not None else ():
+            if decorator_name(decorator) not in HARMLESS_DECORATORS:
+                return Reason(
+                    f"{owner.name}.forward is decorated with {ast.unparse(decorator)}", Code.DECORATED
+                )
+        owner = _base(view, owner) if forward is None else None
+    return ""
+
+
+def linear_otherwise(view: ModuleView, name: str) -> str:
+    """The ``forward`` or ``__call__`` that a subclass of Linear overrides; empty if neither."""
+    made = view.classes.get(name)
+    classes = [each for each in view.scope.ancestors(made) if each is not None] if made is not None else []
+    bases = {view.scope.dotted(base) for each in classes for base in each.bases}
+    for each in classes if "torch.nn.Linear" in bases else ():
+        for method in ("forward", "__call__"):
+            if method in view.methods(each):
+                return method
+            if line := view.scope.replaced.line(f"{each.name}.{method}"):
+                return f"{method} (set at line {line})"
+    return ""
+
+
+def defining(view: ModuleView, name: str) -> str:
+    """The first class of the lineage that defines more than harmless methods, for example ``forward``."""
+    owner: ast.ClassDef | None = view.classes[name]
+    while owner is not None and view.methods(owner).keys() <= _HARMLESS:
+        owner = _base(view, owner)
+        name = owner.name if owner is not None else name
+    return name
+
+
+class Method:
+    """What searches need to know about a method."""
+
+    def __init__(self, view: ModuleView, owner: ast.ClassDef, method: FunctionNode) -> None:
+        self.view = view
+        self.owner = owner
+        self.method = method
+        self.receiver = method.args.args[0].arg
+        self.target = f"{owner.name}.{method.name}"
+        self.kernel = free_name(method, "kernel")
+
+    def form_of(self, run: Run) -> Form | Unknown:
+        """What a run computes, as a function of the locals that it reads."""
+        made = run.as_function()
+        return canonical(made, self.view.scope, self.owner, body=made.body)
+
+    def digest(self) -> str:
+        """The digest of what the whole method computes; empty if it cannot be analysed."""
+        form = canonical(self.method, self.view.scope, self.owner)
+        return digest(form) if isinstance(form, Form) else ""
+
+    def expression(self, node: Node) -> ast.expr | None:
+        """Upstream's code for the node that a hole of a formula matches; None if the method has none."""
+        if node.op == "cast" and node.origin is None:
+            node = node.args[0]  # a promotion, which the formula repeats
+        if node.op == "global":
+            return self._global(node)
+        if has_source(node):
+            return ast.parse(source(node, self.receiver), mode="eval").body
+        # Code of a helper uses the helper's own names.
+        return node.origin if node.origin in set(walk_ast(self.method)) else None
+
+    def _global(self, node: Node) -> ast.expr | None:
+        if node.origin is None:
+            # `logits.sigmoid()` has no function object that could be passed on.
+            known = str(node.value).startswith("torch.") and self.view.scope.resolve("torch") == "torch"
+            return ast.parse(str(node.value), mode="eval").body if known else None
+        said = self.view.scope.dotted(node.origin) not in ("", f":{node.value}")
+        return ast.parse(source(node), mode="eval").body if said else None

@@ -13,9 +13,9 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from veomni_hook.errors import PatchConflictError, PatchTargetError
+from veomni_hook.patches.code.edit import reindent
 from veomni_hook.patches.code.imports import import_anchor
 from veomni_hook.patches.code.nearest_names import listed, nearest
-from veomni_hook.patches.code.reindent import reindent
 from veomni_hook.patches.code.snippet import Snippet
 from veomni_hook.patches.code.wrap import wrapped
 from veomni_hook.patches.plan import Plan

@@ -12,7 +12,7 @@ from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.code.nearest_names import listed, nearest
 from veomni_hook.patches.code.renames import renamed_parameters
 from veomni_hook.patches.code.scope import global_uses, parameter_names
-from veomni_hook.patches.code.walk import FUNCTIONS, walk_ast
+from veomni_hook.patches.code.tree import FUNCTIONS, walk_ast
 from veomni_hook.patches.plan import Plan, Step
 from veomni_hook.patches.spec import PatchType
 from veomni_hook.patches.verbs.additions import append_after_imports

@@ -21,7 +21,7 @@ from veomni_hook.patches.code.scope import global_bindings, has_star_import
 if TYPE_CHECKING:
     from veomni_hook.patches.plan import Plan
 
-from veomni_hook.patches.code.walk import walk_ast
+from veomni_hook.patches.code.tree import walk_ast
 
 __all__ = ["external_function", "external_import", "known_names"]
 

@@ -12,16 +12,14 @@ from dataclasses import replace
 
 from veomni_hook.errors import PatchError
 from veomni_hook.patches.code.captures import find_places, substitute
+from veomni_hook.patches.code.comparison import fingerprint
 from veomni_hook.patches.code.document import Definition, Document, FunctionNode
-from veomni_hook.patches.code.edit import Edit
-from veomni_hook.patches.code.fingerprint import fingerprint
+from veomni_hook.patches.code.edit import Edit, Place, at_start, before, reindent
 from veomni_hook.patches.code.nearest_names import listed
 from veomni_hook.patches.code.pattern import Capture, CaptureKind, Match, Pattern
-from veomni_hook.patches.code.placement import Place, at_start, before
-from veomni_hook.patches.code.reindent import reindent
 from veomni_hook.patches.code.scope import bound_names, local_names, parameter_names, used_names
 from veomni_hook.patches.code.snippet import function_body
-from veomni_hook.patches.code.walk import walk_ast
+from veomni_hook.patches.code.tree import walk_ast
 from veomni_hook.patches.spec import Patch
 from veomni_hook.patches.verbs.inplace import (
     check_body,

@@ -6,9 +6,9 @@ import ast
 from collections.abc import Iterator
 
 from veomni_hook.errors import PatchTargetError
+from veomni_hook.patches.code.edit import remove_items, remove_statement
 from veomni_hook.patches.code.nearest_names import listed, nearest
-from veomni_hook.patches.code.removal import remove_items, remove_statement
-from veomni_hook.patches.code.statements import blocks
+from veomni_hook.patches.code.tree import blocks
 from veomni_hook.patches.plan import Plan
 
 __all__ = ["bound_name", "importable", "plan_drops"]

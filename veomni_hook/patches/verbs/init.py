@@ -13,11 +13,9 @@ from collections.abc import Iterator
 
 from veomni_hook.errors import PatchTargetError, ReplacementError
 from veomni_hook.patches.code.document import Document
-from veomni_hook.patches.code.edit import Edit, apply_edits
-from veomni_hook.patches.code.expressions import decorator_name
+from veomni_hook.patches.code.edit import Edit, apply_edits, reindent
 from veomni_hook.patches.code.nearest_names import listed, nearest
-from veomni_hook.patches.code.reindent import reindent
-from veomni_hook.patches.code.walk import walk_ast
+from veomni_hook.patches.code.tree import FUNCTIONS, decorator_name, walk_ast
 from veomni_hook.patches.plan import Plan
 from veomni_hook.patches.verbs.signature import check_signature
 from veomni_hook.patches.verbs.snippets import snippet_of
@@ -25,7 +23,6 @@ from veomni_hook.patches.verbs.targets import members
 
 __all__ = ["init_factory", "inherited_init", "plan_own_init"]
 
-_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _COMMA = re.compile(r"(?:\s|#[^\n]*\n|\\\n)*,(?:[ \t]|\\\n)*")
 _FACTORY = """\
 def _modify_init({original}):
@@ -62,8 +59,9 @@ def plan_own_init(plan: Plan, index: int, node: ast.ClassDef) -> None:
         )
     indent, offset = document.indent(holder), document.full_end(holder)
     text = init_factory(plan, index, own)
+    marker = plan.marker(index, "MODIFIED INIT", f"{plan.steps[index].target}.__init__")
     plan.insert(index, offset, "\n")
-    plan.mark(index, offset, f"\n{indent}{_marker(plan, index)}")
+    plan.mark(index, offset, f"\n{indent}{marker}")
     plan.insert(index, offset, "\n" + reindent(text, "", indent))
 
 
@@ -135,7 +133,7 @@ def init_factory(plan: Plan, index: int, original: ast.stmt | None) -> str:
         raise wrong(f"{function.name} has no ordinary parameter after {first}") from None
     if not isinstance(changed, ast.FunctionDef):
         raise TypeError(f"a function became {type(changed).__name__}")
-    if isinstance(original, _FUNCTIONS) and not step.patch.allow_signature_change:
+    if isinstance(original, FUNCTIONS) and not step.patch.allow_signature_change:
         check_signature(plan, index, original, changed, target=f"{step.target}.__init__", owner=step.target)
     factory = _FACTORY.format(original=first, function=reindent(text, "", "    "))
     return f"{snippet.comments}\n{factory}".removeprefix("\n")
@@ -147,10 +145,6 @@ def _as_init(document: Document, function: ast.FunctionDef) -> Iterator[Edit]:
     first = [*function.args.posonlyargs, *function.args.args][0]
     comma = _COMMA.match(document.source, document.end(first))
     yield Edit(document.start(first), comma.end() if comma else document.end(first), "")
-
-
-def _marker(plan: Plan, index: int) -> str:
-    return plan.marker(index, "MODIFIED INIT", f"{plan.steps[index].target}.__init__")
 
 
 def _can_inherit_init(document: Document, node: ast.ClassDef, seen: set[str]) -> bool:

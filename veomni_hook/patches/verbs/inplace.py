@@ -11,16 +11,15 @@ import re
 from collections.abc import Collection, Iterable, Mapping
 
 from veomni_hook.errors import PatchError, PatchTargetError
+from veomni_hook.patches.code.comparison import fingerprint
 from veomni_hook.patches.code.document import Definition, Document, FunctionNode
-from veomni_hook.patches.code.edit import Edit, apply_edits, marker_comment
-from veomni_hook.patches.code.fingerprint import fingerprint
+from veomni_hook.patches.code.edit import Edit, apply_edits, marker_comment, statement_at
 from veomni_hook.patches.code.nearest_names import listed, nearest
 from veomni_hook.patches.code.pattern import Capture, dedented
-from veomni_hook.patches.code.placement import statement_at
 from veomni_hook.patches.code.renames import Rename, earlier_digests, renamed_parameters
 from veomni_hook.patches.code.scope import parameter_names, used_names
 from veomni_hook.patches.code.snippet import function_body
-from veomni_hook.patches.code.walk import walk_ast
+from veomni_hook.patches.code.tree import walk_ast
 from veomni_hook.patches.spec import Patch
 from veomni_hook.patches.verbs.targets import resolve
 

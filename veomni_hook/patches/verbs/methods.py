@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from veomni_hook.errors import PatchTargetError, ReplacementError
 from veomni_hook.patches.code.document import Document, has_docstring
+from veomni_hook.patches.code.edit import reindent
 from veomni_hook.patches.code.nearest_names import is_near_miss, listed, nearest
-from veomni_hook.patches.code.reindent import reindent
 from veomni_hook.patches.code.snippet import Snippet
 from veomni_hook.patches.plan import Plan, Step
 from veomni_hook.patches.spec import PatchType

@@ -10,8 +10,9 @@ import ast
 
 from veomni_hook.errors import ReplacementError
 from veomni_hook.patches.code.document import Document, FunctionNode
-from veomni_hook.patches.code.reindent import reindent
+from veomni_hook.patches.code.edit import reindent
 from veomni_hook.patches.code.snippet import Snippet
+from veomni_hook.patches.code.tree import FUNCTIONS
 from veomni_hook.patches.plan import Plan
 from veomni_hook.patches.spec import PatchType
 from veomni_hook.patches.verbs.external import external_function, external_import
@@ -21,7 +22,6 @@ from veomni_hook.patches.verbs.targets import class_named, resolve
 
 __all__ = ["plan_replacements", "replace_function_text"]
 
-_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _BINDINGS = frozenset({"staticmethod", "classmethod", "property", "cached_property"})
 
 
@@ -38,7 +38,7 @@ def plan_replacements(plan: Plan) -> None:
         hint = "use override_method for a method, or " if "." in step.target else ""
         where = plan.where(index)
         definition = resolve(plan.document, step.target, ("function",), where=where, hint=hint)
-        if isinstance(definition.node, _FUNCTIONS):
+        if isinstance(definition.node, FUNCTIONS):
             marker = plan.marker(index, "PATCHED FUNCTION", definition.qualname)
             replace_function_text(plan, index, definition.node, marker)
 
@@ -61,11 +61,11 @@ def replace_function_text(
     plan.mark(index, begin, f"{indent}{marker}\n")
     snippet = snippet_of(plan, index, patch.replacement, name_map=patch.name_map, accessor=accessor)
     replacement = snippet.node
-    if not isinstance(replacement, _FUNCTIONS):
+    if not isinstance(replacement, FUNCTIONS):
         raise _wrong_kind(plan, index, snippet, "function")
     _check_bindings(plan, index, node, replacement)
     snippet = with_new_names(plan, index, snippet, [(node, replacement)])
-    if not patch.allow_signature_change and isinstance(snippet.node, _FUNCTIONS):
+    if not patch.allow_signature_change and isinstance(snippet.node, FUNCTIONS):
         check_signature(plan, index, node, snippet.node, target=step.target, owner=owner)
     kept = frozenset(ast.dump(decorator) for decorator in node.decorator_list)
     if snippet.comments:
@@ -130,7 +130,7 @@ def _methods(document: Document, node: ast.AST) -> dict[str, FunctionNode]:
     return {
         f"{d.node.name}.{d.accessor}".rstrip("."): d.node
         for d in document.definitions()
-        if d.parents[-1] is node and isinstance(d.node, _FUNCTIONS)
+        if d.parents[-1] is node and isinstance(d.node, FUNCTIONS)
     }
 
 

@@ -11,15 +11,13 @@ from collections.abc import Iterator
 
 from veomni_hook.errors import PatchError
 from veomni_hook.patches.code.captures import find_places, substitute
+from veomni_hook.patches.code.comparison import means
 from veomni_hook.patches.code.document import Document, FunctionNode
-from veomni_hook.patches.code.edit import Edit, apply_edits
-from veomni_hook.patches.code.fingerprint import means
+from veomni_hook.patches.code.edit import Edit, apply_edits, reindent
 from veomni_hook.patches.code.nearest_names import listed
 from veomni_hook.patches.code.pattern import Match, Pattern, capture_name, dedented
-from veomni_hook.patches.code.reindent import reindent
 from veomni_hook.patches.code.scope import bound_names, nested_names, used_names
-from veomni_hook.patches.code.substitution import swapped
-from veomni_hook.patches.code.walk import walk_ast
+from veomni_hook.patches.code.tree import swapped, walk_ast
 from veomni_hook.patches.spec import Patch
 from veomni_hook.patches.verbs.inplace import (
     check_body,

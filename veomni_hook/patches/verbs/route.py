@@ -15,7 +15,7 @@ from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.edit import Edit, marker_comment
 from veomni_hook.patches.code.nearest_names import listed
 from veomni_hook.patches.code.scope import local_names, names_in, own_names
-from veomni_hook.patches.code.walk import walk_ast
+from veomni_hook.patches.code.tree import walk_ast
 from veomni_hook.patches.plan import Plan
 from veomni_hook.patches.routes.compose import composed
 from veomni_hook.patches.site import Site

@@ -18,7 +18,7 @@ from veomni_hook.patches.code.edit import Edit, apply_edits
 from veomni_hook.patches.code.nearest_names import listed, nearest
 from veomni_hook.patches.code.renames import Rename, renamed_parameters
 from veomni_hook.patches.code.snippet import Snippet
-from veomni_hook.patches.code.walk import walk_ast
+from veomni_hook.patches.code.tree import walk_ast
 from veomni_hook.patches.plan import Plan
 from veomni_hook.patches.report import Remark
 

@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterable
 
 from veomni_hook.errors import PatchTargetError
 from veomni_hook.patches.code.document import Definition, Document, FunctionNode
-from veomni_hook.patches.code.expressions import decorator_name
 from veomni_hook.patches.code.nearest_names import listed, nearest
+from veomni_hook.patches.code.tree import decorator_name
 
 __all__ = ["class_named", "members", "plain", "resolve", "top_level"]
 

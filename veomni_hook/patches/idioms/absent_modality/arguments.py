@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from veomni_hook.patches.code.document import FunctionNode
-from veomni_hook.patches.code.expressions import compared_with_none, own_attribute
 from veomni_hook.patches.code.scope import read_names
 from veomni_hook.patches.code.template import Template
-from veomni_hook.patches.code.walk import calls_in, contains, walk_ast
+from veomni_hook.patches.code.tree import calls_in, compared_with_none, contains, own_attribute, walk_ast
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Code, Missed
 from veomni_hook.patches.upstream_names import names

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.scope import bound_names, parameter_names, read_names
-from veomni_hook.patches.code.statements import blocks
+from veomni_hook.patches.code.tree import blocks
 from veomni_hook.patches.idioms.absent_modality.read import Call, Condition, before_in
 
 __all__ = ["elsewhere"]

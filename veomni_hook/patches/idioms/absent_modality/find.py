@@ -15,12 +15,10 @@ from collections.abc import Iterator, Sequence
 from textwrap import indent
 
 from veomni_hook.patches.code.document import FunctionNode
-from veomni_hook.patches.code.expressions import own_attribute
-from veomni_hook.patches.code.walk import calls_in
+from veomni_hook.patches.code.tree import calls_in, own_attribute
 from veomni_hook.patches.idioms.absent_modality.elsewhere import elsewhere
 from veomni_hook.patches.idioms.absent_modality.read import METHODS, Call, calls, read
-from veomni_hook.patches.routes.insertion import before_statement
-from veomni_hook.patches.routes.slot_code import tuple_of
+from veomni_hook.patches.routes.guards import before_statement, tuple_of
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Code, Missed, Reason, Site, Status
 

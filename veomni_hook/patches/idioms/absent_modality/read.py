@@ -8,11 +8,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from veomni_hook.patches.code.document import FunctionNode
-from veomni_hook.patches.code.expressions import compared_with_none, own_attribute
 from veomni_hook.patches.code.scope import bound_names, parameter_names, read_names
-from veomni_hook.patches.code.statements import blocks
 from veomni_hook.patches.code.template import Template
-from veomni_hook.patches.code.walk import calls_in, contains, in_text_order, walk_ast
+from veomni_hook.patches.code.tree import (
+    blocks,
+    calls_in,
+    compared_with_none,
+    contains,
+    in_text_order,
+    own_attribute,
+    walk_ast,
+)
 from veomni_hook.patches.idioms.absent_modality.arguments import DATA, Arguments, read_arguments
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Code, Missed

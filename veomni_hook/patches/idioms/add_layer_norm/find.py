@@ -16,14 +16,13 @@ from collections.abc import Iterator, Mapping
 
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.edit import Edit
-from veomni_hook.patches.code.scope import local_names
+from veomni_hook.patches.code.scope import free_name, local_names
 from veomni_hook.patches.code.statement_runs import at_hand, simple_target
 from veomni_hook.patches.idioms.add_rms_norm.read import Added, added_runs, has_self, is_the_call
 from veomni_hook.patches.idioms.module_calls import own_calls
 from veomni_hook.patches.idioms.nn_layer_norm.find import VARIANT
 from veomni_hook.patches.idioms.nn_layer_norm.read import norms_by_class
-from veomni_hook.patches.routes.insertion import free_name
-from veomni_hook.patches.routes.takeover import guard
+from veomni_hook.patches.routes.guards import guard
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Code, Reason, Site, Status
 from veomni_hook.patches.slots import slot_name
@@ -39,8 +38,6 @@ CANDIDATES = (
 
 def find(view: ModuleView) -> Iterator[Site]:
     """Every candidate of a module."""
-    if "LayerNorm" not in view.document.source:
-        return
     for owner in view.classes.values():
         norms = norms_by_class(view)[owner.name]
         for name, method in view.methods(owner).items() if norms else ():

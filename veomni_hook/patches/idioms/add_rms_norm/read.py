@@ -7,10 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from veomni_hook.patches.code.document import FunctionNode
-from veomni_hook.patches.code.expressions import own_attribute
 from veomni_hook.patches.code.statement_runs import Run, simple_target
-from veomni_hook.patches.code.statements import blocks
-from veomni_hook.patches.code.walk import walk_ast
+from veomni_hook.patches.code.tree import blocks, own_attribute, walk_ast
 
 __all__ = ["Added", "added_runs", "has_self", "is_the_call"]
 

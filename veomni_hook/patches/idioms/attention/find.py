@@ -13,10 +13,9 @@ import re
 from collections.abc import Iterator
 
 from veomni_hook.patches.code.document import FunctionNode
-from veomni_hook.patches.code.walk import walk_ast
+from veomni_hook.patches.code.tree import walk_ast
 from veomni_hook.patches.graph import ARGUMENT, Difference, Form, canonical, digest, receiver_name, recognised
-from veomni_hook.patches.routes.insertion import in_place
-from veomni_hook.patches.routes.slot_code import parameters_as
+from veomni_hook.patches.routes.guards import in_place, parameters_as
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Code, Reason, Site, Status
 from veomni_hook.patches.slots import SlotSpec, formula_slot

@@ -16,10 +16,9 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from veomni_hook.patches.code.document import FunctionNode
-from veomni_hook.patches.code.expressions import last_name
 from veomni_hook.patches.code.template import Template
-from veomni_hook.patches.code.walk import calls_in, walk_ast
-from veomni_hook.patches.routes.insertion import before_statement
+from veomni_hook.patches.code.tree import calls_in, last_name, walk_ast
+from veomni_hook.patches.routes.guards import before_statement
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Code, Missed, Site, Status
 from veomni_hook.patches.slots import formula_slot

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from veomni_hook.patches.code.expressions import last_name
+from veomni_hook.patches.code.tree import last_name
 from veomni_hook.patches.idioms.function_calls import Declared, calls_named, check, routed
 from veomni_hook.patches.idioms.gated_delta_rule.find import separated_methods
 from veomni_hook.patches.idioms.position_mixing.layers import handed_down, mixing

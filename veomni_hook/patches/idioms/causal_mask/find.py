@@ -18,8 +18,8 @@ from dataclasses import dataclass, replace
 
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.template import Template
-from veomni_hook.patches.code.walk import walk_ast
-from veomni_hook.patches.routes.insertion import before_body
+from veomni_hook.patches.code.tree import walk_ast
+from veomni_hook.patches.routes.guards import before_body
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Code, Missed, Site, Status
 

@@ -20,11 +20,10 @@ from dataclasses import replace
 
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.edit import Edit
-from veomni_hook.patches.code.expressions import last_name
 from veomni_hook.patches.code.template import Template
-from veomni_hook.patches.code.walk import calls_in, child_nodes, walk_ast
+from veomni_hook.patches.code.tree import calls_in, child_nodes, last_name, walk_ast
 from veomni_hook.patches.code.wrap import WIDTH
-from veomni_hook.patches.routes.insertion import in_place
+from veomni_hook.patches.routes.guards import in_place
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Code, Missed, Reason, Site, Status
 
@@ -49,8 +48,6 @@ _SIZES = frozenset(("shape", "size", "numel"))
 
 def find(view: ModuleView) -> Iterator[Site]:
     """Every candidate of a module."""
-    if _CHECK not in view.document.source and _METHOD not in view.document.source:
-        return
     for target, _, function in view.every_function():
         calls = [each for each in calls_in(function) if _is_candidate(each)]
         if calls or (function.name == _METHOD and _raises(function)):

@@ -26,8 +26,7 @@ from veomni_hook.patches.code.statement_runs import (
     put_together,
     simple_target,
 )
-from veomni_hook.patches.code.statements import blocks
-from veomni_hook.patches.code.walk import walk_ast
+from veomni_hook.patches.code.tree import blocks, walk_ast
 from veomni_hook.patches.graph import (
     ANY,
     FUNCTION,
@@ -49,9 +48,8 @@ from veomni_hook.patches.idioms.gated_mlp.read import (
     holds_experts,
     is_activation,
 )
-from veomni_hook.patches.routes.method import Method
-from veomni_hook.patches.routes.takeover import guard
-from veomni_hook.patches.routes.view import ModuleView
+from veomni_hook.patches.routes.guards import guard
+from veomni_hook.patches.routes.view import Method, ModuleView
 from veomni_hook.patches.site import Code, Reason, Site, Status
 from veomni_hook.patches.slots import slot_name
 from veomni_hook.patterns import pattern_file

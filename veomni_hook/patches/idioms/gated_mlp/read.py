@@ -7,9 +7,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 from veomni_hook.patches.code.document import FunctionNode
-from veomni_hook.patches.code.expressions import last_name, own_attribute
-from veomni_hook.patches.code.statements import initialised
-from veomni_hook.patches.code.walk import walk_ast
+from veomni_hook.patches.code.tree import initialised, last_name, own_attribute, walk_ast
 
 __all__ = ["ACTIVATIONS", "gated_products", "holds_experts", "is_activation"]
 

@@ -14,9 +14,8 @@ from enum import Enum, auto
 from typing import TypeAlias
 
 from veomni_hook.patches.code.document import FunctionNode
-from veomni_hook.patches.code.expressions import own_attribute
 from veomni_hook.patches.code.scope import parameter_names
-from veomni_hook.patches.code.walk import COMPREHENSIONS, child_nodes, walk_ast
+from veomni_hook.patches.code.tree import COMPREHENSIONS, child_nodes, own_attribute, walk_ast
 from veomni_hook.patches.idioms.host_metadata.sounds import LENGTHS
 
 __all__ = ["LIBRARIES", "NUMBERS", "Names", "device_of", "is_device", "names_of", "names_outside"]

@@ -41,8 +41,7 @@ from veomni_hook.patches.idioms.host_metadata.towers import (
     sent_values,
     sizes_of,
 )
-from veomni_hook.patches.routes.insertion import before_body, in_place
-from veomni_hook.patches.routes.slot_code import tuple_of
+from veomni_hook.patches.routes.guards import before_body, in_place, tuple_of
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Code, Missed, Reason, Site, Status
 

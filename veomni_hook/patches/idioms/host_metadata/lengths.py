@@ -17,9 +17,8 @@ from collections.abc import Callable, Iterator
 
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.edit import Edit
-from veomni_hook.patches.code.expressions import last_name, own_attribute
 from veomni_hook.patches.code.template import Template
-from veomni_hook.patches.code.walk import child_nodes, walk_ast
+from veomni_hook.patches.code.tree import child_nodes, last_name, own_attribute, walk_ast
 from veomni_hook.patches.idioms.host_metadata.binding import (
     NUMBERS,
     Names,
@@ -27,7 +26,7 @@ from veomni_hook.patches.idioms.host_metadata.binding import (
     names_of,
     names_outside,
 )
-from veomni_hook.patches.routes.insertion import in_place
+from veomni_hook.patches.routes.guards import in_place
 from veomni_hook.patches.routes.view import ModuleView
 
 __all__ = ["computed"]

@@ -17,11 +17,10 @@ from collections.abc import Iterator
 
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.edit import Edit
-from veomni_hook.patches.code.expressions import last_name
 from veomni_hook.patches.code.scope import parameter_names
 from veomni_hook.patches.code.template import Template
-from veomni_hook.patches.code.walk import calls_in, walk_ast
-from veomni_hook.patches.routes.insertion import in_place
+from veomni_hook.patches.code.tree import calls_in, last_name, walk_ast
+from veomni_hook.patches.routes.guards import in_place
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Site
 from veomni_hook.patches.upstream_names import names

@@ -5,11 +5,17 @@ from __future__ import annotations
 import ast
 
 from veomni_hook.patches.code.document import FunctionNode
-from veomni_hook.patches.code.expressions import chain, own_attribute
 from veomni_hook.patches.code.scope import local_names, parameter_names, read_names
-from veomni_hook.patches.code.statements import bound_once, initialised
 from veomni_hook.patches.code.template import Template
-from veomni_hook.patches.code.walk import calls_in, in_text_order, walk_ast
+from veomni_hook.patches.code.tree import (
+    bound_once,
+    calls_in,
+    chain,
+    in_text_order,
+    initialised,
+    own_attribute,
+    walk_ast,
+)
 from veomni_hook.patches.idioms.host_metadata.binding import device_of
 from veomni_hook.patches.idioms.host_metadata.sounds import of_lengths
 from veomni_hook.patches.idioms.host_metadata.towers import SIZES

@@ -18,12 +18,11 @@ from collections.abc import Callable, Iterator
 
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.edit import Edit
-from veomni_hook.patches.code.expressions import own_attribute
 from veomni_hook.patches.code.scope import local_names, parameter_names, read_names
 from veomni_hook.patches.code.template import Template
-from veomni_hook.patches.code.walk import called_attributes, walk_ast
+from veomni_hook.patches.code.tree import called_attributes, own_attribute, walk_ast
 from veomni_hook.patches.idioms.host_metadata.binding import LIBRARIES, is_device, names_outside
-from veomni_hook.patches.routes.insertion import in_place
+from veomni_hook.patches.routes.guards import in_place
 from veomni_hook.patches.routes.view import ModuleView
 
 __all__ = ["SIZES", "boundaries", "of_sizes", "repeats", "sent_values", "sizes_of"]

@@ -12,8 +12,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from veomni_hook.patches.code.document import FunctionNode
-from veomni_hook.patches.code.expressions import own_attribute
-from veomni_hook.patches.code.walk import walk_ast
+from veomni_hook.patches.code.tree import own_attribute, walk_ast
 from veomni_hook.patches.graph import (
     ARGUMENT,
     ATTRIBUTE,
@@ -27,10 +26,8 @@ from veomni_hook.patches.graph import (
     source,
 )
 from veomni_hook.patches.idioms.rms_norm.find import find as find_rms_norms
-from veomni_hook.patches.routes.inherited import called_otherwise, defining, initialised_by
-from veomni_hook.patches.routes.insertion import before_body
-from veomni_hook.patches.routes.slot_code import ask
-from veomni_hook.patches.routes.view import ModuleView
+from veomni_hook.patches.routes.guards import ask, before_body
+from veomni_hook.patches.routes.view import ModuleView, called_otherwise, defining, initialised_by
 from veomni_hook.patches.site import Code, Missed, Site, Status, skipped_at_calls
 from veomni_hook.patches.slots import formula_slot
 from veomni_hook.patterns import pattern_file
@@ -63,9 +60,6 @@ _NORMS = ("unweighted", "unweighted_rounded_scale")
 
 def find(view: ModuleView) -> Iterator[Site]:
     """Every candidate of a module."""
-    text = view.document.source
-    if not _NAME.search(text) and not any(size in text for size in _SIZES):
-        return
     for owner, forward in view.forwards():
         if _NAME.search(owner.name) or _reads_sizes(forward):
             try:

@@ -13,13 +13,12 @@ from dataclasses import replace
 
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.edit import Edit
-from veomni_hook.patches.code.expressions import own_attribute
-from veomni_hook.patches.code.scope import local_names
+from veomni_hook.patches.code.scope import free_name, local_names
 from veomni_hook.patches.code.template import Found, Template
-from veomni_hook.patches.code.walk import walk_ast
+from veomni_hook.patches.code.tree import own_attribute, walk_ast
 from veomni_hook.patches.idioms.add_rms_norm.read import has_self
 from veomni_hook.patches.idioms.hyper_connection.find import OP
-from veomni_hook.patches.routes.insertion import free_name, in_place
+from veomni_hook.patches.routes.guards import in_place
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Code, Reason, Site, Status
 from veomni_hook.patches.slots import formula_slot
@@ -45,8 +44,6 @@ MIXED = Template(
 
 def find(view: ModuleView) -> Iterator[Site]:
     """Every candidate of a module."""
-    if not any(f"{end}(" in view.document.source for end in _ENDS):
-        return
     for owner, forward in view.forwards():
         if any(map(_unpacks, walk_ast(forward))):
             yield _site(view, f"{owner.name}.forward", forward)

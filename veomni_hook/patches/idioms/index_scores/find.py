@@ -18,11 +18,10 @@ from collections.abc import Iterator, Mapping
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.edit import Edit
 from veomni_hook.patches.code.statement_runs import Run, put_together, simple_target
-from veomni_hook.patches.code.statements import blocks
+from veomni_hook.patches.code.tree import blocks
 from veomni_hook.patches.graph import ARGUMENT, NUMBER, Difference, Form, constant, digest, recognised
-from veomni_hook.patches.routes.method import Method
-from veomni_hook.patches.routes.takeover import guard
-from veomni_hook.patches.routes.view import ModuleView
+from veomni_hook.patches.routes.guards import guard
+from veomni_hook.patches.routes.view import Method, ModuleView
 from veomni_hook.patches.site import Code, Reason, Site, Status
 from veomni_hook.patches.slots import slot_name
 from veomni_hook.patterns import pattern_file
@@ -45,8 +44,6 @@ _LONGEST = 6
 
 def find(view: ModuleView) -> Iterator[Site]:
     """Every candidate of a module."""
-    if not _PRODUCT.search(view.document.source):
-        return
     for _, owner, method in view.every_method():
         text = view.text(method)
         expected = method.name == "forward" and "Indexer" in owner.name

@@ -10,10 +10,9 @@ import ast
 from dataclasses import dataclass
 
 from veomni_hook.patches.code.document import FunctionNode
-from veomni_hook.patches.code.expressions import own_attribute
 from veomni_hook.patches.code.scope import bound_names, parameter_names
 from veomni_hook.patches.code.template import Found, Template
-from veomni_hook.patches.code.walk import calls_in, walk_ast
+from veomni_hook.patches.code.tree import calls_in, own_attribute, walk_ast
 from veomni_hook.patches.idioms.layer_loop.modules import method_of
 from veomni_hook.patches.idioms.row_merge.added import operands_of
 from veomni_hook.patches.routes.view import ModuleView

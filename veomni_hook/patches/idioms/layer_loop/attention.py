@@ -11,10 +11,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping
 
-from veomni_hook.patches.code.expressions import last_name, own_attribute
 from veomni_hook.patches.code.scope import own_names, parameter_names
 from veomni_hook.patches.code.template import Found
-from veomni_hook.patches.code.walk import walk_ast
+from veomni_hook.patches.code.tree import last_name, own_attribute, walk_ast
 from veomni_hook.patches.idioms.layer_loop.file import File
 from veomni_hook.patches.idioms.layer_loop.known_names import ATTENTION_ARGUMENTS
 from veomni_hook.patches.idioms.layer_loop.values import (

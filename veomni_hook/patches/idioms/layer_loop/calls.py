@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import reduce
 
-from veomni_hook.patches.code.expressions import chain, decorator_name, last_name
+from veomni_hook.patches.code.tree import chain, decorator_name, last_name
 from veomni_hook.patches.idioms.layer_loop.attention import STATE, attended, convolved, of_cache, ruled
 from veomni_hook.patches.idioms.layer_loop.file import File
 from veomni_hook.patches.idioms.layer_loop.known_names import (

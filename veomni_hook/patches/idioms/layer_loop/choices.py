@@ -13,9 +13,8 @@ import ast
 from collections.abc import Iterator
 
 from veomni_hook.patches.code.document import FunctionNode
-from veomni_hook.patches.code.expressions import own_attribute
 from veomni_hook.patches.code.scope import own_names, parameter_names
-from veomni_hook.patches.code.walk import walk_ast
+from veomni_hook.patches.code.tree import own_attribute, walk_ast
 from veomni_hook.patches.idioms.layer_loop.modules import Attributes, lineage
 from veomni_hook.patches.idioms.layer_loop.values import Value
 

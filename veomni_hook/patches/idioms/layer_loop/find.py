@@ -17,17 +17,15 @@ from functools import partial
 
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.edit import Edit
-from veomni_hook.patches.code.expressions import own_attribute
-from veomni_hook.patches.code.scope import loaded, parameter_names
-from veomni_hook.patches.code.walk import walk_ast
+from veomni_hook.patches.code.scope import free_name, loaded, parameter_names
+from veomni_hook.patches.code.tree import own_attribute, walk_ast
 from veomni_hook.patches.idioms.layer_loop.loop import Loop, decided, hidden_of, loops
 from veomni_hook.patches.idioms.layer_loop.modules import Attributes, method_of
 from veomni_hook.patches.idioms.layer_loop.reasons import TOWER, attends, reason_for
 from veomni_hook.patches.idioms.layer_loop.towers import Tower, decided_tower
 from veomni_hook.patches.idioms.layer_loop.values import Module, of_all
 from veomni_hook.patches.routes.cache_parameter import cache_parameters, hands_on_cache
-from veomni_hook.patches.routes.insertion import before_body, before_statement, free_name, in_place
-from veomni_hook.patches.routes.slot_code import tuple_of
+from veomni_hook.patches.routes.guards import before_body, before_statement, in_place, tuple_of
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Code, Missed, Reason, Site, Status
 from veomni_hook.patches.upstream_names import names

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from veomni_hook.patches.code.document import FunctionNode
-from veomni_hook.patches.code.expressions import last_name, own_attribute
 from veomni_hook.patches.code.scope import loaded, own_names
-from veomni_hook.patches.code.walk import walk_ast
+from veomni_hook.patches.code.tree import last_name, own_attribute, walk_ast
 from veomni_hook.patches.idioms.layer_loop.additions import Addition, addition_in, without
 from veomni_hook.patches.idioms.layer_loop.file import File
 from veomni_hook.patches.idioms.layer_loop.positions import Positions

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from veomni_hook.patches.code.walk import walk_ast
+from veomni_hook.patches.code.tree import walk_ast
 from veomni_hook.patches.idioms.layer_loop.operations import proven
 from veomni_hook.patches.idioms.layer_loop.shapes import broadcast, made
 from veomni_hook.patches.idioms.layer_loop.values import (

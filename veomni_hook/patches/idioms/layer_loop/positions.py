@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Sequence
 
-from veomni_hook.patches.code.expressions import decorator_name
+from veomni_hook.patches.code.tree import decorator_name
 from veomni_hook.patches.idioms.layer_loop.attention import STATE, by_segment
 from veomni_hook.patches.idioms.layer_loop.calls import call
 from veomni_hook.patches.idioms.layer_loop.choices import chosen

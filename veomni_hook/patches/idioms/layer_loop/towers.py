@@ -15,9 +15,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from veomni_hook.patches.code.document import FunctionNode
-from veomni_hook.patches.code.expressions import own_attribute
 from veomni_hook.patches.code.scope import loaded, own_names, parameter_names
-from veomni_hook.patches.code.walk import walk_ast
+from veomni_hook.patches.code.tree import own_attribute, walk_ast
 from veomni_hook.patches.idioms.layer_loop.file import File
 from veomni_hook.patches.idioms.layer_loop.positions import Positions
 from veomni_hook.patches.idioms.layer_loop.values import (

@@ -9,7 +9,7 @@ import ast
 from collections.abc import Iterator
 
 from veomni_hook.patches.code.document import FunctionNode
-from veomni_hook.patches.code.walk import called_attributes, walk_ast
+from veomni_hook.patches.code.tree import called_attributes, walk_ast
 from veomni_hook.patches.graph import ARGUMENT, ATTRIBUTE, NUMBER
 from veomni_hook.patches.idioms.norms import PARAMETER, forward_site, is_centred
 from veomni_hook.patches.routes.view import ModuleView
@@ -35,8 +35,6 @@ _RULES = {
 
 def find(view: ModuleView) -> Iterator[Site]:
     """Every candidate of a module."""
-    if "LayerNorm" not in view.document.source:
-        return
     for owner, forward in view.forwards():
         if "LayerNorm" in owner.name and _looks_like_it(view, owner, forward):
             yield forward_site(OP, view, owner, forward, _RULES)

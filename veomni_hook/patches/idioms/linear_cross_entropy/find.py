@@ -12,12 +12,11 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from hashlib import blake2b
 
+from veomni_hook.patches.code.comparison import serialise
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.edit import Edit
-from veomni_hook.patches.code.expressions import chain, last_name, own_attribute
-from veomni_hook.patches.code.fingerprint import serialise
-from veomni_hook.patches.code.statements import initialised
 from veomni_hook.patches.code.template import Template
+from veomni_hook.patches.code.tree import chain, initialised, last_name, own_attribute
 from veomni_hook.patches.idioms.linear_cross_entropy.guard import guard, operands
 from veomni_hook.patches.idioms.linear_cross_entropy.read import (
     Tail,
@@ -29,9 +28,8 @@ from veomni_hook.patches.idioms.linear_cross_entropy.sequence_classification imp
     is_candidate as classifies_sequences,
 )
 from veomni_hook.patches.idioms.load_balancing_loss.find import find as find_load_balancing_losses
-from veomni_hook.patches.routes.inherited import linear_otherwise
-from veomni_hook.patches.routes.insertion import before_statement
-from veomni_hook.patches.routes.view import ModuleView
+from veomni_hook.patches.routes.guards import before_statement
+from veomni_hook.patches.routes.view import ModuleView, linear_otherwise
 from veomni_hook.patches.site import Code, Missed, Reason, Site, Status
 from veomni_hook.patches.slots import formula_slot
 

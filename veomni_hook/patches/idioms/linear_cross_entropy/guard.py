@@ -6,12 +6,11 @@ import ast
 from collections.abc import Sequence
 
 from veomni_hook.patches.code.document import FunctionNode
-from veomni_hook.patches.code.edit import Edit
-from veomni_hook.patches.code.reindent import reindent
-from veomni_hook.patches.code.walk import walk_ast
+from veomni_hook.patches.code.edit import Edit, reindent
+from veomni_hook.patches.code.scope import free_name
+from veomni_hook.patches.code.tree import walk_ast
 from veomni_hook.patches.code.wrap import WIDTH
 from veomni_hook.patches.idioms.linear_cross_entropy.read import Tail
-from veomni_hook.patches.routes.insertion import free_name
 from veomni_hook.patches.routes.view import ModuleView
 
 __all__ = ["guard", "operands"]

@@ -6,12 +6,10 @@ import ast
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from veomni_hook.patches.code.expressions import chain, is_plain
-from veomni_hook.patches.code.fingerprint import serialise
+from veomni_hook.patches.code.comparison import serialise
 from veomni_hook.patches.code.scope import used_names
-from veomni_hook.patches.code.statements import binding
-from veomni_hook.patches.code.substitution import substituted
 from veomni_hook.patches.code.template import Template
+from veomni_hook.patches.code.tree import binding, chain, is_plain, substituted
 from veomni_hook.patches.site import Code, Missed
 
 __all__ = ["Logits", "Step", "needed", "options"]

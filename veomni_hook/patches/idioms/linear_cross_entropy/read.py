@@ -11,13 +11,20 @@ import ast
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from veomni_hook.patches.code.comparison import serialise
 from veomni_hook.patches.code.document import FunctionNode
-from veomni_hook.patches.code.expressions import chain, compared_with_none, is_plain, last_name
-from veomni_hook.patches.code.fingerprint import serialise
 from veomni_hook.patches.code.scope import bound_names, used_names
-from veomni_hook.patches.code.statements import binding
 from veomni_hook.patches.code.template import Template
-from veomni_hook.patches.code.walk import calls_in, contains, in_text_order
+from veomni_hook.patches.code.tree import (
+    binding,
+    calls_in,
+    chain,
+    compared_with_none,
+    contains,
+    in_text_order,
+    is_plain,
+    last_name,
+)
 from veomni_hook.patches.idioms.linear_cross_entropy.logits import Logits, Step, needed, options
 from veomni_hook.patches.site import Code, Missed
 

@@ -7,13 +7,10 @@ from collections.abc import Iterator
 
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.edit import Edit
-from veomni_hook.patches.code.expressions import chain, is_plain, own_attribute
-from veomni_hook.patches.code.scope import bound_names, read_names
-from veomni_hook.patches.code.statements import bound_once
-from veomni_hook.patches.code.substitution import substituted
+from veomni_hook.patches.code.scope import bound_names, free_name, read_names
 from veomni_hook.patches.code.template import Template
-from veomni_hook.patches.code.walk import walk_ast
-from veomni_hook.patches.routes.insertion import free_name, in_place
+from veomni_hook.patches.code.tree import bound_once, chain, is_plain, own_attribute, substituted, walk_ast
+from veomni_hook.patches.routes.guards import in_place
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Code, Missed, Site, Status
 from veomni_hook.patches.slots import slot_name

@@ -25,8 +25,7 @@ from veomni_hook.patches.graph import (
     match,
 )
 from veomni_hook.patches.idioms.load_balancing_loss.read import OP, forms, spellings
-from veomni_hook.patches.routes.insertion import in_place
-from veomni_hook.patches.routes.slot_code import parameters_as
+from veomni_hook.patches.routes.guards import in_place, parameters_as
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Code, Reason, Site, Status
 from veomni_hook.patches.slots import SlotSpec, formula_slot
@@ -39,8 +38,6 @@ _NAME = re.compile("load_balancing_loss")
 
 def find(view: ModuleView) -> Iterator[Site]:
     """Every function of a module that may compute the loss, and every call of one."""
-    if _NAME.search(view.document.source) is None:
-        return
     functions = {name: node for name, node in view.functions.items() if _NAME.search(name)}
     yield from view.imported(OP, _NAME)
     calls = Calls(view.document, functions)

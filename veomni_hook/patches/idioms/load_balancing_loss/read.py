@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from functools import cache
 
 from veomni_hook.patches.code.document import FunctionNode
-from veomni_hook.patches.code.expressions import chain
-from veomni_hook.patches.code.walk import walk_ast
+from veomni_hook.patches.code.tree import chain, walk_ast
 from veomni_hook.patches.graph import Form, Scope, Unknown, canonical, reference_scope
 from veomni_hook.patterns import pattern_file
 

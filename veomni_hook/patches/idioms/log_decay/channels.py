@@ -13,12 +13,11 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass
 
-from veomni_hook.patches.code.expressions import own_attribute
 from veomni_hook.patches.code.statement_runs import Run, at_hand
-from veomni_hook.patches.code.walk import called_attributes, walk_ast
+from veomni_hook.patches.code.tree import called_attributes, own_attribute, walk_ast
 from veomni_hook.patches.graph import FLOAT32, Form, Leaf, Node, branches, constant, has_source, source
-from veomni_hook.patches.routes.insertion import before_statement
-from veomni_hook.patches.routes.method import Method
+from veomni_hook.patches.routes.guards import before_statement
+from veomni_hook.patches.routes.view import Method
 from veomni_hook.patches.site import Code, Reason, Site, Status
 from veomni_hook.patches.slots import formula_slot
 

@@ -16,16 +16,13 @@ from collections.abc import Iterator, Mapping
 
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.edit import Edit
-from veomni_hook.patches.code.expressions import last_name
 from veomni_hook.patches.code.scope import loaded
 from veomni_hook.patches.code.statement_runs import Run, at_hand, simple_target
-from veomni_hook.patches.code.statements import blocks
-from veomni_hook.patches.code.walk import calls_in
+from veomni_hook.patches.code.tree import blocks, calls_in, last_name
 from veomni_hook.patches.graph import Form, Node, constant
 from veomni_hook.patches.idioms.log_decay.channels import OP, ChannelSearch, is_wide
-from veomni_hook.patches.routes.method import Method
-from veomni_hook.patches.routes.takeover import guard
-from veomni_hook.patches.routes.view import ModuleView
+from veomni_hook.patches.routes.guards import guard
+from veomni_hook.patches.routes.view import Method, ModuleView
 from veomni_hook.patches.site import Code, Reason, Site, Status
 from veomni_hook.patches.slots import slot_name
 
@@ -42,8 +39,6 @@ _OPERANDS = ("a", "log_rate", "bias")
 
 def find(view: ModuleView) -> Iterator[Site]:
     """Every candidate of a module."""
-    if "exp(" not in view.document.source:
-        return
     for _, owner, method in view.every_method():
         if not method.args.args or "exp(" not in (text := view.text(method)):
             continue

@@ -14,9 +14,8 @@ from dataclasses import replace
 
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.template import Found, Mismatch, Template, branches
-from veomni_hook.patches.code.walk import contains, walk_ast
-from veomni_hook.patches.routes.insertion import before_statement
-from veomni_hook.patches.routes.slot_code import ask
+from veomni_hook.patches.code.tree import contains, walk_ast
+from veomni_hook.patches.routes.guards import ask, before_statement
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Code, Missed, Site, Status
 from veomni_hook.patches.slots import formula_slot

@@ -13,10 +13,9 @@ from collections.abc import Iterator, Mapping
 
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.edit import Edit
-from veomni_hook.patches.code.expressions import last_name
 from veomni_hook.patches.code.template import Template
-from veomni_hook.patches.code.walk import calls_in, walk_ast
-from veomni_hook.patches.routes.insertion import before_statement
+from veomni_hook.patches.code.tree import calls_in, last_name, walk_ast
+from veomni_hook.patches.routes.guards import before_statement
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Code, Reason, Site, Status
 

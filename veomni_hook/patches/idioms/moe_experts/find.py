@@ -15,7 +15,7 @@ from hashlib import blake2b
 
 from veomni_hook.patches.code.document import FunctionNode, has_docstring
 from veomni_hook.patches.code.template import Found, Template
-from veomni_hook.patches.code.walk import walk_ast
+from veomni_hook.patches.code.tree import walk_ast
 from veomni_hook.patches.graph import (
     FUNCTION,
     NUMBER,
@@ -39,8 +39,7 @@ from veomni_hook.patches.graph import (
 )
 from veomni_hook.patches.idioms.moe_experts.members import is_identity, is_numbered, parameter_shapes
 from veomni_hook.patches.idioms.moe_experts.read import EXPERT, ROUTING, STATES, Loop, read_loop
-from veomni_hook.patches.routes.insertion import before_body, decorate
-from veomni_hook.patches.routes.slot_code import as_lambda, ask
+from veomni_hook.patches.routes.guards import as_lambda, ask, before_body, decorate
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Code, Missed, Site, Status
 from veomni_hook.patches.slots import slot_name

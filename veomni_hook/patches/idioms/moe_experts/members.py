@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ast
 
-from veomni_hook.patches.code.statements import initialised, statements_of_init
 from veomni_hook.patches.code.template import Template
+from veomni_hook.patches.code.tree import initialised, statements_of_init
 from veomni_hook.patches.routes.view import ModuleView
 
 __all__ = ["is_identity", "is_numbered", "parameter_shapes"]

@@ -13,8 +13,7 @@ from dataclasses import replace
 
 from veomni_hook.patches.code.edit import Edit
 from veomni_hook.patches.code.statement_runs import Run, simple_target
-from veomni_hook.patches.code.substitution import swapped
-from veomni_hook.patches.code.walk import walk_ast
+from veomni_hook.patches.code.tree import swapped, walk_ast
 from veomni_hook.patches.graph import Difference, Form, Node, digest, walk
 from veomni_hook.patches.idioms.moe_router.guard import operands, router_guard
 from veomni_hook.patches.idioms.moe_router.read import (
@@ -27,8 +26,7 @@ from veomni_hook.patches.idioms.moe_router.read import (
     is_matrix,
     patterns,
 )
-from veomni_hook.patches.routes.method import Method
-from veomni_hook.patches.routes.view import ModuleView
+from veomni_hook.patches.routes.view import Method, ModuleView
 from veomni_hook.patches.site import Code, Reason, Site, Status
 
 __all__ = ["CANDIDATES", "OP", "find"]
@@ -42,8 +40,6 @@ _CLASS = re.compile(r"Router|Gate|Gating")
 
 def find(view: ModuleView) -> Iterator[Site]:
     """Every candidate of a module."""
-    if "topk" not in view.document.source:
-        return
     for _, owner, method in view.every_method():
         named = method.name == "forward" and _CLASS.search(owner.name) is not None
         if named or "route" in method.name:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import ast
 
 from veomni_hook.patches.code.edit import Edit
-from veomni_hook.patches.code.scope import bound_names, loaded
+from veomni_hook.patches.code.scope import bound_names, free_name, loaded
 from veomni_hook.patches.code.statement_runs import Run, at_hand
-from veomni_hook.patches.code.walk import walk_ast
+from veomni_hook.patches.code.tree import walk_ast
 from veomni_hook.patches.graph import Form, reference_form
 from veomni_hook.patches.idioms.moe_router.read import OP, REFERENCE, Routing, form_of_locals
-from veomni_hook.patches.routes.insertion import free_name
-from veomni_hook.patches.routes.method import Method
-from veomni_hook.patches.routes.takeover import guard
+from veomni_hook.patches.routes.guards import guard
+from veomni_hook.patches.routes.view import Method
 from veomni_hook.patches.slots import slot_name
 
 __all__ = ["operands", "router_guard"]

@@ -32,7 +32,7 @@ from veomni_hook.patches.graph import (
     specific_first,
     walk,
 )
-from veomni_hook.patches.routes.method import Method
+from veomni_hook.patches.routes.view import Method
 from veomni_hook.patterns import pattern_file
 
 __all__ = [

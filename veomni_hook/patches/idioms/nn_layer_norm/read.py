@@ -6,10 +6,8 @@ import ast
 from collections.abc import Iterator
 from functools import lru_cache
 
-from veomni_hook.patches.code.expressions import last_name
 from veomni_hook.patches.code.scope import local_names
-from veomni_hook.patches.code.statements import module_statements
-from veomni_hook.patches.code.walk import child_nodes, walk_ast
+from veomni_hook.patches.code.tree import child_nodes, last_name, module_statements, walk_ast
 from veomni_hook.patches.idioms.module_calls import Called, Created, called_by_relatives, created_by
 from veomni_hook.patches.routes.view import ModuleView
 

@@ -32,8 +32,6 @@ CANDIDATES = (
 
 def find(view: ModuleView) -> Iterator[Site]:
     """Every candidate of a module."""
-    if "Conv" not in view.document.source:
-        return
     created = convolutions_by_class(view)
     others = partial(other_uses, view, created)
     yield from sites_of_calls(view, (OP, VARIANT), "convolution", created, others, difference)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Mapping
 
-from veomni_hook.patches.code.expressions import last_name
-from veomni_hook.patches.code.walk import calls_in, in_text_order
+from veomni_hook.patches.code.tree import calls_in, in_text_order, last_name
 from veomni_hook.patches.idioms.module_calls import Called, Created, called_by_relatives, created_by
 from veomni_hook.patches.reasons import Code, Reason
 from veomni_hook.patches.routes.view import ModuleView

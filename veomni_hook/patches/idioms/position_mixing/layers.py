@@ -12,10 +12,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from veomni_hook.patches.code.document import FunctionNode
-from veomni_hook.patches.code.expressions import chain, last_name, own_attribute
-from veomni_hook.patches.code.statements import assigned
 from veomni_hook.patches.code.template import Template
-from veomni_hook.patches.code.walk import calls_in, walk_ast
+from veomni_hook.patches.code.tree import assigned, calls_in, chain, last_name, own_attribute, walk_ast
 from veomni_hook.patches.routes.view import ModuleView
 
 __all__ = ["NAMES", "Mixing", "drops", "handed_down", "hands_to_layers", "mixing", "over_layers"]

@@ -14,18 +14,14 @@ from functools import cache
 from typing import NamedTuple
 
 from veomni_hook.patches.code.document import FunctionNode
-from veomni_hook.patches.code.expressions import is_plain
 from veomni_hook.patches.code.statement_runs import simple_target
-from veomni_hook.patches.code.statements import initialised
-from veomni_hook.patches.code.walk import walk_ast
+from veomni_hook.patches.code.tree import initialised, is_plain, walk_ast
 from veomni_hook.patches.graph import Node, constant, digest, variant_names
 from veomni_hook.patches.idioms.qk_norm_rotary.read import TurnedNorms
 from veomni_hook.patches.idioms.rms_norm.find import find as find_rms_norms
 from veomni_hook.patches.idioms.rotary.find import find as find_rotations
-from veomni_hook.patches.routes.inherited import called_otherwise
-from veomni_hook.patches.routes.method import Method
-from veomni_hook.patches.routes.takeover import guard
-from veomni_hook.patches.routes.view import ModuleView
+from veomni_hook.patches.routes.guards import guard
+from veomni_hook.patches.routes.view import Method, ModuleView, called_otherwise
 from veomni_hook.patches.site import Code, Reason, Site, Status, skipped_at_calls
 from veomni_hook.patches.slots import formula_slot
 
@@ -60,8 +56,6 @@ def _parts() -> _Parts:
 
 def find(view: ModuleView) -> Iterator[Site]:
     """Every candidate of a module."""
-    if "apply" not in view.document.source:
-        return
     for owner, forward in view.forwards():
         text = view.text(forward)
         # In most files, a case-insensitive search takes ten times as long as everything else.

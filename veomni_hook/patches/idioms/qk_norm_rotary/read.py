@@ -12,13 +12,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from veomni_hook.patches.code.document import FunctionNode
-from veomni_hook.patches.code.expressions import is_plain
 from veomni_hook.patches.code.scope import bound_names, loaded, local_names
 from veomni_hook.patches.code.statement_runs import Run, simple_target
-from veomni_hook.patches.code.statements import blocks
-from veomni_hook.patches.code.substitution import swapped
 from veomni_hook.patches.code.template import Template
-from veomni_hook.patches.code.walk import walk_ast
+from veomni_hook.patches.code.tree import blocks, is_plain, swapped, walk_ast
 
 __all__ = ["TurnedNorms"]
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from veomni_hook.patches.code.calls import Calls, CallSite
 from veomni_hook.patches.code.document import Definition, FunctionNode
-from veomni_hook.patches.code.expressions import decorator_name
+from veomni_hook.patches.code.tree import decorator_name
 from veomni_hook.patches.graph import (
     TENSOR,
     Difference,
@@ -28,8 +28,7 @@ from veomni_hook.patches.graph import (
     reference_form,
     source,
 )
-from veomni_hook.patches.routes.insertion import before_body, in_place
-from veomni_hook.patches.routes.slot_code import ask, parameters_as
+from veomni_hook.patches.routes.guards import ask, before_body, in_place, parameters_as
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Code, Reason, Site, Status
 from veomni_hook.patches.slots import SlotSpec, formula_slot, slot_name

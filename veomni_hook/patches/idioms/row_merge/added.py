@@ -10,15 +10,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from veomni_hook.patches.code.document import FunctionNode
-from veomni_hook.patches.code.expressions import last_name
-from veomni_hook.patches.code.statements import bound_once
-from veomni_hook.patches.code.substitution import substituted
-from veomni_hook.patches.code.walk import walk_ast
+from veomni_hook.patches.code.tree import bound_once, last_name, substituted, walk_ast
 from veomni_hook.patches.graph import ARGUMENT, Difference, Form, canonical, recognised, source
 from veomni_hook.patches.idioms.add_rms_norm.read import has_self
 from veomni_hook.patches.idioms.row_merge.find import OP
-from veomni_hook.patches.routes.insertion import before_body
-from veomni_hook.patches.routes.slot_code import ask
+from veomni_hook.patches.routes.guards import ask, before_body
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Code, Reason, Site, Status
 from veomni_hook.patches.slots import formula_slot
@@ -38,8 +34,6 @@ _OPERANDS = ("hidden_states", "mask", "source")
 
 def find(view: ModuleView) -> Iterator[Site]:
     """Every candidate of a module."""
-    if "mask" not in view.document.source:
-        return
     for target, owner, function in view.every_function():
         if "mask" in view.text(function) and (sum_ := _sum(function)) is not None:
             site = Site(OP, target, Status.MISSED, part=PART, lineno=sum_.lineno)

@@ -15,7 +15,7 @@ from dataclasses import replace
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.edit import Edit
 from veomni_hook.patches.code.scope import local_names
-from veomni_hook.patches.code.walk import calls_in, in_text_order, walk_ast
+from veomni_hook.patches.code.tree import calls_in, in_text_order, walk_ast
 from veomni_hook.patches.idioms.add_rms_norm.read import has_self
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Code, Missed, Reason, Site, Status
@@ -35,8 +35,6 @@ _CALLED = re.compile(rf"\s*\.\s*{_METHOD}\s*\((?P<gap>\s*)")
 
 def find(view: ModuleView) -> Iterator[Site]:
     """Every candidate of a module."""
-    if _METHOD not in view.document.source:
-        return
     for target, owner, function in view.every_function():
         if (calls := _calls(function)) and owner is not None:
             yield _site(view, target, function, in_text_order(calls))

@@ -12,14 +12,11 @@ from dataclasses import replace
 
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.edit import Edit
-from veomni_hook.patches.code.expressions import last_name
+from veomni_hook.patches.code.scope import free_name
 from veomni_hook.patches.code.statement_runs import Run
-from veomni_hook.patches.code.statements import blocks, bound_once
-from veomni_hook.patches.code.substitution import substituted
 from veomni_hook.patches.code.template import Found, Template
-from veomni_hook.patches.code.walk import calls_in, walk_ast
-from veomni_hook.patches.routes.insertion import free_name
-from veomni_hook.patches.routes.takeover import guard
+from veomni_hook.patches.code.tree import blocks, bound_once, calls_in, last_name, substituted, walk_ast
+from veomni_hook.patches.routes.guards import guard
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Code, Reason, Site, Status
 from veomni_hook.patches.slots import formula_slot
@@ -62,8 +59,6 @@ for ROW, OTHER in zip(FEATURES, OTHER_FEATURES):
 
 def find(view: ModuleView) -> Iterator[Site]:
     """Every candidate of a module."""
-    if "zeros(" not in view.document.source or ".sum()" not in view.document.source:
-        return
     for target, _, function in view.every_function():
         if "zeros(" not in view.text(function) or (line := _joined(function)) is None:
             continue

@@ -15,9 +15,8 @@ from collections.abc import Iterator
 from functools import partial
 
 from veomni_hook.patches.code.document import FunctionNode
-from veomni_hook.patches.code.expressions import last_name
 from veomni_hook.patches.code.scope import parameter_names
-from veomni_hook.patches.code.walk import walk_ast
+from veomni_hook.patches.code.tree import last_name, walk_ast
 from veomni_hook.patches.idioms.causal_conv import find as causal_conv
 from veomni_hook.patches.idioms.gated_delta_rule import find as gated_delta_rule
 from veomni_hook.patches.idioms.position_mixing.layers import (
@@ -28,7 +27,7 @@ from veomni_hook.patches.idioms.position_mixing.layers import (
     over_layers,
 )
 from veomni_hook.patches.routes.cache_parameter import cache_parameters, hands_on_cache
-from veomni_hook.patches.routes.insertion import before_body
+from veomni_hook.patches.routes.guards import before_body
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Code, Reason, Site, Status
 from veomni_hook.patches.upstream_names import names

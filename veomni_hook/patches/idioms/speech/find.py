@@ -18,9 +18,7 @@ from functools import partial
 
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.edit import Edit, marker_comment
-from veomni_hook.patches.code.expressions import own_attribute
-from veomni_hook.patches.code.statements import initialised
-from veomni_hook.patches.code.walk import walk_ast
+from veomni_hook.patches.code.tree import initialised, own_attribute, walk_ast
 from veomni_hook.patches.idioms.speech.read import (
     BUILT,
     Speech,
@@ -30,7 +28,7 @@ from veomni_hook.patches.idioms.speech.read import (
     refusals,
     speakers_file,
 )
-from veomni_hook.patches.routes.insertion import before_body, before_statement, in_place
+from veomni_hook.patches.routes.guards import before_body, before_statement, in_place
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Missed, Site, Status
 

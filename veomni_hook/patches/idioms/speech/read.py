@@ -7,11 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from veomni_hook.patches.code.document import FunctionNode
-from veomni_hook.patches.code.expressions import own_attribute
 from veomni_hook.patches.code.scope import bound_names, parameter_names
-from veomni_hook.patches.code.statements import assigned
 from veomni_hook.patches.code.template import Found, Template
-from veomni_hook.patches.code.walk import called_attributes, walk_ast
+from veomni_hook.patches.code.tree import assigned, called_attributes, own_attribute, walk_ast
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Code, Missed
 

@@ -13,14 +13,12 @@ import ast
 from collections.abc import Iterator
 
 from veomni_hook.patches.code.document import FunctionNode
-from veomni_hook.patches.code.scope import loaded, parameter_names
+from veomni_hook.patches.code.scope import free_name, loaded, parameter_names
 from veomni_hook.patches.code.statement_runs import Run
-from veomni_hook.patches.code.statements import blocks
 from veomni_hook.patches.code.template import Found, Mismatch, Template
-from veomni_hook.patches.code.walk import walk_ast
+from veomni_hook.patches.code.tree import blocks, walk_ast
 from veomni_hook.patches.graph import receiver_name
-from veomni_hook.patches.routes.insertion import free_name
-from veomni_hook.patches.routes.takeover import guard
+from veomni_hook.patches.routes.guards import guard
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Code, Missed, Site, Status
 from veomni_hook.patches.slots import slot_name
@@ -73,9 +71,6 @@ if maybe:
 
 def find(view: ModuleView) -> Iterator[Site]:
     """Every candidate of a module."""
-    text = view.document.source
-    if _BOUNDARIES not in text or _LOOK_UP not in text:
-        return
     for target, _, method in view.every_method():
         if any(_BOUNDARIES in each for each in parameter_names(method)) and _looks_up(method):
             yield _site(view, target, method)
