@@ -152,7 +152,7 @@ class TestWhatAnIdiomsEditRaises:
             if list(plan.of_kind("route")):  # type: ignore[attr-defined]
                 raise error
 
-        monkeypatch.setattr(engine, "plan_routes", fail)
+        monkeypatch.setattr(engine, "_PLANNERS", ((frozenset({"route"}), fail),))
         writing(10, 10, "    y = x\n")
         with pytest.raises(IdiomError, match=type(error).__name__) as caught:
             patch_source(UPSTREAM, [], self.origin, idioms=True)

@@ -5,7 +5,7 @@ Two functions with the same form compute the same. `canonical` returns the form 
 
 Nodes and their normal forms: `nodes`, `dtypes`, `torch_operations`, `arithmetic`, `indexing`, `normal_forms`.
 From code to a form: `scope` (names of the module), `formula` (the domain for the interpreter, with `calls`,
-`loops`, `memory` and `trace`), `forms`. On forms: `branching`, `matching`, `references`, `digests`,
+`loops` and `memory`), `forms`. On forms: `branching`, `matching`, `references`, `digests`,
 `printing`.
 """
 

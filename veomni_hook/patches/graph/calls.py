@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -15,13 +16,13 @@ from veomni_hook.patches.graph.dtypes import dtype_of, is_dtype, is_number, name
 from veomni_hook.patches.graph.memory import roots, write
 from veomni_hook.patches.graph.nodes import Node, constant, is_constant
 from veomni_hook.patches.graph.normal_forms import normal_form
+from veomni_hook.patches.graph.scope import Scope
 from veomni_hook.patches.graph.torch_operations import DTYPES, Operation
-from veomni_hook.patches.graph.trace import Trace
 from veomni_hook.patches.interpreter.domain import Frame, UnclearError
 from veomni_hook.patches.interpreter.functions import bound, super_name
 from veomni_hook.patches.interpreter.walk import evaluate, run
 
-__all__ = ["HARMLESS_DECORATORS", "attribute", "call"]
+__all__ = ["HARMLESS_DECORATORS", "Trace", "attribute", "call"]
 
 #: A function, the class that defines it, and whether it is called on ``self``.
 Callee: TypeAlias = tuple[FunctionNode, ast.ClassDef | None, bool]
@@ -45,6 +46,37 @@ _CASTS = {
     "int": "torch.int32",
     "bool": "torch.bool",
 }
+
+
+class Trace:
+    """What all frames of one evaluation share.
+
+    Attributes:
+        scope: the module's names.
+        calls: the opaque calls, in the order of evaluation.
+        loops: the number of loops that have been entered.
+    """
+
+    def __init__(self, scope: Scope) -> None:
+        self.scope = scope
+        self.calls: list[Node] = []
+        self.loops = 0
+        self._serials: Counter[bytes] = Counter()
+
+    def opaque(self, args: tuple[Node, ...], keywords: tuple[str, ...], origin: ast.expr) -> Node:
+        """A call of unknown code: two identical calls have different results.
+
+        Args:
+            args: the callee, the positional arguments, the values of ``keywords``.
+            keywords: their names.
+            origin: the upstream expression.
+        """
+        key = Node("call", args, keywords).key
+        serial = self._serials[key]
+        self._serials[key] += 1
+        call = Node("call", args, (len(args) - 1 - len(keywords), keywords, serial), origin)
+        self.calls.append(call)
+        return call
 
 
 @dataclass(slots=True)

@@ -7,14 +7,13 @@ from collections.abc import Iterable, Sequence
 
 from veomni_hook.patches.code.tree import walk_ast
 from veomni_hook.patches.graph import arithmetic, indexing
-from veomni_hook.patches.graph.calls import attribute, call
+from veomni_hook.patches.graph.calls import Trace, attribute, call
 from veomni_hook.patches.graph.dtypes import is_number
 from veomni_hook.patches.graph.loops import loop
 from veomni_hook.patches.graph.memory import write
 from veomni_hook.patches.graph.nodes import UNBOUND, Node, constant
 from veomni_hook.patches.graph.scope import Scope
 from veomni_hook.patches.graph.torch_operations import DTYPES
-from veomni_hook.patches.graph.trace import Trace
 from veomni_hook.patches.interpreter.domain import Domain, Frame, UnclearError
 from veomni_hook.patches.interpreter.walk import conditional, evaluate, may_leave, run
 
