@@ -125,7 +125,15 @@ def explain_() -> None:
                     "config": "veomni_hook.idioms",
                 }
             ],
-            "missed": [{"status": "missed", "op": "rms_norm", "target": "Odd.forward", "reason": MISSED}],
+            "missed": [
+                {
+                    "status": "missed",
+                    "op": "rms_norm",
+                    "target": "Odd.forward",
+                    "code": "other_form",
+                    "reason": MISSED,
+                }
+            ],
             "slots": [
                 {
                     "name": "veomni_rms_norm_cast_before_weight",

@@ -41,6 +41,7 @@ class Frame(Generic[V]):
         owner: the class of ``self``.
         home: the class that defines the method.
         loops: the number of its loops that are open.
+        contexts: the number of its ``with`` blocks that are open.
         borrowed: values that belong to the caller.
         effects: side effects so far, in order; a followed function shares those of its caller.
     """
@@ -54,7 +55,7 @@ class Frame(Generic[V]):
         self.depth = depth
         self.owner: ast.ClassDef | None = None
         self.home: ast.ClassDef | None = None
-        self.loops = 0
+        self.loops = self.contexts = 0
         self.borrowed: frozenset[V] = frozenset()
         self.effects: list[V] = []
 
@@ -62,6 +63,7 @@ class Frame(Generic[V]):
         """A copy of this frame for another branch, with effects of its own."""
         other = Frame(self.domain, dict(self.values if values is None else values), self.local, self.depth)
         other.owner, other.home, other.loops = self.owner, self.home, self.loops
+        other.contexts = self.contexts
         other.borrowed = self.borrowed
         return other
 
@@ -167,6 +169,9 @@ class Domain(ABC, Generic[V]):
         """What a block returns that one of two sides leaves."""
         if frame.loops:
             raise UnclearError("a loop is left before its end", statement)
+        if frame.contexts and None in results:
+            # The side that does not leave goes on behind the block, whose statements are not known here.
+            raise UnclearError("a block under a context is left before its end", statement)
         met, unmet = (self.constant(None) if result is None else result for result in results)
         return self.branch(test, met, unmet)
 

@@ -39,7 +39,9 @@ def run(statements: Sequence[ast.stmt], frame: Frame[V]) -> V | None:
             if isinstance(statement, ast.If):
                 _if(statement, frame)
         elif isinstance(statement, ast.With):
+            frame.contexts += 1
             result = domain.within(statement.items, frame, statement.body)
+            frame.contexts -= 1
             if result is not None:
                 return result
         else:

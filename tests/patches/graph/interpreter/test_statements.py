@@ -226,6 +226,10 @@ def test_contexts() -> None:
         f"def f(x):\n    {mask}\n    return mask\n",
     )
     assert "context" in unknown("def f(x):\n    with x:\n        y = x * 2\n    return y\n")
+    # What follows the block runs, too, where the branch does not return.
+    sometimes = "with torch.no_grad():\n        if x.any():\n            return x"
+    assert "left before its end" in unknown(f"def f(x):\n    {sometimes}\n    return x * 2\n")
+    assert not isinstance(outcome(f"def f(x):\n    {sometimes}\n        return x * 2\n"), Unknown)
 
 
 def test_a_very_long_function_is_given_up() -> None:

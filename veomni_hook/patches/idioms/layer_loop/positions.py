@@ -294,18 +294,18 @@ class Positions(Domain[Value]):
             raise Missed("a loop over positions", statement, Code.MIXES_POSITIONS)
         if isinstance(values, Items) and len(values.values) <= _SHORT:
             for value in values.values:
-                self.round(statement, value, frame)
+                self._round(statement, value, frame)
             return
         value = values.value if isinstance(values, Many) else values if isinstance(values, Whole) else PLAIN
         for _ in range(_ROUNDS):
             before = dict(frame.values)
-            self.round(statement, value, frame)
+            self._round(statement, value, frame)
             _continue(frame, [before, frame.values])
             if _alike(before, frame.values):
                 return
         raise Missed("a loop whose values change from round to round", statement)
 
-    def round(self, statement: ast.For, value: Value, frame: Frame[Value]) -> None:
+    def _round(self, statement: ast.For, value: Value, frame: Frame[Value]) -> None:
         """Follow one round of a loop.
 
         Raises:
