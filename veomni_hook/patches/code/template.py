@@ -31,6 +31,12 @@ __all__ = ["Mismatch", "Found", "Template", "branches"]
 _Resolve: TypeAlias = "Callable[[ast.expr], str]"
 #: Stands for one statement, whatever it is.
 _ANY = ast.Pass()
+#: Nodes that match no other kind of node, so most of the nodes of a function are done with at once.
+_ALONE: dict[type[ast.AST], type[ast.AST] | tuple[type[ast.AST], ...]] = {
+    ast.Assign: (ast.Assign, ast.AnnAssign),
+    ast.Call: ast.Call,
+    ast.Subscript: ast.Subscript,
+}
 _HOLE = re.compile(r"[A-Z][A-Z0-9_]*")
 
 
@@ -133,6 +139,8 @@ class Template:
     def match(self, node: ast.AST, resolve: _Resolve | None = None, **names: str) -> Found | None:
         """Return what a template of one statement, or one expression, matches; arguments as for `find`."""
         pattern = self.statements[0] if self.expression is None else self.expression
+        if (kinds := _ALONE.get(type(pattern))) is not None and not isinstance(node, kinds):
+            return None
         matching, known = self._matching(names, resolve)
         bound = next(matching.node(pattern, node, known), None)
         return None if bound is None else Found([node] if isinstance(node, ast.stmt) else [], 0, bound)

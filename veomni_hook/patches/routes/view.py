@@ -70,6 +70,15 @@ class ModuleView:
         """The module's top-level functions by name."""
         return {node.name: node for node in self.document.tree.body if isinstance(node, FUNCTIONS)}
 
+    @cached_property
+    def assigned(self) -> dict[str, list[ast.expr]]:
+        """What the classes of the module assign to attributes in ``__init__``, by the attribute's name."""
+        values: dict[str, list[ast.expr]] = {}
+        for owner in self.classes.values():
+            for name, value in initialised(owner):
+                values.setdefault(name, []).append(value)
+        return values
+
     def methods(self, owner: ast.ClassDef) -> dict[str, FunctionNode]:
         """The methods that the body of a class defines, by name; without inherited ones."""
         return {node.name: node for node in owner.body if isinstance(node, FUNCTIONS)}

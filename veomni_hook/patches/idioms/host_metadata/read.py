@@ -12,7 +12,6 @@ from veomni_hook.patches.code.tree import (
     calls_in,
     chain,
     in_text_order,
-    initialised,
     own_attribute,
     walk_ast,
 )
@@ -72,9 +71,7 @@ def is_number(view: ModuleView, owner: ast.ClassDef, attribute: str) -> bool:
 
 def _is_configured(view: ModuleView, attribute: str) -> bool:
     """Whether every class of the file that assigns an attribute assigns a part of the configuration."""
-    assigned = [
-        value for owner in view.classes.values() for name, value in initialised(owner) if name == attribute
-    ]
+    assigned = view.assigned.get(attribute, ())
     return bool(assigned) and all(chain(value).startswith(("config.", "self.config.")) for value in assigned)
 
 
