@@ -46,7 +46,7 @@ def norms(*, spliced: bool) -> list[str]:
     from veomni_hook.patches.code.document import Document
     from veomni_hook.patches.engine import Origin, patch_source
     from veomni_hook.patches.idioms import recognise
-    from veomni_hook.patches.idioms.rms_norm import find as idiom
+    from veomni_hook.patches.idioms import rms_norm as idiom
     from veomni_hook.patches.routes.reliance import settled
     from veomni_hook.patches.routes.view import ModuleView
 

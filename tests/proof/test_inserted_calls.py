@@ -14,8 +14,8 @@ from tests.proof.compare import Differs
 from tests.proof.inserted_calls import Checker, checked, mutants
 from tests.proof.recogniser import routed_in
 from veomni_hook.patches.code.document import Document
+from veomni_hook.patches.idioms import sample_boundaries
 from veomni_hook.patches.idioms.layer_loop import find as layer_loop
-from veomni_hook.patches.idioms.sample_boundaries import find as sample_boundaries
 from veomni_hook.patches.routes.view import ModuleView
 
 #: A cache's names up to transformers 5.23, and since.

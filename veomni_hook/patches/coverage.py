@@ -185,7 +185,7 @@ def _told(idiom: ModuleType, error: Exception) -> str:
     while frame is not None and frame.tb_next is not None:
         frame = frame.tb_next
     place = f" ({frame.tb_frame.f_code.co_name}, line {frame.tb_lineno})" if frame is not None else ""
-    name = idiom.__name__.rpartition(".")[2]
+    name = idiom.__name__.removeprefix("veomni_hook.patches.idioms.")
     return f"the idiom {name} raised {type(error).__name__}: {error}{place}"
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.patches.idioms.applied import spliced
 from veomni_hook.patches.code.document import Document
-from veomni_hook.patches.idioms.causal_mask.find import find
+from veomni_hook.patches.idioms.causal_mask import find
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Status
 

@@ -14,7 +14,7 @@ from tests.patches.idioms.applied import executed
 from veomni_hook.kernels.layer_norm.variants import OP
 from veomni_hook.kernels.selection.process_choice import get_choice, set_choice
 from veomni_hook.patches.code.document import Document
-from veomni_hook.patches.idioms.layer_norm import find as layer_norm
+from veomni_hook.patches.idioms import layer_norm
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Site, Status
 

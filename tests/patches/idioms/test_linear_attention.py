@@ -8,9 +8,7 @@ import pytest
 
 from tests.patches.idioms.applied import spliced
 from veomni_hook.patches.code.document import Document
-from veomni_hook.patches.idioms.causal_conv import find as causal_conv
-from veomni_hook.patches.idioms.gated_delta_rule import find as gated_delta_rule
-from veomni_hook.patches.idioms.sample_boundaries import find as sample_boundaries
+from veomni_hook.patches.idioms import causal_conv, gated_delta_rule, sample_boundaries
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Status
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.patches.idioms.applied import spliced
 from veomni_hook.patches.code.document import Document
-from veomni_hook.patches.idioms.low_rank_linear import find as idiom
+from veomni_hook.patches.idioms import low_rank_linear as idiom
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Site, Status
 

@@ -15,8 +15,7 @@ from tests.patches.idioms.applied import executed, in_lines, spliced
 from veomni_hook.kernels.selection.process_choice import STATE, set_choice
 from veomni_hook.kernels.slot import Slot
 from veomni_hook.patches.code.document import Document
-from veomni_hook.patches.idioms.add_layer_norm import find as add_layer_norm
-from veomni_hook.patches.idioms.nn_layer_norm import find as nn_layer_norm
+from veomni_hook.patches.idioms import add_layer_norm, nn_layer_norm
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Site, Status
 

@@ -14,8 +14,7 @@ from tests.kernels.matching import close, gradients
 from tests.patches.idioms.applied import executed, in_lines, spliced
 from veomni_hook.kernels.selection.process_choice import STATE, set_choice
 from veomni_hook.patches.code.document import Document
-from veomni_hook.patches.idioms.nn_layer_norm import find as nn_layer_norm
-from veomni_hook.patches.idioms.patch_projection import find as patch_projection
+from veomni_hook.patches.idioms import nn_layer_norm, patch_projection
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Site, Status
 

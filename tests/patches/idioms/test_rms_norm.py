@@ -13,7 +13,7 @@ from tests.patches.idioms.norm_lookalikes import FORMULAS, HEAD, HELPER, NEAR, N
 from veomni_hook.kernels.rms_norm.variants import OP
 from veomni_hook.kernels.selection.process_choice import get_choice, set_choice
 from veomni_hook.patches.code.document import Document
-from veomni_hook.patches.idioms.rms_norm import find as rms_norm
+from veomni_hook.patches.idioms import rms_norm
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Site, Status
 

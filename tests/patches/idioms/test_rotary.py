@@ -16,7 +16,7 @@ from veomni_hook.kernels.selection.registry import registry
 from veomni_hook.kernels.slot.arguments import binder_for
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.graph import reference_names
-from veomni_hook.patches.idioms.rotary import find as rotary
+from veomni_hook.patches.idioms import rotary
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Status
 

@@ -13,7 +13,7 @@ from tests.kernels.matching import gradients
 from tests.patches.idioms.applied import executed, in_lines, spliced
 from veomni_hook.kernels.selection.process_choice import get_choice, set_choice
 from veomni_hook.patches.code.document import Document
-from veomni_hook.patches.idioms.count_check import find as counts
+from veomni_hook.patches.idioms import count_check as counts
 from veomni_hook.patches.idioms.row_merge import added, find, joined
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Site, Status

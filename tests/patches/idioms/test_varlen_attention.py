@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from tests.patches.idioms.applied import executed, spliced
 from veomni_hook.patches.code.document import Document
-from veomni_hook.patches.idioms.varlen_attention import find as idiom
+from veomni_hook.patches.idioms import varlen_attention as idiom
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Site, Status
 

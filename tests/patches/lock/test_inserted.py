@@ -10,13 +10,11 @@ import pytest
 
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.code.edit import Edit
-from veomni_hook.patches.idioms import recognise
+from veomni_hook.patches.idioms import count_check, recognise, sample_boundaries
 from veomni_hook.patches.idioms.absent_modality import find as absent_modality
-from veomni_hook.patches.idioms.count_check import find as count_check
 from veomni_hook.patches.idioms.host_metadata import find as host_metadata
 from veomni_hook.patches.idioms.layer_loop import find as layer_loop
 from veomni_hook.patches.idioms.row_merge import find as row_merge
-from veomni_hook.patches.idioms.sample_boundaries import find as sample_boundaries
 from veomni_hook.patches.lock import Change, Lock, compare, dumps, loads, snapshot
 from veomni_hook.patches.lock.changes import ARGUMENTS, NOT_ROUTED, RENAMED, TEXT
 from veomni_hook.patches.lock.inserted import inserted_calls, lost, swapped

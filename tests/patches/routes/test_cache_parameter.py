@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from veomni_hook.patches.code.document import Document
+from veomni_hook.patches.idioms import sample_boundaries
 from veomni_hook.patches.idioms.layer_loop import find as layer_loop
-from veomni_hook.patches.idioms.sample_boundaries import find as sample_boundaries
 from veomni_hook.patches.routes.cache_parameter import cache_parameters
 from veomni_hook.patches.routes.view import ModuleView
 

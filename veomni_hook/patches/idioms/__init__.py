@@ -1,9 +1,9 @@
 """Recognisers: each finds one op's code in any module by what it computes, and routes it to a kernel slot.
 
-One folder per op, with the name of the op's folder in `veomni_hook.kernels`: ``find`` decides; ``read``
-follows code that is more than one formula, step by step; ``guard`` writes the guard where
-`veomni_hook.patches.routes` has no text for it. What idioms of several ops need is there and in
-`veomni_hook.patches.code`. An idiom is a module (listed in `recognise.IDIOMS`) with
+One file per op, with the name of the op's folder in `veomni_hook.kernels`; a folder where an op has several
+idioms or much to read. There, ``find`` decides; ``read`` follows code that is more than one formula, step by
+step; ``guard`` writes the guard where `veomni_hook.patches.routes` has no text for it. What idioms of several
+ops need is there and in `veomni_hook.patches.code`. An idiom is a module (listed in `recognise.IDIOMS`) with
 
 * ``OP``: the op's name;
 * ``CANDIDATES``: a description of the code that counts as a candidate, so that misses are counted;

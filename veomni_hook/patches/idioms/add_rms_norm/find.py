@@ -23,7 +23,7 @@ from veomni_hook.patches.code.statement_runs import at_hand, simple_target
 from veomni_hook.patches.code.tree import own_attribute, walk_ast
 from veomni_hook.patches.graph import variant_names
 from veomni_hook.patches.idioms.add_rms_norm.read import Added, added_runs, has_self, is_the_call
-from veomni_hook.patches.idioms.rms_norm.find import find as find_rms_norms
+from veomni_hook.patches.idioms.rms_norm import find as find_rms_norms
 from veomni_hook.patches.routes.guards import guard
 from veomni_hook.patches.routes.view import ModuleView, called_otherwise, defining, initialised_by
 from veomni_hook.patches.site import Code, Reason, Site, Status, skipped_at_calls

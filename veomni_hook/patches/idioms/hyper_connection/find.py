@@ -25,7 +25,7 @@ from veomni_hook.patches.graph import (
     reference_form,
     source,
 )
-from veomni_hook.patches.idioms.rms_norm.find import find as find_rms_norms
+from veomni_hook.patches.idioms.rms_norm import find as find_rms_norms
 from veomni_hook.patches.routes.guards import ask, before_body
 from veomni_hook.patches.routes.view import ModuleView, called_otherwise, defining, initialised_by
 from veomni_hook.patches.site import Code, Missed, Site, Status, skipped_at_calls

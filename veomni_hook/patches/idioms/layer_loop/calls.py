@@ -52,7 +52,7 @@ from veomni_hook.patches.idioms.layer_loop.values import (
     tensor_like,
     used,
 )
-from veomni_hook.patches.idioms.varlen_attention.find import read
+from veomni_hook.patches.idioms.varlen_attention import read
 from veomni_hook.patches.interpreter.domain import Frame
 from veomni_hook.patches.interpreter.functions import bound, super_name
 from veomni_hook.patches.interpreter.walk import evaluate, run

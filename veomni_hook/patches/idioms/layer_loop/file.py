@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator
 
 from veomni_hook.patches.code.scope import global_bindings
 from veomni_hook.patches.code.template import Found
-from veomni_hook.patches.idioms.causal_conv import find as causal_conv
-from veomni_hook.patches.idioms.gated_delta_rule import find as gated_delta_rule
+from veomni_hook.patches.idioms import causal_conv, gated_delta_rule
 from veomni_hook.patches.idioms.layer_loop.modules import Attributes
 from veomni_hook.patches.idioms.moe_experts import find as moe_experts
 from veomni_hook.patches.routes.view import ModuleView

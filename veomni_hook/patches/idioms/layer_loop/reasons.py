@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from veomni_hook.patches.code.tree import own_attribute, walk_ast
-from veomni_hook.patches.idioms.gated_delta_rule.find import separated_methods
+from veomni_hook.patches.idioms.gated_delta_rule import separated_methods
 from veomni_hook.patches.idioms.layer_loop.modules import Attributes
 from veomni_hook.patches.idioms.layer_loop.values import Module, of_all
 from veomni_hook.patches.routes.view import ModuleView

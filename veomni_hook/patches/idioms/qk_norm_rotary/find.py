@@ -18,8 +18,8 @@ from veomni_hook.patches.code.statement_runs import simple_target
 from veomni_hook.patches.code.tree import initialised, is_plain, walk_ast
 from veomni_hook.patches.graph import Node, constant, digest, variant_names
 from veomni_hook.patches.idioms.qk_norm_rotary.read import TurnedNorms
-from veomni_hook.patches.idioms.rms_norm.find import find as find_rms_norms
-from veomni_hook.patches.idioms.rotary.find import find as find_rotations
+from veomni_hook.patches.idioms.rms_norm import find as find_rms_norms
+from veomni_hook.patches.idioms.rotary import find as find_rotations
 from veomni_hook.patches.routes.guards import guard
 from veomni_hook.patches.routes.view import Method, ModuleView, called_otherwise
 from veomni_hook.patches.site import Code, Reason, Site, Status, skipped_at_calls

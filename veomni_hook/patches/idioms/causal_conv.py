@@ -15,8 +15,8 @@ from collections.abc import Iterator
 
 from veomni_hook.patches.code.tree import last_name
 from veomni_hook.patches.idioms.function_calls import Declared, calls_named, check, routed
-from veomni_hook.patches.idioms.gated_delta_rule.find import separated_methods
-from veomni_hook.patches.idioms.position_mixing.layers import handed_down, mixing
+from veomni_hook.patches.idioms.gated_delta_rule import separated_methods
+from veomni_hook.patches.idioms.position_mixing import handed_down, mixing
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Code, Missed, Site, Status
 

@@ -17,9 +17,8 @@ from functools import partial
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.scope import parameter_names
 from veomni_hook.patches.code.tree import last_name, walk_ast
-from veomni_hook.patches.idioms.causal_conv import find as causal_conv
-from veomni_hook.patches.idioms.gated_delta_rule import find as gated_delta_rule
-from veomni_hook.patches.idioms.position_mixing.layers import (
+from veomni_hook.patches.idioms import causal_conv, gated_delta_rule
+from veomni_hook.patches.idioms.position_mixing import (
     Mixing,
     drops,
     hands_to_layers,

@@ -1,1 +1,0 @@
-"""A residual addition followed by torch's ``nn.LayerNorm`` of the sum."""

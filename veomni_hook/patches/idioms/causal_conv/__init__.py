@@ -1,1 +1,0 @@
-"""Causal convolutions of one channel at a time, in front of linear attention and state spaces."""

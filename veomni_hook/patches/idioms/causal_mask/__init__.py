@@ -1,1 +1,0 @@
-"""The idiom of the attention mask under ``torch.compile``."""

@@ -1,1 +1,0 @@
-"""Checks that a batch has as many placeholder tokens as features."""

@@ -1,1 +1,0 @@
-"""Linear attention by the gated delta rule, chunk by chunk."""

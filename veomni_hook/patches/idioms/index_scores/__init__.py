@@ -1,1 +1,0 @@
-"""Scores by which sparse attention selects the keys of each query."""

@@ -1,1 +1,0 @@
-"""LayerNorm, written out or around torch's operator."""

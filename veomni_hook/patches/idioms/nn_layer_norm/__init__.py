@@ -1,1 +1,0 @@
-"""Calls of modules that ``__init__`` creates from torch's ``nn.LayerNorm``."""

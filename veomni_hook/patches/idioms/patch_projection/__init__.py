@@ -1,1 +1,0 @@
-"""Calls of torch's convolutions whose stride is their kernel: the blocks that they read are disjoint."""

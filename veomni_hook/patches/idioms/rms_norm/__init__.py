@@ -1,1 +1,0 @@
-"""RMSNorm, plain, gated, and with other roundings."""

@@ -1,1 +1,0 @@
-"""Rotary embedding of queries and keys."""

@@ -1,1 +1,0 @@
-"""Attention within the segments of a packed sequence, as vision and audio towers compute it."""
