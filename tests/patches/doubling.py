@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from veomni_hook.patches.code.scope import free_name
 from veomni_hook.patches.routes.guards import before_body, in_place
 from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.site import Site, Status
-from veomni_hook.patches.slots import slot_name
+from veomni_hook.patches.site import Site, Status, slot_name
 from veomni_hook.patches.spec import SlotSpec
 
 DOUBLE = SlotSpec(slot_name("double", "times_two"), "double", "times_two")

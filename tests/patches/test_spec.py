@@ -172,4 +172,4 @@ def test_getters() -> None:
 def test_importing_the_language_loads_no_engine() -> None:
     code = "import sys, veomni_hook.patches.spec; print(*sorted(m.split('.')[-1] for m in sys.modules if 'patches.' in m))"
     done = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "mappings reasons records site slots spec"
+    assert done.stdout.strip() == "mappings reasons records site spec"

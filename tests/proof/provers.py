@@ -22,8 +22,8 @@ from veomni_hook.kernels.selection.process_choice import get_choice, set_choice
 from veomni_hook.kernels.slot import Slot
 
 __all__ = [
-    "Proof",
     "UNFIT",
+    "Proof",
     "Tally",
     "Unfit",
     "Unreached",

@@ -65,9 +65,9 @@ FAULTS: dict[str, Callable[[], None]] = {
 
 def sloppy_idioms() -> Callable[[], None]:
     """Idioms take whatever stands where a formula was seen before; returns what undoes it."""
-    from veomni_hook.patches.graph import Match, references
+    from veomni_hook.patches.graph import Match, forms
 
-    right, seen = references.match, {}
+    right, seen = forms.match, {}
 
     def sloppy(pattern: Any, form: Any, rules: Any) -> Any:
         made = right(pattern, form, rules)
@@ -75,9 +75,9 @@ def sloppy_idioms() -> Callable[[], None]:
             seen.setdefault(pattern.result, made)
         return seen.get(pattern.result, made)
 
-    references.match = sloppy  # type: ignore[assignment]
+    forms.match = sloppy  # type: ignore[assignment]
 
     def undo() -> None:
-        references.match = right  # type: ignore[assignment]
+        forms.match = right  # type: ignore[assignment]
 
     return undo

@@ -10,8 +10,7 @@ from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.idioms import recognise as recogniser
 from veomni_hook.patches.report import MissedSite
 from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.site import Reason, Site, Status
-from veomni_hook.patches.slots import slot_name
+from veomni_hook.patches.site import Reason, Site, Status, slot_name
 
 __all__ = [
     "ERROR",

@@ -29,7 +29,7 @@ from veomni_hook.patches.records import (
     place_of_caller,
     place_of_code,
 )
-from veomni_hook.patches.slots import SlotHandle, SlotSpec
+from veomni_hook.patches.site import SlotHandle, SlotSpec
 
 __all__ = [
     "ImportSpec",

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from veomni_hook.cli.app import app
-from veomni_hook.patches.slots import slot_name
+from veomni_hook.patches.site import slot_name
 
 
 def shown(*arguments: str) -> Any:

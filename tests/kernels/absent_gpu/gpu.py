@@ -12,7 +12,7 @@ from triton.runtime.jit import JITFunction
 from tests.kernels.absent_gpu.registers import unwritten
 from veomni_hook.kernels.shared import launch
 
-__all__ = ["GPUS", "GPU", "Compiled", "pretend"]
+__all__ = ["GPU", "GPUS", "Compiled", "pretend"]
 
 
 class GPU(NamedTuple):

@@ -13,8 +13,7 @@ from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.code.edit import Edit
 from veomni_hook.patches.idioms.linear_cross_entropy import find as idiom
 from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.site import Site, Status
-from veomni_hook.patches.slots import SlotSpec
+from veomni_hook.patches.site import Site, SlotSpec, Status
 
 SLOT = "veomni_linear_cross_entropy_next_token"
 

@@ -95,7 +95,7 @@ def test_the_idiom_of_the_documents() -> None:
     text = (Path(__file__).parents[3] / "docs" / "patches.md").read_text(encoding="utf-8")
     (block,) = (b for b in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "CANDIDATES" in b)
     names: dict[str, Any] = {}
-    modules = "graph routes.guards routes.view site slots code.scope".split()
+    modules = "graph routes.guards routes.view site code.scope".split()
     for module in modules:
         exec(f"from veomni_hook.patches.{module} import *", names)
     exec("from __future__ import annotations\n" + block, names)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-__all__ = ["FEW", "FASTER", "NOISY", "SAME", "SLOWER", "Comparison", "compare"]
+__all__ = ["FASTER", "FEW", "NOISY", "SAME", "SLOWER", "Comparison", "compare"]
 
 FASTER, SLOWER, SAME, NOISY, FEW = "faster", "slower", "same", "noisy", "few"
 

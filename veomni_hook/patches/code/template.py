@@ -26,7 +26,7 @@ from veomni_hook.patches.code.comparison import Bound, Capture, CaptureKind, Mat
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.tree import blocks, chain, walk_ast
 
-__all__ = ["Mismatch", "Found", "Template", "branches"]
+__all__ = ["Found", "Mismatch", "Template", "branches"]
 
 _Resolve: TypeAlias = "Callable[[ast.expr], str]"
 #: Stands for one statement, whatever it is.

@@ -38,8 +38,8 @@ __all__ = [
     "statements_of_init",
     "substituted",
     "swapped",
-    "without_annotations",
     "walk_ast",
+    "without_annotations",
 ]
 
 _Placed = TypeVar("_Placed", bound=ast.expr | ast.stmt)

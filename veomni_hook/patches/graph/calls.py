@@ -11,16 +11,14 @@ from typing import TypeAlias
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.scope import local_names
 from veomni_hook.patches.code.tree import decorator_name
-from veomni_hook.patches.graph import arithmetic, indexing, torch_operations
-from veomni_hook.patches.graph.dtypes import dtype_of, is_dtype, is_number, named_dtype
+from veomni_hook.patches.graph import normal_forms, operations
 from veomni_hook.patches.graph.memory import roots, write
 from veomni_hook.patches.graph.nodes import Node, constant, is_constant
 from veomni_hook.patches.graph.normal_forms import normal_form
+from veomni_hook.patches.graph.operations import DTYPES, Operation, dtype_of, is_dtype, is_number, named_dtype
 from veomni_hook.patches.graph.scope import Scope
-from veomni_hook.patches.graph.torch_operations import DTYPES, Operation
 from veomni_hook.patches.interpreter.domain import Frame, UnclearError
-from veomni_hook.patches.interpreter.functions import bound, super_name
-from veomni_hook.patches.interpreter.walk import evaluate, run
+from veomni_hook.patches.interpreter.walk import bound, evaluate, run, super_name
 
 __all__ = ["HARMLESS_DECORATORS", "Trace", "attribute", "call"]
 
@@ -136,7 +134,7 @@ def attribute(base: Node, node: ast.Attribute, frame: Frame[Node]) -> Node:
     elif name == "dtype":
         value = dtype_of(base)
     elif name == "shape":
-        value = indexing.shape(base, node)
+        value = normal_forms.shape(base, node)
     elif name in ("ndim", "device"):
         value = Node(name, (base,), None, node)
     elif base.op == "attribute":
@@ -164,7 +162,7 @@ def _arguments(node: ast.Call, frame: Frame[Node]) -> Arguments:
 def _call_global(
     node: ast.Call, path: str, arguments: Arguments, frame: Frame[Node], trace: Trace
 ) -> Node | None:
-    operation = torch_operations.function(path)
+    operation = operations.function(path)
     if operation is not None and arguments.plain:
         result = _operation(node, operation, arguments, from_method=path.startswith("torch.Tensor."))
         if result is not None:
@@ -214,7 +212,7 @@ def _call_method(
         return _call_in_place(node, function, receiver, arguments, frame, trace)
     if name in ("to", "type", "type_as", *_CASTS):
         return _to(node, name, receiver, arguments)
-    operation = torch_operations.method(name)
+    operation = operations.method(name)
     if operation is None or receiver.op in ("tuple", "dict", "shape"):
         return None
     if name == "view" and any(map(is_dtype, (*arguments.positional, *arguments.keywords.values()))):
@@ -234,14 +232,14 @@ def _call_in_place(
     trace: Trace,
 ) -> Node:
     name = function.attr[:-1]
-    operation = torch_operations.method(name)
+    operation = operations.method(name)
     result = None
     if operation is not None and arguments.plain:
         operands = Arguments([receiver, *arguments.positional], arguments.keywords)
         result = _operation(node, operation, operands, from_method=True)
     if result is None:
         result = _unknown_call(node, Node("getattr", (receiver,), name), arguments, trace)
-    return write(function.value, receiver, arithmetic.updated(receiver, result), frame)
+    return write(function.value, receiver, normal_forms.updated(receiver, result), frame)
 
 
 def _to(node: ast.Call, name: str, receiver: Node, arguments: Arguments) -> Node | None:
@@ -250,11 +248,11 @@ def _to(node: ast.Call, name: str, receiver: Node, arguments: Arguments) -> Node
         keywords.pop(flag, None)
     if name in _CASTS:
         alone = not positional and not keywords
-        return arithmetic.cast(receiver, named_dtype(_CASTS[name]), node) if alone else None
+        return normal_forms.cast(receiver, named_dtype(_CASTS[name]), node) if alone else None
     if name == "type_as":
         other = positional[0] if positional else keywords.get("other")
         dtype = None if other is None else dtype_of(other)
-        return None if dtype is None else arithmetic.cast(receiver, dtype, node)
+        return None if dtype is None else normal_forms.cast(receiver, dtype, node)
     if not set(keywords) <= {"dtype", "device", "other"} or not (positional or keywords):
         return None
     result: Node | None = receiver
@@ -267,13 +265,13 @@ def _to(node: ast.Call, name: str, receiver: Node, arguments: Arguments) -> Node
 def _moved(node: ast.Call, tensor: Node, value: Node, keywords: Mapping[str, Node]) -> Node | None:
     """Apply one argument of ``Tensor.to``: a dtype, a device, or a tensor that has both."""
     if is_dtype(value) or keywords.get("dtype") is value:
-        return tensor if value == constant(None) else arithmetic.cast(tensor, value, node)
+        return tensor if value == constant(None) else normal_forms.cast(tensor, value, node)
     named = value.op == "constant" and isinstance(value.value, str)
     if named or value.op == "device" or keywords.get("device") is value:
         return Node("to_device", (tensor, value), None, node)
     if value.op in ("cast", "mul", "add", "sub", "linear", "mean", "rsqrt"):
         dtype = dtype_of(value)
-        cast = tensor if dtype is None else arithmetic.cast(tensor, dtype)
+        cast = tensor if dtype is None else normal_forms.cast(tensor, dtype)
         return Node("to_device", (cast, Node("device", (value,))), None, node)
     return None
 
@@ -337,7 +335,7 @@ def _unknown_call(node: ast.Call, callee: Node, arguments: Arguments, trace: Tra
         raise UnclearError(f"{path} may change its argument in place", node, writes=True)
     names = tuple(sorted(keywords))
     args = (callee, *positional, *(keywords[name] for name in names))
-    if torch_operations.is_pure(path):
+    if operations.is_pure(path):
         return Node("call", args, (len(positional), names, 0), node)
     if path.endswith("_") and not path.endswith("__"):
         raise UnclearError(f"{path} changes its argument in place", node, writes=True)

@@ -1,56 +1,36 @@
-"""The canonical form of a function: its result and effects as nodes, or why it has none."""
+"""The canonical form of a function: its result and effects as nodes, or why it has none.
+
+`canonical` returns that of upstream's code, `reference_form` that of a function of a kernel's reference file;
+`recognised` matches code against the functions of such a file.
+"""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from functools import cache
 
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.scope import local_names, parameter_names
+from veomni_hook.patches.code.tree import binding
 from veomni_hook.patches.graph.formula import Formula
-from veomni_hook.patches.graph.nodes import Node, constant, walk
+from veomni_hook.patches.graph.matching import ANY, Difference, Match, Rule, find, match
+from veomni_hook.patches.graph.nodes import Form, Node, Unknown, brief, constant, walk
 from veomni_hook.patches.graph.scope import Scope
 from veomni_hook.patches.interpreter.domain import Frame, UnclearError
-from veomni_hook.patches.interpreter.functions import receiver_name
-from veomni_hook.patches.interpreter.walk import run
-from veomni_hook.patches.reasons import Code, Reason
+from veomni_hook.patches.interpreter.walk import receiver_name, run
+from veomni_hook.patterns import pattern_file, pattern_source
 
-__all__ = ["Form", "Unknown", "canonical", "interpreted"]
-
-
-@dataclass(frozen=True, slots=True)
-class Form:
-    """What a function computes.
-
-    Attributes:
-        arguments: its parameters, in order, without ``self``.
-        result: its return value.
-        effects: its side effects, in order: attributes that it sets, calls whose result it does not use.
-        inlined: the functions and methods (``Class.name``) of the file that were followed.
-        receiver: the method's name for its instance; empty for a function.
-        lineno: the line of the function.
-    """
-
-    arguments: tuple[str, ...]
-    result: Node
-    effects: tuple[Node, ...] = ()
-    inlined: tuple[str, ...] = ()
-    receiver: str = ""
-    lineno: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Unknown:
-    """The reason why a function has no form, and the line of the code that prevents it."""
-
-    reason: str
-    lineno: int = 0
-
-    @property
-    def why(self) -> Reason:
-        """It as the reason of a site, with the line."""
-        return Reason(self.reason, Code.NOT_FOLLOWED, self.lineno)
+__all__ = [
+    "canonical",
+    "interpreted",
+    "recognised",
+    "reference_form",
+    "reference_names",
+    "reference_scope",
+    "specific_first",
+    "variant_names",
+]
 
 
 def canonical(
@@ -118,3 +98,109 @@ def interpreted(
     used = {node.key for node in walk(result, *frame.effects)}
     unused = [call for call in domain.trace.calls if call.key not in used]
     return Form(names, result, (*frame.effects, *unused), tuple(domain.followed), receiver, function.lineno)
+
+
+@cache
+def variant_names(op: str) -> tuple[str, ...]:
+    """The variants of an op, in the order of its table, which is read as text: no kernel is imported."""
+    path = pattern_file(op, "variants.py")
+    for node in ast.parse(pattern_source(path)).body:
+        name, value = binding(node)
+        if name == "VARIANTS":
+            assert isinstance(value, ast.Dict)  # noqa: S101
+            return tuple(ast.literal_eval(key) for key in value.keys if key is not None)
+    raise ValueError(f"{path} has no table VARIANTS")
+
+
+@cache
+def reference_names(path: str) -> tuple[str, ...]:
+    """The functions of a reference file that are a variant's formula, sorted.
+
+    ``variant__words`` is `variant` in other words.
+
+    Args:
+        path: the file, from the package's root: ``kernels/rms_norm/reference.py``.
+    """
+    variants = variant_names(path.split("/")[1])
+    functions = reference_scope(path).functions
+    return tuple(sorted(name for name in functions if name.partition("__")[0] in variants))
+
+
+@cache
+def specific_first(op: str) -> tuple[str, ...]:
+    """The variants of an op, the larger formulas first: a smaller one may be a part of them."""
+    path = pattern_file(op)
+    sizes = {name: len([*walk(reference_form(path, name).result)]) for name in variant_names(op)}
+    return tuple(sorted(sizes, key=lambda name: -sizes[name]))
+
+
+@cache
+def reference_scope(path: str) -> Scope:
+    """The names of a reference file; ``path`` from the package's root."""
+    return Scope(ast.parse(pattern_source(path)))
+
+
+@cache
+def reference_form(path: str, function: str) -> Form:
+    """The form of a reference function, from its source text.
+
+    A parameter annotated as a Callable is a function of one tensor that keeps dtype and shape; one annotated
+    as an nn.Parameter may have no dimension, as an attribute.
+
+    Args:
+        path: the file, from the package's root: ``kernels/rms_norm/reference.py``.
+        function: its name.
+
+    Raises:
+        ValueError: there is no such function, or it has no form.
+    """
+    scope = reference_scope(path)
+    node = scope.functions.get(function)
+    if node is None:
+        raise ValueError(f"{path} defines no function {function}")
+    form = interpreted(node, scope, None, node.body, activations=True)
+    if isinstance(form, Unknown):
+        raise ValueError(f"{function} in {path}, line {form.lineno}: {form.reason}")
+    return form
+
+
+def recognised(
+    path: str,
+    form: Form | Unknown,
+    rules: Mapping[str, Rule],
+    *,
+    names: Sequence[str] = (),
+    otherwise: Rule = ANY,
+) -> tuple[str, Match] | Difference:
+    """The first formula of a reference file that matches a form.
+
+    Args:
+        path: the reference file.
+        form: what upstream's code computes; `Unknown` matches no formula.
+        rules: what operands may match, by their names.
+        names: the functions to try, in this order; by default the formulas of all variants.
+        otherwise: the rule for operands that ``rules`` does not name.
+
+    Returns:
+        The function's name and the match, or the difference to the nearest formula.
+    """
+    if isinstance(form, Unknown):
+        return Difference(f"{form.reason} (line {form.lineno})", 0.0, form.lineno)
+    names = names or reference_names(path)
+    nearest = Difference("", -1.0)
+    for name in names:
+        pattern = reference_form(path, name)
+        result = match(pattern, form, {hole: rules.get(hole, otherwise) for hole in pattern.arguments})
+        if isinstance(result, Match):
+            return name, result
+        if result.depth > nearest.depth:
+            nearest = Difference(f"nearest is {name}: {result.text}", result.depth, result.lineno)
+    if nearest.depth > 0:
+        return nearest
+    for name in names:
+        pattern = reference_form(path, name)
+        if any(find(pattern, form, {hole: rules.get(hole, otherwise) for hole in pattern.arguments})):
+            line = form.result.lineno
+            text = f"nearest is {name}: expected nothing after it, found {brief(form.result)} (line {line})"
+            return Difference(text, 0.0, line)
+    return nearest

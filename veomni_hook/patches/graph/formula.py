@@ -6,14 +6,13 @@ import ast
 from collections.abc import Iterable, Sequence
 
 from veomni_hook.patches.code.tree import walk_ast
-from veomni_hook.patches.graph import arithmetic, indexing
+from veomni_hook.patches.graph import normal_forms
 from veomni_hook.patches.graph.calls import Trace, attribute, call
-from veomni_hook.patches.graph.dtypes import is_number
 from veomni_hook.patches.graph.loops import loop
 from veomni_hook.patches.graph.memory import write
 from veomni_hook.patches.graph.nodes import UNBOUND, Node, constant
+from veomni_hook.patches.graph.operations import DTYPES, is_number
 from veomni_hook.patches.graph.scope import Scope
-from veomni_hook.patches.graph.torch_operations import DTYPES
 from veomni_hook.patches.interpreter.domain import Domain, Frame, UnclearError
 from veomni_hook.patches.interpreter.walk import conditional, evaluate, may_leave, run
 
@@ -105,17 +104,17 @@ class Formula(Domain[Node]):
 
     def binary(self, operator: ast.operator, left: Node, right: Node, node: ast.expr | None) -> Node:
         if isinstance(operator, ast.Pow):
-            return arithmetic.power(left, right, node)
+            return normal_forms.power(left, right, node)
         op = _BINARY[type(operator)]
         if op in ("add", "mul") and (_is_sequence(left) or _is_sequence(right)):
             return _joined(op, left, right, node)
         if op in ("add", "sub", "mul", "div"):
-            return arithmetic.binary(op, left, right, node)
+            return normal_forms.binary(op, left, right, node)
         return Node(op, (left, right), None, node)
 
     def unary(self, value: Node, node: ast.UnaryOp) -> Node:
         if isinstance(node.op, ast.USub):
-            return arithmetic.negative(value, node)
+            return normal_forms.negative(value, node)
         if isinstance(node.op, ast.Not):
             return value.args[0] if value.op == "not" else Node("not", (value,), None, node)
         return Node("logical_invert" if isinstance(node.op, ast.Invert) else "plus", (value,), None, node)
@@ -155,7 +154,7 @@ class Formula(Domain[Node]):
 
     def subscript(self, value: Node, node: ast.Subscript, frame: Frame[Node]) -> Node:
         single = not isinstance(node.slice, ast.Tuple)
-        return indexing.subscript(value, _indices(node.slice, frame), single=single, origin=node)
+        return normal_forms.subscript(value, _indices(node.slice, frame), single=single, origin=node)
 
     def other(self, node: ast.expr, frame: Frame[Node]) -> Node:
         """An expression kept as text (comprehension, lambda, f-string), with the values of its names."""
@@ -183,7 +182,7 @@ class Formula(Domain[Node]):
         return bool(value.value) if value.op == "constant" else value
 
     def branch(self, test: Node, met: Node, unmet: Node, node: ast.expr | None = None) -> Node:
-        return arithmetic.branch(test, met, unmet, node)
+        return normal_forms.branch(test, met, unmet, node)
 
     def join(
         self, frame: Frame[Node], test: Node, sides: Sequence[Frame[Node]], results: Sequence[Node | None]
@@ -195,7 +194,7 @@ class Formula(Domain[Node]):
         }
         if met.effects or unmet.effects:
             one, other = (Node("effects", tuple(side.effects)) for side in sides)
-            frame.effects.append(arithmetic.branch(test, one, other))
+            frame.effects.append(normal_forms.branch(test, one, other))
 
     def raised(self) -> Node:
         return _RAISED
@@ -237,7 +236,7 @@ class Formula(Domain[Node]):
                 raise UnclearError("a sequence is changed in place", node, writes=True)
             frame.values[target.id] = new
         else:
-            write(target, old, arithmetic.updated(old, new), frame)
+            write(target, old, normal_forms.updated(old, new), frame)
 
     def store(self, target: ast.expr, value: Node, frame: Frame[Node]) -> None:
         if isinstance(target, ast.Subscript):
@@ -253,16 +252,16 @@ class Formula(Domain[Node]):
 
     def unpacked(self, value: Node, targets: Sequence[ast.expr]) -> list[Node]:
         starred = [number for number, target in enumerate(targets) if isinstance(target, ast.Starred)]
-        known = indexing.length(value)
+        known = normal_forms.length(value)
         if not starred:
             if known is not None and known != len(targets):
                 raise UnclearError(f"{known} values for {len(targets)} names", targets[0])
-            return [indexing.item(value, number) for number in range(len(targets))]
+            return [normal_forms.item(value, number) for number in range(len(targets))]
         (star,) = starred
         after = star + 1 - len(targets)
         bounds = Node("bounds", (constant(star or None), constant(after or None), constant(None)))
-        parts = [indexing.item(value, n if n < star else n - len(targets)) for n in range(len(targets))]
-        parts[star] = indexing.subscript(value, [bounds], single=True)
+        parts = [normal_forms.item(value, n if n < star else n - len(targets)) for n in range(len(targets))]
+        parts[star] = normal_forms.subscript(value, [bounds], single=True)
         return parts
 
     def statement(self, node: ast.stmt, frame: Frame[Node]) -> None:
@@ -279,7 +278,7 @@ def _either(name: str, test: Node, met: Node | None, unmet: Node | None) -> Node
     if met is None or unmet is None or "unbound" in (met.op, unmet.op):
         # An attribute that may be set is no name that may not be bound.
         return Node("unbound", (), name) if name.startswith("self.") else UNBOUND
-    return arithmetic.branch(test, met, unmet)
+    return normal_forms.branch(test, met, unmet)
 
 
 def _is_sequence(node: Node) -> bool:
@@ -296,13 +295,13 @@ def _joined(op: str, left: Node, right: Node, origin: ast.expr | None) -> Node:
 
 def _comparison(operator: ast.cmpop, left: Node, right: Node, origin: ast.expr) -> Node:
     op = _COMPARE[type(operator)]
-    if op == "is" and right == indexing.NONE:
+    if op == "is" and right == normal_forms.NONE:
         if left.op in _NEVER_NONE or left.op == "constant":
-            result = constant(left == indexing.NONE, origin)
+            result = constant(left == normal_forms.NONE, origin)
         else:
             result = Node("is", (left, right), None, origin)
     else:
-        result = arithmetic.compare(op, left, right, origin)
+        result = normal_forms.compare(op, left, right, origin)
     if not isinstance(operator, ast.IsNot | ast.NotIn):
         return result
     if result.op == "constant":
@@ -318,7 +317,7 @@ def _indices(node: ast.expr, frame: Frame[Node]) -> list[Node]:
         return [_indices(element, frame)[0] for element in node.elts]
     if isinstance(node, ast.Slice):
         bounds = (node.lower, node.upper, node.step)
-        return [Node("bounds", tuple(evaluate(b, frame) if b else indexing.NONE for b in bounds))]
+        return [Node("bounds", tuple(evaluate(b, frame) if b else normal_forms.NONE for b in bounds))]
     return [evaluate(node, frame)]
 
 

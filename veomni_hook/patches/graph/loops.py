@@ -11,10 +11,10 @@ import ast
 from collections.abc import Iterator
 
 from veomni_hook.patches.code.tree import child_nodes
-from veomni_hook.patches.graph.dtypes import is_number
 from veomni_hook.patches.graph.memory import is_fresh, names_sharing
 from veomni_hook.patches.graph.nodes import UNBOUND, Node, rebuild, walk
 from veomni_hook.patches.graph.normal_forms import renormalised
+from veomni_hook.patches.graph.operations import is_number
 from veomni_hook.patches.interpreter.domain import Frame, UnclearError
 from veomni_hook.patches.interpreter.walk import assign, evaluate, run
 

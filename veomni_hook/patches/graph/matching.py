@@ -1,18 +1,14 @@
-"""Match a formula against what a function computes.
-
-The arguments of the pattern are its holes. A `Rule` restricts what a hole matches; a hole that occurs twice
-must match equal nodes. Operands of sums and products match in either order.
-"""
+"""Compare forms: match a formula, find it in a form, the formulas that tests choose between, digests."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from hashlib import blake2b
 
-from veomni_hook.patches.graph.forms import Form
-from veomni_hook.patches.graph.nodes import COMMUTATIVE, Node, constant, walk
-from veomni_hook.patches.graph.printing import brief, has_source
+from veomni_hook.patches.graph.nodes import COMMUTATIVE, Form, Node, brief, constant, has_source, walk
+from veomni_hook.patches.graph.normal_forms import renormalised
 from veomni_hook.patches.reasons import Code, Reason
 
 __all__ = [
@@ -23,8 +19,12 @@ __all__ = [
     "NUMBER",
     "TENSOR",
     "Difference",
+    "Leaf",
     "Match",
     "Rule",
+    "branches",
+    "decided",
+    "digest",
     "find",
     "match",
 ]
@@ -254,3 +254,126 @@ def _function_of(node: Node, path: str) -> ast.expr | None:
         return None
     name = getattr(call.func, "attr", None) or getattr(call.func, "id", None)
     return call.func if name == path.rpartition(".")[2] else None
+
+
+_MOST_TESTS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """The value that is computed if ``tests`` have these outcomes."""
+
+    tests: tuple[tuple[Node, bool], ...]
+    node: Node
+
+
+def branches(form: Form | Node) -> list[Leaf]:
+    """Every formula that tests choose between, with the tests' outcomes; one leaf if there are no tests.
+
+    Only tests that affect the result count; a test that another one makes redundant is omitted. With more
+    than six tests the whole node is one leaf.
+    """
+    node = form.result if isinstance(form, Form) else form
+    leaves: list[Leaf] = []
+    todo: list[Leaf] = [Leaf((), node)]
+    while todo:
+        leaf = todo.pop(0)
+        first = next((inner for inner in walk(leaf.node) if inner.op == "branch"), None)
+        if first is None:
+            leaves.append(leaf)
+            continue
+        if len(leaf.tests) == _MOST_TESTS:
+            return [Leaf((), node)]
+        test = first.args[0]
+        for outcome in (True, False):
+            todo.append(Leaf((*leaf.tests, (test, outcome)), decided(leaf.node, test, outcome=outcome)))
+    return leaves
+
+
+def decided(node: Node, test: Node, *, outcome: bool) -> Node:
+    """The graph for this outcome of ``test``."""
+    side = 1 if outcome else 2
+    done: dict[bytes, Node] = {}
+
+    def visit(current: Node) -> Node:
+        result = done.get(current.key)
+        if result is None:
+            if current.op == "branch" and current.args[0] == test:
+                result = visit(current.args[side])
+            else:
+                args = tuple(visit(argument) for argument in current.args)
+                kept = all(new is old for new, old in zip(args, current.args, strict=True))
+                result = (
+                    current if kept else renormalised(Node(current.op, args, current.value, current.origin))
+                )
+            done[current.key] = result
+        return result
+
+    return visit(node)
+
+
+_NAMED = ("argument", "attribute")
+
+
+def digest(form: Form | Node) -> str:
+    """16 hexadecimal characters, the same for forms that are equal up to names of arguments and attributes.
+
+    Names are removed before operands are sorted, so a new name cannot change the order. Arguments are
+    distinguished by their order in the signature, attributes by their first occurrence in the form.
+    """
+    roots = (form.result, *form.effects) if isinstance(form, Form) else (form,)
+    unnamed: dict[bytes, bytes] = {}
+    for root in roots:
+        _digest_without_names(root, unnamed)
+    numbers: dict[bytes, int] = {}
+    if isinstance(form, Form):
+        keys = (Node("argument", (), name).key for name in form.arguments)
+        numbers = {key: number for number, key in enumerate(key for key in keys if key in unnamed)}
+    done: dict[bytes, bytes] = {}
+    text = b"".join(_numbered(root, unnamed, numbers, done) for root in roots)
+    return blake2b(text, digest_size=8).hexdigest()
+
+
+def _digest_without_names(root: Node, unnamed: dict[bytes, bytes]) -> None:
+    """Store a digest without names for every node under ``root``."""
+    todo = [root]
+    while todo:
+        node = todo[-1]
+        missing = [argument for argument in node.args if argument.key not in unnamed]
+        if missing and node.key not in unnamed:
+            todo.extend(missing)
+            continue
+        todo.pop()
+        if node.key not in unnamed:
+            parts = [unnamed[argument.key] for argument in node.args]
+            unnamed[node.key] = _hashed(node, sorted(parts) if node.op in COMMUTATIVE else parts)
+
+
+def _numbered(
+    node: Node, unnamed: dict[bytes, bytes], numbers: dict[bytes, int], done: dict[bytes, bytes]
+) -> bytes:
+    """The digest of a node with numbers instead of names; ``numbers`` gets those of new names."""
+    result = done.get(node.key)
+    if result is None:
+        if node.op in _NAMED:
+            number = numbers.setdefault(node.key, len(numbers))
+            result = f"{node.op} {number}".encode()
+        else:
+            args = list(node.args)
+            if node.op in COMMUTATIVE:
+                args.sort(key=lambda argument: unnamed[argument.key])
+                if len({unnamed[argument.key] for argument in args}) < len(args):
+                    # Equal except for names: operands whose names have numbers come in that order.
+                    args.sort(key=lambda argument: sorted(_numbers_in(argument, numbers)))
+            result = _hashed(node, [_numbered(argument, unnamed, numbers, done) for argument in args])
+        done[node.key] = result
+    return result
+
+
+def _numbers_in(node: Node, numbers: dict[bytes, int]) -> list[int]:
+    return [numbers.get(inner.key, len(numbers)) for inner in walk(node) if inner.op in _NAMED]
+
+
+def _hashed(node: Node, parts: list[bytes]) -> bytes:
+    value = None if node.op in _NAMED else node.value
+    return blake2b(f"{node.op} {value!a} {len(parts)} ".encode() + b"|".join(parts), digest_size=16).digest()

@@ -1,16 +1,33 @@
 """Nodes of an expression graph: immutable operations on other nodes, equal if they compute the same.
 
 Equality and hash use `Node.key`, a digest of the operation and its operands. For `COMMUTATIVE` operations the
-order of operands does not count; the source of a node (`Node.origin`) never does.
+order of operands does not count; the source of a node (`Node.origin`) never does. A `Form` is what a whole
+function computes. `source` writes a node as code for guards, `brief` for messages.
 """
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Hashable, Iterable, Iterator
+from dataclasses import dataclass
 from hashlib import blake2b
 
-__all__ = ["COMMUTATIVE", "UNBOUND", "Node", "constant", "is_constant", "rebuild", "walk"]
+from veomni_hook.patches.reasons import Code, Reason
+
+__all__ = [
+    "COMMUTATIVE",
+    "UNBOUND",
+    "Form",
+    "Node",
+    "Unknown",
+    "brief",
+    "constant",
+    "has_source",
+    "is_constant",
+    "rebuild",
+    "source",
+    "walk",
+]
 
 #: Operations whose operands may be swapped, but not regrouped: (a * b) * c is not a * (b * c).
 COMMUTATIVE = frozenset({"add", "mul", "eq", "ne"})
@@ -137,3 +154,119 @@ def _with_args(node: Node, args: Iterable[Node], make: Callable[[Node], Node]) -
     if all(new is old for new, old in zip(changed, node.args, strict=True)):
         return node
     return make(Node(node.op, changed, node.value, node.origin))
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What a function computes.
+
+    Attributes:
+        arguments: its parameters, in order, without ``self``.
+        result: its return value.
+        effects: its side effects, in order: attributes that it sets, calls whose result it does not use.
+        inlined: the functions and methods (``Class.name``) of the file that were followed.
+        receiver: the method's name for its instance; empty for a function.
+        lineno: the line of the function.
+    """
+
+    arguments: tuple[str, ...]
+    result: Node
+    effects: tuple[Node, ...] = ()
+    inlined: tuple[str, ...] = ()
+    receiver: str = ""
+    lineno: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """The reason why a function has no form, and the line of the code that prevents it."""
+
+    reason: str
+    lineno: int = 0
+
+    @property
+    def why(self) -> Reason:
+        """It as the reason of a site, with the line."""
+        return Reason(self.reason, Code.NOT_FOLLOWED, self.lineno)
+
+
+_OPERATORS = {"is": " is ", "and": " and ", "or": " or ", "eq": " == ", "lt": " < ", "le": " <= "}
+_SOURCE = {
+    "argument": "{value}",
+    "self": "{receiver}",
+    "attribute": "{receiver}.{value}",
+    "getattr": "{}.{value}",
+    "index": "{}[{}]",
+    "item": "{}[{}]",
+    "device": "{}.device",
+    "to_device": "{}.to({})",
+    "not": "not ({})",
+}
+_LONGEST = 90
+_DESCRIPTIONS = {
+    "add": "({} + {})",
+    "sub": "({} - {})",
+    "mul": "({} * {})",
+    "div": "({} / {})",
+    "floordiv": "({} // {})",
+    "eq": "({} == {})",
+    "lt": "({} < {})",
+    "le": "({} <= {})",
+    "is": "({} is {})",
+    "not": "not {}",
+    "neg": "-{}",
+    "cast": "{}.to({})",
+    "dtype": "{}.dtype",
+    "branch": "({1} if {0} else {2})",
+}
+
+
+def source(node: Node, receiver: str = "self") -> str:
+    """Code for ``node`` that is valid at the start of a function: ``self.variance_epsilon``.
+
+    Raises:
+        ValueError: the node contains more than names, attributes, literals, subscripts and tests of these.
+    """
+    if not has_source(node):
+        raise ValueError(f"{brief(node)} is not code for the start of a function")
+    if node.op == "constant":
+        return repr(node.value) if node.value is not ... else "..."
+    if node.op == "global" and node.origin is not None:
+        return ast.unparse(node.origin)
+    parts = [source(argument, receiver) for argument in node.args]
+    if node.op in _OPERATORS:
+        return _OPERATORS[node.op].join(f"({part})" if " " in part else part for part in parts)
+    if node.op == "index":
+        parts = [parts[0], ", ".join(parts[1:])]
+    return _SOURCE[node.op].format(*parts, value=node.value, receiver=receiver)
+
+
+def has_source(node: Node) -> bool:
+    """Whether `source` has code for ``node``."""
+    if node.op == "global":
+        return node.origin is not None
+    known = node.op in _SOURCE or node.op in _OPERATORS or node.op == "constant"
+    return known and all(has_source(argument) for argument in node.args)
+
+
+def brief(node: Node) -> str:
+    """A short description of a node for a message."""
+    text = _described(node, 3)
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
+
+
+def _described(node: Node, depth: int) -> str:
+    if node.op == "global":
+        return str(node.value).lstrip(":.")
+    if node.op in ("argument", "constant", "attribute", "self"):
+        return source(node)
+    if depth == 0:
+        return "…"
+    parts = [_described(argument, depth - 1) for argument in node.args]
+    template = _DESCRIPTIONS.get(node.op)
+    if template is not None:
+        return template.format(*parts)
+    if node.op in ("tuple", "call"):
+        called = parts.pop(0) if node.op == "call" else ""
+        return f"{called}({', '.join(parts)})"
+    return f"{node.op}({', '.join(parts)})"

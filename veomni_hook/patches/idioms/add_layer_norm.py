@@ -23,8 +23,7 @@ from veomni_hook.patches.idioms.module_calls import own_calls
 from veomni_hook.patches.idioms.nn_layer_norm import VARIANT, norms_by_class
 from veomni_hook.patches.routes.guards import guard
 from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.site import Code, Reason, Site, Status
-from veomni_hook.patches.slots import slot_name
+from veomni_hook.patches.site import Code, Reason, Site, Status, slot_name
 
 __all__ = ["CANDIDATES", "OP", "find"]
 

@@ -18,8 +18,7 @@ from veomni_hook.patches.code.tree import calls_in, in_text_order, last_name, wa
 from veomni_hook.patches.graph import receiver_name
 from veomni_hook.patches.routes.guards import in_place
 from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.site import Code, Missed, Site
-from veomni_hook.patches.slots import slot_name
+from veomni_hook.patches.site import Code, Missed, Site, slot_name
 
 __all__ = ["Declared", "calls_named", "check", "declared_as", "routed"]
 

@@ -22,8 +22,7 @@ from veomni_hook.patches.code.tree import blocks
 from veomni_hook.patches.graph import ARGUMENT, NUMBER, Difference, Form, constant, digest, recognised
 from veomni_hook.patches.routes.guards import guard
 from veomni_hook.patches.routes.view import Method, ModuleView
-from veomni_hook.patches.site import Code, Reason, Site, Status
-from veomni_hook.patches.slots import slot_name
+from veomni_hook.patches.site import Code, Reason, Site, Status, slot_name
 from veomni_hook.patterns import pattern_file
 
 __all__ = ["CANDIDATES", "OP", "find"]

@@ -17,8 +17,7 @@ from veomni_hook.patches.code.template import Found, Mismatch, Template, branche
 from veomni_hook.patches.code.tree import contains, walk_ast
 from veomni_hook.patches.routes.guards import ask, before_statement
 from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.site import Code, Missed, Site, Status
-from veomni_hook.patches.slots import formula_slot
+from veomni_hook.patches.site import Code, Missed, Site, Status, formula_slot
 
 __all__ = ["CANDIDATES", "OP", "find"]
 

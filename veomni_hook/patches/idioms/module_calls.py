@@ -16,8 +16,7 @@ from veomni_hook.patches.code.scope import own_names
 from veomni_hook.patches.code.tree import last_name, own_attribute, walk_ast
 from veomni_hook.patches.idioms.add_rms_norm.read import has_self
 from veomni_hook.patches.routes.view import ModuleView, initialised_by
-from veomni_hook.patches.site import Code, Reason, Site, Status
-from veomni_hook.patches.slots import slot_name
+from veomni_hook.patches.site import Code, Reason, Site, Status, slot_name
 
 __all__ = ["Called", "Created", "called_by_relatives", "created_by", "own_calls", "sites_of_calls"]
 

@@ -30,8 +30,7 @@ from veomni_hook.patches.graph import (
 )
 from veomni_hook.patches.routes.guards import ask, before_body, before_statement
 from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.site import Site, Status
-from veomni_hook.patches.slots import formula_slot, slot_name
+from veomni_hook.patches.site import Site, Status, formula_slot, slot_name
 from veomni_hook.patterns import pattern_file
 
 __all__ = ["PARAMETER", "forward_site", "is_centred"]

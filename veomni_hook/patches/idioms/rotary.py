@@ -30,8 +30,7 @@ from veomni_hook.patches.graph import (
 )
 from veomni_hook.patches.routes.guards import ask, before_body, in_place, parameters_as
 from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.site import Code, Reason, Site, Status
-from veomni_hook.patches.slots import SlotSpec, formula_slot, slot_name
+from veomni_hook.patches.site import Code, Reason, Site, SlotSpec, Status, formula_slot, slot_name
 from veomni_hook.patterns import pattern_file
 
 __all__ = ["CANDIDATES", "OP", "find"]

@@ -20,8 +20,7 @@ from veomni_hook.patches.code.tree import blocks, walk_ast
 from veomni_hook.patches.graph import receiver_name
 from veomni_hook.patches.routes.guards import guard
 from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.site import Code, Missed, Site, Status
-from veomni_hook.patches.slots import slot_name
+from veomni_hook.patches.site import Code, Missed, Site, Status, slot_name
 
 __all__ = ["CANDIDATES", "OP", "VARIANT", "find", "read"]
 

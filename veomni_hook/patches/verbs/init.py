@@ -21,7 +21,7 @@ from veomni_hook.patches.verbs.signature import check_signature
 from veomni_hook.patches.verbs.snippets import snippet_of
 from veomni_hook.patches.verbs.targets import members
 
-__all__ = ["init_factory", "inherited_init", "plan_own_init"]
+__all__ = ["inherited_init", "init_factory", "plan_own_init"]
 
 _COMMA = re.compile(r"(?:\s|#[^\n]*\n|\\\n)*,(?:[ \t]|\\\n)*")
 _FACTORY = """\

@@ -26,8 +26,7 @@ from veomni_hook.patches.idioms.add_rms_norm.read import Added, added_runs, has_
 from veomni_hook.patches.idioms.rms_norm import find as find_rms_norms
 from veomni_hook.patches.routes.guards import guard
 from veomni_hook.patches.routes.view import ModuleView, called_otherwise, defining, initialised_by
-from veomni_hook.patches.site import Code, Reason, Site, Status, skipped_at_calls
-from veomni_hook.patches.slots import slot_name
+from veomni_hook.patches.site import Code, Reason, Site, Status, skipped_at_calls, slot_name
 
 __all__ = ["CANDIDATES", "OP", "find"]
 

@@ -17,8 +17,7 @@ from veomni_hook.patches.code.tree import walk_ast
 from veomni_hook.patches.graph import ARGUMENT, Difference, Form, canonical, digest, receiver_name, recognised
 from veomni_hook.patches.routes.guards import in_place, parameters_as
 from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.site import Code, Reason, Site, Status
-from veomni_hook.patches.slots import SlotSpec, formula_slot
+from veomni_hook.patches.site import Code, Reason, Site, SlotSpec, Status, formula_slot
 from veomni_hook.patterns import pattern_file
 
 __all__ = ["CANDIDATES", "OP", "find"]

@@ -20,8 +20,7 @@ from veomni_hook.patches.code.template import Template
 from veomni_hook.patches.code.tree import calls_in, last_name, walk_ast
 from veomni_hook.patches.routes.guards import before_statement
 from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.site import Code, Missed, Site, Status
-from veomni_hook.patches.slots import formula_slot
+from veomni_hook.patches.site import Code, Missed, Site, Status, formula_slot
 
 __all__ = ["CANDIDATES", "OP", "find"]
 

@@ -50,8 +50,7 @@ from veomni_hook.patches.idioms.gated_mlp.read import (
 )
 from veomni_hook.patches.routes.guards import guard
 from veomni_hook.patches.routes.view import Method, ModuleView
-from veomni_hook.patches.site import Code, Reason, Site, Status
-from veomni_hook.patches.slots import slot_name
+from veomni_hook.patches.site import Code, Reason, Site, Status, slot_name
 from veomni_hook.patterns import pattern_file
 
 __all__ = ["CANDIDATES", "OP", "find"]

@@ -28,8 +28,7 @@ from veomni_hook.patches.graph import (
 from veomni_hook.patches.idioms.rms_norm import find as find_rms_norms
 from veomni_hook.patches.routes.guards import ask, before_body
 from veomni_hook.patches.routes.view import ModuleView, called_otherwise, defining, initialised_by
-from veomni_hook.patches.site import Code, Missed, Site, Status, skipped_at_calls
-from veomni_hook.patches.slots import formula_slot
+from veomni_hook.patches.site import Code, Missed, Site, Status, formula_slot, skipped_at_calls
 from veomni_hook.patterns import pattern_file
 
 __all__ = ["CANDIDATES", "OP", "PART", "find"]

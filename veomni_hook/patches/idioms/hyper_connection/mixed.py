@@ -20,8 +20,7 @@ from veomni_hook.patches.idioms.add_rms_norm.read import has_self
 from veomni_hook.patches.idioms.hyper_connection.find import OP
 from veomni_hook.patches.routes.guards import in_place
 from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.site import Code, Reason, Site, Status
-from veomni_hook.patches.slots import formula_slot
+from veomni_hook.patches.site import Code, Reason, Site, Status, formula_slot
 
 __all__ = ["CANDIDATES", "OP", "PART", "find"]
 

@@ -54,8 +54,7 @@ from veomni_hook.patches.idioms.layer_loop.values import (
 )
 from veomni_hook.patches.idioms.varlen_attention import read
 from veomni_hook.patches.interpreter.domain import Frame
-from veomni_hook.patches.interpreter.functions import bound, super_name
-from veomni_hook.patches.interpreter.walk import evaluate, run
+from veomni_hook.patches.interpreter.walk import bound, evaluate, run, super_name
 from veomni_hook.patches.site import Code, Missed
 
 __all__ = ["call"]

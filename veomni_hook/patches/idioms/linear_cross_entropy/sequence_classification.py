@@ -12,8 +12,7 @@ from veomni_hook.patches.code.template import Template
 from veomni_hook.patches.code.tree import bound_once, chain, is_plain, own_attribute, substituted, walk_ast
 from veomni_hook.patches.routes.guards import in_place
 from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.site import Code, Missed, Site, Status
-from veomni_hook.patches.slots import slot_name
+from veomni_hook.patches.site import Code, Missed, Site, Status, slot_name
 
 __all__ = ["CANDIDATES", "OP", "find", "is_candidate"]
 

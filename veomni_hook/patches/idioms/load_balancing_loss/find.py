@@ -27,8 +27,7 @@ from veomni_hook.patches.graph import (
 from veomni_hook.patches.idioms.load_balancing_loss.read import OP, forms, spellings
 from veomni_hook.patches.routes.guards import in_place, parameters_as
 from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.site import Code, Reason, Site, Status
-from veomni_hook.patches.slots import SlotSpec, formula_slot
+from veomni_hook.patches.site import Code, Reason, Site, SlotSpec, Status, formula_slot
 
 __all__ = ["CANDIDATES", "OP", "find"]
 

@@ -18,8 +18,7 @@ from veomni_hook.patches.code.tree import called_attributes, own_attribute, walk
 from veomni_hook.patches.graph import FLOAT32, Form, Leaf, Node, branches, constant, has_source, source
 from veomni_hook.patches.routes.guards import before_statement
 from veomni_hook.patches.routes.view import Method
-from veomni_hook.patches.site import Code, Reason, Site, Status
-from veomni_hook.patches.slots import formula_slot
+from veomni_hook.patches.site import Code, Reason, Site, Status, formula_slot
 
 __all__ = ["OP", "ChannelSearch", "is_wide"]
 

@@ -23,8 +23,7 @@ from veomni_hook.patches.graph import Form, Node, constant
 from veomni_hook.patches.idioms.log_decay.channels import OP, ChannelSearch, is_wide
 from veomni_hook.patches.routes.guards import guard
 from veomni_hook.patches.routes.view import Method, ModuleView
-from veomni_hook.patches.site import Code, Reason, Site, Status
-from veomni_hook.patches.slots import slot_name
+from veomni_hook.patches.site import Code, Reason, Site, Status, slot_name
 
 __all__ = ["CANDIDATES", "OP", "find"]
 

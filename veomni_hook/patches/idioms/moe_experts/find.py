@@ -41,8 +41,7 @@ from veomni_hook.patches.idioms.moe_experts.members import is_identity, is_numbe
 from veomni_hook.patches.idioms.moe_experts.read import EXPERT, ROUTING, STATES, Loop, read_loop
 from veomni_hook.patches.routes.guards import as_lambda, ask, before_body, decorate
 from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.site import Code, Missed, Site, Status
-from veomni_hook.patches.slots import slot_name
+from veomni_hook.patches.site import Code, Missed, Site, Status, slot_name
 from veomni_hook.patterns import pattern_file
 
 __all__ = ["CANDIDATES", "OP", "find"]

@@ -12,7 +12,7 @@ from veomni_hook.patches.graph import Form, reference_form
 from veomni_hook.patches.idioms.moe_router.read import OP, REFERENCE, Routing, form_of_locals
 from veomni_hook.patches.routes.guards import guard
 from veomni_hook.patches.routes.view import Method
-from veomni_hook.patches.slots import slot_name
+from veomni_hook.patches.site import slot_name
 
 __all__ = ["operands", "router_guard"]
 

@@ -22,8 +22,7 @@ from veomni_hook.patches.idioms.rms_norm import find as find_rms_norms
 from veomni_hook.patches.idioms.rotary import find as find_rotations
 from veomni_hook.patches.routes.guards import guard
 from veomni_hook.patches.routes.view import Method, ModuleView, called_otherwise
-from veomni_hook.patches.site import Code, Reason, Site, Status, skipped_at_calls
-from veomni_hook.patches.slots import formula_slot
+from veomni_hook.patches.site import Code, Reason, Site, Status, formula_slot, skipped_at_calls
 
 __all__ = ["CANDIDATES", "OP", "find"]
 

@@ -16,8 +16,7 @@ from veomni_hook.patches.idioms.add_rms_norm.read import has_self
 from veomni_hook.patches.idioms.row_merge.find import OP
 from veomni_hook.patches.routes.guards import ask, before_body
 from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.site import Code, Reason, Site, Status
-from veomni_hook.patches.slots import formula_slot
+from veomni_hook.patches.site import Code, Reason, Site, Status, formula_slot
 from veomni_hook.patterns import pattern_file
 
 __all__ = ["CANDIDATES", "OP", "PART", "find", "operands_of"]

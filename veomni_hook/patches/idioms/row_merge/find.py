@@ -18,8 +18,7 @@ from veomni_hook.patches.code.scope import local_names
 from veomni_hook.patches.code.tree import calls_in, in_text_order, walk_ast
 from veomni_hook.patches.idioms.add_rms_norm.read import has_self
 from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.site import Code, Missed, Reason, Site, Status
-from veomni_hook.patches.slots import slot_name
+from veomni_hook.patches.site import Code, Missed, Reason, Site, Status, slot_name
 
 __all__ = ["CANDIDATES", "OP", "PART", "find"]
 

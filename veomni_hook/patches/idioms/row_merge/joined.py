@@ -18,8 +18,7 @@ from veomni_hook.patches.code.template import Found, Template
 from veomni_hook.patches.code.tree import blocks, bound_once, calls_in, last_name, substituted, walk_ast
 from veomni_hook.patches.routes.guards import guard
 from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.site import Code, Reason, Site, Status
-from veomni_hook.patches.slots import formula_slot
+from veomni_hook.patches.site import Code, Reason, Site, Status, formula_slot
 
 __all__ = ["CANDIDATES", "OP", "find"]
 

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from tests.patches.graph.code import form, one
 from veomni_hook.patches.graph import digest
-from veomni_hook.patches.graph.torch_operations import DTYPES, function, is_pure, method
+from veomni_hook.patches.graph.operations import DTYPES, function, is_pure, method
 
 FUNCTIONS = ["silu", "softmax", "log_softmax", "relu", "rms_norm", "layer_norm", "normalize"]
 # Operand names and defaults as torch documents them.
@@ -42,7 +42,7 @@ def test_methods_have_torchs_operands(name: str) -> None:
 
 
 def test_every_function_exists() -> None:
-    from veomni_hook.patches.graph.torch_operations import _table
+    from veomni_hook.patches.graph.operations import _table
 
     homes = {"t": torch, "f": functional, "m": torch.Tensor}
     missing = [(place, name) for place, name in _table() if not hasattr(homes[place], name)]
