@@ -14,8 +14,8 @@ from fnmatch import fnmatchcase
 from itertools import chain
 
 from veomni_hook.errors import ConfigError
+from veomni_hook.finders.config_text import is_named
 from veomni_hook.finders.log import warn_once
-from veomni_hook.finders.named import is_named
 from veomni_hook.finders.settings_in_force import current_settings
 from veomni_hook.finders.targets import SHARED, is_remote, is_target, is_target_if_named
 from veomni_hook.locate import locate

@@ -116,7 +116,7 @@ def _was_taken(name: str) -> bool:
 def _is_target(name: str) -> bool:
     if not is_target_if_named(name):
         return is_target(name)
-    from veomni_hook.finders.named import is_named
+    from veomni_hook.finders.config_text import is_named
 
     return is_named(name)
 

@@ -11,10 +11,13 @@ import sys
 from fnmatch import fnmatchcase
 from functools import cache
 
+from veomni_hook.finders.settings_in_force import current_settings
+from veomni_hook.finders.state import STATE
 from veomni_hook.finders.targets import is_target, is_target_if_named
 from veomni_hook.locate import locate
+from veomni_hook.plugins import PATCHES, in_force
 
-__all__ = ["half_imported", "is_being_imported", "may_be_for", "named_by"]
+__all__ = ["half_imported", "is_being_imported", "is_named", "may_be_for", "named_by"]
 
 _MADE = re.compile(r"\bPatchConfig\(")
 _SOURCE = re.compile(r"""\bPatchConfig\(\s*(?:source_module\s*=\s*)?(["'])([\w.]+)\1""")
@@ -32,6 +35,21 @@ _NAMED = re.compile(r"""(["'])((?:transformers|trl|verl)\.[\w.*?!\[\]-]+)\1""")
 _WILD = re.compile(r"[*?\[]")
 _PATCHGEN = "patchgen"
 _IMPORTED = re.compile(r"^(?:from[ \t]+([\w.]+)[ \t]+import\b|import[ \t]+([\w.]+))", re.MULTILINE)
+
+
+def is_named(fullname: str) -> bool:
+    """Whether the text of a config that the settings want names this module, or a pattern that matches it.
+
+    It is asked for processing and configuration modules, which are targets only where a config names them:
+    idioms do not look at them, so importing one costs a look at a set of names, which is usually empty.
+
+    Registered configs are not asked: `State.is_registered` knows their modules.
+    """
+    if STATE.named is None:
+        settings = current_settings()
+        announced = (point.value for point in in_force(PATCHES, settings.plugins))
+        STATE.named = frozenset().union(*map(named_by, (*settings.patches, *announced)))
+    return any(fnmatchcase(fullname, name) for name in STATE.named)
 
 
 def may_be_for(name: str, target: str) -> bool:

@@ -35,7 +35,7 @@ class PatchFinder:
         if not (is_target(fullname) or is_remote(fullname) or STATE.is_registered(fullname)):
             if not is_target_if_named(fullname) or (STATE.named is not None and not STATE.named):
                 return None
-            from veomni_hook.finders.named import is_named
+            from veomni_hook.finders.config_text import is_named
 
             if not is_named(fullname):
                 return None

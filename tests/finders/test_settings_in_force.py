@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.finders.conftest import TINY, Python
-from veomni_hook.finders.misspelt_variables import meant
+from veomni_hook.finders.settings_in_force import meant
 
 SHOW = f"import veomni_hook.install; from {TINY} import TinyNorm; print(TinyNorm().forward(1))"
 
