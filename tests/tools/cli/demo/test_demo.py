@@ -191,7 +191,9 @@ def test_the_script_is_found_in_both_layouts(monkeypatch, tmp_path, layout):
 
 
 def test_a_missing_script_is_an_error(monkeypatch, tmp_path):
-    monkeypatch.setattr(demo, "__file__", str(tmp_path / "veomni_hook" / "tools" / "cli" / "demo" / "command.py"))
+    monkeypatch.setattr(
+        demo, "__file__", str(tmp_path / "veomni_hook" / "tools" / "cli" / "demo" / "command.py")
+    )
     with pytest.raises(UsageError, match=r"examples/recipes/finetune\.py is missing"):
         demo.training_script()
 
