@@ -19,10 +19,10 @@ from veomni_hook.patches.code.template import Template
 from veomni_hook.patches.code.tree import chain, initialised, last_name, own_attribute
 from veomni_hook.patches.idioms.linear_cross_entropy.guard import guard, operands
 from veomni_hook.patches.idioms.linear_cross_entropy.read import (
+    Reader,
     Tail,
     loss_calls,
     passes_vocabulary,
-    read_tail,
 )
 from veomni_hook.patches.idioms.linear_cross_entropy.sequence_classification import (
     is_candidate as classifies_sequences,
@@ -73,7 +73,7 @@ def _site(view: ModuleView, owner: ast.ClassDef, forward: FunctionNode, calls: S
             raise Missed(f"several losses (lines {lines})", code=Code.OTHER_FORM)
         if forward.name != "forward":
             raise Missed("the loss is computed in another method than forward", causal[0], Code.NO_ROOM)
-        tail = read_tail(forward, causal[0], view.scope.dotted, partial(_cap, view, owner))
+        tail = Reader(causal[0], view.scope.dotted, partial(_cap, view, owner)).read(forward.body)
         _check_head(view, owner, tail)
         return _routed(view, target, forward, tail)
     except (Missed, ValueError) as error:
@@ -122,7 +122,11 @@ def _cap(view: ModuleView, owner: ast.ClassDef, function: ast.expr) -> ast.expr 
 def _check_head(view: ModuleView, owner: ast.ClassDef, tail: Tail) -> None:
     """Skip a head that is the module's own Linear class: no kernel knows what it computes."""
     for name, value in initialised(owner):
-        made = chain(value.func) if chain(tail.head) == f"self.{name}" and isinstance(value, ast.Call) else ""
+        made = (
+            chain(value.func)
+            if chain(tail.operands["head"]) == f"self.{name}" and isinstance(value, ast.Call)
+            else ""
+        )
         if other := linear_otherwise(view, made):
             raise Missed(
                 f"self.{name} is a {made}, a Linear with a {other} of its own", value, Code.OTHER_FORM

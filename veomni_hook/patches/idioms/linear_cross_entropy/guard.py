@@ -18,13 +18,8 @@ __all__ = ["guard", "operands"]
 
 def operands(view: ModuleView, tail: Tail) -> dict[str, str]:
     """The kernel's arguments, as source text by operand name."""
-    found = {
-        "hidden_states": _text(view, tail.hidden_states),
-        "head": _text(view, tail.head),
-        "labels": _text(view, tail.labels),
-        "vocab_size": _text(view, tail.vocabulary),
-        "loss_kwargs": _keywords(view, tail.keywords),
-    }
+    found = {name: _text(view, operand) for name, operand in tail.operands.items()}
+    found["loss_kwargs"] = _keywords(view, tail.keywords)
     options = [f"{name}={_text(view, value)}" for name, value in tail.transform.items()]
     if tail.before_head is not None:
         options.append(f"before_head={_text(view, tail.before_head)}")
