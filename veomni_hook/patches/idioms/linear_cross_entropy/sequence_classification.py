@@ -125,13 +125,9 @@ def _scored(forward: FunctionNode, pooling: ast.Assign) -> tuple[ast.Call, str]:
         raise Missed(f"{ast.unparse(call.func)} takes more than hidden states", call, Code.OTHER_ARGUMENTS)
     harmless = (template.match(node) for node in walk_ast(forward) for template in HARMLESS)
     known = {found.expression("SCORES") for found in (selected, *harmless) if found is not None}
-    for node in walk_ast(forward):
-        if (
-            isinstance(node, ast.Name)
-            and node.id == name
-            and isinstance(node.ctx, ast.Load)
-            and node not in known
-        ):
+    names = (node for node in walk_ast(forward) if isinstance(node, ast.Name) and node.id == name)
+    for node in names:
+        if isinstance(node.ctx, ast.Load) and node not in known:
             raise Missed(f"{name} is used in another way", node, Code.USED_OTHERWISE)
     return call, name
 
