@@ -35,6 +35,7 @@ from veomni_hook.patches.graph import (
     Form,
     Node,
     Rule,
+    Unknown,
     match,
     reference_form,
     source,
@@ -181,24 +182,18 @@ class _Search(Method):
         value = getattr(block[index], "value", None)
         if not isinstance(value, ast.expr) or not any(map(_multiplies, walk_ast(value))):
             return None
-        runs = [(run, self.form(run)) for run in Run(self.method, block, index, index).longer(_LONGEST)]
+        runs = Run(self.method, block, index, index).longer(_LONGEST)
+        known = [(run, self.form_of(run)) for run in runs]
+        self.differences += [(0.0, form.why) for _, form in known if isinstance(form, Unknown)]
+        forms = [(run, form) for run, form in known if isinstance(form, Form)]
         inside = set(walk_ast(value))
         for variant in specific_first(OP):
             pattern = reference_form(_REFERENCE, variant)
-            for run, form in runs:
-                if form is None:
-                    continue
+            for run, form in forms:
                 for node in walk(form.result):
                     operands = self.operands(pattern, node) if node.origin in inside else None
                     if operands is not None and node.origin is not None:
                         return _Found(run, variant, operands, node.origin, form.inlined)
-        return None
-
-    def form(self, run: Run) -> Form | None:
-        form = self.form_of(run)
-        if isinstance(form, Form):
-            return form
-        self.differences.append((0.0, form.why))
         return None
 
     def operands(self, pattern: Form, node: Node) -> dict[str, ast.expr] | None:

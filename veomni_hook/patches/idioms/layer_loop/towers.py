@@ -4,7 +4,7 @@
         hidden_states = block(hidden_states, cu_seqlens=cu_seqlens, position_embeddings=position_embeddings)
 
 Layers must work on each row by itself, except attention, which splits query, key and value at boundaries
-(`veomni_hook.patches.idioms.varlen_attention.read`). Then a part of the segments gives a part of the result,
+(`veomni_hook.patches.idioms.varlen_attention`). Then a part of the segments gives a part of the result,
 whatever was computed before the loop. So only the loop is evaluated; what enters it is checked when it runs.
 """
 

@@ -11,14 +11,14 @@ A test of ``self`` may choose between the two. Kernels check that the parameters
 from __future__ import annotations
 
 import ast
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 from veomni_hook.patches.code.statement_runs import Run, at_hand
 from veomni_hook.patches.code.tree import called_attributes, own_attribute, walk_ast
 from veomni_hook.patches.graph import FLOAT32, Form, Leaf, Node, branches, constant, has_source, source
 from veomni_hook.patches.routes.guards import before_statement
 from veomni_hook.patches.routes.view import Method
-from veomni_hook.patches.site import Code, Reason, Site, Status, formula_slot
+from veomni_hook.patches.site import Code, Reason, Site, Status, slot_name
 
 __all__ = ["OP", "ChannelSearch", "is_wide"]
 
@@ -60,66 +60,40 @@ class ChannelSearch(Method):
                 return site
         return Site(OP, self.target, Status.MISSED, reason=_REASON, lineno=self.method.lineno)
 
-    def routed(self, run: Run, decay: _Decay) -> Site | None:
+    def routed(self, run: Run, decay: Mapping[str, Node]) -> Site | None:
         """The site of a decay that begins with a run; None if its operands are not at hand there."""
-        x, shape = self.expression(decay.x), self.expression(decay.shape)
+        x, shape = self.expression(decay["x"]), self.expression(decay["shape"])
         if x is None or (asked := at_hand(x)) is None or not isinstance(shape, ast.Name):
             return None
-        operands = decay.log_rate, decay.heads, decay.bias, decay.dtype, decay.bounded, decay.lower
-        if not all(map(has_source, operands)):
+        others = {name: decay[name] for name in ("log_rate", "bias", "dtype", "bounded", "lower")}
+        if not all(map(has_source, (decay["heads"], *others.values()))):
             return None
-        log_rate, heads, bias, dtype, bounded, lower = (_source(each, self.receiver) for each in operands)
-        dtype = dtype if decay.dtype == _NONE else f"{dtype}.dtype"
-        viewed = log_rate if decay.heads == _NONE else f"{log_rate}.view(1, 1, {heads}, 1)"
-        given = f"{ast.unparse(x)}.reshape({shape.id})", viewed, bias, dtype, bounded, lower
-        slot = formula_slot(OP, "channels_rounded_rate" if decay.rounded else "channels")
-        question = ", ".join((self.receiver, asked, log_rate, *given[2:]))
+        texts = {name: _source(node, self.receiver) for name, node in others.items()}
+        if decay["dtype"] != _NONE:
+            texts["dtype"] += ".dtype"
+        question = ", ".join((self.receiver, asked, *texts.values()))
+        if decay["heads"] != _NONE:
+            texts["log_rate"] += f".view(1, 1, {_source(decay['heads'], self.receiver)}, 1)"
+        captures = {"x": f"{ast.unparse(x)}.reshape({shape.id})", **texts}
+        variant = "channels_rounded_rate" if decay["rounded"] == constant(True) else "channels"
         code = (
-            f"if ({self.kernel} := {slot.name}.kernel({question})) is not None:\n"
-            f"    return {self.kernel}({', '.join(given)})"
+            f"if ({self.kernel} := {slot_name(OP, variant)}.kernel({question})) is not None:\n"
+            f"    return {self.kernel}({', '.join(captures.values())})"
         )
-        comment = f"{OP}/{slot.variant}: -exp(log_rate) * softplus(x + bias), or bounded"
-        return Site(
-            op=OP,
-            target=self.target,
-            status=Status.ROUTED,
-            variant=slot.variant,
-            form=self.digest(),
-            captures=dict(zip(("x", "log_rate", "bias", "dtype", "bounded", "lower"), given, strict=True)),
-            edits=before_statement(self.view, self.method, run.statements[0], code, comment),
-            slots=(slot,),
-            lineno=run.statements[0].lineno,
-        )
+        comment = f"{OP}/{variant}: -exp(log_rate) * softplus(x + bias), or bounded"
+        first = run.statements[0]
+        edits = before_statement(self.view, self.method, first, code, comment)
+        return Site.asking(OP, self.target, variant, first, edits, form=self.digest(), captures=captures)
 
 
-@dataclass(frozen=True, slots=True)
-class _Decay:
-    """The operands of a decay.
+def _read(node: Node) -> dict[str, Node] | None:
+    """The operands of a decay, by name.
 
-    Attributes:
-        x: what is cast to float32.
-        shape: the shape ``[batch, positions, heads, width]`` that it gets, before or after the sum.
-        bias: the attribute that is added.
-        log_rate: the attribute.
-        heads: the third size of ``log_rate.view(1, 1, heads, 1)``; None if it is not viewed.
-        rounded: whether the exponential has the dtype of ``log_rate``.
-        dtype: a tensor of the result's dtype; None: float32.
-        bounded: whether there is a bound.
-        lower: the bound, or None.
+    ``x``, what is cast to float32; ``shape``, which it gets before or after the sum; ``bias``; ``log_rate``;
+    ``heads``, the third size of ``log_rate.view(1, 1, heads, 1)``; ``rounded``, whether the exponential has
+    the dtype of ``log_rate``; ``dtype``, a tensor of the result's; ``bounded``, whether there is a bound;
+    ``lower``, the bound. What does not exist is None.
     """
-
-    x: Node
-    shape: Node
-    bias: Node
-    log_rate: Node
-    heads: Node
-    rounded: bool
-    dtype: Node
-    bounded: Node
-    lower: Node
-
-
-def _read(node: Node) -> _Decay | None:
     dtype = _NONE
     if node.op == "cast" and node.args[1].op == "dtype":
         node, dtype = node.args[0], node.args[1].args[0]
@@ -129,18 +103,18 @@ def _read(node: Node) -> _Decay | None:
         return None
     choice = _choice(leaves, [bound for *_, bound in formulas])
     rate, z = _rate(formulas[0][0]), _sum(formulas[0][1])
-    return _Decay(*z, *rate, dtype, *choice) if choice and rate and z else None
+    return {**rate, **z, **choice, "dtype": dtype} if choice and rate and z else None
 
 
-def _choice(leaves: list[Leaf], bounds: list[Node]) -> tuple[Node, Node] | None:
+def _choice(leaves: list[Leaf], bounds: list[Node]) -> dict[str, Node] | None:
     """Whether there is a bound, and the bound; None if not one test chooses between a bound and none."""
     if len(leaves) == 1:
-        return constant(bounds[0] != _NONE), bounds[0]
+        return {"bounded": constant(bounds[0] != _NONE), "lower": bounds[0]}
     if len(leaves) != 2 or bounds.count(_NONE) != 1:
         return None
     place = 1 - bounds.index(_NONE)
     ((test, outcome),) = leaves[place].tests
-    return test if outcome else Node("not", (test,)), bounds[place]
+    return {"bounded": test if outcome else Node("not", (test,)), "lower": bounds[place]}
 
 
 def _formula(node: Node) -> tuple[Node, Node, Node] | None:
@@ -171,7 +145,7 @@ def _softplus_of(node: Node) -> Node | None:
     return z if is_log and test in {Node("lt", (limit, z)) for limit in _LIMITS} else None
 
 
-def _rate(node: Node) -> tuple[Node, Node, bool] | None:
+def _rate(node: Node) -> dict[str, Node] | None:
     """log_rate, its heads if it is viewed, and whether its exponential is rounded."""
     steps: dict[str, Node] = {}
     while node.op in ("exp", "cast", "reshape") and node.op not in steps:
@@ -187,10 +161,10 @@ def _rate(node: Node) -> tuple[Node, Node, bool] | None:
         heads = sizes[2]
     # Without a cast the product with float32 promotes it, afterwards.
     order = ["cast", *steps] if "cast" not in steps else [*steps]
-    return node, heads, order.index("cast") < order.index("exp")
+    return {"log_rate": node, "heads": heads, "rounded": constant(order.index("cast") < order.index("exp"))}
 
 
-def _sum(node: Node) -> tuple[Node, Node, Node] | None:
+def _sum(node: Node) -> dict[str, Node] | None:
     """x, the shape that it gets, and the bias, ``[1, 1, -1]`` if the sum gets the shape."""
     shape = node.args[1] if node.op == "reshape" else None
     total = node.args[0] if shape is not None else node
@@ -208,7 +182,7 @@ def _sum(node: Node) -> tuple[Node, Node, Node] | None:
         if given is None and x.op == "reshape":
             x, given = x.args  # noqa: PLW2901
         if given is not None and is_wide(x) and x.origin is not None:
-            return x.args[0], given, bias
+            return {"x": x.args[0], "shape": given, "bias": bias}
     return None
 
 

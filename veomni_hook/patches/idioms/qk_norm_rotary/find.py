@@ -11,15 +11,16 @@ import ast
 import re
 from collections.abc import Iterator, Mapping
 from functools import cache
-from typing import NamedTuple
 
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.statement_runs import simple_target
-from veomni_hook.patches.code.tree import initialised, is_plain, walk_ast
+from veomni_hook.patches.code.template import Template
+from veomni_hook.patches.code.tree import calls_in, chain, initialised, is_plain, walk_ast
 from veomni_hook.patches.graph import Node, constant, digest, variant_names
 from veomni_hook.patches.idioms.qk_norm_rotary.read import TurnedNorms
 from veomni_hook.patches.idioms.rms_norm import find as find_rms_norms
 from veomni_hook.patches.idioms.rotary import find as find_rotations
+from veomni_hook.patches.interpreter.walk import bound
 from veomni_hook.patches.routes.guards import guard
 from veomni_hook.patches.routes.view import Method, ModuleView, called_otherwise
 from veomni_hook.patches.site import Code, Reason, Site, Status, formula_slot, skipped_at_calls
@@ -32,25 +33,25 @@ CANDIDATES = (
     " hold results of norms: attributes that __init__ creates from classes with an rms_norm candidate"
 )
 
+NORMED = Template("SELF.NORM(X)")
 _ROTARY = re.compile(r"apply\w*(?:rotary|rope)", re.IGNORECASE)
 _ATTRIBUTE = re.compile(r"self(\.\w+)")
 
 
-class _Parts(NamedTuple):
-    """The variants of rms_norm and of rotary that this op's variants are made of."""
-
-    norms: tuple[str, ...]
-    rotations: tuple[str, ...]
+@cache
+def _norms() -> tuple[str, ...]:
+    """The variants of rms_norm that this op's variants begin with."""
+    starts = variant_names(OP)
+    return tuple(
+        name for name in variant_names("rms_norm") if any(one.startswith(f"{name}_") for one in starts)
+    )
 
 
 @cache
-def _parts() -> _Parts:
-    variants = variant_names(OP)
-    norms, rotations = variant_names("rms_norm"), variant_names("rotary")
-    return _Parts(
-        tuple(norm for norm in norms if any(f"{norm}_{rotation}" in variants for rotation in rotations)),
-        tuple(rotation for rotation in rotations if any(f"{norm}_{rotation}" in variants for norm in norms)),
-    )
+def _rotations() -> tuple[str, ...]:
+    """The variants of rotary that this op's variants end with."""
+    ends = variant_names(OP)
+    return tuple(name for name in variant_names("rotary") if any(one.endswith(f"_{name}") for one in ends))
 
 
 def find(view: ModuleView) -> Iterator[Site]:
@@ -61,12 +62,8 @@ def find(view: ModuleView) -> Iterator[Site]:
         if "apply" not in text or not _ROTARY.search(text):
             continue
         classes = {site.target.partition(".")[0]: site for site in view.sites(find_rms_norms)}
-        norms = {
-            name: classes[node.func.id]
-            for name, value in initialised(owner)
-            for node in walk_ast(value)
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in classes
-        }
+        made = ((name, call.func) for name, value in initialised(owner) for call in calls_in(value))
+        norms = {name: classes[chain(kind)] for name, kind in made if chain(kind) in classes}
         site = _Search(view, owner, forward, norms).site() if norms else None
         if site is not None:
             yield site
@@ -86,36 +83,30 @@ class _Search(Method):
         nodes = list(walk_ast(self.method))
         normed = [n for n in nodes if isinstance(n, ast.Assign) and any(map(self.norm, walk_ast(n)))]
         reasons = []
-        for node in nodes:
-            if (
-                isinstance(node, ast.Call)
-                and isinstance(node.func, ast.Name)
-                and _ROTARY.search(node.func.id)
-            ):
-                values = [*node.args, *(keyword.value for keyword in node.keywords)]
-                given = {simple_target(each) for each in normed if each.lineno < node.lineno}
-                if len({getattr(each, "id", None) for each in values} & given) > 1:
-                    found = self.at(node, node.func.id)
-                    if isinstance(found, Site):
-                        return found
-                    reasons.append(found)
+        for call in calls_in(self.method):
+            name = getattr(call.func, "id", "")
+            values = (*call.args, *(keyword.value for keyword in call.keywords))
+            known = {simple_target(each) for each in normed if each.lineno < call.lineno}
+            if _ROTARY.search(name) and len({getattr(each, "id", None) for each in values} & known) > 1:
+                found = self.at(call, name)
+                if isinstance(found, Site):
+                    return found
+                reasons.append(found)
         if not reasons:
             return None
         return Site(OP, self.target, Status.MISSED, reason=reasons[0], lineno=self.method.lineno)
 
     def norm(self, node: ast.AST) -> str:
         """The attribute if a node calls one of the module's norms with one tensor; else empty."""
-        one = isinstance(node, ast.Call) and len(node.args) == 1 and not node.keywords
-        callee = node.func if isinstance(node, ast.Call) and one else None
-        own = isinstance(callee, ast.Attribute) and getattr(callee.value, "id", "") == self.receiver
-        return callee.attr if own and isinstance(callee, ast.Attribute) and callee.attr in self.norms else ""
+        found = NORMED.match(node, SELF=self.receiver)
+        return found["NORM"] if found is not None and found["NORM"] in self.norms else ""
 
     def at(self, call: ast.Call, name: str) -> Site | str:
         """The site of a call of a rotary function, or why there is none."""
         functions = (site for site in self.view.sites(find_rotations) if site.counted)
         turn = next((site for site in functions if site.target == name), None)
-        if turn is None or turn.variant not in _parts().rotations:
-            said = f"{name} is not one of {', '.join(_parts().rotations)}"
+        if turn is None or turn.variant not in _rotations():
+            said = f"{name} is not one of {', '.join(_rotations())}"
             return Reason(said, Code.NO_FUSED_FORM)
         given = self.operands(call, turn)
         if given is None or given["unsqueeze_dim"] != "1":
@@ -128,12 +119,10 @@ class _Search(Method):
 
     def operands(self, call: ast.Call, turn: Site) -> dict[str, str] | None:
         """The call's arguments as text, by operand name; None if they are not plain expressions."""
-        function = self.view.functions[turn.target].args
-        names = [parameter.arg for parameter in function.args]
-        given = dict(zip(reversed(names), reversed(function.defaults), strict=False))
-        given |= dict(zip(names, call.args, strict=False))
-        given |= {keyword.arg or "": keyword.value for keyword in call.keywords}
-        if "" in given or not all(map(is_plain, given.values())):
+        keywords = {keyword.arg or "": keyword.value for keyword in call.keywords}
+        passed = bound(self.view.functions[turn.target], call.args, keywords)
+        given = {name: value for name, value in passed.defaults.items() if value is not None} | passed.values
+        if "" in keywords or not all(map(is_plain, [*given.values(), *passed.others.values()])):
             return None
         said = {name: turn.captures.get(name, name) for name in ("q", "k", "cos", "sin", "unsqueeze_dim")}
         return {name: ast.unparse(given[text]) if text in given else text for name, text in said.items()}
@@ -143,9 +132,9 @@ class _Search(Method):
         attributes = [self.norm(node) for node in found.norms]
         norm, other = (self.norms[attribute] for attribute in attributes)
         weight, eps = (_ATTRIBUTE.fullmatch(norm.captures.get(name, "")) for name in ("weight", "eps"))
-        if norm is not other or norm.variant not in _parts().norms or weight is None or eps is None:
+        if norm is not other or norm.variant not in _norms() or weight is None or eps is None:
             why = self.view.scope.why_refused(norm.target.partition(".")[0])
-            said = f"the norms do not share one class that computes one of {', '.join(_parts().norms)}{why}"
+            said = f"the norms do not share one class that computes one of {', '.join(_norms())}{why}"
             return Reason(said, Code.NO_FUSED_FORM)
         if reason := called_otherwise(self.view, norm.target.partition(".")[0]):
             return reason
