@@ -27,7 +27,7 @@ from veomni_hook.patches.idioms.linear_cross_entropy.read import (
 from veomni_hook.patches.idioms.linear_cross_entropy.sequence_classification import (
     is_candidate as classifies_sequences,
 )
-from veomni_hook.patches.idioms.load_balancing_loss.find import find as find_load_balancing_losses
+from veomni_hook.patches.idioms.load_balancing_loss import find as find_load_balancing_losses
 from veomni_hook.patches.routes.guards import before_statement
 from veomni_hook.patches.routes.view import ModuleView, linear_otherwise
 from veomni_hook.patches.site import Code, Missed, Reason, Site, Status, formula_slot
