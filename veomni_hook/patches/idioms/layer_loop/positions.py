@@ -7,14 +7,14 @@ itself, except where all positions are known to come together (`attention`); eve
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from veomni_hook.patches.code.tree import decorator_name
 from veomni_hook.patches.idioms.layer_loop.attention import STATE, by_segment
 from veomni_hook.patches.idioms.layer_loop.calls import call
-from veomni_hook.patches.idioms.layer_loop.choices import chosen
+from veomni_hook.patches.idioms.layer_loop.collections import Collections
 from veomni_hook.patches.idioms.layer_loop.file import File
-from veomni_hook.patches.idioms.layer_loop.modules import method_of
+from veomni_hook.patches.idioms.layer_loop.modules import LOOK_UPS, method_of
 from veomni_hook.patches.idioms.layer_loop.operations import proven
 from veomni_hook.patches.idioms.layer_loop.parts import check_written, part_of
 from veomni_hook.patches.idioms.layer_loop.shapes import broadcast, matmul
@@ -41,7 +41,7 @@ from veomni_hook.patches.idioms.layer_loop.values import (
     tensor_like,
     used,
 )
-from veomni_hook.patches.interpreter.domain import Domain, Frame
+from veomni_hook.patches.interpreter.domain import Frame
 from veomni_hook.patches.interpreter.walk import assign, conditional, evaluate, run
 from veomni_hook.patches.site import Code, Missed
 
@@ -54,21 +54,16 @@ _CASTS = ("to", "float")
 _SHORT, _ROUNDS = 8, 4
 
 
-class Positions(Domain[Value]):
+class Positions(Collections):
     """Values are what is known of their positions.
 
     Args:
         file: what is known of the file.
     """
 
-    most_steps = 10_000_000
-
     def __init__(self, file: File) -> None:
         super().__init__()
         self.file = file
-
-    def constant(self, value: object, node: ast.expr | None = None) -> Value:
-        return Plain(value)
 
     def free(self, node: ast.Name, frame: Frame[Value]) -> Value:
         scope = self.file.view.scope
@@ -157,57 +152,10 @@ class Positions(Domain[Value]):
             result = joined(result, value)
         return result
 
-    def other(self, node: ast.expr, frame: Frame[Value]) -> Value:
-        match node:
-            case ast.JoinedStr():
-                return PLAIN
-            case ast.Starred(value=value):
-                return evaluate(value, frame)
-            case ast.Dict(values=parts):
-                return _all_alike(evaluate(part, frame) for part in parts)
-            case (
-                ast.ListComp(elt=element, generators=[generator])
-                | ast.GeneratorExp(elt=element, generators=[generator])
-            ) if not generator.ifs:
-                return self._comprehension(element, generator, frame)
-            case ast.DictComp(value=element, generators=[generator]) if not generator.ifs:
-                values = self._comprehension(element, generator, frame)
-                return _all_alike(values.values) if isinstance(values, Items) else values
-            case ast.ListComp() | ast.GeneratorExp() | ast.DictComp():
-                raise Missed("a comprehension that is not followed", node)
-        raise Missed(f"{type(node).__name__} is not followed", node)
-
-    def _comprehension(
-        self, element: ast.expr, generator: ast.comprehension, frame: Frame[Value]
-    ) -> Items | Many:
-        values, inner = evaluate(generator.iter, frame), frame.fork()
-        if not isinstance(values, Items | Many | Plain):
-            raise Missed("a comprehension that is not followed", element)
-        results = []
-        alike = (values.value if isinstance(values, Many) else PLAIN,)
-        for value in values.values if isinstance(values, Items) else alike:
-            assign(generator.target, value, inner)
-            results.append(evaluate(element, inner))
-        return Items(tuple(results)) if isinstance(values, Items) else Many(results[0])
-
     # Parts of values
 
-    def sequence(self, node: ast.Tuple | ast.List, frame: Frame[Value]) -> Value:
-        values: list[Value] = []
-        for part in node.elts:
-            value = evaluate(part, frame)
-            if not isinstance(part, ast.Starred):
-                values.append(value)
-            elif isinstance(value, Plain) and len(node.elts) == 1:
-                return Many(PLAIN)
-            elif isinstance(value, Items):
-                values += value.values
-            else:
-                raise Missed("a tuple of unknown length", node)
-        return Items(tuple(values))
-
     def subscript(self, value: Value, node: ast.Subscript, frame: Frame[Value]) -> Value:
-        if self.file.attributes.is_look_up(node.value):
+        if self.file.view.scope.dotted(node.value).endswith(LOOK_UPS):
             return Module((":activation",))
         return part_of(value, node, frame)
 
@@ -246,7 +194,7 @@ class Positions(Domain[Value]):
         _assume(node, frame.values, outcome=outcome)
         own = frame.values.get("self")
         if isinstance(own, Own):
-            for name, value in chosen(self.file.attributes, own.owner, node, outcome=outcome):
+            for name, value in self.file.attributes.chosen(own.owner, node, outcome=outcome).items():
                 frame.values[f"self.{name}"] = value
 
     def knows(self, statement: ast.If | ast.Assert, frame: Frame[Value]) -> bool:
@@ -261,32 +209,11 @@ class Positions(Domain[Value]):
                     return True
         return False
 
-    def branch(self, test: Value, met: Value, unmet: Value, node: ast.expr | None = None) -> Value:
-        return joined(met, unmet)
-
-    def join(
-        self,
-        frame: Frame[Value],
-        test: Value,
-        sides: Sequence[Frame[Value]],
-        results: Sequence[Value | None],
-    ) -> None:
-        ends = [side for side, result in zip(sides, results, strict=True) if result is None] or sides
-        _continue(frame, [end.values for end in ends])
-
-    def raised(self) -> Value:
-        return EMPTY
-
     def left(
         self, test: Value, results: Sequence[Value | None], statement: ast.stmt, frame: Frame[Value]
     ) -> Value | None:
         rest = [result for result in results if result != EMPTY]
         return super().left(test, results, statement, frame) if len(rest) == 2 else (*rest, EMPTY)[0]
-
-    def within(
-        self, contexts: Iterable[ast.withitem], frame: Frame[Value], body: Sequence[ast.stmt]
-    ) -> Value | None:
-        return run(body, frame)
 
     def loop(self, statement: ast.For, frame: Frame[Value]) -> None:
         values = bare(evaluate(statement.iter, frame))
@@ -300,7 +227,7 @@ class Positions(Domain[Value]):
         for _ in range(_ROUNDS):
             before = dict(frame.values)
             self._round(statement, value, frame)
-            _continue(frame, [before, frame.values])
+            self.go_on(frame, [before, frame.values])
             if _alike(before, frame.values):
                 return
         raise Missed("a loop whose values change from round to round", statement)
@@ -388,14 +315,6 @@ def _about(value: Tensor, name: str) -> Value | None:
     return PLAIN if name in _ABOUT else value if name in _SAME else None
 
 
-def _all_alike(values: Iterable[Value]) -> Many:
-    """A dictionary or list of which only one item is remembered."""
-    result: Value = EMPTY
-    for value in values:
-        result = joined(result, value)
-    return Many(result)
-
-
 def _assume(test: ast.expr, values: dict[str, Value], *, outcome: bool) -> None:
     """What a branch knows of names that may be None."""
     match test:
@@ -408,18 +327,6 @@ def _assume(test: ast.expr, values: dict[str, Value], *, outcome: bool) -> None:
             left=ast.Name(id=name), ops=[ast.Is() | ast.IsNot() as operator], comparators=[ast.Constant(None)]
         ) if isinstance(value := values.get(name), Maybe):
             values[name] = NOTHING if isinstance(operator, ast.Is) is outcome else value.value
-
-
-def _continue(frame: Frame[Value], ends: Sequence[dict[str, Value]]) -> None:
-    """Continue with what holds at the end of each branch."""
-    # What is known of attributes holds inside of a branch.
-    names = dict.fromkeys(name for end in ends for name in end if "." not in name)
-    frame.values = {}
-    for name in names:
-        first, *others = (end[name] for end in ends if name in end)
-        for value in others:
-            first = joined(first, value)
-        frame.values[name] = first
 
 
 def _alike(before: dict[str, Value], after: dict[str, Value]) -> bool:

@@ -39,6 +39,7 @@ __all__ = [
     "Unknown",
     "Value",
     "Whole",
+    "all_joined",
     "bare",
     "fresh",
     "is_positional",
@@ -223,10 +224,18 @@ def joined(one: Value, other: Value) -> Value:
         return other
     if NOTHING in (one, other):
         rest = other if one == NOTHING else one
-        return rest if isinstance(rest, Maybe | Whole | Plain) else Maybe(rest)
+        return rest if isinstance(rest, Maybe | Whole) else Maybe(rest)
     if isinstance(one, Maybe) or isinstance(other, Maybe):
         return joined(NOTHING, joined(bare(one), bare(other)))
     return _alike(one, other) or _mixed(one, other) or Unknown("a value that differs between branches")
+
+
+def all_joined(values: Iterable[Value]) -> Value:
+    """What several values have in common."""
+    result: Value = EMPTY
+    for value in values:
+        result = joined(result, value)
+    return result
 
 
 def _alike(one: Value, other: Value) -> Value | None:
