@@ -11,10 +11,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping
 
+from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.scope import own_names, parameter_names
 from veomni_hook.patches.code.template import Found
 from veomni_hook.patches.code.tree import last_name, own_attribute, walk_ast
-from veomni_hook.patches.idioms.layer_loop.file import File
 from veomni_hook.patches.idioms.layer_loop.known_names import ATTENTION_ARGUMENTS
 from veomni_hook.patches.idioms.layer_loop.values import (
     BATCH,
@@ -29,8 +29,8 @@ from veomni_hook.patches.idioms.layer_loop.values import (
     Value,
     Whole,
     fresh,
+    holds_tensor,
     is_positional,
-    of_all,
 )
 from veomni_hook.patches.interpreter.domain import Frame
 from veomni_hook.patches.site import Code, Missed
@@ -47,17 +47,17 @@ _ATTENTION = ("module", "query", "key", "value", "attention_mask")
 _ENDS = ("cu_seq_lens_q", "cu_seq_lens_k")
 
 
-def attended(arguments: Arguments, node: ast.Call) -> Value:
+def attended(arguments: Arguments) -> Value:
     """Attention of the user's implementation: what it gets must be what the all-to-all expects."""
     passed = {**dict(zip(_ATTENTION, arguments.given, strict=False)), **arguments.named}
     for name in _RULE[:3]:
         if not _is_heads(passed.get(name), ((BATCH,), ())):
-            raise Missed(f"the {name} of its attention is not [batch, heads, positions, width]", node)
+            raise Missed(f"the {name} of its attention is not [batch, heads, positions, width]")
     for name, value in passed.items():
         if name not in (*_ATTENTION, *ATTENTION_ARGUMENTS):
-            raise Missed(f"its attention takes {name}, which may hold positions", node, Code.MIXES_POSITIONS)
-        if name not in _ATTENTION[:4] and any(isinstance(part, Tensor) for part in of_all([value])):
-            raise Missed(f"its attention takes a part of the positions as {name}", node, Code.MIXES_POSITIONS)
+            raise Missed(f"its attention takes {name}, which may hold positions", code=Code.MIXES_POSITIONS)
+        if name not in _ATTENTION[:4] and holds_tensor(value):
+            raise Missed(f"its attention takes a part of the positions as {name}", code=Code.MIXES_POSITIONS)
     result = Tensor(((BATCH,), (POSITIONS,), fresh(), fresh()))
     return Items((result, Unknown("attention weights, which hold a part of the positions")))
 
@@ -69,44 +69,44 @@ def _is_heads(value: Value | None, first: tuple[tuple[str, ...], ...]) -> bool:
     return right and not is_positional(dims[1]) and not is_positional(dims[3])
 
 
-def convolved(node: ast.Call, arguments: Arguments, file: File) -> Value:
+def convolved(arguments: Arguments, function: FunctionNode) -> Value:
     """A convolution whose rank gets the last positions of the rank before it."""
-    passed = _passed(node, arguments, _CONVOLUTION, file)
+    passed = _passed(arguments, _CONVOLUTION, function)
     x = passed.pop("hidden_states", None)
     dims = x.dims if isinstance(x, Tensor) else ()
     if len(dims) != 3 or dims[0] != (BATCH,) or dims[2] != (POSITIONS,) or is_positional(dims[1]):
-        raise Missed("what its convolution gets is not [batch, channels, positions]", node)
-    _check_others(passed, "convolution", node)
+        raise Missed("what its convolution gets is not [batch, channels, positions]")
+    _check_others(passed, "convolution")
     return Tensor(dims)
 
 
-def ruled(node: ast.Call, arguments: Arguments, file: File) -> Value:
+def ruled(arguments: Arguments, function: FunctionNode) -> Value:
     """A rule that gets all positions of a share of the heads."""
-    passed = _passed(node, arguments, _RULE, file)
+    passed = _passed(arguments, _RULE, function)
     for name in _RULE:
         tensor = passed.pop(name, None)
         dims = tensor.dims if isinstance(tensor, Tensor) else ()
         # A decay is one number a head, or one a channel of it.
         rank = 4 if name in _RULE[:3] or (name == "g" and len(dims) == 4) else 3
         if len(dims) != rank or dims[:2] != ((BATCH,), (POSITIONS,)) or any(map(is_positional, dims[2:])):
-            raise Missed(f"the {name} of its rule is not [batch, positions, heads, ...]", node)
-    _check_others(passed, "rule", node)
+            raise Missed(f"the {name} of its rule is not [batch, positions, heads, ...]")
+    _check_others(passed, "rule")
     return Items((Tensor(((BATCH,), (POSITIONS,), fresh(), fresh())), STATE))
 
 
-def _passed(node: ast.Call, arguments: Arguments, names: tuple[str, ...], file: File) -> dict[str, Value]:
+def _passed(arguments: Arguments, names: tuple[str, ...], function: FunctionNode) -> dict[str, Value]:
     """The arguments by name, without those of ``**`` that the function does not read, nor its kernels."""
-    read = {*parameter_names(file.view.functions[last_name(node.func)]), *_BOUNDARIES}
+    read = {*parameter_names(function), *_BOUNDARIES}
     unread = {name for name, _ in (arguments.bag.held if arguments.bag else ())} - read
     named = {name: value for name, value in arguments.named.items() if name not in unread}
     return {**dict(zip(names, arguments.given, strict=False)), **named}
 
 
-def _check_others(passed: Mapping[str, Value], what: str, node: ast.AST) -> None:
+def _check_others(passed: Mapping[str, Value], what: str) -> None:
     """What else a call gets holds all positions, or none."""
     for name, value in passed.items():
-        if any(isinstance(part, Tensor) for part in of_all([value])):
-            raise Missed(f"its {what} takes a part of the positions as {name}", node, Code.MIXES_POSITIONS)
+        if holds_tensor(value):
+            raise Missed(f"its {what} takes a part of the positions as {name}", code=Code.MIXES_POSITIONS)
 
 
 def of_cache(name: str, arguments: Arguments) -> Value | None:
@@ -124,8 +124,8 @@ def of_cache(name: str, arguments: Arguments) -> Value | None:
     return PLAIN if name == "update_recurrent_state" else None
 
 
-def by_segment(found: Found, fused: list[ast.stmt], frame: Frame[Value], file: File) -> None:
-    """Attention within segments, by one fused call or by segment: both get the same boundaries."""
+def by_segment(found: Found, fused: list[ast.stmt], frame: Frame[Value]) -> set[str]:
+    """Attention within segments, by one fused call or by segment: their boundaries."""
     at = found.first
     if found.index:
         raise Missed("attention by segment begins with other statements", at, Code.NO_BOUNDARIES)
@@ -135,11 +135,11 @@ def by_segment(found: Found, fused: list[ast.stmt], frame: Frame[Value], file: F
     boundaries = frame.values.get(found["CU_SEQLENS"])
     if not isinstance(boundaries, Whole) or not boundaries.rows:
         raise Missed("the boundaries of its attention are not those of the tower", at, Code.NO_BOUNDARIES)
-    file.boundaries |= {*boundaries.rows}
     _check_fused(found, fused, at)
     for name in own_names([*found.block[found.index :], *fused]):
         frame.values[name] = Unknown(f"{name}, which attention computes")
     frame.values[found["OUTPUT"]] = Tensor(((), (POSITIONS,), fresh(), fresh()))
+    return {*boundaries.rows}
 
 
 def _check_fused(found: Found, fused: list[ast.stmt], at: ast.AST) -> None:

@@ -10,13 +10,11 @@ from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.scope import loaded, own_names
 from veomni_hook.patches.code.tree import last_name, own_attribute, walk_ast
 from veomni_hook.patches.idioms.layer_loop.additions import Addition, addition_in, without
-from veomni_hook.patches.idioms.layer_loop.file import File
 from veomni_hook.patches.idioms.layer_loop.positions import Positions
 from veomni_hook.patches.idioms.layer_loop.values import (
     BATCH,
     POSITIONS,
     Module,
-    Own,
     Plain,
     Size,
     Tensor,
@@ -152,8 +150,7 @@ class _Reading:
         ids: Tensor,
     ) -> None:
         self.forward, self.statement, self.hidden = forward, statement, hidden
-        self.file = File(view)
-        self.positions = Positions(self.file)
+        self.positions = Positions(view)
         self.addition = addition_in(view, owner, forward, statement, hidden)
         self.given: dict[str, Value] = {
             "input_ids": Tensor(((BATCH,), (POSITIONS,))),
@@ -165,17 +162,17 @@ class _Reading:
             each.arg for each in (*forward.args.posonlyargs, *forward.args.args, *forward.args.kwonlyargs)
         ]
         self.scope: dict[str, Value] = {name: Whole(name) for name in names}
-        self.scope[names[0]] = Own(owner.name)
+        self.scope[names[0]] = Module((owner.name,))
         self.scope.update({name: value for name, value in self.given.items() if name in names})
         if forward.args.kwarg is not None:
             self.scope[forward.args.kwarg.arg] = Whole(f"**{forward.args.kwarg.arg}")
 
     def decided(self) -> Loop:
         at = self.forward.body.index(self.statement)
-        self.file.before = True
+        self.positions.before = True
         for statement in self.forward.body[:at]:
             self._before(statement)
-        self.file.before = False
+        self.positions.before = False
         self.positions.followed.clear()
         tail = self.forward.body[at + 1 :]
         others = self._sliced(tail)
@@ -193,7 +190,7 @@ class _Reading:
                 )
         added = {self.addition.target} if self.addition is not None else set()
         followed = tuple(sorted({*self.positions.followed, *added}))
-        masks = tuple(self.file.masks.values())
+        masks = tuple(self.positions.masks.values())
         return Loop(self.statement, self.hidden, others, last, followed, masks, self.addition)
 
     def _followed(self, statement: ast.stmt) -> dict[str, Value]:

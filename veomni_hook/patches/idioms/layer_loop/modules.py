@@ -36,7 +36,7 @@ from veomni_hook.patches.interpreter.walk import assign, evaluate, run
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Missed
 
-__all__ = ["LOOK_UPS", "Attributes", "lineage", "method_of"]
+__all__ = ["ACTIVATION", "LOOK_UPS", "Attributes", "lineage", "method_of"]
 
 _SEQUENTIAL = "torch.nn.Sequential"
 _LISTS = ("torch.nn.ModuleList", "torch.nn.ModuleDict")
@@ -46,8 +46,9 @@ _PARAMETERS = tuple(f"torch.nn.{name}" for name in ("Parameter", "Buffer", "Para
 _RETURN_SELF = frozenset(
     {"to", "float", "half", "double", "bfloat16", "type", "cpu", "cuda", "eval", "train", "requires_grad_"}
 )
-#: Names of other files that give modules without positions to move.
+#: The table of activations, and how other files' classes look to positions.
 LOOK_UPS = ("ACT2FN", "ACT2CLS", "get_activation")
+ACTIVATION, _LINEAR = "torch.nn.SiLU", "torch.nn.Linear"
 _PURE = (ast.Name, ast.Attribute, ast.Subscript, ast.Constant, ast.expr_context)
 
 
@@ -159,11 +160,13 @@ class _Making(Collections):
         name = self.view.scope.dotted(node)
         last = name.rpartition(".")[2].removeprefix(":")
         if name.endswith(LOOK_UPS):
-            return Module((":activation",), node)
+            return Module((ACTIVATION,), node)
         if last in self.view.classes and not name.startswith("torch.nn."):
             return Module((last,))
-        known = name.startswith((".", "torch.nn.")) and last[:1].isupper() and name not in _PARAMETERS
-        return Module((name,)) if known else PLAIN
+        if not name.startswith((".", "torch.nn.")) or not last[:1].isupper() or name in _PARAMETERS:
+            return PLAIN
+        alike = {"activations": ACTIVATION, "pytorch_utils": _LINEAR}
+        return Module((alike.get(name.split(".")[-2], name),))
 
     def attribute(self, value: Value, node: ast.Attribute, frame: Frame[Value]) -> Value:
         if isinstance(value, Module) and value.made is not None and node.attr in _RETURN_SELF:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
@@ -32,7 +31,7 @@ from veomni_hook.patches.idioms.layer_loop.values import (
 )
 from veomni_hook.patches.site import Code, Missed
 
-__all__ = ["operation", "proven", "torch_name"]
+__all__ = ["operation", "torch_name"]
 
 
 #: What is left of a dimension along which a call computes; None for nothing.
@@ -273,22 +272,13 @@ def torch_name(dotted: str) -> str:
     return name if home in _HOMES else ""
 
 
-def operation(name: str, given: Sequence[Value], named: Mapping[str, Value], node: ast.AST) -> Value:
+def operation(name: str, given: Sequence[Value], named: Mapping[str, Value] | None = None) -> Value:
     """The result of a function of torch, or of a tensor's method.
 
     Raises:
         Missed: it is not known, or it moves or mixes positions.
     """
-    rule = _RULES.get(name)
-    if rule is None:
-        raise Missed(f"it calls {name}, which may mix positions", node, Code.MIXES_POSITIONS)
-    arguments = Arguments(tuple(map(bare, given)), {key: bare(value) for key, value in named.items()})
-    return proven(lambda: rule(arguments), node)
-
-
-def proven(compute: Callable[[], Value], node: ast.AST) -> Value:
-    """The result of a rule, whose error gets the line of ``node``."""
-    try:
-        return compute()
-    except Missed as error:
-        raise Missed(error.reason, None if error.reason.line else node) from None
+    if name not in _RULES:
+        raise Missed(f"it calls {name}, which may mix positions", code=Code.MIXES_POSITIONS)
+    named = {key: bare(value) for key, value in (named or {}).items()}
+    return _RULES[name](Arguments(tuple(map(bare, given)), named))

@@ -11,11 +11,8 @@ from collections.abc import Sequence
 
 from veomni_hook.patches.code.tree import decorator_name
 from veomni_hook.patches.idioms.layer_loop.attention import STATE, by_segment
-from veomni_hook.patches.idioms.layer_loop.calls import call
-from veomni_hook.patches.idioms.layer_loop.collections import Collections
-from veomni_hook.patches.idioms.layer_loop.file import File
-from veomni_hook.patches.idioms.layer_loop.modules import LOOK_UPS, method_of
-from veomni_hook.patches.idioms.layer_loop.operations import proven
+from veomni_hook.patches.idioms.layer_loop.calls import Calls
+from veomni_hook.patches.idioms.layer_loop.modules import ACTIVATION, LOOK_UPS, method_of
 from veomni_hook.patches.idioms.layer_loop.parts import check_written, part_of
 from veomni_hook.patches.idioms.layer_loop.shapes import broadcast, matmul
 from veomni_hook.patches.idioms.layer_loop.values import (
@@ -28,7 +25,6 @@ from veomni_hook.patches.idioms.layer_loop.values import (
     Method,
     Module,
     Operation,
-    Own,
     Plain,
     Size,
     Tensor,
@@ -54,28 +50,26 @@ _CASTS = ("to", "float")
 _SHORT, _ROUNDS = 8, 4
 
 
-class Positions(Collections):
+class Positions(Calls):
     """Values are what is known of their positions.
 
-    Args:
-        file: what is known of the file.
+    Attributes:
+        before: whether code before the layers is followed: what is not clear there holds all positions.
     """
 
-    def __init__(self, file: File) -> None:
-        super().__init__()
-        self.file = file
+    before = False
 
     def free(self, node: ast.Name, frame: Frame[Value]) -> Value:
-        scope = self.file.view.scope
+        scope = self.view.scope
         if (function := scope.functions.get(node.id)) is not None:
             return Method(function)
-        if node.id not in self.file.names and scope.resolve(node.id).startswith(":"):
+        if node.id not in self.names and scope.resolve(node.id).startswith(":"):
             raise Missed(f"{node.id} is not known here", node)
         return PLAIN
 
     def unclear(self, error: Missed, node: ast.expr) -> Value:
-        if not self.file.before:
-            raise error
+        if not self.before:
+            raise error.at(node)
         return Whole("a value that is made before the layers")
 
     def attribute(self, value: Value, node: ast.Attribute, frame: Frame[Value]) -> Value:
@@ -87,29 +81,24 @@ class Positions(Collections):
         if isinstance(value, Unknown):
             raise Missed(f"it uses {value.reason}", node)
         if isinstance(value, Module) and len(value.names) == 1:
-            if value.names[0] in self.file.view.scope.classes:
-                value = Own(value.names[0])
-        if isinstance(value, Own):
-            return self._own(value, node.attr)
+            if value.names[0] in self.view.scope.classes:
+                return self._own(value, node.attr)
         if isinstance(value, Plain | Module):
             return PLAIN
         if isinstance(value, Size):
-            return tensor_like(value, node)
+            return tensor_like(value)
         known = _about(value, node.attr) if isinstance(value, Tensor) else None
         return known or Operation(value, node.attr)
 
-    def _own(self, own: Own, name: str) -> Value:
-        """An attribute of an instance."""
-        method = method_of(self.file.view, own.owner, name)
-        known = self.file.attributes.of(own.owner)
+    def _own(self, own: Module, name: str) -> Value:
+        """An attribute of an instance of one class of the file."""
+        method = method_of(self.view, own.names[0], name)
+        known = self.attributes.of(own.names[0])
         if name in known:
             return known[name]
         if method is None or any(decorator_name(each) == "property" for each in method[0].decorator_list):
             return PLAIN
         return Method(method[0], own)
-
-    def call(self, node: ast.Call, frame: Frame[Value]) -> Value:
-        return call(node, frame, self.file)
 
     # Operators
 
@@ -121,13 +110,13 @@ class Positions(Collections):
                 return Items(left.values * right.value)
         if isinstance(operator, ast.Mult) and isinstance(left, Size) and isinstance(right, Size):
             return Size(left.dim + right.dim)
-        left, right = tensor_like(left, node), tensor_like(right, node)
+        left, right = tensor_like(left), tensor_like(right)
         if isinstance(operator, ast.MatMult):
-            return proven(lambda: matmul(left, right), node)
-        return _met(left, right, node)
+            return matmul(left, right)
+        return _met(left, right)
 
     def unary(self, value: Value, node: ast.UnaryOp) -> Value:
-        value = tensor_like(value, node)
+        value = tensor_like(value)
         number = value.value if isinstance(value, Plain) else None
         if isinstance(number, int | float) and isinstance(node.op, ast.USub):
             return Plain(-number)
@@ -138,7 +127,7 @@ class Positions(Collections):
             return PLAIN
         result: Value = PLAIN
         for value in values:
-            result = _met(result, tensor_like(value, node), node)
+            result = _met(result, tensor_like(value))
         return result
 
     def logic(self, node: ast.BoolOp, frame: Frame[Value]) -> Value:
@@ -155,8 +144,8 @@ class Positions(Collections):
     # Parts of values
 
     def subscript(self, value: Value, node: ast.Subscript, frame: Frame[Value]) -> Value:
-        if self.file.view.scope.dotted(node.value).endswith(LOOK_UPS):
-            return Module((":activation",))
+        if self.view.scope.dotted(node.value).endswith(LOOK_UPS):
+            return Module((ACTIVATION,))
         return part_of(value, node, frame)
 
     # Branches and loops
@@ -193,19 +182,19 @@ class Positions(Collections):
     def assume(self, node: ast.expr, outcome: bool, frame: Frame[Value]) -> None:  # noqa: FBT001 - of the test
         _assume(node, frame.values, outcome=outcome)
         own = frame.values.get("self")
-        if isinstance(own, Own):
-            for name, value in self.file.attributes.chosen(own.owner, node, outcome=outcome).items():
-                frame.values[f"self.{name}"] = value
+        if isinstance(own, Module):
+            chosen = self.attributes.chosen(own.names[0], node, outcome=outcome)
+            frame.values.update({f"self.{name}": value for name, value in chosen.items()})
 
     def knows(self, statement: ast.If | ast.Assert, frame: Frame[Value]) -> bool:
         if isinstance(statement, ast.Assert):
             return True
         if not statement.orelse and all(isinstance(one, ast.Raise) for one in statement.body):
             return True  # a check
-        for segments in self.file.segments:
+        for segments in self.segments:
             for block, fused in ((statement.orelse, statement.body), (statement.body, statement.orelse)):
                 if segments.block is block:
-                    by_segment(segments, fused, frame, self.file)
+                    self.boundaries |= by_segment(segments, fused, frame)
                     return True
         return False
 
@@ -251,24 +240,18 @@ class Positions(Collections):
 
     def augmented(self, node: ast.AugAssign, frame: Frame[Value]) -> None:
         target = node.target
-        if isinstance(target, ast.Name):
-            read: ast.expr = ast.copy_location(ast.Name(target.id, ast.Load()), target)
-        else:
-            read = target
-        value = self.binary(node.op, evaluate(read, frame), evaluate(node.value, frame), node.value)
-        assign(target, value, frame)
+        read = ast.Name(target.id, ast.Load()) if isinstance(target, ast.Name) else target
+        computed = ast.BinOp(ast.copy_location(read, target), node.op, node.value)
+        assign(target, evaluate(ast.copy_location(computed, node.value), frame), frame)
 
     def store(self, target: ast.expr, value: Value, frame: Frame[Value]) -> None:
-        if not isinstance(target, ast.Subscript):
-            if not isinstance(value, Plain):
-                raise Missed(
-                    f"it keeps a value beyond the call: {ast.unparse(target)}", target, Code.USED_OTHERWISE
-                )
-            return
-        owner = evaluate(target.value, frame)
-        if isinstance(owner, Tensor):
-            check_written(owner, target, value, frame)
-        elif isinstance(target.value, ast.Name):
+        owner = evaluate(target.value, frame) if isinstance(target, ast.Subscript) else PLAIN
+        if isinstance(target, ast.Subscript) and isinstance(owner, Tensor):
+            try:
+                check_written(owner, target, value, frame)
+            except Missed as error:
+                raise error.at(target) from None
+        elif isinstance(target, ast.Subscript) and isinstance(target.value, ast.Name):
             if not isinstance(owner, Many):
                 raise Missed("it writes to a part of a value", target, Code.IN_PLACE)
             frame.values[target.value.id] = Many(joined(owner.value, value))
@@ -278,7 +261,10 @@ class Positions(Collections):
             )
 
     def unpacked(self, value: Value, targets: Sequence[ast.expr]) -> Sequence[Value]:
-        value = used(value, targets[0], len(targets))
+        try:
+            value = used(value, len(targets))
+        except Missed as error:
+            raise error.at(targets[0]) from None
         if isinstance(value, Plain):
             return [PLAIN] * len(targets)
         if isinstance(value, Many):
@@ -297,11 +283,11 @@ class Positions(Collections):
             raise Missed(f"{type(node).__name__} is not followed", node)
 
 
-def _met(left: Value, right: Value, node: ast.AST) -> Value:
+def _met(left: Value, right: Value) -> Value:
     """What code computes from the elements of two values."""
     if not isinstance(left, Tensor | Plain) or not isinstance(right, Tensor | Plain):
-        raise Missed("it computes with a value that is not followed", node)
-    return proven(lambda: broadcast(left, right), node)
+        raise Missed("it computes with a value that is not followed")
+    return broadcast(left, right)
 
 
 def _about(value: Tensor, name: str) -> Value | None:

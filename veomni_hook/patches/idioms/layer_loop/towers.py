@@ -17,14 +17,12 @@ from dataclasses import dataclass
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.scope import loaded, own_names, parameter_names
 from veomni_hook.patches.code.tree import own_attribute, walk_ast
-from veomni_hook.patches.idioms.layer_loop.file import File
 from veomni_hook.patches.idioms.layer_loop.positions import Positions
 from veomni_hook.patches.idioms.layer_loop.values import (
     POSITIONS,
     Items,
     Module,
     NotARow,
-    Own,
     Size,
     Tensor,
     Unknown,
@@ -90,29 +88,28 @@ def decided_tower(
     tables: dict[str, Value] = {}
     while True:
         scope: dict[str, Value] = {name: of_tower(name) for name in given} | tables
-        scope[receiver] = Own(owner.name)
+        scope[receiver] = Module((owner.name,))
         scope[hidden] = Tensor(((POSITIONS,), fresh()))
         if forward.args.kwarg is not None and forward.args.kwarg.arg in scope:
             scope[forward.args.kwarg.arg] = Whole(f"**{forward.args.kwarg.arg}")
         before_loop = dict(scope)
-        file = File(view, tower=True)
-        positions = Positions(file)
+        positions = Positions(view, tower=True)
         try:
             scope = _followed(positions, statement, asides, scope)
         except NotARow as error:
             if error.name in tables or error.name not in given:
-                raise Missed(str(error), code=Code.NO_BOUNDARIES) from None
+                raise Missed(str(error.reason), code=Code.NO_BOUNDARIES) from None
             tables[error.name] = _table(error.parts)
         else:
             break
     changed = {name: value for name, value in scope.items() if value != before_loop.get(name)}
     _check_after(
-        statement, hidden, {**changed, hidden: scope[hidden]}, file.boundaries, tables, [*asides, *tail]
+        statement, hidden, {**changed, hidden: scope[hidden]}, positions.boundaries, tables, [*asides, *tail]
     )
     return Tower(
         statement,
         hidden,
-        tuple(sorted(file.boundaries)),
+        tuple(sorted(positions.boundaries)),
         tuple(tables),
         tuple(_names(asides, hidden)),
         tail[0],

@@ -16,6 +16,7 @@ from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.site import Code, Missed
 
 __all__ = [
+    "ATTENTION",
     "BATCH",
     "EMPTY",
     "NOTHING",
@@ -23,7 +24,6 @@ __all__ = [
     "POSITIONS",
     "SLICE",
     "Arguments",
-    "Attention",
     "Dim",
     "Items",
     "Many",
@@ -32,7 +32,6 @@ __all__ = [
     "Module",
     "NotARow",
     "Operation",
-    "Own",
     "Plain",
     "Size",
     "Tensor",
@@ -42,6 +41,7 @@ __all__ = [
     "all_joined",
     "bare",
     "fresh",
+    "holds_tensor",
     "is_positional",
     "joined",
     "of_all",
@@ -119,17 +119,10 @@ class Maybe:
 
 
 @dataclass(frozen=True)
-class Own:
-    """An instance of a class of the file, while its own methods run."""
-
-    owner: str
-
-
-@dataclass(frozen=True)
 class Module:
     """A module of torch or of this file, by its class's full name; several if settings choose between them.
 
-    ``made`` is the call that creates it, or None.
+    ``made`` is the call that creates it, if it is known.
     """
 
     names: tuple[str, ...]
@@ -141,7 +134,7 @@ class Method:
     """A function of the file, bound to ``owner`` if it is a method."""
 
     node: FunctionNode
-    owner: Own | None = None
+    owner: Module | None = None
 
 
 @dataclass(frozen=True)
@@ -153,23 +146,19 @@ class Operation:
 
 
 @dataclass(frozen=True)
-class Attention:
-    """The function of the user's attention implementation."""
-
-
-@dataclass(frozen=True)
 class Unknown:
     """A value that must not be used; ``reason`` says what it is."""
 
     reason: str
 
 
+#: The function of the user's attention implementation.
+ATTENTION = Module((":attention",))
 #: What an empty list or dictionary holds.
 EMPTY = Unknown("an item of an empty collection")
 
 Value: TypeAlias = (
-    "Tensor | Plain | Size | Whole | Items | Many | Maybe | Own | Module | Method | Operation "
-    "| Attention | Unknown"
+    "Tensor | Plain | Size | Whole | Items | Many | Maybe | Module | Method | Operation | Unknown"
 )
 
 
@@ -204,7 +193,12 @@ def of_all(values: Iterable[Value]) -> Iterable[Value]:
                 yield from of_all(each for _, each in value.held)
 
 
-def read_from(value: Whole, key: Value, node: ast.AST) -> Whole:
+def holds_tensor(value: Value) -> bool:
+    """Whether a value is or holds a part of the positions."""
+    return any(isinstance(part, Tensor) for part in of_all([value]))
+
+
+def read_from(value: Whole, key: Value) -> Whole:
     """What code reads by a key of a value for all positions.
 
     Raises:
@@ -212,7 +206,7 @@ def read_from(value: Whole, key: Value, node: ast.AST) -> Whole:
     """
     held = dict(value.held)
     if held and not (isinstance(key, Plain) and isinstance(key.value, str) and key.value not in held):
-        raise Missed(f"it reads a part of the positions from {value.name}", node, Code.MIXES_POSITIONS)
+        raise Missed(f"it reads a part of the positions from {value.name}", code=Code.MIXES_POSITIONS)
     return Whole(value.name, rows=value.rows)
 
 
@@ -269,20 +263,16 @@ def _mixed(one: Value, other: Value) -> Value | None:
     return None
 
 
-class NotARow(Exception):
+class NotARow(Missed):
     """Layers compute with something that is not known to have a row for each row of the hidden states.
-
-    It is not `Missed`, to which the methods around it would add their names.
 
     Args:
         name: what the tower's forward calls it.
         parts: into how many values they unpack it; 0 if they do not.
-        node: the code.
     """
 
-    def __init__(self, name: str, parts: int, node: ast.AST) -> None:
-        line = getattr(node, "lineno", 0)
-        super().__init__(f"it computes with {name}, which holds all rows (line {line})")
+    def __init__(self, name: str, parts: int) -> None:
+        super().__init__(f"it computes with {name}, which holds all rows")
         self.name, self.parts = name, parts
 
 
@@ -291,7 +281,7 @@ def of_tower(name: str) -> Whole:
     return Whole(f"{name} of the tower", rows=(name,))
 
 
-def used(value: Value, node: ast.AST, parts: int = 0) -> Value:
+def used(value: Value, parts: int = 0) -> Value:
     """A value that code uses, or unpacks into ``parts``, so it is not None.
 
     Raises:
@@ -299,24 +289,24 @@ def used(value: Value, node: ast.AST, parts: int = 0) -> Value:
     """
     value = bare(value)
     if isinstance(value, Whole) and len(value.rows) == 1:
-        raise NotARow(value.rows[0], parts, node)
+        raise NotARow(value.rows[0], parts)
     return value
 
 
-def tensor_like(value: Value, node: ast.AST) -> Value:
+def tensor_like(value: Value) -> Value:
     """A value that code computes with.
 
     Raises:
         Missed: it holds all positions, or it is not known.
     """
-    value = used(value, node)
+    value = used(value)
     if isinstance(value, Whole):
-        raise Missed(f"it computes with {value.name}, which holds all positions", node, Code.MIXES_POSITIONS)
+        raise Missed(f"it computes with {value.name}, which holds all positions", code=Code.MIXES_POSITIONS)
     if isinstance(value, Unknown):
-        raise Missed(f"it uses {value.reason}", node)
+        raise Missed(f"it uses {value.reason}")
     if isinstance(value, Size):
         if is_positional(value.dim):
-            raise Missed("it computes with the number of positions", node, Code.MIXES_POSITIONS)
+            raise Missed("it computes with the number of positions", code=Code.MIXES_POSITIONS)
         return PLAIN
     return value
 
