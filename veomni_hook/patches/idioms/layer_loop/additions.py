@@ -17,7 +17,7 @@ from veomni_hook.patches.idioms.layer_loop.modules import method_of
 from veomni_hook.patches.idioms.row_merge.added import operands_of
 from veomni_hook.patches.routes.view import ModuleView
 
-__all__ = ["Addition", "addition_in", "without"]
+__all__ = ["Addition", "addition_in"]
 
 FORMS = tuple(
     Template(
@@ -79,12 +79,3 @@ def addition_in(
         return None
     (call,) = (call for call in calls_in(match.first) if own_attribute(call.func))
     return Addition(match.first, call, name, mask, rows, f"{holder}.{name}")
-
-
-def without(loop: ast.For, addition: Addition | None) -> ast.For:
-    """The loop without the statement; the hidden states are of the same positions and width behind it."""
-    if addition is None:
-        return loop
-    body = [each for each in loop.body if each is not addition.statement]
-    rest = ast.For(loop.target, loop.iter, body, loop.orelse, loop.type_comment)
-    return ast.copy_location(rest, loop)

@@ -17,10 +17,8 @@ from veomni_hook.patches.code.template import Found
 from veomni_hook.patches.code.tree import last_name, own_attribute, walk_ast
 from veomni_hook.patches.idioms.layer_loop.known_names import ATTENTION_ARGUMENTS
 from veomni_hook.patches.idioms.layer_loop.values import (
-    BATCH,
     NOTHING,
     PLAIN,
-    POSITIONS,
     Arguments,
     Items,
     Plain,
@@ -28,9 +26,9 @@ from veomni_hook.patches.idioms.layer_loop.values import (
     Unknown,
     Value,
     Whole,
-    fresh,
     holds_tensor,
-    is_positional,
+    is_shaped,
+    shaped,
 )
 from veomni_hook.patches.interpreter.domain import Frame
 from veomni_hook.patches.site import Code, Missed
@@ -51,47 +49,36 @@ def attended(arguments: Arguments) -> Value:
     """Attention of the user's implementation: what it gets must be what the all-to-all expects."""
     passed = {**dict(zip(_ATTENTION, arguments.given, strict=False)), **arguments.named}
     for name in _RULE[:3]:
-        if not _is_heads(passed.get(name), ((BATCH,), ())):
+        if not is_shaped(passed.get(name), "B . S .", "1 . S ."):
             raise Missed(f"the {name} of its attention is not [batch, heads, positions, width]")
     for name, value in passed.items():
         if name not in (*_ATTENTION, *ATTENTION_ARGUMENTS):
             raise Missed(f"its attention takes {name}, which may hold positions", code=Code.MIXES_POSITIONS)
         if name not in _ATTENTION[:4] and holds_tensor(value):
             raise Missed(f"its attention takes a part of the positions as {name}", code=Code.MIXES_POSITIONS)
-    result = Tensor(((BATCH,), (POSITIONS,), fresh(), fresh()))
-    return Items((result, Unknown("attention weights, which hold a part of the positions")))
-
-
-def _is_heads(value: Value | None, first: tuple[tuple[str, ...], ...]) -> bool:
-    """Whether a tensor is ``[batch, heads, positions, width]``."""
-    dims = value.dims if isinstance(value, Tensor) else ()
-    right = len(dims) == 4 and dims[2] == (POSITIONS,) and (not first or dims[0] in first)
-    return right and not is_positional(dims[1]) and not is_positional(dims[3])
+    return Items((shaped("B S . ."), Unknown("attention weights, which hold a part of the positions")))
 
 
 def convolved(arguments: Arguments, function: FunctionNode) -> Value:
     """A convolution whose rank gets the last positions of the rank before it."""
     passed = _passed(arguments, _CONVOLUTION, function)
     x = passed.pop("hidden_states", None)
-    dims = x.dims if isinstance(x, Tensor) else ()
-    if len(dims) != 3 or dims[0] != (BATCH,) or dims[2] != (POSITIONS,) or is_positional(dims[1]):
+    if x is None or not is_shaped(x, "B . S"):
         raise Missed("what its convolution gets is not [batch, channels, positions]")
     _check_others(passed, "convolution")
-    return Tensor(dims)
+    return x
 
 
 def ruled(arguments: Arguments, function: FunctionNode) -> Value:
     """A rule that gets all positions of a share of the heads."""
     passed = _passed(arguments, _RULE, function)
     for name in _RULE:
-        tensor = passed.pop(name, None)
-        dims = tensor.dims if isinstance(tensor, Tensor) else ()
         # A decay is one number a head, or one a channel of it.
-        rank = 4 if name in _RULE[:3] or (name == "g" and len(dims) == 4) else 3
-        if len(dims) != rank or dims[:2] != ((BATCH,), (POSITIONS,)) or any(map(is_positional, dims[2:])):
+        shapes = {"g": ("B S .", "B S . ."), "beta": ("B S .",)}.get(name, ("B S . .",))
+        if not is_shaped(passed.pop(name, None), *shapes):
             raise Missed(f"the {name} of its rule is not [batch, positions, heads, ...]")
     _check_others(passed, "rule")
-    return Items((Tensor(((BATCH,), (POSITIONS,), fresh(), fresh())), STATE))
+    return Items((shaped("B S . ."), STATE))
 
 
 def _passed(arguments: Arguments, names: tuple[str, ...], function: FunctionNode) -> dict[str, Value]:
@@ -130,7 +117,7 @@ def by_segment(found: Found, fused: list[ast.stmt], frame: Frame[Value]) -> set[
     if found.index:
         raise Missed("attention by segment begins with other statements", at, Code.NO_BOUNDARIES)
     for name in _tensors(found):
-        if not _is_heads(frame.values.get(name), ()):
+        if not is_shaped(frame.values.get(name), ". . S .", "1 . S ."):
             raise Missed(f"the {name} of its attention is not [1, heads, rows, width]", at)
     boundaries = frame.values.get(found["CU_SEQLENS"])
     if not isinstance(boundaries, Whole) or not boundaries.rows:
@@ -138,7 +125,7 @@ def by_segment(found: Found, fused: list[ast.stmt], frame: Frame[Value]) -> set[
     _check_fused(found, fused, at)
     for name in own_names([*found.block[found.index :], *fused]):
         frame.values[name] = Unknown(f"{name}, which attention computes")
-    frame.values[found["OUTPUT"]] = Tensor(((), (POSITIONS,), fresh(), fresh()))
+    frame.values[found["OUTPUT"]] = shaped("1 S . .")
     return {*boundaries.rows}
 
 

@@ -27,11 +27,9 @@ from veomni_hook.patches.idioms.layer_loop.modules import Attributes, lineage, m
 from veomni_hook.patches.idioms.layer_loop.operations import operation, torch_name
 from veomni_hook.patches.idioms.layer_loop.values import (
     ATTENTION,
-    BATCH,
     EMPTY,
     NOTHING,
     PLAIN,
-    POSITIONS,
     SLICE,
     Arguments,
     Items,
@@ -52,6 +50,7 @@ from veomni_hook.patches.idioms.layer_loop.values import (
     is_positional,
     of_all,
     read_from,
+    shaped,
     tensor_like,
     used,
 )
@@ -70,7 +69,7 @@ _CAST = "torch.amp.autocast_mode._cast"
 #: Where the arguments begin that ``apply_chunking_to_forward`` passes on.
 _CHUNKED = 3
 #: What a mask of padding has: a number for each position.
-_OF_POSITIONS = Tensor(((BATCH,), (POSITIONS,)))
+_OF_POSITIONS = shaped("B S")
 
 
 class Calls(Collections):

@@ -19,10 +19,10 @@ from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.edit import Edit
 from veomni_hook.patches.code.scope import free_name, loaded, parameter_names
 from veomni_hook.patches.code.tree import own_attribute, walk_ast
-from veomni_hook.patches.idioms.layer_loop.loop import Loop, decided, hidden_of, loops
+from veomni_hook.patches.idioms.layer_loop.loop import Loop, decided, loops
 from veomni_hook.patches.idioms.layer_loop.modules import Attributes, method_of
 from veomni_hook.patches.idioms.layer_loop.reasons import TOWER, attends, reason_for
-from veomni_hook.patches.idioms.layer_loop.towers import Tower, decided_tower
+from veomni_hook.patches.idioms.layer_loop.towers import decided_tower
 from veomni_hook.patches.idioms.layer_loop.values import Module, of_all
 from veomni_hook.patches.routes.cache_parameter import cache_parameters, hands_on_cache
 from veomni_hook.patches.routes.guards import before_body, before_statement, in_place, tuple_of
@@ -87,7 +87,7 @@ def _site(
     return site(
         Status.ROUTED,
         variant=_SHARDED,
-        captures={"hidden_states": loop.hidden, **{name: name for name in loop.others}},
+        captures={"hidden_states": loop.hidden, **_named(loop.others)},
         edits=edits,
         relies_on=loop.followed,
     )
@@ -97,27 +97,30 @@ def _tower(view: ModuleView, owner: ast.ClassDef, forward: FunctionNode, found: 
     """The site of a tower: its loop runs on a part of the segments, or on all of them in every rank."""
     site = partial(Site, OP, f"{owner.name}.forward", part="tower", lineno=found[0].lineno)
     try:
-        hidden = hidden_of(found[0])
         owners = [owner, *_inheriting(view, owner)]
-        tower, *others = (decided_tower(view, each, forward, found, hidden) for each in owners)
-        if any((each.boundaries, each.tables) != (tower.boundaries, tower.tables) for each in others):
+        tower, *others = (decided_tower(view, each, forward, found) for each in owners)
+        if any((each.boundaries, each.others) != (tower.boundaries, tower.others) for each in others):
             raise Missed("classes that inherit from it have other layers", found[0], Code.UNKNOWN_MODULE)
     except Missed as error:
         return site(Status.REFUSED, reason=error.reason.after(TOWER))
     return site(
         Status.ROUTED,
         variant=_SPLIT,
-        captures={"hidden_states": hidden, **{name: name for name in (*tower.boundaries, *tower.tables)}},
+        captures={"hidden_states": tower.hidden, **_named(tower.boundaries), **_named(tower.others)},
         edits=_split_and_gathered(view, forward, tower),
         relies_on=tower.followed,
         imports=(_TOWERS,),
     )
 
 
-def _split_and_gathered(view: ModuleView, forward: FunctionNode, tower: Tower) -> tuple[Edit, ...]:
+def _named(names: tuple[str, ...]) -> dict[str, str]:
+    return {name: name for name in names}
+
+
+def _split_and_gathered(view: ModuleView, forward: FunctionNode, tower: Loop) -> tuple[Edit, ...]:
     receiver, share, hidden = forward.args.args[0].arg, free_name(forward, "share"), tower.hidden
-    boundaries, tables = tuple_of(tower.boundaries), "".join(f", {name}" for name in tower.tables)
-    targets = ", ".join((share, hidden, *tower.boundaries, *tower.tables))
+    targets = ", ".join((share, hidden, *tower.boundaries, *tower.others))
+    given = ", ".join((receiver, hidden, tuple_of(tower.boundaries), *tower.others))
     gathered = f"veomni_towers.gather({share}, {hidden})"
     return (
         *(in_place(view, each, gathered) for each in tower.aside),
@@ -125,7 +128,7 @@ def _split_and_gathered(view: ModuleView, forward: FunctionNode, tower: Tower) -
             view,
             forward,
             tower.statement,
-            f"{targets} = veomni_towers.shard({receiver}, {hidden}, {boundaries}{tables})",
+            f"{targets} = veomni_towers.shard({given})",
             "sequence parallelism: the layers run on this rank's images, frames or chunks",
         ),
         *before_statement(
@@ -167,9 +170,6 @@ def _inheriting(view: ModuleView, owner: ast.ClassDef) -> Iterator[ast.ClassDef]
 
 def _sliced_and_gathered(view: ModuleView, forward: FunctionNode, loop: Loop) -> tuple[Edit, ...]:
     receiver = forward.args.args[0].arg
-    following = forward.body.index(loop.last) + 1
-    if following >= len(forward.body):
-        raise Missed("nothing follows the loop", loop.statement, Code.OTHER_LOOP)
     parts = ", ".join((loop.hidden, *loop.others))
     targets = parts if loop.others else f"({loop.hidden},)"
     # Whoever gets a cache that the layers filled would find a part of the positions in it.
@@ -202,7 +202,7 @@ def _sliced_and_gathered(view: ModuleView, forward: FunctionNode, loop: Loop) ->
         *before_statement(
             view,
             forward,
-            forward.body[following],
+            loop.following,
             f"{loop.hidden} = veomni_sequence.gather({receiver}, {loop.hidden})",
             "sequence parallelism: all positions again",
         ),

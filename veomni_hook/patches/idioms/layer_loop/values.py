@@ -40,13 +40,16 @@ __all__ = [
     "Whole",
     "all_joined",
     "bare",
+    "depends",
     "fresh",
     "holds_tensor",
     "is_positional",
+    "is_shaped",
     "joined",
     "of_all",
     "of_tower",
     "read_from",
+    "shaped",
     "tensor_like",
     "used",
 ]
@@ -175,6 +178,25 @@ def is_positional(dim: Dim) -> bool:
     return POSITIONS in dim
 
 
+_LETTERS: dict[str, Dim] = {"B": (BATCH,), "S": (POSITIONS,), "1": ()}
+
+
+def shaped(letters: str) -> Tensor:
+    """A tensor by its dimensions: B, S, 1, and ``.`` for any other size, without positions."""
+    return Tensor(tuple(_LETTERS[each] if each in _LETTERS else fresh() for each in letters.split()))
+
+
+def is_shaped(value: Value | None, *shapes: str) -> bool:
+    """Whether a value is a tensor with the dimensions of a text that `shaped` takes."""
+    dims = value.dims if isinstance(value, Tensor) else ()
+    for letters in map(str.split, shapes):
+        pairs = zip(dims, letters, strict=False)
+        if all(dim == _LETTERS[each] if each in _LETTERS else not is_positional(dim) for dim, each in pairs):
+            if len(letters) == len(dims):
+                return True
+    return False
+
+
 def bare(value: Value) -> Value:
     """A value that code uses, so it is not None."""
     return value.value if isinstance(value, Maybe) else value
@@ -196,6 +218,14 @@ def of_all(values: Iterable[Value]) -> Iterable[Value]:
 def holds_tensor(value: Value) -> bool:
     """Whether a value is or holds a part of the positions."""
     return any(isinstance(part, Tensor) for part in of_all([value]))
+
+
+def depends(value: Value | None) -> bool:
+    """Whether a value is or holds something else on a part of the positions than on all of them."""
+    return value is not None and any(
+        isinstance(part, Tensor | Unknown) or (isinstance(part, Size) and is_positional(part.dim))
+        for part in of_all([value])
+    )
 
 
 def read_from(value: Whole, key: Value) -> Whole:
