@@ -117,7 +117,7 @@ def by_segment(found: Found, fused: list[ast.stmt], frame: Frame[Value]) -> set[
     if found.index:
         raise Missed("attention by segment begins with other statements", at, Code.NO_BOUNDARIES)
     for name in _tensors(found):
-        if not is_shaped(frame.values.get(name), ". . S .", "1 . S ."):
+        if not is_shaped(frame.values.get(name), ". . S ."):
             raise Missed(f"the {name} of its attention is not [1, heads, rows, width]", at)
     boundaries = frame.values.get(found["CU_SEQLENS"])
     if not isinstance(boundaries, Whole) or not boundaries.rows:

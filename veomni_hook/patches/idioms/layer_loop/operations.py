@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
 from typing import TypeAlias
 
 from veomni_hook.patches.idioms.layer_loop.shapes import (
     SHAPES,
     Rule,
-    axis,
     broadcast,
+    inserted,
     made,
     matmul,
+    met,
     without,
 )
 from veomni_hook.patches.idioms.layer_loop.values import (
@@ -98,10 +100,6 @@ def _parts(given: Arguments) -> Value:
     return Items(tuple(part for _ in sizes.values)) if isinstance(sizes, Items) else Many(part)
 
 
-def _unbind(given: Arguments) -> Value:
-    return Many(_along("an unbind", _gone, default=Plain(0))(given))
-
-
 def _tensors(given: Arguments) -> list[Value]:
     values = given.get(0, "tensors")
     if isinstance(values, Many):
@@ -113,79 +111,42 @@ def _tensors(given: Arguments) -> list[Value]:
 
 def _cat(given: Arguments) -> Value:
     tensors = _tensors(given)
-    if not any(isinstance(each, Tensor) for each in tensors):
-        return PLAIN
     held = [each for each in tensors if isinstance(each, Tensor)]
+    if not held:
+        return PLAIN
     dim = given.get(1, "dim", "axis", default=Plain(0))
     indices = {without(each, dim, "a concatenation") for each in held}
-    if len(indices) > 1 or len(held) < len(tensors):
+    kinds = {tuple(map(is_positional, each.dims)) for each in held}
+    if len(indices) > 1 or len(kinds) > 1 or len(held) < len(tensors):
         raise Missed("tensors of different shapes are put together")
-    (index,) = indices
-    dims: list[Dim] = list(held[0].dims)
-    for each in held[1:]:
-        joined = broadcast(Tensor((*dims[:index], ("S",))), Tensor((*each.dims[:index], ("S",))))
-        if [is_positional(dim) for dim in each.dims] != [is_positional(dim) for dim in dims]:
-            raise Missed("tensors of different shapes are put together")
-        dims[:index] = joined.dims[:index] if isinstance(joined, Tensor) else dims[:index]
-    dims[index] = fresh()
-    return Tensor(tuple(dims))
+    columns = enumerate(zip(*(each.dims for each in held), strict=True))
+    return Tensor(tuple(fresh() if number in indices else reduce(met, dims) for number, dims in columns))
 
 
 def _stack(given: Arguments) -> Value:
     result: Value = PLAIN
     for each in _tensors(given):
         result = broadcast(result, each)
-    if not isinstance(result, Tensor):
-        return PLAIN
-    dims = list(result.dims)
-    dims.insert(axis(result, given.get(1, "dim", default=Plain(0)), extra=1), fresh())
-    return Tensor(tuple(dims))
+    place = given.get(1, "dim", default=Plain(0))
+    return inserted(result, place, fresh()) if isinstance(result, Tensor) else PLAIN
 
 
-def _one_hot(given: Arguments) -> Value:
-    return Tensor((*given.tensor.dims, fresh()))
+def _by_index(what: str, kept: int) -> Rule:
+    """A rule for functions that pair a tensor and an index; the result has the shape of one of them."""
 
-
-def _gather(given: Arguments) -> Value:
-    index, chosen = given.get(1, "dim"), given.get(2, "index")
-    if not isinstance(chosen, Tensor):
-        raise Missed("a choice by an index that is not known")
-    without(given.tensor, index, "a choice by index")
-    without(chosen, index, "a choice by index")
-    _only_apart(given.tensor, chosen, axis(chosen, index))
-    return chosen
-
-
-def _scatter(given: Arguments) -> Value:
-    index, chosen = given.get(1, "dim"), given.get(2, "index")
-    if not isinstance(chosen, Tensor):
-        raise Missed("a place by an index that is not known")
-    without(given.tensor, index, "a place by index")
-    _only_apart(given.tensor, chosen, axis(chosen, index))
-    return given.tensor
-
-
-def _only_apart(one: Tensor, other: Tensor, index: int) -> None:
-    """Two tensors that differ in one dimension alone."""
-    pairs = list(zip(one.dims, other.dims, strict=False))
-    for number, (mine, yours) in enumerate(pairs):
-        if number != index and mine != yours and (is_positional(mine) or is_positional(yours)):
+    def rule(given: Arguments) -> Value:
+        dim, chosen = given.get(1, "dim"), given.get(2, "index")
+        if not isinstance(chosen, Tensor):
+            raise Missed(f"{what} by an index that is not known")
+        both = (given.tensor, chosen)
+        indices = {without(each, dim, f"{what} by index") for each in both}
+        pairs = enumerate(zip(given.tensor.dims, chosen.dims, strict=False))
+        others = [pair for number, pair in pairs if number not in indices and pair[0] != pair[1]]
+        if len(given.tensor.dims) != len(chosen.dims) or any(is_positional(dim) for dim in sum(others, ())):
             raise Missed("an index of another shape")
-    if len(one.dims) != len(other.dims):
-        raise Missed("an index of another shape")
+        return both[kept]
 
-
-def _linear(given: Arguments) -> Value:
-    tensor = given.tensor
-    if is_positional(tensor.dims[-1]):
-        raise Missed("a linear layer over the positions", code=Code.MIXES_POSITIONS)
-    return made([*tensor.dims[:-1], fresh()])
-
-
-def _last(given: Arguments) -> Value:
-    if is_positional(given.tensor.dims[-1]):
-        raise Missed("a norm over the positions", code=Code.MIXES_POSITIONS)
-    return given.tensor
+    return rule
 
 
 def _pad(given: Arguments) -> Value:
@@ -202,10 +163,6 @@ def _copied(given: Arguments) -> Value:
     return tensor
 
 
-def _matmul(given: Arguments) -> Value:
-    return matmul(given.get(0), given.get(1))
-
-
 _ELEMENTWISE = """
 abs add add_ bfloat16 bool celu clamp clamp_ clamp_max clamp_min clone conj contiguous cos data detach
 div div_ divide double dropout elu empty_like eq erf exp exp_ expm1 fill_ float floor full_like ge gelu
@@ -216,50 +173,38 @@ requires_grad_ round rrelu rsqrt selu sigmoid sigmoid_ sign silu silu_ sin softp
 sub sub_ subtract tanh to type type_as uniform_ where zeros_like
 """.split()
 
+#: Where no argument is: the last dimension is always meant.
+_NOWHERE = 9
 _RULES: dict[str, Rule] = {
     **dict.fromkeys(_ELEMENTWISE, _elementwise),
-    "sum": _along("a sum", _gone),
+    **dict.fromkeys(("sum", "logsumexp"), _along("a sum", _gone)),
     "mean": _along("a mean", _gone),
     "prod": _along("a product", _gone),
-    "amax": _along("a maximum", _gone),
-    "amin": _along("a minimum", _gone),
-    "any": _along("a test of all values", _gone),
-    "all": _along("a test of all values", _gone),
-    "argmax": _along("a maximum", _gone),
-    "argmin": _along("a minimum", _gone),
+    **dict.fromkeys(("amax", "amin", "argmax", "argmin"), _along("a maximum", _gone)),
+    **dict.fromkeys(("any", "all"), _along("a test of all values", _gone)),
     "std": _along("a deviation", _gone),
     "var": _along("a variance", _gone),
-    "logsumexp": _along("a sum", _gone),
-    "norm": _along("a norm", _gone, place=2),
-    "vector_norm": _along("a norm", _gone, place=2),
-    "max": _maximum,
-    "min": _maximum,
-    "softmax": _along("a softmax", _kept),
-    "log_softmax": _along("a softmax", _kept),
+    **dict.fromkeys(("norm", "vector_norm"), _along("a norm", _gone, place=2)),
+    **dict.fromkeys(("max", "min"), _maximum),
+    **dict.fromkeys(("softmax", "log_softmax"), _along("a softmax", _kept)),
     "cumsum": _along("a cumulative sum", _kept),
     "topk": _along("a choice of the largest values", _resized, place=2, default=Plain(-1), pair=True),
     "sort": _along("an order", _kept, default=Plain(-1), pair=True),
     "squeeze": _along("a squeeze", _gone),
-    "chunk": _parts,
-    "split": _parts,
-    "unbind": _unbind,
+    **dict.fromkeys(("chunk", "split"), _parts),
+    "unbind": lambda given: Many(_along("an unbind", _gone, default=Plain(0))(given)),
     "repeat_interleave": _along("a repetition", _resized, place=2),
-    "cat": _cat,
-    "concat": _cat,
+    **dict.fromkeys(("cat", "concat"), _cat),
     "stack": _stack,
-    "one_hot": _one_hot,
-    "gather": _gather,
-    "scatter": _scatter,
-    "scatter_": _scatter,
-    "linear": _linear,
-    "layer_norm": _last,
-    "rms_norm": _last,
+    "gather": _by_index("a choice", kept=1),
+    **dict.fromkeys(("scatter", "scatter_"), _by_index("a place", kept=0)),
+    "linear": _along("a linear layer", _resized, place=_NOWHERE, default=Plain(-1)),
+    **dict.fromkeys(("layer_norm", "rms_norm"), _along("a norm", _kept, place=_NOWHERE, default=Plain(-1))),
+    "view_as_complex": _along("complex numbers", _gone, place=_NOWHERE, default=Plain(-1)),
     "normalize": _along("a norm", _kept, place=2, default=Plain(1)),
     "pad": _pad,
     "copy_": _copied,
-    "matmul": _matmul,
-    "bmm": _matmul,
-    "mm": _matmul,
+    **dict.fromkeys(("matmul", "bmm", "mm"), lambda given: matmul(given.get(0), given.get(1))),
     **SHAPES,
 }
 
