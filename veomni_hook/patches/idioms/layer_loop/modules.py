@@ -12,7 +12,7 @@ with others.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Sequence, Set
 
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.scope import own_names, parameter_names
@@ -52,14 +52,10 @@ ACTIVATION, _LINEAR = "torch.nn.SiLU", "torch.nn.Linear"
 _PURE = (ast.Name, ast.Attribute, ast.Subscript, ast.Constant, ast.expr_context)
 
 
-def lineage(view: ModuleView, name: str) -> Iterator[ast.ClassDef]:
+def lineage(view: ModuleView, name: str) -> list[ast.ClassDef]:
     """A class of the file and those that it inherits from, in the order in which methods are looked up."""
     owner = view.scope.classes.get(name)
-    if owner is None:
-        return
-    yield owner
-    for base in owner.bases:
-        yield from lineage(view, view.scope.dotted(base).removeprefix(":"))
+    return [each for each in view.scope.ancestors(owner) if each is not None] if owner is not None else []
 
 
 def method_of(view: ModuleView, name: str, method: str) -> tuple[FunctionNode, str] | None:
@@ -81,7 +77,7 @@ class Attributes:
         """The attributes that ``__init__`` of a class assigns, inherited ones included."""
         if name not in self._known:
             self._known[name] = {}
-            for owner in reversed(list(lineage(self.view, name))):
+            for owner in reversed(lineage(self.view, name)):
                 made = _Making(self.view).attributes(self.view.methods(owner).get("__init__"))
                 for later in _stored(self.view, owner, "__init__") & made.keys():
                     if isinstance(made[later], Plain):
@@ -95,7 +91,7 @@ class Attributes:
         They are empty unless it asks for a setting that ``__init__`` knows as well.
         """
         asked = _compared(test)
-        owners = list(lineage(self.view, name))
+        owners = lineage(self.view, name)
         inits = [init for owner in owners if (init := self.view.methods(owner).get("__init__")) is not None]
         if asked is None or len(inits) != 1:
             return {}

@@ -7,7 +7,8 @@ itself, except where all positions are known to come together (`attention`); eve
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from veomni_hook.patches.code.tree import decorator_name
 from veomni_hook.patches.idioms.layer_loop.attention import STATE, by_segment
@@ -31,6 +32,7 @@ from veomni_hook.patches.idioms.layer_loop.values import (
     Unknown,
     Value,
     Whole,
+    all_joined,
     bare,
     is_positional,
     joined,
@@ -43,8 +45,13 @@ from veomni_hook.patches.site import Code, Missed
 
 __all__ = ["Positions"]
 
-_SAME = ("data", "real", "imag")
-_ABOUT = ("dtype", "device", "requires_grad", "is_cuda", "layout")
+#: Attributes of a tensor that are no methods.
+_ABOUT: dict[str, Callable[[Any], Value]] = {
+    **dict.fromkeys(("data", "real", "imag"), lambda value: value),
+    **dict.fromkeys(("dtype", "device", "requires_grad", "is_cuda", "layout"), lambda value: PLAIN),
+    "shape": lambda value: Items(tuple(Size(dim) for dim in value.dims)),
+    "ndim": lambda value: Plain(len(value.dims)),
+}
 _CASTS = ("to", "float")
 #: Loops of so many known items are followed item by item; others until nothing changes, in so many rounds.
 _SHORT, _ROUNDS = 8, 4
@@ -81,17 +88,16 @@ class Positions(Calls):
         if isinstance(value, Unknown):
             raise Missed(f"it uses {value.reason}", node)
         if isinstance(value, Module) and len(value.names) == 1:
-            if value.names[0] in self.view.scope.classes:
-                return self._own(value, node.attr)
+            return self._own(value, node.attr)
         if isinstance(value, Plain | Module):
             return PLAIN
         if isinstance(value, Size):
             return tensor_like(value)
-        known = _about(value, node.attr) if isinstance(value, Tensor) else None
-        return known or Operation(value, node.attr)
+        about = isinstance(value, Tensor) and node.attr in _ABOUT
+        return _ABOUT[node.attr](value) if about else Operation(value, node.attr)
 
     def _own(self, own: Module, name: str) -> Value:
-        """An attribute of an instance of one class of the file."""
+        """An attribute of an instance of one class."""
         method = method_of(self.view, own.names[0], name)
         known = self.attributes.of(own.names[0])
         if name in known:
@@ -136,10 +142,7 @@ class Positions(Calls):
             values.append(conditional(part, frame) if values else evaluate(part, frame))
             if isinstance(node.op, ast.And) and values[-1] == Plain(False):
                 return values[-1]
-        result = values[0]
-        for value in values[1:]:
-            result = joined(result, value)
-        return result
+        return all_joined(values)
 
     # Parts of values
 
@@ -151,33 +154,29 @@ class Positions(Calls):
     # Branches and loops
 
     def test(self, node: ast.expr, frame: Frame[Value]) -> bool | Value:
-        known = self._truth(node, frame)
-        return PLAIN if known is None else known
-
-    def _truth(self, node: ast.expr, frame: Frame[Value]) -> bool | None:
-        """Whether a condition holds; None if both are possible."""
-        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-            inner = self._truth(node.operand, frame)
-            return None if inner is None else not inner
-        if isinstance(node, ast.BoolOp):
-            stop = isinstance(node.op, ast.Or)
-            known: list[bool | None] = []
-            for part in node.values:
-                known.append(self._truth(part, frame))
-                if known[-1] is stop:
-                    return stop
-            return None if None in known else not stop
-        if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Is | ast.IsNot):
-            value, other = evaluate(node.left, frame), evaluate(node.comparators[0], frame)
-            if other != NOTHING or isinstance(value, Maybe | Whole | Unknown) or value == PLAIN:
-                return None
-            return (value == NOTHING) is isinstance(node.ops[0], ast.Is)
+        match node:
+            case ast.UnaryOp(op=ast.Not(), operand=operand):
+                inner = self.test(operand, frame)
+                return not inner if isinstance(inner, bool) else inner
+            case ast.BoolOp(op=operator, values=parts):
+                stop = isinstance(operator, ast.Or)
+                known: list[bool | Value] = []
+                for part in parts:
+                    known.append(self.test(part, frame))
+                    if known[-1] is stop:
+                        return stop
+                return PLAIN if PLAIN in known else not stop
+            case ast.Compare(left=left, ops=[ast.Is() | ast.IsNot() as asked, *_], comparators=[right, *_]):
+                value, other = evaluate(left, frame), evaluate(right, frame)
+                if other != NOTHING or isinstance(value, Maybe | Whole | Unknown) or value == PLAIN:
+                    return PLAIN
+                return (value == NOTHING) is isinstance(asked, ast.Is)
         value = evaluate(node, frame)
         if isinstance(value, Tensor):
             raise Missed("a branch depends on values of some positions", node, Code.MIXES_POSITIONS)
         if isinstance(value, Size) and is_positional(value.dim):
             raise Missed("a branch depends on the number of positions", node, Code.MIXES_POSITIONS)
-        return bool(value.value) if isinstance(value, Plain) and value != PLAIN else None
+        return bool(value.value) if isinstance(value, Plain) and value != PLAIN else PLAIN
 
     def assume(self, node: ast.expr, outcome: bool, frame: Frame[Value]) -> None:  # noqa: FBT001 - of the test
         _assume(node, frame.values, outcome=outcome)
@@ -208,6 +207,8 @@ class Positions(Calls):
         values = bare(evaluate(statement.iter, frame))
         if isinstance(values, Tensor):
             raise Missed("a loop over positions", statement, Code.MIXES_POSITIONS)
+        if statement.orelse:
+            raise Missed("a loop with an else", statement)
         if isinstance(values, Items) and len(values.values) <= _SHORT:
             for value in values.values:
                 self._round(statement, value, frame)
@@ -217,18 +218,11 @@ class Positions(Calls):
             before = dict(frame.values)
             self._round(statement, value, frame)
             self.go_on(frame, [before, frame.values])
-            if _alike(before, frame.values):
+            if _outlines(before) == _outlines(frame.values):
                 return
         raise Missed("a loop whose values change from round to round", statement)
 
     def _round(self, statement: ast.For, value: Value, frame: Frame[Value]) -> None:
-        """Follow one round of a loop.
-
-        Raises:
-            Missed: it moves or mixes positions, or cannot be followed.
-        """
-        if statement.orelse:
-            raise Missed("a loop with an else", statement)
         assign(statement.target, value, frame)
         frame.loops += 1
         result = run(statement.body, frame)
@@ -290,17 +284,6 @@ def _met(left: Value, right: Value) -> Value:
     return broadcast(left, right)
 
 
-def _about(value: Tensor, name: str) -> Value | None:
-    """An attribute of a tensor that is no method."""
-    if name == "shape":
-        return Items(tuple(Size(dim) for dim in value.dims))
-    if name == "ndim":
-        return Plain(len(value.dims))
-    if name in ("mT", "mH"):
-        return Tensor((*value.dims[:-2], value.dims[-1], value.dims[-2]))
-    return PLAIN if name in _ABOUT else value if name in _SAME else None
-
-
 def _assume(test: ast.expr, values: dict[str, Value], *, outcome: bool) -> None:
     """What a branch knows of names that may be None."""
     match test:
@@ -315,8 +298,8 @@ def _assume(test: ast.expr, values: dict[str, Value], *, outcome: bool) -> None:
             values[name] = NOTHING if isinstance(operator, ast.Is) is outcome else value.value
 
 
-def _alike(before: dict[str, Value], after: dict[str, Value]) -> bool:
-    return before.keys() == after.keys() and all(_outline(before[n]) == _outline(after[n]) for n in after)
+def _outlines(values: Mapping[str, Value]) -> dict[str, object]:
+    return {name: _outline(value) for name, value in values.items()}
 
 
 def _outline(value: Value) -> object:
