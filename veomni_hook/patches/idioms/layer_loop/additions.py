@@ -70,12 +70,12 @@ def addition_in(
     order = [hidden, mask, rows]
     if method is None or len(set(order)) < len(order) or not {mask, rows} <= parameter_names(forward):
         return None
-    node, holder = method
-    if operands_of(view, view.classes[holder], node) != [each.arg for each in node.args.args[1:]]:
+    node, home = method.node, method.home
+    if home is None or operands_of(view, home, node) != [each.arg for each in node.args.args[1:]]:
         return None
     used = [each for each in walk_ast(forward) if isinstance(each, ast.Name) and each.id in (mask, rows)]
     inside = {id(each) for each in walk_ast(match.first)}
     if any(id(each) not in inside for each in used) or {mask, rows} & bound_names(forward.body):
         return None
     (call,) = (call for call in calls_in(match.first) if own_attribute(call.func))
-    return Addition(match.first, call, name, mask, rows, f"{holder}.{name}")
+    return Addition(match.first, call, name, mask, rows, f"{home.name}.{name}")

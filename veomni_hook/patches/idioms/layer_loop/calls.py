@@ -210,9 +210,8 @@ class Calls(Collections):
             return self._sent(name, arguments)
         if method_of(self.view, name, "__call__") is not None:
             raise Missed(f"{name} defines __call__", code=Code.REPLACED)
-        forward = method_of(self.view, name, "forward")
-        if forward is not None:
-            return self._followed(Method(forward[0], Module((name,))), arguments, frame)
+        if (forward := method_of(self.view, name, "forward")) is not None:
+            return self._followed(forward, arguments, frame)
         if base := self._torch_base(name):
             return self._torch_module(base, made, arguments)
         raise Missed(f"{name} has no forward in this file", code=Code.OTHER_FILE)
@@ -253,20 +252,15 @@ class Calls(Collections):
     def _above(self, name: str, arguments: Arguments, frame: Frame[Value]) -> Value:
         """A call of ``super().name``."""
         own = frame.values.get("self")
-        owner = own.names[0] if isinstance(own, Module) else ""
-        owners = [each for each in lineage(self.view, owner) if name in self.view.methods(each)]
-        for each in owners[owners.index(frame.home) + 1 :] if frame.home in owners else ():
-            return self._followed(
-                Method(self.view.methods(each)[name], Module((owner,))), arguments, frame, each
-            )
+        owner = own.names[0] if isinstance(own, Module) and frame.home is not None else ""
+        if (method := method_of(self.view, owner, name, frame.home)) is not None:
+            return self._followed(method, arguments, frame)
         if name == "forward" and (base := self._torch_base(owner)):
             return self._torch_module(base, None, arguments)
         raise Missed(f"super().{name} is in another file", code=Code.OTHER_FILE)
 
-    def _followed(
-        self, method: Method, arguments: Arguments, frame: Frame[Value], home: ast.ClassDef | None = None
-    ) -> Value:
-        """The result of a function or method of the file, which the class ``home`` defines if it is given.
+    def _followed(self, method: Method, arguments: Arguments, frame: Frame[Value]) -> Value:
+        """The result of a function or method of the file.
 
         Raises:
             Missed: it moves or mixes positions, or cannot be followed.
@@ -284,10 +278,9 @@ class Calls(Collections):
         if frame.depth > _DEPTH:
             raise Missed(f"{function.name} calls itself", function)
         inner, where = Frame(self, {}, depth=frame.depth + 1), function.name
+        inner.home = method.home
         if own is not None:
             where = f"{own.names[0]}.{function.name}"
-            holder = method_of(self.view, own.names[0], function.name)
-            inner.home = home or (self.view.classes[holder[1]] if holder is not None else None)
             if "staticmethod" not in decorators:
                 arguments = replace(arguments, given=(own, *arguments.given))
         self.followed[f"{inner.home.name}.{function.name}" if inner.home else function.name] = None

@@ -18,7 +18,7 @@ from functools import partial
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.edit import Edit
 from veomni_hook.patches.code.scope import free_name, loaded, parameter_names
-from veomni_hook.patches.code.tree import own_attribute, walk_ast
+from veomni_hook.patches.code.tree import calls_in, own_attribute, walk_ast
 from veomni_hook.patches.idioms.layer_loop.loop import Loop, decided, loops
 from veomni_hook.patches.idioms.layer_loop.modules import Attributes, method_of
 from veomni_hook.patches.idioms.layer_loop.reasons import TOWER, attends, reason_for
@@ -49,7 +49,7 @@ def find(view: ModuleView) -> Iterator[Site]:
     """Every layer loop of a module."""
     masks: dict[int, ast.expr] = {}
     for owner, forward in view.forwards():
-        takes_ids = bool(parameter_names(forward).intersection(names("token ids")))
+        takes_ids = _takes_ids(forward)
         found = list(loops(forward))
         if takes_ids and found:
             yield _site(view, owner, forward, found, masks)
@@ -121,22 +121,13 @@ def _split_and_gathered(view: ModuleView, forward: FunctionNode, tower: Loop) ->
     receiver, share, hidden = forward.args.args[0].arg, free_name(forward, "share"), tower.hidden
     targets = ", ".join((share, hidden, *tower.boundaries, *tower.others))
     given = ", ".join((receiver, hidden, tuple_of(tower.boundaries), *tower.others))
-    gathered = f"veomni_towers.gather({share}, {hidden})"
+    part, gathered = f"{targets} = veomni_towers.shard({given})", f"veomni_towers.gather({share}, {hidden})"
+    said = "sequence parallelism: the layers run on this rank's images, frames or chunks"
     return (
         *(in_place(view, each, gathered) for each in tower.aside),
+        *before_statement(view, forward, tower.statement, part, said),
         *before_statement(
-            view,
-            forward,
-            tower.statement,
-            f"{targets} = veomni_towers.shard({given})",
-            "sequence parallelism: the layers run on this rank's images, frames or chunks",
-        ),
-        *before_statement(
-            view,
-            forward,
-            tower.following,
-            f"{hidden} = {gathered}",
-            "sequence parallelism: all rows again",
+            view, forward, tower.following, f"{hidden} = {gathered}", "sequence parallelism: all rows again"
         ),
     )
 
@@ -146,65 +137,53 @@ def _apart(view: ModuleView, owner: ast.ClassDef, forward: FunctionNode) -> str:
     if not _MASK.search(view.text(owner)):
         return ""
     own = Attributes(view).of(owner.name)
-    called = {own_attribute(each.func) for each in walk_ast(forward) if isinstance(each, ast.Call)}
-    for name in sorted(called & own.keys()):
-        for module in of_all([own[name]]):
-            for each in module.names if isinstance(module, Module) else ():
-                inner = method_of(view, each, "forward")
-                if (
-                    inner is not None
-                    and list(loops(inner[0]))
-                    and not parameter_names(inner[0]).intersection(names("token ids"))
-                ):
-                    return each
+    called = {own_attribute(each.func) for each in calls_in(forward)}
+    modules = of_all(own[name] for name in sorted(called & own.keys()))
+    for each in (name for module in modules if isinstance(module, Module) for name in module.names):
+        inner = method_of(view, each, "forward")
+        if inner is not None and list(loops(inner.node)) and not _takes_ids(inner.node):
+            return each
     return ""
+
+
+def _takes_ids(forward: FunctionNode) -> bool:
+    return bool(parameter_names(forward).intersection(names("token ids")))
 
 
 def _inheriting(view: ModuleView, owner: ast.ClassDef) -> Iterator[ast.ClassDef]:
     """The other classes of the file that run the forward of ``owner``: their layers may be others."""
     for other in view.classes.values():
         found = method_of(view, other.name, "forward")
-        if other is not owner and found is not None and found[1] == owner.name:
+        if other is not owner and found is not None and found.home is owner:
             yield other
 
 
 def _sliced_and_gathered(view: ModuleView, forward: FunctionNode, loop: Loop) -> tuple[Edit, ...]:
-    receiver = forward.args.args[0].arg
-    parts = ", ".join((loop.hidden, *loop.others))
-    targets = parts if loop.others else f"({loop.hidden},)"
+    receiver, hidden = forward.args.args[0].arg, loop.hidden
+    parts = ", ".join((hidden, *loop.others))
+    targets = parts if loop.others else f"({hidden},)"
     # Whoever gets a cache that the layers filled would find a part of the positions in it.
     caches = [name for name in cache_parameters(view, forward) if name in loaded([loop.statement])]
-    if len(caches) > 1:
-        raise Missed(
-            f"which of {', '.join(caches)} is the cache is not known", loop.statement, Code.OTHER_ARGUMENTS
-        )
     makes_cache = parameter_names(forward).intersection(names("whether it makes a cache"))
-    if not caches and (makes_cache or hands_on_cache(view, loop.statement)):
-        raise Missed("which of its arguments is the cache is not known", loop.statement, Code.OTHER_ARGUMENTS)
+    if len(caches) > 1 or (not caches and (makes_cache or hands_on_cache(view, loop.statement))):
+        among = ", ".join(caches) or "its arguments"
+        raise Missed(f"which of {among} is the cache is not known", loop.statement, Code.OTHER_ARGUMENTS)
     cache = f", cache={caches[0]}" if caches else ""
     code = f"{targets} = veomni_sequence.shard({receiver}, {parts}{cache})"
     added: tuple[Edit, ...] = ()
     if (addition := loop.addition) is not None:
         rows, method = addition.rows, f"{receiver}.{addition.method}"
-        given = f"{method}, {loop.hidden}, {addition.mask}, {rows}"
+        given = f"{method}, {hidden}, {addition.mask}, {rows}"
         code += f"\n{rows} = veomni_sequence.rows_to_add({receiver}, {given})"
         arguments = ", ".join(map(view.text, addition.call.args))
         added = (in_place(view, addition.call, f"veomni_sequence.added({method}, {arguments})"),)
+    gathered = f"{hidden} = veomni_sequence.gather({receiver}, {hidden})"
+    said = "sequence parallelism: the layers run on this rank's part of the positions"
     return (
         *added,
+        *before_statement(view, forward, loop.statement, code, said),
         *before_statement(
-            view,
-            forward,
-            loop.statement,
-            code,
-            "sequence parallelism: the layers run on this rank's part of the positions",
-        ),
-        *before_statement(
-            view,
-            forward,
-            loop.following,
-            f"{loop.hidden} = veomni_sequence.gather({receiver}, {loop.hidden})",
-            "sequence parallelism: all positions again",
+            view, forward, loop.following, gathered, "sequence parallelism: all positions again"
         ),
     )
 

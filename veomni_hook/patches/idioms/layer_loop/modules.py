@@ -23,6 +23,7 @@ from veomni_hook.patches.idioms.layer_loop.values import (
     PLAIN,
     Items,
     Many,
+    Method,
     Module,
     Plain,
     Unknown,
@@ -58,12 +59,15 @@ def lineage(view: ModuleView, name: str) -> list[ast.ClassDef]:
     return [each for each in view.scope.ancestors(owner) if each is not None] if owner is not None else []
 
 
-def method_of(view: ModuleView, name: str, method: str) -> tuple[FunctionNode, str] | None:
-    """A method of a class, and the class that defines it; None if that is not a class of the file."""
-    for owner in lineage(view, name):
-        if (found := view.methods(owner).get(method)) is not None:
-            return found, owner.name
-    return None
+def method_of(view: ModuleView, name: str, method: str, above: ast.ClassDef | None = None) -> Method | None:
+    """A method of an instance of a class; what ``super()`` gives in the class ``above``.
+
+    None if a class of another file defines it, or none.
+    """
+    holding = [owner for owner in lineage(view, name) if method in view.methods(owner)]
+    if above is not None:
+        holding = holding[holding.index(above) + 1 :] if above in holding else []
+    return Method(view.methods(holding[0])[method], Module((name,)), holding[0]) if holding else None
 
 
 class Attributes:

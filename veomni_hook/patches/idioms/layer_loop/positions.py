@@ -102,9 +102,9 @@ class Positions(Calls):
         known = self.attributes.of(own.names[0])
         if name in known:
             return known[name]
-        if method is None or any(decorator_name(each) == "property" for each in method[0].decorator_list):
+        if method is None or any(decorator_name(each) == "property" for each in method.node.decorator_list):
             return PLAIN
-        return Method(method[0], own)
+        return method
 
     # Operators
 

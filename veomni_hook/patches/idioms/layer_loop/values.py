@@ -134,10 +134,11 @@ class Module:
 
 @dataclass(frozen=True)
 class Method:
-    """A function of the file, bound to ``owner`` if it is a method."""
+    """A function of the file; a method is bound to ``owner``, and its class ``home`` defines it."""
 
     node: FunctionNode
     owner: Module | None = None
+    home: ast.ClassDef | None = None
 
 
 @dataclass(frozen=True)
@@ -280,17 +281,13 @@ def _alike(one: Value, other: Value) -> Value | None:
 def _mixed(one: Value, other: Value) -> Value | None:
     """Two values of which one may be a number, or a mask."""
     if isinstance(one, Plain | Size) and isinstance(other, Plain | Size):
-        positional = [each for each in (one, other) if isinstance(each, Size) and is_positional(each.dim)]
-        return None if positional else PLAIN
-    if isinstance(one, Whole) and isinstance(other, Whole) and one.held != other.held:
-        return None
-    if isinstance(one, Whole | Plain) and isinstance(other, Whole | Plain):
-        if isinstance(one, Whole) and isinstance(other, Whole):
-            names = dict.fromkeys((*one.name.split(" or "), *other.name.split(" or ")))
-            rows = dict.fromkeys((*one.rows, *other.rows)) if one.rows and other.rows else ()
-            return Whole(" or ".join(names), rows=tuple(rows))
-        return one if isinstance(one, Whole) else other
-    return None
+        return None if depends(one) or depends(other) else PLAIN
+    if isinstance(one, Whole) and isinstance(other, Whole):
+        names = dict.fromkeys((*one.name.split(" or "), *other.name.split(" or ")))
+        rows = dict.fromkeys((*one.rows, *other.rows)) if one.rows and other.rows else ()
+        return Whole(" or ".join(names), rows=tuple(rows)) if one.held == other.held else None
+    whole, number = (one, other) if isinstance(one, Whole) else (other, one)
+    return whole if isinstance(whole, Whole) and isinstance(number, Plain) else None
 
 
 class NotARow(Missed):
@@ -380,9 +377,7 @@ class Arguments:
 
     def numbers(self, start: int) -> list[Value]:
         """The numbers of a shape, given one by one or as a tuple."""
-        rest = self.given[start:]
-        if not rest:
-            rest = tuple(self.named.values())
+        rest = self.given[start:] or tuple(self.named.values())
         if len(rest) == 1 and isinstance(rest[0], Items):
             return list(rest[0].values)
         return list(rest)
