@@ -136,6 +136,10 @@ def test_what_is_known_of_a_result(body: str, result: str) -> None:
         ("for row in x:\n    flag = row\nreturn x", "a loop over positions"),
         ("for f in (1, 2):\n    if flag:\n        return x\nreturn x", "a loop is left before its end"),
         ("self.kept = x", "it keeps a value beyond the call"),
+        (
+            "y = None\nif flag:\n    y = 3\nif y is None:\n    x = x.softmax(1)\nreturn x",
+            "a softmax along the positions",
+        ),
         ("y = torch.zeros(3)\ny[0] = x\nreturn y", "it writes to a part of a value"),
         ("return flag and (z := x)", "an expression that runs only in some cases changes a value"),
     ],

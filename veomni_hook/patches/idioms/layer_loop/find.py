@@ -3,7 +3,7 @@
 With sequence parallelism, every rank of a group has the same batch, and a model's layers run on a part of its
 positions. Masks, positions and rotary tables are made before the loop at full length, so nothing of them
 changes. What runs in the loop is evaluated on what is known of the positions
-(`veomni_hook.patches.idioms.layer_loop.interpreter`): it must work on each position by itself, except in
+(`veomni_hook.patches.idioms.layer_loop.positions`): it must work on each position by itself, except in
 attention of the user's implementation, which gets all positions. Everything else is refused.
 """
 
