@@ -66,8 +66,6 @@ __all__ = ["Calls"]
 
 _DEPTH = 40
 _CAST = "torch.amp.autocast_mode._cast"
-#: Where the arguments begin that ``apply_chunking_to_forward`` passes on.
-_CHUNKED = 3
 #: What a mask of padding has: a number for each position.
 _OF_POSITIONS = shaped("B S")
 
@@ -144,10 +142,7 @@ class Calls(Collections):
         known = _known(dotted, arguments, node)
         if known is not None:
             return known
-        function = evaluate(node.func, frame)
-        if dotted.endswith("apply_chunking_to_forward") and len(arguments.given) > _CHUNKED:
-            function, arguments = arguments.given[0], Arguments(arguments.given[_CHUNKED:])
-        return self._called(bare(function), arguments, node, frame)
+        return self._called(bare(evaluate(node.func, frame)), arguments, node, frame)
 
     def _arguments(self, node: ast.Call, frame: Frame[Value]) -> Arguments:
         """The arguments of a call."""
@@ -178,7 +173,7 @@ class Calls(Collections):
         if isinstance(function, Method):
             return self._followed(function, arguments, frame)
         if isinstance(function, Module):
-            return all_joined(self._module(name, function.made, arguments, frame) for name in function.names)
+            return all_joined(self._module(name, arguments, frame) for name in function.names)
         if isinstance(function, Operation):
             return _operation(function, arguments, node)
         if isinstance(function, Items):
@@ -196,14 +191,14 @@ class Calls(Collections):
                 tensor_like(value)
         return next((value for value in arguments.every if isinstance(value, Whole | Unknown)), PLAIN)
 
-    def _module(self, name: str, made: ast.expr | None, arguments: Arguments, frame: Frame[Value]) -> Value:
+    def _module(self, name: str, arguments: Arguments, frame: Frame[Value]) -> Value:
         """A call of an instance of one class."""
         if name in ATTENTION.names:
             if self.tower:
                 raise Missed("its attention is not split at boundaries", code=Code.NO_BOUNDARIES)
             return attended(arguments)
         if name.startswith("torch.nn."):
-            return self._torch_module(name, made, arguments)
+            return _torch_module(name, arguments)
         if name not in self.view.scope.classes:
             raise Missed(f"{name.rpartition('.')[2]} is a class of another file", code=Code.OTHER_FILE)
         if name in self.experts:
@@ -213,7 +208,7 @@ class Calls(Collections):
         if (forward := method_of(self.view, name, "forward")) is not None:
             return self._followed(forward, arguments, frame)
         if base := self._torch_base(name):
-            return self._torch_module(base, made, arguments)
+            return _torch_module(base, arguments)
         raise Missed(f"{name} has no forward in this file", code=Code.OTHER_FILE)
 
     def _torch_base(self, name: str) -> str:
@@ -223,17 +218,6 @@ class Calls(Collections):
             if base.startswith("torch.nn.") and base != "torch.nn.Module":
                 return base
         return ""
-
-    def _torch_module(self, name: str, made: ast.expr | None, arguments: Arguments) -> Value:
-        value, name = tensor_like(arguments.first), name.removeprefix("torch.nn.")
-        if not isinstance(value, Tensor):
-            return PLAIN
-        if name in MODULES:
-            return operation(MODULES[name], [value])
-        if name == "Softmax" and isinstance(made, ast.Call):
-            spec = self._arguments(made, Frame(self, {}))
-            return operation("softmax", [value, *spec.given], spec.named)
-        raise Missed(f"it calls torch's {name}, which may mix positions", code=Code.MIXES_POSITIONS)
 
     def _sent(self, name: str, arguments: Arguments) -> Value:
         """Experts that their own idiom knows: each token goes through its experts alone."""
@@ -256,7 +240,7 @@ class Calls(Collections):
         if (method := method_of(self.view, owner, name, frame.home)) is not None:
             return self._followed(method, arguments, frame)
         if name == "forward" and (base := self._torch_base(owner)):
-            return self._torch_module(base, None, arguments)
+            return _torch_module(base, arguments)
         raise Missed(f"super().{name} is in another file", code=Code.OTHER_FILE)
 
     def _followed(self, method: Method, arguments: Arguments, frame: Frame[Value]) -> Value:
@@ -323,7 +307,7 @@ def _known(dotted: str, arguments: Arguments, node: ast.Call) -> Value | None:
     if name := torch_name(dotted):
         return _torch(name, arguments)
     if dotted.startswith("torch.nn.") and dotted.rpartition(".")[2][:1].isupper():
-        return Module((dotted,), node)
+        return Module((dotted,))
     if dotted.partition(".")[0] in (":logger", "warnings"):
         return PLAIN
     return arguments.given[0] if dotted == _CAST and arguments.given else None
@@ -358,14 +342,10 @@ def _length(given: list[Value]) -> Value:
 def _numbered(given: list[Value]) -> Value:
     """What ``enumerate`` gives."""
     value = given[0]
-    if isinstance(value, Tensor):
-        raise Missed("a loop over positions", code=Code.MIXES_POSITIONS)
-    if isinstance(value, Items):
-        numbers = [PLAIN if given[1:] else Plain(number) for number in range(len(value.values))]
-        return Items(tuple(Items(pair) for pair in zip(numbers, value.values, strict=True)))
-    if isinstance(value, Many):
-        return Many(Items((PLAIN, value.value)))
-    return Many(Items((PLAIN, value if isinstance(value, Whole) else PLAIN)))
+    if not isinstance(value, Items):
+        return _zipped([PLAIN, value if isinstance(value, Tensor | Many | Whole) else PLAIN])
+    numbers = (PLAIN if given[1:] else Plain(number) for number in range(len(value.values)))
+    return _zipped([Items(tuple(numbers)), value])
 
 
 def _zipped(given: list[Value]) -> Value:
@@ -375,10 +355,9 @@ def _zipped(given: list[Value]) -> Value:
     if all(isinstance(value, Items) for value in given):
         rows = zip(*(value.values for value in given if isinstance(value, Items)), strict=False)
         return Items(tuple(Items(row) for row in rows))
-    parts = [value.value if isinstance(value, Many) else value for value in given]
-    if any(isinstance(part, Items) for part in parts):
+    if any(isinstance(value, Items) for value in given):
         raise Missed("a loop that is not followed")
-    return Many(Items(tuple(parts)))
+    return Many(Items(tuple(value.value if isinstance(value, Many) else value for value in given)))
 
 
 _LISTS: dict[str, Callable[[list[Value]], Value]] = {
@@ -399,6 +378,15 @@ def _torch(name: str, arguments: Arguments) -> Value:
     if any(isinstance(value, Size) and is_positional(value.dim) for value in arguments.every):
         raise Missed(f"it calls {name} with the number of positions", code=Code.MIXES_POSITIONS)
     return PLAIN
+
+
+def _torch_module(name: str, arguments: Arguments) -> Value:
+    value, name = tensor_like(arguments.first), name.removeprefix("torch.nn.")
+    if not isinstance(value, Tensor):
+        return PLAIN
+    if name not in MODULES:
+        raise Missed(f"it calls torch's {name}, which may mix positions", code=Code.MIXES_POSITIONS)
+    return operation(MODULES[name], [value])
 
 
 def _check_known(arguments: Arguments) -> None:

@@ -156,20 +156,20 @@ class _Making(Collections):
         return self._class(node)
 
     def _class(self, node: ast.expr) -> Value:
-        """The class that an expression names, as a module that no call makes; PLAIN for other code."""
+        """The class that an expression names, as a module without instance; PLAIN for other code."""
         name = self.view.scope.dotted(node)
         last = name.rpartition(".")[2].removeprefix(":")
         if name.endswith(LOOK_UPS):
-            return Module((ACTIVATION,), node)
+            return Module((ACTIVATION,))
         if last in self.view.classes and not name.startswith("torch.nn."):
-            return Module((last,))
+            return Module((last,), instance=False)
         if not name.startswith((".", "torch.nn.")) or not last[:1].isupper() or name in _PARAMETERS:
             return PLAIN
         alike = {"activations": ACTIVATION, "pytorch_utils": _LINEAR}
-        return Module((alike.get(name.split(".")[-2], name),))
+        return Module((alike.get(name.split(".")[-2], name),), instance=False)
 
     def attribute(self, value: Value, node: ast.Attribute, frame: Frame[Value]) -> Value:
-        if isinstance(value, Module) and value.made is not None and node.attr in _RETURN_SELF:
+        if isinstance(value, Module) and value.instance and node.attr in _RETURN_SELF:
             return value
         return self._class(node)
 
@@ -184,14 +184,14 @@ class _Making(Collections):
                 frame.values[name] = Many(joined(held.value if isinstance(held, Many) else EMPTY, value))
                 return PLAIN
         function = bare(evaluate(node.func, frame))
-        if not isinstance(function, Module) or function.made is not None:
+        if not isinstance(function, Module) or function.instance:
             return function if isinstance(function, Module) else PLAIN
         inner = [evaluate(argument, frame) for argument in node.args]
         if function.names == (_SEQUENTIAL,):
             return Items(tuple(inner))
         if function.names[0] in _LISTS:
             return inner[0] if inner else _FILLED_LATER
-        return Module(function.names, node)
+        return Module(function.names)
 
     def binary(self, operator: ast.operator, left: Value, right: Value, node: ast.expr) -> Value:
         return left if isinstance(operator, ast.Mult) and isinstance(left, Items | Many) else PLAIN
@@ -231,7 +231,7 @@ class _Making(Collections):
 
     def store(self, target: ast.expr, value: Value, frame: Frame[Value]) -> None:
         if name := own_attribute(target):
-            if isinstance(value, Module) and value.made is None:
+            if isinstance(value, Module) and not value.instance:
                 value = PLAIN  # the class itself
             value = joined(self.made.get(name, value), value)
             several = Unknown("an attribute that is made in several ways")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
-from typing import TypeAlias
 
 from veomni_hook.patches.idioms.layer_loop.shapes import (
     SHAPES,
@@ -37,7 +36,11 @@ __all__ = ["operation", "torch_name"]
 
 
 #: What is left of a dimension along which a call computes; None for nothing.
-_Then: TypeAlias = "Callable[[Dim], Dim | None]"
+_LEFT: dict[str, Callable[[Dim], Dim | None]] = {
+    "gone": lambda dim: None,
+    "kept": lambda dim: dim,
+    "resized": lambda dim: fresh(),
+}
 
 
 def _elementwise(given: Arguments) -> Value:
@@ -50,12 +53,12 @@ def _elementwise(given: Arguments) -> Value:
     return result
 
 
-def _along(what: str, then: _Then, *, place: int = 1, default: Value = NOTHING, pair: bool = False) -> Rule:
+def _along(what: str, then: str, *, place: int = 1, default: Value = NOTHING, pair: bool = False) -> Rule:
     """A rule for functions that compute along one dimension, or several.
 
     Args:
         what: what they compute, in words.
-        then: what becomes of these dimensions; one that is gone has one element with ``keepdim``.
+        then: what becomes of these dimensions, as in `_LEFT`; one that is gone has size 1 with ``keepdim``.
         place: where the call names them, without a keyword.
         default: the dimension that a call means that names none.
         pair: whether there are two results.
@@ -67,8 +70,8 @@ def _along(what: str, then: _Then, *, place: int = 1, default: Value = NOTHING, 
         if dim == NOTHING:
             raise Missed(f"{what} over all dimensions", code=Code.MIXES_POSITIONS)
         indices = {without(tensor, each, what) for each in (dim.values if isinstance(dim, Items) else (dim,))}
-        keeps = then is _gone and given.get(place + 1, "keepdim", "keepdims") not in (NOTHING, Plain(False))
-        left = [() if keeps else then(dim) for dim in tensor.dims]
+        keeps = then == "gone" and given.get(place + 1, "keepdim", "keepdims") not in (NOTHING, Plain(False))
+        left = [() if keeps else _LEFT[then](dim) for dim in tensor.dims]
         dims = [left[number] if number in indices else dim for number, dim in enumerate(tensor.dims)]
         result = made([dim for dim in dims if dim is not None])
         return Items((result, result)) if pair else result
@@ -76,26 +79,14 @@ def _along(what: str, then: _Then, *, place: int = 1, default: Value = NOTHING, 
     return rule
 
 
-def _gone(dim: Dim) -> Dim | None:
-    return None
-
-
-def _kept(dim: Dim) -> Dim | None:
-    return dim
-
-
-def _resized(dim: Dim) -> Dim | None:
-    return fresh()
-
-
 def _maximum(given: Arguments) -> Value:
     if isinstance(given.get(1, "other"), Tensor):
         return _elementwise(given)
-    return _along("a maximum", _gone, pair=True)(given)
+    return _along("a maximum", "gone", pair=True)(given)
 
 
 def _parts(given: Arguments) -> Value:
-    part = _along("a split", _resized, place=2, default=Plain(0))(given)
+    part = _along("a split", "resized", place=2, default=Plain(0))(given)
     sizes = given.get(1, "chunks", "split_size_or_sections", "split_size")
     return Items(tuple(part for _ in sizes.values)) if isinstance(sizes, Items) else Many(part)
 
@@ -177,31 +168,31 @@ sub sub_ subtract tanh to type type_as uniform_ where zeros_like
 _NOWHERE = 9
 _RULES: dict[str, Rule] = {
     **dict.fromkeys(_ELEMENTWISE, _elementwise),
-    **dict.fromkeys(("sum", "logsumexp"), _along("a sum", _gone)),
-    "mean": _along("a mean", _gone),
-    "prod": _along("a product", _gone),
-    **dict.fromkeys(("amax", "amin", "argmax", "argmin"), _along("a maximum", _gone)),
-    **dict.fromkeys(("any", "all"), _along("a test of all values", _gone)),
-    "std": _along("a deviation", _gone),
-    "var": _along("a variance", _gone),
-    **dict.fromkeys(("norm", "vector_norm"), _along("a norm", _gone, place=2)),
+    **dict.fromkeys(("sum", "logsumexp"), _along("a sum", "gone")),
+    "mean": _along("a mean", "gone"),
+    "prod": _along("a product", "gone"),
+    **dict.fromkeys(("amax", "amin", "argmax", "argmin"), _along("a maximum", "gone")),
+    **dict.fromkeys(("any", "all"), _along("a test of all values", "gone")),
+    "std": _along("a deviation", "gone"),
+    "var": _along("a variance", "gone"),
+    **dict.fromkeys(("norm", "vector_norm"), _along("a norm", "gone", place=2)),
     **dict.fromkeys(("max", "min"), _maximum),
-    **dict.fromkeys(("softmax", "log_softmax"), _along("a softmax", _kept)),
-    "cumsum": _along("a cumulative sum", _kept),
-    "topk": _along("a choice of the largest values", _resized, place=2, default=Plain(-1), pair=True),
-    "sort": _along("an order", _kept, default=Plain(-1), pair=True),
-    "squeeze": _along("a squeeze", _gone),
+    **dict.fromkeys(("softmax", "log_softmax"), _along("a softmax", "kept")),
+    "cumsum": _along("a cumulative sum", "kept"),
+    "topk": _along("a choice of the largest values", "resized", place=2, default=Plain(-1), pair=True),
+    "sort": _along("an order", "kept", default=Plain(-1), pair=True),
+    "squeeze": _along("a squeeze", "gone"),
     **dict.fromkeys(("chunk", "split"), _parts),
-    "unbind": lambda given: Many(_along("an unbind", _gone, default=Plain(0))(given)),
-    "repeat_interleave": _along("a repetition", _resized, place=2),
+    "unbind": lambda given: Many(_along("an unbind", "gone", default=Plain(0))(given)),
+    "repeat_interleave": _along("a repetition", "resized", place=2),
     **dict.fromkeys(("cat", "concat"), _cat),
     "stack": _stack,
     "gather": _by_index("a choice", kept=1),
     **dict.fromkeys(("scatter", "scatter_"), _by_index("a place", kept=0)),
-    "linear": _along("a linear layer", _resized, place=_NOWHERE, default=Plain(-1)),
-    **dict.fromkeys(("layer_norm", "rms_norm"), _along("a norm", _kept, place=_NOWHERE, default=Plain(-1))),
-    "view_as_complex": _along("complex numbers", _gone, place=_NOWHERE, default=Plain(-1)),
-    "normalize": _along("a norm", _kept, place=2, default=Plain(1)),
+    "linear": _along("a linear layer", "resized", place=_NOWHERE, default=Plain(-1)),
+    **dict.fromkeys(("layer_norm", "rms_norm"), _along("a norm", "kept", place=_NOWHERE, default=Plain(-1))),
+    "view_as_complex": _along("complex numbers", "gone", place=_NOWHERE, default=Plain(-1)),
+    "normalize": _along("a norm", "kept", place=2, default=Plain(1)),
     "pad": _pad,
     "copy_": _copied,
     **dict.fromkeys(("matmul", "bmm", "mm"), lambda given: matmul(given.get(0), given.get(1))),

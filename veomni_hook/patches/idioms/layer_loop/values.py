@@ -125,11 +125,11 @@ class Maybe:
 class Module:
     """A module of torch or of this file, by its class's full name; several if settings choose between them.
 
-    ``made`` is the call that creates it, if it is known.
+    While ``__init__`` is followed, a class that is no ``instance`` yet.
     """
 
     names: tuple[str, ...]
-    made: ast.expr | None = None
+    instance: bool = True
 
 
 @dataclass(frozen=True)
@@ -274,7 +274,7 @@ def _alike(one: Value, other: Value) -> Value | None:
     if isinstance(one, Many) and isinstance(other, Many):
         return Many(joined(one.value, other.value))
     if isinstance(one, Module) and isinstance(other, Module):
-        return Module(tuple(dict.fromkeys((*one.names, *other.names))), one.made)
+        return Module(tuple(dict.fromkeys((*one.names, *other.names))), one.instance)
     return None
 
 
