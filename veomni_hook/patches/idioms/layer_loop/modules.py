@@ -165,8 +165,8 @@ class _Making(Collections):
             return Module((last,), instance=False)
         if not name.startswith((".", "torch.nn.")) or not last[:1].isupper() or name in _PARAMETERS:
             return PLAIN
-        alike = {"activations": ACTIVATION, "pytorch_utils": _LINEAR}
-        return Module((alike.get(name.split(".")[-2], name),), instance=False)
+        alike = {".activations": ACTIVATION, ".pytorch_utils": _LINEAR}
+        return Module((alike.get(f".{name.split('.')[-2]}", name),), instance=False)
 
     def attribute(self, value: Value, node: ast.Attribute, frame: Frame[Value]) -> Value:
         if isinstance(value, Module) and value.instance and node.attr in _RETURN_SELF:
