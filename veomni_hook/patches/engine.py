@@ -52,18 +52,18 @@ def _plan_in_place(plan: Plan) -> None:
 
 
 #: What plans the steps of some kinds, in this order.
-_PLANNERS: tuple[tuple[Callable[[Plan], None], frozenset[str]], ...] = (
-    (plan_replacements, frozenset((PatchType.CLASS_REPLACEMENT, PatchType.FUNCTION_REPLACEMENT))),
-    (
-        plan_methods,
-        frozenset((PatchType.METHOD_OVERRIDE, PatchType.METHOD_ADDITION, PatchType.INIT_MODIFICATION)),
-    ),
-    (_plan_in_place, frozenset((PatchType.GUARD, PatchType.REWRITE))),
-    (plan_routes, frozenset((PatchType.ROUTE,))),
-    (plan_class_mappings, frozenset((PatchType.CLASS_MAPPING,))),
-    (plan_drops, frozenset(("drop_import",))),
-    (plan_additions, frozenset((PatchType.ADDITIONAL_IMPORT, "slot", "post_import_block", "helper"))),
-    (plan_exclusions, frozenset(("exclude",))),
+_PLANNERS: tuple[tuple[frozenset[str], Callable[[Plan], None]], ...] = tuple(
+    (frozenset(kinds), planner)
+    for planner, *kinds in (
+        (plan_replacements, PatchType.CLASS_REPLACEMENT, PatchType.FUNCTION_REPLACEMENT),
+        (plan_methods, PatchType.METHOD_OVERRIDE, PatchType.METHOD_ADDITION, PatchType.INIT_MODIFICATION),
+        (_plan_in_place, PatchType.GUARD, PatchType.REWRITE),
+        (plan_routes, PatchType.ROUTE),
+        (plan_class_mappings, PatchType.CLASS_MAPPING),
+        (plan_drops, "drop_import"),
+        (plan_additions, PatchType.ADDITIONAL_IMPORT, "slot", "post_import_block", "helper"),
+        (plan_exclusions, "exclude"),
+    )
 )
 
 
@@ -206,7 +206,7 @@ def _carried_out(plan: Plan, report: PatchReport) -> PatchedSource:
     document = plan.document
     _mark_classes(plan)
     kinds = {step.kind for step in plan.steps}
-    for planner, of in _PLANNERS:
+    for of, planner in _PLANNERS:
         if kinds & of:
             planner(plan)
     edits = plan.finished(document.newline)
