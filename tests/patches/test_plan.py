@@ -16,24 +16,24 @@ def plan(source: str) -> Plan:
 
 
 def test_markers_are_one_line() -> None:
-    assert plan("").marker(0, "HELPER") == "# [HELPER] h: line break (cfg:config)"
+    assert plan("").tasks[0].marker("HELPER") == "# [HELPER] h: line break (cfg:config)"
 
 
 def test_line_endings_become_the_sources() -> None:
     made = plan("a\r\nb\r\n")
-    made.insert(0, 3, "x\ny\r\n")
+    made.tasks[0].insert(3, "x\ny\r\n")
     assert [edit.text for edit in made.finished("\r\n")] == ["x\r\ny\r\n"]
 
 
 def test_whole_lines_at_the_end_of_an_unfinished_text() -> None:
     made = plan("a")
-    made.insert(0, 1, "x\n")
-    made.insert(0, 1, ")")
+    made.tasks[0].insert(1, "x\n")
+    made.tasks[0].insert(1, ")")
     assert [edit.text for edit in made.finished("\n")] == ["\nx", ")"]
 
 
 def test_where_names_module_and_config() -> None:
-    where = plan("").where(0)
+    where = plan("").tasks[0].where
     assert where.startswith("pkg.upstream (pkg 1.0, /site/pkg/upstream.py); declared in ")
     assert "test_plan.py:" in where and where.endswith(" (cfg:config)")
 

@@ -6,47 +6,63 @@ that does not apply exactly once is an error, so the report holds what was done,
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from veomni_hook.errors import ConfigError, IdiomError, PatchTargetError, VeomniHookError
 from veomni_hook.patches.adopt import adopt
 from veomni_hook.patches.code.document import Document
-from veomni_hook.patches.code.edit import Placed, apply_edits, marker_comment, place_edits
+from veomni_hook.patches.code.edit import Edit, Placed, apply_edits, marker_comment, place_edits
 from veomni_hook.patches.code.nearest_names import listed
 from veomni_hook.patches.idioms.recognise import recognise
-from veomni_hook.patches.plan import Origin, Plan
+from veomni_hook.patches.plan import Origin, Plan, Task
 from veomni_hook.patches.report import AppliedPatch, PatchReport
 from veomni_hook.patches.routes.config import NAME, missed, routes
 from veomni_hook.patches.site import Site
-from veomni_hook.patches.spec import Patch, PatchConfig, PatchType
-from veomni_hook.patches.steps import declared_steps, same_config
+from veomni_hook.patches.spec import PatchConfig, PatchType
+from veomni_hook.patches.steps import EDITORS, declared_steps, same_config
 from veomni_hook.patches.verbs.additions import plan_additions
 from veomni_hook.patches.verbs.class_mapping import plan_class_mappings
-from veomni_hook.patches.verbs.exclude import plan_exclusions
-from veomni_hook.patches.verbs.guard import plan_guard
-from veomni_hook.patches.verbs.imports import plan_drops
-from veomni_hook.patches.verbs.inplace import earlier_names, find_function
 from veomni_hook.patches.verbs.methods import plan_methods
+from veomni_hook.patches.verbs.removals import plan_drops, plan_exclusions
 from veomni_hook.patches.verbs.replace import plan_replacements
-from veomni_hook.patches.verbs.rewrite import plan_rewrite
 from veomni_hook.patches.verbs.route import plan_routes
-from veomni_hook.patches.verbs.signature import remark_rename
 from veomni_hook.patches.verbs.snippets import companions
 from veomni_hook.patches.verify import check_names, check_overlaps, check_provided, check_text, untouched
 
 __all__ = ["Origin", "PatchedSource", "applicable", "patch_source"]
 
 _IN_CLASS = frozenset(
-    kind.value
-    for kind in (
+    (
         PatchType.METHOD_OVERRIDE,
         PatchType.METHOD_ADDITION,
         PatchType.INIT_MODIFICATION,
         PatchType.GUARD,
         PatchType.REWRITE,
         PatchType.ROUTE,
+    )
+)
+
+
+def _plan_in_place(plan: Plan) -> None:
+    for kind, planner in EDITORS.items():
+        for task in plan.of_kind(kind):
+            planner(task)
+
+
+#: What plans the steps of some kinds, in this order.
+_PLANNERS: tuple[tuple[frozenset[str], Callable[[Plan], None]], ...] = tuple(
+    (frozenset(kinds), planner)
+    for planner, *kinds in (
+        (plan_replacements, PatchType.CLASS_REPLACEMENT, PatchType.FUNCTION_REPLACEMENT),
+        (plan_methods, PatchType.METHOD_OVERRIDE, PatchType.METHOD_ADDITION, PatchType.INIT_MODIFICATION),
+        (_plan_in_place, PatchType.GUARD, PatchType.REWRITE),
+        (plan_routes, PatchType.ROUTE),
+        (plan_class_mappings, PatchType.CLASS_MAPPING),
+        (plan_drops, "drop_import"),
+        (plan_additions, PatchType.ADDITIONAL_IMPORT, "slot", "post_import_block", "helper"),
+        (plan_exclusions, "exclude"),
     )
 )
 
@@ -188,67 +204,29 @@ def _failed_routes(error: Exception, sites: Sequence[Site], origin: Origin) -> I
 def _carried_out(plan: Plan, report: PatchReport) -> PatchedSource:
     """Plan every step, splice, verify, and complete the report."""
     document = plan.document
-    names = _plan(plan)
+    _mark_classes(plan)
+    kinds = {step.kind for step in plan.steps}
+    for of, planner in _PLANNERS:
+        if kinds & of:
+            planner(plan)
     edits = plan.finished(document.newline)
     check_overlaps(plan, edits)
     text, placed = place_edits(document.source, edits)
     patched = check_text(plan, text, placed)
     kept = untouched(plan, placed, patched)
-    check_names(plan, names, placed, patched)
+    check_names(plan, placed, patched)
     check_provided(plan, placed, patched)
     report = replace(
         report,
-        applied=tuple(
-            _applied(plan, index, placed, patched)
-            for index in range(len(plan.steps))
-            if index not in plan.idle
-        ),
+        applied=tuple(_applied(task, placed, patched) for task in plan.tasks if not task.idle),
         untouched=kept,
-        slots=tuple(step.payload for _, step in plan.of_kind("slot")),
+        slots=tuple(task.step.payload for task in plan.of_kind("slot")),
         remarks=tuple(plan.remarks),
         companions=companions(plan) if any(step.lenient for step in plan.steps) else (),
         wanting=tuple(plan.wanting),
     )
     plain = plan.finished(document.newline, markers=False)
     return PatchedSource(text, apply_edits(document.source, plain, markers=False), report)
-
-
-def _plan(plan: Plan) -> dict[str, tuple[int, bool]]:
-    """Plan every step; return the names that must no longer be used: name -> (step, is excluded)."""
-    _mark_classes(plan)
-    kinds = {step.kind for step in plan.steps}
-    for of, planner in _PLANNERS:
-        if kinds & of:
-            planner(plan)
-    dropped = plan_drops(plan) if "drop_import" in kinds else {}
-    plan_additions(plan)
-    excluded = plan_exclusions(plan) if "exclude" in kinds else {}
-    return {name: (index, False) for name, index in dropped.items()} | {
-        name: (index, True) for name, index in excluded.items()
-    }
-
-
-def _plan_in_place(plan: Plan) -> None:
-    for kind, planned in ((PatchType.GUARD, plan_guard), (PatchType.REWRITE, plan_rewrite)):
-        for index, step in plan.of_kind(kind.value):
-            where = plan.where(index)
-            plan.edits += planned(plan.document, step.patch, index, config=step.config.name, where=where)
-            _, function = find_function(plan.document, step.patch, where)
-            for old, rename in earlier_names(plan.document, step.patch, function).items():
-                remark_rename(plan, index, old, rename)
-
-
-#: What plans the steps of some kinds, in this order.
-_PLANNERS = tuple(
-    (frozenset(kind.value for kind in kinds), planner)
-    for planner, *kinds in (
-        (plan_replacements, PatchType.CLASS_REPLACEMENT, PatchType.FUNCTION_REPLACEMENT),
-        (plan_methods, PatchType.METHOD_OVERRIDE, PatchType.METHOD_ADDITION, PatchType.INIT_MODIFICATION),
-        (_plan_in_place, PatchType.GUARD, PatchType.REWRITE),
-        (plan_routes, PatchType.ROUTE),
-        (plan_class_mappings, PatchType.CLASS_MAPPING),
-    )
-)
 
 
 def _mark_classes(plan: Plan) -> None:
@@ -258,27 +236,25 @@ def _mark_classes(plan: Plan) -> None:
         if step.kind not in _IN_CLASS:
             continue
         owner, _, member = step.target.partition(".")
-        if step.kind == PatchType.INIT_MODIFICATION.value:
+        if step.kind == PatchType.INIT_MODIFICATION:
             member = f"{member}.__init__".removeprefix(".")
         if any(definition.kind == "class" for definition in document.find(owner)):
             changed.setdefault(owner, []).append(member)
     for owner, names in changed.items():
         node = next(d.node for d in reversed(document.find(owner)) if d.kind == "class")
         offset = document.line_start(document.span(node)[0])
-        listed = ", ".join(dict.fromkeys(names))
-        comment = marker_comment("MODIFIED CLASS", f"{owner}: {listed}")
-        plan.mark(-1, offset, f"{document.indent(node)}{comment}\n")
+        comment = marker_comment("MODIFIED CLASS", f"{owner}: {', '.join(dict.fromkeys(names))}")
+        plan.edits.append(Edit(offset, offset, f"{document.indent(node)}{comment}\n", marker=True))
 
 
-def _applied(plan: Plan, index: int, placed: list[Placed], patched: Document) -> AppliedPatch:
-    step = plan.steps[index]
-    spots = [one for one in placed if one.edit.patch == index or one.edit.patch in plan.shared.get(index, ())]
+def _applied(task: Task, placed: list[Placed], patched: Document) -> AppliedPatch:
+    step = task.step
+    spots = [one for one in placed if one.edit.patch == task.index or one.edit.patch in task.shared]
     if not spots:
-        raise PatchTargetError(
+        raise task.error(
+            PatchTargetError,
             f"{step.kind} of {step.target} changes nothing",
-            where=plan.where(index),
-            fix="remove it, or report this: a declared patch must apply",
-            target=step.target,
+            "remove it, or report this: a declared patch must apply",
         )
     ranges = []
     for one in spots:
@@ -289,9 +265,9 @@ def _applied(plan: Plan, index: int, placed: list[Placed], patched: Document) ->
     if not ranges:
         ranges = [(patched.lineno(one.start), patched.lineno(one.start)) for one in spots]
     lines = min(start for start, _ in ranges), max(end for _, end in ranges)
-    site = step.patch.site if isinstance(step.payload, Patch) else None
+    site = step.site
     return AppliedPatch(
-        plan.kinds.get(index, step.kind),
+        task.kind,
         step.target,
         step.reason,
         step.config.name,

@@ -8,16 +8,19 @@ replaces. Imports neither torch nor transformers by itself.
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import cached_property
+from copy import deepcopy
+from functools import cached_property, wraps
 from importlib import import_module
 from inspect import signature
+from itertools import chain
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from veomni_hook.errors import ReplacementError, SignatureError
+from veomni_hook.errors import CheckpointError, ReplacementError, SignatureError
 from veomni_hook.patches.mappings import MAPPED, follow_at_load
 
 if TYPE_CHECKING:
@@ -30,29 +33,21 @@ class Replacement:
     """A class to construct in place of another one.
 
     Args:
+        mapped: the class in whose place it is constructed.
         name: ``package.module:Name`` of the class.
-        replaced: the name of the class in whose place it is constructed.
-        home: the module of that class.
-        config: the name of the config that declares it.
         declared: the target as the config declares it, a name or an expression.
         weights: ``package.module:name`` of conversions for checkpoints; empty if there are none.
-        renamed: the new names of parameters of that class's forward, by those of earlier releases.
     """
 
-    def __init__(
-        self,
-        name: str,
-        replaced: str,
-        home: str,
-        *,
-        config: str,
-        declared: str,
-        weights: str,
-        renamed: Mapping[str, str],
-    ) -> None:
-        self.name, self.replaced, self.home = name, replaced, home
-        self.config, self.declared, self.weights = config, declared, weights
-        self._renamed = renamed
+    def __init__(self, mapped: MappedClass, name: str, declared: str, weights: str) -> None:
+        self.mapped, self.name, self.declared, self.weights = mapped, name, declared, weights
+
+    @property
+    def _place(self) -> dict[str, str]:
+        """What errors say of where they are."""
+        home, config = self.mapped.home, self.mapped.config
+        where = f"{home}; declared in {config}: map_class({self.declared!r})"
+        return {"where": where, "target": self.mapped.name}
 
     @cached_property
     def kind(self) -> type:
@@ -67,26 +62,19 @@ class Replacement:
         found = self.named(self.name)
         if not (isinstance(found, type) and issubclass(found, nn.Module)):
             raise ReplacementError(
-                f"{self.name}, to which {self.replaced} is mapped, is no subclass of torch.nn.Module",
-                where=self.where,
+                f"{self.name}, to which {self.mapped.name} is mapped, is no subclass of torch.nn.Module",
                 fix="map the class to a class of modules",
-                target=self.replaced,
+                **self._place,
             )
         parameters = signature(found.forward).parameters
-        for old, new in self._renamed.items():
+        for old, new in self.mapped.renamed.items():
             if old in parameters and new not in parameters:
                 raise SignatureError(
                     f"{self.name}.forward takes {old}, which is {new} in this release: callers pass {new}",
-                    where=self.where,
                     fix=f"rename the parameter {old} of {self.name}.forward to {new}, or take both",
-                    target=self.replaced,
+                    **self._place,
                 )
         return found
-
-    @property
-    def where(self) -> str:
-        """The place that errors name."""
-        return f"{self.home}; declared in {self.config}: map_class({self.declared!r})"
 
     def named(self, text: str) -> Any:
         """Import what ``package.module:name`` names; raises ReplacementError if that fails."""
@@ -97,11 +85,10 @@ class Replacement:
                 found = getattr(found, part)
         except Exception as error:
             raise ReplacementError(
-                f"{text}, which belongs to the mapping of {self.replaced}, cannot be imported: "
+                f"{text}, which belongs to the mapping of {self.mapped.name}, cannot be imported: "
                 f"{type(error).__name__}: {error}",
-                where=self.where,
                 fix="correct the name or the module; `map_class` imports it when a model is built",
-                target=self.replaced,
+                **self._place,
             ) from error
         return found
 
@@ -120,12 +107,28 @@ class Replacement:
             signature(self.kind).bind(*args, **kwargs)
         except TypeError as error:
             raise SignatureError(
-                f"{self.name} cannot be constructed as {self.replaced} is: {error}",
-                where=self.where,
-                fix=f"give its __init__ the parameters of {self.home}.{self.replaced}",
-                target=self.replaced,
+                f"{self.name} cannot be constructed as {self.mapped.name} is: {error}",
+                fix=f"give its __init__ the parameters of {self.mapped.home}.{self.mapped.name}",
+                **self._place,
             ) from error
         return self.kind(*args, **kwargs)
+
+    def conversions(self, *, quantised: bool) -> list[Any]:
+        """Return transformers' conversions from upstream's checkpoints, made or copied for one use.
+
+        Raises:
+            CheckpointError: the model is quantised.
+            ReplacementError: they cannot be imported.
+        """
+        if quantised:
+            raise CheckpointError(
+                f"{self.name} has conversions of weights, and the model is quantised",
+                where=self._place["where"],
+                fix="load without quantisation, or inside use_mapped_classes(on=False)",
+            )
+        made = self.named(self.weights)
+        # Copied: transformers collects tensors in these objects.
+        return list(made()) if callable(made) else deepcopy(list(made))
 
 
 _WANTED: ContextVar[bool] = ContextVar("veomni_mapped_classes", default=True)
@@ -181,7 +184,7 @@ class MappedClass:
         renamed: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.name, self.home, self.config, self.renamed = name, home, config, renamed
-        self.current: Replacement | None = self._replacement(replacement, declared, weights)
+        self.current: Replacement | None = Replacement(self, replacement, declared, weights)
         self.replacements = {replacement: self.current}
         self.declared, self.targets = declared, {declared}
         self._listed = {replacement}  # the module's text has it
@@ -205,9 +208,7 @@ class MappedClass:
             self.gave_way = current
             return current
         if replacement.weights:
-            from veomni_hook.patches.mapped_weights import serve_conversions
-
-            serve_conversions(loaded_instances)
+            serve_conversions()
         self._list(replacement)
         return replacement.construct
 
@@ -218,7 +219,7 @@ class MappedClass:
             return
         module, _, name = (patch.replacement_source or "").rpartition(".")
         text = f"{module}:{name}"
-        made = self._replacement(text, patch.target, patch.weights)
+        made = Replacement(self, text, patch.target, patch.weights)
         known = self.replacements.get(text)
         if known is not None and "kind" in vars(known):
             made.kind = known.kind
@@ -236,17 +237,6 @@ class MappedClass:
         For `_can_record_outputs`: transformers records the outputs of modules that are instances of a class.
         """
         return _Either(own.__name__, (), {"__module__": own.__module__, "own": own, "mapped": self})
-
-    def _replacement(self, text: str, declared: str, weights: str) -> Replacement:
-        return Replacement(
-            text,
-            self.name,
-            self.home,
-            config=self.config,
-            declared=declared,
-            weights=weights,
-            renamed=self.renamed,
-        )
 
     def _list(self, replacement: Replacement) -> None:
         """Add the class to the module's lists of classes that are not split, where they have this one."""
@@ -276,3 +266,35 @@ def loaded_instances(model: Any) -> Iterator[Replacement]:
         for replacement in list(mapped.replacements.values()):
             if any(map(replacement.is_kind, kinds)):
                 yield replacement
+
+
+_CONVERSIONS = "get_model_conversion_mapping"
+_LOCK = threading.Lock()
+
+
+def serve_conversions() -> None:
+    """Let transformers use the conversions of mapped classes, besides its own.
+
+    transformers asks `get_model_conversion_mapping` when it loads a model, and when it saves one that it did
+    not load. What it loaded with, it reverses when it saves, so saved checkpoints have upstream's layout.
+    Changes ``transformers.conversion_mapping`` and the loaded modules that import its function.
+    """
+    from transformers import conversion_mapping
+
+    with _LOCK:
+        upstream: Any = getattr(conversion_mapping, _CONVERSIONS)
+        if hasattr(upstream, "veomni_upstream"):
+            return
+
+        @wraps(upstream)
+        def get_model_conversion_mapping(model: Any, *args: Any, **kwargs: Any) -> list[Any]:
+            conversions = upstream(model, *args, **kwargs)
+            quantised = getattr(model, "hf_quantizer", None) is not None
+            ours = [one.conversions(quantised=quantised) for one in loaded_instances(model) if one.weights]
+            # First, because transformers uses the first converter that fits a name.
+            return [*chain.from_iterable(ours), *conversions]
+
+        vars(get_model_conversion_mapping)["veomni_upstream"] = upstream
+        for name, module in list(sys.modules.items()):
+            if name.startswith("transformers.") and vars(module).get(_CONVERSIONS) is upstream:
+                setattr(module, _CONVERSIONS, get_model_conversion_mapping)

@@ -5,19 +5,23 @@ Every edit carries the index of its step, so the report can assign the lines of 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
-from veomni_hook.errors import PatchError
+from veomni_hook.errors import PatchError, PatchTargetError
 from veomni_hook.patches.code.document import Document
-from veomni_hook.patches.code.edit import Edit, marker_comment
+from veomni_hook.patches.code.edit import Edit, marker_comment, reindent
+from veomni_hook.patches.code.nearest_names import listed, nearest
 from veomni_hook.patches.code.wrap import wrapped
 from veomni_hook.patches.report import Remark
 from veomni_hook.patches.routes.compose import with_copies
+from veomni_hook.patches.site import Site
 from veomni_hook.patches.spec import Patch, PatchConfig
 
-__all__ = ["Origin", "Plan", "Step"]
+__all__ = ["Origin", "Plan", "Step", "Task"]
+
+E = TypeVar("E", bound=PatchError)
 
 
 @dataclass(frozen=True)
@@ -57,13 +61,17 @@ class Step:
         return self.payload
 
     @property
+    def site(self) -> Site | None:
+        """The site that a route was made from."""
+        return self.payload.site if isinstance(self.payload, Patch) else None
+
+    @property
     def declaration(self) -> str:
         """The line that declares it, and the config; for errors."""
         return f"declared in {self.config.place_of(self.payload)} ({self.config.name}{self.config.announced})"
 
     def __str__(self) -> str:
-        site = self.payload.site if isinstance(self.payload, Patch) else None
-        formula = f" {site.op}/{site.variant}" if site is not None else ""
+        formula = f" {self.site.op}/{self.site.variant}" if self.site is not None else ""
         return f"{self.kind}{formula} of {self.target}"
 
     @property
@@ -72,70 +80,123 @@ class Step:
         return self.config.lenient
 
 
-@dataclass
-class Plan:
-    """The edits of one module, as the planning functions collect them."""
+@dataclass(eq=False)
+class Task:
+    """A step while its verb carries it out: it plans edits, and its errors name its place and target.
 
-    document: Document
-    origin: Origin
-    steps: list[Step]
-    edits: list[Edit] = field(default_factory=list)
-    #: The kind under which a step is reported, if it is not the declared kind (an override that adds).
-    kinds: dict[int, str] = field(default_factory=dict)
-    #: Steps that another step's edits carry out (two names dropped from one import).
-    shared: dict[int, set[int]] = field(default_factory=dict)
-    #: What is wrong with lenient configs, and the steps that have no effect because of it.
-    remarks: list[Remark] = field(default_factory=list)
-    idle: set[int] = field(default_factory=set)
-    #: Modules of external replacements that are not installed.
-    wanting: list[str] = field(default_factory=list)
+    ``kind`` is that under which the step is reported (an override may add). ``shared`` are the steps whose
+    edits carry out this one, too (two names dropped from one import). An ``idle`` one has no effect, because
+    of something that a remark tells.
+    """
 
-    def where(self, index: int) -> str:
-        """The module, and where step ``index`` is declared; for errors."""
-        return f"{self.origin}; {self.steps[index].declaration}"
+    plan: Plan = field(repr=False)
+    index: int
+    step: Step
+    kind: str
+    shared: set[int] = field(default_factory=set)
+    idle: bool = False
 
-    def tolerate(self, index: int, error: PatchError, *, instead: str = "") -> None:
-        """Record an error of a step as a remark if its config is lenient.
+    @property
+    def document(self) -> Document:
+        """The module that is patched."""
+        return self.plan.document
+
+    @property
+    def target(self) -> str:
+        """The step's target."""
+        return self.step.target
+
+    @property
+    def patch(self) -> Patch:
+        """The step's patch, see `Step.patch`."""
+        return self.step.patch
+
+    @property
+    def where(self) -> str:
+        """The module, and where the step is declared; for errors."""
+        return f"{self.plan.origin}; {self.step.declaration}"
+
+    @property
+    def place(self) -> dict[str, str]:
+        """The fields of an error that say where it is, for functions that know no tasks."""
+        return {"where": self.where, "target": self.target}
+
+    def error(self, kind: type[E], what: str, fix: str, **more: Any) -> E:
+        """Return an error of the step."""
+        return kind(what, fix=fix, **{**self.place, **more})
+
+    def missing(self, what: str, fix: str, name: str, known: Iterable[str], **more: Any) -> PatchTargetError:
+        """Return the error for a name that is not there; ``fix`` goes on with the nearest ``known`` ones."""
+        close = nearest(name, known)
+        return self.error(PatchTargetError, what, f"{fix}: {listed(close)}", nearest=close, **more)
+
+    def tolerate(self, error: PatchError, *, instead: str = "") -> None:
+        """Record an error of the step as a remark if its config is lenient.
 
         Args:
-            index: the step.
             error: the error.
             instead: what happens now, if the step does not simply go on.
 
         Raises:
             PatchError: ``error`` itself, if the config is not lenient.
         """
-        step = self.steps[index]
-        if not step.lenient:
+        if not self.step.lenient:
             raise error
         what = f"{error.what}; {instead}" if instead else error.what
-        self.remarks.append(Remark(step.config.name, step.target, what, error.where, error.fix))
+        self.plan.remarks.append(Remark(self.step.config.name, self.target, what, error.where, error.fix))
 
-    def of_kind(self, *kinds: str) -> Iterator[tuple[int, Step]]:
-        """The steps of these kinds with their indices, in order."""
-        return ((index, step) for index, step in enumerate(self.steps) if step.kind in kinds)
+    def add(self, *edits: Edit) -> None:
+        """Plan edits."""
+        self.plan.edits += (replace(edit, patch=self.index) for edit in edits)
 
-    def add(self, index: int, *edits: Edit) -> None:
-        """Plan edits of step ``index``."""
-        self.edits += (replace(edit, patch=index) for edit in edits)
-
-    def change(self, index: int, start: int, end: int, text: str) -> None:
+    def change(self, start: int, end: int, text: str) -> None:
         """Plan to replace a range of the source with ``text``."""
-        self.edits.append(Edit(start, end, text, index))
+        self.add(Edit(start, end, text))
 
-    def insert(self, index: int, offset: int, text: str) -> None:
+    def insert(self, offset: int, text: str) -> None:
         """Plan to insert ``text``."""
-        self.edits.append(Edit(offset, offset, text, index))
+        self.change(offset, offset, text)
 
-    def mark(self, index: int, offset: int, text: str) -> None:
+    def mark(self, offset: int, text: str) -> None:
         """Plan a marker; ``text`` consists of comment lines and newlines, and ``diff`` omits it."""
-        self.edits.append(Edit(offset, offset, text, index, marker=True))
+        self.add(Edit(offset, offset, text, marker=True))
 
-    def marker(self, index: int, label: str, target: str | None = None) -> str:
+    def append(self, offset: int, text: str, marker: str = "", *, indent: str = "", gap: int = 1) -> None:
+        """Plan to insert lines after the one that ends at ``offset``: empty ones, the marker, the text."""
+        if gap:
+            self.insert(offset, "\n" * gap)
+        if marker:
+            self.mark(offset, f"\n{indent}{marker}")
+        self.insert(offset, "\n" + (reindent(text, "", indent) if indent else text))
+
+    def marker(self, label: str, target: str | None = None) -> str:
         """A marker comment, without indentation and newline."""
-        step = self.steps[index]
-        reason = f": {step.reason}" if step.reason else ""
-        return marker_comment(label, f"{target or step.target}{reason} ({step.config.name})")
+        reason = f": {self.step.reason}" if self.step.reason else ""
+        return marker_comment(label, f"{target or self.target}{reason} ({self.step.config.name})")
+
+
+@dataclass
+class Plan:
+    """The edits of one module, as the verbs collect them.
+
+    ``gone`` are the names that no code may use any more, with what removes them; ``remarks`` tell what is
+    wrong with lenient configs; ``wanting`` are modules of external replacements that are not installed.
+    """
+
+    document: Document
+    origin: Origin
+    steps: Sequence[Step]
+    edits: list[Edit] = field(default_factory=list)
+    gone: dict[str, Task] = field(default_factory=dict)
+    remarks: list[Remark] = field(default_factory=list)
+    wanting: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.tasks = [Task(self, index, step, step.kind) for index, step in enumerate(self.steps)]
+
+    def of_kind(self, *kinds: str) -> list[Task]:
+        """The tasks of these declared kinds, in order."""
+        return [task for task in self.tasks if task.step.kind in kinds]
 
     def finished(self, newline: str, *, markers: bool = True) -> list[Edit]:
         """The edits with the source's line endings, also correct after a last line without a newline.

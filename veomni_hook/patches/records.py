@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 from typing import Any, Literal, TypeAlias
 
 from veomni_hook.patches.site import Site
@@ -32,7 +32,7 @@ __all__ = [
 NameMap: TypeAlias = Mapping[str, str]
 
 
-class PatchType(Enum):
+class PatchType(StrEnum):
     """What a patch does to its target; reports and headers print the values."""
 
     CLASS_REPLACEMENT = "class_replacement"

@@ -20,7 +20,7 @@ from veomni_hook.patches.code.tree import blocks
 from veomni_hook.patches.report import PatchReport
 from veomni_hook.patches.spec import Patch, PatchConfig, PatchType
 from veomni_hook.patches.verbs.class_mapping import constructor_calls
-from veomni_hook.patches.verbs.imports import importable
+from veomni_hook.patches.verbs.removals import importable
 from veomni_hook.patches.verbs.targets import members, plain, top_level
 
 __all__ = ["is_present", "selected", "unapplied"]
@@ -69,7 +69,7 @@ def is_present(config: PatchConfig, document: Document, kind: str, name: str) ->
         return True
     if kind == "drop_import":
         return any(name in importable(s) for block in blocks(document.tree) for s in block)
-    return bool(top_level(document, name, ("class", "function", "assignment")))
+    return bool(top_level(document, name))
 
 
 def unapplied(config: PatchConfig, reports: Iterable[PatchReport]) -> list[Patch]:

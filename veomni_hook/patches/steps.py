@@ -9,25 +9,24 @@ they touch the same code.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from veomni_hook.errors import PatchConflictError
 from veomni_hook.patches.adopt import adopt_helper
 from veomni_hook.patches.code.document import Document
-from veomni_hook.patches.plan import Origin, Step
+from veomni_hook.patches.plan import Origin, Plan, Step, Task
 from veomni_hook.patches.report import YieldedPatch
 from veomni_hook.patches.routes.config import NAME
 from veomni_hook.patches.routes.reliance import covered, relied_on
 from veomni_hook.patches.selection import is_present, selected
-from veomni_hook.patches.site import Site
-from veomni_hook.patches.spec import Patch, PatchConfig, PatchType, SlotSpec
+from veomni_hook.patches.spec import PatchConfig, PatchType, SlotSpec
 from veomni_hook.patches.verbs.guard import plan_guard
 from veomni_hook.patches.verbs.rewrite import plan_rewrite
 from veomni_hook.patches.verbs.targets import plain
 
-__all__ = ["declared_steps", "is_builtin", "patch_steps", "same_config", "surroundings"]
+__all__ = ["EDITORS", "declared_steps", "is_builtin", "patch_steps", "same_config", "surroundings"]
 
 
 def patch_steps(config: PatchConfig, document: Document) -> Iterator[Step]:
@@ -60,8 +59,7 @@ def _slots(config: PatchConfig, kept: Sequence[Step]) -> list[SlotSpec]:
     """The slots of a config; for routes, only those that a remaining route needs."""
     if config.name != NAME:
         return config.slots
-    sites = [step.payload.site for step in kept if isinstance(step.payload, Patch)]
-    asked = {slot.name for site in sites if site is not None for slot in site.slots}
+    asked = {slot.name for step in kept if step.site is not None for slot in step.site.slots}
     return [slot for slot in config.slots if slot.name in asked]
 
 
@@ -81,10 +79,14 @@ def _name(helper: object) -> str:
 
 _BUILTIN = "veomni_hook.patches.models."
 _USERS = 2
-_PLANNERS = {PatchType.GUARD.value: plan_guard, PatchType.REWRITE.value: plan_rewrite}
-_EDITING = frozenset({*_PLANNERS, PatchType.ROUTE.value})
-_MAPPING = PatchType.CLASS_MAPPING.value
-_WRAPPING = frozenset({PatchType.INIT_MODIFICATION.value})
+#: What plans one step that edits a part of a function, by its kind.
+EDITORS: dict[str, Callable[[Task], None]] = {
+    PatchType.GUARD: plan_guard,
+    PatchType.REWRITE: plan_rewrite,
+}
+_EDITING = frozenset({*EDITORS, PatchType.ROUTE})
+_MAPPING = PatchType.CLASS_MAPPING
+_WRAPPING = frozenset({PatchType.INIT_MODIFICATION})
 
 
 def is_builtin(config: PatchConfig) -> bool:
@@ -153,15 +155,13 @@ class _Claim:
             return f"{target}()"  # changes constructor calls, not the class
         return f"{target}.__init__" if self.step.kind in _WRAPPING else target
 
-    @property
-    def site(self) -> Site | None:
-        return None if self.step.kind == "exclude" else self.step.patch.site
-
     @cached_property
     def relies_on(self) -> list[str]:
         if self.step.kind == "exclude":
             return []
-        names = self.step.patch.relies_on if self.site is None else relied_on(self.document, self.site)
+        names = (
+            self.step.patch.relies_on if self.step.site is None else relied_on(self.document, self.step.site)
+        )
         return [plain(name) for name in names]
 
     def __str__(self) -> str:
@@ -169,7 +169,7 @@ class _Claim:
 
 
 def _yielded(claim: _Claim, reason: str) -> YieldedPatch:
-    step, site = claim.step, claim.site
+    step, site = claim.step, claim.step.site
     if site is None:
         return YieldedPatch(step.kind, step.target, reason, step.config.name)
     return YieldedPatch(step.kind, step.target, reason, step.config.name, site.op, site.variant)
@@ -177,7 +177,7 @@ def _yielded(claim: _Claim, reason: str) -> YieldedPatch:
 
 def _settle(first: _Claim, second: _Claim, origin: Origin) -> tuple[_Claim | None, str]:
     """Which of two claims yields, and why; (None, "") if they do not conflict."""
-    if first.site is not None and second.site is not None:
+    if first.step.site is not None and second.step.site is not None:
         return None, ""  # overlaps are detected during planning
     if (loser := _less_exact(first, second)) is not None:
         return loser, "a name has precedence over an expression, and an earlier expression over a later one"
@@ -242,13 +242,13 @@ def _apart(claim: _Claim, other: _Claim, origin: Origin) -> bool:
 
     Routes come before all other claims.
     """
-    planner = _PLANNERS.get(other.step.kind)
-    if claim.site is None or planner is None:
+    planner = EDITORS.get(other.step.kind)
+    if claim.step.site is None or planner is None:
         return False
-    where = f"{origin}; {other.step.declaration}"
-    edits = planner(claim.document, other.step.patch, 0, where=where)
-    ranges = covered(claim.document, claim.site)
-    return not any(start <= edit.end and edit.start <= end for edit in edits for start, end in ranges)
+    plan = Plan(claim.document, origin, [other.step])
+    planner(plan.tasks[0])
+    ranges = covered(claim.document, claim.step.site)
+    return not any(start <= edit.end and edit.start <= end for edit in plan.edits for start, end in ranges)
 
 
 def _contains(outer: str, inner: str) -> bool:
@@ -293,7 +293,7 @@ def _without_doubles(steps: list[Step], origin: Origin) -> list[Step]:
 
 def _identity(step: Step) -> object:
     payload = step.payload
-    if step.kind == PatchType.ADDITIONAL_IMPORT.value:
+    if step.kind == PatchType.ADDITIONAL_IMPORT:
         return step.kind, payload.module, tuple(payload.names or ()), payload.alias, payload.is_from_import
     if step.kind == "slot":
         return step.kind, payload

@@ -48,10 +48,10 @@ def check_overlaps(plan: Plan, edits: Sequence[Edit]) -> None:
         if last is not None and edit.start < last.end:
             one, other = (plan.steps[max(e.patch, 0)] for e in (last, edit))
             line = plan.document.lineno(edit.start)
-            routes = one.kind == other.kind == PatchType.ROUTE.value
+            routes = one.kind == other.kind == PatchType.ROUTE
             raise (IdiomError if routes else PatchConflictError)(
                 f"{one} and {other} change the same code",
-                where=f"{plan.where(max(edit.patch, 0))}; line {line}",
+                where=f"{plan.tasks[max(edit.patch, 0)].where}; line {line}",
                 fix="report this as a defect of veomni-hook" if routes else "change it in one patch",
                 target=other.target,
             )
@@ -124,28 +124,24 @@ def untouched(plan: Plan, placed: Sequence[Placed], patched: Document) -> tuple[
     return tuple(name for name, same in names.items() if same)
 
 
-def check_names(
-    plan: Plan, names: dict[str, tuple[int, bool]], placed: Sequence[Placed], patched: Document
-) -> None:
+def check_names(plan: Plan, placed: Sequence[Placed], patched: Document) -> None:
     """Check that no code uses a dropped or excluded name that nothing else provides.
-
-    Args:
-        names: the names, each with the index of its step and whether it was excluded.
 
     Raises:
         ExcludedNameError: an excluded name is still used.
         PatchTargetError: a dropped import is still used.
     """
-    gone = {name: found for name, found in names.items() if name not in global_bindings(patched.tree)}
+    kept = global_bindings(patched.tree) if plan.gone else {}
+    gone = {name: task for name, task in plan.gone.items() if name not in kept}
     if not gone or has_star_import(patched.tree):
         return
     uses = global_uses(patched.tree, gone)
-    for name, (index, excluded) in gone.items():
+    for name, task in gone.items():
         places = [_place(plan, use, placed, patched) for use in uses if use.name == name]
         if not places:
             continue
-        where = f"{plan.where(index)}; used in {'; '.join(places)}"
-        if excluded:
+        where = f"{task.where}; used in {'; '.join(places)}"
+        if task.kind == "exclude":
             raise ExcludedNameError(
                 f"{name} is excluded from the output but still used {len(places)} times",
                 where=where,
@@ -187,8 +183,8 @@ def check_provided(plan: Plan, placed: Sequence[Placed], patched: Document) -> N
         remedies.append(remedy(name, step, bound | _bound_around(patched, use)))
     first = first if first < len(plan.steps) else 0
     what = f"a patch uses {listed(sorted(missing))}, which neither the module nor the patch provides"
-    where = f"{plan.where(first)}; {'; '.join(places)}"
-    if plan.steps[first].kind == PatchType.ROUTE.value:
+    where = f"{plan.tasks[first].where}; {'; '.join(places)}"
+    if plan.steps[first].kind == PatchType.ROUTE:
         raise IdiomError(what, where=where, fix="report this as a defect of veomni-hook")
     raise UnresolvedNameError(
         what, where=where, fix="; ".join(remedies), target=plan.steps[first].target, names=sorted(missing)

@@ -16,7 +16,7 @@ from veomni_hook.errors import (
     ReplacementError,
     SignatureError,
 )
-from veomni_hook.patches import mapped, mapped_weights, mappings
+from veomni_hook.patches import mapped, mappings
 from veomni_hook.patches.engine import Origin, patch_source
 from veomni_hook.patches.spec import PatchConfig
 
@@ -231,7 +231,7 @@ def test_switched_off_in_a_block_a_thread_and_by_unmapping(monkeypatch):
 
 
 def test_a_class_mapped_anew_gets_the_new_replacement_and_existing_models_keep_theirs(monkeypatch):
-    monkeypatch.setattr(mapped_weights, "serve_conversions", lambda instances: None)
+    monkeypatch.setattr(mapped, "serve_conversions", lambda: None)
     config = config_for(("Norm", "Own"), weights="replacements_of_test:first")
     home = loaded(patched(config), monkeypatch)
     before = home.Layer(4)
@@ -404,6 +404,6 @@ def test_the_model_whose_conversions_are_asked_for_has_the_replacement(monkeypat
     with mapped.use_mapped_classes(on=False):
         without = home.Layer(4)
     assert list(mapped.loaded_instances(without)) == []
-    assert [one.replaced for one in mapped.loaded_instances(home.Layer(4))] == ["Norm"]
+    assert [one.mapped.name for one in mapped.loaded_instances(home.Layer(4))] == ["Norm"]
     assert list(mapped.loaded_instances(without)) == []
     assert list(mapped.loaded_instances(SimpleNamespace(modules=list))) == []

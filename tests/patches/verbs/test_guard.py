@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.patches.tasks import task_of
 from veomni_hook.errors import PatchError, PatchTargetError
 from veomni_hook.patches.code.comparison import fingerprint
 from veomni_hook.patches.code.document import Document
@@ -59,8 +60,10 @@ def planned(
         fingerprints=digests,
         matches=matches,
     )
-    edits = plan_guard(document, patch, 7, config="conf:c")
-    assert {edit.patch for edit in edits} == {7}
+    task = task_of(document, patch)
+    plan_guard(task)
+    edits = task.plan.edits
+    assert {edit.patch for edit in edits} == {0}
     text, plain = apply_edits(source, edits), apply_edits(source, edits, markers=False)
     compile(text, "text", "exec")
     compile(plain, "plain", "exec")
@@ -326,7 +329,7 @@ def test_what_could_disturb_upstream_is_refused(name: str, write: Write) -> None
     with pytest.raises(PatchError, match=what) as caught:
         planned(SIMPLE, "A.forward", write(code))
     assert caught.value.target == "A.forward" and caught.value.fix
-    assert caught.value.where == "pkg.mod, A.forward"
+    assert caught.value.where.startswith("m (d 1, m.py); declared in ")
 
 
 REFUSED_CAPTURES = {

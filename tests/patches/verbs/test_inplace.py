@@ -1,65 +1,68 @@
 from __future__ import annotations
 
 import ast
+from typing import Any
 
 import pytest
 
+from tests.patches.tasks import task_of
 from veomni_hook.errors import PatchError, PatchTargetError
 from veomni_hook.patches.code.comparison import fingerprint
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.code.pattern import Capture
+from veomni_hook.patches.plan import Task
 from veomni_hook.patches.spec import Patch, PatchType
 from veomni_hook.patches.verbs.inplace import (
     check_body,
-    check_relies_on,
     effects,
-    find_function,
     marker,
     refuse_names,
     with_newlines,
 )
+from veomni_hook.patches.verbs.targets import function_named
 
 SOURCE = "def helper(x):\n    return x\n\nclass A:\n    def f(self):\n        return helper(self)\n"
 
 
-def patch(target: str = "A.f", **options: object) -> Patch:
-    made = Patch(PatchType.GUARD, target, None, description="A reason\n  on two lines with @deco.")
-    for name, value in options.items():
-        setattr(made, name, value)
-    return made
+def task(target: str = "A.f", source: str = SOURCE, **options: Any) -> Task:
+    options = {"description": "A reason\n  on two lines with @deco.", **options}
+    return task_of(Document(source, "m"), Patch(PatchType.GUARD, target, None, **options))
 
 
 def digest(target: str) -> str:
     return fingerprint(Document(SOURCE).find(target)[0].node)
 
 
+def check(target: str = "A.f", source: str = SOURCE, **options: Any) -> None:
+    checked = task(target, source, **options)
+    check_body(checked, function_named(checked, "function", "method")[0])
+
+
 def test_a_function_is_found_once_or_not_at_all() -> None:
-    definition, node = find_function(Document(SOURCE), patch(), "here")
+    definition, node = function_named(task(), "function", "method")
     assert definition.qualname == "A.f" and isinstance(node, ast.FunctionDef)
     for target in ("A", "A.g", "g"):
         with pytest.raises(PatchTargetError):
-            find_function(Document(SOURCE), patch(target), "here")
+            function_named(task(target), "function", "method")
     with pytest.raises(PatchTargetError, match="2 times"):
-        find_function(Document("if a:\n    def f(): pass\nelse:\n    def f(): pass\n"), patch("f"), "here")
+        function_named(task("f", "if a:\n    def f(): pass\nelse:\n    def f(): pass\n"), "function")
 
 
 def test_body_and_reliances_are_checked() -> None:
-    document = Document(SOURCE, "m")
-    definition, _ = find_function(document, patch(), "here")
-    check_body(document, definition, patch(), "here")
-    known = patch(fingerprints=("0" * 16, digest("A.f")), relies_on={"helper": (digest("helper"),)})
-    check_body(document, definition, known, "here")
+    check()
+    check(fingerprints=("0" * 16, digest("A.f")), relies_on={"helper": (digest("helper"),)})
     with pytest.raises(PatchTargetError, match=f"line 5 of m.*{digest('A.f')}"):
-        check_body(document, definition, patch(fingerprints=("0" * 16,)), "here")
+        check(fingerprints=("0" * 16,))
     with pytest.raises(PatchTargetError, match=f"helper.*{digest('helper')}"):
-        check_body(document, definition, patch(relies_on={"helper": ("0" * 16,)}), "here")
+        check(relies_on={"helper": ("0" * 16,)})
 
 
 def test_refuse_names_lists_them_sorted() -> None:
-    refuse_names([], "nothing", fix="f", where="w", target="t")
+    refused = task()
+    refuse_names(refused, [], "nothing", "f")
     with pytest.raises(PatchError, match="bad names: a, b") as caught:
-        refuse_names({"b", "a"}, "bad names", fix="f", where="w", target="t")
-    assert (caught.value.fix, caught.value.where, caught.value.target) == ("f", "w", "t")
+        refuse_names(refused, {"b", "a"}, "bad names", "f")
+    assert (caught.value.fix, caught.value.where, caught.value.target) == ("f", refused.where, "A.f")
 
 
 def test_effects_looks_into_every_captured_node() -> None:
@@ -70,13 +73,15 @@ def test_effects_looks_into_every_captured_node() -> None:
 
 
 def test_the_marker_is_one_line_and_names_kind_target_reason_and_config() -> None:
-    document = Document(SOURCE)
-    method, _ = find_function(document, patch(), "here")
-    function, _ = find_function(document, patch("helper"), "here")
     reason = "A reason on two lines with deco."
-    assert marker(method, patch(), "m:c") == f"# [PATCHED METHOD] A.f: {reason} (m:c)"
-    assert marker(function, patch("helper"), "") == f"# [PATCHED FUNCTION] helper: {reason}"
-    assert marker(method, patch(description=None), "m:c") == "# [PATCHED METHOD] A.f: guard of A.f (m:c)"
+    for target, kind, described, told in (
+        ("A.f", "METHOD", {}, reason),
+        ("helper", "FUNCTION", {}, reason),
+        ("A.f", "METHOD", {"description": None}, "guard of A.f"),
+    ):
+        marked = task(target, **described)
+        definition, _ = function_named(marked, "function", "method")
+        assert marker(marked, definition) == f"# [PATCHED {kind}] {target}: {told} (conf:c)"
 
 
 def test_newlines_are_the_documents() -> None:
@@ -92,29 +97,29 @@ def digest_of(source: str) -> str:
 
 
 def test_relies_on_accepts_known_code() -> None:
-    document = Document(BASE, "m")
     known = digest_of(BASE)
-    check_relies_on(document, {}, "here")
-    check_relies_on(document, {"f": known}, "here")
-    check_relies_on(document, {"f": ["0" * 16, known]}, "here")
+    check("f", BASE, relies_on={"f": (known,)})
+    check("f", BASE, relies_on={"f": ("0" * 16, known)})
 
 
 def test_relies_on_shows_the_new_digest() -> None:
     with pytest.raises(PatchTargetError) as caught:
-        check_relies_on(Document(f"\n{BASE}", "m"), {"f": ["0" * 16]}, "here")
+        check("f", f"\n{BASE}", relies_on={"f": ("0" * 16,)})
     assert digest_of(BASE) in caught.value.what and digest_of(BASE) in caught.value.fix
     assert "line 2 of m" in caught.value.what and "0" * 16 in caught.value.what
-    assert caught.value.where == "here" and caught.value.target == "f"
+    assert caught.value.where == task("f").where and caught.value.target == "f"
 
 
 def test_relies_on_names_the_nearest_definitions() -> None:
+    source = "def rotate_half(x): return x\n"
     with pytest.raises(PatchTargetError) as caught:
-        check_relies_on(Document("def rotate_half(x): return x\n", "m"), {"rotate_haf": ["0" * 16]}, "here")
+        check("rotate_half", source, relies_on={"rotate_haf": ("0" * 16,)})
     assert caught.value.nearest == ("rotate_half",) and "rotate_half" in caught.value.fix
+    assert caught.value.target == "rotate_haf"
 
 
 def test_relies_on_checks_every_definition_of_the_name() -> None:
-    source = "if a:\n    def f(): return 1\nelse:\n    def f(): return 2\n"
+    source = "if a:\n    def f(): return 1\nelse:\n    def f(): return 2\ndef g(): pass\n"
     first = digest_of("def f(): return 1\n")
     with pytest.raises(PatchTargetError, match="line 4"):
-        check_relies_on(Document(source, "m"), {"f": [first]}, "here")
+        check("g", source, relies_on={"f": (first,)})

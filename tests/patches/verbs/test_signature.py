@@ -5,17 +5,11 @@ import re
 
 import pytest
 
+from tests.patches.tasks import task_of
 from veomni_hook.errors import SignatureError
 from veomni_hook.patches.code.document import Document, FunctionNode
-from veomni_hook.patches.plan import Origin, Plan, Step
-from veomni_hook.patches.spec import Patch, PatchConfig, PatchType
+from veomni_hook.patches.spec import Patch, PatchType
 from veomni_hook.patches.verbs.signature import check_signature
-
-
-def plan_of(document: Document, *, lenient: bool) -> Plan:
-    config = PatchConfig("m", lenient=True) if lenient else PatchConfig("m")
-    step = Step("function_replacement", "f", "", config, Patch(PatchType.FUNCTION_REPLACEMENT, "f", None))
-    return Plan(document, Origin("m", "m.py", "d", "1"), [step])
 
 
 def check(
@@ -27,8 +21,9 @@ def check(
     body = body or (f"g(**{keywords[1]})" if keywords else "pass")
     original, replacement = document.tree.body[0], ast.parse(f"def f({after}): {body}").body[0]
     assert isinstance(original, FunctionNode) and isinstance(replacement, FunctionNode)
-    plan = plan_of(document, lenient=only_used)
-    check_signature(plan, 0, original, replacement, target="f", owner=owner)
+    task = task_of(document, Patch(PatchType.FUNCTION_REPLACEMENT, "f", None), lenient=only_used)
+    plan = task.plan
+    check_signature(task, original, replacement, target="f", owner=owner)
     if plan.remarks:
         raise SignatureError(plan.remarks[0].what, where=plan.remarks[0].where, fix=plan.remarks[0].fix)
 
@@ -122,9 +117,9 @@ class D:
     original = document.find("C.forward")[0].node
     replacement = ast.parse("def forward(self, a): pass").body[0]
     assert isinstance(original, FunctionNode) and isinstance(replacement, FunctionNode)
-    plan = plan_of(document, lenient=True)
-    check_signature(plan, 0, original, replacement, target="C.forward", owner="C")
-    assert [remark.what for remark in plan.remarks] == ["the replacement of C.forward drops b"]
+    task = task_of(document, Patch(PatchType.FUNCTION_REPLACEMENT, "f", None), lenient=True)
+    check_signature(task, original, replacement, target="C.forward", owner="C")
+    assert [remark.what for remark in task.plan.remarks] == ["the replacement of C.forward drops b"]
 
 
 def test_unknown_keywords_need_kwargs() -> None:

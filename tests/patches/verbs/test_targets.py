@@ -4,6 +4,7 @@ import ast
 
 import pytest
 
+from tests.patches.tasks import task_for
 from veomni_hook.errors import PatchTargetError
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.verbs.targets import class_named, members, resolve, top_level
@@ -31,35 +32,35 @@ else:
 
 def test_overloads_do_not_count() -> None:
     document = Document(SOURCE)
-    assert document.lineno(document.start(resolve(document, "f", ("function",), where="").node)) == 6
+    assert document.lineno(document.start(resolve(task_for(SOURCE, "f"), ("function",)).node)) == 6
 
 
 def test_a_name_may_be_assigned_besides() -> None:
-    assert isinstance(class_named(Document(SOURCE), "A", where="")[1], ast.ClassDef)
+    assert isinstance(class_named(task_for(SOURCE, "A"))[1], ast.ClassDef)
 
 
 def test_branches_are_refused_with_their_lines() -> None:
     with pytest.raises(PatchTargetError, match="lines 15, 17"):
-        resolve(Document(SOURCE), "g", ("function",), where="")
+        resolve(task_for(SOURCE, "g"), ("function",))
 
 
 def test_error_says_what_the_name_is_instead() -> None:
     with pytest.raises(PatchTargetError, match=r"A\.x is an assignment, not a method") as caught:
-        resolve(Document(SOURCE), "A.x", ("method",), where="there", declared="whole")
-    assert (caught.value.where, caught.value.target) == ("there", "whole")
+        resolve(task := task_for(SOURCE, "whole"), ("method",), target="A.x")
+    assert (caught.value.where, caught.value.target) == (task.where, "whole")
 
 
 def test_members() -> None:
-    assert list(members(class_named(Document(SOURCE), "A", where="")[1])) == ["x", "m", "n", "B"]
+    assert list(members(class_named(task_for(SOURCE, "A"))[1])) == ["x", "m", "n", "B"]
 
 
 def test_top_level() -> None:
     document = Document(SOURCE)
-    assert len(top_level(document, "g", ("function",))) == 2
-    assert top_level(document, "A.m", ("method",)) == []
+    assert len(top_level(document, "g")) == 2
+    assert top_level(document, "A.m") == top_level(document, "A.x") == []
 
 
 def test_overloads_in_a_branch_do_not_count() -> None:
     source = "if TYPE_CHECKING:\n    @typing.overload\n    def f(): ...\ndef f(): pass\n"
     document = Document(source)
-    assert document.lineno(document.start(resolve(document, "f", ("function",), where="").node)) == 4
+    assert document.lineno(document.start(resolve(task_for(source, "f"), ("function",)).node)) == 4

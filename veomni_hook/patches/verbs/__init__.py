@@ -1,1 +1,1 @@
-"""One file per verb: each plans the edits that its patches need."""
+"""One file per verb, or for some that are alike: each plans the edits that its patches need."""

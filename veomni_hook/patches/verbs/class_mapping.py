@@ -5,15 +5,15 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from veomni_hook.errors import PatchTargetError
 from veomni_hook.patches.code.document import Document
-from veomni_hook.patches.code.nearest_names import listed, nearest
+from veomni_hook.patches.code.nearest_names import listed
 from veomni_hook.patches.code.renames import renamed_parameters
 from veomni_hook.patches.code.scope import global_uses, parameter_names
 from veomni_hook.patches.code.tree import FUNCTIONS, walk_ast
-from veomni_hook.patches.plan import Plan, Step
+from veomni_hook.patches.plan import Plan, Step, Task
 from veomni_hook.patches.spec import PatchType
 from veomni_hook.patches.verbs.additions import append_after_imports
 from veomni_hook.patches.verbs.external import external_import
@@ -34,51 +34,40 @@ def plan_class_mappings(plan: Plan) -> None:
             a constructor call cannot be found.
         ReplacementError: the replacement does not exist.
     """
-    first = True
-    for index, step in plan.of_kind(PatchType.CLASS_MAPPING.value):
-        document, target = plan.document, step.target
-        if step.patch.regex and not any(found.kind == "class" for found in document.find(target)):
-            raise _unmatched(document, target, plan.where(index))
-        _, owner = class_named(document, target, where=plan.where(index))
+    for number, task in enumerate(plan.of_kind(PatchType.CLASS_MAPPING)):
+        document, target = plan.document, task.target
+        if task.patch.regex and not any(found.kind == "class" for found in document.find(target)):
+            raise task.missing(
+                f"no class of {document.module} matches the expression {target!r}",
+                "correct the expression; nearest class names",
+                re.sub(r"\W", "", target),
+                [found.qualname for found in document.definitions() if found.kind == "class"],
+            )
+        _, owner = class_named(task)
         calls = constructor_calls(document, target)
         if not calls:
-            raise PatchTargetError(
+            raise task.error(
+                PatchTargetError,
                 f"{document.module} never constructs {target}, so a mapping of it would change nothing",
-                where=plan.where(index),
-                fix="map a class that the module constructs by name, or use replace_class",
-                target=target,
+                "map a class that the module constructs by name, or use replace_class",
             )
-        _refuse_kept(plan, index, calls)
-        replacement = step.patch.replacement_source or ""
-        external_import(plan, index, target)
+        recorded = _in_lists(document, _RECORDED, "id", target)
+        _refuse_kept(task, calls, recorded)
+        external_import(task, target)
         made = f"veomni_map_{target}"
-        if first:
-            append_after_imports(plan, index, _IMPORT, "", gap=1)
-        text = _declaration(made, step, _renamed(document, owner))
-        append_after_imports(plan, index, text, plan.marker(index, "MAPPED CLASS"), gap=0)
-        first = False
-        for name in calls:
-            start, end = document.span(name)
-            plan.change(index, start, end, f"{made}({target})")
-        for name in _recorded(document, target):
-            start, end = document.span(name)
-            plan.change(index, start, end, f"{made}.either({target})")
-        new = replacement.rpartition(".")[2]
-        for constant in _listed(document, target):
-            if new != target:
-                plan.insert(index, document.span(constant)[1], f", {json.dumps(new)}")
-
-
-def _unmatched(document: Document, expression: str, where: str) -> PatchTargetError:
-    names = [found.qualname for found in document.definitions() if found.kind == "class"]
-    close = nearest(re.sub(r"\W", "", expression), names)
-    return PatchTargetError(
-        f"no class of {document.module} matches the expression {expression!r}",
-        where=where,
-        fix=f"correct the expression; nearest class names: {listed(close)}",
-        target=expression,
-        nearest=close,
-    )
+        if not number:
+            append_after_imports(task, _IMPORT, gap=1)
+        text = _declaration(made, task.step, _renamed(document, owner))
+        append_after_imports(task, text, task.marker("MAPPED CLASS"), gap=0)
+        for name, asked in (
+            *((call, made) for call in calls),
+            *((use, f"{made}.either") for use in recorded),
+        ):
+            task.change(*document.span(name), f"{asked}({target})")
+        new = (task.patch.replacement_source or "").rpartition(".")[2]
+        if new != target:
+            for name in _in_lists(document, _NAMED, "value", target):
+                task.insert(document.span(name)[1], f", {json.dumps(new)}")
 
 
 def constructor_calls(document: Document, name: str) -> list[ast.AST]:
@@ -107,23 +96,22 @@ def _renamed(document: Document, owner: ast.ClassDef) -> dict[str, str]:
     return {old: rename.new for old, rename in renames.items() if rename.new in taken and old not in taken}
 
 
-def _refuse_kept(plan: Plan, index: int, calls: list[ast.AST]) -> None:
+def _refuse_kept(task: Task, calls: list[ast.AST], recorded: list[ast.AST]) -> None:
     """Raise if the class is a value somewhere: what is constructed through that value is not found."""
-    document, target = plan.document, plan.steps[index].target
+    document, target = task.document, task.target
     parents = {id(child): node for node in walk_ast(document.tree) for child in ast.iter_child_nodes(node)}
-    known = {id(node) for node in (*calls, *_recorded(document, target))}
+    known = {id(node) for node in (*calls, *recorded)}
     kept = [
         document.lineno(document.start(use.node))
         for use in global_uses(document.tree, [target])
         if id(use.node) not in known and _is_value(parents, use.node)
     ]
     if kept:
-        raise PatchTargetError(
+        raise task.error(
+            PatchTargetError,
             f"{document.module} keeps {target} elsewhere (line {listed(map(str, kept))}), from where it may "
             "be constructed, too",
-            where=plan.where(index),
-            fix="use replace_class for it",
-            target=target,
+            "use replace_class for it",
         )
 
 
@@ -136,21 +124,12 @@ def _is_value(parents: dict[int, ast.AST], node: ast.AST) -> bool:
     return isinstance(parent, ast.Dict | ast.List | ast.Set | ast.Assign | ast.Return)
 
 
-def _recorded(document: Document, target: str) -> Iterator[ast.Name]:
-    """Uses of the class in `_can_record_outputs`."""
-    for value in _assigned(document, _RECORDED):
-        yield from (node for node in walk_ast(value) if isinstance(node, ast.Name) and node.id == target)
-
-
-def _listed(document: Document, target: str) -> Iterator[ast.Constant]:
-    """The class's name as a string in `_no_split_modules`."""
-    for value in _assigned(document, _NAMED):
-        yield from (
-            node for node in walk_ast(value) if isinstance(node, ast.Constant) and node.value == target
-        )
-
-
-def _assigned(document: Document, name: str) -> Iterator[ast.AST]:
-    for node in walk_ast(document.tree):
-        if isinstance(node, ast.Assign) and [getattr(each, "id", "") for each in node.targets] == [name]:
-            yield node.value
+def _in_lists(document: Document, name: str, attribute: str, target: str) -> list[ast.AST]:
+    """The nodes that are the class, by an attribute of them, in what the module assigns to ``name``."""
+    return [
+        node
+        for assigned in walk_ast(document.tree)
+        if isinstance(assigned, ast.Assign) and [getattr(t, "id", "") for t in assigned.targets] == [name]
+        for node in walk_ast(assigned.value)
+        if getattr(node, attribute, None) == target
+    ]

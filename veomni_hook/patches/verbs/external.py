@@ -11,61 +11,52 @@ import ast
 import sys
 from importlib.machinery import BuiltinImporter, FrozenImporter, ModuleSpec, PathFinder, SourceFileLoader
 from types import ModuleType
-from typing import TYPE_CHECKING
 
 from veomni_hook.errors import ReplacementError
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.nearest_names import listed, nearest
 from veomni_hook.patches.code.scope import global_bindings, has_star_import
-
-if TYPE_CHECKING:
-    from veomni_hook.patches.plan import Plan
-
 from veomni_hook.patches.code.tree import walk_ast
+from veomni_hook.patches.plan import Task
 
 __all__ = ["external_function", "external_import", "known_names"]
 
 
-def external_import(plan: Plan, index: int, name: str) -> str | None:
-    """Return the statement that binds ``name`` to the external replacement of step ``index``.
+def external_import(task: Task, name: str) -> str | None:
+    """Return the statement that binds ``name`` to the external replacement of a patch.
 
     None if a lenient config names a module that is not installed: upstream's definition stays.
 
     Raises:
         ReplacementError: the module or the attribute does not exist.
     """
-    step = plan.steps[index]
-    source = step.patch.replacement_source or ""
+    source = task.patch.replacement_source or ""
     module, _, attribute = source.rpartition(".")
     if not module or not all(part.isidentifier() for part in source.split(".")):
-        raise ReplacementError(
+        raise task.error(
+            ReplacementError,
             f"{source!r} is no dotted name of an external replacement",
-            where=plan.where(index),
-            fix="name module and attribute, as in create_patch_from_external(target, module, name)",
-            target=step.target,
+            "name module and attribute, as in create_patch_from_external(target, module, name)",
         )
     loaded = _complete(module)
     known = known_names(module)
     if known == set() and loaded is not None and not hasattr(loaded, attribute):
         known = set(dir(loaded))
     if known is None:
-        error = ReplacementError(
+        error = task.error(
+            ReplacementError,
             f"the external replacement {source} does not exist: there is no module {module}",
-            where=plan.where(index),
-            fix=f"install what provides {module.partition('.')[0]}, or correct the module's name",
-            target=step.target,
+            f"install what provides {module.partition('.')[0]}, or correct the module's name",
         )
-        plan.tolerate(index, error, instead=f"upstream's {step.target} stays")
-        plan.idle.add(index)
-        plan.wanting.append(module)
+        task.tolerate(error, instead=f"upstream's {task.target} stays")
+        task.idle = True
+        task.plan.wanting.append(module)
         return None
     if known and attribute not in known:
-        close = nearest(attribute, known)
-        raise ReplacementError(
+        raise task.error(
+            ReplacementError,
             f"the external replacement {source} does not exist: {module} has no {attribute}",
-            where=plan.where(index),
-            fix=f"name something that it has; nearest: {listed(close)}",
-            target=step.target,
+            f"name something that it has; nearest: {listed(nearest(attribute, known))}",
         )
     return f"from {module} import {attribute}" + (f" as {name}" if name != attribute else "")
 

@@ -4,31 +4,27 @@ from __future__ import annotations
 
 import ast
 import re
-from dataclasses import dataclass
 
 from veomni_hook.errors import PatchTargetError, ReplacementError
 from veomni_hook.patches.code.document import Document, has_docstring
 from veomni_hook.patches.code.edit import reindent
 from veomni_hook.patches.code.nearest_names import is_near_miss, listed, nearest
-from veomni_hook.patches.code.snippet import Snippet
-from veomni_hook.patches.plan import Plan, Step
+from veomni_hook.patches.plan import Plan, Task
 from veomni_hook.patches.spec import PatchType
 from veomni_hook.patches.verbs.external import external_import
 from veomni_hook.patches.verbs.init import inherited_init, init_factory, plan_own_init
 from veomni_hook.patches.verbs.replace import replace_function_text
-from veomni_hook.patches.verbs.snippets import snippet_of
-from veomni_hook.patches.verbs.targets import class_named, members, method_names, resolve
+from veomni_hook.patches.verbs.snippets import snippet_of, with_comments
+from veomni_hook.patches.verbs.targets import class_named, function_named, members, method_names
 
-__all__ = ["body_indent", "plan_methods"]
+__all__ = ["plan_methods"]
 
 _ACCESSORS = ("setter", "deleter")
 _SEMICOLON = re.compile(r"[ \t\f]*;")
 
 
-@dataclass(frozen=True)
-class _Addition:
-    index: int
-    text: str
+#: What is added to a class: its name and node, then the texts with their tasks.
+_Additions = dict[tuple[str, ast.ClassDef], list[tuple[Task, str]]]
 
 
 def plan_methods(plan: Plan) -> None:
@@ -38,41 +34,42 @@ def plan_methods(plan: Plan) -> None:
         PatchTargetError: the class or an overridden method is missing, or an added method already exists.
         ReplacementError, SignatureError, NameMapError: see `snippet_of` and `check_signature`.
     """
-    additions: dict[str, list[_Addition]] = {}
-    for index, step in plan.of_kind(PatchType.METHOD_OVERRIDE.value, PatchType.METHOD_ADDITION.value):
-        owner, method = _split(plan, index)
-        definition, node = class_named(plan.document, owner, where=plan.where(index), declared=step.target)
-        if step.kind == PatchType.METHOD_OVERRIDE.value and not _is_missing(plan, index, owner, method, node):
-            _override(plan, index, step, owner)
+    additions: _Additions = {}
+    for task in plan.of_kind(PatchType.METHOD_OVERRIDE, PatchType.METHOD_ADDITION):
+        owner, method = _split(task)
+        definition, node = class_named(task, owner)
+        if task.kind == PatchType.METHOD_OVERRIDE and not _is_missing(task, owner, method, node):
+            overridden, function = function_named(task, "method")
+            marker = task.marker("PATCHED METHOD", overridden.qualname)
+            replace_function_text(task, function, marker, owner=owner, accessor=overridden.accessor)
             continue
-        if step.kind == PatchType.METHOD_ADDITION.value and method in members(node):
+        if task.kind == PatchType.METHOD_ADDITION and method in members(node):
             line = plan.document.lineno(plan.document.start(members(node)[method]))
-            raise PatchTargetError(
+            raise task.error(
+                PatchTargetError,
                 f"{owner}.{method} is there already (line {line})",
-                where=plan.where(index),
-                fix="use override_method to replace it, or add the method under another name",
-                target=step.target,
+                "use override_method to replace it, or add the method under another name",
                 nearest=(f"{owner}.{method}",),
             )
-        plan.kinds[index] = PatchType.METHOD_ADDITION.value
-        text = _new_text(plan, index, method)
+        task.kind = PatchType.METHOD_ADDITION.value
+        text = _new_text(task, method)
         if text is not None:
-            additions.setdefault(definition.qualname, []).append(_Addition(index, text))
-    for index, step in plan.of_kind(PatchType.INIT_MODIFICATION.value):
-        definition, node = class_named(plan.document, step.target, where=plan.where(index))
-        before = additions.setdefault(definition.qualname, [])
+            additions.setdefault((definition.qualname, node), []).append((task, text))
+    for task in plan.of_kind(PatchType.INIT_MODIFICATION):
+        definition, node = class_named(task)
+        before = additions.setdefault((definition.qualname, node), [])
         if "__init__" in members(node):
-            plan_own_init(plan, index, node)
-        elif any(plan.steps[one.index].target == f"{step.target}.__init__" for one in before):
-            before.append(_Addition(index, init_factory(plan, index, None)))
+            plan_own_init(task, node)
+        elif any(other.target == f"{task.target}.__init__" for other, _ in before):
+            before.append((task, init_factory(task, None)))
         else:
-            before.append(_Addition(index, inherited_init(plan, index, node)))
-    for qualname, added in additions.items():
+            before.append((task, inherited_init(task, node)))
+    for (qualname, node), added in additions.items():
         if added:
-            _add(plan, qualname, added)
+            _add(plan.document, qualname, node, added)
 
 
-def body_indent(document: Document, node: ast.ClassDef) -> str:
+def _body_indent(document: Document, node: ast.ClassDef) -> str:
     """Indentation of the statements in a class body, also for a body without its own line."""
     lines = [statement for statement in node.body if document.begins_line(statement)]
     if lines:
@@ -90,118 +87,95 @@ def body_indent(document: Document, node: ast.ClassDef) -> str:
     return document.indent(node) + (unit or "    ")
 
 
-def _split(plan: Plan, index: int) -> tuple[str, str]:
-    target = plan.steps[index].target
-    owner, _, method = target.rpartition(".")
+def _split(task: Task) -> tuple[str, str]:
+    owner, _, method = task.target.rpartition(".")
     if method in _ACCESSORS:
         owner, _, name = owner.rpartition(".")
         method = f"{name}.{method}"
     if not owner:
-        classes = [d.qualname for d in plan.document.definitions() if d.kind == "class"]
-        raise PatchTargetError(
-            f"{target} names no method: a method's target is Class.method",
-            where=plan.where(index),
-            fix=f"name the class too (nearest: {listed(nearest(target, classes))}), or use replace_function",
-            target=target,
-            nearest=nearest(target, classes),
+        classes = [d.qualname for d in task.document.definitions() if d.kind == "class"]
+        close = nearest(task.target, classes)
+        raise task.error(
+            PatchTargetError,
+            f"{task.target} names no method: a method's target is Class.method",
+            f"name the class too (nearest: {listed(close)}), or use replace_function",
+            nearest=close,
         )
     return owner, method
 
 
-def _is_missing(plan: Plan, index: int, owner: str, method: str, node: ast.ClassDef) -> bool:
+def _is_missing(task: Task, owner: str, method: str, node: ast.ClassDef) -> bool:
     """Whether an override must become an addition, which only lenient configs may do."""
-    step = plan.steps[index]
-    if any(d.kind == "method" for d in plan.document.find(f"{owner}.{method}")):
+    if any(d.kind == "method" for d in task.document.find(f"{owner}.{method}")):
         return False
     existing = method_names(node)
     close = [name for name in existing if is_near_miss(method, name)]
-    if step.lenient and not close:
+    if task.step.lenient and not close:
         return True
     named = tuple(f"{owner}.{name}" for name in close or nearest(method, existing))
-    if method in members(node):
-        what = f"{owner}.{method} is assigned, not defined with def"
-    else:
-        what = f"{owner} has no method {method}"
-    raise PatchTargetError(
-        what,
-        where=plan.where(index),
-        fix=f"correct the target (nearest: {listed(named)}; methods there: {listed(existing)}), "
+    is_assigned = method in members(node)
+    raise task.error(
+        PatchTargetError,
+        f"{owner}.{method} is assigned, not defined with def"
+        if is_assigned
+        else f"{owner} has no method {method}",
+        f"correct the target (nearest: {listed(named)}; methods there: {listed(existing)}), "
         "or use add_method if it is meant to be new",
-        target=step.target,
         nearest=named,
     )
 
 
-def _override(plan: Plan, index: int, step: Step, owner: str) -> None:
-    definition = resolve(plan.document, step.target, ("method",), where=plan.where(index))
-    node = definition.node
-    if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-        raise TypeError(f"{definition.qualname} is no function")
-    marker = plan.marker(index, "PATCHED METHOD", definition.qualname)
-    replace_function_text(plan, index, node, marker, owner=owner, accessor=definition.accessor)
-
-
-def _new_text(plan: Plan, index: int, method: str) -> str | None:
-    step = plan.steps[index]
-    patch = step.patch
+def _new_text(task: Task, method: str) -> str | None:
+    patch = task.patch
     name, _, accessor = method.partition(".")
     if patch.replacement_source and patch.replacement is None:
-        return external_import(plan, index, name)
-    snippet = snippet_of(plan, index, patch.replacement, name_map=patch.name_map, accessor=accessor)
-    _require_function(plan, index, snippet)
-    return f"{snippet.comments}\n{snippet.named(name)}".removeprefix("\n")
-
-
-def _require_function(plan: Plan, index: int, snippet: Snippet) -> None:
+        return external_import(task, name)
+    snippet = snippet_of(task, patch.replacement, name_map=patch.name_map, accessor=accessor)
     if isinstance(snippet.node, ast.ClassDef):
-        raise ReplacementError(
-            f"the method {plan.steps[index].target} cannot be the class {snippet.node.name}",
-            where=plan.where(index),
-            fix="use a function",
-            target=plan.steps[index].target,
+        raise task.error(
+            ReplacementError,
+            f"the method {task.target} cannot be the class {snippet.node.name}",
+            "use a function",
         )
+    return with_comments(snippet, snippet.named(name))
 
 
-def _add(plan: Plan, qualname: str, added: list[_Addition]) -> None:
-    document = plan.document
-    _, node = class_named(document, qualname, where=plan.where(added[0].index))
-    indent = body_indent(document, node)
+def _add(document: Document, qualname: str, node: ast.ClassDef, added: list[tuple[Task, str]]) -> None:
+    indent = _body_indent(document, node)
     offset = document.full_end(node)
-    first = added[0].index
+    first, text = added[0]
     rest = node.body[1:] if has_docstring(node) else node.body
     placeholder = rest[0] if len(rest) == 1 and _is_placeholder(rest[0]) else None
     inline = not document.begins_line(node.body[0])
+    leads = placeholder is not None and not has_docstring(node)
     if inline and placeholder is node.body[0]:
         end = document.end(placeholder)
         semicolon = _SEMICOLON.match(document.source, end)
         end = semicolon.end() if semicolon else end
-        plan.change(first, _before_blanks(document, document.start(placeholder)), end, "")
+        first.change(_before_blanks(document, document.start(placeholder)), end, "")
     elif inline:
         start = document.start(node.body[0])
-        plan.change(first, _before_blanks(document, start), start, f"\n{indent}")
+        first.change(_before_blanks(document, start), start, f"\n{indent}")
     elif placeholder is not None and document.begins_line(placeholder):
         if document.full_end(placeholder) == document.end(placeholder) == offset:
             # Only the placeholder is in its line: the first method replaces that line.
             start = document.start(placeholder)
-            plan.mark(first, document.line_start(start), f"{indent}{_marker(plan, first, qualname)}\n")
-            plan.change(first, start, offset, reindent(added[0].text, "", indent).lstrip(" \t"))
-            added = added[1:]
+            first.mark(document.line_start(start), f"{indent}{_marker(first, qualname)}\n")
+            first.change(start, offset, reindent(text, "", indent).lstrip(" \t"))
+            added, leads = added[1:], False
         else:
             end = document.end(placeholder)
-            plan.change(first, document.start(placeholder), _after_blanks(document, end), "")
-    leading = placeholder is not None and added and added[0].index == first and not has_docstring(node)
-    for number, addition in enumerate(added):
-        if number or not leading:
-            plan.insert(addition.index, offset, "\n")
-        plan.mark(addition.index, offset, f"\n{indent}{_marker(plan, addition.index, qualname)}")
-        plan.insert(addition.index, offset, "\n" + reindent(addition.text, "", indent))
+            first.change(document.start(placeholder), _after_blanks(document, end), "")
+    for number, (task, text) in enumerate(added):
+        gap = 0 if leads and not number else 1
+        task.append(offset, text, _marker(task, qualname), indent=indent, gap=gap)
 
 
-def _marker(plan: Plan, index: int, qualname: str) -> str:
-    if plan.steps[index].kind == PatchType.INIT_MODIFICATION.value:
-        return plan.marker(index, "MODIFIED INIT", f"{qualname}.__init__")
-    method = plan.steps[index].target.rpartition(".")[2]
-    return plan.marker(index, "ADDED METHOD", f"{qualname}.{method}")
+def _marker(task: Task, qualname: str) -> str:
+    if task.kind == PatchType.INIT_MODIFICATION:
+        return task.marker("MODIFIED INIT", f"{qualname}.__init__")
+    method = task.target.rpartition(".")[2]
+    return task.marker("ADDED METHOD", f"{qualname}.{method}")
 
 
 def _is_placeholder(statement: ast.stmt) -> bool:

@@ -7,7 +7,6 @@ any other pattern replaces sequences of statements. Code around the match stays 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
 from veomni_hook.errors import PatchError
 from veomni_hook.patches.code.captures import find_places, substitute
@@ -18,18 +17,18 @@ from veomni_hook.patches.code.nearest_names import listed
 from veomni_hook.patches.code.pattern import Match, Pattern, capture_name, dedented
 from veomni_hook.patches.code.scope import bound_names, nested_names, used_names
 from veomni_hook.patches.code.tree import swapped, walk_ast
-from veomni_hook.patches.spec import Patch
+from veomni_hook.patches.plan import Task
 from veomni_hook.patches.verbs.inplace import (
     check_body,
     earlier_names,
     effects,
-    find_function,
     mark_statement,
     marker,
     refuse_names,
     with_new_names,
     with_newlines,
 )
+from veomni_hook.patches.verbs.targets import function_named
 
 __all__ = ["plan_rewrite"]
 
@@ -37,148 +36,117 @@ _ONCE = (ast.Call, ast.Await, ast.Yield, ast.YieldFrom, ast.NamedExpr)
 _WRAPPER = "if 1:\n"
 
 
-def plan_rewrite(
-    document: Document, patch: Patch, index: int, *, config: str = "", where: str = ""
-) -> list[Edit]:
-    """Return the edits that rewrite every match of the patch's pattern.
-
-    Args:
-        document: the module to rewrite.
-        patch: a patch of type `PatchType.REWRITE`.
-        index: the patch's number, which the edits carry.
-        config: the config's name, for the marker.
-        where: the place that an error names; the target's by default.
+def plan_rewrite(task: Task) -> None:
+    """Plan the edits that rewrite every match of a patch's pattern.
 
     Raises:
         PatchTargetError: the target, or a definition that the patch relies on, is missing or has an unknown
             body, or the pattern does not match exactly ``matches`` times.
         PatchError: the replacement is not valid where the pattern matches.
     """
-    where = where or f"{document.module}, {patch.target}"
-    definition, function = find_function(document, patch, where)
-    check_body(document, definition, patch, where)
-    renames = earlier_names(document, patch, function)
-    text = with_new_names(patch.pattern or "", renames, keywords=True)
-    pattern = Pattern(text, where=where, target=patch.target)
-    replacement = _parse(dedented(patch.replacement_text or ""), pattern)
+    document, patch = task.document, task.patch
+    definition, function = function_named(task, "function", "method")
+    check_body(task, definition)
+    renames = earlier_names(task, function)
+    pattern = Pattern(with_new_names(patch.pattern or "", renames, keywords=True), **task.place)
+    replacement = _parse(task, dedented(patch.replacement_text or ""), pattern)
     if renames:
         replacement = Document(with_new_names(replacement.source, renames))
-    _check_replacement(replacement, function, pattern)
+    _check_replacement(task, replacement, function, pattern)
     found = pattern.find(function)
     pattern.require(document, function, found, patch.matches)
-    comment = marker(definition, patch, config)
-    edits = [mark_statement(document, function, found[0].span(document)[0], index, comment)] if found else []
+    if found:
+        start = found[0].span(document)[0]
+        task.add(mark_statement(document, function, start, task.index, marker(task, definition)))
     for match in found:
-        _check_captures(replacement, function, match, pattern)
-        edits.append(_edit(document, function, match, pattern, replacement, index))
-    return edits
+        _check_captures(task, replacement, match)
+        _rewrite(task, function, match, pattern, replacement)
 
 
-def _parse(text: str, pattern: Pattern) -> Document:
+def _parse(task: Task, text: str, pattern: Pattern) -> Document:
     try:
         replacement = Document(text)
     except SyntaxError as error:
-        raise PatchError(
+        raise task.error(
+            PatchError,
             f"the replacement is not valid Python: {error.msg} (its line {error.lineno})",
-            where=pattern.where,
-            fix="write Python code in which {name} stands for what the pattern captures",
-            target=pattern.target,
+            "write Python code in which {name} stands for what the pattern captures",
         ) from error
     body = replacement.tree.body
     is_expression = len(body) == 1 and isinstance(body[0], ast.Expr)
     if not body or (pattern.expression is not None and not is_expression):
         wanted = "one expression" if pattern.expression is not None else "statements"
-        raise PatchError(
-            f"the replacement has to be {wanted}, as the pattern is",
-            where=pattern.where,
-            fix=f"write {wanted}",
-            target=pattern.target,
-        )
+        what = f"the replacement has to be {wanted}, as the pattern is"
+        raise task.error(PatchError, what, f"write {wanted}")
     return replacement
 
 
-def _check_replacement(replacement: Document, function: FunctionNode, pattern: Pattern) -> None:
+def _check_replacement(task: Task, replacement: Document, function: FunctionNode, pattern: Pattern) -> None:
     holes = {name for node in walk_ast(replacement.tree) if (name := capture_name(node)) is not None}
     refuse_names(
+        task,
         holes - pattern.captures.keys(),
         f"the replacement uses captures that the pattern does not make ({listed(sorted(pattern.captures))})",
-        fix="capture them in the pattern",
-        where=pattern.where,
-        target=pattern.target,
+        "capture them in the pattern",
     )
     bound = bound_names([replacement.tree]) if pattern.expression is not None else set()
-    if bound:
-        refuse_names(
-            bound & used_names([function]),
-            f"the replacement binds names that {pattern.target} uses itself",
-            fix="rename them in the replacement",
-            where=pattern.where,
-            target=pattern.target,
-        )
+    refuse_names(
+        task,
+        bound and bound & used_names([function]),
+        f"the replacement binds names that {task.target} uses itself",
+        "rename them in the replacement",
+    )
 
 
-def _check_captures(replacement: Document, function: FunctionNode, match: Match, pattern: Pattern) -> None:
+def _check_captures(task: Task, replacement: Document, match: Match) -> None:
     captured = [node for capture in match.captures.values() for node in capture.nodes]
     refuse_names(
+        task,
         nested_names(replacement.tree) & used_names(captured),
         "the replacement hides names that the captured code uses",
-        fix="rename the variables of its comprehensions, lambdas and functions",
-        where=pattern.where,
-        target=pattern.target,
+        "rename the variables of its comprehensions, lambdas and functions",
     )
     used = [place.name for place in find_places(replacement.tree, match.captures, holes=True)]
     refuse_names(
+        task,
         {name for name in used if used.count(name) > 1 and effects(match.captures[name], _ONCE)},
         "the replacement would run captured calls or assignments more than once",
-        fix="use these captures once in the replacement",
-        where=pattern.where,
-        target=pattern.target,
+        "use these captures once in the replacement",
     )
 
 
-def _edit(
-    document: Document,
-    function: FunctionNode,
-    match: Match,
-    pattern: Pattern,
-    replacement: Document,
-    index: int,
-) -> Edit:
+def _rewrite(
+    task: Task, function: FunctionNode, match: Match, pattern: Pattern, replacement: Document
+) -> None:
+    document = task.document
     start, end = match.span(document)
     if pattern.expression is None and not _has_own_lines(document, match):
-        raise PatchError(
+        raise task.error(
+            PatchError,
             f"the statements at line {document.lineno(start)} of {document.module} share a line with others",
-            where=pattern.where,
-            fix="rewrite an expression, or match the whole statement that they belong to",
-            target=pattern.target,
+            "rewrite an expression, or match the whole statement that they belong to",
         )
     # The inserted code is checked in the context of the whole function, at its final indentation.
     indent = document.indent(match.nodes[0])
-    code = Document(_WRAPPER + reindent(replacement.source, "", indent)) if indent else replacement
-    text = substitute(
-        code, match.captures, document, holes=True, where=pattern.where, target=pattern.target
-    ).removeprefix(_WRAPPER if indent else "")
-    tree = ast.parse(_WRAPPER + text).body[0] if indent else ast.parse(text)
-    body = tree.body if isinstance(tree, ast.If | ast.Module) else []
+    wrapper = _WRAPPER if indent else ""
+    code = Document(wrapper + reindent(replacement.source, "", indent)) if indent else replacement
+    text = substitute(code, match.captures, document, holes=True, **task.place).removeprefix(wrapper)
+    tree = ast.parse(wrapper + text)
+    body = tree.body[0].body if indent and isinstance(tree.body[0], ast.If) else tree.body
     first, *others = match.nodes
     new = [body[0].value] if pattern.expression is not None and isinstance(body[0], ast.Expr) else body
     swaps = {id(first): tuple(new)} | {id(node): () for node in others}
     wanted: ast.stmt = swapped(function, swaps)
-    for candidate in _candidates(pattern, with_newlines(document, text[len(indent) :])):
+    text = with_newlines(document, text[len(indent) :])
+    for candidate in (text,) if pattern.expression is None else (text, f"({text})"):
         if _function_means(document, function, Edit(start, end, candidate), wanted):
-            return Edit(start, end, candidate, index)
-    raise PatchError(
+            task.change(start, end, candidate)
+            return
+    raise task.error(
+        PatchError,
         f"the replacement cannot stand at line {document.lineno(start)} of {document.module}",
-        where=pattern.where,
-        fix="match the whole expression or statement that it belongs to",
-        target=pattern.target,
+        "match the whole expression or statement that it belongs to",
     )
-
-
-def _candidates(pattern: Pattern, text: str) -> Iterator[str]:
-    yield text
-    if pattern.expression is not None:
-        yield f"({text})"
 
 
 def _function_means(document: Document, function: FunctionNode, edit: Edit, wanted: ast.stmt) -> bool:

@@ -16,7 +16,7 @@ from veomni_hook.patches.code.edit import Edit, marker_comment
 from veomni_hook.patches.code.nearest_names import listed
 from veomni_hook.patches.code.scope import local_names, names_in, own_names
 from veomni_hook.patches.code.tree import walk_ast
-from veomni_hook.patches.plan import Plan
+from veomni_hook.patches.plan import Plan, Task
 from veomni_hook.patches.routes.compose import composed
 from veomni_hook.patches.site import Site
 from veomni_hook.patches.spec import PatchType
@@ -34,37 +34,31 @@ def plan_routes(plan: Plan) -> None:
     """
     routed: list[Edit] = []
     marks: list[Edit] = []
-    for index, step in plan.of_kind(PatchType.ROUTE.value):
-        site = step.patch.site
+    for task in plan.of_kind(PatchType.ROUTE):
+        site = task.patch.site
         if site is None:
-            raise TypeError(f"the route of {step.target} has no site")
+            raise TypeError(f"the route of {task.target} has no site")
         ranges = _holders(plan, site)
         for edit in site.edits:
             if not any(start <= edit.start and edit.end <= end for start, end in ranges):
-                line = plan.document.lineno(edit.start)
-                raise _defect(plan, index, f"writes outside of it, at line {line}")
-            routed.append(replace(edit, patch=index))
+                raise _defect(task, f"writes outside of it, at line {plan.document.lineno(edit.start)}")
+            routed.append(replace(edit, patch=task.index))
         if not any(edit.marker for edit in site.edits):
-            marks += _mark(plan, index, site)
+            marks += _mark(task, site)
         if taken := _taken(plan, site):
-            raise _defect(plan, index, f"binds names that the function uses itself: {listed(sorted(taken))}")
+            raise _defect(task, f"binds names that the function uses itself: {listed(sorted(taken))}")
     try:
         edits, shared = composed(plan.document, routed, marks, tuple(plan.edits))
     except ValueError as error:
-        raise _defect(plan, routed[-1].patch, f"does not fit beside other routes: {error}") from error
+        task = plan.tasks[routed[-1].patch]
+        raise _defect(task, f"does not fit beside other routes: {error}") from error
     plan.edits += edits
     for index, holders in shared.items():
-        plan.shared.setdefault(index, set()).update(holders)
+        plan.tasks[index].shared.update(holders)
 
 
-def _defect(plan: Plan, index: int, what: str) -> IdiomError:
-    step = plan.steps[index]
-    return IdiomError(
-        f"{step} {what}",
-        where=plan.where(index),
-        fix="report this as a defect of veomni-hook",
-        target=step.target,
-    )
+def _defect(task: Task, what: str) -> IdiomError:
+    return task.error(IdiomError, f"{task.step} {what}", "report this as a defect of veomni-hook")
 
 
 def _holders(plan: Plan, site: Site) -> list[tuple[int, int]]:
@@ -79,15 +73,15 @@ def _holders(plan: Plan, site: Site) -> list[tuple[int, int]]:
     ]
 
 
-def _mark(plan: Plan, index: int, site: Site) -> Iterator[Edit]:
+def _mark(task: Task, site: Site) -> Iterator[Edit]:
     """Mark a route that only replaces expressions, above the statement that contains the first of them."""
-    document = plan.document
+    document = task.document
     start = min(edit.start for edit in site.edits)
     for definition in document.find(site.target):
         node = definition.node
         if isinstance(node, FunctionNode) and document.start(node) <= start < document.end(node):
-            comment = marker_comment("ROUTED", plan.steps[index].reason)
-            yield mark_statement(document, node, start, index, comment)
+            comment = marker_comment("ROUTED", task.step.reason)
+            yield mark_statement(document, node, start, task.index, comment)
             return
 
 

@@ -19,26 +19,25 @@ from veomni_hook.patches.code.nearest_names import listed, nearest
 from veomni_hook.patches.code.renames import Rename, renamed_parameters
 from veomni_hook.patches.code.snippet import Snippet
 from veomni_hook.patches.code.tree import walk_ast
-from veomni_hook.patches.plan import Plan
+from veomni_hook.patches.plan import Task
 from veomni_hook.patches.report import Remark
 
 __all__ = ["check_signature", "remark_rename", "with_new_names"]
 
 
 def with_new_names(
-    plan: Plan, index: int, snippet: Snippet, pairs: Iterable[tuple[FunctionNode, FunctionNode]]
+    task: Task, snippet: Snippet, pairs: Iterable[tuple[FunctionNode, FunctionNode]]
 ) -> Snippet:
     """Return a replacement whose parameters have the names that upstream gave them since it was written.
 
     Its body goes on with the old names, and the plan gets a harmless remark.
 
     Args:
-        plan: the plan.
-        index: the step that the replacement belongs to.
+        task: that of the replacement.
         snippet: the replacement.
         pairs: upstream's functions with those of the snippet that replace them.
     """
-    renames = renamed_parameters(plan.document)
+    renames = renamed_parameters(task.document)
     edits: list[Edit] = []
     for original, replacement in pairs if renames else ():
         before, after = _Parameters(original), _Parameters(replacement)
@@ -49,7 +48,7 @@ def with_new_names(
                 continue
             if rename.new not in after.named and rename.new not in used:
                 edits += _renaming(snippet.document, replacement, argument, rename.new)
-                remark_rename(plan, index, old, rename)
+                remark_rename(task, old, rename)
     if not edits:
         return snippet
     return replace(
@@ -71,16 +70,16 @@ def _renaming(document: Document, function: FunctionNode, argument: ast.arg, new
         yield Edit(start, start, binding)
 
 
-def remark_rename(plan: Plan, index: int, old: str, rename: Rename) -> None:
+def remark_rename(task: Task, old: str, rename: Rename) -> None:
     """Say once that a step was written with the earlier name of a parameter."""
-    step = plan.steps[index]
+    plan, config = task.plan, task.step.config.name
     until = f", and takes the old name until {rename.until}" if rename.until else ""
     remark = Remark(
-        step.config.name,
-        step.target,
+        config,
+        task.target,
         f"renamed: {old} is {rename.new} in this {plan.origin.distribution}{until}",
-        plan.where(index),
-        f"none is needed: what {step.config.name} calls {old} is bound to {rename.new}",
+        task.where,
+        f"none is needed: what {config} calls {old} is bound to {rename.new}",
         harmless=True,
     )
     if remark not in plan.remarks:
@@ -88,8 +87,7 @@ def remark_rename(plan: Plan, index: int, old: str, rename: Rename) -> None:
 
 
 def check_signature(
-    plan: Plan,
-    index: int,
+    task: Task,
     original: FunctionNode,
     replacement: FunctionNode,
     *,
@@ -102,8 +100,7 @@ def check_signature(
     no call passes them by position; otherwise the plan gets a remark.
 
     Args:
-        plan: the plan.
-        index: the step that the replacement belongs to.
+        task: that of the replacement.
         original: upstream's function.
         replacement: what replaces it.
         target: the replaced definition, for the error.
@@ -115,7 +112,7 @@ def check_signature(
     """
     skip = int(bool(owner) and not _is_static(original))
     before, after = _Parameters(original, skip), _Parameters(replacement, skip)
-    calls = list(_calls(plan.document, original.name, owner))
+    calls = list(_calls(task.document, original.name, owner))
     passed = {name for call in calls for name in _given(call, before, after)}
     dropped = [name for name in before.named if not after.takes(name, before.keyword_only)]
     dropped += [f"*{before.rest}"] if before.rest and not after.rest else []
@@ -127,7 +124,7 @@ def check_signature(
         for position, name in enumerate(before.positional)
         if name in after.positional and after.positional.index(name) != position
     ]
-    if plan.steps[index].lenient:
+    if task.step.lenient:
         dropped = [name for name in dropped if name.lstrip("*") in passed]
         unnamed = [name for name in unnamed if name in passed]
         most = max((len(call.args) for call in calls), default=0)
@@ -151,8 +148,8 @@ def check_signature(
         fix = "put its parameters in upstream's order, or say allow_signature_change=True"
     if what:
         signatures = f"upstream: {_signature(original)}; replacement: {_signature(replacement)}"
-        where = f"{plan.where(index)}; {signatures}"
-        plan.tolerate(index, SignatureError(what, where=where, fix=fix, target=target))
+        where = f"{task.where}; {signatures}"
+        task.tolerate(task.error(SignatureError, what, fix, where=where, target=target))
 
 
 def _instead(before: _Parameters, after: _Parameters, name: str, unnamed: list[str]) -> str:

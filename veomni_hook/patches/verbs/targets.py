@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 
 from veomni_hook.errors import PatchTargetError
 from veomni_hook.patches.code.document import Definition, Document, FunctionNode
-from veomni_hook.patches.code.nearest_names import listed, nearest
+from veomni_hook.patches.code.nearest_names import listed
 from veomni_hook.patches.code.tree import decorator_name
+from veomni_hook.patches.plan import Task
 
-__all__ = ["class_named", "members", "plain", "resolve", "top_level"]
+__all__ = ["class_named", "function_named", "members", "method_names", "plain", "resolve", "top_level"]
 
 _PLACES = (
     ast.Module,
@@ -30,54 +31,52 @@ def plain(target: str) -> str:
     return target.replace("<locals>.", "")
 
 
-def resolve(
-    document: Document, target: str, kinds: Collection[str], *, where: str, hint: str = "", declared: str = ""
-) -> Definition:
-    """Return the definition that ``target`` names.
+def resolve(task: Task, kinds: Collection[str], *, target: str = "", hint: str = "") -> Definition:
+    """Return the definition that a patch names.
 
     Of several in one block, the last is used, as at run time; `typing.overload` stubs do not count.
 
     Args:
+        task: the patch's.
         kinds: accepted kinds of `Definition`.
-        where: the place that an error names.
+        target: the name, if it is only a part of the patch's target.
         hint: for the error: what to do if there is none, shown before the nearest names.
-        declared: for the error: the patch's target, if ``target`` is only a part of it.
 
     Raises:
         PatchTargetError: there is none, or there are several of which the module chooses one at import.
     """
+    document, target = task.document, target or task.target
     found = [d for d in document.find(target) if d.kind in kinds and not _is_overload(d)]
     what = " or ".join(kinds)
     if not found:
         names = [d.qualname for d in document.definitions() if d.kind in kinds and not _is_overload(d)]
         other = next((d.kind for d in document.find(target)), None)
-        close = nearest(target, names)
-        raise PatchTargetError(
-            f"{target} is an {other}, not a {what}" if other else f"there is no {what} {target}",
-            where=where,
-            fix=f"{hint}correct the target; nearest {what} names: {listed(close)}",
-            target=declared or target,
-            nearest=close,
-        )
+        told = f"{target} is an {other}, not a {what}" if other else f"there is no {what} {target}"
+        raise task.missing(told, f"{hint}correct the target; nearest {what} names", target, names)
     if len({_block(one) for one in found}) > 1:
         lines = listed(str(document.lineno(document.start(one.node))) for one in found)
-        raise PatchTargetError(
+        raise task.error(
+            PatchTargetError,
             f"{what} {target} is defined {len(found)} times, in different branches (lines {lines})",
-            where=where,
-            fix="patch something that is defined once, or rewrite the branches",
-            target=declared or target,
+            "patch something that is defined once, or rewrite the branches",
             nearest=(target,),
         )
     return found[-1]
 
 
-def class_named(
-    document: Document, target: str, *, where: str, declared: str = ""
-) -> tuple[Definition, ast.ClassDef]:
-    """Return the class that ``target`` names; raises like `resolve`."""
-    definition = resolve(document, target, ("class",), where=where, declared=declared)
+def class_named(task: Task, target: str = "") -> tuple[Definition, ast.ClassDef]:
+    """Return the class that a patch names, or ``target`` in it; raises like `resolve`."""
+    definition = resolve(task, ("class",), target=target)
     if not isinstance(definition.node, ast.ClassDef):
         raise TypeError(f"{definition.qualname} is no class")
+    return definition, definition.node
+
+
+def function_named(task: Task, *kinds: str, hint: str = "") -> tuple[Definition, FunctionNode]:
+    """Return the function, method, or one of the two, that a patch names; raises like `resolve`."""
+    definition = resolve(task, kinds, hint=hint)
+    if not isinstance(definition.node, FunctionNode):
+        raise TypeError(f"{definition.qualname} is no function")
     return definition, definition.node
 
 
@@ -102,13 +101,12 @@ def method_names(node: ast.ClassDef) -> list[str]:
     return [name for name, child in members(node).items() if isinstance(child, FunctionNode)]
 
 
-def top_level(document: Document, name: str, kinds: Iterable[str]) -> list[Definition]:
-    """Every definition of ``name`` that is outside classes and functions."""
-    kinds = tuple(kinds)
+def top_level(document: Document, name: str) -> list[Definition]:
+    """Every class, function and assignment of ``name`` that is outside classes and functions."""
     return [
         definition
         for definition in document.find(name)
-        if definition.kind in kinds and all(isinstance(parent, _PLACES) for parent in definition.parents)
+        if definition.kind != "method" and all(isinstance(parent, _PLACES) for parent in definition.parents)
     ]
 
 

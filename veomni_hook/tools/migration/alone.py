@@ -17,12 +17,10 @@ from veomni_hook.patches.code.tree import blocks
 from veomni_hook.patches.engine import Origin, patch_source
 from veomni_hook.patches.report import Remark
 from veomni_hook.patches.spec import Patch, PatchConfig
-from veomni_hook.patches.verbs.imports import importable
+from veomni_hook.patches.verbs.removals import importable
 from veomni_hook.patches.verbs.targets import top_level
 
 __all__ = ["Lost", "Refused", "lost_names", "refused", "without"]
-
-_PLACED = ("class", "function", "assignment")
 
 
 @dataclass(frozen=True)
@@ -67,12 +65,12 @@ def lost_names(config: PatchConfig, document: Document) -> list[Lost]:
     found = [
         Lost("exclude", name, f"there is nothing {name} to leave out{_near(name, defined)}")
         for name in dict.fromkeys(config.exclude)
-        if not top_level(document, name, _PLACED)
+        if not top_level(document, name)
     ]
     found += [
         Lost("helper", given.target, f"{_name(given.helper)} has no place{_near(given.target, defined)}")
         for given in config.positioned_helpers
-        if not top_level(document, given.target, _PLACED)
+        if not top_level(document, given.target)
     ]
     if not config.lenient:
         found += [

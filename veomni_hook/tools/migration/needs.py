@@ -13,12 +13,10 @@ from veomni_hook.patches.code.snippet import read_snippet
 from veomni_hook.patches.code.tree import blocks
 from veomni_hook.patches.records import NameMap
 from veomni_hook.patches.spec import ImportSpec, Patch, PatchConfig, PositionedHelper
-from veomni_hook.patches.verbs.imports import importable
+from veomni_hook.patches.verbs.removals import importable
 from veomni_hook.patches.verbs.targets import top_level
 
 __all__ = ["Needs", "needs"]
-
-_PLACED = ("class", "function", "assignment")
 
 
 @dataclass
@@ -83,7 +81,7 @@ def _providers(config: PatchConfig, document: Document) -> Iterator[_Provider]:
     for index, helper in enumerate(config.helpers):
         yield _Provider({_name(helper)}, _tree(config, helper), "helper", index)
     for index, placed in enumerate(config.positioned_helpers):
-        if top_level(document, placed.target, _PLACED):
+        if top_level(document, placed.target):
             yield _Provider({_name(placed.helper)}, _tree(config, placed.helper), "placed", index)
 
 

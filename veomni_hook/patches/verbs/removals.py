@@ -1,0 +1,176 @@
+"""``drop_import_names`` and ``exclude_from_output``: take names out of imports, definitions and ``__all__``.
+
+Both leave the names in `Plan.gone`: nothing may use them any more, unless something else provides them.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+
+from veomni_hook.errors import PatchTargetError
+from veomni_hook.patches.code.document import Document
+from veomni_hook.patches.code.edit import remove_items, remove_statement
+from veomni_hook.patches.code.nearest_names import listed
+from veomni_hook.patches.code.tree import blocks, module_statements, walk_ast
+from veomni_hook.patches.plan import Plan, Task
+from veomni_hook.patches.verbs.targets import top_level
+
+__all__ = ["importable", "plan_drops", "plan_exclusions"]
+
+
+def plan_drops(plan: Plan) -> None:
+    """Plan to remove names from module-level imports, including those under ``if`` and ``try``.
+
+    A name may be the imported name, the last part of a dotted name, or the alias.
+
+    Raises:
+        PatchTargetError: a name is not imported, and its config is not lenient.
+    """
+    wanted = {task.target: task for task in plan.of_kind("drop_import")}
+    found: set[str] = set()
+    for block in blocks(plan.document.tree):
+        emptied = {}
+        for statement in block:
+            if not isinstance(statement, ast.Import | ast.ImportFrom):
+                continue
+            dropped = dict(_matches(statement, wanted))
+            for number, names in dropped.items():
+                found.update(names)
+                plan.gone[_bound_name(statement.names[number])] = wanted[names[0]]
+            if dropped:
+                emptied[id(statement)] = _drop(plan, statement, dropped, wanted)
+        if len(emptied) == len(block) and all(emptied.values()) and block is not plan.document.tree.body:
+            _keep_block(plan, block)
+    for name, task in wanted.items():
+        if name not in found:
+            error = task.missing(
+                f"{name} cannot be dropped from the imports: it is not imported at module level",
+                "correct the name given to drop_import_names; nearest",
+                name,
+                {n for b in blocks(plan.document.tree) for s in b for n in importable(s)},
+            )
+            task.tolerate(error)
+            task.idle = True
+
+
+def _bound_name(alias: ast.alias) -> str:
+    """The name that an import binds: ``a`` for ``import a.b``."""
+    return alias.asname or alias.name.partition(".")[0]
+
+
+def _matches(
+    statement: ast.Import | ast.ImportFrom, wanted: Mapping[str, Task]
+) -> Iterator[tuple[int, list[str]]]:
+    for number, alias in enumerate(statement.names):
+        names = [name for name in (alias.asname, alias.name, alias.name.rpartition(".")[2]) if name in wanted]
+        if names:
+            yield number, [str(name) for name in names]
+
+
+def importable(statement: ast.stmt) -> Iterator[str]:
+    """The names under which `plan_drops` finds a statement's imports; none if it is not an import."""
+    if isinstance(statement, ast.Import | ast.ImportFrom):
+        for alias in statement.names:
+            yield alias.name
+            yield _bound_name(alias)
+
+
+def _drop(
+    plan: Plan,
+    statement: ast.Import | ast.ImportFrom,
+    dropped: Mapping[int, list[str]],
+    wanted: Mapping[str, Task],
+) -> bool:
+    """Plan the removal from one statement; return whether nothing is left of it."""
+    task, *others = dict.fromkeys(wanted[name] for names in dropped.values() for name in names)
+    for other in others:
+        other.shared.add(task.index)
+    if len(dropped) == len(statement.names):
+        task.add(remove_statement(plan.document, statement, needed=False))
+        return True
+    task.add(*remove_items(plan.document, statement.names, dropped))
+    return False
+
+
+def _keep_block(plan: Plan, block: list[ast.stmt]) -> None:
+    """Replace the last statement of a block that would become empty with ``pass``."""
+    start, end = plan.document.span(block[-1])[0], plan.document.end(block[-1])
+    for number, edit in enumerate(plan.edits):
+        if edit.start <= start < edit.end:
+            del plan.edits[number]
+            plan.tasks[edit.patch].change(start, end, "pass")
+            return
+
+
+def plan_exclusions(plan: Plan) -> None:
+    """Plan to remove every definition of the excluded names, and their entries in ``__all__``.
+
+    Raises:
+        PatchTargetError: a name is not defined at the top level, or only together with others.
+    """
+    document = plan.document
+    tasks = {task.target: task for task in plan.of_kind("exclude")}
+    excluded: dict[int, Task] = {}
+    for name, task in tasks.items():
+        found = top_level(document, name)
+        if not found:
+            raise task.missing(
+                f"there is no top-level class, function or assignment {name} to exclude",
+                "correct the name; nearest",
+                name,
+                [d.qualname for d in document.definitions() if d.qualname.isidentifier()],
+            )
+        for definition in found:
+            _check_alone(task, definition.node, tasks)
+            holder = excluded.setdefault(id(definition.node), task)
+            if holder is not task:
+                task.shared.add(holder.index)
+    for block in blocks(document.tree):
+        gone = [statement for statement in block if id(statement) in excluded]
+        for statement in gone:
+            whole = len(gone) == len(block) and block is not document.tree.body
+            needed = whole and statement is gone[-1]
+            excluded[id(statement)].add(remove_statement(document, statement, needed=needed, attached=True))
+    _filter_all(document, tasks)
+    plan.gone |= tasks
+
+
+def _check_alone(task: Task, node: ast.AST, tasks: Mapping[str, Task]) -> None:
+    bound = [n for target in node.targets for n in walk_ast(target)] if isinstance(node, ast.Assign) else []
+    others = [n.id for n in bound if isinstance(n, ast.Name) and n.id not in tasks]
+    if others:
+        raise task.error(
+            PatchTargetError,
+            f"{task.target} is assigned together with {listed(others)}"
+            f" (line {task.document.lineno(task.document.start(node))})",
+            "exclude all the names of that statement, or none",
+        )
+
+
+def _filter_all(document: Document, tasks: Mapping[str, Task]) -> None:
+    for statement in filter(_concerns_all, module_statements(document.tree)):
+        for node in walk_ast(statement):
+            if not isinstance(node, ast.List | ast.Tuple | ast.Set):
+                continue
+            dropped = {
+                number: tasks[str(element.value)]
+                for number, element in enumerate(node.elts)
+                if isinstance(element, ast.Constant) and element.value in tasks
+            }
+            if dropped:
+                edits = remove_items(document, node.elts, dropped, lone_comma=isinstance(node, ast.Tuple))
+                next(iter(dropped.values())).add(*edits)
+
+
+def _concerns_all(statement: ast.stmt) -> bool:
+    if isinstance(statement, ast.Assign):
+        targets = statement.targets
+    elif isinstance(statement, ast.AugAssign | ast.AnnAssign):
+        targets = [statement.target]
+    elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+        called = statement.value.func
+        targets = [called.value] if isinstance(called, ast.Attribute) else []
+    else:
+        return False
+    return any(isinstance(target, ast.Name) and target.id == "__all__" for target in targets)
