@@ -42,14 +42,13 @@ BUDGET: dict[str, dict[str, int]] = {
     },
     "what transformers' attention interface and its kwargs are called; attention gets all of them by name": {
         "allow_is_causal_skip": 1,
-        "attention_mask": 7,
+        "attention_mask": 6,
         "cache": 2,
         "cu_seqlens": 17,
-        "layer_idx": 2,
-        "output_attentions": 3,
+        "layer_idx": 1,
+        "output_attentions": 2,
         "position_bias": 2,
-        "sliding_window": 4,
-        "use_cache": 1,
+        "sliding_window": 3,
     },
     "mask functions: a pattern of their whole signature, and a miss if it differs": {
         "kv_length": 2,
@@ -81,7 +80,7 @@ BUDGET: dict[str, dict[str, int]] = {
         "inputs_embeds": 2,
         "last_hidden_state": 1,
         "per_layer_input": 1,
-        "position_ids": 13,
+        "position_ids": 12,
         "token_type_ids": 1,
     },
 }
