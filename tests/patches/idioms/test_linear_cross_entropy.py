@@ -556,6 +556,10 @@ MISSED = {
         ROUTED["popped keyword"].replace("labels=labels", "labels=shifted"),
         "uses a value popped",
     ),
+    "what is popped goes nowhere": (
+        ROUTED["popped keyword"].replace("shift_labels=shifted, ", ""),
+        "'shift_labels' is popped from kwargs and not passed to the loss",
+    ),
     "what is popped goes elsewhere": (
         ROUTED["popped keyword"].replace('"shift_labels"', '"ignore_index"'),
         "popped from kwargs",

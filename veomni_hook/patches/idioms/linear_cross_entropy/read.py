@@ -352,6 +352,13 @@ class Reader:
     def _keywords(self) -> Iterator[ast.keyword]:
         others = [keyword for keyword in self._call.keywords if keyword.arg not in _OPERANDS]
         forwarded = {chain(keyword.value) for keyword in others if keyword.arg is None}
+        passed = {chain(keyword.value) for keyword in others}
+        for name, value in self._locals.items():
+            # The guard runs before the statement that pops: the kernel would still get the value.
+            popped = POPPED.match(value)
+            if popped is not None and popped["KEYWORDS"] in forwarded and name not in passed:
+                said = f"{popped['KEY']} is popped from {popped['KEYWORDS']} and not passed to the loss"
+                raise Missed(said, self._call, Code.OTHER_ARGUMENTS)
         for keyword in others:
             popped = POPPED.match(self._locals.get(chain(keyword.value), keyword.value))
             if popped is None:
