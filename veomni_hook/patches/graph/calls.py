@@ -12,10 +12,18 @@ from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.scope import local_names
 from veomni_hook.patches.code.tree import decorator_name
 from veomni_hook.patches.graph import normal_forms, operations
-from veomni_hook.patches.graph.memory import roots, write
+from veomni_hook.patches.graph.changes import write
 from veomni_hook.patches.graph.nodes import Node, constant, is_constant
 from veomni_hook.patches.graph.normal_forms import normal_form
-from veomni_hook.patches.graph.operations import DTYPES, Operation, dtype_of, is_dtype, is_number, named_dtype
+from veomni_hook.patches.graph.operations import (
+    DTYPES,
+    Operation,
+    dtype_of,
+    is_dtype,
+    is_number,
+    named_dtype,
+    roots,
+)
 from veomni_hook.patches.graph.scope import Scope
 from veomni_hook.patches.interpreter.domain import Frame, UnclearError
 from veomni_hook.patches.interpreter.walk import bound, evaluate, run, super_name
