@@ -7,7 +7,16 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
-from veomni_hook.patches.graph.nodes import COMMUTATIVE, Form, Node, brief, constant, has_source, walk
+from veomni_hook.patches.graph.nodes import (
+    COMMUTATIVE,
+    Form,
+    Node,
+    brief,
+    constant,
+    has_source,
+    rebuild,
+    walk,
+)
 from veomni_hook.patches.graph.normal_forms import renormalised
 from veomni_hook.patches.reasons import Code, Reason
 
@@ -295,21 +304,11 @@ def decided(node: Node, test: Node, *, outcome: bool) -> Node:
     side = 1 if outcome else 2
     done: dict[bytes, Node] = {}
 
-    def visit(current: Node) -> Node:
-        result = done.get(current.key)
-        if result is None:
-            if current.op == "branch" and current.args[0] == test:
-                result = visit(current.args[side])
-            else:
-                args = tuple(visit(argument) for argument in current.args)
-                kept = all(new is old for new, old in zip(args, current.args, strict=True))
-                result = (
-                    current if kept else renormalised(Node(current.op, args, current.value, current.origin))
-                )
-            done[current.key] = result
-        return result
+    def chosen(current: Node) -> Node | None:
+        decides = current.op == "branch" and current.args[0] == test
+        return rebuild(current.args[side], chosen, renormalised, done) if decides else None
 
-    return visit(node)
+    return rebuild(node, chosen, renormalised, done)
 
 
 _NAMED = ("argument", "attribute")
@@ -334,19 +333,12 @@ def digest(form: Form | Node) -> str:
     return blake2b(text, digest_size=8).hexdigest()
 
 
-def _digest_without_names(root: Node, unnamed: dict[bytes, bytes]) -> None:
-    """Store a digest without names for every node under ``root``."""
-    todo = [root]
-    while todo:
-        node = todo[-1]
-        missing = [argument for argument in node.args if argument.key not in unnamed]
-        if missing and node.key not in unnamed:
-            todo.extend(missing)
-            continue
-        todo.pop()
-        if node.key not in unnamed:
-            parts = [unnamed[argument.key] for argument in node.args]
-            unnamed[node.key] = _hashed(node, sorted(parts) if node.op in COMMUTATIVE else parts)
+def _digest_without_names(node: Node, unnamed: dict[bytes, bytes]) -> bytes:
+    """The digest of a node without names; ``unnamed`` gets it for every node under it."""
+    if node.key not in unnamed:
+        parts = [_digest_without_names(argument, unnamed) for argument in node.args]
+        unnamed[node.key] = _hashed(node, sorted(parts) if node.op in COMMUTATIVE else parts)
+    return unnamed[node.key]
 
 
 def _numbered(

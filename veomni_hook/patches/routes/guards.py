@@ -54,10 +54,8 @@ def after_body(view: ModuleView, function: FunctionNode, code: str, comment: str
     document, last = view.document, function.body[-1]
     if not document.begins_line(last):
         raise ValueError(f"line {last.lineno} does not begin with the statement")
-    indent = document.indent(last)
     at = document.next_line(document.end(last))
-    text = "".join(f"{indent}{line}\n" if line else "\n" for line in code.splitlines())
-    return Edit(at, at, f"{indent}{marker_comment('ROUTED', comment)}\n", marker=True), Edit(at, at, text)
+    return _inserted(Place(at, at, document.indent(last)), code, comment)
 
 
 def before_statement(
@@ -97,11 +95,7 @@ def decorate(view: ModuleView, owner: ast.ClassDef, text: str, comment: str) -> 
     if not document.begins_line(owner):
         raise ValueError(f"line {owner.lineno} does not begin with the class")
     line = document.line_start(document.span(owner)[0])
-    indent = document.indent(owner)
-    return (
-        Edit(line, line, f"{indent}{marker_comment('ROUTED', comment)}\n", marker=True),
-        Edit(line, line, f"{indent}@{text}\n"),
-    )
+    return _inserted(Place(line, line, document.indent(owner)), f"@{text}", comment)
 
 
 def _inserted(place: Place, code: str, comment: str) -> tuple[Edit, ...]:

@@ -168,26 +168,26 @@ _CALLING = {"__call__", "__getattribute__"}
 _HARMLESS = frozenset(("__init__", "extra_repr", "reset_parameters"))
 
 
+def _line(view: ModuleView, owner: ast.ClassDef) -> Iterator[ast.ClassDef]:
+    """A class, its only base class if that is of this file, and so on."""
+    while True:
+        yield owner
+        base = owner.bases[0] if len(owner.bases) == 1 else None
+        found = view.classes.get(base.id) if isinstance(base, ast.Name) else None
+        if found is None or found is owner:
+            return
+        owner = found
+
+
 def initialised_by(view: ModuleView, owner: ast.ClassDef) -> Iterator[tuple[str, ast.expr]]:
     """What ``__init__`` assigns; for a class without one, the inherited ``__init__``."""
-    while "__init__" not in view.methods(owner):
-        base = _base(view, owner)
-        if base is None:
-            return
-        owner = base
-    yield from initialised(owner)
-
-
-def _base(view: ModuleView, owner: ast.ClassDef) -> ast.ClassDef | None:
-    base = owner.bases[0] if len(owner.bases) == 1 else None
-    found = view.classes.get(base.id) if isinstance(base, ast.Name) else None
-    return found if found is not owner else None
+    defining = (each for each in _line(view, owner) if "__init__" in view.methods(each))
+    return initialised(next(defining, owner))
 
 
 def called_otherwise(view: ModuleView, name: str) -> str:
     """Why calling an instance may do more than ``forward``; empty if it does not."""
-    owner: ast.ClassDef | None = view.classes[name]
-    while owner is not None:
+    for owner in _line(view, view.classes[name]):
         methods = view.methods(owner)
         for special in _CALLING & methods.keys():
             return Reason(f"{owner.name} defines {special}", Code.REPLACED, methods[special].lineno)
@@ -197,7 +197,8 @@ def called_otherwise(view: ModuleView, name: str) -> str:
                 return Reason(
                     f"{owner.name}.forward is decorated with {ast.unparse(decorator)}", Code.DECORATED
                 )
-        owner = _base(view, owner) if forward is None else None
+        if forward is not None:
+            break
     return ""
 
 
@@ -217,10 +218,10 @@ def linear_otherwise(view: ModuleView, name: str) -> str:
 
 def defining(view: ModuleView, name: str) -> str:
     """The first class of the lineage that defines more than harmless methods, for example ``forward``."""
-    owner: ast.ClassDef | None = view.classes[name]
-    while owner is not None and view.methods(owner).keys() <= _HARMLESS:
-        owner = _base(view, owner)
-        name = owner.name if owner is not None else name
+    for owner in _line(view, view.classes[name]):
+        name = owner.name
+        if not view.methods(owner).keys() <= _HARMLESS:
+            break
     return name
 
 
