@@ -13,7 +13,7 @@ import tokenize
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from veomni_hook.patches.code.document import Document, FunctionNode, has_docstring
+from veomni_hook.patches.code.document import Document, FunctionNode, statements_of
 from veomni_hook.patches.code.tree import walk_ast
 
 __all__ = [
@@ -159,7 +159,7 @@ class Place:
 def at_start(document: Document, function: FunctionNode) -> Place:
     """The place before the first statement after a function's docstring and the comments above it."""
     first = function.body[0]
-    rest = function.body[1:] if has_docstring(function) else function.body
+    rest = statements_of(function)
     if not document.is_inline(function):
         indent = document.indent(first)
         if rest:

@@ -29,6 +29,7 @@ __all__ = [
     "contains",
     "decorator_name",
     "forget_walks",
+    "header",
     "in_text_order",
     "initialised",
     "is_plain",
@@ -152,8 +153,7 @@ _PARTS = (
     ast.unaryop,
 )
 # Methods of tensors, configs and mappings without side effects.
-_TENSOR_METHODS = {"contiguous", "float", "reshape", "size", "to", "type_as", "view"}
-_METHODS = frozenset(_TENSOR_METHODS | {"get", "get_decoder", "get_text_config"})
+_METHODS = frozenset("contiguous float reshape size to type_as view get get_decoder get_text_config".split())
 _FUNCTIONS = frozenset({"getattr", "isinstance", "len"})
 
 
@@ -194,8 +194,9 @@ def decorator_name(decorator: ast.expr) -> str:
 
 def own_attribute(node: ast.AST) -> str:
     """The attribute's name if a node is an attribute of ``self``, else an empty string."""
-    owned = isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self"
-    return node.attr if owned and isinstance(node, ast.Attribute) else ""
+    if isinstance(node, ast.Attribute) and getattr(node.value, "id", "") == "self":
+        return node.attr
+    return ""
 
 
 def is_plain(node: ast.AST) -> bool:
@@ -233,6 +234,18 @@ def blocks(root: ast.AST, *, nested: bool = False) -> Iterator[list[ast.stmt]]:
 def module_statements(tree: ast.Module) -> Iterator[ast.stmt]:
     """Every statement that runs when the module is imported, outside classes and functions."""
     return (statement for block in blocks(tree) for statement in block)
+
+
+def header(statement: ast.stmt) -> Iterator[ast.AST]:
+    """The nodes of a statement, without those of nested statements."""
+    pending: list[ast.AST] = [statement]
+    while pending:
+        for child in child_nodes(pending.pop()):
+            if isinstance(child, ast.expr | ast.pattern):
+                yield from walk_ast(child)
+            elif isinstance(child, ast.withitem | ast.match_case | ast.ExceptHandler):
+                yield child
+                pending.append(child)
 
 
 def binding(statement: ast.stmt) -> tuple[str, ast.expr | None]:
