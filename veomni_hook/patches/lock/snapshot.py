@@ -16,7 +16,7 @@ from veomni_hook.patches.idioms import recognise as recogniser
 from veomni_hook.patches.lock.inserted import inserted_calls
 from veomni_hook.patches.lock.records import Body, LockedModule, LockedSite, Override
 from veomni_hook.patches.lock.signatures import own_functions, signature
-from veomni_hook.patches.routes.reliance import relied_on
+from veomni_hook.patches.routes.config import relied_on
 from veomni_hook.patches.selection import selected
 from veomni_hook.patches.site import Site, Status
 from veomni_hook.patches.spec import Patch, PatchConfig, PatchType

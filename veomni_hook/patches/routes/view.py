@@ -35,9 +35,18 @@ from veomni_hook.patches.graph import (
     source,
 )
 from veomni_hook.patches.reasons import Code, Reason
+from veomni_hook.patches.routes.config import relied_on
 from veomni_hook.patches.site import Site, Status
 
-__all__ = ["Method", "ModuleView", "called_otherwise", "defining", "initialised_by", "linear_otherwise"]
+__all__ = [
+    "Method",
+    "ModuleView",
+    "called_otherwise",
+    "defining",
+    "initialised_by",
+    "linear_otherwise",
+    "settled",
+]
 
 Find: TypeAlias = "Callable[[ModuleView], Iterable[Site]]"
 
@@ -162,6 +171,32 @@ class ModuleView:
         inside = (edit for edit in edits if start <= edit.start and edit.end <= end)
         moved = [replace(edit, start=edit.start - start, end=edit.end - start) for edit in inside]
         return apply_edits(self.text(node), moved)
+
+
+def settled(view: ModuleView, sites: Iterable[Site]) -> Iterator[Site]:
+    """The sites; those that rely on code that the module may replace are missed, with the line as reason."""
+    for site in sites:
+        reason = _reason(view, site)
+        if not reason or site.status is Status.REFUSED:
+            yield site
+        elif site.status is Status.MISSED:
+            yield replace(site, reason=Reason.joined(filter(None, (site.reason, reason))))
+        else:
+            yield replace(
+                site, status=Status.MISSED, variant="", reason=reason, captures={}, edits=(), slots=()
+            )
+
+
+def _reason(view: ModuleView, site: Site) -> str:
+    scope = view.scope
+    owner = site.target.rpartition(".")[0]
+    if site.status is Status.MISSED and owner in scope.refused:
+        why = Reason(scope.refused[owner], Code.REPLACED)
+        return why if why not in site.reason else ""
+    for name in (site.target, *relied_on(view.document, site)) if scope.replaced else ():
+        if line := scope.replaced.line(name, target=name == site.target):
+            return Reason(f"{name} may be replaced at line {line}", Code.REPLACED)
+    return ""
 
 
 _CALLING = {"__call__", "__getattribute__"}
