@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
 
 import pytest
@@ -25,7 +24,7 @@ def test_functions_have_torchs_signature(name: str) -> None:
     assert known is not None
     found = inspect.signature(getattr(functional, name)).parameters.values()
     found = [parameter for parameter in found if parameter.name != "out"]
-    defaults = [None if d is None else ast.literal_eval(d) for d in known.defaults]
+    defaults = [None if d is None else d.value for d in known.defaults]
     assert [p.name for p in found] == list(known.parameters)
     assert [None if p.default is p.empty else p.default for p in found] == defaults
 

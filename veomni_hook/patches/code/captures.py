@@ -42,7 +42,7 @@ class CapturePlace:
     in_string: bool = False
 
 
-def find_places(tree: ast.AST, captures: Mapping[str, Capture], *, holes: bool) -> list[CapturePlace]:
+def find_places(tree: ast.AST, captures: Mapping[str, Capture], *, holes: bool) -> Iterator[CapturePlace]:
     """Every place in ``tree`` that uses a capture, in the order of the tree.
 
     Args:
@@ -50,7 +50,25 @@ def find_places(tree: ast.AST, captures: Mapping[str, Capture], *, holes: bool) 
         captures: the captures by name.
         holes: True if the code writes a capture as ``{name}``, False if it reads a plain name.
     """
-    return list(_places(tree, captures, holes=holes))
+    if isinstance(tree, ast.JoinedStr):
+        for inner in walk_ast(tree):
+            name = _name(inner, holes=holes)
+            if name in captures and isinstance(inner, ast.expr):
+                yield CapturePlace(name, inner, in_string=True)
+    elif isinstance(tree, ast.Call):
+        arguments: tuple[_Argument, ...] = (*tree.args, *tree.keywords)
+        for argument in arguments:
+            name = _name(_starred_value(argument), holes=holes)
+            if name in captures and captures[name].kind != "expression":
+                yield CapturePlace(name, argument, tree)
+            else:
+                yield from find_places(argument, captures, holes=holes)
+        yield from find_places(tree.func, captures, holes=holes)
+    elif (name := _name(tree, holes=holes)) in captures and isinstance(tree, ast.expr):
+        yield CapturePlace(name, tree)
+    else:
+        for child in ast.iter_child_nodes(tree):
+            yield from find_places(child, captures, holes=holes)
 
 
 def substitute(
@@ -75,7 +93,7 @@ def substitute(
     Raises:
         PatchError: a capture is not valid where the code uses it.
     """
-    places = find_places(code.tree, captures, holes=holes)
+    places = list(find_places(code.tree, captures, holes=holes))
     empty = frozenset(id(place.node) for place in places if place.call and not captures[place.name].nodes)
     choices = [list(_candidates(code, place, captures[place.name], upstream, empty)) for place in places]
     swaps = {id(place.node): captures[place.name].nodes for place in places}
@@ -129,31 +147,6 @@ _USES = {
     "keywords": "as `**{0}` in a call",
     "positionals": "as `*{0}` in a call",
 }
-
-
-def _places(node: ast.AST, captures: Mapping[str, Capture], *, holes: bool) -> Iterator[CapturePlace]:
-    if isinstance(node, ast.JoinedStr):
-        for inner in walk_ast(node):
-            name = _name(inner, holes=holes)
-            if name in captures and isinstance(inner, ast.expr):
-                yield CapturePlace(name, inner, in_string=True)
-        return
-    if isinstance(node, ast.Call):
-        arguments: tuple[_Argument, ...] = (*node.args, *node.keywords)
-        for argument in arguments:
-            name = _name(_starred_value(argument), holes=holes)
-            if name in captures and captures[name].kind != "expression":
-                yield CapturePlace(name, argument, node)
-            else:
-                yield from _places(argument, captures, holes=holes)
-        yield from _places(node.func, captures, holes=holes)
-        return
-    name = _name(node, holes=holes)
-    if name in captures and isinstance(node, ast.expr):
-        yield CapturePlace(name, node)
-        return
-    for child in ast.iter_child_nodes(node):
-        yield from _places(child, captures, holes=holes)
 
 
 def _starred_value(argument: _Argument) -> ast.AST | None:

@@ -34,6 +34,7 @@ __all__ = [
     "remove_statement",
     "statement_at",
     "string_lines",
+    "tokens",
 ]
 
 PLAIN, FUSED = "plain", "fused"
@@ -249,17 +250,23 @@ def string_lines(text: str) -> set[int]:
     Args:
         text: valid Python at the indentation of its first line.
     """
-    inside: set[int] = set()
-    opened: list[int] = []
+    strings = (token for token in tokens(text) if token.type == tokenize.STRING)
+    return {line for token in strings for line in range(token.start[0] + 1, token.end[0] + 1)}
+
+
+def tokens(text: str) -> Iterator[tokenize.TokenInfo]:
+    """The tokens of a text; an f-string is one token on every Python release, as a string is."""
+    opened: list[tokenize.TokenInfo] = []
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         kind = tokenize.tok_name[token.type]
         if kind.endswith("STRING_START"):
-            opened.append(token.start[0])
+            opened.append(token)
         elif kind.endswith("STRING_END"):
-            inside.update(range(opened.pop() + 1, token.end[0] + 1))
-        elif kind == "STRING":
-            inside.update(range(token.start[0] + 1, token.end[0] + 1))
-    return inside
+            first = opened.pop()
+            if not opened:
+                yield tokenize.TokenInfo(tokenize.STRING, "", first.start, token.end, first.line)
+        elif not opened:
+            yield token
 
 
 def reindent(text: str, old: str, new: str) -> str:

@@ -334,12 +334,9 @@ def _operands(
             return None
         bound[name] = value
     for name, default in zip(names, operation.defaults, strict=True):
-        if name not in bound:
-            if default is None:
-                return None
-            literal = ast.literal_eval(default)
-            bound[name] = Node("tuple") if literal == () else constant(literal)
-    return {name: bound[name] for name in names}
+        if default is not None:
+            bound.setdefault(name, default)
+    return {name: bound[name] for name in names} if len(bound) == len(names) else None
 
 
 def _sequence(arguments: list[Node]) -> Node:

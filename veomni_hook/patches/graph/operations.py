@@ -10,6 +10,7 @@ promotes every other operand, and the canonical form contains this cast.
 
 from __future__ import annotations
 
+import ast
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -38,14 +39,14 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """Parameters of an operation: names, and defaults as Python values in source form (None: required).
+    """Parameters of an operation: names, and defaults (None: required).
 
     ``variadic`` is the number of the parameter that a method also accepts as separate arguments.
     """
 
     name: str
     parameters: tuple[str, ...]
-    defaults: tuple[str | None, ...]
+    defaults: tuple[Node | None, ...]
     variadic: int | None = None
 
 
@@ -234,6 +235,11 @@ _FLAGGED: defaultdict[str, set[str]] = defaultdict(set)
 _DTYPE_OPERAND: dict[str, int] = {}
 
 
+def _default(text: str) -> Node:
+    literal = ast.literal_eval(text)
+    return Node("tuple") if literal == () else constant(literal)
+
+
 def _read(line: str) -> None:
     """Put a line of the table into the operations by place and spelling, and the names of nodes by flag."""
     declared, _, flags = line.partition(" : ")
@@ -243,7 +249,7 @@ def _read(line: str) -> None:
     operation = Operation(
         node or spellings.partition("/")[0],
         tuple(parameter.lstrip("*") for parameter, _, _ in pairs),
-        tuple(default if sign else None for _, sign, default in pairs),
+        tuple(_default(text) if sign else None for _, sign, text in pairs),
         next((i for i, (parameter, _, _) in enumerate(pairs) if parameter.startswith("*")), None),
     )
     for place, spelling in product(places, spellings.split("/")):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ast
 import builtins
-import re
 from collections.abc import Iterable, Iterator
 
 from veomni_hook.patches.code.document import FunctionNode
@@ -42,7 +41,6 @@ class Scope:
 
     Args:
         tree: the module.
-        source: its text, which makes the search for replacements faster.
 
     Attributes:
         functions: the module's top-level functions that are bound once, by name.
@@ -52,11 +50,11 @@ class Scope:
         refused: the class's name to the reason why a method is unknown.
     """
 
-    def __init__(self, tree: ast.Module, source: str | None = None) -> None:
+    def __init__(self, tree: ast.Module) -> None:
         self.functions: dict[str, FunctionNode] = {}
         self.classes: dict[str, ast.ClassDef] = {}
         self.cache: dict[tuple[int, int], object] = {}
-        self.replaced = Redefinitions(tree, source)
+        self.replaced = Redefinitions(tree)
         self.refused: dict[str, str] = {}
         self._meanings: dict[str, str | None] = {}
         self._assignments: dict[ast.ClassDef, dict[str, int]] = {}
@@ -68,9 +66,7 @@ class Scope:
             for name, meaning in self._bindings(statement):
                 known = self._meanings.get(name, meaning)
                 self._meanings[name] = meaning if known == meaning else None
-        for node in walk_ast(tree) if source is None or "global " in source else ():
-            for name in node.names if isinstance(node, ast.Global) else ():
-                self._meanings[name] = None
+        self._meanings |= dict.fromkeys(self.replaced.declared_global)
         for statement in tree.body:
             name = getattr(statement, "name", "")
             if self._meanings.get(name) != f":{statement.lineno}" or self.replaced.line(name):
@@ -244,11 +240,6 @@ _NAMESPACES = ("globals", "locals", "vars")
 _MODULES = [Template(f"{one}(__name__)") for one in ("import_module", "__import__")]
 _MODULES.append(Template("sys.modules[__name__]"))
 _SETTERS = ("setattr", "delattr", "__setattr__", "__delattr__")
-#: Text of code in a function that may change definitions; function bodies are searched only if it occurs.
-_WORDS = ("globals(", "exec(", "sys.modules")
-_GIVEN = re.compile(r"(?:set|del)attr(?:__)?\(\s*(\w+)")
-_GLOBAL = re.compile(r"^[ \t]+global[ \t]", re.MULTILINE)
-_MADE = re.compile(r"type\([^,()\n]+,\s*\(")
 _ALL = "*"
 #: Instead of a method's name: a decorator or metaclass, which does not affect code inside the class.
 _AROUND = "@"
@@ -259,10 +250,12 @@ class Redefinitions:
 
     Args:
         tree: the module.
-        source: its text; without it, the whole tree is searched.
+
+    Attributes:
+        declared_global: the names that functions declare ``global``.
     """
 
-    def __init__(self, tree: ast.Module, source: str | None = None) -> None:
+    def __init__(self, tree: ast.Module) -> None:
         self._tree = tree
         self._lines: dict[str, int] = {}
         statements = list(module_statements(tree))
@@ -270,14 +263,14 @@ class Redefinitions:
         self._classes = {node.name: node for node in definitions if isinstance(node, ast.ClassDef)}
         self._functions = {node.name for node in definitions if isinstance(node, FUNCTIONS)}
         self._imported = set[str]()
+        self.declared_global = set[str]()
         for statement in statements:
             self._bind(statement)
             self._read([] if isinstance(statement, DEFINITIONS) else header(statement), top=True)
         for owner in self._classes.values():
             self._read_class(owner)
-        if source is None or self._may_hide(source):
-            for definition in definitions:
-                self._read(walk_ast(definition), top=False)
+        for definition in definitions:
+            self._read(walk_ast(definition), top=False)
 
     def __bool__(self) -> bool:
         return bool(self._lines)
@@ -297,21 +290,6 @@ class Redefinitions:
 
     def _note(self, name: str, node: ast.AST) -> None:
         self._lines[name] = getattr(node, "lineno", 0)
-
-    def _may_hide(self, source: str) -> bool:
-        """Whether a function may change a definition, judged by the text because walking a tree is slow."""
-        names = self._functions | self._classes.keys()
-        return (
-            any(word in source for word in _WORDS)
-            or ("global " in source and _GLOBAL.search(source) is not None)
-            or ("type(" in source and _MADE.search(source) is not None)
-            or ("attr" in source and any(found[1] in names for found in _GIVEN.finditer(source)))
-            or any(
-                f"del {name}" in source or re.search(rf"{name}\.[^=(\n]*=(?!=)", source)
-                for name in names
-                if f"{name}." in source or f"del {name}" in source
-            )
-        )
 
     def _bind(self, statement: ast.stmt) -> None:
         """Record names of definitions that a module-level statement binds again."""
@@ -349,6 +327,7 @@ class Redefinitions:
                 if _is_namespace(node.value):
                     self._note(_literal(node.slice) or _ALL, node)
             elif isinstance(node, ast.Global):
+                self.declared_global.update(node.names)
                 for name in {*node.names} & (self._functions | self._classes.keys()):
                     self._note(name, node)
             elif isinstance(node, ast.Call):

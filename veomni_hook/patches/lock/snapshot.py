@@ -84,7 +84,7 @@ def snapshot(
         for site in routed
     )
     names = sorted({*overridden, *old, *(name for site in locked for name in site.bodies)})
-    scope = Scope(document.tree, document.source)
+    scope = Scope(document.tree)
     bodies = {name: _body(document, name, scope, overridden=name in overridden) for name in names}
     return LockedModule(
         tuple(sorted(locked, key=lambda site: (site.target, site.op))),

@@ -67,7 +67,7 @@ class ModuleView:
     @cached_property
     def scope(self) -> Scope:
         """The meaning of the module's global names."""
-        return Scope(self.document.tree, self.document.source)
+        return Scope(self.document.tree)
 
     @cached_property
     def classes(self) -> dict[str, ast.ClassDef]:
