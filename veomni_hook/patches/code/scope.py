@@ -210,23 +210,13 @@ def global_uses(tree: ast.Module, names: Iterable[str]) -> list[Use]:
 @lru_cache(maxsize=_ASKED)
 def global_bindings(tree: ast.Module) -> frozenset[str]:
     """Every name that the module binds at top level or by ``global``, including in branches."""
-    none = ast.arguments(posonlyargs=[], args=[], kwonlyargs=[], kw_defaults=[], defaults=[])
-    module = ast.FunctionDef(name="", args=none, body=tree.body, decorator_list=[])
-    names = set(local_names(module))
-    for node in walk_ast(tree):
-        if isinstance(node, ast.Global):
-            names.update(node.names)
-    return frozenset(names)
+    declared = {name for n in walk_ast(tree) if isinstance(n, ast.Global) for name in n.names}
+    return frozenset(own_names(tree.body) | declared)
 
 
 def has_star_import(tree: ast.Module) -> bool:
     """Whether the module uses ``import *``, so that its text does not show all of its names."""
-    return any(
-        alias.name == "*"
-        for node in walk_ast(tree)
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
-    )
+    return "*" in global_bindings(tree)
 
 
 def _uses(nodes: Iterable[ast.AST], visible: frozenset[str], wanted: frozenset[str]) -> Iterator[Use]:
@@ -299,7 +289,7 @@ _WRITERS = frozenset({"exec", "globals"})
 
 def provided_names(text: str, tree: ast.Module) -> set[str]:
     """Every name that a module binds when it runs, in any branch and by ``global``; not the builtins."""
-    return _provided(tree, list(_tables(symtable.symtable(text, "<module>", "exec"))))
+    return _provided(tree, _tables(text))
 
 
 def unresolved_names(text: str, tree: ast.Module) -> set[str]:
@@ -311,7 +301,7 @@ def unresolved_names(text: str, tree: ast.Module) -> set[str]:
     """
     if has_star_import(tree):
         return set()
-    tables = list(_tables(symtable.symtable(text, "<module>", "exec")))
+    tables = _tables(text)
     read = {
         symbol.get_name()
         for table in tables
@@ -335,13 +325,13 @@ def unresolved_uses(tree: ast.Module, names: set[str]) -> list[Use]:
     return [use for use in uses if isinstance(use.node, ast.Name) and id(use.node) not in harmless]
 
 
-def _tables(table: symtable.SymbolTable) -> Iterator[symtable.SymbolTable]:
-    # Since Python 3.14, annotations are separate scopes, which are evaluated only on request.
-    if str(table.get_type()) == "annotation":
-        return
-    yield table
-    for child in table.get_children():
-        yield from _tables(child)
+def _tables(text: str) -> list[symtable.SymbolTable]:
+    """The scopes of a module, its own first."""
+    tables = [symtable.symtable(text, "<module>", "exec")]
+    for table in tables:  # the list grows during the loop
+        # Since Python 3.14, annotations are separate scopes, which are evaluated only on request.
+        tables += [inner for inner in table.get_children() if str(inner.get_type()) != "annotation"]
+    return tables
 
 
 def _provided(tree: ast.Module, tables: list[symtable.SymbolTable]) -> set[str]:

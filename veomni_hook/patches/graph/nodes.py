@@ -77,14 +77,7 @@ class Node:
         return hash(self.key)
 
     def __repr__(self) -> str:
-        if self.op in ("argument", "constant", "global"):
-            return f"{self.value}"
-        if self.op == "attribute":
-            return f"self.{self.value}"
-        parts = [repr(argument) for argument in self.args]
-        if self.value is not None:
-            parts.append(f"{self.value!r}")
-        return f"{self.op}({', '.join(parts)})"
+        return brief(self)
 
     @property
     def lineno(self) -> int:
