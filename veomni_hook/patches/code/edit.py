@@ -11,7 +11,7 @@ import io
 import re
 import tokenize
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from veomni_hook.patches.code.document import Document, FunctionNode, statements_of
 from veomni_hook.patches.code.tree import walk_ast
@@ -25,6 +25,7 @@ __all__ = [
     "apply_edits",
     "at_start",
     "before",
+    "edited",
     "logical_line",
     "marker_comment",
     "one_line",
@@ -117,6 +118,12 @@ def place_edits(source: str, edits: Iterable[Edit], *, markers: bool = True) -> 
 def apply_edits(source: str, edits: Iterable[Edit], *, markers: bool = True) -> str:
     """Return ``source`` with ``edits`` applied; see `place_edits` for order, ``markers`` and errors."""
     return place_edits(source, edits, markers=markers)[0]
+
+
+def edited(source: str, start: int, end: int, edits: Iterable[Edit]) -> str:
+    """Return ``source[start:end]`` with ``edits``, which are inside it, applied."""
+    moved = [replace(edit, start=edit.start - start, end=edit.end - start) for edit in edits]
+    return apply_edits(source[start:end], moved)
 
 
 def marker_comment(label: str, text: str) -> str:

@@ -200,21 +200,12 @@ f normalize input p=2.0 dim=1 eps=1e-12 : float
 
 #: Every name of a dtype to one name.
 DTYPES = {
-    f"torch.{alias}": f"torch.{name}"
-    for name, aliases in {
-        "float32": "float32 float",
-        "float64": "float64 double",
-        "float16": "float16 half",
-        "bfloat16": "bfloat16",
-        "int64": "int64 long",
-        "int32": "int32 int",
-        "int16": "int16 short",
-        "int8": "int8",
-        "uint8": "uint8",
-        "bool": "bool",
-        "complex64": "complex64 cfloat",
-    }.items()
-    for alias in aliases.split()
+    f"torch.{alias}": f"torch.{names.partition('/')[0]}"
+    for names in (
+        "float32/float float64/double float16/half bfloat16 int64/long int32/int int16/short int8 uint8 bool "
+        "complex64/cfloat".split()
+    )
+    for alias in names.split("/")
 }
 
 # Functions of torch whose result does not depend on their arguments alone, or that have side effects.

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import TypeAlias
 
 from veomni_hook.patches.code.document import Document, FunctionNode
-from veomni_hook.patches.code.edit import Edit, apply_edits
+from veomni_hook.patches.code.edit import Edit, edited
 from veomni_hook.patches.code.scope import free_name
 from veomni_hook.patches.code.statement_runs import Run
 from veomni_hook.patches.code.tree import (
@@ -169,8 +169,7 @@ class ModuleView:
         """The `text` of a node after those of ``edits`` that are inside it."""
         start, end = self.document.start(node), self.document.end(node)
         inside = (edit for edit in edits if start <= edit.start and edit.end <= end)
-        moved = [replace(edit, start=edit.start - start, end=edit.end - start) for edit in inside]
-        return apply_edits(self.text(node), moved)
+        return edited(self.document.source, start, end, inside)
 
 
 def settled(view: ModuleView, sites: Iterable[Site]) -> Iterator[Site]:
