@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator
 
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.scope import bound_by
-from veomni_hook.patches.code.template import Template
 from veomni_hook.patches.code.tree import (
     DEFINITIONS,
     FUNCTIONS,
@@ -237,8 +236,7 @@ _METACLASSES = ("ABCMeta",)
 _CODE = ("__code__", "__defaults__", "__kwdefaults__")
 _NAMESPACES = ("globals", "locals", "vars")
 #: The module itself.
-_MODULES = [Template(f"{one}(__name__)") for one in ("import_module", "__import__")]
-_MODULES.append(Template("sys.modules[__name__]"))
+_MODULES = ("import_module(__name__)", "__import__(__name__)", "sys.modules[__name__]")
 _SETTERS = ("setattr", "delattr", "__setattr__", "__delattr__")
 _ALL = "*"
 #: Instead of a method's name: a decorator or metaclass, which does not affect code inside the class.
@@ -335,7 +333,7 @@ class Redefinitions:
 
     def _set(self, node: ast.AST, owner: ast.expr, name: str | None, *, top: bool) -> None:
         """Record that an attribute is set on ``owner``; ``name`` is None if it is computed."""
-        path = ast.unparse(owner)
+        path = owner.id if isinstance(owner, ast.Name) else ast.unparse(owner)  # which takes long
         root, _, rest = path.partition(".")
         if root in self._classes:
             # An attribute of a method (`Class.method.__code__`) changes the method.
@@ -385,7 +383,7 @@ def _is_namespace(node: ast.expr) -> bool:
 
 
 def _is_module(node: ast.expr) -> bool:
-    return any(form.match(node) for form in _MODULES)
+    return not isinstance(node, ast.Name) and ast.unparse(node) in _MODULES
 
 
 def _literal(node: ast.expr) -> str | None:
