@@ -34,6 +34,7 @@ __all__ = [
     "initialised",
     "is_plain",
     "last_name",
+    "methods_of",
     "module_statements",
     "own_attribute",
     "statements_of_init",
@@ -259,9 +260,14 @@ def binding(statement: ast.stmt) -> tuple[str, ast.expr | None]:
     return (target.id, statement.value) if isinstance(target, ast.Name) and statement.value else ("", None)
 
 
+def methods_of(owner: ast.ClassDef) -> dict[str, ast.FunctionDef | ast.AsyncFunctionDef]:
+    """The methods that the body of a class defines, by name; without inherited ones."""
+    return {node.name: node for node in owner.body if isinstance(node, FUNCTIONS)}
+
+
 def statements_of_init(owner: ast.ClassDef) -> Iterator[ast.AST]:
     """Every node in the ``__init__`` that a class defines, and in its methods that it calls."""
-    methods = {method.name: method for method in owner.body if isinstance(method, ast.FunctionDef)}
+    methods = methods_of(owner)
     called = ["__init__"]
     for name in called:  # the list grows during the loop
         for node in walk_ast(methods[name]) if name in methods else ():

@@ -8,9 +8,8 @@ iterable, and of the start and step of every carried value that it depends on.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
-from veomni_hook.patches.code.tree import child_nodes
+from veomni_hook.patches.code.tree import in_text_order, walk_ast
 from veomni_hook.patches.graph.nodes import UNBOUND, Node, rebuild, walk
 from veomni_hook.patches.graph.normal_forms import renormalised
 from veomni_hook.patches.graph.operations import is_fresh, is_number, roots
@@ -98,38 +97,23 @@ def _final_value(
 
 def _bound_names(statement: ast.For) -> list[str]:
     """Names that the loop binds, in text order."""
-    return list(
-        dict.fromkeys(
-            node.id
-            for node in _nodes(statement)
-            if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)
-        )
-    )
+    names = in_text_order(node for node in walk_ast(statement) if isinstance(node, ast.Name))
+    return list(dict.fromkeys(node.id for node in names if not isinstance(node.ctx, ast.Load)))
 
 
 def _written_names(statement: ast.For) -> list[str]:
     """Names whose value the loop may change in place, in text order."""
-    names: dict[str, None] = {}
-    for node in _nodes(statement):
-        target: ast.AST | None = None
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            target = node.func.value if node.func.attr.endswith("_") else None
-        elif isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load):
-            target = node.value
-        elif isinstance(node, ast.AugAssign):
-            target = node.target
-        if isinstance(target, ast.Name):
-            names[target.id] = None
-    return list(names)
-
-
-def _nodes(statement: ast.For) -> Iterator[ast.AST]:
-    """Every node of a loop, in text order."""
-    todo: list[ast.AST] = [statement]
-    while todo:
-        node = todo.pop()
-        yield node
-        todo.extend(reversed(list(child_nodes(node))))
+    targets: list[ast.expr] = []
+    for node in walk_ast(statement):
+        match node:
+            case ast.Call(func=ast.Attribute(value=target, attr=name)) if name.endswith("_"):
+                targets.append(target)
+            case ast.Subscript(value=target, ctx=ast.Store() | ast.Del()):
+                targets.append(target)
+            case ast.AugAssign(target=target):
+                targets.append(target)
+    names = (target for target in targets if isinstance(target, ast.Name))
+    return list(dict.fromkeys(target.id for target in in_text_order(names)))
 
 
 def names_sharing(node: Node, frame: Frame[Node]) -> list[str]:

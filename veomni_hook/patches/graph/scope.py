@@ -20,6 +20,7 @@ from veomni_hook.patches.code.tree import (
     decorator_name,
     header,
     last_name,
+    methods_of,
     module_statements,
     walk_ast,
 )
@@ -103,11 +104,11 @@ class Scope:
             if base is None:
                 return None
             chain.append(base)
-            if name in _methods(base) and (len(chain) > 1 or not above):
+            if name in methods_of(base) and (len(chain) > 1 or not above):
                 reason = self._why_unknown(owner, name, chain[1:] if above else chain, above=above)
                 if reason:
                     self.refused[owner.name] = reason
-                return None if reason else (_methods(base)[name], base)
+                return None if reason else (methods_of(base)[name], base)
         return None
 
     def why_refused(self, name: str) -> str:
@@ -153,7 +154,7 @@ class Scope:
                 return f"{holder.name}.{name} may be replaced at line {number}"
             if not above and (number := self._assignment_line(holder, name)):
                 return f"{holder.name} assigns self.{name} at line {number}"
-            if special := _methods(holder).keys() & _DYNAMIC:
+            if special := methods_of(holder).keys() & _DYNAMIC:
                 return f"{holder.name} defines {', '.join(sorted(special))} (line {holder.lineno})"
         own = {id(base) for base in self.lineage(owner) if base is not None}
         for subclass in subclasses:
@@ -162,7 +163,7 @@ class Scope:
                     return f"{subclass.name} may inherit another {name} (line {subclass.lineno})"
                 if id(base) in own or (above and base in subclasses):
                     continue
-                if (method := _methods(base).get(name)) is not None:
+                if (method := methods_of(base).get(name)) is not None:
                     return f"{subclass.name} has {base.name}.{name} (line {method.lineno})"
         return ""
 
@@ -221,10 +222,6 @@ class Scope:
             for name in bound_by(statement):
                 # With the line: two definitions of one name are two meanings.
                 yield name, f":{statement.lineno}"
-
-
-def _methods(owner: ast.ClassDef) -> dict[str, FunctionNode]:
-    return {node.name: node for node in owner.body if isinstance(node, FUNCTIONS)}
 
 
 #: Decorators of classes that change neither helpers nor what ``forward`` computes.
@@ -303,7 +300,7 @@ class Redefinitions:
 
     def _read_class(self, owner: ast.ClassDef) -> None:
         """Record methods that the class's own body binds again, or a decorator or metaclass may replace."""
-        methods = {node.name: node for node in owner.body if isinstance(node, FUNCTIONS)}
+        methods = methods_of(owner)
         # All blocks, because a conditional definition is not certain to be the class's method.
         for block in blocks(owner):
             for statement in block:

@@ -19,6 +19,7 @@ from veomni_hook.patches.code.tree import (
     decorator_name,
     in_text_order,
     initialised,
+    methods_of,
     module_statements,
     own_attribute,
     walk_ast,
@@ -90,7 +91,7 @@ class ModuleView:
 
     def methods(self, owner: ast.ClassDef) -> dict[str, FunctionNode]:
         """The methods that the body of a class defines, by name; without inherited ones."""
-        return {node.name: node for node in owner.body if isinstance(node, FUNCTIONS)}
+        return methods_of(owner)
 
     def inherited_methods(self, owner: ast.ClassDef) -> dict[str, FunctionNode]:
         """The methods that a class defines or inherits from classes of the module, by name."""
