@@ -19,7 +19,7 @@ from veomni_hook.patches.code.comparison import means
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.code.edit import Edit, apply_edits
 from veomni_hook.patches.code.pattern import Capture, capture_name
-from veomni_hook.patches.code.tree import swapped, walk_ast
+from veomni_hook.patches.code.tree import calls_in, swapped, walk_ast
 
 __all__ = ["CapturePlace", "find_places", "substitute"]
 
@@ -216,14 +216,12 @@ def _removal(code: Document, argument: _Argument, call: ast.Call, empty: frozens
 
 def _refuse_repeated_keywords(text: str, *, where: str, target: str) -> None:
     # The parser accepts a repeated keyword; only compiling the whole module would raise.
-    for node in walk_ast(ast.parse(text)):
-        if isinstance(node, ast.Call):
-            names = [keyword.arg for keyword in node.keywords if keyword.arg is not None]
-            twice = sorted({name for name in names if names.count(name) > 1})
-            if twice:
-                raise PatchError(
-                    f"the inserted code passes {', '.join(twice)} twice in one call",
-                    where=where,
-                    fix="capture these keywords by name in the pattern, so that the rest does not hold them",
-                    target=target,
-                )
+    for call in calls_in(ast.parse(text)):
+        names = [keyword.arg for keyword in call.keywords if keyword.arg is not None]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise PatchError(
+                f"the inserted code passes {', '.join(twice)} twice in one call",
+                where=where,
+                fix="capture these keywords by name in the pattern, so that the rest does not hold them",
+                target=target,
+            )

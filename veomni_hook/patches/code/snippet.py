@@ -26,7 +26,7 @@ from veomni_hook.patches.code.document import Definition, Document, FunctionNode
 from veomni_hook.patches.code.edit import Edit, apply_edits, reindent
 from veomni_hook.patches.code.nearest_names import listed, nearest
 from veomni_hook.patches.code.scope import global_uses, parameters
-from veomni_hook.patches.code.tree import decorator_name
+from veomni_hook.patches.code.tree import DEFINITIONS, decorator_name
 
 __all__ = ["Snippet", "apply_name_map", "function_body", "read_snippet"]
 
@@ -59,7 +59,7 @@ class Snippet:
     def node(self) -> FunctionNode | ast.ClassDef:
         """The definition."""
         node = self.document.tree.body[0]
-        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        if not isinstance(node, DEFINITIONS):
             raise TypeError(f"a snippet holds one definition, not {type(node).__name__}")
         return node
 

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.scope import loaded, local_names
-from veomni_hook.patches.code.tree import binding, child_nodes, walk_ast
+from veomni_hook.patches.code.tree import binding, calls_in, child_nodes, walk_ast
 
 __all__ = ["Run", "at_hand", "called", "kernel_call", "put_together", "simple_target"]
 
@@ -118,8 +118,7 @@ def put_together(
 
 def kernel_call(whole: ast.expr, kernel: str) -> ast.Call:
     """The kernel's call in a result of `put_together`."""
-    calls = (node for node in walk_ast(whole) if isinstance(node, ast.Call))
-    return next(call for call in calls if isinstance(call.func, ast.Name) and call.func.id == kernel)
+    return next(call for call in calls_in(whole) if getattr(call.func, "id", "") == kernel)
 
 
 def called(whole: ast.expr, kernel: str, name: str) -> ast.expr:

@@ -16,7 +16,7 @@ from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.edit import FUSED, Edit, Place, at_start, before, marker_comment, reindent
 from veomni_hook.patches.code.scope import bound_names, free_name, loaded
 from veomni_hook.patches.code.statement_runs import Run, put_together, simple_target
-from veomni_hook.patches.code.tree import walk_ast, without_annotations
+from veomni_hook.patches.code.tree import calls_in, without_annotations
 from veomni_hook.patches.routes.compose import method_at
 from veomni_hook.patches.routes.view import ModuleView
 
@@ -266,9 +266,9 @@ def _beside(run: Run, names: set[str]) -> list[ast.stmt]:
 
 
 def _calls_module(run: Run, statement: ast.stmt) -> bool:
-    calls = (node.func for node in walk_ast(statement) if isinstance(node, ast.Call))
     receiver = run.function.args.args[0].arg
-    return any(isinstance(each, ast.Attribute) and receiver in loaded([each.value]) for each in calls)
+    called = [call.func for call in calls_in(statement) if isinstance(call.func, ast.Attribute)]
+    return any(receiver in loaded([each.value]) for each in called)
 
 
 def _to_the_end(run: Run, answer: Sequence[ast.stmt]) -> list[ast.stmt] | None:
