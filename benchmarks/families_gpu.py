@@ -195,7 +195,7 @@ def main() -> None:
 
 def record(name: str, family: Family, facts: Facts, options: argparse.Namespace) -> None:
     """Write a family's results into the file, in the order of the families."""
-    from veomni_hook.bench.record import circumstances, write
+    from veomni_hook.tools.bench.record import circumstances, write
 
     known = json.loads(options.out.read_text())["families"] if options.out.exists() else []
     now = circumstances("families_gpu", options.device)

@@ -38,7 +38,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--out", type=Path, default=RESULTS / TARGET)
     options = parser.parse_args()
-    from veomni_hook.bench.record import circumstances, write
+    from veomni_hook.tools.bench.record import circumstances, write
 
     path = os.pathsep.join(filter(None, (options.fla, os.environ.get("PYTHONPATH"))))
     settings = {"fla": {"PYTHONPATH": path}}

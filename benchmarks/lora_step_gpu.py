@@ -173,7 +173,7 @@ def chosen(names: Sequence[str]) -> dict[str, Case]:
 
 def record(name: str, facts: Facts, device: str, out: Path) -> None:
     """Write a case's results into the file, in the order of the cases."""
-    from veomni_hook.bench.record import circumstances, write
+    from veomni_hook.tools.bench.record import circumstances, write
 
     known = json.loads(out.read_text())["cases"] if out.exists() else []
     now = circumstances("lora_step_gpu", device, dtype="bfloat16", rank=RANK)

@@ -91,7 +91,7 @@ def main() -> None:
     print("largest difference:", ", ".join(f"{name} {each:.2e}" for name, each in apart.items()))
     if (options.device, options.steps, options.batch) != ("cuda", STEPS, BATCH):
         sys.exit(apart["ours"] > TOLERANCE)
-    from veomni_hook.bench.record import circumstances, write
+    from veomni_hook.tools.bench.record import circumstances, write
 
     more = {"model": options.model, "dtype": options.dtype, "kernels": options.kernels}
     more |= {"learning_rate": RATES[options.model], "largest_difference": apart, "sides": curves}

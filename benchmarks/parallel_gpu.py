@@ -79,7 +79,7 @@ def run(part: str, job: str, options: argparse.Namespace) -> list[dict[str, Any]
 
 def record(part: str, rows: list[dict[str, Any]]) -> None:
     """Write a part's rows to `results/`; other parts stay, with the date of their run."""
-    from veomni_hook.bench.record import circumstances, write
+    from veomni_hook.tools.bench.record import circumstances, write
 
     target = RESULTS / TARGET
     held = json.loads(target.read_text())["parts"] if target.exists() else {}

@@ -32,7 +32,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS / "routing_gpu-cuda.json")
     options = parser.parse_args()
     import veomni_hook.install  # noqa: F401 - before transformers
-    from veomni_hook.bench.record import circumstances, write
+    from veomni_hook.tools.bench.record import circumstances, write
 
     sides = measured(options)
     plain = sides["plain"]

@@ -105,7 +105,7 @@ def main() -> None:
 
 def record(name: str, case: Family, facts: Facts, options: argparse.Namespace) -> None:
     """Write a case's results into the file, in the order of the cases."""
-    from veomni_hook.bench.record import circumstances, write
+    from veomni_hook.tools.bench.record import circumstances, write
 
     known = json.loads(options.out.read_text())["cases"] if options.out.exists() else []
     now = circumstances("towers_gpu", options.device)

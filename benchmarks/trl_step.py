@@ -151,7 +151,7 @@ def main() -> None:
                 if not abs(number - other) <= APART[sizes.device] * max(1, scale):  # NaN as well
                     raise SystemExit(f"{name}: {one['numbers']} differ from {expected}")
     if sizes.device != "cpu":
-        from veomni_hook.bench.record import circumstances, write
+        from veomni_hook.tools.bench.record import circumstances, write
 
         shape = {name: getattr(sizes, name) for name in SIZES[sizes.device]}
         write(circumstances("trl_step", sizes.device) | shape | {"cases": facts}, sizes.out)

@@ -8,7 +8,7 @@ from typing import Any
 import typer
 from typer.cli import get_docs_for_click
 
-from veomni_hook.cli.app import app
+from veomni_hook.tools.cli.app import app
 
 DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "cli.md"
 NOTE = "<!-- written by python -m scripts.commands -->"

@@ -14,11 +14,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from scripts.releases import ROOT, WHEELS, judged, wheel
-from veomni_hook.cli.inputs.targets import MODELS
-from veomni_hook.cli.sites.table import supplied
-from veomni_hook.patches.coverage import NO_KERNEL, ROUTED, Row
 from veomni_hook.patches.site import Status
 from veomni_hook.releases import TESTED
+from veomni_hook.tools.cli.inputs.targets import MODELS
+from veomni_hook.tools.cli.sites.table import supplied
+from veomni_hook.tools.coverage import NO_KERNEL, ROUTED, Row
 
 DOCUMENT = ROOT / "docs" / "models.md"
 #: The tested releases up to the one that development installs, so that a test can compare the page with it.

@@ -21,11 +21,11 @@ from pathlib import Path
 
 from packaging.version import Version
 
-from veomni_hook.cli.inputs.sources import source_tree
-from veomni_hook.cli.sites.table import examined, rows_of
-from veomni_hook.patches.coverage import ERROR, ROUTED, Row, Total, totals
 from veomni_hook.patches.site import Status
 from veomni_hook.releases import TESTED
+from veomni_hook.tools.cli.inputs.sources import source_tree
+from veomni_hook.tools.cli.sites.table import examined, rows_of
+from veomni_hook.tools.coverage import ERROR, ROUTED, Row, Total, totals
 
 ROOT = Path(__file__).resolve().parents[1]
 TABLE = ROOT / "docs" / "releases.md"

@@ -19,17 +19,17 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from veomni_hook.finders import configs
-from veomni_hook.migration.answers import HERE, NOT_NEEDED, NOT_YET, PARTLY, STATUSES, Answer, answer
-from veomni_hook.migration.concerns import Concern, concerns
-from veomni_hook.migration.served import Served, served
-from veomni_hook.migration.surroundings import Surrounding, surroundings
-from veomni_hook.migration.usage import definition, identifiers
-from veomni_hook.migration.vocabulary import MEANINGS, OP_SLOT
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.idioms.recognise import recognise
 from veomni_hook.patches.plan import Origin
 from veomni_hook.patches.site import Site, Status
 from veomni_hook.patches.spec import PatchConfig
+from veomni_hook.tools.migration.answers import HERE, NOT_NEEDED, NOT_YET, PARTLY, STATUSES, Answer, answer
+from veomni_hook.tools.migration.concerns import Concern, concerns
+from veomni_hook.tools.migration.served import Served, served
+from veomni_hook.tools.migration.surroundings import Surrounding, surroundings
+from veomni_hook.tools.migration.usage import definition, identifiers
+from veomni_hook.tools.migration.vocabulary import MEANINGS, OP_SLOT
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "veomni-parity.md"

@@ -16,9 +16,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-from veomni_hook.cli.check.against import Judged, judged
-from veomni_hook.cli.inputs.configs import OPTION, Source, load_sources
-from veomni_hook.migration.judge import APPLIES, FAILS, GONE, MOVED, RENAMED, UNNECESSARY
+from veomni_hook.tools.cli.check.against import Judged, judged
+from veomni_hook.tools.cli.inputs.configs import OPTION, Source, load_sources
+from veomni_hook.tools.migration.judge import APPLIES, FAILS, GONE, MOVED, RENAMED, UNNECESSARY
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "veomni.md"

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts.veomni_releases import PAGE, ROOT, WIDTH, WRITTEN_FOR, placed
-from veomni_hook.cli.inputs.release import Releases
+from veomni_hook.tools.cli.inputs.release import Releases
 
 #: What the releases that are shown begin with in the page.
 BEGIN = "<!-- written by python -m scripts.veomni_runs on {} -->\n"

@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from veomni_hook import accelerator
-from veomni_hook.bench import limits, record, run, timing
-from veomni_hook.bench.problem import Problem
-from veomni_hook.bench.problems import problems
-from veomni_hook.cli.bench import bench
-from veomni_hook.cli.sites import kernel
+from veomni_hook.tools.bench import limits, record, run, timing
+from veomni_hook.tools.bench.problem import Problem
+from veomni_hook.tools.bench.problems import problems
+from veomni_hook.tools.cli.bench import bench
+from veomni_hook.tools.cli.sites import kernel
 
 
 class Double:
@@ -176,9 +176,10 @@ def test_a_run_on_it(npu: Double, short: None, monkeypatch: pytest.MonkeyPatch) 
 
 def test_sizes_and_limits_are_an_accelerators(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "veomni_hook.bench.problems.rms_norm.made", lambda *shape, device: torch.empty(shape, device="meta")
+        "veomni_hook.tools.bench.problems.rms_norm.made",
+        lambda *shape, device: torch.empty(shape, device="meta"),
     )
-    monkeypatch.setattr("veomni_hook.bench.problems.rms_norm._sides", lambda device: {})
+    monkeypatch.setattr("veomni_hook.tools.bench.problems.rms_norm._sides", lambda device: {})
     assert [next(iter(problems("rms_norm", name))).shape for name in ("npu", "cuda", "cpu")] == [
         "131072 x 4096",
         "131072 x 4096",
@@ -245,6 +246,6 @@ def test_a_launch_is_on_the_device_of_its_operand() -> None:
 
 
 def test_importing_it_loads_no_torch() -> None:
-    code = "import sys, veomni_hook.accelerator, veomni_hook.cli.demo.worker; print('torch' in sys.modules)"
+    code = "import sys, veomni_hook.accelerator, veomni_hook.tools.cli.demo.worker; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from scripts import kernels
-from veomni_hook.cli.app import COMMANDS
-from veomni_hook.patches.coverage import Row, denominators
-from veomni_hook.patches.lock import changes
 from veomni_hook.patches.reasons import Code
+from veomni_hook.tools.cli.app import COMMANDS
+from veomni_hook.tools.coverage import Row, denominators
+from veomni_hook.tools.lock import changes
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 

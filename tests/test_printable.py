@@ -8,14 +8,14 @@ import pytest
 
 from veomni_hook import layout
 from veomni_hook.adoption.report import Adoption, Entry
-from veomni_hook.cli import output
 from veomni_hook.errors import KernelError, VeomniHookWarning
 from veomni_hook.finders import log
 from veomni_hook.finders.outcome import Outcome, Status
 from veomni_hook.kernels.explain.rows import Row
 from veomni_hook.printable import printable
-from veomni_hook.report.explanation import Explanation
-from veomni_hook.report.html import text
+from veomni_hook.tools.cli import output
+from veomni_hook.tools.report.explanation import Explanation
+from veomni_hook.tools.report.html import text
 
 #: Sets the title of a window, goes to the start of the line, turns the order round.
 BAD = "\x1b]0;title\x07\rred\x9b31m\u202e"

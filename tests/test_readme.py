@@ -11,7 +11,7 @@ from pathlib import Path
 from typer.testing import CliRunner
 
 from hatch_build import absolute
-from veomni_hook.cli.app import app
+from veomni_hook.tools.cli.app import app
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -95,7 +95,9 @@ def test_the_wheel_carries_licence_and_command(wheel):
             name.partition(".dist-info/")[2]: name for name in archive.namelist() if ".dist-info/" in name
         }
         assert "Apache License" in archive.read(files["licenses/LICENSE"]).decode()
-        assert "veomni-hook = veomni_hook.cli.app:main" in archive.read(files["entry_points.txt"]).decode()
+        assert (
+            "veomni-hook = veomni_hook.tools.cli.app:main" in archive.read(files["entry_points.txt"]).decode()
+        )
 
 
 def test_the_installed_package_is_the_wheels(installed, tmp_path):

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from veomni_hook.patches.mapped import use_mapped_classes as use_mapped_classes
     from veomni_hook.patches.spec import PatchConfig as PatchConfig
     from veomni_hook.patches.spec import create_patch_from_external as create_patch_from_external
-    from veomni_hook.report.explanation import explain as explain
+    from veomni_hook.tools.report.explanation import explain as explain
 
 __version__ = "0.1.0"
 
@@ -43,7 +43,7 @@ _HOME = {
     "adopt": "veomni_hook.adoption",
     "bind": "veomni_hook.kernels.bind",
     "create_patch_from_external": "veomni_hook.patches.spec",
-    "explain": "veomni_hook.report.explanation",
+    "explain": "veomni_hook.tools.report.explanation",
     "linear_cross_entropy": "veomni_hook.kernels.linear_cross_entropy.functional",
     "loss_options": "veomni_hook.kernels.linear_cross_entropy.options",
     "register": "veomni_hook.finders.registration",

@@ -9,12 +9,18 @@ read at activation, if any source sets it.)
 from __future__ import annotations
 
 import os
+import sys
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
+from importlib.util import find_spec
 
 from veomni_hook.errors import SettingsError, VeomniHookWarning
 from veomni_hook.settings_file import nearest
+
+TYPE_CHECKING = False  # typing costs 5 ms to import; type checkers treat this name as true
+if TYPE_CHECKING:
+    from typing import Any
 
 #: Values of the setting `plugins` besides names.
 ALL, NONE = "all", "none"
@@ -107,6 +113,25 @@ def _parallel(value: object) -> str:
     return ",".join(f"{axis}={int(sizes[axis])}" for axis in AXES if int(sizes.get(axis, 1)) > 1)
 
 
+def _setting(
+    variable: str,
+    default: object,
+    parse: Callable[[object], object],
+    *,
+    text: Callable[[Settings], object] | None = None,
+) -> Any:
+    """Declare a setting, all of it.
+
+    Args:
+        variable: its environment variable.
+        default: its value if no source sets it.
+        parse: returns the value for what a source says; raises ValueError with the legal values.
+        text: what of it changes the patched text of modules, besides the configs that apply: a part of the
+            key in the cache.
+    """
+    return field(default=default, metadata={"variable": variable, "parse": parse, "text": text})
+
+
 @dataclass(frozen=True)
 class Settings:
     """The values of all settings.
@@ -135,72 +160,47 @@ class Settings:
             raises, `full` keeps them.
     """
 
-    enabled: bool = True
-    kernels: str = "auto"
-    device: str = "auto"
-    dump_patched: bool = False
-    dump_dir: str = "veomni_patched"
-    cache_dir: str | None = None
-    strict: bool = False
-    patches: tuple[str, ...] = ()
-    idioms: bool = True
-    remote_code: bool = False
-    children: bool = False
-    plugins: str = ALL
-    banner: bool = True
-    traceback: str = "short"
-    parallel: str = ""
-    speech: bool = True
-    host_values: bool = False
-    deterministic: str = ""
+    enabled: bool = _setting("VEOMNI_HOOK", True, _boolean)
+    kernels: str = _setting("VEOMNI_KERNELS", "auto", _text)
+    device: str = _setting("VEOMNI_DEVICE", "auto", _device, text=lambda chosen: chosen.device_kind())
+    dump_patched: bool = _setting("VEOMNI_DUMP_PATCHED", False, _boolean)
+    dump_dir: str = _setting("VEOMNI_DUMP_DIR", "veomni_patched", _text)
+    cache_dir: str | None = _setting("VEOMNI_CACHE_DIR", None, _text)
+    strict: bool = _setting("VEOMNI_STRICT", False, _boolean)
+    patches: tuple[str, ...] = _setting("VEOMNI_PATCHES", (), _names)
+    idioms: bool = _setting("VEOMNI_IDIOMS", True, _boolean, text=lambda chosen: chosen.idioms)
+    remote_code: bool = _setting("VEOMNI_REMOTE_CODE", False, _boolean)
+    children: bool = _setting("VEOMNI_CHILDREN", False, _boolean)
+    plugins: str = _setting("VEOMNI_PLUGINS", ALL, _plugins)
+    banner: bool = _setting("VEOMNI_BANNER", True, _boolean)
+    traceback: str = _setting("VEOMNI_TRACEBACK", "short", _traceback)
+    parallel: str = _setting("VEOMNI_PARALLEL", "", _parallel, text=lambda chosen: chosen.axis("sp") > 1)
+    speech: bool = _setting("VEOMNI_SPEECH", True, _boolean, text=lambda chosen: chosen.speech)
+    host_values: bool = _setting("VEOMNI_HOST_VALUES", False, _boolean)
+    deterministic: str = _setting("VEOMNI_DETERMINISTIC", "", _deterministic)
 
     def axis(self, name: str) -> int:
         """Return the size of a parallel axis (`AXES`)."""
         sizes = dict(part.split("=") for part in self.parallel.split(",") if part)
         return int(sizes.get(name, 1))
 
+    def device_kind(self) -> str:
+        """Return which of a GPU/NPU pair of configs applies: `device`, or `npu` if torch_npu is installed."""
+        if self.device != "auto":
+            return self.device
+        return "npu" if "torch_npu" in sys.modules or find_spec("torch_npu") else "gpu"
+
+    def of_text(self) -> dict[str, str]:
+        """Return what changes the patched text of modules, for the key in the cache."""
+        parts = {one.name: one.metadata["text"] for one in fields(self)}
+        return {name: str(part(self)) for name, part in parts.items() if part is not None}
+
 
 _PARSERS: dict[str, Callable[[object], object]] = {
-    "enabled": _boolean,
-    "kernels": _text,
-    "device": _device,
-    "dump_patched": _boolean,
-    "dump_dir": _text,
-    "cache_dir": _text,
-    "strict": _boolean,
-    "patches": _names,
-    "idioms": _boolean,
-    "remote_code": _boolean,
-    "children": _boolean,
-    "plugins": _plugins,
-    "banner": _boolean,
-    "traceback": _traceback,
-    "parallel": _parallel,
-    "speech": _boolean,
-    "host_values": _boolean,
-    "deterministic": _deterministic,
+    one.name: one.metadata["parse"] for one in fields(Settings)
 }
-
-ENVIRONMENT = {
-    "enabled": "VEOMNI_HOOK",
-    "kernels": "VEOMNI_KERNELS",
-    "device": "VEOMNI_DEVICE",
-    "dump_patched": "VEOMNI_DUMP_PATCHED",
-    "dump_dir": "VEOMNI_DUMP_DIR",
-    "cache_dir": "VEOMNI_CACHE_DIR",
-    "strict": "VEOMNI_STRICT",
-    "patches": "VEOMNI_PATCHES",
-    "idioms": "VEOMNI_IDIOMS",
-    "remote_code": "VEOMNI_REMOTE_CODE",
-    "children": "VEOMNI_CHILDREN",
-    "plugins": "VEOMNI_PLUGINS",
-    "banner": "VEOMNI_BANNER",
-    "traceback": "VEOMNI_TRACEBACK",
-    "parallel": "VEOMNI_PARALLEL",
-    "speech": "VEOMNI_SPEECH",
-    "host_values": "VEOMNI_HOST_VALUES",
-    "deterministic": "VEOMNI_DETERMINISTIC",
-}
+#: The environment variable of each setting.
+ENVIRONMENT: dict[str, str] = {one.name: one.metadata["variable"] for one in fields(Settings)}
 
 #: Set, to its process id, by the process that printed the banner: its children do not print it again.
 BANNER_SHOWN = "VEOMNI_BANNER_SHOWN"

@@ -17,8 +17,8 @@ from tests.kernels.patched_qwen3 import load
 from veomni_hook.finders.prepare import prepare
 from veomni_hook.kernels.selection.process_choice import set_choice
 from veomni_hook.kernels.selection.registry import registry
-from veomni_hook.report.explanation import explain
 from veomni_hook.settings import resolve
+from veomni_hook.tools.report.explanation import explain
 
 SIZES = {**patched_qwen3.SIZES, "pad_token_id": 0, "tie_word_embeddings": False}
 EXPERTS = {

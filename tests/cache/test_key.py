@@ -117,11 +117,11 @@ def test_engine_digest_follows_the_formulas_that_idioms_match(copied: Path) -> N
     (copied / "veomni_hook/kernels/rms_norm/torch.py").write_text("x = 1\n")
     assert _digest_in(copied) == before
     digests = {before}
-    for name in PATTERN_FILES:
-        path = copied / "veomni_hook" / name
+    formulas = [path for path in copied.glob("veomni_hook/kernels/*/*.py") if path.name in PATTERN_FILES]
+    for path in formulas:
         path.write_text(path.read_text() + "\n")
         digests.add(_digest_in(copied))
-    assert len(digests) == 1 + len(PATTERN_FILES)
+    assert len(digests) == 1 + len(formulas) > 20
 
 
 # Together they have a candidate of every op, and every pattern is tried on one of them.
@@ -166,7 +166,7 @@ print(json.dumps([sorted(names), sorted(modules)]))
 
 @pytest.mark.parametrize("families", [FAMILIES, pytest.param((), marks=pytest.mark.slow, id="all")])
 def test_the_key_follows_every_file_that_patching_reads(families: tuple[str, ...]) -> None:
-    """The list of pattern files is what recognisers open, no more and no less, and no kernel is imported."""
+    """Idioms open pattern files alone, and import no kernel."""
     home = Path(importlib.util.find_spec("transformers").origin).parent / "models"  # type: ignore[union-attr,arg-type]
     paths = sorted(map(str, home.glob("*/modeling_*.py")))
     chosen = [path for path in paths if not families or Path(path).parent.name in families]
@@ -177,14 +177,15 @@ def test_the_key_follows_every_file_that_patching_reads(families: tuple[str, ...
     names, modules = json.loads(printed.stdout)
     ours = ("cache/", "patches/", "__pycache__/", "__init__", "errors", "printable", "patterns")
     read = {name for name in names if not name.startswith(ours)}
-    assert read == set(PATTERN_FILES)
+    assert {"kernels/rms_norm/reference.py", "kernels/rotary/variants.py"} < read
+    assert {Path(name).name for name in read} == PATTERN_FILES
     homes = ("cache", "patches", "errors", "printable", "patterns")
     assert [name for name in modules if name.partition(".")[2].partition(".")[0] not in ("", *homes)] == []
 
 
-def test_only_a_listed_file_is_read_as_a_pattern() -> None:
-    with pytest.raises(ValueError, match=r"kernels/linear_cross_entropy/reference\.py is not a pattern file"):
-        pattern_source("kernels/linear_cross_entropy/reference.py")
+def test_only_a_pattern_file_is_read_as_one() -> None:
+    with pytest.raises(ValueError, match=r"kernels/rms_norm/triton\.py is not a pattern file"):
+        pattern_source("kernels/rms_norm/triton.py")
 
 
 def test_engine_digest_from_a_zip_file_is_the_same(copied: Path, tmp_path: Path) -> None:

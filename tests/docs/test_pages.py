@@ -11,9 +11,9 @@ import transformers
 import veomni_hook
 from scripts import commands, models
 from veomni_hook import checkpoints
-from veomni_hook.cli.inputs.sources import source_tree
-from veomni_hook.cli.sites.table import examined, rows_of, supplied
-from veomni_hook.patches.coverage import Row
+from veomni_hook.tools.cli.inputs.sources import source_tree
+from veomni_hook.tools.cli.sites.table import examined, rows_of, supplied
+from veomni_hook.tools.coverage import Row
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGE = models.DOCUMENT.read_text(encoding="utf-8")

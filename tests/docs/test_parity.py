@@ -7,9 +7,9 @@ import re
 from collections import Counter
 
 from scripts import veomni_parity
-from veomni_hook.migration.answers import HERE, NOT_NEEDED, NOT_YET, PARTLY, STATUSES, Answer
-from veomni_hook.migration.concerns import Concern
-from veomni_hook.migration.vocabulary import MEANINGS
+from veomni_hook.tools.migration.answers import HERE, NOT_NEEDED, NOT_YET, PARTLY, STATUSES, Answer
+from veomni_hook.tools.migration.concerns import Concern
+from veomni_hook.tools.migration.vocabulary import MEANINGS
 
 PAGE = veomni_parity.PAGE.read_text(encoding="utf-8")
 SUMMARY = veomni_parity.SUMMARY.read_text(encoding="utf-8")

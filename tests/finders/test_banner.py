@@ -1,4 +1,4 @@
-"""The line that says what is patched: what it says, when, and in which process. With torchrun: tests/cli/run/test_run.py."""
+"""The line that says what is patched: what it says, when, and in which process. With torchrun: tests/tools/cli/run/test_run.py."""
 
 from __future__ import annotations
 

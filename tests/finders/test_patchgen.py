@@ -45,9 +45,7 @@ def test_strict_mode_makes_them_errors(python: Python) -> None:
 
 
 def test_check_lists_them(python: Python) -> None:
-    code = (
-        "import sys; from veomni_hook.cli.app import main; sys.argv[1:] = ['check', 'tiny', '--json']; main()"
-    )
+    code = "import sys; from veomni_hook.tools.cli.app import main; sys.argv[1:] = ['check', 'tiny', '--json']; main()"
     rows = json.loads(python(code, VEOMNI_PATCHES=CONFIG).out)
     remarks = {row["target"]: row for row in rows if row["verdict"] == "remark"}
     assert sorted(remarks) == ["TinyModel", "TinyNorm.forward", "nowhere_imported"]

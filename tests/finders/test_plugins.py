@@ -165,7 +165,7 @@ def test_the_dump_and_the_command_line_go_on_as_well(installed: Run, tmp_path: P
     ran = installed(f"{HOOK}{SHOW}", GOOD, bad, VEOMNI_DUMP_PATCHED="1")
     assert ran.out == "103\n" and ran.err.count("is left out") == 1
     assert (tmp_path / "veomni_patched" / "models" / "tiny" / "modeling_tiny.py").exists()
-    code = "import sys\nfrom veomni_hook.cli.app import main\nsys.argv[0] = 'veomni-hook'\nmain()"
+    code = "import sys\nfrom veomni_hook.tools.cli.app import main\nsys.argv[0] = 'veomni-hook'\nmain()"
     ran = command(installed, code, "dump", TINY)
     assert "+ 100" in ran.out and "is left out" in ran.err
 
@@ -180,7 +180,7 @@ def test_doctor_lists_them(installed: Run, fast: bool) -> None:
     import json
 
     bad = ("bad", "bad_config", "raise RuntimeError('broken')\n")
-    code = "import sys\nfrom veomni_hook.cli.app import main\nmain()"
+    code = "import sys\nfrom veomni_hook.tools.cli.app import main\nmain()"
     installed("", GOOD, bad)
     options = ["doctor", "--json", *(["--fast"] if fast else [])]
     found = json.loads(command(installed, code, *options, VEOMNI_PLUGINS=None).out)

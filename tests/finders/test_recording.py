@@ -56,7 +56,7 @@ class Project:
 
     def dumped(self) -> str:
         """What `veomni-hook dump` prints."""
-        code = f"import sys; sys.path[:0] = {self.path!r}\nfrom veomni_hook.cli.app import main; main()"
+        code = f"import sys; sys.path[:0] = {self.path!r}\nfrom veomni_hook.tools.cli.app import main; main()"
         ran = self.python(code, "dump", TINY, VEOMNI_PATCHES="team.patches", **self.variables)
         assert ran.code == 0, ran.err
         return ran.out

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from veomni_hook.compare.recorder import Recorder
+from veomni_hook.tools.compare.recorder import Recorder
 
 
 class Steps(Recorder):

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from tests.front_ends.cases import CASES, EVALUATIONS, STEPS, Case
 from tests.recipes import tiny
 from tests.recipes.running import ROOT, environment, run, said_of
-from veomni_hook.compare.plan import Plan
+from veomni_hook.tools.compare.plan import Plan
 
 pytestmark = pytest.mark.slow
 

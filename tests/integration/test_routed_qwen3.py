@@ -15,7 +15,7 @@ from tests.kernels.patched_qwen3 import NAME, UPSTREAM, batch, load, pair, tiny_
 from veomni_hook.kernels.linear_cross_entropy.output import LazyLogits
 from veomni_hook.kernels.selection.process_choice import STATE, set_active, set_choice
 from veomni_hook.patches.engine import Origin, patch_source
-from veomni_hook.report.explanation import explain
+from veomni_hook.tools.report.explanation import explain
 
 SOURCE = Path(importlib.util.find_spec(UPSTREAM).origin).read_text(encoding="utf-8")
 

@@ -22,7 +22,7 @@ from veomni_hook.kernels.selection.binding import BINDING, binding_of, use_kerne
 from veomni_hook.kernels.selection.declaration import Op, Variant
 from veomni_hook.kernels.selection.process_choice import STATE, set_choice
 from veomni_hook.kernels.selection.registry import registry
-from veomni_hook.report.explanation import explain
+from veomni_hook.tools.report.explanation import explain
 
 
 def backends(model, op="rms_norm"):

@@ -22,8 +22,8 @@ from tests.kernels.test_replaced import TOKENS, models, same, step
 from veomni_hook.errors import RoutingError
 from veomni_hook.kernels.selection.process_choice import set_choice
 from veomni_hook.kernels.slot import Slot
-from veomni_hook.report.explanation import explain
 from veomni_hook.routing import record
+from veomni_hook.tools.report.explanation import explain
 
 EDITED = "the function that asks is an edited copy of the patched code"
 #: Of methods: a piece of upstream's code, and what stands there afterwards.

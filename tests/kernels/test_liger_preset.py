@@ -12,7 +12,7 @@ from tests.kernels.patched_qwen3 import batch, pair
 from veomni_hook.kernels.selection.declaration import Requirement
 from veomni_hook.kernels.selection.process_choice import set_choice
 from veomni_hook.kernels.selection.registry import registry
-from veomni_hook.report.explanation import explain
+from veomni_hook.tools.report.explanation import explain
 
 pytest.importorskip("triton")
 pytest.importorskip("liger_kernel")

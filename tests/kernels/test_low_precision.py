@@ -20,7 +20,7 @@ from tests.kernels.matching import close
 from tests.kernels.patched_qwen3 import batch, load
 from tests.kernels.test_compiled_model import KERNELS, operators
 from veomni_hook.kernels.selection.process_choice import set_choice
-from veomni_hook.report.explanation import explain
+from veomni_hook.tools.report.explanation import explain
 
 pytest.importorskip("triton")
 

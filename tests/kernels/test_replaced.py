@@ -23,7 +23,7 @@ from transformers.loss import loss_utils
 from tests.kernels.patched_qwen3 import SIZES
 from veomni_hook.kernels.selection.process_choice import set_choice
 from veomni_hook.kernels.shared.function_modes import HARMLESS
-from veomni_hook.report.explanation import explain
+from veomni_hook.tools.report.explanation import explain
 
 MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "output_router_logits": True}
 LINEAR = {

@@ -11,7 +11,7 @@ from tests.kernels.matching import close
 from tests.kernels.patched_qwen3 import batch, load
 from veomni_hook.kernels.selection.process_choice import set_choice
 from veomni_hook.kernels.selection.registry import registry
-from veomni_hook.report.explanation import explain
+from veomni_hook.tools.report.explanation import explain
 
 SIZES = {**patched_qwen3.SIZES, "pad_token_id": 0}
 HYBRID = {

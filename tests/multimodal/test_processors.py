@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 
 from tests.multimodal.conftest import Facts
 from tests.once import once
-from veomni_hook.cli.app import app
 from veomni_hook.errors import InputError
 from veomni_hook.multimodal.processor_inputs import expected
+from veomni_hook.tools.cli.app import app
 
 FIX = "veomni_hook.patches.fixes.omni_processor_inputs"
 FAMILIES = ("qwen2_5_omni", "qwen3_omni_moe")

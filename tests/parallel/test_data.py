@@ -11,7 +11,7 @@ from torch import nn
 from tests.parallel.ranks import Ranks
 from veomni_hook.errors import VeomniHookWarning
 from veomni_hook.parallel import data, process
-from veomni_hook.report.parallel import notes_on
+from veomni_hook.tools.report.parallel import notes_on
 
 
 def test_trainer_logs_what_one_process_logs(ranks: Ranks) -> None:

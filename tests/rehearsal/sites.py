@@ -14,8 +14,8 @@ from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.code.scope import parameter_names
 from veomni_hook.patches.code.tree import FUNCTIONS
 from veomni_hook.patches.idioms.recognise import OPTIONAL, recognise
-from veomni_hook.patches.lock.inserted import Arguments, inserted_calls, lost, swapped
 from veomni_hook.patches.site import Site, Status
+from veomni_hook.tools.lock.inserted import Arguments, inserted_calls, lost, swapped
 
 __all__ = ["Became", "Found", "became", "found"]
 

@@ -9,7 +9,7 @@ import pytest
 
 from scripts import releases
 from scripts.releases import LOOPS, REQUIRED, frozen, judged, loops, losses, shortfalls, table, wheel
-from veomni_hook.patches.coverage import ROUTED, Row, Total
+from veomni_hook.tools.coverage import ROUTED, Row, Total
 
 
 def totals(**shares: float) -> dict[str, Total]:

@@ -27,15 +27,15 @@ from tests.veomni.inputs import HEARS, SEES, inputs
 from tests.veomni.sides import bound, config_module, differences, prepare, side, weighted
 from tests.veomni.standins import stand_ins
 from tests.veomni.unable import UNABLE
-from veomni_hook.cli.inputs.sources import SourceTree, read_source, source_tree
 from veomni_hook.finders import configs
-from veomni_hook.migration.alone import without
-from veomni_hook.migration.judge import RENAMED, judge
-from veomni_hook.migration.needs import needs
-from veomni_hook.migration.reduce import own
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.plan import Origin
 from veomni_hook.patches.spec import PatchConfig, PatchType
+from veomni_hook.tools.cli.inputs.sources import SourceTree, read_source, source_tree
+from veomni_hook.tools.migration.alone import without
+from veomni_hook.tools.migration.judge import RENAMED, judge
+from veomni_hook.tools.migration.needs import needs
+from veomni_hook.tools.migration.reduce import own
 
 T = TypeVar("T")
 #: The class that upstream can call where VeOmni trains the one around it.

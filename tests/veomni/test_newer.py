@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.veomni.conftest import in_process
-from veomni_hook.cli.inputs.sources import source_tree
+from veomni_hook.tools.cli.inputs.sources import source_tree
 
 #: Their models take the text that upstream's take.
 FOLDERS = ("llama", "qwen2", "gemma3")

@@ -29,6 +29,7 @@ __all__ = [
 DIGEST_SIZE = 20
 _ENGINE_PARTS = ("cache", "patches")
 _CODE_SUFFIXES = (".py", ".pyc")
+_KERNELS = "kernels"
 _engine: dict[str, str] = {}
 
 
@@ -116,11 +117,12 @@ def _folder_files(package: str) -> Iterator[tuple[str, bytes]]:
                     path = os.path.join(folder, name)
                     with open(path, "rb", buffering=0) as file:
                         yield os.path.relpath(path, package).replace(os.sep, "/"), file.read()
-    for name in PATTERN_FILES:
-        path = os.path.join(package, name)
-        if os.path.isfile(path):  # missing if only compiled files are installed; then idioms fail too
-            with open(path, "rb", buffering=0) as file:
-                yield name, file.read()
+    for op in os.listdir(os.path.join(package, _KERNELS)):
+        for name in PATTERN_FILES:
+            path = os.path.join(package, _KERNELS, op, name)
+            if os.path.isfile(path):  # missing if only compiled files are installed; then idioms fail too
+                with open(path, "rb", buffering=0) as file:
+                    yield f"{_KERNELS}/{op}/{name}", file.read()
 
 
 def _resource_files() -> Iterator[tuple[str, bytes]]:
@@ -136,6 +138,7 @@ def _resource_files() -> Iterator[tuple[str, bytes]]:
             pending.extend((f"{name}/{child.name}", child) for child in item.iterdir())
         elif name.endswith(_CODE_SUFFIXES):
             yield name, item.read_bytes()
-    for name in PATTERN_FILES:
-        if (formulas := files("veomni_hook").joinpath(name)).is_file():
-            yield name, formulas.read_bytes()
+    for op in files("veomni_hook").joinpath(_KERNELS).iterdir():
+        for name in PATTERN_FILES:
+            if op.is_dir() and (formulas := op.joinpath(name)).is_file():
+                yield f"{_KERNELS}/{op.name}/{name}", formulas.read_bytes()

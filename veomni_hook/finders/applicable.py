@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from importlib.util import find_spec
 
 from veomni_hook.finders.config_text import may_be_for
 from veomni_hook.finders.state import STATE
@@ -22,7 +20,6 @@ if TYPE_CHECKING:
 __all__ = [
     "asks_idioms",
     "config_names",
-    "device_of",
     "is_builtin",
     "is_on",
     "may_be_patched",
@@ -96,15 +93,6 @@ def is_builtin(name: str) -> bool:
 def registered_for(fullname: str) -> list[PatchConfig]:
     """The configs for a module that were registered in this process."""
     return [config for config in STATE.registered if config.applies_to(fullname)]
-
-
-def device_of(settings: Settings) -> str:
-    """Which of a GPU/NPU pair of configs applies: the setting, or `npu` if torch_npu is installed."""
-    if settings.device != "auto":
-        return settings.device
-    if "torch_npu" in sys.modules:
-        return "npu"
-    return "npu" if find_spec("torch_npu") else "gpu"
 
 
 def _holds_model_code(fullname: str, settings: Settings) -> bool:

@@ -17,7 +17,7 @@ from importlib.util import decode_source
 from veomni_hook.cache.store import Hit, NotStored, Unpatched
 from veomni_hook.errors import IdiomError
 from veomni_hook.finders import absent_modules, already_imported
-from veomni_hook.finders.applicable import asks_idioms, device_of, is_builtin
+from veomni_hook.finders.applicable import asks_idioms, is_builtin
 from veomni_hook.finders.configs import load_for, with_registered
 from veomni_hook.finders.log import note, warn
 from veomni_hook.finders.outcome import NOTHING, Outcome, Patched
@@ -166,7 +166,7 @@ def patch_with_idioms(
     Raises:
         IdiomError: an idiom fails in strict mode. Otherwise this is a warning, and only configs apply.
     """
-    device = device_of(settings)
+    device = settings.device_kind()
     try:
         idioms, optional = asks_idioms(upstream, settings), optional_idioms(settings)
         return patch(upstream, configs, device, idioms=idioms, optional=optional), ""

@@ -17,7 +17,7 @@ from typing import Any
 
 from veomni_hook.errors import AlreadyImportedError, AlreadyImportedWarning
 from veomni_hook.finders.already_imported import families, is_patched
-from veomni_hook.finders.applicable import config_names, device_of
+from veomni_hook.finders.applicable import config_names
 from veomni_hook.finders.settings_in_force import current_settings
 from veomni_hook.finders.state import STATE
 from veomni_hook.layout import shortened
@@ -103,7 +103,7 @@ def _loaded(config: PatchConfig) -> list[str]:
     patched = [
         name for name, module in found.items() if isinstance(module, ModuleType) and is_patched(module)
     ]
-    if not patched or config.device not in (None, device_of(current_settings())):
+    if not patched or config.device not in (None, current_settings().device_kind()):
         return []
     if not (config.is_pattern and config.patches):
         return patched

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from veomni_hook.cache.store import Hit, Unpatched
 from veomni_hook.errors import ConfigError
 from veomni_hook.finders import build
-from veomni_hook.finders.applicable import config_names, device_of
+from veomni_hook.finders.applicable import config_names
 from veomni_hook.finders.outcome import NOTHING
 from veomni_hook.finders.process_cache import stage1
 from veomni_hook.finders.upstream import Upstream, read_upstream
@@ -87,7 +87,7 @@ def prepare(
     if device is not None:
         settings = replace(settings, device=device)
     if configs is not None:
-        patched = build.patch(upstream, configs, device_of(settings))
+        patched = build.patch(upstream, configs, settings.device_kind())
         reason = "the cache is not used if configs are given" if patched else "none of the configs applies"
         return _prepared(upstream, patched, None, reason, "memory")
     names = config_names(module, settings)

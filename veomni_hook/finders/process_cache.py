@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from veomni_hook.cache import key
 from veomni_hook.cache.store import Hit, Miss, Store, Unpatched, open_store
-from veomni_hook.finders.applicable import asks_idioms, device_of, is_builtin, registered_for
+from veomni_hook.finders.applicable import is_builtin, registered_for
 from veomni_hook.finders.log import warn_once
 from veomni_hook.finders.outcome import Outcome
 from veomni_hook.finders.settings_in_force import current_settings
@@ -73,17 +73,11 @@ def stage1(upstream: Upstream, settings: Settings, names: Sequence[str]) -> str:
         from veomni_hook.finders.config_digest import config_digest  # loads ast; most processes register none
 
         inprocess = [(config.source_module, config_digest(config)) for config in registered]
-    idioms = "1" if asks_idioms(upstream, settings) else "0"
     return key.stage1_key(
         module=upstream.module,
         upstream=upstream.data,
         engine=key.engine_digest(),
-        settings={
-            "device": device_of(settings),
-            "idioms": idioms,
-            "sequence": str(settings.axis("sp") > 1),
-            "speech": str(settings.speech),
-        },
+        settings=settings.of_text(),
         config_names=[_with_origin(name) for name in names],
         inprocess=inprocess,
         distribution=upstream.distribution,

@@ -48,7 +48,7 @@ class YieldedPatch:
 
 @dataclass(frozen=True, slots=True)
 class MissedSite:
-    """Code that looks like an op and is not routed to a kernel: a row of `veomni_hook.patches.coverage`."""
+    """Code that looks like an op and is not routed to a kernel: a row of `veomni_hook.tools.coverage`."""
 
     op: str
     target: str

@@ -10,7 +10,7 @@ sys.path[:] = [
     entry for entry in sys.path if os.path.abspath(entry or os.curdir) != os.path.dirname(__file__)
 ]
 
-from veomni_hook.compare import observer  # noqa: E402
+from veomni_hook.tools.compare import observer  # noqa: E402
 
 
 def attach(plan):

@@ -10,7 +10,7 @@ from veomni_hook.errors import KernelError
 from veomni_hook.kernels.explain.rows import Row
 from veomni_hook.kernels.selection.process_choice import set_active, set_choice
 from veomni_hook.kernels.slot import Slot
-from veomni_hook.report.explanation import Explanation, explain
+from veomni_hook.tools.report.explanation import Explanation, explain
 
 NORM = "veomni_rms_norm_cast_before_weight"
 ROTARY = "veomni_rotary_half_split"

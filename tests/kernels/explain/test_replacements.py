@@ -12,7 +12,7 @@ from torch import nn
 from tests.kernels.patched_qwen3 import batch, pair
 from veomni_hook.kernels.selection.process_choice import set_choice
 from veomni_hook.kernels.slot import Slot
-from veomni_hook.report.explanation import explain
+from veomni_hook.tools.report.explanation import explain
 
 X = torch.randn(2, 8, generator=torch.Generator().manual_seed(0))
 HERE = __name__

@@ -11,7 +11,7 @@ from veomni_hook.kernels.explain.rows import Row
 from veomni_hook.kernels.explain.summary import summary
 from veomni_hook.kernels.selection.process_choice import set_active, set_choice
 from veomni_hook.kernels.slot.record import Calls
-from veomni_hook.report.explanation import explain
+from veomni_hook.tools.report.explanation import explain
 
 
 def place(backend, reason="chosen", *, op="rms_norm", training=0, evaluation=0, remedy=CHANGE, **more):

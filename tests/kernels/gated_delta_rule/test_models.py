@@ -21,7 +21,7 @@ from veomni_hook.kernels.gated_delta_rule import boundaries, calls
 from veomni_hook.kernels.gated_delta_rule import torch as chunked
 from veomni_hook.kernels.selection.process_choice import set_active, set_choice
 from veomni_hook.kernels.shared.hub_functions import running
-from veomni_hook.report.explanation import explain
+from veomni_hook.tools.report.explanation import explain
 
 HYBRID = {
     **SIZES,

@@ -12,11 +12,11 @@ from transformers.loss.loss_utils import ForCausalLMLoss
 from tests.kernels.linear_cross_entropy import objectives
 from tests.kernels.linear_cross_entropy.objectives import OBJECTIVES
 from tests.kernels.matching import assert_matches, close
-from veomni_hook.bench.timing import peak_bytes
 from veomni_hook.kernels.linear_cross_entropy import reference, rowwise
 from veomni_hook.kernels.linear_cross_entropy import torch as chunked
 from veomni_hook.kernels.linear_cross_entropy.objective import Objective, Wanted
 from veomni_hook.kernels.linear_cross_entropy.transform import Transform
+from veomni_hook.tools.bench.timing import peak_bytes
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 ROWS, HIDDEN, VOCAB = 37, 16, 101

@@ -16,7 +16,7 @@ from veomni_hook.kernels.linear_cross_entropy.deferred import logits_are_read
 from veomni_hook.kernels.linear_cross_entropy.options import loss_options
 from veomni_hook.kernels.linear_cross_entropy.output import LazyLogits
 from veomni_hook.kernels.selection.process_choice import set_choice
-from veomni_hook.report.explanation import explain
+from veomni_hook.tools.report.explanation import explain
 
 
 def full(tensor: torch.Tensor) -> torch.Tensor:

@@ -18,7 +18,7 @@ from veomni_hook.errors import KernelError, VeomniHookWarning
 from veomni_hook.kernels.moe_experts import interface
 from veomni_hook.kernels.moe_experts.provenance import OURS
 from veomni_hook.kernels.selection.process_choice import set_choice
-from veomni_hook.report.explanation import explain
+from veomni_hook.tools.report.explanation import explain
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SIZES = {

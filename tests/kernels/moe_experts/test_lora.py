@@ -17,7 +17,7 @@ from tests.kernels.patched_qwen3 import load
 from veomni_hook.kernels.moe_experts import peft_adapters
 from veomni_hook.kernels.moe_experts.low_rank import AdaptedWeight
 from veomni_hook.kernels.selection.process_choice import set_choice
-from veomni_hook.report.explanation import explain
+from veomni_hook.tools.report.explanation import explain
 
 peft = pytest.importorskip("peft")
 layer = pytest.importorskip("peft.tuners.lora.layer")

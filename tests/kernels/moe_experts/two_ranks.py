@@ -14,7 +14,7 @@ from tests.kernels.matching import close
 from tests.kernels.patched_qwen3 import load
 from tests.processes import join, leave
 from veomni_hook.kernels.selection.process_choice import set_choice
-from veomni_hook.report.explanation import explain
+from veomni_hook.tools.report.explanation import explain
 
 WEIGHTS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
 SIZES = {

@@ -15,7 +15,7 @@ from transformers.models.starcoder2 import modeling_starcoder2 as upstream
 from tests.kernels.matching import close
 from tests.kernels.patched_qwen3 import batch, load
 from veomni_hook.kernels.selection.process_choice import set_choice
-from veomni_hook.report.explanation import explain
+from veomni_hook.tools.report.explanation import explain
 
 pytest.importorskip("triton")
 

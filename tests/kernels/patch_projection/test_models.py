@@ -14,7 +14,7 @@ from torch import nn
 from tests.kernels.matching import close
 from tests.kernels.patched_qwen3 import load
 from veomni_hook.kernels.selection.process_choice import set_choice
-from veomni_hook.report.explanation import explain
+from veomni_hook.tools.report.explanation import explain
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 OP = "patch_projection"

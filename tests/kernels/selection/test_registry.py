@@ -66,7 +66,7 @@ def test_every_variant_has_a_reference_and_all_code_loads():
 
 def test_declarations_do_not_import_torch():
     script = (
-        "import sys, veomni_hook.kernels.selection.registry as r, veomni_hook.kernels.slot, veomni_hook.report.explanation\n"
+        "import sys, veomni_hook.kernels.selection.registry as r, veomni_hook.kernels.slot, veomni_hook.tools.report.explanation\n"
         "print(len(r.registry.kernels()), 'torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
@@ -212,7 +212,7 @@ class TestEntryPoints:
 
     @pytest.mark.slow
     def test_the_command_lists_them(self, announce):
-        code = "from veomni_hook.cli.app import main\nsys.argv = ['veomni-hook', 'explain', '--json']\nmain()"
+        code = "from veomni_hook.tools.cli.app import main\nsys.argv = ['veomni-hook', 'explain', '--json']\nmain()"
         assert '"backend": "theirs"' in announce("theirs", code).stdout
 
     @pytest.mark.sample(2)

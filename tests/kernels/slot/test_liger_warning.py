@@ -14,7 +14,7 @@ from veomni_hook.errors import VeomniHookWarning
 from veomni_hook.kernels.bind import bind
 from veomni_hook.kernels.selection.process_choice import set_choice
 from veomni_hook.kernels.slot import Slot, liger_warning
-from veomni_hook.report.explanation import explain
+from veomni_hook.tools.report.explanation import explain
 
 NORM = "liger_kernel.transformers.rms_norm.LigerRMSNorm"
 ROTARY = "liger_kernel.transformers.rope.liger_rotary_pos_emb"

@@ -16,7 +16,7 @@ from veomni_hook.kernels.selection.process_choice import set_choice
 from veomni_hook.kernels.shared import repeated
 from veomni_hook.kernels.slot import Outcome, Slot
 from veomni_hook.kernels.slot.record import Tally
-from veomni_hook.report.explanation import explain
+from veomni_hook.tools.report.explanation import explain
 
 X = torch.randn(2, 8, generator=torch.Generator().manual_seed(0))
 LOSS = "linear_cross_entropy"

@@ -18,7 +18,7 @@ from veomni_hook.kernels.selection.binding import use_kernels
 from veomni_hook.kernels.selection.process_choice import set_active, set_choice
 from veomni_hook.kernels.shared import repeated
 from veomni_hook.kernels.slot import Slot
-from veomni_hook.report.explanation import explain
+from veomni_hook.tools.report.explanation import explain
 
 tells_hooks = pytest.mark.skipif(repeated.hooks_in_force is repeated._unknown, reason="torch 2.8 tells hooks")
 

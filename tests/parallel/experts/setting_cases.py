@@ -16,7 +16,7 @@ from transformers.distributed import DistributedConfig
 from tests.parallel.experts import models
 from veomni_hook.errors import ParallelError
 from veomni_hook.parallel import data_shard, expert_release, process
-from veomni_hook.report.explanation import explain
+from veomni_hook.tools.report.explanation import explain
 
 
 def from_pretrained(folder: Path, family: str, **options: Any) -> dict[str, Any]:

@@ -21,13 +21,13 @@ from tests.patches.idioms.layer_loops import CALL, DECODER, EMBEDDINGS, changed
 from veomni_hook.finders.build import patch_with_idioms
 from veomni_hook.finders.upstream import Upstream
 from veomni_hook.patches.code.document import Document
-from veomni_hook.patches.coverage import examine, totals
 from veomni_hook.patches.engine import Origin, patch_source
 from veomni_hook.patches.idioms.layer_loop import find as idiom
 from veomni_hook.patches.idioms.recognise import LAYER_LOOPS
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Site, Status
 from veomni_hook.settings import Settings
+from veomni_hook.tools.coverage import examine, totals
 
 MODELS = Path(inspect.getsourcefile(transformers)).parent / "models"
 ORIGIN = Origin("transformers.models.tiny.modeling_tiny", "modeling_tiny.py", "transformers", "0")

@@ -1,0 +1,73 @@
+"""Whatever setting changes the patched text of a module changes its key in the cache."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import fields, replace
+from pathlib import Path
+
+import pytest
+
+from veomni_hook.finders.applicable import config_names
+from veomni_hook.finders.prepare import prepare
+from veomni_hook.finders.process_cache import stage1
+from veomni_hook.finders.upstream import read_upstream
+from veomni_hook.locate import locate
+from veomni_hook.settings import Settings
+
+#: Another value than the default, of settings that are not booleans.
+OTHER = {
+    "cache_dir": "elsewhere",
+    "deterministic": "batch_invariant",
+    "device": "npu",
+    "dump_dir": "elsewhere",
+    "kernels": "eager",
+    "parallel": "sp=2,ep=2",
+    "patches": ("an_extra_patch",),
+    "plugins": "none",
+    "traceback": "full",
+}
+#: Modules of which each of these settings changes one.
+MODULES = (
+    "transformers.models.qwen2_5_omni.modeling_qwen2_5_omni",
+    "transformers.dynamic_module_utils",
+    "accelerate.data_loader",
+)
+EXTRA = """
+from veomni_hook import PatchConfig
+
+config = PatchConfig(source_module="accelerate.data_loader")
+config.add_post_import_block("ADDED = 1")
+"""
+CHANGES = {"idioms", "parallel", "speech", "remote_code", "host_values", "patches"}
+#: No setting among these changes text: one case for all of them.
+OTHERS = [one.name for one in fields(Settings) if one.name not in {*CHANGES, "enabled"}]
+
+
+def text_and_key(module: str, settings: Settings) -> tuple[str, str]:
+    spec = locate(module)
+    assert spec is not None
+    upstream, _ = read_upstream(module, spec)
+    assert upstream is not None
+    key = stage1(upstream, settings, config_names(module, settings))
+    return prepare(module, settings, publish=False).stored_text, key
+
+
+@pytest.fixture(scope="module")
+def plain() -> dict[str, tuple[str, str]]:
+    return {module: text_and_key(module, Settings()) for module in MODULES}
+
+
+@pytest.mark.parametrize("names", [[name] for name in sorted(CHANGES)] + [OTHERS], ids=lambda names: names[0])
+def test_a_setting_that_changes_text_changes_the_key(
+    names: list[str], plain: dict[str, tuple[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "an_extra_patch.py").write_text(EXTRA)
+    monkeypatch.syspath_prepend(tmp_path)
+    values = {name: OTHER[name] if name in OTHER else not getattr(Settings(), name) for name in names}
+    seen: Counter[tuple[bool, bool]] = Counter()
+    for module in MODULES:
+        text, key = text_and_key(module, replace(Settings(), **values))
+        seen[text != plain[module][0], key != plain[module][1]] += 1
+    assert not seen[True, False], "its text would be taken from the cache of the other value"
+    assert bool(seen[True, True]) is not (names == OTHERS)

@@ -1,0 +1,62 @@
+"""QuACK's side of the problems, where the distribution quack-kernels is installed.
+
+Its functions are called as its users call them. What an installed release does not have is a failed side.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import torch
+
+from veomni_hook.tools.bench.problem import Side
+
+__all__ = ["add_rms_norm", "linear_cross_entropy", "rms_norm", "rotary", "side"]
+
+
+def side(device: str, name: str, call: Side | str) -> tuple[dict[str, Side], dict[str, str]]:
+    """Return the sides ``{name: call}`` and why there is none here; one of both is empty.
+
+    ``call`` is a reason where QuACK has no such kernel. On a CPU, where it has none at all, both are empty.
+    """
+    if device != "cuda":
+        return {}, {}
+    if find_spec("quack") is None:
+        return {}, {name: "quack-kernels is not installed"}
+    return ({}, {name: call}) if isinstance(call, str) else ({name: call}, {})
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """Return ``weight * xhat`` of rows ``[rows, columns]``, multiplied in float32."""
+    from quack.rmsnorm import rmsnorm
+
+    y: torch.Tensor = rmsnorm(x, weight, eps=eps)
+    return y
+
+
+def add_rms_norm(
+    residual: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the sum of rows ``[rows, columns]`` and its norm."""
+    from quack.rmsnorm import rmsnorm
+
+    normalised, total = rmsnorm(x, weight, residual=residual, eps=eps, prenorm=True)
+    return total, normalised
+
+
+def rotary(
+    q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return rotated ``q`` and ``k`` ``[batch, heads, length, head_dim]`` by ``[length, head_dim / 2]``."""
+    from quack.rotary import apply_rotary_emb
+
+    turned, other = (apply_rotary_emb(x.transpose(1, 2), cos, sin).transpose(1, 2) for x in (q, k))
+    return turned, other
+
+
+def linear_cross_entropy(x: torch.Tensor, weight: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Return the mean loss; the weight's gradient is summed in float32."""
+    from quack.linear_cross_entropy import chunked_linear_cross_entropy
+
+    loss: torch.Tensor = chunked_linear_cross_entropy(x, weight, target)
+    return loss

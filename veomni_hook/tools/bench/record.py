@@ -1,0 +1,91 @@
+"""A run of benchmarks as a table and as a file."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from veomni_hook import accelerator
+from veomni_hook.tools.bench.limits import bandwidth
+from veomni_hook.tools.bench.run import Row
+
+__all__ = ["cells", "circumstances", "described", "headers", "write"]
+
+_VERSIONS = (
+    "torch",
+    "triton",
+    "transformers",
+    "torch_npu",
+    "liger_kernel",
+    "quack_kernels",
+    "sonic_moe",
+    "veomni-hook",
+)
+
+
+def headers(sides: Sequence[str]) -> list[str]:
+    """The columns of the table."""
+    return ["op", "part", "dtype", "shape", *sides]
+
+
+def cells(row: Row, sides: Sequence[str]) -> list[str]:
+    """One line of it: time, share of the limit and memory of every side."""
+    return [row.op, row.part, row.dtype, row.shape, *(_cell(row, side) for side in sides)]
+
+
+def _cell(row: Row, side: str) -> str:
+    if side not in row.milliseconds:
+        return "-"
+    words = [f"{row.milliseconds[side]:.3f} ms"]
+    if side in row.share:
+        words.append(f"{100 * row.share[side]:.1f} %")
+    if side in row.peak:
+        words.append(f"{row.peak[side] / 2**20:,.0f} MiB")
+    return ", ".join(words)
+
+
+def described(
+    benchmark: str, device: str, rows: Sequence[Row], unfinished: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Return a run as JSON-ready values: what `circumstances` says, the ops not yet done, and the rows."""
+    facts = circumstances(
+        benchmark, device, copy_bytes_per_second=bandwidth(device), unfinished=list(unfinished)
+    )
+    return {**facts, "rows": [asdict(row) for row in rows]}
+
+
+def circumstances(benchmark: str, device: str, **more: object) -> dict[str, Any]:
+    """Return what every record says of its run: device, versions, date and command; and ``more``."""
+    return {
+        "benchmark": benchmark,
+        "device": accelerator.module(device).get_device_name() if device in accelerator.TYPES else "cpu",
+        "machine": f"{platform.machine()}, {os.cpu_count()} CPUs, {platform.system()}",
+        "python": platform.python_version(),
+        **{name: _version(name) for name in _VERSIONS},
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": " ".join(["python", *sys.orig_argv[1:]]),
+        **more,
+    }
+
+
+def write(facts: Mapping[str, Any], path: Path) -> None:
+    """Write a run to a JSON file, which is the old one or the new one whole at every moment."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.part")
+    part.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+    part.replace(path)
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"

@@ -1,0 +1,113 @@
+"""The report of the demo as text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from veomni_hook.tools.cli import output
+from veomni_hook.tools.cli.demo import turns
+from veomni_hook.tools.cli.demo.models import RANDOM
+
+SHOWN_STEPS = 8
+MEBIBYTE = 2**20
+
+
+def show(report: dict[str, Any], script: Path) -> None:
+    """Print the report for a reader; `script` is the training script."""
+    parts = {part["title"]: part for part in report["parts"].values()}
+    first = next(iter(parts.values()))["plain"]
+    machine = f"transformers {report['transformers']}, torch {report['torch']}, {report['device_name']}"
+    if report["device"] == "cpu":
+        machine += f" ({report['threads']} threads)"
+    output.emit(f"veomni-hook demo: {machine}\n\n")
+    weights = "random weights" if report["model"] == RANDOM else "trained weights"
+    output.emit_text(
+        f"{_relative(script)} fine-tunes {report['model']} ({first['parameters']:,} {weights}) on Python's "
+        f"documentation, {first['tokens']:,} tokens a step: the same file without and with the hook, step by "
+        "step in turns."
+    )
+    _answers(first["answer"], next(iter(parts.values()))["hooked"]["answer"])
+    _losses(parts, report["tolerance"])
+    output.emit_heading("\nMedian step time, and peak memory above the weights")
+    output.emit_table(
+        ("training", "time without", "with", "memory without", "with"),
+        [(title, *_times(part), *_memory(part)) for title, part in parts.items()],
+    )
+    output.emit("\n")
+    memory = [f"{_memory_ratio(part):.2f} ({title})" for title, part in parts.items()]
+    output.emit_fields({"memory, ratio": memory, "time, ratio": ratio(report["step_time"])})
+    output.emit_heading("\nWhat the hook did")
+    kernels = sorted(
+        {f"{op} ({backend})" for part in parts.values() for op, backend in part["hooked"]["kernels"]}
+    )
+    output.emit_fields({"kernels": kernels, "see it": f"veomni-hook diff {first['model_type']}"})
+    bad = {title: part["problems"] for title, part in parts.items() if part["problems"]}
+    if bad:
+        output.emit_heading("\nThe hook FAILED")
+        output.emit_fields(bad)
+
+
+def _answers(plain: str, hooked: str) -> None:
+    output.emit_heading("\nWhat is the capital of France? (before training)")
+    output.emit_fields({"without": plain or "(nothing)", "with the hook": hooked or "(nothing)"})
+
+
+def _losses(parts: dict[str, Any], tolerance: float) -> None:
+    output.emit_heading("\nLosses without the hook, and with it")
+    count = max(len(part["differences"]) for part in parts.values())
+    chosen = sorted({round(i * (count - 1) / (SHOWN_STEPS - 1)) for i in range(SHOWN_STEPS)})
+    headers = ["step", *(word for title in parts for word in (title, "with"))]
+    curves = [part[side]["losses"] for part in parts.values() for side in ("plain", "hooked")]
+    output.emit_table(
+        headers,
+        [(i + 1, *(f"{curve[i]:.5f}" if i < len(curve) else "-" for curve in curves)) for i in chosen],
+    )
+    output.emit("\n")
+    output.emit_fields({title: _agreement(part, tolerance) for title, part in parts.items()})
+
+
+def _agreement(part: dict[str, Any], tolerance: float) -> str:
+    largest = max(part["differences"])
+    found = "equal" if largest <= tolerance else "NOT EQUAL"
+    sides = [len(part[side]["losses"]) for side in ("plain", "hooked")]
+    if sides[0] != sides[1]:
+        found = f"NOT EQUAL: {sides[0]} steps without the hook, {sides[1]} with it"
+    return f"{found} (largest relative difference {largest:.1e}, limit {tolerance:.0e})"
+
+
+def _times(part: dict[str, Any]) -> tuple[str, str]:
+    plain, hooked = (median(part[side]["step_seconds"]) for side in ("plain", "hooked"))
+    return _milliseconds(plain), _milliseconds(hooked)
+
+
+def _memory(part: dict[str, Any]) -> tuple[str, ...]:
+    return tuple(f"{part[side]['peak_bytes'] / MEBIBYTE:,.0f} MiB" for side in ("plain", "hooked"))
+
+
+def _memory_ratio(part: dict[str, Any]) -> float:
+    return float(part["hooked"]["peak_bytes"] / part["plain"]["peak_bytes"])
+
+
+def ratio(found: dict[str, Any]) -> str:
+    """Return a sentence about a ratio of times; ``found`` is what `turns.Comparison.to_dict` returns."""
+    if found["verdict"] == turns.FEW:
+        return "too few steps to tell a difference (--steps 20)"
+    value, low, high = (f"{found[name]:.2f}" for name in ("ratio", "low", "high"))
+    interval = f"95% interval {low} to {high}, {found['pairs']} pairs of steps"
+    match found["verdict"]:
+        case turns.NOISY:
+            return f"{value}, but this machine is too noisy to tell a difference ({interval})"
+        case turns.SAME:
+            return f"{value}, no difference beyond 5% ({interval})"
+        case verdict:
+            return f"{value}, {verdict} ({interval})"
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{seconds * 1e3:,.0f} ms" if seconds >= 0.1 else f"{seconds * 1e3:.1f} ms"
+
+
+def _relative(path: Path) -> str:
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)

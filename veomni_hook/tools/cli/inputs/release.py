@@ -1,0 +1,130 @@
+"""The sources of any transformers release: installed, in a folder, in a wheel, or downloaded as one.
+
+Only the files that patches can concern are unpacked, into a temporary folder; nothing is installed or run.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+from veomni_hook.tools.cli import output
+from veomni_hook.tools.cli.inputs.sources import SourceTree, source_tree
+from veomni_hook.tools.cli.usage import UsageError
+
+__all__ = ["Releases", "release"]
+
+_VERSION = re.compile(r"v?(\d+(?:\.\w+)+)")
+_WANTED = re.compile(
+    r"transformers/(?:__init__|modeling_layers|modeling_utils|configuration_utils|masking_utils|dynamic_module_utils"
+    r"|integrations/sdpa_attention|models/\w+/\w+)\.py"
+)
+_SECONDS = 600
+
+
+class Releases:
+    """Releases by what the user calls them, each unpacked once; a context manager that removes them."""
+
+    def __init__(self) -> None:
+        self._held = ExitStack()
+        self._known: dict[str, SourceTree] = {}
+
+    def __enter__(self) -> Releases:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._held.close()
+
+    def get(self, given: str, option: str) -> SourceTree:
+        """Return a release; arguments and errors are those of `release`."""
+        if given not in self._known:
+            self._known[given] = self._held.enter_context(release(given, option))
+        return self._known[given]
+
+
+@contextmanager
+def release(given: str, option: str) -> Iterator[SourceTree]:
+    """Provide the sources of a release; temporary ones are removed at the end.
+
+    Args:
+        given: a version (`5.23.0`), a wheel, or a folder with the package (an unpacked wheel, a checkout).
+        option: the option that names it, for errors.
+
+    Raises:
+        UsageError: it is none of these, is not there, holds no transformers, or cannot be downloaded.
+    """
+    if os.path.isdir(given):
+        yield source_tree(given, where=option)
+        return
+    number = _VERSION.fullmatch(given)
+    if given.endswith(".whl") or os.path.isfile(given):
+        path = given
+    elif number is None:
+        raise UsageError(
+            f"{given!r} is no release of transformers",
+            where=option,
+            fix="name a version (5.23.0), a wheel, or a folder with the transformers package",
+        )
+    else:
+        installed = _installed()
+        if installed is not None and installed.version == number.group(1):
+            yield installed
+            return
+        path = ""
+    with tempfile.TemporaryDirectory(prefix="veomni-hook-") as folder:
+        wheel = path or _downloaded(number.group(1) if number else given, folder, option)
+        _unpack(wheel, folder, option)
+        yield source_tree(folder, where=option)
+
+
+def _installed() -> SourceTree | None:
+    try:
+        return source_tree()
+    except UsageError:  # other releases can be read without one
+        return None
+
+
+def _unpack(path: str, folder: str, option: str) -> None:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            archive.extractall(folder, [name for name in archive.namelist() if _WANTED.fullmatch(name)])
+    except FileNotFoundError:
+        fix = "correct the path, or name a version (5.23.0) and let pip download its wheel"
+        raise UsageError("there is no such wheel", where=f"{option} {path}", fix=fix) from None
+    except (OSError, zipfile.BadZipFile) as error:
+        fix = "name another wheel: pip download --no-deps transformers==VERSION fetches one"
+        raise UsageError(f"the wheel cannot be read: {error}", where=f"{option} {path}", fix=fix) from error
+
+
+def _downloaded(version: str, folder: str, option: str) -> str:
+    """Let pip download the wheel of a version; it keeps a cache of its own."""
+    name = f"transformers=={version}"
+    fix = f"where there is a network: pip download --no-deps {name}, then {option} FILE.whl"
+    output.note(f"downloading {name}, which is not installed")
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
+    command += ["--no-input", "--no-deps", "--only-binary=:all:", "--dest", folder, name]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        raise UsageError(f"pip did not get {name} in {_SECONDS} s", where=option, fix=fix) from None
+    wheels = [one for one in os.listdir(folder) if one.endswith(".whl")]
+    if done.returncode == 0 and wheels:
+        return os.path.join(folder, wheels[0])
+    said = done.stderr.strip()
+    if "No matching distribution found" in said:
+        known = re.search(r"from versions: (.*)\)", said)
+        newest = known.group(1).split(", ")[-3:] if known and known.group(1) != "none" else []
+        if newest:
+            raise UsageError(
+                f"there is no release {version} of transformers",
+                where=option,
+                fix=f"name another one; the newest are {', '.join(newest)}",
+            )
+    last = said.splitlines()[-1] if said else f"pip ended with status {done.returncode}"
+    raise UsageError(f"{name} cannot be downloaded: {last}", where=option, fix=fix)

@@ -1,0 +1,193 @@
+"""The figures of a comparison: times, tokens, memory and losses of runs without and with the hook."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import combinations, product
+from typing import Any
+
+from veomni_hook.tools.compare.runs import Run
+
+__all__ = ["LossDifference", "Side", "Times", "loss_difference", "side", "times", "warm"]
+
+#: A difference is relative to the loss, but at least to this share of the mean loss: losses may be near 0.
+FLOOR = 0.05
+#: With fewer step times, their spread is unknown.
+FEWEST = 4
+
+
+@dataclass(frozen=True)
+class Side:
+    """All runs of one kind. Unknown values are None or empty.
+
+    Attributes:
+        runs: how many runs have steps.
+        counted: how many step times count, without the warm-up.
+        median: the median step time in seconds.
+        quartiles: the range of the middle half of the step times.
+        medians: the median of each run.
+        tokens_a_second: the median over steps.
+        peak: the largest peak of the runs, in bytes.
+        first_step: seconds from the first call of the model to the end of the first step, median of the runs.
+        time_to_first: seconds from the start of the command to the end of the first step, likewise.
+    """
+
+    runs: int
+    counted: int
+    median: float | None
+    quartiles: tuple[float, float] | None
+    medians: tuple[float, ...]
+    tokens_a_second: float | None
+    peak: int | None
+    memory: str
+    first_step: float | None
+    time_to_first: float | None
+
+
+@dataclass(frozen=True)
+class Times:
+    """Step times with the hook compared with those without.
+
+    Attributes:
+        ratio: with / without; None if one is unknown.
+        noise: the relative difference between medians of runs of the same kind; None with fewer than two runs
+            of each kind.
+        uncertainty: the relative error of the ratio, from that noise and the spread within the runs; infinite
+            with fewer than `FEWEST` step times.
+    """
+
+    ratio: float | None
+    noise: float | None
+    uncertainty: float
+
+
+@dataclass(frozen=True)
+class LossDifference:
+    """The largest relative difference between loss curves.
+
+    Attributes:
+        largest: over all pairs and steps; infinite if only one of two losses is a number; None: no pair.
+        step: the step with that difference, from 1.
+        by_step: the largest difference of all pairs at each step.
+    """
+
+    largest: float | None
+    step: int | None
+    by_step: tuple[float, ...]
+
+    @property
+    def identical(self) -> bool:
+        """Whether all losses are equal."""
+        return self.largest == 0.0
+
+
+def warm(seconds: Sequence[float], warmup: int) -> list[float]:
+    """Return the step times that count.
+
+    Args:
+        seconds: the time of each step, from the second step on.
+        warmup: how many steps to skip, including the first; never more than half of the step times.
+    """
+    return list(seconds[_skipped(len(seconds), warmup) :])
+
+
+def _skipped(count: int, warmup: int) -> int:
+    return min(max(warmup - 1, 0), count // 2)
+
+
+def side(runs: Iterable[Run], warmup: int) -> Side:
+    """Return the figures of the runs of one kind."""
+    known = [run for run in runs if run.times]
+    counted = [warm(run.seconds, warmup) for run in known]
+    pooled = [seconds for each in counted for seconds in each]
+    peaks = [run.facts["peak"] for run in known if run.facts.get("peak") is not None]
+    first_steps = [run.times[0] - run.first_call for run in known if run.first_call is not None]
+    return Side(
+        runs=len(known),
+        counted=len(pooled),
+        median=statistics.median(pooled) if pooled else None,
+        quartiles=_quartiles(pooled) if pooled else None,
+        medians=tuple(statistics.median(each) for each in counted if each),
+        tokens_a_second=_tokens_a_second(known, warmup),
+        peak=max(peaks, default=None),
+        memory=str(known[0].facts.get("memory", "")) if known else "",
+        first_step=_median(each for each in first_steps if each > 0),
+        time_to_first=_median(run.times[0] for run in known),
+    )
+
+
+def times(without: Side, with_hook: Side) -> Times:
+    """Compare the step times of two sides."""
+    if not without.median or not with_hook.median:
+        return Times(None, None, math.inf)
+    sides = (without, with_hook)
+    noise = None
+    if all(len(each.medians) > 1 for each in sides):
+        noise = max((max(each.medians) - min(each.medians)) / statistics.mean(each.medians) for each in sides)
+    within = math.hypot(*(_median_error(each) for each in sides))
+    return Times(with_hook.median / without.median, noise, max(noise or 0.0, within))
+
+
+def loss_difference(first: Sequence[Run], second: Sequence[Run] | None = None) -> LossDifference:
+    """Return how much the loss curves of runs differ: of all pairs within ``first``, or between the two."""
+    pairs = combinations(first, 2) if second is None else product(first, second)
+    by_step: list[float] = []
+    for one, other in pairs:
+        for step, value in enumerate(_differences(one.losses, other.losses)):
+            if step == len(by_step):
+                by_step.append(value)
+            by_step[step] = max(by_step[step], value)
+    if not by_step:
+        return LossDifference(None, None, ())
+    largest = max(by_step)
+    return LossDifference(largest, by_step.index(largest) + 1, tuple(by_step))
+
+
+def _differences(one: Sequence[float | None], other: Sequence[float | None]) -> list[float]:
+    """The relative difference of two curves at each step that both have."""
+    pairs = [(a, b) for a, b in zip(one, other, strict=False) if a is not None and b is not None]
+    sizes = [abs(value) for pair in pairs for value in pair if math.isfinite(value)]
+    floor = FLOOR * statistics.mean(sizes) if sizes else 0.0
+    return [_difference(a, b, floor) for a, b in pairs]
+
+
+def _difference(a: float, b: float, floor: float) -> float:
+    if a == b or (math.isnan(a) and math.isnan(b)):
+        return 0.0
+    if not (math.isfinite(a) and math.isfinite(b)):
+        return math.inf
+    return abs(a - b) / max(abs(a), abs(b), floor)
+
+
+def _tokens_a_second(runs: Iterable[Run], warmup: int) -> float | None:
+    rates = []
+    for run in runs:
+        rated = list(zip(run.tokens[1:], run.seconds, strict=False))
+        for tokens, seconds in rated[_skipped(len(rated), warmup) :]:
+            if tokens is None:
+                return None
+            rates.append(tokens / seconds if seconds else math.inf)
+    return statistics.median(rates) if rates else None
+
+
+def _median_error(one: Side) -> float:
+    """About two standard errors of a side's median, relative to it, from the spread of its steps."""
+    if one.median is None or one.quartiles is None or one.counted < FEWEST:
+        return math.inf
+    deviation = (one.quartiles[1] - one.quartiles[0]) / 1.349  # of a normal distribution with these quartiles
+    return 2 * 1.253 * deviation / math.sqrt(one.counted) / one.median
+
+
+def _quartiles(values: Sequence[float]) -> tuple[float, float]:
+    if len(values) == 1:
+        return values[0], values[0]
+    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
+    return low, high
+
+
+def _median(values: Iterable[Any]) -> float | None:
+    known = list(values)
+    return statistics.median(known) if known else None

@@ -1,0 +1,55 @@
+"""Which kernels ran in a model according to `veomni_hook.explain`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["explained", "kernels_of", "named"]
+
+
+def kernels_of(model: Any) -> list[dict[str, Any]]:
+    """Return a row for each op, backend and reason: the number of places, and of calls in training.
+
+    ``ran`` is false for places that no training call has reached; calls of compiled code are not counted.
+    """
+    from veomni_hook.tools.report.explanation import explain  # keeps the observer of a child process light
+
+    rows: dict[tuple[object, ...], dict[str, Any]] = {}
+    for each in explain(model).rows:
+        calls = each.training or ((each.backend, each.reason, 0),)
+        ran = bool(each.training) or (each.called and not each.evaluation)
+        for backend, reason, times in calls:
+            key = (each.op, each.variant, backend, reason, ran)
+            row = rows.setdefault(
+                key,
+                {
+                    "model": type(model).__name__,
+                    "op": each.op,
+                    "variant": each.variant,
+                    "backend": backend,
+                    "reason": reason,
+                    "ran": ran,
+                    "places": 0,
+                    "calls": 0,
+                },
+            )
+            row["places"] += 1
+            row["calls"] += times
+    return list(rows.values())
+
+
+def explained(model: Any) -> list[str]:
+    """Return the last sentence of `veomni_hook.explain`, if the model has patched code."""
+    from veomni_hook.kernels.explain.summary import summary
+    from veomni_hook.tools.report.explanation import explain
+
+    rows = explain(model).rows
+    return [summary(rows)] if rows else []
+
+
+def named(row: dict[str, Any]) -> str:
+    """Return the backend of a row, and whether it has not run."""
+    from veomni_hook.kernels.explain.rows import NOT_CALLED
+
+    called = row["ran"] or row["backend"] == NOT_CALLED
+    return str(row["backend"]) if called else f"{row['backend']}, {NOT_CALLED} yet"

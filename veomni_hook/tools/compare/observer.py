@@ -1,0 +1,287 @@
+"""Connects a recorder to a training script, at places that kernels' guards do not check.
+
+Guards refuse a kernel if a module has hooks or a replaced `forward` or `__call__`, so none of these is
+changed. The observer uses `torch.autograd.backward`, which every loss goes through, torch's global hook for
+optimizer steps, and `PreTrainedModel._call_impl`, which torch calls inside `__call__`. This module does not
+import torch before the script does.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import importlib
+import os
+import sys
+import time
+
+from veomni_hook.tools.compare.plan import ATTACHED, RESULT, Plan
+
+TYPE_CHECKING = False  # every Python process of the run imports this, even if it trains nothing
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+    from typing import Any
+
+    from veomni_hook.tools.compare.recorder import Recorder
+
+__all__ = ["Observation", "Stopped", "install"]
+
+# How long a finished rank waits for the others: the first one to end may stop the store that all use.
+WAIT = 20.0
+
+
+class Stopped(SystemExit):
+    """Ends the script after its last step like `sys.exit(0)`, with `finally` and `atexit`."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+
+
+def install(attach: Callable[[Plan], None] | None = None) -> None:
+    """Observe this process, or call ``attach``, when it has imported torch; without a plan, do nothing."""
+    plan = Plan.read(os.environ)
+    if plan is not None and "torch" not in sys.modules:
+        sys.meta_path.insert(0, _TorchFinder(lambda: (attach or _attach)(plan)))
+
+
+def _attach(plan: Plan) -> None:
+    from veomni_hook.tools.compare.recorder import Recorder
+
+    with open(os.path.join(plan.folder, f"{ATTACHED}{os.getpid()}"), "w", encoding="ascii"):
+        pass
+    observation = Observation(Recorder(plan), stop=_stop)
+    observation.begin()
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=observation.recorder.forked)
+
+
+class _TorchFinder:
+    """Finds torch through the other finders, and calls back when it has been imported."""
+
+    def __init__(self, imported: Callable[[], None]) -> None:
+        self._imported = imported
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return torch's own spec, with a loader that calls back once; None for every other name."""
+        if fullname != "torch":
+            return None
+        others = [finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec")]
+        spec = next(filter(None, (finder.find_spec(fullname, path, target) for finder in others)), None)
+        if spec is not None and spec.loader is not None:
+            self._wrap(spec.loader)
+        return spec
+
+    def _wrap(self, loader: Any) -> None:
+        # The loader object stays the same; only one attribute is replaced, for one call.
+        execute = loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            del loader.exec_module
+            execute(module)
+            if self in sys.meta_path:
+                sys.meta_path.remove(self)
+                self._imported()
+
+        loader.exec_module = exec_module
+
+
+class Observation:
+    """A recorder, and what was changed in torch and transformers for it.
+
+    Args:
+        recorder: receives the events.
+        stop: called after the step that follows the last one of the plan, and at every later step.
+    """
+
+    def __init__(self, recorder: Recorder, stop: Callable[[Recorder], None]) -> None:
+        self.recorder = recorder
+        self._stop = stop
+        self._undo: list[Callable[[], None]] = []
+        self._seen_process = 0
+
+    def begin(self) -> None:
+        """Start observing."""
+        import torch
+        from torch.optim.optimizer import register_optimizer_step_post_hook
+
+        self._replace(torch.autograd, "backward", self._backward)
+        self._replace(torch.optim.Optimizer, "__init__", self._optimizer_made)
+        self._replace(torch.amp.GradScaler, "__init__", self._scaler_made)
+        self._replace(torch.amp.GradScaler, "step", self._scaler_step)
+        self._undo.append(register_optimizer_step_post_hook(self._stepped).remove)
+
+    def end(self) -> None:
+        """Undo all changes."""
+        while self._undo:
+            self._undo.pop()()
+
+    def _replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+        original, own = getattr(owner, name), name in vars(owner)
+        replacement = functools.wraps(original)(make(original))
+        setattr(owner, name, replacement)
+        self._undo.append(lambda: setattr(owner, name, original) if own else delattr(owner, name))
+
+    def _backward(self, original: Any) -> Any:
+        import torch
+
+        recorder = self.recorder
+
+        def backward(*args: Any, **kwargs: Any) -> Any:
+            # A call inside a call comes from a reentrant checkpoint.
+            if torch.compiler.is_compiling() or recorder.depth:
+                return original(*args, **kwargs)
+            self._note_models()
+            self._note_process()
+            recorder.note_backward(_scalars(*args, **kwargs))
+            recorder.depth += 1
+            try:
+                return original(*args, **kwargs)
+            finally:
+                recorder.depth -= 1
+
+        return backward
+
+    def _optimizer_made(self, original: Any) -> Any:
+        def __init__(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+            # By now the model usually exists and has not been called yet.
+            self._note_models()
+            original(optimizer, *args, **kwargs)
+
+        return __init__
+
+    def _scaler_made(self, original: Any) -> Any:
+        def __init__(scaler: Any, *args: Any, **kwargs: Any) -> None:
+            for kind in type(scaler).__mro__:
+                if "scale" in vars(kind) and not hasattr(vars(kind)["scale"], "__wrapped__"):
+                    self._replace(kind, "scale", _scale)
+            original(scaler, *args, **kwargs)
+
+        return __init__
+
+    def _scaler_step(self, original: Any) -> Any:
+        def step(scaler: Any, *args: Any, **kwargs: Any) -> Any:
+            before = self.recorder.marks
+            result = original(scaler, *args, **kwargs)
+            if self.recorder.marks == before:
+                self.recorder.note_skipped()
+            return result
+
+        return step
+
+    def _stepped(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        import torch
+
+        if torch.compiler.is_compiling():
+            return
+        self._note_process()
+        recorder = self.recorder
+        if recorder.note_step(optimizer) >= recorder.plan.steps and recorder.profiled():
+            self._stop(self.recorder)
+
+    def _note_models(self) -> None:
+        """Observe the calls of transformers' models as soon as their base class exists."""
+        kind = getattr(sys.modules.get("transformers.modeling_utils"), "PreTrainedModel", None)
+        if kind is None or "_call_impl" in vars(kind):
+            return
+        # torch.compile begins at the first frame that it does not skip: that has to be the model's forward
+        # still. (Making an optimizer imports torch._dynamo in any case.)
+        dynamo = importlib.import_module("torch._dynamo")
+        note = dynamo.disable(self.recorder.note_call)
+        self._replace(kind, "_call_impl", functools.partial(_observed_call, self.recorder, note))
+        dynamo.decorators.skip_code(vars(kind)["_call_impl"].__code__)
+
+    def _note_process(self) -> None:
+        """Make sure that a training process writes its record, however it ends."""
+        if self._seen_process == os.getpid():
+            return
+        self._seen_process = os.getpid()
+        write = functools.partial(self.recorder.write, stopped=False)
+        atexit.register(write)
+        children = sys.modules.get("multiprocessing")
+        if children is not None and children.parent_process() is not None:
+            from multiprocessing.util import Finalize  # such a child calls no atexit handlers
+
+            Finalize(None, write, exitpriority=100)
+
+
+def _observed_call(recorder: Recorder, note: Callable[..., None], original: Any) -> Any:
+    import torch
+
+    def _call_impl(model: Any, *args: Any, **kwargs: Any) -> Any:
+        calling = recorder.calling
+        if (
+            torch.compiler.is_compiling()
+            or recorder.depth
+            or getattr(calling, "inside", False)
+            or not torch.is_grad_enabled()
+        ):
+            return original(model, *args, **kwargs)
+        note(model, args, kwargs)
+        calling.inside = True
+        try:
+            return original(model, *args, **kwargs)
+        finally:
+            calling.inside = False
+
+    return _call_impl
+
+
+def _scale(original: Any) -> Any:
+    import torch
+
+    def scale(scaler: Any, outputs: Any) -> Any:
+        scaled = original(scaler, outputs)
+        if isinstance(scaled, torch.Tensor) and scaled is not outputs:
+            scaled._veomni_compare_unscaled = outputs.detach()  # type: ignore[attr-defined]
+        return scaled
+
+    return scale
+
+
+def _scalars(tensors: Any, grad_tensors: Any = None, *_: Any, **__: Any) -> list[Any]:
+    """Return the losses that backward was called on: scalars without a gradient argument."""
+    import torch
+
+    if grad_tensors is not None:
+        return []
+    given = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+    if not all(isinstance(each, torch.Tensor) and each.numel() == 1 for each in given):
+        return []
+    return [getattr(each, "_veomni_compare_unscaled", each) for each in given]
+
+
+def _stop(recorder: Recorder) -> None:
+    """Write the record, wait for the other ranks, and end the script.
+
+    Raises:
+        Stopped: always; again at every later step if the script catches it.
+    """
+    if recorder.write(stopped=True):
+        _wait_for_ranks(recorder.plan.folder)
+        atexit.register(_leave_group)  # the last one registered is called first
+    raise Stopped
+
+
+def _wait_for_ranks(folder: str) -> None:
+    from veomni_hook.tools.compare.recorder import rank_and_world
+
+    _, world = rank_and_world()
+    here = min(world, int(os.environ.get("LOCAL_WORLD_SIZE", world)))
+    limit = time.monotonic() + WAIT
+    while time.monotonic() < limit:
+        written = [name for name in os.listdir(folder) if name.startswith(RESULT) and name.endswith(".json")]
+        if len(written) >= here:
+            return
+        time.sleep(0.05)
+
+
+def _leave_group() -> None:
+    """Leave the process group, because the script no longer can; otherwise NCCL warns."""
+    from torch import distributed
+
+    if distributed.is_available() and distributed.is_initialized():
+        distributed.destroy_process_group()

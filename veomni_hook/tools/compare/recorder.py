@@ -1,0 +1,286 @@
+"""Records what a training process does, and writes it to a file.
+
+Values stay on the device until the end: losses are kept as tensors, times as events in the device's queue. So
+recording does not synchronise, and does not change how host and device overlap.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+from weakref import WeakKeyDictionary, WeakSet
+
+import torch
+
+from veomni_hook.tools.compare.measures import Moment, device_name, is_capturing, peak_memory, seconds_of
+from veomni_hook.tools.compare.plan import PROGRESS, RESULT, Plan
+from veomni_hook.tools.compare.profile import StepProfile
+from veomni_hook.tools.compare.tokens import tokens_of
+
+__all__ = ["Mark", "Recorder", "Track"]
+
+
+class Mark:
+    """An optimizer step that has just ended: its time, and what was recorded until then."""
+
+    def __init__(self, moment: Moment, losses: tuple[int, int], tokens: int | None, backwards: int) -> None:
+        self.moment = moment
+        self.losses = losses  # which of the recorded losses belong to this step
+        self.tokens = tokens  # since the process started; None: unknown for a call
+        self.backwards = backwards
+
+
+class Track:
+    """The steps of one optimizer."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.marks: list[Mark] = []
+        self.begin = 0  # the first of the recorded losses that belongs to the next step
+
+
+class Recorder:
+    """Records backward calls, model calls and optimizer steps of this process.
+
+    Attributes:
+        plan: where to write, and when to stop.
+        depth: how many calls of backward are running; nothing inside them is recorded.
+        calling: per thread, whether a model's call is running.
+        skipped: optimizer steps that a gradient scaler skipped.
+        notes: what could not be measured, and why.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.depth = 0
+        self.calling = threading.local()
+        self.skipped = 0
+        self.notes: list[str] = []
+        self._reset()
+
+    def _reset(self) -> None:
+        self._process = os.getpid()
+        self._losses: list[torch.Tensor] = []
+        self._backwards = 0
+        self._tokens: int | None = 0
+        self._models: WeakSet[Any] = WeakSet()
+        self._tracks: WeakKeyDictionary[Any, Track] = WeakKeyDictionary()
+        self._ended: list[Track] = []  # in the order of their first steps; kept after the optimizers are gone
+        self._device = ""
+        self._low_precision = ""
+        self._first_call: Moment | None = None
+        self._progress: int | None = None
+        self._written = False
+        #: What is known after the last step, while one more is profiled.
+        self._found_before: dict[str, Any] | None = None
+        self._profile: StepProfile | None = None
+        self._profiled_from = 0
+
+    def forked(self) -> None:
+        """Discard what was recorded in the parent process."""
+        self.depth, self.skipped, self.notes = 0, 0, []
+        self.calling = threading.local()
+        self._reset()
+
+    @property
+    def marks(self) -> int:
+        """The number of counted steps of all optimizers."""
+        return sum(len(track.marks) for track in self._ended)
+
+    def note_backward(self, losses: Sequence[torch.Tensor]) -> None:
+        """Record a call of backward; ``losses`` are the scalars that it was called on, if any."""
+        self._backwards += 1
+        if not losses or self._written:
+            return
+        values = [(each.to_local() if hasattr(each, "to_local") else each).detach() for each in losses]
+        # A copy: torch.compile with CUDA graphs writes the next loss into the same memory.
+        self._losses.append(values[0].clone() if len(values) == 1 else sum(values[1:], values[0]))
+        if not self._device:
+            self._device = values[0].device.type
+
+    def note_call(self, model: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+        """Record an outermost call of a model, with gradients."""
+        count = tokens_of(model, args, kwargs)
+        self._tokens = None if count is None or self._tokens is None else self._tokens + count
+        self._models.add(model)
+        if self._first_call is None:
+            parameter = next(iter(model.parameters()), None)
+            if parameter is not None:
+                self._device = self._device or parameter.device.type
+                self._first_call = Moment(self._device)
+                self._low_precision = _autocast(self._device) or str(parameter.dtype).removeprefix("torch.")
+
+    def note_step(self, optimizer: Any) -> int:
+        """Record a step of an optimizer; return how many of its steps count.
+
+        A step counts if backward was called since the previous one, or has never been called: optimizers that
+        update group by group call ``step`` several times.
+        """
+        track = self._tracks.get(optimizer)
+        if track is None:
+            track = self._tracks.setdefault(optimizer, Track(type(optimizer).__name__))
+            # An optimizer that starts later, in a second training phase.
+            track.begin = max((each.begin for each in self._ended), default=0)
+        again = self._backwards and track.marks and track.marks[-1].backwards == self._backwards
+        if again or self._written or self._found_before is not None:
+            return len(track.marks)
+        first = _first_parameter(optimizer)
+        device = self._device or ("cpu" if first is None else first.device.type)
+        if is_capturing(device):
+            return len(track.marks)
+        if not track.marks:
+            self._ended.append(track)
+            if first is not None and not self._low_precision:
+                self._low_precision = str(first.dtype).removeprefix("torch.")
+        self._device = device
+        span = (track.begin, len(self._losses))
+        track.marks.append(Mark(Moment(device), span, self._tokens, self._backwards))
+        track.begin = len(self._losses)
+        if len(track.marks) == max(len(each.marks) for each in self._ended):
+            self._tell_progress()
+        return len(track.marks)
+
+    def note_skipped(self) -> None:
+        """Record that a gradient scaler skipped a step: its losses belong to no step."""
+        self.skipped += 1
+        for track in self._ended:
+            track.begin = len(self._losses)
+
+    def profiled(self) -> bool:
+        """Profile the step after the last one that counts; return whether this is done.
+
+        Waits for the device. Rank 0 alone profiles; the others make the step, too.
+        """
+        if self._found_before is None:
+            self._found_before = self._found()
+            self._profiled_from = self._backwards
+            if self._found_before["rank"] == 0:
+                self._profile = StepProfile(self._found_before["device"])
+            return False
+        if self._backwards == self._profiled_from:
+            return False  # another optimizer of the last step
+        if self._profile is not None:
+            self._found_before["profile"], self._profile = self._profile.end(), None
+        return True
+
+    def write(self, *, stopped: bool) -> bool:
+        """Write the record once; return whether this call did so. Waits for the device."""
+        if self._written or self._process != os.getpid() or not (self._backwards or self._ended):
+            return False
+        self._written = True
+        if self._profile is not None:
+            self._profile.end()  # the script made no further step
+        if self._progress is not None:
+            os.close(self._progress)
+        found = {"stopped": stopped, **(self._found_before or self._found())}
+        path = os.path.join(self.plan.folder, f"{RESULT}{found['rank']}-{os.getpid()}.json")
+        with open(f"{path}.part", "w", encoding="utf-8") as file:
+            json.dump(found, file)
+        os.replace(f"{path}.part", path)
+        return True
+
+    def _found(self) -> dict[str, Any]:
+        rank, world = rank_and_world()
+        track = max(self._ended, key=lambda each: len(each.marks), default=None)
+        device = self._device or "cpu"
+        found: dict[str, Any] = {
+            "rank": rank,
+            "world": world,
+            "pid": os.getpid(),
+            "device": device,
+            "backwards": self._backwards,
+            "skipped": self.skipped,
+            "optimizer": track.name if track is not None else None,
+            "optimizers": len(self._ended),
+            "precision": _precision(self._low_precision),
+            "times": [],
+            "first_call": None,
+            "losses": [],
+            "tokens": [],
+            "notes": self.notes,
+            "kernels": [],
+            "explained": [],
+            "profile": None,
+            "models": [],
+            "model_called": self._first_call is not None,
+        }
+        # Memory first, because the code below uses memory, too.
+        found["memory"], found["peak"] = peak_memory(device)
+        try:
+            found["device_name"] = device_name(device)
+            if track is not None:
+                self._add_steps(found, track, device)
+        except RuntimeError as error:  # the device failed: the script's own error says more
+            self.notes.append(f"the recorded values could not be read from the device: {error}")
+        if rank == 0:
+            self._add_kernels(found)
+        return found
+
+    def _add_steps(self, found: dict[str, Any], track: Track, device: str) -> None:
+        moments = [mark.moment for mark in track.marks]
+        first = self._first_call
+        before = seconds_of([*moments, *([first] if first is not None else [])], Moment(device), device)
+        now = time.time()
+        since_start = [now - seconds - self.plan.started for seconds in before]
+        found["times"] = since_start[: len(moments)]
+        found["first_call"] = since_start[-1] if first is not None else None
+        values = [float(loss) for loss in self._losses]
+        found["losses"] = [_sum(values[slice(*mark.losses)]) for mark in track.marks]
+        known = [0, *(mark.tokens for mark in track.marks)]
+        found["tokens"] = [
+            None if earlier is None or later is None else later - earlier
+            for earlier, later in pairwise(known)
+        ]
+
+    def _add_kernels(self, found: dict[str, Any]) -> None:
+        # Only now, after the last step: they load kernels.
+        from veomni_hook.finders.state import STATE
+        from veomni_hook.tools.compare.kernels import explained, kernels_of
+
+        found["models"] = sorted({type(model).__name__ for model in self._models})
+        if STATE.handles and os.environ.get("VEOMNI_HOOK") != "0":
+            found["kernels"] = [row for model in self._models for row in kernels_of(model)]
+            found["explained"] = [sentence for model in self._models for sentence in explained(model)]
+
+    def _tell_progress(self) -> None:
+        if self._progress is None:
+            path = os.path.join(self.plan.folder, f"{PROGRESS}{os.getpid()}")
+            self._progress = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        os.write(self._progress, b".")
+
+
+def rank_and_world() -> tuple[int, int]:
+    """Return this process's rank and the world size, from torch.distributed or the launcher's variables."""
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank(), distributed.get_world_size()
+    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def _sum(values: list[float]) -> float | None:
+    """Return the sum; None if there is nothing to add."""
+    return sum(values) if values else None
+
+
+def _first_parameter(optimizer: Any) -> Any:
+    groups = (group["params"] for group in optimizer.param_groups)
+    return next((parameter for parameters in groups for parameter in parameters), None)
+
+
+def _autocast(device: str) -> str:
+    if not torch.is_autocast_enabled(device):
+        return ""
+    return str(torch.get_autocast_dtype(device)).removeprefix("torch.")
+
+
+def _precision(seen: str) -> str:
+    """Return the lowest known precision; accelerate enters autocast inside the model's forward."""
+    state = getattr(sys.modules.get("accelerate.state"), "AcceleratorState", None)
+    shared = getattr(state, "_shared_state", {}).get("_mixed_precision", "no")
+    return {"bf16": "bfloat16", "fp16": "float16", "fp8": "float8"}.get(str(shared), seen)

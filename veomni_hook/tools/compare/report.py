@@ -1,0 +1,102 @@
+"""The complete comparison as a dictionary of JSON-ready values, for printing, writing and drawing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from veomni_hook.tools.compare.figures import LossDifference, loss_difference, side, times
+from veomni_hook.tools.compare.runs import Run
+from veomni_hook.tools.compare.verdict import problems_of, tolerance, verdict
+from veomni_hook.tools.compare.why import why
+
+__all__ = ["report_of"]
+
+
+def report_of(runs: Sequence[Run], command: Sequence[str], steps: int, warmup: int) -> dict[str, Any]:
+    """Return the report of runs; ``ok`` is false if a run failed, no step was seen, or losses differ."""
+    without = [run for run in runs if not run.hooked]
+    hooked = [run for run in runs if run.hooked]
+    sides = side(without, warmup), side(hooked, warmup)
+    found = times(*sides)
+    between, own = loss_difference(without, hooked), loss_difference(without)
+    precision = str(_fact(runs, "precision") or "")
+    limit = tolerance(precision)
+    judged = verdict(*sides, found, between, own, limit)
+    failed = [run.label for run in runs if run.failed]
+    seen = all(one.runs for one in sides)
+    sentence = (
+        judged.sentence
+        if seen
+        else "Nothing can be compared: no optimizer step was seen in the runs of one kind."
+    )
+    if failed:
+        sentence = _said_of_failure(without, hooked)
+    report = {
+        "statement": sentence,
+        "ok": judged.ok and seen and not failed,
+        "command": list(command),
+        "steps": steps,
+        "warmup": warmup,
+        "device": _fact(runs, "device_name"),
+        "precision": precision or None,
+        "world": _fact(runs, "world"),
+        "optimizer": _fact(runs, "optimizer"),
+        "models": _fact(hooked, "models") or _fact(runs, "models") or [],
+        "without": asdict(sides[0]),
+        "with": asdict(sides[1]),
+        "time": {"verdict": judged.time, **asdict(found)},
+        "loss": {
+            "verdict": judged.loss,
+            "tolerance": limit,
+            "without_and_with": _difference(between),
+            "two_without": _difference(own),
+        },
+        "curves": {"without": _mean_curve(without), "with": _mean_curve(hooked)},
+        "kernels": _fact(hooked, "kernels") or [],
+        "why": [] if failed or judged.time == "unknown" else why(runs, *sides, found.ratio),
+        "failed": failed,
+        "notes": problems_of(runs, steps),
+        "runs": [run.to_dict() for run in runs],
+    }
+    return _finite(report)  # type: ignore[no-any-return]
+
+
+def _said_of_failure(without: Sequence[Run], hooked: Sequence[Run]) -> str:
+    plain, patched = (any(run.failed for run in runs) for runs in (without, hooked))
+    if plain and patched:
+        return "The script fails without the hook and with it."
+    if plain:
+        return "The script fails without the hook, and not with it."
+    return "The script fails with the hook, and not without it."
+
+
+def _fact(runs: Sequence[Run], name: str) -> Any:
+    return next((run.facts[name] for run in runs if run.facts.get(name)), None)
+
+
+def _difference(one: LossDifference) -> dict[str, Any]:
+    return {"largest": one.largest, "step": one.step, "by_step": list(one.by_step)}
+
+
+def _mean_curve(runs: Sequence[Run]) -> list[float | None]:
+    """The mean loss of runs at each step that all of them have."""
+    curves = [run.losses for run in runs if run.losses]
+    mean: list[float | None] = []
+    for values in zip(*curves, strict=False):
+        known = [value for value in values if value is not None]
+        mean.append(sum(known) / len(known) if known and len(known) == len(values) else None)
+    return mean
+
+
+def _finite(value: Any) -> Any:
+    """Return the value with None instead of infinity and nan, which JSON does not have."""
+    if isinstance(value, dict):
+        return {name: _finite(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

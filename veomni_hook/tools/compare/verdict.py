@@ -1,0 +1,180 @@
+"""The verdict of a comparison: on the step time, on the losses, and one sentence about both."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from veomni_hook.tools.compare.figures import LossDifference, Side, Times
+from veomni_hook.tools.compare.runs import Run
+
+__all__ = ["Verdict", "percent", "problems_of", "readable_time", "tolerance", "verdict"]
+
+#: If runs of the same kind differ by more than this share, small differences cannot be measured.
+NOISY = 0.05
+#: Rounding explains differences up to this; larger ones must also occur between runs without the hook.
+TOLERANCE = 1e-4
+LOW_TOLERANCE = 2e-2
+LOW_PRECISION = ("bfloat16", "float16", "float8")
+#: Differences up to this multiple of those between runs without the hook count as the script's own noise.
+OWN_NOISE = 2.0
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What was found.
+
+    Attributes:
+        time: ``faster``, ``slower``, ``same``, ``noisy`` or ``unknown``.
+        loss: ``agree``, ``own noise`` (they differ as runs without the hook do), ``differ`` or ``unknown``.
+        sentence: both as a sentence, with figures.
+    """
+
+    time: str
+    loss: str
+    sentence: str
+
+    @property
+    def ok(self) -> bool:
+        """Whether losses differ by no more than rounding and the script's own noise."""
+        return self.loss != "differ"
+
+
+def tolerance(precision: str) -> float:
+    """Return the relative difference of losses that rounding explains, for the lowest precision in use."""
+    return LOW_TOLERANCE if precision.startswith(LOW_PRECISION) else TOLERANCE
+
+
+def verdict(
+    without: Side, with_hook: Side, found: Times, between: LossDifference, own: LossDifference, limit: float
+) -> Verdict:
+    """Judge a comparison.
+
+    Args:
+        without, with_hook: the figures of both kinds of runs.
+        found: their step times compared.
+        between: losses with the hook against losses without.
+        own: losses of runs without the hook against each other.
+        limit: what `tolerance` returned.
+    """
+    time, said_of_time = _of_time(without, with_hook, found)
+    loss, said_of_loss = _of_loss(between, own, limit)
+    joint = "; " if time == "noisy" else " and " if loss != "differ" else ", but "
+    return Verdict(time, loss, f"{said_of_time}{joint}{said_of_loss}.")
+
+
+def _of_time(without: Side, with_hook: Side, found: Times) -> tuple[str, str]:
+    if found.ratio is None or without.median is None or with_hook.median is None:
+        return "unknown", "Step times are unknown (fewer than two steps were seen in the runs of one kind)"
+    medians = f"median {readable_time(with_hook.median)}, was {readable_time(without.median)}"
+    if math.isinf(found.uncertainty):
+        return "unknown", f"Too few steps count to compare step times ({medians}; raise --steps)"
+    if found.noise is None:
+        medians += "; with fewer than two runs of each kind, the noise between runs is unknown"
+    noisy = found.noise is not None and found.noise > NOISY
+    clear = abs(math.log(found.ratio)) > OWN_NOISE * math.log1p(found.noise or 0)
+    if abs(found.ratio - 1) > found.uncertainty and (clear or not noisy):
+        name, words = ("faster", "of the time") if found.ratio < 1 else ("slower", "times as long")
+        return name, f"With the hook a step takes {found.ratio:.2f} {words} ({medians})"
+    if found.noise is not None and noisy:
+        spread = f"medians of runs of the same kind differ by {percent(found.noise)}"
+        return "noisy", f"The machine is too noisy to tell a difference in step time: {spread} ({medians})"
+    if found.uncertainty > NOISY:
+        spread = f"they vary too much within the runs (the ratio is known to {percent(found.uncertainty)})"
+        return "noisy", f"The step times show no clear difference: {spread} ({medians})"
+    known = f"to within {percent(found.uncertainty)}"
+    return "same", f"With the hook a step takes the same time {known} ({medians})"
+
+
+def _of_loss(between: LossDifference, own: LossDifference, limit: float) -> tuple[str, str]:
+    if between.largest is None:
+        return "unknown", "the losses are unknown"
+    if between.largest <= limit:
+        if between.identical:
+            return "agree", "the losses are identical"
+        return "agree", f"the losses agree (largest relative difference {between.largest:.1e})"
+    if own.largest is not None and between.largest <= OWN_NOISE * own.largest:
+        if own.largest > LOW_TOLERANCE:
+            return (
+                "own noise",
+                "the losses differ no more than those of two runs without the hook, but these differ a lot "
+                f"({percent(own.largest)}; a fixed seed in the script makes the comparison more precise)",
+            )
+        return "own noise", f"the losses agree within the script's own noise ({own.largest:.1e})"
+    compared = "there is no second run without the hook to compare with"
+    if own.largest is not None:
+        compared = f"two runs without it differ by {own.largest:.1e}"
+    return (
+        "differ",
+        f"the losses DIFFER: by {between.largest:.1e} of their size at step {between.step}, "
+        f"more than rounding explains ({limit:.0e}); {compared}",
+    )
+
+
+def problems_of(runs: Sequence[Run], steps: int) -> list[str]:
+    """Return what could not be measured or did not happen as requested, as sentences."""
+    labels: dict[str, list[str]] = {}
+    for run in runs:
+        for note in (*run.notes, *_problems_of(run, steps)):
+            labels.setdefault(note, []).append(run.label)
+    found = [
+        f"{'all runs' if len(runs) == len(of) > 1 else ', '.join(of)}: {note}" for note, of in labels.items()
+    ]
+    seen = [run for run in runs if run.times]
+    if seen and not any(loss is not None for run in seen for loss in run.losses):
+        found.append("losses are unknown: backward was not called on a scalar")
+    if seen and all(count is None for run in seen for count in run.tokens[1:]):
+        found.append(
+            "tokens are unknown: no transformers model was called with input_ids, inputs_embeds or labels"
+        )
+    hooked = [run for run in seen if run.hooked]
+    if hooked and not any(run.facts.get("kernels") for run in hooked):
+        gone = any(run.facts.get("model_called") and not run.facts.get("models") for run in hooked)
+        found.append(
+            "which kernels ran is unknown: the script ended by itself, and its model was gone by then; "
+            "use fewer --steps"
+            if gone
+            else "the hook patched nothing that the script trains: no transformers model with kernel slots "
+            "was called"
+        )
+    return list(dict.fromkeys(found))
+
+
+def _problems_of(run: Run, steps: int) -> Iterator[str]:
+    if run.ended_by_us:
+        yield f"`compare` stopped it, because {run.ended_by_us}"
+    if run.failed:
+        return
+    if not run.attached:
+        yield (
+            "no process of it could be observed: none imported torch, or Python was started with -I, -E or -S"
+        )
+    elif not run.times:
+        yield (
+            f"no optimizer step was seen (calls of backward: {run.facts.get('backwards', 0)}): no "
+            "torch.optim.Optimizer made a step, or its step was compiled or captured"
+        )
+    elif len(run.times) < steps:
+        yield f"the script ended after {len(run.times)} of {steps} steps"
+
+
+def percent(share: float) -> str:
+    """Return a share as text, in percent."""
+    return f"{share * 100:.1f} %" if share < 0.1 else f"{share * 100:.0f} %"
+
+
+def readable_time(seconds: float) -> str:
+    """Return a duration as text, with at least three digits."""
+    if seconds == 0:
+        return "0 s"
+    if seconds >= 100:
+        return f"{seconds:.0f} s"
+    if seconds >= 1:
+        return f"{seconds:.2f} s"
+    milliseconds = seconds * 1e3
+    return (
+        f"{milliseconds:.0f} ms"
+        if milliseconds >= 100
+        else f"{milliseconds:.{1 if milliseconds >= 10 else 2}f} ms"
+    )

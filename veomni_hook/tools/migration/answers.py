@@ -1,0 +1,138 @@
+"""What serves the concern of a patch here, today: an idiom's kernels, a feature, nothing needed, or not yet.
+
+The table `CONTRACTS` is the one place that says what this package has beside kernels. Keep it true: a feature
+that is only planned is `NOT_YET`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from veomni_hook.tools.migration import vocabulary as words
+from veomni_hook.tools.migration.concerns import Concern
+
+__all__ = ["CONTRACTS", "HERE", "NOT_NEEDED", "NOT_YET", "PARTLY", "STATUSES", "Answer", "answer"]
+
+HERE = "here"
+PARTLY = "partly"
+NOT_YET = "not yet"
+NOT_NEEDED = "not needed"
+STATUSES = (HERE, PARTLY, NOT_YET, NOT_NEEDED)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What serves one concern of one patch.
+
+    Attributes:
+        status: one of `STATUSES`.
+        by: routes as ``op/variant``, the feature, what is planned, or why nothing is needed.
+    """
+
+    status: str
+    by: str
+
+
+#: What serves a concern wherever it occurs. `LOSS`, `KERNEL` and the like depend on the routes: see `answer`.
+CONTRACTS: Mapping[str, Answer] = {
+    words.INDEXER_LOSS: Answer(NOT_YET, "not planned"),
+    # Partly: these are features of their own, for the models that they can take, and not VeOmni's API.
+    words.SEQUENCE_PARALLEL: Answer(PARTLY, "`VEOMNI_PARALLEL=sp=2`; towers split by images"),
+    words.EXPERT_PARALLEL: Answer(PARTLY, "`VEOMNI_PARALLEL=ep=2`"),
+    words.FSDP: Answer(PARTLY, "`VEOMNI_PARALLEL` shards by FSDP2"),
+    words.DUMMY_FORWARD: Answer(PARTLY, "`absent_modality` runs a tower once on its smallest input"),
+    words.PACKING: Answer(
+        PARTLY, "samples are kept apart by `position_ids` or `cu_seq_lens`, or raise an error"
+    ),
+    words.HOST_SYNC: Answer(PARTLY, "`host_metadata`, and `collate_metadata` in data workers"),
+    words.POSITION_IDS: Answer(PARTLY, "`veomni_hook.multimodal.position_ids`"),
+    words.COLLATOR: Answer(PARTLY, "`veomni_hook.multimodal.collate_metadata`"),
+    words.ROUTER_REPLAY: Answer(HERE, "`veomni_hook.routing.record` and `replay`"),
+    words.ROUTER_MONITOR: Answer(HERE, "`veomni_hook.routing.monitor`"),
+    words.QAT: Answer(NOT_YET, "not planned"),
+    words.ATTENTION_BACKEND: Answer(NOT_NEEDED, "the names are those of VeOmni's own backends"),
+    words.NUMERICS: Answer(NOT_YET, "dtypes and the order of operations are upstream's"),
+    words.AUTOGRAD: Answer(NOT_NEEDED, "the fused loss may be changed in place"),
+    words.CONFIG_FIX: Answer(NOT_NEEDED, "`VEOMNI_KERNELS` chooses kernels"),
+    # Partly: it is a setting, and a config may leave out any other code.
+    words.EXCLUSION: Answer(PARTLY, "`VEOMNI_SPEECH=0`, for parts that make speech"),
+    words.NO_CHANGE: Answer(NOT_NEEDED, "upstream's code stays as it is"),
+    words.OTHER: Answer(NOT_YET, "not recognised"),
+}
+
+#: Our ops that serve an op of VeOmni's slots. Ops that are not here have no kernel of ours.
+OURS: Mapping[str, tuple[str, ...]] = {
+    "rms_norm": ("rms_norm", "add_rms_norm"),
+    "rms_norm_gated": ("rms_norm",),
+    "rotary_pos_emb": ("rotary", "qk_norm_rotary"),
+    "rotary_pos_emb_vision": ("rotary",),
+    "swiglu_mlp": ("gated_mlp",),
+    "moe_experts": ("moe_experts",),
+    "cross_entropy_loss": ("linear_cross_entropy",),
+    "load_balancing_loss": ("load_balancing_loss",),
+    "causal_conv1d": ("causal_conv",),
+    "chunk_gated_delta_rule": ("gated_delta_rule",),
+    "mhc": ("hyper_connection",),
+    "dsa_attention_implementation": ("attention",),
+}
+_PLANNED: Mapping[str, str] = {
+    "dsa_indexer_implementation": "`index_scores` computes scores alone, no selection",
+    "dsa_attention_implementation": "chosen keys are a mask for torch's attention",
+}
+#: Ops of routes that ask for no kernel.
+_NO_KERNELS = frozenset({"sample_boundaries", "host_metadata", "absent_modality", "count_check", "row_join"})
+_SLOT = re.compile(rf"(?:{words.OP_SLOT}|{words.CONFIG_SLOT}) ([\w/]+)")
+_LOG_PROBS = "`loss_options(token_outputs=True)`: fields of the output with gradients, not `fused_linear_aux`"
+_OUTPUTS = "log-probabilities are outputs only where the loss is routed"
+_RAW_LOGITS = "upstream since 5.9; before: the fix `raw_router_logits`"
+_HUB = "kernels of the Hub run only with `use_kernels=True`"
+
+
+def answer(concern: Concern, routes: Sequence[str]) -> Answer:
+    """Return what serves a concern.
+
+    Args:
+        concern: the concern of a patch, with its evidence.
+        routes: what idioms route to kernels in the code that the patch replaces, as ``op/variant``.
+    """
+    slots = _SLOT.findall(concern.evidence)
+    if concern.name in (words.KERNEL, words.LOSS, words.LOAD_BALANCING) and slots:
+        return _of_slots(slots, routes)
+    if concern.name == words.KERNEL:
+        return _of_kernel(concern, routes)
+    if concern.name in (words.LOSS, words.LOG_PROBS):
+        loss = _of_slots(("cross_entropy_loss",), routes)
+        if concern.name == words.LOSS:
+            return loss
+        return Answer(PARTLY, _LOG_PROBS) if loss.status == HERE else Answer(NOT_YET, _OUTPUTS)
+    if concern.name == words.LOAD_BALANCING:
+        return Answer(NOT_NEEDED, _RAW_LOGITS)
+    return CONTRACTS[concern.name]
+
+
+def _of_slots(slots: Sequence[str], routes: Sequence[str]) -> Answer:
+    """An answer for several slots at once: each is served by a route of one of our ops, or not."""
+    serving: list[str] = []
+    lacking: list[str] = []
+    for slot in slots:
+        op = slot.partition("/")[0]
+        found = [route for route in routes if route.partition("/")[0] in OURS.get(op, ())]
+        serving += found
+        if not found:
+            lacking.append(
+                f"{slot}: {_PLANNED.get(op, 'no route')}" if len(slots) > 1 else _PLANNED.get(op, "")
+            )
+    by = "; ".join(filter(None, (", ".join(dict.fromkeys(serving)), *lacking)))
+    if not lacking:
+        return Answer(HERE, by)
+    return Answer(PARTLY if serving else NOT_YET, by or "no kernel")
+
+
+def _of_kernel(concern: Concern, routes: Sequence[str]) -> Answer:
+    """An answer for a kernel that is called without a slot."""
+    if concern.evidence.startswith("drops "):
+        return Answer(NOT_NEEDED, _HUB)
+    kernels = [route for route in routes if route.partition("/")[0] not in _NO_KERNELS]
+    return Answer(HERE, ", ".join(kernels)) if kernels else Answer(NOT_YET, "no kernel")

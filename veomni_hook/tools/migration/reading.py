@@ -1,0 +1,121 @@
+"""Small questions about a syntax tree, asked by `concerns`."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import Counter
+
+from veomni_hook.tools.migration.usage import identifiers
+
+__all__ = [
+    "about_positions",
+    "autocast_blocks",
+    "body_of",
+    "calls",
+    "class_attributes",
+    "decorator_names",
+    "dtype_in_training",
+    "in_float32",
+    "last_name",
+    "only_raises",
+]
+
+#: They make or describe tensors: a dtype there is not the dtype of a computation.
+_MAKERS = re.compile("finfo|tensor|arange|empty|full|ones|zeros|new_.*")
+
+
+def calls(tree: ast.Module, pattern: re.Pattern[str]) -> Counter[str]:
+    """How often functions and methods whose name matches are called."""
+    found = (last_name(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call))
+    return Counter(name for name in found if pattern.fullmatch(name))
+
+
+def autocast_blocks(tree: ast.Module) -> int:
+    """How often autocast is switched."""
+    return sum(calls(tree, re.compile("autocast|maybe_autocast")).values())
+
+
+def in_float32(tree: ast.Module) -> set[str]:
+    """What is made float32: the last name of what is cast, or the function that has it as its dtype."""
+    found = set()
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call) or _MAKERS.fullmatch(last_name(node.func)):
+            continue
+        function = node.func
+        values = [*node.args, *(keyword.value for keyword in node.keywords)]
+        named = any(last_name(value) == "float32" for value in values)
+        if isinstance(function, ast.Attribute) and function.attr in ("to", "type", "float"):
+            if named or function.attr == "float":
+                found.add(_receiver(function.value))
+        elif named:
+            found.add(last_name(function))
+    return found - {""}
+
+
+def _receiver(node: ast.expr) -> str:
+    while isinstance(node, ast.Subscript | ast.Call):
+        node = node.value if isinstance(node, ast.Subscript) else node.func
+    return last_name(node)
+
+
+def dtype_in_training(tree: ast.Module) -> bool:
+    """Whether what is cast, or to what, depends on training."""
+    return any(
+        isinstance(node, ast.If | ast.IfExp)
+        and "training" in identifiers(node.test)
+        and any("dtype" in identifiers(one) for one in _branches(node))
+        for node in ast.walk(tree)
+    )
+
+
+def _branches(node: ast.If | ast.IfExp) -> list[ast.AST]:
+    return [*node.body, *node.orelse] if isinstance(node, ast.If) else [node.body, node.orelse]
+
+
+def about_positions(tree: ast.Module) -> list[str]:
+    """What is done to the axes of position ids, in words."""
+    found = []
+    for node in (one for one in ast.walk(tree) if isinstance(one, ast.Assign)):
+        if not any(last_name(target).endswith("position_ids") for target in node.targets):
+            continue
+        for call in (one for one in ast.walk(node.value) if isinstance(one, ast.Call)):
+            first = call.args[0] if call.args else None
+            if last_name(call.func) in ("transpose", "permute"):
+                found.append("axes of position ids are exchanged")
+            elif last_name(call.func) == "expand" and isinstance(first, ast.Constant):
+                found.append(f"position ids with {first.value!r} rows")
+    return found
+
+
+def class_attributes(tree: ast.Module) -> list[tuple[str, str]]:
+    """Names and values of the attributes that a class statement assigns."""
+    return [
+        (last_name(target), ast.unparse(node.value))
+        for cls in tree.body
+        if isinstance(cls, ast.ClassDef)
+        for node in cls.body
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+    ]
+
+
+def decorator_names(tree: ast.Module) -> set[str]:
+    """The decorators of the definition."""
+    held = getattr(tree.body[0], "decorator_list", []) if tree.body else []
+    return {last_name(one.func if isinstance(one, ast.Call) else one) for one in held}
+
+
+def body_of(tree: ast.Module) -> list[ast.stmt]:
+    """The statements of the definition; none if there is no definition."""
+    return list(getattr(tree.body[0], "body", [])) if tree.body else []
+
+
+def last_name(node: ast.expr) -> str:
+    """The name of what an expression refers to: `x` of ``a.x`` and of ``x``; empty for other expressions."""
+    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+
+
+def only_raises(tree: ast.Module) -> bool:
+    """Whether the body of the definition is a single `raise`."""
+    return [type(node) for node in body_of(tree)] == [ast.Raise]

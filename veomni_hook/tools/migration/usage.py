@@ -1,0 +1,197 @@
+"""What a patch's replacement uses, read from its syntax tree: slots, imported names, identifiers.
+
+A replacement is code for the patched module, so its names are those that the config gives to this module: its
+imports, its blocks after the imports, its helpers. What a helper uses counts for the code that calls it.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import textwrap
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from veomni_hook.patches.code.document import has_docstring
+from veomni_hook.patches.code.scope import global_uses
+from veomni_hook.patches.code.snippet import read_snippet
+from veomni_hook.patches.spec import Patch, PatchConfig
+from veomni_hook.tools.migration.vocabulary import CONFIG_SLOT, OP_SLOT
+
+__all__ = ["Given", "Used", "definition", "given", "identifiers", "parameters", "replacement", "used"]
+
+
+@dataclass(frozen=True)
+class Given:
+    """The names that a config gives to the patched module.
+
+    ``slots`` are op and variant by name (no variant: a choice of the config), ``origins`` the modules of
+    imported names, ``helpers`` the trees of functions and classes that the config adds.
+    """
+
+    slots: Mapping[str, tuple[str, str]]
+    origins: Mapping[str, str]
+    helpers: Mapping[str, ast.Module]
+
+
+@dataclass
+class Used:
+    """What a replacement uses of `Given`: slots, and (name, module) of imports."""
+
+    slots: dict[str, tuple[str, str]] = field(default_factory=dict)
+    imports: dict[str, str] = field(default_factory=dict)
+    helpers: dict[str, ast.Module] = field(default_factory=dict)
+
+
+def given(config: PatchConfig) -> Given:
+    """Return the names that the config gives to the patched module."""
+    slots = {slot.name: (slot.op, slot.variant) for slot in config.slots}
+    origins: dict[str, str] = {}
+    helpers: dict[str, ast.Module] = {}
+    for spec in config.additional_imports:
+        if not spec.is_from_import or spec.names is None:
+            origins[spec.alias or spec.module.partition(".")[0]] = spec.module
+            continue
+        for name in spec.names:
+            taken, _, alias = name.partition(" as ")
+            origins[alias or taken] = f"{spec.module}:{taken}"
+    for block in config.post_import_blocks:
+        _read_block(_code_alone(ast.parse(textwrap.dedent(block))), slots, origins, helpers)
+    for helper in (*config.helpers, *(positioned.helper for positioned in config.positioned_helpers)):
+        tree = _tree(helper, where=config.place_of(helper))
+        helpers.update({str(getattr(node, "name", "")): tree for node in tree.body})
+    return Given(slots, origins, helpers)
+
+
+def replacement(patch: Patch, config: PatchConfig) -> ast.Module:
+    """Return the tree of a patch's replacement without docstrings and annotations.
+
+    It is empty if the replacement is in another package.
+
+    Raises:
+        ReplacementError: its source cannot be read.
+    """
+    if patch.replacement is None:
+        return ast.Module([], [])
+    # Without the name map: it changes the names of classes, which say nothing about concerns.
+    return _tree(patch.replacement, where=config.place_of(patch), target=patch.target)
+
+
+def definition(source: str | None, target: str) -> ast.Module | None:
+    """Return the tree of ``target`` in a module's source, as `replacement` does; None if it is not there."""
+    if source is None:
+        return None
+    body: list[ast.stmt] = _parsed(source).body
+    node: ast.stmt | None = None
+    for part in target.split("."):
+        node = next((one for one in _unfolded(body) if getattr(one, "name", "") == part), None)
+        if node is None:
+            return None
+        body = getattr(node, "body", [])
+    return ast.Module([node], []) if node is not None else None
+
+
+def used(tree: ast.Module, names: Given) -> Used:
+    """Return what the code and the helpers that it calls use."""
+    found = Used()
+    _collect(tree, names, found)
+    return found
+
+
+def identifiers(tree: ast.AST) -> set[str]:
+    """Every name, attribute, parameter, keyword and string that is an identifier."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            found.add(node.id)
+        elif isinstance(node, ast.Attribute):
+            found.add(node.attr)
+        elif isinstance(node, ast.arg) or (isinstance(node, ast.keyword) and node.arg):
+            found.add(str(node.arg))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.isidentifier():
+            found.add(node.value)
+    return found
+
+
+def parameters(tree: ast.AST) -> set[str]:
+    """The names of all parameters."""
+    return {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
+
+
+def _collect(tree: ast.Module, names: Given, found: Used) -> None:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom | ast.Import):
+            found.imports.update(_imported(node))
+    for use in global_uses(tree, [*names.slots, *names.origins, *names.helpers]):
+        name = use.name
+        if name in names.slots:
+            found.slots[name] = names.slots[name]
+        elif name in names.origins:
+            found.imports[name] = names.origins[name]
+        elif name not in found.helpers:
+            found.helpers[name] = names.helpers[name]
+            _collect(names.helpers[name], names, found)
+
+
+def _read_block(
+    tree: ast.Module,
+    slots: dict[str, tuple[str, str]],
+    origins: dict[str, str],
+    helpers: dict[str, ast.Module],
+) -> None:
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom | ast.Import):
+            origins.update(_imported(node))
+        elif isinstance(node, ast.Assign) and (slot := _slot(node.value)) is not None:
+            slots.update({target.id: slot for target in node.targets if isinstance(target, ast.Name)})
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+            helpers[node.name] = ast.Module([node], [])
+
+
+def _imported(node: ast.ImportFrom | ast.Import) -> Iterator[tuple[str, str]]:
+    for alias in node.names:
+        if isinstance(node, ast.ImportFrom):
+            yield alias.asname or alias.name, f"{'.' * node.level}{node.module or ''}:{alias.name}"
+        else:
+            yield alias.asname or alias.name.partition(".")[0], alias.name
+
+
+def _slot(value: ast.expr) -> tuple[str, str] | None:
+    if not isinstance(value, ast.Call) or not isinstance(value.func, ast.Name):
+        return None
+    texts = [argument.value for argument in value.args if isinstance(argument, ast.Constant)]
+    if value.func.id == OP_SLOT and len(texts) >= 2:
+        return str(texts[0]), str(texts[1])
+    return (str(texts[0]), "") if value.func.id == CONFIG_SLOT and texts else None
+
+
+def _tree(held: Any, where: str, target: str = "") -> ast.Module:
+    return _code_alone(ast.Module([read_snippet(held, where=where, target=target).node], []))
+
+
+@functools.lru_cache(maxsize=2)
+def _parsed(source: str) -> ast.Module:
+    return _code_alone(ast.parse(source))
+
+
+def _unfolded(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """The statements of a body, those in its branches too."""
+    for node in body:
+        yield node
+        for name in ("body", "orelse") if isinstance(node, ast.If | ast.Try) else ():
+            yield from _unfolded(getattr(node, name))
+
+
+def _code_alone(tree: ast.Module) -> ast.Module:
+    """Remove docstrings and annotations, which do nothing."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            node.returns = None
+        elif isinstance(node, ast.arg):
+            node.annotation = None
+        elif isinstance(node, ast.AnnAssign) and node.value is not None:
+            node.annotation = ast.copy_location(ast.Constant(None), node.annotation)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and has_docstring(node):
+            node.body = node.body[1:] or [ast.copy_location(ast.Pass(), node.body[0])]
+    return tree

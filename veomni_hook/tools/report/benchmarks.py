@@ -1,0 +1,224 @@
+"""Recorded benchmarks as bars: of a page's ops, and of training steps of its models.
+
+A checkout has records in `benchmarks/results`; an installed wheel has none.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from veomni_hook.tools.report.html import Html, tag
+from veomni_hook.tools.report.page import section, value
+
+__all__ = ["ID", "Bar", "Chart", "bars", "benchmarks", "charts", "results_folder", "step_of"]
+
+ID = "benchmarks"
+#: Complete training steps by the name of their benchmark: the family, and what was run.
+_STEPS = {
+    "qwen3_8b_step_gpu": (
+        "qwen3",
+        "A training step of Qwen3-8B's shapes with 4 layers, 4 x 4,096 tokens, bfloat16",
+    ),
+    "qwen3_30b_a3b_step_gpu": (
+        "qwen3_moe",
+        "A training step of Qwen3-30B-A3B's shapes with 4 layers, 4 x 4,096 tokens, bfloat16",
+    ),
+}
+_PARTS = ("forward", "backward", "step")
+_NAMES = {
+    "eager": "upstream",
+    "compile": "torch.compile",
+    "liger": "Liger",
+    "quack": "QuACK",
+    "sonic": "SonicMoE",
+    "ours": "veomni-hook",
+    "ours+compile": "veomni-hook, compiled",
+    "floor": "matrix products and attention alone",
+}
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One side of a comparison: its name, its time, and its other measurements as text."""
+
+    name: str
+    milliseconds: float
+    more: str
+    own: bool
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Sides that were measured alternately in one run.
+
+    Attributes:
+        title: what was measured.
+        where: device, versions and date.
+        first: whether it is the first of its op and device; the others are folded.
+        bars: the sides.
+        step: whether it is of a complete training step.
+    """
+
+    title: str
+    where: str
+    first: bool
+    bars: tuple[Bar, ...]
+    step: bool = False
+
+
+def results_folder() -> Path | None:
+    """Return the folder of the records in a checkout of this project; None in an installed package."""
+    root = Path(__file__).resolve().parents[3]
+    folder = root / "benchmarks" / "results"
+    return folder if (root / "pyproject.toml").is_file() and folder.is_dir() else None
+
+
+def charts(folder: Path, ops: Iterable[str], families: Iterable[str], *, cpu: bool) -> list[Chart]:
+    """Return the records of ops and families; those of this kind of machine come first.
+
+    Args:
+        folder: the folder of the records.
+        ops: the names of ops.
+        families: short names of modeling modules.
+        cpu: whether CPU records come before accelerator records.
+
+    Raises:
+        ValueError: a file in the folder is not a record of a benchmark.
+    """
+    wanted, known = set(ops), set(families)
+    records = [_read(file) for file in sorted(folder.glob("*.json"))]
+    records.sort(key=lambda record: (record.get("device") == "cpu") is not cpu)
+    steps = [chart for record in records for chart in _step(record, known)]
+    return [*steps, *(chart for record in records for chart in _ops(record, wanted))]
+
+
+def benchmarks(found: Sequence[Chart]) -> Html:
+    """Return the section of the benchmarks."""
+    shown: list[Html] = []
+    for where in dict.fromkeys(chart.where for chart in found):
+        here = [chart for chart in found if chart.where == where]
+        shown.append(tag("h3", where))
+        shown.append(_grid([chart for chart in here if chart.first]))
+        others = [chart for chart in here if not chart.first]
+        if others:
+            summary = tag("summary", f"{len(others)} more size{'' if len(others) == 1 else 's'}")
+            shown.append(tag("details", summary, _grid(others)))
+    said = (
+        "Recorded runs: shorter bars are better. The sides of one chart were measured by turns in one run."
+        " Two charts say nothing about each other."
+    )
+    return section(ID, "Benchmarks", tag("p", said), *shown)
+
+
+def step_of(found: Iterable[Chart]) -> Iterator[tuple[str, Html]]:
+    """Yield the time and the memory of the first recorded training step that has upstream's beside ours."""
+    for chart in found:
+        sides = {bar.name: bar for bar in chart.bars if bar.own or bar.name == _NAMES["eager"]}
+        if chart.step and len(sides) == len(("upstream", "ours")):
+            other, own = sorted(sides.values(), key=lambda bar: bar.own)
+            what, device = chart.title.partition(";")[0], chart.where.partition(",")[0]
+            about = f"{_time(other.milliseconds)} without the hook. {what}, {device}"
+            yield "Time, recorded", value(_time(own.milliseconds), about)
+            if own.more and other.more:
+                yield "Memory, recorded", value(own.more, f"{other.more} without the hook")
+            return
+
+
+def _grid(found: Sequence[Chart]) -> Html:
+    return tag("div", *map(bars, found), class_="charts")
+
+
+def bars(chart: Chart) -> Html:
+    """Return a comparison as a table whose middle column is a bar."""
+    longest = max(bar.milliseconds for bar in chart.bars)
+    heads = (tag("th", "Side", scope="col"), tag("th", "Share", scope="col"), tag("th", "Time", scope="col"))
+    return tag(
+        "table",
+        tag("caption", chart.title),
+        tag("thead", tag("tr", *heads), class_="sr"),
+        tag("tbody", *(_bar(bar, longest) for bar in chart.bars)),
+        class_="bars",
+    )
+
+
+def _bar(bar: Bar, longest: float) -> Html:
+    share = 100 * bar.milliseconds / longest
+    return tag(
+        "tr",
+        tag("th", bar.name, scope="row"),
+        tag("td", tag("div", class_="bar", style=f"width:{share:.1f}%", aria_hidden="true"), class_="track"),
+        tag("td", f"{_time(bar.milliseconds)}{bar.more and f', {bar.more}'}", class_="figure"),
+        class_="own" if bar.own else None,
+    )
+
+
+def _time(milliseconds: float) -> str:
+    if milliseconds >= 10_000:
+        return f"{milliseconds / 1000:,.1f} s"
+    digits = next((digits for digits, least in enumerate((100, 10, 0.1)) if milliseconds >= least), 3)
+    return f"{milliseconds:,.{digits}f} ms"
+
+
+def _read(file: Path) -> Mapping[str, Any]:
+    try:
+        record = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{file} is no record of a benchmark: {error}") from error
+    if not isinstance(record, dict):
+        raise ValueError(f"{file} is no record of a benchmark")
+    return record
+
+
+def _where(record: Mapping[str, Any]) -> str:
+    device, machine = record["device"], record["machine"]
+    place = machine if device == "cpu" else device
+    versions = f"torch {record['torch']}, transformers {record['transformers']}"
+    return f"{place}, {versions}, {str(record['date'])[:10]}"
+
+
+def _step(record: Mapping[str, Any], families: set[str]) -> Iterator[Chart]:
+    family, title = _STEPS.get(str(record.get("benchmark")), ("", ""))
+    sides = record.get("sides", {})
+    if family not in families or not sides:
+        return
+    found = tuple(
+        Bar(
+            _named(name),
+            one["step_ms"],
+            f"{one['extra_gib']:g} GiB" if "extra_gib" in one else "",
+            name == "ours",
+        )
+        for name, one in sides.items()
+    )
+    yield Chart(
+        f"{title}; attention: {record['attention']}", _where(record), "ours" in sides, found, step=True
+    )
+
+
+def _ops(record: Mapping[str, Any], ops: set[str]) -> Iterator[Chart]:
+    """The charts of a record of `veomni-hook bench`; the first size of each op is not folded."""
+    first: dict[str, str] = {}
+    for row in record.get("rows", ()):
+        if row.get("op") not in ops or row["part"] not in _PARTS or not row["milliseconds"]:
+            continue
+        shape = first.setdefault(row["op"], row["shape"])
+        found = tuple(
+            Bar(_named(name), taken, _memory(row, name), name == "ours")
+            for name, taken in row["milliseconds"].items()
+        )
+        title = f"{row['op']}, {row['part']}: {row['shape']}, {row['dtype']}"
+        yield Chart(title, _where(record), row["shape"] == shape, found)
+
+
+def _memory(row: Mapping[str, Any], side: str) -> str:
+    peak = row.get("peak", {}).get(side)
+    return "" if peak is None else f"{peak / 2**30:.2g} GiB"
+
+
+def _named(side: str) -> str:
+    name, comma, more = side.partition(",")
+    return f"{_NAMES.get(name, name)}{comma}{more}"
