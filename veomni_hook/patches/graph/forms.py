@@ -50,11 +50,9 @@ def canonical(
     if body is not None:
         return _interpreted(function, scope, owner, body)
     key = (id(function), id(owner))
-    form = scope.cache.get(key)
-    if form is None:
-        form = scope.cache[key] = _interpreted(function, scope, owner, function.body)
-    assert isinstance(form, Form | Unknown)  # noqa: S101
-    return form
+    if key not in scope.cache:
+        scope.cache[key] = _interpreted(function, scope, owner, function.body)
+    return scope.cache[key]
 
 
 def _interpreted(

@@ -139,8 +139,7 @@ def find(
 ) -> Iterator[Match]:
     """Every node of a form that a formula matches, outermost first, including effects and all branches."""
     formula = _result(pattern)
-    roots = (where.result, *where.effects) if isinstance(where, Form) else (where,)
-    for node in walk(*roots):
+    for node in walk(*_roots(where)):
         if node.op == formula.op or formula.op in ("argument", "call"):
             result = match(formula, node, rules)
             if isinstance(result, Match):
@@ -149,6 +148,10 @@ def find(
 
 def _result(form: Form | Node) -> Node:
     return form.result if isinstance(form, Form) else form
+
+
+def _roots(form: Form | Node) -> tuple[Node, ...]:
+    return (form.result, *form.effects) if isinstance(form, Form) else (form,)
 
 
 class _Matcher:
@@ -282,7 +285,7 @@ def branches(form: Form | Node) -> list[Leaf]:
     Only tests that affect the result count; a test that another one makes redundant is omitted. With more
     than six tests the whole node is one leaf.
     """
-    node = form.result if isinstance(form, Form) else form
+    node = _result(form)
     leaves: list[Leaf] = []
     todo: list[Leaf] = [Leaf((), node)]
     while todo:
@@ -320,7 +323,7 @@ def digest(form: Form | Node) -> str:
     Names are removed before operands are sorted, so a new name cannot change the order. Arguments are
     distinguished by their order in the signature, attributes by their first occurrence in the form.
     """
-    roots = (form.result, *form.effects) if isinstance(form, Form) else (form,)
+    roots = _roots(form)
     unnamed: dict[bytes, bytes] = {}
     for root in roots:
         _digest_without_names(root, unnamed)

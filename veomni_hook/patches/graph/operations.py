@@ -179,23 +179,12 @@ f layer_norm input normalized_shape weight=None bias=None eps=1e-05 : keep
 f normalize input p=2.0 dim=1 eps=1e-12 : float
 - argument : dim
 - cast : view items shape
-- item : view
-- part : view
-- index : view
-- getattr : view
+- item part index getattr carried : view
 - slice : keep view dim
-- to_device : keep view shape
-- within : keep view shape
+- to_device within : keep view shape
 - setitem : keep own
-- carried : view
-- loop : holds
 - branch : common holds
-- call : holds
-- tuple : holds
-- star : holds
-- dict : holds
-- and : holds
-- or : holds
+- loop call tuple star dict and or : holds
 """
 
 #: Every name of a dtype to one name.
@@ -246,7 +235,7 @@ def _read(line: str) -> None:
     for place, spelling in product(places, spellings.split("/")):
         _OPERATIONS.setdefault((place, spelling), operation)
     for flag in flags.split():
-        _FLAGGED[flag].add(operation.name)
+        _FLAGGED[flag].update([operation.name] if places != "-" else [names, *parameters])
     if "dtype" in flags.split():
         operands = [name for name in operation.parameters if not name.startswith("_")]
         _DTYPE_OPERAND[operation.name] = operands.index("dtype")

@@ -24,6 +24,7 @@ from veomni_hook.patches.code.tree import (
     module_statements,
     walk_ast,
 )
+from veomni_hook.patches.graph.nodes import Form, Unknown
 
 __all__ = ["Scope"]
 
@@ -53,7 +54,7 @@ class Scope:
     def __init__(self, tree: ast.Module) -> None:
         self.functions: dict[str, FunctionNode] = {}
         self.classes: dict[str, ast.ClassDef] = {}
-        self.cache: dict[tuple[int, int], object] = {}
+        self.cache: dict[tuple[int, int], Form | Unknown] = {}
         self.replaced = Redefinitions(tree)
         self.refused: dict[str, str] = {}
         self._meanings: dict[str, str | None] = {}
