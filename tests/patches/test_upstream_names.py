@@ -35,7 +35,7 @@ BUDGET: dict[str, dict[str, int]] = {
         "hidden": 7,
         "hidden_states": 17,
         "keys": 8,
-        "labels": 4,
+        "labels": 3,
         "queries": 6,
         "states": 9,
         "temperature": 3,

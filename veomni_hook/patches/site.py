@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from veomni_hook.patches.reasons import Code, Reason
 
@@ -101,8 +101,17 @@ class Missed(Exception):
     """
 
     def __init__(self, reason: str, node: object = None, code: Code = Code.NOT_FOLLOWED) -> None:
+        super().__init__(reason)
         self.reason = Reason(reason, code, getattr(node, "lineno", 0))
-        super().__init__(self.reason)
+
+    def __str__(self) -> str:
+        return self.reason
+
+    def at(self, node: object) -> Self:
+        """This error, whose reason names the line of ``node`` if it names none."""
+        if not self.reason.line:
+            self.reason = Reason(self.reason, line=getattr(node, "lineno", 0))
+        return self
 
 
 @dataclass(frozen=True, slots=True)

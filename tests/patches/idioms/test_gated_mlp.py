@@ -12,7 +12,7 @@ from tests.kernels.matching import gradients
 from tests.patches.idioms.applied import executed, in_lines, spliced
 from veomni_hook.kernels.selection.process_choice import get_choice, set_choice
 from veomni_hook.patches.code.document import Document
-from veomni_hook.patches.idioms.gated_mlp import find as gated_mlp
+from veomni_hook.patches.idioms import gated_mlp
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Site, Status
 

@@ -263,7 +263,7 @@ def mlp(code: str) -> list[tuple[str, str]]:
         (mlp("x = torch.roll(x, 1, dims=1)"), "calls roll, which may mix positions"),
         (mlp("x = x.flip(1)"), "calls flip, which may mix positions"),
         (mlp("x = torch.cat([x, x], dim=1)"), "a concatenation along the positions"),
-        (mlp("x = x.transpose(1, 2)"), "a linear layer over the positions"),
+        (mlp("x = x.transpose(1, 2)"), "a linear layer along the positions"),
         (mlp("x = x.reshape(x.shape[0], 7, -1)"), "a reshape that may move positions"),
         (mlp("x = torch.einsum('bsh,bth->bst', x, x)"), "calls einsum, which may mix positions"),
         (mlp("x = (x @ x.transpose(1, 2)) @ x"), "every position is multiplied with every other one"),

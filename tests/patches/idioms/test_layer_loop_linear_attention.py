@@ -93,7 +93,7 @@ QUERY = "query = x.reshape(rows, length, -1, self.head_dim)"
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ([("= causal_conv1d_fn(x,", "= causal_conv1d_fn(x.transpose(1, 2),")], "what its convolution gets is not [batch"),
+        ([("= causal_conv1d_fn(x,", "= causal_conv1d_fn(x.transpose(1, 2),")], "the hidden_states of its convolution is not [batch"),
         ([("self.weight, activation", "self.weight, bias=x, activation")], "takes a part of the positions as bias"),
         ([("query, query, query, g", "query.transpose(1, 2), query, query, g")], "the query of its rule is not"),
         ([("g=-beta", "g=-beta.transpose(1, 2)")], "the g of its rule is not"),

@@ -537,14 +537,14 @@ MISSED = {
     ),
     "a head of something costly": (
         tail("logits = self.lm_head(F.dropout(hidden))", LOSS, RETURN),
-        "not plain",
+        "more than",
     ),
     "logits bound by a with": (
         tail("with torch.no_grad():", "    logits = self.lm_head(hidden)", LOSS, RETURN),
         "bound in a with",
     ),
     "no output": (tail(HEAD, LOSS, "return loss, logits"), "creating an output"),
-    "an output without logits": (tail(HEAD, LOSS, "return Output(loss=loss)"), "does not contain the logits"),
+    "an output without logits": (tail(HEAD, LOSS, "return Output(loss=loss)"), "an output with the logits"),
     "a popped keyword used again": (
         tail(
             ROUTED["popped keyword"].replace(RETURN, ""),

@@ -12,7 +12,7 @@ from tests.patches.idioms.applied import executed, spliced
 from veomni_hook.kernels.load_balancing_loss import reference, spellings
 from veomni_hook.kernels.selection.process_choice import get_choice, set_choice
 from veomni_hook.patches.code.document import Document
-from veomni_hook.patches.idioms.load_balancing_loss import find as load_balancing_loss
+from veomni_hook.patches.idioms import load_balancing_loss
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Site, Status
 

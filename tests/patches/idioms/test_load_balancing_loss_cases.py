@@ -5,7 +5,7 @@ import textwrap
 
 import pytest
 
-from veomni_hook.patches.idioms.load_balancing_loss.read import Case
+from veomni_hook.patches.idioms.load_balancing_loss import Case
 
 FACTS = {"x is None": False, "isinstance(x, tuple)": True}
 

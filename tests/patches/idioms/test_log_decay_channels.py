@@ -11,7 +11,7 @@ from tests.kernels.matching import gradients
 from tests.patches.idioms.applied import executed, in_lines, spliced
 from veomni_hook.kernels.selection.process_choice import get_choice, set_choice
 from veomni_hook.patches.code.document import Document
-from veomni_hook.patches.idioms.log_decay import find as log_decay
+from veomni_hook.patches.idioms import log_decay
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Status
 

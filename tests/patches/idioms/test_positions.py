@@ -7,7 +7,6 @@ from textwrap import dedent, indent
 import pytest
 
 from veomni_hook.patches.code.document import Document
-from veomni_hook.patches.idioms.layer_loop.file import File
 from veomni_hook.patches.idioms.layer_loop.positions import Positions
 from veomni_hook.patches.idioms.layer_loop.values import (
     BATCH,
@@ -15,7 +14,7 @@ from veomni_hook.patches.idioms.layer_loop.values import (
     POSITIONS,
     Items,
     Maybe,
-    Own,
+    Module,
     Plain,
     Tensor,
     Value,
@@ -65,8 +64,8 @@ def followed(body: str) -> str:
     text = FILE.format(body=indent(dedent(body).strip(), " " * 8))
     view = ModuleView(Document(text, "tiny"))
     forward = view.methods(view.classes["Layer"])["forward"]
-    values = {"self": Own("Layer"), "x": X, "mask": Whole("mask"), "flag": PLAIN}
-    frame = Frame(Positions(File(view)), values)
+    values = {"self": Module(("Layer",)), "x": X, "mask": Whole("mask"), "flag": PLAIN}
+    frame = Frame(Positions(view), values)
     result = run(forward.body, frame)
     return shown(result)
 
@@ -137,6 +136,10 @@ def test_what_is_known_of_a_result(body: str, result: str) -> None:
         ("for row in x:\n    flag = row\nreturn x", "a loop over positions"),
         ("for f in (1, 2):\n    if flag:\n        return x\nreturn x", "a loop is left before its end"),
         ("self.kept = x", "it keeps a value beyond the call"),
+        (
+            "y = None\nif flag:\n    y = 3\nif y is None:\n    x = x.softmax(1)\nreturn x",
+            "a softmax along the positions",
+        ),
         ("y = torch.zeros(3)\ny[0] = x\nreturn y", "it writes to a part of a value"),
         ("return flag and (z := x)", "an expression that runs only in some cases changes a value"),
     ],
@@ -150,7 +153,7 @@ def test_what_cannot_be_split_says_why_and_where(body: str, reason: str) -> None
 def test_functions_that_were_followed_are_named() -> None:
     text = FILE.format(body="        return doubled(self.norm(x))")
     view = ModuleView(Document(text, "tiny"))
-    positions = Positions(File(view))
+    positions = Positions(view)
     forward = view.methods(view.classes["Layer"])["forward"]
-    run(forward.body, Frame(positions, {"self": Own("Layer"), "x": X}))
+    run(forward.body, Frame(positions, {"self": Module(("Layer",)), "x": X}))
     assert list(positions.followed) == ["Double.forward", "Norm.forward", "doubled"]

@@ -14,7 +14,7 @@ from tests.patches.idioms.applied import executed, in_lines, spliced
 from veomni_hook.kernels.selection.process_choice import get_choice, set_choice
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.engine import Origin, patch_source
-from veomni_hook.patches.idioms.qk_norm_rotary import find as qk_norm_rotary
+from veomni_hook.patches.idioms import qk_norm_rotary
 from veomni_hook.patches.idioms.recognise import idioms, recognise
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Status

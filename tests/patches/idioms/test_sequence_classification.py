@@ -205,7 +205,7 @@ def test_all_positions_are_scored_for_who_may_look_at_them(change, reason):
 
 PICK = "pooled_logits = logits[torch.arange(batch, device=logits.device), last]"
 MISSED = {
-    "a mean": (TAIL.replace(PICK, "pooled_logits = logits.mean(dim=1)"), "computed, not selected"),
+    "a mean": (TAIL.replace(PICK, "pooled_logits = logits.mean(dim=1)"), "for every row"),
     "rows by a mask, which takes positions too": (
         TAIL.replace(PICK, "pooled_logits = logits[ids.bool(), last]"),
         "for every row",

@@ -18,7 +18,7 @@ from veomni_hook.multimodal import speech
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.engine import Origin, patch_source
 from veomni_hook.patches.idioms.recognise import SPEECH
-from veomni_hook.patches.idioms.speech.find import find
+from veomni_hook.patches.idioms.speech import find
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Site, Status
 

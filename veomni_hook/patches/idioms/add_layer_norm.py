@@ -18,7 +18,7 @@ from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.edit import Edit
 from veomni_hook.patches.code.scope import free_name, local_names
 from veomni_hook.patches.code.statement_runs import at_hand, simple_target
-from veomni_hook.patches.idioms.add_rms_norm.read import Added, added_runs, has_self, is_the_call
+from veomni_hook.patches.idioms.add_rms_norm import Added, added_runs, has_self, is_the_call
 from veomni_hook.patches.idioms.module_calls import own_calls
 from veomni_hook.patches.idioms.nn_layer_norm import VARIANT, norms_by_class
 from veomni_hook.patches.routes.guards import guard

@@ -14,7 +14,7 @@ from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.edit import Edit
 from veomni_hook.patches.code.scope import own_names
 from veomni_hook.patches.code.tree import calls_in, in_text_order, last_name, own_attribute
-from veomni_hook.patches.idioms.add_rms_norm.read import has_self
+from veomni_hook.patches.idioms.add_rms_norm import has_self
 from veomni_hook.patches.routes.view import ModuleView, initialised_by
 from veomni_hook.patches.site import Code, Reason, Site, Status, slot_name
 

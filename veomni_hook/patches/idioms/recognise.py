@@ -18,15 +18,15 @@ __all__ = ["IDIOMS", "LAYER_LOOPS", "OPTIONAL", "SPEECH", "asked", "every_idiom"
 #: words of one alternative are in each text in which it finds something; an idiom without words may in any.
 IDIOMS = {
     "rms_norm": "RMSNorm | mean( rsqrt( | mean( pow(",
-    "add_rms_norm.find": "RMSNorm | mean( rsqrt( | mean( pow(",
+    "add_rms_norm": "RMSNorm | mean( rsqrt( | mean( pow(",
     "layer_norm": "LayerNorm",
     "add_layer_norm": "LayerNorm",
     "nn_layer_norm": "LayerNorm",
     "rotary": "apply | Apply | APPLY",
-    "qk_norm_rotary.find": "apply RMSNorm | apply mean(",
+    "qk_norm_rotary": "apply RMSNorm | apply mean(",
     "hyper_connection.find": "HyperConnection | HyperHead | hc_mult | hc_count",
     "hyper_connection.mixed": "_hc( | hyper_connection(",
-    "gated_mlp.find": "",
+    "gated_mlp": "",
     "low_rank_linear": "",
     "row_merge.find": "masked_scatter",
     "row_merge.added": "mask",
@@ -39,14 +39,14 @@ IDIOMS = {
     "varlen_attention": "cu_seqlens get_interface",
     "gated_delta_rule": "chunk delta",
     "causal_conv": "causal_conv1d",
-    "log_decay.find": "exp(",
+    "log_decay": "exp(",
     "index_scores": "matmul( | einsum(",
     "sample_boundaries": "",
     "moe_experts.find": "Experts | NaiveMoe | expert Parameter(",
     "moe_experts.implementation": "_experts_implementation_internal",
     "moe_experts.checkpoints": "_load_pretrained_model",
     "moe_router.find": "topk",
-    "load_balancing_loss.find": "load_balancing_loss",
+    "load_balancing_loss": "load_balancing_loss",
     "linear_cross_entropy.find": ".loss_function",
     "linear_cross_entropy.sequence_classification": "logits",
     "causal_mask": "is_tracing | is_torchdynamo_exporting",
@@ -58,7 +58,7 @@ IDIOMS = {
 #: The idiom that applies only where processes share sequences.
 LAYER_LOOPS = "layer_loop.find"
 #: The idiom that applies only where the parts of a model that make speech are left out.
-SPEECH = "speech.find"
+SPEECH = "speech"
 #: The idioms that apply only with a setting; they ask for no kernel.
 OPTIONAL = (LAYER_LOOPS, SPEECH)
 

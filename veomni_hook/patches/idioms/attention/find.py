@@ -13,7 +13,8 @@ import re
 from collections.abc import Iterator
 
 from veomni_hook.patches.code.document import FunctionNode
-from veomni_hook.patches.code.tree import walk_ast
+from veomni_hook.patches.code.template import Template
+from veomni_hook.patches.code.tree import calls_in
 from veomni_hook.patches.graph import ARGUMENT, Difference, Form, canonical, digest, receiver_name, recognised
 from veomni_hook.patches.routes.guards import in_place, parameters_as
 from veomni_hook.patches.routes.view import ModuleView
@@ -28,7 +29,7 @@ CANDIDATES = "Every function named eager_attention_forward that mentions sinks o
 _NAME = "eager_attention_forward"
 _NOBODY = Reason("no method passes it to get_interface", Code.NO_OWNER)
 _NO_MODULE = Reason("there is no module that a kernel could belong to", Code.NO_OWNER)
-_LOOK_UP = "get_interface"
+LOOK_UP = Template(f"HOME.get_interface(NAME, {_NAME})")
 _MENTIONED = re.compile(r"sinks|softcap")
 _REFERENCE = pattern_file(OP)
 
@@ -81,9 +82,9 @@ def _known(view: ModuleView, function: FunctionNode) -> tuple[Form, SlotSpec] | 
 def _defaults(view: ModuleView, form: Form, slot: SlotSpec) -> Iterator[Site]:
     """The sites of the methods that pass the function on as the default."""
     for target, _, method in view.every_method():
-        for node in walk_ast(method):
-            if (default := _default_of(node)) is not None:
-                yield _site(view, target, method, default, form, slot)
+        for call in calls_in(method):
+            if LOOK_UP.match(call) is not None:
+                yield _site(view, target, method, call.args[1], form, slot)
 
 
 def _site(
@@ -105,13 +106,3 @@ def _site(
         counted=False,
         lineno=default.lineno,
     )
-
-
-def _default_of(node: ast.AST) -> ast.expr | None:
-    """The default of a look-up ``*.get_interface(name, eager_attention_forward)``; None for other nodes."""
-    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
-        return None
-    if node.func.attr != _LOOK_UP or len(node.args) != 2:
-        return None
-    default = node.args[1]
-    return default if isinstance(default, ast.Name) and default.id == _NAME else None

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.template import Template
-from veomni_hook.patches.code.tree import calls_in, last_name, walk_ast
+from veomni_hook.patches.code.tree import binding, calls_in, last_name, walk_ast
 from veomni_hook.patches.routes.guards import before_statement
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Code, Missed, Site, Status, formula_slot
@@ -97,19 +97,17 @@ _DONE, _ABSENT = {"cache"}, {"position_bias"}
 
 def find(view: ModuleView) -> Iterator[Site]:
     """The functions; nothing in other modules."""
-    for name, made in (*dict.fromkeys(_MASKS, _note).items(), (_ATTENTION, _guard)):
-        function = view.functions.get(name)
-        if function is not None and view.document.module.startswith("transformers.") and _own(view, name):
+    homes = {
+        "transformers.masking_utils": dict.fromkeys(_MASKS, _note),
+        "transformers.integrations.sdpa_attention": {_ATTENTION: _guard},
+    }
+    for name, made in homes.get(view.document.module, {}).items():
+        if (function := view.functions.get(name)) is not None:
             site = Site(OP, name, Status.MISSED, counted=False, lineno=function.lineno)
             try:
                 yield made(view, function, site)
             except Missed as missed:
                 yield replace(site, reason=missed.reason)
-
-
-def _own(view: ModuleView, name: str) -> bool:
-    home = "transformers.masking_utils" if name in _MASKS else "transformers.integrations.sdpa_attention"
-    return view.document.module == home
 
 
 def _note(view: ModuleView, function: FunctionNode, site: Site) -> Site:
@@ -162,10 +160,5 @@ def _guard(view: ModuleView, function: FunctionNode, site: Site) -> Site:
 
 def _assignments(nodes: Iterable[ast.AST], name: str) -> list[ast.Assign]:
     """The assignments to a name inside these nodes, the outer ones first."""
-    return [
-        node
-        for outer in nodes
-        for node in walk_ast(outer)
-        if isinstance(node, ast.Assign)
-        and any(isinstance(target, ast.Name) and target.id == name for target in node.targets)
-    ]
+    inner = (node for outer in nodes for node in walk_ast(outer))
+    return [node for node in inner if isinstance(node, ast.Assign) and binding(node)[0] == name]

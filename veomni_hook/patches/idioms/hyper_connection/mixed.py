@@ -16,7 +16,7 @@ from veomni_hook.patches.code.edit import Edit
 from veomni_hook.patches.code.scope import free_name, local_names
 from veomni_hook.patches.code.template import Found, Template
 from veomni_hook.patches.code.tree import own_attribute, walk_ast
-from veomni_hook.patches.idioms.add_rms_norm.read import has_self
+from veomni_hook.patches.idioms.add_rms_norm import has_self
 from veomni_hook.patches.idioms.hyper_connection.find import OP
 from veomni_hook.patches.routes.guards import in_place
 from veomni_hook.patches.routes.view import ModuleView

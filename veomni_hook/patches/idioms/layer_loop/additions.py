@@ -17,7 +17,7 @@ from veomni_hook.patches.idioms.layer_loop.modules import method_of
 from veomni_hook.patches.idioms.row_merge.added import operands_of
 from veomni_hook.patches.routes.view import ModuleView
 
-__all__ = ["Addition", "addition_in", "without"]
+__all__ = ["Addition", "addition_in"]
 
 FORMS = tuple(
     Template(
@@ -70,21 +70,12 @@ def addition_in(
     order = [hidden, mask, rows]
     if method is None or len(set(order)) < len(order) or not {mask, rows} <= parameter_names(forward):
         return None
-    node, holder = method
-    if operands_of(view, view.classes[holder], node) != [each.arg for each in node.args.args[1:]]:
+    node, home = method.node, method.home
+    if home is None or operands_of(view, home, node) != [each.arg for each in node.args.args[1:]]:
         return None
     used = [each for each in walk_ast(forward) if isinstance(each, ast.Name) and each.id in (mask, rows)]
     inside = {id(each) for each in walk_ast(match.first)}
     if any(id(each) not in inside for each in used) or {mask, rows} & bound_names(forward.body):
         return None
     (call,) = (call for call in calls_in(match.first) if own_attribute(call.func))
-    return Addition(match.first, call, name, mask, rows, f"{holder}.{name}")
-
-
-def without(loop: ast.For, addition: Addition | None) -> ast.For:
-    """The loop without the statement; the hidden states are of the same positions and width behind it."""
-    if addition is None:
-        return loop
-    body = [each for each in loop.body if each is not addition.statement]
-    rest = ast.For(loop.target, loop.iter, body, loop.orelse, loop.type_comment)
-    return ast.copy_location(rest, loop)
+    return Addition(match.first, call, name, mask, rows, f"{home.name}.{name}")

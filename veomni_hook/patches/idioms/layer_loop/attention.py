@@ -9,18 +9,16 @@ states enters layers that are split.
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
+from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.scope import own_names, parameter_names
 from veomni_hook.patches.code.template import Found
-from veomni_hook.patches.code.tree import last_name, own_attribute, walk_ast
-from veomni_hook.patches.idioms.layer_loop.file import File
+from veomni_hook.patches.code.tree import calls_in, last_name, own_attribute
 from veomni_hook.patches.idioms.layer_loop.known_names import ATTENTION_ARGUMENTS
 from veomni_hook.patches.idioms.layer_loop.values import (
-    BATCH,
     NOTHING,
     PLAIN,
-    POSITIONS,
     Arguments,
     Items,
     Plain,
@@ -28,9 +26,9 @@ from veomni_hook.patches.idioms.layer_loop.values import (
     Unknown,
     Value,
     Whole,
-    fresh,
-    is_positional,
-    of_all,
+    holds_tensor,
+    is_shaped,
+    shaped,
 )
 from veomni_hook.patches.interpreter.domain import Frame
 from veomni_hook.patches.site import Code, Missed
@@ -39,74 +37,68 @@ __all__ = ["STATE", "attended", "by_segment", "convolved", "of_cache", "ruled"]
 
 #: The state of a rule, which is that of a share of the heads.
 STATE = Unknown("the state of a rule, which is that of a share of the heads")
-_CONVOLUTION = ("hidden_states", "weight", "bias", "activation")
 _BOUNDARIES = ("cu_seqlens", "cu_seq_lens_q", "seq_idx")
-_RULE = ("query", "key", "value", "g", "beta")
-_ATTENTION = ("module", "query", "key", "value", "attention_mask")
+_HEADS = ("B . S .", "1 . S .")
+#: The parameters in their order, and the shapes of those that are parts of the positions.
+_ATTENTION = {"module": (), "query": _HEADS, "key": _HEADS, "value": _HEADS, "attention_mask": ()}
+_CONVOLUTION = {"hidden_states": ("B . S",), "weight": (), "bias": (), "activation": ()}
+_RULE = {
+    **dict.fromkeys(("query", "key", "value"), ("B S . .",)),
+    "g": ("B S .", "B S . ."),  # a decay is one number a head, or one a channel of it
+    "beta": ("B S .",),
+}
+_OF_CACHE = {
+    "get_conv_state": NOTHING,
+    "get_recurrent_state": NOTHING,
+    "has_previous_state": Plain(False),
+    "update_recurrent_state": PLAIN,
+}
 #: The arguments of fused attention that hold boundaries of segments.
 _ENDS = ("cu_seq_lens_q", "cu_seq_lens_k")
 
 
-def attended(arguments: Arguments, node: ast.Call) -> Value:
+def attended(arguments: Arguments) -> Value:
     """Attention of the user's implementation: what it gets must be what the all-to-all expects."""
-    passed = {**dict(zip(_ATTENTION, arguments.given, strict=False)), **arguments.named}
-    for name in _RULE[:3]:
-        if not _is_heads(passed.get(name), ((BATCH,), ())):
-            raise Missed(f"the {name} of its attention is not [batch, heads, positions, width]", node)
-    for name, value in passed.items():
-        if name not in (*_ATTENTION, *ATTENTION_ARGUMENTS):
-            raise Missed(f"its attention takes {name}, which may hold positions", node, Code.MIXES_POSITIONS)
-        if name not in _ATTENTION[:4] and any(isinstance(part, Tensor) for part in of_all([value])):
-            raise Missed(f"its attention takes a part of the positions as {name}", node, Code.MIXES_POSITIONS)
-    result = Tensor(((BATCH,), (POSITIONS,), fresh(), fresh()))
-    return Items((result, Unknown("attention weights, which hold a part of the positions")))
+    passed = _passed(arguments, _ATTENTION)
+    for name in passed.keys() - _ATTENTION - ATTENTION_ARGUMENTS:
+        raise Missed(f"its attention takes {name}, which may hold positions", code=Code.MIXES_POSITIONS)
+    _check(passed, _ATTENTION, "attention", "[batch, heads, positions, width]")
+    return Items((shaped("B S . ."), Unknown("attention weights, which hold a part of the positions")))
 
 
-def _is_heads(value: Value | None, first: tuple[tuple[str, ...], ...]) -> bool:
-    """Whether a tensor is ``[batch, heads, positions, width]``."""
-    dims = value.dims if isinstance(value, Tensor) else ()
-    right = len(dims) == 4 and dims[2] == (POSITIONS,) and (not first or dims[0] in first)
-    return right and not is_positional(dims[1]) and not is_positional(dims[3])
-
-
-def convolved(node: ast.Call, arguments: Arguments, file: File) -> Value:
+def convolved(arguments: Arguments, function: FunctionNode) -> Value:
     """A convolution whose rank gets the last positions of the rank before it."""
-    passed = _passed(node, arguments, _CONVOLUTION, file)
-    x = passed.pop("hidden_states", None)
-    dims = x.dims if isinstance(x, Tensor) else ()
-    if len(dims) != 3 or dims[0] != (BATCH,) or dims[2] != (POSITIONS,) or is_positional(dims[1]):
-        raise Missed("what its convolution gets is not [batch, channels, positions]", node)
-    _check_others(passed, "convolution", node)
-    return Tensor(dims)
+    passed = _passed(arguments, _CONVOLUTION, function)
+    _check(passed, _CONVOLUTION, "convolution", "[batch, channels, positions]")
+    return passed["hidden_states"]
 
 
-def ruled(node: ast.Call, arguments: Arguments, file: File) -> Value:
+def ruled(arguments: Arguments, function: FunctionNode) -> Value:
     """A rule that gets all positions of a share of the heads."""
-    passed = _passed(node, arguments, _RULE, file)
-    for name in _RULE:
-        tensor = passed.pop(name, None)
-        dims = tensor.dims if isinstance(tensor, Tensor) else ()
-        # A decay is one number a head, or one a channel of it.
-        rank = 4 if name in _RULE[:3] or (name == "g" and len(dims) == 4) else 3
-        if len(dims) != rank or dims[:2] != ((BATCH,), (POSITIONS,)) or any(map(is_positional, dims[2:])):
-            raise Missed(f"the {name} of its rule is not [batch, positions, heads, ...]", node)
-    _check_others(passed, "rule", node)
-    return Items((Tensor(((BATCH,), (POSITIONS,), fresh(), fresh())), STATE))
+    _check(_passed(arguments, _RULE, function), _RULE, "rule", "[batch, positions, heads, ...]")
+    return Items((shaped("B S . ."), STATE))
 
 
-def _passed(node: ast.Call, arguments: Arguments, names: tuple[str, ...], file: File) -> dict[str, Value]:
+def _passed(
+    arguments: Arguments, names: Iterable[str], function: FunctionNode | None = None
+) -> dict[str, Value]:
     """The arguments by name, without those of ``**`` that the function does not read, nor its kernels."""
-    read = {*parameter_names(file.view.functions[last_name(node.func)]), *_BOUNDARIES}
+    read = {*parameter_names(function), *_BOUNDARIES} if function is not None else {*arguments.named}
     unread = {name for name, _ in (arguments.bag.held if arguments.bag else ())} - read
     named = {name: value for name, value in arguments.named.items() if name not in unread}
     return {**dict(zip(names, arguments.given, strict=False)), **named}
 
 
-def _check_others(passed: Mapping[str, Value], what: str, node: ast.AST) -> None:
-    """What else a call gets holds all positions, or none."""
+def _check(
+    passed: Mapping[str, Value], shapes: Mapping[str, tuple[str, ...]], what: str, layout: str
+) -> None:
+    """Raise Missed unless a call gets tensors of these shapes, and no other part of the positions."""
+    for name, expected in shapes.items():
+        if expected and not is_shaped(passed.get(name), *expected):
+            raise Missed(f"the {name} of its {what} is not {layout}")
     for name, value in passed.items():
-        if any(isinstance(part, Tensor) for part in of_all([value])):
-            raise Missed(f"its {what} takes a part of the positions as {name}", node, Code.MIXES_POSITIONS)
+        if not shapes.get(name) and holds_tensor(value):
+            raise Missed(f"its {what} takes a part of the positions as {name}", code=Code.MIXES_POSITIONS)
 
 
 def of_cache(name: str, arguments: Arguments) -> Value | None:
@@ -115,57 +107,44 @@ def of_cache(name: str, arguments: Arguments) -> Value | None:
     tensors = [isinstance(value, Tensor) for value in stored]
     if name == "update" and tensors == [True, True]:
         return Items(stored)  # what it is given
-    if name in ("get_conv_state", "get_recurrent_state"):
-        return NOTHING
-    if name == "has_previous_state":
-        return Plain(False)
     if name == "update_conv_state" and tensors[:1] == [True]:
         return stored[0]  # zeros in front of it, which the convolution leaves out
-    return PLAIN if name == "update_recurrent_state" else None
+    return _OF_CACHE.get(name)
 
 
-def by_segment(found: Found, fused: list[ast.stmt], frame: Frame[Value], file: File) -> None:
-    """Attention within segments, by one fused call or by segment: both get the same boundaries."""
+def by_segment(found: Found, fused: list[ast.stmt], frame: Frame[Value]) -> set[str]:
+    """Attention within segments, by one fused call or by segment: their boundaries."""
     at = found.first
     if found.index:
         raise Missed("attention by segment begins with other statements", at, Code.NO_BOUNDARIES)
     for name in _tensors(found):
-        if not _is_heads(frame.values.get(name), ()):
+        if not is_shaped(frame.values.get(name), ". . S ."):
             raise Missed(f"the {name} of its attention is not [1, heads, rows, width]", at)
     boundaries = frame.values.get(found["CU_SEQLENS"])
     if not isinstance(boundaries, Whole) or not boundaries.rows:
         raise Missed("the boundaries of its attention are not those of the tower", at, Code.NO_BOUNDARIES)
-    file.boundaries |= {*boundaries.rows}
     _check_fused(found, fused, at)
     for name in own_names([*found.block[found.index :], *fused]):
         frame.values[name] = Unknown(f"{name}, which attention computes")
-    frame.values[found["OUTPUT"]] = Tensor(((), (POSITIONS,), fresh(), fresh()))
+    frame.values[found["OUTPUT"]] = shaped("1 S . .")
+    return {*boundaries.rows}
 
 
 def _check_fused(found: Found, fused: list[ast.stmt], at: ast.AST) -> None:
     """Raise unless the other branch is one call of attention with the same tensors and boundaries."""
-    calls = [
-        node
-        for statement in fused
-        for node in walk_ast(statement)
-        if isinstance(node, ast.Call) and {keyword.arg for keyword in node.keywords} & {*_ENDS}
-    ]
-    results = [
-        statement for statement in fused if isinstance(statement, ast.Assign) and statement.value in calls
-    ]
+    calls = [call for each in fused for call in calls_in(each) if {*_ENDS} & {k.arg for k in call.keywords}]
+    results = [each for each in fused if isinstance(each, ast.Assign) and each.value in calls]
     if len(calls) != 1 or len(results) != 1:
         raise Missed("the other way to its attention has no boundaries", at, Code.NO_BOUNDARIES)
     (call,), target = calls, results[0].targets[0]
     first = target.elts[0] if isinstance(target, ast.Tuple) else target
-    named = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords if keyword.arg is not None}
-    given = [ast.unparse(argument) for argument in call.args]
-    others = [statement for statement in fused if statement is not results[0]]
-    called = [node.func for other in others for node in walk_ast(other) if isinstance(node, ast.Call)]
+    named = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
+    others = [each for each in fused if each is not results[0]]
     if (
         [named.get(name) for name in _ENDS] != [found["CU_SEQLENS"]] * 2
-        or given[1:] != _tensors(found)
+        or [*map(ast.unparse, call.args[1:])] != _tensors(found)
         or last_name(first) != found["OUTPUT"]
-        or any(map(own_attribute, called))
+        or any(own_attribute(each.func) for other in others for each in calls_in(other))
     ):
         raise Missed("the other way to its attention has other operands", at, Code.NO_BOUNDARIES)
 

@@ -3,7 +3,7 @@
 With sequence parallelism, every rank of a group has the same batch, and a model's layers run on a part of its
 positions. Masks, positions and rotary tables are made before the loop at full length, so nothing of them
 changes. What runs in the loop is evaluated on what is known of the positions
-(`veomni_hook.patches.idioms.layer_loop.interpreter`): it must work on each position by itself, except in
+(`veomni_hook.patches.idioms.layer_loop.positions`): it must work on each position by itself, except in
 attention of the user's implementation, which gets all positions. Everything else is refused.
 """
 
@@ -18,11 +18,11 @@ from functools import partial
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.edit import Edit
 from veomni_hook.patches.code.scope import free_name, loaded, parameter_names
-from veomni_hook.patches.code.tree import own_attribute, walk_ast
-from veomni_hook.patches.idioms.layer_loop.loop import Loop, decided, hidden_of, loops
+from veomni_hook.patches.code.tree import calls_in, own_attribute, walk_ast
+from veomni_hook.patches.idioms.layer_loop.loop import Loop, decided, loops
 from veomni_hook.patches.idioms.layer_loop.modules import Attributes, method_of
 from veomni_hook.patches.idioms.layer_loop.reasons import TOWER, attends, reason_for
-from veomni_hook.patches.idioms.layer_loop.towers import Tower, decided_tower
+from veomni_hook.patches.idioms.layer_loop.towers import decided_tower
 from veomni_hook.patches.idioms.layer_loop.values import Module, of_all
 from veomni_hook.patches.routes.cache_parameter import cache_parameters, hands_on_cache
 from veomni_hook.patches.routes.guards import before_body, before_statement, in_place, tuple_of
@@ -49,7 +49,7 @@ def find(view: ModuleView) -> Iterator[Site]:
     """Every layer loop of a module."""
     masks: dict[int, ast.expr] = {}
     for owner, forward in view.forwards():
-        takes_ids = bool(parameter_names(forward).intersection(names("token ids")))
+        takes_ids = _takes_ids(forward)
         found = list(loops(forward))
         if takes_ids and found:
             yield _site(view, owner, forward, found, masks)
@@ -87,7 +87,7 @@ def _site(
     return site(
         Status.ROUTED,
         variant=_SHARDED,
-        captures={"hidden_states": loop.hidden, **{name: name for name in loop.others}},
+        captures={"hidden_states": loop.hidden, **_named(loop.others)},
         edits=edits,
         relies_on=loop.followed,
     )
@@ -97,43 +97,37 @@ def _tower(view: ModuleView, owner: ast.ClassDef, forward: FunctionNode, found: 
     """The site of a tower: its loop runs on a part of the segments, or on all of them in every rank."""
     site = partial(Site, OP, f"{owner.name}.forward", part="tower", lineno=found[0].lineno)
     try:
-        hidden = hidden_of(found[0])
         owners = [owner, *_inheriting(view, owner)]
-        tower, *others = (decided_tower(view, each, forward, found, hidden) for each in owners)
-        if any((each.boundaries, each.tables) != (tower.boundaries, tower.tables) for each in others):
+        tower, *others = (decided_tower(view, each, forward, found) for each in owners)
+        if any((each.boundaries, each.others) != (tower.boundaries, tower.others) for each in others):
             raise Missed("classes that inherit from it have other layers", found[0], Code.UNKNOWN_MODULE)
     except Missed as error:
         return site(Status.REFUSED, reason=error.reason.after(TOWER))
     return site(
         Status.ROUTED,
         variant=_SPLIT,
-        captures={"hidden_states": hidden, **{name: name for name in (*tower.boundaries, *tower.tables)}},
+        captures={"hidden_states": tower.hidden, **_named(tower.boundaries), **_named(tower.others)},
         edits=_split_and_gathered(view, forward, tower),
         relies_on=tower.followed,
         imports=(_TOWERS,),
     )
 
 
-def _split_and_gathered(view: ModuleView, forward: FunctionNode, tower: Tower) -> tuple[Edit, ...]:
+def _named(names: tuple[str, ...]) -> dict[str, str]:
+    return {name: name for name in names}
+
+
+def _split_and_gathered(view: ModuleView, forward: FunctionNode, tower: Loop) -> tuple[Edit, ...]:
     receiver, share, hidden = forward.args.args[0].arg, free_name(forward, "share"), tower.hidden
-    boundaries, tables = tuple_of(tower.boundaries), "".join(f", {name}" for name in tower.tables)
-    targets = ", ".join((share, hidden, *tower.boundaries, *tower.tables))
-    gathered = f"veomni_towers.gather({share}, {hidden})"
+    targets = ", ".join((share, hidden, *tower.boundaries, *tower.others))
+    given = ", ".join((receiver, hidden, tuple_of(tower.boundaries), *tower.others))
+    part, gathered = f"{targets} = veomni_towers.shard({given})", f"veomni_towers.gather({share}, {hidden})"
+    said = "sequence parallelism: the layers run on this rank's images, frames or chunks"
     return (
         *(in_place(view, each, gathered) for each in tower.aside),
+        *before_statement(view, forward, tower.statement, part, said),
         *before_statement(
-            view,
-            forward,
-            tower.statement,
-            f"{targets} = veomni_towers.shard({receiver}, {hidden}, {boundaries}{tables})",
-            "sequence parallelism: the layers run on this rank's images, frames or chunks",
-        ),
-        *before_statement(
-            view,
-            forward,
-            tower.following,
-            f"{hidden} = {gathered}",
-            "sequence parallelism: all rows again",
+            view, forward, tower.following, f"{hidden} = {gathered}", "sequence parallelism: all rows again"
         ),
     )
 
@@ -143,68 +137,53 @@ def _apart(view: ModuleView, owner: ast.ClassDef, forward: FunctionNode) -> str:
     if not _MASK.search(view.text(owner)):
         return ""
     own = Attributes(view).of(owner.name)
-    called = {own_attribute(each.func) for each in walk_ast(forward) if isinstance(each, ast.Call)}
-    for name in sorted(called & own.keys()):
-        for module in of_all([own[name]]):
-            for each in module.names if isinstance(module, Module) else ():
-                inner = method_of(view, each, "forward")
-                if (
-                    inner is not None
-                    and list(loops(inner[0]))
-                    and not parameter_names(inner[0]).intersection(names("token ids"))
-                ):
-                    return each
+    called = {own_attribute(each.func) for each in calls_in(forward)}
+    modules = of_all(own[name] for name in sorted(called & own.keys()))
+    for each in (name for module in modules if isinstance(module, Module) for name in module.names):
+        inner = method_of(view, each, "forward")
+        if inner is not None and list(loops(inner.node)) and not _takes_ids(inner.node):
+            return each
     return ""
+
+
+def _takes_ids(forward: FunctionNode) -> bool:
+    return bool(parameter_names(forward).intersection(names("token ids")))
 
 
 def _inheriting(view: ModuleView, owner: ast.ClassDef) -> Iterator[ast.ClassDef]:
     """The other classes of the file that run the forward of ``owner``: their layers may be others."""
     for other in view.classes.values():
         found = method_of(view, other.name, "forward")
-        if other is not owner and found is not None and found[1] == owner.name:
+        if other is not owner and found is not None and found.home is owner:
             yield other
 
 
 def _sliced_and_gathered(view: ModuleView, forward: FunctionNode, loop: Loop) -> tuple[Edit, ...]:
-    receiver = forward.args.args[0].arg
-    following = forward.body.index(loop.last) + 1
-    if following >= len(forward.body):
-        raise Missed("nothing follows the loop", loop.statement, Code.OTHER_LOOP)
-    parts = ", ".join((loop.hidden, *loop.others))
-    targets = parts if loop.others else f"({loop.hidden},)"
+    receiver, hidden = forward.args.args[0].arg, loop.hidden
+    parts = ", ".join((hidden, *loop.others))
+    targets = parts if loop.others else f"({hidden},)"
     # Whoever gets a cache that the layers filled would find a part of the positions in it.
     caches = [name for name in cache_parameters(view, forward) if name in loaded([loop.statement])]
-    if len(caches) > 1:
-        raise Missed(
-            f"which of {', '.join(caches)} is the cache is not known", loop.statement, Code.OTHER_ARGUMENTS
-        )
     makes_cache = parameter_names(forward).intersection(names("whether it makes a cache"))
-    if not caches and (makes_cache or hands_on_cache(view, loop.statement)):
-        raise Missed("which of its arguments is the cache is not known", loop.statement, Code.OTHER_ARGUMENTS)
+    if len(caches) > 1 or (not caches and (makes_cache or hands_on_cache(view, loop.statement))):
+        among = ", ".join(caches) or "its arguments"
+        raise Missed(f"which of {among} is the cache is not known", loop.statement, Code.OTHER_ARGUMENTS)
     cache = f", cache={caches[0]}" if caches else ""
     code = f"{targets} = veomni_sequence.shard({receiver}, {parts}{cache})"
     added: tuple[Edit, ...] = ()
     if (addition := loop.addition) is not None:
         rows, method = addition.rows, f"{receiver}.{addition.method}"
-        given = f"{method}, {loop.hidden}, {addition.mask}, {rows}"
+        given = f"{method}, {hidden}, {addition.mask}, {rows}"
         code += f"\n{rows} = veomni_sequence.rows_to_add({receiver}, {given})"
         arguments = ", ".join(map(view.text, addition.call.args))
         added = (in_place(view, addition.call, f"veomni_sequence.added({method}, {arguments})"),)
+    gathered = f"{hidden} = veomni_sequence.gather({receiver}, {hidden})"
+    said = "sequence parallelism: the layers run on this rank's part of the positions"
     return (
         *added,
+        *before_statement(view, forward, loop.statement, code, said),
         *before_statement(
-            view,
-            forward,
-            loop.statement,
-            code,
-            "sequence parallelism: the layers run on this rank's part of the positions",
-        ),
-        *before_statement(
-            view,
-            forward,
-            forward.body[following],
-            f"{loop.hidden} = veomni_sequence.gather({receiver}, {loop.hidden})",
-            "sequence parallelism: all positions again",
+            view, forward, loop.following, gathered, "sequence parallelism: all positions again"
         ),
     )
 

@@ -3,62 +3,66 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
 from veomni_hook.patches.code.document import FunctionNode
-from veomni_hook.patches.code.scope import loaded, own_names
+from veomni_hook.patches.code.scope import loaded, own_names, parameter_names
+from veomni_hook.patches.code.template import Found, Template
 from veomni_hook.patches.code.tree import last_name, own_attribute, walk_ast
-from veomni_hook.patches.idioms.layer_loop.additions import Addition, addition_in, without
-from veomni_hook.patches.idioms.layer_loop.file import File
+from veomni_hook.patches.idioms.layer_loop.additions import Addition, addition_in
 from veomni_hook.patches.idioms.layer_loop.positions import Positions
 from veomni_hook.patches.idioms.layer_loop.values import (
-    BATCH,
+    NOTHING,
     POSITIONS,
     Module,
-    Own,
-    Plain,
-    Size,
     Tensor,
-    Unknown,
     Value,
     Whole,
-    fresh,
+    depends,
+    holds_tensor,
     is_positional,
+    is_shaped,
     of_all,
+    shaped,
 )
 from veomni_hook.patches.interpreter.domain import Frame
 from veomni_hook.patches.interpreter.walk import evaluate, run
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Code, Missed
 
-__all__ = ["Loop", "decided", "hidden_of", "loops"]
+__all__ = ["Loop", "after_loop", "decided", "hidden_of", "index_of", "loops"]
 
 _WRAPPERS = ("enumerate", "zip", "reversed", "list", "tuple")
-_COLLECTED = "layers' outputs are collected inside the loop"
+_NORM = Template("HIDDEN = self.NORM(HIDDEN)")
 
 
 @dataclass(frozen=True)
 class Loop:
-    """What to do with a loop.
+    """What to do with a loop over layers.
 
     Attributes:
         statement: the loop, a statement of the forward's body.
         hidden: the name of the hidden states.
         others: the names of what else is sliced.
-        last: the last statement that works on a part of the positions.
+        following: the first statement that works on all positions again.
         followed: the functions and methods of the file that run inside.
         masks: arguments inside that must be a part of a mask of padding.
         addition: the statement inside that adds rows.
+        boundaries: the names of the boundaries of segments, in a tower.
+        aside: where the loop of a tower reads the hidden states for something that no layer gets.
     """
 
     statement: ast.For
     hidden: str
     others: tuple[str, ...]
-    last: ast.stmt
+    following: ast.stmt
     followed: tuple[str, ...]
-    masks: tuple[ast.expr, ...]
+    masks: tuple[ast.expr, ...] = ()
     addition: Addition | None = None
+    boundaries: tuple[str, ...] = ()
+    aside: tuple[ast.Name, ...] = ()
 
 
 def loops(forward: FunctionNode) -> Iterator[ast.For]:
@@ -92,23 +96,36 @@ def decided(view: ModuleView, owner: ast.ClassDef, forward: FunctionNode, found:
         raise Missed(
             "cross attention: the layers also attend to another model's output", statement, Code.OTHER_LOOP
         )
-    if len(found) > 1:
-        raise Missed(
-            f"there is another loop over layers at line {found[1].lineno}", statement, Code.OTHER_LOOP
-        )
-    if statement not in forward.body:
-        raise Missed("the loop is inside another statement", statement, Code.OTHER_LOOP)
+    at = index_of(forward, found)
     if _collects(statement):
-        raise Missed(_COLLECTED, statement, Code.OTHER_LOOP)
-    hidden = hidden_of(statement)
+        raise Missed("layers' outputs are collected inside the loop", statement, Code.OTHER_LOOP)
     errors = []
     # Models with several kinds of positions (text, height, width) have one more dimension.
-    for ids in (((BATCH,), (POSITIONS,)), (fresh(), (BATCH,), (POSITIONS,))):
+    for ids in ("B S", ". B S"):
         try:
-            return _Reading(view, owner, forward, statement, hidden, Tensor(ids)).decided()
+            return _read(view, owner, forward, at, shaped(ids))
         except Missed as error:
             errors.append(error)
     raise errors[0]
+
+
+def index_of(forward: FunctionNode, found: list[ast.For]) -> int:
+    """Where the only loop over layers is in the body of its forward.
+
+    Raises:
+        Missed: there are several, it is inside another statement, or it is the last one.
+    """
+    statement, *others = found
+    reason = ""
+    if others:
+        reason = f"there is another loop over layers at line {others[0].lineno}"
+    elif statement not in forward.body:
+        reason = "the loop is inside another statement"
+    elif statement is forward.body[-1]:
+        reason = "nothing follows the loop"
+    if reason:
+        raise Missed(reason, statement, Code.OTHER_LOOP)
+    return forward.body.index(statement)
 
 
 def _collects(loop: ast.For) -> bool:
@@ -139,153 +156,100 @@ def hidden_of(loop: ast.For) -> str:
     raise Missed("the layers are not called directly", loop, Code.OTHER_LOOP)
 
 
-class _Reading:
-    """One reading of a forward: what is known of its values before, in and after the loop."""
+def after_loop(
+    positions: Positions, loop: ast.For, scope: dict[str, Value], but: Collection[ast.stmt] = ()
+) -> dict[str, Value]:
+    """What is known of names after a loop over layers, without some of its statements.
 
-    def __init__(
-        self,
-        view: ModuleView,
-        owner: ast.ClassDef,
-        forward: FunctionNode,
-        statement: ast.For,
-        hidden: str,
-        ids: Tensor,
-    ) -> None:
-        self.forward, self.statement, self.hidden = forward, statement, hidden
-        self.file = File(view)
-        self.positions = Positions(self.file)
-        self.addition = addition_in(view, owner, forward, statement, hidden)
-        self.given: dict[str, Value] = {
-            "input_ids": Tensor(((BATCH,), (POSITIONS,))),
-            "inputs_embeds": Tensor(((BATCH,), (POSITIONS,), fresh())),
-            "token_type_ids": Tensor(((BATCH,), (POSITIONS,))),
-            "position_ids": ids,
-        }
-        names = [
-            each.arg for each in (*forward.args.posonlyargs, *forward.args.args, *forward.args.kwonlyargs)
-        ]
-        self.scope: dict[str, Value] = {name: Whole(name) for name in names}
-        self.scope[names[0]] = Own(owner.name)
-        self.scope.update({name: value for name, value in self.given.items() if name in names})
-        if forward.args.kwarg is not None:
-            self.scope[forward.args.kwarg.arg] = Whole(f"**{forward.args.kwarg.arg}")
+    Raises:
+        Missed: it moves or mixes positions, or cannot be followed.
+    """
+    frame = Frame(positions, dict(scope))
+    if not any(isinstance(each, Module) for each in of_all([evaluate(loop.iter, frame)])):
+        raise Missed("the classes of the layers are not known", loop, Code.UNKNOWN_MODULE)
+    body = [each for each in loop.body if each not in but]
+    rest = ast.For(loop.target, loop.iter, body, loop.orelse, loop.type_comment)
+    run([ast.copy_location(rest, loop)], frame)
+    return frame.values
 
-    def decided(self) -> Loop:
-        at = self.forward.body.index(self.statement)
-        self.file.before = True
-        for statement in self.forward.body[:at]:
-            self._before(statement)
-        self.file.before = False
-        self.positions.followed.clear()
-        tail = self.forward.body[at + 1 :]
-        others = self._sliced(tail)
-        self._check_layers()
-        self.scope = self._followed(without(self.statement, self.addition))
-        if not _is_hidden(self.scope.get(self.hidden)):
-            raise Missed(f"{self.hidden} has another shape after the loop", self.statement, Code.OTHER_LOOP)
-        last, tail = self._norm(tail)
-        for name in dict.fromkeys(loaded(tail)):
-            if name != self.hidden and _holds_part(self.scope.get(name)):
-                raise Missed(
-                    f"{name} is used after the loop, and holds a part of the positions",
-                    tail[0],
-                    Code.USED_OTHERWISE,
-                )
-        added = {self.addition.target} if self.addition is not None else set()
-        followed = tuple(sorted({*self.positions.followed, *added}))
-        masks = tuple(self.file.masks.values())
-        return Loop(self.statement, self.hidden, others, last, followed, masks, self.addition)
 
-    def _followed(self, statement: ast.stmt) -> dict[str, Value]:
-        """What is known of names after a statement."""
-        frame = Frame(self.positions, dict(self.scope))
-        run([statement], frame)
-        return frame.values
+def _read(view: ModuleView, owner: ast.ClassDef, forward: FunctionNode, at: int, ids: Tensor) -> Loop:
+    """Follow a forward whose statement ``at`` is the loop: its positions may be ``ids``.
 
-    def _before(self, statement: ast.stmt) -> None:
-        """Follow a statement before the loop; what cannot be followed holds all positions."""
+    Raises:
+        Missed: the loop is refused.
+    """
+    statement, tail = forward.body[at], forward.body[at + 1 :]
+    assert isinstance(statement, ast.For)  # noqa: S101 - it is the loop
+    hidden, positions = hidden_of(statement), Positions(view)
+    addition = addition_in(view, owner, forward, statement, hidden)
+    scope = _before(positions, owner, forward, at, ids)
+    positions.followed.clear()
+    if not is_shaped(scope.get(hidden), "B S ."):
+        text = f"how {hidden} are made is not followed, so they may not be [batch, positions, width]"
+        raise Missed(text, statement)
+    read = [name for name in dict.fromkeys(loaded([statement])) if name != hidden and name in scope]
+    others = tuple(name for name in read if _is_sliceable(scope[name]))
+    whole = [name for name, value in scope.items() if name not in (*others, hidden) and depends(value)]
+    scope.update({name: Whole(name) for name in whole})
+    for name in others:
+        if name in loaded(tail):
+            text = f"{name} is sliced for the layers and used after them"
+            raise Missed(text, statement, Code.USED_OTHERWISE)
+    scope = after_loop(positions, statement, scope, [addition.statement] if addition is not None else [])
+    if not is_shaped(scope.get(hidden), "B S ."):
+        raise Missed(f"{hidden} has another shape after the loop", statement, Code.OTHER_LOOP)
+    if len(tail) > 1 and isinstance(_NORM.find([tail[:1]], HIDDEN=hidden), Found):
+        frame = Frame(positions, dict(scope))
+        with suppress(Missed):
+            run(tail[:1], frame)
+            if is_shaped(frame.values[hidden], "B S ."):
+                tail = tail[1:]
+    for name in dict.fromkeys(loaded(tail)):
+        if name != hidden and depends(scope.get(name)):
+            text = f"{name} is used after the loop, and holds a part of the positions"
+            raise Missed(text, tail[0], Code.USED_OTHERWISE)
+    added = {addition.target} if addition is not None else set()
+    followed = tuple(sorted({*positions.followed, *added}))
+    return Loop(statement, hidden, others, tail[0], followed, tuple(positions.masks.values()), addition)
+
+
+def _before(
+    positions: Positions, owner: ast.ClassDef, forward: FunctionNode, at: int, ids: Tensor
+) -> dict[str, Value]:
+    """What is known of names before the loop; what cannot be followed there holds all positions."""
+    known: dict[str, Value] = {
+        "input_ids": shaped("B S"),
+        "inputs_embeds": shaped("B S ."),
+        "token_type_ids": shaped("B S"),
+        "position_ids": ids,
+    }
+    scope: dict[str, Value] = {name: Whole(name) for name in parameter_names(forward)}
+    scope[forward.args.args[0].arg] = Module((owner.name,))
+    if forward.args.kwarg is not None:
+        scope[forward.args.kwarg.arg] = Whole(f"**{forward.args.kwarg.arg}")
+    positions.before = True
+    for statement in (ast.Pass(), *forward.body[:at]):
+        names, frame = own_names([statement]), Frame(positions, dict(scope))
         try:
-            scope = self._followed(statement)
+            run([statement], frame)
         except Missed:
-            self.scope.update({name: Whole(name) for name in own_names([statement])})
+            scope.update({name: Whole(name) for name in names})
         else:
-            self.scope = scope
-            for name in own_names([statement]):
-                if isinstance(scope.get(name), Whole):
-                    scope[name] = Whole(name)
-        self.scope.update({name: value for name, value in self.given.items() if name in self.scope})
-
-    def _sliced(self, tail: list[ast.stmt]) -> tuple[str, ...]:
-        """The names that are sliced beside the hidden states; all others hold all positions from here on."""
-        if not _is_hidden(self.scope.get(self.hidden)):
-            text = f"how {self.hidden} are made is not followed, so they may not be [batch, positions, width]"
-            raise Missed(text, self.statement)
-        read = dict.fromkeys(loaded([self.statement]))
-        others = [
-            name
-            for name in read
-            if name != self.hidden and name in self.scope and _is_sliceable(self.scope[name])
-        ]
-        for name in self.scope:
-            if name not in (*others, self.hidden) and _holds_part(self.scope[name]):
-                self.scope[name] = Whole(name)
-        later = loaded(tail)
-        for name in others:
-            if name in later:
-                raise Missed(
-                    f"{name} is sliced for the layers and used after them",
-                    self.statement,
-                    Code.USED_OTHERWISE,
-                )
-        return tuple(others)
-
-    def _check_layers(self) -> None:
-        value = evaluate(self.statement.iter, Frame(self.positions, dict(self.scope)))
-        modules = [each for each in of_all([value]) if isinstance(each, Module)]
-        if not modules:
-            raise Missed("the classes of the layers are not known", self.statement, Code.UNKNOWN_MODULE)
-
-    def _norm(self, tail: list[ast.stmt]) -> tuple[ast.stmt, list[ast.stmt]]:
-        """The last statement that works on a part of the positions, and what follows it."""
-        first = tail[0] if tail else None
-        if (
-            isinstance(first, ast.Assign)
-            and isinstance(first.value, ast.Call)
-            and own_attribute(first.value.func)
-        ):
-            given = [*first.value.args, *(each.value for each in first.value.keywords)]
-            named = [each for each in (*given, *first.targets) if isinstance(each, ast.Name)]
-            if len(given) == 1 and len(named) == 2 and {each.id for each in named} == {self.hidden}:
-                try:
-                    scope = self._followed(first)
-                except Missed:
-                    return self.statement, tail
-                if _is_hidden(scope[self.hidden]):
-                    return first, tail[1:]
-        return self.statement, tail
-
-
-def _is_hidden(value: Value | None) -> bool:
-    dims = value.dims if isinstance(value, Tensor) else ()
-    return len(dims) == 3 and dims[:2] == ((BATCH,), (POSITIONS,)) and not is_positional(dims[2])
+            scope = frame.values
+            scope.update({name: Whole(name) for name in names if isinstance(scope.get(name), Whole)})
+        scope.update({name: value for name, value in known.items() if name in scope})
+    positions.before = False
+    return scope
 
 
 def _is_sliceable(value: Value) -> bool:
     """Whether a value is a tensor ``[..., positions, width]``, or holds only such tensors."""
     held = list(of_all([value]))
-    tensors = [each for each in held if isinstance(each, Tensor)]
-    return bool(tensors) and all(
-        each == Plain(None) or (isinstance(each, Tensor) and _has_rows(each.dims)) for each in held
+    return holds_tensor(value) and all(
+        each == NOTHING or (isinstance(each, Tensor) and _has_rows(each.dims)) for each in held
     )
 
 
 def _has_rows(dims: tuple[tuple[str, ...], ...]) -> bool:
     return len(dims) >= 3 and dims[-2] == (POSITIONS,) and sum(map(is_positional, dims)) == 1
-
-
-def _holds_part(value: Value | None) -> bool:
-    held = of_all([value]) if value is not None else ()
-    return any(
-        isinstance(each, Tensor | Unknown) or (isinstance(each, Size) and is_positional(each.dim))
-        for each in held
-    )

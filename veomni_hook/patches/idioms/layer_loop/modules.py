@@ -1,53 +1,73 @@
-"""What the attributes of a class are: modules of torch, modules of this file, functions, or plain values."""
+"""What the attributes of a class are: ``__init__`` is followed, and a value is the module that it creates.
+
+Where ``forward`` asks for a setting, ``__init__`` is followed again for each value that the setting may have:
+
+    self.mixer = Attention(config) if config.layer_types[index] == "full_attention" else Recurrence(config)
+    self.kind = config.layer_types[index]
+
+A setting has one of the values that the class names: upstream's models have a mask for these alone, and fail
+with others.
+"""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Sequence, Set
 
 from veomni_hook.patches.code.document import FunctionNode
-from veomni_hook.patches.code.tree import own_attribute, walk_ast
+from veomni_hook.patches.code.scope import own_names, parameter_names
+from veomni_hook.patches.code.tree import binding, own_attribute, walk_ast
+from veomni_hook.patches.idioms.layer_loop.collections import Collections
 from veomni_hook.patches.idioms.layer_loop.values import (
-    NOTHING,
+    EMPTY,
     PLAIN,
     Items,
     Many,
-    Maybe,
+    Method,
     Module,
     Plain,
     Unknown,
     Value,
+    all_joined,
+    bare,
+    joined,
 )
+from veomni_hook.patches.interpreter.domain import Frame
+from veomni_hook.patches.interpreter.walk import assign, evaluate, run
 from veomni_hook.patches.routes.view import ModuleView
+from veomni_hook.patches.site import Missed
 
-__all__ = ["Attributes", "lineage", "method_of"]
+__all__ = ["ACTIVATION", "LOOK_UPS", "Attributes", "lineage", "method_of"]
 
 _SEQUENTIAL = "torch.nn.Sequential"
-_LISTS = ("torch.nn.ModuleList", "torch.nn.ModuleDict", _SEQUENTIAL)
+_LISTS = ("torch.nn.ModuleList", "torch.nn.ModuleDict")
+_FILLED_LATER = Many(Unknown("an empty list of modules that is filled later"))
+_PARAMETERS = tuple(f"torch.nn.{name}" for name in ("Parameter", "Buffer", "ParameterList", "ParameterDict"))
 #: Methods of modules that return the module.
 _RETURN_SELF = frozenset(
     {"to", "float", "half", "double", "bfloat16", "type", "cpu", "cuda", "eval", "train", "requires_grad_"}
 )
-#: Classes of other files that have no positions to move.
-_LOOK_UPS = ("ACT2FN", "ACT2CLS", "get_activation")
+#: The table of activations, and how other files' classes look to positions.
+LOOK_UPS = ("ACT2FN", "ACT2CLS", "get_activation")
+ACTIVATION, _LINEAR = "torch.nn.SiLU", "torch.nn.Linear"
+_PURE = (ast.Name, ast.Attribute, ast.Subscript, ast.Constant, ast.expr_context)
 
 
-def lineage(view: ModuleView, name: str) -> Iterator[ast.ClassDef]:
+def lineage(view: ModuleView, name: str) -> list[ast.ClassDef]:
     """A class of the file and those that it inherits from, in the order in which methods are looked up."""
     owner = view.scope.classes.get(name)
-    if owner is None:
-        return
-    yield owner
-    for base in owner.bases:
-        yield from lineage(view, view.scope.dotted(base).removeprefix(":"))
+    return [each for each in view.scope.ancestors(owner) if each is not None] if owner is not None else []
 
 
-def method_of(view: ModuleView, name: str, method: str) -> tuple[FunctionNode, str] | None:
-    """A method of a class, and the class that defines it; None if that is not a class of the file."""
-    for owner in lineage(view, name):
-        if (found := view.methods(owner).get(method)) is not None:
-            return found, owner.name
-    return None
+def method_of(view: ModuleView, name: str, method: str, above: ast.ClassDef | None = None) -> Method | None:
+    """A method of an instance of a class; what ``super()`` gives in the class ``above``.
+
+    None if a class of another file defines it, or none.
+    """
+    holding = [owner for owner in lineage(view, name) if method in view.methods(owner)]
+    if above is not None:
+        holding = holding[holding.index(above) + 1 :] if above in holding else []
+    return Method(view.methods(holding[0])[method], Module((name,)), holding[0]) if holding else None
 
 
 class Attributes:
@@ -61,158 +81,190 @@ class Attributes:
         """The attributes that ``__init__`` of a class assigns, inherited ones included."""
         if name not in self._known:
             self._known[name] = {}
-            for owner in reversed(list(lineage(self.view, name))):
-                self._known[name].update(self._assigned(owner))
+            for owner in reversed(lineage(self.view, name)):
+                made = _Making(self.view).attributes(self.view.methods(owner).get("__init__"))
+                for later in _stored(self.view, owner, "__init__") & made.keys():
+                    if isinstance(made[later], Plain):
+                        made[later] = PLAIN  # a constant in `__init__` is not one that stays
+                self._known[name].update(made)
         return self._known[name]
 
-    def one_of(self, init: FunctionNode, values: list[ast.expr]) -> Value:
-        """What an attribute is that is one of some expressions of an ``__init__``."""
-        names = _local_values(init)
-        return _one([self._made(each, names) for each in values])
+    def chosen(self, name: str, test: ast.expr, *, outcome: bool) -> dict[str, Value]:
+        """The attributes of an instance of a class, in the branch for ``outcome`` of a condition.
 
-    def _assigned(self, owner: ast.ClassDef) -> dict[str, Value]:
-        init = self.view.methods(owner).get("__init__")
-        found: dict[str, list[Value]] = {}
+        They are empty unless it asks for a setting that ``__init__`` knows as well.
+        """
+        asked = _compared(test)
+        owners = lineage(self.view, name)
+        inits = [init for owner in owners if (init := self.view.methods(owner).get("__init__")) is not None]
+        if asked is None or len(inits) != 1:
+            return {}
+        (init,), (read, value, equal) = inits, asked
+        stored = [each for owner in owners for each in _stored(self.view, owner)]
+        given = [
+            node.value
+            for node in init.body
+            if isinstance(node, ast.Assign) and [*map(own_attribute, node.targets)] == [own_attribute(read)]
+        ]
+        if stored.count(own_attribute(read)) != 1 or len(given) != 1 or not _is_given(given[0], init):
+            return {}
+        setting = {ast.dump(given[0]), ast.dump(read)}
+        making = _Making(self.view, setting)
+        once = {each for each in making.attributes(init) if stored.count(each) == 1}
+        values = sorted({value} if equal is outcome else making.named - {value}) if making.named else []
+        several = [_Making(self.view, setting, each).attributes(init) for each in values]
+        once = once.intersection(*several) if several else set()
+        return {each: all_joined(made[each] for made in several) for each in sorted(once)}
+
+
+class _Making(Collections):
+    """Follow an ``__init__``: what is no module, or is not followed, is plain.
+
+    Args:
+        view: the file.
+        setting: the code of a setting.
+        value: what the setting is; None if it is not known.
+
+    Attributes:
+        made: the attributes; what several statements assign is joined.
+        named: the values with which the setting is compared.
+    """
+
+    def __init__(self, view: ModuleView, setting: Set[str] = frozenset(), value: str | None = None) -> None:
+        super().__init__()
+        self.view, self.setting, self.value = view, setting, value
+        self.made: dict[str, Value] = {}
+        self.named: set[str] = set()
+
+    def attributes(self, init: FunctionNode | None) -> dict[str, Value]:
+        """The attributes that a method assigns."""
         if init is not None:
-            names = _local_values(init)
-            for node in walk_ast(init):
-                target, value = _assignment(node)
-                if value is not None and (name := own_attribute(target)):
-                    found.setdefault(name, []).append(self._made(value, names))
-        made = {name: _one(values) for name, values in found.items()}
-        for name in _assigned_later(owner) & made.keys():
-            if isinstance(made[name], Plain):
-                made[name] = PLAIN  # a constant in `__init__` is not one that stays
-        return made
+            run(init.body, Frame(self, dict.fromkeys(parameter_names(init), PLAIN)))
+        return self.made
 
-    def _made(self, value: ast.expr, names: dict[str, list[ast.expr]]) -> Value:
-        """What an expression of ``__init__`` creates."""
-        if isinstance(value, ast.Constant):
-            return Plain(value.value)
-        if isinstance(value, ast.ListComp):
-            return Many(self._made(value.elt, names))
-        if isinstance(value, ast.List | ast.Tuple):
-            return Items(tuple(self._made(each, names) for each in value.elts))
-        if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Mult):
-            return self._made(value.left, names)
-        if (several := _alternatives(value, names)) is not None:
-            # A name may be bound to something made of its own earlier value.
-            rest = {name: values for name, values in names.items() if name != getattr(value, "id", "")}
-            return _one([self._made(each, rest) for each in several])
-        return self._called(value, names)
+    def unclear(self, error: Missed, node: ast.expr) -> Value:
+        return PLAIN
 
-    def _called(self, value: ast.expr, names: dict[str, list[ast.expr]]) -> Value:
-        """What a call creates: a module, a list of modules, or a plain value."""
-        function = value.func if isinstance(value, ast.Call) else value
-        if self.is_look_up(function.value if isinstance(function, ast.Subscript) else function):
-            return Module((":activation",))
-        if not isinstance(value, ast.Call):
+    def other(self, node: ast.expr, frame: Frame[Value]) -> Value:
+        return PLAIN if isinstance(node, ast.GeneratorExp) else super().other(node, frame)
+
+    def free(self, node: ast.Name, frame: Frame[Value]) -> Value:
+        for statement in self.view.document.tree.body:
+            name, value = binding(statement)
+            if name == node.id and isinstance(value, ast.Dict):
+                return evaluate(value, frame)
+        return self._class(node)
+
+    def _class(self, node: ast.expr) -> Value:
+        """The class that an expression names, as a module without instance; PLAIN for other code."""
+        name = self.view.scope.dotted(node)
+        last = name.rpartition(".")[2].removeprefix(":")
+        if name.endswith(LOOK_UPS):
+            return Module((ACTIVATION,))
+        if last in self.view.classes and not name.startswith("torch.nn."):
+            return Module((last,), instance=False)
+        if not name.startswith((".", "torch.nn.")) or not last[:1].isupper() or name in _PARAMETERS:
             return PLAIN
-        if isinstance(function, ast.Attribute) and function.attr in _RETURN_SELF:
-            made = self._made(function.value, names)
-            if isinstance(made, Module):
-                return made
-        classes = list(dict.fromkeys(self._classes(function, names)))
-        if len(classes) != 1 or classes[0] not in _LISTS:
-            return Module(tuple(classes), value) if classes else PLAIN
-        inner = [self._made(each, names) for each in value.args]
-        if classes[0] == _SEQUENTIAL:
+        alike = {".activations": ACTIVATION, ".pytorch_utils": _LINEAR}
+        return Module((alike.get(f".{name.split('.')[-2]}", name),), instance=False)
+
+    def attribute(self, value: Value, node: ast.Attribute, frame: Frame[Value]) -> Value:
+        if isinstance(value, Module) and value.instance and node.attr in _RETURN_SELF:
+            return value
+        return self._class(node)
+
+    def subscript(self, value: Value, node: ast.Subscript, frame: Frame[Value]) -> Value:
+        return value.value if isinstance(value, Many) else value if isinstance(value, Module) else PLAIN
+
+    def call(self, node: ast.Call, frame: Frame[Value]) -> Value:
+        match node.func:
+            case ast.Attribute(value=ast.Name(id=name), attr="append") if node.args and name in frame.values:
+                # Of a list that grows, only what its items have in common is remembered.
+                held, value = frame.values[name], evaluate(node.args[0], frame)
+                frame.values[name] = Many(joined(held.value if isinstance(held, Many) else EMPTY, value))
+                return PLAIN
+        function = bare(evaluate(node.func, frame))
+        if not isinstance(function, Module) or function.instance:
+            return function if isinstance(function, Module) else PLAIN
+        inner = [evaluate(argument, frame) for argument in node.args]
+        if function.names == (_SEQUENTIAL,):
             return Items(tuple(inner))
-        return _one(inner) if inner else Many(Unknown("an empty list of modules that is filled later"))
+        if function.names[0] in _LISTS:
+            return inner[0] if inner else _FILLED_LATER
+        return Module(function.names)
 
-    def _classes(self, function: ast.expr, names: dict[str, list[ast.expr]]) -> Iterator[str]:
-        """The full names of the classes that a call may create an instance of."""
-        if isinstance(function, ast.IfExp):
-            yield from self._classes(function.body, names)
-            yield from self._classes(function.orelse, names)
-        elif isinstance(function, ast.Name) and function.id in names:
-            rest = {name: values for name, values in names.items() if name != function.id}
-            for each in names[function.id]:
-                yield from self._classes(each, rest)
-        elif isinstance(function, ast.Subscript):
-            yield from self._in_dictionary(function.value)
-        elif name := self.view.scope.dotted(function):
-            last = name.rpartition(".")[2].removeprefix(":")
-            if name.startswith("torch.nn.") and last[:1].isupper() and not _is_parameter(last):
-                yield name
-            elif last in self.view.classes:
-                yield last
-            elif name.startswith(".") and last[:1].isupper():
-                yield name
+    def binary(self, operator: ast.operator, left: Value, right: Value, node: ast.expr) -> Value:
+        return left if isinstance(operator, ast.Mult) and isinstance(left, Items | Many) else PLAIN
 
-    def _in_dictionary(self, node: ast.expr) -> Iterator[str]:
-        """The classes of the file that a dictionary at its top level holds."""
-        for statement in self.view.document.tree.body if isinstance(node, ast.Name) else ():
-            target, value = _assignment(statement)
-            if isinstance(target, ast.Name) and target.id == getattr(node, "id", ""):
-                for each in value.values if isinstance(value, ast.Dict) else ():
-                    if isinstance(each, ast.Name) and each.id in self.view.classes:
-                        yield each.id
+    def unary(self, value: Value, node: ast.UnaryOp) -> Value:
+        return PLAIN
 
-    def is_look_up(self, node: ast.expr) -> bool:
-        """Whether an expression is transformers' table of activations."""
-        return isinstance(node, ast.Name) and self.view.scope.dotted(node).endswith(_LOOK_UPS)
+    def compare(self, values: Sequence[Value], node: ast.Compare) -> Value:
+        return PLAIN
+
+    def logic(self, node: ast.BoolOp, frame: Frame[Value]) -> Value:
+        return PLAIN
+
+    def test(self, node: ast.expr, frame: Frame[Value]) -> bool | Value:
+        asked = _compared(node)
+        if asked is None or ast.dump(asked[0]) not in self.setting:
+            return PLAIN
+        self.named.add(asked[1])
+        return PLAIN if self.value is None else (asked[1] == self.value) is asked[2]
+
+    def knows(self, statement: ast.If | ast.Assert, frame: Frame[Value]) -> bool:
+        if isinstance(statement, ast.If):
+            test = self.test(statement.test, frame)
+            sides = [frame.fork() for block in (True, False) if test in (block, PLAIN)]
+            blocks = [statement.body, statement.orelse][test is False :]
+            for side, block in zip(sides, blocks, strict=False):
+                run(block, side)
+            self.go_on(frame, [side.values for side in sides])
+        return True
+
+    def loop(self, statement: ast.For, frame: Frame[Value]) -> None:
+        assign(statement.target, PLAIN, frame)
+        run(statement.body, frame)
+
+    def augmented(self, node: ast.AugAssign, frame: Frame[Value]) -> None:
+        assign(node.target, PLAIN, frame)
+
+    def store(self, target: ast.expr, value: Value, frame: Frame[Value]) -> None:
+        if name := own_attribute(target):
+            if isinstance(value, Module) and not value.instance:
+                value = PLAIN  # the class itself
+            value = joined(self.made.get(name, value), value)
+            several = Unknown("an attribute that is made in several ways")
+            self.made[name] = several if isinstance(value, Unknown) else value
+
+    def unpacked(self, value: Value, targets: Sequence[ast.expr]) -> Sequence[Value]:
+        return [PLAIN] * len(targets)
+
+    def statement(self, node: ast.stmt, frame: Frame[Value]) -> None:
+        if isinstance(node, ast.Try):
+            for block in (node.body, *(each.body for each in node.handlers), node.orelse, node.finalbody):
+                run(block, frame)
 
 
-def _alternatives(value: ast.expr, names: dict[str, list[ast.expr]]) -> list[ast.expr] | None:
-    """The expressions between which an expression chooses; None if it is no choice."""
-    if isinstance(value, ast.IfExp):
-        return [value.body, value.orelse]
-    if isinstance(value, ast.Name) and value.id in names:
-        return [each for each in names[value.id] if each is not value]
+def _stored(view: ModuleView, owner: ast.ClassDef, *but: str) -> list[str]:
+    """The attributes that methods of a class assign, one for each statement."""
+    methods = [method for name, method in view.methods(owner).items() if name not in but]
+    nodes = [node for method in methods for node in walk_ast(method) if isinstance(node, ast.Attribute)]
+    return [name for node in nodes if not isinstance(node.ctx, ast.Load) if (name := own_attribute(node))]
+
+
+def _compared(test: ast.expr) -> tuple[ast.expr, str, bool] | None:
+    """What a condition compares with which text, and whether it holds if they are equal."""
+    match test:
+        case ast.Compare(
+            left=left, ops=[ast.Eq() | ast.NotEq() as operator], comparators=[ast.Constant(str() as value)]
+        ):
+            return left, value, isinstance(operator, ast.Eq)
     return None
 
 
-def _is_parameter(name: str) -> bool:
-    return name in ("Parameter", "Buffer", "ParameterList", "ParameterDict")
-
-
-def _assignment(node: ast.AST) -> tuple[ast.expr, ast.expr | None]:
-    if isinstance(node, ast.Assign) and len(node.targets) == 1:
-        return node.targets[0], node.value
-    if isinstance(node, ast.AnnAssign):
-        return node.target, node.value
-    return ast.Constant(None), None
-
-
-def _assigned_later(owner: ast.ClassDef) -> set[str]:
-    """The attributes that methods other than ``__init__`` assign."""
-    return {
-        name
-        for method in owner.body
-        if isinstance(method, ast.FunctionDef) and method.name != "__init__"
-        for node in walk_ast(method)
-        if isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load)
-        if (name := own_attribute(node))
-    }
-
-
-def _local_values(init: FunctionNode) -> dict[str, list[ast.expr]]:
-    """What ``__init__`` binds its local names to; for lists, what it appends to them."""
-    found: dict[str, list[ast.expr]] = {}
-    for node in walk_ast(init):
-        target, value = _assignment(node)
-        if isinstance(target, ast.Name) and value is not None:
-            found.setdefault(target.id, []).append(value)
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args:
-            if node.func.attr == "append" and isinstance(node.func.value, ast.Name):
-                made = ast.ListComp(node.args[0], [])
-                found.setdefault(node.func.value.id, []).append(made)
-    return found
-
-
-def _one(values: list[Value]) -> Value:
-    """One value for all that an attribute may be."""
-    values = [value for value in dict.fromkeys(values) if value != Items(())]
-    modules = [value for value in values if isinstance(value, Module)]
-    if len(values) == 1:
-        return values[0]
-    if NOTHING in values:
-        return Maybe(_one([value for value in values if value != NOTHING]))
-    if modules and len(modules) == len(values):
-        return Module(tuple(dict.fromkeys(name for each in modules for name in each.names)), modules[0].made)
-    if values and all(isinstance(value, Many) for value in values):
-        return Many(_one([value.value for value in values if isinstance(value, Many)]))
-    if values and all(isinstance(value, Plain) for value in values):
-        return PLAIN
-    return Unknown("an attribute that is made in several ways")
+def _is_given(value: ast.expr, init: FunctionNode) -> bool:
+    """Whether an expression reads what ``__init__`` is given, and has the same value all through it."""
+    names = {each.id for each in walk_ast(value) if isinstance(each, ast.Name)}
+    pure = all(isinstance(each, _PURE) for each in walk_ast(value))
+    return pure and names <= parameter_names(init) and names.isdisjoint(own_names(init.body))

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias
+from functools import reduce
 
 from veomni_hook.patches.idioms.layer_loop.shapes import (
     SHAPES,
     Rule,
-    axis,
     broadcast,
+    inserted,
     made,
     matmul,
+    met,
     without,
 )
 from veomni_hook.patches.idioms.layer_loop.values import (
@@ -32,11 +32,15 @@ from veomni_hook.patches.idioms.layer_loop.values import (
 )
 from veomni_hook.patches.site import Code, Missed
 
-__all__ = ["operation", "proven", "torch_name"]
+__all__ = ["operation", "torch_name"]
 
 
 #: What is left of a dimension along which a call computes; None for nothing.
-_Then: TypeAlias = "Callable[[Dim], Dim | None]"
+_LEFT: dict[str, Callable[[Dim], Dim | None]] = {
+    "gone": lambda dim: None,
+    "kept": lambda dim: dim,
+    "resized": lambda dim: fresh(),
+}
 
 
 def _elementwise(given: Arguments) -> Value:
@@ -49,12 +53,12 @@ def _elementwise(given: Arguments) -> Value:
     return result
 
 
-def _along(what: str, then: _Then, *, place: int = 1, default: Value = NOTHING, pair: bool = False) -> Rule:
+def _along(what: str, then: str, *, place: int = 1, default: Value = NOTHING, pair: bool = False) -> Rule:
     """A rule for functions that compute along one dimension, or several.
 
     Args:
         what: what they compute, in words.
-        then: what becomes of these dimensions; one that is gone has one element with ``keepdim``.
+        then: what becomes of these dimensions, as in `_LEFT`; one that is gone has size 1 with ``keepdim``.
         place: where the call names them, without a keyword.
         default: the dimension that a call means that names none.
         pair: whether there are two results.
@@ -66,8 +70,8 @@ def _along(what: str, then: _Then, *, place: int = 1, default: Value = NOTHING, 
         if dim == NOTHING:
             raise Missed(f"{what} over all dimensions", code=Code.MIXES_POSITIONS)
         indices = {without(tensor, each, what) for each in (dim.values if isinstance(dim, Items) else (dim,))}
-        keeps = then is _gone and given.get(place + 1, "keepdim", "keepdims") not in (NOTHING, Plain(False))
-        left = [() if keeps else then(dim) for dim in tensor.dims]
+        keeps = then == "gone" and given.get(place + 1, "keepdim", "keepdims") not in (NOTHING, Plain(False))
+        left = [() if keeps else _LEFT[then](dim) for dim in tensor.dims]
         dims = [left[number] if number in indices else dim for number, dim in enumerate(tensor.dims)]
         result = made([dim for dim in dims if dim is not None])
         return Items((result, result)) if pair else result
@@ -75,32 +79,16 @@ def _along(what: str, then: _Then, *, place: int = 1, default: Value = NOTHING, 
     return rule
 
 
-def _gone(dim: Dim) -> Dim | None:
-    return None
-
-
-def _kept(dim: Dim) -> Dim | None:
-    return dim
-
-
-def _resized(dim: Dim) -> Dim | None:
-    return fresh()
-
-
 def _maximum(given: Arguments) -> Value:
     if isinstance(given.get(1, "other"), Tensor):
         return _elementwise(given)
-    return _along("a maximum", _gone, pair=True)(given)
+    return _along("a maximum", "gone", pair=True)(given)
 
 
 def _parts(given: Arguments) -> Value:
-    part = _along("a split", _resized, place=2, default=Plain(0))(given)
+    part = _along("a split", "resized", place=2, default=Plain(0))(given)
     sizes = given.get(1, "chunks", "split_size_or_sections", "split_size")
     return Items(tuple(part for _ in sizes.values)) if isinstance(sizes, Items) else Many(part)
-
-
-def _unbind(given: Arguments) -> Value:
-    return Many(_along("an unbind", _gone, default=Plain(0))(given))
 
 
 def _tensors(given: Arguments) -> list[Value]:
@@ -114,79 +102,42 @@ def _tensors(given: Arguments) -> list[Value]:
 
 def _cat(given: Arguments) -> Value:
     tensors = _tensors(given)
-    if not any(isinstance(each, Tensor) for each in tensors):
-        return PLAIN
     held = [each for each in tensors if isinstance(each, Tensor)]
+    if not held:
+        return PLAIN
     dim = given.get(1, "dim", "axis", default=Plain(0))
     indices = {without(each, dim, "a concatenation") for each in held}
-    if len(indices) > 1 or len(held) < len(tensors):
+    kinds = {tuple(map(is_positional, each.dims)) for each in held}
+    if len(indices) > 1 or len(kinds) > 1 or len(held) < len(tensors):
         raise Missed("tensors of different shapes are put together")
-    (index,) = indices
-    dims: list[Dim] = list(held[0].dims)
-    for each in held[1:]:
-        joined = broadcast(Tensor((*dims[:index], ("S",))), Tensor((*each.dims[:index], ("S",))))
-        if [is_positional(dim) for dim in each.dims] != [is_positional(dim) for dim in dims]:
-            raise Missed("tensors of different shapes are put together")
-        dims[:index] = joined.dims[:index] if isinstance(joined, Tensor) else dims[:index]
-    dims[index] = fresh()
-    return Tensor(tuple(dims))
+    columns = enumerate(zip(*(each.dims for each in held), strict=True))
+    return Tensor(tuple(fresh() if number in indices else reduce(met, dims) for number, dims in columns))
 
 
 def _stack(given: Arguments) -> Value:
     result: Value = PLAIN
     for each in _tensors(given):
         result = broadcast(result, each)
-    if not isinstance(result, Tensor):
-        return PLAIN
-    dims = list(result.dims)
-    dims.insert(axis(result, given.get(1, "dim", default=Plain(0)), extra=1), fresh())
-    return Tensor(tuple(dims))
+    place = given.get(1, "dim", default=Plain(0))
+    return inserted(result, place, fresh()) if isinstance(result, Tensor) else PLAIN
 
 
-def _one_hot(given: Arguments) -> Value:
-    return Tensor((*given.tensor.dims, fresh()))
+def _by_index(what: str, kept: int) -> Rule:
+    """A rule for functions that pair a tensor and an index; the result has the shape of one of them."""
 
-
-def _gather(given: Arguments) -> Value:
-    index, chosen = given.get(1, "dim"), given.get(2, "index")
-    if not isinstance(chosen, Tensor):
-        raise Missed("a choice by an index that is not known")
-    without(given.tensor, index, "a choice by index")
-    without(chosen, index, "a choice by index")
-    _only_apart(given.tensor, chosen, axis(chosen, index))
-    return chosen
-
-
-def _scatter(given: Arguments) -> Value:
-    index, chosen = given.get(1, "dim"), given.get(2, "index")
-    if not isinstance(chosen, Tensor):
-        raise Missed("a place by an index that is not known")
-    without(given.tensor, index, "a place by index")
-    _only_apart(given.tensor, chosen, axis(chosen, index))
-    return given.tensor
-
-
-def _only_apart(one: Tensor, other: Tensor, index: int) -> None:
-    """Two tensors that differ in one dimension alone."""
-    pairs = list(zip(one.dims, other.dims, strict=False))
-    for number, (mine, yours) in enumerate(pairs):
-        if number != index and mine != yours and (is_positional(mine) or is_positional(yours)):
+    def rule(given: Arguments) -> Value:
+        dim, chosen = given.get(1, "dim"), given.get(2, "index")
+        if not isinstance(chosen, Tensor):
+            raise Missed(f"{what} by an index that is not known")
+        both = (given.tensor, chosen)
+        indices = {without(each, dim, f"{what} by index") for each in both}
+        pairs = enumerate(zip(given.tensor.dims, chosen.dims, strict=False))
+        others = [pair for number, pair in pairs if number not in indices and pair[0] != pair[1]]
+        if len(given.tensor.dims) != len(chosen.dims) or any(is_positional(dim) for dim in sum(others, ())):
             raise Missed("an index of another shape")
-    if len(one.dims) != len(other.dims):
-        raise Missed("an index of another shape")
+        return both[kept]
 
-
-def _linear(given: Arguments) -> Value:
-    tensor = given.tensor
-    if is_positional(tensor.dims[-1]):
-        raise Missed("a linear layer over the positions", code=Code.MIXES_POSITIONS)
-    return made([*tensor.dims[:-1], fresh()])
-
-
-def _last(given: Arguments) -> Value:
-    if is_positional(given.tensor.dims[-1]):
-        raise Missed("a norm over the positions", code=Code.MIXES_POSITIONS)
-    return given.tensor
+    return rule
 
 
 def _pad(given: Arguments) -> Value:
@@ -203,10 +154,6 @@ def _copied(given: Arguments) -> Value:
     return tensor
 
 
-def _matmul(given: Arguments) -> Value:
-    return matmul(given.get(0), given.get(1))
-
-
 _ELEMENTWISE = """
 abs add add_ bfloat16 bool celu clamp clamp_ clamp_max clamp_min clone conj contiguous cos data detach
 div div_ divide double dropout elu empty_like eq erf exp exp_ expm1 fill_ float floor full_like ge gelu
@@ -217,50 +164,38 @@ requires_grad_ round rrelu rsqrt selu sigmoid sigmoid_ sign silu silu_ sin softp
 sub sub_ subtract tanh to type type_as uniform_ where zeros_like
 """.split()
 
+#: Where no argument is: the last dimension is always meant.
+_NOWHERE = 9
 _RULES: dict[str, Rule] = {
     **dict.fromkeys(_ELEMENTWISE, _elementwise),
-    "sum": _along("a sum", _gone),
-    "mean": _along("a mean", _gone),
-    "prod": _along("a product", _gone),
-    "amax": _along("a maximum", _gone),
-    "amin": _along("a minimum", _gone),
-    "any": _along("a test of all values", _gone),
-    "all": _along("a test of all values", _gone),
-    "argmax": _along("a maximum", _gone),
-    "argmin": _along("a minimum", _gone),
-    "std": _along("a deviation", _gone),
-    "var": _along("a variance", _gone),
-    "logsumexp": _along("a sum", _gone),
-    "norm": _along("a norm", _gone, place=2),
-    "vector_norm": _along("a norm", _gone, place=2),
-    "max": _maximum,
-    "min": _maximum,
-    "softmax": _along("a softmax", _kept),
-    "log_softmax": _along("a softmax", _kept),
-    "cumsum": _along("a cumulative sum", _kept),
-    "topk": _along("a choice of the largest values", _resized, place=2, default=Plain(-1), pair=True),
-    "sort": _along("an order", _kept, default=Plain(-1), pair=True),
-    "squeeze": _along("a squeeze", _gone),
-    "chunk": _parts,
-    "split": _parts,
-    "unbind": _unbind,
-    "repeat_interleave": _along("a repetition", _resized, place=2),
-    "cat": _cat,
-    "concat": _cat,
+    **dict.fromkeys(("sum", "logsumexp"), _along("a sum", "gone")),
+    "mean": _along("a mean", "gone"),
+    "prod": _along("a product", "gone"),
+    **dict.fromkeys(("amax", "amin", "argmax", "argmin"), _along("a maximum", "gone")),
+    **dict.fromkeys(("any", "all"), _along("a test of all values", "gone")),
+    "std": _along("a deviation", "gone"),
+    "var": _along("a variance", "gone"),
+    **dict.fromkeys(("norm", "vector_norm"), _along("a norm", "gone", place=2)),
+    **dict.fromkeys(("max", "min"), _maximum),
+    **dict.fromkeys(("softmax", "log_softmax"), _along("a softmax", "kept")),
+    "cumsum": _along("a cumulative sum", "kept"),
+    "topk": _along("a choice of the largest values", "resized", place=2, default=Plain(-1), pair=True),
+    "sort": _along("an order", "kept", default=Plain(-1), pair=True),
+    "squeeze": _along("a squeeze", "gone"),
+    **dict.fromkeys(("chunk", "split"), _parts),
+    "unbind": lambda given: Many(_along("an unbind", "gone", default=Plain(0))(given)),
+    "repeat_interleave": _along("a repetition", "resized", place=2),
+    **dict.fromkeys(("cat", "concat"), _cat),
     "stack": _stack,
-    "one_hot": _one_hot,
-    "gather": _gather,
-    "scatter": _scatter,
-    "scatter_": _scatter,
-    "linear": _linear,
-    "layer_norm": _last,
-    "rms_norm": _last,
-    "normalize": _along("a norm", _kept, place=2, default=Plain(1)),
+    "gather": _by_index("a choice", kept=1),
+    **dict.fromkeys(("scatter", "scatter_"), _by_index("a place", kept=0)),
+    "linear": _along("a linear layer", "resized", place=_NOWHERE, default=Plain(-1)),
+    **dict.fromkeys(("layer_norm", "rms_norm"), _along("a norm", "kept", place=_NOWHERE, default=Plain(-1))),
+    "view_as_complex": _along("complex numbers", "gone", place=_NOWHERE, default=Plain(-1)),
+    "normalize": _along("a norm", "kept", place=2, default=Plain(1)),
     "pad": _pad,
     "copy_": _copied,
-    "matmul": _matmul,
-    "bmm": _matmul,
-    "mm": _matmul,
+    **dict.fromkeys(("matmul", "bmm", "mm"), lambda given: matmul(given.get(0), given.get(1))),
     **SHAPES,
 }
 
@@ -273,22 +208,13 @@ def torch_name(dotted: str) -> str:
     return name if home in _HOMES else ""
 
 
-def operation(name: str, given: Sequence[Value], named: Mapping[str, Value], node: ast.AST) -> Value:
+def operation(name: str, given: Sequence[Value], named: Mapping[str, Value] | None = None) -> Value:
     """The result of a function of torch, or of a tensor's method.
 
     Raises:
         Missed: it is not known, or it moves or mixes positions.
     """
-    rule = _RULES.get(name)
-    if rule is None:
-        raise Missed(f"it calls {name}, which may mix positions", node, Code.MIXES_POSITIONS)
-    arguments = Arguments(tuple(map(bare, given)), {key: bare(value) for key, value in named.items()})
-    return proven(lambda: rule(arguments), node)
-
-
-def proven(compute: Callable[[], Value], node: ast.AST) -> Value:
-    """The result of a rule, whose error gets the line of ``node``."""
-    try:
-        return compute()
-    except Missed as error:
-        raise Missed(error.reason, None if error.reason.line else node) from None
+    if name not in _RULES:
+        raise Missed(f"it calls {name}, which may mix positions", code=Code.MIXES_POSITIONS)
+    named = {key: bare(value) for key, value in (named or {}).items()}
+    return _RULES[name](Arguments(tuple(map(bare, given)), named))

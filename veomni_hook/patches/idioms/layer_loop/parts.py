@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 
 from veomni_hook.patches.code.tree import walk_ast
-from veomni_hook.patches.idioms.layer_loop.operations import proven
 from veomni_hook.patches.idioms.layer_loop.shapes import broadcast, made
 from veomni_hook.patches.idioms.layer_loop.values import (
     NOTHING,
@@ -46,8 +45,8 @@ def part_of(value: Value, node: ast.Subscript, frame: Frame[Value]) -> Value:
         if not any(isinstance(part, ast.Slice) for part in walk_ast(node.slice)):
             index = evaluate(node.slice, frame)
             if isinstance(index, Plain | Whole):
-                return read_from(value, index, node)
-        raise Missed(f"it takes a part of {value.name}", node, Code.MIXES_POSITIONS)
+                return read_from(value, index)
+        raise Missed(f"it takes a part of {value.name}", code=Code.MIXES_POSITIONS)
     if isinstance(value, Tensor):
         return _part(value, node, frame)
     if isinstance(value, Many):
@@ -56,19 +55,19 @@ def part_of(value: Value, node: ast.Subscript, frame: Frame[Value]) -> Value:
         return _item(value, node, frame)
     if isinstance(value, Module):
         return PLAIN
-    raise Missed("an index that is not followed", node)
+    raise Missed("an index that is not followed")
 
 
 def _of_parameter(node: ast.Subscript, frame: Frame[Value]) -> Value:
     """A part of a parameter, which must not depend on the number of positions."""
     if isinstance(node.slice, ast.Name):
-        index = tensor_like(evaluate(node.slice, frame), node)
+        index = tensor_like(evaluate(node.slice, frame))
         return index if isinstance(index, Tensor) else PLAIN  # one value for each index
     for part in walk_ast(node.slice):
         if isinstance(part, ast.Name | ast.Attribute | ast.Subscript | ast.Call):
-            if isinstance(tensor_like(evaluate(part, frame), node), Tensor):
+            if isinstance(tensor_like(evaluate(part, frame)), Tensor):
                 raise Missed(
-                    "a parameter is read at places that depend on the positions", node, Code.MIXES_POSITIONS
+                    "a parameter is read at places that depend on the positions", code=Code.MIXES_POSITIONS
                 )
     return PLAIN
 
@@ -89,7 +88,7 @@ def _item(value: Items, node: ast.Subscript, frame: Frame[Value]) -> Value:
                 return value.values[number.value]
         elif value.values and all(item == value.values[0] for item in value.values):
             return value.values[0]
-    raise Missed("an index that is not known", node)
+    raise Missed("an index that is not known")
 
 
 def _part(value: Tensor, node: ast.Subscript, frame: Frame[Value]) -> Value:
@@ -97,7 +96,7 @@ def _part(value: Tensor, node: ast.Subscript, frame: Frame[Value]) -> Value:
     elements = list(node.slice.elts) if isinstance(node.slice, ast.Tuple) else [node.slice]
     taken = sum(not (_is(element, None) or _is(element, ...)) for element in elements)
     if taken > len(value.dims):
-        raise Missed("more indices than dimensions", node)
+        raise Missed("more indices than dimensions")
     if not any(_is(element, ...) for element in elements):
         elements.append(ast.Constant(...))
     dims = list(value.dims)
@@ -110,11 +109,11 @@ def _part(value: Tensor, node: ast.Subscript, frame: Frame[Value]) -> Value:
             result += dims[:count]
             del dims[:count]
         else:
-            result += _taken(dims.pop(0), element, node, frame)
+            result += _taken(dims.pop(0), element, frame)
     return made(result)
 
 
-def _taken(dim: Dim, index: ast.expr, node: ast.AST, frame: Frame[Value]) -> list[Dim]:
+def _taken(dim: Dim, index: ast.expr, frame: Frame[Value]) -> list[Dim]:
     """What is left of a dimension."""
     if isinstance(index, ast.Slice):
         lower = index.lower if index.upper is index.step is None else None
@@ -126,26 +125,26 @@ def _taken(dim: Dim, index: ast.expr, node: ast.AST, frame: Frame[Value]) -> lis
         if not bounds or (bounds == [index.upper] and values == [Size(dim)]):
             return [dim]
         for value in values:
-            tensor_like(value, node)
+            tensor_like(value)
     else:
         value = evaluate(index, frame)
         if value != SLICE:
-            number = tensor_like(value, node)
+            number = tensor_like(value)
             if is_positional(dim) or not isinstance(number, Plain):
-                raise Missed("it picks positions by an index", node, Code.MIXES_POSITIONS)
+                raise Missed("it picks positions by an index", code=Code.MIXES_POSITIONS)
             return []
     if is_positional(dim):
-        raise Missed("it takes a part of the positions", node, Code.MIXES_POSITIONS)
+        raise Missed("it takes a part of the positions", code=Code.MIXES_POSITIONS)
     return [fresh()]
 
 
 def check_written(owner: Tensor, target: ast.Subscript, value: Value, frame: Frame[Value]) -> None:
     """Raise Missed unless what is written has the positions of the part, or is the same for all of them."""
-    part, value = _part(owner, target, frame), tensor_like(value, target)
+    part, value = _part(owner, target, frame), tensor_like(value)
     if not isinstance(part, Tensor) or not isinstance(value, Tensor | Plain):
-        raise Missed("it writes to a part of a value", target, Code.IN_PLACE)
-    if _positions(proven(lambda: broadcast(part, value), target)) != _positions(part):
-        raise Missed("it writes positions to a part without positions", target, Code.IN_PLACE)
+        raise Missed("it writes to a part of a value", code=Code.IN_PLACE)
+    if _positions(broadcast(part, value)) != _positions(part):
+        raise Missed("it writes positions to a part without positions", code=Code.IN_PLACE)
 
 
 def _positions(value: Value) -> list[bool]:

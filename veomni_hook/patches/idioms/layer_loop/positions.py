@@ -7,15 +7,13 @@ itself, except where all positions are known to come together (`attention`); eve
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from veomni_hook.patches.code.tree import decorator_name
 from veomni_hook.patches.idioms.layer_loop.attention import STATE, by_segment
-from veomni_hook.patches.idioms.layer_loop.calls import call
-from veomni_hook.patches.idioms.layer_loop.choices import chosen
-from veomni_hook.patches.idioms.layer_loop.file import File
-from veomni_hook.patches.idioms.layer_loop.modules import method_of
-from veomni_hook.patches.idioms.layer_loop.operations import proven
+from veomni_hook.patches.idioms.layer_loop.calls import Calls
+from veomni_hook.patches.idioms.layer_loop.modules import ACTIVATION, LOOK_UPS, method_of
 from veomni_hook.patches.idioms.layer_loop.parts import check_written, part_of
 from veomni_hook.patches.idioms.layer_loop.shapes import broadcast, matmul
 from veomni_hook.patches.idioms.layer_loop.values import (
@@ -28,59 +26,57 @@ from veomni_hook.patches.idioms.layer_loop.values import (
     Method,
     Module,
     Operation,
-    Own,
     Plain,
     Size,
     Tensor,
     Unknown,
     Value,
     Whole,
+    all_joined,
     bare,
     is_positional,
     joined,
     tensor_like,
     used,
 )
-from veomni_hook.patches.interpreter.domain import Domain, Frame
+from veomni_hook.patches.interpreter.domain import Frame
 from veomni_hook.patches.interpreter.walk import assign, conditional, evaluate, run
 from veomni_hook.patches.site import Code, Missed
 
 __all__ = ["Positions"]
 
-_SAME = ("data", "real", "imag")
-_ABOUT = ("dtype", "device", "requires_grad", "is_cuda", "layout")
+#: Attributes of a tensor that are no methods.
+_ABOUT: dict[str, Callable[[Any], Value]] = {
+    **dict.fromkeys(("data", "real", "imag"), lambda value: value),
+    **dict.fromkeys(("dtype", "device", "requires_grad", "is_cuda", "layout"), lambda value: PLAIN),
+    "shape": lambda value: Items(tuple(Size(dim) for dim in value.dims)),
+    "ndim": lambda value: Plain(len(value.dims)),
+}
 _CASTS = ("to", "float")
 #: Loops of so many known items are followed item by item; others until nothing changes, in so many rounds.
 _SHORT, _ROUNDS = 8, 4
 
 
-class Positions(Domain[Value]):
+class Positions(Calls):
     """Values are what is known of their positions.
 
-    Args:
-        file: what is known of the file.
+    Attributes:
+        before: whether code before the layers is followed: what is not clear there holds all positions.
     """
 
-    most_steps = 10_000_000
-
-    def __init__(self, file: File) -> None:
-        super().__init__()
-        self.file = file
-
-    def constant(self, value: object, node: ast.expr | None = None) -> Value:
-        return Plain(value)
+    before = False
 
     def free(self, node: ast.Name, frame: Frame[Value]) -> Value:
-        scope = self.file.view.scope
+        scope = self.view.scope
         if (function := scope.functions.get(node.id)) is not None:
             return Method(function)
-        if node.id not in self.file.names and scope.resolve(node.id).startswith(":"):
+        if node.id not in self.names and scope.resolve(node.id).startswith(":"):
             raise Missed(f"{node.id} is not known here", node)
         return PLAIN
 
     def unclear(self, error: Missed, node: ast.expr) -> Value:
-        if not self.file.before:
-            raise error
+        if not self.before:
+            raise error.at(node)
         return Whole("a value that is made before the layers")
 
     def attribute(self, value: Value, node: ast.Attribute, frame: Frame[Value]) -> Value:
@@ -92,29 +88,23 @@ class Positions(Domain[Value]):
         if isinstance(value, Unknown):
             raise Missed(f"it uses {value.reason}", node)
         if isinstance(value, Module) and len(value.names) == 1:
-            if value.names[0] in self.file.view.scope.classes:
-                value = Own(value.names[0])
-        if isinstance(value, Own):
             return self._own(value, node.attr)
         if isinstance(value, Plain | Module):
             return PLAIN
         if isinstance(value, Size):
-            return tensor_like(value, node)
-        known = _about(value, node.attr) if isinstance(value, Tensor) else None
-        return known or Operation(value, node.attr)
+            return tensor_like(value)
+        about = isinstance(value, Tensor) and node.attr in _ABOUT
+        return _ABOUT[node.attr](value) if about else Operation(value, node.attr)
 
-    def _own(self, own: Own, name: str) -> Value:
-        """An attribute of an instance."""
-        method = method_of(self.file.view, own.owner, name)
-        known = self.file.attributes.of(own.owner)
+    def _own(self, own: Module, name: str) -> Value:
+        """An attribute of an instance of one class."""
+        method = method_of(self.view, own.names[0], name)
+        known = self.attributes.of(own.names[0])
         if name in known:
             return known[name]
-        if method is None or any(decorator_name(each) == "property" for each in method[0].decorator_list):
+        if method is None or any(decorator_name(each) == "property" for each in method.node.decorator_list):
             return PLAIN
-        return Method(method[0], own)
-
-    def call(self, node: ast.Call, frame: Frame[Value]) -> Value:
-        return call(node, frame, self.file)
+        return method
 
     # Operators
 
@@ -126,13 +116,13 @@ class Positions(Domain[Value]):
                 return Items(left.values * right.value)
         if isinstance(operator, ast.Mult) and isinstance(left, Size) and isinstance(right, Size):
             return Size(left.dim + right.dim)
-        left, right = tensor_like(left, node), tensor_like(right, node)
+        left, right = tensor_like(left), tensor_like(right)
         if isinstance(operator, ast.MatMult):
-            return proven(lambda: matmul(left, right), node)
-        return _met(left, right, node)
+            return matmul(left, right)
+        return _met(left, right)
 
     def unary(self, value: Value, node: ast.UnaryOp) -> Value:
-        value = tensor_like(value, node)
+        value = tensor_like(value)
         number = value.value if isinstance(value, Plain) else None
         if isinstance(number, int | float) and isinstance(node.op, ast.USub):
             return Plain(-number)
@@ -143,7 +133,7 @@ class Positions(Domain[Value]):
             return PLAIN
         result: Value = PLAIN
         for value in values:
-            result = _met(result, tensor_like(value, node), node)
+            result = _met(result, tensor_like(value))
         return result
 
     def logic(self, node: ast.BoolOp, frame: Frame[Value]) -> Value:
@@ -152,130 +142,60 @@ class Positions(Domain[Value]):
             values.append(conditional(part, frame) if values else evaluate(part, frame))
             if isinstance(node.op, ast.And) and values[-1] == Plain(False):
                 return values[-1]
-        result = values[0]
-        for value in values[1:]:
-            result = joined(result, value)
-        return result
-
-    def other(self, node: ast.expr, frame: Frame[Value]) -> Value:
-        match node:
-            case ast.JoinedStr():
-                return PLAIN
-            case ast.Starred(value=value):
-                return evaluate(value, frame)
-            case ast.Dict(values=parts):
-                return _all_alike(evaluate(part, frame) for part in parts)
-            case (
-                ast.ListComp(elt=element, generators=[generator])
-                | ast.GeneratorExp(elt=element, generators=[generator])
-            ) if not generator.ifs:
-                return self._comprehension(element, generator, frame)
-            case ast.DictComp(value=element, generators=[generator]) if not generator.ifs:
-                values = self._comprehension(element, generator, frame)
-                return _all_alike(values.values) if isinstance(values, Items) else values
-            case ast.ListComp() | ast.GeneratorExp() | ast.DictComp():
-                raise Missed("a comprehension that is not followed", node)
-        raise Missed(f"{type(node).__name__} is not followed", node)
-
-    def _comprehension(
-        self, element: ast.expr, generator: ast.comprehension, frame: Frame[Value]
-    ) -> Items | Many:
-        values, inner = evaluate(generator.iter, frame), frame.fork()
-        if not isinstance(values, Items | Many | Plain):
-            raise Missed("a comprehension that is not followed", element)
-        results = []
-        alike = (values.value if isinstance(values, Many) else PLAIN,)
-        for value in values.values if isinstance(values, Items) else alike:
-            assign(generator.target, value, inner)
-            results.append(evaluate(element, inner))
-        return Items(tuple(results)) if isinstance(values, Items) else Many(results[0])
+        return all_joined(values)
 
     # Parts of values
 
-    def sequence(self, node: ast.Tuple | ast.List, frame: Frame[Value]) -> Value:
-        values: list[Value] = []
-        for part in node.elts:
-            value = evaluate(part, frame)
-            if not isinstance(part, ast.Starred):
-                values.append(value)
-            elif isinstance(value, Plain) and len(node.elts) == 1:
-                return Many(PLAIN)
-            elif isinstance(value, Items):
-                values += value.values
-            else:
-                raise Missed("a tuple of unknown length", node)
-        return Items(tuple(values))
-
     def subscript(self, value: Value, node: ast.Subscript, frame: Frame[Value]) -> Value:
-        if self.file.attributes.is_look_up(node.value):
-            return Module((":activation",))
+        if self.view.scope.dotted(node.value).endswith(LOOK_UPS):
+            return Module((ACTIVATION,))
         return part_of(value, node, frame)
 
     # Branches and loops
 
     def test(self, node: ast.expr, frame: Frame[Value]) -> bool | Value:
-        known = self._truth(node, frame)
-        return PLAIN if known is None else known
-
-    def _truth(self, node: ast.expr, frame: Frame[Value]) -> bool | None:
-        """Whether a condition holds; None if both are possible."""
-        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-            inner = self._truth(node.operand, frame)
-            return None if inner is None else not inner
-        if isinstance(node, ast.BoolOp):
-            stop = isinstance(node.op, ast.Or)
-            known: list[bool | None] = []
-            for part in node.values:
-                known.append(self._truth(part, frame))
-                if known[-1] is stop:
-                    return stop
-            return None if None in known else not stop
-        if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Is | ast.IsNot):
-            value, other = evaluate(node.left, frame), evaluate(node.comparators[0], frame)
-            if other != NOTHING or isinstance(value, Maybe | Whole | Unknown) or value == PLAIN:
-                return None
-            return (value == NOTHING) is isinstance(node.ops[0], ast.Is)
+        match node:
+            case ast.UnaryOp(op=ast.Not(), operand=operand):
+                inner = self.test(operand, frame)
+                return not inner if isinstance(inner, bool) else inner
+            case ast.BoolOp(op=operator, values=parts):
+                stop = isinstance(operator, ast.Or)
+                known: list[bool | Value] = []
+                for part in parts:
+                    known.append(self.test(part, frame))
+                    if known[-1] is stop:
+                        return stop
+                return PLAIN if PLAIN in known else not stop
+            case ast.Compare(left=left, ops=[ast.Is() | ast.IsNot() as asked, *_], comparators=[right, *_]):
+                value, other = evaluate(left, frame), evaluate(right, frame)
+                if other != NOTHING or isinstance(value, Maybe | Whole | Unknown) or value == PLAIN:
+                    return PLAIN
+                return (value == NOTHING) is isinstance(asked, ast.Is)
         value = evaluate(node, frame)
         if isinstance(value, Tensor):
             raise Missed("a branch depends on values of some positions", node, Code.MIXES_POSITIONS)
         if isinstance(value, Size) and is_positional(value.dim):
             raise Missed("a branch depends on the number of positions", node, Code.MIXES_POSITIONS)
-        return bool(value.value) if isinstance(value, Plain) and value != PLAIN else None
+        return bool(value.value) if isinstance(value, Plain) and value != PLAIN else PLAIN
 
     def assume(self, node: ast.expr, outcome: bool, frame: Frame[Value]) -> None:  # noqa: FBT001 - of the test
         _assume(node, frame.values, outcome=outcome)
         own = frame.values.get("self")
-        if isinstance(own, Own):
-            for name, value in chosen(self.file.attributes, own.owner, node, outcome=outcome):
-                frame.values[f"self.{name}"] = value
+        if isinstance(own, Module):
+            chosen = self.attributes.chosen(own.names[0], node, outcome=outcome)
+            frame.values.update({f"self.{name}": value for name, value in chosen.items()})
 
     def knows(self, statement: ast.If | ast.Assert, frame: Frame[Value]) -> bool:
         if isinstance(statement, ast.Assert):
             return True
         if not statement.orelse and all(isinstance(one, ast.Raise) for one in statement.body):
             return True  # a check
-        for segments in self.file.segments:
+        for segments in self.segments:
             for block, fused in ((statement.orelse, statement.body), (statement.body, statement.orelse)):
                 if segments.block is block:
-                    by_segment(segments, fused, frame, self.file)
+                    self.boundaries |= by_segment(segments, fused, frame)
                     return True
         return False
-
-    def branch(self, test: Value, met: Value, unmet: Value, node: ast.expr | None = None) -> Value:
-        return joined(met, unmet)
-
-    def join(
-        self,
-        frame: Frame[Value],
-        test: Value,
-        sides: Sequence[Frame[Value]],
-        results: Sequence[Value | None],
-    ) -> None:
-        ends = [side for side, result in zip(sides, results, strict=True) if result is None] or sides
-        _continue(frame, [end.values for end in ends])
-
-    def raised(self) -> Value:
-        return EMPTY
 
     def left(
         self, test: Value, results: Sequence[Value | None], statement: ast.stmt, frame: Frame[Value]
@@ -283,15 +203,12 @@ class Positions(Domain[Value]):
         rest = [result for result in results if result != EMPTY]
         return super().left(test, results, statement, frame) if len(rest) == 2 else (*rest, EMPTY)[0]
 
-    def within(
-        self, contexts: Iterable[ast.withitem], frame: Frame[Value], body: Sequence[ast.stmt]
-    ) -> Value | None:
-        return run(body, frame)
-
     def loop(self, statement: ast.For, frame: Frame[Value]) -> None:
         values = bare(evaluate(statement.iter, frame))
         if isinstance(values, Tensor):
             raise Missed("a loop over positions", statement, Code.MIXES_POSITIONS)
+        if statement.orelse:
+            raise Missed("a loop with an else", statement)
         if isinstance(values, Items) and len(values.values) <= _SHORT:
             for value in values.values:
                 self._round(statement, value, frame)
@@ -300,19 +217,12 @@ class Positions(Domain[Value]):
         for _ in range(_ROUNDS):
             before = dict(frame.values)
             self._round(statement, value, frame)
-            _continue(frame, [before, frame.values])
-            if _alike(before, frame.values):
+            self.go_on(frame, [before, frame.values])
+            if _outlines(before) == _outlines(frame.values):
                 return
         raise Missed("a loop whose values change from round to round", statement)
 
     def _round(self, statement: ast.For, value: Value, frame: Frame[Value]) -> None:
-        """Follow one round of a loop.
-
-        Raises:
-            Missed: it moves or mixes positions, or cannot be followed.
-        """
-        if statement.orelse:
-            raise Missed("a loop with an else", statement)
         assign(statement.target, value, frame)
         frame.loops += 1
         result = run(statement.body, frame)
@@ -324,24 +234,18 @@ class Positions(Domain[Value]):
 
     def augmented(self, node: ast.AugAssign, frame: Frame[Value]) -> None:
         target = node.target
-        if isinstance(target, ast.Name):
-            read: ast.expr = ast.copy_location(ast.Name(target.id, ast.Load()), target)
-        else:
-            read = target
-        value = self.binary(node.op, evaluate(read, frame), evaluate(node.value, frame), node.value)
-        assign(target, value, frame)
+        read = ast.Name(target.id, ast.Load()) if isinstance(target, ast.Name) else target
+        computed = ast.BinOp(ast.copy_location(read, target), node.op, node.value)
+        assign(target, evaluate(ast.copy_location(computed, node.value), frame), frame)
 
     def store(self, target: ast.expr, value: Value, frame: Frame[Value]) -> None:
-        if not isinstance(target, ast.Subscript):
-            if not isinstance(value, Plain):
-                raise Missed(
-                    f"it keeps a value beyond the call: {ast.unparse(target)}", target, Code.USED_OTHERWISE
-                )
-            return
-        owner = evaluate(target.value, frame)
-        if isinstance(owner, Tensor):
-            check_written(owner, target, value, frame)
-        elif isinstance(target.value, ast.Name):
+        owner = evaluate(target.value, frame) if isinstance(target, ast.Subscript) else PLAIN
+        if isinstance(target, ast.Subscript) and isinstance(owner, Tensor):
+            try:
+                check_written(owner, target, value, frame)
+            except Missed as error:
+                raise error.at(target) from None
+        elif isinstance(target, ast.Subscript) and isinstance(target.value, ast.Name):
             if not isinstance(owner, Many):
                 raise Missed("it writes to a part of a value", target, Code.IN_PLACE)
             frame.values[target.value.id] = Many(joined(owner.value, value))
@@ -351,7 +255,10 @@ class Positions(Domain[Value]):
             )
 
     def unpacked(self, value: Value, targets: Sequence[ast.expr]) -> Sequence[Value]:
-        value = used(value, targets[0], len(targets))
+        try:
+            value = used(value, len(targets))
+        except Missed as error:
+            raise error.at(targets[0]) from None
         if isinstance(value, Plain):
             return [PLAIN] * len(targets)
         if isinstance(value, Many):
@@ -370,30 +277,11 @@ class Positions(Domain[Value]):
             raise Missed(f"{type(node).__name__} is not followed", node)
 
 
-def _met(left: Value, right: Value, node: ast.AST) -> Value:
+def _met(left: Value, right: Value) -> Value:
     """What code computes from the elements of two values."""
     if not isinstance(left, Tensor | Plain) or not isinstance(right, Tensor | Plain):
-        raise Missed("it computes with a value that is not followed", node)
-    return proven(lambda: broadcast(left, right), node)
-
-
-def _about(value: Tensor, name: str) -> Value | None:
-    """An attribute of a tensor that is no method."""
-    if name == "shape":
-        return Items(tuple(Size(dim) for dim in value.dims))
-    if name == "ndim":
-        return Plain(len(value.dims))
-    if name in ("mT", "mH"):
-        return Tensor((*value.dims[:-2], value.dims[-1], value.dims[-2]))
-    return PLAIN if name in _ABOUT else value if name in _SAME else None
-
-
-def _all_alike(values: Iterable[Value]) -> Many:
-    """A dictionary or list of which only one item is remembered."""
-    result: Value = EMPTY
-    for value in values:
-        result = joined(result, value)
-    return Many(result)
+        raise Missed("it computes with a value that is not followed")
+    return broadcast(left, right)
 
 
 def _assume(test: ast.expr, values: dict[str, Value], *, outcome: bool) -> None:
@@ -410,20 +298,8 @@ def _assume(test: ast.expr, values: dict[str, Value], *, outcome: bool) -> None:
             values[name] = NOTHING if isinstance(operator, ast.Is) is outcome else value.value
 
 
-def _continue(frame: Frame[Value], ends: Sequence[dict[str, Value]]) -> None:
-    """Continue with what holds at the end of each branch."""
-    # What is known of attributes holds inside of a branch.
-    names = dict.fromkeys(name for end in ends for name in end if "." not in name)
-    frame.values = {}
-    for name in names:
-        first, *others = (end[name] for end in ends if name in end)
-        for value in others:
-            first = joined(first, value)
-        frame.values[name] = first
-
-
-def _alike(before: dict[str, Value], after: dict[str, Value]) -> bool:
-    return before.keys() == after.keys() and all(_outline(before[n]) == _outline(after[n]) for n in after)
+def _outlines(values: Mapping[str, Value]) -> dict[str, object]:
+    return {name: _outline(value) for name, value in values.items()}
 
 
 def _outline(value: Value) -> object:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from itertools import product
 
 from veomni_hook.patches.code.tree import own_attribute, walk_ast
 from veomni_hook.patches.idioms.gated_delta_rule import separated_methods
@@ -47,11 +48,10 @@ def reason_for(view: ModuleView, owner: ast.ClassDef, loop: ast.For, first: str)
     names = list(_classes(view, owner, loop)) or list(view.classes if _LAYERS_UNKNOWN in first else ())
     # A layer whose rule is routed is the cause if no other one is.
     routed = {each.partition(".")[0] for each in separated_methods(view)}
-    for name in sorted(names, key=routed.__contains__):
-        code = "\n".join(view.text(each) for each in view.methods(view.classes[name]).values())
-        for pattern, kind in _KINDS:
-            if pattern.search(code):
-                return Reason(f"{kind}: {name}", Code.MIXES_POSITIONS, view.classes[name].lineno)
+    for (pattern, kind), name in sorted(product(_KINDS, names), key=lambda each: each[1] in routed):
+        owner = view.classes[name]
+        if any(pattern.search(view.text(method)) for method in view.methods(owner).values()):
+            return Reason(f"{kind}: {name}", Code.MIXES_POSITIONS, owner.lineno)
     if re.search(r"per_layer_input", text):
         return Reason("per-layer inputs, which are not sliced", Code.OTHER_LOOP, loop.lineno)
     if "layerdrop" in text:

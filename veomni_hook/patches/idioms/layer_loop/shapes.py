@@ -20,7 +20,7 @@ from veomni_hook.patches.idioms.layer_loop.values import (
 )
 from veomni_hook.patches.site import Code, Missed
 
-__all__ = ["SHAPES", "Rule", "axis", "broadcast", "made", "matmul", "without"]
+__all__ = ["SHAPES", "Rule", "axis", "broadcast", "inserted", "made", "matmul", "met", "without"]
 
 #: The result of a call.
 Rule: TypeAlias = "Callable[[Arguments], Value]"
@@ -42,6 +42,16 @@ def axis(tensor: Tensor, value: Value, *, extra: int = 0) -> int:
     if not isinstance(number, int) or isinstance(number, bool) or not -rank <= number < rank:
         raise Missed("a dimension is not known")
     return number % rank
+
+
+def inserted(tensor: Tensor, place: Value, dim: Dim) -> Tensor:
+    """The tensor with one more dimension at a place that code names by a number.
+
+    Raises:
+        Missed: the place is unknown.
+    """
+    index = axis(tensor, place, extra=1)
+    return Tensor((*tensor.dims[:index], dim, *tensor.dims[index:]))
 
 
 def without(tensor: Tensor, value: Value, what: str) -> int:
@@ -140,14 +150,19 @@ def broadcast(one: Value, other: Value) -> Value:
         return Tensor(tuple(dim or fresh() for dim in one.dims))  # a parameter may be wider there
     rank = max(len(one.dims), len(other.dims))
     pairs = zip(_padded(one.dims, rank), _padded(other.dims, rank), strict=True)
-    return Tensor(tuple(_met(*pair) for pair in pairs))
+    return Tensor(tuple(met(*pair) for pair in pairs))
 
 
 def _padded(dims: Sequence[Dim], rank: int) -> list[Dim]:
     return [()] * (rank - len(dims)) + list(dims)
 
 
-def _met(one: Dim, other: Dim) -> Dim:
+def met(one: Dim, other: Dim) -> Dim:
+    """The dimension of what code computes from two that stand for the same.
+
+    Raises:
+        Missed: positions meet something that may not be positions.
+    """
     if other in (one, ()):
         return one
     if one == ():
@@ -184,36 +199,19 @@ def matmul(one: Value, other: Value) -> Value:
     return made([*dims, left[-2], right[-1]])
 
 
-def _reshape(given: Arguments) -> Value:
-    sizes = [size_of(each) for each in given.numbers(1)]
-    return reshaped(given.tensor, sizes)
-
-
-def _expand(given: Arguments) -> Value:
-    return expanded(given.tensor, [size_of(each) for each in given.numbers(1)])
+def _sizes(given: Arguments) -> list[Dim | int | None]:
+    return [size_of(each) for each in given.numbers(1)]
 
 
 def _transpose(given: Arguments) -> Value:
-    tensor = given.tensor
-    dims = list(tensor.dims)
-    one, other = axis(tensor, given.get(1, "dim0")), axis(tensor, given.get(2, "dim1"))
+    dims = list(given.tensor.dims)
+    one, other = (axis(given.tensor, given.get(place, f"dim{place - 1}")) for place in (1, 2))
     dims[one], dims[other] = dims[other], dims[one]
     return Tensor(tuple(dims))
 
 
-def _permute(given: Arguments) -> Value:
-    order = [axis(given.tensor, each) for each in given.numbers(1)]
-    return Tensor(tuple(given.tensor.dims[number] for number in order))
-
-
-def _unsqueeze(given: Arguments) -> Value:
-    dims = list(given.tensor.dims)
-    dims.insert(axis(given.tensor, given.get(1, "dim"), extra=1), ())
-    return Tensor(tuple(dims))
-
-
 def _flatten(given: Arguments) -> Value:
-    dims = list(given.tensor.dims)
+    dims = given.tensor.dims
     first = axis(given.tensor, given.get(1, "start_dim", default=Plain(0)))
     last = axis(given.tensor, given.get(2, "end_dim", default=Plain(-1)))
     joined = tuple(factor for dim in dims[first : last + 1] for factor in dim)
@@ -221,76 +219,53 @@ def _flatten(given: Arguments) -> Value:
 
 
 def _unflatten(given: Arguments) -> Value:
-    index = without(given.tensor, given.get(1, "dim"), "an unflatten")
+    index, dims = without(given.tensor, given.get(1, "dim"), "an unflatten"), given.tensor.dims
     sizes = given.get(2, "sizes")
-    number = len(sizes.values) if isinstance(sizes, Items) else 0
-    if not number:
+    if not isinstance(sizes, Items):
         raise Missed("an unflatten into an unknown shape")
-    dims = given.tensor.dims
-    return Tensor((*dims[:index], *(fresh() for _ in range(number)), *dims[index + 1 :]))
+    return Tensor((*dims[:index], *(fresh() for _ in sizes.values), *dims[index + 1 :]))
 
 
 def _size(given: Arguments) -> Value:
-    if len(given.given) + len(given.named) < 2:
-        return Items(tuple(Size(dim) for dim in given.tensor.dims))
-    return Size(given.tensor.dims[axis(given.tensor, given.get(1, "dim"))])
-
-
-def _new(given: Arguments) -> Value:
-    sizes = [size_of(each) for each in given.numbers(1)]
-    return made([size if isinstance(size, tuple) else fresh() for size in sizes])
+    sizes = tuple(Size(dim) for dim in given.tensor.dims)
+    asked = len(given.given) + len(given.named) > 1
+    return sizes[axis(given.tensor, given.get(1, "dim"))] if asked else Items(sizes)
 
 
 def _view_as(given: Arguments) -> Value:
     other = given.get(1, "other")
     if not isinstance(other, Tensor):
         raise Missed("a reshape to an unknown shape")
-    return reshaped(given.tensor, list(other.dims))
+    return reshaped(given.tensor, other.dims)
 
 
 def _repeat(given: Arguments) -> Value:
-    counts = given.numbers(1)
-    if len(counts) != len(given.tensor.dims):
+    counts, dims = given.numbers(1), given.tensor.dims
+    if len(counts) != len(dims):
         raise Missed("a repetition in more dimensions")
-    dims: list[Dim] = []
-    for dim, count in zip(given.tensor.dims, counts, strict=True):
-        if count != Plain(1) and is_positional(dim):
-            raise Missed("a repetition along the positions", code=Code.MIXES_POSITIONS)
-        dims.append(dim if count == Plain(1) else fresh())
-    return Tensor(tuple(dims))
-
-
-def _rank(given: Arguments) -> Value:
-    return Plain(len(given.tensor.dims))
-
-
-def _as_complex(given: Arguments) -> Value:
-    without(given.tensor, Plain(-1), "complex numbers")
-    return made(given.tensor.dims[:-1])
-
-
-def _as_real(given: Arguments) -> Value:
-    return Tensor((*given.tensor.dims, fresh()))
+    if any(count != Plain(1) and is_positional(dim) for dim, count in zip(dims, counts, strict=True)):
+        raise Missed("a repetition along the positions", code=Code.MIXES_POSITIONS)
+    return Tensor(tuple(d if count == Plain(1) else fresh() for d, count in zip(dims, counts, strict=True)))
 
 
 #: What functions and methods do that change a shape.
 SHAPES: dict[str, Rule] = {
-    "view": _reshape,
-    "reshape": _reshape,
-    "expand": _expand,
-    "transpose": _transpose,
-    "swapaxes": _transpose,
-    "permute": _permute,
-    "unsqueeze": _unsqueeze,
+    **dict.fromkeys(("view", "reshape"), lambda given: reshaped(given.tensor, _sizes(given))),
+    **dict.fromkeys(("view_as", "reshape_as"), _view_as),
+    "expand": lambda given: expanded(given.tensor, _sizes(given)),
+    **dict.fromkeys(("transpose", "swapaxes"), _transpose),
+    "permute": lambda given: Tensor(
+        tuple(given.tensor.dims[axis(given.tensor, each)] for each in given.numbers(1))
+    ),
+    "unsqueeze": lambda given: inserted(given.tensor, given.get(1, "dim"), ()),
     "flatten": _flatten,
     "unflatten": _unflatten,
-    "new_empty": _new,
-    "new_zeros": _new,
-    "view_as": _view_as,
-    "reshape_as": _view_as,
+    **dict.fromkeys(
+        ("new_empty", "new_zeros"),
+        lambda given: made([size if isinstance(size, tuple) else fresh() for size in _sizes(given)]),
+    ),
     "repeat": _repeat,
     "size": _size,
-    "dim": _rank,
-    "view_as_complex": _as_complex,
-    "view_as_real": _as_real,
+    "dim": lambda given: Plain(len(given.tensor.dims)),
+    **dict.fromkeys(("view_as_real", "one_hot"), lambda given: Tensor((*given.tensor.dims, fresh()))),
 }

@@ -16,6 +16,7 @@ from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.site import Code, Missed
 
 __all__ = [
+    "ATTENTION",
     "BATCH",
     "EMPTY",
     "NOTHING",
@@ -23,7 +24,6 @@ __all__ = [
     "POSITIONS",
     "SLICE",
     "Arguments",
-    "Attention",
     "Dim",
     "Items",
     "Many",
@@ -32,20 +32,24 @@ __all__ = [
     "Module",
     "NotARow",
     "Operation",
-    "Own",
     "Plain",
     "Size",
     "Tensor",
     "Unknown",
     "Value",
     "Whole",
+    "all_joined",
     "bare",
+    "depends",
     "fresh",
+    "holds_tensor",
     "is_positional",
+    "is_shaped",
     "joined",
     "of_all",
     "of_tower",
     "read_from",
+    "shaped",
     "tensor_like",
     "used",
 ]
@@ -118,29 +122,23 @@ class Maybe:
 
 
 @dataclass(frozen=True)
-class Own:
-    """An instance of a class of the file, while its own methods run."""
-
-    owner: str
-
-
-@dataclass(frozen=True)
 class Module:
     """A module of torch or of this file, by its class's full name; several if settings choose between them.
 
-    ``made`` is the call that creates it, or None.
+    While ``__init__`` is followed, a class that is no ``instance`` yet.
     """
 
     names: tuple[str, ...]
-    made: ast.expr | None = None
+    instance: bool = True
 
 
 @dataclass(frozen=True)
 class Method:
-    """A function of the file, bound to ``owner`` if it is a method."""
+    """A function of the file; a method is bound to ``owner``, and its class ``home`` defines it."""
 
     node: FunctionNode
-    owner: Own | None = None
+    owner: Module | None = None
+    home: ast.ClassDef | None = None
 
 
 @dataclass(frozen=True)
@@ -152,23 +150,19 @@ class Operation:
 
 
 @dataclass(frozen=True)
-class Attention:
-    """The function of the user's attention implementation."""
-
-
-@dataclass(frozen=True)
 class Unknown:
     """A value that must not be used; ``reason`` says what it is."""
 
     reason: str
 
 
+#: The function of the user's attention implementation.
+ATTENTION = Module((":attention",))
 #: What an empty list or dictionary holds.
 EMPTY = Unknown("an item of an empty collection")
 
 Value: TypeAlias = (
-    "Tensor | Plain | Size | Whole | Items | Many | Maybe | Own | Module | Method | Operation "
-    "| Attention | Unknown"
+    "Tensor | Plain | Size | Whole | Items | Many | Maybe | Module | Method | Operation | Unknown"
 )
 
 
@@ -183,6 +177,25 @@ def fresh() -> Dim:
 def is_positional(dim: Dim) -> bool:
     """Whether a dimension has positions in it."""
     return POSITIONS in dim
+
+
+_LETTERS: dict[str, Dim] = {"B": (BATCH,), "S": (POSITIONS,), "1": ()}
+
+
+def shaped(letters: str) -> Tensor:
+    """A tensor by its dimensions: B, S, 1, and ``.`` for any other size, without positions."""
+    return Tensor(tuple(_LETTERS[each] if each in _LETTERS else fresh() for each in letters.split()))
+
+
+def is_shaped(value: Value | None, *shapes: str) -> bool:
+    """Whether a value is a tensor with the dimensions of a text that `shaped` takes."""
+    dims = value.dims if isinstance(value, Tensor) else ()
+    for letters in map(str.split, shapes):
+        pairs = zip(dims, letters, strict=False)
+        if all(dim == _LETTERS[each] if each in _LETTERS else not is_positional(dim) for dim, each in pairs):
+            if len(letters) == len(dims):
+                return True
+    return False
 
 
 def bare(value: Value) -> Value:
@@ -203,7 +216,20 @@ def of_all(values: Iterable[Value]) -> Iterable[Value]:
                 yield from of_all(each for _, each in value.held)
 
 
-def read_from(value: Whole, key: Value, node: ast.AST) -> Whole:
+def holds_tensor(value: Value) -> bool:
+    """Whether a value is or holds a part of the positions."""
+    return any(isinstance(part, Tensor) for part in of_all([value]))
+
+
+def depends(value: Value | None) -> bool:
+    """Whether a value is or holds something else on a part of the positions than on all of them."""
+    return value is not None and any(
+        isinstance(part, Tensor | Unknown) or (isinstance(part, Size) and is_positional(part.dim))
+        for part in of_all([value])
+    )
+
+
+def read_from(value: Whole, key: Value) -> Whole:
     """What code reads by a key of a value for all positions.
 
     Raises:
@@ -211,7 +237,7 @@ def read_from(value: Whole, key: Value, node: ast.AST) -> Whole:
     """
     held = dict(value.held)
     if held and not (isinstance(key, Plain) and isinstance(key.value, str) and key.value not in held):
-        raise Missed(f"it reads a part of the positions from {value.name}", node, Code.MIXES_POSITIONS)
+        raise Missed(f"it reads a part of the positions from {value.name}", code=Code.MIXES_POSITIONS)
     return Whole(value.name, rows=value.rows)
 
 
@@ -223,10 +249,18 @@ def joined(one: Value, other: Value) -> Value:
         return other
     if NOTHING in (one, other):
         rest = other if one == NOTHING else one
-        return rest if isinstance(rest, Maybe | Whole | Plain) else Maybe(rest)
+        return rest if isinstance(rest, Maybe | Whole) else Maybe(rest)
     if isinstance(one, Maybe) or isinstance(other, Maybe):
         return joined(NOTHING, joined(bare(one), bare(other)))
     return _alike(one, other) or _mixed(one, other) or Unknown("a value that differs between branches")
+
+
+def all_joined(values: Iterable[Value]) -> Value:
+    """What several values have in common."""
+    result: Value = EMPTY
+    for value in values:
+        result = joined(result, value)
+    return result
 
 
 def _alike(one: Value, other: Value) -> Value | None:
@@ -240,40 +274,32 @@ def _alike(one: Value, other: Value) -> Value | None:
     if isinstance(one, Many) and isinstance(other, Many):
         return Many(joined(one.value, other.value))
     if isinstance(one, Module) and isinstance(other, Module):
-        return Module(tuple(dict.fromkeys((*one.names, *other.names))), one.made)
+        return Module(tuple(dict.fromkeys((*one.names, *other.names))), one.instance)
     return None
 
 
 def _mixed(one: Value, other: Value) -> Value | None:
     """Two values of which one may be a number, or a mask."""
     if isinstance(one, Plain | Size) and isinstance(other, Plain | Size):
-        positional = [each for each in (one, other) if isinstance(each, Size) and is_positional(each.dim)]
-        return None if positional else PLAIN
-    if isinstance(one, Whole) and isinstance(other, Whole) and one.held != other.held:
-        return None
-    if isinstance(one, Whole | Plain) and isinstance(other, Whole | Plain):
-        if isinstance(one, Whole) and isinstance(other, Whole):
-            names = dict.fromkeys((*one.name.split(" or "), *other.name.split(" or ")))
-            rows = dict.fromkeys((*one.rows, *other.rows)) if one.rows and other.rows else ()
-            return Whole(" or ".join(names), rows=tuple(rows))
-        return one if isinstance(one, Whole) else other
-    return None
+        return None if depends(one) or depends(other) else PLAIN
+    if isinstance(one, Whole) and isinstance(other, Whole):
+        names = dict.fromkeys((*one.name.split(" or "), *other.name.split(" or ")))
+        rows = dict.fromkeys((*one.rows, *other.rows)) if one.rows and other.rows else ()
+        return Whole(" or ".join(names), rows=tuple(rows)) if one.held == other.held else None
+    whole, number = (one, other) if isinstance(one, Whole) else (other, one)
+    return whole if isinstance(whole, Whole) and isinstance(number, Plain) else None
 
 
-class NotARow(Exception):
+class NotARow(Missed):
     """Layers compute with something that is not known to have a row for each row of the hidden states.
-
-    It is not `Missed`, to which the methods around it would add their names.
 
     Args:
         name: what the tower's forward calls it.
         parts: into how many values they unpack it; 0 if they do not.
-        node: the code.
     """
 
-    def __init__(self, name: str, parts: int, node: ast.AST) -> None:
-        line = getattr(node, "lineno", 0)
-        super().__init__(f"it computes with {name}, which holds all rows (line {line})")
+    def __init__(self, name: str, parts: int) -> None:
+        super().__init__(f"it computes with {name}, which holds all rows")
         self.name, self.parts = name, parts
 
 
@@ -282,7 +308,7 @@ def of_tower(name: str) -> Whole:
     return Whole(f"{name} of the tower", rows=(name,))
 
 
-def used(value: Value, node: ast.AST, parts: int = 0) -> Value:
+def used(value: Value, parts: int = 0) -> Value:
     """A value that code uses, or unpacks into ``parts``, so it is not None.
 
     Raises:
@@ -290,24 +316,24 @@ def used(value: Value, node: ast.AST, parts: int = 0) -> Value:
     """
     value = bare(value)
     if isinstance(value, Whole) and len(value.rows) == 1:
-        raise NotARow(value.rows[0], parts, node)
+        raise NotARow(value.rows[0], parts)
     return value
 
 
-def tensor_like(value: Value, node: ast.AST) -> Value:
+def tensor_like(value: Value) -> Value:
     """A value that code computes with.
 
     Raises:
         Missed: it holds all positions, or it is not known.
     """
-    value = used(value, node)
+    value = used(value)
     if isinstance(value, Whole):
-        raise Missed(f"it computes with {value.name}, which holds all positions", node, Code.MIXES_POSITIONS)
+        raise Missed(f"it computes with {value.name}, which holds all positions", code=Code.MIXES_POSITIONS)
     if isinstance(value, Unknown):
-        raise Missed(f"it uses {value.reason}", node)
+        raise Missed(f"it uses {value.reason}")
     if isinstance(value, Size):
         if is_positional(value.dim):
-            raise Missed("it computes with the number of positions", node, Code.MIXES_POSITIONS)
+            raise Missed("it computes with the number of positions", code=Code.MIXES_POSITIONS)
         return PLAIN
     return value
 
@@ -351,9 +377,7 @@ class Arguments:
 
     def numbers(self, start: int) -> list[Value]:
         """The numbers of a shape, given one by one or as a tuple."""
-        rest = self.given[start:]
-        if not rest:
-            rest = tuple(self.named.values())
+        rest = self.given[start:] or tuple(self.named.values())
         if len(rest) == 1 and isinstance(rest[0], Items):
             return list(rest[0].values)
         return list(rest)

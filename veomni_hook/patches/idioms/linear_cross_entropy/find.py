@@ -16,18 +16,18 @@ from veomni_hook.patches.code.comparison import serialise
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.edit import Edit
 from veomni_hook.patches.code.template import Template
-from veomni_hook.patches.code.tree import chain, initialised, last_name, own_attribute
+from veomni_hook.patches.code.tree import chain, initialised, last_name
 from veomni_hook.patches.idioms.linear_cross_entropy.guard import guard, operands
 from veomni_hook.patches.idioms.linear_cross_entropy.read import (
+    Reader,
     Tail,
     loss_calls,
     passes_vocabulary,
-    read_tail,
 )
 from veomni_hook.patches.idioms.linear_cross_entropy.sequence_classification import (
     is_candidate as classifies_sequences,
 )
-from veomni_hook.patches.idioms.load_balancing_loss.find import find as find_load_balancing_losses
+from veomni_hook.patches.idioms.load_balancing_loss import find as find_load_balancing_losses
 from veomni_hook.patches.routes.guards import before_statement
 from veomni_hook.patches.routes.view import ModuleView, linear_otherwise
 from veomni_hook.patches.site import Code, Missed, Reason, Site, Status, formula_slot
@@ -72,8 +72,8 @@ def _site(view: ModuleView, owner: ast.ClassDef, forward: FunctionNode, calls: S
             raise Missed(f"several losses (lines {lines})", code=Code.OTHER_FORM)
         if forward.name != "forward":
             raise Missed("the loss is computed in another method than forward", causal[0], Code.NO_ROOM)
-        tail = read_tail(forward, causal[0], view.scope.dotted, partial(_cap, view, owner))
-        _check_head(view, owner, tail)
+        tail = Reader(causal[0], view.scope.dotted, partial(_cap, view, owner)).read(forward.body)
+        _check_head(view, owner, tail.operands["head"])
         return _routed(view, target, forward, tail)
     except (Missed, ValueError) as error:
         reason = error.reason if isinstance(error, Missed) else Reason(str(error))
@@ -106,26 +106,28 @@ def _routed(view: ModuleView, target: str, forward: FunctionNode, tail: Tail) ->
     )
 
 
+def _made(owner: ast.ClassDef, module: ast.expr) -> list[tuple[str, ast.expr]]:
+    """What ``__init__`` may make a module with, and the class."""
+    made = (value for name, value in initialised(owner) if f"self.{name}" == chain(module))
+    return [(chain(value.func) if isinstance(value, ast.Call) else "", value) for value in made]
+
+
 def _cap(view: ModuleView, owner: ast.ClassDef, function: ast.expr) -> ast.expr | None:
     """``(self.x, Class, "cap")`` for a module of the file that caps what it gets, and does nothing else."""
-    name = own_attribute(function)
-    made = [value for attribute, value in initialised(owner) if attribute == name]
-    kind = chain(made[0].func) if len(made) == 1 and isinstance(made[0], ast.Call) else ""
-    forward = view.methods(view.classes[kind]).get("forward") if kind in view.classes else None
+    (kind, _), *others = _made(owner, function) or [("", function)]
+    forward = view.methods(view.classes[kind]).get("forward") if kind in view.classes and not others else None
     capped = CAP.match(forward, view.scope.dotted) if forward is not None else None
     if capped is None:
         return None
     return ast.Tuple([function, ast.Name(kind, ast.Load()), ast.Constant(capped["CAP"])], ast.Load())
 
 
-def _check_head(view: ModuleView, owner: ast.ClassDef, tail: Tail) -> None:
+def _check_head(view: ModuleView, owner: ast.ClassDef, head: ast.expr) -> None:
     """Skip a head that is the module's own Linear class: no kernel knows what it computes."""
-    for name, value in initialised(owner):
-        made = chain(value.func) if chain(tail.head) == f"self.{name}" and isinstance(value, ast.Call) else ""
-        if other := linear_otherwise(view, made):
-            raise Missed(
-                f"self.{name} is a {made}, a Linear with a {other} of its own", value, Code.OTHER_FORM
-            )
+    for kind, value in _made(owner, head):
+        if other := linear_otherwise(view, kind):
+            said = f"{chain(head)} is a {kind}, a Linear with a {other} of its own"
+            raise Missed(said, value, Code.OTHER_FORM)
 
 
 def _within(view: ModuleView, edit: Edit, node: ast.stmt) -> bool:

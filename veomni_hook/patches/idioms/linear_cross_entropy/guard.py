@@ -8,23 +8,20 @@ from collections.abc import Sequence
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.edit import Edit, reindent
 from veomni_hook.patches.code.scope import free_name
-from veomni_hook.patches.code.tree import walk_ast
 from veomni_hook.patches.code.wrap import WIDTH
 from veomni_hook.patches.idioms.linear_cross_entropy.read import Tail
 from veomni_hook.patches.routes.view import ModuleView
 
 __all__ = ["guard", "operands"]
 
+#: What needs brackets beside ``and``.
+_LOOSE = (ast.BoolOp, ast.IfExp)
+
 
 def operands(view: ModuleView, tail: Tail) -> dict[str, str]:
     """The kernel's arguments, as source text by operand name."""
-    found = {
-        "hidden_states": _text(view, tail.hidden_states),
-        "head": _text(view, tail.head),
-        "labels": _text(view, tail.labels),
-        "vocab_size": _text(view, tail.vocabulary),
-        "loss_kwargs": _keywords(view, tail.keywords),
-    }
+    found = {name: _text(view, operand) for name, operand in tail.operands.items()}
+    found["loss_kwargs"] = _keywords(view, tail.keywords)
     options = [f"{name}={_text(view, value)}" for name, value in tail.transform.items()]
     if tail.before_head is not None:
         options.append(f"before_head={_text(view, tail.before_head)}")
@@ -44,26 +41,28 @@ def guard(view: ModuleView, function: FunctionNode, tail: Tail, slot: str, insid
         inside: edits of other sites; they also apply to statements that the guard repeats.
     """
     asked, kernel, finish = (free_name(function, name) for name in ("asked", "kernel", "finish"))
-    line = f"{asked} = ({', '.join(['self', *operands(view, tail).values()])})"
-    given = _spliced(view, tail.output, inside)
     inner = [
         f"{tail.loss}, {tail.logits}, {finish} = {kernel}(*{asked})",
         *(_spliced(view, statement, inside) for statement in tail.copied),
-        f"return {finish}({given})",
+        f"return {finish}({_spliced(view, tail.output, inside)})",
     ]
     lines = [
-        line,
+        f"{asked} = ({', '.join(['self', *operands(view, tail).values()])})",
         f"if ({kernel} := {slot}.kernel(*{asked})) is not None:",
-        *(_indented(one) for one in inner),
+        *(reindent(one, "", "    ") for one in inner),
     ]
-    if not (conditions := (*tail.conditions, *tail.numbers)):
-        return "\n".join(lines)
-    several = len(conditions) > 1
-    tests = [_test(view, test, several=several) for test in conditions]
-    test = " and ".join(tests)
-    # Brackets allow a long line to be wrapped.
-    test = f"({test})" if several and len(test) > WIDTH - 20 else test
-    return "\n".join([f"if {test}:", *(_indented(one) for one in lines)])
+    tests = [*tail.conditions, *tail.numbers]
+    texts = [_text(view, test) for test in tests]
+    if len(tests) > 1:
+        texts = [
+            f"({text})" if isinstance(test, _LOOSE) else text for test, text in zip(tests, texts, strict=True)
+        ]
+        # Brackets allow a long line to be wrapped.
+        text = " and ".join(texts)
+        texts = [f"({text})" if len(text) > WIDTH - 20 else text]
+    if texts:
+        lines = [f"if {texts[0]}:", *(reindent(one, "", "    ") for one in lines)]
+    return "\n".join(lines)
 
 
 def _keywords(view: ModuleView, keywords: Sequence[ast.keyword]) -> str:
@@ -80,24 +79,11 @@ def _keywords(view: ModuleView, keywords: Sequence[ast.keyword]) -> str:
     return f"{{{', '.join(items)}}}" if made else f"dict({', '.join(items)})"
 
 
-def _test(view: ModuleView, test: ast.expr, *, several: bool) -> str:
-    text = _text(view, test)
-    loose = isinstance(test, ast.BoolOp | ast.IfExp | ast.Lambda | ast.NamedExpr)
-    return f"({text})" if several and loose else text
-
-
 def _text(view: ModuleView, node: ast.expr) -> str:
     """The text of an expression on one line: upstream's text, unless this package built the expression."""
-    if all(hasattr(inner, "lineno") for inner in walk_ast(node) if isinstance(inner, ast.expr)):
-        text = view.text(node)
-        if "\n" not in text and ast.dump(ast.parse(text, mode="eval").body) == ast.dump(node):
-            return text
-    return ast.unparse(node)
+    text = view.text(node) if hasattr(node, "lineno") else "\n"
+    return ast.unparse(node) if "\n" in text else text
 
 
 def _spliced(view: ModuleView, node: ast.stmt | ast.expr, inside: Sequence[Edit]) -> str:
     return reindent(view.edited(node, inside), view.document.indent(node), "")
-
-
-def _indented(text: str) -> str:
-    return reindent(text, "", "    ")

@@ -7,9 +7,18 @@ from collections.abc import Iterator
 
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.edit import Edit
-from veomni_hook.patches.code.scope import bound_names, free_name, read_names
+from veomni_hook.patches.code.scope import bound_names, free_name, parameter_names, read_names
 from veomni_hook.patches.code.template import Template
-from veomni_hook.patches.code.tree import bound_once, chain, is_plain, own_attribute, substituted, walk_ast
+from veomni_hook.patches.code.tree import (
+    binding,
+    bound_once,
+    called_attributes,
+    chain,
+    is_plain,
+    own_attribute,
+    substituted,
+    walk_ast,
+)
 from veomni_hook.patches.routes.guards import in_place
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Code, Missed, Site, Status, slot_name
@@ -23,7 +32,12 @@ CANDIDATES = (
     "scores all positions of a sequence and classifies by one of them."
 )
 PART = "sequence_classification"  # of the op's candidates
+OUTPUT = Template("return OUTPUT(*ARGUMENTS, logits=POOLED, **OTHERS)", names="POOLED")
+FULL = Template("return OUTPUT(*ARGUMENTS, loss=LOSS, logits=POOLED, **OTHERS)")
 SELECTED = Template("SCORES[ROWS, POSITIONS]", names="SCORES")
+#: One position of every row.
+POOLED = Template("SCORES[HOME.arange(*ROWS, **OPTIONS), POSITIONS]", names="SCORES")
+SCORED = Template("MODULE(STATES)")
 #: Uses of all scores that need no scores: their device, the number of rows, an argument of transformers' loss
 #: of classes. The kernel checks whether the loss is the one that uses pooled scores only.
 HARMLESS = (
@@ -70,11 +84,11 @@ def find(view: ModuleView) -> Iterator[Site]:
 
 def _pooling(forward: FunctionNode) -> ast.Assign | None:
     """The statement that pools: it binds the output's logits to a part or a mean of another name."""
-    returned = (node.value for node in walk_ast(forward) if isinstance(node, ast.Return))
-    outputs = (keyword for call in returned if isinstance(call, ast.Call) for keyword in call.keywords)
-    pooled = {chain(keyword.value) for keyword in outputs if keyword.arg == "logits"} - {""}
-    values = bound_once(walk_ast(forward))
-    assigned = [node for node in walk_ast(forward) if isinstance(node, ast.Assign)]
+    nodes = list(walk_ast(forward))
+    outputs = (OUTPUT.match(node) for node in nodes if isinstance(node, ast.Return))
+    pooled = {output["POOLED"] for output in outputs if output is not None}
+    assigned = [node for node in nodes if isinstance(node, ast.Assign)] if pooled else []
+    values = bound_once(nodes) if assigned else {}
     called = ((node, getattr(substituted(node.value, values), "func", node)) for node in assigned)
     scores = bound_names(node for node, function in called if own_attribute(function))
     for node in assigned:
@@ -88,66 +102,53 @@ def _selects(value: ast.expr) -> bool:
     """Whether an expression selects one position of each row, or is a mean over positions."""
     if (selected := SELECTED.match(value)) is not None:
         return not isinstance(selected.expression("ROWS"), ast.Slice)
-    if not isinstance(value, ast.Call) or own_attribute(value.func):
-        return False
-    return any(isinstance(node, ast.Attribute) and node.attr == "mean" for node in walk_ast(value))
+    return (
+        isinstance(value, ast.Call) and not own_attribute(value.func) and "mean" in called_attributes(value)
+    )
 
 
 def _scored(forward: FunctionNode, pooling: ast.Assign) -> tuple[ast.Call, str]:
     """The call that scores all positions, and the name of what it returns."""
-    picked = pooling.value
     if pooling not in forward.body:
         raise Missed("scores are pooled in a branch", pooling, Code.NO_ROOM)
-    selected = SELECTED.match(picked)
-    if selected is None:
-        raise Missed(
-            f"scores are computed, not selected: {ast.unparse(picked)[:60]}", picked, Code.OTHER_FORM
-        )
-    rows = selected.expression("ROWS")
-    if not isinstance(rows, ast.Call) or not chain(rows.func).endswith(".arange"):
-        raise Missed("scores are not selected by position for every row", picked, Code.OTHER_FORM)
+    if (selected := POOLED.match(pooling.value)) is None:
+        said = f"scores are not selected by position for every row: {ast.unparse(pooling.value)[:60]}"
+        raise Missed(said, pooling, Code.OTHER_FORM)
     name = selected["SCORES"]
-    uses = [node for node in walk_ast(forward) if isinstance(node, ast.Name) and node.id == name]
-    bindings = [node for node in uses if not isinstance(node.ctx, ast.Load)]
-    statement = next((each for each in forward.body if getattr(each, "targets", None) == bindings), None)
-    if len(bindings) != 1 or not isinstance(statement, ast.Assign):
+    call = bound_once(walk_ast(forward)).get(name)
+    if call is None or (name, call) not in map(binding, forward.body):
         raise Missed(f"{name} is bound more than once, or in a branch", pooling, Code.NO_ROOM)
-    call = statement.value
     if not isinstance(call, ast.Call) or not chain(call.func).startswith("self."):
-        raise Missed(f"{name} is not the result of a module", statement, Code.OTHER_FORM)
-    if len(call.args) != 1 or call.keywords or not is_plain(call.args[0]):
+        raise Missed(f"{name} is not the result of a module", call, Code.OTHER_FORM)
+    if SCORED.match(call) is None or not is_plain(call.args[0]):
         raise Missed(f"{ast.unparse(call.func)} takes more than hidden states", call, Code.OTHER_ARGUMENTS)
     harmless = (template.match(node) for node in walk_ast(forward) for template in HARMLESS)
-    allowed = [selected, *filter(None, harmless)]
-    known = {*bindings, *(found.expression("SCORES") for found in allowed)}
-    for node in uses:
-        if node not in known:
+    known = {found.expression("SCORES") for found in (selected, *harmless) if found is not None}
+    names = (node for node in walk_ast(forward) if isinstance(node, ast.Name) and node.id == name)
+    for node in names:
+        if isinstance(node.ctx, ast.Load) and node not in known:
             raise Missed(f"{name} is used in another way", node, Code.USED_OTHERWISE)
     return call, name
 
 
 def _edits(view: ModuleView, forward: FunctionNode, call: ast.Call) -> tuple[Edit, ...]:
-    kernel, slot = free_name(forward, "kernel"), slot_name(OP, VARIANT)
-    hidden_states, score = view.text(call.args[0]), view.text(call.func)
-    indent = view.document.indent(call)
+    kernel, slot, upstream = free_name(forward, "kernel"), slot_name(OP, VARIANT), view.text(call)
+    operands = f"{view.text(call.args[0])}, {view.text(call.func)}"
     lines = (
         "(",
-        f"    {kernel}({hidden_states}, {score})",
-        f"    if ({kernel} := {slot}.kernel(self, {hidden_states}, {score})) is not None",
-        f"    else {view.text(call)}",
+        f"    {kernel}({operands})",
+        f"    if ({kernel} := {slot}.kernel(self, {operands})) is not None",
+        f"    else {upstream}",
         ")",
     )
-    return (in_place(view, call, f"\n{indent}".join(lines)),)
+    return (in_place(view, call, f"\n{view.document.indent(call)}".join(lines)),)
 
 
 def _fields(view: ModuleView, forward: FunctionNode, pooling: ast.Assign) -> Iterator[Edit]:
     """Edits of the statement that returns the output, which gets requested fields."""
-    last = forward.body[-1]
-    if not isinstance(last, ast.Return) or not isinstance(last.value, ast.Call):
-        return
-    given = {keyword.arg: chain(keyword.value) for keyword in last.value.keywords}
-    parameters = {each.arg for each in (*forward.args.args, *forward.args.kwonlyargs)}
-    if given.get("loss") and given.get("logits") == chain(pooling.targets[0]) and "labels" in parameters:
-        start, end = view.document.start(last.value), view.document.end(last.value)
+    found = FULL.match(forward.body[-1], POOLED=chain(pooling.targets[0]))
+    if found is not None and chain(found.expression("LOSS")) and "labels" in parameter_names(forward):
+        output = getattr(found.first, "value")  # noqa: B009
+        start, end = view.document.start(output), view.document.end(output)
         yield Edit(start, start, "veomni_classes.output(self, labels, ")
         yield Edit(end, end, ")")

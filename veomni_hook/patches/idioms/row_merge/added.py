@@ -12,7 +12,7 @@ from dataclasses import replace
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.tree import bound_once, last_name, substituted, walk_ast
 from veomni_hook.patches.graph import ARGUMENT, Difference, Form, canonical, recognised, source
-from veomni_hook.patches.idioms.add_rms_norm.read import has_self
+from veomni_hook.patches.idioms.add_rms_norm import has_self
 from veomni_hook.patches.idioms.row_merge.find import OP
 from veomni_hook.patches.routes.guards import ask, before_body
 from veomni_hook.patches.routes.view import ModuleView

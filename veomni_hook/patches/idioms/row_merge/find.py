@@ -14,9 +14,9 @@ from dataclasses import replace
 
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.edit import Edit
-from veomni_hook.patches.code.scope import local_names
-from veomni_hook.patches.code.tree import calls_in, in_text_order, walk_ast
-from veomni_hook.patches.idioms.add_rms_norm.read import has_self
+from veomni_hook.patches.code.scope import local_names, own_names
+from veomni_hook.patches.code.tree import calls_in, in_text_order
+from veomni_hook.patches.idioms.add_rms_norm import has_self
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Code, Missed, Reason, Site, Status, slot_name
 
@@ -43,11 +43,8 @@ def find(view: ModuleView) -> Iterator[Site]:
 
 
 def _calls(code: ast.AST) -> list[ast.Call]:
-    return [
-        call
-        for call in calls_in(code)
-        if isinstance(call.func, ast.Attribute) and call.func.attr in (_METHOD, f"{_METHOD}_")
-    ]
+    names = (_METHOD, f"{_METHOD}_")
+    return [call for call in calls_in(code) if getattr(call.func, "attr", "") in names]
 
 
 def _site(view: ModuleView, target: str, method: FunctionNode, calls: list[ast.Call]) -> Site:
@@ -67,7 +64,7 @@ def _edit(view: ModuleView, method: FunctionNode, call: ast.Call) -> Edit:
     assert isinstance(call.func, ast.Attribute)  # noqa: S101
     if call.func.attr != _METHOD:
         raise Missed("masked_scatter_ changes a tensor in place", call, Code.IN_PLACE)
-    if not has_self(method) or _rebinds_self(method):
+    if not has_self(method) or "self" in own_names(method.body):
         raise Missed("self is not the method's module", call, Code.REPLACED)
     if call.keywords or len(call.args) != 2 or any(isinstance(each, ast.Starred) for each in call.args):
         raise Missed("masked_scatter is not called with a mask and a source", call, Code.OTHER_ARGUMENTS)
@@ -83,10 +80,3 @@ def _edit(view: ModuleView, method: FunctionNode, call: ast.Call) -> Edit:
     added = f"self, torch.Tensor.{_METHOD}, {view.text(receiver)}"
     text = f"{slot_name(OP, VARIANT)}.call({gap}{added},{gap or ' '}"
     return Edit(document.start(receiver), called.end(), text)
-
-
-def _rebinds_self(method: FunctionNode) -> bool:
-    return any(
-        isinstance(node, ast.Name) and node.id == "self" and not isinstance(node.ctx, ast.Load)
-        for node in walk_ast(method)
-    )

@@ -6,18 +6,22 @@ the code that follows (dropout, norm, multipliers) stays upstream's. The kernel 
 In towers of images and sound, whose intermediate size is not always a multiple of 8 (3,420 in Qwen2.5-VL),
 the slot calls the projections to gate and up (`project_together`), so that it can pad them. The sizes of text
 models all are multiples, and there the text stays shorter.
+
+    kernel(self.gate_proj(x), self.up_proj(x), self.act_fn)
+      -> kernel(*slot.projected(self.gate_proj, self.up_proj, x), self.act_fn)
 """
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
 
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.edit import Edit
+from veomni_hook.patches.code.scope import parameter_names, read_names
 from veomni_hook.patches.code.statement_runs import (
     Run,
     at_hand,
@@ -26,7 +30,8 @@ from veomni_hook.patches.code.statement_runs import (
     put_together,
     simple_target,
 )
-from veomni_hook.patches.code.tree import blocks, walk_ast
+from veomni_hook.patches.code.template import Template
+from veomni_hook.patches.code.tree import blocks, calls_in, initialised, last_name, own_attribute, walk_ast
 from veomni_hook.patches.graph import (
     ANY,
     FUNCTION,
@@ -35,25 +40,132 @@ from veomni_hook.patches.graph import (
     Form,
     Node,
     Rule,
+    Unknown,
     match,
     reference_form,
     source,
     specific_first,
     walk,
 )
-from veomni_hook.patches.idioms.gated_mlp.projections import in_tower, project_together
-from veomni_hook.patches.idioms.gated_mlp.read import (
-    ACTIVATIONS,
-    gated_products,
-    holds_experts,
-    is_activation,
-)
 from veomni_hook.patches.routes.guards import guard
 from veomni_hook.patches.routes.view import Method, ModuleView
 from veomni_hook.patches.site import Code, Reason, Site, Status, slot_name
 from veomni_hook.patterns import pattern_file
 
-__all__ = ["CANDIDATES", "OP", "find"]
+__all__ = [
+    "ACTIVATIONS",
+    "CANDIDATES",
+    "OP",
+    "find",
+    "gated_products",
+    "holds_experts",
+    "in_tower",
+    "is_activation",
+    "project_together",
+]
+
+#: Activation functions of MLPs; sigmoid and tanh are missing because they gate attention.
+ACTIVATIONS = frozenset(
+    "elu gelu hardswish leaky_relu mish quick_gelu relu relu6 selu silu softplus swish".split()
+)
+_ACTIVATION = re.compile(r"(^|_)act")
+_PROJECTION = re.compile(r"Linear|Conv|Dense")
+_EXPERTS = re.compile(r"(Experts|NaiveMoe)$")
+_RESHAPING = frozenset("chunk clamp float reshape split to type unbind unflatten view".split())
+
+
+def holds_experts(owner: ast.ClassDef) -> bool:
+    """Whether a class holds the weights of several experts, by its name or three-dimensional parameters."""
+    calls = (call for _, value in initialised(owner) for call in calls_in(value))
+    made = (call.args[0] for call in calls if last_name(call.func) == "Parameter" and call.args)
+    return _EXPERTS.search(owner.name) is not None or any(len(getattr(one, "args", ())) > 2 for one in made)
+
+
+def is_activation(callee: ast.expr) -> bool:
+    """Whether a callee looks like an activation: ``self.act_fn``, ``F.silu``."""
+    name = own_attribute(callee)
+    return bool(_ACTIVATION.search(name)) if name else last_name(callee) in ACTIVATIONS
+
+
+def gated_products(owner: ast.ClassDef, methods: Iterable[FunctionNode]) -> list[ast.expr]:
+    """The products of an activated projection and a projection, or of two halves of one projection."""
+    projections = {
+        name
+        for name, value in initialised(owner)
+        if any(_PROJECTION.search(last_name(call.func)) for call in calls_in(value))
+    }
+    return [product for method in methods for product in _Flow(projections).products(method.body)]
+
+
+class _Flow:
+    """Follows projections through the locals of a method, statement by statement."""
+
+    def __init__(self, projections: set[str]) -> None:
+        self.projections = projections
+        self.locals: dict[str, str] = {}
+
+    def products(self, body: list[ast.stmt]) -> Iterator[ast.expr]:
+        for statement in body:
+            value = getattr(statement, "value", None)
+            if isinstance(value, ast.expr):
+                for node in walk_ast(value):
+                    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
+                        if {self.kind(node.left), self.kind(node.right)} == {"activated", "projected"}:
+                            yield node
+                for target in statement.targets if isinstance(statement, ast.Assign) else ():
+                    self.locals.update(dict.fromkeys(read_names(target), self.kind(value)))
+            for name in ("body", "orelse"):
+                yield from self.products(getattr(statement, name, []))
+
+    def kind(self, node: ast.expr) -> str:
+        """``projected``, ``activated`` (an activated projection), or an empty string."""
+        if isinstance(node, ast.Name):
+            return self.locals.get(node.id, "")
+        if isinstance(node, ast.Call):
+            return self.of_call(node)
+        if isinstance(node, ast.BinOp):
+            # A scaled or shifted projection is still a projection; a changed activated one is not a gate.
+            return "projected" if "projected" in (self.kind(node.left), self.kind(node.right)) else ""
+        if isinstance(node, ast.NamedExpr):
+            self.locals[node.target.id] = self.kind(node.value)
+        if isinstance(node, ast.NamedExpr | ast.Subscript):
+            return self.kind(node.value)
+        return self.kind(node.body) if isinstance(node, ast.IfExp) else ""
+
+    def of_call(self, node: ast.Call) -> str:
+        if own_attribute(node.func) in self.projections:
+            return "projected"
+        operands = [*node.args, *(keyword.value for keyword in node.keywords)]
+        if is_activation(node.func):
+            return "activated" if any(map(self.kind, operands)) else ""
+        if isinstance(node.func, ast.Attribute) and node.func.attr in _RESHAPING:
+            return next(filter(None, map(self.kind, [node.func.value, *node.args[:1]])), "")
+        return ""
+
+
+_BOUNDARIES = "cu_seqlens"
+BOTH = Template("KERNEL(HOME.GATE(X), OTHER.UP(X), *OPERANDS, **OTHERS)", names="HOME OTHER X")
+
+
+def in_tower(view: ModuleView, owner: ast.ClassDef) -> bool:
+    """Whether ``owner`` is created by a class whose ``forward`` gets the boundaries of segments."""
+    return any(
+        any(_BOUNDARIES in name for name in parameter_names(forward)) and f"{owner.name}(" in view.text(maker)
+        for maker, forward in view.forwards()
+        if maker is not owner
+    )
+
+
+def project_together(call: ast.Call, slot: str) -> None:
+    """Let ``slot`` call the projections if they are the call's first operands and take the same name.
+
+    Mutates ``call``.
+    """
+    if (both := BOTH.match(call)) is not None:
+        modules = f"{both['HOME']}.{both['GATE']}, {both['OTHER']}.{both['UP']}"
+        together = ast.parse(f"{slot}.projected({modules}, {both['X']})", mode="eval").body
+        call.args[:2] = [ast.Starred(together, ast.Load())]
+
 
 OP = "gated_mlp"
 CANDIDATES = (
@@ -181,24 +293,18 @@ class _Search(Method):
         value = getattr(block[index], "value", None)
         if not isinstance(value, ast.expr) or not any(map(_multiplies, walk_ast(value))):
             return None
-        runs = [(run, self.form(run)) for run in Run(self.method, block, index, index).longer(_LONGEST)]
+        runs = Run(self.method, block, index, index).longer(_LONGEST)
+        known = [(run, self.form_of(run)) for run in runs]
+        self.differences += [(0.0, form.why) for _, form in known if isinstance(form, Unknown)]
+        forms = [(run, form) for run, form in known if isinstance(form, Form)]
         inside = set(walk_ast(value))
         for variant in specific_first(OP):
             pattern = reference_form(_REFERENCE, variant)
-            for run, form in runs:
-                if form is None:
-                    continue
+            for run, form in forms:
                 for node in walk(form.result):
                     operands = self.operands(pattern, node) if node.origin in inside else None
                     if operands is not None and node.origin is not None:
                         return _Found(run, variant, operands, node.origin, form.inlined)
-        return None
-
-    def form(self, run: Run) -> Form | None:
-        form = self.form_of(run)
-        if isinstance(form, Form):
-            return form
-        self.differences.append((0.0, form.why))
         return None
 
     def operands(self, pattern: Form, node: Node) -> dict[str, ast.expr] | None:

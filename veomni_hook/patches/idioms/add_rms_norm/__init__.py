@@ -1,1 +1,0 @@
-"""A residual addition followed by an RMSNorm of the sum."""

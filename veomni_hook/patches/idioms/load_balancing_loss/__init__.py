@@ -1,1 +1,0 @@
-"""The load-balancing loss of a mixture of experts."""

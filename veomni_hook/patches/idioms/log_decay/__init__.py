@@ -1,1 +1,0 @@
-"""Decays of linear attention, from a projection, a rate and a bias."""

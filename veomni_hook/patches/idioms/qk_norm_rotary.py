@@ -1,0 +1,308 @@
+"""Attention that normalises queries and keys per head and then rotates them: both in one kernel.
+
+The idioms of `rms_norm` and `rotary` find the norms and the rotary function in the same module. The guard is
+inserted before the run of statements from the first norm to the rotation. If a kernel takes the call, the
+same statements run without the norms, and the kernel replaces the rotary function.
+
+The run can be written without the norms if nothing else uses or changes the normalised tensors before the
+rotation. Heads may be transposed in between: that does not affect a norm over the last dimension.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple
+
+from veomni_hook.patches.code.document import FunctionNode
+from veomni_hook.patches.code.scope import bound_names, loaded, local_names
+from veomni_hook.patches.code.statement_runs import Run, simple_target
+from veomni_hook.patches.code.template import Template
+from veomni_hook.patches.code.tree import blocks, calls_in, chain, initialised, is_plain, swapped, walk_ast
+from veomni_hook.patches.graph import Node, constant, digest, variant_names
+from veomni_hook.patches.idioms.rms_norm import find as find_rms_norms
+from veomni_hook.patches.idioms.rotary import find as find_rotations
+from veomni_hook.patches.interpreter.walk import bound
+from veomni_hook.patches.routes.guards import guard
+from veomni_hook.patches.routes.view import Method, ModuleView, called_otherwise
+from veomni_hook.patches.site import Code, Reason, Site, Status, formula_slot, skipped_at_calls
+
+__all__ = ["CANDIDATES", "OP", "TurnedNorms", "find"]
+
+HEADS_FIRST = Template("X.transpose(1, 2)")
+
+
+class _Step(NamedTuple):
+    """A statement and its number in the block; with the test if it is inside an ``if`` of the run."""
+
+    number: int
+    statement: ast.stmt
+    test: ast.expr | None = None
+
+
+@dataclass(frozen=True)
+class TurnedNorms:
+    """A run from the first of two norms to the call that rotates their results.
+
+    Attributes:
+        run: the statements.
+        norms: the calls of both norms, in the order of the requested names.
+        tests: the tests of ``if`` statements in the run; if all hold, the whole run is executed.
+        tensor: a local that holds a tensor before the run.
+    """
+
+    run: Run
+    norms: tuple[ast.Call, ast.Call]
+    tests: tuple[ast.expr, ...]
+    tensor: str
+    _steps: tuple[_Step, ...]
+
+    @classmethod
+    def around(
+        cls,
+        function: FunctionNode,
+        call: ast.Call,
+        names: Sequence[str],
+        is_norm: Callable[[ast.AST], object],
+    ) -> TurnedNorms | str:
+        """The run that ends with ``call``, whose arguments are ``names``; else why there is none."""
+        for block in blocks(function):
+            steps = list(_steps(block, call, names))
+            last = next((n for n, each in enumerate(steps) if _value_of(each.statement) is call), 0)
+            q, k = (_normed(steps[:last], name, is_norm) for name in names)
+            if q is not None and k is not None:
+                first, norm = min(q, k, key=lambda place: place[0])
+                run = Run(function, block, steps[first].number, steps[last].number)
+                inside = [step for step in steps if run.first <= step.number <= run.last]
+                later = loaded(
+                    [*function.body, *(each.statement for each in steps[last + 1 :])], run.statements
+                )
+                if any(_does_more(step.statement) for step in inside):
+                    return "a statement between norms and rotation does more than assign"
+                if set(names) & set(later) - bound_names([steps[last].statement]):
+                    return "the normalised tensors are used again after the rotation"
+                tests = tuple(step.test for step in inside if step.test is not None)
+                tensor = _tensor(function, norm.args[0])
+                if not all(map(is_plain, tests)) or bound_names(run.statements) & set(loaded(tests)):
+                    return "the test around the norms or the rotation cannot be evaluated before them"
+                return (
+                    cls(run, (q[1], k[1]), tests, tensor, tuple(inside)) if tensor else "no tensor is known"
+                )
+        return "heads are joined or changed between norms and rotation, or these are in different blocks"
+
+    def without_norms(self, call: ast.Call, by: ast.expr) -> list[ast.stmt]:
+        """The statements of the run without the norms, and with ``call`` replaced by ``by``."""
+        swaps = {id(call): (by,), **{id(norm): (norm.args[0],) for norm in self.norms}}
+        made = [swapped(step.statement, swaps) for step in self._steps]
+        return [each for each in made if getattr(_value_of(each), "id", "") != simple_target(each)]
+
+    def tables(self, cos: str, sin: str) -> str:
+        """Code for cos and sin that is valid before the run; ``None`` if the run computes them."""
+        tables = f"({cos}, {sin})"
+        for step in self._steps:
+            targets = getattr(step.statement, "targets", ())
+            if any(
+                isinstance(each, ast.Tuple) and ast.unparse(each) in (tables, tables[1:-1])
+                for each in targets
+            ):
+                value = _value_of(step.statement)
+                tables = value.id if isinstance(value, ast.Name) else "None"
+        return "None" if bound_names(self.run.statements) & set(loaded([ast.parse(tables)])) else tables
+
+
+def _value_of(statement: ast.stmt) -> ast.expr | None:
+    """What a statement assigns."""
+    return statement.value if isinstance(statement, ast.Assign | ast.AnnAssign) else None
+
+
+def _steps(block: Sequence[ast.stmt], call: ast.Call, names: Sequence[str]) -> Iterator[_Step]:
+    """The statements of a block; an ``if`` around ``call`` or an assignment to ``names`` is expanded."""
+    for number, statement in enumerate(block):
+        if isinstance(statement, ast.If) and not statement.orelse:
+            if call in walk_ast(statement) or bound_names(statement.body) & set(names):
+                yield from (_Step(number, inner, statement.test) for inner in statement.body)
+                continue
+        yield _Step(number, statement)
+
+
+def _normed(
+    steps: Sequence[_Step], name: str, is_norm: Callable[[ast.AST], object]
+) -> tuple[int, ast.Call] | None:
+    """The last step that assigns a norm's result to ``name``, if later steps only transpose it."""
+    for number in range(len(steps) - 1, -1, -1):
+        statement = steps[number].statement
+        if name not in {*bound_names([statement]), *loaded([statement])}:
+            continue
+        inner = _value_of(statement) if simple_target(statement) == name else None
+        while inner is not None and (heads_first := HEADS_FIRST.match(inner)) is not None:
+            inner = heads_first.expression("X")
+        if isinstance(inner, ast.Call) and is_norm(inner):
+            return number, inner
+        if getattr(inner, "id", "") != name:
+            return None
+    return None
+
+
+def _does_more(statement: ast.stmt) -> bool:
+    """Whether a statement is neither an assignment nor an expression, or may change a tensor in place."""
+    nodes = list(walk_ast(statement))
+    called = (node.func for node in nodes if isinstance(node, ast.Call))
+    names = (function.attr for function in called if isinstance(function, ast.Attribute))
+    plain = isinstance(statement, ast.Assign | ast.AnnAssign | ast.Expr)
+    stores = any(isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store) for node in nodes)
+    return stores or not plain or any(name.endswith("_") and not name.endswith("__") for name in names)
+
+
+def _tensor(function: FunctionNode, node: ast.expr) -> str:
+    """The local that an expression derives a tensor from, through method and module calls."""
+    if isinstance(node, ast.Call):
+        inner = node.func.value if isinstance(node.func, ast.Attribute) else None
+        found = _tensor(function, inner) if inner is not None else ""
+        return found or (_tensor(function, node.args[0]) if node.args else "")
+    if isinstance(node, ast.Subscript):
+        return _tensor(function, node.value)
+    name = getattr(node, "id", "")
+    return name if name in local_names(function) - {function.args.args[0].arg} else ""
+
+
+OP = "qk_norm_rotary"
+CANDIDATES = (
+    "every forward that passes two locals to a function whose name matches apply.*(rotary|rope), where both"
+    " hold results of norms: attributes that __init__ creates from classes with an rms_norm candidate"
+)
+
+NORMED = Template("SELF.NORM(X)")
+_ROTARY = re.compile(r"apply\w*(?:rotary|rope)", re.IGNORECASE)
+_ATTRIBUTE = re.compile(r"self(\.\w+)")
+
+
+@cache
+def _norms() -> tuple[str, ...]:
+    """The variants of rms_norm that this op's variants begin with."""
+    starts = variant_names(OP)
+    return tuple(
+        name for name in variant_names("rms_norm") if any(one.startswith(f"{name}_") for one in starts)
+    )
+
+
+@cache
+def _rotations() -> tuple[str, ...]:
+    """The variants of rotary that this op's variants end with."""
+    ends = variant_names(OP)
+    return tuple(name for name in variant_names("rotary") if any(one.endswith(f"_{name}") for one in ends))
+
+
+def find(view: ModuleView) -> Iterator[Site]:
+    """Every candidate of a module."""
+    for owner, forward in view.forwards():
+        text = view.text(forward)
+        # In most files, a case-insensitive search takes ten times as long as everything else.
+        if "apply" not in text or not _ROTARY.search(text):
+            continue
+        classes = {site.target.partition(".")[0]: site for site in view.sites(find_rms_norms)}
+        made = ((name, call.func) for name, value in initialised(owner) for call in calls_in(value))
+        norms = {name: classes[chain(kind)] for name, kind in made if chain(kind) in classes}
+        site = _Search(view, owner, forward, norms).site() if norms else None
+        if site is not None:
+            yield site
+
+
+class _Search(Method):
+    """Looks for the run in one forward; ``norms`` are the sites of the attributes' classes."""
+
+    def __init__(
+        self, view: ModuleView, owner: ast.ClassDef, method: FunctionNode, norms: Mapping[str, Site]
+    ) -> None:
+        super().__init__(view, owner, method)
+        self.norms = norms
+
+    def site(self) -> Site | None:
+        """The forward as a site; None if it is not a candidate."""
+        nodes = list(walk_ast(self.method))
+        normed = [n for n in nodes if isinstance(n, ast.Assign) and any(map(self.norm, walk_ast(n)))]
+        reasons = []
+        for call in calls_in(self.method):
+            name = getattr(call.func, "id", "")
+            values = (*call.args, *(keyword.value for keyword in call.keywords))
+            known = {simple_target(each) for each in normed if each.lineno < call.lineno}
+            if _ROTARY.search(name) and len({getattr(each, "id", None) for each in values} & known) > 1:
+                found = self.at(call, name)
+                if isinstance(found, Site):
+                    return found
+                reasons.append(found)
+        if not reasons:
+            return None
+        return Site(OP, self.target, Status.MISSED, reason=reasons[0], lineno=self.method.lineno)
+
+    def norm(self, node: ast.AST) -> str:
+        """The attribute if a node calls one of the module's norms with one tensor; else empty."""
+        found = NORMED.match(node, SELF=self.receiver)
+        return found["NORM"] if found is not None and found["NORM"] in self.norms else ""
+
+    def at(self, call: ast.Call, name: str) -> Site | str:
+        """The site of a call of a rotary function, or why there is none."""
+        functions = (site for site in self.view.sites(find_rotations) if site.counted)
+        turn = next((site for site in functions if site.target == name), None)
+        if turn is None or turn.variant not in _rotations():
+            said = f"{name} is not one of {', '.join(_rotations())}"
+            return Reason(said, Code.NO_FUSED_FORM)
+        given = self.operands(call, turn)
+        if given is None or given["unsqueeze_dim"] != "1":
+            said = f"{name} does not get heads before positions, or gets more than plain names"
+            return Reason(said, Code.OTHER_ARGUMENTS)
+        found = TurnedNorms.around(self.method, call, (given["q"], given["k"]), self.norm)
+        if isinstance(found, str):
+            return Reason(found, Code.NO_ROOM)
+        return self.route(found, call, given, turn)
+
+    def operands(self, call: ast.Call, turn: Site) -> dict[str, str] | None:
+        """The call's arguments as text, by operand name; None if they are not plain expressions."""
+        keywords = {keyword.arg or "": keyword.value for keyword in call.keywords}
+        passed = bound(self.view.functions[turn.target], call.args, keywords)
+        given = {name: value for name, value in passed.defaults.items() if value is not None} | passed.values
+        if "" in keywords or not all(map(is_plain, [*given.values(), *passed.others.values()])):
+            return None
+        said = {name: turn.captures.get(name, name) for name in ("q", "k", "cos", "sin", "unsqueeze_dim")}
+        return {name: ast.unparse(given[text]) if text in given else text for name, text in said.items()}
+
+    def route(self, found: TurnedNorms, call: ast.Call, given: Mapping[str, str], turn: Site) -> Site | str:
+        """The site of a run, or why there is none."""
+        attributes = [self.norm(node) for node in found.norms]
+        norm, other = (self.norms[attribute] for attribute in attributes)
+        weight, eps = (_ATTRIBUTE.fullmatch(norm.captures.get(name, "")) for name in ("weight", "eps"))
+        if norm is not other or norm.variant not in _norms() or weight is None or eps is None:
+            why = self.view.scope.why_refused(norm.target.partition(".")[0])
+            said = f"the norms do not share one class that computes one of {', '.join(_norms())}{why}"
+            return Reason(said, Code.NO_FUSED_FORM)
+        if reason := called_otherwise(self.view, norm.target.partition(".")[0]):
+            return reason
+        variant = f"{norm.variant}_{turn.variant}"
+        slot = formula_slot(OP, variant)
+        norms = [f"{self.receiver}.{attribute}" for attribute in attributes]
+        asked = [self.receiver, found.tensor, *norms, norm.target.partition(".")[0], turn.target]
+        asked.append(found.tables(given["cos"], given["sin"]))
+        tests = dict.fromkeys(f"({ast.unparse(test)})" for test in found.tests)
+        operands = [given["q"], given["k"], *(f"{each}{weight[1]}" for each in norms)]
+        operands += [*(f"{each}{eps[1]}" for each in norms), given["cos"], given["sin"]]
+        fused = ast.parse(f"{self.kernel}({', '.join(operands)})", mode="eval").body
+        comment = f"{OP}/{variant}: norms of queries and keys, and their rotation"
+        answer = found.without_norms(call, fused)
+        edits = guard(self.view, found.run, slot.name, asked, answer, comment, tests=tests, returns=False)
+        if edits is None:
+            return Reason("a statement does not begin its own line", Code.NO_ROOM)
+        return Site(
+            OP,
+            self.target,
+            Status.ROUTED,
+            variant,
+            form=digest(Node("tuple", (constant(norm.form), constant(turn.form)))),
+            captures={"q_norm": norms[0], "k_norm": norms[1], "rotary": turn.target},
+            edits=edits,
+            slots=(slot,),
+            relies_on=(norm.target, *norm.relies_on, turn.target),
+            skips={self.target: (*skipped_at_calls(norm), *skipped_at_calls(turn))},
+            lineno=self.method.lineno,
+        )

@@ -1,1 +1,0 @@
-"""Attention that normalises queries and keys per head and then rotates them."""
