@@ -47,8 +47,7 @@ def norms(*, spliced: bool) -> list[str]:
     from veomni_hook.patches.engine import Origin, patch_source
     from veomni_hook.patches.idioms import recognise
     from veomni_hook.patches.idioms import rms_norm as idiom
-    from veomni_hook.patches.routes.reliance import settled
-    from veomni_hook.patches.routes.view import ModuleView
+    from veomni_hook.patches.routes.view import ModuleView, settled
 
     text = upstream()
     recognise.idioms = lambda *_: (idiom,)

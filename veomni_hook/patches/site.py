@@ -130,7 +130,7 @@ class Site:
         edits: the edits that route it.
         slots: the slots that the edits name.
         relies_on: definitions of the module that the route assumes unchanged, besides those named in the code
-            that it covers (`veomni_hook.patches.routes.reliance` finds these).
+            that it covers (`veomni_hook.patches.routes.config` finds these).
         skips: definitions of the module that a kernel computes without calling them, by the place that asks:
             a method, or the function whose calls ask the slot. While the model runs, the slot compares the
             current definitions with the recognised ones.

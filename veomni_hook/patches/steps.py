@@ -18,8 +18,7 @@ from veomni_hook.patches.adopt import adopt_helper
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.plan import Origin, Plan, Step, Task
 from veomni_hook.patches.report import YieldedPatch
-from veomni_hook.patches.routes.config import NAME
-from veomni_hook.patches.routes.reliance import covered, relied_on
+from veomni_hook.patches.routes.config import NAME, covered, relied_on
 from veomni_hook.patches.selection import is_present, selected
 from veomni_hook.patches.spec import PatchConfig, PatchType, SlotSpec
 from veomni_hook.patches.verbs.guard import plan_guard

@@ -97,6 +97,8 @@ NAME = [
     "def change():\n    global {0}\n    {0} = other",
     "def change():\n    if FLAG:\n        global {0}\n        {0} = other",
     "def change():\n    globals()['{0}'] = other",
+    "def change():\n    vars(sys.modules[__name__])['{0}'] = other",
+    "def change():\n    __import__(__name__).{0} = other",
     "{0}.__code__ = other.__code__",
     "exec(code)",
 ]

@@ -6,7 +6,7 @@ import pytest
 
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.code.edit import Edit
-from veomni_hook.patches.routes.reliance import covered, relied_on
+from veomni_hook.patches.routes.config import covered, relied_on
 from veomni_hook.patches.site import Site, Status
 
 SOURCE = """\

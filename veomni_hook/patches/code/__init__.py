@@ -12,7 +12,6 @@ Trees
 
 Names
     ``scope``               the names that code binds and uses, locally and as globals, and undefined ones
-    ``redefinitions``       definitions that the module itself replaces later
     ``calls``               where a function is called, and which module object is available there
     ``nearest_names``       the nearest names, for messages
     ``renames``             parameters that upstream renamed, as its decorators say

@@ -16,7 +16,7 @@ from functools import cached_property
 from itertools import pairwise
 
 from veomni_hook.patches.code.document import Document, FunctionNode
-from veomni_hook.patches.code.scope import bound_names, global_uses, local_names, parameter_names
+from veomni_hook.patches.code.scope import bound_by, bound_names, global_uses, local_names, parameter_names
 from veomni_hook.patches.code.tree import (
     COMPREHENSIONS,
     DEFINITIONS,
@@ -79,7 +79,7 @@ class Calls:
         lines = sorted(
             statement.lineno
             for statement in module_statements(self._document.tree)
-            if name in _binds(statement)
+            if name in bound_by(statement)
         )
         return lines[1] if len(lines) > 1 else 0
 
@@ -304,15 +304,3 @@ def _bound_in(scope: ast.AST) -> Set[str]:
     if isinstance(scope, ast.Lambda):
         return parameter_names(scope)
     return bound_names(generator.target for generator in getattr(scope, "generators", ()))
-
-
-def _binds(statement: ast.stmt) -> set[str]:
-    """The names that a statement itself binds, without those in its blocks."""
-    if isinstance(statement, DEFINITIONS):
-        return {statement.name}
-    if isinstance(statement, ast.Import | ast.ImportFrom):
-        return {alias.asname or alias.name.partition(".")[0] for alias in statement.names}
-    targets: list[ast.expr] = list(getattr(statement, "targets", ()))
-    if isinstance(statement, ast.AnnAssign | ast.AugAssign | ast.For | ast.AsyncFor):
-        targets.append(statement.target)
-    return bound_names(targets)

@@ -19,7 +19,7 @@ from veomni_hook.patches.code.comparison import means
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.code.edit import Edit, apply_edits
 from veomni_hook.patches.code.pattern import Capture, capture_name
-from veomni_hook.patches.code.tree import swapped, walk_ast
+from veomni_hook.patches.code.tree import calls_in, swapped, walk_ast
 
 __all__ = ["CapturePlace", "find_places", "substitute"]
 
@@ -42,7 +42,7 @@ class CapturePlace:
     in_string: bool = False
 
 
-def find_places(tree: ast.AST, captures: Mapping[str, Capture], *, holes: bool) -> list[CapturePlace]:
+def find_places(tree: ast.AST, captures: Mapping[str, Capture], *, holes: bool) -> Iterator[CapturePlace]:
     """Every place in ``tree`` that uses a capture, in the order of the tree.
 
     Args:
@@ -50,7 +50,25 @@ def find_places(tree: ast.AST, captures: Mapping[str, Capture], *, holes: bool) 
         captures: the captures by name.
         holes: True if the code writes a capture as ``{name}``, False if it reads a plain name.
     """
-    return list(_places(tree, captures, holes=holes))
+    if isinstance(tree, ast.JoinedStr):
+        for inner in walk_ast(tree):
+            name = _name(inner, holes=holes)
+            if name in captures and isinstance(inner, ast.expr):
+                yield CapturePlace(name, inner, in_string=True)
+    elif isinstance(tree, ast.Call):
+        arguments: tuple[_Argument, ...] = (*tree.args, *tree.keywords)
+        for argument in arguments:
+            name = _name(_starred_value(argument), holes=holes)
+            if name in captures and captures[name].kind != "expression":
+                yield CapturePlace(name, argument, tree)
+            else:
+                yield from find_places(argument, captures, holes=holes)
+        yield from find_places(tree.func, captures, holes=holes)
+    elif (name := _name(tree, holes=holes)) in captures and isinstance(tree, ast.expr):
+        yield CapturePlace(name, tree)
+    else:
+        for child in ast.iter_child_nodes(tree):
+            yield from find_places(child, captures, holes=holes)
 
 
 def substitute(
@@ -75,7 +93,7 @@ def substitute(
     Raises:
         PatchError: a capture is not valid where the code uses it.
     """
-    places = find_places(code.tree, captures, holes=holes)
+    places = list(find_places(code.tree, captures, holes=holes))
     empty = frozenset(id(place.node) for place in places if place.call and not captures[place.name].nodes)
     choices = [list(_candidates(code, place, captures[place.name], upstream, empty)) for place in places]
     swaps = {id(place.node): captures[place.name].nodes for place in places}
@@ -129,31 +147,6 @@ _USES = {
     "keywords": "as `**{0}` in a call",
     "positionals": "as `*{0}` in a call",
 }
-
-
-def _places(node: ast.AST, captures: Mapping[str, Capture], *, holes: bool) -> Iterator[CapturePlace]:
-    if isinstance(node, ast.JoinedStr):
-        for inner in walk_ast(node):
-            name = _name(inner, holes=holes)
-            if name in captures and isinstance(inner, ast.expr):
-                yield CapturePlace(name, inner, in_string=True)
-        return
-    if isinstance(node, ast.Call):
-        arguments: tuple[_Argument, ...] = (*node.args, *node.keywords)
-        for argument in arguments:
-            name = _name(_starred_value(argument), holes=holes)
-            if name in captures and captures[name].kind != "expression":
-                yield CapturePlace(name, argument, node)
-            else:
-                yield from _places(argument, captures, holes=holes)
-        yield from _places(node.func, captures, holes=holes)
-        return
-    name = _name(node, holes=holes)
-    if name in captures and isinstance(node, ast.expr):
-        yield CapturePlace(name, node)
-        return
-    for child in ast.iter_child_nodes(node):
-        yield from _places(child, captures, holes=holes)
 
 
 def _starred_value(argument: _Argument) -> ast.AST | None:
@@ -223,14 +216,12 @@ def _removal(code: Document, argument: _Argument, call: ast.Call, empty: frozens
 
 def _refuse_repeated_keywords(text: str, *, where: str, target: str) -> None:
     # The parser accepts a repeated keyword; only compiling the whole module would raise.
-    for node in walk_ast(ast.parse(text)):
-        if isinstance(node, ast.Call):
-            names = [keyword.arg for keyword in node.keywords if keyword.arg is not None]
-            twice = sorted({name for name in names if names.count(name) > 1})
-            if twice:
-                raise PatchError(
-                    f"the inserted code passes {', '.join(twice)} twice in one call",
-                    where=where,
-                    fix="capture these keywords by name in the pattern, so that the rest does not hold them",
-                    target=target,
-                )
+    for call in calls_in(ast.parse(text)):
+        names = [keyword.arg for keyword in call.keywords if keyword.arg is not None]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise PatchError(
+                f"the inserted code passes {', '.join(twice)} twice in one call",
+                where=where,
+                fix="capture these keywords by name in the pattern, so that the rest does not hold them",
+                target=target,
+            )

@@ -10,14 +10,22 @@ from __future__ import annotations
 import ast
 import re
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, TypeAlias
 
-from veomni_hook.patches.code.tree import DEFINITIONS, FUNCTIONS
+from veomni_hook.patches.code.tree import DEFINITIONS, FUNCTIONS, chain, child_nodes
 
-__all__ = ["Definition", "DefinitionNode", "Document", "FunctionNode", "has_docstring", "is_docstring"]
+__all__ = [
+    "Definition",
+    "DefinitionNode",
+    "Document",
+    "FunctionNode",
+    "has_docstring",
+    "is_docstring",
+    "statements_of",
+]
 
 FunctionNode: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 DefinitionNode: TypeAlias = FunctionNode | ast.ClassDef | ast.Assign | ast.AnnAssign
@@ -26,6 +34,7 @@ _NEWLINE = re.compile(r"\r\n|\r|\n")
 _DECORATOR_HEAD = re.compile(r"@(?:[\s(\\]|#[^\r\n]*[\r\n])*")
 _LINE_REST = re.compile(r"[ \t\f]*;?[ \t\f]*(?:#.*)?")
 _Accessor: TypeAlias = Literal["", "setter", "deleter"]
+_ACCESSORS: tuple[_Accessor, ...] = ("setter", "deleter")
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +190,7 @@ class Document:
         True if the body is on the header's line (``def f(): return 1``), or if the first statement after the
         docstring is on the docstring's line (after a semicolon).
         """
-        rest = node.body[1:] if has_docstring(node) else node.body
+        rest = statements_of(node)
         return not all(self.begins_line(statement) for statement in (*node.body[:1], *rest[:1]))
 
     def body_start(self, node: FunctionNode | ast.ClassDef) -> int:
@@ -191,7 +200,7 @@ class Document:
         that is the whole body. At the end of a text without a last newline, the caller has to insert one
         first. Meaningless if `is_inline`.
         """
-        rest = node.body[1:] if has_docstring(node) else node.body
+        rest = statements_of(node)
         if rest:
             return self.line_start(self.span(rest[0])[0])
         return self.next_line(self.end(node.body[0]))
@@ -223,6 +232,11 @@ def has_docstring(node: FunctionNode | ast.ClassDef | ast.Module) -> bool:
     return bool(node.body) and is_docstring(node.body[0])
 
 
+def statements_of(node: FunctionNode | ast.ClassDef) -> list[ast.stmt]:
+    """The body without its docstring."""
+    return node.body[has_docstring(node) :]
+
+
 def is_docstring(statement: ast.stmt) -> bool:
     """Whether a statement is only a string."""
     constant = statement.value if isinstance(statement, ast.Expr) else None
@@ -241,17 +255,8 @@ def _without_locals(qualname: str) -> str:
 
 
 def _accessor(node: FunctionNode) -> _Accessor:
-    for decorator in node.decorator_list:
-        if (
-            isinstance(decorator, ast.Attribute)
-            and isinstance(decorator.value, ast.Name)
-            and decorator.value.id == node.name
-        ):
-            if decorator.attr == "setter":
-                return "setter"
-            if decorator.attr == "deleter":
-                return "deleter"
-    return ""
+    decorators = {chain(decorator) for decorator in node.decorator_list}
+    return next((one for one in _ACCESSORS if f"{node.name}.{one}" in decorators), "")
 
 
 def _assigned_names(node: ast.Assign | ast.AnnAssign) -> Iterator[str]:
@@ -267,27 +272,21 @@ def _assigned_names(node: ast.Assign | ast.AnnAssign) -> Iterator[str]:
 
 
 def _walk(
-    nodes: list[ast.stmt], prefix: str, parents: tuple[ast.AST, ...], scope: ast.AST
+    nodes: Iterable[ast.AST], prefix: str, parents: tuple[ast.AST, ...], scope: ast.AST
 ) -> Iterator[Definition]:
     for node in nodes:
-        yield from _visit(node, prefix, parents, scope)
-
-
-def _visit(node: ast.AST, prefix: str, parents: tuple[ast.AST, ...], scope: ast.AST) -> Iterator[Definition]:
-    inside = (*parents, node)
-    if isinstance(node, ast.ClassDef):
-        yield Definition(prefix + node.name, node, parents, "class")
-        yield from _walk(node.body, f"{prefix}{node.name}.", inside, node)
-    elif isinstance(node, FUNCTIONS):
-        in_class = isinstance(scope, ast.ClassDef)
-        accessor: _Accessor = _accessor(node) if in_class else ""
-        name = f"{prefix}{node.name}" + (f".{accessor}" if accessor else "")
-        yield Definition(name, node, parents, "method" if in_class else "function", accessor)
-        yield from _walk(node.body, f"{name}.<locals>.", inside, node)
-    elif isinstance(node, ast.Assign | ast.AnnAssign):
-        if not isinstance(scope, FUNCTIONS):
-            for name in _assigned_names(node):
+        inside = (*parents, node)
+        if isinstance(node, ast.ClassDef):
+            yield Definition(prefix + node.name, node, parents, "class")
+            yield from _walk(node.body, f"{prefix}{node.name}.", inside, node)
+        elif isinstance(node, FUNCTIONS):
+            in_class = isinstance(scope, ast.ClassDef)
+            accessor: _Accessor = _accessor(node) if in_class else ""
+            name = f"{prefix}{node.name}" + (f".{accessor}" if accessor else "")
+            yield Definition(name, node, parents, "method" if in_class else "function", accessor)
+            yield from _walk(node.body, f"{name}.<locals>.", inside, node)
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            for name in _assigned_names(node) if not isinstance(scope, FUNCTIONS) else ():
                 yield Definition(prefix + name, node, parents, "assignment")
-    elif isinstance(node, ast.stmt | ast.excepthandler | ast.match_case):
-        for child in ast.iter_child_nodes(node):
-            yield from _visit(child, prefix, inside, scope)
+        elif isinstance(node, ast.stmt | ast.excepthandler | ast.match_case):
+            yield from _walk(child_nodes(node), prefix, inside, scope)

@@ -11,9 +11,9 @@ import io
 import re
 import tokenize
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from veomni_hook.patches.code.document import Document, FunctionNode, has_docstring
+from veomni_hook.patches.code.document import Document, FunctionNode, statements_of
 from veomni_hook.patches.code.tree import walk_ast
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "apply_edits",
     "at_start",
     "before",
+    "edited",
     "logical_line",
     "marker_comment",
     "one_line",
@@ -34,6 +35,7 @@ __all__ = [
     "remove_statement",
     "statement_at",
     "string_lines",
+    "tokens",
 ]
 
 PLAIN, FUSED = "plain", "fused"
@@ -118,6 +120,12 @@ def apply_edits(source: str, edits: Iterable[Edit], *, markers: bool = True) -> 
     return place_edits(source, edits, markers=markers)[0]
 
 
+def edited(source: str, start: int, end: int, edits: Iterable[Edit]) -> str:
+    """Return ``source[start:end]`` with ``edits``, which are inside it, applied."""
+    moved = [replace(edit, start=edit.start - start, end=edit.end - start) for edit in edits]
+    return apply_edits(source[start:end], moved)
+
+
 def marker_comment(label: str, text: str) -> str:
     """The comment ``# [LABEL] text`` that marks an edit in the patched text, without a newline."""
     return "# " + one_line(f"[{label}] {text}")
@@ -159,7 +167,7 @@ class Place:
 def at_start(document: Document, function: FunctionNode) -> Place:
     """The place before the first statement after a function's docstring and the comments above it."""
     first = function.body[0]
-    rest = function.body[1:] if has_docstring(function) else function.body
+    rest = statements_of(function)
     if not document.is_inline(function):
         indent = document.indent(first)
         if rest:
@@ -249,17 +257,23 @@ def string_lines(text: str) -> set[int]:
     Args:
         text: valid Python at the indentation of its first line.
     """
-    inside: set[int] = set()
-    opened: list[int] = []
+    strings = (token for token in tokens(text) if token.type == tokenize.STRING)
+    return {line for token in strings for line in range(token.start[0] + 1, token.end[0] + 1)}
+
+
+def tokens(text: str) -> Iterator[tokenize.TokenInfo]:
+    """The tokens of a text; an f-string is one token on every Python release, as a string is."""
+    opened: list[tokenize.TokenInfo] = []
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         kind = tokenize.tok_name[token.type]
         if kind.endswith("STRING_START"):
-            opened.append(token.start[0])
+            opened.append(token)
         elif kind.endswith("STRING_END"):
-            inside.update(range(opened.pop() + 1, token.end[0] + 1))
-        elif kind == "STRING":
-            inside.update(range(token.start[0] + 1, token.end[0] + 1))
-    return inside
+            first = opened.pop()
+            if not opened:
+                yield tokenize.TokenInfo(tokenize.STRING, "", first.start, token.end, first.line)
+        elif not opened:
+            yield token
 
 
 def reindent(text: str, old: str, new: str) -> str:

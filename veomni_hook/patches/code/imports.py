@@ -8,7 +8,7 @@ import re
 from veomni_hook.errors import PatchError
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.code.edit import Edit, apply_edits
-from veomni_hook.patches.code.tree import blocks, walk_ast
+from veomni_hook.patches.code.tree import DEFINITIONS, blocks, walk_ast
 
 __all__ = ["absolute_imports", "absolute_name", "import_anchor"]
 
@@ -82,7 +82,7 @@ def import_anchor(document: Document, *, future: bool = False) -> int:
     body = document.tree.body
     last: int | None = None
     for number, statement in enumerate(body):
-        if isinstance(statement, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+        if isinstance(statement, DEFINITIONS):
             break
         is_docstring = number == 0 and ast.get_docstring(document.tree, clean=False) is not None
         is_future = isinstance(statement, ast.ImportFrom) and statement.module == "__future__"

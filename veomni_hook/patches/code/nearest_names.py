@@ -7,6 +7,7 @@ from collections.abc import Iterable
 __all__ = ["distance", "is_near_miss", "listed", "nearest"]
 
 NEAR_MISS = 2
+_MOST = 3
 
 
 def distance(one: str, other: str) -> int:
@@ -29,8 +30,8 @@ def is_near_miss(name: str, existing: str) -> bool:
     )
 
 
-def nearest(name: str, names: Iterable[str], limit: int = 3, apart: float = 0.7) -> tuple[str, ...]:
-    """Up to ``limit`` of the closest ``names``, best first, without names that have little in common.
+def nearest(name: str, names: Iterable[str], apart: float = 0.7) -> tuple[str, ...]:
+    """Up to three of the closest ``names``, best first, without names that have little in common.
 
     Letters that differ only in case count half. A dotted name is also compared by its last part.
 
@@ -38,7 +39,7 @@ def nearest(name: str, names: Iterable[str], limit: int = 3, apart: float = 0.7)
         apart: how many of a name's letters may differ, as a share.
     """
     ranked = sorted((*_cost(name, other), other) for other in set(names) if other != name)
-    return tuple(other for cost, length, other in ranked if cost < length * apart)[:limit]
+    return tuple(other for cost, length, other in ranked if cost < length * apart)[:_MOST]
 
 
 def listed(names: Iterable[str]) -> str:

@@ -31,7 +31,7 @@ _BLANK_LINES = re.compile(r"\A(?:[ \t]*\r?\n)+")
 class Match:
     """One match of a pattern: an expression, or consecutive statements of one block."""
 
-    nodes: tuple[ast.AST, ...]
+    nodes: tuple[ast.expr | ast.stmt, ...]
     captures: Mapping[str, Capture]
 
     def span(self, document: Document) -> tuple[int, int]:
@@ -87,7 +87,7 @@ class Pattern:
                 bound = next(_MATCHING.node(self.expression, node, {}), None)
                 if self.expression is not None and bound is not None:
                     found.append(Match((node,), bound))
-        return sorted(found, key=lambda match: _position(match.nodes[0]))
+        return sorted(found, key=lambda match: (match.nodes[0].lineno, match.nodes[0].col_offset))
 
     def find_statements(self, function: FunctionNode, *, nested: bool = True) -> list[Match]:
         """Every run of consecutive statements that the pattern matches, in text order.
@@ -101,7 +101,7 @@ class Pattern:
                 run = block[start : start + size]
                 if (bound := next(_MATCHING.block(self.statements, run, {}), None)) is not None:
                     found.append(Match(tuple(run), bound))
-        return sorted(found, key=lambda match: _position(match.nodes[0]))
+        return sorted(found, key=lambda match: (match.nodes[0].lineno, match.nodes[0].col_offset))
 
     def require(
         self, document: Document, function: FunctionNode, found: Sequence[Match], count: int | None
@@ -211,10 +211,6 @@ def capture_name(node: object) -> str | None:
 
 
 _MATCHING = Matching(capture_name)
-
-
-def _position(node: ast.AST) -> tuple[int, int]:
-    return getattr(node, "lineno", 0), getattr(node, "col_offset", 0)
 
 
 def _times(count: int) -> str:

@@ -17,10 +17,11 @@ from functools import lru_cache
 from typing import TypeGuard
 
 from veomni_hook.patches.code.document import FunctionNode
-from veomni_hook.patches.code.tree import COMPREHENSIONS, FUNCTIONS, child_nodes, last_name, walk_ast
+from veomni_hook.patches.code.tree import COMPREHENSIONS, FUNCTIONS, child_nodes, header, last_name, walk_ast
 
 __all__ = [
     "Use",
+    "bound_by",
     "bound_names",
     "free_name",
     "global_bindings",
@@ -102,6 +103,11 @@ def own_names(statements: Iterable[ast.stmt]) -> set[str]:
     return {name for node in _own_scope(statements) for name in _binds(node)}
 
 
+def bound_by(statement: ast.stmt) -> set[str]:
+    """Every name that a statement binds itself, without those of nested statements."""
+    return {name for node in (statement, *header(statement)) for name in _binds(node)}
+
+
 def nested_names(tree: ast.Module) -> set[str]:
     """Every name that the code binds in a scope inside it: comprehensions, lambdas, functions, classes."""
     names: set[str] = set()
@@ -160,9 +166,7 @@ def _own_scope(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
         node = todo.pop()
         yield node
         if isinstance(node, (*FUNCTIONS, ast.Lambda)):
-            arguments = node.args
-            todo += [*arguments.defaults, *(value for value in arguments.kw_defaults if value is not None)]
-            todo += getattr(node, "decorator_list", [])
+            todo += [*_defaults(node), *getattr(node, "decorator_list", [])]
         elif isinstance(node, ast.ClassDef):
             todo += [*node.bases, *(keyword.value for keyword in node.keywords), *node.decorator_list]
         elif isinstance(node, COMPREHENSIONS):
@@ -200,80 +204,63 @@ def global_uses(tree: ast.Module, names: Iterable[str]) -> list[Use]:
     annotations count.
     """
     wanted = frozenset(names)
-    found = [use for node in tree.body for use in _uses(node, wanted, wanted)]
-    return sorted(found, key=lambda use: (use.node.lineno, use.node.col_offset))
+    return sorted(_uses(tree.body, wanted, wanted), key=lambda use: (use.node.lineno, use.node.col_offset))
 
 
 @lru_cache(maxsize=_ASKED)
 def global_bindings(tree: ast.Module) -> frozenset[str]:
     """Every name that the module binds at top level or by ``global``, including in branches."""
-    none = ast.arguments(posonlyargs=[], args=[], kwonlyargs=[], kw_defaults=[], defaults=[])
-    module = ast.FunctionDef(name="", args=none, body=tree.body, decorator_list=[])
-    names = set(local_names(module))
-    for node in walk_ast(tree):
-        if isinstance(node, ast.Global):
-            names.update(node.names)
-    return frozenset(names)
+    declared = {name for n in walk_ast(tree) if isinstance(n, ast.Global) for name in n.names}
+    return frozenset(own_names(tree.body) | declared)
 
 
 def has_star_import(tree: ast.Module) -> bool:
     """Whether the module uses ``import *``, so that its text does not show all of its names."""
-    return any(
-        alias.name == "*"
-        for node in walk_ast(tree)
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
-    )
+    return "*" in global_bindings(tree)
 
 
-def _uses(node: ast.AST, visible: frozenset[str], wanted: frozenset[str]) -> Iterator[Use]:
-    """Yield uses in ``node``; ``visible`` are the wanted names that refer to the global here."""
-    if isinstance(node, ast.Name):
-        if node.id in visible and not isinstance(node.ctx, ast.Store):
-            yield Use(node.id, node)
-    elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
-        if node.target.id in visible:
-            yield Use(node.target.id, node.target)
-        yield from _uses(node.value, visible, wanted)
-    elif isinstance(node, FUNCTIONS):
-        arguments = node.args
-        outside = [*node.decorator_list, *arguments.defaults, *(d for d in arguments.kw_defaults if d)]
-        yield from _each(outside, visible, wanted)
-        yield from _annotations(node, visible, wanted)
-        declared = {name for n in walk_ast(node) if isinstance(n, ast.Global) for name in n.names}
-        inner = (visible - local_names(node)) | (declared & wanted)
-        yield from _each(node.body, inner, wanted)
-    elif isinstance(node, ast.Lambda):
-        yield from _each([*node.args.defaults, *(d for d in node.args.kw_defaults if d)], visible, wanted)
-        yield from _uses(node.body, visible - parameter_names(node), wanted)
-    elif isinstance(node, COMPREHENSIONS):
-        bound = {n.id for g in node.generators for n in walk_ast(g.target) if isinstance(n, ast.Name)}
-        yield from _uses(node.generators[0].iter, visible, wanted)
-        inner = visible - bound
-        parts = [child for child in child_nodes(node) if not isinstance(child, ast.comprehension)]
-        yield from _each(parts, inner, wanted)
-        for number, generator in enumerate(node.generators):
-            yield from _each([*([generator.iter] if number else []), *generator.ifs], inner, wanted)
-    elif isinstance(node, ast.AnnAssign):
-        yield from _annotation(node.annotation, visible, wanted)
-        yield from _each([n for n in (node.target, node.value) if n is not None], visible, wanted)
-    else:
-        yield from _each(child_nodes(node), visible, wanted)
-
-
-def _each(nodes: Iterable[ast.AST], visible: frozenset[str], wanted: frozenset[str]) -> Iterator[Use]:
+def _uses(nodes: Iterable[ast.AST], visible: frozenset[str], wanted: frozenset[str]) -> Iterator[Use]:
+    """Yield uses in nodes; ``visible`` are the wanted names that refer to the global here."""
     for node in nodes:
-        yield from _uses(node, visible, wanted)
+        if isinstance(node, ast.Name):
+            if node.id in visible and not isinstance(node.ctx, ast.Store):
+                yield Use(node.id, node)
+        elif isinstance(node, ast.AugAssign):
+            read = [node.target] if isinstance(node.target, ast.Name) else []
+            yield from (Use(target.id, target) for target in read if target.id in visible)
+            yield from _uses([node.target, node.value], visible, wanted)
+        elif isinstance(node, FUNCTIONS):
+            yield from _uses([*node.decorator_list, *_defaults(node)], visible, wanted)
+            for annotation in (*(each.annotation for each in parameters(node)), node.returns):
+                yield from _annotation(annotation, visible, wanted)
+            declared = {name for n in walk_ast(node) if isinstance(n, ast.Global) for name in n.names}
+            yield from _uses(node.body, (visible - local_names(node)) | (declared & wanted), wanted)
+        elif isinstance(node, ast.Lambda):
+            yield from _uses(_defaults(node), visible, wanted)
+            yield from _uses([node.body], visible - parameter_names(node), wanted)
+        elif isinstance(node, COMPREHENSIONS):
+            bound = {n.id for g in node.generators for n in walk_ast(g.target) if isinstance(n, ast.Name)}
+            first, *others = node.generators
+            yield from _uses([first.iter], visible, wanted)
+            parts = [child for child in child_nodes(node) if not isinstance(child, ast.comprehension)]
+            later = [part for other in others for part in (other.iter, *other.ifs)]
+            yield from _uses([*parts, *first.ifs, *later], visible - bound, wanted)
+        elif isinstance(node, ast.AnnAssign):
+            yield from _annotation(node.annotation, visible, wanted)
+            yield from _uses([n for n in (node.target, node.value) if n is not None], visible, wanted)
+        else:
+            yield from _uses(child_nodes(node), visible, wanted)
 
 
-def _annotations(node: FunctionNode, visible: frozenset[str], wanted: frozenset[str]) -> Iterator[Use]:
-    for annotation in (*(each.annotation for each in parameters(node)), node.returns):
-        if annotation is not None:
-            yield from _annotation(annotation, visible, wanted)
+def _defaults(function: FunctionNode | ast.Lambda) -> list[ast.expr]:
+    """The defaults of a function's parameters, which are evaluated around it."""
+    return [*function.args.defaults, *(value for value in function.args.kw_defaults if value is not None)]
 
 
-def _annotation(node: ast.expr, visible: frozenset[str], wanted: frozenset[str]) -> Iterator[Use]:
-    yield from _uses(node, visible, wanted)
+def _annotation(node: ast.expr | None, visible: frozenset[str], wanted: frozenset[str]) -> Iterator[Use]:
+    if node is None:
+        return
+    yield from _uses([node], visible, wanted)
     for child in _outside_literals(node):
         if isinstance(child, ast.Constant) and isinstance(child.value, str):
             try:
@@ -286,37 +273,23 @@ def _annotation(node: ast.expr, visible: frozenset[str], wanted: frozenset[str])
 
 def _outside_literals(node: ast.AST) -> Iterator[ast.AST]:
     yield node
-    if isinstance(node, ast.Subscript):
-        if last_name(node.value) == "Literal":
-            return
+    if isinstance(node, ast.Subscript) and last_name(node.value) == "Literal":
+        return
     for child in child_nodes(node):
         yield from _outside_literals(child)
 
 
 # Names that the import system and class bodies bind; a function with `super` refers to `__class__`.
 _IMPLICIT = frozenset(
-    {
-        "__annotations__",
-        "__builtins__",
-        "__cached__",
-        "__class__",
-        "__doc__",
-        "__file__",
-        "__loader__",
-        "__module__",
-        "__name__",
-        "__package__",
-        "__path__",
-        "__qualname__",
-        "__spec__",
-    }
+    "__annotations__ __builtins__ __cached__ __class__ __doc__ __file__ __loader__ __module__ __name__ "
+    "__package__ __path__ __qualname__ __spec__".split()
 )
 _WRITERS = frozenset({"exec", "globals"})
 
 
 def provided_names(text: str, tree: ast.Module) -> set[str]:
     """Every name that a module binds when it runs, in any branch and by ``global``; not the builtins."""
-    return _provided(tree, list(_tables(symtable.symtable(text, "<module>", "exec"))))
+    return _provided(tree, _tables(text))
 
 
 def unresolved_names(text: str, tree: ast.Module) -> set[str]:
@@ -328,7 +301,7 @@ def unresolved_names(text: str, tree: ast.Module) -> set[str]:
     """
     if has_star_import(tree):
         return set()
-    tables = list(_tables(symtable.symtable(text, "<module>", "exec")))
+    tables = _tables(text)
     read = {
         symbol.get_name()
         for table in tables
@@ -352,13 +325,13 @@ def unresolved_uses(tree: ast.Module, names: set[str]) -> list[Use]:
     return [use for use in uses if isinstance(use.node, ast.Name) and id(use.node) not in harmless]
 
 
-def _tables(table: symtable.SymbolTable) -> Iterator[symtable.SymbolTable]:
-    # Since Python 3.14, annotations are separate scopes, which are evaluated only on request.
-    if str(table.get_type()) == "annotation":
-        return
-    yield table
-    for child in table.get_children():
-        yield from _tables(child)
+def _tables(text: str) -> list[symtable.SymbolTable]:
+    """The scopes of a module, its own first."""
+    tables = [symtable.symtable(text, "<module>", "exec")]
+    for table in tables:  # the list grows during the loop
+        # Since Python 3.14, annotations are separate scopes, which are evaluated only on request.
+        tables += [inner for inner in table.get_children() if str(inner.get_type()) != "annotation"]
+    return tables
 
 
 def _provided(tree: ast.Module, tables: list[symtable.SymbolTable]) -> set[str]:

@@ -22,11 +22,11 @@ from functools import partial
 from typing import Any
 
 from veomni_hook.errors import NameMapError, ReplacementError
-from veomni_hook.patches.code.document import Definition, Document, FunctionNode, has_docstring
+from veomni_hook.patches.code.document import Definition, Document, FunctionNode, has_docstring, statements_of
 from veomni_hook.patches.code.edit import Edit, apply_edits, reindent
 from veomni_hook.patches.code.nearest_names import listed, nearest
 from veomni_hook.patches.code.scope import global_uses, parameters
-from veomni_hook.patches.code.tree import decorator_name
+from veomni_hook.patches.code.tree import DEFINITIONS, decorator_name
 
 __all__ = ["Snippet", "apply_name_map", "function_body", "read_snippet"]
 
@@ -59,7 +59,7 @@ class Snippet:
     def node(self) -> FunctionNode | ast.ClassDef:
         """The definition."""
         node = self.document.tree.body[0]
-        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        if not isinstance(node, DEFINITIONS):
             raise TypeError(f"a snippet holds one definition, not {type(node).__name__}")
         return node
 
@@ -150,7 +150,7 @@ def function_body(replacement: Any, *, where: str = "", target: str = "") -> tup
 
 def body_text(document: Document, node: FunctionNode) -> str:
     """The body of ``node`` as text without indentation, docstring and last newline."""
-    body = node.body[1:] if has_docstring(node) else node.body
+    body = statements_of(node)
     if not body:
         return ""
     end = document.full_end(node)

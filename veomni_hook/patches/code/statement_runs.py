@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.scope import loaded, local_names
-from veomni_hook.patches.code.tree import binding, child_nodes, walk_ast
+from veomni_hook.patches.code.tree import binding, calls_in, child_nodes, walk_ast
 
 __all__ = ["Run", "at_hand", "called", "kernel_call", "put_together", "simple_target"]
 
@@ -96,7 +96,7 @@ def put_together(
     simple = all(simple_target(statement) is not None for statement in statements[:-1])
     if not isinstance(value, ast.expr) or _opaque(statements[-1]) or not simple:
         return None
-    builder = _Builder()
+    builder = _Builder(taken, kernel)
     for statement in statements[:-1]:
         builder.assign(statement)
     result = builder.build(value)
@@ -109,7 +109,7 @@ def put_together(
         inputs = {name: builder.built.get(node, node) for name, node in operands.items()}
         fused = {builder.upstream[node] for node in _computed(whole, stop=inputs.values())}
         given = [node for node in given if node not in fused]
-        result = _replace(result, whole, _call(kernel, inputs, [builder.built[node] for node in given]))
+        _fill(builder.call, inputs, [builder.built[node] for node in given])
     made = [node for each in _computed(result) if (node := builder.upstream.get(each)) is not None]
     calls = [node for node in made if isinstance(node, ast.Call)]
     kept = calls == [node for node in given if isinstance(node, ast.Call)]
@@ -118,8 +118,7 @@ def put_together(
 
 def kernel_call(whole: ast.expr, kernel: str) -> ast.Call:
     """The kernel's call in a result of `put_together`."""
-    calls = (node for node in walk_ast(whole) if isinstance(node, ast.Call))
-    return next(call for call in calls if isinstance(call.func, ast.Name) and call.func.id == kernel)
+    return next(call for call in calls_in(whole) if getattr(call.func, "id", "") == kernel)
 
 
 def called(whole: ast.expr, kernel: str, name: str) -> ast.expr:
@@ -144,9 +143,11 @@ def at_hand(node: ast.expr) -> str | None:
 
 
 class _Builder:
-    """Copies expressions and replaces names by the values assigned to them."""
+    """Copies expressions and replaces names by the values assigned to them, and ``taken`` by a call."""
 
-    def __init__(self) -> None:
+    def __init__(self, taken: ast.expr | None, kernel: str) -> None:
+        self.taken = taken
+        self.call = ast.Call(ast.Name(kernel, ast.Load()), [], [])
         self.known: dict[str, ast.expr] = {}
         self.built: dict[ast.AST, ast.expr] = {}
         self.upstream: dict[ast.AST, ast.AST] = {}
@@ -163,7 +164,7 @@ class _Builder:
     def build(self, node: ast.expr) -> ast.expr:
         made = self._build(node)
         self.built[node] = made
-        return made
+        return self.call if node is self.taken else made
 
     def _build(self, node: ast.expr) -> ast.expr:
         if isinstance(node, ast.Name) and node.id in self.known:
@@ -201,34 +202,19 @@ def _computed(node: ast.AST, stop: Iterable[ast.AST] = ()) -> Iterator[ast.AST]:
         yield node
 
 
-def _call(kernel: str, operands: Mapping[str, ast.expr], order: Sequence[ast.expr]) -> ast.Call:
-    """A call of the kernel that evaluates its operands in the given order, by keywords if necessary."""
+def _fill(call: ast.Call, operands: Mapping[str, ast.expr], order: Sequence[ast.expr]) -> None:
+    """Let a call evaluate its operands in the given order, by keywords if necessary."""
     position: dict[ast.AST, int] = {node: number for number, node in enumerate(order)}
     places = {
         name: min((position.get(each, len(order)) for each in _computed(node)), default=len(order))
         for name, node in operands.items()
     }
-    function = ast.Name(kernel, ast.Load())
     computed = [place for place in places.values() if place < len(order)]
     if computed == sorted(computed):
-        return ast.Call(function, list(operands.values()), [])
-    names = sorted(operands, key=lambda name: places[name])
-    return ast.Call(function, [], [ast.keyword(name, operands[name]) for name in names])
-
-
-def _replace(node: _Node, old: _Node, new: _Node) -> _Node:
-    if node is old:
-        return new
-    for field, value in ast.iter_fields(node):
-        if isinstance(value, list):
-            setattr(
-                node,
-                field,
-                [_replace(item, old, new) if isinstance(item, ast.AST) else item for item in value],
-            )
-        elif isinstance(value, ast.AST):
-            setattr(node, field, _replace(value, old, new))
-    return node
+        call.args = list(operands.values())
+    else:
+        names = sorted(operands, key=lambda name: places[name])
+        call.keywords = [ast.keyword(name, operands[name]) for name in names]
 
 
 def _opaque(node: ast.AST) -> bool:

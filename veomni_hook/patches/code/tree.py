@@ -29,10 +29,12 @@ __all__ = [
     "contains",
     "decorator_name",
     "forget_walks",
+    "header",
     "in_text_order",
     "initialised",
     "is_plain",
     "last_name",
+    "methods_of",
     "module_statements",
     "own_attribute",
     "statements_of_init",
@@ -152,8 +154,7 @@ _PARTS = (
     ast.unaryop,
 )
 # Methods of tensors, configs and mappings without side effects.
-_TENSOR_METHODS = {"contiguous", "float", "reshape", "size", "to", "type_as", "view"}
-_METHODS = frozenset(_TENSOR_METHODS | {"get", "get_decoder", "get_text_config"})
+_METHODS = frozenset("contiguous float reshape size to type_as view get get_decoder get_text_config".split())
 _FUNCTIONS = frozenset({"getattr", "isinstance", "len"})
 
 
@@ -194,8 +195,9 @@ def decorator_name(decorator: ast.expr) -> str:
 
 def own_attribute(node: ast.AST) -> str:
     """The attribute's name if a node is an attribute of ``self``, else an empty string."""
-    owned = isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "self"
-    return node.attr if owned and isinstance(node, ast.Attribute) else ""
+    if isinstance(node, ast.Attribute) and getattr(node.value, "id", "") == "self":
+        return node.attr
+    return ""
 
 
 def is_plain(node: ast.AST) -> bool:
@@ -235,6 +237,18 @@ def module_statements(tree: ast.Module) -> Iterator[ast.stmt]:
     return (statement for block in blocks(tree) for statement in block)
 
 
+def header(statement: ast.stmt) -> Iterator[ast.AST]:
+    """The nodes of a statement, without those of nested statements."""
+    pending: list[ast.AST] = [statement]
+    while pending:
+        for child in child_nodes(pending.pop()):
+            if isinstance(child, ast.expr | ast.pattern):
+                yield from walk_ast(child)
+            elif isinstance(child, ast.withitem | ast.match_case | ast.ExceptHandler):
+                yield child
+                pending.append(child)
+
+
 def binding(statement: ast.stmt) -> tuple[str, ast.expr | None]:
     """The name that a statement binds, and the value; an empty name and None if it does anything else."""
     if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
@@ -246,9 +260,14 @@ def binding(statement: ast.stmt) -> tuple[str, ast.expr | None]:
     return (target.id, statement.value) if isinstance(target, ast.Name) and statement.value else ("", None)
 
 
+def methods_of(owner: ast.ClassDef) -> dict[str, ast.FunctionDef | ast.AsyncFunctionDef]:
+    """The methods that the body of a class defines, by name; without inherited ones."""
+    return {node.name: node for node in owner.body if isinstance(node, FUNCTIONS)}
+
+
 def statements_of_init(owner: ast.ClassDef) -> Iterator[ast.AST]:
     """Every node in the ``__init__`` that a class defines, and in its methods that it calls."""
-    methods = {method.name: method for method in owner.body if isinstance(method, ast.FunctionDef)}
+    methods = methods_of(owner)
     called = ["__init__"]
     for name in called:  # the list grows during the loop
         for node in walk_ast(methods[name]) if name in methods else ():

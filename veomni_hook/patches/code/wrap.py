@@ -6,11 +6,12 @@ one gets a trailing comma.
 
 from __future__ import annotations
 
-import io
 import textwrap
 import tokenize
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
+
+from veomni_hook.patches.code.edit import tokens
 
 __all__ = ["WIDTH", "wrapped"]
 
@@ -44,10 +45,10 @@ def wrapped(text: str, width: int = WIDTH) -> str:
     lines = text.split("\n")
     if max(map(len, lines)) <= width:
         return text
-    tokens = _by_line(text)
+    by_line = _by_line(text)
     made: list[str] = []
     for number, line in enumerate(lines):
-        found = tokens.get(number)
+        found = by_line.get(number)
         if len(line) <= width or found is None or line.endswith("\\"):
             made.append(line)
         else:
@@ -61,34 +62,20 @@ def _by_line(text: str) -> dict[int, list[_Token]]:
     broken: set[int] = set()
     lines = text.split("\n")
     ends: dict[int, int] = {}
-    for token, (row, column), (last, end) in _tokens(text):
+    # The first line may be indented, which the tokenizer accepts only after a header.
+    for token in tokens(f"if 1:\n{text}\n"):
+        (row, column), (last, end) = token.start, token.end
+        row, last = row - 2, last - 2
+        if row < 0 or (token.type != tokenize.STRING and not token.string.strip()):
+            continue
         if row != last:
             broken.update(range(row, last + 1))
             continue
         begin = ends.get(row, 0)
-        found.setdefault(row, []).append(_Token(lines[row][begin:column] if begin else "", token))
+        gap = lines[row][begin:column] if begin else ""
+        found.setdefault(row, []).append(_Token(gap, lines[row][column:end]))
         ends[row] = end
-    return {row: tokens for row, tokens in found.items() if row not in broken}
-
-
-def _tokens(text: str) -> Iterator[tuple[str, tuple[int, int], tuple[int, int]]]:
-    """Every token with its start and end, lines from 0; an f-string is one token on every Python release."""
-    lines = text.split("\n")
-    opened: list[tuple[int, int]] = []
-    # The first line may be indented, which the tokenizer accepts only after a header.
-    for token in tokenize.generate_tokens(io.StringIO(f"if 1:\n{text}\n").readline):
-        kind = tokenize.tok_name[token.type]
-        start, end = ((row - 2, column) for row, column in (token.start, token.end))
-        if kind.endswith("STRING_START"):
-            opened.append(start)
-        elif kind.endswith("STRING_END"):
-            start = opened.pop()
-            if not opened:
-                # The text matters only if it is on one line; other lines do not change.
-                text = lines[start[0]][start[1] : end[1]] if start[0] == end[0] else ""
-                yield text, start, end
-        elif start[0] >= 0 and token.string.strip() and not opened:
-            yield token.string, start, end
+    return {row: line for row, line in found.items() if row not in broken}
 
 
 def _folded(tokens: Sequence[_Token], indent: str, width: int) -> list[str]:

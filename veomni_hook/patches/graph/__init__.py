@@ -4,7 +4,7 @@ Two functions with the same form compute the same. `canonical` returns the form 
 `reference_form` the form of a kernel's reference function; `match` compares them, `find` searches in a form.
 
 Nodes and forms: `nodes`, `operations`, `normal_forms`. From code to a form: `scope` (names of the module),
-`formula` (the domain for the interpreter, with `calls`, `loops` and `memory`), `forms`. On forms: `matching`.
+`formula` (the domain for the interpreter, with `calls` and `changes`), `forms`. On forms: `matching`.
 """
 
 from veomni_hook.patches.graph.calls import HARMLESS_DECORATORS

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TypeAlias
 
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.scope import local_names
 from veomni_hook.patches.code.tree import decorator_name
 from veomni_hook.patches.graph import normal_forms, operations
-from veomni_hook.patches.graph.memory import roots, write
+from veomni_hook.patches.graph.changes import write
 from veomni_hook.patches.graph.nodes import Node, constant, is_constant
 from veomni_hook.patches.graph.normal_forms import normal_form
-from veomni_hook.patches.graph.operations import DTYPES, Operation, dtype_of, is_dtype, is_number, named_dtype
+from veomni_hook.patches.graph.operations import (
+    DTYPES,
+    Operation,
+    dtype_of,
+    is_dtype,
+    is_number,
+    named_dtype,
+    roots,
+)
 from veomni_hook.patches.graph.scope import Scope
 from veomni_hook.patches.interpreter.domain import Frame, UnclearError
 from veomni_hook.patches.interpreter.walk import bound, evaluate, run, super_name
@@ -35,15 +41,8 @@ HARMLESS_DECORATORS = (
     "compile_friendly",
 )
 
-_CASTS = {
-    "float": "torch.float32",
-    "double": "torch.float64",
-    "half": "torch.float16",
-    "bfloat16": "torch.bfloat16",
-    "long": "torch.int64",
-    "int": "torch.int32",
-    "bool": "torch.bool",
-}
+# Methods that cast to the dtype of their name in torch.
+_CASTS = ("float", "double", "half", "bfloat16", "long", "int", "bool")
 
 
 class Trace:
@@ -77,19 +76,6 @@ class Trace:
         return call
 
 
-@dataclass(slots=True)
-class Arguments:
-    """The evaluated arguments of a call."""
-
-    positional: list[Node]
-    keywords: dict[str, Node]
-
-    @property
-    def plain(self) -> bool:
-        """Whether there are no ``*`` and ``**`` arguments."""
-        return "**" not in self.keywords and all(node.op != "star" for node in self.positional)
-
-
 def call(node: ast.Call, frame: Frame[Node], trace: Trace) -> Node:
     """The value of a call."""
     function = node.func
@@ -100,22 +86,22 @@ def call(node: ast.Call, frame: Frame[Node], trace: Trace) -> Node:
         callee = attribute(receiver, function, frame)
     else:
         callee = Node("global", (), "builtins.super") if parent else evaluate(function, frame)
-    arguments = _arguments(node, frame)
-    if "out" in arguments.keywords:
+    made = _Call(node, frame, trace)
+    if "out" in made.keywords:
         raise UnclearError("out= writes to a tensor", node, writes=True)
     result = None
     if parent is not None:
-        result = _followed(parent, arguments, frame, trace)
+        result = made.followed(parent)
     elif callee.op == "global":
-        result = _call_global(node, str(callee.value), arguments, frame, trace)
+        result = made.of_global(str(callee.value))
     elif isinstance(function, ast.Attribute) and receiver is not None:
         if receiver.op != "self":
-            result = _call_method(node, function, receiver, arguments, frame, trace)
+            result = made.of_tensor(function, receiver)
         elif callee == Node("attribute", (), function.attr):
             method = _method(frame.owner, function.attr, trace)
-            result = _followed(method, arguments, frame, trace) if method is not None else None
+            result = made.followed(method) if method is not None else None
     if result is None:
-        return _unknown_call(node, callee, arguments, trace)
+        return made.unknown(callee)
     if result.origin is not node:
         facts, result = result.facts, result.at(node)
         result.facts.update((fact, None) for fact in ("followed", "own") if fact in facts)
@@ -142,156 +128,197 @@ def attribute(base: Node, node: ast.Attribute, frame: Frame[Node]) -> Node:
     return value if value is not None else Node("getattr", (base,), name, node)
 
 
-def _arguments(node: ast.Call, frame: Frame[Node]) -> Arguments:
-    positional: list[Node] = []
-    for argument in node.args:
-        if isinstance(argument, ast.Starred):
-            value = evaluate(argument.value, frame)
-            positional.extend(value.args if value.op == "tuple" else (Node("star", (value,)),))
-        else:
-            positional.append(evaluate(argument, frame))
-    keywords: dict[str, Node] = {}
-    for keyword in node.keywords:
-        value = evaluate(keyword.value, frame)
-        if keyword.arg is None and "**" in keywords:
-            raise UnclearError("** twice in one call", node)
-        keywords[keyword.arg or "**"] = value
-    return Arguments(positional, keywords)
+class _Call:
+    """A call with its arguments, which are evaluated when it is made.
 
+    Attributes:
+        plain: whether there are no ``*`` and ``**`` arguments.
+    """
 
-def _call_global(
-    node: ast.Call, path: str, arguments: Arguments, frame: Frame[Node], trace: Trace
-) -> Node | None:
-    operation = operations.function(path)
-    if operation is not None and arguments.plain:
-        result = _operation(node, operation, arguments, from_method=path.startswith("torch.Tensor."))
-        if result is not None:
-            return result
-    if path.startswith(":") and (function := trace.scope.functions.get(path[1:])) is not None:
-        return _followed((function, None, False), arguments, frame, trace)
-    package, _, name = path.rpartition(".")
-    if package != "builtins" or arguments.keywords or not arguments.plain or not arguments.positional:
+    def __init__(self, node: ast.Call, frame: Frame[Node], trace: Trace) -> None:
+        self.node = node
+        self.frame = frame
+        self.trace = trace
+        self.positional: list[Node] = []
+        for argument in node.args:
+            if isinstance(argument, ast.Starred):
+                value = evaluate(argument.value, frame)
+                self.positional.extend(value.args if value.op == "tuple" else (Node("star", (value,)),))
+            else:
+                self.positional.append(evaluate(argument, frame))
+        self.keywords: dict[str, Node] = {}
+        for keyword in node.keywords:
+            value = evaluate(keyword.value, frame)
+            if keyword.arg is None and "**" in self.keywords:
+                raise UnclearError("** twice in one call", node)
+            self.keywords[keyword.arg or "**"] = value
+        self.plain = "**" not in self.keywords and all(value.op != "star" for value in self.positional)
+
+    def of_global(self, path: str) -> Node | None:
+        """The result of a function with this full name; None if it is unknown."""
+        operation = operations.function(path)
+        if operation is not None and self.plain:
+            from_method = path.startswith("torch.Tensor.")
+            result = self._operation(operation, self.positional, from_method=from_method)
+            if result is not None:
+                return result
+        if path.startswith(":") and (function := self.trace.scope.functions.get(path[1:])) is not None:
+            return self.followed((function, None, False))
+        package, _, name = path.rpartition(".")
+        if package != "builtins" or self.keywords or not self.plain or not self.positional:
+            return None
+        return self._builtin(name)
+
+    def _builtin(self, name: str) -> Node | None:
+        first, *others = self.positional
+        node = None
+        if name == "getattr" and len(others) == 1 and first.op in ("self", "attribute"):
+            (wanted,) = others
+            if wanted.op == "constant" and isinstance(wanted.value, str):
+                prefix = f"{first.value}." if first.op == "attribute" else ""
+                node = Node("attribute", (), f"{prefix}{wanted.value}", self.node)
+        elif others:
+            pass
+        elif name == "int" and is_number(first):
+            whole = first.op in ("size", "ndim", "floordiv", "len")
+            node = first if whole else Node("int", (first,), None, self.node)
+        elif name in ("tuple", "list") and first.op in ("tuple", "shape", "part"):
+            node = first
+        elif name == "len":
+            operands = ("ndim", first.args) if first.op == "shape" else ("len", (first,))
+            node = Node(*operands, None, self.node)
+        return node
+
+    def of_tensor(self, function: ast.Attribute, receiver: Node) -> Node | None:
+        """The result of a tensor's method, which may change it in place; None if it is unknown."""
+        name = function.attr
+        if name.startswith("__i") and name.endswith("__"):
+            raise UnclearError(f"{name} changes a tensor in place", self.node, writes=True)
+        if not name.endswith("_") or name.endswith("__"):
+            return self._of_method(name, receiver)
+        name = name[:-1]
+        result = self._of_method(name, receiver) or self.unknown(Node("getattr", (receiver,), name))
+        return write(function.value, receiver, normal_forms.updated(receiver, result), self.frame)
+
+    def _of_method(self, name: str, receiver: Node) -> Node | None:
+        if name in ("to", "type", "type_as", *_CASTS):
+            return self._to(name, receiver)
+        operation = operations.method(name)
+        if operation is None or receiver.op in ("tuple", "dict", "shape"):
+            return None
+        if name == "view" and any(map(is_dtype, (*self.positional, *self.keywords.values()))):
+            return None  # reinterprets the bits as another dtype
+        if "**" in self.keywords or (operation.variadic is None and not self.plain):
+            return None
+        return self._operation(operation, [receiver, *self.positional], from_method=True)
+
+    def _to(self, name: str, receiver: Node) -> Node | None:
+        keywords = {key: value for key, value in self.keywords.items() if key not in ("non_blocking", "copy")}
+        values = [*self.positional, *keywords.values()]
+        if name in _CASTS:
+            return None if values else normal_forms.cast(receiver, named_dtype(f"torch.{name}"), self.node)
+        if name == "type_as":
+            other = self.positional[0] if self.positional else keywords.get("other")
+            dtype = None if other is None else dtype_of(other)
+            return None if dtype is None else normal_forms.cast(receiver, dtype, self.node)
+        if not set(keywords) <= {"dtype", "device", "other"} or not values:
+            return None
+        result: Node | None = receiver
+        for value in values:
+            if result is not None:
+                result = self._moved(result, value)
+        return result
+
+    def _moved(self, tensor: Node, value: Node) -> Node | None:
+        """Apply one argument of ``Tensor.to``: a dtype, a device, or a tensor that has both."""
+        if is_dtype(value) or self.keywords.get("dtype") is value:
+            return tensor if value == constant(None) else normal_forms.cast(tensor, value, self.node)
+        named = value.op == "constant" and isinstance(value.value, str)
+        if named or value.op == "device" or self.keywords.get("device") is value:
+            return Node("to_device", (tensor, value), None, self.node)
+        if value.op in ("cast", "mul", "add", "sub", "linear", "mean", "rsqrt"):
+            dtype = dtype_of(value)
+            cast = tensor if dtype is None else normal_forms.cast(tensor, dtype)
+            return Node("to_device", (cast, Node("device", (value,))), None, self.node)
         return None
-    return _call_builtin(node, name, arguments.positional)
+
+    def _operation(self, operation: Operation, positional: list[Node], *, from_method: bool) -> Node | None:
+        """The node of a known operation; None if the arguments do not fit its parameters."""
+        operands = _operands(operation, positional, self.keywords, from_method=from_method)
+        if operands is None:
+            return None
+        self._refuse_inplace(operands.pop("inplace", None))
+        args = [value for name, value in operands.items() if not name.startswith("_")]
+        return normal_form(operation.name, args, self.node)
+
+    def _refuse_inplace(self, flag: Node | None) -> None:
+        if flag is not None and not is_constant(flag, value=False):
+            raise UnclearError("inplace= changes a tensor in place", self.node, writes=True)
+
+    def unknown(self, callee: Node) -> Node:
+        """The value of a call of code that is not known."""
+        self._refuse_inplace(self.keywords.get("inplace"))
+        path = str(callee.value) if callee.op == "global" else ""
+        if path.startswith("torch.nn.functional.") and constant(value=True) in self.positional:
+            raise UnclearError(f"{path} may change its argument in place", self.node, writes=True)
+        names = tuple(sorted(self.keywords))
+        args = (callee, *self.positional, *(self.keywords[name] for name in names))
+        if operations.is_pure(path):
+            return Node("call", args, (len(self.positional), names, 0), self.node)
+        if path.endswith("_") and not path.endswith("__"):
+            raise UnclearError(f"{path} changes its argument in place", self.node, writes=True)
+        return self.trace.opaque(args, names, self.node)
+
+    def followed(self, callee: Callee) -> Node | None:
+        """The result of a call of a function of this file; None if the call is not followed.
+
+        Raises:
+            UnclearError: the function changes an argument in place.
+        """
+        function, home, on_self = callee
+        frame, calls = self.frame, self.trace.calls
+        decorators = [decorator_name(decorator) for decorator in function.decorator_list]
+        if (
+            isinstance(function, ast.AsyncFunctionDef)
+            or not self.plain
+            or frame.depth >= _MOST_CALLS
+            or any(name not in HARMLESS_DECORATORS for name in decorators)
+        ):
+            return None
+        on_instance = on_self and "staticmethod" not in decorators
+        positional = [Node("self"), *self.positional] if on_instance else self.positional
+        values = _parameter_values(function, positional, self.keywords)
+        if values is None:
+            return None
+        inner = Frame(frame.domain, values, local_names(function), frame.depth + 1)
+        inner.effects = frame.effects
+        inner.borrowed = frozenset(root for value in values.values() for root in roots(value))
+        if on_self:
+            inner.owner, inner.home = frame.owner, home
+            inner.values.update(_attributes(frame))
+        known, effects = len(calls), len(frame.effects)
+        try:
+            result = run(function.body, inner)
+        except UnclearError as error:
+            # A call that is not followed becomes an unknown call, unless it may have changed known values.
+            if error.writes:
+                raise
+            del calls[known:], frame.effects[effects:]
+            return None
+        if on_self:
+            frame.values.update(_attributes(inner))
+        if result is not None and result.op == "raise":
+            return None
+        frame.domain.followed[f"{home.name}.{function.name}" if home is not None else function.name] = None
+        value = Node("constant") if result is None else Node(result.op, result.args, result.value)
+        value.facts["followed"] = None
+        return value
 
 
-def _call_builtin(node: ast.Call, name: str, arguments: list[Node]) -> Node | None:
-    first = arguments[0]
-    if name == "getattr" and len(arguments) == 2 and first.op in ("self", "attribute"):
-        wanted = arguments[1]
-        if wanted.op == "constant" and isinstance(wanted.value, str):
-            prefix = f"{first.value}." if first.op == "attribute" else ""
-            return Node("attribute", (), f"{prefix}{wanted.value}", node)
-    elif len(arguments) != 1:
-        return None
-    elif name == "int" and is_number(first):
-        whole = first.op in ("size", "ndim", "floordiv", "len")
-        return first if whole else Node("int", (first,), None, node)
-    elif name in ("tuple", "list") and first.op in ("tuple", "shape", "part"):
-        return first
-    elif name == "len":
-        return (
-            Node("ndim", first.args, None, node) if first.op == "shape" else Node("len", (first,), None, node)
-        )
-    return None
-
-
-def _call_method(
-    node: ast.Call,
-    function: ast.Attribute,
-    receiver: Node,
-    arguments: Arguments,
-    frame: Frame[Node],
-    trace: Trace,
-) -> Node | None:
-    """The result of a tensor's method; None if the method is unknown."""
-    name = function.attr
-    if name.startswith("__i") and name.endswith("__"):
-        raise UnclearError(f"{name} changes a tensor in place", node, writes=True)
-    if name.endswith("_") and not name.endswith("__"):
-        return _call_in_place(node, function, receiver, arguments, frame, trace)
-    if name in ("to", "type", "type_as", *_CASTS):
-        return _to(node, name, receiver, arguments)
-    operation = operations.method(name)
-    if operation is None or receiver.op in ("tuple", "dict", "shape"):
-        return None
-    if name == "view" and any(map(is_dtype, (*arguments.positional, *arguments.keywords.values()))):
-        return None  # reinterprets the bits as another dtype
-    if "**" in arguments.keywords or (operation.variadic is None and not arguments.plain):
-        return None
-    operands = Arguments([receiver, *arguments.positional], arguments.keywords)
-    return _operation(node, operation, operands, from_method=True)
-
-
-def _call_in_place(
-    node: ast.Call,
-    function: ast.Attribute,
-    receiver: Node,
-    arguments: Arguments,
-    frame: Frame[Node],
-    trace: Trace,
-) -> Node:
-    name = function.attr[:-1]
-    operation = operations.method(name)
-    result = None
-    if operation is not None and arguments.plain:
-        operands = Arguments([receiver, *arguments.positional], arguments.keywords)
-        result = _operation(node, operation, operands, from_method=True)
-    if result is None:
-        result = _unknown_call(node, Node("getattr", (receiver,), name), arguments, trace)
-    return write(function.value, receiver, normal_forms.updated(receiver, result), frame)
-
-
-def _to(node: ast.Call, name: str, receiver: Node, arguments: Arguments) -> Node | None:
-    positional, keywords = arguments.positional, dict(arguments.keywords)
-    for flag in ("non_blocking", "copy"):
-        keywords.pop(flag, None)
-    if name in _CASTS:
-        alone = not positional and not keywords
-        return normal_forms.cast(receiver, named_dtype(_CASTS[name]), node) if alone else None
-    if name == "type_as":
-        other = positional[0] if positional else keywords.get("other")
-        dtype = None if other is None else dtype_of(other)
-        return None if dtype is None else normal_forms.cast(receiver, dtype, node)
-    if not set(keywords) <= {"dtype", "device", "other"} or not (positional or keywords):
-        return None
-    result: Node | None = receiver
-    for value in [*positional, *keywords.values()]:
-        if result is not None:
-            result = _moved(node, result, value, keywords)
-    return result
-
-
-def _moved(node: ast.Call, tensor: Node, value: Node, keywords: Mapping[str, Node]) -> Node | None:
-    """Apply one argument of ``Tensor.to``: a dtype, a device, or a tensor that has both."""
-    if is_dtype(value) or keywords.get("dtype") is value:
-        return tensor if value == constant(None) else normal_forms.cast(tensor, value, node)
-    named = value.op == "constant" and isinstance(value.value, str)
-    if named or value.op == "device" or keywords.get("device") is value:
-        return Node("to_device", (tensor, value), None, node)
-    if value.op in ("cast", "mul", "add", "sub", "linear", "mean", "rsqrt"):
-        dtype = dtype_of(value)
-        cast = tensor if dtype is None else normal_forms.cast(tensor, dtype)
-        return Node("to_device", (cast, Node("device", (value,))), None, node)
-    return None
-
-
-def _operation(
-    node: ast.Call, operation: Operation, arguments: Arguments, *, from_method: bool
-) -> Node | None:
-    """The node of a known operation; None if the arguments do not fit its parameters."""
-    operands = _operands(operation, arguments, from_method=from_method)
-    if operands is None:
-        return None
-    if not is_constant(operands.pop("inplace", constant(value=False)), value=False):
-        raise UnclearError("inplace= changes a tensor in place", node, writes=True)
-    args = [value for name, value in operands.items() if not name.startswith("_")]
-    return normal_form(operation.name, args, node)
-
-
-def _operands(operation: Operation, arguments: Arguments, *, from_method: bool) -> dict[str, Node] | None:
+def _operands(
+    operation: Operation, positional: list[Node], keywords: dict[str, Node], *, from_method: bool
+) -> dict[str, Node] | None:
     """The operand for each parameter, in order; None if the arguments do not fit."""
-    positional = arguments.positional
     names = operation.parameters
     if from_method and operation.variadic is not None:
         head, rest = positional[: operation.variadic], positional[operation.variadic :]
@@ -300,19 +327,16 @@ def _operands(operation: Operation, arguments: Arguments, *, from_method: bool) 
     if len(positional) > len(names):
         return None
     bound: dict[str, Node] = dict(zip(names, positional, strict=False))
-    for keyword, value in arguments.keywords.items():
+    for keyword, value in keywords.items():
         # numpy's names, which reductions accept as well
         name = {"axis": "dim", "keepdims": "keepdim"}.get(keyword, keyword)
         if name not in names or name in bound:
             return None
         bound[name] = value
     for name, default in zip(names, operation.defaults, strict=True):
-        if name not in bound:
-            if default is None:
-                return None
-            literal = ast.literal_eval(default)
-            bound[name] = Node("tuple") if literal == () else constant(literal)
-    return {name: bound[name] for name in names}
+        if default is not None:
+            bound.setdefault(name, default)
+    return {name: bound[name] for name in names} if len(bound) == len(names) else None
 
 
 def _sequence(arguments: list[Node]) -> Node:
@@ -326,71 +350,10 @@ def _sequence(arguments: list[Node]) -> Node:
     return Node("tuple", tuple(arguments))
 
 
-def _unknown_call(node: ast.Call, callee: Node, arguments: Arguments, trace: Trace) -> Node:
-    positional, keywords = arguments.positional, arguments.keywords
-    if not is_constant(keywords.get("inplace", constant(value=False)), value=False):
-        raise UnclearError("inplace= changes a tensor in place", node, writes=True)
-    path = str(callee.value) if callee.op == "global" else ""
-    if path.startswith("torch.nn.functional.") and constant(value=True) in positional:
-        raise UnclearError(f"{path} may change its argument in place", node, writes=True)
-    names = tuple(sorted(keywords))
-    args = (callee, *positional, *(keywords[name] for name in names))
-    if operations.is_pure(path):
-        return Node("call", args, (len(positional), names, 0), node)
-    if path.endswith("_") and not path.endswith("__"):
-        raise UnclearError(f"{path} changes its argument in place", node, writes=True)
-    return trace.opaque(args, names, node)
-
-
 def _method(owner: ast.ClassDef | None, name: str, trace: Trace, *, above: bool = False) -> Callee | None:
     """A method of ``self`` whose class is ``owner``, or, with ``above``, of ``super()`` in that class."""
     method = trace.scope.method(owner, name, above=above) if owner is not None and name else None
     return (*method, True) if method is not None else None
-
-
-def _followed(callee: Callee, arguments: Arguments, frame: Frame[Node], trace: Trace) -> Node | None:
-    """The result of a call of a function of this file; None if the call is not followed.
-
-    Raises:
-        UnclearError: the function changes an argument in place.
-    """
-    function, home, on_self = callee
-    decorators = [decorator_name(decorator) for decorator in function.decorator_list]
-    if (
-        isinstance(function, ast.AsyncFunctionDef)
-        or not arguments.plain
-        or frame.depth >= _MOST_CALLS
-        or any(name not in HARMLESS_DECORATORS for name in decorators)
-    ):
-        return None
-    on_instance = on_self and "staticmethod" not in decorators
-    positional = [Node("self"), *arguments.positional] if on_instance else arguments.positional
-    values = _parameter_values(function, positional, arguments.keywords)
-    if values is None:
-        return None
-    inner = Frame(frame.domain, values, local_names(function), frame.depth + 1)
-    inner.effects = frame.effects
-    inner.borrowed = frozenset(root for value in values.values() for root in roots(value))
-    if on_self:
-        inner.owner, inner.home = frame.owner, home
-        inner.values.update(_attributes(frame))
-    calls, effects = len(trace.calls), len(frame.effects)
-    try:
-        result = run(function.body, inner)
-    except UnclearError as error:
-        # A call that is not followed becomes an unknown call, unless it may have changed known values.
-        if error.writes:
-            raise
-        del trace.calls[calls:], frame.effects[effects:]
-        return None
-    if on_self:
-        frame.values.update(_attributes(inner))
-    if result is not None and result.op == "raise":
-        return None
-    frame.domain.followed[f"{home.name}.{function.name}" if home is not None else function.name] = None
-    value = Node("constant") if result is None else Node(result.op, result.args, result.value)
-    value.facts["followed"] = None
-    return value
 
 
 def _attributes(frame: Frame[Node]) -> dict[str, Node]:

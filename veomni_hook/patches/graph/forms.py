@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 
 from veomni_hook.patches.code.document import FunctionNode
-from veomni_hook.patches.code.scope import local_names, parameter_names
+from veomni_hook.patches.code.scope import local_names, parameters
 from veomni_hook.patches.code.tree import binding
 from veomni_hook.patches.graph.formula import Formula
 from veomni_hook.patches.graph.matching import ANY, Difference, Match, Rule, find, match
@@ -23,7 +23,6 @@ from veomni_hook.patterns import pattern_file, pattern_source
 
 __all__ = [
     "canonical",
-    "interpreted",
     "recognised",
     "reference_form",
     "reference_names",
@@ -49,16 +48,14 @@ def canonical(
         body: follow only these statements; names that the other statements bind are unknown then.
     """
     if body is not None:
-        return interpreted(function, scope, owner, body)
+        return _interpreted(function, scope, owner, body)
     key = (id(function), id(owner))
-    form = scope.cache.get(key)
-    if form is None:
-        form = scope.cache[key] = interpreted(function, scope, owner, function.body)
-    assert isinstance(form, Form | Unknown)  # noqa: S101
-    return form
+    if key not in scope.cache:
+        scope.cache[key] = _interpreted(function, scope, owner, function.body)
+    return scope.cache[key]
 
 
-def interpreted(
+def _interpreted(
     function: FunctionNode,
     scope: Scope,
     owner: ast.ClassDef | None,
@@ -76,11 +73,9 @@ def interpreted(
         return Unknown("an async function is not followed", function.lineno)
     static = any(getattr(decorator, "id", "") == "staticmethod" for decorator in function.decorator_list)
     receiver = receiver_name(function) if owner is not None and not static else ""
-    spec = function.args
-    parameters = [*spec.posonlyargs, *spec.args, spec.vararg, *spec.kwonlyargs, spec.kwarg]
-    names = tuple(p.arg for p in parameters if p is not None and p.arg != receiver)
-    values = {name: Node("argument", (), name) for name in parameter_names(function)}
-    for parameter in (*spec.posonlyargs, *spec.args, *spec.kwonlyargs) if activations else ():
+    names = tuple(p.arg for p in parameters(function) if p.arg != receiver)
+    values = {p.arg: Node("argument", (), p.arg) for p in parameters(function)}
+    for parameter in parameters(function) if activations else ():
         annotation = "" if parameter.annotation is None else ast.unparse(parameter.annotation)
         if "Callable" in annotation:
             values[parameter.arg].facts["elementwise"] = None
@@ -158,7 +153,7 @@ def reference_form(path: str, function: str) -> Form:
     node = scope.functions.get(function)
     if node is None:
         raise ValueError(f"{path} defines no function {function}")
-    form = interpreted(node, scope, None, node.body, activations=True)
+    form = _interpreted(node, scope, None, node.body, activations=True)
     if isinstance(form, Unknown):
         raise ValueError(f"{function} in {path}, line {form.lineno}: {form.reason}")
     return form

@@ -8,8 +8,7 @@ from collections.abc import Iterable, Sequence
 from veomni_hook.patches.code.tree import walk_ast
 from veomni_hook.patches.graph import normal_forms
 from veomni_hook.patches.graph.calls import Trace, attribute, call
-from veomni_hook.patches.graph.loops import loop
-from veomni_hook.patches.graph.memory import write
+from veomni_hook.patches.graph.changes import loop, write
 from veomni_hook.patches.graph.nodes import UNBOUND, Node, constant
 from veomni_hook.patches.graph.operations import DTYPES, is_number
 from veomni_hook.patches.graph.scope import Scope

@@ -7,7 +7,16 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
-from veomni_hook.patches.graph.nodes import COMMUTATIVE, Form, Node, brief, constant, has_source, walk
+from veomni_hook.patches.graph.nodes import (
+    COMMUTATIVE,
+    Form,
+    Node,
+    brief,
+    constant,
+    has_source,
+    rebuild,
+    walk,
+)
 from veomni_hook.patches.graph.normal_forms import renormalised
 from veomni_hook.patches.reasons import Code, Reason
 
@@ -130,8 +139,7 @@ def find(
 ) -> Iterator[Match]:
     """Every node of a form that a formula matches, outermost first, including effects and all branches."""
     formula = _result(pattern)
-    roots = (where.result, *where.effects) if isinstance(where, Form) else (where,)
-    for node in walk(*roots):
+    for node in walk(*_roots(where)):
         if node.op == formula.op or formula.op in ("argument", "call"):
             result = match(formula, node, rules)
             if isinstance(result, Match):
@@ -140,6 +148,10 @@ def find(
 
 def _result(form: Form | Node) -> Node:
     return form.result if isinstance(form, Form) else form
+
+
+def _roots(form: Form | Node) -> tuple[Node, ...]:
+    return (form.result, *form.effects) if isinstance(form, Form) else (form,)
 
 
 class _Matcher:
@@ -273,7 +285,7 @@ def branches(form: Form | Node) -> list[Leaf]:
     Only tests that affect the result count; a test that another one makes redundant is omitted. With more
     than six tests the whole node is one leaf.
     """
-    node = form.result if isinstance(form, Form) else form
+    node = _result(form)
     leaves: list[Leaf] = []
     todo: list[Leaf] = [Leaf((), node)]
     while todo:
@@ -295,21 +307,11 @@ def decided(node: Node, test: Node, *, outcome: bool) -> Node:
     side = 1 if outcome else 2
     done: dict[bytes, Node] = {}
 
-    def visit(current: Node) -> Node:
-        result = done.get(current.key)
-        if result is None:
-            if current.op == "branch" and current.args[0] == test:
-                result = visit(current.args[side])
-            else:
-                args = tuple(visit(argument) for argument in current.args)
-                kept = all(new is old for new, old in zip(args, current.args, strict=True))
-                result = (
-                    current if kept else renormalised(Node(current.op, args, current.value, current.origin))
-                )
-            done[current.key] = result
-        return result
+    def chosen(current: Node) -> Node | None:
+        decides = current.op == "branch" and current.args[0] == test
+        return rebuild(current.args[side], chosen, renormalised, done) if decides else None
 
-    return visit(node)
+    return rebuild(node, chosen, renormalised, done)
 
 
 _NAMED = ("argument", "attribute")
@@ -321,7 +323,7 @@ def digest(form: Form | Node) -> str:
     Names are removed before operands are sorted, so a new name cannot change the order. Arguments are
     distinguished by their order in the signature, attributes by their first occurrence in the form.
     """
-    roots = (form.result, *form.effects) if isinstance(form, Form) else (form,)
+    roots = _roots(form)
     unnamed: dict[bytes, bytes] = {}
     for root in roots:
         _digest_without_names(root, unnamed)
@@ -334,19 +336,12 @@ def digest(form: Form | Node) -> str:
     return blake2b(text, digest_size=8).hexdigest()
 
 
-def _digest_without_names(root: Node, unnamed: dict[bytes, bytes]) -> None:
-    """Store a digest without names for every node under ``root``."""
-    todo = [root]
-    while todo:
-        node = todo[-1]
-        missing = [argument for argument in node.args if argument.key not in unnamed]
-        if missing and node.key not in unnamed:
-            todo.extend(missing)
-            continue
-        todo.pop()
-        if node.key not in unnamed:
-            parts = [unnamed[argument.key] for argument in node.args]
-            unnamed[node.key] = _hashed(node, sorted(parts) if node.op in COMMUTATIVE else parts)
+def _digest_without_names(node: Node, unnamed: dict[bytes, bytes]) -> bytes:
+    """The digest of a node without names; ``unnamed`` gets it for every node under it."""
+    if node.key not in unnamed:
+        parts = [_digest_without_names(argument, unnamed) for argument in node.args]
+        unnamed[node.key] = _hashed(node, sorted(parts) if node.op in COMMUTATIVE else parts)
+    return unnamed[node.key]
 
 
 def _numbered(

@@ -8,7 +8,7 @@ function computes. `source` writes a node as code for guards, `brief` for messag
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
 
@@ -77,14 +77,7 @@ class Node:
         return hash(self.key)
 
     def __repr__(self) -> str:
-        if self.op in ("argument", "constant", "global"):
-            return f"{self.value}"
-        if self.op == "attribute":
-            return f"self.{self.value}"
-        parts = [repr(argument) for argument in self.args]
-        if self.value is not None:
-            parts.append(f"{self.value!r}")
-        return f"{self.op}({', '.join(parts)})"
+        return brief(self)
 
     @property
     def lineno(self) -> int:
@@ -122,38 +115,28 @@ def walk(*roots: Node) -> Iterator[Node]:
             todo.extend(reversed(node.args))
 
 
-def rebuild(node: Node, replace: Callable[[Node], Node | None], make: Callable[[Node], Node]) -> Node:
+def rebuild(
+    node: Node,
+    replace: Callable[[Node], Node | None],
+    make: Callable[[Node], Node],
+    done: dict[bytes, Node] | None = None,
+) -> Node:
     """Replace nodes, from the leaves up.
 
     Args:
         node: the graph.
         replace: returns the replacement of a node, or None to continue with its operands.
         make: returns the normal form of a node whose operands have changed.
+        done: the results by key, for a ``replace`` that rebuilds other nodes the same way.
     """
-    done: dict[bytes, Node] = {}
-    todo = [node]
-    while todo:
-        current = todo[-1]
-        if current.key in done:
-            todo.pop()
-            continue
-        replaced = replace(current)
-        if replaced is None:
-            missing = [argument for argument in current.args if argument.key not in done]
-            if missing:
-                todo.extend(missing)
-                continue
-            replaced = _with_args(current, [done[argument.key] for argument in current.args], make)
-        done[current.key] = replaced
-        todo.pop()
-    return done[node.key]
-
-
-def _with_args(node: Node, args: Iterable[Node], make: Callable[[Node], Node]) -> Node:
-    changed = tuple(args)
-    if all(new is old for new, old in zip(changed, node.args, strict=True)):
-        return node
-    return make(Node(node.op, changed, node.value, node.origin))
+    done = {} if done is None else done
+    result = done.get(node.key) or replace(node)
+    if result is None:
+        args = tuple(rebuild(argument, replace, make, done) for argument in node.args)
+        kept = all(new is old for new, old in zip(args, node.args, strict=True))
+        result = node if kept else make(Node(node.op, args, node.value, node.origin))
+    done[node.key] = result
+    return result
 
 
 @dataclass(frozen=True, slots=True)

@@ -284,11 +284,11 @@ _Origin = ast.expr | None
 
 
 def normal_form(op: str, args: Sequence[Node], origin: ast.expr | None = None) -> Node:
-    """The normal form of an operation of `torch_operations` with all its operands, in order."""
+    """The normal form of an operation of `operations` with all its operands, in order."""
     normalise = _OF_OPERATIONS.get(op)
     if normalise is not None:
         return normalise(*args, origin)
-    return Node(_RENAMED.get(op, op), tuple(args), None, origin)
+    return Node(op, tuple(args), None, origin)
 
 
 def renormalised(node: Node) -> Node:
@@ -346,7 +346,7 @@ def _where(condition: Node, met: Node, unmet: Node, origin: _Origin) -> Node:
     return Node("where", (condition, met, unmet), None, origin)
 
 
-# By the name of an operation in `torch_operations`.
+# By the name of an operation in `operations`.
 _OF_OPERATIONS: dict[str, Callable[..., Node]] = {
     "add": partial(_scaled, "add"),
     "sub": partial(_scaled, "sub"),
@@ -366,15 +366,6 @@ _OF_OPERATIONS: dict[str, Callable[..., Node]] = {
     # Only the layout in memory changes.
     "contiguous": lambda tensor, memory_format, origin: tensor,
     **{op: partial(compare, op) for op in ("eq", "ne", "lt", "le", "gt", "ge")},
-}
-
-_RENAMED = {
-    "floor_divide": "floordiv",
-    "remainder": "mod",
-    "dim": "ndim",
-    # `reshape` has the same values, and also works where `view` raises.
-    "view": "reshape",
-    "view_as": "reshape_as",
 }
 
 # By `Node.op`.

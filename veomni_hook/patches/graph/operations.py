@@ -10,8 +10,11 @@ promotes every other operand, and the canonical form contains this cast.
 
 from __future__ import annotations
 
+import ast
+from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
+from itertools import product
 
 from veomni_hook.patches.graph.nodes import Node, constant
 
@@ -25,163 +28,173 @@ __all__ = [
     "has_dimension",
     "is_dtype",
     "is_float",
+    "is_fresh",
     "is_number",
     "is_pure",
     "method",
     "named_dtype",
+    "roots",
 ]
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """Parameters of an operation: names, and defaults as Python values in source form (None: required).
+    """Parameters of an operation: names, and defaults (None: required).
 
     ``variadic`` is the number of the parameter that a method also accepts as separate arguments.
     """
 
     name: str
     parameters: tuple[str, ...]
-    defaults: tuple[str | None, ...]
+    defaults: tuple[Node | None, ...]
     variadic: int | None = None
 
 
-# t: torch.<name>, f: torch.nn.functional.<name>, m: Tensor.<name>. A star marks a parameter that a method
-# also accepts as separate arguments. Names separated by a slash are the same operation.
+# t: torch.<name>, f: torch.nn.functional.<name>, m: Tensor.<name>, -: what only nodes are. A star marks a
+# parameter that a method also accepts as separate arguments. Names separated by a slash are the same
+# operation (`reshape` has the values of `view`, and works where that raises); `mod=` in front of them names
+# their node. After the colon stands what is known of the result:
+#
+# keep    It has the dtype of the first operand.
+# float   It has, if that is a floating-point dtype. Matrix products are missing: theirs depends on autocast.
+# common  It has the dtype of all operands, if they agree.
+# bool, int64
+# dtype   The operand of this name decides, unless it is None.
+# shape   It has the shape of the first operand.
+# dim     It has a dimension.
+# own     It has its own memory.
+# parts   It is a sequence of tensors, each with its own memory.
+# view    It may be the first operand, or a view of it.
+# holds   It may be any operand, or a view of it.
+# items   An item of it is a tensor of the same dtype.
 _TABLE = """
-tm mul/multiply input other
-tm sub/subtract input other alpha=1
-tm add input other alpha=1
-tm div/divide input other rounding_mode=None
-tm floor_divide input other
-tm remainder input other
-tm neg/negative input
-tm pow input exponent
-tm square input
-tm sqrt input
-tm rsqrt input
-tm reciprocal input
-tm abs/absolute input
-tm exp input
-tm log input
-tm log1p input
-tm sin input
-tm cos input
-tm erf input
+tm mul/multiply input other : common own items
+tm sub/subtract input other alpha=1 : common own items
+tm add input other alpha=1 : common own items
+tm div/divide input other rounding_mode=None : common own items
+tm floordiv=floor_divide input other : own
+tm mod=remainder input other : own
+tm neg/negative input : keep own shape
+tm pow input exponent : float own
+tm square input : keep own shape
+tm sqrt input : float own shape
+tm rsqrt input : float own shape
+tm reciprocal input : float
+tm abs/absolute input : keep own shape
+tm exp input : float own shape
+tm log input : float own shape
+tm log1p input : float
+tm sin input : float own shape
+tm cos input : float own shape
+tm erf input : float
 tm floor input
 tm round input decimals=0
 tm sign input
-tmf sigmoid input
-tmf tanh input
-tm relu input
+tmf sigmoid input : float own shape
+tmf tanh input : float own shape
+tm relu input : keep own shape
 f relu input inplace=False
-f silu input inplace=False
-f gelu input approximate='none'
-f softplus input beta=1 threshold=20
-tm maximum input other
-tm minimum input other
-tm clamp/clip input min=None max=None
-tm clamp_min input min
-tm clamp_max input max
-tm mean input dim=None keepdim=False dtype=None
-tm sum input dim=None keepdim=False dtype=None
-tm amax input dim=() keepdim=False
-tm amin input dim=() keepdim=False
-tm argmax input dim=None keepdim=False
-tm topk input k dim=-1 largest=True sorted=True
-tm sort input dim=-1 descending=False
-tm argsort input dim=-1 descending=False
-tm cumsum input dim dtype=None
-tm gather input dim index
-tm scatter input dim index src
-tm scatter_add input dim index src
-tm index_add input dim index source alpha=1
-tm index_select input dim index
-tm masked_fill input mask value
-tm masked_select input mask
-tm nonzero input as_tuple=False
-tm eq input other
-tm ne/not_equal input other
-tm lt/less input other
-tm le/less_equal input other
+f silu input inplace=False : keep own shape
+f gelu input approximate='none' : keep own shape
+f softplus input beta=1 threshold=20 : keep own shape
+tm maximum input other : common own
+tm minimum input other : common own
+tm clamp/clip input min=None max=None : float own
+tm clamp_min input min : float own
+tm clamp_max input max : float own
+tm mean input dim=None keepdim=False dtype=None : keep dtype own
+tm sum input dim=None keepdim=False dtype=None : float dtype own
+tm amax input dim=() keepdim=False : keep
+tm amin input dim=() keepdim=False : keep
+tm argmax input dim=None keepdim=False : int64
+tm topk input k dim=-1 largest=True sorted=True : parts
+tm sort input dim=-1 descending=False : parts
+tm argsort input dim=-1 descending=False : int64
+tm cumsum input dim dtype=None : float dtype own
+tm gather input dim index : keep own
+tm scatter input dim index src : keep own
+tm scatter_add input dim index src : own
+tm index_add input dim index source alpha=1 : keep own
+tm index_select input dim index : keep own
+tm masked_fill input mask value : keep own
+tm masked_select input mask : keep
+tm nonzero input as_tuple=False : int64
+tm eq input other : bool own
+tm ne/not_equal input other : bool own
+tm lt/less input other : bool own
+tm le/less_equal input other : bool own
 tm gt/greater input other
 tm ge/greater_equal input other
-tm logical_not input
-tm logical_and input other
-tm logical_or input other
-t where condition input=() other=()
-f one_hot tensor num_classes=-1
-f linear input weight bias=None
-f softmax input dim=None _stacklevel=3 dtype=None
+tm logical_not input : bool own
+tm logical_and input other : bool own
+tm logical_or input other : bool own
+t where condition input=() other=() : common own
+f one_hot tensor num_classes=-1 : int64 own
+f linear input weight bias=None : own
+f softmax input dim=None _stacklevel=3 dtype=None : keep dtype own shape
 tm softmax input dim dtype=None
-f log_softmax input dim=None _stacklevel=3 dtype=None
-tm matmul input other
-tm mm input other
-tm bmm input mat2
+f log_softmax input dim=None _stacklevel=3 dtype=None : keep dtype own
+tm matmul/mm input other : own
+tm bmm input mat2 : own
 t einsum equation operands
-t cat/concat/concatenate tensors dim=0
-t stack tensors dim=0
-tm unsqueeze input dim
-tm squeeze input dim=()
-tm transpose/swapaxes/swapdims input dim0 dim1
+t cat/concat/concatenate tensors dim=0 : common own items dim
+t stack tensors dim=0 : common own items dim
+tm unsqueeze input dim : keep view items dim
+tm squeeze input dim=() : keep view
+tm transpose/swapaxes/swapdims input dim0 dim1 : keep view
 tm t input
-m permute input *dims
+m permute input *dims : keep view
 t permute input dims
-m view input *shape
-m reshape input *shape
+m reshape/view input *shape : keep view
 t reshape input shape
-m expand input *shape
-m repeat input *repeats
-tm flatten input start_dim=0 end_dim=-1
-tm unflatten input dim sizes
-tm chunk input chunks dim=0
-tm split input split_size_or_sections dim=0
-tm unbind input dim=0
+m expand input *shape : keep view
+m repeat input *repeats : keep own
+tm flatten input start_dim=0 end_dim=-1 : keep view dim
+tm unflatten input dim sizes : keep view dim
+tm chunk input chunks dim=0 : keep view items dim
+tm split input split_size_or_sections dim=0 : keep view items dim
+tm unbind input dim=0 : keep view items
 tm narrow input dim start length
-tm select input dim index
-tm repeat_interleave input repeats=None dim=None output_size=None
-tm roll input shifts dims=None
-tm flip input *dims
-tm clone input memory_format=None
-tm detach input
+tm select input dim index : keep view
+tm repeat_interleave input repeats=None dim=None output_size=None : keep own
+tm roll input shifts dims=None : keep
+tm flip input *dims : keep
+tm clone input memory_format=None : keep own shape
+tm detach input : keep view shape
 m contiguous input memory_format=None
 m size input dim=None
-m dim input
-m expand_as input other
-m view_as input other
-m reshape_as input other
-t zeros_like input dtype=None layout=None device=None requires_grad=False memory_format=None
-t ones_like input dtype=None layout=None device=None requires_grad=False memory_format=None
-t zeros *size dtype=None device=None
-t arange start end=None step=1 dtype=None device=None
-t outer input vec2
-t view_as_complex input
-t view_as_real input
+m ndim=dim input
+m expand_as input other : keep view
+m reshape_as/view_as input other : keep view
+t zeros_like input dtype=None layout=None device=None requires_grad=False memory_format=None : keep dtype own
+t ones_like input dtype=None layout=None device=None requires_grad=False memory_format=None : keep dtype own
+t zeros *size dtype=None device=None : dtype own
+t arange start end=None step=1 dtype=None device=None : own
+t outer input vec2 : own
+t view_as_complex input : view
+t view_as_real input : view
 t polar abs angle
-f rms_norm input normalized_shape weight=None eps=None
-f layer_norm input normalized_shape weight=None bias=None eps=1e-05
-f normalize input p=2.0 dim=1 eps=1e-12
+f rms_norm input normalized_shape weight=None eps=None : keep
+f layer_norm input normalized_shape weight=None bias=None eps=1e-05 : keep
+f normalize input p=2.0 dim=1 eps=1e-12 : float
+- argument : dim
+- cast : view items shape
+- item part index getattr carried : view
+- slice : keep view dim
+- to_device within : keep view shape
+- setitem : keep own
+- branch : common holds
+- loop call tuple star dict and or : holds
 """
-
-# Operations that are special cases of another one.
-_SPECIAL_CASES = {"mm": "matmul"}
 
 #: Every name of a dtype to one name.
 DTYPES = {
-    f"torch.{alias}": f"torch.{name}"
-    for name, aliases in {
-        "float32": "float32 float",
-        "float64": "float64 double",
-        "float16": "float16 half",
-        "bfloat16": "bfloat16",
-        "int64": "int64 long",
-        "int32": "int32 int",
-        "int16": "int16 short",
-        "int8": "int8",
-        "uint8": "uint8",
-        "bool": "bool",
-        "complex64": "complex64 cfloat",
-    }.items()
-    for alias in aliases.split()
+    f"torch.{alias}": f"torch.{names.partition('/')[0]}"
+    for names in (
+        "float32/float float64/double float16/half bfloat16 int64/long int32/int int16/short int8 uint8 bool "
+        "complex64/cfloat".split()
+    )
+    for alias in names.split("/")
 }
 
 # Functions of torch whose result does not depend on their arguments alone, or that have side effects.
@@ -197,40 +210,55 @@ _PURE_BUILTINS = frozenset(
 )
 
 
-@cache
-def _table() -> dict[tuple[str, str], Operation]:
-    table: dict[tuple[str, str], Operation] = {}
-    for line in _TABLE.split("\n"):
-        if not line:
-            continue
-        places, names, *parameters = line.split(" ")
-        pairs = [parameter.partition("=") for parameter in parameters]
-        name, *aliases = names.split("/")
-        canonical = _SPECIAL_CASES.get(name, name)
-        operation = Operation(
-            canonical,
-            tuple(parameter.lstrip("*") for parameter, _, _ in pairs),
-            tuple(default if sign else None for _, sign, default in pairs),
-            next((i for i, (parameter, _, _) in enumerate(pairs) if parameter.startswith("*")), None),
-        )
-        for place in places:
-            for spelling in (name, *aliases):
-                table.setdefault((place, spelling), operation)
-    return table
+_OPERATIONS: dict[tuple[str, str], Operation] = {}
+_FLAGGED: defaultdict[str, set[str]] = defaultdict(set)
+_DTYPE_OPERAND: dict[str, int] = {}
+
+
+def _default(text: str) -> Node:
+    literal = ast.literal_eval(text)
+    return Node("tuple") if literal == () else constant(literal)
+
+
+def _read(line: str) -> None:
+    """Put a line of the table into the operations by place and spelling, and the names of nodes by flag."""
+    declared, _, flags = line.partition(" : ")
+    places, names, *parameters = declared.split(" ")
+    node, _, spellings = names.rpartition("=")
+    pairs = [parameter.partition("=") for parameter in parameters]
+    operation = Operation(
+        node or spellings.partition("/")[0],
+        tuple(parameter.lstrip("*") for parameter, _, _ in pairs),
+        tuple(_default(text) if sign else None for _, sign, text in pairs),
+        next((i for i, (parameter, _, _) in enumerate(pairs) if parameter.startswith("*")), None),
+    )
+    for place, spelling in product(places, spellings.split("/")):
+        _OPERATIONS.setdefault((place, spelling), operation)
+    for flag in flags.split():
+        _FLAGGED[flag].update([operation.name] if places != "-" else [names, *parameters])
+    if "dtype" in flags.split():
+        operands = [name for name in operation.parameters if not name.startswith("_")]
+        _DTYPE_OPERAND[operation.name] = operands.index("dtype")
+
+
+for _line in _TABLE.strip().split("\n"):
+    _read(_line)
+#: Operations with the shape of their first operand.
+SAME_SHAPE = _FLAGGED["shape"]
 
 
 def function(path: str) -> Operation | None:
     """The operation with a full name such as ``torch.mean`` or ``torch.nn.functional.silu``."""
     package, _, name = path.rpartition(".")
-    place = {"torch": "t", "torch.nn.functional": "f", "torch.Tensor": "m", "torch.special": "t"}.get(package)
-    if package == "torch.special" and name == "expit":
-        name = "sigmoid"
-    return _table().get((place, name)) if place is not None else None
+    place = {"torch": "t", "torch.nn.functional": "f", "torch.Tensor": "m", "torch.special": "t"}.get(
+        package, ""
+    )
+    return _OPERATIONS.get((place, "sigmoid" if path == "torch.special.expit" else name))
 
 
 def method(name: str) -> Operation | None:
     """The operation of a tensor's method."""
-    return _table().get(("m", name))
+    return _OPERATIONS.get(("m", name))
 
 
 def is_pure(path: str) -> bool:
@@ -250,53 +278,13 @@ def named_dtype(path: str) -> Node:
 
 
 FLOAT32 = named_dtype("torch.float32")
-_BOOL = named_dtype("torch.bool")
 _INT64 = named_dtype("torch.int64")
+#: The flags of operations whose results have one dtype.
+_FIXED = {"bool": named_dtype("torch.bool"), "int64": _INT64}
 _FLOATS = frozenset(f"torch.{name}" for name in ("float32", "float64", "float16", "bfloat16"))
 _DTYPES = frozenset(DTYPES.values())
 _NONE = constant(None)
 _TRUE = constant(value=True)
-
-# Operations that keep every dtype.
-_KEEP_ANY = frozenset(
-    "slice select unsqueeze squeeze transpose permute reshape expand repeat flatten unflatten chunk split "
-    "unbind repeat_interleave roll flip clone detach gather index_select masked_select masked_fill index_add "
-    "scatter setitem neg square abs relu amax amin within to_device expand_as reshape_as zeros_like "
-    "ones_like".split()
-)
-# Operations that keep the dtype, and that torch refuses for integers.
-_KEEP_FLOAT_ONLY = frozenset("silu gelu softplus mean rms_norm layer_norm softmax log_softmax".split())
-# Operations that keep floating-point dtypes and may change others. Matrix products are missing: their dtype
-# depends on autocast.
-_KEEP_FLOAT = frozenset(
-    "sigmoid tanh exp log log1p sin cos erf sqrt rsqrt pow sum reciprocal normalize cumsum clamp clamp_min "
-    "clamp_max".split()
-)
-# Operations with boolean and with int64 results.
-_BOOLEAN = frozenset("eq ne lt le logical_not logical_and logical_or".split())
-_INTEGER = frozenset("one_hot nonzero argmax argsort".split())
-# Operations whose operands decide together.
-_COMMON_DTYPE = frozenset("add sub mul div where maximum minimum cat stack branch".split())
-# Operations with a dtype operand: its position.
-_DTYPE_ARGUMENT = {
-    "mean": 3,
-    "sum": 3,
-    "softmax": 2,
-    "log_softmax": 2,
-    "zeros_like": 1,
-    "ones_like": 1,
-    "zeros": 1,
-    "cumsum": 2,
-}
-# Operations of which an item is a tensor.
-_OF_TENSORS = frozenset("chunk split unbind cast add sub mul div unsqueeze cat stack".split())
-
-_WITH_DIMENSION = frozenset("argument unsqueeze cat stack slice chunk split flatten unflatten".split())
-#: Operations with the shape of their first operand.
-SAME_SHAPE = frozenset(
-    "cast neg square sqrt rsqrt abs exp log sigmoid tanh relu silu gelu softplus clone detach within "
-    "to_device softmax cos sin".split()
-)
 
 
 def dtype_of(node: Node) -> Node | None:
@@ -354,35 +342,31 @@ def _has_dimension(node: Node) -> bool:
     elif _is_activation(node):
         result = has_dimension(node.args[1])
     else:
-        result = node.op in _WITH_DIMENSION
+        result = node.op in _FLAGGED["dim"]
     return result
 
 
 def _known_dtype(node: Node) -> Node | None:
     """The dtype as a node other than ``dtype(node)``, or None."""
     op = node.op
-    position = _DTYPE_ARGUMENT.get(op)
+    position = _DTYPE_OPERAND.get(op)
+    item_of = node.args[0].op if op == "item" else ""
+    dtype = next((fixed for flag, fixed in _FIXED.items() if op in _FLAGGED[flag]), None)
     if position is not None and node.args[position] != _NONE:
         dtype = node.args[position] if is_dtype(node.args[position]) else None
     elif op == "cast":
         dtype = node.args[1]
-    elif op in _COMMON_DTYPE:
+    elif op in _FLAGGED["common"]:
         dtype = _common_dtype(node)
-    elif op in _BOOLEAN:
-        dtype = _BOOL
-    elif op in _INTEGER:
-        dtype = _INT64
-    elif op == "item" and node.args[0].op in ("topk", "sort"):
+    elif item_of in _FLAGGED["parts"]:
         dtype = dtype_of(node.args[0].args[0]) if node.args[1] == constant(0) else _INT64
-    elif op in _KEEP_ANY or op in _KEEP_FLOAT_ONLY or (op == "item" and node.args[0].op in _OF_TENSORS):
+    elif op in _FLAGGED["keep"] or item_of in _FLAGGED["items"]:
         dtype = dtype_of(node.args[0])
     elif _is_activation(node):
         dtype = dtype_of(node.args[1])
-    elif op in _KEEP_FLOAT:
+    elif op in _FLAGGED["float"]:
         dtype = dtype_of(node.args[0])
         dtype = dtype if is_float(dtype) and all(map(_keeps_dtype, node.args[1:])) else None
-    else:
-        dtype = None
     return dtype
 
 
@@ -418,3 +402,29 @@ def _is_activation(node: Node) -> bool:
 def _keeps_dtype(node: Node) -> bool:
     """Whether an operand after the first cannot change the dtype."""
     return node.op in ("constant", "tuple") or is_number(node)
+
+
+def is_fresh(node: Node) -> bool:
+    """Whether a value has its own memory, which no argument and no attribute can share."""
+    if node.op == "branch":
+        return is_fresh(node.args[1]) and is_fresh(node.args[2])
+    if node.op == "item" and node.args[0].op in _FLAGGED["parts"]:
+        return True
+    return (
+        node.op in _FLAGGED["own"] or "own" in node.facts or (node.op == "carried" and is_fresh(node.args[0]))
+    )
+
+
+def roots(node: Node) -> Iterator[Node]:
+    """The values whose memory ``node`` may share, itself included."""
+    todo, seen = [node], set()
+    while todo:
+        current = todo.pop()
+        if current.key in seen:
+            continue
+        seen.add(current.key)
+        if current.op in _FLAGGED["holds"]:
+            todo.extend(current.args)
+        elif current.op in _FLAGGED["view"]:
+            todo.append(current.args[0])
+        yield current

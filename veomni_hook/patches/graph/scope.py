@@ -1,18 +1,33 @@
-"""The meaning of the module-level names of one file, from its own imports and definitions."""
+"""The meaning of the module-level names of one file, from its own imports and definitions.
+
+`Redefinitions` are those that the module replaces later: methods set on classes, names bound again. The
+code of such a definition may not be the code that runs. If the text does not show what is replaced, because a
+name is computed, everything that it may refer to counts as replaced.
+"""
 
 from __future__ import annotations
 
 import ast
 import builtins
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from veomni_hook.patches.code.document import FunctionNode
-from veomni_hook.patches.code.redefinitions import Redefinitions
-from veomni_hook.patches.code.tree import module_statements, walk_ast
+from veomni_hook.patches.code.scope import bound_by
+from veomni_hook.patches.code.tree import (
+    DEFINITIONS,
+    FUNCTIONS,
+    blocks,
+    decorator_name,
+    header,
+    last_name,
+    methods_of,
+    module_statements,
+    walk_ast,
+)
+from veomni_hook.patches.graph.nodes import Form, Unknown
 
 __all__ = ["Scope"]
 
-_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _BUILTINS = frozenset(dir(builtins))
 _ROOTS = ("torch.nn.Module", "builtins.object")
 # Methods by which a class may change its own attributes, or those of its subclasses.
@@ -27,7 +42,6 @@ class Scope:
 
     Args:
         tree: the module.
-        source: its text, which makes the search for replacements faster.
 
     Attributes:
         functions: the module's top-level functions that are bound once, by name.
@@ -37,11 +51,11 @@ class Scope:
         refused: the class's name to the reason why a method is unknown.
     """
 
-    def __init__(self, tree: ast.Module, source: str | None = None) -> None:
+    def __init__(self, tree: ast.Module) -> None:
         self.functions: dict[str, FunctionNode] = {}
         self.classes: dict[str, ast.ClassDef] = {}
-        self.cache: dict[tuple[int, int], object] = {}
-        self.replaced = Redefinitions(tree, source)
+        self.cache: dict[tuple[int, int], Form | Unknown] = {}
+        self.replaced = Redefinitions(tree)
         self.refused: dict[str, str] = {}
         self._meanings: dict[str, str | None] = {}
         self._assignments: dict[ast.ClassDef, dict[str, int]] = {}
@@ -53,13 +67,12 @@ class Scope:
             for name, meaning in self._bindings(statement):
                 known = self._meanings.get(name, meaning)
                 self._meanings[name] = meaning if known == meaning else None
-        for name in _declared_global(tree) if source is None or "global " in source else ():
-            self._meanings[name] = None
+        self._meanings |= dict.fromkeys(self.replaced.declared_global)
         for statement in tree.body:
             name = getattr(statement, "name", "")
-            if self._meanings.get(name) != _local_meaning(statement) or self.replaced.line(name):
+            if self._meanings.get(name) != f":{statement.lineno}" or self.replaced.line(name):
                 continue
-            if isinstance(statement, _FUNCTIONS):
+            if isinstance(statement, FUNCTIONS):
                 self.functions[name] = statement
             elif isinstance(statement, ast.ClassDef):
                 self.classes[name] = statement
@@ -92,11 +105,11 @@ class Scope:
             if base is None:
                 return None
             chain.append(base)
-            if name in _methods(base) and (len(chain) > 1 or not above):
+            if name in methods_of(base) and (len(chain) > 1 or not above):
                 reason = self._why_unknown(owner, name, chain[1:] if above else chain, above=above)
                 if reason:
                     self.refused[owner.name] = reason
-                return None if reason else (_methods(base)[name], base)
+                return None if reason else (methods_of(base)[name], base)
         return None
 
     def why_refused(self, name: str) -> str:
@@ -142,7 +155,7 @@ class Scope:
                 return f"{holder.name}.{name} may be replaced at line {number}"
             if not above and (number := self._assignment_line(holder, name)):
                 return f"{holder.name} assigns self.{name} at line {number}"
-            if special := _methods(holder).keys() & _DYNAMIC:
+            if special := methods_of(holder).keys() & _DYNAMIC:
                 return f"{holder.name} defines {', '.join(sorted(special))} (line {holder.lineno})"
         own = {id(base) for base in self.lineage(owner) if base is not None}
         for subclass in subclasses:
@@ -151,7 +164,7 @@ class Scope:
                     return f"{subclass.name} may inherit another {name} (line {subclass.lineno})"
                 if id(base) in own or (above and base in subclasses):
                     continue
-                if (method := _methods(base).get(name)) is not None:
+                if (method := methods_of(base).get(name)) is not None:
                     return f"{subclass.name} has {base.name}.{name} (line {method.lineno})"
         return ""
 
@@ -178,7 +191,7 @@ class Scope:
             lines = self._assignments[owner] = {
                 node.attr: node.lineno
                 for method in owner.body
-                if isinstance(method, _FUNCTIONS)
+                if isinstance(method, FUNCTIONS)
                 for node in walk_ast(method)
                 if isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load)
                 if getattr(node.value, "id", "") == "self"
@@ -206,43 +219,170 @@ class Scope:
             for alias in statement.names:
                 self._star |= alias.name == "*"
                 yield alias.asname or alias.name, f"{module}{separator}{alias.name}"
-        elif isinstance(statement, (*_FUNCTIONS, ast.ClassDef)):
-            yield statement.name, _local_meaning(statement)
-        elif isinstance(
-            statement, ast.Expr | ast.Assign | ast.AnnAssign | ast.AugAssign | ast.For | ast.With | ast.Delete
-        ):
-            for name in _assigned_names(statement):
-                yield name, f":{statement.lineno}"
-        elif isinstance(statement, ast.If | ast.While):
-            for name in _assigned_names(statement.test):
+        else:
+            for name in bound_by(statement):
+                # With the line: two definitions of one name are two meanings.
                 yield name, f":{statement.lineno}"
 
 
-def _local_meaning(statement: ast.stmt) -> str:
-    # With the line: two definitions of one name are two meanings.
-    return f":{statement.lineno}"
+#: Decorators of classes that change neither helpers nor what ``forward`` computes.
+_HARMLESS = frozenset(
+    "auto_docstring dataclass requires use_experts_implementation use_kernel_forward_from_hub "
+    "use_kernelized_func".split()
+)
+_METACLASSES = ("ABCMeta",)
+_CODE = ("__code__", "__defaults__", "__kwdefaults__")
+_NAMESPACES = ("globals", "locals", "vars")
+#: The module itself.
+_MODULES = ("import_module(__name__)", "__import__(__name__)", "sys.modules[__name__]")
+_SETTERS = ("setattr", "delattr", "__setattr__", "__delattr__")
+_ALL = "*"
+#: Instead of a method's name: a decorator or metaclass, which does not affect code inside the class.
+_AROUND = "@"
 
 
-def _methods(owner: ast.ClassDef) -> dict[str, FunctionNode]:
-    return {node.name: node for node in owner.body if isinstance(node, _FUNCTIONS)}
+class Redefinitions:
+    """The definitions that a module itself replaces, with the lines that do so.
+
+    Args:
+        tree: the module.
+
+    Attributes:
+        declared_global: the names that functions declare ``global``.
+    """
+
+    def __init__(self, tree: ast.Module) -> None:
+        self._tree = tree
+        self._lines: dict[str, int] = {}
+        statements = list(module_statements(tree))
+        definitions = [node for node in statements if isinstance(node, DEFINITIONS)]
+        self._classes = {node.name: node for node in definitions if isinstance(node, ast.ClassDef)}
+        self._functions = {node.name for node in definitions if isinstance(node, FUNCTIONS)}
+        self._imported = set[str]()
+        self.declared_global = set[str]()
+        for statement in statements:
+            self._bind(statement)
+            self._read([] if isinstance(statement, DEFINITIONS) else header(statement), top=True)
+        for owner in self._classes.values():
+            self._read_class(owner)
+        for definition in definitions:
+            self._read(walk_ast(definition), top=False)
+
+    def __bool__(self) -> bool:
+        return bool(self._lines)
+
+    def line(self, name: str, *, target: bool = False) -> int:
+        """The line that may replace ``Class``, ``Class.method`` or ``function``; 0 if there is none.
+
+        Args:
+            target: ignore decorators of the class; they do not affect a guard inside the definition.
+        """
+        owner, _, member = name.rpartition(".")
+        asked = [name, _ALL]
+        if owner:
+            asked += [owner, f"{_ALL}.{member}", f"{owner}.{_ALL}"]
+            asked += [] if target else [f"{owner}.{_AROUND}"]
+        return next((self._lines[each] for each in asked if each in self._lines), 0)
+
+    def _note(self, name: str, node: ast.AST) -> None:
+        self._lines[name] = getattr(node, "lineno", 0)
+
+    def _bind(self, statement: ast.stmt) -> None:
+        """Record names of definitions that a module-level statement binds again."""
+        defined = self._functions | self._classes.keys()
+        names = bound_by(statement) if not isinstance(statement, DEFINITIONS) else set()
+        if isinstance(statement, ast.Import | ast.ImportFrom):
+            self._imported |= names - defined
+            above = (node for node in self._tree.body if node.lineno < statement.lineno)
+            if _ALL in names:
+                names = {node.name for node in above if isinstance(node, DEFINITIONS)}
+        for name in names & defined:
+            self._note(name, statement)
+
+    def _read_class(self, owner: ast.ClassDef) -> None:
+        """Record methods that the class's own body binds again, or a decorator or metaclass may replace."""
+        methods = methods_of(owner)
+        # All blocks, because a conditional definition is not certain to be the class's method.
+        for block in blocks(owner):
+            for statement in block:
+                for name in bound_by(statement):
+                    if name in methods and statement.lineno > methods[name].lineno:
+                        self._note(f"{owner.name}.{name}", statement)
+        for node in (*owner.decorator_list, *(keyword.value for keyword in owner.keywords)):
+            named = decorator_name(node)
+            harmless = named in (*_HARMLESS, *_METACLASSES) or isinstance(node, ast.Constant)  # total=False
+            if named in self._functions or not harmless:
+                self._note(f"{owner.name}.{_AROUND}", node)
+
+    def _read(self, nodes: Iterable[ast.AST], *, top: bool) -> None:
+        """Record changes of attributes and namespaces in module-level code, or in functions."""
+        for node in nodes:
+            if isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load):
+                self._set(node, node.value, node.attr, top=top)
+            elif isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load):
+                if _is_namespace(node.value):
+                    self._note(_literal(node.slice) or _ALL, node)
+            elif isinstance(node, ast.Global):
+                self.declared_global.update(node.names)
+                for name in {*node.names} & (self._functions | self._classes.keys()):
+                    self._note(name, node)
+            elif isinstance(node, ast.Call):
+                self._call(node, top=top)
+
+    def _set(self, node: ast.AST, owner: ast.expr, name: str | None, *, top: bool) -> None:
+        """Record that an attribute is set on ``owner``; ``name`` is None if it is computed."""
+        path = owner.id if isinstance(owner, ast.Name) else ast.unparse(owner)  # which takes long
+        root, _, rest = path.partition(".")
+        if root in self._classes:
+            # An attribute of a method (`Class.method.__code__`) changes the method.
+            member = rest.partition(".")[0] if rest else name
+            dunder = member is not None and member in ("__bases__", "__class__")
+            self._note(f"{root}.{_ALL if member is None or dunder else member}", node)
+        elif root in self._functions:
+            if name is None or name in _CODE:
+                self._note(root, node)
+        elif _is_module(owner):
+            self._note(name or _ALL, node)
+        elif top and root not in self._imported:
+            # ``owner`` may be another name for any of the classes.
+            self._note(f"{_ALL}.{name}" if name is not None else _ALL, node)
+
+    def _call(self, call: ast.Call, *, top: bool) -> None:
+        function, args = call.func, call.args
+        name = last_name(function)
+        if name in _SETTERS and len(args) > 1:
+            self._set(call, args[0], _literal(args[1]), top=top)
+        elif isinstance(function, ast.Attribute) and _is_namespace(function.value):
+            if name in ("update", "pop", "setdefault", "clear", "__setitem__", "__delitem__", "popitem"):
+                keys = [_literal(args[0])] if args and name != "update" else [_ALL] if args else []
+                for key in (*keys, *(keyword.arg for keyword in call.keywords)):
+                    self._note(key or _ALL, call)
+        elif name == "exec" and isinstance(function, ast.Name):
+            self._note(_ALL, call)
+        elif name == "type" and len(args) == 3:
+            self._hand_over(call, walk_ast(args[1]))
+        elif top and name in self._functions:
+            self._hand_over(call, (*args, *(keyword.value for keyword in call.keywords)))
+
+    def _hand_over(self, call: ast.Call, given: Iterable[ast.AST]) -> None:
+        """Record classes that are passed to code which may change them or override their attributes."""
+        for each in given:
+            if isinstance(each, ast.Name) and each.id in self._classes:
+                self._note(f"{each.id}.{_ALL}", call)
 
 
-def _assigned_names(statement: ast.AST) -> Iterator[str]:
-    targets: list[ast.AST]
-    if isinstance(statement, ast.For):
-        targets = [statement.target]
-    elif isinstance(statement, ast.With):
-        targets = [item.optional_vars for item in statement.items if item.optional_vars is not None]
-    else:
-        targets = [statement]
-    for target in targets:
-        for node in walk_ast(target):
-            if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
-                yield node.id
+def _is_namespace(node: ast.expr) -> bool:
+    """``globals()``, ``vars()``, ``sys.modules[__name__].__dict__`` and the like."""
+    if isinstance(node, ast.Attribute):
+        return node.attr == "__dict__" and _is_module(node.value)
+    if not isinstance(node, ast.Call) or getattr(node.func, "id", "") not in _NAMESPACES:
+        return False
+    return not node.args or _is_module(node.args[0])
 
 
-def _declared_global(tree: ast.Module) -> Iterator[str]:
-    """Names that a function declares ``global``."""
-    for node in walk_ast(tree):
-        if isinstance(node, ast.Global):
-            yield from node.names
+def _is_module(node: ast.expr) -> bool:
+    return not isinstance(node, ast.Name) and ast.unparse(node) in _MODULES
+
+
+def _literal(node: ast.expr) -> str | None:
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else None

@@ -14,7 +14,7 @@ reports that the origin is unknown.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from veomni_hook.patches.code.document import FunctionNode
@@ -56,39 +56,36 @@ class Setting(NamedTuple):
         for owner in view.classes.values():
             setter, saved = self._setter_of(owner), view.methods(owner).get("_remove_keys_not_serialized")
             if setter is not None and saved is not None and len(saved.args.args) == 2:
-                edits = self._call_before(view, setter, "note_assignment", _two_parameters(setter))
-                yield self._site(f"{owner.name}.{setter.name}.setter", setter, edits)
-                edits = self._call_before(view, saved, "forget_choice", saved.args.args[1].arg)
-                yield self._site(f"{owner.name}.{saved.name}", saved, edits)
+                call = f"note_assignment({_two_parameters(setter)})"
+                yield self._site(view, f"{owner.name}.{setter.name}.setter", setter, call)
+                call = f"forget_choice({saved.args.args[1].arg})"
+                yield self._site(view, f"{owner.name}.{saved.name}", saved, call)
             request = view.methods(owner).get(f"set{self.property_name}")
             if request is not None and self._is_request(request):
-                code = self._code("note_request", _two_parameters(request))
-                edits = after_body(view, request, code, self._comment)
-                yield self._site(f"{owner.name}.{request.name}", request, edits)
+                call = f"note_request({_two_parameters(request)})"
+                yield self._site(view, f"{owner.name}.{request.name}", request, call, after_body)
 
-    @property
-    def _comment(self) -> str:
-        return f"a user's {self.kind}_implementation is told from transformers' default"
-
-    def _site(self, target: str, function: FunctionNode, edits: tuple[Edit, ...]) -> Site:
+    def _site(
+        self,
+        view: ModuleView,
+        target: str,
+        function: FunctionNode,
+        call: str,
+        insert: Callable[[ModuleView, FunctionNode, str, str], tuple[Edit, ...]] = before_body,
+    ) -> Site:
+        # Imported at the rare call: transformers imports the config module as one of the first.
+        name = call.partition("(")[0]
+        code = f"from veomni_hook.kernels.{self.op}.provenance import {name}\n\n{call}"
+        comment = f"a user's {self.kind}_implementation is told from transformers' default"
         return Site(
             op=self.op,
             target=target,
             status=Status.ROUTED,
             reason=f"notes the user's {self.kind}_implementation",
-            edits=edits,
+            edits=insert(view, function, code, comment),
             counted=False,
             lineno=function.lineno,
         )
-
-    def _code(self, name: str, arguments: str) -> str:
-        # Imported at the rare call: transformers imports the config module as one of the first.
-        return f"from veomni_hook.kernels.{self.op}.provenance import {name}\n\n{name}({arguments})"
-
-    def _call_before(
-        self, view: ModuleView, function: FunctionNode, name: str, arguments: str
-    ) -> tuple[Edit, ...]:
-        return before_body(view, function, self._code(name, arguments), self._comment)
 
     def _setter_of(self, owner: ast.ClassDef) -> FunctionNode | None:
         """The setter of the property, if it stores the value and passes it to sub-configs."""
@@ -99,7 +96,7 @@ class Setting(NamedTuple):
                 and node.name == self.property_name
                 and len(node.args.args) == 2
                 and self._assigns(node)
-                and any(map(_is_sub_configs, walk_ast(node)))
+                and any(getattr(inner, "attr", "") == "sub_configs" for inner in walk_ast(node))
             ):
                 return node
         return None
@@ -116,10 +113,6 @@ class Setting(NamedTuple):
             isinstance(node, ast.Attribute) and node.attr == self.resolved and isinstance(node.ctx, ast.Store)
             for node in walk_ast(function)
         )
-
-
-def _is_sub_configs(node: ast.AST) -> bool:
-    return isinstance(node, ast.Attribute) and node.attr == "sub_configs"
 
 
 def _two_parameters(function: FunctionNode) -> str:

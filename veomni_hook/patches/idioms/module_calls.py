@@ -13,7 +13,7 @@ from dataclasses import replace
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.edit import Edit
 from veomni_hook.patches.code.scope import own_names
-from veomni_hook.patches.code.tree import last_name, own_attribute, walk_ast
+from veomni_hook.patches.code.tree import calls_in, in_text_order, last_name, own_attribute
 from veomni_hook.patches.idioms.add_rms_norm import has_self
 from veomni_hook.patches.routes.view import ModuleView, initialised_by
 from veomni_hook.patches.site import Code, Reason, Site, Status, slot_name
@@ -52,9 +52,9 @@ def _branches(value: ast.expr) -> Iterator[ast.expr]:
 
 def own_calls(method: ast.AST) -> Iterator[tuple[str, ast.Call]]:
     """The calls of attributes of ``self`` in a method, with the attribute."""
-    for node in walk_ast(method):
-        if isinstance(node, ast.Call) and (attribute := own_attribute(node.func)):
-            yield attribute, node
+    for call in calls_in(method):
+        if attribute := own_attribute(call.func):
+            yield attribute, call
 
 
 def called_by_relatives(view: ModuleView, owner: ast.ClassDef, called: Called) -> set[str]:
@@ -93,10 +93,9 @@ def sites_of_calls(
         known = {name: [difference(each) for each in calls] for name, calls in own.items()}
         differences = {name: reasons[0] for name, reasons in known.items() if all(reasons)}
         for name, method in view.methods(owner).items() if own else ():
-            calls = [call for attribute, call in own_calls(method) if attribute in own]
+            calls = in_text_order(call for attribute, call in own_calls(method) if attribute in own)
             if name != "__init__" and calls:
                 called[owner.name].update(last_name(call.func) for call in calls)
-                calls.sort(key=lambda call: (call.lineno, call.col_offset))
                 asked = [
                     differences.get(last_name(call.func)) or _edit(view, method, call, formula, noun)
                     for call in calls

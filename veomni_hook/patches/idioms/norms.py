@@ -11,7 +11,7 @@ import ast
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from veomni_hook.patches.code.document import FunctionNode, has_docstring
+from veomni_hook.patches.code.document import FunctionNode, statements_of
 from veomni_hook.patches.code.scope import bound_names, used_names
 from veomni_hook.patches.code.tree import bound_once, called_attributes, substituted, walk_ast
 from veomni_hook.patches.graph import (
@@ -83,7 +83,7 @@ def forward_site(
 
 def _after_checks(forward: FunctionNode) -> tuple[bool, Sequence[ast.stmt]]:
     """The body without initial checks that only raise, and whether there are any."""
-    body = forward.body[1:] if has_docstring(forward) else forward.body
+    body = statements_of(forward)
     count = 0
     while count < len(body) - 1 and _only_raises(body[count]):
         count += 1

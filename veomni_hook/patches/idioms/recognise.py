@@ -9,8 +9,7 @@ from types import ModuleType
 from veomni_hook.errors import IdiomError
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.code.tree import forget_walks
-from veomni_hook.patches.routes.reliance import settled
-from veomni_hook.patches.routes.view import ModuleView
+from veomni_hook.patches.routes.view import ModuleView, settled
 from veomni_hook.patches.site import Site
 
 __all__ = ["IDIOMS", "LAYER_LOOPS", "OPTIONAL", "SPEECH", "asked", "every_idiom", "idioms", "recognise"]

@@ -20,8 +20,8 @@ from veomni_hook.patches.code.edit import (
     FUSED,
     PLAIN,
     Edit,
-    apply_edits,
     at_start,
+    edited,
     logical_line,
     marker_comment,
     reindent,
@@ -127,9 +127,8 @@ def _copy(document: Document, method: Definition, edits: Sequence[Edit], *, mark
         own.append(
             Edit(document.line_start(document.start(first)), document.next_line(document.end(first)), "")
         )
-    shifted = (replace(e, start=e.start - start, end=e.end - start) for e in (*own, *inside))
     indent = document.indent(node)
-    text = reindent(f"{indent}{apply_edits(document.source[start:end], shifted)}", indent, "")
+    text = reindent(f"{indent}{edited(document.source, start, end, (*own, *inside))}", indent, "")
     # The name of the copy is longer than that of the method.
     header, rest = text.split("\n", 1)
     text = f"{wrapped(header)}\n{rest}"
@@ -322,7 +321,6 @@ def _wrapped(
     alone = not any(each.start <= end and start <= each.end for each in others)
     if not alone or any(part.marker for part in parts):
         return edit, []
-    within = (replace(part, start=part.start - start, end=part.end - start) for part in parts)
-    text = apply_edits(document.source[start:end], within)
+    text = edited(document.source, start, end, parts)
     made = wrapped(text)
     return (Edit(start, end, made, edit.patch), parts) if made != text else (edit, [])

@@ -16,7 +16,7 @@ from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.edit import FUSED, Edit, Place, at_start, before, marker_comment, reindent
 from veomni_hook.patches.code.scope import bound_names, free_name, loaded
 from veomni_hook.patches.code.statement_runs import Run, put_together, simple_target
-from veomni_hook.patches.code.tree import walk_ast, without_annotations
+from veomni_hook.patches.code.tree import calls_in, without_annotations
 from veomni_hook.patches.routes.compose import method_at
 from veomni_hook.patches.routes.view import ModuleView
 
@@ -54,10 +54,8 @@ def after_body(view: ModuleView, function: FunctionNode, code: str, comment: str
     document, last = view.document, function.body[-1]
     if not document.begins_line(last):
         raise ValueError(f"line {last.lineno} does not begin with the statement")
-    indent = document.indent(last)
     at = document.next_line(document.end(last))
-    text = "".join(f"{indent}{line}\n" if line else "\n" for line in code.splitlines())
-    return Edit(at, at, f"{indent}{marker_comment('ROUTED', comment)}\n", marker=True), Edit(at, at, text)
+    return _inserted(Place(at, at, document.indent(last)), code, comment)
 
 
 def before_statement(
@@ -97,11 +95,7 @@ def decorate(view: ModuleView, owner: ast.ClassDef, text: str, comment: str) -> 
     if not document.begins_line(owner):
         raise ValueError(f"line {owner.lineno} does not begin with the class")
     line = document.line_start(document.span(owner)[0])
-    indent = document.indent(owner)
-    return (
-        Edit(line, line, f"{indent}{marker_comment('ROUTED', comment)}\n", marker=True),
-        Edit(line, line, f"{indent}@{text}\n"),
-    )
+    return _inserted(Place(line, line, document.indent(owner)), f"@{text}", comment)
 
 
 def _inserted(place: Place, code: str, comment: str) -> tuple[Edit, ...]:
@@ -272,9 +266,9 @@ def _beside(run: Run, names: set[str]) -> list[ast.stmt]:
 
 
 def _calls_module(run: Run, statement: ast.stmt) -> bool:
-    calls = (node.func for node in walk_ast(statement) if isinstance(node, ast.Call))
     receiver = run.function.args.args[0].arg
-    return any(isinstance(each, ast.Attribute) and receiver in loaded([each.value]) for each in calls)
+    called = [call.func for call in calls_in(statement) if isinstance(call.func, ast.Attribute)]
+    return any(receiver in loaded([each.value]) for each in called)
 
 
 def _to_the_end(run: Run, answer: Sequence[ast.stmt]) -> list[ast.stmt] | None:

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import TypeAlias
 
 from veomni_hook.patches.code.document import Document, FunctionNode
-from veomni_hook.patches.code.edit import Edit, apply_edits
+from veomni_hook.patches.code.edit import Edit, edited
 from veomni_hook.patches.code.scope import free_name
 from veomni_hook.patches.code.statement_runs import Run
 from veomni_hook.patches.code.tree import (
@@ -19,6 +19,7 @@ from veomni_hook.patches.code.tree import (
     decorator_name,
     in_text_order,
     initialised,
+    methods_of,
     module_statements,
     own_attribute,
     walk_ast,
@@ -35,9 +36,18 @@ from veomni_hook.patches.graph import (
     source,
 )
 from veomni_hook.patches.reasons import Code, Reason
+from veomni_hook.patches.routes.config import relied_on
 from veomni_hook.patches.site import Site, Status
 
-__all__ = ["Method", "ModuleView", "called_otherwise", "defining", "initialised_by", "linear_otherwise"]
+__all__ = [
+    "Method",
+    "ModuleView",
+    "called_otherwise",
+    "defining",
+    "initialised_by",
+    "linear_otherwise",
+    "settled",
+]
 
 Find: TypeAlias = "Callable[[ModuleView], Iterable[Site]]"
 
@@ -58,7 +68,7 @@ class ModuleView:
     @cached_property
     def scope(self) -> Scope:
         """The meaning of the module's global names."""
-        return Scope(self.document.tree, self.document.source)
+        return Scope(self.document.tree)
 
     @cached_property
     def classes(self) -> dict[str, ast.ClassDef]:
@@ -81,7 +91,7 @@ class ModuleView:
 
     def methods(self, owner: ast.ClassDef) -> dict[str, FunctionNode]:
         """The methods that the body of a class defines, by name; without inherited ones."""
-        return {node.name: node for node in owner.body if isinstance(node, FUNCTIONS)}
+        return methods_of(owner)
 
     def inherited_methods(self, owner: ast.ClassDef) -> dict[str, FunctionNode]:
         """The methods that a class defines or inherits from classes of the module, by name."""
@@ -160,34 +170,59 @@ class ModuleView:
         """The `text` of a node after those of ``edits`` that are inside it."""
         start, end = self.document.start(node), self.document.end(node)
         inside = (edit for edit in edits if start <= edit.start and edit.end <= end)
-        moved = [replace(edit, start=edit.start - start, end=edit.end - start) for edit in inside]
-        return apply_edits(self.text(node), moved)
+        return edited(self.document.source, start, end, inside)
+
+
+def settled(view: ModuleView, sites: Iterable[Site]) -> Iterator[Site]:
+    """The sites; those that rely on code that the module may replace are missed, with the line as reason."""
+    for site in sites:
+        reason = _reason(view, site)
+        if not reason or site.status is Status.REFUSED:
+            yield site
+        elif site.status is Status.MISSED:
+            yield replace(site, reason=Reason.joined(filter(None, (site.reason, reason))))
+        else:
+            yield replace(
+                site, status=Status.MISSED, variant="", reason=reason, captures={}, edits=(), slots=()
+            )
+
+
+def _reason(view: ModuleView, site: Site) -> str:
+    scope = view.scope
+    owner = site.target.rpartition(".")[0]
+    if site.status is Status.MISSED and owner in scope.refused:
+        why = Reason(scope.refused[owner], Code.REPLACED)
+        return why if why not in site.reason else ""
+    for name in (site.target, *relied_on(view.document, site)) if scope.replaced else ():
+        if line := scope.replaced.line(name, target=name == site.target):
+            return Reason(f"{name} may be replaced at line {line}", Code.REPLACED)
+    return ""
 
 
 _CALLING = {"__call__", "__getattribute__"}
 _HARMLESS = frozenset(("__init__", "extra_repr", "reset_parameters"))
 
 
+def _line(view: ModuleView, owner: ast.ClassDef) -> Iterator[ast.ClassDef]:
+    """A class, its only base class if that is of this file, and so on."""
+    while True:
+        yield owner
+        base = owner.bases[0] if len(owner.bases) == 1 else None
+        found = view.classes.get(base.id) if isinstance(base, ast.Name) else None
+        if found is None or found is owner:
+            return
+        owner = found
+
+
 def initialised_by(view: ModuleView, owner: ast.ClassDef) -> Iterator[tuple[str, ast.expr]]:
     """What ``__init__`` assigns; for a class without one, the inherited ``__init__``."""
-    while "__init__" not in view.methods(owner):
-        base = _base(view, owner)
-        if base is None:
-            return
-        owner = base
-    yield from initialised(owner)
-
-
-def _base(view: ModuleView, owner: ast.ClassDef) -> ast.ClassDef | None:
-    base = owner.bases[0] if len(owner.bases) == 1 else None
-    found = view.classes.get(base.id) if isinstance(base, ast.Name) else None
-    return found if found is not owner else None
+    defining = (each for each in _line(view, owner) if "__init__" in view.methods(each))
+    return initialised(next(defining, owner))
 
 
 def called_otherwise(view: ModuleView, name: str) -> str:
     """Why calling an instance may do more than ``forward``; empty if it does not."""
-    owner: ast.ClassDef | None = view.classes[name]
-    while owner is not None:
+    for owner in _line(view, view.classes[name]):
         methods = view.methods(owner)
         for special in _CALLING & methods.keys():
             return Reason(f"{owner.name} defines {special}", Code.REPLACED, methods[special].lineno)
@@ -197,7 +232,8 @@ def called_otherwise(view: ModuleView, name: str) -> str:
                 return Reason(
                     f"{owner.name}.forward is decorated with {ast.unparse(decorator)}", Code.DECORATED
                 )
-        owner = _base(view, owner) if forward is None else None
+        if forward is not None:
+            break
     return ""
 
 
@@ -217,10 +253,10 @@ def linear_otherwise(view: ModuleView, name: str) -> str:
 
 def defining(view: ModuleView, name: str) -> str:
     """The first class of the lineage that defines more than harmless methods, for example ``forward``."""
-    owner: ast.ClassDef | None = view.classes[name]
-    while owner is not None and view.methods(owner).keys() <= _HARMLESS:
-        owner = _base(view, owner)
-        name = owner.name if owner is not None else name
+    for owner in _line(view, view.classes[name]):
+        name = owner.name
+        if not view.methods(owner).keys() <= _HARMLESS:
+            break
     return name
 
 

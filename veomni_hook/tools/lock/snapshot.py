@@ -13,7 +13,7 @@ from veomni_hook.patches.code.renames import renames
 from veomni_hook.patches.code.tree import FUNCTIONS, walk_ast
 from veomni_hook.patches.graph import Scope, Unknown, canonical
 from veomni_hook.patches.idioms import recognise as recogniser
-from veomni_hook.patches.routes.reliance import relied_on
+from veomni_hook.patches.routes.config import relied_on
 from veomni_hook.patches.selection import selected
 from veomni_hook.patches.site import Site, Status
 from veomni_hook.patches.spec import Patch, PatchConfig, PatchType
@@ -84,7 +84,7 @@ def snapshot(
         for site in routed
     )
     names = sorted({*overridden, *old, *(name for site in locked for name in site.bodies)})
-    scope = Scope(document.tree, document.source)
+    scope = Scope(document.tree)
     bodies = {name: _body(document, name, scope, overridden=name in overridden) for name in names}
     return LockedModule(
         tuple(sorted(locked, key=lambda site: (site.target, site.op))),

@@ -141,11 +141,11 @@ def test_static_methods_and_other_receivers() -> None:
 
 def test_what_a_method_has_set_hides_a_method() -> None:
     text = f"{NORM}class M(A):\n    def forward(self, x, g):\n        self._norm = g\n        return self._norm(x)\n"
-    assert repr(method_form(text).result).startswith("call(g, x")
+    assert repr(method_form(text).result).startswith("g(x")
 
 
 def test_a_module_of_self_is_not_followed() -> None:
     found = method_form(
         "class M(nn.Module):\n    def forward(self, x):\n        return self.act(self.proj(x))\n"
     )
-    assert repr(found.result).startswith("call(self.act, call(self.proj, x")
+    assert repr(found.result).startswith("self.act(self.proj(x")

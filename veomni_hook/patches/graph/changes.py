@@ -1,4 +1,4 @@
-"""`for` loops: how one iteration changes the values of the previous one, and the final values.
+"""Changes: of a tensor in place, and of names in a `for` loop.
 
 A name that is bound before the loop and changed in it is carried between iterations. In the body its node is
 ``carried``, and the current element of the iterable is ``each``. After the loop its node is ``loop``: of the
@@ -8,17 +8,15 @@ iterable, and of the start and step of every carried value that it depends on.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
-from veomni_hook.patches.code.tree import child_nodes
-from veomni_hook.patches.graph.memory import is_fresh, names_sharing
+from veomni_hook.patches.code.tree import in_text_order, walk_ast
 from veomni_hook.patches.graph.nodes import UNBOUND, Node, rebuild, walk
 from veomni_hook.patches.graph.normal_forms import renormalised
-from veomni_hook.patches.graph.operations import is_number
+from veomni_hook.patches.graph.operations import is_fresh, is_number, roots
 from veomni_hook.patches.interpreter.domain import Frame, UnclearError
 from veomni_hook.patches.interpreter.walk import assign, evaluate, run
 
-__all__ = ["loop"]
+__all__ = ["loop", "write"]
 
 
 def loop(statement: ast.For, frame: Frame[Node], number: int) -> None:
@@ -99,35 +97,51 @@ def _final_value(
 
 def _bound_names(statement: ast.For) -> list[str]:
     """Names that the loop binds, in text order."""
-    return list(
-        dict.fromkeys(
-            node.id
-            for node in _nodes(statement)
-            if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)
-        )
-    )
+    names = in_text_order(node for node in walk_ast(statement) if isinstance(node, ast.Name))
+    return list(dict.fromkeys(node.id for node in names if not isinstance(node.ctx, ast.Load)))
 
 
 def _written_names(statement: ast.For) -> list[str]:
     """Names whose value the loop may change in place, in text order."""
-    names: dict[str, None] = {}
-    for node in _nodes(statement):
-        target: ast.AST | None = None
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            target = node.func.value if node.func.attr.endswith("_") else None
-        elif isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load):
-            target = node.value
-        elif isinstance(node, ast.AugAssign):
-            target = node.target
-        if isinstance(target, ast.Name):
-            names[target.id] = None
-    return list(names)
+    targets: list[ast.expr] = []
+    for node in walk_ast(statement):
+        match node:
+            case ast.Call(func=ast.Attribute(value=target, attr=name)) if name.endswith("_"):
+                targets.append(target)
+            case ast.Subscript(value=target, ctx=ast.Store() | ast.Del()):
+                targets.append(target)
+            case ast.AugAssign(target=target):
+                targets.append(target)
+    names = (target for target in targets if isinstance(target, ast.Name))
+    return list(dict.fromkeys(target.id for target in in_text_order(names)))
 
 
-def _nodes(statement: ast.For) -> Iterator[ast.AST]:
-    """Every node of a loop, in text order."""
-    todo: list[ast.AST] = [statement]
-    while todo:
-        node = todo.pop()
-        yield node
-        todo.extend(reversed(list(child_nodes(node))))
+def names_sharing(node: Node, frame: Frame[Node]) -> list[str]:
+    """Every name whose value may share memory with ``node``."""
+    names = []
+    for name, value in frame.values.items():
+        shared = set(roots(value))
+        # A sequence also holds its elements; another element of it does not.
+        if node in shared or (node.op == "item" and value.op != "item" and node.args[0] in shared):
+            names.append(name)
+    return names
+
+
+def write(target: ast.expr, old: Node, new: Node, frame: Frame[Node]) -> Node:
+    """Record an in-place change of a tensor: from here on its name holds ``new``.
+
+    Raises:
+        UnclearError: the tensor may share memory with an argument, an attribute or another name's value.
+    """
+    if not is_fresh(old) or not frame.borrowed.isdisjoint(roots(old)):
+        raise UnclearError("a tensor that is not the function's own is changed in place", target, writes=True)
+    frame.domain.changes += 1
+    new.facts["own"] = None
+    names = names_sharing(old, frame)
+    if isinstance(target, ast.Name) and names == [target.id]:
+        frame.values[target.id] = new
+    elif names:
+        raise UnclearError(
+            f"a tensor that {', '.join(names)} may share is changed in place", target, writes=True
+        )
+    return new
