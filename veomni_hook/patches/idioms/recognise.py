@@ -46,7 +46,7 @@ IDIOMS = {
     "moe_experts.find": "Experts | NaiveMoe | expert Parameter(",
     "moe_experts.implementation": "_experts_implementation_internal",
     "moe_experts.checkpoints": "_load_pretrained_model",
-    "moe_router.find": "topk",
+    "moe_router": "topk",
     "load_balancing_loss.find": "load_balancing_loss",
     "linear_cross_entropy.find": ".loss_function",
     "linear_cross_entropy.sequence_classification": "logits",
