@@ -127,8 +127,8 @@ def _optional(view: ModuleView, owner: ast.ClassDef, method: FunctionNode) -> It
     arguments = method.args
     for argument, default in zip(reversed(arguments.args), reversed(arguments.defaults), strict=False):
         choices, name = asked.get(argument.arg, []), argument.arg
-        may_be = ast.unparse(default) == "None" and name not in DATA.difference(_MASK)
-        if may_be and choices and not any(map(_needs, choices)):
+        may_be = isinstance(default, ast.Constant) and default.value is None
+        if may_be and choices and name not in DATA.difference(_MASK) and not any(map(_needs, choices)):
             yield name
 
 

@@ -9,7 +9,6 @@ reference.
 from __future__ import annotations
 
 import ast
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -311,7 +310,7 @@ def _parameter_shapes(owner: ast.ClassDef) -> dict[str, list[str]]:
 
 
 def _is_numbered(view: ModuleView, owner: ast.ClassDef) -> bool:
-    """Whether ``__init__`` fills a ``ModuleDict`` only with numbered modules (``expert_{i}``), in order."""
+    """Whether ``__init__`` fills a ``ModuleDict`` only with numbered modules, in order."""
     nodes = list(statements_of_init(owner))
     loops = [node for node in nodes if isinstance(node, ast.For)]
     stored = [node for node in nodes if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store)]
@@ -321,9 +320,18 @@ def _is_numbered(view: ModuleView, owner: ast.ClassDef) -> bool:
         [view.scope.dotted(base) for base in owner.bases] == ["torch.nn.ModuleDict"]
         and len(loops) == len(stored) == 1
         and not others
-        and (counted := NUMBERED.match(loops[0])) is not None
-        and re.fullmatch(rf"f'\w*{{{counted['I']}}}'", counted["KEY"]) is not None
+        and _is_counted(loops[0])
     )
+
+
+def _is_counted(loop: ast.For) -> bool:
+    """Whether a loop stores a module under a name that ends with its number: ``self[f"expert_{i}"]``."""
+    counted = NUMBERED.match(loop)
+    match counted and counted.expression("KEY"):
+        case ast.JoinedStr(values=[*words, ast.FormattedValue(value=ast.Name(number))]):
+            assert counted is not None  # noqa: S101
+            return number == counted["I"] and all(isinstance(word, ast.Constant) for word in words)
+    return False
 
 
 def _is_identity(view: ModuleView, owner: ast.ClassDef, attribute: str) -> bool:
