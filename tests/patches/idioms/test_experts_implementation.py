@@ -5,7 +5,7 @@ import pytest
 from tests.patches.idioms.applied import executed, spliced
 from veomni_hook.kernels.moe_experts import provenance
 from veomni_hook.patches.code.document import Document
-from veomni_hook.patches.idioms.moe_experts import implementation as experts_implementation
+from veomni_hook.patches.idioms import implementations
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Status
 
@@ -44,7 +44,7 @@ class Model:
 
 
 def sites_of(source):
-    return list(experts_implementation.find(ModuleView(Document(source))))
+    return list(implementations.find(ModuleView(Document(source))))
 
 
 def test_finds_the_config_and_the_model():

@@ -11,7 +11,7 @@ from tests.kernels.matching import TOLERANCE, close, gradients
 from tests.patches.idioms.applied import executed, in_lines, spliced
 from veomni_hook.kernels.selection.process_choice import get_choice, set_choice
 from veomni_hook.patches.code.document import Document
-from veomni_hook.patches.idioms.moe_router import find as moe_router
+from veomni_hook.patches.idioms import moe_router
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Site, Status
 

@@ -24,13 +24,17 @@ from veomni_hook.patches.routes.guards import after_body, before_body
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Site, Status
 
-__all__ = ["Setting"]
+__all__ = ["CANDIDATES", "OP", "find"]
+
+#: The op that lists it; its sites name their own.
+OP = "attention"
+CANDIDATES = "nothing is counted: these are the switches of attention and experts, not attention and experts"
 
 #: Parameters that the setter of a model may have beside the value.
 _OTHERS = {"allow_all_kernels"}
 
 
-class Setting(NamedTuple):
+class _Setting(NamedTuple):
     """A setting of a config and a model.
 
     Attributes:
@@ -113,6 +117,15 @@ class Setting(NamedTuple):
             isinstance(node, ast.Attribute) and node.attr == self.resolved and isinstance(node.ctx, ast.Store)
             for node in walk_ast(function)
         )
+
+
+_SETTINGS = (_Setting("attention", "attn"), _Setting("moe_experts", "experts"))
+
+
+def find(view: ModuleView) -> Iterator[Site]:
+    """What sets the implementation of attention, then what sets that of experts."""
+    for setting in _SETTINGS:
+        yield from setting.sites(view)
 
 
 def _two_parameters(function: FunctionNode) -> str:

@@ -1,20 +1,28 @@
-"""The arguments of a call of a tower: which hold data, and of which form the data is."""
+"""What a forward gives to a method that calls a tower, and what it reads of the result."""
 
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.scope import read_names
 from veomni_hook.patches.code.template import Template
-from veomni_hook.patches.code.tree import calls_in, compared_with_none, contains, own_attribute, walk_ast
+from veomni_hook.patches.code.tree import (
+    calls_in,
+    compared_with_none,
+    contains,
+    in_text_order,
+    own_attribute,
+    walk_ast,
+)
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Code, Missed
 from veomni_hook.patches.upstream_names import names
 
-__all__ = ["DATA", "Arguments", "read_arguments"]
+__all__ = ["DATA", "Arguments", "attributes_read", "read_arguments"]
 
 #: Arguments that say how features are computed, and hold no data.
 _OPTIONS = names("options of towers")
@@ -33,6 +41,8 @@ _FORMS: dict[str, tuple[tuple[str, ...], tuple[tuple[str, ...], ...], tuple[str,
 DATA = {
     name for first, groups, others in _FORMS.values() for group in (first, *groups, others) for name in group
 }
+#: What a call gives for an argument: data, data that is converted, or a mask that is turned round.
+GIVEN = [Template(form, names="HELD") for form in ("HELD", "HELD.to(*PLACE, **OPTIONS)", "~HELD")]
 #: How methods show which dimensions pixels have.
 FLAT = Template("PATCHES, WIDTH = PIXELS.shape")
 GROUPED = (Template("PIXELS.flatten(0, 1)"), Template("BATCH, GROUP, CHANNELS, HEIGHT, WIDTH = PIXELS.shape"))
@@ -94,45 +104,38 @@ def read_arguments(view: ModuleView, owner: ast.ClassDef, method: FunctionNode, 
 
 
 def _data(argument: str, value: ast.expr) -> tuple[str, str]:
-    """The name of the data, and the text for it: the name itself, converted, or a mask turned round."""
-    match value:
-        case ast.Name(id=name):
-            return name, name
-        case ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr="to")):
-            return name, ast.unparse(value)
-        case ast.UnaryOp(op=ast.Invert(), operand=ast.Name(id=name)) if argument in _LENGTHS:
-            return name, f"{name}.logical_not()"
+    """The name of the data, and the text for it; `~` would turn numbers of the data's own dtype round."""
+    plain, converted, inverted = (form.match(value) for form in GIVEN)
+    if held := plain or converted:
+        return held["HELD"], ast.unparse(value)
+    if inverted and argument in _LENGTHS:
+        return inverted["HELD"], f"{inverted['HELD']}.logical_not()"
     raise Missed(f"its argument {argument} is computed from data", value, Code.READS_VALUES)
 
 
 def _optional(view: ModuleView, owner: ast.ClassDef, method: FunctionNode) -> Iterator[str]:
     """The arguments that may be None: that is their default, and the method asks whether they are.
 
-    What the data itself consists of is none of these, nor data that makes the method call a tower once more.
+    What the data itself consists of is none of these, nor data that makes the method raise an error, or call
+    a tower once more.
     """
-    choices = [
-        node
-        for each in view.followed(owner, method)
-        for node in walk_ast(each)
-        if isinstance(node, ast.If | ast.IfExp)
-    ]
+    asked: dict[str, list[ast.AST]] = {}
+    for node in (node for each in view.followed(owner, method) for node in walk_ast(each)):
+        if isinstance(node, ast.If | ast.IfExp):
+            compared = compared_with_none(node.test, ast.Is, ast.IsNot)
+            asked.setdefault(getattr(compared, "id", ""), []).append(node)
     arguments = method.args
     for argument, default in zip(reversed(arguments.args), reversed(arguments.defaults), strict=False):
+        choices, name = asked.get(argument.arg, []), argument.arg
         may_be = isinstance(default, ast.Constant) and default.value is None
-        asked = [node for node in choices if _asks(node.test, argument.arg)]
-        if may_be and asked and argument.arg not in DATA.difference(_MASK) and not any(map(_needs, asked)):
-            yield argument.arg
+        if may_be and choices and name not in DATA.difference(_MASK) and not any(map(_needs, choices)):
+            yield name
 
 
-def _asks(test: ast.expr, name: str) -> bool:
-    asked = compared_with_none(test, ast.Is, ast.IsNot)
-    return isinstance(asked, ast.Name) and asked.id == name
-
-
-def _needs(node: ast.If | ast.IfExp) -> bool:
+def _needs(choice: ast.AST) -> bool:
     """Whether a choice refuses an argument that is absent, or calls a tower for one that is not."""
-    raises = any(isinstance(each, ast.Raise) for each in walk_ast(node))
-    return raises or any(own_attribute(call.func) for call in calls_in(node))
+    raises = any(isinstance(each, ast.Raise) for each in walk_ast(choice))
+    return raises or any(own_attribute(call.func) for call in calls_in(choice))
 
 
 def _form(data: tuple[str, ...], call: ast.Call) -> str:
@@ -155,3 +158,33 @@ def _merges(view: ModuleView, owner: ast.ClassDef, method: FunctionNode) -> bool
     products = [each for each in nodes if isinstance(each, ast.Attribute) and each.attr == "prod"]
     divisions = [each for each in nodes if isinstance(each, ast.BinOp) and isinstance(each.op, ast.FloorDiv)]
     return all(any(contains(one.left, each) for one in divisions) for each in products)
+
+
+def attributes_read(forward: FunctionNode, call: ast.Call) -> tuple[str, ...]:
+    """The attributes of a call's result that the forward reads; none if it uses the result itself.
+
+    Raises:
+        Missed: what becomes of the result is not known.
+    """
+    attributes = in_text_order(node for node in walk_ast(forward) if isinstance(node, ast.Attribute))
+    if direct := [each.attr for each in attributes if each.value is call]:
+        return tuple(direct)
+    assigned = [
+        (ast.unparse(target), node.value)
+        for node in in_text_order(n for n in walk_ast(forward) if isinstance(n, ast.Assign | ast.AnnAssign))
+        for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+        # Not `outputs = None` before it: None has no attributes.
+        if node.value is not None and getattr(node.value, "value", ...) is not None
+        if not isinstance(target, ast.Tuple | ast.List)
+    ]
+    held = {target for target, value in assigned if value is call}
+    if not held:
+        raise Missed("what becomes of its result is not known", call)
+    times = Counter(target for target, _ in assigned)
+    for target, value in assigned:
+        if ast.unparse(value) in held and times[target] == 1:
+            held.add(target)
+    apart = {each.func for each in calls_in(forward)}
+    apart |= {each.value for each in attributes if each.attr == "shape"}
+    read = (each.attr for each in attributes if each not in apart and ast.unparse(each.value) in held)
+    return tuple(dict.fromkeys(read))

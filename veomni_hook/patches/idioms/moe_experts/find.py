@@ -1,8 +1,9 @@
 """Experts: classes that send tokens through stacked weights, distinguished by what one expert computes.
 
-`idioms.moe_experts.read` reads the loop; the computation of one expert is compared with the
-functions ``*_expert`` of the op's reference. Experts without such a loop are compared as a whole. The guard
-calls a kernel with operands in the order of the variant's reference.
+`idioms.moe_experts.read` reads the loop; the computation of one expert is compared with the functions
+``*_expert`` of the op's reference, and what ``__init__`` creates with what the formula needs. Experts without
+such a loop are compared as a whole. The guard calls a kernel with operands in the order of the variant's
+reference.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ from hashlib import blake2b
 
 from veomni_hook.patches.code.document import FunctionNode, has_docstring
 from veomni_hook.patches.code.template import Found, Template
-from veomni_hook.patches.code.tree import walk_ast
+from veomni_hook.patches.code.tree import initialised, statements_of_init, walk_ast
 from veomni_hook.patches.graph import (
     FUNCTION,
     NUMBER,
     TENSOR,
     Difference,
     Form,
+    Match,
     Node,
     Rule,
     Unknown,
@@ -37,8 +39,7 @@ from veomni_hook.patches.graph import (
     variant_names,
     walk,
 )
-from veomni_hook.patches.idioms.moe_experts.members import is_identity, is_numbered, parameter_shapes
-from veomni_hook.patches.idioms.moe_experts.read import EXPERT, ROUTING, STATES, Loop, read_loop
+from veomni_hook.patches.idioms.moe_experts.read import EXPERT, ROUTING, STATES, Loop
 from veomni_hook.patches.routes.guards import as_lambda, ask, before_body, decorate
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Code, Missed, Site, Status, slot_name
@@ -61,6 +62,12 @@ _RULES: Mapping[str, Rule] = {"act_fn": FUNCTION, "norm": FUNCTION, "alpha": NUM
 #: Variants that are recognised as a whole.
 _WHOLE = ("batched_gated", "shared_gated")
 _WHOLE_RULES: Mapping[str, Rule] = {**_RULES, "hidden_size": NUMBER, "num_experts": NUMBER}
+#: ``expert >= least or weight is None``: where an expert is no real one.
+_EXPERT, _LEAST, _WEIGHT = (Node("argument", (), name) for name in ("expert", "least", "weight"))
+_CHOICE = Node("or", (Node("le", (_LEAST, _EXPERT)), Node("is", (_WEIGHT, constant(None)))))
+#: What ``__init__`` creates: parameters, and modules under names that end with their number.
+PARAMETERS = [Template(f"{home}nn.Parameter(torch.MADE(*SIZES, **OPTIONS))") for home in ("", "torch.")]
+NUMBERED = Template("for I in range(COUNT):\n    self[KEY] = MODULE\n    ...")
 #: Lists of rows and results, which the graph does not follow.
 GROUPED = Template(
     """
@@ -92,7 +99,7 @@ def find(view: ModuleView) -> Iterator[Site]:
         named = owner.name.endswith(("Experts", "NaiveMoe"))
         if not named and ("Parameter(" not in (text := view.text(owner)) or "expert" not in text):
             continue
-        shapes = parameter_shapes(owner)
+        shapes = _parameter_shapes(owner)
         if not named and not any(
             len(shape) == _STACKED and "expert" in shape[0] for shape in shapes.values()
         ):
@@ -123,7 +130,7 @@ def _recognised(
     if all(node.op != "loop" for node in walk(form.result)):
         return _as_a_whole(form)
     try:
-        loop = read_loop(form)
+        loop = Loop(form)
     except Missed as other:
         raise _unlike(f"nearest is gated: {other}") from None
     ways = [_with_floats(way.node) for way in loop.ways]
@@ -135,7 +142,8 @@ def _recognised(
         variant, operands = _by_mask(view, owner, loop)
     else:
         variant, operands = _uniform(loop, shapes)
-    routing = {"hidden_states": loop.hidden, "top_k_index": loop.index, "top_k_weights": loop.weights}
+    given = {"hidden_states": loop.hidden, "top_k_index": loop.index, "top_k_weights": loop.weights}
+    routing = {name: str(node.value) for name, node in given.items()}
     text = " ".join([loop.dtype, *map(digest, ways)])
     hashed = blake2b(text.encode(), digest_size=8).hexdigest()
     return _Found(variant, routing | operands, hashed, form.inlined, (f"{owner.name}.__init__",))
@@ -186,14 +194,13 @@ def _or_identity(
     if isinstance(gated, Difference) or isinstance(same, Difference):
         text = gated.text if isinstance(gated, Difference) else same.text  # type: ignore[union-attr]
         raise _unlike(f"nearest is gated_or_identity: {text}")
-    if module != "None" and not is_identity(view, owner, module):
+    if module != "None" and not _is_identity(view, owner, module):
         raise _unlike(f"nearest is gated_or_identity: {module} is not an Identity")
     test = loop.ways[0].tests[0][0]
+    choice = match(_CHOICE, test, {"expert": Rule("its number", EXPERT.__eq__)})
     number = ""
-    match test:
-        case Node(op="or", args=(Node(op="le", args=(least, expert)), Node(op="is", args=(weight, absent)))):
-            if (expert, absent) == (EXPERT, constant(None)) and source(weight) == gated["gate_up_proj"]:
-                number = source(least)
+    if isinstance(choice, Match) and source(choice.bindings["weight"]) == gated["gate_up_proj"]:
+        number = source(choice.bindings["least"])
     counts = [
         shapes.get(gated[name].removeprefix("self."), [""])[0] for name in ("gate_up_proj", "down_proj")
     ]
@@ -207,7 +214,7 @@ def _by_mask(view: ModuleView, owner: ast.ClassDef, loop: Loop) -> tuple[str, di
     bound = _bound("module_expert", loop, 0)
     if isinstance(bound, Difference):
         raise _unlike(f"nearest is modules: {bound.text}")
-    if not is_numbered(view, owner) or loop.dtype != "hidden":
+    if not _is_numbered(view, owner) or loop.dtype != "hidden":
         raise _unlike("nearest is modules: they are not a dictionary's only values, in order")
     return "modules", {"experts": "self.values()"}
 
@@ -280,3 +287,58 @@ def _routed(view: ModuleView, owner: ast.ClassDef, forward: FunctionNode, found:
         relies_on=(*found.relies_on, *found.inlined),
         skips={target: found.inlined} if found.inlined else {},
     )
+
+
+def _parameter_shapes(owner: ast.ClassDef) -> dict[str, list[str]]:
+    """The parameters that ``__init__`` creates, with their dimensions as source text.
+
+    A dimension that ``__init__`` also stores has the attribute's name: ``self.num_experts``.
+    """
+    shapes: dict[str, list[str]] = {}
+    kept: dict[str, str] = {}
+    for name, value in initialised(owner):
+        made = next(filter(None, (form.match(value) for form in PARAMETERS)), None)
+        if made is None:
+            kept[ast.unparse(value)] = f"self.{name}"
+            continue
+        sizes = made.bound["SIZES"].nodes
+        if len(sizes) == 1 and isinstance(sizes[0], ast.Tuple | ast.List):
+            sizes = tuple(sizes[0].elts)
+        if sizes:
+            shapes[name] = [ast.unparse(size) for size in sizes]
+    return {name: [kept.get(size, size) for size in shape] for name, shape in shapes.items()}
+
+
+def _is_numbered(view: ModuleView, owner: ast.ClassDef) -> bool:
+    """Whether ``__init__`` fills a ``ModuleDict`` only with numbered modules, in order."""
+    nodes = list(statements_of_init(owner))
+    loops = [node for node in nodes if isinstance(node, ast.For)]
+    stored = [node for node in nodes if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store)]
+    assigned = [n for n in nodes if isinstance(n, ast.Assign) and isinstance(n.value, ast.Call)]
+    others = [node for node in assigned if node.targets != stored]
+    return (
+        [view.scope.dotted(base) for base in owner.bases] == ["torch.nn.ModuleDict"]
+        and len(loops) == len(stored) == 1
+        and not others
+        and _is_counted(loops[0])
+    )
+
+
+def _is_counted(loop: ast.For) -> bool:
+    """Whether a loop stores a module under a name that ends with its number: ``self[f"expert_{i}"]``."""
+    counted = NUMBERED.match(loop)
+    match counted and counted.expression("KEY"):
+        case ast.JoinedStr(values=[*words, ast.FormattedValue(value=ast.Name(number))]):
+            assert counted is not None  # noqa: S101
+            return number == counted["I"] and all(isinstance(word, ast.Constant) for word in words)
+    return False
+
+
+def _is_identity(view: ModuleView, owner: ast.ClassDef, attribute: str) -> bool:
+    """Whether ``__init__`` sets ``self.x``, and only to an ``nn.Identity``."""
+    made = [
+        view.scope.dotted(value.func)
+        for name, value in initialised(owner)
+        if isinstance(value, ast.Call) and f"self.{name}" == attribute
+    ]
+    return made == ["torch.nn.Identity"]

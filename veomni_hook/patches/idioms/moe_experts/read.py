@@ -1,8 +1,8 @@
 """Read the loop over experts: the routing, and what one expert computes for its rows.
 
 Upstream writes this loop in many equivalent ways: for every chosen expert, take the rows of its tokens,
-compute, multiply by the routing weights, add to the result. `read_loop` checks that the form of a ``forward``
-is such a loop. It returns the computation in terms of the rows, their weights and one expert's share of the
+compute, multiply by the routing weights, add to the result. `Loop` checks that the form of a ``forward`` is
+such a loop, and holds the computation in terms of the rows, their weights and one expert's share of the
 stacked tensors.
 
 The mask may have a row for the id after the last expert, and the loop may skip it. Neither is distinguished:
@@ -12,12 +12,10 @@ if one made a difference, upstream would raise.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 from veomni_hook.patches.graph import (
     FLOAT32,
     Form,
-    Leaf,
     Node,
     branches,
     constant,
@@ -30,7 +28,7 @@ from veomni_hook.patches.graph import (
 )
 from veomni_hook.patches.site import Missed
 
-__all__ = ["EXPERT", "ROUTING", "STATES", "Loop", "read_loop"]
+__all__ = ["EXPERT", "ROUTING", "STATES", "Loop"]
 
 
 def _argument(name: str) -> Node:
@@ -51,9 +49,11 @@ _NUMBERED = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
 class Loop:
     """A loop over experts.
+
+    Args:
+        form: that of a ``forward``.
 
     Attributes:
         hidden: the parameter of ``forward`` for the hidden states.
@@ -63,62 +63,47 @@ class Loop:
         count: number of rows of the mask, including the sentinel's row if any; None if ``index`` is the mask.
         ways: what an expert computes: one formula, or two and the test on `EXPERT` that chooses.
         stacked: an argument of the formulas (one expert's share) to the node that holds all shares.
-    """
-
-    hidden: str
-    index: str
-    weights: str
-    dtype: str
-    count: Node | None
-    ways: list[Leaf]
-    stacked: dict[str, Node]
-
-    def holds(self, count: str) -> bool:
-        """Whether ``count``, as source text, is the number of experts, without the sentinel's row."""
-        return self.count is not None and count in _counted(self.count)
-
-
-def read_loop(form: Form) -> Loop:
-    """Read the form of a ``forward``.
 
     Raises:
         Missed: it is not a loop over experts.
     """
-    return _Reader().read(form)
 
-
-class _Reader:
-    """Reads one form and stores what it finds."""
-
-    def __init__(self) -> None:
-        self.hidden = self.index = self.weights = _NONE
-        self.mask = _NONE
+    def __init__(self, form: Form) -> None:
+        self.hidden = self.index = self.weights = self._mask = _NONE
         self.count: Node | None = None
         self.stacked: dict[str, Node] = {}
-
-    def read(self, form: Form) -> Loop:
-        result, empty = self._without_empty_case(form.result)
+        result, empty = form.result, None
+        if result.op == "branch" and _counted_for_none(result.args[0]) is not None:
+            _, empty, result = result.args
         cast = result.args[1] if result.op == "cast" else None
         loop = result.args[0] if cast is not None else result
         if loop.op != "loop" or len(loop.args) != 3:
             raise Missed("no loop over experts")
         iterated, start, step = loop.args
         self._hits(self._routing(iterated))
-        dtype = self._start(start)
-        if (cast is None and dtype != "hidden") or cast not in (None, Node("dtype", (self.hidden,))):
+        self.dtype = self._start(start)
+        if (cast is None and self.dtype != "hidden") or cast not in (None, Node("dtype", (self.hidden,))):
             raise Missed("the result has another dtype")
         if empty not in (None, start):
             raise Missed("it returns something else if no expert is chosen")
-        added = self._added(self._rows(self._routing(step)), dtype)
-        self._check_effects([self._rows(self._routing(effect)) for effect in form.effects], added)
-        hidden, index, weights = (str(node.value) for node in (self.hidden, self.index, self.weights))
-        return Loop(hidden, index, weights, dtype, self.count, branches(added), self.stacked)
+        added = self._added(self._rows(self._routing(step)))
+        # Every call in the loop is part of what is added, or only queries a size.
+        known = {node.key for node in (EXPERT, _TOKEN, *walk(added))}
+        for effect in (self._rows(self._routing(effect)) for effect in form.effects):
+            if effect.key not in known and not _asks(effect):
+                raise Missed(f"it also calls something (line {effect.lineno})")
+        self.ways = branches(added)
 
-    def _without_empty_case(self, result: Node) -> tuple[Node, Node | None]:
-        """The result for an operand with elements, and the result for an empty one."""
-        if result.op == "branch" and _is_empty_test(result.args[0]) is not None:
-            return result.args[2], result.args[1]
-        return result, None
+    def holds(self, count: str) -> bool:
+        """Whether ``count``, as source text, is the number of experts, without the sentinel's row."""
+        return count in self._counts()
+
+    def _counts(self) -> list[str]:
+        """The number of rows of the mask, and the number without the sentinel's row, as source text."""
+        rows = [self.count] if self.count is not None else []
+        if self.count is not None and self.count.op == "add" and constant(1) in self.count.args:
+            rows += [number for number in self.count.args if number != constant(1)]
+        return [source(number) for number in rows if has_source(number)]
 
     def _routing(self, node: Node) -> Node:
         """The graph with `EXPERT` for the expert's number, without ``no_grad`` around the routing."""
@@ -136,16 +121,16 @@ class _Reader:
         """Check that the loop iterates over the experts with tokens."""
         if hits.op == "squeeze" and hits.args[1:] == (constant(-1),):
             hits = hits.args[0]
-        self.mask = next((node for node in walk(hits) if node.op == "permute"), _NONE)
-        tokens = Node("sum", (self.mask, _LAST_TWO, constant(False), _NONE))
+        self._mask = next((node for node in walk(hits) if node.op == "permute"), _NONE)
+        tokens = Node("sum", (self._mask, _LAST_TWO, constant(False), _NONE))
         found = Node("nonzero", (Node("lt", (constant(0), tokens)), constant(False)))
-        if hits != found or self.mask.args[1:] != (_REVERSED,):
+        if hits != found or self._mask.args[1:] != (_REVERSED,):
             raise Missed(f"it does not iterate over the experts with tokens (line {hits.lineno})")
-        self.index = self.mask.args[0]
+        self.index = self._mask.args[0]
         if self.index.op == "one_hot":
             self.index, self.count = self.index.args
         if self.index.op != "argument":
-            raise Missed(f"the ids are not a parameter (line {self.mask.lineno})")
+            raise Missed(f"the ids are not a parameter (line {self._mask.lineno})")
 
     def _start(self, start: Node) -> str:
         """The dtype of the accumulated result."""
@@ -165,7 +150,7 @@ class _Reader:
 
     def _rows(self, node: Node) -> Node:
         """The graph in terms of the rows, their weights and one expert's share of the stacked tensors."""
-        row = Node("index", (self.mask, EXPERT))
+        row = Node("index", (self._mask, EXPERT))
         found = [
             Node("nonzero", (each, constant(True))) for each in (row, Node("squeeze", (row, constant(0))))
         ]
@@ -193,7 +178,7 @@ class _Reader:
             return _argument(name).at(node.origin)
         return None
 
-    def _added(self, step: Node, dtype: str) -> Node:
+    def _added(self, step: Node) -> Node:
         """What an expert adds to the result, without the cast to the result's dtype."""
         while step.op == "branch" and step.args[1].op == "carried" and self._skips_nobody(step.args[0]):
             step = step.args[2]
@@ -202,34 +187,18 @@ class _Reader:
         added, alpha = step.args[3:]
         if not is_constant(alpha, 1):
             raise Missed(f"it adds a multiple (line {step.lineno})")
-        kept = [Node("dtype", (step.args[0],)), FLOAT32 if dtype == "float32" else _NONE]
-        kept.append(Node("dtype", (STATES,)) if dtype == "hidden" else _NONE)
+        casts = {"float32": FLOAT32, "hidden": Node("dtype", (STATES,))}
+        kept = (Node("dtype", (step.args[0],)), casts.get(self.dtype, _NONE))
         return added.args[0] if added.op == "cast" and added.args[1] in kept else added
 
     def _skips_nobody(self, test: Node) -> bool:
         """Whether a test skips only the sentinel's row, or an expert without tokens."""
-        if _is_empty_test(test) == _TOKEN:
+        if _counted_for_none(test) == _TOKEN:
             return True
         # Id E has no row in a mask with E rows, and the last row in a mask with E + 1 rows.
         last = [number for number in test.args if number != EXPERT]
-        if test.op != "eq" or len(last) != 1 or self.count is None or not has_source(last[0]):
-            return False
-        return source(last[0]) in _counted(self.count)
-
-    def _check_effects(self, effects: list[Node], added: Node) -> None:
-        """Check that every call in the loop is part of what is added, or only queries a size."""
-        parts = {node.key for node in walk(added)}
-        for effect in effects:
-            if effect.key not in parts and effect not in (EXPERT, _TOKEN) and not _asks(effect):
-                raise Missed(f"it also calls something (line {effect.lineno})")
-
-
-def _counted(count: Node) -> list[str]:
-    """The number of rows of a mask, and the number without the sentinel's row, as source text."""
-    found = [count] if has_source(count) else []
-    if count.op == "add" and constant(1) in count.args:
-        found += [number for number in count.args if number != constant(1) and has_source(number)]
-    return [source(number) for number in found]
+        known = test.op == "eq" and len(last) == 1 and has_source(last[0])
+        return known and source(last[0]) in self._counts()
 
 
 def _is_parameter(node: Node) -> bool:
@@ -253,13 +222,15 @@ def _is_number(node: Node) -> bool:
     return False
 
 
-def _is_empty_test(test: Node) -> Node | None:
+def _counted_for_none(test: Node) -> Node | None:
     """The ``x`` of a test ``x.numel() == 0``; None for any other test."""
-    for side in test.args if test.op == "eq" and constant(0) in test.args else ():
-        match side:
-            case Node(op="call", args=(Node(op="getattr", value="numel", args=(counted, *_)),)):
-                return counted
-    return None
+    sides = test.args if test.op == "eq" and constant(0) in test.args else ()
+    return next((side.args[0].args[0] for side in sides if _calls_numel(side)), None)
+
+
+def _calls_numel(node: Node) -> bool:
+    called = node.args[0] if node.op == "call" and len(node.args) == 1 else _NONE
+    return (called.op, called.value) == ("getattr", "numel")
 
 
 def _is_share(place: Node, held: Node) -> bool:
@@ -271,10 +242,7 @@ def _is_share(place: Node, held: Node) -> bool:
 
 
 def _asks(effect: Node) -> bool:
-    match effect:
-        case Node(op="call", args=(Node(op="getattr", value="numel"),) | (Node(op="opaque"), *_)):
-            return True
-    return False
+    return _calls_numel(effect) or (effect.op == "call" and effect.args[0].op == "opaque")
 
 
 def _is_whole(node: Node) -> bool:

@@ -1,1 +1,0 @@
-"""Routers of experts."""
