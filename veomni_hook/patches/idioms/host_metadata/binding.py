@@ -14,8 +14,15 @@ from enum import Enum, auto
 from typing import TypeAlias
 
 from veomni_hook.patches.code.document import FunctionNode
-from veomni_hook.patches.code.scope import parameter_names
-from veomni_hook.patches.code.tree import COMPREHENSIONS, child_nodes, own_attribute, walk_ast
+from veomni_hook.patches.code.scope import loaded, parameter_names, read_names
+from veomni_hook.patches.code.tree import (
+    COMPREHENSIONS,
+    binding,
+    child_nodes,
+    last_name,
+    own_attribute,
+    walk_ast,
+)
 from veomni_hook.patches.idioms.host_metadata.sounds import LENGTHS
 
 __all__ = ["LIBRARIES", "NUMBERS", "Names", "device_of", "is_device", "names_of", "names_outside"]
@@ -24,16 +31,16 @@ __all__ = ["LIBRARIES", "NUMBERS", "Names", "device_of", "is_device", "names_of"
 NUMBERS = {"tolist", "item", "len", "range", "enumerate", "int", "min", "max", "sum"}
 #: What expressions may call that compute with lengths alone.
 LIBRARIES = {"torch", "F", "nn"}
-#: Functions and methods that compute a result from their arguments, and nothing else.
 _FUNCTIONS = {"len", "range", "enumerate", "int", LENGTHS}
-_METHODS = {
+#: What computes a result from its arguments, and nothing else: functions, methods, and forms of expressions.
+_CALLED = {
     *NUMBERS, LENGTHS, "full", "zeros", "ones", "arange", "tensor", "ceil", "floor", "where", "cat", "stack",
     "diff", "cumsum", "pad", "pad_sequence", "repeat_interleave", "unique_consecutive", "clamp", "long",
     "bool", "to", "unsqueeze", "squeeze", "flatten", "any", "all", "new_ones", "repeat",
 }  # fmt: skip
 _FORMS = (
     ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare, ast.IfExp, ast.Subscript, ast.Slice, ast.Tuple, ast.List,
-    ast.ListComp, ast.GeneratorExp, ast.comprehension,
+    ast.ListComp, ast.GeneratorExp, ast.comprehension, ast.Attribute, ast.Call, ast.keyword,
 )  # fmt: skip
 #: Statements whose bindings are not followed.
 _UNKNOWN = (ast.Lambda, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Global, ast.Nonlocal,
@@ -43,16 +50,14 @@ _UNKNOWN = (ast.Lambda, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast
 class _By(Enum):
     """What gives a name a value."""
 
-    ASSIGNMENT = auto()  #: of this name alone
-    OTHER = auto()  #: an assignment of several names, or to what the name was
+    ASSIGNMENT = auto()
+    RESULT = auto()  #: an element of a result whose values the host knows
     LOOP = auto()
     CHANGE = auto()  #: of a part, or by a method
 
 
 #: The value that binds or changes a name, None for an unknown one, and how.
 _Source: TypeAlias = "tuple[ast.expr | None, _By]"
-#: Stands for an element of a result whose values the host knows.
-_RESULT = ast.Constant("result")
 
 
 @dataclass
@@ -73,9 +78,13 @@ class Names:
     plain: set[str] = field(default_factory=set)
     sources: dict[str, list[_Source]] = field(default_factory=dict)
 
+    def is_bound(self, name: str, by: _By) -> bool:
+        """Whether all that binds or changes a name does it in one way."""
+        return name in self.sources and all(each is by for _, each in self.sources[name])
+
     def is_step(self, name: str) -> bool:
         """Whether a name is bound to elements of what loops go through alone, so to numbers."""
-        return name in self.sources and all(by is _By.LOOP for _, by in self.sources[name])
+        return self.is_bound(name, _By.LOOP)
 
     def is_assigned(self, name: str) -> bool:
         """Whether a single assignment binds a name, and nothing else changes it."""
@@ -96,25 +105,14 @@ class Names:
                 # A text may be the name of a device.
                 return not isinstance(value, str)
             case ast.Name(id=name):
-                return name in self.carried | self.hosted | self.plain | LIBRARIES
+                return name in self.carried | self.hosted | self.plain | LIBRARIES | _FUNCTIONS
             case ast.Attribute() if own := own_attribute(node):
                 return self.is_number(own)
             case ast.keyword(arg="device", value=value):
                 return device_of(value) != ""
-        parts = _parts(node)
-        return parts is not None and all(map(self._computes, parts))
-
-
-def _parts(node: ast.AST) -> list[ast.AST] | None:
-    """What an expression computes its result from; None if it may do anything else."""
-    match node:
-        case ast.Attribute(value=value) | ast.keyword(arg=str(), value=value):
-            return [value]
-        case ast.Call(func=ast.Name(id=name), args=args, keywords=keywords) if name in _FUNCTIONS:
-            return [*args, *keywords]
-        case ast.Call(func=ast.Attribute(value, name), args=args, keywords=keywords) if name in _METHODS:
-            return [value, *args, *keywords]
-    return child_nodes(node) if isinstance(node, _FORMS) else None
+            case ast.Call(func=function) if last_name(function) not in _CALLED:
+                return False
+        return isinstance(node, _FORMS) and all(map(self._computes, child_nodes(node)))
 
 
 def names_of(
@@ -135,18 +133,17 @@ def names_of(
     """
     if any(isinstance(node, _UNKNOWN) for statement in function.body for node in walk_ast(statement)):
         return None
-    names, known = Names(is_number, lengths), set[str]()
+    names = Names(is_number, lengths)
     for name, source, by in _bindings(function, results):
-        if source is _RESULT:
-            known.add(name)
-        else:
-            names.sources.setdefault(name, []).append((source, by))
+        names.sources.setdefault(name, []).append((source, by))
     given, bound = parameter_names(function), names.sources.keys()
+    if not bound.isdisjoint(LIBRARIES | _FUNCTIONS):
+        return None
+    known = {name for name in bound - given if names.is_bound(name, _By.RESULT)}
     left = {name for name in bound & given if not _bound_first(function, name)}
     left |= {name for name in bound if _is_other(names.sources[name])}
-    # A name that is bound in two ways is not known.
-    names.carried = (lengths - bound) | (known - bound - given) | sent
-    names.plain = bound - names.carried - known - left - LIBRARIES - _FUNCTIONS
+    names.carried = (lengths - bound) | known | sent
+    names.plain = bound - names.carried - left
     _settle(names)
     return names
 
@@ -178,45 +175,41 @@ def _bindings(
 ) -> Iterator[tuple[str, ast.expr | None, _By]]:
     for node in (each for statement in function.body for each in walk_ast(statement)):
         match node:
-            case ast.Assign(targets=[ast.Tuple(elts=parts)], value=value) if known := results(value):
-                for at, part in enumerate(parts):
-                    yield from _bound([part], _RESULT if at in known else None, _By.OTHER)
             case ast.Assign(targets=[ast.Name(id=name)], value=value):
                 yield name, value, _By.ASSIGNMENT
-            case ast.Assign(targets=targets, value=value):
-                yield from _bound(targets, value, _By.OTHER)
-            case ast.AugAssign(target=target, value=value) | ast.AnnAssign(target=target, value=value):
-                yield from _bound([target], value, _By.OTHER)
+            case ast.Assign(targets=[target], value=value) | ast.AugAssign(target=target, value=value):
+                yield from _changed(target, value, results(value))
+            case ast.Assign(targets=targets):
+                yield from ((name, None, _By.ASSIGNMENT) for each in targets for name in read_names(each))
+            case ast.AnnAssign(target=target):
+                yield from ((name, None, _By.ASSIGNMENT) for name in read_names(target))
             case ast.For(target=target, iter=value) | ast.comprehension(target=target, iter=value):
-                yield from _bound([target], value, _By.LOOP)
+                yield from ((name, value, _By.LOOP) for name in read_names(target))
             case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name(id=name)), args=args) as call):
                 for value in (*args, *(keyword.value for keyword in call.keywords)):
                     yield name, value, _By.CHANGE
 
 
-def _bound(
-    targets: list[ast.expr], value: ast.expr | None, by: _By
+def _changed(
+    target: ast.expr, value: ast.expr, known: set[int]
 ) -> Iterator[tuple[str, ast.expr | None, _By]]:
-    for target in targets:
-        match target:
-            case ast.Name(id=name):
-                yield name, value, by
-            case ast.Tuple(elts=parts) | ast.List(elts=parts):
-                yield from _bound(parts, value, by)
-            case ast.Subscript(value=ast.Name(id=name), slice=index):
-                yield name, value, _By.CHANGE
-                yield name, index, _By.CHANGE
-            case ast.Starred(value=inner):
-                yield from _bound([inner], None, by)
+    """What changes with an assignment to a part, to several names, or to what a name was."""
+    match target:
+        case ast.Name(id=name):
+            yield name, value, _By.CHANGE
+        case ast.Subscript(value=ast.Name(id=name), slice=index):
+            yield from ((name, each, _By.CHANGE) for each in (value, index))
+        case ast.Tuple(elts=parts):
+            for at, part in enumerate(parts):
+                by = _By.RESULT if at in known else _By.ASSIGNMENT
+                yield from ((name, None, by) for name in read_names(part))
 
 
 def _bound_first(function: FunctionNode, name: str) -> bool:
     """Whether a function assigns an argument before it uses it, in a statement of its own."""
-    for statement in function.body:
-        used = [each for each in walk_ast(statement) if isinstance(each, ast.Name) and each.id == name]
-        if used:
-            return isinstance(statement, ast.Assign) and used == [statement.targets[0]]
-    return False
+    first = next(statement for statement in function.body if name in read_names(statement))
+    target, value = binding(first)
+    return target == name and value is not None and name not in read_names(value)
 
 
 def device_of(node: ast.expr) -> str:
@@ -233,8 +226,5 @@ def is_device(node: ast.AST) -> bool:
 
 
 def names_outside(node: ast.AST, skipped: Callable[[ast.AST], bool]) -> set[str]:
-    """The names in an expression, without those in parts that are ``skipped``."""
-    if skipped(node):
-        return set()
-    own = {node.id} if isinstance(node, ast.Name) else set()
-    return own.union(*(names_outside(child, skipped) for child in child_nodes(node)))
+    """The names that an expression reads, without those in parts that are ``skipped``."""
+    return {*loaded([node], [each for each in walk_ast(node) if skipped(each)])}

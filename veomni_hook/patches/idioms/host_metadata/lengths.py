@@ -14,6 +14,7 @@ from __future__ import annotations
 import ast
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.edit import Edit
@@ -26,6 +27,7 @@ from veomni_hook.patches.idioms.host_metadata.binding import (
     names_of,
     names_outside,
 )
+from veomni_hook.patches.interpreter.walk import bound
 from veomni_hook.patches.routes.guards import in_place
 from veomni_hook.patches.routes.view import ModuleView
 
@@ -48,83 +50,70 @@ def computed(
     """The edits of a method that gets lengths, and of methods that get some from it; empty if none reads."""
     handed = {start: lengths}
     returned: dict[str, set[int]] = {}
-    # A method's results may be lengths for the next one: until no more is found.
-    while True:
-        found = {}
-        for name, arguments in handed.items():
-            if (writer := _written(view, methods, name, arguments, is_number, returned)) is None:
-                return {}
-            found[name] = writer
-        before = handed, returned
-        handed = {name: set(arguments) for name, arguments in handed.items()}
-        for writer in found.values():
-            for name, arguments in writer.handed.items():
-                handed.setdefault(name, set()).update(arguments)
-        returned = {name: writer.returned for name, writer in found.items()}
-        if (handed, returned) == before:
-            reads = any(writer.reads for writer in found.values())
-            return {name: writer.edits for name, writer in found.items() if reads and writer.edits}
-
-
-def _written(
-    view: ModuleView,
-    methods: dict[str, FunctionNode],
-    name: str,
-    lengths: set[str],
-    is_number: Callable[[str], bool],
-    returned: dict[str, set[int]],
-) -> _Writer | None:
-    """How a method changes that gets ``lengths``; None if it uses none, or if that is not known."""
+    sent: dict[str, set[str]] = {}
 
     def results(value: ast.expr) -> set[int]:
         return returned.get(own_attribute(value.func), set()) if isinstance(value, ast.Call) else set()
 
-    function = methods[name]
-    sent: set[str] = set()
-    while (names := names_of(function, lengths, sent, is_number, results)) is not None:
-        uses = Counter(each.id for each in walk_ast(function) if isinstance(each, ast.Name))
-        length = max(sorted(lengths & names.carried & uses.keys()), key=uses.__getitem__, default=None)
-        if length is None:
-            return None
-        writer = _Writer(view, methods, names, length, sent)
-        for statement in function.body:
-            writer.statement(statement)
-        if writer.refused or writer.wanted <= sent:
-            return None if writer.refused else writer
-        sent = sent | writer.wanted
-    return None
+    # A method's results may be lengths for the next one: until no more is found.
+    while True:
+        writers: dict[str, _Writer] = {}
+        for name, arguments in handed.items():
+            at_once = sent.get(name, set())
+            names = names_of(methods[name], arguments, at_once, is_number, results)
+            if names is None or not (length := _most_used(methods[name], arguments & names.carried)):
+                return {}
+            writers[name] = _Writer(view, methods, names, length, at_once)
+            for statement in methods[name].body:
+                writers[name].statement(statement)
+        wanted = {name: writer.wanted | sent.get(name, set()) for name, writer in writers.items()}
+        if any(wanted[name] - sent.get(name, set()) for name in wanted):
+            sent = wanted
+            continue
+        before = handed, returned
+        handed = {name: set(arguments) for name, arguments in handed.items()}
+        for writer in writers.values():
+            for name, arguments in writer.handed.items():
+                handed.setdefault(name, set()).update(arguments)
+        returned, sent = {name: writer.returned for name, writer in writers.items()}, {}
+        if (handed, returned) == before:
+            reads = any(writer.reads for writer in writers.values())
+            return {name: writer.edits for name, writer in writers.items() if reads and writer.edits}
 
 
+def _most_used(function: FunctionNode, names: set[str]) -> str:
+    """The one of some names that a function uses most; empty if it uses none."""
+    uses = Counter(each.id for each in walk_ast(function) if isinstance(each, ast.Name) and each.id in names)
+    return max(sorted(uses), key=uses.__getitem__, default="")
+
+
+@dataclass
 class _Writer:
     """Writes how one function changes.
 
-    Args:
+    Attributes:
         view: the module.
         methods: those of the class.
         names: what is known of the function's names.
         length: the argument with lengths that it uses most.
         sent: the names of what the host computes and sends to the device at once.
-
-    Attributes:
         edits: the changes.
         reads: whether it reads lengths.
         handed: the arguments with lengths that other methods get.
         returned: the elements of the result whose values the host knows.
         wanted: the names that are to be sent to the device where they are bound.
-        refused: whether a statement binds a name that stays on the host, and another one.
     """
 
-    def __init__(
-        self, view: ModuleView, methods: dict[str, FunctionNode], names: Names, length: str, sent: set[str]
-    ) -> None:
-        self.view, self.methods, self.names, self.length, self.sent = view, methods, names, length, sent
-        self.edits: list[Edit] = []
-        self.reads = self.refused = False
-        self.handed: dict[str, set[str]] = {}
-        self.returned: set[int] = set()
-        self.wanted: set[str] = set()
-        #: What stays on the host, or is computed there and sent at once.
-        self.kept = names.hosted | names.plain | sent
+    view: ModuleView
+    methods: dict[str, FunctionNode]
+    names: Names
+    length: str
+    sent: set[str]
+    edits: list[Edit] = field(default_factory=list)
+    reads: bool = False
+    handed: dict[str, set[str]] = field(default_factory=dict)
+    returned: set[int] = field(default_factory=set)
+    wanted: set[str] = field(default_factory=set)
 
     def statement(self, node: ast.stmt) -> None:
         """Write what a statement and those in it need."""
@@ -141,23 +130,23 @@ class _Writer:
 
     def _stays(self, node: ast.stmt) -> bool:
         """Write a statement that binds or changes only what stays on the host; False if it is another one."""
-        called = CALLED.match(node.value) if isinstance(node, ast.Expr) else None
-        if called and called["OBJECT"] in self.kept:
-            self._read(node)
-            return True
+        kept = self.names.hosted | self.names.plain | self.sent
+        if isinstance(node, ast.Expr) and (called := CALLED.match(node.value)):
+            if called["OBJECT"] in kept:
+                self._read(node)
+                return True
         if not isinstance(node, ast.Assign | ast.AugAssign) or not self.names.follows(node.value):
             return False
-        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-        kept = {root in self.kept for target in targets for root in _roots(target)}
-        if kept != {True}:
-            self.refused |= True in kept
+        # What several names get together is none of these.
+        target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+        name = getattr(target.value if isinstance(target, ast.Subscript) else target, "id", "")
+        if name not in kept:
             return False
-        if getattr(targets[0], "id", "") in self.sent:
+        if name in self.sent:
             self._send(node.value)
         else:
             self._read(node.value)
-        for target in targets:
-            self._read(target)
+        self._read(target)
         return True
 
     def _known(self, node: ast.AST) -> bool:
@@ -261,12 +250,11 @@ class _Writer:
         method = self.methods.get(name)
         if method is None or method.decorator_list or name == "forward":
             return
-        order = [each.arg for each in method.args.args[1:]]
-        arguments = {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg in order}
-        arguments |= dict(zip(order, call.args, strict=False))
-        found = {each for each, value in arguments.items() if each is not None and self._known(value)}
-        if found and not any(isinstance(each, ast.Starred) for each in call.args):
-            self.handed.setdefault(name, set()).update(found)
+        keywords = {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
+        arguments = bound(method, [call.func, *call.args], keywords).values
+        known = {name for name, value in arguments.items() if self._known(value)}
+        if known and not any(isinstance(argument, ast.Starred) for argument in call.args):
+            self.handed.setdefault(name, set()).update(known)
 
     def _edit(self, node: ast.expr, text: str) -> None:
         self.edits.append(in_place(self.view, node, text))
@@ -274,15 +262,3 @@ class _Writer:
 
 def _is_shape(node: ast.AST) -> bool:
     return isinstance(node, ast.Attribute) and node.attr == "shape"
-
-
-def _roots(target: ast.expr) -> Iterator[str]:
-    """The names that an assignment binds or changes; empty for others."""
-    match target:
-        case ast.Tuple(elts=parts) | ast.List(elts=parts):
-            for part in parts:
-                yield from _roots(part)
-        case ast.Subscript(value=ast.Name(id=name)) | ast.Name(id=name):
-            yield name
-        case _:
-            yield ""
