@@ -8,17 +8,17 @@ import pytest
 
 from tests.patches.idioms.applied import spliced
 from veomni_hook.patches.code.document import Document
-from veomni_hook.patches.idioms.host_metadata import find, masks
+from veomni_hook.patches.idioms.host_metadata import find
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Site, Status
 
 
-def sites(text: str, idiom=find) -> list[Site]:
-    return list(idiom.find(ModuleView(Document(textwrap.dedent(text), "lookalike"))))
+def sites(text: str) -> list[Site]:
+    return list(find.find(ModuleView(Document(textwrap.dedent(text), "lookalike"))))
 
 
-def edited(text: str, idiom=find) -> str:
-    return spliced(textwrap.dedent(text), sites(text, idiom))
+def edited(text: str) -> str:
+    return spliced(textwrap.dedent(text), sites(text))
 
 
 def test_a_function_that_takes_precomputed_results_runs_on_the_host():
@@ -167,8 +167,8 @@ def compared(position_ids):
 def changes(position_ids):
     return torch.diff(position_ids)
 """
-    assert [site.target for site in sites(text, masks)] == ["packed"]
-    made = edited(text, masks)
+    assert [site.target for site in sites(text)] == ["packed"]
+    made = edited(text)
     assert made.count("@veomni_host") == 1
     assert "@veomni_host.computed(floats=True, known=True)\ndef packed(position_ids):" in made
 
@@ -185,9 +185,9 @@ def test_questions_about_padding_masks_are_asked_of_the_copy():
     def other(padding_mask):
         return padding_mask.all()
     """
-    assert [site.target for site in sites(text, masks)] == ["ignore_mask", "make_mask"]
-    assert not any(site.counted for site in sites(text, masks))
-    made = edited(text, masks)
+    assert [site.target for site in sites(text)] == ["ignore_mask", "make_mask"]
+    assert not any(site.counted for site in sites(text))
+    made = edited(text)
     assert "veomni_host.values(padding_mask)[:, :n].all()" in made
     assert "veomni_host.converted(attention_mask, attention_mask.to(device=device, dtype=bool))" in made
     assert "torch.all(veomni_host.values(attention_mask) == 1)" in made

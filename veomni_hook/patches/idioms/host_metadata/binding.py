@@ -23,7 +23,7 @@ from veomni_hook.patches.code.tree import (
     own_attribute,
     walk_ast,
 )
-from veomni_hook.patches.idioms.host_metadata.sounds import LENGTHS
+from veomni_hook.patches.upstream_names import LENGTHS
 
 __all__ = ["LIBRARIES", "NUMBERS", "Names", "device_of", "is_device", "names_of", "names_outside"]
 

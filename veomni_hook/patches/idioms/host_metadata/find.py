@@ -1,49 +1,49 @@
 """What models compute from the sizes of images, videos and sounds: on the host, from one copy of the sizes.
 
-Seven forms, none of which asks for a kernel; `veomni_hook.multimodal.host` is what the inserted code calls:
+Forms, none of which asks for a kernel; `veomni_hook.multimodal.host` is what the inserted code calls:
 
 * a function that takes a precomputed result from its argument ``kwargs``: ``@veomni_host.computed("name")``;
 * a method ``get_rope_index``, if it reads nothing but its arguments and the configuration: the same;
 * ``sizes.prod(-1).tolist()`` of an argument: ``veomni_host.values(sizes).prod(-1).tolist()``;
 * ``torch.as_tensor(sizes, device=features.device)`` that is read: ``sizes`` are on the host from the method's
   begin, and the device is ``veomni_host.place(features.device)``;
-* lengths of sounds that follow from a mask (`sounds`);
-* what a tower computes from sizes itself (`towers`), or from lengths of sounds (`lengths`);
-* a forward of a class with ``get_rope_index``: it reads at once what the others need.
+* lengths of sounds that follow from a mask, and questions about padding masks (`masks`);
+* functions of lengths of sounds: ``@veomni_host.lengths``;
+* what a tower computes from sizes itself (`sizes`), or from lengths of sounds (`lengths`);
+* a forward of a class with ``get_rope_index``: it reads at once what the others need;
+* a function that asks something of positions alone (``find_packed_sequence_indices``): it runs on the host
+  where positions are known there.
 """
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.edit import Edit
 from veomni_hook.patches.code.scope import parameter_names
 from veomni_hook.patches.idioms.host_metadata.lengths import computed
-from veomni_hook.patches.idioms.host_metadata.read import (
-    POSITIONS,
+from veomni_hook.patches.idioms.host_metadata.masks import ASKS, asks_of_positions, questions, selections
+from veomni_hook.patches.idioms.host_metadata.sizes import (
+    boundaries,
     is_number,
+    of_sizes,
     position_arguments,
     precomputed_names,
     read,
     reads_in,
-    state_of,
-)
-from veomni_hook.patches.idioms.host_metadata.sounds import LENGTHS, selections
-from veomni_hook.patches.idioms.host_metadata.towers import (
-    SIZES,
-    boundaries,
-    of_sizes,
     repeats,
     sent_values,
     sizes_of,
+    state_of,
 )
 from veomni_hook.patches.routes.guards import before_body, in_place, tuple_of
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Code, Missed, Reason, Site, Status
+from veomni_hook.patches.upstream_names import ENDINGS, LENGTHS, POSITIONS
 
 __all__ = ["CANDIDATES", "OP", "find"]
 
@@ -53,25 +53,36 @@ CANDIDATES = (
     " get_rope_index, every method named get_*_features that calls tolist or item or selects by a mask, and"
     " every function of lengths of sounds (_get_feat_extract_output_lengths) beside get_audio_features"
 )
-#: How arguments of a tower end that hold lengths of sounds.
-_LENS = "_lens"
 _IMPORT = ("veomni_hook.multimodal", "host as veomni_host")
-_FOLLOWED = "lengths_followed"
-_COMPUTED, _READ, _TOGETHER = "computed_on_host", "read_once", "read_together"
+_COMPUTED, _READ = "computed_on_host", "read_once"
+_SIZES, _LENS = ENDINGS["sizes"], ENDINGS["lengths"]
 
 
 def find(view: ModuleView) -> Iterator[Site]:
-    """Every candidate of a module, and the forwards that read for them."""
+    """Every candidate of a module, the forwards that read for them, and what reads padding masks."""
     text = view.document.source
-    if not any(name in text for name in ("kwargs.pop(", POSITIONS, "_features", SIZES, _LENS)):
+    if any(name in text for name in ("kwargs.pop(", POSITIONS, "_features", *_SIZES, *_LENS)):
+        yield from _of_sizes(view, text)
+    if not any(f"{name}(" in text for name in ASKS):
         return
+    for definition in view.document.definitions():
+        node = definition.node
+        if isinstance(node, FunctionNode) and "mask" in node.name and (edits := [*questions(view, node)]):
+            yield Site.calling(OP, definition.qualname, "mask_known", node, edits, _IMPORT, counted=False)
+    for name, function in view.functions.items():
+        if asks_of_positions(function):
+            decorator = "computed(floats=True, known=True)"
+            yield _decorated(view, name, function, decorator, "positions_known", counted=False)
+
+
+def _of_sizes(view: ModuleView, text: str) -> Iterator[Site]:
     for name, function in view.functions.items():
         if names := precomputed_names(function):
             given = ", ".join(f'"{each}"' for each in names)
             yield _decorated(view, name, function, f"computed({given})", _COMPUTED)
     for definition in view.document.definitions() if "def get_audio_features" in text else ():
         if isinstance(definition.node, FunctionNode) and definition.node.name == LENGTHS:
-            yield _decorated(view, definition.qualname, definition.node, "lengths", _FOLLOWED)
+            yield _decorated(view, definition.qualname, definition.node, "lengths", "lengths_followed")
     for owner in view.classes.values():
         yield from _of_class(view, owner)
 
@@ -81,9 +92,10 @@ def _of_class(view: ModuleView, owner: ast.ClassDef) -> Iterator[Site]:
     for name, method in methods.items():
         target = f"{owner.name}.{name}"
         if name == POSITIONS:
-            state = state_of(view, owner, method)
-            reason = f"it reads or changes self.{state}" if state else ""
-            yield _decorated(view, target, method, "computed(floats=True)", _COMPUTED, reason)
+            if state := state_of(view, owner, method):
+                yield _missed(target, f"it reads or changes self.{state}", method)
+            else:
+                yield _decorated(view, target, method, "computed(floats=True)", _COMPUTED)
         elif name.startswith("get_") and name.endswith("_features"):
             yield from _features(view, target, method, numbers)
     yield from _tower(view, owner, methods, numbers)
@@ -92,26 +104,29 @@ def _of_class(view: ModuleView, owner: ast.ClassDef) -> Iterator[Site]:
 
 
 def _decorated(
-    view: ModuleView, target: str, function: FunctionNode, decorator: str, variant: str, reason: str = ""
+    view: ModuleView, target: str, function: FunctionNode, decorator: str, variant: str, **more: Any
 ) -> Site:
-    """A function with a decorator of ours, below all others; missed for a ``reason``."""
-    reason = reason or ("" if view.document.begins_line(function) else "its def does not begin a line")
-    if reason:
-        return Site(
-            OP, target, Status.MISSED, reason=Reason(reason, Code.READS_VALUES), lineno=function.lineno
-        )
+    """A function with a decorator of ours, below all others."""
+    if not view.document.begins_line(function):
+        return _missed(target, "its def does not begin a line", function)
     # The edit is inside the definition, whose text is compared with upstream's otherwise.
     start = view.document.start(function)
     first = "async" if isinstance(function, ast.AsyncFunctionDef) else "def"
     text = f"@veomni_host.{decorator}\n{view.document.indent(function)}{first}"
-    return Site.calling(OP, target, variant, function, [Edit(start, start + len(first), text)], _IMPORT)
+    return Site.calling(
+        OP, target, variant, function, [Edit(start, start + len(first), text)], _IMPORT, **more
+    )
+
+
+def _missed(target: str, reason: str, line: FunctionNode | ast.Call) -> Site:
+    return Site(OP, target, Status.MISSED, reason=Reason(reason, Code.READS_VALUES), lineno=line.lineno)
 
 
 def _features(
     view: ModuleView, target: str, method: FunctionNode, numbers: Callable[[str], bool]
 ) -> Iterator[Site]:
     """The sites of a method that computes features and reads sizes."""
-    sizes = {name for name in parameter_names(method) if name.endswith(SIZES)}
+    sizes = {name for name in parameter_names(method) if name.endswith(_SIZES)}
     made = computed(view, {method.name: method}, method.name, sizes, numbers)
     edits = [*selections(view, method), *made.get(method.name, ())]
     read_once: list[Edit] = []
@@ -147,8 +162,8 @@ def _tower(
     for name, method in methods.items():
         sizes = sizes_of(method)
         if sizes and of_sizes(method, numbers):
-            decorated = _decorated(view, f"{owner.name}.{name}", method, "computed()", _COMPUTED)
-            yield replace(decorated, counted=False)
+            target = f"{owner.name}.{name}"
+            yield _decorated(view, target, method, "computed()", _COMPUTED, counted=False)
         elif sizes and (edits := sent_values(view, method, sizes)):
             yield site(name, _READ, edits)
     if (forward := methods.get("forward")) is None:
@@ -169,4 +184,4 @@ def _forward(
     if arguments[1]:
         asked = f"{asked[:-1]}, {positions} if position_ids is None else (position_ids,))"
     edits = (*before_body(view, forward, asked, "sizes are read at once"), *selections(view, forward))
-    return Site.calling(OP, f"{owner.name}.forward", _TOGETHER, forward, edits, _IMPORT, counted=False)
+    return Site.calling(OP, f"{owner.name}.forward", "read_together", forward, edits, _IMPORT, counted=False)

@@ -1,6 +1,8 @@
-"""Towers that compute positions and boundaries from sizes themselves, before transformers had vision_utils.
+"""Which code computes with sizes alone, where methods read sizes, and what towers compute from them.
 
-    def get_window_index(self, grid_thw):        ->  below @veomni_host.computed()
+Towers computed positions and boundaries themselves before transformers had vision_utils:
+
+    get_window_index(self, grid_thw)             ->  below @veomni_host.computed()
     for t, h, w in grid_thw:                     ->  for t, h, w in veomni_host.values(grid_thw):
     pos_ids = torch.cat(pos_ids, dim=0)          ->  veomni_host.sent(torch.cat(...), grid_thw.device)
     torch.tensor(idx_list, device=device)        ->  veomni_host.made(idx_list, device=device)
@@ -20,15 +22,40 @@ from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.edit import Edit
 from veomni_hook.patches.code.scope import local_names, parameter_names, read_names
 from veomni_hook.patches.code.template import Template
-from veomni_hook.patches.code.tree import called_attributes, own_attribute, walk_ast
-from veomni_hook.patches.idioms.host_metadata.binding import LIBRARIES, is_device, names_outside
+from veomni_hook.patches.code.tree import (
+    bound_once,
+    called_attributes,
+    calls_in,
+    chain,
+    in_text_order,
+    own_attribute,
+    walk_ast,
+)
+from veomni_hook.patches.idioms.host_metadata.binding import LIBRARIES, device_of, is_device, names_outside
+from veomni_hook.patches.idioms.host_metadata.masks import of_lengths
 from veomni_hook.patches.routes.guards import in_place
 from veomni_hook.patches.routes.view import ModuleView
+from veomni_hook.patches.site import Code, Missed
+from veomni_hook.patches.upstream_names import ENDINGS, POSITIONS
 
-__all__ = ["SIZES", "boundaries", "of_sizes", "repeats", "sent_values", "sizes_of"]
+__all__ = [
+    "boundaries",
+    "is_number",
+    "of_sizes",
+    "position_arguments",
+    "precomputed_names",
+    "read",
+    "reads_in",
+    "repeats",
+    "sent_values",
+    "sizes_of",
+    "state_of",
+]
 
-#: How arguments end that hold sizes.
-SIZES = "grid_thw"
+#: How a function takes a precomputed result.
+TAKEN = Template("kwargs.pop(NAME, *DEFAULT)")
+#: Where upstream makes a tensor of an argument.
+PLACED = Template("torch.as_tensor(SIZE, device=DEVICE)", names="SIZE")
 #: How a method reads sizes, besides a loop over them.
 READS = (
     Template("SIZES.tolist(*ARGUMENTS, **OPTIONS)", names="SIZES"),
@@ -45,13 +72,110 @@ REPEATED = Template("TENSOR.repeat(LENGTHS[INDEX])", names="LENGTHS")
 _WAITING = {"repeat_interleave", "unique_consecutive", "tolist", "pad", "cumsum"}
 
 
+_SIZES = ENDINGS["sizes"]
+
+
+def precomputed_names(function: FunctionNode) -> list[str]:
+    """The results that a function takes from its argument ``kwargs``: ``kwargs.pop("name", None)``."""
+    named = {each.arg for each in (*function.args.args, *function.args.kwonlyargs)}
+    if "kwargs" not in named or len(parameter_names(function)) < 2:
+        return []
+    taken = [found.expression("NAME") for found in filter(None, map(TAKEN.match, walk_ast(function)))]
+    return [name.value for name in taken if isinstance(name, ast.Constant) and isinstance(name.value, str)]
+
+
+def state_of(view: ModuleView, owner: ast.ClassDef, method: FunctionNode) -> str:
+    """The first attribute of ``self`` that may hold a tensor and that a method uses; empty if none does.
+
+    Methods that it calls are followed in the class; other classes of the file must not assign the attribute
+    anything but a part of the configuration.
+    """
+    used = view.attributes_used(owner, method)
+    return next((name for name in used if not _is_configured(view, name)), "")
+
+
+def is_number(view: ModuleView, owner: ast.ClassDef, attribute: str) -> bool:
+    """Whether an attribute is a number of the configuration."""
+    if attribute.endswith(ENDINGS["numbers"]) or attribute == "config":
+        return True
+    return attribute not in view.inherited_methods(owner) and _is_configured(view, attribute)
+
+
+def _is_configured(view: ModuleView, attribute: str) -> bool:
+    """Whether every class of the file that assigns an attribute assigns a part of the configuration."""
+    assigned = view.assigned.get(attribute, ())
+    return bool(assigned) and all(chain(value).startswith(("config.", "self.config.")) for value in assigned)
+
+
+def reads_in(method: FunctionNode) -> list[ast.Call]:
+    """The calls of ``tolist`` and ``item`` in a method, in text order."""
+    return in_text_order(
+        call
+        for call in calls_in(method)
+        if isinstance(call.func, ast.Attribute) and call.func.attr in ("tolist", "item")
+    )
+
+
+def read(method: FunctionNode, call: ast.Call) -> tuple[ast.Name, ast.expr | None]:
+    """The argument that a call of `reads_in` reads, with the device where upstream makes a tensor of it.
+
+    Raises:
+        Missed: it does not follow from one argument and numbers alone.
+    """
+    assert isinstance(call.func, ast.Attribute)  # noqa: S101 - see `reads_in`
+    value, what = call.func.value, f"what {call.func.attr} reads"
+    placed = [found for found in map(PLACED.match, walk_ast(value)) if found]
+    devices = {found.expression("SIZE"): found.expression("DEVICE") for found in placed}
+    devices = {size: device for size, device in devices.items() if device_of(device)}
+    apart = {node for device in devices.values() for node in walk_ast(device)}
+    names = [node for node in walk_ast(value) if isinstance(node, ast.Name) and node not in apart]
+    given, bound = parameter_names(method) | of_lengths(method), bound_once(walk_ast(method))
+    numbers = {name for name in bound if read_names(bound[name]) == {"self"} and _has_numbers(bound[name])}
+    sizes = [node for node in names if node.id in given - {"self"}]
+    if others := [node.id for node in names if node.id in local_names(method) - given - numbers]:
+        raise Missed(
+            f"{what} follows from what the method computes ({', '.join(others)})", call, Code.READS_VALUES
+        )
+    if len(sizes) != 1:
+        raise Missed(f"{what} follows from several arguments, or none", call, Code.READS_VALUES)
+    if not _has_numbers(value):
+        raise Missed(f"{what} may follow from a tensor of self", call, Code.READS_VALUES)
+    return sizes[0], devices.get(sizes[0])
+
+
+def _has_numbers(value: ast.expr) -> bool:
+    """Whether all that an expression has of ``self`` is of the configuration, or named after a number."""
+    attributes = [node for node in walk_ast(value) if isinstance(node, ast.Attribute)]
+    parts = {node.value for node in attributes}
+    own = (text for node in attributes if node not in parts and (text := chain(node)).startswith("self."))
+    return all(".config." in text or text.endswith(ENDINGS["numbers"]) for text in own)
+
+
+def position_arguments(
+    view: ModuleView, owner: ast.ClassDef, forward: FunctionNode
+) -> tuple[list[str], list[str]] | None:
+    """The parameters of a forward that ``get_rope_index`` takes: sizes, and what positions follow from."""
+    index = view.inherited_methods(owner).get(POSITIONS)
+    if index is None or "position_ids" not in parameter_names(forward) or state_of(view, owner, index):
+        return None
+    taken = {each.arg for each in index.args.args[1:]}
+    for method in (forward, *view.helpers(owner, forward).values()):
+        calls = (call for call in calls_in(method) if own_attribute(call.func) == POSITIONS)
+        taken = taken.union(*map(read_names, calls))
+    order = [each.arg for each in forward.args.args[1:]]
+    sizes = [name for name in order if name.endswith(_SIZES + ENDINGS["masks of sounds"])]
+    seconds = [name for name in order if "second_per_grid" in name]
+    positions = [name for name in order if name not in sizes and (name in taken or name in seconds)]
+    return (sizes, positions) if taken & set(sizes) else None
+
+
 def sizes_of(method: FunctionNode) -> str:
     """The only argument of a method, if it is sizes; else empty."""
     if isinstance(method, ast.AsyncFunctionDef) or method.name == "forward":
         return ""
     names = [each.arg for each in method.args.args[1:]]
     rest = (method.args.vararg, method.args.kwarg, *method.args.kwonlyargs)
-    return names[0] if len(names) == 1 and names[0].endswith(SIZES) and not any(rest) else ""
+    return names[0] if len(names) == 1 and names[0].endswith(_SIZES) and not any(rest) else ""
 
 
 def of_sizes(method: FunctionNode, is_number: Callable[[str], bool]) -> bool:
@@ -83,7 +207,7 @@ def sent_values(view: ModuleView, method: FunctionNode, sizes: str) -> list[Edit
 
 def boundaries(view: ModuleView, owner: ast.ClassDef, forward: FunctionNode) -> Iterator[Edit]:
     """Statements of a forward that compute with sizes alone, or with what the others made of them."""
-    known = {name for name in parameter_names(forward) if name.endswith(SIZES)}
+    known = {name for name in parameter_names(forward) if name.endswith(_SIZES)}
     if not known or local_names(forward) & LIBRARIES:
         return
     lists: set[str] = set()
