@@ -17,7 +17,6 @@ from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.scope import loaded, parameter_names, read_names
 from veomni_hook.patches.code.tree import (
     COMPREHENSIONS,
-    binding,
     child_nodes,
     last_name,
     own_attribute,
@@ -25,7 +24,18 @@ from veomni_hook.patches.code.tree import (
 )
 from veomni_hook.patches.upstream_names import LENGTHS
 
-__all__ = ["LIBRARIES", "NUMBERS", "Names", "device_of", "is_device", "names_of", "names_outside"]
+__all__ = [
+    "LIBRARIES",
+    "NUMBERS",
+    "Binding",
+    "By",
+    "Names",
+    "bindings",
+    "device_of",
+    "is_device",
+    "names_of",
+    "names_outside",
+]
 
 #: What gives the host a number or a list.
 NUMBERS = {"tolist", "item", "len", "range", "enumerate", "int", "min", "max", "sum"}
@@ -47,7 +57,7 @@ _UNKNOWN = (ast.Lambda, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast
             ast.Delete, ast.With, ast.Try, ast.Match, ast.NamedExpr, ast.Import, ast.ImportFrom)  # fmt: skip
 
 
-class _By(Enum):
+class By(Enum):
     """What gives a name a value."""
 
     ASSIGNMENT = auto()
@@ -56,8 +66,8 @@ class _By(Enum):
     CHANGE = auto()  #: of a part, or by a method
 
 
-#: The value that binds or changes a name, None for an unknown one, and how.
-_Source: TypeAlias = "tuple[ast.expr | None, _By]"
+#: A name, the value that binds or changes it, None for an unknown one, and how.
+Binding: TypeAlias = "tuple[str, ast.expr | None, By]"
 
 
 @dataclass
@@ -67,6 +77,7 @@ class Names:
     Attributes:
         is_number: whether an attribute of ``self`` is a number of the configuration.
         carried: tensors on the device whose values the host knows.
+        sent: those that the host computes and sends to the device at once.
         hosted: what the host computes from these.
         plain: constants and lists of them.
         sources: by name, what binds or changes it.
@@ -74,21 +85,14 @@ class Names:
 
     is_number: Callable[[str], bool]
     carried: set[str]
+    sent: set[str]
     hosted: set[str] = field(default_factory=set)
     plain: set[str] = field(default_factory=set)
-    sources: dict[str, list[_Source]] = field(default_factory=dict)
+    sources: dict[str, list[Binding]] = field(default_factory=dict)
 
-    def is_bound(self, name: str, by: _By) -> bool:
+    def is_bound(self, name: str, by: By) -> bool:
         """Whether all that binds or changes a name does it in one way."""
-        return name in self.sources and all(each is by for _, each in self.sources[name])
-
-    def is_step(self, name: str) -> bool:
-        """Whether a name is bound to elements of what loops go through alone, so to numbers."""
-        return self.is_bound(name, _By.LOOP)
-
-    def is_assigned(self, name: str) -> bool:
-        """Whether a single assignment binds a name, and nothing else changes it."""
-        return [by for _, by in self.sources.get(name, ())] == [_By.ASSIGNMENT]
+        return name in self.sources and all(how is by for _, _, how in self.sources[name])
 
     def uses(self, node: ast.AST) -> bool:
         """Whether an expression computes with a length; where it puts the result is not asked."""
@@ -133,13 +137,14 @@ def names_of(
     """
     if any(isinstance(node, _UNKNOWN) for statement in function.body for node in walk_ast(statement)):
         return None
-    names = Names(is_number, lengths)
-    for name, source, by in _bindings(function, results):
-        names.sources.setdefault(name, []).append((source, by))
+    names = Names(is_number, lengths, sent)
+    for node in (inner for statement in function.body for inner in walk_ast(statement)):
+        for binding in bindings(node, results(node.value) if isinstance(node, ast.Assign) else set()):
+            names.sources.setdefault(binding[0], []).append(binding)
     given, bound = parameter_names(function), names.sources.keys()
     if not bound.isdisjoint(LIBRARIES | _FUNCTIONS):
         return None
-    known = {name for name in bound - given if names.is_bound(name, _By.RESULT)}
+    known = {name for name in bound - given if names.is_bound(name, By.RESULT)}
     left = {name for name in bound & given if not _bound_first(function, name)}
     left |= {name for name in bound if _is_other(names.sources[name])}
     names.carried = (lengths - bound) | known | sent
@@ -148,21 +153,21 @@ def names_of(
     return names
 
 
-def _is_other(sources: list[_Source]) -> bool:
+def _is_other(sources: list[Binding]) -> bool:
     """Whether a name that is changed may be another tensor, or a part of it."""
-    changed = any(by is _By.CHANGE for _, by in sources)
     forms = (ast.Name, ast.Subscript, ast.Attribute)
-    return changed and any(by is not _By.CHANGE and isinstance(source, forms) for source, by in sources)
+    changed = any(by is By.CHANGE for _, _, by in sources)
+    return changed and any(by is not By.CHANGE and isinstance(source, forms) for _, source, by in sources)
 
 
 def _settle(names: Names) -> None:
     """Tell what lengths take part in from what is plain, and leave out what follows from anything else."""
 
     def uses(name: str) -> bool:
-        return any(source is not None and names.uses(source) for source, _ in names.sources[name])
+        return any(source is not None and names.uses(source) for _, source, _ in names.sources[name])
 
     def follows(name: str) -> bool:
-        return all(source is not None and names.follows(source) for source, _ in names.sources[name])
+        return all(source is not None and names.follows(source) for _, source, _ in names.sources[name])
 
     while more := set(filter(uses, names.plain)):
         names.hosted, names.plain = names.hosted | more, names.plain - more
@@ -170,46 +175,38 @@ def _settle(names: Names) -> None:
         names.hosted, names.plain = names.hosted - unknown, names.plain - unknown
 
 
-def _bindings(
-    function: FunctionNode, results: Callable[[ast.expr], set[int]]
-) -> Iterator[tuple[str, ast.expr | None, _By]]:
-    for node in (each for statement in function.body for each in walk_ast(statement)):
-        match node:
-            case ast.Assign(targets=[ast.Name(id=name)], value=value):
-                yield name, value, _By.ASSIGNMENT
-            case ast.Assign(targets=[target], value=value) | ast.AugAssign(target=target, value=value):
-                yield from _changed(target, value, results(value))
-            case ast.Assign(targets=targets):
-                yield from ((name, None, _By.ASSIGNMENT) for each in targets for name in read_names(each))
-            case ast.AnnAssign(target=target):
-                yield from ((name, None, _By.ASSIGNMENT) for name in read_names(target))
-            case ast.For(target=target, iter=value) | ast.comprehension(target=target, iter=value):
-                yield from ((name, value, _By.LOOP) for name in read_names(target))
-            case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name(id=name)), args=args) as call):
-                for value in (*args, *(keyword.value for keyword in call.keywords)):
-                    yield name, value, _By.CHANGE
-
-
-def _changed(
-    target: ast.expr, value: ast.expr, known: set[int]
-) -> Iterator[tuple[str, ast.expr | None, _By]]:
-    """What changes with an assignment to a part, to several names, or to what a name was."""
-    match target:
-        case ast.Name(id=name):
-            yield name, value, _By.CHANGE
-        case ast.Subscript(value=ast.Name(id=name), slice=index):
-            yield from ((name, each, _By.CHANGE) for each in (value, index))
-        case ast.Tuple(elts=parts):
-            for at, part in enumerate(parts):
-                by = _By.RESULT if at in known else _By.ASSIGNMENT
+def bindings(node: ast.AST, known: set[int]) -> Iterator[Binding]:
+    """What a statement or a part of one binds or changes; ``known`` are the elements that the host knows."""
+    match node:
+        case ast.Assign(targets=[ast.Name(id=name)], value=value):
+            yield name, value, By.ASSIGNMENT
+        case (
+            ast.Assign(targets=[ast.Subscript(value=ast.Name(id=name), slice=index)], value=value)
+            | ast.AugAssign(target=ast.Subscript(value=ast.Name(id=name), slice=index), value=value)
+        ):
+            yield from ((name, part, By.CHANGE) for part in (value, index))
+        case ast.AugAssign(target=ast.Name(id=name), value=value):
+            yield name, value, By.CHANGE
+        case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name(id=name)), args=args) as call):
+            values = (*args, *(keyword.value for keyword in call.keywords))
+            yield from ((name, value, By.CHANGE) for value in values)
+        case ast.For(target=target, iter=value) | ast.comprehension(target=target, iter=value):
+            yield from ((name, value, By.LOOP) for name in read_names(target))
+        case ast.Assign(targets=[ast.Tuple(elts=targets)]) | ast.Assign(targets=targets):
+            for at, part in enumerate(targets):
+                by = By.RESULT if at in known else By.ASSIGNMENT
                 yield from ((name, None, by) for name in read_names(part))
+        case ast.AnnAssign(target=target):
+            yield from ((name, None, By.ASSIGNMENT) for name in read_names(target))
 
 
 def _bound_first(function: FunctionNode, name: str) -> bool:
     """Whether a function assigns an argument before it uses it, in a statement of its own."""
     first = next(statement for statement in function.body if name in read_names(statement))
-    target, value = binding(first)
-    return target == name and value is not None and name not in read_names(value)
+    match [*bindings(first, set())]:
+        case [(bound, ast.expr() as value, By.ASSIGNMENT)]:
+            return bound == name and name not in read_names(value)
+    return False
 
 
 def device_of(node: ast.expr) -> str:

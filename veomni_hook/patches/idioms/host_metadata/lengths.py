@@ -12,17 +12,18 @@ device where something else uses it. Methods of the class that get such tensors 
 from __future__ import annotations
 
 import ast
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.edit import Edit
-from veomni_hook.patches.code.template import Template
+from veomni_hook.patches.code.scope import loaded
 from veomni_hook.patches.code.tree import child_nodes, last_name, own_attribute, walk_ast
 from veomni_hook.patches.idioms.host_metadata.binding import (
     NUMBERS,
+    By,
     Names,
+    bindings,
     device_of,
     names_of,
     names_outside,
@@ -33,8 +34,6 @@ from veomni_hook.patches.routes.view import ModuleView
 
 __all__ = ["computed"]
 
-#: What a method of an object does to it, such as to a list.
-CALLED = Template("OBJECT.METHOD(*ARGUMENTS, **OPTIONS)", names="OBJECT")
 #: What takes sizes of its result.
 _SIZED = {"full", "zeros", "ones", "empty", "view", "reshape", "expand", "split", "new_zeros", "new_full"}
 _ABOUT = {"device", "dtype", "shape", "ndim"}
@@ -61,9 +60,12 @@ def computed(
         for name, arguments in handed.items():
             at_once = sent.get(name, set())
             names = names_of(methods[name], arguments, at_once, is_number, results)
-            if names is None or not (length := _most_used(methods[name], arguments & names.carried)):
+            if names is None:
                 return {}
-            writers[name] = _Writer(view, methods, names, length, at_once)
+            read = (each for each in loaded(methods[name].body) if each in arguments & names.carried)
+            if not (length := next(read, "")):
+                return {}
+            writers[name] = _Writer(view, methods, names, length)
             for statement in methods[name].body:
                 writers[name].statement(statement)
         wanted = {name: writer.wanted | sent.get(name, set()) for name, writer in writers.items()}
@@ -81,12 +83,6 @@ def computed(
             return {name: writer.edits for name, writer in writers.items() if reads and writer.edits}
 
 
-def _most_used(function: FunctionNode, names: set[str]) -> str:
-    """The one of some names that a function uses most; empty if it uses none."""
-    uses = Counter(each.id for each in walk_ast(function) if isinstance(each, ast.Name) and each.id in names)
-    return max(sorted(uses), key=uses.__getitem__, default="")
-
-
 @dataclass
 class _Writer:
     """Writes how one function changes.
@@ -96,7 +92,6 @@ class _Writer:
         methods: those of the class.
         names: what is known of the function's names.
         length: the argument with lengths that it uses most.
-        sent: the names of what the host computes and sends to the device at once.
         edits: the changes.
         reads: whether it reads lengths.
         handed: the arguments with lengths that other methods get.
@@ -108,7 +103,6 @@ class _Writer:
     methods: dict[str, FunctionNode]
     names: Names
     length: str
-    sent: set[str]
     edits: list[Edit] = field(default_factory=list)
     reads: bool = False
     handed: dict[str, set[str]] = field(default_factory=dict)
@@ -130,23 +124,13 @@ class _Writer:
 
     def _stays(self, node: ast.stmt) -> bool:
         """Write a statement that binds or changes only what stays on the host; False if it is another one."""
-        kept = self.names.hosted | self.names.plain | self.sent
-        if isinstance(node, ast.Expr) and (called := CALLED.match(node.value)):
-            if called["OBJECT"] in kept:
-                self._read(node)
-                return True
-        if not isinstance(node, ast.Assign | ast.AugAssign) or not self.names.follows(node.value):
+        kept = self.names.hosted | self.names.plain | self.names.sent
+        bound = () if isinstance(node, ast.For) else [*bindings(node, set())]
+        if not bound or not all(name in kept for name, _, _ in bound):
             return False
-        # What several names get together is none of these.
-        target = node.targets[0] if isinstance(node, ast.Assign) else node.target
-        name = getattr(target.value if isinstance(target, ast.Subscript) else target, "id", "")
-        if name not in kept:
-            return False
-        if name in self.sent:
-            self._send(node.value)
-        else:
-            self._read(node.value)
-        self._read(target)
+        for name, value, _ in bound:
+            if value is not None:
+                self._send(value) if name in self.names.sent else self._read(value)
         return True
 
     def _known(self, node: ast.AST) -> bool:
@@ -184,7 +168,7 @@ class _Writer:
         if isinstance(node, ast.Call) and last_name(node.func) in NUMBERS:
             return isinstance(node.func, ast.Name) or last_name(node.func) in ("tolist", "item")
         known = names_outside(node, _is_shape) & (self.names.carried | self.names.hosted)
-        return all(map(self.names.is_step, known))
+        return all(self.names.is_bound(name, By.LOOP) for name in known)
 
     def _read(self, node: ast.AST) -> None:
         """Compute an expression on the host."""
@@ -222,7 +206,7 @@ class _Writer:
             if indexes:
                 self._edit(node, f"veomni_host.picked({name})")
                 self.reads = True
-        elif self.names.is_assigned(name):
+        elif self.names.is_bound(name, By.ASSIGNMENT):
             self.wanted.add(name)
         else:
             self._send(node, indexes=indexes)
@@ -237,9 +221,9 @@ class _Writer:
         for each in walk_ast(node):
             if not isinstance(each, ast.Name) or each.id in seen:
                 continue
-            if each.id in names.carried - self.sent:
+            if each.id in names.carried - names.sent:
                 return f"{each.id}.device"
-            source = names.sources[each.id][0][0] if each.id in names.hosted | self.sent else None
+            source = names.sources[each.id][0][1] if each.id in names.hosted | names.sent else None
             if source is not None:
                 return self._home(source, seen | {each.id})
         return f"{self.length}.device"
