@@ -81,6 +81,7 @@ class Names:
         hosted: what the host computes from these.
         plain: constants and lists of them.
         sources: by name, what binds or changes it.
+        length: the first of the lengths that the function reads.
     """
 
     is_number: Callable[[str], bool]
@@ -89,10 +90,15 @@ class Names:
     hosted: set[str] = field(default_factory=set)
     plain: set[str] = field(default_factory=set)
     sources: dict[str, list[Binding]] = field(default_factory=dict)
+    length: str = ""
 
     def is_bound(self, name: str, by: By) -> bool:
         """Whether all that binds or changes a name does it in one way."""
         return name in self.sources and all(how is by for _, _, how in self.sources[name])
+
+    def values(self, name: str) -> list[ast.expr]:
+        """The known values that bind or change a name."""
+        return [value for _, value, _ in self.sources[name] if value is not None]
 
     def uses(self, node: ast.AST) -> bool:
         """Whether an expression computes with a length; where it puts the result is not asked."""
@@ -126,7 +132,7 @@ def names_of(
     is_number: Callable[[str], bool],
     results: Callable[[ast.expr], set[int]],
 ) -> Names | None:
-    """Find what follows from the tensors ``lengths``; None if the function binds names in other ways.
+    """Find what follows from the tensors ``lengths``; None if the function reads none, or binds otherwise.
 
     Args:
         function: the function.
@@ -142,37 +148,30 @@ def names_of(
         for binding in bindings(node, results(node.value) if isinstance(node, ast.Assign) else set()):
             names.sources.setdefault(binding[0], []).append(binding)
     given, bound = parameter_names(function), names.sources.keys()
-    if not bound.isdisjoint(LIBRARIES | _FUNCTIONS):
+    names.length = next((name for name in loaded(function.body) if name in lengths - bound), "")
+    if not names.length or not bound.isdisjoint(LIBRARIES | _FUNCTIONS):
         return None
     known = {name for name in bound - given if names.is_bound(name, By.RESULT)}
     left = {name for name in bound & given if not _bound_first(function, name)}
     left |= {name for name in bound if _is_other(names.sources[name])}
     names.carried = (lengths - bound) | known | sent
     names.plain = bound - names.carried - left
-    _settle(names)
+    # What lengths take part in is not plain, and what follows from anything else is not known.
+    while more := {name for name in names.plain if any(map(names.uses, names.values(name)))}:
+        names.hosted, names.plain = names.hosted | more, names.plain - more
+    while left := {
+        name for name in names.hosted | names.plain if not all(map(names.follows, names.values(name)))
+    }:
+        names.hosted, names.plain = names.hosted - left, names.plain - left
     return names
 
 
 def _is_other(sources: list[Binding]) -> bool:
-    """Whether a name that is changed may be another tensor, or a part of it."""
+    """Whether a value of a name is not known, or one that is changed may be another tensor, or a part of it."""
+    bound = [value for _, value, by in sources if by is not By.CHANGE]
     forms = (ast.Name, ast.Subscript, ast.Attribute)
-    changed = any(by is By.CHANGE for _, _, by in sources)
-    return changed and any(by is not By.CHANGE and isinstance(source, forms) for _, source, by in sources)
-
-
-def _settle(names: Names) -> None:
-    """Tell what lengths take part in from what is plain, and leave out what follows from anything else."""
-
-    def uses(name: str) -> bool:
-        return any(source is not None and names.uses(source) for _, source, _ in names.sources[name])
-
-    def follows(name: str) -> bool:
-        return all(source is not None and names.follows(source) for _, source, _ in names.sources[name])
-
-    while more := set(filter(uses, names.plain)):
-        names.hosted, names.plain = names.hosted | more, names.plain - more
-    while unknown := {name for name in names.hosted | names.plain if not follows(name)}:
-        names.hosted, names.plain = names.hosted - unknown, names.plain - unknown
+    changed = len(bound) < len(sources)
+    return None in bound or (changed and any(isinstance(value, forms) for value in bound))
 
 
 def bindings(node: ast.AST, known: set[int]) -> Iterator[Binding]:

@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.edit import Edit
-from veomni_hook.patches.code.scope import loaded
 from veomni_hook.patches.code.tree import child_nodes, last_name, own_attribute, walk_ast
 from veomni_hook.patches.idioms.host_metadata.binding import (
     NUMBERS,
@@ -58,25 +57,19 @@ def computed(
     while True:
         writers: dict[str, _Writer] = {}
         for name, arguments in handed.items():
-            at_once = sent.get(name, set())
-            names = names_of(methods[name], arguments, at_once, is_number, results)
+            names = names_of(methods[name], arguments, sent.get(name, set()), is_number, results)
             if names is None:
                 return {}
-            read = (each for each in loaded(methods[name].body) if each in arguments & names.carried)
-            if not (length := next(read, "")):
-                return {}
-            writers[name] = _Writer(view, methods, names, length)
+            writers[name] = _Writer(view, methods, names)
             for statement in methods[name].body:
                 writers[name].statement(statement)
-        wanted = {name: writer.wanted | sent.get(name, set()) for name, writer in writers.items()}
-        if any(wanted[name] - sent.get(name, set()) for name in wanted):
-            sent = wanted
+        if any(writer.wanted for writer in writers.values()):
+            sent = {name: writer.names.sent | writer.wanted for name, writer in writers.items()}
             continue
         before = handed, returned
-        handed = {name: set(arguments) for name, arguments in handed.items()}
-        for writer in writers.values():
-            for name, arguments in writer.handed.items():
-                handed.setdefault(name, set()).update(arguments)
+        handed = {**handed}
+        for name, arguments in (each for writer in writers.values() for each in writer.handed.items()):
+            handed[name] = handed.get(name, set()) | arguments
         returned, sent = {name: writer.returned for name, writer in writers.items()}, {}
         if (handed, returned) == before:
             reads = any(writer.reads for writer in writers.values())
@@ -91,7 +84,6 @@ class _Writer:
         view: the module.
         methods: those of the class.
         names: what is known of the function's names.
-        length: the argument with lengths that it uses most.
         edits: the changes.
         reads: whether it reads lengths.
         handed: the arguments with lengths that other methods get.
@@ -102,7 +94,6 @@ class _Writer:
     view: ModuleView
     methods: dict[str, FunctionNode]
     names: Names
-    length: str
     edits: list[Edit] = field(default_factory=list)
     reads: bool = False
     handed: dict[str, set[str]] = field(default_factory=dict)
@@ -140,9 +131,10 @@ class _Writer:
         """Write what an expression needs that also computes with other values."""
         if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
             return
-        indexed = isinstance(parent, ast.Subscript)
-        place = isinstance(node, ast.Slice) or (isinstance(node, ast.Tuple) and indexed)
-        if isinstance(node, ast.expr) and not place and self._known(node):
+        indexes = isinstance(parent, ast.Subscript) and node is parent.slice
+        called = isinstance(parent, ast.Call) and node is parent.func
+        part = isinstance(node, ast.Slice) or called or (isinstance(node, ast.Tuple) and indexes)
+        if isinstance(node, ast.expr) and not part and self._known(node):
             if isinstance(node, ast.Attribute) and node.attr in _ABOUT:
                 # The device of what stays on the host is where upstream has it.
                 if device_of(node) in self.names.hosted:
@@ -150,18 +142,14 @@ class _Writer:
             elif reads or isinstance(parent, ast.Slice | ast.comprehension) or self._is_number(node):
                 self._read(node)
             else:
-                self._use(node, indexes=isinstance(parent, ast.Subscript) and node is parent.slice)
+                self._use(node, indexes=indexes)
             return
-        called = node.func if isinstance(node, ast.Call) else None
         if isinstance(node, ast.Call):
             self._hand(node)
-        sized = called is not None and last_name(called) in _SIZED
+        sized = isinstance(node, ast.Call) and last_name(node.func) in _SIZED
         inner = reads and isinstance(node, ast.Tuple | ast.List | ast.keyword)
         for child in child_nodes(node):
-            if child is called and isinstance(child, ast.Attribute):
-                self._expression(child.value, child, reads=False)
-            else:
-                self._expression(child, node, reads=inner or sized)
+            self._expression(child, node, reads=inner or sized)
 
     def _is_number(self, node: ast.expr) -> bool:
         """Whether an expression gives a number of the host, or a list of them."""
@@ -176,7 +164,7 @@ class _Writer:
             if isinstance(each, ast.Name):
                 self._edit(each, f"veomni_host.values({each.id})")
             else:
-                self._edit(each, f"veomni_host.values({self.length}).device")
+                self._edit(each, f"veomni_host.values({self.names.length}).device")
             self.reads = True
 
     def _places(self, node: ast.AST) -> Iterator[ast.expr]:
@@ -223,10 +211,9 @@ class _Writer:
                 continue
             if each.id in names.carried - names.sent:
                 return f"{each.id}.device"
-            source = names.sources[each.id][0][1] if each.id in names.hosted | names.sent else None
-            if source is not None:
-                return self._home(source, seen | {each.id})
-        return f"{self.length}.device"
+            if each.id in names.hosted | names.sent:
+                return self._home(names.values(each.id)[0], seen | {each.id})
+        return f"{self.names.length}.device"
 
     def _hand(self, call: ast.Call) -> None:
         """Note which arguments of a method of this class are known."""
