@@ -141,10 +141,11 @@ def names_of(
         is_number: whether an attribute of ``self`` is a number of the configuration.
         results: which elements of the result of a call are tensors whose values the host knows.
     """
-    if any(isinstance(node, _UNKNOWN) for statement in function.body for node in walk_ast(statement)):
+    nodes = [node for statement in function.body for node in walk_ast(statement)] if lengths else []
+    if any(isinstance(node, _UNKNOWN) for node in nodes):
         return None
     names = Names(is_number, lengths, sent)
-    for node in (inner for statement in function.body for inner in walk_ast(statement)):
+    for node in nodes:
         for binding in bindings(node, results(node.value) if isinstance(node, ast.Assign) else set()):
             names.sources.setdefault(binding[0], []).append(binding)
     given, bound = parameter_names(function), names.sources.keys()
@@ -167,7 +168,7 @@ def names_of(
 
 
 def _is_other(sources: list[Binding]) -> bool:
-    """Whether a value of a name is not known, or one that is changed may be another tensor, or a part of it."""
+    """Whether a value of a name is unknown, or a change may be one of another tensor, or a part of it."""
     bound = [value for _, value, by in sources if by is not By.CHANGE]
     forms = (ast.Name, ast.Subscript, ast.Attribute)
     changed = len(bound) < len(sources)

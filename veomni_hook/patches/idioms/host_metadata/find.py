@@ -139,10 +139,8 @@ def _features(
             yield Site(OP, target, Status.MISSED, reason=missed.reason, lineno=call.lineno)
             return
         sent[size.id] = sent.get(size.id, False) or device is not None
-        if device is None:
-            read_once.append(in_place(view, size, f"veomni_host.values({size.id})"))
-        else:
-            read_once.append(in_place(view, device, f"veomni_host.place({ast.unparse(device)})"))
+        text = f"values({size.id})" if device is None else f"place({ast.unparse(device)})"
+        read_once.append(in_place(view, device or size, f"veomni_host.{text}"))
     for name in (name for name, to_device in sent.items() if to_device):
         read_once += before_body(view, method, f"{name} = veomni_host.values({name})", "sizes are read once")
     # Others may have replaced the code around it.

@@ -210,13 +210,13 @@ def boundaries(view: ModuleView, owner: ast.ClassDef, forward: FunctionNode) -> 
     known = {name for name in parameter_names(forward) if name.endswith(_SIZES)}
     if not known or local_names(forward) & LIBRARIES:
         return
-    lists: set[str] = set()
-    methods = view.methods(owner)
+    lists, methods = set[str](), view.methods(owner)
     for statement in forward.body:
-        if not isinstance(statement, ast.Assign) or len(statement.targets) != 1:
-            continue
-        target, value = statement.targets[0], statement.value
-        name = getattr(target, "id", "")
+        match statement:
+            case ast.Assign(targets=[target], value=value):
+                name = getattr(target, "id", "")
+            case _:
+                continue
         called = CALLED.match(value)
         method = methods.get(called["METHOD"]) if called and called["SIZES"] in known else None
         if method is not None and sizes_of(method):
@@ -234,18 +234,15 @@ def boundaries(view: ModuleView, owner: ast.ClassDef, forward: FunctionNode) -> 
 
 def repeats(view: ModuleView, forward: FunctionNode) -> list[Edit]:
     """Where a forward makes a tensor of a list that it gets, and repeats something as often as it says."""
-    given = parameter_names(forward)
-    made: dict[str, Edit] = {}
-    for node in walk_ast(forward):
-        if isinstance(node, ast.Assign) and (remade := REMADE.match(node)) and remade["LENGTHS"] in given:
-            if text := _made(node.value):
-                made[remade["LENGTHS"]] = in_place(view, node.value, text)
-    found = [
-        in_place(view, repeated.expression("LENGTHS"), f"veomni_host.values({repeated['LENGTHS']})")
-        for repeated in map(REPEATED.match, walk_ast(forward))
-        if repeated and repeated["LENGTHS"] in made
-    ]
-    return [*made.values(), *found] if found else []
+    nodes, given = [*walk_ast(forward)], parameter_names(forward)
+    remade = [found for found in map(REMADE.match, nodes) if found and found["LENGTHS"] in given]
+    made = {found["LENGTHS"]: found.first.value for found in remade if isinstance(found.first, ast.Assign)}
+    made = {name: value for name, value in made.items() if _made(value)}
+    repeated = [found for found in map(REPEATED.match, nodes) if found and found["LENGTHS"] in made]
+    edits = [in_place(view, value, _made(value)) for value in made.values() if repeated]
+    for found in repeated:
+        edits.append(in_place(view, found.expression("LENGTHS"), f"veomni_host.values({found['LENGTHS']})"))
+    return edits
 
 
 def _read(method: FunctionNode) -> Iterator[ast.expr]:
