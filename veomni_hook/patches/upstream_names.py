@@ -7,7 +7,7 @@ Whoever asks for a meaning and finds none of its names says so: a site is missed
 
 from __future__ import annotations
 
-__all__ = ["ENDINGS", "LENGTHS", "POSITIONS", "UPSTREAM_NAMES", "names"]
+__all__ = ["ENDINGS", "LENGTHS", "POSITIONS", "SECONDS", "UPSTREAM_NAMES", "names"]
 
 _EVER = ("5.9", "5.23", "5.24")
 
@@ -55,6 +55,8 @@ ENDINGS: dict[str, tuple[str, ...]] = {
 LENGTHS = "_get_feat_extract_output_lengths"
 #: The method that computes positions in three dimensions.
 POSITIONS = "get_rope_index"
+#: What is in the names of its arguments that say how long a frame is shown.
+SECONDS = "second_per_grid"
 
 
 def names(meaning: str) -> tuple[str, ...]:

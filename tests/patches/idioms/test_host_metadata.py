@@ -322,6 +322,7 @@ def test_what_does_not_follow_from_lengths_stays_on_the_device(old, new):
     [
         ("count = torch", "feature_lens = feature_lens * 2; count = torch"),
         ("count = torch", "more = lambda: 0; count = torch"),
+        ("count = torch", "F = states; count = torch"),
     ],
 )
 def test_a_tower_whose_names_are_bound_in_other_ways_is_left_alone(old, new):

@@ -118,7 +118,7 @@ def _decorated(
     )
 
 
-def _missed(target: str, reason: str, line: FunctionNode | ast.Call) -> Site:
+def _missed(target: str, reason: str, line: FunctionNode | ast.expr) -> Site:
     return Site(OP, target, Status.MISSED, reason=Reason(reason, Code.READS_VALUES), lineno=line.lineno)
 
 
@@ -132,11 +132,11 @@ def _features(
     read_once: list[Edit] = []
     # By name; whether upstream sends it to a device, which may be any, so that the tower reads it there, too.
     sent: dict[str, bool] = {}
-    for call in reads_in(method):
+    for place in reads_in(method):
         try:
-            size, device = read(method, call)
+            size, device = read(method, place)
         except Missed as missed:
-            yield Site(OP, target, Status.MISSED, reason=missed.reason, lineno=call.lineno)
+            yield _missed(target, missed.reason, place)
             return
         sent[size.id] = sent.get(size.id, False) or device is not None
         text = f"values({size.id})" if device is None else f"place({ast.unparse(device)})"

@@ -28,6 +28,7 @@ from veomni_hook.patches.code.tree import (
     calls_in,
     chain,
     in_text_order,
+    last_name,
     own_attribute,
     walk_ast,
 )
@@ -36,7 +37,7 @@ from veomni_hook.patches.idioms.host_metadata.masks import of_lengths
 from veomni_hook.patches.routes.guards import in_place
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Code, Missed
-from veomni_hook.patches.upstream_names import ENDINGS, POSITIONS
+from veomni_hook.patches.upstream_names import ENDINGS, POSITIONS, SECONDS
 
 __all__ = [
     "boundaries",
@@ -70,8 +71,6 @@ REMADE = Template("LENGTHS = torch.tensor(LENGTHS, **OPTIONS)")
 REPEATED = Template("TENSOR.repeat(LENGTHS[INDEX])", names="LENGTHS")
 #: What a forward makes of sizes that the host would wait for, or that the host reads later.
 _WAITING = {"repeat_interleave", "unique_consecutive", "tolist", "pad", "cumsum"}
-
-
 _SIZES = ENDINGS["sizes"]
 
 
@@ -107,23 +106,19 @@ def _is_configured(view: ModuleView, attribute: str) -> bool:
     return bool(assigned) and all(chain(value).startswith(("config.", "self.config.")) for value in assigned)
 
 
-def reads_in(method: FunctionNode) -> list[ast.Call]:
-    """The calls of ``tolist`` and ``item`` in a method, in text order."""
-    return in_text_order(
-        call
-        for call in calls_in(method)
-        if isinstance(call.func, ast.Attribute) and call.func.attr in ("tolist", "item")
-    )
+def reads_in(method: FunctionNode) -> list[ast.Attribute]:
+    """Where a method calls ``tolist`` and ``item``, in text order."""
+    called = (call.func for call in calls_in(method) if isinstance(call.func, ast.Attribute))
+    return in_text_order(function for function in called if function.attr in ("tolist", "item"))
 
 
-def read(method: FunctionNode, call: ast.Call) -> tuple[ast.Name, ast.expr | None]:
-    """The argument that a call of `reads_in` reads, with the device where upstream makes a tensor of it.
+def read(method: FunctionNode, place: ast.Attribute) -> tuple[ast.Name, ast.expr | None]:
+    """The argument that is read in one place, with the device where upstream makes a tensor of it.
 
     Raises:
         Missed: it does not follow from one argument and numbers alone.
     """
-    assert isinstance(call.func, ast.Attribute)  # noqa: S101 - see `reads_in`
-    value, what = call.func.value, f"what {call.func.attr} reads"
+    value, what = place.value, f"what {place.attr} reads"
     placed = [found for found in map(PLACED.match, walk_ast(value)) if found]
     devices = {found.expression("SIZE"): found.expression("DEVICE") for found in placed}
     devices = {size: device for size, device in devices.items() if device_of(device)}
@@ -132,14 +127,14 @@ def read(method: FunctionNode, call: ast.Call) -> tuple[ast.Name, ast.expr | Non
     given, bound = parameter_names(method) | of_lengths(method), bound_once(walk_ast(method))
     numbers = {name for name in bound if read_names(bound[name]) == {"self"} and _has_numbers(bound[name])}
     sizes = [node for node in names if node.id in given - {"self"}]
-    if others := [node.id for node in names if node.id in local_names(method) - given - numbers]:
-        raise Missed(
-            f"{what} follows from what the method computes ({', '.join(others)})", call, Code.READS_VALUES
-        )
-    if len(sizes) != 1:
-        raise Missed(f"{what} follows from several arguments, or none", call, Code.READS_VALUES)
-    if not _has_numbers(value):
-        raise Missed(f"{what} may follow from a tensor of self", call, Code.READS_VALUES)
+    others = ", ".join(node.id for node in names if node.id in local_names(method) - given - numbers)
+    for fails, reason in (
+        (others, f"follows from what the method computes ({others})"),
+        (len(sizes) != 1, "follows from several arguments, or none"),
+        (not _has_numbers(value), "may follow from a tensor of self"),
+    ):
+        if fails:
+            raise Missed(f"{what} {reason}", place, Code.READS_VALUES)
     return sizes[0], devices.get(sizes[0])
 
 
@@ -164,7 +159,7 @@ def position_arguments(
         taken = taken.union(*map(read_names, calls))
     order = [each.arg for each in forward.args.args[1:]]
     sizes = [name for name in order if name.endswith(_SIZES + ENDINGS["masks of sounds"])]
-    seconds = [name for name in order if "second_per_grid" in name]
+    seconds = [name for name in order if SECONDS in name]
     positions = [name for name in order if name not in sizes and (name in taken or name in seconds)]
     return (sizes, positions) if taken & set(sizes) else None
 
@@ -180,10 +175,9 @@ def sizes_of(method: FunctionNode) -> str:
 
 def of_sizes(method: FunctionNode, is_number: Callable[[str], bool]) -> bool:
     """Whether a method computes with its argument and numbers of ``self`` alone, and names no device."""
-    nodes = list(walk_ast(method))
-    return all(is_number(name) for name in map(own_attribute, nodes) if name) and not any(
-        is_device(node) or (isinstance(node, ast.Attribute) and node.attr == "device") for node in nodes
-    )
+    nodes = [*walk_ast(method)]
+    devices = any(is_device(node) or last_name(node) == "device" for node in nodes)
+    return not devices and all(is_number(name) for name in map(own_attribute, nodes) if name)
 
 
 def sent_values(view: ModuleView, method: FunctionNode, sizes: str) -> list[Edit]:
