@@ -8,7 +8,7 @@ the name alone.
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import TypeAlias
@@ -38,15 +38,15 @@ __all__ = [
 ]
 
 #: What gives the host a number or a list.
-NUMBERS = {"tolist", "item", "len", "range", "enumerate", "int", "min", "max", "sum"}
+NUMBERS = {"tolist", "item", "len", "range", "enumerate", "int"}
 #: What expressions may call that compute with lengths alone.
 LIBRARIES = {"torch", "F", "nn"}
-_FUNCTIONS = {"len", "range", "enumerate", "int", LENGTHS}
+_GLOBALS = LIBRARIES | {"len", "range", "enumerate", "int", LENGTHS}
 #: What computes a result from its arguments, and nothing else: functions, methods, and forms of expressions.
-_CALLED = {
-    *NUMBERS, LENGTHS, "full", "zeros", "ones", "arange", "tensor", "ceil", "floor", "where", "cat", "stack",
-    "diff", "cumsum", "pad", "pad_sequence", "repeat_interleave", "unique_consecutive", "clamp", "long",
-    "bool", "to", "unsqueeze", "squeeze", "flatten", "any", "all", "new_ones", "repeat",
+_CALLED = NUMBERS | {
+    LENGTHS, "min", "max", "sum", "full", "zeros", "ones", "arange", "tensor", "ceil", "floor", "where",
+    "cat", "stack", "diff", "cumsum", "pad", "pad_sequence", "repeat_interleave", "unique_consecutive",
+    "clamp", "any", "long", "bool", "to", "unsqueeze", "squeeze", "flatten", "all", "new_ones", "repeat",
 }  # fmt: skip
 _FORMS = (
     ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare, ast.IfExp, ast.Subscript, ast.Slice, ast.Tuple, ast.List,
@@ -115,7 +115,7 @@ class Names:
                 # A text may be the name of a device.
                 return not isinstance(value, str)
             case ast.Name(id=name):
-                return name in self.carried | self.hosted | self.plain | LIBRARIES | _FUNCTIONS
+                return name in self.carried | self.hosted | self.plain | _GLOBALS
             case ast.Attribute() if own := own_attribute(node):
                 return self.is_number(own)
             case ast.keyword(arg="device", value=value):
@@ -130,7 +130,7 @@ def names_of(
     lengths: set[str],
     sent: set[str],
     is_number: Callable[[str], bool],
-    results: Callable[[ast.expr], set[int]],
+    returned: Mapping[str, set[int]],
 ) -> Names | None:
     """Find what follows from the tensors ``lengths``; None if the function reads none, or binds otherwise.
 
@@ -139,18 +139,18 @@ def names_of(
         lengths: its arguments that are lengths.
         sent: names of what the host computes and sends to the device at once.
         is_number: whether an attribute of ``self`` is a number of the configuration.
-        results: which elements of the result of a call are tensors whose values the host knows.
+        returned: by method, the elements of its result that are tensors whose values the host knows.
     """
     nodes = [node for statement in function.body for node in walk_ast(statement)] if lengths else []
     if any(isinstance(node, _UNKNOWN) for node in nodes):
         return None
     names = Names(is_number, lengths, sent)
     for node in nodes:
-        for binding in bindings(node, results(node.value) if isinstance(node, ast.Assign) else set()):
+        for binding in bindings(node, returned):
             names.sources.setdefault(binding[0], []).append(binding)
     given, bound = parameter_names(function), names.sources.keys()
     names.length = next((name for name in loaded(function.body) if name in lengths - bound), "")
-    if not names.length or not bound.isdisjoint(LIBRARIES | _FUNCTIONS):
+    if not names.length or not bound.isdisjoint(_GLOBALS):
         return None
     known = {name for name in bound - given if names.is_bound(name, By.RESULT)}
     left = {name for name in bound & given if not _bound_first(function, name)}
@@ -175,8 +175,8 @@ def _is_other(sources: list[Binding]) -> bool:
     return None in bound or (changed and any(isinstance(value, forms) for value in bound))
 
 
-def bindings(node: ast.AST, known: set[int]) -> Iterator[Binding]:
-    """What a statement or a part of one binds or changes; ``known`` are the elements that the host knows."""
+def bindings(node: ast.AST, returned: Mapping[str, set[int]]) -> Iterator[Binding]:
+    """What a statement or a part of one binds or changes; ``returned`` as for `names_of`."""
     match node:
         case ast.Assign(targets=[ast.Name(id=name)], value=value):
             yield name, value, By.ASSIGNMENT
@@ -192,18 +192,20 @@ def bindings(node: ast.AST, known: set[int]) -> Iterator[Binding]:
             yield from ((name, value, By.CHANGE) for value in values)
         case ast.For(target=target, iter=value) | ast.comprehension(target=target, iter=value):
             yield from ((name, value, By.LOOP) for name in read_names(target))
-        case ast.Assign(targets=[ast.Tuple(elts=targets)]) | ast.Assign(targets=targets):
-            for at, part in enumerate(targets):
+        case ast.Assign(targets=[ast.Tuple(elts=parts)], value=ast.Call(func=function)):
+            known = returned.get(own_attribute(function), ())
+            for at, part in enumerate(parts):
                 by = By.RESULT if at in known else By.ASSIGNMENT
                 yield from ((name, None, by) for name in read_names(part))
-        case ast.AnnAssign(target=target):
-            yield from ((name, None, By.ASSIGNMENT) for name in read_names(target))
+        case ast.Assign() | ast.AnnAssign():
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            yield from ((name, None, By.ASSIGNMENT) for part in targets for name in read_names(part))
 
 
 def _bound_first(function: FunctionNode, name: str) -> bool:
     """Whether a function assigns an argument before it uses it, in a statement of its own."""
     first = next(statement for statement in function.body if name in read_names(statement))
-    match [*bindings(first, set())]:
+    match [*bindings(first, {})]:
         case [(bound, ast.expr() as value, By.ASSIGNMENT)]:
             return bound == name and name not in read_names(value)
     return False

@@ -29,8 +29,8 @@ from veomni_hook.patches.idioms.host_metadata.lengths import computed
 from veomni_hook.patches.idioms.host_metadata.masks import ASKS, asks_of_positions, questions, selections
 from veomni_hook.patches.idioms.host_metadata.sizes import (
     boundaries,
+    is_alone,
     is_number,
-    of_sizes,
     position_arguments,
     precomputed_names,
     read,
@@ -53,7 +53,7 @@ CANDIDATES = (
     " get_rope_index, every method named get_*_features that calls tolist or item or selects by a mask, and"
     " every function of lengths of sounds (_get_feat_extract_output_lengths) beside get_audio_features"
 )
-_IMPORT = ("veomni_hook.multimodal", "host as veomni_host")
+_site = partial(Site.calling, OP, used=("veomni_hook.multimodal", "host as veomni_host"))
 _COMPUTED, _READ = "computed_on_host", "read_once"
 _SIZES, _LENS = ENDINGS["sizes"], ENDINGS["lengths"]
 
@@ -68,7 +68,7 @@ def find(view: ModuleView) -> Iterator[Site]:
     for definition in view.document.definitions():
         node = definition.node
         if isinstance(node, FunctionNode) and "mask" in node.name and (edits := [*questions(view, node)]):
-            yield Site.calling(OP, definition.qualname, "mask_known", node, edits, _IMPORT, counted=False)
+            yield _site(definition.qualname, "mask_known", node, edits, counted=False)
     for name, function in view.functions.items():
         if asks_of_positions(function):
             decorator = "computed(floats=True, known=True)"
@@ -113,9 +113,7 @@ def _decorated(
     start = view.document.start(function)
     first = "async" if isinstance(function, ast.AsyncFunctionDef) else "def"
     text = f"@veomni_host.{decorator}\n{view.document.indent(function)}{first}"
-    return Site.calling(
-        OP, target, variant, function, [Edit(start, start + len(first), text)], _IMPORT, **more
-    )
+    return _site(target, variant, function, [Edit(start, start + len(first), text)], **more)
 
 
 def _missed(target: str, reason: str, line: FunctionNode | ast.expr) -> Site:
@@ -146,31 +144,26 @@ def _features(
     # Others may have replaced the code around it.
     edits += [one for one in read_once if not any(e.start <= one.start and one.end <= e.end for e in edits)]
     if edits:
-        yield Site.calling(OP, target, _READ, method, edits, _IMPORT, captures={"sizes": ", ".join(sent)})
+        yield _site(target, _READ, method, edits, captures={"sizes": ", ".join(sent)})
 
 
 def _tower(
     view: ModuleView, owner: ast.ClassDef, methods: dict[str, FunctionNode], numbers: Callable[[str], bool]
 ) -> Iterator[Site]:
-    """What a tower computes from sizes itself."""
-
-    def site(name: str, variant: str, edits: list[Edit]) -> Site:
-        return Site.calling(OP, f"{owner.name}.{name}", variant, methods[name], edits, _IMPORT, counted=False)
-
+    """What a tower computes from sizes, or from lengths of sounds, itself."""
     for name, method in methods.items():
-        sizes = sizes_of(method)
-        if sizes and of_sizes(method, numbers):
-            target = f"{owner.name}.{name}"
+        sizes, target = sizes_of(method), f"{owner.name}.{name}"
+        if sizes and is_alone(method, numbers):
             yield _decorated(view, target, method, "computed()", _COMPUTED, counted=False)
         elif sizes and (edits := sent_values(view, method, sizes)):
-            yield site(name, _READ, edits)
+            yield _site(target, _READ, method, edits, counted=False)
     if (forward := methods.get("forward")) is None:
         return
     lengths = {name for name in parameter_names(forward) if name.endswith(_LENS)}
-    for name, edits in computed(view, methods, "forward", lengths, numbers).items():
-        yield site(name, _COMPUTED, edits)
-    if edits := [*boundaries(view, owner, forward), *repeats(view, forward)]:
-        yield site("forward", _COMPUTED, edits)
+    written = [*computed(view, methods, "forward", lengths, numbers).items()]
+    for name, edits in (*written, ("forward", [*boundaries(view, owner, forward), *repeats(view, forward)])):
+        if edits:
+            yield _site(f"{owner.name}.{name}", _COMPUTED, methods[name], edits, counted=False)
 
 
 def _forward(
@@ -182,4 +175,4 @@ def _forward(
     if arguments[1]:
         asked = f"{asked[:-1]}, {positions} if position_ids is None else (position_ids,))"
     edits = (*before_body(view, forward, asked, "sizes are read at once"), *selections(view, forward))
-    return Site.calling(OP, f"{owner.name}.forward", "read_together", forward, edits, _IMPORT, counted=False)
+    return _site(f"{owner.name}.forward", "read_together", forward, edits, counted=False)

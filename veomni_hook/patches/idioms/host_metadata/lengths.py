@@ -50,14 +50,11 @@ def computed(
     returned: dict[str, set[int]] = {}
     sent: dict[str, set[str]] = {}
 
-    def results(value: ast.expr) -> set[int]:
-        return returned.get(own_attribute(value.func), set()) if isinstance(value, ast.Call) else set()
-
     # A method's results may be lengths for the next one: until no more is found.
     while True:
         writers: dict[str, _Writer] = {}
         for name, arguments in handed.items():
-            names = names_of(methods[name], arguments, sent.get(name, set()), is_number, results)
+            names = names_of(methods[name], arguments, sent.get(name, set()), is_number, returned)
             if names is None:
                 return {}
             writers[name] = _Writer(view, methods, names)
@@ -116,7 +113,7 @@ class _Writer:
     def _stays(self, node: ast.stmt) -> bool:
         """Write a statement that binds or changes only what stays on the host; False if it is another one."""
         kept = self.names.hosted | self.names.plain | self.names.sent
-        bound = () if isinstance(node, ast.For) else [*bindings(node, set())]
+        bound = () if isinstance(node, ast.For) else [*bindings(node, {})]
         if not bound or not all(name in kept for name, _, _ in bound):
             return False
         for name, value, _ in bound:
@@ -154,7 +151,7 @@ class _Writer:
     def _is_number(self, node: ast.expr) -> bool:
         """Whether an expression gives a number of the host, or a list of them."""
         if isinstance(node, ast.Call) and last_name(node.func) in NUMBERS:
-            return isinstance(node.func, ast.Name) or last_name(node.func) in ("tolist", "item")
+            return True
         known = names_outside(node, _is_shape) & (self.names.carried | self.names.hosted)
         return all(self.names.is_bound(name, By.LOOP) for name in known)
 

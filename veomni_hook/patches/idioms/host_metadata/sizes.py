@@ -42,7 +42,7 @@ from veomni_hook.patches.upstream_names import ENDINGS, POSITIONS, SECONDS
 __all__ = [
     "boundaries",
     "is_number",
-    "of_sizes",
+    "is_alone",
     "position_arguments",
     "precomputed_names",
     "read",
@@ -173,7 +173,7 @@ def sizes_of(method: FunctionNode) -> str:
     return names[0] if len(names) == 1 and names[0].endswith(_SIZES) and not any(rest) else ""
 
 
-def of_sizes(method: FunctionNode, is_number: Callable[[str], bool]) -> bool:
+def is_alone(method: FunctionNode, is_number: Callable[[str], bool]) -> bool:
     """Whether a method computes with its argument and numbers of ``self`` alone, and names no device."""
     nodes = [*walk_ast(method)]
     devices = any(is_device(node) or last_name(node) == "device" for node in nodes)
