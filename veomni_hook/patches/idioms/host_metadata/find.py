@@ -9,7 +9,7 @@ Forms, none of which asks for a kernel; `veomni_hook.multimodal.host` is what th
   begin, and the device is ``veomni_host.place(features.device)``;
 * lengths of sounds that follow from a mask, and questions about padding masks (`masks`);
 * functions of lengths of sounds: ``@veomni_host.lengths``;
-* what a tower computes from sizes itself (`sizes`), or from lengths of sounds (`lengths`);
+* what a tower computes from sizes itself (`towers`), or from lengths of sounds (`lengths`);
 * a forward of a class with ``get_rope_index``: it reads at once what the others need;
 * a function that asks something of positions alone (``find_packed_sequence_indices``): it runs on the host
   where positions are known there.
@@ -24,28 +24,31 @@ from typing import Any
 
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.edit import Edit
-from veomni_hook.patches.code.scope import parameter_names
+from veomni_hook.patches.code.scope import local_names, parameter_names, read_names
+from veomni_hook.patches.code.template import Template
+from veomni_hook.patches.code.tree import bound_once, calls_in, chain, in_text_order, own_attribute, walk_ast
+from veomni_hook.patches.idioms.host_metadata.binding import device_of
 from veomni_hook.patches.idioms.host_metadata.lengths import computed
-from veomni_hook.patches.idioms.host_metadata.masks import ASKS, asks_of_positions, questions, selections
-from veomni_hook.patches.idioms.host_metadata.sizes import (
+from veomni_hook.patches.idioms.host_metadata.masks import (
+    ASKS,
+    asks_of_positions,
+    of_lengths,
+    questions,
+    selections,
+)
+from veomni_hook.patches.idioms.host_metadata.towers import (
     boundaries,
     is_alone,
-    is_number,
-    position_arguments,
-    precomputed_names,
-    read,
-    reads_in,
     repeats,
     sent_values,
     sizes_of,
-    state_of,
 )
 from veomni_hook.patches.routes.guards import before_body, in_place, tuple_of
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Code, Missed, Reason, Site, Status
-from veomni_hook.patches.upstream_names import ENDINGS, LENGTHS, POSITIONS
+from veomni_hook.patches.upstream_names import ENDINGS, LENGTHS, POSITIONS, SECONDS
 
-__all__ = ["CANDIDATES", "OP", "find"]
+__all__ = ["CANDIDATES", "OP", "find", "precomputed_names"]
 
 OP = "host_metadata"
 CANDIDATES = (
@@ -54,6 +57,10 @@ CANDIDATES = (
     " every function of lengths of sounds (_get_feat_extract_output_lengths) beside get_audio_features"
 )
 _site = partial(Site.calling, OP, used=("veomni_hook.multimodal", "host as veomni_host"))
+#: How a function takes a precomputed result.
+TAKEN = Template("kwargs.pop(NAME, *DEFAULT)")
+#: Where upstream makes a tensor of an argument.
+PLACED = Template("torch.as_tensor(SIZE, device=DEVICE)", names="SIZE")
 _COMPUTED, _READ = "computed_on_host", "read_once"
 _SIZES, _LENS = ENDINGS["sizes"], ENDINGS["lengths"]
 
@@ -87,20 +94,52 @@ def _of_sizes(view: ModuleView, text: str) -> Iterator[Site]:
         yield from _of_class(view, owner)
 
 
+def precomputed_names(function: FunctionNode) -> list[str]:
+    """The results that a function takes from its argument ``kwargs``: ``kwargs.pop("name", None)``."""
+    named = {each.arg for each in (*function.args.args, *function.args.kwonlyargs)}
+    if "kwargs" not in named or len(parameter_names(function)) < 2:
+        return []
+    taken = [found.expression("NAME") for found in filter(None, map(TAKEN.match, walk_ast(function)))]
+    return [name.value for name in taken if isinstance(name, ast.Constant) and isinstance(name.value, str)]
+
+
 def _of_class(view: ModuleView, owner: ast.ClassDef) -> Iterator[Site]:
-    methods, numbers = view.methods(owner), partial(is_number, view, owner)
+    methods, numbers = view.methods(owner), partial(_is_number, view, owner)
     for name, method in methods.items():
         target = f"{owner.name}.{name}"
         if name == POSITIONS:
-            if state := state_of(view, owner, method):
+            if state := _state_of(view, owner, method):
                 yield _missed(target, f"it reads or changes self.{state}", method)
             else:
                 yield _decorated(view, target, method, "computed(floats=True)", _COMPUTED)
         elif name.startswith("get_") and name.endswith("_features"):
             yield from _features(view, target, method, numbers)
     yield from _tower(view, owner, methods, numbers)
-    if "forward" in methods and (arguments := position_arguments(view, owner, methods["forward"])):
+    if "forward" in methods and (arguments := _position_arguments(view, owner, methods["forward"])):
         yield _forward(view, owner, methods["forward"], arguments)
+
+
+def _state_of(view: ModuleView, owner: ast.ClassDef, method: FunctionNode) -> str:
+    """The first attribute of ``self`` that may hold a tensor and that a method uses; empty if none does.
+
+    Methods that it calls are followed in the class; other classes of the file must not assign the attribute
+    anything but a part of the configuration.
+    """
+    used = view.attributes_used(owner, method)
+    return next((name for name in used if not _is_configured(view, name)), "")
+
+
+def _is_number(view: ModuleView, owner: ast.ClassDef, attribute: str) -> bool:
+    """Whether an attribute is a number of the configuration."""
+    if attribute.endswith(ENDINGS["numbers"]) or attribute == "config":
+        return True
+    return attribute not in view.inherited_methods(owner) and _is_configured(view, attribute)
+
+
+def _is_configured(view: ModuleView, attribute: str) -> bool:
+    """Whether every class of the file that assigns an attribute assigns a part of the configuration."""
+    assigned = view.assigned.get(attribute, ())
+    return bool(assigned) and all(chain(value).startswith(("config.", "self.config.")) for value in assigned)
 
 
 def _decorated(
@@ -130,9 +169,9 @@ def _features(
     read_once: list[Edit] = []
     # By name; whether upstream sends it to a device, which may be any, so that the tower reads it there, too.
     sent: dict[str, bool] = {}
-    for place in reads_in(method):
+    for place in _reads_in(method):
         try:
-            size, device = read(method, place)
+            size, device = _read(method, place)
         except Missed as missed:
             yield _missed(target, missed.reason, place)
             return
@@ -145,6 +184,46 @@ def _features(
     edits += [one for one in read_once if not any(e.start <= one.start and one.end <= e.end for e in edits)]
     if edits:
         yield _site(target, _READ, method, edits, captures={"sizes": ", ".join(sent)})
+
+
+def _reads_in(method: FunctionNode) -> list[ast.Attribute]:
+    """Where a method calls ``tolist`` and ``item``, in text order."""
+    called = (call.func for call in calls_in(method) if isinstance(call.func, ast.Attribute))
+    return in_text_order(function for function in called if function.attr in ("tolist", "item"))
+
+
+def _read(method: FunctionNode, place: ast.Attribute) -> tuple[ast.Name, ast.expr | None]:
+    """The argument that is read in one place, with the device where upstream makes a tensor of it.
+
+    Raises:
+        Missed: it does not follow from one argument and numbers alone.
+    """
+    value, what = place.value, f"what {place.attr} reads"
+    placed = [found for found in map(PLACED.match, walk_ast(value)) if found]
+    devices = {found.expression("SIZE"): found.expression("DEVICE") for found in placed}
+    devices = {size: device for size, device in devices.items() if device_of(device)}
+    apart = {node for device in devices.values() for node in walk_ast(device)}
+    names = [node for node in walk_ast(value) if isinstance(node, ast.Name) and node not in apart]
+    given, bound = parameter_names(method) | of_lengths(method), bound_once(walk_ast(method))
+    numbers = {name for name in bound if read_names(bound[name]) == {"self"} and _has_numbers(bound[name])}
+    sizes = [node for node in names if node.id in given - {"self"}]
+    others = ", ".join(node.id for node in names if node.id in local_names(method) - given - numbers)
+    for fails, reason in (
+        (others, f"follows from what the method computes ({others})"),
+        (len(sizes) != 1, "follows from several arguments, or none"),
+        (not _has_numbers(value), "may follow from a tensor of self"),
+    ):
+        if fails:
+            raise Missed(f"{what} {reason}", place, Code.READS_VALUES)
+    return sizes[0], devices.get(sizes[0])
+
+
+def _has_numbers(value: ast.expr) -> bool:
+    """Whether all that an expression has of ``self`` is of the configuration, or named after a number."""
+    attributes = [node for node in walk_ast(value) if isinstance(node, ast.Attribute)]
+    parts = {node.value for node in attributes}
+    own = (text for node in attributes if node not in parts and (text := chain(node)).startswith("self."))
+    return all(".config." in text or text.endswith(ENDINGS["numbers"]) for text in own)
 
 
 def _tower(
@@ -164,6 +243,24 @@ def _tower(
     for name, edits in (*written, ("forward", [*boundaries(view, owner, forward), *repeats(view, forward)])):
         if edits:
             yield _site(f"{owner.name}.{name}", _COMPUTED, methods[name], edits, counted=False)
+
+
+def _position_arguments(
+    view: ModuleView, owner: ast.ClassDef, forward: FunctionNode
+) -> tuple[list[str], list[str]] | None:
+    """The parameters of a forward that ``get_rope_index`` takes: sizes, and what positions follow from."""
+    index = view.inherited_methods(owner).get(POSITIONS)
+    if index is None or "position_ids" not in parameter_names(forward) or _state_of(view, owner, index):
+        return None
+    taken = {each.arg for each in index.args.args[1:]}
+    for method in (forward, *view.helpers(owner, forward).values()):
+        calls = (call for call in calls_in(method) if own_attribute(call.func) == POSITIONS)
+        taken = taken.union(*map(read_names, calls))
+    order = [each.arg for each in forward.args.args[1:]]
+    sizes = [name for name in order if name.endswith(_SIZES + ENDINGS["masks of sounds"])]
+    seconds = [name for name in order if SECONDS in name]
+    positions = [name for name in order if name not in sizes and (name in taken or name in seconds)]
+    return (sizes, positions) if taken & set(sizes) else None
 
 
 def _forward(

@@ -1,6 +1,4 @@
-"""Which code computes with sizes alone, where methods read sizes, and what towers compute from them.
-
-Towers computed positions and boundaries themselves before transformers had vision_utils:
+"""What towers compute from sizes themselves, as they did before transformers had vision_utils.
 
     get_window_index(self, grid_thw)             ->  below @veomni_host.computed()
     for t, h, w in grid_thw:                     ->  for t, h, w in veomni_host.values(grid_thw):
@@ -23,40 +21,18 @@ from veomni_hook.patches.code.edit import Edit
 from veomni_hook.patches.code.scope import local_names, parameter_names, read_names
 from veomni_hook.patches.code.template import Template
 from veomni_hook.patches.code.tree import (
-    bound_once,
     called_attributes,
-    calls_in,
-    chain,
-    in_text_order,
     last_name,
     own_attribute,
     walk_ast,
 )
-from veomni_hook.patches.idioms.host_metadata.binding import LIBRARIES, device_of, is_device, names_outside
-from veomni_hook.patches.idioms.host_metadata.masks import of_lengths
+from veomni_hook.patches.idioms.host_metadata.binding import LIBRARIES, is_device, names_outside
 from veomni_hook.patches.routes.guards import in_place
 from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.site import Code, Missed
-from veomni_hook.patches.upstream_names import ENDINGS, POSITIONS, SECONDS
+from veomni_hook.patches.upstream_names import ENDINGS
 
-__all__ = [
-    "boundaries",
-    "is_number",
-    "is_alone",
-    "position_arguments",
-    "precomputed_names",
-    "read",
-    "reads_in",
-    "repeats",
-    "sent_values",
-    "sizes_of",
-    "state_of",
-]
+__all__ = ["boundaries", "is_alone", "repeats", "sent_values", "sizes_of"]
 
-#: How a function takes a precomputed result.
-TAKEN = Template("kwargs.pop(NAME, *DEFAULT)")
-#: Where upstream makes a tensor of an argument.
-PLACED = Template("torch.as_tensor(SIZE, device=DEVICE)", names="SIZE")
 #: How a method reads sizes, besides a loop over them.
 READS = (
     Template("SIZES.tolist(*ARGUMENTS, **OPTIONS)", names="SIZES"),
@@ -72,96 +48,6 @@ REPEATED = Template("TENSOR.repeat(LENGTHS[INDEX])", names="LENGTHS")
 #: What a forward makes of sizes that the host would wait for, or that the host reads later.
 _WAITING = {"repeat_interleave", "unique_consecutive", "tolist", "pad", "cumsum"}
 _SIZES = ENDINGS["sizes"]
-
-
-def precomputed_names(function: FunctionNode) -> list[str]:
-    """The results that a function takes from its argument ``kwargs``: ``kwargs.pop("name", None)``."""
-    named = {each.arg for each in (*function.args.args, *function.args.kwonlyargs)}
-    if "kwargs" not in named or len(parameter_names(function)) < 2:
-        return []
-    taken = [found.expression("NAME") for found in filter(None, map(TAKEN.match, walk_ast(function)))]
-    return [name.value for name in taken if isinstance(name, ast.Constant) and isinstance(name.value, str)]
-
-
-def state_of(view: ModuleView, owner: ast.ClassDef, method: FunctionNode) -> str:
-    """The first attribute of ``self`` that may hold a tensor and that a method uses; empty if none does.
-
-    Methods that it calls are followed in the class; other classes of the file must not assign the attribute
-    anything but a part of the configuration.
-    """
-    used = view.attributes_used(owner, method)
-    return next((name for name in used if not _is_configured(view, name)), "")
-
-
-def is_number(view: ModuleView, owner: ast.ClassDef, attribute: str) -> bool:
-    """Whether an attribute is a number of the configuration."""
-    if attribute.endswith(ENDINGS["numbers"]) or attribute == "config":
-        return True
-    return attribute not in view.inherited_methods(owner) and _is_configured(view, attribute)
-
-
-def _is_configured(view: ModuleView, attribute: str) -> bool:
-    """Whether every class of the file that assigns an attribute assigns a part of the configuration."""
-    assigned = view.assigned.get(attribute, ())
-    return bool(assigned) and all(chain(value).startswith(("config.", "self.config.")) for value in assigned)
-
-
-def reads_in(method: FunctionNode) -> list[ast.Attribute]:
-    """Where a method calls ``tolist`` and ``item``, in text order."""
-    called = (call.func for call in calls_in(method) if isinstance(call.func, ast.Attribute))
-    return in_text_order(function for function in called if function.attr in ("tolist", "item"))
-
-
-def read(method: FunctionNode, place: ast.Attribute) -> tuple[ast.Name, ast.expr | None]:
-    """The argument that is read in one place, with the device where upstream makes a tensor of it.
-
-    Raises:
-        Missed: it does not follow from one argument and numbers alone.
-    """
-    value, what = place.value, f"what {place.attr} reads"
-    placed = [found for found in map(PLACED.match, walk_ast(value)) if found]
-    devices = {found.expression("SIZE"): found.expression("DEVICE") for found in placed}
-    devices = {size: device for size, device in devices.items() if device_of(device)}
-    apart = {node for device in devices.values() for node in walk_ast(device)}
-    names = [node for node in walk_ast(value) if isinstance(node, ast.Name) and node not in apart]
-    given, bound = parameter_names(method) | of_lengths(method), bound_once(walk_ast(method))
-    numbers = {name for name in bound if read_names(bound[name]) == {"self"} and _has_numbers(bound[name])}
-    sizes = [node for node in names if node.id in given - {"self"}]
-    others = ", ".join(node.id for node in names if node.id in local_names(method) - given - numbers)
-    for fails, reason in (
-        (others, f"follows from what the method computes ({others})"),
-        (len(sizes) != 1, "follows from several arguments, or none"),
-        (not _has_numbers(value), "may follow from a tensor of self"),
-    ):
-        if fails:
-            raise Missed(f"{what} {reason}", place, Code.READS_VALUES)
-    return sizes[0], devices.get(sizes[0])
-
-
-def _has_numbers(value: ast.expr) -> bool:
-    """Whether all that an expression has of ``self`` is of the configuration, or named after a number."""
-    attributes = [node for node in walk_ast(value) if isinstance(node, ast.Attribute)]
-    parts = {node.value for node in attributes}
-    own = (text for node in attributes if node not in parts and (text := chain(node)).startswith("self."))
-    return all(".config." in text or text.endswith(ENDINGS["numbers"]) for text in own)
-
-
-def position_arguments(
-    view: ModuleView, owner: ast.ClassDef, forward: FunctionNode
-) -> tuple[list[str], list[str]] | None:
-    """The parameters of a forward that ``get_rope_index`` takes: sizes, and what positions follow from."""
-    index = view.inherited_methods(owner).get(POSITIONS)
-    if index is None or "position_ids" not in parameter_names(forward) or state_of(view, owner, index):
-        return None
-    taken = {each.arg for each in index.args.args[1:]}
-    for method in (forward, *view.helpers(owner, forward).values()):
-        calls = (call for call in calls_in(method) if own_attribute(call.func) == POSITIONS)
-        taken = taken.union(*map(read_names, calls))
-    order = [each.arg for each in forward.args.args[1:]]
-    sizes = [name for name in order if name.endswith(_SIZES + ENDINGS["masks of sounds"])]
-    seconds = [name for name in order if SECONDS in name]
-    positions = [name for name in order if name not in sizes and (name in taken or name in seconds)]
-    return (sizes, positions) if taken & set(sizes) else None
 
 
 def sizes_of(method: FunctionNode) -> str:
