@@ -9,6 +9,7 @@ import pytest
 from tests.patches.idioms.applied import spliced
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.idioms.host_metadata import find
+from veomni_hook.patches.idioms.host_metadata.binding import names_of
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Site, Status
 
@@ -327,6 +328,29 @@ def test_what_does_not_follow_from_lengths_stays_on_the_device(old, new):
 )
 def test_a_tower_whose_names_are_bound_in_other_ways_is_left_alone(old, new):
     assert not sites(SOUNDS.replace(old, new, 1))
+
+
+@pytest.mark.parametrize(
+    ("body", "hosted", "plain"),
+    [
+        ("n = lens.max()\nk = self.size * 3", "n", "k"),
+        ("rows = []\nfor i in lens:\n    rows.append(i + 1)", "i rows", ""),
+        ("n = lens.max()\nn += 1", "n", ""),
+        ("n = lens + states", "", ""),
+        ("n = lens.max()\nm = n + 1\nn = states", "", ""),
+        ("a = b = lens.max()", "", ""),
+        ("a: int = lens.max()", "", ""),
+        # It changes what others read.
+        ("part = lens[1:]\npart += 1", "", ""),
+        ("part = lens\npart[0] = 1", "", ""),
+    ],
+)
+def test_what_follows_from_lengths_is_known_by_name(body, hosted, plain):
+    text = f"def forward(self, states, lens):\n{textwrap.indent(body, ' ' * 4)}"
+    function = Document(text, "lookalike").tree.body[0]
+    names = names_of(function, {"lens"}, set(), "size".__eq__, {})
+    assert (names.length, names.carried) == ("lens", {"lens"})
+    assert (names.hosted, names.plain) == ({*hosted.split()}, {*plain.split()})
 
 
 FRAMES = """

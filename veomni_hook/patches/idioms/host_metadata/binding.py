@@ -15,13 +15,7 @@ from typing import TypeAlias
 
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.scope import loaded, parameter_names, read_names
-from veomni_hook.patches.code.tree import (
-    COMPREHENSIONS,
-    child_nodes,
-    last_name,
-    own_attribute,
-    walk_ast,
-)
+from veomni_hook.patches.code.tree import COMPREHENSIONS, child_nodes, last_name, own_attribute, walk_ast
 from veomni_hook.patches.upstream_names import LENGTHS
 
 __all__ = [

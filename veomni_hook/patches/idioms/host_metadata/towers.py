@@ -20,12 +20,7 @@ from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.edit import Edit
 from veomni_hook.patches.code.scope import local_names, parameter_names, read_names
 from veomni_hook.patches.code.template import Template
-from veomni_hook.patches.code.tree import (
-    called_attributes,
-    last_name,
-    own_attribute,
-    walk_ast,
-)
+from veomni_hook.patches.code.tree import called_attributes, last_name, own_attribute, walk_ast
 from veomni_hook.patches.idioms.host_metadata.binding import LIBRARIES, is_device, names_outside
 from veomni_hook.patches.routes.guards import in_place
 from veomni_hook.patches.routes.view import ModuleView
