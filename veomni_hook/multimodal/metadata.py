@@ -30,7 +30,7 @@ from veomni_hook.multimodal.positions import (
     understanding,
 )
 from veomni_hook.patches.code.tree import chain
-from veomni_hook.patches.idioms.host_metadata.read import precomputed_names
+from veomni_hook.patches.idioms.host_metadata.find import precomputed_names
 
 __all__ = ["CollateMetadata", "collate_metadata"]
 

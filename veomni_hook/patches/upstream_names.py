@@ -7,7 +7,7 @@ Whoever asks for a meaning and finds none of its names says so: a site is missed
 
 from __future__ import annotations
 
-__all__ = ["UPSTREAM_NAMES", "names"]
+__all__ = ["ENDINGS", "LENGTHS", "POSITIONS", "SECONDS", "UPSTREAM_NAMES", "names"]
 
 _EVER = ("5.9", "5.23", "5.24")
 
@@ -43,6 +43,20 @@ UPSTREAM_NAMES: dict[str, dict[str, tuple[str, ...]]] = {
         "vision_feature_select_strategy": _EVER,
     },
 }
+
+#: How names end, where models put words of their own in front.
+ENDINGS: dict[str, tuple[str, ...]] = {
+    "sizes": ("grid_thw",),
+    "lengths": ("_lens",),
+    "masks of sounds": ("feature_attention_mask",),
+    "numbers": ("_size", "_unit", "_factor", "_ratio"),
+}
+#: The functions that map lengths of sounds to lengths of features.
+LENGTHS = "_get_feat_extract_output_lengths"
+#: The method that computes positions in three dimensions.
+POSITIONS = "get_rope_index"
+#: What is in the names of its arguments that say how long a frame is shown.
+SECONDS = "second_per_grid"
 
 
 def names(meaning: str) -> tuple[str, ...]:

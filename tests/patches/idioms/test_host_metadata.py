@@ -8,17 +8,18 @@ import pytest
 
 from tests.patches.idioms.applied import spliced
 from veomni_hook.patches.code.document import Document
-from veomni_hook.patches.idioms.host_metadata import find, masks
+from veomni_hook.patches.idioms.host_metadata import find
+from veomni_hook.patches.idioms.host_metadata.binding import names_of
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Site, Status
 
 
-def sites(text: str, idiom=find) -> list[Site]:
-    return list(idiom.find(ModuleView(Document(textwrap.dedent(text), "lookalike"))))
+def sites(text: str) -> list[Site]:
+    return list(find.find(ModuleView(Document(textwrap.dedent(text), "lookalike"))))
 
 
-def edited(text: str, idiom=find) -> str:
-    return spliced(textwrap.dedent(text), sites(text, idiom))
+def edited(text: str) -> str:
+    return spliced(textwrap.dedent(text), sites(text))
 
 
 def test_a_function_that_takes_precomputed_results_runs_on_the_host():
@@ -167,8 +168,8 @@ def compared(position_ids):
 def changes(position_ids):
     return torch.diff(position_ids)
 """
-    assert [site.target for site in sites(text, masks)] == ["packed"]
-    made = edited(text, masks)
+    assert [site.target for site in sites(text)] == ["packed"]
+    made = edited(text)
     assert made.count("@veomni_host") == 1
     assert "@veomni_host.computed(floats=True, known=True)\ndef packed(position_ids):" in made
 
@@ -185,9 +186,9 @@ def test_questions_about_padding_masks_are_asked_of_the_copy():
     def other(padding_mask):
         return padding_mask.all()
     """
-    assert [site.target for site in sites(text, masks)] == ["ignore_mask", "make_mask"]
-    assert not any(site.counted for site in sites(text, masks))
-    made = edited(text, masks)
+    assert [site.target for site in sites(text)] == ["ignore_mask", "make_mask"]
+    assert not any(site.counted for site in sites(text))
+    made = edited(text)
     assert "veomni_host.values(padding_mask)[:, :n].all()" in made
     assert "veomni_host.converted(attention_mask, attention_mask.to(device=device, dtype=bool))" in made
     assert "torch.all(veomni_host.values(attention_mask) == 1)" in made
@@ -302,6 +303,7 @@ def test_what_follows_from_lengths_stays_on_the_host():
         ("part_lens[part_lens == 0] = 2", "part_lens += states[0]"),
         ("part_lens[part_lens == 0] = 2", "part_lens = part_lens if self.window else states[0]"),
         ("part_lens[part_lens == 0] = 2", "for part_lens in states: pass"),
+        ("count = torch", "self.count, count = torch"),
         # It may be the copy that others read.
         ("torch.full((count.sum(),), self.window, device=feature_lens.device)", "count[1:]"),
         ("self.window, device=feature_lens.device", "self.window, device=self.where"),
@@ -311,7 +313,7 @@ def test_what_follows_from_lengths_stays_on_the_host():
 )
 def test_what_does_not_follow_from_lengths_stays_on_the_device(old, new):
     assert old in SOUNDS
-    made = "".join(edited(SOUNDS.replace(old, new)).split())
+    made = "".join(edited(SOUNDS.replace(old, new, 1)).split())
     assert "states.split(part_lens.tolist())" in made
     assert "veomni_host.sent(part_lens" not in made and "values(mask)" not in made
 
@@ -321,11 +323,34 @@ def test_what_does_not_follow_from_lengths_stays_on_the_device(old, new):
     [
         ("count = torch", "feature_lens = feature_lens * 2; count = torch"),
         ("count = torch", "more = lambda: 0; count = torch"),
-        ("count = torch", "self.count, count = torch"),
+        ("count = torch", "F = states; count = torch"),
     ],
 )
 def test_a_tower_whose_names_are_bound_in_other_ways_is_left_alone(old, new):
     assert not sites(SOUNDS.replace(old, new, 1))
+
+
+@pytest.mark.parametrize(
+    ("body", "hosted", "plain"),
+    [
+        ("n = lens.max()\nk = self.size * 3", "n", "k"),
+        ("rows = []\nfor i in lens:\n    rows.append(i + 1)", "i rows", ""),
+        ("n = lens.max()\nn += 1", "n", ""),
+        ("n = lens + states", "", ""),
+        ("n = lens.max()\nm = n + 1\nn = states", "", ""),
+        ("a = b = lens.max()", "", ""),
+        ("a: int = lens.max()", "", ""),
+        # It changes what others read.
+        ("part = lens[1:]\npart += 1", "", ""),
+        ("part = lens\npart[0] = 1", "", ""),
+    ],
+)
+def test_what_follows_from_lengths_is_known_by_name(body, hosted, plain):
+    text = f"def forward(self, states, lens):\n{textwrap.indent(body, ' ' * 4)}"
+    function = Document(text, "lookalike").tree.body[0]
+    names = names_of(function, {"lens"}, set(), "size".__eq__, {})
+    assert (names.length, names.carried) == ("lens", {"lens"})
+    assert (names.hosted, names.plain) == ({*hosted.split()}, {*plain.split()})
 
 
 FRAMES = """

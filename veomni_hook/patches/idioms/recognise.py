@@ -50,7 +50,6 @@ IDIOMS = {
     "linear_cross_entropy.sequence_classification": "logits",
     "causal_mask": "is_tracing | is_torchdynamo_exporting",
     "host_metadata.find": "",
-    "host_metadata.masks": "",
     "absent_modality.find": "_features(",
 }
 

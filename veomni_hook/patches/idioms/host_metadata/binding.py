@@ -8,51 +8,60 @@ the name alone.
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import TypeAlias
 
 from veomni_hook.patches.code.document import FunctionNode
-from veomni_hook.patches.code.scope import parameter_names
-from veomni_hook.patches.code.tree import COMPREHENSIONS, child_nodes, own_attribute, walk_ast
-from veomni_hook.patches.idioms.host_metadata.sounds import LENGTHS
+from veomni_hook.patches.code.scope import loaded, parameter_names, read_names
+from veomni_hook.patches.code.tree import COMPREHENSIONS, child_nodes, last_name, own_attribute, walk_ast
+from veomni_hook.patches.upstream_names import LENGTHS
 
-__all__ = ["LIBRARIES", "NUMBERS", "Names", "device_of", "is_device", "names_of", "names_outside"]
+__all__ = [
+    "LIBRARIES",
+    "NUMBERS",
+    "Binding",
+    "By",
+    "Names",
+    "bindings",
+    "device_of",
+    "is_device",
+    "names_of",
+    "names_outside",
+]
 
 #: What gives the host a number or a list.
-NUMBERS = {"tolist", "item", "len", "range", "enumerate", "int", "min", "max", "sum"}
+NUMBERS = {"tolist", "item", "len", "range", "enumerate", "int"}
 #: What expressions may call that compute with lengths alone.
 LIBRARIES = {"torch", "F", "nn"}
-#: Functions and methods that compute a result from their arguments, and nothing else.
-_FUNCTIONS = {"len", "range", "enumerate", "int", LENGTHS}
-_METHODS = {
-    *NUMBERS, LENGTHS, "full", "zeros", "ones", "arange", "tensor", "ceil", "floor", "where", "cat", "stack",
-    "diff", "cumsum", "pad", "pad_sequence", "repeat_interleave", "unique_consecutive", "clamp", "long",
-    "bool", "to", "unsqueeze", "squeeze", "flatten", "any", "all", "new_ones", "repeat",
+_GLOBALS = LIBRARIES | {"len", "range", "enumerate", "int", LENGTHS}
+#: What computes a result from its arguments, and nothing else: functions, methods, and forms of expressions.
+_CALLED = NUMBERS | {
+    LENGTHS, "min", "max", "sum", "full", "zeros", "ones", "arange", "tensor", "ceil", "floor", "where",
+    "cat", "stack", "diff", "cumsum", "pad", "pad_sequence", "repeat_interleave", "unique_consecutive",
+    "clamp", "any", "long", "bool", "to", "unsqueeze", "squeeze", "flatten", "all", "new_ones", "repeat",
 }  # fmt: skip
 _FORMS = (
     ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare, ast.IfExp, ast.Subscript, ast.Slice, ast.Tuple, ast.List,
-    ast.ListComp, ast.GeneratorExp, ast.comprehension,
+    ast.ListComp, ast.GeneratorExp, ast.comprehension, ast.Attribute, ast.Call, ast.keyword,
 )  # fmt: skip
 #: Statements whose bindings are not followed.
 _UNKNOWN = (ast.Lambda, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Global, ast.Nonlocal,
             ast.Delete, ast.With, ast.Try, ast.Match, ast.NamedExpr, ast.Import, ast.ImportFrom)  # fmt: skip
 
 
-class _By(Enum):
+class By(Enum):
     """What gives a name a value."""
 
-    ASSIGNMENT = auto()  #: of this name alone
-    OTHER = auto()  #: an assignment of several names, or to what the name was
+    ASSIGNMENT = auto()
+    RESULT = auto()  #: an element of a result whose values the host knows
     LOOP = auto()
     CHANGE = auto()  #: of a part, or by a method
 
 
-#: The value that binds or changes a name, None for an unknown one, and how.
-_Source: TypeAlias = "tuple[ast.expr | None, _By]"
-#: Stands for an element of a result whose values the host knows.
-_RESULT = ast.Constant("result")
+#: A name, the value that binds or changes it, None for an unknown one, and how.
+Binding: TypeAlias = "tuple[str, ast.expr | None, By]"
 
 
 @dataclass
@@ -62,24 +71,28 @@ class Names:
     Attributes:
         is_number: whether an attribute of ``self`` is a number of the configuration.
         carried: tensors on the device whose values the host knows.
+        sent: those that the host computes and sends to the device at once.
         hosted: what the host computes from these.
         plain: constants and lists of them.
         sources: by name, what binds or changes it.
+        length: the first of the lengths that the function reads.
     """
 
     is_number: Callable[[str], bool]
     carried: set[str]
+    sent: set[str]
     hosted: set[str] = field(default_factory=set)
     plain: set[str] = field(default_factory=set)
-    sources: dict[str, list[_Source]] = field(default_factory=dict)
+    sources: dict[str, list[Binding]] = field(default_factory=dict)
+    length: str = ""
 
-    def is_step(self, name: str) -> bool:
-        """Whether a name is bound to elements of what loops go through alone, so to numbers."""
-        return name in self.sources and all(by is _By.LOOP for _, by in self.sources[name])
+    def is_bound(self, name: str, by: By) -> bool:
+        """Whether all that binds or changes a name does it in one way."""
+        return name in self.sources and all(how is by for _, _, how in self.sources[name])
 
-    def is_assigned(self, name: str) -> bool:
-        """Whether a single assignment binds a name, and nothing else changes it."""
-        return [by for _, by in self.sources.get(name, ())] == [_By.ASSIGNMENT]
+    def values(self, name: str) -> list[ast.expr]:
+        """The known values that bind or change a name."""
+        return [value for _, value, _ in self.sources[name] if value is not None]
 
     def uses(self, node: ast.AST) -> bool:
         """Whether an expression computes with a length; where it puts the result is not asked."""
@@ -96,25 +109,14 @@ class Names:
                 # A text may be the name of a device.
                 return not isinstance(value, str)
             case ast.Name(id=name):
-                return name in self.carried | self.hosted | self.plain | LIBRARIES
+                return name in self.carried | self.hosted | self.plain | _GLOBALS
             case ast.Attribute() if own := own_attribute(node):
                 return self.is_number(own)
             case ast.keyword(arg="device", value=value):
                 return device_of(value) != ""
-        parts = _parts(node)
-        return parts is not None and all(map(self._computes, parts))
-
-
-def _parts(node: ast.AST) -> list[ast.AST] | None:
-    """What an expression computes its result from; None if it may do anything else."""
-    match node:
-        case ast.Attribute(value=value) | ast.keyword(arg=str(), value=value):
-            return [value]
-        case ast.Call(func=ast.Name(id=name), args=args, keywords=keywords) if name in _FUNCTIONS:
-            return [*args, *keywords]
-        case ast.Call(func=ast.Attribute(value, name), args=args, keywords=keywords) if name in _METHODS:
-            return [value, *args, *keywords]
-    return child_nodes(node) if isinstance(node, _FORMS) else None
+            case ast.Call(func=function) if last_name(function) not in _CALLED:
+                return False
+        return isinstance(node, _FORMS) and all(map(self._computes, child_nodes(node)))
 
 
 def names_of(
@@ -122,100 +124,84 @@ def names_of(
     lengths: set[str],
     sent: set[str],
     is_number: Callable[[str], bool],
-    results: Callable[[ast.expr], set[int]],
+    returned: Mapping[str, set[int]],
 ) -> Names | None:
-    """Find what follows from the tensors ``lengths``; None if the function binds names in other ways.
+    """Find what follows from the tensors ``lengths``; None if the function reads none, or binds otherwise.
 
     Args:
         function: the function.
         lengths: its arguments that are lengths.
         sent: names of what the host computes and sends to the device at once.
         is_number: whether an attribute of ``self`` is a number of the configuration.
-        results: which elements of the result of a call are tensors whose values the host knows.
+        returned: by method, the elements of its result that are tensors whose values the host knows.
     """
-    if any(isinstance(node, _UNKNOWN) for statement in function.body for node in walk_ast(statement)):
+    nodes = [node for statement in function.body for node in walk_ast(statement)] if lengths else []
+    if any(isinstance(node, _UNKNOWN) for node in nodes):
         return None
-    names, known = Names(is_number, lengths), set[str]()
-    for name, source, by in _bindings(function, results):
-        if source is _RESULT:
-            known.add(name)
-        else:
-            names.sources.setdefault(name, []).append((source, by))
+    names = Names(is_number, lengths, sent)
+    for node in nodes:
+        for binding in bindings(node, returned):
+            names.sources.setdefault(binding[0], []).append(binding)
     given, bound = parameter_names(function), names.sources.keys()
+    names.length = next((name for name in loaded(function.body) if name in lengths - bound), "")
+    if not names.length or not bound.isdisjoint(_GLOBALS):
+        return None
+    known = {name for name in bound - given if names.is_bound(name, By.RESULT)}
     left = {name for name in bound & given if not _bound_first(function, name)}
     left |= {name for name in bound if _is_other(names.sources[name])}
-    # A name that is bound in two ways is not known.
-    names.carried = (lengths - bound) | (known - bound - given) | sent
-    names.plain = bound - names.carried - known - left - LIBRARIES - _FUNCTIONS
-    _settle(names)
+    names.carried = (lengths - bound) | known | sent
+    names.plain = bound - names.carried - left
+    # What lengths take part in is not plain, and what follows from anything else is not known.
+    while more := {name for name in names.plain if any(map(names.uses, names.values(name)))}:
+        names.hosted, names.plain = names.hosted | more, names.plain - more
+    while left := {
+        name for name in names.hosted | names.plain if not all(map(names.follows, names.values(name)))
+    }:
+        names.hosted, names.plain = names.hosted - left, names.plain - left
     return names
 
 
-def _is_other(sources: list[_Source]) -> bool:
-    """Whether a name that is changed may be another tensor, or a part of it."""
-    changed = any(by is _By.CHANGE for _, by in sources)
+def _is_other(sources: list[Binding]) -> bool:
+    """Whether a value of a name is unknown, or a change may be one of another tensor, or a part of it."""
+    bound = [value for _, value, by in sources if by is not By.CHANGE]
     forms = (ast.Name, ast.Subscript, ast.Attribute)
-    return changed and any(by is not _By.CHANGE and isinstance(source, forms) for source, by in sources)
+    changed = len(bound) < len(sources)
+    return None in bound or (changed and any(isinstance(value, forms) for value in bound))
 
 
-def _settle(names: Names) -> None:
-    """Tell what lengths take part in from what is plain, and leave out what follows from anything else."""
-
-    def uses(name: str) -> bool:
-        return any(source is not None and names.uses(source) for source, _ in names.sources[name])
-
-    def follows(name: str) -> bool:
-        return all(source is not None and names.follows(source) for source, _ in names.sources[name])
-
-    while more := set(filter(uses, names.plain)):
-        names.hosted, names.plain = names.hosted | more, names.plain - more
-    while unknown := {name for name in names.hosted | names.plain if not follows(name)}:
-        names.hosted, names.plain = names.hosted - unknown, names.plain - unknown
-
-
-def _bindings(
-    function: FunctionNode, results: Callable[[ast.expr], set[int]]
-) -> Iterator[tuple[str, ast.expr | None, _By]]:
-    for node in (each for statement in function.body for each in walk_ast(statement)):
-        match node:
-            case ast.Assign(targets=[ast.Tuple(elts=parts)], value=value) if known := results(value):
-                for at, part in enumerate(parts):
-                    yield from _bound([part], _RESULT if at in known else None, _By.OTHER)
-            case ast.Assign(targets=[ast.Name(id=name)], value=value):
-                yield name, value, _By.ASSIGNMENT
-            case ast.Assign(targets=targets, value=value):
-                yield from _bound(targets, value, _By.OTHER)
-            case ast.AugAssign(target=target, value=value) | ast.AnnAssign(target=target, value=value):
-                yield from _bound([target], value, _By.OTHER)
-            case ast.For(target=target, iter=value) | ast.comprehension(target=target, iter=value):
-                yield from _bound([target], value, _By.LOOP)
-            case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name(id=name)), args=args) as call):
-                for value in (*args, *(keyword.value for keyword in call.keywords)):
-                    yield name, value, _By.CHANGE
-
-
-def _bound(
-    targets: list[ast.expr], value: ast.expr | None, by: _By
-) -> Iterator[tuple[str, ast.expr | None, _By]]:
-    for target in targets:
-        match target:
-            case ast.Name(id=name):
-                yield name, value, by
-            case ast.Tuple(elts=parts) | ast.List(elts=parts):
-                yield from _bound(parts, value, by)
-            case ast.Subscript(value=ast.Name(id=name), slice=index):
-                yield name, value, _By.CHANGE
-                yield name, index, _By.CHANGE
-            case ast.Starred(value=inner):
-                yield from _bound([inner], None, by)
+def bindings(node: ast.AST, returned: Mapping[str, set[int]]) -> Iterator[Binding]:
+    """What a statement or a part of one binds or changes; ``returned`` as for `names_of`."""
+    match node:
+        case ast.Assign(targets=[ast.Name(id=name)], value=value):
+            yield name, value, By.ASSIGNMENT
+        case (
+            ast.Assign(targets=[ast.Subscript(value=ast.Name(id=name), slice=index)], value=value)
+            | ast.AugAssign(target=ast.Subscript(value=ast.Name(id=name), slice=index), value=value)
+        ):
+            yield from ((name, part, By.CHANGE) for part in (value, index))
+        case ast.AugAssign(target=ast.Name(id=name), value=value):
+            yield name, value, By.CHANGE
+        case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name(id=name)), args=args) as call):
+            values = (*args, *(keyword.value for keyword in call.keywords))
+            yield from ((name, value, By.CHANGE) for value in values)
+        case ast.For(target=target, iter=value) | ast.comprehension(target=target, iter=value):
+            yield from ((name, value, By.LOOP) for name in read_names(target))
+        case ast.Assign(targets=[ast.Tuple(elts=parts)], value=ast.Call(func=function)):
+            known = returned.get(own_attribute(function), ())
+            for at, part in enumerate(parts):
+                by = By.RESULT if at in known else By.ASSIGNMENT
+                yield from ((name, None, by) for name in read_names(part))
+        case ast.Assign() | ast.AnnAssign():
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            yield from ((name, None, By.ASSIGNMENT) for part in targets for name in read_names(part))
 
 
 def _bound_first(function: FunctionNode, name: str) -> bool:
     """Whether a function assigns an argument before it uses it, in a statement of its own."""
-    for statement in function.body:
-        used = [each for each in walk_ast(statement) if isinstance(each, ast.Name) and each.id == name]
-        if used:
-            return isinstance(statement, ast.Assign) and used == [statement.targets[0]]
+    first = next(statement for statement in function.body if name in read_names(statement))
+    match [*bindings(first, {})]:
+        case [(bound, ast.expr() as value, By.ASSIGNMENT)]:
+            return bound == name and name not in read_names(value)
     return False
 
 
@@ -233,8 +219,5 @@ def is_device(node: ast.AST) -> bool:
 
 
 def names_outside(node: ast.AST, skipped: Callable[[ast.AST], bool]) -> set[str]:
-    """The names in an expression, without those in parts that are ``skipped``."""
-    if skipped(node):
-        return set()
-    own = {node.id} if isinstance(node, ast.Name) else set()
-    return own.union(*(names_outside(child, skipped) for child in child_nodes(node)))
+    """The names that an expression reads, without those in parts that are ``skipped``."""
+    return {*loaded([node], [each for each in walk_ast(node) if skipped(each)])}

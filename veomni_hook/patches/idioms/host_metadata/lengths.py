@@ -12,27 +12,27 @@ device where something else uses it. Methods of the class that get such tensors 
 from __future__ import annotations
 
 import ast
-from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.edit import Edit
-from veomni_hook.patches.code.template import Template
 from veomni_hook.patches.code.tree import child_nodes, last_name, own_attribute, walk_ast
 from veomni_hook.patches.idioms.host_metadata.binding import (
     NUMBERS,
+    By,
     Names,
+    bindings,
     device_of,
     names_of,
     names_outside,
 )
+from veomni_hook.patches.interpreter.walk import bound
 from veomni_hook.patches.routes.guards import in_place
 from veomni_hook.patches.routes.view import ModuleView
 
 __all__ = ["computed"]
 
-#: What a method of an object does to it, such as to a list.
-CALLED = Template("OBJECT.METHOD(*ARGUMENTS, **OPTIONS)", names="OBJECT")
 #: What takes sizes of its result.
 _SIZED = {"full", "zeros", "ones", "empty", "view", "reshape", "expand", "split", "new_zeros", "new_full"}
 _ABOUT = {"device", "dtype", "shape", "ndim"}
@@ -48,83 +48,54 @@ def computed(
     """The edits of a method that gets lengths, and of methods that get some from it; empty if none reads."""
     handed = {start: lengths}
     returned: dict[str, set[int]] = {}
+    sent: dict[str, set[str]] = {}
+
     # A method's results may be lengths for the next one: until no more is found.
     while True:
-        found = {}
+        writers: dict[str, _Writer] = {}
         for name, arguments in handed.items():
-            if (writer := _written(view, methods, name, arguments, is_number, returned)) is None:
+            names = names_of(methods[name], arguments, sent.get(name, set()), is_number, returned)
+            if names is None:
                 return {}
-            found[name] = writer
+            writers[name] = _Writer(view, methods, names)
+            for statement in methods[name].body:
+                writers[name].statement(statement)
+        if any(writer.wanted for writer in writers.values()):
+            sent = {name: writer.names.sent | writer.wanted for name, writer in writers.items()}
+            continue
         before = handed, returned
-        handed = {name: set(arguments) for name, arguments in handed.items()}
-        for writer in found.values():
-            for name, arguments in writer.handed.items():
-                handed.setdefault(name, set()).update(arguments)
-        returned = {name: writer.returned for name, writer in found.items()}
+        handed = {**handed}
+        for name, arguments in (each for writer in writers.values() for each in writer.handed.items()):
+            handed[name] = handed.get(name, set()) | arguments
+        returned, sent = {name: writer.returned for name, writer in writers.items()}, {}
         if (handed, returned) == before:
-            reads = any(writer.reads for writer in found.values())
-            return {name: writer.edits for name, writer in found.items() if reads and writer.edits}
+            reads = any(writer.reads for writer in writers.values())
+            return {name: writer.edits for name, writer in writers.items() if reads and writer.edits}
 
 
-def _written(
-    view: ModuleView,
-    methods: dict[str, FunctionNode],
-    name: str,
-    lengths: set[str],
-    is_number: Callable[[str], bool],
-    returned: dict[str, set[int]],
-) -> _Writer | None:
-    """How a method changes that gets ``lengths``; None if it uses none, or if that is not known."""
-
-    def results(value: ast.expr) -> set[int]:
-        return returned.get(own_attribute(value.func), set()) if isinstance(value, ast.Call) else set()
-
-    function = methods[name]
-    sent: set[str] = set()
-    while (names := names_of(function, lengths, sent, is_number, results)) is not None:
-        uses = Counter(each.id for each in walk_ast(function) if isinstance(each, ast.Name))
-        length = max(sorted(lengths & names.carried & uses.keys()), key=uses.__getitem__, default=None)
-        if length is None:
-            return None
-        writer = _Writer(view, methods, names, length, sent)
-        for statement in function.body:
-            writer.statement(statement)
-        if writer.refused or writer.wanted <= sent:
-            return None if writer.refused else writer
-        sent = sent | writer.wanted
-    return None
-
-
+@dataclass
 class _Writer:
     """Writes how one function changes.
 
-    Args:
+    Attributes:
         view: the module.
         methods: those of the class.
         names: what is known of the function's names.
-        length: the argument with lengths that it uses most.
-        sent: the names of what the host computes and sends to the device at once.
-
-    Attributes:
         edits: the changes.
         reads: whether it reads lengths.
         handed: the arguments with lengths that other methods get.
         returned: the elements of the result whose values the host knows.
         wanted: the names that are to be sent to the device where they are bound.
-        refused: whether a statement binds a name that stays on the host, and another one.
     """
 
-    def __init__(
-        self, view: ModuleView, methods: dict[str, FunctionNode], names: Names, length: str, sent: set[str]
-    ) -> None:
-        self.view, self.methods, self.names, self.length, self.sent = view, methods, names, length, sent
-        self.edits: list[Edit] = []
-        self.reads = self.refused = False
-        self.handed: dict[str, set[str]] = {}
-        self.returned: set[int] = set()
-        self.wanted: set[str] = set()
-        #: What stays on the host, or is computed there and sent at once.
-        self.kept = names.hosted | names.plain | sent
+    view: ModuleView
+    methods: dict[str, FunctionNode]
+    names: Names
+    edits: list[Edit] = field(default_factory=list)
+    reads: bool = False
+    handed: dict[str, set[str]] = field(default_factory=dict)
+    returned: set[int] = field(default_factory=set)
+    wanted: set[str] = field(default_factory=set)
 
     def statement(self, node: ast.stmt) -> None:
         """Write what a statement and those in it need."""
@@ -141,23 +112,13 @@ class _Writer:
 
     def _stays(self, node: ast.stmt) -> bool:
         """Write a statement that binds or changes only what stays on the host; False if it is another one."""
-        called = CALLED.match(node.value) if isinstance(node, ast.Expr) else None
-        if called and called["OBJECT"] in self.kept:
-            self._read(node)
-            return True
-        if not isinstance(node, ast.Assign | ast.AugAssign) or not self.names.follows(node.value):
+        kept = self.names.hosted | self.names.plain | self.names.sent
+        bound = () if isinstance(node, ast.For) else [*bindings(node, {})]
+        if not bound or not all(name in kept for name, _, _ in bound):
             return False
-        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-        kept = {root in self.kept for target in targets for root in _roots(target)}
-        if kept != {True}:
-            self.refused |= True in kept
-            return False
-        if getattr(targets[0], "id", "") in self.sent:
-            self._send(node.value)
-        else:
-            self._read(node.value)
-        for target in targets:
-            self._read(target)
+        for name, value, _ in bound:
+            if value is not None:
+                self._send(value) if name in self.names.sent else self._read(value)
         return True
 
     def _known(self, node: ast.AST) -> bool:
@@ -167,9 +128,10 @@ class _Writer:
         """Write what an expression needs that also computes with other values."""
         if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
             return
-        indexed = isinstance(parent, ast.Subscript)
-        place = isinstance(node, ast.Slice) or (isinstance(node, ast.Tuple) and indexed)
-        if isinstance(node, ast.expr) and not place and self._known(node):
+        indexes = isinstance(parent, ast.Subscript) and node is parent.slice
+        called = isinstance(parent, ast.Call) and node is parent.func
+        part = isinstance(node, ast.Slice) or called or (isinstance(node, ast.Tuple) and indexes)
+        if isinstance(node, ast.expr) and not part and self._known(node):
             if isinstance(node, ast.Attribute) and node.attr in _ABOUT:
                 # The device of what stays on the host is where upstream has it.
                 if device_of(node) in self.names.hosted:
@@ -177,25 +139,21 @@ class _Writer:
             elif reads or isinstance(parent, ast.Slice | ast.comprehension) or self._is_number(node):
                 self._read(node)
             else:
-                self._use(node, indexes=isinstance(parent, ast.Subscript) and node is parent.slice)
+                self._use(node, indexes=indexes)
             return
-        called = node.func if isinstance(node, ast.Call) else None
         if isinstance(node, ast.Call):
             self._hand(node)
-        sized = called is not None and last_name(called) in _SIZED
+        sized = isinstance(node, ast.Call) and last_name(node.func) in _SIZED
         inner = reads and isinstance(node, ast.Tuple | ast.List | ast.keyword)
         for child in child_nodes(node):
-            if child is called and isinstance(child, ast.Attribute):
-                self._expression(child.value, child, reads=False)
-            else:
-                self._expression(child, node, reads=inner or sized)
+            self._expression(child, node, reads=inner or sized)
 
     def _is_number(self, node: ast.expr) -> bool:
         """Whether an expression gives a number of the host, or a list of them."""
         if isinstance(node, ast.Call) and last_name(node.func) in NUMBERS:
-            return isinstance(node.func, ast.Name) or last_name(node.func) in ("tolist", "item")
+            return True
         known = names_outside(node, _is_shape) & (self.names.carried | self.names.hosted)
-        return all(map(self.names.is_step, known))
+        return all(self.names.is_bound(name, By.LOOP) for name in known)
 
     def _read(self, node: ast.AST) -> None:
         """Compute an expression on the host."""
@@ -203,7 +161,7 @@ class _Writer:
             if isinstance(each, ast.Name):
                 self._edit(each, f"veomni_host.values({each.id})")
             else:
-                self._edit(each, f"veomni_host.values({self.length}).device")
+                self._edit(each, f"veomni_host.values({self.names.length}).device")
             self.reads = True
 
     def _places(self, node: ast.AST) -> Iterator[ast.expr]:
@@ -233,7 +191,7 @@ class _Writer:
             if indexes:
                 self._edit(node, f"veomni_host.picked({name})")
                 self.reads = True
-        elif self.names.is_assigned(name):
+        elif self.names.is_bound(name, By.ASSIGNMENT):
             self.wanted.add(name)
         else:
             self._send(node, indexes=indexes)
@@ -248,12 +206,11 @@ class _Writer:
         for each in walk_ast(node):
             if not isinstance(each, ast.Name) or each.id in seen:
                 continue
-            if each.id in names.carried - self.sent:
+            if each.id in names.carried - names.sent:
                 return f"{each.id}.device"
-            source = names.sources[each.id][0][0] if each.id in names.hosted | self.sent else None
-            if source is not None:
-                return self._home(source, seen | {each.id})
-        return f"{self.length}.device"
+            if each.id in names.hosted | names.sent:
+                return self._home(names.values(each.id)[0], seen | {each.id})
+        return f"{self.names.length}.device"
 
     def _hand(self, call: ast.Call) -> None:
         """Note which arguments of a method of this class are known."""
@@ -261,12 +218,11 @@ class _Writer:
         method = self.methods.get(name)
         if method is None or method.decorator_list or name == "forward":
             return
-        order = [each.arg for each in method.args.args[1:]]
-        arguments = {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg in order}
-        arguments |= dict(zip(order, call.args, strict=False))
-        found = {each for each, value in arguments.items() if each is not None and self._known(value)}
-        if found and not any(isinstance(each, ast.Starred) for each in call.args):
-            self.handed.setdefault(name, set()).update(found)
+        keywords = {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg}
+        arguments = bound(method, [call.func, *call.args], keywords).values
+        known = {name for name, value in arguments.items() if self._known(value)}
+        if known and not any(isinstance(argument, ast.Starred) for argument in call.args):
+            self.handed.setdefault(name, set()).update(known)
 
     def _edit(self, node: ast.expr, text: str) -> None:
         self.edits.append(in_place(self.view, node, text))
@@ -274,15 +230,3 @@ class _Writer:
 
 def _is_shape(node: ast.AST) -> bool:
     return isinstance(node, ast.Attribute) and node.attr == "shape"
-
-
-def _roots(target: ast.expr) -> Iterator[str]:
-    """The names that an assignment binds or changes; empty for others."""
-    match target:
-        case ast.Tuple(elts=parts) | ast.List(elts=parts):
-            for part in parts:
-                yield from _roots(part)
-        case ast.Subscript(value=ast.Name(id=name)) | ast.Name(id=name):
-            yield name
-        case _:
-            yield ""

@@ -1,13 +1,11 @@
-"""Where transformers asks whether a padding mask hides anything, and whether samples share a row.
+"""Masks that the host reads once: padding masks, and masks of sounds, from which their lengths follow.
 
-The mask is copied to the host once:
-
-    if padding_mask is None or padding_mask.all():  ->  ... veomni_host.values(padding_mask).all():
+    padding_mask is None or padding_mask.all()       ->  ... veomni_host.values(padding_mask).all()
     mask = mask.to(device=device, dtype=torch.bool)  ->  mask = veomni_host.converted(mask, mask.to(...))
+    torch.sum(mask, dim=1)   ->  veomni_host.followed(lambda mask: torch.sum(mask, dim=1), mask)
+    features[mask.bool()]    ->  features[veomni_host.chosen(mask)]
 
-What computes with positions alone (``find_packed_sequence_indices``) runs on the host where positions are
-known there: ``@veomni_host.computed(floats=True, known=True)``. Upstream's code waits for the device at each
-question, and for each kind of layers anew.
+Upstream's code waits for the device at each question about a padding mask, and for each kind of layers anew.
 """
 
 from __future__ import annotations
@@ -17,59 +15,61 @@ from collections.abc import Iterator
 
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.edit import Edit
-from veomni_hook.patches.code.scope import parameter_names
+from veomni_hook.patches.code.scope import loaded, parameter_names, read_names
 from veomni_hook.patches.code.template import Template
 from veomni_hook.patches.code.tree import calls_in, last_name, walk_ast
 from veomni_hook.patches.routes.guards import in_place
 from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.site import Site
-from veomni_hook.patches.upstream_names import names
+from veomni_hook.patches.upstream_names import LENGTHS, names
 
-__all__ = ["CANDIDATES", "OP", "find"]
+__all__ = ["ASKS", "asks_of_positions", "of_lengths", "questions", "selections"]
 
-OP = "host_metadata"
-CANDIDATES = "nothing is counted: this is where padding masks and positions are read"
-
+#: What asks something of a mask.
+ASKS = {"all", "any", "fast_all"}
 CONVERTED = Template("MASK = MASK.to(*ARGUMENTS, **OPTIONS)")
-_IMPORT = ("veomni_hook.multimodal", "host as veomni_host")
+SELECTED = Template("MASK.bool()", names="MASK")
 _MASKS = (*names("mask"), *names("mask of padding"))
-_POSITIONS = {*names("positions")}
-_ASKS = {"all", "any", "fast_all"}
 
 
-def find(view: ModuleView) -> Iterator[Site]:
-    """The functions and methods with ``mask`` in their names that read a padding mask."""
-    if not any(f"{name}(" in view.document.source for name in _ASKS):
-        return
-    for definition in view.document.definitions():
-        node = definition.node
-        if isinstance(node, FunctionNode) and "mask" in node.name:
-            if edits := [*_read(view, node), *_converted(view, node)]:
-                yield Site.calling(OP, definition.qualname, "mask_known", node, edits, _IMPORT, counted=False)
-    for name, function in view.functions.items():
-        if _asks_of_positions(function) and view.document.begins_line(function):
-            start = view.document.start(function)
-            edit = Edit(start, start + len("def"), "@veomni_host.computed(floats=True, known=True)\ndef")
-            yield Site.calling(OP, name, "positions_known", function, [edit], _IMPORT, counted=False)
-
-
-def _asks_of_positions(function: FunctionNode) -> bool:
+def asks_of_positions(function: FunctionNode) -> bool:
     """Whether a function takes positions alone, compares neighbours, and asks something of the result."""
     called = {last_name(node.func) for node in calls_in(function)}
-    return parameter_names(function) == _POSITIONS and "diff" in called and not called.isdisjoint(_ASKS)
+    alone = parameter_names(function) == {*names("positions")}
+    return alone and "diff" in called and not called.isdisjoint(ASKS)
 
 
-def _read(view: ModuleView, function: FunctionNode) -> Iterator[Edit]:
-    """``all(mask)``, ``mask.any()``, ``torch.all(mask == 1)``: of one mask alone."""
-    for node in calls_in(function):
-        if last_name(node.func) in _ASKS:
-            masks = [each for each in walk_ast(node) if isinstance(each, ast.Name) and each.id in _MASKS]
+def questions(view: ModuleView, function: FunctionNode) -> Iterator[Edit]:
+    """Where a function asks something of one mask alone, such as ``torch.all(mask == 1)``, or converts it."""
+    for call in calls_in(function):
+        if last_name(call.func) in ASKS:
+            masks = [each for each in walk_ast(call) if isinstance(each, ast.Name) and each.id in _MASKS]
             if len(masks) == 1:
                 yield in_place(view, masks[0], f"veomni_host.values({masks[0].id})")
-
-
-def _converted(view: ModuleView, function: FunctionNode) -> Iterator[Edit]:
     for node in walk_ast(function):
         if isinstance(node, ast.Assign) and (found := CONVERTED.match(node)) and found["MASK"] in _MASKS:
             text = f"veomni_host.converted({found['MASK']}, {view.text(node.value)})"
             yield in_place(view, node.value, text)
+
+
+def selections(view: ModuleView, method: FunctionNode) -> Iterator[Edit]:
+    """Where a method sums a mask that it gets, or selects by it."""
+    masks = {name for name in parameter_names(method) if "mask" in name}
+    for node in walk_ast(method):
+        if isinstance(node, ast.Subscript) and (selected := SELECTED.match(node.slice)):
+            if selected["MASK"] in masks:
+                yield in_place(view, node.slice, f"veomni_host.chosen({selected['MASK']})")
+        elif isinstance(node, ast.Call) and last_name(node.func) == "sum":
+            names = [name for name in loaded([node]) if name != "torch"]
+            if len(names) == 1 and names[0] in masks:
+                text = f"veomni_host.followed(lambda {names[0]}: {view.text(node)}, {names[0]})"
+                yield in_place(view, node, text)
+
+
+def of_lengths(method: FunctionNode) -> set[str]:
+    """The locals of a method that hold lengths: results of a function of lengths."""
+    found: set[str] = set()
+    for node in walk_ast(method):
+        match node:
+            case ast.Assign(value=ast.Call(func=function)) if last_name(function) == LENGTHS:
+                found = found.union(*map(read_names, node.targets))
+    return found

@@ -1,6 +1,6 @@
-"""Towers that compute positions and boundaries from sizes themselves, before transformers had vision_utils.
+"""What towers compute from sizes themselves, as they did before transformers had vision_utils.
 
-    def get_window_index(self, grid_thw):        ->  below @veomni_host.computed()
+    get_window_index(self, grid_thw)             ->  below @veomni_host.computed()
     for t, h, w in grid_thw:                     ->  for t, h, w in veomni_host.values(grid_thw):
     pos_ids = torch.cat(pos_ids, dim=0)          ->  veomni_host.sent(torch.cat(...), grid_thw.device)
     torch.tensor(idx_list, device=device)        ->  veomni_host.made(idx_list, device=device)
@@ -20,15 +20,14 @@ from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.edit import Edit
 from veomni_hook.patches.code.scope import local_names, parameter_names, read_names
 from veomni_hook.patches.code.template import Template
-from veomni_hook.patches.code.tree import called_attributes, own_attribute, walk_ast
+from veomni_hook.patches.code.tree import called_attributes, last_name, own_attribute, walk_ast
 from veomni_hook.patches.idioms.host_metadata.binding import LIBRARIES, is_device, names_outside
 from veomni_hook.patches.routes.guards import in_place
 from veomni_hook.patches.routes.view import ModuleView
+from veomni_hook.patches.upstream_names import ENDINGS
 
-__all__ = ["SIZES", "boundaries", "of_sizes", "repeats", "sent_values", "sizes_of"]
+__all__ = ["boundaries", "is_alone", "repeats", "sent_values", "sizes_of"]
 
-#: How arguments end that hold sizes.
-SIZES = "grid_thw"
 #: How a method reads sizes, besides a loop over them.
 READS = (
     Template("SIZES.tolist(*ARGUMENTS, **OPTIONS)", names="SIZES"),
@@ -43,6 +42,7 @@ REMADE = Template("LENGTHS = torch.tensor(LENGTHS, **OPTIONS)")
 REPEATED = Template("TENSOR.repeat(LENGTHS[INDEX])", names="LENGTHS")
 #: What a forward makes of sizes that the host would wait for, or that the host reads later.
 _WAITING = {"repeat_interleave", "unique_consecutive", "tolist", "pad", "cumsum"}
+_SIZES = ENDINGS["sizes"]
 
 
 def sizes_of(method: FunctionNode) -> str:
@@ -51,15 +51,14 @@ def sizes_of(method: FunctionNode) -> str:
         return ""
     names = [each.arg for each in method.args.args[1:]]
     rest = (method.args.vararg, method.args.kwarg, *method.args.kwonlyargs)
-    return names[0] if len(names) == 1 and names[0].endswith(SIZES) and not any(rest) else ""
+    return names[0] if len(names) == 1 and names[0].endswith(_SIZES) and not any(rest) else ""
 
 
-def of_sizes(method: FunctionNode, is_number: Callable[[str], bool]) -> bool:
+def is_alone(method: FunctionNode, is_number: Callable[[str], bool]) -> bool:
     """Whether a method computes with its argument and numbers of ``self`` alone, and names no device."""
-    nodes = list(walk_ast(method))
-    return all(is_number(name) for name in map(own_attribute, nodes) if name) and not any(
-        is_device(node) or (isinstance(node, ast.Attribute) and node.attr == "device") for node in nodes
-    )
+    nodes = [*walk_ast(method)]
+    devices = any(is_device(node) or last_name(node) == "device" for node in nodes)
+    return not devices and all(is_number(name) for name in map(own_attribute, nodes) if name)
 
 
 def sent_values(view: ModuleView, method: FunctionNode, sizes: str) -> list[Edit]:
@@ -83,16 +82,16 @@ def sent_values(view: ModuleView, method: FunctionNode, sizes: str) -> list[Edit
 
 def boundaries(view: ModuleView, owner: ast.ClassDef, forward: FunctionNode) -> Iterator[Edit]:
     """Statements of a forward that compute with sizes alone, or with what the others made of them."""
-    known = {name for name in parameter_names(forward) if name.endswith(SIZES)}
+    known = {name for name in parameter_names(forward) if name.endswith(_SIZES)}
     if not known or local_names(forward) & LIBRARIES:
         return
-    lists: set[str] = set()
-    methods = view.methods(owner)
+    lists, methods = set[str](), view.methods(owner)
     for statement in forward.body:
-        if not isinstance(statement, ast.Assign) or len(statement.targets) != 1:
-            continue
-        target, value = statement.targets[0], statement.value
-        name = getattr(target, "id", "")
+        match statement:
+            case ast.Assign(targets=[target], value=value):
+                name = getattr(target, "id", "")
+            case _:
+                continue
         called = CALLED.match(value)
         method = methods.get(called["METHOD"]) if called and called["SIZES"] in known else None
         if method is not None and sizes_of(method):
@@ -110,18 +109,15 @@ def boundaries(view: ModuleView, owner: ast.ClassDef, forward: FunctionNode) -> 
 
 def repeats(view: ModuleView, forward: FunctionNode) -> list[Edit]:
     """Where a forward makes a tensor of a list that it gets, and repeats something as often as it says."""
-    given = parameter_names(forward)
-    made: dict[str, Edit] = {}
-    for node in walk_ast(forward):
-        if isinstance(node, ast.Assign) and (remade := REMADE.match(node)) and remade["LENGTHS"] in given:
-            if text := _made(node.value):
-                made[remade["LENGTHS"]] = in_place(view, node.value, text)
-    found = [
-        in_place(view, repeated.expression("LENGTHS"), f"veomni_host.values({repeated['LENGTHS']})")
-        for repeated in map(REPEATED.match, walk_ast(forward))
-        if repeated and repeated["LENGTHS"] in made
-    ]
-    return [*made.values(), *found] if found else []
+    nodes, given = [*walk_ast(forward)], parameter_names(forward)
+    remade = [found for found in map(REMADE.match, nodes) if found and found["LENGTHS"] in given]
+    made = {found["LENGTHS"]: found.first.value for found in remade if isinstance(found.first, ast.Assign)}
+    made = {name: value for name, value in made.items() if _made(value)}
+    repeated = [found for found in map(REPEATED.match, nodes) if found and found["LENGTHS"] in made]
+    edits = [in_place(view, value, _made(value)) for value in made.values() if repeated]
+    for found in repeated:
+        edits.append(in_place(view, found.expression("LENGTHS"), f"veomni_host.values({found['LENGTHS']})"))
+    return edits
 
 
 def _read(method: FunctionNode) -> Iterator[ast.expr]:
