@@ -21,9 +21,10 @@ def pattern_source(path: str) -> str:
     """Return the text of a pattern file.
 
     Raises:
-        ValueError: the file has another name, so the cache key would not include it.
+        ValueError: the file has another place or name, so the cache key would not include it.
     """
-    if path.rpartition("/")[2] not in PATTERN_FILES:
+    _, op, name = ("//" + path).rsplit("/", 2)
+    if name not in PATTERN_FILES or path != pattern_file(op, name):
         raise ValueError(f"{path} is not a pattern file, which are {', '.join(sorted(PATTERN_FILES))}")
     # Only a cache miss reads patterns; a hit imports this module for the names.
     from importlib.resources import files

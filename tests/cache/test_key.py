@@ -183,9 +183,10 @@ def test_the_key_follows_every_file_that_patching_reads(families: tuple[str, ...
     assert [name for name in modules if name.partition(".")[2].partition(".")[0] not in ("", *homes)] == []
 
 
-def test_only_a_pattern_file_is_read_as_one() -> None:
-    with pytest.raises(ValueError, match=r"kernels/rms_norm/triton\.py is not a pattern file"):
-        pattern_source("kernels/rms_norm/triton.py")
+@pytest.mark.parametrize("path", ["kernels/rms_norm/triton.py", "patches/reference.py", "reference.py"])
+def test_only_a_pattern_file_is_read_as_one(path: str) -> None:
+    with pytest.raises(ValueError, match=f"^{path} is not a pattern file"):
+        pattern_source(path)
 
 
 def test_engine_digest_from_a_zip_file_is_the_same(copied: Path, tmp_path: Path) -> None:

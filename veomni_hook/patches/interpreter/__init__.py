@@ -1,7 +1,7 @@
 """Follow Python code once, for any kind of value.
 
-`walk` goes through statements and expressions: assignments, branches, loops. What values are is a `domain`:
-formulas (`veomni_hook.patches.graph.formula`), what is known of positions, or the modules that ``__init__``
-makes (`positions` and `modules` of `veomni_hook.patches.idioms.layer_loop`). `functions` binds the arguments
-of calls to parameters.
+`walk` goes through statements and expressions (assignments, branches, loops), and binds arguments of calls to
+parameters. What values are is a `domain`: formulas (`veomni_hook.patches.graph.formula`), what is known of
+positions, or the modules that ``__init__`` makes (`positions` and `modules` of
+`veomni_hook.patches.idioms.layer_loop`).
 """
