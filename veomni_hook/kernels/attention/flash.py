@@ -53,7 +53,7 @@ def sliding_window(
     return output, None
 
 
-def refuses(  # noqa: PLR0911, PLR0913, PLR0917 - the operands of the op, one return a refusal
+def refuses(  # noqa: PLR0911 - the operands of the op, one return a refusal
     owner: Any,
     query: Any,
     key: Any,

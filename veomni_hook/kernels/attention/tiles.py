@@ -66,7 +66,7 @@ def with_sinks(
     return out, None
 
 
-def refuses(  # noqa: PLR0913, PLR0917 - the operands of the op
+def refuses(
     owner: Any,
     query: Any,
     key: Any,
@@ -244,7 +244,7 @@ def _forward_op(
     return out, lse
 
 
-def _backward_op(  # noqa: PLR0913, PLR0917 - the op's schema
+def _backward_op(
     query: Tensor,
     key: Tensor,
     value: Tensor | None,
@@ -300,7 +300,7 @@ def _forward_fake(
     return query.new_empty(batch, queries, heads, width), lse
 
 
-def _backward_fake(  # noqa: PLR0913, PLR0917 - the op's schema
+def _backward_fake(
     query: Tensor,
     key: Tensor,
     value: Tensor | None,

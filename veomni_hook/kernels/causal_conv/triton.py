@@ -41,7 +41,7 @@ _RUNS, _AROUND = ((32, 64), (32, 64, 128, 192, 256)), 16
 def _launch(
     device: torch.device,
     dtypes: tuple[torch.dtype, ...],
-    backward: bool,  # noqa: FBT001
+    backward: bool,
     block: int,
     *constants: Any,
 ) -> Launch:
@@ -51,7 +51,7 @@ def _launch(
     )
 
 
-def _sizes(x: Tensor, backward: bool) -> tuple[int, int, tuple[int, int, int]]:  # noqa: FBT001
+def _sizes(x: Tensor, backward: bool) -> tuple[int, int, tuple[int, int, int]]:
     """Positions and channels of a program, and the grid."""
     rows, positions, channels = x.shape
     block = min(_CHANNELS[backward], power(channels))
@@ -76,7 +76,7 @@ def _forward_op(
     weight: Tensor,
     bias: Tensor | None,
     cu_seqlens: Tensor | None,
-    silu: bool,  # noqa: FBT001
+    silu: bool,
 ) -> Tensor:
     x, weight = _by_position(x), weight.contiguous()
     rows, positions, channels = x.shape
@@ -98,7 +98,7 @@ def _backward_op(
     weight: Tensor,
     bias: Tensor | None,
     cu_seqlens: Tensor | None,
-    silu: bool,  # noqa: FBT001
+    silu: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     dy, x, weight = _by_position(dy), _by_position(x), weight.contiguous()
     rows, positions, channels = x.shape

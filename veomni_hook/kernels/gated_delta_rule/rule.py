@@ -69,7 +69,7 @@ def operators(name: str, prepared: Callable[..., tuple[Operands, Launches]]) -> 
             them, and the launches.
     """
 
-    def outputs(  # noqa: PLR0913, PLR0917
+    def outputs(
         q: Tensor,
         k: Tensor,
         v: Tensor,
@@ -77,15 +77,15 @@ def operators(name: str, prepared: Callable[..., tuple[Operands, Launches]]) -> 
         beta: Tensor,
         initial: Tensor | None,
         cu_seqlens: Tensor | None,
-        normalise: bool,  # noqa: FBT001
-        final: bool,  # noqa: FBT001
+        normalise: bool,
+        final: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
         operands, launches = prepared(q, k, v, g, beta, normalise)
         tables = tables_of(v, cu_seqlens)
         parts = launches.parts(operands, tables, None)
         return *launches.scans.outputs(parts, tables, v, initial, final), parts.solved
 
-    def slopes(  # noqa: PLR0913, PLR0917
+    def slopes(
         dy: Tensor,
         dfinal: Tensor | None,
         q: Tensor,
@@ -96,8 +96,8 @@ def operators(name: str, prepared: Callable[..., tuple[Operands, Launches]]) -> 
         initial: Tensor | None,
         cu_seqlens: Tensor | None,
         solved: Tensor,
-        normalise: bool,  # noqa: FBT001
-        to_initial: bool,  # noqa: FBT001
+        normalise: bool,
+        to_initial: bool,
     ) -> tuple[Tensor, ...]:
         operands, launches = prepared(q, k, v, g, beta, normalise)
         tables, dy = tables_of(v, cu_seqlens), dy.contiguous()
@@ -159,7 +159,7 @@ def by_token(x: Tensor) -> Tensor:
     return x if fits else x.contiguous()
 
 
-def _outputs_fake(  # noqa: PLR0913, PLR0917
+def _outputs_fake(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -167,8 +167,8 @@ def _outputs_fake(  # noqa: PLR0913, PLR0917
     beta: Tensor,
     initial: Tensor | None,
     cu_seqlens: Tensor | None,
-    normalise: bool,  # noqa: FBT001
-    final: bool,  # noqa: FBT001
+    normalise: bool,
+    final: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     # Traced code has no boundaries: `refuses` leaves such calls to upstream.
     rows, positions, heads, _ = v.shape
@@ -177,7 +177,7 @@ def _outputs_fake(  # noqa: PLR0913, PLR0917
     return v.new_empty(v.shape), state_of(v, q.shape[3], samples if final else 0), solved
 
 
-def _gradients_fake(  # noqa: PLR0913, PLR0917
+def _gradients_fake(
     dy: Tensor,
     dfinal: Tensor | None,
     q: Tensor,
@@ -188,8 +188,8 @@ def _gradients_fake(  # noqa: PLR0913, PLR0917
     initial: Tensor | None,
     cu_seqlens: Tensor | None,
     solved: Tensor,
-    normalise: bool,  # noqa: FBT001
-    to_initial: bool,  # noqa: FBT001
+    normalise: bool,
+    to_initial: bool,
 ) -> tuple[Tensor, ...]:
     samples = v.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
     dinitial = state_of(v, q.shape[3], samples if to_initial else 0)

@@ -59,7 +59,7 @@ def _launches(
     device: torch.device,
     dtypes: tuple[torch.dtype, ...],
     sizes: tuple[int, ...],
-    normalise: bool,  # noqa: FBT001
+    normalise: bool,
 ) -> _Launches:
     return _Launches(device, dtypes[0], sizes, normalise)
 
@@ -72,7 +72,7 @@ class _Launches(Launches):
         device: torch.device,
         dtype: torch.dtype,
         sizes: tuple[int, ...],
-        normalise: bool,  # noqa: FBT001
+        normalise: bool,
     ) -> None:
         strides, late = sizes[4:], _loads_late(device)
         self.scans = scans = Scans(sizes[:4], dtype, device, channels=False)
@@ -138,7 +138,7 @@ def _prepared(
     v: Tensor,
     g: Tensor,
     beta: Tensor,
-    normalise: bool,  # noqa: FBT001
+    normalise: bool,
 ) -> tuple[Operands, _Launches]:
     q, k, v, g, beta = by_token(q), by_token(k), by_token(v), g.contiguous(), beta.contiguous()
     heads, groups = v.shape[2], v.shape[2] // q.shape[2]
@@ -163,15 +163,15 @@ class _Rule(torch.autograd.Function):
 _apply = applied(_Rule)
 
 
-def scalar_decay(  # noqa: PLR0913, PLR0917 - the operands
+def scalar_decay(
     query: Tensor,
     key: Tensor,
     value: Tensor,
     g: Tensor,
     beta: Tensor,
     initial_state: Tensor | None = None,
-    output_final_state: bool = False,  # noqa: FBT001, FBT002 - operands are positional
-    use_qk_l2norm_in_kernel: bool = False,  # noqa: FBT001, FBT002
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
     cu_seqlens: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Return what `reference.scalar_decay` says."""

@@ -73,7 +73,7 @@ def _plan(
     shape: torch.Size,
     strides: tuple[tuple[int, ...], ...],
     code: tuple[int, int, bool],
-    again: bool | None,  # noqa: FBT001
+    again: bool | None,
 ) -> _Plan | None:
     """Return the plan for tensors of these strides, or None if one must be copied first.
 
@@ -127,7 +127,7 @@ def _backward_op(
     dy: Tensor,
     code: Sequence[int],
     numbers: Sequence[float],
-    again: bool,  # noqa: FBT001 - the op's schema
+    again: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     dgate, dup = _like(gate), _like(gate)
     y = _like(gate) if again else torch.empty(0, dtype=gate.dtype, device=gate.device)

@@ -43,7 +43,7 @@ class _Sizes:
         comb: whether there are weights of the output and of the mixture.
     """
 
-    def __init__(self, kind: _Kind, n: int, columns: int, comb: bool) -> None:  # noqa: FBT001
+    def __init__(self, kind: _Kind, n: int, columns: int, comb: bool) -> None:
         k, m = n * columns, n + comb * (n + n * n)
         padded = max(16, power(m))
         block = min(power(columns), _COLUMNS)
@@ -61,11 +61,11 @@ class _Sizes:
 
 
 @lru_cache(maxsize=LAUNCHES)
-def _sizes(device: torch.device, kind: _Kind, n: int, columns: int, comb: bool) -> _Sizes:  # noqa: FBT001
+def _sizes(device: torch.device, kind: _Kind, n: int, columns: int, comb: bool) -> _Sizes:
     return _Sizes(kind, n, columns, comb)
 
 
-def _of(x: Tensor, fn: Tensor, base: Tensor, scale: Tensor, comb: bool) -> _Sizes:  # noqa: FBT001
+def _of(x: Tensor, fn: Tensor, base: Tensor, scale: Tensor, comb: bool) -> _Sizes:
     return _sizes(x.device, (x.dtype, fn.dtype, base.dtype, scale.dtype), x.shape[2], x.shape[3], comb)
 
 
@@ -185,7 +185,7 @@ def _definition(
 _apply = applied(_Connection)
 
 
-def sinkhorn(  # noqa: PLR0913, PLR0917 - the operands of the formula
+def sinkhorn(
     hidden_streams: Tensor,
     norm: Any,
     norm_class: Any,

@@ -52,7 +52,7 @@ def _tiles(
     return _Tiles(Launch(kernels.forward, 4, *constants, num_warps=4, num_stages=3), queries, keys)
 
 
-def _forward_op(query: Tensor, key: Tensor, weights: Tensor, scale: float, relu: bool) -> Tensor:  # noqa: FBT001
+def _forward_op(query: Tensor, key: Tensor, weights: Tensor, scale: float, relu: bool) -> Tensor:
     query, key = (each if each.stride(-1) == 1 else each.contiguous() for each in (query, key))
     batch, queries, heads, width = query.shape
     scores = _forward_fake(query, key, weights, scale, relu)
@@ -65,7 +65,7 @@ def _forward_op(query: Tensor, key: Tensor, weights: Tensor, scale: float, relu:
     return scores
 
 
-def _forward_fake(query: Tensor, key: Tensor, weights: Tensor, scale: float, relu: bool) -> Tensor:  # noqa: FBT001
+def _forward_fake(query: Tensor, key: Tensor, weights: Tensor, scale: float, relu: bool) -> Tensor:
     return query.new_empty((query.shape[0], query.shape[1], key.shape[1]), dtype=torch.float32)
 
 
@@ -84,7 +84,7 @@ _BACKWARD = define_op(
 
 class _Scores(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, weights: Tensor, scale: float, relu: bool) -> Tensor:  # noqa: FBT001
+    def forward(ctx: Any, query: Tensor, key: Tensor, weights: Tensor, scale: float, relu: bool) -> Tensor:
         ctx.save_for_backward(query, key, weights)
         ctx.scale, ctx.relu = scale, relu
         scores: Tensor = _FORWARD(query, key, weights, scale, relu)

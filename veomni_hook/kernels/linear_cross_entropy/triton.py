@@ -105,7 +105,7 @@ def _row_results(x: torch.Tensor, *, entropy: bool, predictions: bool) -> tuple[
     return entropies, x.new_empty(rows if predictions else 0, dtype=torch.int64)
 
 
-def _loss_op(  # noqa: PLR0913, PLR0917 - the op's schema
+def _loss_op(
     x: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
@@ -117,8 +117,8 @@ def _loss_op(  # noqa: PLR0913, PLR0917 - the op's schema
     softcap: float | None,
     label_smoothing: float,
     z_loss: float,
-    entropy: bool,  # noqa: FBT001
-    predictions: bool,  # noqa: FBT001
+    entropy: bool,
+    predictions: bool,
     total: torch.dtype,
     result: torch.dtype,
     needed: list[bool],
@@ -145,7 +145,7 @@ def _loss_op(  # noqa: PLR0913, PLR0917 - the op's schema
     return losses.sum() / items, inverse, *_filled(x, sums.results()), log_probs, entropies, tokens
 
 
-def _statistics_op(  # noqa: PLR0913, PLR0917 - the op's schema
+def _statistics_op(
     x: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
@@ -153,8 +153,8 @@ def _statistics_op(  # noqa: PLR0913, PLR0917 - the op's schema
     ignore_index: int,
     factor: float,
     softcap: float | None,
-    entropy: bool,  # noqa: FBT001
-    predictions: bool,  # noqa: FBT001
+    entropy: bool,
+    predictions: bool,
 ) -> tuple[torch.Tensor, ...]:
     target = target.contiguous()
     lses, log_probs = (x.new_empty(x.shape[0], dtype=torch.float32) for _ in range(2))
@@ -169,7 +169,7 @@ def _statistics_op(  # noqa: PLR0913, PLR0917 - the op's schema
     return log_probs, entropies, tokens, lses
 
 
-def _gradients_op(  # noqa: PLR0913, PLR0917 - the op's schema
+def _gradients_op(
     x: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
@@ -261,7 +261,7 @@ _GRADIENTS = define_op(
 _SCALE = define_op("scale_(Tensor(a!) x, Tensor factor) -> ()", _scale_op, lambda x, factor: None)
 
 
-def _loss(  # noqa: PLR0913, PLR0917 - see autograd.Backend
+def _loss(
     x: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None,

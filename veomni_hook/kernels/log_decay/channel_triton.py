@@ -69,7 +69,7 @@ def _forward_op(
     bias: Tensor,
     dtype: torch.dtype,
     lower: float | None,
-    rounded: bool,  # noqa: FBT001 - the op's schema
+    rounded: bool,
 ) -> Tensor:
     width, (flat, at) = x.shape[-1], readable(x.flatten(-2))
     columns = flat.shape[-1]
@@ -91,7 +91,7 @@ def _backward_op(
     bias: Tensor,
     dg: Tensor,
     lower: float | None,
-    rounded: bool,  # noqa: FBT001 - the op's schema
+    rounded: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     width, (flat, at) = x.shape[-1], readable(x.flatten(-2))
     columns = flat.shape[-1]
@@ -163,7 +163,7 @@ def channels(
     log_rate: Tensor,
     bias: Tensor,
     dtype: torch.dtype | None,
-    bounded: bool,  # noqa: FBT001
+    bounded: bool,
     lower: float | None,
 ) -> Tensor:
     """Return the decay of each channel in ``dtype`` (None: float32), shaped as ``x``."""
@@ -177,7 +177,7 @@ def channels_rounded_rate(
     log_rate: Tensor,
     bias: Tensor,
     dtype: torch.dtype | None,
-    bounded: bool,  # noqa: FBT001
+    bounded: bool,
     lower: float | None,
 ) -> Tensor:
     """Return `channels`, with ``exp(log_rate)`` rounded to the dtype of ``log_rate``."""

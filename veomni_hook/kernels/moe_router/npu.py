@@ -49,7 +49,7 @@ _FORWARD = define_op(
 
 class _Router(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, top_k: int, normalise: bool) -> Routing:  # noqa: FBT001
+    def forward(ctx: Any, x: Tensor, top_k: int, normalise: bool) -> Routing:
         weights, indices = _FORWARD(x.float().contiguous(), top_k)
         indices = indices.long()
         if normalise:
@@ -85,7 +85,7 @@ class _Router(torch.autograd.Function):
 def softmax_topk(
     router_logits: Tensor,
     top_k: int,
-    normalise: bool,  # noqa: FBT001
+    normalise: bool,
     indices: Tensor | None = None,
 ) -> Routing:
     """Return the ``top_k`` largest probabilities in float32, divided by their sum if ``normalise``."""

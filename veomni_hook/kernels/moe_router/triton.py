@@ -117,13 +117,13 @@ def _results(
     return weights, indices, torch.empty(shape, dtype=x.dtype, device=x.device)
 
 
-def _forward_op(  # noqa: PLR0913, PLR0917 - the op's schema
+def _forward_op(
     x: torch.Tensor,
     bias: torch.Tensor | None,
     given: torch.Tensor | None,
     kind: int,
     top_k: int,
-    normalise: bool,  # noqa: FBT001
+    normalise: bool,
     groups: int,
     best: int,
     epsilon: float,
@@ -146,14 +146,14 @@ def _forward_op(  # noqa: PLR0913, PLR0917 - the op's schema
     return results
 
 
-def _backward_op(  # noqa: PLR0913, PLR0917 - the op's schema
+def _backward_op(
     logits: torch.Tensor,
     indices: torch.Tensor,
     dweights: torch.Tensor,
     experts: int,
     kind: int,
-    normalise: bool,  # noqa: FBT001
-    given: bool,  # noqa: FBT001
+    normalise: bool,
+    given: bool,
     epsilon: float,
 ) -> torch.Tensor:
     rows, top_k = indices.shape
@@ -233,7 +233,7 @@ def _definition(
 def softmax_topk(
     router_logits: torch.Tensor,
     top_k: int,
-    normalise: bool,  # noqa: FBT001
+    normalise: bool,
     indices: torch.Tensor | None = None,
 ) -> Routing:
     """Return the ``top_k`` largest probabilities in float32, divided by their sum if ``normalise``."""
@@ -257,7 +257,7 @@ def biased_topk(
     top_k: int,
     score: Callable[[torch.Tensor], torch.Tensor],
     epsilon: float,
-    sorted_: bool,  # noqa: FBT001
+    sorted_: bool,
     indices: torch.Tensor | None = None,
 ) -> Routing:
     """Return scores where ``scores + bias`` (``[num_experts]``) is largest, divided by their sum."""
@@ -268,16 +268,16 @@ def biased_topk(
     return _route(router_logits, bias.detach(), indices, form, (float(epsilon), 0.0), router_logits.dtype)
 
 
-def grouped_topk(  # noqa: PLR0913, PLR0917 - the operands of a kernel
+def grouped_topk(
     router_logits: torch.Tensor,
     bias: torch.Tensor,
     top_k: int,
     num_experts: int,
     num_group: int,
     topk_group: int,
-    normalise: bool,  # noqa: FBT001
+    normalise: bool,
     fill: float,
-    sorted_: bool,  # noqa: FBT001
+    sorted_: bool,
     indices: torch.Tensor | None = None,
 ) -> Routing:
     """Return sigmoid scores where ``scores + bias`` is largest within the ``topk_group`` best groups."""

@@ -45,7 +45,7 @@ _WEIGHT, _ONE_PLUS = 1, 2  # the factors, as `rms_norm.device.load_factor` numbe
 _DTYPES = frozenset((torch.float32, torch.bfloat16, torch.float16))
 
 
-def _forward_op(  # noqa: PLR0913, PLR0917 - the op's schema
+def _forward_op(
     q: Tensor,
     k: Tensor,
     q_weight: Tensor,
@@ -59,7 +59,7 @@ def _forward_op(  # noqa: PLR0913, PLR0917 - the op's schema
     normed: torch.dtype,
     product: torch.dtype,
     out: torch.dtype,
-    joined: bool,  # noqa: FBT001
+    joined: bool,
 ) -> tuple[Tensor, Tensor]:
     q, k = readable(q), readable(k)
     plan = forward_plan(
@@ -69,7 +69,7 @@ def _forward_op(  # noqa: PLR0913, PLR0917 - the op's schema
     return _launched(q, k, q_weight, k_weight, cos, sin, q_eps, k_eps, plan, out)
 
 
-def _launched(  # noqa: PLR0913, PLR0917 - the operands
+def _launched(
     q: Tensor,
     k: Tensor,
     q_weight: Tensor,
@@ -92,7 +92,7 @@ def _launched(  # noqa: PLR0913, PLR0917 - the operands
     return q_out, k_out
 
 
-def _backward_op(  # noqa: PLR0913, PLR0917 - the op's schema
+def _backward_op(
     q: Tensor,
     k: Tensor,
     q_weight: Tensor,
@@ -105,7 +105,7 @@ def _backward_op(  # noqa: PLR0913, PLR0917 - the op's schema
     k_eps: float,
     factor: int,
     middle: torch.dtype,
-    to_weight: bool,  # noqa: FBT001 - the op's schema
+    to_weight: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     q, k, q_grad, k_grad = map(readable, (q, k, q_grad, k_grad))
     plan = backward_plan(
@@ -221,7 +221,7 @@ class _Kernel:
         self._cast_out = rotation == "half_split_cast_out"
         self._joined = rotation == "half_split_partial"
 
-    def __call__(  # noqa: PLR0913, PLR0917 - the operands of the op
+    def __call__(
         self,
         q: Tensor,
         k: Tensor,
@@ -309,7 +309,7 @@ def _ready(
     dtypes: Dtypes,
     shapes: Shapes,
     strides: Strides,
-    learned: bool,  # noqa: FBT001
+    learned: bool,
 ) -> tuple[Launched, Form] | None:
     """Return the forward's plan and form; None if the operands need a copy or are unsuited.
 

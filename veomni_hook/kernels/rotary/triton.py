@@ -80,7 +80,7 @@ def _tile(row: int, heads: int, *, crossed: bool) -> tuple[int, int, int]:
 
 
 @cache
-def _plan(width: int, rotated: int, offset: int, q_heads: int, k_heads: int, crossed: bool) -> _Plan:  # noqa: FBT001
+def _plan(width: int, rotated: int, offset: int, q_heads: int, k_heads: int, crossed: bool) -> _Plan:
     couples, rest = rotated // 2, width - rotated
     block, rest_block = power(couples), power(rest) if rest else 0
     positions, inside, warps = _tile(2 * block + rest_block, max(q_heads, k_heads), crossed=crossed)
@@ -132,7 +132,7 @@ def _launch_plan(
     shapes: tuple[torch.Size, ...],
     strides: tuple[tuple[int, ...], ...],
     code: tuple[int, ...],
-    alone: bool,  # noqa: FBT001
+    alone: bool,
 ) -> tuple[Launch, tuple[int, int, int], tuple[int, ...]]:
     """Return the launcher, the grid and the numbers after the tensors, for everything that they depend on.
 

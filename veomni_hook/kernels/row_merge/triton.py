@@ -33,7 +33,7 @@ _TILE = 4096
 
 # Cached by all Triton specialisations except the numbers of rows.
 @lru_cache(maxsize=LAUNCHES)
-def _forward_launch(device: torch.device, dtype: torch.dtype, columns: int, added: bool) -> Launch:  # noqa: FBT001
+def _forward_launch(device: torch.device, dtype: torch.dtype, columns: int, added: bool) -> Launch:
     block = min(power(columns), _TILE)
     return Launch(kernels.forward, 4, columns, block, added, num_warps=_warps(block))
 
@@ -54,7 +54,7 @@ def _grid(rows: int, columns: int) -> tuple[int, int, int]:
     return rows, cdiv(columns, min(power(columns), _TILE)), 1
 
 
-def _forward_op(x: Tensor, source: Tensor, mask: Tensor, added: bool) -> tuple[Tensor, Tensor]:  # noqa: FBT001
+def _forward_op(x: Tensor, source: Tensor, mask: Tensor, added: bool) -> tuple[Tensor, Tensor]:
     counts = mask.cumsum(0, dtype=torch.int32)
     check(counts[-1], source.shape[0], added=added)
     x, source = x.contiguous(), source.contiguous()
@@ -69,8 +69,8 @@ def _backward_op(
     dy: Tensor,
     counts: Tensor,
     source_rows: int,
-    to_x: bool,  # noqa: FBT001
-    to_source: bool,  # noqa: FBT001
+    to_x: bool,
+    to_source: bool,
 ) -> tuple[Tensor, Tensor]:
     dy = dy.contiguous()
     rows, columns = dy.shape
@@ -86,8 +86,8 @@ def _backward_fake(
     dy: Tensor,
     counts: Tensor,
     source_rows: int,
-    to_x: bool,  # noqa: FBT001
-    to_source: bool,  # noqa: FBT001
+    to_x: bool,
+    to_source: bool,
 ) -> tuple[Tensor, Tensor]:
     shape = dy.shape
     return dy.new_empty(shape if to_x else 0), dy.new_empty((source_rows, shape[1]) if to_source else 0)
@@ -108,7 +108,7 @@ _BACKWARD = define_op(
 
 class _Merge(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, source: Tensor, mask: Tensor, added: bool) -> Tensor:  # noqa: FBT001
+    def forward(ctx: Any, x: Tensor, source: Tensor, mask: Tensor, added: bool) -> Tensor:
         y, counts = _FORWARD(x, source, mask, added)
         ctx.save_for_backward(counts)
         ctx.rows, ctx.added = source.shape[0], added

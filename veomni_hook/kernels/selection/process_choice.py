@@ -102,7 +102,7 @@ def get_choice() -> str:
     return str(STATE.choice)
 
 
-def set_active(active: bool) -> None:  # noqa: FBT001 - the hook's switch has two positions
+def set_active(active: bool) -> None:
     """Let slots answer (the default), or make every guard fall through to the upstream code."""
     if STATE.active != active:
         STATE.active = active

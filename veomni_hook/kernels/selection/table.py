@@ -40,7 +40,7 @@ def checked_reference(refuses: str, load: str = ".reference:{variant}") -> Kerne
     return backend(REFERENCE, load, refuses=refuses, description=REFERENCE_DESCRIPTION, automatic=False)
 
 
-def op(  # noqa: PLR0913 - the fields of an op, all but two by keyword
+def op(
     name: str,
     rows: Mapping[str, Variant],
     *,
