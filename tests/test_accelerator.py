@@ -229,10 +229,10 @@ torch._register_device_module("npu", Module)
 torch.cuda.current_device, torch.cuda.device = Module.current_device, Module.device
 torch._C._cuda_getDevice = Module.current_device  # what builds for GPUs have
 
-from veomni_hook.kernels.shared.operators import define_op
+from veomni_hook.kernels.shared.operators import operator
 
 seen = []
-note = define_op("test_noted(Tensor x) -> ()", lambda x: seen.append(Module.current), lambda x: None)
+note = operator(lambda x: None, "test_noted(Tensor x) -> ()")(lambda x: seen.append(Module.current))
 for device in ("npu:0", "npu:1", "npu:0", "cuda:1", "cuda:0", "cpu", "meta"):
     note(On(device))
 print(seen, Module.current)

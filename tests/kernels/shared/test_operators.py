@@ -6,7 +6,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from veomni_hook.kernels.shared.operators import define_op
+from veomni_hook.kernels.shared.operators import operator
 
 CALLS: list[str] = []
 
@@ -21,7 +21,7 @@ def _fake(x: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(x)
 
 
-doubled = define_op("test_doubled(Tensor x) -> Tensor", _doubled, _fake)
+doubled = operator(_fake, "test_doubled(Tensor x) -> Tensor")(_doubled)
 
 
 class Watching(TorchDispatchMode):

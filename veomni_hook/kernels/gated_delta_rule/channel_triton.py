@@ -23,14 +23,11 @@ from veomni_hook.kernels.gated_delta_rule.rule import (
     Launches,
     Operands,
     by_token,
-    found,
-    kept,
-    operators,
+    rule,
     unfit,
 )
 from veomni_hook.kernels.gated_delta_rule.scans import Parts, Scanned, Scans
 from veomni_hook.kernels.gated_delta_rule.tables import Tables
-from veomni_hook.kernels.shared.autograd import applied
 from veomni_hook.kernels.shared.launch import LAUNCHES, Launch
 
 __all__ = ["channel_decay", "refuses"]
@@ -160,20 +157,7 @@ def _prepared(
     return (q, k, v, g, beta), _launches(q.device, (q.dtype, g.dtype, beta.dtype), sizes, normalise)
 
 
-_FORWARD, _BACKWARD = operators("channel_delta_rule", _prepared)
-
-
-class _Rule(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
-        return kept(ctx, _FORWARD, arguments)
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor | None, dfinal: Tensor | None) -> tuple[Tensor | None, ...]:
-        return found(ctx, _BACKWARD, in_torch, dy, dfinal)
-
-
-_apply = applied(_Rule)
+_rule = rule("channel_delta_rule", _prepared, in_torch)
 
 
 def channel_decay(
@@ -189,7 +173,7 @@ def channel_decay(
 ) -> tuple[Tensor, Tensor | None]:
     """Return what `reference.channel_decay` says."""
     options = (bool(use_qk_l2norm_in_kernel), bool(output_final_state))
-    output, final = _apply(query, key, value, g, beta, initial_state, cu_seqlens, *options)
+    output, final = _rule(query, key, value, g, beta, initial_state, cu_seqlens, *options)
     return output, final if output_final_state else None
 
 

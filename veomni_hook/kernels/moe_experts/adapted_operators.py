@@ -15,7 +15,7 @@ from veomni_hook.kernels.moe_experts.adapted import AdaptedBackend, AdaptedGradi
 from veomni_hook.kernels.moe_experts.forms import Form, Operands
 from veomni_hook.kernels.moe_experts.low_rank import Adapters
 from veomni_hook.kernels.moe_experts.operators import FORM, OPERANDS, tensors_of
-from veomni_hook.kernels.shared.operators import define_op, watched
+from veomni_hook.kernels.shared.operators import operator, watched
 
 __all__ = ["define_adapted"]
 
@@ -72,17 +72,14 @@ def define_adapted(
         )
 
     given = ", ".join(f"Tensor? kept_{number}" for number in range(kept))
-    run = define_op(
-        f"{name}({OPERANDS}, {_ADAPTERS}, {FORM}, bool keep) -> ({tensors_of(1 + kept)})",
-        forward_op,
-        forward_fake,
-    )
-    run_backward = define_op(
+    run = operator(
+        forward_fake, f"{name}({OPERANDS}, {_ADAPTERS}, {FORM}, bool keep) -> ({tensors_of(1 + kept)})"
+    )(forward_op)
+    run_backward = operator(
+        backward_fake,
         f"{name}_backward(Tensor grad, {OPERANDS}, {_ADAPTERS}, {given}, {FORM}, bool[] needed, bool spend)"
         f" -> ({tensors_of(len(AdaptedGradients._fields))})",
-        backward_op,
-        backward_fake,
-    )
+    )(backward_op)
 
     def call_forward(
         operands: Operands, adapters: Adapters, form: Form, *, keep: bool

@@ -142,7 +142,7 @@ def _forward(operands: Operands, form: Form, *, keep: bool) -> tuple[Tensor, Ten
     z = _product(sorted_rows, _matrices(up, form), ends)
     del sorted_rows
     z = _biased(z, up_bias, rows, kept_dtype(operands, form))
-    h = gated_npu.FORWARD(z) if _by_swiglu(form) else torch_gating.forward(z, form)
+    h = gated_npu.npu_swiglu(z) if _by_swiglu(form) else torch_gating.forward(z, form)
     y = _product(h.to(form.dtype), _matrices(down, form), ends)
     y = _biased(y, down_bias, rows, kept_dtype(operands, form))
     result = _unpermute(y, places, rows.weights(weights)).to(x.dtype)
@@ -177,7 +177,7 @@ def _backward(
     dh = _product(g, _matrices(down, form).transpose(1, 2), ends)
     weighted = (dh * share).to(z.dtype)
     if _by_swiglu(form):
-        h, dz = gated_npu.FORWARD(z), gated_npu.BACKWARD(weighted, z)
+        h, dz = gated_npu.npu_swiglu(z), gated_npu.npu_swiglu_backward(weighted, z)
     else:
         h, dz = torch_gating.backward(z, weighted, form)
     del weighted

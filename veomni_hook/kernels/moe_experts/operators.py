@@ -13,7 +13,7 @@ from torch import Tensor
 
 from veomni_hook.kernels.moe_experts.autograd import Backend, Gradients, Needed
 from veomni_hook.kernels.moe_experts.forms import Form, Operands
-from veomni_hook.kernels.shared.operators import define_op, watched
+from veomni_hook.kernels.shared.operators import operator, watched
 
 __all__ = ["FORM", "OPERANDS", "define_backend", "tensors_of"]
 
@@ -72,15 +72,14 @@ def define_backend(
         )
 
     given = ", ".join(f"Tensor? kept_{number}" for number in range(kept))
-    run = define_op(
-        f"{name}({OPERANDS}, {FORM}, bool keep) -> ({tensors_of(1 + kept)})", forward_op, forward_fake
+    run = operator(forward_fake, f"{name}({OPERANDS}, {FORM}, bool keep) -> ({tensors_of(1 + kept)})")(
+        forward_op
     )
-    run_backward = define_op(
+    run_backward = operator(
+        backward_fake,
         f"{name}_backward(Tensor grad, {OPERANDS}, {given}, {FORM}, bool[] needed, bool spend)"
         f" -> ({tensors_of(len(Gradients._fields))})",
-        backward_op,
-        backward_fake,
-    )
+    )(backward_op)
 
     def call_forward(operands: Operands, form: Form, *, keep: bool) -> tuple[Tensor, tuple[Tensor, ...]]:
         result, *rest = run(*operands, *form, keep)

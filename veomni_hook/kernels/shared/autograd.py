@@ -65,6 +65,7 @@ def differentiable(
     tensors: int,
     results: int = 1,
     addends: int = 1,
+    reread: Sequence[int] = (),
     sparse: bool = False,
     direct: Mapping[str, Any] = MappingProxyType({}),
 ) -> Callable[..., Any]:
@@ -73,13 +74,14 @@ def differentiable(
     Args:
         forward: ``(*operands)`` -> a result, or results and then what else the backward needs.
         backward: ``(saved, rest, wanted, *incoming)`` -> the gradients of the first ``tensors`` operands.
-            ``saved`` are these operands and what the forward kept, ``rest`` the other operands. It may return
-            anything for a gradient that is not wanted.
+            ``saved`` are these operands and what else the forward saved, ``rest`` the other operands. It may
+            return anything for a gradient that is not wanted.
         formula: ``(*operands)`` -> the results by definition. A recorded backward differentiates it.
         tensors: how many operands, the first ones, are tensors or None. No other operand has a gradient.
         results: how many results of the forward the op returns.
         addends: how many operands, the first ones, stand for their sum alone. If more than one, the sum is
             the first result, and takes their place in ``saved``, in ``wanted`` and before the formula.
+        reread: which results the backward reads: in ``saved``, behind the operands.
         sparse: whether the gradient of an unused result is None instead of zeros.
         direct: keyword arguments of the forward where nothing needs a gradient.
     """
@@ -88,7 +90,8 @@ def differentiable(
         computed = forward(*operands)
         computed = (computed,) if isinstance(computed, torch.Tensor) else computed
         first = operands[0] if addends == 1 else computed[0]
-        ctx.save_for_backward(first, *operands[addends:tensors], *computed[results:])
+        read = (computed[number] for number in reread)
+        ctx.save_for_backward(first, *operands[addends:tensors], *read, *computed[results:])
         ctx.rest = operands[tensors:]
         if sparse:
             ctx.set_materialize_grads(False)

@@ -75,6 +75,7 @@ def operator(
         def call(*operands: Any, **direct: Any) -> Any:
             return dispatched(*operands) if watched() else launch(*operands, **direct)
 
+        call.__name__ = name
         return call
 
     return define
@@ -83,13 +84,20 @@ def operator(
 def schema_of(function: Callable[..., Any]) -> str:
     """Return the schema that a function's name, annotations (as text) and parameters without default say."""
     parameters = [
-        f"{_TYPES[parameter.annotation.replace('torch.', '')]} {parameter.name}"
+        f"{_TYPES[_plain(parameter.annotation)]} {parameter.name}"
         for parameter in inspect.signature(function).parameters.values()
         if parameter.default is parameter.empty
     ]
-    results = function.__annotations__["return"].replace("torch.", "").removeprefix("tuple[").rstrip("]")
-    results = results if "," not in results else f"({results})"
-    return f"{function.__name__.strip('_')}({', '.join(parameters)}) -> {results}"
+    result = _plain(function.__annotations__["return"])
+    if result.startswith("tuple["):
+        result = f"({', '.join(_TYPES[one] for one in result[6:-1].split(', '))})"
+    else:
+        result = _TYPES[result]
+    return f"{function.__name__.strip('_')}({', '.join(parameters)}) -> {result}"
+
+
+def _plain(annotation: str) -> str:
+    return annotation.replace("torch.", "").replace("list[", "Sequence[")
 
 
 def on_its_device(implementation: Callable[..., Any]) -> Callable[..., Any]:
@@ -115,7 +123,3 @@ def watched() -> bool:
     """Return whether a call must use the dispatcher, so that operators behave as their schema says."""
     # Dynamo knows the first function; tracers that run the code set the flag.
     return is_dynamo_compiling() or _compiler._is_compiling_flag or _modes() > 0
-
-
-def define_op(schema: str, implementation: Callable[..., Any], fake: Callable[..., Any]) -> Any:
-    return operator(fake, schema)(implementation)
