@@ -88,10 +88,10 @@ def differentiable(
 
     def run_forward(ctx: Any, *operands: Any) -> Any:
         computed = forward(*operands)
-        computed = (computed,) if isinstance(computed, torch.Tensor) else computed
+        computed = computed if type(computed) is tuple else (computed,)
         first = operands[0] if addends == 1 else computed[0]
-        read = (computed[number] for number in reread)
-        ctx.save_for_backward(first, *operands[addends:tensors], *read, *computed[results:])
+        kept = computed[results:] if not reread else (*map(computed.__getitem__, reread), *computed[results:])
+        ctx.save_for_backward(first, *operands[addends:tensors], *kept)
         ctx.rest = operands[tensors:]
         if sparse:
             ctx.set_materialize_grads(False)
@@ -121,7 +121,7 @@ def differentiable(
                 if x is not None and x.requires_grad:
                     return apply(*operands)
         computed = forward(*operands, **direct)
-        if isinstance(computed, torch.Tensor):
+        if type(computed) is not tuple:
             return computed
         return computed[0] if results == 1 else computed[:results]
 

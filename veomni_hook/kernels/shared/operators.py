@@ -72,8 +72,13 @@ def operator(
         dispatched = getattr(torch.ops.veomni_hook, name).default
 
         @wraps(implementation)
-        def call(*operands: Any, **direct: Any) -> Any:
-            return dispatched(*operands) if watched() else launch(*operands, **direct)
+        def call(x: torch.Tensor, *operands: Any, **direct: Any) -> Any:
+            if watched():
+                return dispatched(x, *operands)
+            # As `launch`, which takes one more call.
+            if x.is_cpu or (x.is_cuda and x.get_device() == _current_cuda_device()):
+                return implementation(x, *operands, **direct)
+            return launch(x, *operands, **direct)
 
         call.__name__ = name
         return call
@@ -83,17 +88,19 @@ def operator(
 
 def schema_of(function: Callable[..., Any]) -> str:
     """Return the schema that a function's name, annotations (as text) and parameters without default say."""
-    parameters = [
-        f"{_TYPES[_plain(parameter.annotation)]} {parameter.name}"
-        for parameter in inspect.signature(function).parameters.values()
-        if parameter.default is parameter.empty
-    ]
-    result = _plain(function.__annotations__["return"])
-    if result.startswith("tuple["):
-        result = f"({', '.join(_TYPES[one] for one in result[6:-1].split(', '))})"
-    else:
-        result = _TYPES[result]
-    return f"{function.__name__.strip('_')}({', '.join(parameters)}) -> {result}"
+    name, annotations = function.__name__.strip("_"), inspect.get_annotations(function)
+    result = annotations.pop("return")
+    results = result[6:-1].split(", ") if result.startswith("tuple[") else [result]
+    parameters = inspect.signature(function).parameters
+    operands = [one for one in annotations if parameters[one].default is inspect.Parameter.empty]
+    types = {text: _TYPES.get(_plain(text)) for text in (*results, *(annotations[one] for one in operands))}
+    if unknown := [text for text, kind in types.items() if kind is None]:
+        raise TypeError(
+            f"{function.__name__}: an operator takes and returns no {' or '.join(unknown)}; write its schema"
+        )
+    outcome = ", ".join(str(types[text]) for text in results)
+    outcome = f"({outcome})" if result.startswith("tuple[") else outcome
+    return f"{name}({', '.join(f'{types[annotations[one]]} {one}' for one in operands)}) -> {outcome}"
 
 
 def _plain(annotation: str) -> str:
