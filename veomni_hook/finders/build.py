@@ -27,7 +27,7 @@ from veomni_hook.finders.state import STATE
 from veomni_hook.finders.upstream import Upstream
 from veomni_hook.layout import counted
 from veomni_hook.patches.engine import Origin, PatchedSource, applicable, patch_source
-from veomni_hook.patches.idioms.recognise import LAYER_LOOPS, SPEECH
+from veomni_hook.patches.idioms.recognise import OPTIONAL
 from veomni_hook.patches.render import with_header
 from veomni_hook.patches.report import PatchReport
 from veomni_hook.patches.spec import PatchConfig
@@ -180,10 +180,8 @@ def patch_with_idioms(
 
 def optional_idioms(settings: Settings) -> tuple[str, ...]:
     """Return the idioms that apply only with a setting, and do with these."""
-    return (
-        *((LAYER_LOOPS,) if settings.axis("sp") > 1 else ()),
-        *(() if settings.speech else (SPEECH,)),
-    )
+    now, usual = settings.of_text(), Settings().of_text()
+    return tuple(name for name, setting in OPTIONAL.items() if now[setting] != usual[setting])
 
 
 def patch(
