@@ -1,6 +1,7 @@
 """The experts of one layer: three products of matrices for every pair of a token and one of its experts.
 
-Where SonicMoE is installed, also its block, a router and experts, beside the same work in our kernels.
+Where SonicMoE is installed, also its block, a router and experts, beside the same work in our kernels: its
+router's weights stay in float32, and its kernels compile for a minute or two at each new shape.
 """
 
 from __future__ import annotations
@@ -16,10 +17,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from veomni_hook import accelerator
-from veomni_hook.tools.bench import quack, sonic
-from veomni_hook.tools.bench.problem import Problem, Side, beside, formula, made
+from veomni_hook.kernels.problem import Package, Problem, Side, beside, formula, made, peer
 
-__all__ = ["blocks", "problems", "upstream"]
+__all__ = ["blocks", "problems", "sonic", "upstream"]
 
 # Tokens, hidden size, inner size, experts, experts of a token, and what the logits of the first expert are
 # raised by: Qwen3-30B-A3B, few large experts, many small ones, one hot expert, decoding; medium ones, large
@@ -46,8 +46,8 @@ def problems(device: str, *, quick: bool) -> Iterator[Problem]:
     os.environ.setdefault("LIGER_FUSED_MOE_AUTOTUNE", "0")
     sizes = _ACCELERATOR if device in accelerator.TYPES else _CPU
     dtype = torch.bfloat16 if device in accelerator.TYPES else torch.float32
-    _, absent = quack.side(device, "quack", "it has products of sorted rows, and no experts")
-    absent |= sonic.side(device, 1)[1]
+    _, absent = peer(device, "quack", "it has products of sorted rows, and no experts")
+    absent |= sonic(device, 1)[1]
     for tokens, hidden, inner, experts, top_k, hot in sizes[:2] if quick else sizes:
         x = made(tokens, hidden, device=device, dtype=dtype)
         logits = made(tokens, experts, device=device, dtype=torch.float32)
@@ -70,7 +70,7 @@ def problems(device: str, *, quick: bool) -> Iterator[Problem]:
             incoming={"backward": [made(tokens, hidden, device=device, dtype=dtype)]},
             absent=absent,
         )
-    if sonic.side(device, 1)[0]:
+    if sonic(device, 1)[0]:
         yield from blocks(device, _BLOCKS)
 
 
@@ -85,7 +85,7 @@ def blocks(device: str, sizes: Sequence[Sequence[int]]) -> Iterator[Problem]:
             op="moe_experts",
             shape=f"{tokens} x {hidden} x {inner}, {experts} experts, top {top_k}, with the router",
             leaves=(x, router.mul_(hidden**-0.5), up.mul_(0.02), down.mul_(0.02)),
-            sides=_blocks(device, top_k) | sonic.side(device, top_k)[0],
+            sides=_blocks(device, top_k) | sonic(device, top_k)[0],
             limit="flops",
             work={"forward": forward, "step": 3 * forward},
             incoming={"backward": [made(tokens, hidden, device=device, dtype=dtype)]},
@@ -163,3 +163,27 @@ def _grouped_mm() -> Callable[..., Any] | None:
         return moe.grouped_mm_experts_forward(owner, x, index, weights)
 
     return run
+
+
+def sonic(device: str, top_k: int) -> tuple[dict[str, Side], dict[str, str]]:
+    """Return the side ``sonic`` of a block of experts, or why there is none; on a CPU both are empty."""
+    return peer(device, "sonic", partial(sonic_block, top_k), Package("sonicmoe", "sonic-moe"))
+
+
+def sonic_block(
+    top_k: int, x: torch.Tensor, router: torch.Tensor, up: torch.Tensor, down: torch.Tensor
+) -> torch.Tensor:
+    """Return a softmax router and gated experts of ``x`` ``[tokens, hidden]``, without an auxiliary loss.
+
+    ``up`` is ``[experts, 2 * inner, hidden]``, rows of the gate first, as in checkpoints.
+    """
+    from sonicmoe.enums import ActivationType
+    from sonicmoe.functional import moe_TC_softmax_topk_layer
+
+    stream = torch.cuda.current_stream().cuda_stream
+    forward_only = not torch.is_grad_enabled()
+    weights = up.permute(1, 2, 0), None, down.permute(1, 2, 0), None
+    y: torch.Tensor = moe_TC_softmax_topk_layer(
+        x, router, *weights, top_k, stream, ActivationType.SWIGLU, forward_only, concat_layout=True
+    )[0]
+    return y

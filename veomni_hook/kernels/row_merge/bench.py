@@ -12,7 +12,7 @@ from functools import partial
 import torch
 
 from veomni_hook import accelerator
-from veomni_hook.tools.bench.problem import Problem, Side, beside, made
+from veomni_hook.kernels.problem import Problem, Side, beside, made
 
 __all__ = ["problems"]
 

@@ -15,7 +15,7 @@ import torch
 
 from veomni_hook import accelerator
 from veomni_hook.kernels.index_scores import torch as pieces
-from veomni_hook.tools.bench.problem import Problem, Side, beside, formula, made
+from veomni_hook.kernels.problem import Problem, Side, beside, formula, made
 
 __all__ = ["problems"]
 

@@ -8,8 +8,8 @@ from functools import partial
 import torch
 
 from veomni_hook import accelerator
-from veomni_hook.tools.bench.problem import Problem, Side, beside, formula, made
-from veomni_hook.tools.bench.problems.rms_norm import EPS
+from veomni_hook.kernels.problem import Problem, Side, beside, formula, made
+from veomni_hook.kernels.rms_norm.bench import EPS
 
 __all__ = ["problems"]
 

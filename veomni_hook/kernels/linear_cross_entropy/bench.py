@@ -16,8 +16,7 @@ from torch.nn import functional
 
 from veomni_hook import accelerator
 from veomni_hook.kernels.linear_cross_entropy.functional import linear_cross_entropy
-from veomni_hook.tools.bench import quack
-from veomni_hook.tools.bench.problem import Problem, Side, made
+from veomni_hook.kernels.problem import Problem, Side, made, peer
 
 __all__ = ["problems"]
 
@@ -46,13 +45,13 @@ def problems(device: str, *, quick: bool) -> Iterator[Problem]:
         weight = made(vocab, hidden, device=device, dtype=dtype) * 0.02
         wide = functional.pad(weight, (0, 0, 0, -vocab % 8)) if vocab % 8 else weight
         target = torch.randint(0, vocab, (rows,), device=device)
-        loss = partial(quack.linear_cross_entropy, target=target)
-        peer, absent = quack.side(device, "quack, float32 sums", loss)
+        loss = partial(quack_loss, target=target)
+        quack, absent = peer(device, "quack, float32 sums", loss)
         yield Problem(
             op="linear_cross_entropy",
             shape=f"{rows} x {hidden} x {vocab}",
             leaves=(x, weight),
-            sides={**_sides(device, target), **peer},
+            sides={**_sides(device, target), **quack},
             limit="products",
             work={"step": 6 * rows * hidden * vocab},
             products=partial(_products, wide=wide),
@@ -91,4 +90,12 @@ def _liger(x: torch.Tensor, weight: torch.Tensor, target: torch.Tensor, accumula
     sums = torch.float32 if accumulate == "float32" else None
     options = (None, None, -100, 0.0, 0.0, "mean", None, False, sums)
     loss: torch.Tensor = LigerFusedLinearCrossEntropyFunction.apply(x, weight, target, *options)[0]
+    return loss
+
+
+def quack_loss(x: torch.Tensor, weight: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Return the mean loss; the weight's gradient is summed in float32."""
+    from quack.linear_cross_entropy import chunked_linear_cross_entropy
+
+    loss: torch.Tensor = chunked_linear_cross_entropy(x, weight, target)
     return loss

@@ -8,8 +8,8 @@ import torch
 from torch.nn import functional
 
 from veomni_hook import accelerator
+from veomni_hook.kernels.problem import Problem, Side, beside, formula, made
 from veomni_hook.kernels.slot.arguments import operand_names
-from veomni_hook.tools.bench.problem import Problem, Side, beside, formula, made
 
 __all__ = ["problems"]
 

@@ -16,7 +16,7 @@ import torch
 
 from veomni_hook import accelerator
 from veomni_hook.kernels.attention import tiles
-from veomni_hook.tools.bench.problem import Problem, Side, formula, made
+from veomni_hook.kernels.problem import Problem, Side, formula, made
 
 __all__ = ["problems"]
 

@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 from veomni_hook import accelerator
+from veomni_hook.kernels.problem import Problem, Side, beside, formula, made
 from veomni_hook.kernels.rms_norm.reference import unweighted
-from veomni_hook.tools.bench.problem import Problem, Side, beside, formula, made
 
 __all__ = ["problems"]
 

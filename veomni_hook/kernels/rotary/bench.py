@@ -8,8 +8,7 @@ from functools import partial
 import torch
 
 from veomni_hook import accelerator
-from veomni_hook.tools.bench import quack
-from veomni_hook.tools.bench.problem import Problem, Side, beside, made
+from veomni_hook.kernels.problem import Problem, Side, beside, made, peer
 
 __all__ = ["overwriting", "problems", "tables"]
 
@@ -25,14 +24,14 @@ def problems(device: str, *, quick: bool) -> Iterator[Problem]:
         q, k = (made(batch, length, n, width, device=device).transpose(1, 2) for n in (heads, key_heads))
         cos, sin = tables(length, width, device)
         half = (table[0, :, : width // 2].contiguous() for table in (cos, sin))
-        turn = partial(quack.rotary, **dict(zip(("cos", "sin"), half, strict=True)))
-        peer, absent = quack.side(device, "quack", turn)
+        turn = partial(quack_rotary, **dict(zip(("cos", "sin"), half, strict=True)))
+        quack, absent = peer(device, "quack", turn)
         moved = 2 * (q.nbytes + k.nbytes)
         yield Problem(
             op="rotary",
             shape=f"{batch} x {length} x {heads}/{key_heads} x {width}",
             leaves=(q, k),
-            sides={**_sides(device, cos, sin), **peer},
+            sides={**_sides(device, cos, sin), **quack},
             limit="bytes",
             work={"forward": moved, "backward": moved, "backward, heads first": moved},
             incoming={
@@ -69,3 +68,13 @@ def overwriting(
 
     rotated: tuple[torch.Tensor, torch.Tensor] = LigerRopeFunction.apply(q, k, cos, sin)
     return rotated
+
+
+def quack_rotary(
+    q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return rotated ``q`` and ``k`` ``[batch, heads, length, head_dim]`` by ``[length, head_dim / 2]``."""
+    from quack.rotary import apply_rotary_emb
+
+    turned, other = (apply_rotary_emb(x.transpose(1, 2), cos, sin).transpose(1, 2) for x in (q, k))
+    return turned, other

@@ -19,8 +19,8 @@ import torch
 from veomni_hook import accelerator
 from veomni_hook.kernels.gated_delta_rule import torch as chunked
 from veomni_hook.kernels.gated_delta_rule.chunks import LENGTH
+from veomni_hook.kernels.problem import Problem, Side, made
 from veomni_hook.kernels.shared.samples import boundaries
-from veomni_hook.tools.bench.problem import Problem, Side, made
 
 __all__ = ["problem", "problems"]
 

@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from veomni_hook import accelerator
 from veomni_hook.kernels.linear_cross_entropy.functional import token_log_probs
-from veomni_hook.tools.bench.problem import Problem, Side, made
+from veomni_hook.kernels.problem import Problem, Side, made
 
 __all__ = ["problems"]
 

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from veomni_hook import accelerator
 from veomni_hook.kernels.low_rank_linear.torch import linear_with_term
-from veomni_hook.tools.bench.problem import Problem, made
+from veomni_hook.kernels.problem import Problem, made
 
 __all__ = ["problems"]
 

@@ -18,8 +18,8 @@ import torch
 
 from veomni_hook import accelerator
 from veomni_hook.kernels.gated_delta_rule import channels
-from veomni_hook.tools.bench.problem import Problem, Side, made
-from veomni_hook.tools.bench.problems.gated_delta_rule import problem
+from veomni_hook.kernels.gated_delta_rule.bench import problem
+from veomni_hook.kernels.problem import Problem, Side, made
 
 __all__ = ["problems"]
 

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 
 from veomni_hook import accelerator
-from veomni_hook.tools.bench.problem import Problem, Side, beside, formula, made
+from veomni_hook.kernels.problem import Problem, Side, beside, formula, made
 
 __all__ = ["problems"]
 

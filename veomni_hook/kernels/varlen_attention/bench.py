@@ -15,10 +15,10 @@ import torch
 from torch.nn import functional
 
 from veomni_hook import accelerator
+from veomni_hook.kernels.problem import Problem, Side, made
 from veomni_hook.kernels.shared.host_values import note_copy
 from veomni_hook.kernels.varlen_attention import flash
 from veomni_hook.kernels.varlen_attention import torch as batched
-from veomni_hook.tools.bench.problem import Problem, Side, made
 
 __all__ = ["problems"]
 

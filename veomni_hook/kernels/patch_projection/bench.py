@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from veomni_hook import accelerator
 from veomni_hook.kernels.patch_projection.torch import disjoint_blocks
-from veomni_hook.tools.bench.problem import Problem, made
+from veomni_hook.kernels.problem import Problem, made
 
 __all__ = ["problems"]
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from veomni_hook import accelerator
-from veomni_hook.tools.bench.problem import Problem, Side, beside, formula, made
+from veomni_hook.kernels.problem import Problem, Side, beside, formula, made
 
 __all__ = ["problems"]
 

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from veomni_hook import accelerator
-from veomni_hook.tools.bench.problem import Problem, Side, beside, formula, made
-from veomni_hook.tools.bench.problems.rms_norm import EPS
+from veomni_hook.kernels.problem import Problem, Side, beside, formula, made
+from veomni_hook.kernels.rms_norm.bench import EPS
 
 __all__ = ["problems"]
 

@@ -1,10 +1,16 @@
-"""One operation at one size: operands, the sides that compute it, and how much work it is."""
+"""One operation at one size: operands, the sides that compute it, and how much work it is.
+
+``kernels/<op>/bench.py``, and ``bench_<part>.py`` for other problems of the op, has
+``problems(device, quick)``, which yields what `veomni_hook.tools.bench` measures. Another library
+is called there as its users call it; what an installed release of it does not have is a failed side.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from importlib.util import find_spec
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -13,9 +19,19 @@ from veomni_hook.kernels.selection.choice import Choice
 from veomni_hook.kernels.selection.registry import load_attribute, registry
 from veomni_hook.kernels.selection.select import select, system_of
 
-__all__ = ["Problem", "Side", "beside", "formula", "made"]
+__all__ = ["QUACK", "Package", "Problem", "Side", "beside", "formula", "made", "peer"]
 
 Side = Callable[..., torch.Tensor | tuple[torch.Tensor, ...]]
+
+
+class Package(NamedTuple):
+    """Another library of kernels: the name that is imported, and its distribution's."""
+
+    name: str
+    distribution: str
+
+
+QUACK = Package("quack", "quack-kernels")
 
 
 @dataclass(frozen=True)
@@ -90,3 +106,17 @@ def beside(op: str, variant: str, device: str) -> dict[str, Side]:
         if kernel is not None:
             found[name] = load_attribute(kernel.load)
     return found
+
+
+def peer(
+    device: str, name: str, call: Side | str, package: Package = QUACK
+) -> tuple[dict[str, Side], dict[str, str]]:
+    """Return the sides ``{name: call}`` of another library, and why there is none; one of both is empty.
+
+    ``call`` is a reason where the library has no such kernel. On a CPU, where it has none, both are empty.
+    """
+    if device != "cuda":
+        return {}, {}
+    if find_spec(package.name) is None:
+        return {}, {name: f"{package.distribution} is not installed"}
+    return ({}, {name: call}) if isinstance(call, str) else ({name: call}, {})

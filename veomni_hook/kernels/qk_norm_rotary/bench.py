@@ -8,9 +8,9 @@ from functools import partial
 import torch
 
 from veomni_hook import accelerator
-from veomni_hook.tools.bench.problem import Problem, Side, beside, made
-from veomni_hook.tools.bench.problems.rms_norm import EPS, upstream
-from veomni_hook.tools.bench.problems.rotary import overwriting, tables
+from veomni_hook.kernels.problem import Problem, Side, beside, made
+from veomni_hook.kernels.rms_norm.bench import EPS, upstream
+from veomni_hook.kernels.rotary.bench import overwriting, tables
 
 __all__ = ["problems"]
 

@@ -9,8 +9,7 @@ from types import SimpleNamespace
 import torch
 
 from veomni_hook import accelerator
-from veomni_hook.tools.bench import quack
-from veomni_hook.tools.bench.problem import Problem, Side, beside, made
+from veomni_hook.kernels.problem import Problem, Side, beside, made, peer
 
 __all__ = ["problems"]
 
@@ -35,14 +34,14 @@ _CPU = ((2048, 1024), (2048, 4096), (16384, 128))
 def problems(device: str, *, quick: bool) -> Iterator[Problem]:
     """Yield every size."""
     sizes = _ACCELERATOR if device in accelerator.TYPES else _CPU
-    peer, absent = quack.side(device, "quack", partial(quack.rms_norm, eps=EPS))
+    quack, absent = peer(device, "quack", partial(quack_norm, eps=EPS))
     for rows, columns in sizes[:2] if quick else sizes:
         x, weight = made(rows, columns, device=device), made(columns, device=device)
         yield Problem(
             op="rms_norm",
             shape=f"{rows} x {columns}",
             leaves=(x, weight),
-            sides={**_sides(device), **peer},
+            sides={**_sides(device), **quack},
             limit="bytes",
             work={"forward": 2 * x.nbytes, "backward": 3 * x.nbytes},
             incoming={"backward": [torch.randn_like(x)]},
@@ -64,3 +63,11 @@ def upstream(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
     normalised: torch.Tensor = Qwen3RMSNorm.forward(SimpleNamespace(weight=weight, variance_epsilon=EPS), x)
     return normalised
+
+
+def quack_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """Return ``weight * xhat`` of rows ``[rows, columns]``, multiplied in float32."""
+    from quack.rmsnorm import rmsnorm
+
+    y: torch.Tensor = rmsnorm(x, weight, eps=eps)
+    return y

@@ -12,8 +12,8 @@ import torch
 
 from veomni_hook import accelerator
 from veomni_hook.kernels.causal_conv import torch as of_torch
+from veomni_hook.kernels.problem import Problem, Side, made
 from veomni_hook.kernels.shared.samples import boundaries
-from veomni_hook.tools.bench.problem import Problem, Side, made
 
 __all__ = ["problems"]
 

@@ -8,10 +8,9 @@ from functools import partial
 import torch
 
 from veomni_hook import accelerator
-from veomni_hook.tools.bench import quack
-from veomni_hook.tools.bench.problem import Problem, Side, beside, made
-from veomni_hook.tools.bench.problems import rms_norm
-from veomni_hook.tools.bench.problems.rms_norm import EPS
+from veomni_hook.kernels.problem import Problem, Side, beside, made, peer
+from veomni_hook.kernels.rms_norm import bench as rms_norm
+from veomni_hook.kernels.rms_norm.bench import EPS
 
 __all__ = ["problems"]
 
@@ -22,14 +21,14 @@ _CPU = ((2048, 1024), (2048, 4096))
 def problems(device: str, *, quick: bool) -> Iterator[Problem]:
     """Yield every size."""
     sizes = _ACCELERATOR if device in accelerator.TYPES else _CPU
-    peer, absent = quack.side(device, "quack", partial(quack.add_rms_norm, eps=EPS))
+    quack, absent = peer(device, "quack", partial(quack_addition, eps=EPS))
     for rows, columns in sizes[:2] if quick else sizes:
         residual, x = (made(rows, columns, device=device) for _ in "rx")
         yield Problem(
             op="add_rms_norm",
             shape=f"{rows} x {columns}",
             leaves=(residual, x, made(columns, device=device)),
-            sides={**_sides(device), **peer},
+            sides={**_sides(device), **quack},
             limit="bytes",
             # Backward reads the sum and both gradients, and writes one for both addends.
             work={"forward": 4 * x.nbytes, "backward": 4 * x.nbytes},
@@ -56,4 +55,14 @@ def _apart(
     total = residual + x
     normalised = norm(total, weight)
     assert isinstance(normalised, torch.Tensor)  # noqa: S101
+    return total, normalised
+
+
+def quack_addition(
+    residual: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the sum of rows ``[rows, columns]`` and its norm."""
+    from quack.rmsnorm import rmsnorm
+
+    normalised, total = rmsnorm(x, weight, residual=residual, eps=eps, prenorm=True)
     return total, normalised
