@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from veomni_hook.kernels.selection.declaration import Requirement, Variant
-from veomni_hook.kernels.selection.table import TRITON, backend, op
+from veomni_hook.kernels.selection.table import ANYWHERE, TRITON, backend, op
 
 __all__ = ["OP"]
 
@@ -84,6 +84,7 @@ VARIANTS = {
 OP = op(
     "attention",
     VARIANTS,
+    invariant=ANYWHERE,
     yields=".provenance:users_choice",
     overrides=".provenance:overridden",
     prepares=".masks:watch",

@@ -152,6 +152,8 @@ class Op:
     no effect because the backend ``wanted`` was chosen by name.
     ``remarks`` names a function ``(owner, backend) -> str | None`` that returns what else `explain` has to
     say of a module that ``backend`` computed.
+    ``invariant``: as of a `Kernel`, for upstream's code: on a CPU it adds along one row after the other, on a
+    GPU as the batch suggests.
     """
 
     name: str
@@ -163,3 +165,4 @@ class Op:
     prepares: str | None = None
     bypassed: str | None = None
     remarks: str | None = None
+    invariant: tuple[str, ...] = ()
