@@ -12,7 +12,7 @@ from veomni_hook.kernels.selection.registry import built_in, registry
 from veomni_hook.kernels.selection.select import select
 from veomni_hook.kernels.selection.system import System
 
-SYSTEMS = ("cpu", "sm75", "sm80", "sm90", "sm100", "ascend")
+SYSTEMS = ("cpu", "sm75", "sm80", "sm90", "sm100", "rocm", "ascend")
 
 
 def table(op: str) -> Path:

@@ -36,7 +36,7 @@ _FLASH = backend(
     ".flash:sliding_window",
     refuses=".flash:refuses",
     loses=".flash:loses",
-    requires=Requirement(devices=("cuda",), min_capability=(8, 0), distributions=("torch>=2.6",)),
+    requires=Requirement(devices=("cuda",), min_capability=(8, 0), distributions=("torch>=2.6",), rocm=False),
     traceable=True,
     beats_inductor=True,
     description="torch's flash attention with a window; skips keys that the window hides",
