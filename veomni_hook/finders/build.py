@@ -9,10 +9,12 @@ from __future__ import annotations
 import gc
 import hashlib
 import json
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import decode_source
+from typing import Any
 
 from veomni_hook.cache.store import Hit, NotStored, Unpatched
 from veomni_hook.errors import IdiomError
@@ -25,6 +27,7 @@ from veomni_hook.finders.process_cache import from_hit, lookup, outdated, report
 from veomni_hook.finders.recording import record_replacements
 from veomni_hook.finders.state import STATE
 from veomni_hook.finders.upstream import Upstream
+from veomni_hook.kernels.selection.process_choice import unchosen
 from veomni_hook.layout import counted
 from veomni_hook.patches.engine import Origin, PatchedSource, applicable, patch_source
 from veomni_hook.patches.idioms.recognise import OPTIONAL
@@ -169,7 +172,8 @@ def patch_with_idioms(
     device = settings.device_kind()
     try:
         idioms, optional = asks_idioms(upstream, settings), optional_idioms(settings)
-        return patch(upstream, configs, device, idioms=idioms, optional=optional), ""
+        asked = partial(unchosen, text=settings.kernels)
+        return patch(upstream, configs, device, idioms=idioms, optional=optional, unchosen=asked), ""
     except IdiomError as error:
         if settings.strict:
             raise
@@ -190,19 +194,17 @@ def patch(
     device: str,
     *,
     idioms: bool = False,
-    optional: Collection[str] = (),
+    **chosen: Any,
 ) -> PatchedSource | None:
     """Apply configs and, if enabled, idioms to an upstream module; None when nothing applies.
 
-    ``optional`` is as for `patch_source`.
+    ``chosen`` is what the settings say of idioms, as for `patch_source`.
     """
     fitting = applicable(list(configs), upstream.module, device)
     if not (fitting or idioms):
         return None
     source = decode_source(upstream.data)
-    patched = patch_source(
-        source, fitting, _origin_of(upstream), device=device, idioms=idioms, optional=optional
-    )
+    patched = patch_source(source, fitting, _origin_of(upstream), device=device, idioms=idioms, **chosen)
     return patched if patched.report.applied else None
 
 

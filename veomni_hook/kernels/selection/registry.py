@@ -149,6 +149,10 @@ class Registry:
         self._load(built_in())
         return self._ops
 
+    def loaded(self) -> list[str]:
+        """Return the ops whose declarations are loaded: all that anybody has added a kernel to are."""
+        return list(self._ops)
+
     def refresh(self) -> None:
         """Follow what plugins announce now, which may change the version."""
         self._load(())
@@ -175,6 +179,13 @@ class Registry:
     def distributions(self) -> list[str]:
         """Return the names of all distributions that kernels require."""
         return sorted({name for kernel in self.kernels() for name in kernel.requires.distributions})
+
+    def by_name(self, op: str) -> list[str]:
+        """Return the declared backends of an op, if ``auto`` takes none of them; otherwise nothing."""
+        declared = [kernel for variant in self.op(op).variants.values() for kernel in variant.kernels]
+        if any(kernel.automatic for kernel in declared):
+            return []
+        return [*dict.fromkeys((*(kernel.backend for kernel in declared), REFERENCE))]
 
     def preset(self, backend: str) -> tuple[str, ...]:
         """Return the ops that ``backend`` applies to as a preset: those it has kernels for."""
