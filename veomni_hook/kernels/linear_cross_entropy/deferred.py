@@ -226,7 +226,7 @@ class UnreadLogits(torch.Tensor):
         unread._attached, unread._logits = attached, None
         return unread
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @torch.compiler.disable
     def computed(self, *, to_be_changed: bool = False) -> torch.Tensor:
         """Return the logits, once; ``to_be_changed``: as a view of all logits."""
         deferred = self._deferred
