@@ -120,6 +120,11 @@ class Registry:
         finally:
             vars(self).update({**before, "version": self.version + 1})
 
+    def rules(self, kernel: Kernel) -> tuple[str, ...]:
+        """Return the code references that say why a kernel cannot take a call, in their order."""
+        rules = self.op(kernel.op).variants[kernel.variant].refuses, kernel.refuses
+        return tuple(rule for rule in rules if rule is not None)
+
     def announced_by(self, kernel: Kernel) -> EntryPoint | None:
         """Return the entry point that added a kernel; None for built-in and registered ones."""
         return self._announced.get((kernel.op, kernel.variant, kernel.backend))
