@@ -11,6 +11,7 @@ from veomni_hook.tools.cli.check.verdict import Verdict
 from veomni_hook.tools.cli.list import command as list_command
 from veomni_hook.tools.cli.list import sites
 from veomni_hook.tools.coverage import Row, Total
+from veomni_hook.tools.significance import compare
 
 MODULE = "transformers.models.tiny_moe.modeling_tiny_moe"
 NO_KERNEL = "no kernel exists for this formula on any machine; upstream's code runs"
@@ -223,6 +224,10 @@ def bench_() -> None:
             Measured(
                 *("rms_norm", "step", "bfloat16", shape, "bytes", 1, times, share),
                 {"eager": 10_240 * 2**20, "triton": 1024 * 2**20},
+                against={
+                    "liger": compare([[1.0] * 6], [[0.5] * 6]),
+                    "triton": compare([[1.0] * 6], [[9.0] * 6]),
+                },
             ),
             Measured("rms_norm", "host", "bfloat16", shape, "", 0, {"eager": 0.05}, {}, {}),
             Measured(

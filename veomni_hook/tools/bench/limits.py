@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable
 from functools import cache, partial
 
@@ -18,8 +19,8 @@ def bandwidth(device: str) -> float:
     """Return bytes a second of a copy, what is read and what is written together."""
     source = torch.randn(1 << (29 if device in accelerator.TYPES else 25), device=device)
     target = torch.empty_like(source)
-    (median,) = by_turns({"copy": lambda: target.copy_(source)}, device, 15).values()
-    return 2 * source.nbytes / median * 1e3
+    (times,) = by_turns({"copy": lambda: target.copy_(source)}, device, 15).values()
+    return 2 * source.nbytes / statistics.median(times) * 1e3
 
 
 @cache

@@ -16,6 +16,7 @@ from typing import Any
 from veomni_hook import accelerator
 from veomni_hook.tools.bench.limits import bandwidth
 from veomni_hook.tools.bench.run import Row
+from veomni_hook.tools.significance import FEW
 
 __all__ = ["cells", "circumstances", "described", "headers", "write"]
 
@@ -37,7 +38,7 @@ def headers(sides: Sequence[str]) -> list[str]:
 
 
 def cells(row: Row, sides: Sequence[str]) -> list[str]:
-    """One line of it: time, share of the limit and memory of every side."""
+    """One line of it: time, share of the limit, memory, and verdict against ``eager`` of every side."""
     return [row.op, row.part, row.dtype, row.shape, *(_cell(row, side) for side in sides)]
 
 
@@ -49,6 +50,8 @@ def _cell(row: Row, side: str) -> str:
         words.append(f"{100 * row.share[side]:.1f} %")
     if side in row.peak:
         words.append(f"{row.peak[side] / 2**20:,.0f} MiB")
+    if side in row.against and row.against[side].verdict != FEW:
+        words.append(row.against[side].verdict)
     return ", ".join(words)
 
 

@@ -1,7 +1,7 @@
 """Times and memory of several sides by turns, on an accelerator or a CPU.
 
-On an accelerator a time is the median of events; before each call the device is given something to do that
-empties its caches, so that the host is ahead and no launch is timed. On a CPU it is the median of the clock.
+On an accelerator a time is that between two events; before each call the device is given something to do that
+empties its caches, so that the host is ahead and no launch is timed. On a CPU it is the clock's.
 
 Each timed call follows another of the same side. A GPU at its power limit lowers its clock with a delay, so a
 side would be measured at the clock that the side before it left: on an H200, the loss of 8,192 x 2,048 x
@@ -10,7 +10,6 @@ side would be measured at the clock that the side before it left: on an H200, th
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -30,8 +29,8 @@ Call = Callable[[], object]
 _AHEAD = 8
 
 
-def by_turns(sides: Mapping[str, Call], device: str, rounds: int) -> dict[str, float]:
-    """Return the median milliseconds of each side."""
+def by_turns(sides: Mapping[str, Call], device: str, rounds: int) -> dict[str, list[float]]:
+    """Return the milliseconds of each side, by round."""
     for _ in range(3 if device in accelerator.TYPES else 1):
         for side in sides.values():
             side()
@@ -40,7 +39,7 @@ def by_turns(sides: Mapping[str, Call], device: str, rounds: int) -> dict[str, f
     for _ in range(rounds):
         for name, side in sides.items():
             times[name].append(timed(side))
-    return {name: statistics.median(taken) for name, taken in times.items()}
+    return times
 
 
 def _on_accelerator(device: str) -> Callable[[Call], float]:

@@ -225,11 +225,13 @@ def rows_of(report: dict[str, Any]) -> list[tuple[str, str, str, str]]:
 
     noise = report["time"]["noise"]
     between = "" if noise is None else f"runs differ by {percent(noise)}"
+    median = row("median step", "median", readable_time)
+    ratio = report["time"]["ratio"]
     spread = row(
         "  middle half", "quartiles", lambda pair: " to ".join(map(readable_time, pair)), ratio=False
     )
     return [
-        row("median step", "median", readable_time),
+        (*median[:3], "" if ratio is None else f"{ratio:.2f}"),
         (*spread[:3], between),
         row("tokens per second", "tokens_a_second", lambda value: f"{value:,.0f}"),
         row(memory, "peak", lambda value: f"{value / MEBIBYTE:,.0f} MiB"),

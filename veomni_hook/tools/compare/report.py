@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any
 
 from veomni_hook.tools.compare.figures import LossDifference, loss_difference, side, times
 from veomni_hook.tools.compare.runs import Run
 from veomni_hook.tools.compare.verdict import problems_of, tolerance, verdict
 from veomni_hook.tools.compare.why import why
+from veomni_hook.tools.significance import FEW, Comparison
 
 __all__ = ["report_of"]
+
+UNKNOWN = dict.fromkeys(field.name for field in fields(Comparison))
 
 
 def report_of(runs: Sequence[Run], command: Sequence[str], steps: int, warmup: int) -> dict[str, Any]:
@@ -20,11 +23,11 @@ def report_of(runs: Sequence[Run], command: Sequence[str], steps: int, warmup: i
     without = [run for run in runs if not run.hooked]
     hooked = [run for run in runs if run.hooked]
     sides = side(without, warmup), side(hooked, warmup)
-    found = times(*sides)
+    found = times(without, hooked, warmup)
     between, own = loss_difference(without, hooked), loss_difference(without)
     precision = str(_fact(runs, "precision") or "")
     limit = tolerance(precision)
-    judged = verdict(*sides, found, between, own, limit)
+    judged = verdict(found, sides, between, own, limit)
     failed = [run.label for run in runs if run.failed]
     seen = all(one.runs for one in sides)
     sentence = (
@@ -47,7 +50,7 @@ def report_of(runs: Sequence[Run], command: Sequence[str], steps: int, warmup: i
         "models": _fact(hooked, "models") or _fact(runs, "models") or [],
         "without": asdict(sides[0]),
         "with": asdict(sides[1]),
-        "time": {"verdict": judged.time, **asdict(found)},
+        "time": {**(asdict(found) if found else UNKNOWN), "verdict": judged.time},
         "loss": {
             "verdict": judged.loss,
             "tolerance": limit,
@@ -56,7 +59,7 @@ def report_of(runs: Sequence[Run], command: Sequence[str], steps: int, warmup: i
         },
         "curves": {"without": _mean_curve(without), "with": _mean_curve(hooked)},
         "kernels": _fact(hooked, "kernels") or [],
-        "why": [] if failed or judged.time == "unknown" else why(runs, *sides, found.ratio),
+        "why": [] if failed or found is None or found.verdict == FEW else why(runs, *sides, found.ratio),
         "failed": failed,
         "notes": problems_of(runs, steps),
         "runs": [run.to_dict() for run in runs],

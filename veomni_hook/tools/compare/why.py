@@ -7,18 +7,17 @@ from collections.abc import Iterator, Sequence
 from veomni_hook.tools.compare.figures import Side
 from veomni_hook.tools.compare.runs import Run
 from veomni_hook.tools.compare.verdict import percent
+from veomni_hook.tools.significance import MARGIN
 
 __all__ = ["why"]
 
-#: A ratio of step times up to this needs no explanation.
-FASTER = 0.95
 #: A device that waits for more than this share of a step is said to wait.
 WAITS = 0.15
 
 
-def why(runs: Sequence[Run], without: Side, with_hook: Side, ratio: float | None) -> list[str]:
+def why(runs: Sequence[Run], without: Side, with_hook: Side, ratio: float) -> list[str]:
     """Return sentences about what keeps the ``ratio`` of step times near or above 1; none if it is below."""
-    if ratio is None or ratio <= FASTER:
+    if ratio < 1 - MARGIN:
         return []
     return [
         *_kept(_profile(runs, hooked=False), without),

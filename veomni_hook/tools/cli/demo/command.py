@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable
+from dataclasses import asdict
 from enum import StrEnum
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,8 +19,8 @@ import typer
 
 from veomni_hook.tools.cli import output
 from veomni_hook.tools.cli.demo import models
-from veomni_hook.tools.cli.demo.turns import compare
 from veomni_hook.tools.cli.usage import FOUND, UsageError
+from veomni_hook.tools.significance import compare
 
 SCRIPT = Path("recipes", "finetune.py")
 # Relative, at every step. Kernels that fuse or reorder float32 sums differ in the last bits of a gradient.
@@ -173,7 +174,7 @@ def compared(model: str, plain: dict[str, Any], hooked: dict[str, Any]) -> dict[
         "tolerance": TOLERANCE,
         "parts": parts,
         # One comparison of all parts: in one alone there are too few steps to tell a difference.
-        "step_time": compare(*_paired(parts.values())).to_dict(),
+        "step_time": asdict(compare(*_paired(parts.values()))),
         "equal": not any(part["problems"] for part in parts.values()),
     }
 
@@ -194,14 +195,14 @@ def _compared(plain: dict[str, Any], hooked: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _paired(parts: Iterable[dict[str, Any]]) -> tuple[list[float], list[float]]:
-    """Return the step times without the hook and with it, of the steps that were taken by turns."""
+def _paired(parts: Iterable[dict[str, Any]]) -> tuple[list[list[float]], list[list[float]]]:
+    """Return the step times of the process without the hook and of the one with it, of the steps by turns."""
     turns = [
         pair
         for part in parts
         for pair in zip(part["plain"]["step_seconds"], part["hooked"]["step_seconds"], strict=False)
     ]
-    return [plain for plain, _ in turns], [hooked for _, hooked in turns]
+    return [[plain for plain, _ in turns]], [[hooked for _, hooked in turns]]
 
 
 def differences(plain: list[float], hooked: list[float]) -> list[float]:

@@ -7,8 +7,8 @@ from statistics import median
 from typing import Any
 
 from veomni_hook.tools.cli import output
-from veomni_hook.tools.cli.demo import turns
 from veomni_hook.tools.cli.demo.models import RANDOM
+from veomni_hook.tools.significance import FEW, NOISY, SAME
 
 SHOWN_STEPS = 8
 MEBIBYTE = 2**20
@@ -91,18 +91,13 @@ def _memory_ratio(part: dict[str, Any]) -> float:
 
 
 def ratio(found: dict[str, Any]) -> str:
-    """Return a sentence about a ratio of times; ``found`` is what `turns.Comparison.to_dict` returns."""
-    if found["verdict"] == turns.FEW:
+    """Return a sentence about a ratio of times; ``found`` is what `significance.compare` returned."""
+    if found["verdict"] == FEW:
         return "too few steps to tell a difference (--steps 20)"
     value, low, high = (f"{found[name]:.2f}" for name in ("ratio", "low", "high"))
     interval = f"95% interval {low} to {high}, {found['pairs']} pairs of steps"
-    match found["verdict"]:
-        case turns.NOISY:
-            return f"{value}, but this machine is too noisy to tell a difference ({interval})"
-        case turns.SAME:
-            return f"{value}, no difference beyond 5% ({interval})"
-        case verdict:
-            return f"{value}, {verdict} ({interval})"
+    words = {NOISY: "but this machine is too noisy to tell a difference", SAME: "no difference beyond 5%"}
+    return f"{value}, {words.get(found['verdict'], found['verdict'])} ({interval})"
 
 
 def _milliseconds(seconds: float) -> str:
