@@ -15,6 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from veomni_hook.errors import KernelError
 from veomni_hook.kernels.rotary.reference import half_split
 from veomni_hook.kernels.selection.registry import load_attribute, registry
+from veomni_hook.tools.bench import problem as problem_module
 from veomni_hook.tools.bench import quack, record, run, sonic
 from veomni_hook.tools.bench.problem import Problem, Side, formula
 from veomni_hook.tools.bench.problems import (
@@ -217,7 +218,7 @@ def test_every_variant_of_a_norm_can_be_measured(op: str, monkeypatch: pytest.Mo
         if kernel.backend == "triton"
     }
     monkeypatch.setattr(
-        module, "beside", lambda _, variant, device: {"ours": load_attribute(kernels[variant].load)}
+        problem_module, "beside", lambda _, variant, device: {"ours": load_attribute(kernels[variant].load)}
     )
     found = list(problems(op, device))
     assert len(found) == len(module._ACCELERATOR)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -13,9 +14,10 @@ from veomni_hook.kernels.selection.choice import Choice
 from veomni_hook.kernels.selection.registry import load_attribute, registry
 from veomni_hook.kernels.selection.select import select, system_of
 
-__all__ = ["Problem", "Side", "beside", "formula", "made"]
+__all__ = ["Problem", "Results", "Side", "beside", "formula", "made", "sides_of"]
 
-Side = Callable[..., torch.Tensor | tuple[torch.Tensor, ...]]
+Results = torch.Tensor | tuple[torch.Tensor, ...]
+Side = Callable[..., Results]
 
 
 @dataclass(frozen=True)
@@ -90,3 +92,29 @@ def beside(op: str, variant: str, device: str) -> dict[str, Side]:
         if kernel is not None:
             found[name] = load_attribute(kernel.load)
     return found
+
+
+def sides_of(
+    op: str,
+    variant: str,
+    device: str,
+    *,
+    eager: Side | None = None,
+    call: Side | None = None,
+    **fixed: object,
+) -> dict[str, Side]:
+    """``eager``, it compiled, and what `beside` returns, as sides of the leaves.
+
+    Args:
+        op, variant, device: what `beside` gets.
+        eager: the upstream code, if it is not the formula.
+        call: how a kernel is called, if not with the leaves: ``call(kernel, *leaves, **fixed)``.
+        fixed: operands that are no leaves, by name.
+    """
+
+    def side(kernel: Side) -> Side:
+        return partial(kernel if call is None else partial(call, kernel), **fixed)
+
+    eager = eager or side(formula(op, variant))
+    others = {name: side(kernel) for name, kernel in beside(op, variant, device).items()}
+    return {"eager": eager, "compile": torch.compile(eager, dynamic=False), **others}

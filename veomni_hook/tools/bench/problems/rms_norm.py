@@ -10,7 +10,7 @@ import torch
 
 from veomni_hook import accelerator
 from veomni_hook.tools.bench import quack
-from veomni_hook.tools.bench.problem import Problem, Side, beside, made
+from veomni_hook.tools.bench.problem import Problem, made, sides_of
 
 __all__ = ["problems"]
 
@@ -42,20 +42,13 @@ def problems(device: str, *, quick: bool) -> Iterator[Problem]:
             op="rms_norm",
             shape=f"{rows} x {columns}",
             leaves=(x, weight),
-            sides={**_sides(device), **peer},
+            sides={**sides_of("rms_norm", "cast_before_weight", device, eager=upstream, eps=EPS), **peer},
             limit="bytes",
             work={"forward": 2 * x.nbytes, "backward": 3 * x.nbytes},
             incoming={"backward": [torch.randn_like(x)]},
             spoils=frozenset({"liger"}),
             absent=absent,
         )
-
-
-def _sides(device: str) -> dict[str, Side]:
-    found: dict[str, Side] = {"eager": upstream, "compile": torch.compile(upstream, dynamic=False)}
-    for name, side in beside("rms_norm", "cast_before_weight", device).items():
-        found[name] = partial(side, eps=EPS)
-    return found
 
 
 def upstream(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

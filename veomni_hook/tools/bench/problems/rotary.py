@@ -9,7 +9,7 @@ import torch
 
 from veomni_hook import accelerator
 from veomni_hook.tools.bench import quack
-from veomni_hook.tools.bench.problem import Problem, Side, beside, made
+from veomni_hook.tools.bench.problem import Problem, made, sides_of
 
 __all__ = ["overwriting", "problems", "tables"]
 
@@ -20,6 +20,8 @@ _CPU = ((1, 512, 16, 8, 128), (2, 1024, 16, 8, 128))
 
 def problems(device: str, *, quick: bool) -> Iterator[Problem]:
     """Yield every size; gradients arrive in the order of the projections' memory, and in the other."""
+    from transformers.models.qwen3.modeling_qwen3 import apply_rotary_pos_emb as upstream
+
     sizes = _ACCELERATOR if device in accelerator.TYPES else _CPU
     for batch, length, heads, key_heads, width in sizes[:2] if quick else sizes:
         q, k = (made(batch, length, n, width, device=device).transpose(1, 2) for n in (heads, key_heads))
@@ -27,12 +29,16 @@ def problems(device: str, *, quick: bool) -> Iterator[Problem]:
         half = (table[0, :, : width // 2].contiguous() for table in (cos, sin))
         turn = partial(quack.rotary, **dict(zip(("cos", "sin"), half, strict=True)))
         peer, absent = quack.side(device, "quack", turn)
+        eager = partial(upstream, cos=cos, sin=sin)
+        sides = sides_of("rotary", "half_split", device, eager=eager, cos=cos, sin=sin)
+        if "liger" in sides:
+            sides["liger"] = partial(overwriting, cos=cos, sin=sin)
         moved = 2 * (q.nbytes + k.nbytes)
         yield Problem(
             op="rotary",
             shape=f"{batch} x {length} x {heads}/{key_heads} x {width}",
             leaves=(q, k),
-            sides={**_sides(device, cos, sin), **peer},
+            sides={**sides, **peer},
             limit="bytes",
             work={"forward": moved, "backward": moved, "backward, heads first": moved},
             incoming={
@@ -42,16 +48,6 @@ def problems(device: str, *, quick: bool) -> Iterator[Problem]:
             spoils=frozenset({"liger"}),
             absent=absent,
         )
-
-
-def _sides(device: str, cos: torch.Tensor, sin: torch.Tensor) -> dict[str, Side]:
-    from transformers.models.qwen3.modeling_qwen3 import apply_rotary_pos_emb
-
-    upstream = partial(apply_rotary_pos_emb, cos=cos, sin=sin)
-    found: dict[str, Side] = {"eager": upstream, "compile": torch.compile(upstream, dynamic=False)}
-    for name, side in beside("rotary", "half_split", device).items():
-        found[name] = partial(overwriting if name == "liger" else side, cos=cos, sin=sin)
-    return found
 
 
 def tables(length: int, width: int, device: str) -> tuple[torch.Tensor, torch.Tensor]:
