@@ -15,8 +15,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from veomni_hook.errors import KernelError
 from veomni_hook.kernels.rotary.reference import half_split
 from veomni_hook.kernels.selection.registry import load_attribute, registry
+from veomni_hook.tools.bench import peers, record, run
 from veomni_hook.tools.bench import problem as problem_module
-from veomni_hook.tools.bench import quack, record, run, sonic
 from veomni_hook.tools.bench.problem import Problem, Side, formula
 from veomni_hook.tools.bench.problems import (
     OPS,
@@ -227,8 +227,8 @@ def test_every_variant_of_a_norm_can_be_measured(op: str, monkeypatch: pytest.Mo
 
 
 def test_a_peer_that_is_not_installed_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quack, "find_spec", lambda name: None)
-    _, absent = quack.side("cuda", "quack", double)
+    monkeypatch.setattr(peers, "find_spec", lambda name: None)
+    _, absent = peers.side("cuda", "quack", double)
     assert absent == {"quack": "quack-kernels is not installed"}
     problem = dataclasses.replace(elementwise(), absent=absent, sides={"eager": double})
     rows = list(measured([problem, problem], "cpu"))
@@ -237,21 +237,20 @@ def test_a_peer_that_is_not_installed_is_said_once(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_peer_is_a_side_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quack, "find_spec", lambda name: object())
-    assert quack.side("cuda", "quack", double) == ({"quack": double}, {})
-    assert quack.side("cuda", "quack", "it has none") == ({}, {"quack": "it has none"})
-    assert quack.side("cpu", "quack", double) == ({}, {})
+    monkeypatch.setattr(peers, "find_spec", lambda name: object())
+    assert peers.side("cuda", "quack", double) == ({"quack": double}, {})
+    assert peers.side("cuda", "quack", "it has none") == ({}, {"quack": "it has none"})
+    assert peers.side("cpu", "quack", double) == ({}, {})
 
 
 def test_sonicmoe_is_a_side_of_a_block_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     module = import_module("veomni_hook.tools.bench.problems.moe_experts")
-    monkeypatch.setattr(sonic, "find_spec", lambda name: None)
-    assert sonic.side("cuda", 2) == ({}, {"sonic": "sonic-moe is not installed"})
-    assert sonic.side("cpu", 2) == ({}, {})
+    monkeypatch.setattr(peers, "find_spec", lambda name: None)
+    assert peers.side("cuda", "sonic", peers.block) == ({}, {"sonic": "sonic-moe is not installed"})
     monkeypatch.setattr(module, "_CPU", ((16, 32, 16, 4, 2, 0),))
     assert not any("router" in problem.shape for problem in module.problems("cpu", quick=True))
-    monkeypatch.setattr(sonic, "find_spec", lambda name: object())
-    sides, absent = sonic.side("cuda", 2)
+    monkeypatch.setattr(peers, "find_spec", lambda name: object())
+    sides, absent = peers.side("cuda", "sonic", peers.block)
     assert [*sides] == ["sonic"] and not absent
 
 
@@ -262,7 +261,7 @@ def test_a_block_is_the_router_and_the_experts(monkeypatch: pytest.MonkeyPatch) 
     def block(top_k: int, *leaves: torch.Tensor) -> torch.Tensor:
         return module._block(formula("moe_router", "softmax_topk"), module.upstream, top_k, *leaves)
 
-    monkeypatch.setattr(sonic, "side", lambda device, top_k: ({"sonic": partial(block, top_k)}, {}))
+    monkeypatch.setattr(peers, "side", lambda device, name, call: ({name: partial(block, *call.args)}, {}))
     (problem,) = module.blocks(device, [(16, 32, 16, 4, 2)])
     assert "with the router" in problem.shape and {"eager", "sonic"} <= {*problem.sides}
     assert problem.work["step"] == 3 * 6 * 16 * 2 * 32 * 16

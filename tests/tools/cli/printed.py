@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from veomni_hook.tools.bench.run import Row as Measured
-from veomni_hook.tools.cli import bench, doctor, explain, kernels
+from veomni_hook.tools.cli import bench, doctor, explain
 from veomni_hook.tools.cli.check import command as check
 from veomni_hook.tools.cli.check.verdict import Verdict
 from veomni_hook.tools.cli.list import command as list_command
@@ -60,7 +60,7 @@ def sites_() -> None:
 def kernels_() -> None:
     """`explain`: the kernels of two ops, and the presets."""
     row = {"op": "rms_norm", "variant": "cast_before_weight"}
-    kernels.show(
+    explain.show_ops(
         [
             {
                 **row,

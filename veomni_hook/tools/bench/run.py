@@ -14,9 +14,8 @@ import torch
 
 from veomni_hook import accelerator
 from veomni_hook.kernels.selection.declaration import EAGER
-from veomni_hook.tools.bench.limits import bandwidth, product
 from veomni_hook.tools.bench.problem import Problem, Side
-from veomni_hook.tools.bench.timing import by_turns, host_time, peak_bytes, wall_time
+from veomni_hook.tools.bench.timing import bandwidth, by_turns, host_time, peak_bytes, product, wall_time
 from veomni_hook.tools.significance import Comparison, compare
 
 __all__ = ["Row", "measured"]

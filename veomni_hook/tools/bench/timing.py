@@ -10,17 +10,18 @@ side would be measured at the clock that the side before it left: on an H200, th
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
 
 from veomni_hook import accelerator
 
-__all__ = ["by_turns", "host_time", "peak_bytes", "recorded_peak", "wall_time"]
+__all__ = ["by_turns", "host_time", "peak_bytes", "recorded_peak", "wall_time", "bandwidth", "product"]
 
 Call = Callable[[], object]
 
@@ -123,3 +124,24 @@ def _highest(recorded: Any) -> int:
         held += event.nbytes()
         peak = max(peak, held)
     return peak
+
+
+@cache
+def bandwidth(device: str) -> float:
+    """Return bytes a second of a copy, what is read and what is written together."""
+    source = torch.randn(1 << (29 if device in accelerator.TYPES else 25), device=device)
+    target = torch.empty_like(source)
+    (times,) = by_turns({"copy": lambda: target.copy_(source)}, device, 15).values()
+    return 2 * source.nbytes / statistics.median(times) * 1e3
+
+
+@cache
+def product(device: str, dtype: torch.dtype) -> tuple[Callable[[], object], int]:
+    """Return a large product of matrices, and its floating-point operations.
+
+    It takes part by turns with what is compared with it: a GPU at its power limit lowers its clock. On an
+    H200 this product ran at 789 TFLOP/s before a benchmark, and at 662 between steps of large experts.
+    """
+    size = 8192 if device in accelerator.TYPES else 2048
+    a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+    return partial(torch.mm, a, b), 2 * size**3

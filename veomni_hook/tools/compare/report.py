@@ -9,8 +9,7 @@ from typing import Any
 
 from veomni_hook.tools.compare.figures import LossDifference, loss_difference, side, times
 from veomni_hook.tools.compare.runs import Run
-from veomni_hook.tools.compare.verdict import problems_of, tolerance, verdict
-from veomni_hook.tools.compare.why import why
+from veomni_hook.tools.compare.verdict import problems_of, tolerance, verdict, why
 from veomni_hook.tools.significance import FEW, Comparison
 
 __all__ = ["report_of"]

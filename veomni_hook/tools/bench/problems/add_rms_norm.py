@@ -8,7 +8,7 @@ from functools import partial
 import torch
 
 from veomni_hook import accelerator
-from veomni_hook.tools.bench import quack
+from veomni_hook.tools.bench import peers
 from veomni_hook.tools.bench.problem import Problem, Side, beside, made, sides_of
 from veomni_hook.tools.bench.problems import rms_norm
 from veomni_hook.tools.bench.problems.rms_norm import EPS
@@ -22,7 +22,7 @@ _CPU = ((2048, 1024), (2048, 4096))
 def problems(device: str, *, quick: bool) -> Iterator[Problem]:
     """Yield every size."""
     sizes = _ACCELERATOR if device in accelerator.TYPES else _CPU
-    peer, absent = quack.side(device, "quack", partial(quack.add_rms_norm, eps=EPS))
+    peer, absent = peers.side(device, "quack", partial(peers.add_rms_norm, eps=EPS))
     norms = beside("rms_norm", "cast_before_weight", device)
     if "ours" in norms:
         peer |= {"ours, one by one": partial(_apart, partial(norms["ours"], eps=EPS))}

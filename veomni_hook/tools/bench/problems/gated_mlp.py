@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 from veomni_hook import accelerator
-from veomni_hook.tools.bench import quack
+from veomni_hook.tools.bench import peers
 from veomni_hook.tools.bench.problem import Problem, made, sides_of
 
 __all__ = ["problems"]
@@ -21,7 +21,7 @@ _CPU = ((2048, 3072), (4096, 8192))
 def problems(device: str, *, quick: bool) -> Iterator[Problem]:
     """Yield every size."""
     sizes = _ACCELERATOR if device in accelerator.TYPES else _CPU
-    _, absent = quack.side(device, "quack", "its activation is a part of a product of matrices")
+    _, absent = peers.side(device, "quack", "its activation is a part of a product of matrices")
     for rows, columns in sizes[:2] if quick else sizes:
         gate, up = (made(rows, columns, device=device) for _ in "gu")
         yield Problem(

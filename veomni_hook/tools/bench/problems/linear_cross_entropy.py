@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from veomni_hook import accelerator
 from veomni_hook.kernels.linear_cross_entropy.functional import linear_cross_entropy
-from veomni_hook.tools.bench import quack
+from veomni_hook.tools.bench import peers
 from veomni_hook.tools.bench.problem import Problem, Side, made
 
 __all__ = ["problems"]
@@ -46,8 +46,8 @@ def problems(device: str, *, quick: bool) -> Iterator[Problem]:
         weight = made(vocab, hidden, device=device, dtype=dtype) * 0.02
         wide = functional.pad(weight, (0, 0, 0, -vocab % 8)) if vocab % 8 else weight
         target = torch.randint(0, vocab, (rows,), device=device)
-        loss = partial(quack.linear_cross_entropy, target=target)
-        peer, absent = quack.side(device, "quack, float32 sums", loss)
+        loss = partial(peers.linear_cross_entropy, target=target)
+        peer, absent = peers.side(device, "quack, float32 sums", loss)
         yield Problem(
             op="linear_cross_entropy",
             shape=f"{rows} x {hidden} x {vocab}",

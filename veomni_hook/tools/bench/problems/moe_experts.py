@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from veomni_hook import accelerator
-from veomni_hook.tools.bench import quack, sonic
+from veomni_hook.tools.bench import peers
 from veomni_hook.tools.bench.problem import Problem, Side, beside, formula, made
 
 __all__ = ["blocks", "problems", "upstream"]
@@ -46,8 +46,8 @@ def problems(device: str, *, quick: bool) -> Iterator[Problem]:
     os.environ.setdefault("LIGER_FUSED_MOE_AUTOTUNE", "0")
     sizes = _ACCELERATOR if device in accelerator.TYPES else _CPU
     dtype = torch.bfloat16 if device in accelerator.TYPES else torch.float32
-    _, absent = quack.side(device, "quack", "it has products of sorted rows, and no experts")
-    absent |= sonic.side(device, 1)[1]
+    _, absent = peers.side(device, "quack", "it has products of sorted rows, and no experts")
+    absent |= peers.side(device, "sonic", peers.block)[1]
     for tokens, hidden, inner, experts, top_k, hot in sizes[:2] if quick else sizes:
         x = made(tokens, hidden, device=device, dtype=dtype)
         logits = made(tokens, experts, device=device, dtype=torch.float32)
@@ -70,7 +70,7 @@ def problems(device: str, *, quick: bool) -> Iterator[Problem]:
             incoming={"backward": [made(tokens, hidden, device=device, dtype=dtype)]},
             absent=absent,
         )
-    if sonic.side(device, 1)[0]:
+    if peers.side(device, "sonic", peers.block)[0]:
         yield from blocks(device, _BLOCKS)
 
 
@@ -85,7 +85,7 @@ def blocks(device: str, sizes: Sequence[Sequence[int]]) -> Iterator[Problem]:
             op="moe_experts",
             shape=f"{tokens} x {hidden} x {inner}, {experts} experts, top {top_k}, with the router",
             leaves=(x, router.mul_(hidden**-0.5), up.mul_(0.02), down.mul_(0.02)),
-            sides=_blocks(device, top_k) | sonic.side(device, top_k)[0],
+            sides=_blocks(device, top_k) | peers.side(device, "sonic", partial(peers.block, top_k))[0],
             limit="flops",
             work={"forward": forward, "step": 3 * forward},
             incoming={"backward": [made(tokens, hidden, device=device, dtype=dtype)]},

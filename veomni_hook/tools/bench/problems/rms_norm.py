@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import torch
 
 from veomni_hook import accelerator
-from veomni_hook.tools.bench import quack
+from veomni_hook.tools.bench import peers
 from veomni_hook.tools.bench.problem import Problem, made, sides_of
 
 __all__ = ["problems"]
@@ -35,7 +35,7 @@ _CPU = ((2048, 1024), (2048, 4096), (16384, 128))
 def problems(device: str, *, quick: bool) -> Iterator[Problem]:
     """Yield every size."""
     sizes = _ACCELERATOR if device in accelerator.TYPES else _CPU
-    peer, absent = quack.side(device, "quack", partial(quack.rms_norm, eps=EPS))
+    peer, absent = peers.side(device, "quack", partial(peers.rms_norm, eps=EPS))
     for rows, columns in sizes[:2] if quick else sizes:
         x, weight = made(rows, columns, device=device), made(columns, device=device)
         yield Problem(

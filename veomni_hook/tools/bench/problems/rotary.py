@@ -8,7 +8,7 @@ from functools import partial
 import torch
 
 from veomni_hook import accelerator
-from veomni_hook.tools.bench import quack
+from veomni_hook.tools.bench import peers
 from veomni_hook.tools.bench.problem import Problem, made, sides_of
 
 __all__ = ["overwriting", "problems", "tables"]
@@ -27,8 +27,8 @@ def problems(device: str, *, quick: bool) -> Iterator[Problem]:
         q, k = (made(batch, length, n, width, device=device).transpose(1, 2) for n in (heads, key_heads))
         cos, sin = tables(length, width, device)
         half = (table[0, :, : width // 2].contiguous() for table in (cos, sin))
-        turn = partial(quack.rotary, **dict(zip(("cos", "sin"), half, strict=True)))
-        peer, absent = quack.side(device, "quack", turn)
+        turn = partial(peers.rotary, **dict(zip(("cos", "sin"), half, strict=True)))
+        peer, absent = peers.side(device, "quack", turn)
         eager = partial(upstream, cos=cos, sin=sin)
         sides = sides_of("rotary", "half_split", device, eager=eager, cos=cos, sin=sin)
         if "liger" in sides:

@@ -255,14 +255,12 @@ def show(verdicts: Sequence[Verdict]) -> None:
         place = f"{verdict.module}: {verdict.target}"
         output.emit_text(f"{verdict.verdict} {place}\n  {verdict.detail}\n  fix: {verdict.fix}\n\n")
     counts = Counter(verdict.verdict for verdict in verdicts)
-    said = [_counted(count, verdict) for verdict, count in counts.items()]
+    said = [
+        f"{count} {verdict if count == 1 else PLURALS.get(verdict, verdict)}"
+        for verdict, count in counts.items()
+    ]
     none = "no patches: no setting and no plugin names a config; name one with --config PACKAGE.MODULE"
     output.emit_text((", ".join(said) or none) + "\n")
-
-
-def _counted(count: int, verdict: str) -> str:
-    """Return the text for the number of patches with a verdict; verdicts that are verbs follow the count."""
-    return f"{count} {verdict if count == 1 else PLURALS.get(verdict, verdict)}"
 
 
 def _row(verdict: Verdict) -> dict[str, str]:

@@ -31,12 +31,15 @@ def show(report: dict[str, Any], script: Path) -> None:
     _answers(first["answer"], next(iter(parts.values()))["hooked"]["answer"])
     _losses(parts, report["tolerance"])
     output.emit_heading("\nMedian step time, and peak memory above the weights")
-    output.emit_table(
-        ("training", "time without", "with", "memory without", "with"),
-        [(title, *_times(part), *_memory(part)) for title, part in parts.items()],
-    )
+    rows, memory = [], []
+    for title, part in parts.items():
+        sides = part["plain"], part["hooked"]
+        times = (_milliseconds(median(side["step_seconds"])) for side in sides)
+        peaks = [side["peak_bytes"] / MEBIBYTE for side in sides]
+        rows.append((title, *times, *(f"{peak:,.0f} MiB" for peak in peaks)))
+        memory.append(f"{peaks[1] / peaks[0]:.2f} ({title})")
+    output.emit_table(("training", "time without", "with", "memory without", "with"), rows)
     output.emit("\n")
-    memory = [f"{_memory_ratio(part):.2f} ({title})" for title, part in parts.items()]
     output.emit_fields({"memory, ratio": memory, "time, ratio": ratio(report["step_time"])})
     output.emit_heading("\nWhat the hook did")
     kernels = sorted(
@@ -75,19 +78,6 @@ def _agreement(part: dict[str, Any], tolerance: float) -> str:
     if sides[0] != sides[1]:
         found = f"NOT EQUAL: {sides[0]} steps without the hook, {sides[1]} with it"
     return f"{found} (largest relative difference {largest:.1e}, limit {tolerance:.0e})"
-
-
-def _times(part: dict[str, Any]) -> tuple[str, str]:
-    plain, hooked = (median(part[side]["step_seconds"]) for side in ("plain", "hooked"))
-    return _milliseconds(plain), _milliseconds(hooked)
-
-
-def _memory(part: dict[str, Any]) -> tuple[str, ...]:
-    return tuple(f"{part[side]['peak_bytes'] / MEBIBYTE:,.0f} MiB" for side in ("plain", "hooked"))
-
-
-def _memory_ratio(part: dict[str, Any]) -> float:
-    return float(part["hooked"]["peak_bytes"] / part["plain"]["peak_bytes"])
 
 
 def ratio(found: dict[str, Any]) -> str:
