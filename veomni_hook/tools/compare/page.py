@@ -9,13 +9,14 @@ from typing import Any
 from veomni_hook.kernels.selection.declaration import EAGER
 from veomni_hook.tools.compare.charts import Line, chart
 from veomni_hook.tools.compare.kernels import named
+from veomni_hook.tools.compare.report import Report
 from veomni_hook.tools.compare.verdict import readable_time
 from veomni_hook.tools.report.page import page
 
 __all__ = ["page_of"]
 
 
-def page_of(report: dict[str, Any], rows: Iterable[Sequence[str]]) -> str:
+def page_of(report: Report, rows: Iterable[Sequence[str]]) -> str:
     """Return the page: one file without scripts, which loads nothing.
 
     Args:
@@ -64,7 +65,7 @@ def page_of(report: dict[str, Any], rows: Iterable[Sequence[str]]) -> str:
     )
 
 
-def _losses(report: dict[str, Any]) -> dict[str, object]:
+def _losses(report: Report) -> dict[str, object]:
     between, own = report["loss"]["without_and_with"]["by_step"], report["loss"]["two_without"]["by_step"]
     curves = [_line(run, run["losses"]) for run in report["runs"]]
     differences = [

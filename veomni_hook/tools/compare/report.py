@@ -5,19 +5,68 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, fields
-from typing import Any
+from typing import Any, TypeAlias, TypedDict, cast
 
 from veomni_hook.tools.compare.figures import LossDifference, loss_difference, side, times
 from veomni_hook.tools.compare.runs import Run
 from veomni_hook.tools.compare.verdict import problems_of, tolerance, verdict, why
 from veomni_hook.tools.significance import FEW, Comparison
 
-__all__ = ["report_of"]
+__all__ = ["Report", "report_of"]
+
 
 UNKNOWN = dict.fromkeys(field.name for field in fields(Comparison))
 
+Curve: TypeAlias = list[float | None]
 
-def report_of(runs: Sequence[Run], command: Sequence[str], steps: int, warmup: int) -> dict[str, Any]:
+
+class Losses(TypedDict):
+    """How far loss curves differ, as `LossDifference`."""
+
+    largest: float | None
+    step: int | None
+    by_step: Curve
+
+
+class Loss(TypedDict):
+    """The losses of both kinds compared, and those of runs without the hook."""
+
+    verdict: str
+    tolerance: float
+    without_and_with: Losses
+    two_without: Losses
+
+
+#: All of a comparison; ``without`` and ``with`` are `figures.Side`, ``time`` is `significance.Comparison`,
+#: ``kernels`` the rows of `kernels_of`, and ``runs`` what `Run.to_dict` returns.
+Report = TypedDict(
+    "Report",
+    {
+        "statement": str,
+        "ok": bool,
+        "command": list[str],
+        "steps": int,
+        "warmup": int,
+        "device": str | None,
+        "precision": str | None,
+        "world": int | None,
+        "optimizer": str | None,
+        "models": list[str],
+        "without": dict[str, Any],
+        "with": dict[str, Any],
+        "time": dict[str, Any],
+        "loss": Loss,
+        "curves": dict[str, Curve],
+        "kernels": list[dict[str, Any]],
+        "why": list[str],
+        "failed": list[str],
+        "notes": list[str],
+        "runs": list[dict[str, Any]],
+    },
+)
+
+
+def report_of(runs: Sequence[Run], command: Sequence[str], steps: int, warmup: int) -> Report:
     """Return the report of runs; ``ok`` is false if a run failed, no step was seen, or losses differ."""
     without = [run for run in runs if not run.hooked]
     hooked = [run for run in runs if run.hooked]
@@ -36,7 +85,7 @@ def report_of(runs: Sequence[Run], command: Sequence[str], steps: int, warmup: i
     )
     if failed:
         sentence = _said_of_failure(without, hooked)
-    report = {
+    report: Report = {
         "statement": sentence,
         "ok": judged.ok and seen and not failed,
         "command": list(command),
@@ -63,7 +112,7 @@ def report_of(runs: Sequence[Run], command: Sequence[str], steps: int, warmup: i
         "notes": problems_of(runs, steps),
         "runs": [run.to_dict() for run in runs],
     }
-    return _finite(report)  # type: ignore[no-any-return]
+    return cast("Report", _finite(report))
 
 
 def _said_of_failure(without: Sequence[Run], hooked: Sequence[Run]) -> str:
@@ -79,21 +128,21 @@ def _fact(runs: Sequence[Run], name: str) -> Any:
     return next((run.facts[name] for run in runs if run.facts.get(name)), None)
 
 
-def _difference(one: LossDifference) -> dict[str, Any]:
+def _difference(one: LossDifference) -> Losses:
     return {"largest": one.largest, "step": one.step, "by_step": list(one.by_step)}
 
 
-def _mean_curve(runs: Sequence[Run]) -> list[float | None]:
+def _mean_curve(runs: Sequence[Run]) -> Curve:
     """The mean loss of runs at each step that all of them have."""
     curves = [run.losses for run in runs if run.losses]
-    mean: list[float | None] = []
+    mean: Curve = []
     for values in zip(*curves, strict=False):
         known = [value for value in values if value is not None]
         mean.append(sum(known) / len(known) if known and len(known) == len(values) else None)
     return mean
 
 
-def _finite(value: Any) -> Any:
+def _finite(value: object) -> object:
     """Return the value with None instead of infinity and nan, which JSON does not have."""
     if isinstance(value, dict):
         return {name: _finite(each) for name, each in value.items()}

@@ -46,7 +46,7 @@ def side(losses=(6.0, 5.0, 4.5, *[4.0] * 9), answer="Paris", peak=1200, kernels=
         "device_name": "CPU",
         "threads": 2,
     }
-    return {**machine, "parts": {part_name.value: part for part_name in demo.Part}}
+    return {**machine, "parts": {part_name.value: part for part_name in demo.Way}}
 
 
 def report(*, drift: bool = False, model: str = models.TRAINED, **hooked) -> dict:

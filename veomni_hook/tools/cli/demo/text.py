@@ -8,13 +8,14 @@ from typing import Any
 
 from veomni_hook.tools.cli import output
 from veomni_hook.tools.cli.demo.models import RANDOM
+from veomni_hook.tools.cli.demo.shapes import Part, Report
 from veomni_hook.tools.significance import FEW, NOISY, SAME
 
 SHOWN_STEPS = 8
 MEBIBYTE = 2**20
 
 
-def show(report: dict[str, Any], script: Path) -> None:
+def show(report: Report, script: Path) -> None:
     """Print the report for a reader; `script` is the training script."""
     parts = {part["title"]: part for part in report["parts"].values()}
     first = next(iter(parts.values()))["plain"]
@@ -57,7 +58,7 @@ def _answers(plain: str, hooked: str) -> None:
     output.emit_fields({"without": plain or "(nothing)", "with the hook": hooked or "(nothing)"})
 
 
-def _losses(parts: dict[str, Any], tolerance: float) -> None:
+def _losses(parts: dict[str, Part], tolerance: float) -> None:
     output.emit_heading("\nLosses without the hook, and with it")
     count = max(len(part["differences"]) for part in parts.values())
     chosen = sorted({round(i * (count - 1) / (SHOWN_STEPS - 1)) for i in range(SHOWN_STEPS)})
@@ -71,7 +72,7 @@ def _losses(parts: dict[str, Any], tolerance: float) -> None:
     output.emit_fields({title: _agreement(part, tolerance) for title, part in parts.items()})
 
 
-def _agreement(part: dict[str, Any], tolerance: float) -> str:
+def _agreement(part: Part, tolerance: float) -> str:
     largest = max(part["differences"])
     found = "equal" if largest <= tolerance else "NOT EQUAL"
     sides = [len(part[side]["losses"]) for side in ("plain", "hooked")]
