@@ -15,6 +15,13 @@ from veomni_hook.tools.significance import FEW, Comparison
 __all__ = ["Report", "report_of"]
 
 
+NOT_SEEN = "Nothing can be compared: no optimizer step was seen in the runs of one kind."
+#: By whether it fails without the hook, and with it.
+FAILED = {
+    (True, True): "The script fails without the hook and with it.",
+    (True, False): "The script fails without the hook, and not with it.",
+    (False, True): "The script fails with the hook, and not without it.",
+}
 UNKNOWN = dict.fromkeys(field.name for field in fields(Comparison))
 
 Curve: TypeAlias = list[float | None]
@@ -78,13 +85,9 @@ def report_of(runs: Sequence[Run], command: Sequence[str], steps: int, warmup: i
     judged = verdict(found, sides, between, own, limit)
     failed = [run.label for run in runs if run.failed]
     seen = all(one.runs for one in sides)
-    sentence = (
-        judged.sentence
-        if seen
-        else "Nothing can be compared: no optimizer step was seen in the runs of one kind."
-    )
+    sentence = judged.sentence if seen else NOT_SEEN
     if failed:
-        sentence = _said_of_failure(without, hooked)
+        sentence = FAILED[any(run.failed for run in without), any(run.failed for run in hooked)]
     report: Report = {
         "statement": sentence,
         "ok": judged.ok and seen and not failed,
@@ -113,15 +116,6 @@ def report_of(runs: Sequence[Run], command: Sequence[str], steps: int, warmup: i
         "runs": [run.to_dict() for run in runs],
     }
     return cast("Report", _finite(report))
-
-
-def _said_of_failure(without: Sequence[Run], hooked: Sequence[Run]) -> str:
-    plain, patched = (any(run.failed for run in runs) for runs in (without, hooked))
-    if plain and patched:
-        return "The script fails without the hook and with it."
-    if plain:
-        return "The script fails without the hook, and not with it."
-    return "The script fails with the hook, and not without it."
 
 
 def _fact(runs: Sequence[Run], name: str) -> Any:

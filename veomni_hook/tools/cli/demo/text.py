@@ -9,6 +9,7 @@ from typing import Any
 from veomni_hook.tools.cli import output
 from veomni_hook.tools.cli.demo.models import RANDOM
 from veomni_hook.tools.cli.demo.shapes import Part, Report
+from veomni_hook.tools.compare.verdict import readable_time
 from veomni_hook.tools.significance import FEW, NOISY, SAME
 
 SHOWN_STEPS = 8
@@ -35,7 +36,7 @@ def show(report: Report, script: Path) -> None:
     rows, memory = [], []
     for title, part in parts.items():
         sides = part["plain"], part["hooked"]
-        times = (_milliseconds(median(side["step_seconds"])) for side in sides)
+        times = (readable_time(median(side["step_seconds"])) for side in sides)
         peaks = [side["peak_bytes"] / MEBIBYTE for side in sides]
         rows.append((title, *times, *(f"{peak:,.0f} MiB" for peak in peaks)))
         memory.append(f"{peaks[1] / peaks[0]:.2f} ({title})")
@@ -89,10 +90,6 @@ def ratio(found: dict[str, Any]) -> str:
     interval = f"95% interval {low} to {high}, {found['pairs']} pairs of steps"
     words = {NOISY: "but this machine is too noisy to tell a difference", SAME: "no difference beyond 5%"}
     return f"{value}, {words.get(found['verdict'], found['verdict'])} ({interval})"
-
-
-def _milliseconds(seconds: float) -> str:
-    return f"{seconds * 1e3:,.0f} ms" if seconds >= 0.1 else f"{seconds * 1e3:.1f} ms"
 
 
 def _relative(path: Path) -> str:
