@@ -13,7 +13,7 @@ import torch
 
 from veomni_hook import accelerator
 from veomni_hook.kernels.problem import Problem
-from veomni_hook.tools.bench import limits, record, run, timing
+from veomni_hook.tools.bench import record, run, timing
 from veomni_hook.tools.bench.cases import problems
 from veomni_hook.tools.cli.bench import bench
 from veomni_hook.tools.cli.sites import kernel
@@ -136,7 +136,7 @@ def test_the_module_of_a_device(npu: Double) -> None:
 
 def test_times_are_those_of_events(npu: Double, short: None) -> None:
     calls: list[int] = []
-    assert timing.by_turns({"side": lambda: calls.append(1)}, "npu", 2) == {"side": 2.5}
+    assert timing.by_turns({"side": lambda: calls.append(1)}, "npu", 2) == {"side": [2.5] * 2}
     assert len(calls) == 3 + 2 * 2  # each timed call follows another
     assert npu.asked == ["record", "record", "wait"] * 2
 
@@ -179,7 +179,7 @@ def test_sizes_and_limits_are_an_accelerators(monkeypatch: pytest.MonkeyPatch) -
         "veomni_hook.kernels.rms_norm.bench.made",
         lambda *shape, device: torch.empty(shape, device="meta"),
     )
-    monkeypatch.setattr("veomni_hook.kernels.rms_norm.bench._sides", lambda device: {})
+    monkeypatch.setattr("veomni_hook.kernels.rms_norm.bench.sides_of", lambda *_, **__: {})
     assert [next(iter(problems("rms_norm", name))).shape for name in ("npu", "cuda", "cpu")] == [
         "131072 x 4096",
         "131072 x 4096",
@@ -188,7 +188,7 @@ def test_sizes_and_limits_are_an_accelerators(monkeypatch: pytest.MonkeyPatch) -
     sizes = []
     monkeypatch.setattr(torch, "randn", lambda *shape, device: torch.empty(shape, device="meta"))
     for name in ("npu", "cuda", "cpu"):
-        sizes.append(limits.product.__wrapped__(name, torch.float32)[1])
+        sizes.append(timing.product.__wrapped__(name, torch.float32)[1])
     assert sizes[0] == sizes[1] == 64 * sizes[2]
 
 

@@ -15,7 +15,7 @@ from veomni_hook.kernels.explain.rows import Row
 from veomni_hook.printable import printable
 from veomni_hook.tools.cli import output
 from veomni_hook.tools.report.explanation import Explanation
-from veomni_hook.tools.report.html import text
+from veomni_hook.tools.report.page import text
 
 #: Sets the title of a window, goes to the start of the line, turns the order round.
 BAD = "\x1b]0;title\x07\rred\x9b31m\u202e"

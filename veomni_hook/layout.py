@@ -1,7 +1,8 @@
 """Text output formatted to a width: tables, blocks, fields and paragraphs.
 
 Words are never broken, and figures are never separated from their units; longer ones overflow the line. A
-table that does not fit a narrow width becomes one block per entry. Control characters are escaped.
+table that does not fit a narrow width becomes one block per entry. Control characters are escaped. Not by
+rich: it breaks long words, parts figures from their units, and has no blocks.
 """
 
 from __future__ import annotations

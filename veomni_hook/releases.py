@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-__all__ = ["SUPPORTED", "TESTED", "newer_than_tested", "span"]
+__all__ = ["SUPPORTED", "TESTED", "installed", "newer_than_tested", "span"]
 
 #: The supported releases of transformers: from the first, below the second.
 SUPPORTED = ((5, 2), (6, 0))
@@ -18,6 +18,16 @@ TESTED = {
     "transformers": ("5.2.0", "5.9.0", "5.17.0", "5.23.0", "5.24.0"),
     "torch": ("2.13.0", "2.14.1", "2.15.0"),
 }
+
+
+def installed(distribution: str) -> str | None:
+    """Return the installed release of a distribution, without importing it; None if there is none."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return None
 
 
 def newer_than_tested(versions: Mapping[str, str]) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib.util import find_spec
 from typing import Any, Literal, NamedTuple
 
@@ -19,9 +20,10 @@ from veomni_hook.kernels.selection.choice import Choice
 from veomni_hook.kernels.selection.registry import load_attribute, registry
 from veomni_hook.kernels.selection.select import select, system_of
 
-__all__ = ["QUACK", "Package", "Problem", "Side", "beside", "formula", "made", "peer"]
+__all__ = ["QUACK", "Package", "Problem", "Results", "Side", "beside", "formula", "made", "peer", "sides_of"]
 
-Side = Callable[..., torch.Tensor | tuple[torch.Tensor, ...]]
+Results = torch.Tensor | tuple[torch.Tensor, ...]
+Side = Callable[..., Results]
 
 
 class Package(NamedTuple):
@@ -120,3 +122,29 @@ def peer(
     if find_spec(package.name) is None:
         return {}, {name: f"{package.distribution} is not installed"}
     return ({}, {name: call}) if isinstance(call, str) else ({name: call}, {})
+
+
+def sides_of(
+    op: str,
+    variant: str,
+    device: str,
+    *,
+    eager: Side | None = None,
+    call: Side | None = None,
+    **fixed: object,
+) -> dict[str, Side]:
+    """``eager``, it compiled, and what `beside` returns, as sides of the leaves.
+
+    Args:
+        op, variant, device: what `beside` gets.
+        eager: the upstream code, if it is not the formula.
+        call: how a kernel is called, if not with the leaves: ``call(kernel, *leaves, **fixed)``.
+        fixed: operands that are no leaves, by name.
+    """
+
+    def side(kernel: Side) -> Side:
+        return partial(kernel if call is None else partial(call, kernel), **fixed)
+
+    eager = eager or side(formula(op, variant))
+    others = {name: side(kernel) for name, kernel in beside(op, variant, device).items()}
+    return {"eager": eager, "compile": torch.compile(eager, dynamic=False), **others}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import sys
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from veomni_hook.errors import ConfigError
 from veomni_hook.patches.records import Patch, PatchType, place_of_caller
@@ -17,9 +17,6 @@ from veomni_hook.patches.records import Patch, PatchType, place_of_caller
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import ModuleType
-
-    from veomni_hook.patches.mapped import MappedClass
-    from veomni_hook.patches.spec import PatchConfig
 
 __all__ = [
     "CHANGED",
@@ -34,8 +31,31 @@ __all__ = [
 ]
 
 
+class Declares(Protocol):
+    """What this file needs of a `PatchConfig`, which imports it."""
+
+    patches: list[Patch]
+
+    @property
+    def name(self) -> str: ...
+
+    def applies_to(self, module: str) -> bool: ...
+
+
+class Follows(Protocol):
+    """What this file needs of a `MappedClass`, which imports it."""
+
+    name: str
+    home: str
+    config: str
+    targets: set[str]
+    replacements: dict[str, Any]
+
+    def map_to(self, patch: Patch | None) -> None: ...
+
+
 def mapping(
-    config: PatchConfig,
+    config: Declares,
     target: str | re.Pattern[str],
     replacement: str | type | None,
     weights: str,
@@ -80,7 +100,7 @@ def mapping(
     return register if replacement is None else register(replacement)
 
 
-def mapped(config: PatchConfig) -> dict[str, str]:
+def mapped(config: Declares) -> dict[str, str]:
     """What a config maps. See `PatchConfig.mapped_classes`."""
     return {
         patch.target: f"{patch.source_module}:{(patch.replacement_source or '').rpartition('.')[2]}"
@@ -89,7 +109,7 @@ def mapped(config: PatchConfig) -> dict[str, str]:
     }
 
 
-def unmapping(config: PatchConfig, target: str | re.Pattern[str] | None) -> None:
+def unmapping(config: Declares, target: str | re.Pattern[str] | None) -> None:
     """Take back a mapping, or all. See `PatchConfig.unmap_class`."""
     kept = [patch for patch in config.patches if not _maps(patch, target)]
     if target is not None and len(kept) == len(config.patches):
@@ -142,12 +162,12 @@ def _check_kind(replacement: Any, declared: str, origin: str) -> None:
 
 
 #: Every mapped class of the loaded patched modules, by module and name.
-MAPPED: dict[tuple[str, str], MappedClass] = {}
+MAPPED: dict[tuple[str, str], Follows] = {}
 #: By name, the configs that have taken a mapping back in this process. A module from the cache may be older.
-CHANGED: dict[str, PatchConfig] = {}
+CHANGED: dict[str, Declares] = {}
 
 
-def holding(config: PatchConfig, name: str) -> Patch | None:
+def holding(config: Declares, name: str) -> Patch | None:
     """Return the mapping of ``config`` that holds for the class ``name``.
 
     It is the one that a module imported now would get: a name has precedence over expressions and patterns,
@@ -162,7 +182,7 @@ def holding(config: PatchConfig, name: str) -> Patch | None:
     return next(exact, meant[0] if meant else None)
 
 
-def comes_late(config: PatchConfig, patch: Patch, home: ModuleType) -> bool:
+def comes_late(config: Declares, patch: Patch, home: ModuleType) -> bool:
     """Whether a mapping that ``config`` declares now leaves a class of a loaded module as it is.
 
     Only the classes whose constructor calls ask already can follow. A target that was in force before is
@@ -178,7 +198,7 @@ def comes_late(config: PatchConfig, patch: Patch, home: ModuleType) -> bool:
     )
 
 
-def follow(config: PatchConfig, *, taken_back: bool) -> None:
+def follow(config: Declares, *, taken_back: bool) -> None:
     """Let the loaded classes that ``config`` maps follow a change of it.
 
     Args:
@@ -197,14 +217,14 @@ def follow(config: PatchConfig, *, taken_back: bool) -> None:
             mapped.map_to(patch)
 
 
-def follow_at_load(mapped: MappedClass) -> None:
+def follow_at_load(mapped: Follows) -> None:
     """Let a class of a module that is just executed follow its config, if that has taken a mapping back."""
     config = CHANGED.get(mapped.config)
     if config is not None and config.applies_to(mapped.home):
         mapped.map_to(holding(config, mapped.name))
 
 
-def _of(config: PatchConfig) -> Iterator[MappedClass]:
+def _of(config: Declares) -> Iterator[Follows]:
     name = config.name
     yield from (
         mapped for mapped in list(MAPPED.values()) if mapped.config == name and config.applies_to(mapped.home)

@@ -26,6 +26,7 @@ from veomni_hook.tools.bench.cases import benchmarks, checked, problems
 from veomni_hook.tools.bench.run import Row, measured
 from veomni_hook.tools.bench.timing import peak_bytes
 from veomni_hook.tools.cli.bench import bench
+from veomni_hook.tools.significance import compare
 
 
 @pytest.fixture(autouse=True)
@@ -66,6 +67,7 @@ def test_every_part_of_every_side_and_why_one_is_missing() -> None:
     for row in rows[1:]:
         assert row.milliseconds.keys() == row.share.keys() == {"eager", "ours"}
         assert all(share > 0 for share in row.share.values())
+        assert {side: found.pairs for side, found in row.against.items()} == {"ours": 1}
 
 
 def test_a_step_has_a_peak_that_counts_the_gradient() -> None:
@@ -213,7 +215,7 @@ def test_every_variant_of_a_norm_can_be_measured(op: str, monkeypatch: pytest.Mo
         if kernel.backend == "triton"
     }
     monkeypatch.setattr(
-        module, "beside", lambda _, variant, device: {"ours": load_attribute(kernels[variant].load)}
+        of_one, "beside", lambda _, variant, device: {"ours": load_attribute(kernels[variant].load)}
     )
     found = list(problems(op, device))
     assert len(found) == len(module._ACCELERATOR)
@@ -270,20 +272,27 @@ def test_a_block_is_the_router_and_the_experts(monkeypatch: pytest.MonkeyPatch) 
 
 def test_the_table_and_the_record(tmp_path: Path) -> None:
     row = Row(
-        "op", "step", "float32", "4 x 4", "bytes", 8, {"eager": 1.5}, {"eager": 0.5}, {"eager": 3 << 20}
+        *("op", "step", "float32", "4 x 4", "bytes", 8),
+        milliseconds={"eager": 1.5, "ours": 1.0, "peer": 1.0},
+        share={"eager": 0.5},
+        peak={"eager": 3 << 20},
+        against={"ours": compare([[1.5] * 6], [[1.0] * 6]), "peer": compare([[1.5]], [[1.0]])},
     )
-    assert record.cells(row, ["eager", "ours"]) == [
+    assert record.cells(row, ["eager", "ours", "peer", "other"]) == [
         "op",
         "step",
         "float32",
         "4 x 4",
         "1.500 ms, 50.0 %, 3 MiB",
+        "1.000 ms, faster",
+        "1.000 ms",
         "-",
     ]
     facts = record.described("op", "cpu", [row])
     record.write(facts, tmp_path / "deep" / "record.json")
     found = json.loads((tmp_path / "deep" / "record.json").read_text())
-    assert found["rows"][0]["milliseconds"] == {"eager": 1.5}
+    assert found["rows"][0]["milliseconds"]["eager"] == 1.5
+    assert found["rows"][0]["against"]["ours"]["verdict"] == "faster"
     assert found["unfinished"] == []
     assert {"device", "torch", "date", "command", "copy_bytes_per_second"} <= found.keys()
 

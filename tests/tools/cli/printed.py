@@ -2,42 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from veomni_hook.tools.bench.run import Row as Measured
-from veomni_hook.tools.cli import bench, doctor, explain, kernels
+from veomni_hook.tools.cli import bench, doctor, explain
 from veomni_hook.tools.cli.check import command as check
 from veomni_hook.tools.cli.check.verdict import Verdict
 from veomni_hook.tools.cli.list import command as list_command
 from veomni_hook.tools.cli.list import sites
 from veomni_hook.tools.coverage import Row, Total
+from veomni_hook.tools.significance import compare
 
 MODULE = "transformers.models.tiny_moe.modeling_tiny_moe"
 NO_KERNEL = "no kernel exists for this formula on any machine; upstream's code runs"
 MISSED = "nearest idiom weight/cast_before_weight: expected Mult, found Div (line 214)"
 
 
+def rows(*header: str, cells: Iterable[tuple[object, ...]]) -> list[dict[str, object]]:
+    """Rows with the names of their columns."""
+    return [dict(zip(header, row, strict=True)) for row in cells]
+
+
 def list_() -> None:
     """`list`: a family with many ops, one with an op without a kernel, one with none, and two configs."""
     ops = ("rms_norm", "rotary", "gated_mlp", "moe_experts", "moe_router", "linear_cross_entropy")
-    config = {"from": "settings", "device": "any", "patches": 1, "installed": True}
-    list_command.show_families(
-        [
-            {"family": "tiny_moe", "ops": dict.fromkeys(ops, 1), "no_kernel": {}},
-            {"family": "vision", "ops": {"rms_norm": 4}, "no_kernel": {"rotary": 1}},
-            {"family": "auto", "ops": {}, "no_kernel": {}},
-        ],
-        [
-            {"family": "tiny_moe", "config": "my_patches:config", **config},
-            {
-                "family": "transformers.models.*",
-                "config": "a_company.training.patches:everywhere",
-                **config,
-                "from": "entry point of a-company-training",
-                "device": "gpu",
-            },
-        ],
+    everywhere = (
+        "transformers.models.*",
+        "a_company.training.patches:everywhere",
+        "entry point of a-company-training",
     )
+    list_command.show_families(
+        rows("family", "ops", "no_kernel", cells=[
+            ("tiny_moe", dict.fromkeys(ops, 1), {}),
+            ("vision", {"rms_norm": 4}, {"rotary": 1}),
+            ("auto", {}, {}),
+        ]),
+        rows("family", "config", "from", "device", "patches", "installed", cells=[
+            ("tiny_moe", "my_patches:config", "settings", "any", 1, True),
+            (*everywhere, "gpu", 1, True),
+        ]),
+    )  # fmt: skip
 
 
 def sites_() -> None:
@@ -58,39 +62,30 @@ def sites_() -> None:
 
 def kernels_() -> None:
     """`explain`: the kernels of two ops, and the presets."""
-    row = {"op": "rms_norm", "variant": "cast_before_weight"}
-    kernels.show(
-        [
-            {
-                **row,
-                "backend": "triton",
-                "chosen": True,
-                "reason": "can run here",
-                "description": "fused forward and backward; a row has the same bits in any batch",
-            },
-            {
-                **row,
-                "backend": "eager",
-                "chosen": False,
-                "reason": "triton comes first",
-                "description": "the upstream code",
-            },
-            {
-                "op": "linear_cross_entropy",
-                "variant": "causal_lm",
-                "backend": "npu",
-                "chosen": False,
-                "reason": "needs torch_npu>=2.7.1, which is not installed",
-                "description": "torch_npu's operators, in chunks of the vocabulary",
-            },
-        ],
+    header = ("op", "variant", "backend", "chosen", "reason", "description")
+    norm, fused = (
+        ("rms_norm", "cast_before_weight"),
+        "fused forward and backward; a row has the same bits in any batch",
+    )
+    missing = ("npu", False, "needs torch_npu>=2.7.1, which is not installed")
+    explain.show_ops(
+        rows(*header, cells=[
+            (*norm, "triton", True, "can run here", fused),
+            (*norm, "eager", False, "triton comes first", "the upstream code"),
+            ("linear_cross_entropy", "causal_lm", *missing, "torch_npu's operators, in chunks of the vocabulary"),
+        ]),
         {"triton": ["rms_norm", "rotary", "gated_mlp", "moe_experts", "linear_cross_entropy"], "npu": []},
         "cuda (NVIDIA H200, SM90), torch 2.13.0, triton 3.5.1; kernels = auto",
-    )
+    )  # fmt: skip
 
 
 def explain_() -> None:
     """`explain`: a module with patches, one that yields, one place that is missed, and slots."""
+    applied = ("lines", "kind", "target", "reason", "config")
+    routed = "asks for a kernel of rms_norm, and falls back to the statements below it"
+    slots = ("name", "op", "variant", "status", "kernel", "decisions")
+    decisions = ["triton: needs a device of type cuda, found cpu", "torch: can run here"]
+    experts = ("moe_experts", "batched_gated")
     explain.show(
         {
             "module": MODULE,
@@ -98,89 +93,49 @@ def explain_() -> None:
             "version": "5.99.0",
             "source": f"/opt/python/lib/python3.13/site-packages/{MODULE.replace('.', '/')}.py",
             "patch_hash": "0123456789abcdef",
-            "applied": [
-                {
-                    "lines": (31, 40),
-                    "kind": "route",
-                    "target": "TinyMoeRMSNorm.forward",
-                    "reason": "asks for a kernel of rms_norm, and falls back to the statements below it",
-                    "config": "veomni_hook.idioms",
-                },
-                {
-                    "lines": (98, 99),
-                    "kind": "method_override",
-                    "target": "TinyMoeMLP.forward",
-                    "reason": "count the calls",
-                    "config": "my_patches:config",
-                },
-            ],
-            "class_mapping": [
-                {"class": "OddNorm", "registered": "Norm$", "replacement": "my_package.layers.AnotherNorm"}
-            ],
-            "yielded": [
-                {
-                    "kind": "route",
-                    "target": "TinyMoeMLP.forward",
-                    "reason": "my_patches:config patches it",
-                    "config": "veomni_hook.idioms",
-                }
-            ],
-            "missed": [
-                {
-                    "status": "missed",
-                    "op": "rms_norm",
-                    "target": "Odd.forward",
-                    "code": "other_form",
-                    "reason": MISSED,
-                }
-            ],
-            "slots": [
-                {
-                    "name": "veomni_rms_norm_cast_before_weight",
-                    "op": "rms_norm",
-                    "variant": "cast_before_weight",
-                    "status": "routed",
-                    "kernel": "torch",
-                    "decisions": ["triton: needs a device of type cuda, found cpu", "torch: can run here"],
-                },
-                {
-                    "name": "veomni_moe_experts_batched_gated",
-                    "op": "moe_experts",
-                    "variant": "batched_gated",
-                    "status": "no_kernel",
-                    "kernel": "eager",
-                    "decisions": [f"eager: {NO_KERNEL}"],
-                },
-            ],
+            "applied": rows(*applied, cells=[
+                ((31, 40), "route", "TinyMoeRMSNorm.forward", routed, "veomni_hook.idioms"),
+                ((98, 99), "method_override", "TinyMoeMLP.forward", "count the calls", "my_patches:config"),
+            ]),
+            "class_mapping": rows("class", "registered", "replacement", cells=[
+                ("OddNorm", "Norm$", "my_package.layers.AnotherNorm"),
+            ]),
+            "yielded": rows(*applied[1:], cells=[
+                ("route", "TinyMoeMLP.forward", "my_patches:config patches it", "veomni_hook.idioms"),
+            ]),
+            "missed": rows("status", "op", "target", "code", "reason", cells=[
+                ("missed", "rms_norm", "Odd.forward", "other_form", MISSED),
+            ]),
+            "slots": rows(*slots, cells=[
+                ("veomni_rms_norm_cast_before_weight", "rms_norm", "cast_before_weight", "routed", "torch", decisions),
+                ("veomni_moe_experts_batched_gated", *experts, "no_kernel", "eager", [f"eager: {NO_KERNEL}"]),
+            ]),
             "untouched": [f"TinyMoe{name}" for name in ("Attention", "DecoderLayer", "Model", "ForCausalLM")],
         },
         "/home/somebody/.cache/veomni-hook/transformers-5.99.0/0123456789abcdef/modeling_tiny_moe.py",
-    )
+    )  # fmt: skip
 
 
 def check_() -> None:
     """`check`: a patch that applies, one that yields and one that fails."""
-    lines = "rms_norm/cast_before_weight, lines 31-40"
+    override = ("mine:config", "method_override")
     check.show(
         [
-            Verdict(MODULE, "any", "idioms", "route", "TinyMoeRMSNorm.forward", "applies", lines),
-            Verdict(
-                MODULE, "any", "mine:config", "method_override", "TinyMoeMLP.forward", "applies", "lines 3-4"
-            ),
-            Verdict(
-                MODULE, "gpu", "idioms", "route", "TinyMoeMLP.forward", "yields", "mine:config patches it"
-            ),
-            Verdict(
-                *(MODULE, "any", "mine:config", "method_override", "TinyMoeNrom.forward", "FAILS"),
-                "TinyMoeNrom is not defined in this module (mine.py:14)",
-                "correct the target; nearest names: TinyMoeRMSNorm, TinyMoeMLP, TinyMoeExperts",
-            ),
+            Verdict(MODULE, *verdict)
+            for verdict in (
+                ("any", "idioms", "route", "TinyMoeRMSNorm.forward", "applies", "rms_norm/cast_before_weight, lines 31-40"),
+                ("any", *override, "TinyMoeMLP.forward", "applies", "lines 3-4"),
+                ("gpu", "idioms", "route", "TinyMoeMLP.forward", "yields", "mine:config patches it"),
+                ("any", *override, "TinyMoeNrom.forward", "FAILS", "TinyMoeNrom is not defined in this module (mine.py:14)",
+                 "correct the target; nearest names: TinyMoeRMSNorm, TinyMoeMLP, TinyMoeExperts"),
+            )
         ]
-    )
+    )  # fmt: skip
 
 
 def doctor_() -> None:
     """`doctor`: fields, tables, an empty section, a problem and a hazard."""
+    beaten = ["'/tmp/cache' (/home/somebody/project/pyproject.toml)"]
     doctor.show(
         {
             "versions": {
@@ -189,15 +144,10 @@ def doctor_() -> None:
                 "transformers": "5.99.0",
                 "triton": None,
             },
-            "settings": [
-                {"setting": "kernels", "value": "auto", "from": "default", "beat": []},
-                {
-                    "setting": "cache_dir",
-                    "value": "/scratch/somebody/veomni-hook",
-                    "from": "VEOMNI_CACHE_DIR",
-                    "beat": ["'/tmp/cache' (/home/somebody/project/pyproject.toml)"],
-                },
-            ],
+            "settings": rows("setting", "value", "from", "beat", cells=[
+                ("kernels", "auto", "default", []),
+                ("cache_dir", "/scratch/somebody/veomni-hook", "VEOMNI_CACHE_DIR", beaten),
+            ]),
             "hardware": {
                 "system": "cuda, SM90",
                 "rms_norm": ["triton for 8 of 9 formulas", "eager for 1 of 9 formulas"],
@@ -208,7 +158,7 @@ def doctor_() -> None:
             ["transformers 4.9 is not transformers>=5.2,<6; fix: pip install 'transformers>=5.2,<6'"],
             ["VEOMNI_KERNEL is set, but no setting has that name"],
         ),
-    )
+    )  # fmt: skip
 
 
 def bench_() -> None:
@@ -216,18 +166,15 @@ def bench_() -> None:
     sides = ("eager", "torch.compile", "liger", "triton")
     times = dict(zip(sides, (1.2345, 0.9876, 0.5432, 123.4561), strict=True))
     share = dict(zip(sides, (0.081, 0.123, 0.983, 1.0), strict=True))
-    shape = "131,072 x 4,096"
+    peak = {"eager": 10_240 * 2**20, "triton": 1024 * 2**20}
+    against = {side: compare([[1.0] * 6], [[time] * 6]) for side, time in (("liger", 0.5), ("triton", 9.0))}
+    of = ("bfloat16", "131,072 x 4,096")
     bench.show(
         [
-            Measured("rms_norm", "forward", "bfloat16", shape, "bytes", 1, times, share, {}),
-            Measured(
-                *("rms_norm", "step", "bfloat16", shape, "bytes", 1, times, share),
-                {"eager": 10_240 * 2**20, "triton": 1024 * 2**20},
-            ),
-            Measured("rms_norm", "host", "bfloat16", shape, "", 0, {"eager": 0.05}, {}, {}),
-            Measured(
-                "rms_norm", "failed", "bfloat16", shape, "", 0, {}, {}, {}, {"liger": "it is not there"}
-            ),
+            Measured("rms_norm", "forward", *of, "bytes", 1, times, share, {}),
+            Measured("rms_norm", "step", *of, "bytes", 1, times, share, peak, against=against),
+            Measured("rms_norm", "host", *of, "", 0, {"eager": 0.05}, {}, {}),
+            Measured("rms_norm", "failed", *of, "", 0, {}, {}, {}, {"liger": "it is not there"}),
         ],
         {"device": "NVIDIA H200", "torch": "2.13.0"},
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from veomni_hook.tools.compare.report import report_of
 from veomni_hook.tools.compare.runs import Run
 
-STEADY = [1.0, 1.01, 0.99, 1.0, 1.0, 1.0, 1.0]
+STEADY = [1.0, 1.01, 0.99, 1.0, 1.0, 1.0, 1.0, 1.0]
 
 KERNEL = {
     "model": "M",

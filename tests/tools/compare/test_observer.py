@@ -19,8 +19,7 @@ from tests.kernels.patched_qwen3 import load, tiny_config
 from veomni_hook.kernels.selection.process_choice import STATE, set_choice
 from veomni_hook.tools.compare.observer import Observation, Stopped, _stop
 from veomni_hook.tools.compare.plan import Plan
-from veomni_hook.tools.compare.recorder import Recorder
-from veomni_hook.tools.compare.tokens import tokens_of
+from veomni_hook.tools.compare.recorder import Recorder, tokens_of
 from veomni_hook.tools.report.explanation import explain
 
 

@@ -14,7 +14,7 @@ from veomni_hook.tools.compare import profile
 from veomni_hook.tools.compare.page import page_of
 from veomni_hook.tools.compare.profile import StepProfile, covered
 from veomni_hook.tools.compare.report import report_of
-from veomni_hook.tools.report.html import text
+from veomni_hook.tools.report.page import text
 
 SAID = "In training, 1 of 2 places run fused kernels."
 ON_CPU = "Without the hook, matrix products, convolutions and attention take 80 % of a step."

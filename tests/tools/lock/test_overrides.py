@@ -6,7 +6,7 @@ import pytest
 
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.spec import PatchConfig
-from veomni_hook.tools.lock import Change, overrides_of
+from veomni_hook.tools.lock import overrides_of
 from veomni_hook.tools.lock.changes import (
     FORMULA,
     GONE,
@@ -42,10 +42,6 @@ def config(*targets: str, module: str = "m") -> PatchConfig:
     return made
 
 
-def changes(after: Compare, text: str, *targets: str) -> list[Change]:
-    return after(text, config(*(targets or ("Layer.forward",))), before=BODY)
-
-
 def edited(old: str, new: str) -> str:
     assert old in BODY
     return BODY.replace(old, new)
@@ -74,53 +70,6 @@ def test_a_pattern_stands_on_every_definition_that_it_applies_to() -> None:
     assert overrides_of([made], Document(BODY, "other.m")) == ()
 
 
-def test_the_same_body_is_no_change(after: Compare) -> None:
-    assert changes(after, edited("x, mask=None", "x: int, mask: int = None")) == []
-
-
-def test_another_body_matters(after: Compare) -> None:
-    (change,) = changes(after, edited("self.inner(x, mask)", "self.inner(x + 1, mask)"))
-    assert (change.result, change.matters, change.kind) == (FORMULA, True, "method_override")
-    assert "mine:config" in change.detail
-    assert "+    return self.inner(x + 1, mask)\n" in change.diff
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        "        out = self.inner(x, mask)\n        return out\n",
-        "        return self.inner(x, mask)  # as ever\n",
-    ],
-)
-def test_another_text_of_the_same_code_is_a_note(after: Compare, body: str) -> None:
-    found = changes(after, edited("        return self.inner(x, mask)\n", body))
-    assert all((change.result, change.matters) == (TEXT, False) for change in found)
-    assert len(found) == ("out" in body)
-
-
-def test_the_same_formula_on_other_attributes_matters(after: Compare) -> None:
-    before = BODY.replace("self.inner(x, mask)", "self.up(x) * self.gate(x)")
-    swapped = before.replace("self.up(x) * self.gate(x)", "self.up(x) * self.door(x)")
-    (change,) = after(swapped, config("Layer.forward"), before=before)
-    assert (change.result, change.matters) == (FORMULA, True)
-
-
-@pytest.mark.parametrize(
-    ("signature", "said"),
-    [
-        ("x, mask=0", "mask=None is now mask=0"),
-        ("x, mask=None, *, extra", "new: extra (keyword only)"),
-        ("x, mask", "mask=None is now mask"),
-        ("hidden, mask=None", "no x any more; new: hidden"),
-        ("x, mask=None, **kwargs", "new: **kwargs"),
-    ],
-)
-def test_another_signature_matters(after: Compare, signature: str, said: str) -> None:
-    (change,) = changes(after, edited("x, mask=None", signature))
-    assert (change.result, change.matters) == (SIGNATURE, True)
-    assert change.detail == f"{said}; mine:config has to follow"
-
-
 SAID = "from ..utils.deprecation import old\n\n\n"
 MASK = '    @old("mask", "6.1.0", new_name="attention")\n    def forward(self, x, attention=None):'
 
@@ -131,18 +80,55 @@ def renamed(*, declared: bool) -> str:
     return SAID * declared + text.replace("self.inner(x, mask)", "self.inner(x, attention)")
 
 
-def test_code_that_replaces_a_function_may_keep_the_old_name_that_upstream_takes(after: Compare) -> None:
-    change, parameter = changes(after, renamed(declared=True))
-    assert (parameter.kind, parameter.target, parameter.result) == (PARAMETER, "mask", RENAMED)
-    assert (change.result, change.matters) == (RENAMED, False)
-    assert change.detail == "mask is attention now; the old keyword still works until 6.1"
+RETURN = "        return self.inner(x, mask)\n"
+GATED = BODY.replace("self.inner(x, mask)", "self.up(x) * self.gate(x)")
+#: Nothing says what this computes, so its fingerprint decides.
+LOOP = BODY.replace("        return", "        while unknown(self):\n            pass\n        return")
+ANOTHER = "upstream's code is another"
+KEPT = "mask is attention now; the old keyword still works until 6.1"
+LIKELY = "mask is likely attention now; upstream does not take the old keyword"
 
 
-def test_a_name_that_upstream_does_not_take_matters(after: Compare) -> None:
-    change, parameter = changes(after, renamed(declared=False))
-    assert (change.result, change.matters) == (RENAMED, True)
-    said = "mask is likely attention now; upstream does not take the old keyword; mine:config has to follow"
-    assert change.detail == said and not parameter.matters
+# What `Layer.forward` is afterwards, and before; the result, whether it matters, and its sentence.
+@pytest.mark.parametrize(
+    ("text", "before", "result", "matters", "detail"),
+    [
+        (edited("x, mask=None", "x: int, mask: int = None"), BODY, "", False, ""),
+        (edited(RETURN, "        return self.inner(x, mask)  # as ever\n"), BODY, "", False, ""),
+        (edited(RETURN, "        out = self.inner(x, mask)\n        return out\n"), BODY, TEXT, False, "upstream computes the same"),
+        (edited("self.inner(x, mask)", "self.inner(x + 1, mask)"), BODY, FORMULA, True, ANOTHER),
+        # The same formula on other attributes.
+        (GATED.replace("self.gate", "self.door"), GATED, FORMULA, True, ANOTHER),
+        (LOOP.replace("self.inner(x,", "self.inner(x + 1,"), LOOP, FORMULA, True, ANOTHER),
+        (edited("x, mask=None", "x, mask=0"), BODY, SIGNATURE, True, "mask=None is now mask=0"),
+        (edited("x, mask=None", "x, mask=None, *, extra"), BODY, SIGNATURE, True, "new: extra (keyword only)"),
+        (edited("x, mask=None", "x, mask"), BODY, SIGNATURE, True, "mask=None is now mask"),
+        (edited("x, mask=None", "hidden, mask=None"), BODY, SIGNATURE, True, "no x any more; new: hidden"),
+        (edited("x, mask=None", "x, mask=None, **kwargs"), BODY, SIGNATURE, True, "new: **kwargs"),
+        # Code that replaces a function may keep the old name as long as upstream takes it.
+        (renamed(declared=True), BODY, RENAMED, False, KEPT),
+        (renamed(declared=False), BODY, RENAMED, True, LIKELY),
+        (renamed(declared=True).replace("self.inner(x,", "self.inner(x + 1,"), BODY, FORMULA, True,
+         f"mask is attention now; {ANOTHER}"),
+        ("", BODY, GONE, True, "there is no Layer.forward"),
+        (edited("class Layer", "class MyLayer"), BODY, GONE, True, "the same code is now MyLayer.forward"),
+    ],
+)  # fmt: skip
+def test_a_method_that_a_config_replaces(
+    after: Compare, text: str, before: str, result: str, matters: bool, detail: str
+) -> None:
+    found = after(text, config("Layer.forward"), before=before)
+    rows = [(one.result, one.matters, one.detail) for one in found if one.kind != PARAMETER]
+    ends = {GONE: "; mine:config patches it", RENAMED: "; mine:config has to follow"}
+    end = ends.get(result, ends[RENAMED]) if matters else ""
+    assert rows == ([(result, matters, f"{detail}{end}")] if result else [])
+    assert all(one.kind == "method_override" for one in found if one.kind != PARAMETER)
+    for one in found:
+        if result in (TEXT, FORMULA, SIGNATURE) and one.kind != PARAMETER:
+            assert "\n-    " in one.diff or "\n-def" in one.diff
+        if one.kind == PARAMETER:
+            assert (one.target, one.result, one.matters) == ("mask", RENAMED, False)
+    assert any(one.kind == PARAMETER for one in found) is ("attention" in text)
 
 
 @pytest.mark.parametrize("verb", ["rewrite", "relies_on"])
@@ -157,30 +143,11 @@ def test_code_among_upstreams_own_follows_a_renamed_parameter(after: Compare, ve
     assert not [one for one in found if one.matters]
 
 
-def test_a_renamed_parameter_of_code_that_changed_is_named_too(after: Compare) -> None:
-    text = renamed(declared=True).replace("self.inner(x,", "self.inner(x + 1,")
-    change = changes(after, text)[0]
-    assert (change.result, change.matters) == (FORMULA, True)
-    assert change.detail == "mask is attention now; upstream's code is another; mine:config has to follow"
-
-
 def test_a_class_has_the_signatures_of_its_methods(after: Compare) -> None:
     made = PatchConfig("m", label="mine:config")
     made.replace_class("Layer", int)
     (change,) = after(edited("(self, size)", "(self, size, bias)"), made, before=BODY)
     assert change.result == SIGNATURE
-
-
-def test_a_body_that_is_gone_matters(after: Compare) -> None:
-    (change,) = changes(after, "")
-    assert (change.result, change.matters) == (GONE, True)
-    assert change.detail == "there is no Layer.forward; mine:config patches it"
-
-
-def test_a_renamed_body_is_found(after: Compare) -> None:
-    (change,) = changes(after, edited("class Layer", "class MyLayer"))
-    assert (change.result, change.matters) == (GONE, True)
-    assert "the same code is now MyLayer.forward" in change.detail
 
 
 def test_patches_that_come_and_go_are_mentioned() -> None:
@@ -196,11 +163,3 @@ def test_a_site_under_a_projects_patch_is_the_projects() -> None:
     text = "class Norm:\n    def forward(self, x):\n        return self.scale * x\n"
     held = lock_of({"m": text}, config("Norm.forward")).modules["m"]
     assert held.sites == () and [one.target for one in held.overrides] == ["Norm.forward"]
-
-
-def test_code_without_a_form_goes_by_its_fingerprint(after: Compare) -> None:
-    before = BODY.replace("        return", "        while unknown(self):\n            pass\n        return")
-    (change,) = after(
-        before.replace("self.inner(x,", "self.inner(x + 1,"), config("Layer.forward"), before=before
-    )
-    assert (change.result, change.matters) == (FORMULA, True)

@@ -215,11 +215,7 @@ def rows(self, x):
 @pytest.mark.parametrize(
     ("target", "replacement", "expected"),
     [
-        (
-            "Tower.forward",
-            given_length,
-            {"host sync": "max_seqlen", "autograd": "out is not changed in place"},
-        ),
+        ("Tower.forward", given_length, {"host sync": "max_seqlen", "autograd": "out is not changed in place"}),
         (
             "Tower.get_image_features",
             whole,
@@ -245,7 +241,7 @@ def rows(self, x):
         ("Norm.forward", anchored, {"dummy forward": "a term times 0.0, for gradients"}),
         ("Norm.forward", rows, {"other": "new here: dtype, float32, torch, zeros"}),
     ],
-)
+)  # fmt: skip
 def test_what_changes_against_upstream(target: str, replacement: object, expected: dict[str, str]) -> None:
     config = made()
     config.exclude_from_output("Speech")
@@ -315,12 +311,7 @@ def test_every_concern_has_an_answer() -> None:
     [
         ("OpSlot rms_norm/standard", ("rotary/a", "rms_norm/b"), HERE, "rms_norm/b"),
         ("OpSlot rms_norm/standard", ("rotary/a",), NOT_YET, "no kernel"),
-        (
-            "OpSlot dsa_attention_implementation/a",
-            ("rms_norm/b",),
-            NOT_YET,
-            "chosen keys are a mask for torch's attention",
-        ),
+        ("OpSlot dsa_attention_implementation/a", ("rms_norm/b",), NOT_YET, "chosen keys are a mask for torch's attention"),
         (
             "OpSlot rms_norm/a; OpSlot dsa_attention_implementation/a",
             ("rms_norm/b",),
@@ -332,14 +323,9 @@ def test_every_concern_has_an_answer() -> None:
         ("npu_rms_norm of torch_npu", ("rms_norm/b",), HERE, "rms_norm/b"),
         ("npu_rms_norm of torch_npu", (), NOT_YET, "no kernel"),
         ("chunk of fla", ("sample_boundaries/found_once",), NOT_YET, "no kernel"),
-        (
-            "drops use_kernel_forward_from_hub",
-            (),
-            NOT_NEEDED,
-            "kernels of the Hub run only with `use_kernels=True`",
-        ),
+        ("drops use_kernel_forward_from_hub", (), NOT_NEEDED, "kernels of the Hub run only with `use_kernels=True`"),
     ],
-)
+)  # fmt: skip
 def test_a_kernel_is_here_if_a_route_of_its_op_is(
     evidence: str, routes: tuple[str, ...], status: str, by: str
 ) -> None:

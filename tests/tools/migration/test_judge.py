@@ -154,10 +154,7 @@ def test_a_patch_that_is_for_something_else_too_is_needed(load):
 @pytest.mark.parametrize(
     ("added", "said"),
     [
-        (
-            "config.exclude_from_output('UpgradedModel')\n",
-            "two patches claim UpgradedModel: ",
-        ),
+        ("config.exclude_from_output('UpgradedModel')\n", "two patches claim UpgradedModel: "),
         (
             "config.override_method('UpgradedModel.same', model_same)\n",
             "two patches claim UpgradedModel.same",

@@ -86,11 +86,7 @@ def forward_of_tensors(self, images, **kwargs):
     ("fitting", "lost", "why"),
     [
         ({"Model.forward": looks}, {"look": look}, "it needs the patch of look, which it calls with other"),
-        (
-            {"Model.forward": looks_as_upstream},
-            {"look": look},
-            "it needs the patch of look, whose result it takes",
-        ),
+        ({"Model.forward": looks_as_upstream}, {"look": look}, "it needs the patch of look, whose result it takes"),
         ({"Model.forward": looks_as_upstream}, {}, ""),
         ({"Model.forward": passes_slices}, {"Tower.forward": sliced}, "which brings slices"),
         ({"Model.forward": passes_slices}, {"Model.places": sliced}, ""),
@@ -100,7 +96,7 @@ def forward_of_tensors(self, images, **kwargs):
         ({"Tower.features": features_as_upstream}, {"Tower.forward": forward_of_tensors}, ""),
         ({"Tower.features": features, "Tower.forward": forward_of_tensors}, {}, ""),
     ],
-)
+)  # fmt: skip
 def test_patches_that_belong_together(fitting, lost, why):
     found = found_in(fitting, lost)
     assert list(found) == ([0] if why else [])

@@ -4,9 +4,9 @@ import random
 
 import pytest
 
-from veomni_hook.tools.report.colour import coloured
-from veomni_hook.tools.report.html import text
+from veomni_hook.tools.report.diff import coloured
 from veomni_hook.tools.report.lines import Kind, pairs, runs, split
+from veomni_hook.tools.report.page import text
 
 UPSTREAM = """\
 def forward(self, x):
@@ -79,8 +79,8 @@ def test_colours_keep_the_text():
         '<span class="t"># a &lt; b</span>'
     )
     assert found[1:3] == [
-        '    <span class="s">&quot;&quot;&quot;two</span>',
-        '<span class="s">    lines&quot;&quot;&quot;</span>',
+        '    <span class="s">&#34;&#34;&#34;two</span>',
+        '<span class="s">    lines&#34;&#34;&#34;</span>',
     ]
     assert found[3].endswith("x.print") and '<span class="k">return</span>' in found[3]
     assert coloured(["a = (", "b < c"]) == [text("a = ("), text("b < c")]

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 
 from veomni_hook import accelerator
-from veomni_hook.kernels.problem import Problem, Side, beside, made, peer
+from veomni_hook.kernels.problem import Problem, Side, beside, made, peer, sides_of
 from veomni_hook.kernels.rms_norm import bench as rms_norm
 from veomni_hook.kernels.rms_norm.bench import EPS
 
@@ -22,13 +22,17 @@ def problems(device: str, *, quick: bool) -> Iterator[Problem]:
     """Yield every size."""
     sizes = _ACCELERATOR if device in accelerator.TYPES else _CPU
     quack, absent = peer(device, "quack", partial(quack_addition, eps=EPS))
+    norms = beside("rms_norm", "cast_before_weight", device)
+    if "ours" in norms:
+        quack |= {"ours, one by one": partial(_apart, partial(norms["ours"], eps=EPS))}
+    eager = partial(_apart, rms_norm.upstream)
     for rows, columns in sizes[:2] if quick else sizes:
         residual, x = (made(rows, columns, device=device) for _ in "rx")
         yield Problem(
             op="add_rms_norm",
             shape=f"{rows} x {columns}",
             leaves=(residual, x, made(columns, device=device)),
-            sides={**_sides(device), **quack},
+            sides={**sides_of("add_rms_norm", "cast_before_weight", device, eager=eager, eps=EPS), **quack},
             limit="bytes",
             # Backward reads the sum and both gradients, and writes one for both addends.
             work={"forward": 4 * x.nbytes, "backward": 4 * x.nbytes},
@@ -36,17 +40,6 @@ def problems(device: str, *, quick: bool) -> Iterator[Problem]:
             spoils=frozenset({"liger"}),
             absent=absent,
         )
-
-
-def _sides(device: str) -> dict[str, Side]:
-    eager = partial(_apart, rms_norm.upstream)
-    found: dict[str, Side] = {"eager": eager, "compile": torch.compile(eager, dynamic=False)}
-    norms = beside("rms_norm", "cast_before_weight", device)
-    if "ours" in norms:
-        found["ours, one by one"] = partial(_apart, partial(norms["ours"], eps=EPS))
-    for name, side in beside("add_rms_norm", "cast_before_weight", device).items():
-        found[name] = partial(side, eps=EPS)
-    return found
 
 
 def _apart(

@@ -20,7 +20,6 @@ from veomni_hook.kernels.problem import Problem, Side, formula, made
 
 __all__ = ["problems"]
 
-_VARIANT = "sinks"
 # Batch, positions, heads, columns of a head, window, chosen keys.
 _ACCELERATOR = ((1, 4096, 64, 512, 128, 512), (2, 2048, 64, 512, 128, 512), (1, 16384, 64, 512, 128, 512))
 _CPU = ((1, 128, 4, 32, 16, 8),)
@@ -36,7 +35,7 @@ def problems(device: str, *, quick: bool) -> Iterator[Problem]:
         query = made(batch, heads, positions, width, device=device)
         key = made(batch, 1, mask.shape[-1], width, device=device)
         sinks = made(heads, device=device)
-        eager = partial(_side, attend=formula("attention", _VARIANT), mask=mask)
+        eager = partial(_side, attend=formula("attention", "sinks"), mask=mask)
         sides: dict[str, Side] = {"eager": eager, "compile": torch.compile(eager, dynamic=False)}
         if device == "cuda":
             sides["tiles"] = partial(_side, attend=tiles.with_sinks, mask=mask)

@@ -13,6 +13,7 @@ import torch
 from veomni_hook import accelerator
 from veomni_hook.kernels.causal_conv import torch as of_torch
 from veomni_hook.kernels.problem import Problem, Side, made
+from veomni_hook.kernels.selection.registry import load_attribute
 from veomni_hook.kernels.shared.samples import boundaries
 
 __all__ = ["problems"]
@@ -26,6 +27,9 @@ _TAPS = 4
 def problems(device: str, *, quick: bool) -> Iterator[Problem]:
     """Yield every size; memory holds channels next to each other, as behind a projection."""
     sizes = _ACCELERATOR if device in accelerator.TYPES else _CPU
+    kernel = of_torch.depthwise
+    if device == "cuda":
+        kernel = load_attribute("veomni_hook.kernels.causal_conv.triton:depthwise")
     for positions, samples, channels in sizes[:2] if quick else sizes:
         x, weight = made(1, positions, channels, device=device), made(channels, _TAPS, device=device)
         ends = list(range(0, positions + 1, positions // samples)) if samples else None
@@ -35,19 +39,12 @@ def problems(device: str, *, quick: bool) -> Iterator[Problem]:
             op="causal_conv",
             shape=f"{positions} x {channels}, {max(samples, 1)} samples",
             leaves=[x, weight],
-            sides=_sides(bounds, device),
+            # Where samples share a row, upstream's code computes them as one: it has no boundaries.
+            sides={"eager": _upstream, "ours": partial(_depthwise, kernel, bounds=bounds)},
             limit="bytes",
             work={"forward": 2 * moved, "backward": 3 * moved},
             incoming={"backward": [made(1, positions, channels, device=device)]},
         )
-
-
-def _sides(bounds: torch.Tensor | None, device: str) -> dict[str, Side]:
-    """Where samples share a row, upstream's code computes them as one: it has no boundaries."""
-    sides: dict[str, Side] = {"eager": _upstream, "ours": partial(_torch, bounds=bounds)}
-    if device == "cuda":
-        sides["ours"] = partial(_triton, bounds=bounds)
-    return sides
 
 
 def _upstream(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -57,11 +54,9 @@ def _upstream(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return output.transpose(1, 2)
 
 
-def _torch(x: torch.Tensor, weight: torch.Tensor, bounds: torch.Tensor | None) -> torch.Tensor:
-    return of_torch.depthwise(x.transpose(1, 2), weight, None, "silu", bounds).transpose(1, 2)
-
-
-def _triton(x: torch.Tensor, weight: torch.Tensor, bounds: torch.Tensor | None) -> torch.Tensor:
-    from veomni_hook.kernels.causal_conv.triton import depthwise
-
-    return depthwise(x.transpose(1, 2), weight, None, "silu", bounds).transpose(1, 2)
+def _depthwise(
+    kernel: Side, x: torch.Tensor, weight: torch.Tensor, bounds: torch.Tensor | None
+) -> torch.Tensor:
+    output = kernel(x.transpose(1, 2), weight, None, "silu", bounds)
+    assert isinstance(output, torch.Tensor)  # noqa: S101
+    return output.transpose(1, 2)

@@ -20,6 +20,7 @@ from veomni_hook import accelerator
 from veomni_hook.kernels.gated_delta_rule import torch as chunked
 from veomni_hook.kernels.gated_delta_rule.chunks import LENGTH
 from veomni_hook.kernels.problem import Problem, Side, made
+from veomni_hook.kernels.selection.registry import load_attribute
 from veomni_hook.kernels.shared.samples import boundaries
 
 __all__ = ["problem", "problems"]
@@ -32,6 +33,7 @@ _ACCELERATOR = (
     ("1 row of 16,384", 1, 16384, 0, 16, 64, 128),
     ("1 row of 65,536", 1, 65536, 0, 16, 32, 128),
 )
+_TRITON = "veomni_hook.kernels.gated_delta_rule.triton:scalar_decay"
 _CPU = (("2 rows of 256", 2, 256, 0, 2, 4, 64), ("512 in 8 samples", 1, 512, 8, 2, 4, 64))
 
 
@@ -49,7 +51,7 @@ def problems(device: str, *, quick: bool) -> Iterator[Problem]:
             [query, key, value, g, beta],
             samples,
             {"eager": _upstream},
-            {"fla": _fla, "torch": chunked.scalar_decay, "triton": _triton},
+            {"fla": _fla, "torch": chunked.scalar_decay, "triton": _TRITON},
         )
 
 
@@ -59,7 +61,7 @@ def problem(
     leaves: Sequence[torch.Tensor],
     samples: int,
     sides: dict[str, Side],
-    kernels: Mapping[str, Callable[..., Any]],
+    kernels: Mapping[str, Callable[..., Any] | str],
 ) -> Problem:
     """Return the problem of one form of the rule.
 
@@ -69,20 +71,20 @@ def problem(
         leaves: query, key, value, decay, write strength.
         samples: of each row; 0 for one.
         sides: without kernels. Where samples share a row, these compute them as one: they have no boundaries.
-        kernels: by backend, called as a slot calls them; ``fla`` takes part where it is installed, ``triton``
-            on a GPU.
+        kernels: by backend, called as a slot calls them, or where to load them; ``fla`` takes part where it
+            is installed, ``triton`` on a GPU.
     """
     value = leaves[2]
     (rows, positions, heads, width), device = value.shape, value.device.type
     ends = list(range(0, positions + 1, positions // samples)) if samples else None
     bounds = None if ends is None else boundaries(ends, value.device)
-    bound = {name: partial(_kernel, kernel=kernel, bounds=bounds) for name, kernel in kernels.items()}
-    fla, chunks, triton = bound["fla"], bound["torch"], bound["triton"]
-    if device == "cuda":
-        sides |= {"fla": fla} if find_spec("fla") is not None else {}
-        sides |= {"torch": chunks, "ours": triton}
-    else:
-        sides["ours"] = chunks
+    ours = {"torch": "torch", "ours": "triton"} if device == "cuda" else {"ours": "torch"}
+    if device == "cuda" and find_spec("fla") is not None:
+        ours = {"fla": "fla", **ours}
+    for side, backend in ours.items():
+        kernel = kernels[backend]
+        kernel = load_attribute(kernel) if isinstance(kernel, str) else kernel
+        sides[side] = partial(_kernel, kernel=kernel, bounds=bounds)
     by_chunk = 2 * LENGTH * LENGTH * (2 * width + width + width) + 6 * LENGTH * width * width
     flops = by_chunk * heads * rows * positions // LENGTH
     return Problem(
@@ -108,12 +110,6 @@ def _kernel(
     *operands: torch.Tensor, kernel: Callable[..., tuple[torch.Tensor, Any]], bounds: torch.Tensor | None
 ) -> torch.Tensor:
     return kernel(*operands, None, False, True, bounds)[0]
-
-
-def _triton(*operands: Any) -> Any:
-    from veomni_hook.kernels.gated_delta_rule.triton import scalar_decay
-
-    return scalar_decay(*operands)
 
 
 def _fla(query: Any, key: Any, value: Any, g: Any, beta: Any, *options: Any) -> Any:

@@ -30,6 +30,7 @@ _ACCELERATOR = (
     ("16,384 in 16 samples", 1, 16384, 16, 32, 128),
     ("2 rows of 4,096", 2, 4096, 0, 32, 128),
 )
+_TRITON = "veomni_hook.kernels.gated_delta_rule.channel_triton:channel_decay"
 _CPU = (("2 rows of 128", 2, 128, 0, 2, 64), ("256 in 8 samples", 1, 256, 8, 2, 64))
 
 
@@ -49,7 +50,7 @@ def problems(device: str, *, quick: bool) -> Iterator[Problem]:
             [query, key, value, g, beta],
             samples,
             sides,
-            {"fla": _fla, "torch": channels.channel_decay, "triton": _triton},
+            {"fla": _fla, "torch": channels.channel_decay, "triton": _TRITON},
         )
 
 
@@ -60,12 +61,6 @@ def _upstream(*operands: torch.Tensor) -> torch.Tensor:
     function = getattr(chunk_kimi_delta_attention, "__wrapped__", chunk_kimi_delta_attention)
     output: torch.Tensor = function(*operands, use_qk_l2norm_in_kernel=True)[0]
     return output
-
-
-def _triton(*operands: Any) -> Any:
-    from veomni_hook.kernels.gated_delta_rule.channel_triton import channel_decay
-
-    return channel_decay(*operands)
 
 
 def _fla(query: Any, key: Any, value: Any, g: Any, beta: Any, *options: Any) -> Any:

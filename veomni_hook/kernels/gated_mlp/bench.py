@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 
 import torch
 from torch import nn
 from torch.nn import functional
 
 from veomni_hook import accelerator
-from veomni_hook.kernels.problem import Problem, Side, beside, made, peer
+from veomni_hook.kernels.problem import Problem, made, peer, sides_of
 
 __all__ = ["problems"]
 
@@ -28,20 +27,13 @@ def problems(device: str, *, quick: bool) -> Iterator[Problem]:
             op="gated_mlp",
             shape=f"{rows} x {columns}",
             leaves=(gate, up),
-            sides=_sides(device),
+            sides=sides_of("gated_mlp", "product", device, eager=upstream, activation=nn.SiLU()),
             limit="bytes",
             work={"forward": 3 * gate.nbytes, "backward": 5 * gate.nbytes},
             incoming={"backward": [torch.randn_like(gate)]},
             spoils=frozenset({"liger"}),
             absent=absent,
         )
-
-
-def _sides(device: str) -> dict[str, Side]:
-    found: dict[str, Side] = {"eager": upstream, "compile": torch.compile(upstream, dynamic=False)}
-    for name, side in beside("gated_mlp", "product", device).items():
-        found[name] = partial(side, activation=nn.SiLU())
-    return found
 
 
 def upstream(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:

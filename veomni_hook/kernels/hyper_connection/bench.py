@@ -7,14 +7,13 @@ Sinkhorn's method takes 20 iterations, as in DeepSeek-V4.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
 from veomni_hook import accelerator
-from veomni_hook.kernels.problem import Problem, Side, beside, formula, made
+from veomni_hook.kernels.problem import Problem, Side, made, sides_of
 from veomni_hook.kernels.rms_norm.reference import unweighted
 
 __all__ = ["problems"]
@@ -51,7 +50,7 @@ def _weights(variant: str, weights: int, scales: int, size: tuple[int, int], dev
     norm = _Norm()
     rest = (_STREAMS, 20, 1e-6) if variant == "sinkhorn" else (1e-6,)
 
-    def bound(x: torch.Tensor, fn: torch.Tensor, base: torch.Tensor, scale: torch.Tensor, side: Side) -> Any:
+    def bound(side: Side, x: torch.Tensor, fn: torch.Tensor, base: torch.Tensor, scale: torch.Tensor) -> Any:
         return side(x, norm, _Norm, fn, base, scale, *rest)
 
     work = {"forward": x.nbytes + x.nbytes // _STREAMS, "backward": 2 * x.nbytes + x.nbytes // _STREAMS}
@@ -64,7 +63,7 @@ def _mix(tokens: int, columns: int, device: str) -> Problem:
     post = made(1, tokens, _STREAMS, device=device, dtype=torch.float32).sigmoid()
     comb = made(1, tokens, _STREAMS, _STREAMS, device=device, dtype=torch.float32).softmax(-1)
 
-    def bound(post: torch.Tensor, comb: torch.Tensor, o: torch.Tensor, x: torch.Tensor, side: Side) -> Any:
+    def bound(side: Side, post: torch.Tensor, comb: torch.Tensor, o: torch.Tensor, x: torch.Tensor) -> Any:
         return side(post, comb, o, x, x.dtype)
 
     work = {"forward": 2 * x.nbytes + output.nbytes, "backward": 3 * x.nbytes + 2 * output.nbytes}
@@ -74,11 +73,9 @@ def _mix(tokens: int, columns: int, device: str) -> Problem:
 def _problem(
     variant: str, leaves: Sequence[torch.Tensor], bound: Side, work: Mapping[str, int], device: str
 ) -> Problem:
-    eager = partial(bound, side=formula(_OP, variant))
-    sides: dict[str, Side] = {"eager": eager, "compile": torch.compile(eager, dynamic=False)}
-    sides.update((name, partial(bound, side=side)) for name, side in beside(_OP, variant, device).items())
+    sides = sides_of(_OP, variant, device, call=bound)
     with torch.no_grad():
-        results = eager(*leaves)
+        results = sides["eager"](*leaves)
     results = results if isinstance(results, tuple) else (results,)
     tokens, columns = leaves[0].shape[1], results[-1].shape[-1]
     return Problem(

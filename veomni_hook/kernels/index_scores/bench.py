@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
 import torch
 
 from veomni_hook import accelerator
 from veomni_hook.kernels.index_scores import torch as pieces
-from veomni_hook.kernels.problem import Problem, Side, beside, formula, made
+from veomni_hook.kernels.problem import Problem, Results, Side, made, sides_of
 
 __all__ = ["problems"]
 
@@ -33,21 +32,18 @@ def problems(device: str, *, quick: bool) -> Iterator[Problem]:
         key = made(batch, positions, width, device=device)
         weights = made(batch, positions, heads, device=device, dtype=torch.float32) * heads**-0.5
         scale = width**-0.5
-        eager = partial(_scaled, side=formula(_OP, _VARIANT), scale=scale)
-        sides: dict[str, Side] = {"eager": eager, "compile": torch.compile(eager, dynamic=False)}
-        others = {"pieces": pieces.relu_matmul, **beside(_OP, _VARIANT, device)}
-        sides |= {name: partial(_scaled, side=side, scale=scale) for name, side in others.items()}
+        sides = sides_of(_OP, _VARIANT, device, call=_scaled, scale=scale)
         flops = 2 * batch * positions**2 * heads * width
         yield Problem(
             op=_OP,
             shape=f"{batch} x {positions} x {positions}, {heads} heads of {width}",
             leaves=(query, key, weights),
-            sides=sides,
+            sides={**sides, "pieces": partial(_scaled, pieces.relu_matmul, scale=scale)},
             limit="flops",
             work={"forward": flops, "step": 4 * flops},
             incoming={"backward": [torch.randn(batch, positions, positions, device=device)]},
         )
 
 
-def _scaled(query: torch.Tensor, key: torch.Tensor, weights: torch.Tensor, side: Side, scale: float) -> Any:
-    return side(query, key, weights, scale)
+def _scaled(kernel: Side, *leaves: torch.Tensor, scale: float) -> Results:
+    return kernel(*leaves, scale)

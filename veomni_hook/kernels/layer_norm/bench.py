@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch.nn import functional
 
 from veomni_hook import accelerator
-from veomni_hook.kernels.problem import Problem, Side, beside, formula, made
+from veomni_hook.kernels.problem import Problem, Results, Side, made, sides_of
 from veomni_hook.kernels.slot.arguments import operand_names
 
 __all__ = ["problems"]
@@ -30,27 +30,20 @@ def problems(device: str, *, quick: bool) -> Iterator[Problem]:
     """Yield every variant and size."""
     cases = _ACCELERATOR if device in accelerator.TYPES else _CPU
     for variant, rows, columns in cases[:2] if quick else cases:
-        names = [name for name in operand_names("layer_norm", variant) if name in ("weight", "bias")]
+        names = operand_names("layer_norm", variant)
         x = made(rows, columns, device=device)
+        sides = sides_of("layer_norm", variant, device, call=_of_tensors, names=names, columns=columns)
+        if variant in ("weight_before_cast", "unweighted"):
+            sides["torch's operator"] = operator
         yield Problem(
             op="layer_norm",
             shape=f"{variant}, {rows} x {columns}",
-            leaves=(x, *(made(columns, device=device) for _ in names)),
-            sides=_sides(variant, columns, device),
+            leaves=(x, *(made(columns, device=device) for name in names if name in ("weight", "bias"))),
+            sides=sides,
             limit="bytes",
             work={"forward": 2 * x.nbytes, "backward": 3 * x.nbytes},
             incoming={"backward": [torch.randn_like(x)]},
         )
-
-
-def _sides(variant: str, columns: int, device: str) -> dict[str, Side]:
-    eager = _of_tensors(formula("layer_norm", variant), variant, columns)
-    found: dict[str, Side] = {"eager": eager, "compile": torch.compile(eager, dynamic=False)}
-    if variant in ("weight_before_cast", "unweighted"):
-        found["torch's operator"] = operator
-    for name, side in beside("layer_norm", variant, device).items():
-        found[name] = _of_tensors(side, variant, columns)
-    return found
 
 
 def operator(x: torch.Tensor, weight: torch.Tensor | None = None) -> torch.Tensor:
@@ -58,13 +51,8 @@ def operator(x: torch.Tensor, weight: torch.Tensor | None = None) -> torch.Tenso
     return functional.layer_norm(x, x.shape[-1:], weight, None, EPS)
 
 
-def _of_tensors(side: Side, variant: str, columns: int) -> Side:
-    """``side`` as a function of the tensors among its operands, in their order."""
+def _of_tensors(kernel: Side, *tensors: torch.Tensor, names: Sequence[str], columns: int) -> Results:
+    """What ``kernel`` returns for the tensors among its operands, which have these ``names``."""
     fixed = {"eps": EPS, "normalized_shape": (columns,)}
-    names = operand_names("layer_norm", variant)
-
-    def call(*tensors: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
-        given = iter(tensors)
-        return side(*(fixed[name] if name in fixed else next(given) for name in names))
-
-    return call
+    leaves = iter(tensors)
+    return kernel(*(fixed[name] if name in fixed else next(leaves) for name in names))

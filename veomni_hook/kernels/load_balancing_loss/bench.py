@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
 
 import torch
 
 from veomni_hook import accelerator
-from veomni_hook.kernels.problem import Problem, Side, beside, formula, made
+from veomni_hook.kernels.problem import Problem, made, sides_of
 
 __all__ = ["problems"]
 
@@ -27,22 +26,16 @@ def problems(device: str, *, quick: bool) -> Iterator[Problem]:
             op="load_balancing_loss",
             shape=f"{layers} x {tokens} x {experts}, top {top_k}",
             leaves=logits,
-            sides=_sides(device, experts, top_k),
+            sides=sides_of(
+                "load_balancing_loss", "softmax_topk", device, call=_of_layers, experts=experts, top_k=top_k
+            ),
             limit="bytes",
             work={"forward": size, "backward": 2 * size},
             incoming={"backward": [torch.ones((), device=device)]},
         )
 
 
-def _sides(device: str, experts: int, top_k: int) -> dict[str, Side]:
-    eager = partial(_of_layers, formula("load_balancing_loss", "softmax_topk"), experts, top_k)
-    found: dict[str, Side] = {"eager": eager, "compile": torch.compile(eager, dynamic=False)}
-    for name, side in beside("load_balancing_loss", "softmax_topk", device).items():
-        found[name] = partial(_of_layers, side, experts, top_k)
-    return found
-
-
-def _of_layers(loss: Callable[..., object], experts: int, top_k: int, *layers: torch.Tensor) -> torch.Tensor:
+def _of_layers(loss: Callable[..., object], *layers: torch.Tensor, experts: int, top_k: int) -> torch.Tensor:
     found = loss(layers, experts, top_k, None)
     assert isinstance(found, torch.Tensor)  # noqa: S101
     return found

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from functools import partial
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import torch
 
 from veomni_hook import accelerator
-from veomni_hook.kernels.problem import Problem, Side, beside, formula, made
+from veomni_hook.kernels.problem import Problem, Side, made, sides_of
 
 __all__ = ["problems"]
 
@@ -27,30 +25,21 @@ def problems(device: str, *, quick: bool) -> Iterator[Problem]:
         weights = made(tokens, top_k, device=device, dtype=torch.float32)
         results = weights.nbytes + tokens * top_k * torch.int64.itemsize
         kind = "softmax" if groups is None else f"sigmoid, {groups[1]} of {groups[0]} groups"
+        operands: tuple[object, ...] = (top_k, True)
+        if groups is not None:
+            bias = torch.linspace(0, 0.1, experts, device=device)
+            operands = (bias, top_k, experts, *groups, True, -math.inf, False)
+        variant = "softmax_topk" if groups is None else "grouped_topk"
         yield Problem(
             op="moe_router",
             shape=f"{tokens} x {experts}, top {top_k}, {kind}",
             leaves=[logits],
-            sides=_sides(device, experts, top_k, groups),
+            sides=sides_of("moe_router", variant, device, call=_weights, operands=operands),
             limit="bytes",
             work={"forward": logits.nbytes + results, "backward": logits.nbytes + results},
             incoming={"backward": [weights]},
         )
 
 
-def _sides(device: str, experts: int, top_k: int, groups: tuple[int, int] | None) -> dict[str, Side]:
-    if groups is None:
-        variant, operands = "softmax_topk", (top_k, True)
-    else:
-        bias = torch.linspace(0, 0.1, experts, device=device)
-        variant, operands = "grouped_topk", (bias, top_k, experts, *groups, True, -math.inf, False)  # type: ignore[assignment]
-    eager = partial(_weights, formula("moe_router", variant), operands)
-    found: dict[str, Side] = {"eager": eager, "compile": torch.compile(eager, dynamic=False)}
-    for name, side in beside("moe_router", variant, device).items():
-        found[name] = partial(_weights, side, operands)
-    return found
-
-
-def _weights(routing: Callable[..., Any], operands: tuple[Any, ...], logits: torch.Tensor) -> torch.Tensor:
-    found: torch.Tensor = routing(logits, *operands)[0]
-    return found
+def _weights(routing: Side, logits: torch.Tensor, operands: Sequence[object]) -> torch.Tensor:
+    return routing(logits, *operands)[0]

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import torch
 
 from veomni_hook import accelerator
-from veomni_hook.kernels.problem import Problem, Side, beside, made, peer
+from veomni_hook.kernels.problem import Problem, made, peer, sides_of
 
 __all__ = ["problems"]
 
@@ -41,20 +41,13 @@ def problems(device: str, *, quick: bool) -> Iterator[Problem]:
             op="rms_norm",
             shape=f"{rows} x {columns}",
             leaves=(x, weight),
-            sides={**_sides(device), **quack},
+            sides={**sides_of("rms_norm", "cast_before_weight", device, eager=upstream, eps=EPS), **quack},
             limit="bytes",
             work={"forward": 2 * x.nbytes, "backward": 3 * x.nbytes},
             incoming={"backward": [torch.randn_like(x)]},
             spoils=frozenset({"liger"}),
             absent=absent,
         )
-
-
-def _sides(device: str) -> dict[str, Side]:
-    found: dict[str, Side] = {"eager": upstream, "compile": torch.compile(upstream, dynamic=False)}
-    for name, side in beside("rms_norm", "cast_before_weight", device).items():
-        found[name] = partial(side, eps=EPS)
-    return found
 
 
 def upstream(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

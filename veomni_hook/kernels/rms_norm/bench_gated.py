@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
 
 from veomni_hook import accelerator
-from veomni_hook.kernels.problem import Problem, Side, beside, formula, made
+from veomni_hook.kernels.problem import Problem, made, sides_of
 from veomni_hook.kernels.rms_norm.bench import EPS
 
 __all__ = ["problems"]
@@ -34,25 +34,15 @@ def problems(device: str, *, quick: bool) -> Iterator[Problem]:
         gated = "gate" in variant
         operands = [made(rows, columns, device=device) for _ in ("x", "gate")[: 1 + gated]]
         size = operands[0].nbytes
+        options: dict[str, Any] = {"group_size": group} if group else {}
+        if variant.endswith("_gated"):
+            options["activation"] = nn.SiLU()
         yield Problem(
             op="rms_norm_gated",
             shape=f"{variant}, {rows} x {columns}" + (f" in groups of {group}" if group else ""),
             leaves=(*operands, made(columns, device=device)),
-            sides=_sides(variant, group, device),
+            sides=sides_of("rms_norm", variant, device, eps=EPS, **options),
             limit="bytes",
             work={"forward": (2 + gated) * size, "backward": (3 + 2 * gated) * size},
             incoming={"backward": [torch.randn_like(operands[0])]},
         )
-
-
-def _sides(variant: str, group: int, device: str) -> dict[str, Side]:
-    options: dict[str, object] = {"eps": EPS}
-    if group:
-        options["group_size"] = group
-    if variant.endswith("_gated"):
-        options["activation"] = nn.SiLU()
-    eager = partial(formula("rms_norm", variant), **options)
-    found: dict[str, Side] = {"eager": eager, "compile": torch.compile(eager, dynamic=False)}
-    for name, side in beside("rms_norm", variant, device).items():
-        found[name] = partial(side, **options)
-    return found

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 
 import torch
 
 from veomni_hook import accelerator
-from veomni_hook.kernels.problem import Problem, Side, beside, formula, made
+from veomni_hook.kernels.problem import Problem, made, sides_of
 from veomni_hook.kernels.rms_norm.bench import EPS
 
 __all__ = ["problems"]
@@ -34,16 +33,8 @@ def problems(device: str, *, quick: bool) -> Iterator[Problem]:
             op="rms_norm_rounded",
             shape=f"{variant}, {rows} x {columns}",
             leaves=(x, *weights),
-            sides=_sides(variant, device),
+            sides=sides_of("rms_norm", variant, device, eps=EPS),
             limit="bytes",
             work={"forward": (1 if alone else 2) * x.nbytes, "backward": (2 if alone else 3) * x.nbytes},
             incoming={"backward": [torch.randn_like(x[:, :1] if alone else x)]},
         )
-
-
-def _sides(variant: str, device: str) -> dict[str, Side]:
-    eager = partial(formula("rms_norm", variant), eps=EPS)
-    found: dict[str, Side] = {"eager": eager, "compile": torch.compile(eager, dynamic=False)}
-    for name, side in beside("rms_norm", variant, device).items():
-        found[name] = partial(side, eps=EPS)
-    return found

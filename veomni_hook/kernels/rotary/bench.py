@@ -8,7 +8,7 @@ from functools import partial
 import torch
 
 from veomni_hook import accelerator
-from veomni_hook.kernels.problem import Problem, Side, beside, made, peer
+from veomni_hook.kernels.problem import Problem, made, peer, sides_of
 
 __all__ = ["overwriting", "problems", "tables"]
 
@@ -19,6 +19,8 @@ _CPU = ((1, 512, 16, 8, 128), (2, 1024, 16, 8, 128))
 
 def problems(device: str, *, quick: bool) -> Iterator[Problem]:
     """Yield every size; gradients arrive in the order of the projections' memory, and in the other."""
+    from transformers.models.qwen3.modeling_qwen3 import apply_rotary_pos_emb as upstream
+
     sizes = _ACCELERATOR if device in accelerator.TYPES else _CPU
     for batch, length, heads, key_heads, width in sizes[:2] if quick else sizes:
         q, k = (made(batch, length, n, width, device=device).transpose(1, 2) for n in (heads, key_heads))
@@ -26,12 +28,16 @@ def problems(device: str, *, quick: bool) -> Iterator[Problem]:
         half = (table[0, :, : width // 2].contiguous() for table in (cos, sin))
         turn = partial(quack_rotary, **dict(zip(("cos", "sin"), half, strict=True)))
         quack, absent = peer(device, "quack", turn)
+        eager = partial(upstream, cos=cos, sin=sin)
+        sides = sides_of("rotary", "half_split", device, eager=eager, cos=cos, sin=sin)
+        if "liger" in sides:
+            sides["liger"] = partial(overwriting, cos=cos, sin=sin)
         moved = 2 * (q.nbytes + k.nbytes)
         yield Problem(
             op="rotary",
             shape=f"{batch} x {length} x {heads}/{key_heads} x {width}",
             leaves=(q, k),
-            sides={**_sides(device, cos, sin), **quack},
+            sides={**sides, **quack},
             limit="bytes",
             work={"forward": moved, "backward": moved, "backward, heads first": moved},
             incoming={
@@ -41,16 +47,6 @@ def problems(device: str, *, quick: bool) -> Iterator[Problem]:
             spoils=frozenset({"liger"}),
             absent=absent,
         )
-
-
-def _sides(device: str, cos: torch.Tensor, sin: torch.Tensor) -> dict[str, Side]:
-    from transformers.models.qwen3.modeling_qwen3 import apply_rotary_pos_emb
-
-    upstream = partial(apply_rotary_pos_emb, cos=cos, sin=sin)
-    found: dict[str, Side] = {"eager": upstream, "compile": torch.compile(upstream, dynamic=False)}
-    for name, side in beside("rotary", "half_split", device).items():
-        found[name] = partial(overwriting if name == "liger" else side, cos=cos, sin=sin)
-    return found
 
 
 def tables(length: int, width: int, device: str) -> tuple[torch.Tensor, torch.Tensor]:

@@ -12,7 +12,7 @@ from functools import partial
 import torch
 
 from veomni_hook import accelerator
-from veomni_hook.kernels.problem import Problem, Side, beside, made
+from veomni_hook.kernels.problem import Problem, Side, made, sides_of
 
 __all__ = ["problems"]
 
@@ -31,30 +31,23 @@ def problems(device: str, *, quick: bool) -> Iterator[Problem]:
         mask = (torch.arange(rows, device=device) // length % share == 0).unsqueeze(1)
         inputs = made(rows, columns, device=device)
         source = made(int(mask.sum()), columns, device=device)
+        eager = partial(_upstream, mask=mask)
         yield Problem(
             op="row_merge",
             shape=f"{rows} x {columns}, one in {share}",
             leaves=(inputs, source),
-            sides=_sides(mask, device),
+            sides=sides_of("row_merge", "rows", device, eager=eager, call=_merged, mask=mask),
             limit="bytes",
             work={"forward": 2 * inputs.nbytes, "backward": 2 * inputs.nbytes + source.nbytes},
             incoming={"backward": [torch.randn_like(inputs)]},
         )
 
 
-def _sides(mask: torch.Tensor, device: str) -> dict[str, Side]:
-    eager = partial(_upstream, mask=mask)
-    found: dict[str, Side] = {"eager": eager, "compile": torch.compile(eager, dynamic=False)}
-    for name, side in beside("row_merge", "rows", device).items():
-        found[name] = partial(_kernel, mask=mask, side=side)
-    return found
-
-
 def _upstream(inputs: torch.Tensor, source: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     return inputs.masked_scatter(mask, source)
 
 
-def _kernel(inputs: torch.Tensor, source: torch.Tensor, mask: torch.Tensor, side: Side) -> torch.Tensor:
-    merged = side(inputs, mask, source, torch.Tensor.masked_scatter)
+def _merged(kernel: Side, inputs: torch.Tensor, source: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    merged = kernel(inputs, mask, source, torch.Tensor.masked_scatter)
     assert isinstance(merged, torch.Tensor)  # noqa: S101
     return merged

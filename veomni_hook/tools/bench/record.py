@@ -9,13 +9,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from veomni_hook import accelerator
-from veomni_hook.tools.bench.limits import bandwidth
+from veomni_hook.releases import installed
 from veomni_hook.tools.bench.run import Row
+from veomni_hook.tools.bench.timing import bandwidth
+from veomni_hook.tools.significance import FEW
 
 __all__ = ["cells", "circumstances", "described", "headers", "write"]
 
@@ -37,7 +38,7 @@ def headers(sides: Sequence[str]) -> list[str]:
 
 
 def cells(row: Row, sides: Sequence[str]) -> list[str]:
-    """One line of it: time, share of the limit and memory of every side."""
+    """One line of it: time, share of the limit, memory, and verdict against ``eager`` of every side."""
     return [row.op, row.part, row.dtype, row.shape, *(_cell(row, side) for side in sides)]
 
 
@@ -49,6 +50,8 @@ def _cell(row: Row, side: str) -> str:
         words.append(f"{100 * row.share[side]:.1f} %")
     if side in row.peak:
         words.append(f"{row.peak[side] / 2**20:,.0f} MiB")
+    if side in row.against and row.against[side].verdict != FEW:
+        words.append(row.against[side].verdict)
     return ", ".join(words)
 
 
@@ -69,7 +72,7 @@ def circumstances(benchmark: str, device: str, **more: object) -> dict[str, Any]
         "device": accelerator.module(device).get_device_name() if device in accelerator.TYPES else "cpu",
         "machine": f"{platform.machine()}, {os.cpu_count()} CPUs, {platform.system()}",
         "python": platform.python_version(),
-        **{name: _version(name) for name in _VERSIONS},
+        **{name: installed(name) or "not installed" for name in _VERSIONS},
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": " ".join(["python", *sys.orig_argv[1:]]),
         **more,
@@ -82,10 +85,3 @@ def write(facts: Mapping[str, Any], path: Path) -> None:
     part = path.with_name(f".{path.name}.part")
     part.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
     part.replace(path)
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "not installed"

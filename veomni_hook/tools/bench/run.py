@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -13,12 +14,14 @@ import torch
 
 from veomni_hook import accelerator
 from veomni_hook.kernels.problem import Problem, Side
-from veomni_hook.tools.bench.limits import bandwidth, product
-from veomni_hook.tools.bench.timing import by_turns, host_time, peak_bytes, wall_time
+from veomni_hook.kernels.selection.declaration import EAGER
+from veomni_hook.tools.bench.timing import bandwidth, by_turns, host_time, peak_bytes, product, wall_time
+from veomni_hook.tools.significance import Comparison, compare
 
 __all__ = ["Row", "measured"]
 
-ROUNDS = {"cpu": 5, **dict.fromkeys(accelerator.TYPES, 20)}
+# Six pairs are the fewest that tell a difference.
+ROUNDS = {"cpu": 6, **dict.fromkeys(accelerator.TYPES, 20)}
 _PRODUCTS = "products"
 #: A forward that takes less is bound by the host: what it takes there is measured apart.
 SHORT = 1.0
@@ -40,6 +43,7 @@ class Row:
             forward can, that takes part), or why there is no side here (the part ``absent``, once an op).
         products: the median milliseconds of the problem's products, or of a large one, where the limit is
             not the bandwidth.
+        against: every other side compared with ``eager``, if that takes part.
     """
 
     op: str
@@ -53,6 +57,7 @@ class Row:
     peak: Mapping[str, int]
     failed: Mapping[str, str] = field(default_factory=dict)
     products: float | None = None
+    against: Mapping[str, Comparison] = field(default_factory=dict)
 
 
 def able(problem: Problem) -> tuple[Problem, dict[str, Side], dict[str, str]]:
@@ -113,17 +118,22 @@ def _peak(problem: Problem, call: Callable[[], object], device: str) -> int:
 def _row(problem: Problem, part: str, calls: Mapping[str, Callable[[], object]], device: str) -> Row:
     work, products = problem.work[part], None
     if (floor := _floor(problem, work, device)) is None:
-        times = by_turns(calls, device, ROUNDS[device])
+        turns = by_turns(calls, device, ROUNDS[device])
+        times = {name: statistics.median(taken) for name, taken in turns.items()}
         share = {name: work / taken / bandwidth(device) * 1e3 for name, taken in times.items()}
     else:
         made, portions = floor
-        times = dict(by_turns({_PRODUCTS: made, **calls}, device, ROUNDS[device]))
+        turns = by_turns({_PRODUCTS: made, **calls}, device, ROUNDS[device])
+        times = {name: statistics.median(taken) for name, taken in turns.items()}
         products = times.pop(_PRODUCTS)
         share = {name: portions * products / taken for name, taken in times.items()}
     peak = {name: _peak(problem, call, device) for name, call in calls.items()} if part == "step" else {}
+    against = {
+        name: compare([turns[EAGER]], [turns[name]]) for name in times if name != EAGER and EAGER in times
+    }
     return Row(
         problem.op, part, problem.dtype, problem.shape, problem.limit, work, times, share, peak,
-        products=products,
+        products=products, against=against,
     )  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """Times and memory of several sides by turns, on an accelerator or a CPU.
 
-On an accelerator a time is the median of events; before each call the device is given something to do that
-empties its caches, so that the host is ahead and no launch is timed. On a CPU it is the median of the clock.
+On an accelerator a time is that between two events; before each call the device is given something to do that
+empties its caches, so that the host is ahead and no launch is timed. On a CPU it is the clock's.
 
 Each timed call follows another of the same side. A GPU at its power limit lowers its clock with a delay, so a
 side would be measured at the clock that the side before it left: on an H200, the loss of 8,192 x 2,048 x
@@ -14,14 +14,14 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
 
 from veomni_hook import accelerator
 
-__all__ = ["by_turns", "host_time", "peak_bytes", "recorded_peak", "wall_time"]
+__all__ = ["by_turns", "host_time", "peak_bytes", "recorded_peak", "wall_time", "bandwidth", "product"]
 
 Call = Callable[[], object]
 
@@ -30,8 +30,8 @@ Call = Callable[[], object]
 _AHEAD = 8
 
 
-def by_turns(sides: Mapping[str, Call], device: str, rounds: int) -> dict[str, float]:
-    """Return the median milliseconds of each side."""
+def by_turns(sides: Mapping[str, Call], device: str, rounds: int) -> dict[str, list[float]]:
+    """Return the milliseconds of each side, by round."""
     for _ in range(3 if device in accelerator.TYPES else 1):
         for side in sides.values():
             side()
@@ -40,7 +40,7 @@ def by_turns(sides: Mapping[str, Call], device: str, rounds: int) -> dict[str, f
     for _ in range(rounds):
         for name, side in sides.items():
             times[name].append(timed(side))
-    return {name: statistics.median(taken) for name, taken in times.items()}
+    return times
 
 
 def _on_accelerator(device: str) -> Callable[[Call], float]:
@@ -124,3 +124,24 @@ def _highest(recorded: Any) -> int:
         held += event.nbytes()
         peak = max(peak, held)
     return peak
+
+
+@cache
+def bandwidth(device: str) -> float:
+    """Return bytes a second of a copy, what is read and what is written together."""
+    source = torch.randn(1 << (29 if device in accelerator.TYPES else 25), device=device)
+    target = torch.empty_like(source)
+    (times,) = by_turns({"copy": lambda: target.copy_(source)}, device, 15).values()
+    return 2 * source.nbytes / statistics.median(times) * 1e3
+
+
+@cache
+def product(device: str, dtype: torch.dtype) -> tuple[Callable[[], object], int]:
+    """Return a large product of matrices, and its floating-point operations.
+
+    It takes part by turns with what is compared with it: a GPU at its power limit lowers its clock. On an
+    H200 this product ran at 789 TFLOP/s before a benchmark, and at 662 between steps of large experts.
+    """
+    size = 8192 if device in accelerator.TYPES else 2048
+    a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+    return partial(torch.mm, a, b), 2 * size**3

@@ -70,8 +70,9 @@ def bench(  # noqa: PLR0913 - the options of the command
 
     Each entry is one part of an op (for example its backward) at one size. For each implementation it has the
     median time, the share of the device's limit (the bandwidth of a copy, or, by turns with what is measured,
-    the rate of a large matrix product, for the loss its own three products) and the peak memory. Time on the
-    host has separate entries. If a run is interrupted, the file of --out holds what was measured, and names
+    the rate of a large matrix product, for the loss its own three products), the peak memory, and whether it
+    is faster than the upstream code, slower, the same, or too noisy to tell. Time on the host has separate
+    entries. If a run is interrupted, the file of --out holds what was measured, and names
     the ops that were not finished.
     """
     from veomni_hook.tools.bench.cases import benchmarks, checked, problems

@@ -17,6 +17,7 @@ from veomni_hook.tools.cli.run.program import command_of
 from veomni_hook.tools.cli.usage import FOUND, UsageError, write_file
 
 if TYPE_CHECKING:
+    from veomni_hook.tools.compare.report import Report
     from veomni_hook.tools.compare.runs import Run
 
 INTERRUPTED = 130
@@ -180,7 +181,7 @@ def _said(run: Run) -> str:
     return f"{run.label}: {len(run.times)} step{'' if len(run.times) == 1 else 's'}{taken}"
 
 
-def _show(report: dict[str, Any]) -> None:
+def _show(report: Report) -> None:
     for run in report["runs"]:
         if run["label"] in report["failed"]:
             output.emit_heading(f"{run['label']}: exit status {run['status']}, the last lines")
@@ -199,7 +200,7 @@ def _show(report: dict[str, Any]) -> None:
         output.emit(f"Why: {' '.join(report['why'])}\n")
 
 
-def _show_figures(report: dict[str, Any]) -> None:
+def _show_figures(report: Report) -> None:
     world = report["world"] or 1
     ranks = f", {world} ranks (rank 0's figures; tokens of all)" if world > 1 else ""
     name = ", ".join(report["models"]) or "the script"
@@ -208,7 +209,7 @@ def _show_figures(report: dict[str, Any]) -> None:
     output.emit("\n")
 
 
-def rows_of(report: dict[str, Any]) -> list[tuple[str, str, str, str]]:
+def rows_of(report: Report) -> list[tuple[str, str, str, str]]:
     """Return the rows of figures: name, without, with, and ratio; `-` for unknown values."""
     from veomni_hook.tools.compare.verdict import percent, readable_time
 
@@ -225,11 +226,13 @@ def rows_of(report: dict[str, Any]) -> list[tuple[str, str, str, str]]:
 
     noise = report["time"]["noise"]
     between = "" if noise is None else f"runs differ by {percent(noise)}"
+    median = row("median step", "median", readable_time)
+    ratio = report["time"]["ratio"]
     spread = row(
         "  middle half", "quartiles", lambda pair: " to ".join(map(readable_time, pair)), ratio=False
     )
     return [
-        row("median step", "median", readable_time),
+        (*median[:3], "" if ratio is None else f"{ratio:.2f}"),
         (*spread[:3], between),
         row("tokens per second", "tokens_a_second", lambda value: f"{value:,.0f}"),
         row(memory, "peak", lambda value: f"{value / MEBIBYTE:,.0f} MiB"),
@@ -238,7 +241,7 @@ def rows_of(report: dict[str, Any]) -> list[tuple[str, str, str, str]]:
     ]
 
 
-def _show_losses(report: dict[str, Any]) -> None:
+def _show_losses(report: Report) -> None:
     plain, hooked = report["curves"]["without"], report["curves"]["with"]
     between, own = (report["loss"][name]["by_step"] for name in ("without_and_with", "two_without"))
     if not between:

@@ -16,7 +16,7 @@ import typer
 
 from veomni_hook.errors import VeomniHookError
 from veomni_hook.layout import counted
-from veomni_hook.releases import SUPPORTED, newer_than_tested
+from veomni_hook.releases import SUPPORTED, installed, newer_than_tested
 from veomni_hook.tools.cli import output
 from veomni_hook.tools.cli.inputs.options import JsonOption, OutputOption
 from veomni_hook.tools.cli.usage import FOUND, UsageError
@@ -73,7 +73,6 @@ def doctor(
 def versions(findings: Findings) -> dict[str, object]:
     """Return the versions of Python and of all relevant distributions, without importing any."""
     import platform
-    from importlib.metadata import PackageNotFoundError, version
 
     from veomni_hook import __version__
 
@@ -83,12 +82,9 @@ def versions(findings: Findings) -> dict[str, object]:
         "platform": platform.platform(),
     }
     for name in DISTRIBUTIONS:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = None
-            if name in REQUIRED:
-                findings.problems.append(f"{name} is not installed; fix: pip install {name}")
+        found[name] = installed(name)
+        if found[name] is None and name in REQUIRED:
+            findings.problems.append(f"{name} is not installed; fix: pip install {name}")
     transformers = found["transformers"]
     if isinstance(transformers, str) and not supported(transformers):
         low, high = (".".join(map(str, bound)) for bound in SUPPORTED)

@@ -1,13 +1,19 @@
-"""`veomni-hook explain`: what was patched in a module, and why; and the kernels of a module or an op."""
+"""`veomni-hook explain`: what was patched in a module, and why; or which kernel each formula of ops gets."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from veomni_hook.kernels.selection.choice import Choice
+from veomni_hook.kernels.selection.declaration import Op
+from veomni_hook.kernels.selection.registry import registry
+from veomni_hook.kernels.selection.system import System
+from veomni_hook.patches.code.nearest_names import is_near_miss
+from veomni_hook.releases import installed
 from veomni_hook.tools.cli import output
 from veomni_hook.tools.cli.inputs.options import (
     ConfigOption,
@@ -19,18 +25,18 @@ from veomni_hook.tools.cli.inputs.options import (
     facts_of,
     prepared,
 )
-from veomni_hook.tools.cli.inputs.targets import complete_family
+from veomni_hook.tools.cli.inputs.targets import complete_family, families
+from veomni_hook.tools.cli.sites.kernel import Asked, asked, chosen, machine
 from veomni_hook.tools.cli.usage import UsageError
+
+OP_HEADERS = ("op", "variant", "backend", "chosen", "reason", "description")
 
 if TYPE_CHECKING:
     from veomni_hook.finders.prepare import Prepared
-    from veomni_hook.kernels.selection.system import System
 
 
 def complete_target(incomplete: str) -> list[str]:
     """Complete a family, a module or an op for the shell."""
-    from veomni_hook.kernels.selection.registry import registry
-
     return complete_family(incomplete) + [op for op in registry.ops() if op.startswith(incomplete)]
 
 
@@ -68,15 +74,12 @@ def explain(
     present settings, and why. What depends on a call (dtype, shapes, hooks) is decided at that call:
     `veomni_hook.explain(model)` shows it.
     """
-    from veomni_hook.tools.cli import kernels
-    from veomni_hook.tools.cli.sites.kernel import chosen, machine
-
     choice = chosen()  # before torch is imported, to report an invalid choice at once
-    if config is None and (target is None or kernels.is_op(target)):
+    if config is None and (target is None or is_op(target)):
         if device or fast:
             fix = "name a family (qwen3); --system chooses another machine"
             raise UsageError("--device and --fast are about a module", where="veomni-hook explain", fix=fix)
-        kernels.tell(target, choice, machine(system), as_json=as_json)
+        tell_ops(target, choice, machine(system), as_json=as_json)
         return
     module = prepared(target, config, device or device_on(system))
     facts = explained(module, None if fast else lambda: machine(system))
@@ -126,15 +129,15 @@ def explained(module: Prepared, place: Callable[[], System] | None = None) -> di
     if module.report is None:
         distribution = module.module.partition(".")[0]
         facts.update(
-            distribution=distribution, version=_version(distribution), untouched=_definitions(module)
+            distribution=distribution,
+            version=installed(distribution) or "of unknown version",
+            untouched=_definitions(module),
         )
         return {**facts, "applied": [], "yielded": [], "slots": [], "missed": _missed(module)}
     facts.update(module.report.to_dict())
     for slot in facts["slots"]:
         slot["status"], _ = supply(slot["op"], slot["variant"])
     if place is not None and facts["slots"]:
-        from veomni_hook.tools.cli.sites.kernel import asked, chosen
-
         system, choice = place(), chosen()
         for slot in facts["slots"]:
             answer = asked(slot["op"], slot["variant"], choice, system)
@@ -149,15 +152,6 @@ def _replaced(module: Prepared) -> list[dict[str, str]]:
 
     found = registered_for(_definitions(module))
     return [{"class": name, "registered": by, "replacement": new} for name, by, new in found]
-
-
-def _version(distribution: str) -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version(distribution)
-    except PackageNotFoundError:
-        return "of unknown version"
 
 
 def _definitions(module: Prepared) -> list[str]:
@@ -197,3 +191,64 @@ def _cell(row: dict[str, Any], column: str) -> object:
     if column == "lines":
         return "-".join(map(str, row[column]))
     return "; ".join(row[column]) if column == "decisions" else row.get(column)
+
+
+def tell_ops(op: str | None, choice: Choice, place: System, *, as_json: bool) -> None:
+    """Print the kernels of one op; None: of all, with the meaning of each preset."""
+    ops = registry.ops()
+    rows = [
+        row
+        for one in ([ops[op]] if op else ops.values())
+        for variant in one.variants
+        for row in _op_rows(one, variant, asked(one.name, variant, choice, place))
+    ]
+    presets = {} if op else {name: registry.preset(name) for name in registry.backends()[2:]}
+    if as_json:
+        output.emit_json({"system": str(place), "choice": str(choice), "presets": presets, "kernels": rows})
+    else:
+        show_ops(rows, presets, f"{place}; kernels = {choice}")
+
+
+def show_ops(rows: Sequence[Mapping[str, Any]], presets: Mapping[str, Sequence[str]], heading: str) -> None:
+    """Print the kernels with the decisions about them, and the meaning of each preset."""
+    output.emit_heading(heading)
+    output.emit_table(OP_HEADERS, [[row[header] for header in OP_HEADERS] for row in rows])
+    if presets:
+        output.emit_heading("\npresets: the ops that get a backend which is chosen for all ops")
+        output.emit_fields({name: ", ".join(ops) for name, ops in presets.items()})
+
+
+def is_op(name: str) -> bool:
+    """Whether a target is an op.
+
+    Raises:
+        UsageError: it is nearly an op's name, and no family's.
+    """
+    ops = registry.ops()
+    near = [op for op in ops if is_near_miss(name, op)]
+    if name not in ops and near and name not in families():
+        fix = f"nearest ops: {', '.join(near)}"
+        raise UsageError(f"there is no op {name!r}", where="veomni-hook explain", fix=fix)
+    return name in ops
+
+
+def _op_rows(op: Op, variant: str, answer: Asked) -> list[dict[str, Any]]:
+    """A row for each backend of a variant, and one for the upstream code."""
+    kernels = {kernel.backend: kernel for kernel in registry.kernels(op.name, variant)}
+    rows = []
+    for decision in answer.decisions:
+        kernel = kernels.get(decision.backend)
+        rows.append(
+            {
+                "op": op.name,
+                "variant": variant,
+                "formula": op.variants[variant].formula,
+                "backend": decision.backend,
+                "chosen": decision.backend == answer.backend,
+                "accepted": decision.accepted,
+                "reason": decision.reason,
+                "load": kernel.load if kernel else None,
+                "description": kernel.description if kernel else "the upstream code",
+            }
+        )
+    return rows

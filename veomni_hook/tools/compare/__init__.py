@@ -1,6 +1,6 @@
 """A user's own training script, measured alternately without and with the hook: `veomni-hook compare`.
 
-`bootstrap`, `observer`, `recorder`, `tokens`, `measures` and `kernels` run inside the script's processes.
+`bootstrap`, `observer`, `recorder`, `measures` and `kernels` run inside the script's processes.
 `turns` and `process` start these, `runs` reads what they wrote (`plan` names the files), `figures` and
 `verdict` compute the results, `report` collects them, and `page` and `charts` draw them.
 """

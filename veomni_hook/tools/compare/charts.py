@@ -1,18 +1,14 @@
-"""Line charts as inline SVG without scripts, fonts or colours: the page's style applies."""
+"""Line charts, laid out for inline SVG without scripts, fonts or colours: the page's style applies."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from html import escape
+from itertools import groupby
 
-from veomni_hook.tools.report.html import Html, tag
+__all__ = ["Chart", "Line", "chart"]
 
-__all__ = ["Line", "chart"]
-
-WIDTH, HEIGHT = 640, 260
-LEFT, RIGHT, TOP, BOTTOM = 68, 12, 12, 40
 SMALLEST = 1e-12
 
 
@@ -33,13 +29,38 @@ class Line:
     first: int = 1
 
 
+@dataclass(frozen=True)
+class Chart:
+    """What the template draws; without ticks there is nothing to draw.
+
+    Attributes:
+        title: what is drawn, also for screen readers.
+        ticks: the height and the text of each line of the grid.
+        steps: the place and the number of the steps that are named.
+        curves: the style and the points of each part of a line between its gaps; a single value is a dot.
+        legend: the label and the style of each line.
+    """
+
+    title: str
+    ticks: Sequence[tuple[float, str]] = ()
+    steps: Sequence[tuple[float, int]] = ()
+    curves: Sequence[tuple[str, Sequence[tuple[float, float]]]] = ()
+    legend: Sequence[tuple[str, str]] = ()
+    width: int = 640
+    height: int = 260
+    left: int = 68
+    right: int = 628
+    top: int = 12
+    bottom: int = 220
+
+
 def chart(
     title: str, lines: Sequence[Line], said: Callable[[float], str], *, zero: bool = False, log: bool = False
-) -> Html:
-    """Return an SVG element with a caption and a legend; a sentence if there is nothing to draw.
+) -> Chart:
+    """Return lines as a chart.
 
     Args:
-        title: what is drawn, also for screen readers.
+        title: what is drawn.
         lines: the curves; the last one is drawn on top.
         said: formats a value of the vertical axis.
         zero: start the vertical axis at 0.
@@ -47,68 +68,32 @@ def chart(
     """
     known = [value for line in lines for value in line.values if value is not None and (value > 0 or not log)]
     if not known:
-        return tag("figure", tag("figcaption", title), tag("p", "Nothing to draw."))
+        return Chart(title)
     ticks = _powers(known) if log else _ticks(0.0 if zero else min(known), max(known))
-    low, high = ticks[0], ticks[-1]
     steps = max(line.first + len(line.values) - 1 for line in lines)
+    low, high = (math.log10(tick) if log else tick for tick in (ticks[0], ticks[-1]))
 
     def across(step: int) -> float:
-        return LEFT + (WIDTH - LEFT - RIGHT) * (step - 1) / max(steps - 1, 1)
+        return Chart.left + (Chart.right - Chart.left) * (step - 1) / max(steps - 1, 1)
 
     def down(value: float) -> float:
-        share = (
-            (math.log10(max(value, low)) - math.log10(low)) / (math.log10(high) - math.log10(low))
-            if log
-            else ((value - low) / (high - low))
-        )
-        return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * share
+        place = math.log10(max(value, ticks[0])) if log else value
+        return Chart.bottom - (Chart.bottom - Chart.top) * (place - low) / (high - low)
 
-    drawn = [*(_tick(down(value), said(value)) for value in ticks), *_steps(steps, across)]
-    for line in lines:
-        drawn += _drawn(line, across, down)
-    names = list(dict.fromkeys((line.label, line.style) for line in lines))
-    legend = "".join(f'<li><i class="{style}"></i>{escape(label)}</li>' for label, style in names)
-    return Html(
-        f'<figure><figcaption>{escape(title)}</figcaption><svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
-        f'aria-label="{escape(title, quote=True)}">{"".join(drawn)}</svg>'
-        f'<ul class="legend">{legend}</ul></figure>'
-    )
-
-
-def _drawn(line: Line, across: Callable[[int], float], down: Callable[[float], float]) -> list[str]:
-    """The parts of a line between its gaps; a single value is a dot."""
-    parts: list[list[str]] = [[]]
-    for number, value in enumerate(line.values):
-        if value is None:
-            parts.append([])
-        else:
-            parts[-1].append(f"{across(line.first + number):.1f},{down(value):.1f}")
-    drawn = []
-    for part in filter(None, parts):
-        if len(part) == 1:
-            x, y = part[0].split(",")
-            drawn.append(f'<circle class="{line.style}" cx="{x}" cy="{y}" r="2.5"/>')
-        else:
-            drawn.append(f'<polyline class="{line.style}" points="{" ".join(part)}"/>')
-    return drawn
-
-
-def _tick(y: float, text: str) -> str:
-    return (
-        f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
-        f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{escape(text)}</text>'
-    )
-
-
-def _steps(steps: int, across: Callable[[int], float]) -> list[str]:
     stride = max(1, round(steps / 8))
-    shown = range(stride, steps + 1, stride)
-    marks = [
-        f'<text x="{across(step):.1f}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle">{step}</text>'
-        for step in shown
+    curves = [
+        (line.style, [(across(step), down(value)) for step, value in part if value is not None])
+        for line in lines
+        for there, part in groupby(enumerate(line.values, line.first), lambda point: point[1] is not None)
+        if there
     ]
-    middle = LEFT + (WIDTH - LEFT - RIGHT) / 2
-    return [*marks, f'<text x="{middle:.1f}" y="{HEIGHT - 6}" text-anchor="middle">step</text>']
+    return Chart(
+        title,
+        [(down(tick), said(tick)) for tick in ticks],
+        [(across(step), step) for step in range(stride, steps + 1, stride)],
+        curves,
+        [*dict.fromkeys((line.label, line.style) for line in lines)],
+    )
 
 
 def _ticks(low: float, high: float) -> list[float]:

@@ -7,16 +7,17 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations, product
-from typing import Any
+from typing import TypeVar
 
 from veomni_hook.tools.compare.runs import Run
+from veomni_hook.tools.significance import Comparison, compare
 
-__all__ = ["LossDifference", "Side", "Times", "loss_difference", "side", "times", "warm"]
+T = TypeVar("T")
+
+__all__ = ["LossDifference", "Side", "loss_difference", "side", "times", "warm"]
 
 #: A difference is relative to the loss, but at least to this share of the mean loss: losses may be near 0.
 FLOOR = 0.05
-#: With fewer step times, their spread is unknown.
-FEWEST = 4
 
 
 @dataclass(frozen=True)
@@ -48,23 +49,6 @@ class Side:
 
 
 @dataclass(frozen=True)
-class Times:
-    """Step times with the hook compared with those without.
-
-    Attributes:
-        ratio: with / without; None if one is unknown.
-        noise: the relative difference between medians of runs of the same kind; None with fewer than two runs
-            of each kind.
-        uncertainty: the relative error of the ratio, from that noise and the spread within the runs; infinite
-            with fewer than `FEWEST` step times.
-    """
-
-    ratio: float | None
-    noise: float | None
-    uncertainty: float
-
-
-@dataclass(frozen=True)
 class LossDifference:
     """The largest relative difference between loss curves.
 
@@ -84,18 +68,14 @@ class LossDifference:
         return self.largest == 0.0
 
 
-def warm(seconds: Sequence[float], warmup: int) -> list[float]:
+def warm(times: Sequence[T], warmup: int) -> list[T]:
     """Return the step times that count.
 
     Args:
-        seconds: the time of each step, from the second step on.
+        times: one for each step, from the second step on.
         warmup: how many steps to skip, including the first; never more than half of the step times.
     """
-    return list(seconds[_skipped(len(seconds), warmup) :])
-
-
-def _skipped(count: int, warmup: int) -> int:
-    return min(max(warmup - 1, 0), count // 2)
+    return list(times[min(max(warmup - 1, 0), len(times) // 2) :])
 
 
 def side(runs: Iterable[Run], warmup: int) -> Side:
@@ -119,16 +99,20 @@ def side(runs: Iterable[Run], warmup: int) -> Side:
     )
 
 
-def times(without: Side, with_hook: Side) -> Times:
-    """Compare the step times of two sides."""
-    if not without.median or not with_hook.median:
-        return Times(None, None, math.inf)
-    sides = (without, with_hook)
-    noise = None
-    if all(len(each.medians) > 1 for each in sides):
-        noise = max((max(each.medians) - min(each.medians)) / statistics.mean(each.medians) for each in sides)
-    within = math.hypot(*(_median_error(each) for each in sides))
-    return Times(with_hook.median / without.median, noise, max(noise or 0.0, within))
+def times(without: Sequence[Run], hooked: Sequence[Run], warmup: int) -> Comparison | None:
+    """Compare the step times of the runs of each turn: a pair is the same step of both, on the same batch.
+
+    The longer of two runs counts as far as the shorter goes. None if no turn has two runs with steps.
+    """
+    first, second = [], []
+    partners = {run.turn: run for run in hooked}
+    for run in without:
+        partner = partners.get(run.turn)
+        pairs = [*zip(run.seconds, partner.seconds, strict=False)] if partner else []
+        if pairs := [pair for pair in warm(pairs, warmup) if all(pair)]:
+            first.append([plain for plain, _ in pairs])
+            second.append([patched for _, patched in pairs])
+    return compare(first, second) if first else None
 
 
 def loss_difference(first: Sequence[Run], second: Sequence[Run] | None = None) -> LossDifference:
@@ -166,19 +150,11 @@ def _tokens_a_second(runs: Iterable[Run], warmup: int) -> float | None:
     rates = []
     for run in runs:
         rated = list(zip(run.tokens[1:], run.seconds, strict=False))
-        for tokens, seconds in rated[_skipped(len(rated), warmup) :]:
+        for tokens, seconds in warm(rated, warmup):
             if tokens is None:
                 return None
             rates.append(tokens / seconds if seconds else math.inf)
     return statistics.median(rates) if rates else None
-
-
-def _median_error(one: Side) -> float:
-    """About two standard errors of a side's median, relative to it, from the spread of its steps."""
-    if one.median is None or one.quartiles is None or one.counted < FEWEST:
-        return math.inf
-    deviation = (one.quartiles[1] - one.quartiles[0]) / 1.349  # of a normal distribution with these quartiles
-    return 2 * 1.253 * deviation / math.sqrt(one.counted) / one.median
 
 
 def _quartiles(values: Sequence[float]) -> tuple[float, float]:
@@ -188,6 +164,6 @@ def _quartiles(values: Sequence[float]) -> tuple[float, float]:
     return low, high
 
 
-def _median(values: Iterable[Any]) -> float | None:
+def _median(values: Iterable[float]) -> float | None:
     known = list(values)
     return statistics.median(known) if known else None

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import nn
 
 __all__ = ["explained", "kernels_of", "named"]
 
 
-def kernels_of(model: Any) -> list[dict[str, Any]]:
+def kernels_of(model: nn.Module) -> list[dict[str, Any]]:
     """Return a row for each op, backend and reason: the number of places, and of calls in training.
 
     ``ran`` is false for places that no training call has reached; calls of compiled code are not counted.
@@ -38,7 +41,7 @@ def kernels_of(model: Any) -> list[dict[str, Any]]:
     return list(rows.values())
 
 
-def explained(model: Any) -> list[str]:
+def explained(model: nn.Module) -> list[str]:
     """Return the last sentence of `veomni_hook.explain`, if the model has patched code."""
     from veomni_hook.kernels.explain.summary import summary
     from veomni_hook.tools.report.explanation import explain

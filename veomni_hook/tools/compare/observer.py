@@ -24,7 +24,11 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
+    import torch
+
     from veomni_hook.tools.compare.recorder import Recorder
+
+    Function = Callable[..., object]
 
 __all__ = ["Observation", "Stopped", "install"]
 
@@ -119,18 +123,18 @@ class Observation:
         while self._undo:
             self._undo.pop()()
 
-    def _replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+    def _replace(self, owner: Any, name: str, make: Callable[[Function], Function]) -> None:
         original, own = getattr(owner, name), name in vars(owner)
         replacement = functools.wraps(original)(make(original))
         setattr(owner, name, replacement)
         self._undo.append(lambda: setattr(owner, name, original) if own else delattr(owner, name))
 
-    def _backward(self, original: Any) -> Any:
+    def _backward(self, original: Function) -> Function:
         import torch
 
         recorder = self.recorder
 
-        def backward(*args: Any, **kwargs: Any) -> Any:
+        def backward(*args: object, **kwargs: object) -> object:
             # A call inside a call comes from a reentrant checkpoint.
             if torch.compiler.is_compiling() or recorder.depth:
                 return original(*args, **kwargs)
@@ -145,16 +149,16 @@ class Observation:
 
         return backward
 
-    def _optimizer_made(self, original: Any) -> Any:
-        def __init__(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+    def _optimizer_made(self, original: Function) -> Function:
+        def __init__(optimizer: object, *args: object, **kwargs: object) -> None:
             # By now the model usually exists and has not been called yet.
             self._note_models()
             original(optimizer, *args, **kwargs)
 
         return __init__
 
-    def _scaler_made(self, original: Any) -> Any:
-        def __init__(scaler: Any, *args: Any, **kwargs: Any) -> None:
+    def _scaler_made(self, original: Function) -> Function:
+        def __init__(scaler: object, *args: object, **kwargs: object) -> None:
             for kind in type(scaler).__mro__:
                 if "scale" in vars(kind) and not hasattr(vars(kind)["scale"], "__wrapped__"):
                     self._replace(kind, "scale", _scale)
@@ -162,8 +166,8 @@ class Observation:
 
         return __init__
 
-    def _scaler_step(self, original: Any) -> Any:
-        def step(scaler: Any, *args: Any, **kwargs: Any) -> Any:
+    def _scaler_step(self, original: Function) -> Function:
+        def step(scaler: object, *args: object, **kwargs: object) -> object:
             before = self.recorder.marks
             result = original(scaler, *args, **kwargs)
             if self.recorder.marks == before:
@@ -172,7 +176,7 @@ class Observation:
 
         return step
 
-    def _stepped(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+    def _stepped(self, optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
         import torch
 
         if torch.compiler.is_compiling():
@@ -208,10 +212,10 @@ class Observation:
             Finalize(None, write, exitpriority=100)
 
 
-def _observed_call(recorder: Recorder, note: Callable[..., None], original: Any) -> Any:
+def _observed_call(recorder: Recorder, note: Callable[..., None], original: Function) -> Function:
     import torch
 
-    def _call_impl(model: Any, *args: Any, **kwargs: Any) -> Any:
+    def _call_impl(model: object, *args: object, **kwargs: object) -> object:
         calling = recorder.calling
         if (
             torch.compiler.is_compiling()
@@ -230,10 +234,10 @@ def _observed_call(recorder: Recorder, note: Callable[..., None], original: Any)
     return _call_impl
 
 
-def _scale(original: Any) -> Any:
+def _scale(original: Function) -> Function:
     import torch
 
-    def scale(scaler: Any, outputs: Any) -> Any:
+    def scale(scaler: object, outputs: object) -> object:
         scaled = original(scaler, outputs)
         if isinstance(scaled, torch.Tensor) and scaled is not outputs:
             scaled._veomni_compare_unscaled = outputs.detach()  # type: ignore[attr-defined]
@@ -242,7 +246,7 @@ def _scale(original: Any) -> Any:
     return scale
 
 
-def _scalars(tensors: Any, grad_tensors: Any = None, *_: Any, **__: Any) -> list[Any]:
+def _scalars(tensors: Any, grad_tensors: object = None, *_: object, **__: object) -> list[torch.Tensor]:
     """Return the losses that backward was called on: scalars without a gradient argument."""
     import torch
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, NamedTuple
 
 __all__ = ["Ended", "run", "tail"]
 
@@ -28,7 +28,7 @@ _OF_LAUNCHERS = (
 )
 
 
-class Ended:
+class Ended(NamedTuple):
     """How a process ended.
 
     Attributes:
@@ -36,9 +36,8 @@ class Ended:
         ended_by_us: why this process ended it; empty if it ended by itself.
     """
 
-    def __init__(self, status: int, ended_by_us: str = "") -> None:
-        self.status = status
-        self.ended_by_us = ended_by_us
+    status: int
+    ended_by_us: str = ""
 
 
 def run(
@@ -115,7 +114,7 @@ def _ending(
         signal.signal(signal.SIGTERM, before)
 
 
-def _interrupt(*_: Any) -> None:
+def _interrupt(*_: object) -> None:
     raise KeyboardInterrupt
 
 

@@ -11,38 +11,47 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
+from torch import nn
+from torch.optim import Optimizer
 
 from veomni_hook.tools.compare.measures import Moment, device_name, is_capturing, peak_memory, seconds_of
 from veomni_hook.tools.compare.plan import PROGRESS, RESULT, Plan
 from veomni_hook.tools.compare.profile import StepProfile
-from veomni_hook.tools.compare.tokens import tokens_of
 
-__all__ = ["Mark", "Recorder", "Track"]
+__all__ = ["Mark", "Recorder", "Track", "tokens_of"]
 
 
+@dataclass(frozen=True)
 class Mark:
-    """An optimizer step that has just ended: its time, and what was recorded until then."""
+    """An optimizer step that has just ended: its time, and what was recorded until then.
 
-    def __init__(self, moment: Moment, losses: tuple[int, int], tokens: int | None, backwards: int) -> None:
-        self.moment = moment
-        self.losses = losses  # which of the recorded losses belong to this step
-        self.tokens = tokens  # since the process started; None: unknown for a call
-        self.backwards = backwards
+    Attributes:
+        moment: when it ended.
+        losses: which of the recorded losses belong to it, from the first to before the second.
+        tokens: those since the process started; None: unknown for a call.
+        backwards: the calls of backward.
+    """
+
+    moment: Moment
+    losses: tuple[int, int]
+    tokens: int | None
+    backwards: int
 
 
+@dataclass
 class Track:
-    """The steps of one optimizer."""
+    """The steps of one optimizer; ``begin`` is the first of the recorded losses that the next one has."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.marks: list[Mark] = []
-        self.begin = 0  # the first of the recorded losses that belongs to the next step
+    name: str
+    marks: list[Mark] = field(default_factory=list)
+    begin: int = 0
 
 
 class Recorder:
@@ -69,8 +78,8 @@ class Recorder:
         self._losses: list[torch.Tensor] = []
         self._backwards = 0
         self._tokens: int | None = 0
-        self._models: WeakSet[Any] = WeakSet()
-        self._tracks: WeakKeyDictionary[Any, Track] = WeakKeyDictionary()
+        self._models: WeakSet[nn.Module] = WeakSet()
+        self._tracks: WeakKeyDictionary[Optimizer, Track] = WeakKeyDictionary()
         self._ended: list[Track] = []  # in the order of their first steps; kept after the optimizers are gone
         self._device = ""
         self._low_precision = ""
@@ -104,7 +113,7 @@ class Recorder:
         if not self._device:
             self._device = values[0].device.type
 
-    def note_call(self, model: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    def note_call(self, model: nn.Module, args: Sequence[object], kwargs: Mapping[str, object]) -> None:
         """Record an outermost call of a model, with gradients."""
         count = tokens_of(model, args, kwargs)
         self._tokens = None if count is None or self._tokens is None else self._tokens + count
@@ -116,7 +125,7 @@ class Recorder:
                 self._first_call = Moment(self._device)
                 self._low_precision = _autocast(self._device) or str(parameter.dtype).removeprefix("torch.")
 
-    def note_step(self, optimizer: Any) -> int:
+    def note_step(self, optimizer: Optimizer) -> int:
         """Record a step of an optimizer; return how many of its steps count.
 
         A step counts if backward was called since the previous one, or has never been called: optimizers that
@@ -268,7 +277,7 @@ def _sum(values: list[float]) -> float | None:
     return sum(values) if values else None
 
 
-def _first_parameter(optimizer: Any) -> Any:
+def _first_parameter(optimizer: Optimizer) -> torch.Tensor | None:
     groups = (group["params"] for group in optimizer.param_groups)
     return next((parameter for parameters in groups for parameter in parameters), None)
 
@@ -284,3 +293,36 @@ def _precision(seen: str) -> str:
     state = getattr(sys.modules.get("accelerate.state"), "AcceleratorState", None)
     shared = getattr(state, "_shared_state", {}).get("_mixed_precision", "no")
     return {"bf16": "bfloat16", "fp16": "float16", "fp8": "float8"}.get(str(shared), seen)
+
+
+def tokens_of(model: object, args: Sequence[object], kwargs: Mapping[str, object]) -> int | None:
+    """Return the number of tokens of a call, including padding, or None if no argument shows it.
+
+    Counts ``input_ids`` (or the first positional argument if it holds integers ``[batch, length]``), else
+    ``inputs_embeds``, else ``labels``. For an encoder-decoder, adds the decoder's tokens.
+    """
+    own = _count(kwargs, "input_ids", "inputs_embeds")
+    if own is None and args:
+        own = _ids(args[0])
+    if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+        other = _count(kwargs, "decoder_input_ids", "decoder_inputs_embeds", "labels")
+        return other if own is None else own + (other or 0)
+    if own is not None:
+        return own
+    return _ids(kwargs.get("labels"))
+
+
+def _count(kwargs: Mapping[str, object], *names: str) -> int | None:
+    for name in names:
+        value = kwargs.get(name)
+        if isinstance(value, torch.Tensor):
+            shape = value.shape[:-1] if name.endswith("inputs_embeds") else value.shape
+            return int(shape.numel())
+    return None
+
+
+def _ids(value: object) -> int | None:
+    """The size of a tensor of integers ``[batch, length]``; None for anything else."""
+    if isinstance(value, torch.Tensor) and value.dim() == 2 and not value.is_floating_point():
+        return int(value.numel())
+    return None

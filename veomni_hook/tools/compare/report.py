@@ -4,37 +4,91 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict
-from typing import Any
+from dataclasses import asdict, fields
+from typing import Any, TypeAlias, TypedDict, cast
 
 from veomni_hook.tools.compare.figures import LossDifference, loss_difference, side, times
 from veomni_hook.tools.compare.runs import Run
-from veomni_hook.tools.compare.verdict import problems_of, tolerance, verdict
-from veomni_hook.tools.compare.why import why
+from veomni_hook.tools.compare.verdict import problems_of, tolerance, verdict, why
+from veomni_hook.tools.significance import FEW, Comparison
 
-__all__ = ["report_of"]
+__all__ = ["Report", "report_of"]
 
 
-def report_of(runs: Sequence[Run], command: Sequence[str], steps: int, warmup: int) -> dict[str, Any]:
+NOT_SEEN = "Nothing can be compared: no optimizer step was seen in the runs of one kind."
+#: By whether it fails without the hook, and with it.
+FAILED = {
+    (True, True): "The script fails without the hook and with it.",
+    (True, False): "The script fails without the hook, and not with it.",
+    (False, True): "The script fails with the hook, and not without it.",
+}
+UNKNOWN = dict.fromkeys(field.name for field in fields(Comparison))
+
+Curve: TypeAlias = list[float | None]
+
+
+class Losses(TypedDict):
+    """How far loss curves differ, as `LossDifference`."""
+
+    largest: float | None
+    step: int | None
+    by_step: Curve
+
+
+class Loss(TypedDict):
+    """The losses of both kinds compared, and those of runs without the hook."""
+
+    verdict: str
+    tolerance: float
+    without_and_with: Losses
+    two_without: Losses
+
+
+#: All of a comparison; ``without`` and ``with`` are `figures.Side`, ``time`` is `significance.Comparison`,
+#: ``kernels`` the rows of `kernels_of`, and ``runs`` what `Run.to_dict` returns.
+Report = TypedDict(
+    "Report",
+    {
+        "statement": str,
+        "ok": bool,
+        "command": list[str],
+        "steps": int,
+        "warmup": int,
+        "device": str | None,
+        "precision": str | None,
+        "world": int | None,
+        "optimizer": str | None,
+        "models": list[str],
+        "without": dict[str, Any],
+        "with": dict[str, Any],
+        "time": dict[str, Any],
+        "loss": Loss,
+        "curves": dict[str, Curve],
+        "kernels": list[dict[str, Any]],
+        "why": list[str],
+        "failed": list[str],
+        "notes": list[str],
+        "runs": list[dict[str, Any]],
+    },
+)
+
+
+def report_of(runs: Sequence[Run], command: Sequence[str], steps: int, warmup: int) -> Report:
     """Return the report of runs; ``ok`` is false if a run failed, no step was seen, or losses differ."""
     without = [run for run in runs if not run.hooked]
     hooked = [run for run in runs if run.hooked]
     sides = side(without, warmup), side(hooked, warmup)
-    found = times(*sides)
+    found = times(without, hooked, warmup)
     between, own = loss_difference(without, hooked), loss_difference(without)
     precision = str(_fact(runs, "precision") or "")
     limit = tolerance(precision)
-    judged = verdict(*sides, found, between, own, limit)
+    judged = verdict(found, sides, between, own, limit)
     failed = [run.label for run in runs if run.failed]
     seen = all(one.runs for one in sides)
-    sentence = (
-        judged.sentence
-        if seen
-        else "Nothing can be compared: no optimizer step was seen in the runs of one kind."
-    )
+    sentence = judged.sentence if seen else NOT_SEEN
     if failed:
-        sentence = _said_of_failure(without, hooked)
-    report = {
+        sentence = FAILED[any(run.failed for run in without), any(run.failed for run in hooked)]
+    report: Report = {
         "statement": sentence,
         "ok": judged.ok and seen and not failed,
         "command": list(command),
@@ -47,7 +101,7 @@ def report_of(runs: Sequence[Run], command: Sequence[str], steps: int, warmup: i
         "models": _fact(hooked, "models") or _fact(runs, "models") or [],
         "without": asdict(sides[0]),
         "with": asdict(sides[1]),
-        "time": {"verdict": judged.time, **asdict(found)},
+        "time": {**(asdict(found) if found else UNKNOWN), "verdict": judged.time},
         "loss": {
             "verdict": judged.loss,
             "tolerance": limit,
@@ -56,42 +110,33 @@ def report_of(runs: Sequence[Run], command: Sequence[str], steps: int, warmup: i
         },
         "curves": {"without": _mean_curve(without), "with": _mean_curve(hooked)},
         "kernels": _fact(hooked, "kernels") or [],
-        "why": [] if failed or judged.time == "unknown" else why(runs, *sides, found.ratio),
+        "why": [] if failed or found is None or found.verdict == FEW else why(runs, *sides, found.ratio),
         "failed": failed,
         "notes": problems_of(runs, steps),
         "runs": [run.to_dict() for run in runs],
     }
-    return _finite(report)  # type: ignore[no-any-return]
-
-
-def _said_of_failure(without: Sequence[Run], hooked: Sequence[Run]) -> str:
-    plain, patched = (any(run.failed for run in runs) for runs in (without, hooked))
-    if plain and patched:
-        return "The script fails without the hook and with it."
-    if plain:
-        return "The script fails without the hook, and not with it."
-    return "The script fails with the hook, and not without it."
+    return cast("Report", _finite(report))
 
 
 def _fact(runs: Sequence[Run], name: str) -> Any:
     return next((run.facts[name] for run in runs if run.facts.get(name)), None)
 
 
-def _difference(one: LossDifference) -> dict[str, Any]:
+def _difference(one: LossDifference) -> Losses:
     return {"largest": one.largest, "step": one.step, "by_step": list(one.by_step)}
 
 
-def _mean_curve(runs: Sequence[Run]) -> list[float | None]:
+def _mean_curve(runs: Sequence[Run]) -> Curve:
     """The mean loss of runs at each step that all of them have."""
     curves = [run.losses for run in runs if run.losses]
-    mean: list[float | None] = []
+    mean: Curve = []
     for values in zip(*curves, strict=False):
         known = [value for value in values if value is not None]
         mean.append(sum(known) / len(known) if known and len(known) == len(values) else None)
     return mean
 
 
-def _finite(value: Any) -> Any:
+def _finite(value: object) -> object:
     """Return the value with None instead of infinity and nan, which JSON does not have."""
     if isinstance(value, dict):
         return {name: _finite(each) for name, each in value.items()}

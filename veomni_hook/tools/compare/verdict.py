@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from veomni_hook.tools.compare.figures import LossDifference, Side, Times
+from veomni_hook.tools.compare.figures import LossDifference, Side
 from veomni_hook.tools.compare.runs import Run
+from veomni_hook.tools.significance import FASTER, FEW, MARGIN, NOISY, SAME, Comparison
 
-__all__ = ["Verdict", "percent", "problems_of", "readable_time", "tolerance", "verdict"]
+__all__ = ["Verdict", "percent", "problems_of", "readable_time", "tolerance", "verdict", "why"]
 
-#: If runs of the same kind differ by more than this share, small differences cannot be measured.
-NOISY = 0.05
 #: Rounding explains differences up to this; larger ones must also occur between runs without the hook.
 TOLERANCE = 1e-4
 LOW_TOLERANCE = 2e-2
@@ -26,7 +24,7 @@ class Verdict:
     """What was found.
 
     Attributes:
-        time: ``faster``, ``slower``, ``same``, ``noisy`` or ``unknown``.
+        time: the verdict of `veomni_hook.tools.significance`, or ``unknown`` without step times.
         loss: ``agree``, ``own noise`` (they differ as runs without the hook do), ``differ`` or ``unknown``.
         sentence: both as a sentence, with figures.
     """
@@ -47,44 +45,54 @@ def tolerance(precision: str) -> float:
 
 
 def verdict(
-    without: Side, with_hook: Side, found: Times, between: LossDifference, own: LossDifference, limit: float
+    found: Comparison | None,
+    sides: tuple[Side, Side],
+    between: LossDifference,
+    own: LossDifference,
+    limit: float,
 ) -> Verdict:
     """Judge a comparison.
 
     Args:
-        without, with_hook: the figures of both kinds of runs.
-        found: their step times compared.
+        found: the step times compared.
+        sides: the figures of the runs without the hook, and of those with it.
         between: losses with the hook against losses without.
         own: losses of runs without the hook against each other.
         limit: what `tolerance` returned.
     """
-    time, said_of_time = _of_time(without, with_hook, found)
+    time, said_of_time = _of_time(found, *sides)
     loss, said_of_loss = _of_loss(between, own, limit)
-    joint = "; " if time == "noisy" else " and " if loss != "differ" else ", but "
+    joint = "; " if time == NOISY else " and " if loss != "differ" else ", but "
     return Verdict(time, loss, f"{said_of_time}{joint}{said_of_loss}.")
 
 
-def _of_time(without: Side, with_hook: Side, found: Times) -> tuple[str, str]:
-    if found.ratio is None or without.median is None or with_hook.median is None:
+def _of_time(found: Comparison | None, without: Side, with_hook: Side) -> tuple[str, str]:
+    if found is None or without.median is None or with_hook.median is None:
         return "unknown", "Step times are unknown (fewer than two steps were seen in the runs of one kind)"
     medians = f"median {readable_time(with_hook.median)}, was {readable_time(without.median)}"
-    if math.isinf(found.uncertainty):
-        return "unknown", f"Too few steps count to compare step times ({medians}; raise --steps)"
+    if found.verdict == FEW:
+        return FEW, f"Too few steps count to compare step times ({medians}; raise --steps)"
     if found.noise is None:
         medians += "; with fewer than two runs of each kind, the noise between runs is unknown"
-    noisy = found.noise is not None and found.noise > NOISY
-    clear = abs(math.log(found.ratio)) > OWN_NOISE * math.log1p(found.noise or 0)
-    if abs(found.ratio - 1) > found.uncertainty and (clear or not noisy):
-        name, words = ("faster", "of the time") if found.ratio < 1 else ("slower", "times as long")
-        return name, f"With the hook a step takes {found.ratio:.2f} {words} ({medians})"
-    if found.noise is not None and noisy:
-        spread = f"medians of runs of the same kind differ by {percent(found.noise)}"
-        return "noisy", f"The machine is too noisy to tell a difference in step time: {spread} ({medians})"
-    if found.uncertainty > NOISY:
-        spread = f"they vary too much within the runs (the ratio is known to {percent(found.uncertainty)})"
-        return "noisy", f"The step times show no clear difference: {spread} ({medians})"
-    known = f"to within {percent(found.uncertainty)}"
-    return "same", f"With the hook a step takes the same time {known} ({medians})"
+    noise = found.noise or 0.0
+    if found.verdict == SAME:
+        known = percent(max(1 - found.low, found.high - 1))
+        said = f"With the hook a step takes the same time to within {known}"
+    elif found.verdict != NOISY:
+        words = "of the time" if found.verdict == FASTER else "times as long"
+        said = f"With the hook a step takes {found.ratio:.2f} {words}"
+    elif noise > MARGIN:
+        said = (
+            "The machine is too noisy to tell a difference in step time: medians of runs of the same kind "
+            f"differ by {percent(noise)}"
+        )
+    else:
+        known = percent(max(found.high / found.ratio, found.ratio / found.low) - 1)
+        said = (
+            "The step times show no clear difference: they vary too much within the runs (the ratio is known "
+            f"to {known})"
+        )
+    return found.verdict, f"{said} ({medians})"
 
 
 def _of_loss(between: LossDifference, own: LossDifference, limit: float) -> tuple[str, str]:
@@ -178,3 +186,50 @@ def readable_time(seconds: float) -> str:
         if milliseconds >= 100
         else f"{milliseconds:.{1 if milliseconds >= 10 else 2}f} ms"
     )
+
+
+#: A device that waits for more than this share of a step is said to wait.
+WAITS = 0.15
+
+
+def why(runs: Sequence[Run], without: Side, with_hook: Side, ratio: float) -> list[str]:
+    """Return sentences about what keeps the ``ratio`` of step times near or above 1; none if it is below."""
+    if ratio < 1 - MARGIN:
+        return []
+    return [
+        *_kept(_profile(runs, hooked=False), without),
+        *_waits(_profile(runs, hooked=True), with_hook),
+        *next((run.facts["explained"] for run in runs if run.facts.get("explained")), []),
+    ]
+
+
+def _profile(runs: Sequence[Run], *, hooked: bool) -> dict[str, float] | None:
+    """Return the shortest profile of runs of a kind: the one that was disturbed least."""
+    profiles = [run.facts["profile"] for run in runs if run.hooked is hooked and run.facts.get("profile")]
+    return min(profiles, key=lambda one: one["kept"], default=None)
+
+
+def _kept(profile: dict[str, float] | None, side: Side) -> Iterator[str]:
+    """Say how much of a step there is that most kernels do not change."""
+    if profile is None or not side.median:
+        return
+    share = min(profile["kept"] / (profile.get("busy") or side.median), 1.0)
+    of = "the device's time" if "busy" in profile else "a step"
+    yield (
+        f"Without the hook, matrix products, convolutions and attention take {percent(share)} of {of}. "
+        f"Most kernels leave these as they are, and shorten only the other {percent(1 - share)}."
+    )
+
+
+def _waits(profile: dict[str, float] | None, side: Side) -> Iterator[str]:
+    """Say whether the device waits for the host."""
+    if profile is None or "busy" not in profile or not side.median:
+        return
+    idle = max(1 - profile["busy"] / side.median, 0.0)
+    if idle > WAITS:
+        yield (
+            f"With the hook, the device waits for the host in {percent(idle)} of a step, so faster kernels "
+            "do not show. More tokens in a step, or torch.compile, help."
+        )
+    else:
+        yield f"With the hook, the device computes in {percent(1 - idle)} of a step."

@@ -271,7 +271,10 @@ def _override(old: Lock, new: Lock, module: str, one: Override, renames: Renames
     if said := difference(before.signature, after.signature, _new_names(renamed)):
         result, detail = SIGNATURE, said
     elif not renames.are_all(before, after):
-        result, detail = _body_change(before, after)
+        same = before.form and before.form == after.form
+        result, detail = (
+            (TEXT, "upstream computes the same") if same else (FORMULA, "upstream's code is another")
+        )
     elif every:
         result, detail = RENAMED, every[0].remark(new.transformers)
     elif before.fingerprint != after.fingerprint:
@@ -286,12 +289,6 @@ def _override(old: Lock, new: Lock, module: str, one: Override, renames: Renames
         remark = f"; {one.config} has to follow" if matters else ""
         diffs = _diffs(old, new, module, module, [(one.target, one.target)])
         yield Change(module, one.kind, one.target, result, detail + remark, matters, diffs)
-
-
-def _body_change(before: Body, after: Body) -> tuple[str, str]:
-    if before.form and before.form == after.form:
-        return TEXT, "upstream computes the same"
-    return FORMULA, "upstream's code is another"
 
 
 def _paired_names(one: Placed, other: Placed) -> list[tuple[str, str]]:

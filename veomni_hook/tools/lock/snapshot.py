@@ -15,7 +15,7 @@ from veomni_hook.patches.graph import Scope, Unknown, canonical
 from veomni_hook.patches.idioms import recognise as recogniser
 from veomni_hook.patches.routes.config import relied_on
 from veomni_hook.patches.selection import selected
-from veomni_hook.patches.site import Site, Status
+from veomni_hook.patches.site import Status
 from veomni_hook.patches.spec import Patch, PatchConfig, PatchType
 from veomni_hook.tools.lock.inserted import inserted_calls
 from veomni_hook.tools.lock.records import Body, LockedModule, LockedSite, Override
@@ -78,7 +78,7 @@ def snapshot(
             site.target,
             site.variant,
             site.form,
-            _bodies_of(document, site),
+            (site.target, *relied_on(document, site)) if document.find(site.target) else (),
             inserted_calls(document, site),
         )
         for site in routed
@@ -109,18 +109,9 @@ def _overrides(config: PatchConfig, patch: Patch) -> Iterator[Override]:
         yield Override(name, "relies_on", config.name)
 
 
-def _bodies_of(document: Document, site: Site) -> tuple[str, ...]:
-    """The site's own definition and those that the routed code uses."""
-    return (site.target, *relied_on(document, site)) if document.find(site.target) else ()
-
-
-def _last(document: Document, name: str) -> Definition | None:
-    # If two definitions have the same name, the later one is used.
-    return next(reversed(document.find(name)), None)
-
-
 def _body(document: Document, name: str, scope: Scope, *, overridden: bool) -> Body | None:
-    definition = _last(document, name)
+    # If two definitions have the same name, the later one is used.
+    definition = next(reversed(document.find(name)), None)
     if definition is None:
         return None
     node = definition.node

@@ -10,7 +10,7 @@ from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.plan import Origin
 from veomni_hook.patches.spec import Patch, PatchConfig
 from veomni_hook.tools.migration.alone import lost_names, refused
-from veomni_hook.tools.migration.covered import Coverage, coverage
+from veomni_hook.tools.migration.answers import Coverage, coverage
 from veomni_hook.tools.migration.served import GONE, MOVED, RENAMED, Served, served
 from veomni_hook.tools.migration.together import needing
 

@@ -11,12 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from veomni_hook.tools.report.html import Html, tag
-from veomni_hook.tools.report.page import section, value
+__all__ = ["Bar", "Chart", "by_place", "charts", "results_folder", "step_of"]
 
-__all__ = ["ID", "Bar", "Chart", "bars", "benchmarks", "charts", "results_folder", "step_of"]
-
-ID = "benchmarks"
 #: Complete training steps by the name of their benchmark: the family, and what was run.
 _STEPS = {
     "qwen3_8b_step_gpu": (
@@ -50,6 +46,16 @@ class Bar:
     more: str
     own: bool
 
+    @property
+    def time(self) -> str:
+        """The time as text."""
+        if self.milliseconds >= 10_000:
+            return f"{self.milliseconds / 1000:,.1f} s"
+        digits = next(
+            (digits for digits, least in enumerate((100, 10, 0.1)) if self.milliseconds >= least), 3
+        )
+        return f"{self.milliseconds:,.{digits}f} ms"
+
 
 @dataclass(frozen=True)
 class Chart:
@@ -68,6 +74,11 @@ class Chart:
     first: bool
     bars: tuple[Bar, ...]
     step: bool = False
+
+    @property
+    def longest(self) -> float:
+        """The time of the slowest side."""
+        return max(bar.milliseconds for bar in self.bars)
 
 
 def results_folder() -> Path | None:
@@ -96,71 +107,24 @@ def charts(folder: Path, ops: Iterable[str], families: Iterable[str], *, cpu: bo
     return [*steps, *(chart for record in records for chart in _ops(record, wanted))]
 
 
-def benchmarks(found: Sequence[Chart]) -> Html:
-    """Return the section of the benchmarks."""
-    shown: list[Html] = []
+def by_place(found: Sequence[Chart]) -> Iterator[tuple[str, list[Chart], list[Chart]]]:
+    """Yield each device and run with its charts: the first ones of their ops, and the folded ones."""
     for where in dict.fromkeys(chart.where for chart in found):
         here = [chart for chart in found if chart.where == where]
-        shown.append(tag("h3", where))
-        shown.append(_grid([chart for chart in here if chart.first]))
-        others = [chart for chart in here if not chart.first]
-        if others:
-            summary = tag("summary", f"{len(others)} more size{'' if len(others) == 1 else 's'}")
-            shown.append(tag("details", summary, _grid(others)))
-    said = (
-        "Recorded runs: shorter bars are better. The sides of one chart were measured by turns in one run."
-        " Two charts say nothing about each other."
-    )
-    return section(ID, "Benchmarks", tag("p", said), *shown)
+        yield where, [chart for chart in here if chart.first], [chart for chart in here if not chart.first]
 
 
-def step_of(found: Iterable[Chart]) -> Iterator[tuple[str, Html]]:
+def step_of(found: Iterable[Chart]) -> Iterator[tuple[str, str, str]]:
     """Yield the time and the memory of the first recorded training step that has upstream's beside ours."""
     for chart in found:
         sides = {bar.name: bar for bar in chart.bars if bar.own or bar.name == _NAMES["eager"]}
         if chart.step and len(sides) == len(("upstream", "ours")):
             other, own = sorted(sides.values(), key=lambda bar: bar.own)
             what, device = chart.title.partition(";")[0], chart.where.partition(",")[0]
-            about = f"{_time(other.milliseconds)} without the hook. {what}, {device}"
-            yield "Time, recorded", value(_time(own.milliseconds), about)
+            yield "Time, recorded", own.time, f"{other.time} without the hook. {what}, {device}"
             if own.more and other.more:
-                yield "Memory, recorded", value(own.more, f"{other.more} without the hook")
+                yield "Memory, recorded", own.more, f"{other.more} without the hook"
             return
-
-
-def _grid(found: Sequence[Chart]) -> Html:
-    return tag("div", *map(bars, found), class_="charts")
-
-
-def bars(chart: Chart) -> Html:
-    """Return a comparison as a table whose middle column is a bar."""
-    longest = max(bar.milliseconds for bar in chart.bars)
-    heads = (tag("th", "Side", scope="col"), tag("th", "Share", scope="col"), tag("th", "Time", scope="col"))
-    return tag(
-        "table",
-        tag("caption", chart.title),
-        tag("thead", tag("tr", *heads), class_="sr"),
-        tag("tbody", *(_bar(bar, longest) for bar in chart.bars)),
-        class_="bars",
-    )
-
-
-def _bar(bar: Bar, longest: float) -> Html:
-    share = 100 * bar.milliseconds / longest
-    return tag(
-        "tr",
-        tag("th", bar.name, scope="row"),
-        tag("td", tag("div", class_="bar", style=f"width:{share:.1f}%", aria_hidden="true"), class_="track"),
-        tag("td", f"{_time(bar.milliseconds)}{bar.more and f', {bar.more}'}", class_="figure"),
-        class_="own" if bar.own else None,
-    )
-
-
-def _time(milliseconds: float) -> str:
-    if milliseconds >= 10_000:
-        return f"{milliseconds / 1000:,.1f} s"
-    digits = next((digits for digits, least in enumerate((100, 10, 0.1)) if milliseconds >= least), 3)
-    return f"{milliseconds:,.{digits}f} ms"
 
 
 def _read(file: Path) -> Mapping[str, Any]:

@@ -19,10 +19,9 @@ from veomni_hook.layout import counted, paragraphs
 from veomni_hook.printable import printable
 from veomni_hook.tools.report.batch_invariance import notes_on_invariance
 from veomni_hook.tools.report.class_mapping import notes_on_mapped
-from veomni_hook.tools.report.html import text
 from veomni_hook.tools.report.live import live_page
-from veomni_hook.tools.report.parallel import notes_on
-from veomni_hook.tools.report.parallel_experts import notes_on_experts
+from veomni_hook.tools.report.page import text
+from veomni_hook.tools.report.parallel import notes_on, notes_on_experts
 from veomni_hook.tools.report.trainers import beside_trainers, notes_on_trainers
 
 if TYPE_CHECKING:

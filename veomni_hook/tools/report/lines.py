@@ -78,7 +78,8 @@ def _paired(
             yield Pair(Kind.SAME if left[a] == right[b] else Kind.MOVED, a, b)
     else:
         for one, other in zip_longest(range(start, end), range(first, last)):
-            yield Pair(_kind(one, other), one, other)
+            kind = Kind.ADDED if one is None else Kind.REMOVED if other is None else Kind.CHANGED
+            yield Pair(kind, one, other)
 
 
 def runs(found: Iterable[Pair], *, context: int = CONTEXT) -> list[Run]:
@@ -93,12 +94,6 @@ def runs(found: Iterable[Pair], *, context: int = CONTEXT) -> list[Run]:
         else:
             parts.append(Run(group, folded=False))
     return list(_joined(parts))
-
-
-def _kind(left: int | None, right: int | None) -> Kind:
-    if left is None:
-        return Kind.ADDED
-    return Kind.REMOVED if right is None else Kind.CHANGED
 
 
 def _folded(group: tuple[Pair, ...], before: int, after: int) -> Iterator[Run]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import decode_source
 from pathlib import Path
 from types import ModuleType
@@ -14,6 +13,7 @@ from veomni_hook.finders.settings_in_force import current_settings
 from veomni_hook.finders.state import STATE
 from veomni_hook.kernels.explain.rows import Row, grouped
 from veomni_hook.patches.report import PatchReport
+from veomni_hook.releases import installed
 from veomni_hook.tools.report.gather import Texts, gathered, unpatched
 from veomni_hook.tools.report.model import Answer, Module, Place
 from veomni_hook.tools.report.whole import Report, whole
@@ -49,8 +49,9 @@ def _module(name: str, rows: Sequence[Row]) -> Module:
     own = [row for row in rows if row.module == name]
     if module is None or outcome is None or not outcome.patched or stored is None:
         reason = outcome.reason if outcome is not None and outcome.reason else _NOT_SEEN
+        package = name.partition(".")[0]
         said = _NOT_OURS if own else f"Upstream's code runs unchanged: {reason}."
-        return unpatched(name, label, _version(name), said)
+        return unpatched(name, label, f"{package} {installed(package) or ''}".rstrip(), said)
     original = _upstream(outcome.origin)
     report = PatchReport.from_dict(outcome.report)
     return gathered(
@@ -92,11 +93,3 @@ def _upstream(path: str) -> str | None:
         return decode_source(Path(path).read_bytes())
     except OSError:
         return None
-
-
-def _version(module: str) -> str:
-    package = module.partition(".")[0]
-    try:
-        return f"{package} {version(package)}"
-    except PackageNotFoundError:
-        return package

@@ -64,6 +64,7 @@ class Change:
         lines: the first and last line in the stored file.
         declared: the pattern that matched the target; empty if the target was named.
         places: the places in these lines that ask for kernels.
+        id: that of its row on the page.
     """
 
     kind: str
@@ -73,6 +74,33 @@ class Change:
     lines: tuple[int, int]
     declared: str
     places: tuple[Place, ...]
+    id: str = ""
+
+    @property
+    def span(self) -> str:
+        """Its lines in words."""
+        first, last = self.lines
+        return f"line {first}" if first == last else f"lines {first}–{last}"  # noqa: RUF001 - a range
+
+    @property
+    def asked(self) -> list[tuple[Place, Answer]]:
+        """Each place with each of its answers."""
+        return [(place, answer) for place in self.places for answer in place.answers]
+
+    @property
+    def names(self) -> list[str]:
+        """The ops and variants that it asks for, each once."""
+        return [*dict.fromkeys(f"{place.op}/{place.variant}" for place in self.places)]
+
+    @property
+    def formulas(self) -> list[str]:
+        """Their formulas, each once."""
+        return [*dict.fromkeys(place.formula for place in self.places if place.formula)]
+
+    @property
+    def operands(self) -> str:
+        """What a route binds the formula's operands to."""
+        return self.reason.partition(": ")[2]
 
 
 @dataclass(frozen=True)
@@ -93,6 +121,7 @@ class Module:
         unrouted: the candidates that have no kernel slot, or one whose formula no machine has a kernel for;
             None: not searched.
         reason: why nothing applies, or why upstream's text is unknown, as a sentence.
+        id: the prefix of the ids of its parts on the page.
     """
 
     name: str
@@ -107,6 +136,7 @@ class Module:
     yielded: tuple[YieldedPatch, ...]
     unrouted: tuple[MissedSite, ...] | None
     reason: str = ""
+    id: str = ""
 
     @property
     def places(self) -> tuple[Place, ...]:

@@ -2,16 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
 
-from veomni_hook.tools.report.benchmarks import ID, Chart, benchmarks, step_of
-from veomni_hook.tools.report.html import tag
+from veomni_hook.kernels.explain.rows import NO_KERNEL, NOT_CALLED
+from veomni_hook.kernels.selection.declaration import EAGER
+from veomni_hook.kernels.slot.candidates import REPLACED
+from veomni_hook.layout import counted
+from veomni_hook.patches.reasons import remedies
+from veomni_hook.tools.report.benchmarks import Chart, by_place, step_of
+from veomni_hook.tools.report.diff import side_by_side, tally
+from veomni_hook.tools.report.lines import Kind
 from veomni_hook.tools.report.model import Module
 from veomni_hook.tools.report.page import Entry, page
-from veomni_hook.tools.report.sections import Ids, entry, figures, module_section
 
 __all__ = ["Report", "whole"]
+
+#: Display names of kinds of patches.
+_KINDS = {
+    "class_replacement": "class replaced",
+    "method_override": "method replaced",
+    "function_replacement": "function replaced",
+    "additional_import": "import added",
+    "init_modification": "__init__ changed",
+    "method_addition": "method added",
+    "guard": "guard",
+    "rewrite": "rewrite",
+    "class_mapping": "class mapped",
+    "route": "kernel slot asked",
+    "helper": "helper added",
+    "post_import_block": "code after the imports",
+    "drop_import": "import dropped",
+    "exclude": "left out",
+}
+_STATUS = {
+    "missed": "not recognised",
+    "unbound": "no module to attach a kernel to",
+    "no kernel": "no kernel exists",
+    "unchosen": "no kernel is chosen",
+}
+_NONE = (NO_KERNEL, REPLACED, NOT_CALLED)
 
 
 @dataclass(frozen=True)
@@ -37,18 +70,70 @@ class Report:
 
 def whole(report: Report) -> str:
     """Return the page of a report."""
-    taken: set[str] = set()
-    ids = [Ids(module.label, taken) for module in report.modules]
-    body = [
-        figures(report.modules, step_of(report.charts), live=report.live),
-        *(tag("p", note) for note in report.notes),
-    ]
-    body += [
-        module_section(module, names, live=report.live)
-        for module, names in zip(report.modules, ids, strict=True)
-    ]
-    entries = [entry(module, names) for module, names in zip(report.modules, ids, strict=True)]
+    modules = [*_named(report.modules)]
+    contents = [_entry(module) for module in modules]
     if report.charts:
-        body.append(benchmarks(report.charts))
-        entries.append(Entry(ID, "Benchmarks"))
-    return page(report.title, body, lead=report.lead, contents=entries, styles=("diff",))
+        contents.append(("benchmarks", "Benchmarks", ()))
+    return page(
+        "report.html",
+        title=report.title,
+        lead=report.lead,
+        contents=contents,
+        figures=[*_figures(report)],
+        notes=report.notes,
+        modules=modules,
+        live=report.live,
+        charts=[*by_place(report.charts)],
+        side_by_side=side_by_side,
+        remedies=remedies,
+        KINDS=_KINDS,
+        STATUS=_STATUS,
+        ROUTE="route",
+        EAGER=EAGER,
+        NONE=_NONE,
+        NO_REASON="no description was given",
+    )
+
+
+def _named(modules: Sequence[Module]) -> Iterator[Module]:
+    """The modules with ids that are unique on the page; with the prefix, none can equal one of the frame."""
+    taken: set[str] = set()
+    for module in modules:
+        base = re.sub(r"[^a-z0-9]+", "-", module.label.lower()).strip("-") or "module"
+        names = (base if number == 1 else f"{base}-{number}" for number in count(1))
+        name = next(name for name in names if name not in taken)
+        taken.add(name)
+        id_ = f"module-{name}"
+        changes = (replace(change, id=f"{id_}-patch-{at}") for at, change in enumerate(module.changes, 1))
+        yield replace(module, id=id_, changes=tuple(changes))
+
+
+def _entry(module: Module) -> Entry:
+    """A module's lines in the contents."""
+    parts = (
+        ("places", "Patches and kernels", module.patched is not None),
+        ("unrouted", "Not routed", module.unrouted is not None),
+        ("source", "Source", module.patched is not None),
+    )
+    inner = tuple((f"{module.id}-{part}", name, ()) for part, name, there in parts if there)
+    return module.id, module.label, inner
+
+
+def _figures(report: Report) -> Iterator[tuple[str, str, str]]:
+    """Name, value and what it is about: what is fused and what is not, what was measured, and patches."""
+    places = [place for module in report.modules for place in module.places]
+    idle = (EAGER, *_NONE)
+    fused = [p for p in places if any((one.training or one.backend) not in idle for one in p.answers)]
+    left = [place.op for place in places if place not in fused]
+    left += [o.op for module in report.modules for o in module.unrouted or () if o.status != "no kernel"]
+    ran = [place.op for place in fused]
+    for name, ops in (("Ran fused" if report.live else "Fused", ran), ("Upstream's code", left)):
+        yield name, counted(len(ops), "place"), ", ".join(dict.fromkeys(ops))
+    yield from step_of(report.charts)
+    kinds = Counter[Kind]()
+    for module in report.modules:
+        if module.patched is not None and module.original is not None:
+            kinds.update(tally(module.original, module.patched))
+    added, removed = kinds[Kind.ADDED] + kinds[Kind.CHANGED], kinds[Kind.REMOVED] + kinds[Kind.CHANGED]
+    patches = sum(len(module.changes) for module in report.modules)
+    yield "Patches", f"{patches}", f"+{added:,} −{removed:,} lines"  # noqa: RUF001 - the minus sign

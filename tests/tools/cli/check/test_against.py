@@ -88,19 +88,16 @@ def test_a_module_that_the_release_does_not_have(run: Run, tmp_path: Path) -> No
     assert done.exit_code == 1 and f"transformers 5.23.0 has no module {MODULE}" in done.output
 
 
-def test_nothing_to_judge_and_half_an_option(run: Run) -> None:
-    nothing = run("check", "--against", "newer")
-    assert nothing.exit_code == 2 and "there is no config to judge" in nothing.output
-    half = run("check", "--written-for", "newer")
-    assert half.exit_code == 2 and "--against RELEASE" in half.output
+def wheel_of(folder: Path, wheel: Path) -> None:
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for path in sorted(folder.rglob("*.py")):
+            archive.write(path, path.relative_to(folder))
+        archive.writestr("transformers/trainer.py", "")
 
 
 def test_a_wheel(run: Run, tmp_path: Path) -> None:
     wheel = tmp_path / "transformers-5.23.0-py3-none-any.whl"
-    with zipfile.ZipFile(wheel, "w") as archive:
-        for path in sorted((tmp_path / "newer").rglob("*.py")):
-            archive.write(path, path.relative_to(tmp_path / "newer"))
-        archive.writestr("transformers/trainer.py", "")
+    wheel_of(tmp_path / "newer", wheel)
     done = run("check", "--config", NAME, "--against", str(wheel))
     assert done.exit_code == 1 and "in 5.23.0" in done.output
     with release.release(str(wheel), "--against") as tree:
@@ -109,47 +106,39 @@ def test_a_wheel(run: Run, tmp_path: Path) -> None:
     assert not Path(tree.folder).exists()
 
 
+# What pip says, if it is asked.
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("arguments", "stderr", "said"),
     [
-        ("nowhere.whl", "there is no such wheel"),
-        ("latest", "'latest' is no release of transformers"),
-        ("configs", "no transformers package in configs"),
-        ("broken.whl", "the wheel cannot be read"),
+        (["--against", "newer"], "", "there is no config to judge"),
+        (["--written-for", "newer"], "", "--against RELEASE"),
+        (["--config", NAME, "--against", "nowhere.whl"], "", "there is no such wheel"),
+        (["--config", NAME, "--against", "latest"], "", "'latest' is no release of transformers"),
+        (["--config", NAME, "--against", "configs"], "", "no transformers package in configs"),
+        (["--config", NAME, "--against", "broken.whl"], "", "the wheel cannot be read"),
+        (["--config", NAME, "--against", "9.9.9"], "", "pip ended with status 1"),
+        (["--config", NAME, "--against", "9.9.9"], "ERROR: No network", "transformers==9.9.9 cannot be downloaded: ERROR: No network"),
+        (["--config", NAME, "--against", "9.9.9"],
+         "ERROR: Could not find a version (from versions: 5.21.0, 5.22.0, 5.23.0)\n"
+         "ERROR: No matching distribution found for transformers==9.9.9",
+         "there is no release 9.9.9 of transformers"),
     ],
-)
-def test_a_release_that_is_not_there(run: Run, tmp_path: Path, given: str, said: str) -> None:
+)  # fmt: skip
+def test_wrong_use(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], stderr: str, said: str
+) -> None:
     (tmp_path / "broken.whl").write_text("no archive")
-    done = run("check", "--config", NAME, "--against", given)
-    assert done.exit_code == 2 and said in done.output and "--against" in done.output
-
-
-@pytest.mark.parametrize(
-    ("stderr", "said"),
-    [
-        (
-            "ERROR: Could not find a version (from versions: 5.21.0, 5.22.0, 5.23.0)\n"
-            "ERROR: No matching distribution found for transformers==9.9.9",
-            "there is no release 9.9.9 of transformers",
-        ),
-        ("ERROR: No network", "transformers==9.9.9 cannot be downloaded: ERROR: No network"),
-        ("", "pip ended with status 1"),
-    ],
-)
-def test_a_download_that_fails(run: Run, monkeypatch: pytest.MonkeyPatch, stderr: str, said: str) -> None:
     failed = SimpleNamespace(returncode=1, stderr=stderr)
     monkeypatch.setattr(release.subprocess, "run", lambda *_, **__: failed)
-    done = run("check", "--config", NAME, "--against", "9.9.9")
-    assert done.exit_code == 2 and said in done.output
+    done = run("check", *arguments)
+    assert done.exit_code == 2 and said in done.output and "--against" in done.output
 
 
 def test_a_download(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def pip(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
         assert command[1:4] == ["-m", "pip", "download"] and command[-1] == "transformers==5.23.0"
         folder = Path(command[command.index("--dest") + 1])
-        with zipfile.ZipFile(folder / "transformers-5.23.0-py3-none-any.whl", "w") as archive:
-            for path in sorted((tmp_path / "newer").rglob("*.py")):
-                archive.write(path, path.relative_to(tmp_path / "newer"))
+        wheel_of(tmp_path / "newer", folder / "transformers-5.23.0-py3-none-any.whl")
         return subprocess.CompletedProcess(command, 0, "", "")
 
     monkeypatch.setattr(release.subprocess, "run", pip)

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -18,9 +19,9 @@ from veomni_hook.tools.cli.demo import command as demo
 from veomni_hook.tools.cli.demo import models, plot
 from veomni_hook.tools.cli.demo.processes import Worker, by_turns
 from veomni_hook.tools.cli.demo.text import ratio, show
-from veomni_hook.tools.cli.demo.turns import compare
 from veomni_hook.tools.cli.demo.worker import Steps
 from veomni_hook.tools.cli.usage import WRONG_USE, UsageError, exit_status
+from veomni_hook.tools.significance import compare
 
 ROOT = Path(__file__).resolve().parents[4]
 MEBIBYTE = 2**20
@@ -45,7 +46,7 @@ def side(losses=(6.0, 5.0, 4.5, *[4.0] * 9), answer="Paris", peak=1200, kernels=
         "device_name": "CPU",
         "threads": 2,
     }
-    return {**machine, "parts": {part_name.value: part for part_name in demo.Part}}
+    return {**machine, "parts": {part_name.value: part for part_name in demo.Way}}
 
 
 def report(*, drift: bool = False, model: str = models.TRAINED, **hooked) -> dict:
@@ -133,7 +134,7 @@ def test_the_text_says_what_the_machine_can_tell(capfd):
     ],
 )
 def test_a_ratio_is_said_with_its_interval(hooked, said):
-    assert said in ratio(compare([1.0] * len(hooked), hooked).to_dict())
+    assert said in ratio(asdict(compare([[1.0] * len(hooked)], [hooked])))
 
 
 @pytest.mark.parametrize("names", [["full", "lora", "packed"], ["lora"]])

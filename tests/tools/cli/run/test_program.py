@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from veomni_hook.tools.cli.run import program as program_module
-from veomni_hook.tools.cli.run.interpreter import python
-from veomni_hook.tools.cli.run.program import command_of
+from veomni_hook.tools.cli.run.program import command_of, python
 from veomni_hook.tools.cli.usage import UsageError
 
 VERSION = f"python{sys.version_info[0]}.{sys.version_info[1]}"

@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 
 from veomni_hook.tools.cli.run import command as run_module
-from veomni_hook.tools.cli.run.interpreter import interpreter_flags
+from veomni_hook.tools.cli.run.program import interpreter_flags
 from veomni_hook.tools.cli.usage import UsageError
 
 from ..conftest import Command

@@ -107,7 +107,15 @@ def show(configs: Sequence[Judged], *, diffs: bool) -> None:
     for one in configs:
         place = f"{one.module}, written for transformers {one.written_for}, in {one.release}"
         output.emit_heading(f"{one.config.name} ({place})")
-        rows = [(patch.verdict, patch.target, patch.kind, _short(patch)) for patch in one.judgements]
+        rows = [
+            (
+                patch.verdict,
+                patch.target,
+                patch.kind,
+                "see below" if patch.verdict == FAILS else patch.detail,
+            )
+            for patch in one.judgements
+        ]
         output.emit_table(HEADERS, rows)
         output.emit("\n")
     for one in configs:
@@ -135,10 +143,6 @@ def made_elsewhere(sources: Sequence[Source]) -> list[str]:
         for name, release in made.items()
         if release != installed
     ]
-
-
-def _short(one: Judgement) -> str:
-    return "see below" if one.verdict == FAILS else one.detail
 
 
 def _base(config: PatchConfig, releases: Releases, written: str | None) -> SourceTree:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -130,7 +131,7 @@ def check(  # noqa: PLR0913 - the options of a command
         comparison = compared(path, wanted, sources, jobs)
     if as_json:
         output.emit_json(
-            [*(verdict.to_dict() for verdict in verdicts), *(comparison.rows() if comparison else ())]
+            [*(asdict(verdict) for verdict in verdicts), *(comparison.rows() if comparison else ())]
         )
     else:
         show(verdicts)
@@ -246,7 +247,8 @@ def show(verdicts: Sequence[Verdict]) -> None:
 
     for module in dict.fromkeys(verdict.module for verdict in verdicts):
         output.emit_heading(module)
-        rows = [_row(verdict) for verdict in verdicts if verdict.module == module]
+        rows = [asdict(verdict) for verdict in verdicts if verdict.module == module]
+        rows = [row | {"detail": "see below"} if row["verdict"] in (FAILS, REMARK) else row for row in rows]
         output.emit_table(HEADERS, [[row[header] for header in HEADERS] for row in rows])
         output.emit("\n")
     for verdict in verdicts:
@@ -255,18 +257,9 @@ def show(verdicts: Sequence[Verdict]) -> None:
         place = f"{verdict.module}: {verdict.target}"
         output.emit_text(f"{verdict.verdict} {place}\n  {verdict.detail}\n  fix: {verdict.fix}\n\n")
     counts = Counter(verdict.verdict for verdict in verdicts)
-    said = [_counted(count, verdict) for verdict, count in counts.items()]
+    said = [
+        f"{count} {verdict if count == 1 else PLURALS.get(verdict, verdict)}"
+        for verdict, count in counts.items()
+    ]
     none = "no patches: no setting and no plugin names a config; name one with --config PACKAGE.MODULE"
     output.emit_text((", ".join(said) or none) + "\n")
-
-
-def _counted(count: int, verdict: str) -> str:
-    """Return the text for the number of patches with a verdict; verdicts that are verbs follow the count."""
-    return f"{count} {verdict if count == 1 else PLURALS.get(verdict, verdict)}"
-
-
-def _row(verdict: Verdict) -> dict[str, str]:
-    from veomni_hook.tools.cli.check.verdict import FAILS, REMARK
-
-    row = verdict.to_dict()
-    return {**row, "detail": "see below"} if verdict.verdict in (FAILS, REMARK) else row

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.util import decode_source
 
 from veomni_hook.errors import IdiomError, PatchError, VeomniHookError
@@ -57,10 +57,6 @@ class Verdict:
     verdict: str
     detail: str = ""
     fix: str = ""
-
-    def to_dict(self) -> dict[str, str]:
-        """Return the fields as JSON-ready values."""
-        return asdict(self)
 
 
 def judge(

@@ -9,17 +9,19 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable
+from dataclasses import asdict
 from enum import StrEnum
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from veomni_hook.tools.cli import output
 from veomni_hook.tools.cli.demo import models
-from veomni_hook.tools.cli.demo.turns import compare
+from veomni_hook.tools.cli.demo.shapes import Measured, Part, Report, Training
 from veomni_hook.tools.cli.usage import FOUND, UsageError
+from veomni_hook.tools.significance import compare
 
 SCRIPT = Path("recipes", "finetune.py")
 # Relative, at every step. Kernels that fuse or reorder float32 sums differ in the last bits of a gradient.
@@ -29,7 +31,7 @@ FOLDER = Path("demo_output")
 INSTALL = "pip install 'veomni-hook[demo]'"
 
 
-class Part(StrEnum):
+class Way(StrEnum):
     """A way of training: the script's option `--way`."""
 
     FULL = "full"
@@ -37,12 +39,12 @@ class Part(StrEnum):
     PACKED = "packed"
 
 
-TITLES = {Part.FULL: "all weights", Part.LORA: "LoRA", Part.PACKED: "packed samples"}
+TITLES = {Way.FULL: "all weights", Way.LORA: "LoRA", Way.PACKED: "packed samples"}
 
 
 def demo(
     parts: Annotated[
-        list[Part] | None,
+        list[Way] | None,
         typer.Option("--part", help="Run this part alone; give it several times for several parts."),
     ] = None,
     steps: Annotated[
@@ -66,7 +68,7 @@ def demo(
         )
     script = training_script()
     _check_folder(folder if folder == FOLDER else folder.resolve())
-    chosen = [part for part in Part if not parts or part in parts]
+    chosen = [part for part in Way if not parts or part in parts]
     report = measure(script, folder, chosen, steps)
     (folder / "report.json").write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     if as_json:
@@ -80,7 +82,7 @@ def demo(
         raise typer.Exit(FOUND)
 
 
-def _draw(report: dict[str, Any], folder: Path, *, quiet: bool) -> None:
+def _draw(report: Report, folder: Path, *, quiet: bool) -> None:
     """Draw the plot and print where the files are; without matplotlib there is no plot."""
     files = {"report": folder / "report.json"}
     try:
@@ -128,7 +130,7 @@ def _check_folder(folder: Path) -> None:
         ) from error
 
 
-def measure(script: Path, folder: Path, parts: list[Part], steps: int) -> dict[str, Any]:
+def measure(script: Path, folder: Path, parts: list[Way], steps: int) -> Report:
     """Run the parts and return the whole report.
 
     Args:
@@ -155,7 +157,7 @@ def measure(script: Path, folder: Path, parts: list[Part], steps: int) -> dict[s
     return compared(model.name, plain, hooked)
 
 
-def compared(model: str, plain: dict[str, Any], hooked: dict[str, Any]) -> dict[str, Any]:
+def compared(model: str, plain: Measured, hooked: Measured) -> Report:
     """Return the report: what both processes measured, and how it compares.
 
     Args:
@@ -164,8 +166,8 @@ def compared(model: str, plain: dict[str, Any], hooked: dict[str, Any]) -> dict[
         hooked: what the one with it returned.
     """
     parts = {
-        name: {"title": TITLES[Part(name)], **_compared(plain["parts"][name], hooked["parts"][name])}
-        for name in plain["parts"]
+        name: _compared(TITLES[Way(name)], training, hooked["parts"][name])
+        for name, training in plain["parts"].items()
     }
     return {
         **plain,
@@ -173,12 +175,12 @@ def compared(model: str, plain: dict[str, Any], hooked: dict[str, Any]) -> dict[
         "tolerance": TOLERANCE,
         "parts": parts,
         # One comparison of all parts: in one alone there are too few steps to tell a difference.
-        "step_time": compare(*_paired(parts.values())).to_dict(),
+        "step_time": asdict(compare(*_paired(parts.values()))),
         "equal": not any(part["problems"] for part in parts.values()),
     }
 
 
-def _compared(plain: dict[str, Any], hooked: dict[str, Any]) -> dict[str, Any]:
+def _compared(title: str, plain: Training, hooked: Training) -> Part:
     found = differences(plain["losses"], hooked["losses"])
     problems = {
         "the losses differ": max(found) > TOLERANCE,
@@ -187,6 +189,7 @@ def _compared(plain: dict[str, Any], hooked: dict[str, Any]) -> dict[str, Any]:
         "the run without the hook is patched, too": bool(plain["kernels"]),
     }
     return {
+        "title": title,
         "plain": plain,
         "hooked": hooked,
         "differences": found,
@@ -194,14 +197,14 @@ def _compared(plain: dict[str, Any], hooked: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _paired(parts: Iterable[dict[str, Any]]) -> tuple[list[float], list[float]]:
-    """Return the step times without the hook and with it, of the steps that were taken by turns."""
+def _paired(parts: Iterable[Part]) -> tuple[list[list[float]], list[list[float]]]:
+    """Return the step times of the process without the hook and of the one with it, of the steps by turns."""
     turns = [
         pair
         for part in parts
         for pair in zip(part["plain"]["step_seconds"], part["hooked"]["step_seconds"], strict=False)
     ]
-    return [plain for plain, _ in turns], [hooked for _, hooked in turns]
+    return [[plain for plain, _ in turns]], [[hooked for _, hooked in turns]]
 
 
 def differences(plain: list[float], hooked: list[float]) -> list[float]:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from veomni_hook.tools.cli.demo.shapes import Part, Report
 
 # Distinguishable for readers with red-green colour blindness, and in print.
 PLAIN, HOOKED = "#8c8c8c", "#d55e00"
-SIDES = (("plain", "without", PLAIN), ("hooked", "with the hook", HOOKED))
+SIDES = (("without", PLAIN), ("with the hook", HOOKED))
 MEBIBYTE = 2**20
 
 
-def write_plot(report: Mapping[str, Any], path: Path) -> None:
+def write_plot(report: Report, path: Path) -> None:
     """Draw the demo's report into a PNG file.
 
     Args:
@@ -39,8 +42,9 @@ def write_plot(report: Mapping[str, Any], path: Path) -> None:
     )
     for axis, (title, part) in zip(curves, parts.items(), strict=True):
         _curves(axis, part, title)
-    times = [[median(part[side]["step_seconds"]) * 1e3 for part in parts.values()] for side, _, _ in SIDES]
-    memory = [[part[side]["peak_bytes"] / MEBIBYTE for part in parts.values()] for side, _, _ in SIDES]
+    sides = [*zip(*((part["plain"], part["hooked"]) for part in parts.values()), strict=True)]
+    times = [[median(training["step_seconds"]) * 1e3 for training in side] for side in sides]
+    memory = [[training["peak_bytes"] / MEBIBYTE for training in side] for side in sides]
     together = "ratio {ratio:.2f} ({low:.2f} to {high:.2f})".format_map(report["step_time"])
     _bars(bars[0], list(parts), times, f"Median step time in ms: {together}")
     ratios = [after / before for before, after in zip(*memory, strict=True)]
@@ -51,10 +55,11 @@ def write_plot(report: Mapping[str, Any], path: Path) -> None:
     pyplot.close(figure)
 
 
-def _curves(axis: Any, part: Mapping[str, Any], title: str) -> None:
+def _curves(axis: Any, part: Part, title: str) -> None:
     # The second line is dashed and thinner: the two usually coincide.
-    for (side, label, colour), (line, width) in zip(SIDES, (("-", 4), ("--", 1.5)), strict=True):
-        losses = part[side]["losses"]
+    trainings = zip(SIDES, (part["plain"], part["hooked"]), (("-", 4), ("--", 1.5)), strict=True)
+    for (label, colour), training, (line, width) in trainings:
+        losses = training["losses"]
         axis.plot(
             range(1, len(losses) + 1), losses, color=colour, label=label, linestyle=line, linewidth=width
         )
@@ -64,7 +69,7 @@ def _curves(axis: Any, part: Mapping[str, Any], title: str) -> None:
 
 
 def _bars(axis: Any, names: Sequence[str], values: Sequence[Sequence[float]], title: str) -> None:
-    for at, (side, (_, _, colour)) in enumerate(zip(values, SIDES, strict=True)):
+    for at, (side, (_, colour)) in enumerate(zip(values, SIDES, strict=True)):
         places = [place + 0.4 * at for place in range(len(names))]
         axis.bar_label(axis.bar(places, side, width=0.38, color=colour), fmt="{:,.0f}", fontsize=8)
     axis.set_xticks([place + 0.2 for place in range(len(names))], names)

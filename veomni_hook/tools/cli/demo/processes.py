@@ -14,11 +14,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn, Self
+from typing import NoReturn, Self
 
 import typer
 
 from veomni_hook.tools.cli import output
+from veomni_hook.tools.cli.demo.shapes import Measured
 from veomni_hook.tools.cli.usage import FOUND
 
 __all__ = ["Worker", "by_turns", "gather"]
@@ -69,7 +70,7 @@ class Worker:
         except BrokenPipeError:
             pass  # it has ended; `result` says why
 
-    def result(self) -> dict[str, Any]:
+    def result(self) -> Measured:
         """Let the process go on to its end, and return its results.
 
         Raises:
@@ -81,7 +82,7 @@ class Worker:
         status = self._process.wait()
         if status or not self._result.is_file():
             self.give_up(f"exit status {status}")
-        found: dict[str, Any] = json.loads(self._result.read_text(encoding="utf-8"))
+        found: Measured = json.loads(self._result.read_text(encoding="utf-8"))
         return found
 
     def give_up(self, why: str) -> NoReturn:
@@ -104,7 +105,7 @@ class Worker:
         self._folder.cleanup()
 
 
-def gather(script: Path, model: Path, parts: Mapping[str, str], steps: int) -> list[dict[str, Any]]:
+def gather(script: Path, model: Path, parts: Mapping[str, str], steps: int) -> list[Measured]:
     """Run the script without and with the hook, and return what `veomni_hook.tools.cli.demo.worker` found.
 
     Args:
@@ -133,7 +134,7 @@ def gather(script: Path, model: Path, parts: Mapping[str, str], steps: int) -> l
 
 def by_turns(
     workers: Sequence[Worker], titles: Sequence[str], steps: int, told: Callable[[str], None]
-) -> list[dict[str, Any]]:
+) -> list[Measured]:
     """Let the trainings take steps alternately; return what they recorded.
 
     The first step of each part, with the imports and the loading before it, is one that all take at once.

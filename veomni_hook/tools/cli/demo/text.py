@@ -7,14 +7,16 @@ from statistics import median
 from typing import Any
 
 from veomni_hook.tools.cli import output
-from veomni_hook.tools.cli.demo import turns
 from veomni_hook.tools.cli.demo.models import RANDOM
+from veomni_hook.tools.cli.demo.shapes import Part, Report
+from veomni_hook.tools.compare.verdict import readable_time
+from veomni_hook.tools.significance import FEW, NOISY, SAME
 
 SHOWN_STEPS = 8
 MEBIBYTE = 2**20
 
 
-def show(report: dict[str, Any], script: Path) -> None:
+def show(report: Report, script: Path) -> None:
     """Print the report for a reader; `script` is the training script."""
     parts = {part["title"]: part for part in report["parts"].values()}
     first = next(iter(parts.values()))["plain"]
@@ -31,12 +33,15 @@ def show(report: dict[str, Any], script: Path) -> None:
     _answers(first["answer"], next(iter(parts.values()))["hooked"]["answer"])
     _losses(parts, report["tolerance"])
     output.emit_heading("\nMedian step time, and peak memory above the weights")
-    output.emit_table(
-        ("training", "time without", "with", "memory without", "with"),
-        [(title, *_times(part), *_memory(part)) for title, part in parts.items()],
-    )
+    rows, memory = [], []
+    for title, part in parts.items():
+        sides = part["plain"], part["hooked"]
+        times = (readable_time(median(side["step_seconds"])) for side in sides)
+        peaks = [side["peak_bytes"] / MEBIBYTE for side in sides]
+        rows.append((title, *times, *(f"{peak:,.0f} MiB" for peak in peaks)))
+        memory.append(f"{peaks[1] / peaks[0]:.2f} ({title})")
+    output.emit_table(("training", "time without", "with", "memory without", "with"), rows)
     output.emit("\n")
-    memory = [f"{_memory_ratio(part):.2f} ({title})" for title, part in parts.items()]
     output.emit_fields({"memory, ratio": memory, "time, ratio": ratio(report["step_time"])})
     output.emit_heading("\nWhat the hook did")
     kernels = sorted(
@@ -54,7 +59,7 @@ def _answers(plain: str, hooked: str) -> None:
     output.emit_fields({"without": plain or "(nothing)", "with the hook": hooked or "(nothing)"})
 
 
-def _losses(parts: dict[str, Any], tolerance: float) -> None:
+def _losses(parts: dict[str, Part], tolerance: float) -> None:
     output.emit_heading("\nLosses without the hook, and with it")
     count = max(len(part["differences"]) for part in parts.values())
     chosen = sorted({round(i * (count - 1) / (SHOWN_STEPS - 1)) for i in range(SHOWN_STEPS)})
@@ -68,7 +73,7 @@ def _losses(parts: dict[str, Any], tolerance: float) -> None:
     output.emit_fields({title: _agreement(part, tolerance) for title, part in parts.items()})
 
 
-def _agreement(part: dict[str, Any], tolerance: float) -> str:
+def _agreement(part: Part, tolerance: float) -> str:
     largest = max(part["differences"])
     found = "equal" if largest <= tolerance else "NOT EQUAL"
     sides = [len(part[side]["losses"]) for side in ("plain", "hooked")]
@@ -77,36 +82,14 @@ def _agreement(part: dict[str, Any], tolerance: float) -> str:
     return f"{found} (largest relative difference {largest:.1e}, limit {tolerance:.0e})"
 
 
-def _times(part: dict[str, Any]) -> tuple[str, str]:
-    plain, hooked = (median(part[side]["step_seconds"]) for side in ("plain", "hooked"))
-    return _milliseconds(plain), _milliseconds(hooked)
-
-
-def _memory(part: dict[str, Any]) -> tuple[str, ...]:
-    return tuple(f"{part[side]['peak_bytes'] / MEBIBYTE:,.0f} MiB" for side in ("plain", "hooked"))
-
-
-def _memory_ratio(part: dict[str, Any]) -> float:
-    return float(part["hooked"]["peak_bytes"] / part["plain"]["peak_bytes"])
-
-
 def ratio(found: dict[str, Any]) -> str:
-    """Return a sentence about a ratio of times; ``found`` is what `turns.Comparison.to_dict` returns."""
-    if found["verdict"] == turns.FEW:
+    """Return a sentence about a ratio of times; ``found`` is what `significance.compare` returned."""
+    if found["verdict"] == FEW:
         return "too few steps to tell a difference (--steps 20)"
     value, low, high = (f"{found[name]:.2f}" for name in ("ratio", "low", "high"))
     interval = f"95% interval {low} to {high}, {found['pairs']} pairs of steps"
-    match found["verdict"]:
-        case turns.NOISY:
-            return f"{value}, but this machine is too noisy to tell a difference ({interval})"
-        case turns.SAME:
-            return f"{value}, no difference beyond 5% ({interval})"
-        case verdict:
-            return f"{value}, {verdict} ({interval})"
-
-
-def _milliseconds(seconds: float) -> str:
-    return f"{seconds * 1e3:,.0f} ms" if seconds >= 0.1 else f"{seconds * 1e3:.1f} ms"
+    words = {NOISY: "but this machine is too noisy to tell a difference", SAME: "no difference beyond 5%"}
+    return f"{value}, {words.get(found['verdict'], found['verdict'])} ({interval})"
 
 
 def _relative(path: Path) -> str:

@@ -16,9 +16,13 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from veomni_hook import accelerator
+from veomni_hook.tools.cli.demo.shapes import Machine, Training
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
 
 __all__ = ["Steps", "run"]
 
@@ -48,7 +52,7 @@ class Steps:
         self._began = 0.0
         self._memory = ExitStack()
 
-    def __call__(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+    def __call__(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
         """What torch calls after a step."""
         there = accelerator.module(self.device)
         if there is not None:
@@ -74,13 +78,8 @@ class Steps:
         peak = self._memory.enter_context(recorded_peak(self.device))
 
 
-def run(script: str, model: str, steps: int, way: str) -> dict[str, Any]:
-    """Run the script, and return what came of it.
-
-    Returns:
-        `losses`, `answer`, `tokens`, `parameters`, `model_type`, `step_seconds`, `peak_bytes`, and `kernels`:
-        the op and the backend of each kernel that ran in training.
-    """
+def run(script: str, model: str, steps: int, way: str) -> Training:
+    """Run the script, and return what came of it."""
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
     from veomni_hook.tools.compare.kernels import kernels_of
@@ -107,7 +106,7 @@ def run(script: str, model: str, steps: int, way: str) -> dict[str, Any]:
     }
 
 
-def machine() -> dict[str, Any]:
+def machine() -> Machine:
     """Return the versions, the device and its threads."""
     import torch
     import transformers

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from enum import StrEnum
@@ -224,16 +223,13 @@ def _picked(name: str, module: str | None, device: str | None) -> Picked:
     chosen = module if module is not None else next(iter(modules), None)
     fitting = [c for c in fitting if chosen is not None and c.applies_to(chosen)]
     if chosen is None or not fitting:
+        held = ", ".join(f"{c.source_module} ({c.device or 'any device'})" for c in loaded.configs)
         raise UsageError(
             f"{name} has no config for {module or 'this device'}" + (f" on {device}" if device else ""),
             where=f"config {name}",
-            fix=f"it holds: {_held(loaded.configs)}",
+            fix=f"it holds: {held}",
         )
     devices = {c.device for c in fitting} - {None}
     if device is None and len(devices) == 1:
         device = devices.pop()
     return Picked(chosen, tuple(fitting), device)
-
-
-def _held(configs: Sequence[PatchConfig]) -> str:
-    return ", ".join(f"{c.source_module} ({c.device or 'any device'})" for c in configs)

@@ -8,13 +8,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from veomni_hook.finders import targets
-from veomni_hook.layout import counted
 from veomni_hook.tools.cli.inputs.targets import (
     MODELS,
     families,
     family_meant,
-    suggestion,
     transformers_folder,
+    unknown_family,
 )
 from veomni_hook.tools.cli.usage import UsageError
 
@@ -84,16 +83,8 @@ class SourceTree:
         names = [(given, file) for file in known.get(given, ())]
         names = names or [(home, own) for home, held in known.items() if (own := f"modeling_{given}") in held]
         if not names:
-            raise self._unknown(given, known)
+            raise unknown_family(given, known, self.folder)
         return {(module := f"{MODELS}.{home}.{file}"): self.path(module) for home, file in names}
-
-    def _unknown(self, given: str, known: Mapping[str, Sequence[str]]) -> UsageError:
-        stems = {file.removeprefix("modeling_") for held in known.values() for file in held}
-        return UsageError(
-            f"unknown family {given!r}",
-            where=f"{self.folder} ({counted(len(known), 'family', 'families')})",
-            fix=suggestion(given, {*known, *stems}),
-        )
 
 
 def source_tree(path: str | None = None, *, where: str = "--source") -> SourceTree:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from glob import glob
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
@@ -141,10 +141,15 @@ def module_name(given: str) -> str:
             where=os.path.join(transformers_folder(), "models", given),
             fix="name one: " + ", ".join(name.removeprefix("modeling_") for name in files),
         )
+    raise unknown_family(given, known, transformers_folder())
+
+
+def unknown_family(given: str, known: Mapping[str, Sequence[str]], folder: str) -> UsageError:
+    """Return the error for what is no family in a folder; ``known`` are its families with their files."""
     stems = {file.removeprefix("modeling_") for names in known.values() for file in names}
-    raise UsageError(
+    return UsageError(
         f"unknown family {given!r}",
-        where=f"{transformers_folder()} ({counted(len(known), 'family', 'families')})",
+        where=f"{folder} ({counted(len(known), 'family', 'families')})",
         fix=suggestion(given, {*known, *stems}),
     )
 

@@ -1,3 +1,5 @@
+"""`dump` and `diff`: what they print of a module, and which module the options name."""
+
 from __future__ import annotations
 
 import ast
@@ -11,7 +13,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from veomni_hook.tools.cli import dump as dump_module
+from veomni_hook.tools.cli import source
 from veomni_hook.tools.cli.app import app
 
 from .conftest import TINY, Command
@@ -30,6 +32,21 @@ def test_a_dump_is_the_stored_file_with_absolute_imports(tiny: Command, tmp_path
     assert "[PATCHED METHOD] TinyNorm.forward" in done.out and "+ 100" in done.out
 
 
+def test_the_difference_is_the_patch_and_nothing_else(tiny: Command) -> None:
+    done = tiny("diff", "tiny")
+    changed = [line for line in done.out.splitlines()[2:] if line[0] in "+-"]
+    assert changed == [
+        "-        # upstream's own comment",
+        "-        return double(x) + self.bias",
+        "+        # Patch.1: the point of it all",
+        "+        return double(x) + self.bias + 100  # noqa: F821",
+    ]
+    assert (done.status, done.err) == (0, "")
+    found = tiny("diff", "tiny", "--json").json
+    assert (found["module"], found["diff"]) == (TINY, done.out)
+    assert (found["added"], found["removed"]) == (2, 2)
+
+
 def test_the_installed_qwen3(veomni: Command, tmp_path: Path) -> None:
     done = veomni("dump", "qwen3", "-o", "out.py")
     assert (done.status, done.out, done.err) == (0, "", "wrote out.py\n")
@@ -37,17 +54,27 @@ def test_the_installed_qwen3(veomni: Command, tmp_path: Path) -> None:
     names = {node.name for node in ast.parse(text).body if isinstance(node, ast.ClassDef)}
     assert {"Qwen3RMSNorm", "Qwen3ForCausalLM"} <= names
     assert "VeomniSlot(" in text and "from ..." not in text
+    done = veomni("diff", "qwen3")
+    assert done.status == 0 and done.out.startswith("--- ")
+    assert "+veomni_rms_norm_cast_before_weight = " in done.out
+    assert "[PATCHED" not in done.out and "+from transformers." not in done.out
 
 
-def test_a_module_without_patches_is_its_installed_source(tiny: Command) -> None:
-    done = tiny("dump", "transformers.models.auto.modeling_auto")
-    assert done.out == '"""Matches the name of a target; nothing patches it."""\n'
-    assert "no patch applies" in done.err and done.status == 0
+@pytest.mark.parametrize(
+    ("command", "text"), [("dump", '"""Matches the name of a target; nothing patches it."""\n'), ("diff", "")]
+)
+def test_a_module_without_patches(tiny: Command, command: str, text: str) -> None:
+    done = tiny(command, "transformers.models.auto.modeling_auto")
+    assert (done.status, done.out) == (0, text) and "no patch applies" in done.err
+    done = tiny(command, "auto", "--json")
+    assert "no patch applies" in done.json["reason"] and done.err == ""
+    assert done.json.get("diff", "") == "" and done.json.get("added", 0) == 0
 
 
-def test_one_config_alone(tiny: Command) -> None:
-    done = tiny("dump", "--config", "tiny_config:pair_a", VEOMNI_PATCHES=None)
-    assert 'return "patched a"' in done.out and done.status == 0
+@pytest.mark.parametrize(("command", "sign"), [("dump", ""), ("diff", "+")])
+def test_one_config_alone(tiny: Command, command: str, sign: str) -> None:
+    done = tiny(command, "--config", "tiny_config:pair_b", VEOMNI_PATCHES=None)
+    assert f'{sign}    return "patched b"\n' in done.out and done.status == 0
 
 
 def test_a_config_of_several_modules_takes_a_target(tiny: Command) -> None:
@@ -118,11 +145,11 @@ def test_the_file_keeps_line_ends_and_characters(tmp_path: Path, monkeypatch: py
 
     text = "# ä\r\nx = 1\n"
     found = SimpleNamespace(module="package.module", stored_text=text, patched=object(), reason="")
-    monkeypatch.setattr(dump_module, "prepared", lambda *_: found)
+    monkeypatch.setattr(source, "prepared", lambda *_: found)
     dump = ["dump", "package.module", "-o"]
     assert CliRunner().invoke(app, [*dump, str(tmp_path / "out.py")]).output == f"wrote {tmp_path}/out.py\n"
     assert (tmp_path / "out.py").read_bytes() == text.encode()
-    monkeypatch.setattr(dump_module, "facts_of", lambda _: {"module": "package.module"})
+    monkeypatch.setattr(source, "facts_of", lambda _: {"module": "package.module"})
     CliRunner().invoke(app, [*dump, str(tmp_path / "out.json"), "--json"])
     assert json.loads((tmp_path / "out.json").read_bytes()) == {"module": "package.module", "text": text}
 
