@@ -67,17 +67,17 @@ def measure(device: str, ops: list[str]) -> dict[str, Any]:
     import torch
 
     from veomni_hook.tools.bench import record
-    from veomni_hook.tools.bench.problems import OPS, problems
+    from veomni_hook.tools.bench.cases import benchmarks, problems
     from veomni_hook.tools.bench.run import measured
 
     torch.manual_seed(0)
     ours = (
         replace(one, sides={name: one.sides[name] for name in one.sides if name.split(",")[0] not in PEERS})
-        for op in ops or OPS
+        for op in ops or benchmarks()
         for one in problems(op, device, quick=True)
     )
     rows = list(measured(ours, device))
-    facts = record.described(", ".join(ops or OPS), device, rows, [])
+    facts = record.described(", ".join(ops or benchmarks()), device, rows, [])
     return {**facts, "rows": [asdict(row) for row in rows]}
 
 

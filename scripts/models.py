@@ -17,6 +17,7 @@ from typing import Any
 
 from scripts import tables
 from scripts.releases import ROOT, WHEELS, judged, wheel
+from veomni_hook.patches.idioms.recognise import OPTIONAL
 from veomni_hook.patches.site import Status
 from veomni_hook.releases import TESTED
 from veomni_hook.tools.cli.inputs.targets import MODELS
@@ -34,7 +35,7 @@ NO_MODULE = "known formula, but no module there that a kernel could belong to"
 LONGEST = 110
 
 #: What applies only with a setting, and asks for no kernel.
-WITHOUT_KERNELS = ("layer_loop", "speech")
+WITHOUT_KERNELS = {name.partition(".")[0] for name in OPTIONAL}
 
 #: The rows of one family that count, and the families of a release with these.
 Families = Mapping[str, Sequence[Row]]

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from veomni_hook import accelerator
+from veomni_hook.kernels.problem import Problem
 from veomni_hook.tools.bench import limits, record, run, timing
-from veomni_hook.tools.bench.problem import Problem
-from veomni_hook.tools.bench.problems import problems
+from veomni_hook.tools.bench.cases import problems
 from veomni_hook.tools.cli.bench import bench
 from veomni_hook.tools.cli.sites import kernel
 
@@ -176,10 +176,10 @@ def test_a_run_on_it(npu: Double, short: None, monkeypatch: pytest.MonkeyPatch) 
 
 def test_sizes_and_limits_are_an_accelerators(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "veomni_hook.tools.bench.problems.rms_norm.made",
+        "veomni_hook.kernels.rms_norm.bench.made",
         lambda *shape, device: torch.empty(shape, device="meta"),
     )
-    monkeypatch.setattr("veomni_hook.tools.bench.problems.rms_norm._sides", lambda device: {})
+    monkeypatch.setattr("veomni_hook.kernels.rms_norm.bench._sides", lambda device: {})
     assert [next(iter(problems("rms_norm", name))).shape for name in ("npu", "cuda", "cpu")] == [
         "131072 x 4096",
         "131072 x 4096",
@@ -229,10 +229,10 @@ torch._register_device_module("npu", Module)
 torch.cuda.current_device, torch.cuda.device = Module.current_device, Module.device
 torch._C._cuda_getDevice = Module.current_device  # what builds for GPUs have
 
-from veomni_hook.kernels.shared.operators import define_op
+from veomni_hook.kernels.shared.operators import operator
 
 seen = []
-note = define_op("test_noted(Tensor x) -> ()", lambda x: seen.append(Module.current), lambda x: None)
+note = operator(lambda x: None, "test_noted(Tensor x) -> ()")(lambda x: seen.append(Module.current))
 for device in ("npu:0", "npu:1", "npu:0", "cuda:1", "cuda:0", "cpu", "meta"):
     note(On(device))
 print(seen, Module.current)

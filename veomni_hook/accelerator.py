@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["TYPES", "best", "module", "torch_version"]
+__all__ = ["TYPES", "best", "is_rocm", "module", "torch_version"]
 
 #: Torch device types of accelerators, preferred one first: under `torch_npu.contrib.transfer_to_npu`, which
 #: replaces ``torch.cuda`` by ``torch.npu``, both are available, and tensors are on ``npu``.
@@ -39,6 +39,18 @@ def best() -> str:
         if found is not None and found.is_available():
             return device
     return "cpu"
+
+
+def is_rocm() -> bool:
+    """Return whether torch's ``cuda`` devices are AMD's GPUs; imports torch only if its files do not say it.
+
+    Kernels do not ask: what they need is in their `Requirement`. Code that goes another way there asks.
+    """
+    if "torch" not in sys.modules and "hip" in _build():
+        return _build()["hip"] is not None
+    import torch
+
+    return torch.version.hip is not None
 
 
 def torch_version() -> str:

@@ -1,6 +1,6 @@
 """SonicMoE's kernels, compiled for an H200 on a machine without a GPU; `build.sh` runs it.
 
-The block of veomni_hook/tools/bench/sonic.py runs on fake tensors, forward and backward. sonic-moe's
+The block of veomni_hook/kernels/moe_experts/bench.py runs on fake tensors, forward and backward. sonic-moe's
 operators run their own bodies. Where these would launch a kernel, it is compiled: QuACK's matrix products in
 every configuration that their autotuner would try, and Triton's kernels as they are called. Both end in the
 caches that the environment names, under the keys that the machine with the GPU looks for.
@@ -31,7 +31,7 @@ from triton.runtime.autotuner import Autotuner
 from triton.runtime.jit import JITFunction
 
 # Tokens, hidden size, inner size, experts, experts of a token: `_BLOCKS` of
-# veomni_hook/tools/bench/problems/moe_experts.py, which cannot be imported where only this is installed.
+# veomni_hook/kernels/moe_experts/bench.py, which cannot be imported where only this is installed.
 BLOCKS = ((16384, 2048, 768, 128, 8), (8192, 4096, 1536, 64, 6))
 OPERATORS = (
     forward._router_forward,
@@ -125,7 +125,7 @@ def replace_triton() -> None:
 
 
 def run_block(tokens: int, hidden: int, inner: int, experts: int, top_k: int) -> None:
-    """Call a router and experts as veomni_hook/tools/bench/sonic.py does, with gradients and without."""
+    """Call a router and experts as `sonic_block` there does, with gradients and without."""
     with FakeTensorMode():
         shapes = ((tokens, hidden), (experts, hidden), (experts, 2 * inner, hidden), (experts, hidden, inner))
         leaves = [torch.empty(shape, dtype=torch.bfloat16).requires_grad_() for shape in shapes]

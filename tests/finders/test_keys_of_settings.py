@@ -12,6 +12,8 @@ from veomni_hook.finders.applicable import config_names
 from veomni_hook.finders.prepare import prepare
 from veomni_hook.finders.process_cache import stage1
 from veomni_hook.finders.upstream import read_upstream
+from veomni_hook.kernels.selection.declaration import Kernel
+from veomni_hook.kernels.selection.registry import registry
 from veomni_hook.locate import locate
 from veomni_hook.settings import Settings
 
@@ -21,7 +23,7 @@ OTHER = {
     "deterministic": "batch_invariant",
     "device": "npu",
     "dump_dir": "elsewhere",
-    "kernels": "eager",
+    "kernels": "nn_layer_norm=triton",
     "parallel": "sp=2,ep=2",
     "patches": ("an_extra_patch",),
     "plugins": "none",
@@ -39,7 +41,7 @@ from veomni_hook import PatchConfig
 config = PatchConfig(source_module="accelerate.data_loader")
 config.add_post_import_block("ADDED = 1")
 """
-CHANGES = {"idioms", "parallel", "speech", "remote_code", "host_values", "patches"}
+CHANGES = {"idioms", "kernels", "parallel", "speech", "remote_code", "host_values", "patches"}
 #: No setting among these changes text: one case for all of them.
 OTHERS = [one.name for one in fields(Settings) if one.name not in {*CHANGES, "enabled"}]
 
@@ -71,3 +73,20 @@ def test_a_setting_that_changes_text_changes_the_key(
         seen[text != plain[module][0], key != plain[module][1]] += 1
     assert not seen[True, False], "its text would be taken from the cache of the other value"
     assert bool(seen[True, True]) is not (names == OTHERS)
+
+
+@pytest.mark.parametrize("kernels", ["eager", "torch", "rms_norm=torch,rotary=eager", "nn_layer_norm=eager"])
+def test_a_choice_among_kernels_that_auto_may_take_changes_nothing(
+    kernels: str, plain: dict[str, tuple[str, str]]
+) -> None:
+    module = MODULES[0]
+    assert text_and_key(module, Settings(kernels=kernels)) == plain[module]
+
+
+def test_a_kernel_that_is_added_for_auto_changes_text_and_key(plain: dict[str, tuple[str, str]]) -> None:
+    module = MODULES[0]
+    with registry.restored():
+        registry.add(Kernel("nn_layer_norm", "rounded_once", "mine", "a.b:c"))
+        text, key = text_and_key(module, Settings())
+        assert "veomni_nn_layer_norm_rounded_once" in text and key != plain[module][1]
+    assert text_and_key(module, Settings()) == plain[module]

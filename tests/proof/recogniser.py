@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from veomni_hook.patches.code.document import Document
-from veomni_hook.patches.idioms.recognise import LAYER_LOOPS, asked, recognise
+from veomni_hook.patches.idioms.recognise import asked, recognise
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Site, Status
 
@@ -14,10 +14,13 @@ def routed_in(source: str, module: str, op: str | None = None) -> list[Site]:
     """The routed sites of a module's source text; only those of one op, by its own idioms, are found sooner."""
     document = Document(source, module)
     if op is None:
-        sites = recognise(document, optional=(LAYER_LOOPS,))
+        sites = recognise(document, optional=("layer_loop.find",))
     else:
         view = ModuleView(document)
         sites = [
-            site for idiom in asked((LAYER_LOOPS,), source) if idiom.OP == op for site in idiom.find(view)
+            site
+            for idiom in asked(("layer_loop.find",), source)
+            if idiom.OP == op
+            for site in idiom.find(view)
         ]
     return [site for site in sites if site.status is Status.ROUTED]

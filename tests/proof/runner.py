@@ -94,7 +94,10 @@ def routed(module: str, ops: Iterable[str] = ()) -> list[Any]:
 
 
 def prover(site: Any) -> Callable[[Any, Any], Proof]:
-    """What proves a site in a module."""
+    """What proves a site in a module: ``prove`` in ``tests/kernels/<op>/proof.py``, or what is named here.
+
+    Of any other op, calls of the class that the site is in.
+    """
     from tests.proof import additions, attention, eager_attention, inputs, losses, provers, rotary
     from tests.proof.call_sites import prove_call_site
     from tests.proof.hyper_connections import prove_hyper_connection
@@ -125,7 +128,6 @@ def prover(site: Any) -> Callable[[Any, Any], Proof]:
         "varlen_attention": prove_tower,
         "gated_delta_rule": prove_linear_attention,
         "causal_conv": prove_linear_attention,
-        "log_decay": provers.class_prover(inputs.layer_calls),
         "hyper_connection": prove_hyper_connection,
         "index_scores": prove_index_scores,
         "sample_boundaries": prove_linear_attention,
@@ -133,13 +135,14 @@ def prover(site: Any) -> Callable[[Any, Any], Proof]:
         "rotary": rotary.prove_rotary,
         "qk_norm_rotary": attention.prove_attention,
         "attention": eager_attention.prove_eager_attention,
-        "gated_mlp": provers.class_prover(inputs.layer_calls),
         "moe_experts": provers.class_prover(inputs.expert_calls),
-        "moe_router": provers.class_prover(inputs.layer_calls),
         "load_balancing_loss": losses.prove_load_balancing_loss,
         "linear_cross_entropy": losses.prove_linear_cross_entropy,
     }
-    return by_op[site.op]
+    if find_spec(f"tests.kernels.{site.op}.proof") is not None:
+        own: Callable[[Any, Any], Proof] = importlib.import_module(f"tests.kernels.{site.op}.proof").prove
+        return own
+    return by_op.get(site.op, provers.class_prover(inputs.layer_calls))
 
 
 def judge(site: Any, module: Any) -> Verdict:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from veomni_hook.accelerator import is_rocm
 from veomni_hook.batch_invariance import blocks
 from veomni_hook.batch_invariance.segments import Segment, of_mask, without_mask
 from veomni_hook.errors import KernelError
@@ -169,7 +170,7 @@ def _check(module: Any, query: Tensor, key: Tensor, dropout: float, options: dic
             _refuse(module, f"it is called with {name}")
     if torch.compiler.is_compiling():
         _refuse(module, "torch.compile traces it")
-    if query.is_cuda and torch.version.hip is not None:
+    if query.is_cuda and is_rocm():
         _refuse(module, "nothing was checked on ROCm")
 
 

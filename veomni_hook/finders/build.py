@@ -9,10 +9,12 @@ from __future__ import annotations
 import gc
 import hashlib
 import json
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import decode_source
+from typing import Any
 
 from veomni_hook.cache.store import Hit, NotStored, Unpatched
 from veomni_hook.errors import IdiomError
@@ -25,9 +27,10 @@ from veomni_hook.finders.process_cache import from_hit, lookup, outdated, report
 from veomni_hook.finders.recording import record_replacements
 from veomni_hook.finders.state import STATE
 from veomni_hook.finders.upstream import Upstream
+from veomni_hook.kernels.selection.process_choice import unchosen
 from veomni_hook.layout import counted
 from veomni_hook.patches.engine import Origin, PatchedSource, applicable, patch_source
-from veomni_hook.patches.idioms.recognise import LAYER_LOOPS, SPEECH
+from veomni_hook.patches.idioms.recognise import OPTIONAL
 from veomni_hook.patches.render import with_header
 from veomni_hook.patches.report import PatchReport
 from veomni_hook.patches.spec import PatchConfig
@@ -169,7 +172,8 @@ def patch_with_idioms(
     device = settings.device_kind()
     try:
         idioms, optional = asks_idioms(upstream, settings), optional_idioms(settings)
-        return patch(upstream, configs, device, idioms=idioms, optional=optional), ""
+        asked = partial(unchosen, text=settings.kernels)
+        return patch(upstream, configs, device, idioms=idioms, optional=optional, unchosen=asked), ""
     except IdiomError as error:
         if settings.strict:
             raise
@@ -180,10 +184,8 @@ def patch_with_idioms(
 
 def optional_idioms(settings: Settings) -> tuple[str, ...]:
     """Return the idioms that apply only with a setting, and do with these."""
-    return (
-        *((LAYER_LOOPS,) if settings.axis("sp") > 1 else ()),
-        *(() if settings.speech else (SPEECH,)),
-    )
+    now, usual = settings.of_text(), Settings().of_text()
+    return tuple(name for name, setting in OPTIONAL.items() if now[setting] != usual[setting])
 
 
 def patch(
@@ -192,19 +194,17 @@ def patch(
     device: str,
     *,
     idioms: bool = False,
-    optional: Collection[str] = (),
+    **chosen: Any,
 ) -> PatchedSource | None:
     """Apply configs and, if enabled, idioms to an upstream module; None when nothing applies.
 
-    ``optional`` is as for `patch_source`.
+    ``chosen`` is what the settings say of idioms, as for `patch_source`.
     """
     fitting = applicable(list(configs), upstream.module, device)
     if not (fitting or idioms):
         return None
     source = decode_source(upstream.data)
-    patched = patch_source(
-        source, fitting, _origin_of(upstream), device=device, idioms=idioms, optional=optional
-    )
+    patched = patch_source(source, fitting, _origin_of(upstream), device=device, idioms=idioms, **chosen)
     return patched if patched.report.applied else None
 
 

@@ -68,6 +68,8 @@ def report_refusal(store: Store, *, temporary: bool = False) -> None:
 
 def stage1(upstream: Upstream, settings: Settings, names: Sequence[str]) -> str:
     """The first-stage key: everything that affects the output and is known without loading a config."""
+    from veomni_hook.finders.unchosen import asked_for  # loads the kernels' registry
+
     inprocess: list[tuple[str, str]] = []
     if registered := registered_for(upstream.module):
         from veomni_hook.finders.config_digest import config_digest  # loads ast; most processes register none
@@ -77,7 +79,7 @@ def stage1(upstream: Upstream, settings: Settings, names: Sequence[str]) -> str:
         module=upstream.module,
         upstream=upstream.data,
         engine=key.engine_digest(),
-        settings=settings.of_text(),
+        settings={**settings.of_text(), "kernels": asked_for(settings)},
         config_names=[_with_origin(name) for name in names],
         inprocess=inprocess,
         distribution=upstream.distribution,

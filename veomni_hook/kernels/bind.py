@@ -9,6 +9,7 @@ from veomni_hook.kernels.explain.no_slots import no_slots
 from veomni_hook.kernels.explain.places import places_of
 from veomni_hook.kernels.selection.binding import BINDING, binding_of
 from veomni_hook.kernels.selection.choice import AUTO, Choice, call_text, choice_of
+from veomni_hook.kernels.selection.process_choice import STATE
 from veomni_hook.kernels.selection.registry import registry
 from veomni_hook.kernels.selection.select import excluded
 from veomni_hook.kernels.slot import Slot
@@ -48,6 +49,7 @@ def bind(model: nn.Module, preset: str | None = None, /, **ops: str | None) -> N
         registry.check(op)
         changes[op] = None
     _check_sites(model, choice)
+    STATE.tell_named(changes)
     warn_of_stacked(model)
     for module in model.modules():
         bound = {**(binding_of(module) or {}), **changes}

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from veomni_hook.accelerator import is_rocm
 from veomni_hook.kernels.shared.operand_checks import not_plain
 from veomni_hook.kernels.shared.origin import written_in
 
@@ -65,7 +66,7 @@ def asserts(value: Any) -> bool:
         not torch.compiler.is_compiling()
         and isinstance(value, torch.Tensor)
         and value.is_cuda
-        and torch.version.hip is None
+        and not is_rocm()
     )
 
 

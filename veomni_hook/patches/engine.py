@@ -19,7 +19,7 @@ from veomni_hook.patches.idioms.recognise import recognise
 from veomni_hook.patches.plan import Origin, Plan, Task
 from veomni_hook.patches.report import AppliedPatch, PatchReport
 from veomni_hook.patches.routes.config import NAME, missed, routes
-from veomni_hook.patches.site import Site
+from veomni_hook.patches.site import Site, Status
 from veomni_hook.patches.spec import PatchConfig, PatchType
 from veomni_hook.patches.steps import EDITORS, declared_steps, same_config
 from veomni_hook.patches.verbs.additions import plan_additions
@@ -126,6 +126,7 @@ def patch_source(
     device: str = "gpu",
     idioms: bool = False,
     optional: Collection[str] = (),
+    unchosen: Callable[[str], str] = lambda op: "",
 ) -> PatchedSource:
     """Apply configs to the source of a module, and route what idioms find in it to kernel slots.
 
@@ -139,6 +140,7 @@ def patch_source(
         idioms: whether to run idioms; a config for the same place wins over them.
         optional: the idioms to run of those that apply only with a setting
             (`veomni_hook.patches.idioms.recognise.OPTIONAL`); only with ``idioms``.
+        unchosen: returns why sites of an op are not edited although idioms route them, or "".
 
     Raises:
         ConfigError: a config is for another module or device.
@@ -159,7 +161,7 @@ def patch_source(
     document = Document(source, origin.module)
     if not idioms:
         return _patched(document, configs, [], origin)
-    sites = recognise(document, optional=optional)
+    sites = [_asked_for(site, unchosen) for site in recognise(document, optional=optional)]
     try:
         return _patched(document, configs, sites, origin)
     except IdiomError:
@@ -167,6 +169,11 @@ def patch_source(
     except Exception as error:
         _patched(document, configs, [], origin)  # an error here is not caused by idioms
         raise _failed_routes(error, sites, origin) from error
+
+
+def _asked_for(site: Site, unchosen: Callable[[str], str]) -> Site:
+    why = unchosen(site.op) if site.status is Status.ROUTED else ""
+    return site.left(why) if why else site
 
 
 def _patched(

@@ -51,6 +51,8 @@ class Code(Enum):
         "Leave the random choice out, or train this model without sequence parallelism.")
     OTHER_LOOP = ("The layers are not called by one plain loop that passes hidden states alone.",
         "Call them in such a loop, or train this model without sequence parallelism.")
+    UNCHOSEN = ("Only kernels that are chosen by name compute it.",
+        "Name one before the module is imported, as in VEOMNI_KERNELS=op=backend, and measure.")
     # fmt: on
 
     def __init__(self, meaning: str, remedy: str) -> None:

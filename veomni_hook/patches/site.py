@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
@@ -82,6 +82,8 @@ class Status(StrEnum):
     MISSED = "missed"
     #: The code is known not to allow it; a call inserted here says so where it would be asked for.
     REFUSED = "refused"
+    #: A guard could ask a slot here, but only kernels that are chosen by name would answer, and none is.
+    UNCHOSEN = "unchosen"
 
 
 class _Line(Protocol):
@@ -179,6 +181,11 @@ class Site:
             lineno=line.lineno,
             **more,
         )
+
+    def left(self, why: str) -> Site:
+        """This site, not edited because of what the user did not choose."""
+        reason = Reason(why, Code.UNCHOSEN)
+        return replace(self, status=Status.UNCHOSEN, reason=reason, edits=(), slots=(), imports=())
 
     @classmethod
     def calling(

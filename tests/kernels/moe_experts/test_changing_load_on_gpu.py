@@ -8,7 +8,7 @@ from torch.nn import functional
 
 triton = pytest.importorskip("triton")
 
-from veomni_hook.tools.bench.problem import beside  # noqa: E402
+from veomni_hook.kernels.problem import beside  # noqa: E402
 
 pytestmark = [
     pytest.mark.gpu,

@@ -22,10 +22,10 @@ def test_pairs_leave_the_rest_at_auto():
 @pytest.mark.parametrize(
     ("text", "listed"),
     [
-        ("fast", "auto, eager, triton, npu, torch"),
-        ("", "auto, eager, triton, npu, torch"),
+        ("fast", "auto, eager, triton, npu, flex"),
+        ("", "auto, eager, triton, npu, flex"),
         ("rms_norm=fast", "for rms_norm: auto, eager, triton, npu, torch"),
-        ("norm=torch", "ops: rms_norm, add_rms_norm"),
+        ("norm=torch", "ops: add_layer_norm, add_rms_norm"),
         ("rms_norm=torch,rotary", "rms_norm=torch,rotary=eager"),
         ("rms_norm=torch,", "rms_norm=torch,rotary=eager"),
         ("rms_norm=torch,rms_norm=eager", "keep one"),

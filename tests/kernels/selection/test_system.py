@@ -1,9 +1,14 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
+from veomni_hook import accelerator
 from veomni_hook.errors import KernelError
+from veomni_hook.kernels.selection.choice import parse_choice
+from veomni_hook.kernels.selection.select import select, system_of
 from veomni_hook.kernels.selection.system import System
 
 
@@ -25,6 +30,7 @@ def test_a_system_is_printed_in_words():
         ("sm80", "cuda", (8, 0)),
         ("SM90", "cuda", (9, 0)),
         ("sm100", "cuda", (10, 0)),
+        ("rocm", "cuda", None),
         ("ascend", "npu", None),
     ],
 )
@@ -38,7 +44,7 @@ def test_systems_have_names(name, device, capability):
 def test_other_names_are_errors_that_list_them():
     with pytest.raises(KernelError, match="sm9") as caught:
         System.named("sm9")
-    assert caught.value.fix == "cpu, sm80, sm90, sm100 or ascend"
+    assert caught.value.fix == "cpu, sm80, sm90, sm100, rocm or ascend"
 
 
 def test_detect_looks_for_distributions():
@@ -58,3 +64,29 @@ def test_detect_looks_for_distributions():
 )
 def test_versions_of_distributions(version, reason):
     assert System("npu", distributions={"torch_npu": version}).lacks("torch_npu>=2.7.1") == reason
+
+
+@pytest.mark.parametrize("hip", ["6.4", None])
+def test_amds_gpus_are_another_system(hip, monkeypatch):
+    monkeypatch.setattr(torch.version, "hip", hip)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 4))
+    system = system_of("cuda")
+    assert (system.rocm, system.capability) == ((True, None) if hip else (False, (9, 4)))
+    assert str(system).startswith("cuda, ROCm, " if hip else "cuda, SM94, ")
+    assert not System.detect("cpu").rocm
+    choice = parse_choice("varlen_attention=flash")
+    reasons = {
+        one.backend: one.reason for one in select("varlen_attention", "full", choice, system).decisions
+    }
+    assert reasons["flash"] == (
+        "needs an NVIDIA GPU, found ROCm, where it was not checked" if hip else "chosen"
+    )
+
+
+def test_one_place_asks_whether_torch_is_built_for_amd():
+    package = Path(accelerator.__file__).parent
+    asking = [
+        path.name for path in package.rglob("*.py") if "version.hip" in path.read_text(encoding="utf-8")
+    ]
+    assert asking == ["accelerator.py"]

@@ -6,7 +6,7 @@ import pytest
 
 from veomni_hook.errors import KernelError
 from veomni_hook.kernels.selection.declaration import Kernel, Variant
-from veomni_hook.kernels.selection.registry import OP_PACKAGES, Registry, load_attribute, registry
+from veomni_hook.kernels.selection.registry import Registry, built_in, load_attribute, registry
 from veomni_hook.kernels.selection.table import RECOMPUTED, backend, checked_reference, op
 from veomni_hook.patches.graph import variant_names
 
@@ -64,6 +64,6 @@ def test_other_texts_are_no_code_references(load):
         backend("fast", load)
 
 
-@pytest.mark.parametrize("name", OP_PACKAGES)
+@pytest.mark.parametrize("name", built_in())
 def test_recognisers_read_the_names_of_the_table(name):
     assert variant_names(name) == (*registry.ops()[name].variants,)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from veomni_hook.kernels.shared.operators import define_op
+from veomni_hook.kernels.shared.operators import operator, schema_of
 
 CALLS: list[str] = []
 
@@ -21,7 +22,7 @@ def _fake(x: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(x)
 
 
-doubled = define_op("test_doubled(Tensor x) -> Tensor", _doubled, _fake)
+doubled = operator(_fake, "test_doubled(Tensor x) -> Tensor")(_doubled)
 
 
 class Watching(TorchDispatchMode):
@@ -32,6 +33,26 @@ class Watching(TorchDispatchMode):
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         self.seen.append(function.name())
         return function(*args, **(kwargs or {}))
+
+
+def _shifted_back(
+    x: torch.Tensor, sizes: list[int], far: int | torch.SymInt, scale: float | None, keep: bool = True
+) -> tuple[torch.Tensor, torch.Tensor]:
+    raise NotImplementedError
+
+
+def _unknown(x: torch.Tensor, table: dict[str, int]) -> torch.Tensor:
+    raise NotImplementedError
+
+
+def test_a_function_is_its_schema():
+    """Without its parameters that have a default."""
+    schema = "shifted_back(Tensor x, int[] sizes, SymInt far, float? scale) -> (Tensor, Tensor)"
+    assert schema_of(_shifted_back) == schema
+    with pytest.raises(
+        TypeError, match=r"_unknown: an operator takes and returns no .*dict.*; write its schema"
+    ):
+        schema_of(_unknown)
 
 
 def test_the_operator_is_one_of_torchs():

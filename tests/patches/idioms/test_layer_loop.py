@@ -23,7 +23,6 @@ from veomni_hook.finders.upstream import Upstream
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.engine import Origin, patch_source
 from veomni_hook.patches.idioms.layer_loop import find as idiom
-from veomni_hook.patches.idioms.recognise import LAYER_LOOPS
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Site, Status
 from veomni_hook.settings import Settings
@@ -40,6 +39,9 @@ SUPPORTED = {"5.2.0": 60, "5.9.0": 79, "5.17.0": 104, "5.23.0": 119}
 
 def sites(text: str) -> list[Site]:
     return list(idiom.find(ModuleView(Document(text, ORIGIN.module))))
+
+
+LAYER_LOOPS = "layer_loop.find"
 
 
 def patched(text: str, *, optional: Collection[str] = (LAYER_LOOPS,)) -> str:

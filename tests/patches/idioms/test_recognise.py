@@ -13,9 +13,10 @@ from tests.patches import doubling
 from tests.patches.idioms.applied import spliced
 from veomni_hook.errors import IdiomError
 from veomni_hook.patches.code.document import Document
-from veomni_hook.patches.idioms.recognise import IDIOMS, idioms, recognise
+from veomni_hook.patches.idioms.recognise import IDIOMS, OPTIONAL, every_idiom, idioms, recognise
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Site, Status
+from veomni_hook.settings import Settings
 
 
 def test_idioms_are_asked_in_their_order(idioms: Any) -> None:
@@ -65,9 +66,16 @@ def test_no_idiom_asks_for_a_release() -> None:
 
 
 def test_every_idiom_says_what_it_is_for() -> None:
-    assert len(idioms()) == len(IDIOMS)
-    for idiom in idioms():
+    """And what is read as text without an import is what the module says."""
+    room = Path(recognise.__code__.co_filename).parent
+    texts = {path: path.read_text(encoding="utf-8") for path in room.rglob("*.py")}
+    assert len([*every_idiom()]) == sum("\nCANDIDATES = " in text for text in texts.values())
+    for idiom in every_idiom():
         assert idiom.OP and idiom.CANDIDATES and callable(idiom.find), idiom.__name__
+        name = idiom.__name__.removeprefix(f"{room.parent.parent.name}.{room.parent.name}.{room.name}.")
+        assert IDIOMS.get(name, "") == idiom.WORDS, name
+        assert OPTIONAL.get(name) == getattr(idiom, "SETTING", None), name
+    assert {*OPTIONAL.values()} <= {*Settings().of_text()}
 
 
 @pytest.mark.parametrize(

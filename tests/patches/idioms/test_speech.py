@@ -17,7 +17,6 @@ from veomni_hook.errors import SpeechError, VeomniHookWarning
 from veomni_hook.multimodal import speech
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.engine import Origin, patch_source
-from veomni_hook.patches.idioms.recognise import SPEECH
 from veomni_hook.patches.idioms.speech import find
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Site, Status
@@ -100,7 +99,7 @@ def patched_class(source: str = MODEL) -> Any:
     return scope["Model"]
 
 
-def patched(source: str = MODEL, *configs: PatchConfig, optional: tuple[str, ...] = (SPEECH,)) -> str:
+def patched(source: str = MODEL, *configs: PatchConfig, optional: tuple[str, ...] = ("speech",)) -> str:
     return patch_source(source, list(configs), ORIGIN, idioms=True, optional=optional).text
 
 

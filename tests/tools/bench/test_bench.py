@@ -13,18 +13,16 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from veomni_hook.errors import KernelError
+from veomni_hook.kernels import problem as of_one
+from veomni_hook.kernels.linear_cross_entropy import bench as linear_cross_entropy
+from veomni_hook.kernels.linear_cross_entropy import bench_grpo as linear_cross_entropy_grpo
+from veomni_hook.kernels.moe_experts import bench as moe_experts
+from veomni_hook.kernels.problem import Problem, Side, formula, peer
+from veomni_hook.kernels.rotary import bench as rotary
 from veomni_hook.kernels.rotary.reference import half_split
 from veomni_hook.kernels.selection.registry import load_attribute, registry
-from veomni_hook.tools.bench import quack, record, run, sonic
-from veomni_hook.tools.bench.problem import Problem, Side, formula
-from veomni_hook.tools.bench.problems import (
-    OPS,
-    checked,
-    linear_cross_entropy,
-    linear_cross_entropy_grpo,
-    problems,
-    rotary,
-)
+from veomni_hook.tools.bench import record, run
+from veomni_hook.tools.bench.cases import benchmarks, checked, problems
 from veomni_hook.tools.bench.run import Row, measured
 from veomni_hook.tools.bench.timing import peak_bytes
 from veomni_hook.tools.cli.bench import bench
@@ -156,10 +154,10 @@ def test_a_peak_is_above_what_was_there_before() -> None:
     assert held.nbytes <= peak_bytes(lambda: held + 1, "cpu") < held.nbytes + 1000
 
 
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("op", benchmarks())
 def test_every_op_has_problems_whose_sides_agree(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert any(op.startswith(name) for name in registry.ops())
-    module = import_module(f"veomni_hook.tools.bench.problems.{op}")
+    module = import_module(benchmarks()[op])
     monkeypatch.setattr(module, "_CPU", (small(module._CPU[0]),))
     found = list(problems(op, "cpu"))
     assert found
@@ -206,7 +204,7 @@ def test_ligers_rotation_is_the_one_that_overwrites() -> None:
 def test_every_variant_of_a_norm_can_be_measured(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton")
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    module = import_module(f"veomni_hook.tools.bench.problems.{op}")
+    module = import_module(benchmarks()[op])
     for sizes in ("_ACCELERATOR", "_CPU"):
         monkeypatch.setattr(module, sizes, tuple(map(small, module._ACCELERATOR)))
     kernels = {
@@ -224,8 +222,8 @@ def test_every_variant_of_a_norm_can_be_measured(op: str, monkeypatch: pytest.Mo
 
 
 def test_a_peer_that_is_not_installed_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quack, "find_spec", lambda name: None)
-    _, absent = quack.side("cuda", "quack", double)
+    monkeypatch.setattr(of_one, "find_spec", lambda name: None)
+    _, absent = peer("cuda", "quack", double)
     assert absent == {"quack": "quack-kernels is not installed"}
     problem = dataclasses.replace(elementwise(), absent=absent, sides={"eager": double})
     rows = list(measured([problem, problem], "cpu"))
@@ -234,33 +232,31 @@ def test_a_peer_that_is_not_installed_is_said_once(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_peer_is_a_side_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quack, "find_spec", lambda name: object())
-    assert quack.side("cuda", "quack", double) == ({"quack": double}, {})
-    assert quack.side("cuda", "quack", "it has none") == ({}, {"quack": "it has none"})
-    assert quack.side("cpu", "quack", double) == ({}, {})
+    monkeypatch.setattr(of_one, "find_spec", lambda name: object())
+    assert peer("cuda", "quack", double) == ({"quack": double}, {})
+    assert peer("cuda", "quack", "it has none") == ({}, {"quack": "it has none"})
+    assert peer("cpu", "quack", double) == ({}, {})
 
 
 def test_sonicmoe_is_a_side_of_a_block_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = import_module("veomni_hook.tools.bench.problems.moe_experts")
-    monkeypatch.setattr(sonic, "find_spec", lambda name: None)
-    assert sonic.side("cuda", 2) == ({}, {"sonic": "sonic-moe is not installed"})
-    assert sonic.side("cpu", 2) == ({}, {})
-    monkeypatch.setattr(module, "_CPU", ((16, 32, 16, 4, 2, 0),))
-    assert not any("router" in problem.shape for problem in module.problems("cpu", quick=True))
-    monkeypatch.setattr(sonic, "find_spec", lambda name: object())
-    sides, absent = sonic.side("cuda", 2)
+    monkeypatch.setattr(of_one, "find_spec", lambda name: None)
+    assert moe_experts.sonic("cuda", 2) == ({}, {"sonic": "sonic-moe is not installed"})
+    assert moe_experts.sonic("cpu", 2) == ({}, {})
+    monkeypatch.setattr(moe_experts, "_CPU", ((16, 32, 16, 4, 2, 0),))
+    assert not any("router" in problem.shape for problem in moe_experts.problems("cpu", quick=True))
+    monkeypatch.setattr(of_one, "find_spec", lambda name: object())
+    sides, absent = moe_experts.sonic("cuda", 2)
     assert [*sides] == ["sonic"] and not absent
 
 
 def test_a_block_is_the_router_and_the_experts(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = import_module("veomni_hook.tools.bench.problems.moe_experts")
     device = "cuda" if torch.cuda.is_available() else "cpu"
 
     def block(top_k: int, *leaves: torch.Tensor) -> torch.Tensor:
-        return module._block(formula("moe_router", "softmax_topk"), module.upstream, top_k, *leaves)
+        return moe_experts._block(formula("moe_router", "softmax_topk"), moe_experts.upstream, top_k, *leaves)
 
-    monkeypatch.setattr(sonic, "side", lambda device, top_k: ({"sonic": partial(block, top_k)}, {}))
-    (problem,) = module.blocks(device, [(16, 32, 16, 4, 2)])
+    monkeypatch.setattr(moe_experts, "sonic", lambda device, top_k: ({"sonic": partial(block, top_k)}, {}))
+    (problem,) = moe_experts.blocks(device, [(16, 32, 16, 4, 2)])
     assert "with the router" in problem.shape and {"eager", "sonic"} <= {*problem.sides}
     assert problem.work["step"] == 3 * 6 * 16 * 2 * 32 * 16
     kernel = load_attribute(
@@ -268,7 +264,7 @@ def test_a_block_is_the_router_and_the_experts(monkeypatch: pytest.MonkeyPatch) 
             one for one in registry.kernels("moe_experts") if (one.backend, one.variant) == ("torch", "gated")
         ).load
     )
-    ours = partial(module._block, formula("moe_router", "softmax_topk"), kernel, 2)
+    ours = partial(moe_experts._block, formula("moe_router", "softmax_topk"), kernel, 2)
     agree(problem, {"eager": problem.sides["eager"], "ours": ours, "sonic": problem.sides["sonic"]})
 
 
@@ -311,7 +307,7 @@ def test_an_interrupted_run_keeps_what_it_measured(tmp_path: Path, monkeypatch: 
         if op == "rotary":
             interrupted()
 
-    monkeypatch.setattr("veomni_hook.tools.bench.problems.problems", of)
+    monkeypatch.setattr("veomni_hook.tools.bench.cases.problems", of)
     out = tmp_path / "record.json"
     with pytest.raises(KeyboardInterrupt):
         bench(["rms_norm", "rotary", "gated_mlp"], "cpu", out)
@@ -329,7 +325,7 @@ def test_only_some_implementations(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         absent = {"peer": "it is not installed"}
         yield dataclasses.replace(problem, op=op, sides={"eager": double, "ours": double}, absent=absent)
 
-    monkeypatch.setattr("veomni_hook.tools.bench.problems.problems", of)
+    monkeypatch.setattr("veomni_hook.tools.bench.cases.problems", of)
     out = tmp_path / "record.json"
     bench(["rms_norm"], "cpu", out, side=["ours"])
     rows = json.loads(out.read_text())["rows"]
@@ -354,7 +350,7 @@ def test_the_picture(tmp_path: Path) -> None:
 def test_unknown_ops_list_those_that_there_are() -> None:
     with pytest.raises(KernelError, match="norm") as caught:
         checked(["norm"])
-    assert caught.value.fix.startswith("ops: rms_norm, add_rms_norm")
+    assert caught.value.fix.startswith("ops: add_rms_norm, attention_sinks")
 
 
 def test_the_sides_of_grpo_agree() -> None:

@@ -6,4 +6,4 @@ from .conftest import Command
 def test_an_unknown_op_is_wrong_use(tiny: Command) -> None:
     done = tiny("bench", "norm")
     assert (done.status, done.out) == (2, "")
-    assert "rms_norm, add_rms_norm" in done.err
+    assert "add_rms_norm, attention_sinks" in done.err

@@ -11,7 +11,8 @@ Deterministic and batch-invariant, bit for bit.
 
 from __future__ import annotations
 
-from functools import lru_cache, partial
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from math import prod
 from typing import Any, NamedTuple
 
@@ -24,10 +25,10 @@ from veomni_hook.kernels.layer_norm.triton import backward, formula
 from veomni_hook.kernels.nn_layer_norm import triton as norms
 from veomni_hook.kernels.nn_layer_norm.skipped_calls import refuses_norm
 from veomni_hook.kernels.rms_norm.tiles import LARGE, warps_of
-from veomni_hook.kernels.shared.autograd import applied, gradients, is_recorded
+from veomni_hook.kernels.shared.autograd import differentiable
 from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, power
-from veomni_hook.kernels.shared.operand_checks import not_plain, untraceable
-from veomni_hook.kernels.shared.operators import define_op, on_its_device, watched
+from veomni_hook.kernels.shared.operand_checks import not_plain, unfit_addends, untraceable
+from veomni_hook.kernels.shared.operators import operator
 from veomni_hook.kernels.shared.rows import contiguous_strides, rows_at
 
 __all__ = ["loses", "refuses", "rounded_once"]
@@ -61,7 +62,7 @@ def _forward_plan(
     dtypes: tuple[torch.dtype | None, ...],
     shape: torch.Size,
     strides: tuple[tuple[int, ...], tuple[int, ...]],
-    keep: bool,  # noqa: FBT001
+    keep: bool,
 ) -> _Plan | None:
     """Return the plan for addends of these strides, or None if one must be copied first.
 
@@ -100,14 +101,21 @@ def _forward_launch(
     return Launch(kernels.forward, 7, *constants, num_warps=warps_of(tile)), tile // block
 
 
-def _forward_op(
+@operator(
+    lambda residual, hidden_states, weight, bias, eps, out: (
+        residual.new_empty(residual.shape),
+        residual.new_empty(residual.shape, dtype=out),
+        residual.new_empty((2, *residual.shape[:-1]), dtype=torch.float32),
+    )
+)
+def _add_layer_norm(
     residual: torch.Tensor,
     hidden_states: torch.Tensor,
     weight: torch.Tensor | None,
     bias: torch.Tensor | None,
     eps: float,
     out: torch.dtype,
-    keep: bool = True,  # noqa: FBT001, FBT002 - not in the op's schema
+    keep: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     device, shape, dtype = residual.device, residual.shape, residual.dtype
     # The kernel does not access the placeholders of absent parameters.
@@ -128,68 +136,38 @@ def _forward_op(
     return total, y, moments
 
 
-def _forward_fake(
-    residual: torch.Tensor,
-    hidden_states: torch.Tensor,
+def _formula(
+    total: torch.Tensor,
     weight: torch.Tensor | None,
     bias: torch.Tensor | None,
     eps: float,
     out: torch.dtype,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    shape = residual.shape
-    moments = residual.new_empty((2, *shape[:-1]), dtype=torch.float32)
-    return residual.new_empty(shape), residual.new_empty(shape, dtype=out), moments
+) -> _Pair:
+    return total, formula(total, weight, bias, eps, torch.float32, torch.float32, out)
 
 
-#: The forward without the moments, which only a backward reads; if nothing needs a gradient.
-_infer = on_its_device(partial(_forward_op, keep=False))
-_FORWARD = define_op(
-    "add_layer_norm(Tensor residual, Tensor hidden_states, Tensor? weight, Tensor? bias, float eps,"
-    " ScalarType out) -> (Tensor, Tensor, Tensor)",
-    _forward_op,
-    _forward_fake,
+def _gradients(
+    saved: Sequence[Any],
+    rest: Sequence[Any],
+    wanted: Sequence[bool],
+    dtotal: torch.Tensor | None,
+    dy: torch.Tensor | None,
+) -> tuple[torch.Tensor | None, ...]:
+    return (dtotal, None, None) if dy is None else backward(saved, dy, dtotal, torch.float32, wanted[1:])
+
+
+#: Takes the addends, the weight, the bias, eps and the dtype of the norm.
+_apply: Callable[..., _Pair] = differentiable(
+    _add_layer_norm,
+    _gradients,
+    _formula,
+    tensors=4,
+    results=2,
+    addends=2,
+    # The last layer's sum, or an unused norm, has no gradient: do not allocate zeros for it.
+    sparse=True,
+    direct={"keep": False},
 )
-
-
-class _AddLayerNorm(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        residual: torch.Tensor,
-        hidden_states: torch.Tensor,
-        weight: torch.Tensor | None,
-        bias: torch.Tensor | None,
-        eps: float,
-        out: torch.dtype,
-    ) -> _Pair:
-        total, y, moments = _FORWARD(residual, hidden_states, weight, bias, eps, out)
-        ctx.save_for_backward(total, weight, bias, moments)
-        ctx.eps, ctx.out = eps, out
-        # The last layer's sum, or an unused norm, has no gradient: do not allocate zeros for it.
-        ctx.set_materialize_grads(False)
-        return total, y
-
-    @staticmethod
-    def backward(
-        ctx: Any, dtotal: torch.Tensor | None, dy: torch.Tensor | None
-    ) -> tuple[torch.Tensor | None, ...]:
-        total, weight, bias, moments = ctx.saved_tensors
-        to_residual, to_hidden, to_weight, to_bias = ctx.needs_input_grad[:4]
-        dx, dweight, dbias = dtotal, None, None
-        if is_recorded():
-            # The sum has one gradient, whichever addend it is for.
-            wanted = to_residual or to_hidden, to_weight, to_bias
-            norm = partial(formula, eps=ctx.eps, dtypes=(torch.float32, torch.float32, ctx.out))
-            dx, dweight, dbias = gradients(
-                lambda x, *rest: (x, norm(x, *rest)), (total, weight, bias), wanted, (dtotal, dy)
-            )
-        elif dy is not None:
-            needed = to_weight, to_bias
-            dx, dweight, dbias = backward(total, weight, bias, moments, dy, dtotal, torch.float32, needed)
-        return dx if to_residual else None, dx if to_hidden else None, dweight, dbias, None, None
-
-
-_apply = applied(_AddLayerNorm)
 
 
 def rounded_once(residual: torch.Tensor, hidden_states: torch.Tensor, norm: nn.LayerNorm) -> _Pair:
@@ -199,34 +177,13 @@ def rounded_once(residual: torch.Tensor, hidden_states: torch.Tensor, norm: nn.L
         return reference.rounded_once(residual, hidden_states, norm)
     weight, bias = norms.parameters(norm)
     out = torch.float32 if norms.cast_by_autocast(residual) else residual.dtype
-    if torch.is_grad_enabled() and (
-        residual.requires_grad
-        or hidden_states.requires_grad
-        or (weight is not None and weight.requires_grad)
-        or (bias is not None and bias.requires_grad)
-    ):
-        return _apply(residual, hidden_states, weight, bias, norm.eps, out)  # type: ignore[no-any-return]
-    forward = _FORWARD if watched() else _infer
-    total, y, _ = forward(residual, hidden_states, weight, bias, norm.eps, out)
-    return total, y
+    return _apply(residual, hidden_states, weight, bias, norm.eps, out)
 
 
 def unfit(residual: Any, hidden_states: Any, norm: nn.LayerNorm) -> str | None:
     """Return why the kernels cannot take these operands of a plain norm, or None."""
-    reason = not_plain(residual, hidden_states) or untraceable() or _addends_unfit(residual, hidden_states)
+    reason = not_plain(residual, hidden_states) or untraceable() or unfit_addends(residual, hidden_states)
     return reason if reason is not None else norms.unfit(residual, norm)
-
-
-def _addends_unfit(residual: torch.Tensor, hidden_states: torch.Tensor) -> str | None:
-    if residual.shape != hidden_states.shape:
-        return "the two addends have different shapes"
-    if residual.dtype is not hidden_states.dtype:
-        return f"the two addends have the dtypes {residual.dtype} and {hidden_states.dtype}"
-    if residual.device != hidden_states.device:
-        return "the two addends are on different devices"
-    if hidden_states.layout is not torch.strided:
-        return "the two addends are not strided tensors"
-    return None
 
 
 def refuses(owner: Any, residual: torch.Tensor, hidden_states: torch.Tensor, norm: Any) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from veomni_hook.kernels.nn_layer_norm.variants import VARIANTS as NORMS
 from veomni_hook.kernels.selection.declaration import Variant
-from veomni_hook.kernels.selection.table import TRITON, backend, checked_reference, op
+from veomni_hook.kernels.selection.table import ANYWHERE, TRITON, backend, checked_reference, op
 
 __all__ = ["OP", "VARIANTS"]
 
@@ -28,4 +28,10 @@ VARIANTS = {
         kernels=(_TRITON, checked_reference(".skipped_calls:refuses")),
     ),
 }
-OP = op("add_layer_norm", VARIANTS, yields=".skipped_calls:chosen_apart", parts=("nn_layer_norm",))
+OP = op(
+    "add_layer_norm",
+    VARIANTS,
+    invariant=ANYWHERE,
+    yields=".skipped_calls:chosen_apart",
+    parts=("nn_layer_norm",),
+)

@@ -8,7 +8,7 @@ scale ``[..., 1]`` in float32. Mutates: nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -20,58 +20,46 @@ from veomni_hook.kernels.add_rms_norm.reference import added
 from veomni_hook.kernels.rms_norm import npu as norms
 from veomni_hook.kernels.rms_norm.reference import cast_before_weight as norm
 from veomni_hook.kernels.shared import ascend
-from veomni_hook.kernels.shared.autograd import gradients, is_recorded
-from veomni_hook.kernels.shared.operators import define_op
+from veomni_hook.kernels.shared.autograd import differentiable
+from veomni_hook.kernels.shared.operators import operator
 
 __all__ = ["apart", "cast_before_weight", "refuses"]
 
 
-def _op(residual: Tensor, hidden_states: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    y, scale, total = ascend.call("npu_add_rms_norm", residual, hidden_states, weight, eps)
-    return total, y, scale
-
-
-_FORWARD = define_op(
-    "npu_add_rms_norm(Tensor residual, Tensor hidden_states, Tensor weight, float eps)"
-    " -> (Tensor, Tensor, Tensor)",
-    _op,
+@operator(
     lambda residual, hidden_states, weight, eps: (
         residual.new_empty(residual.shape),
         residual.new_empty(residual.shape),
         residual.new_empty((*residual.shape[:-1], 1), dtype=torch.float32),
-    ),
+    )
 )
+def _npu_add_rms_norm(
+    residual: Tensor, hidden_states: Tensor, weight: Tensor, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    y, scale, total = ascend.call("npu_add_rms_norm", residual, hidden_states, weight, eps)
+    return total, y, scale
 
 
-class _AddRmsNorm(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, residual: Tensor, hidden_states: Tensor, weight: Tensor, eps: float
-    ) -> tuple[Tensor, Tensor]:
-        total, y, scale = _FORWARD(residual, hidden_states, weight, eps)
-        ctx.save_for_backward(total, weight, scale)
-        ctx.eps = eps
-        # The last layer's sum, or an unused norm, has no gradient: do not allocate zeros for it.
-        ctx.set_materialize_grads(False)
-        return total, y
+def _gradients(
+    saved: Sequence[Tensor], _: Any, wanted: Sequence[bool], dtotal: Tensor | None, dy: Tensor | None
+) -> tuple[Tensor | None, ...]:
+    if dy is None:
+        return dtotal, None
+    dx, dweight = norms.npu_rms_norm_backward(dy.contiguous(), *saved)
+    return dx if dtotal is None else dx + dtotal, dweight.to(saved[1].dtype)
 
-    @staticmethod
-    def backward(ctx: Any, dtotal: Tensor | None, dy: Tensor | None) -> tuple[Tensor | None, ...]:
-        total, weight, scale = ctx.saved_tensors
-        to_residual, to_hidden, to_weight, _ = ctx.needs_input_grad
-        dx, dweight = dtotal, None
-        if is_recorded():
-            # The sum has one gradient, whichever addend it is for.
-            wanted = to_residual or to_hidden, to_weight
-            dx, dweight = gradients(
-                lambda x, weight: (x, norm(x, weight, ctx.eps)),
-                (total, weight), wanted, (dtotal, dy),
-            )  # fmt: skip
-        elif dy is not None:
-            dx, dweight = norms.BACKWARD(dy.contiguous(), total, weight, scale)
-            dx = dx if dtotal is None else dx + dtotal
-            dweight = dweight.to(weight.dtype) if to_weight else None
-        return dx if to_residual else None, dx if to_hidden else None, dweight, None
+
+#: Takes the addends, the weight and eps.
+_apply: Callable[..., tuple[Tensor, Tensor]] = differentiable(
+    _npu_add_rms_norm,
+    _gradients,
+    lambda total, weight, eps: (total, norm(total, weight, eps)),
+    tensors=3,
+    results=2,
+    addends=2,
+    # The last layer's sum, or an unused norm, has no gradient: do not allocate zeros for it.
+    sparse=True,
+)
 
 
 def cast_before_weight(
@@ -87,8 +75,7 @@ def cast_before_weight(
         or len({each.dtype for each in (residual, hidden_states, weight)}) > 1
     ):
         return _ADDED(residual, hidden_states, weight, eps)
-    call = residual.contiguous(), hidden_states.contiguous(), weight.contiguous(), float(eps)
-    return _AddRmsNorm.apply(*call)  # type: ignore[no-any-return, no-untyped-call]
+    return _apply(residual.contiguous(), hidden_states.contiguous(), weight.contiguous(), float(eps))
 
 
 _ADDED = added(norms.cast_before_weight)

@@ -14,7 +14,7 @@ Measured on one H200, share of a copy's bandwidth, bfloat16: 96 to 98 % forward;
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache, lru_cache, partial
 from math import prod
 from typing import Any, NamedTuple
@@ -29,10 +29,10 @@ from veomni_hook.kernels.rms_norm import reference as formulas
 from veomni_hook.kernels.rms_norm import triton as norms
 from veomni_hook.kernels.rms_norm.tiles import LARGE, ONE_PLUS, ONE_PLUS_ROUNDED, TL, WEIGHT, warps_of
 from veomni_hook.kernels.rms_norm.variants import Norm
-from veomni_hook.kernels.shared.autograd import applied, gradients, is_recorded
+from veomni_hook.kernels.shared.autograd import differentiable
 from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, power
-from veomni_hook.kernels.shared.operand_checks import not_plain, untraceable
-from veomni_hook.kernels.shared.operators import define_op, on_its_device, watched
+from veomni_hook.kernels.shared.operand_checks import not_plain, unfit_addends, untraceable
+from veomni_hook.kernels.shared.operators import operator
 from veomni_hook.kernels.shared.rows import Rows, contiguous_strides, readable, rows_at
 
 __all__ = ["kernel", "refuses", "unfit"]
@@ -107,7 +107,7 @@ def _forward_plan(
     residual_strides: tuple[int, ...],
     hidden_strides: tuple[int, ...],
     variant: str,
-    keep: bool,  # noqa: FBT001
+    keep: bool,
 ) -> _Plan | None:
     """Return the plan for addends of these strides, or None if one must be copied first."""
     residual_rows, hidden_rows = rows_at(shape, residual_strides), rows_at(shape, hidden_strides)
@@ -127,13 +127,20 @@ def _forward_plan(
     )  # fmt: skip
 
 
-def _forward_op(
+@operator(
+    lambda residual, hidden_states, weight, eps, variant: (
+        residual.new_empty(residual.shape),
+        residual.new_empty(residual.shape, dtype=_result_dtype(variant, residual.dtype, weight.dtype)),
+        residual.new_empty(residual.shape[:-1], dtype=torch.float32),
+    )
+)
+def _add_rms_norm(
     residual: torch.Tensor,
     hidden_states: torch.Tensor,
     weight: torch.Tensor,
     eps: float,
     variant: str,
-    keep: bool = True,  # noqa: FBT001, FBT002 - not in the op's schema
+    keep: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     device, shape, dtype = residual.device, residual.shape, residual.dtype
     kind = device, (dtype, weight.dtype), shape
@@ -151,68 +158,38 @@ def _forward_op(
     return total, y, scale
 
 
-def _forward_fake(
-    residual: torch.Tensor, hidden_states: torch.Tensor, weight: torch.Tensor, eps: float, variant: str
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    shape = residual.shape
-    out = _result_dtype(variant, residual.dtype, weight.dtype)
-    scale = residual.new_empty(shape[:-1], dtype=torch.float32)
-    return residual.new_empty(shape), residual.new_empty(shape, dtype=out), scale
+def _formula(
+    total: torch.Tensor, weight: torch.Tensor, eps: float, variant: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    return total, getattr(formulas, variant)(total, weight, eps)
 
 
-#: The forward without the scale, which only a backward reads; if nothing needs a gradient.
-_infer = on_its_device(partial(_forward_op, keep=False))
-_FORWARD = define_op(
-    "add_rms_norm(Tensor residual, Tensor hidden_states, Tensor weight, float eps, str variant)"
-    " -> (Tensor, Tensor, Tensor)",
-    _forward_op,
-    _forward_fake,
+def _gradients(
+    saved: Sequence[torch.Tensor],
+    rest: tuple[float, str],
+    wanted: Sequence[bool],
+    dtotal: torch.Tensor | None,
+    dy: torch.Tensor | None,
+) -> tuple[torch.Tensor | None, ...]:
+    if dy is None:
+        return dtotal, None
+    (total, weight, scale), (_, variant) = saved, rest
+    form = _FACTORS[variant], _rounded_to(variant, total.dtype, weight.dtype)
+    return norms.rms_norm_backward(total, weight, scale, dy, dtotal, *form, wanted[1])
+
+
+#: Takes the addends, the weight, eps and the variant.
+_apply: Callable[..., _Pair] = differentiable(
+    _add_rms_norm,
+    _gradients,
+    _formula,
+    tensors=3,
+    results=2,
+    addends=2,
+    # The last layer's sum, or an unused norm, has no gradient: do not allocate zeros for it.
+    sparse=True,
+    direct={"keep": False},
 )
-
-
-class _AddRmsNorm(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        residual: torch.Tensor,
-        hidden_states: torch.Tensor,
-        weight: torch.Tensor,
-        eps: float,
-        variant: str,
-    ) -> _Pair:
-        total, y, scale = _FORWARD(residual, hidden_states, weight, eps, variant)
-        ctx.save_for_backward(total, weight, scale)
-        ctx.variant, ctx.eps = variant, eps
-        # The last layer's sum, or an unused norm, has no gradient: do not allocate zeros for it.
-        ctx.set_materialize_grads(False)
-        return total, y
-
-    @staticmethod
-    def backward(
-        ctx: Any, dtotal: torch.Tensor | None, dy: torch.Tensor | None
-    ) -> tuple[torch.Tensor | None, ...]:
-        total, weight, scale = ctx.saved_tensors
-        to_residual, to_hidden, to_weight = ctx.needs_input_grad[:3]
-        dweight = None
-        if is_recorded():
-            # The sum has one gradient, whichever addend it is for.
-            wanted = to_residual or to_hidden, to_weight
-            norm = getattr(formulas, ctx.variant)
-            dx, dweight = gradients(
-                lambda x, weight: (x, norm(x, weight, ctx.eps)), (total, weight), wanted, (dtotal, dy)
-            )
-        elif dy is None:
-            dx = dtotal
-        else:
-            middle = _rounded_to(ctx.variant, total.dtype, weight.dtype)
-            factor = _FACTORS[ctx.variant]
-            dx, dweight = norms.BACKWARD(total, weight, scale, dy, dtotal, factor, middle, to_weight)
-        return (
-            dx if to_residual else None, dx if to_hidden else None, dweight if to_weight else None, None, None
-        )  # fmt: skip
-
-
-_apply = applied(_AddRmsNorm)
 
 
 def _added(
@@ -227,12 +204,7 @@ def _added(
     # The addends may be computed only after the kernel was selected.
     if unfit(residual, hidden_states, weight, eps) is not None:
         return formula(residual, hidden_states, weight, eps)
-    needed = residual.requires_grad or hidden_states.requires_grad or weight.requires_grad
-    if needed and torch.is_grad_enabled():
-        return _apply(residual, hidden_states, weight, eps, variant)  # type: ignore[no-any-return]
-    forward = _FORWARD if watched() else _infer
-    total, y, _ = forward(residual, hidden_states, weight, eps, variant)
-    return total, y
+    return _apply(residual, hidden_states, weight, eps, variant)
 
 
 @cache
@@ -244,21 +216,9 @@ def kernel(variant: str) -> Callable[..., _Pair]:
 def unfit(residual: Any, hidden_states: Any, weight: Any, eps: Any) -> str | None:
     """Return why the kernels cannot take these operands, or None."""
     reason = (
-        not_plain(residual, hidden_states, weight) or untraceable() or _addends_unfit(residual, hidden_states)
+        not_plain(residual, hidden_states, weight) or untraceable() or unfit_addends(residual, hidden_states)
     )
     return reason if reason is not None else norms.unfit(residual, weight, eps)
-
-
-def _addends_unfit(residual: torch.Tensor, hidden_states: torch.Tensor) -> str | None:
-    if residual.shape != hidden_states.shape:
-        return "the two addends have different shapes"
-    if residual.dtype is not hidden_states.dtype:
-        return f"the two addends have the dtypes {residual.dtype} and {hidden_states.dtype}"
-    if residual.device != hidden_states.device:
-        return "the two addends are on different devices"
-    if hidden_states.layout is not torch.strided:
-        return "the two addends are not strided tensors"
-    return None
 
 
 def refuses(
@@ -268,7 +228,7 @@ def refuses(
     reason = skipped_calls.refuses(owner, residual, hidden_states, norm, norm_class)
     if reason is not None:
         return reason
-    if (reason := _addends_unfit(residual, hidden_states)) is not None:
+    if (reason := unfit_addends(residual, hidden_states)) is not None:
         return reason
     parameters = norm._parameters
     weight = parameters.get("weight")

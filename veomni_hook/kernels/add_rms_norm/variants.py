@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from veomni_hook.kernels.rms_norm.variants import VARIANTS as NORMS
 from veomni_hook.kernels.selection.declaration import NPU, Kernel, Variant
-from veomni_hook.kernels.selection.table import LIGER, TRITON, backend, checked_reference, op
+from veomni_hook.kernels.selection.table import ANYWHERE, LIGER, TRITON, backend, checked_reference, op
 
 __all__ = ["OP"]
 
@@ -65,4 +65,6 @@ VARIANTS = {
     "one_plus_weight": _of("one_plus_weight", _TRITON, _NPU, _LIGER),
     "one_plus_weight_rounded": _of("one_plus_weight_rounded", _TRITON, _NPU),
 }
-OP = op("add_rms_norm", VARIANTS, yields=".skipped_calls:chosen_apart", parts=("rms_norm",))
+OP = op(
+    "add_rms_norm", VARIANTS, invariant=ANYWHERE, yields=".skipped_calls:chosen_apart", parts=("rms_norm",)
+)

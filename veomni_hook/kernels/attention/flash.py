@@ -53,7 +53,7 @@ def sliding_window(
     return output, None
 
 
-def refuses(  # noqa: PLR0911, PLR0913, PLR0917 - the operands of the op, one return a refusal
+def refuses(  # noqa: PLR0911 - the operands of the op, one return a refusal
     owner: Any,
     query: Any,
     key: Any,
@@ -81,7 +81,7 @@ def refuses(  # noqa: PLR0911, PLR0913, PLR0917 - the operands of the op, one re
         return f"heads have {width} and {value.shape[-1]} columns: flash attention needs one multiple of 8"
     if any(each.stride(-1) != 1 for each in (query, key, value)):
         return "the columns of a head are not contiguous"
-    if not _HAS_WINDOW or torch.version.hip is not None:
+    if not _HAS_WINDOW:
         return "torch's flash attention has no window here"
     if not _is_switched_on():
         return "flash attention is switched off in torch"

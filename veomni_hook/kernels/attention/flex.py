@@ -78,7 +78,7 @@ def with_sinks(
     return with_formula(run, formula, (query, key, value, module.sinks), attention_mask), None
 
 
-def with_softcap(  # noqa: PLR0913, PLR0917 - the operands of the op
+def with_softcap(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -114,7 +114,7 @@ def _with_softcap(scale: float, softcap: float | None, dtype: torch.dtype, *oper
     return reference.softcap(query, key, value, mask, owner, scale, 0.0, softcap)[0]
 
 
-def refuses(  # noqa: PLR0913, PLR0917 - the operands of the op
+def refuses(
     owner: Any,
     query: Any,
     key: Any,
@@ -231,7 +231,7 @@ def _attention(
     mask: Any,
     change: Callable[..., Any] | None,
     scale: float,
-    with_lse: bool,  # noqa: FBT001
+    with_lse: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return the output, and the logsumexp of each query's scores in float32 if it is wanted."""
     enable_gqa = query.shape[1] != key.shape[1]

@@ -84,7 +84,7 @@ def sinks_rescaled(
     return output.transpose(1, 2).contiguous(), weights
 
 
-def softcap(  # noqa: PLR0913, PLR0917 - the operands of the op
+def softcap(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,

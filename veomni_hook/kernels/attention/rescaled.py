@@ -7,14 +7,15 @@ gradients were wrong (the sinks' by 96 %). Formulas: `veomni_hook.kernels.attent
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
 import torch
 
-from veomni_hook.kernels.shared.autograd import applied, gradients, is_recorded
+from veomni_hook.kernels.shared.autograd import differentiable
 from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, cdiv, power
-from veomni_hook.kernels.shared.operators import define_op
+from veomni_hook.kernels.shared.operators import operator
 
 __all__ = ["rescaled"]
 
@@ -33,7 +34,7 @@ def rescaled(x: torch.Tensor, lse: torch.Tensor, sinks: torch.Tensor) -> torch.T
     Returns:
         ``[batch, length, heads, head_dim]``, contiguous, in the dtype of ``x``.
     """
-    return _apply(x, lse, sinks)  # type: ignore[no-any-return]
+    return _apply(x, lse, sinks)
 
 
 @lru_cache(maxsize=LAUNCHES)
@@ -48,7 +49,10 @@ def _launch(
     return Launch(getattr(rescaled_device, name), tensors, columns, rows, num_warps=4), rows
 
 
-def _forward_op(x: torch.Tensor, lse: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:
+@operator(
+    lambda x, lse, sinks: x.new_empty(x.shape[0], x.shape[2], x.shape[1], x.shape[3]),
+)
+def _rescaled(x: torch.Tensor, lse: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:
     batch, heads, length, columns = x.shape
     x, lse = _rows(x), lse.contiguous()
     y = x.new_empty(batch, length, heads, columns)
@@ -59,7 +63,8 @@ def _forward_op(x: torch.Tensor, lse: torch.Tensor, sinks: torch.Tensor) -> torc
     return y
 
 
-def _backward_op(
+@operator(lambda x, lse, sinks, dy: (torch.empty_like(_rows(x)), lse.new_empty(lse.shape)))
+def _rescaled_backward(
     x: torch.Tensor, lse: torch.Tensor, sinks: torch.Tensor, dy: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     batch, heads, length, columns = x.shape
@@ -83,42 +88,13 @@ def _by_head(y: torch.Tensor) -> tuple[int, int, int]:
     return batch, head, position
 
 
-def _forward_fake(x: torch.Tensor, lse: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:
-    batch, heads, length, columns = x.shape
-    return x.new_empty(batch, length, heads, columns)
-
-
-def _backward_fake(
-    x: torch.Tensor, lse: torch.Tensor, sinks: torch.Tensor, dy: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.empty_like(_rows(x)), lse.new_empty(lse.shape)
-
-
-_FORWARD = define_op("rescaled(Tensor x, Tensor lse, Tensor sinks) -> Tensor", _forward_op, _forward_fake)
-_BACKWARD = define_op(
-    "rescaled_backward(Tensor x, Tensor lse, Tensor sinks, Tensor dy) -> (Tensor, Tensor)",
-    _backward_op,
-    _backward_fake,
-)
-
-
-class _Rescaled(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, lse: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(x, lse, sinks)
-        ctx.set_materialize_grads(False)
-        return _FORWARD(x, lse, sinks)  # type: ignore[no-any-return]
-
-    @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        if dy is None:  # a recorded backward of what `with_formula` has wrapped
-            return None, None, None
-        x, lse, sinks = ctx.saved_tensors
-        if is_recorded():
-            return gradients(_definition, (x, lse, sinks), ctx.needs_input_grad, (dy,))
-        dx, dlse = _BACKWARD(x, lse, sinks, dy)
-        to_sinks = ctx.needs_input_grad[2]
-        return dx, dlse, (-dlse.sum((0, 2))).to(sinks.dtype) if to_sinks else None
+def _gradients(
+    saved: Sequence[torch.Tensor], _: Any, wanted: Sequence[bool], dy: torch.Tensor | None
+) -> tuple[torch.Tensor | None, ...]:
+    if dy is None:  # a recorded backward of what `with_formula` has wrapped
+        return None, None, None
+    dx, dlse = _rescaled_backward(*saved, dy)
+    return dx, dlse, (-dlse.sum((0, 2))).to(saved[2].dtype) if wanted[2] else None
 
 
 def _definition(x: torch.Tensor, lse: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:
@@ -126,4 +102,6 @@ def _definition(x: torch.Tensor, lse: torch.Tensor, sinks: torch.Tensor) -> torc
     return (x * share.unsqueeze(-1).to(x.dtype)).transpose(1, 2)
 
 
-_apply = applied(_Rescaled)
+_apply: Callable[..., torch.Tensor] = differentiable(
+    _rescaled, _gradients, _definition, tensors=3, sparse=True
+)

@@ -13,7 +13,8 @@ number for each query and head. Mutates: nothing. Deterministic: sums have a fix
 
 from __future__ import annotations
 
-from functools import lru_cache, partial
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -23,10 +24,10 @@ from torch.nn import functional
 from veomni_hook.kernels.attention import reference
 from veomni_hook.kernels.attention.calls import dtype_of, refuses_call
 from veomni_hook.kernels.attention.masks import in_order
-from veomni_hook.kernels.shared.autograd import applied, gradients, is_recorded
+from veomni_hook.kernels.shared.autograd import differentiable
 from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, cdiv, generation, power, room
 from veomni_hook.kernels.shared.operand_checks import not_plain
-from veomni_hook.kernels.shared.operators import define_op
+from veomni_hook.kernels.shared.operators import operator
 
 __all__ = ["loses", "refuses", "with_sinks"]
 
@@ -62,11 +63,11 @@ def with_sinks(
     dtype = dtype_of(query)
     keys = key.to(dtype)
     values = None if value is key else value.to(dtype)
-    out, _ = _apply(query.to(dtype), keys, values, attention_mask[:, 0], module.sinks, float(scaling))
+    out = _attention(query.to(dtype), keys, values, attention_mask[:, 0], module.sinks, float(scaling))
     return out, None
 
 
-def refuses(  # noqa: PLR0913, PLR0917 - the operands of the op
+def refuses(
     owner: Any,
     query: Any,
     key: Any,
@@ -226,11 +227,26 @@ def _run(
     launch(grid, *tensors, *sizes, *numbers)
 
 
-def _forward_op(
+def _empty(query: Tensor, key: Tensor, value: Tensor | None, *others: Any) -> tuple[Tensor, Tensor]:
+    batch, heads, queries, _ = query.shape
+    width = (key if value is None else value).shape[-1]
+    lse = query.new_empty(batch, heads, queries, dtype=torch.float32)
+    return query.new_empty(batch, queries, heads, width), lse
+
+
+def _empty_gradients(
+    query: Tensor, key: Tensor, value: Tensor | None, mask: Tensor, out: Tensor, lse: Tensor, *_: Any
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    dvalue = key.new_empty(0) if value is None else value.new_empty(value.shape)
+    return query.new_empty(query.shape), key.new_empty(key.shape), dvalue, lse.new_empty(lse.shape)
+
+
+@operator(_empty)
+def _attention_tiles(
     query: Tensor, key: Tensor, value: Tensor | None, mask: Tensor, sinks: Tensor, scale: float
 ) -> tuple[Tensor, Tensor]:
     query, key = _columns(query), _columns(key)
-    out, lse = _forward_fake(query, key, value, mask, sinks, scale)
+    out, lse = _empty(query, key, value)
     if not out.numel():
         return out, lse
     (batch, heads, queries, _), (kv, keys) = query.shape, key.shape[1:3]
@@ -244,7 +260,8 @@ def _forward_op(
     return out, lse
 
 
-def _backward_op(  # noqa: PLR0913, PLR0917 - the op's schema
+@operator(_empty_gradients)
+def _attention_tiles_backward(
     query: Tensor,
     key: Tensor,
     value: Tensor | None,
@@ -256,7 +273,7 @@ def _backward_op(  # noqa: PLR0913, PLR0917 - the op's schema
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     query, key, dout = _columns(query), _columns(key), dout.contiguous()
     (batch, heads, queries, _), (kv, keys) = query.shape, key.shape[1:3]
-    dquery, dkey, dvalue, delta = _backward_fake(query, key, value, mask, out, lse, dout, scale)
+    dquery, dkey, dvalue, delta = _empty_gradients(query, key, value, mask, out, lse)
     if not (out.numel() and key.numel()):
         return dquery.zero_(), dkey.zero_(), dvalue.zero_(), delta.zero_()
     operands = (query, key, mask) if value is None else (query, key, _columns(value), mask)
@@ -291,72 +308,8 @@ def _backward_op(  # noqa: PLR0913, PLR0917 - the op's schema
     return dquery, dkey, dvalue, delta
 
 
-def _forward_fake(
-    query: Tensor, key: Tensor, value: Tensor | None, mask: Tensor, sinks: Tensor, scale: float
-) -> tuple[Tensor, Tensor]:
-    batch, heads, queries, _ = query.shape
-    width = (key if value is None else value).shape[-1]
-    lse = query.new_empty(batch, heads, queries, dtype=torch.float32)
-    return query.new_empty(batch, queries, heads, width), lse
-
-
-def _backward_fake(  # noqa: PLR0913, PLR0917 - the op's schema
-    query: Tensor,
-    key: Tensor,
-    value: Tensor | None,
-    mask: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    dout: Tensor,
-    scale: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    dvalue = key.new_empty(0) if value is None else value.new_empty(value.shape)
-    return query.new_empty(query.shape), key.new_empty(key.shape), dvalue, lse.new_empty(lse.shape)
-
-
-_FORWARD = define_op(
-    "attention_tiles(Tensor query, Tensor key, Tensor? value, Tensor mask, Tensor sinks, float scale)"
-    " -> (Tensor, Tensor)",
-    _forward_op,
-    _forward_fake,
-)
-_BACKWARD = define_op(
-    "attention_tiles_backward(Tensor query, Tensor key, Tensor? value, Tensor mask, Tensor out, Tensor lse,"
-    " Tensor dout, float scale) -> (Tensor, Tensor, Tensor, Tensor)",
-    _backward_op,
-    _backward_fake,
-)
-
-
-class _Attention(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor | None, mask: Tensor, sinks: Tensor, scale: float
-    ) -> tuple[Tensor, Tensor]:
-        out, lse = _FORWARD(query, key, value, mask, sinks, scale)
-        ctx.save_for_backward(query, key, value, mask, sinks, out, lse)
-        ctx.scale = scale
-        ctx.mark_non_differentiable(lse)
-        return out, lse
-
-    @staticmethod
-    def backward(ctx: Any, dout: Tensor, _: Any) -> tuple[Tensor | None, ...]:
-        query, key, value, mask, sinks, out, lse = ctx.saved_tensors
-        if is_recorded():
-            definition = partial(_definition, mask, ctx.scale)
-            needed = (*ctx.needs_input_grad[:3], ctx.needs_input_grad[4])
-            *to_states, to_sinks = gradients(definition, (query, key, value, sinks), needed, (dout,))
-            return *to_states, None, to_sinks, None
-        dquery, dkey, dvalue, delta = _BACKWARD(query, key, value, mask, out, lse, dout, ctx.scale)
-        share = (sinks.float()[:, None] - lse).exp_()
-        dsinks = -share.mul_(delta).sum((0, 2)).to(sinks.dtype)
-        found = dquery, dkey, None if value is None else dvalue, None, dsinks
-        wanted = zip(found, ctx.needs_input_grad, strict=False)
-        return *(each if want else None for each, want in wanted), None
-
-
 def _definition(
-    mask: Tensor, scale: float, query: Tensor, key: Tensor, value: Tensor | None, sinks: Tensor
+    query: Tensor, key: Tensor, value: Tensor | None, mask: Tensor, sinks: Tensor, scale: float
 ) -> Tensor:
     groups = query.shape[1] // key.shape[1]
     owner = SimpleNamespace(sinks=sinks, num_key_value_groups=groups, training=False)
@@ -364,4 +317,16 @@ def _definition(
     return reference.sinks_float32_softmax(*operands)[0]
 
 
-_apply = applied(_Attention)
+def _gradients(
+    saved: Sequence[Any], rest: Sequence[float], _: Any, dout: Tensor
+) -> tuple[Tensor | None, ...]:
+    query, key, value, mask, sinks, out, lse = saved
+    dquery, dkey, dvalue, delta = _attention_tiles_backward(query, key, value, mask, out, lse, dout, rest[0])
+    share = (sinks.float()[:, None] - lse).exp_()
+    dsinks = -share.mul_(delta).sum((0, 2)).to(sinks.dtype)
+    return dquery, dkey, None if value is None else dvalue, None, dsinks
+
+
+_attention: Callable[..., Tensor] = differentiable(
+    _attention_tiles, _gradients, _definition, tensors=5, reread=(0,)
+)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from veomni_hook.kernels.selection.declaration import Requirement, Variant
-from veomni_hook.kernels.selection.table import TRITON, backend, op
+from veomni_hook.kernels.selection.table import ANYWHERE, TRITON, backend, op
 
 __all__ = ["OP"]
 
@@ -36,7 +36,7 @@ _FLASH = backend(
     ".flash:sliding_window",
     refuses=".flash:refuses",
     loses=".flash:loses",
-    requires=Requirement(devices=("cuda",), min_capability=(8, 0), distributions=("torch>=2.6",)),
+    requires=Requirement(devices=("cuda",), min_capability=(8, 0), distributions=("torch>=2.6",), rocm=False),
     traceable=True,
     beats_inductor=True,
     description="torch's flash attention with a window; skips keys that the window hides",
@@ -84,6 +84,7 @@ VARIANTS = {
 OP = op(
     "attention",
     VARIANTS,
+    invariant=ANYWHERE,
     yields=".provenance:users_choice",
     overrides=".provenance:overridden",
     prepares=".masks:watch",

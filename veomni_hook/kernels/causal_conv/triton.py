@@ -8,7 +8,8 @@ the operands. Mutates: nothing. Deterministic: the weight's gradient is summed i
 
 from __future__ import annotations
 
-from functools import lru_cache, partial
+from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -16,10 +17,10 @@ import torch
 from veomni_hook.kernels.causal_conv import device as kernels
 from veomni_hook.kernels.causal_conv import operand_checks
 from veomni_hook.kernels.causal_conv.torch import depthwise as in_torch
-from veomni_hook.kernels.shared.autograd import applied, gradients, is_recorded
+from veomni_hook.kernels.shared.autograd import differentiable
 from veomni_hook.kernels.shared.host_values import derived
 from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, cdiv, power, room
-from veomni_hook.kernels.shared.operators import define_op
+from veomni_hook.kernels.shared.operators import operator
 
 __all__ = ["depthwise", "refuses"]
 
@@ -41,7 +42,7 @@ _RUNS, _AROUND = ((32, 64), (32, 64, 128, 192, 256)), 16
 def _launch(
     device: torch.device,
     dtypes: tuple[torch.dtype, ...],
-    backward: bool,  # noqa: FBT001
+    backward: bool,
     block: int,
     *constants: Any,
 ) -> Launch:
@@ -51,7 +52,7 @@ def _launch(
     )
 
 
-def _sizes(x: Tensor, backward: bool) -> tuple[int, int, tuple[int, int, int]]:  # noqa: FBT001
+def _sizes(x: Tensor, backward: bool) -> tuple[int, int, tuple[int, int, int]]:
     """Positions and channels of a program, and the grid."""
     rows, positions, channels = x.shape
     block = min(_CHANNELS[backward], power(channels))
@@ -71,12 +72,15 @@ def _by_position(x: Tensor) -> Tensor:
     return x if x.stride(2) == 1 or x.shape[2] == 1 else x.contiguous()
 
 
-def _forward_op(
+@operator(
+    lambda x, weight, bias, cu_seqlens, silu: x.new_empty(x.shape[0], x.shape[2], x.shape[1]).transpose(1, 2)
+)
+def _causal_conv(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
     cu_seqlens: Tensor | None,
-    silu: bool,  # noqa: FBT001
+    silu: bool,
 ) -> Tensor:
     x, weight = _by_position(x), weight.contiguous()
     rows, positions, channels = x.shape
@@ -92,13 +96,20 @@ def _forward_op(
     return y.transpose(1, 2)
 
 
-def _backward_op(
+@operator(
+    lambda dy, x, weight, *others: (
+        x.new_empty(x.shape[0], x.shape[2], x.shape[1]).transpose(1, 2),
+        weight.new_empty(weight.shape),
+        weight.new_empty(weight.shape[0]),
+    )
+)
+def _causal_conv_backward(
     dy: Tensor,
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
     cu_seqlens: Tensor | None,
-    silu: bool,  # noqa: FBT001
+    silu: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     dy, x, weight = _by_position(dy), _by_position(x), weight.contiguous()
     rows, positions, channels = x.shape
@@ -124,45 +135,23 @@ def _begins(cu_seqlens: Tensor, positions: int, device: torch.device) -> Tensor:
     return starts.repeat_interleave(cu_seqlens.diff().long()).to(torch.int32).to(device, non_blocking=True)
 
 
-_OPERANDS = "Tensor x, Tensor weight, Tensor? bias, Tensor? cu_seqlens, bool silu"
-_FORWARD = define_op(
-    f"causal_conv({_OPERANDS}) -> Tensor",
-    _forward_op,
-    lambda x, weight, bias, cu_seqlens, silu: x.new_empty(x.shape[0], x.shape[2], x.shape[1]).transpose(1, 2),
+def _definition(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    cu_seqlens: Tensor | None,
+    silu: bool,
+) -> Tensor:
+    return in_torch(x, weight, bias, "silu" if silu else None, cu_seqlens)
+
+
+#: Not saved as a tensor: ``cu_seqlens``. What the host knows of it belongs to this object.
+_convolution: Callable[..., Tensor] = differentiable(
+    _causal_conv,
+    lambda saved, rest, wanted, dy: _causal_conv_backward(dy, *saved, *rest),
+    _definition,
+    tensors=3,
 )
-_BACKWARD = define_op(
-    f"causal_conv_backward(Tensor dy, {_OPERANDS}) -> (Tensor, Tensor, Tensor)",
-    _backward_op,
-    lambda dy, x, weight, bias, cu_seqlens, silu: (
-        x.new_empty(x.shape[0], x.shape[2], x.shape[1]).transpose(1, 2),
-        weight.new_empty(weight.shape),
-        weight.new_empty(weight.shape[0]),
-    ),
-)
-
-
-class _Convolution(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, *arguments: Any) -> Tensor:
-        x, weight, bias, cu_seqlens, silu = arguments
-        ctx.save_for_backward(x, weight, bias)
-        # Not saved as a tensor: what the host knows of it belongs to this object.
-        ctx.cu_seqlens, ctx.silu = cu_seqlens, silu
-        return _FORWARD(*arguments)  # type: ignore[no-any-return]
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, bias = ctx.saved_tensors
-        if is_recorded():
-            kind = {"activation": "silu" if ctx.silu else None, "cu_seqlens": ctx.cu_seqlens}
-            formula, wanted = partial(in_torch, **kind), ctx.needs_input_grad[:3]
-            return *gradients(formula, (x, weight, bias), wanted, (dy,)), None, None
-        dx, dweight, dbias = _BACKWARD(dy, x, weight, bias, ctx.cu_seqlens, ctx.silu)
-        wanted = zip((dx, dweight, dbias), ctx.needs_input_grad, strict=False)
-        return (*(each if need else None for each, need in wanted), None, None)
-
-
-_apply = applied(_Convolution)
 
 
 def depthwise(
@@ -173,7 +162,7 @@ def depthwise(
     cu_seqlens: Tensor | None = None,
 ) -> Tensor:
     """Return what `reference.depthwise` says."""
-    return _apply(hidden_states, weight, bias, cu_seqlens, activation is not None)  # type: ignore[no-any-return]
+    return _convolution(hidden_states, weight, bias, cu_seqlens, activation is not None)
 
 
 def refuses(

@@ -51,7 +51,10 @@ def _why(names: list[str]) -> tuple[str, str]:
         others = [type(each).__name__ for each in sys.meta_path[: sys.meta_path.index(hook)]]
         ahead = f", or taken by a finder ahead of it ({', '.join(others)})" if others else ""
         return f"the hook came too late: {shortened(late)} was imported before it was active{ahead}", _FIRST
-    fix = "see `veomni-hook doctor` for the settings in force: VEOMNI_IDIOMS=0 disables idioms"
+    fix = (
+        "see `veomni-hook doctor` for the settings in force: VEOMNI_IDIOMS=0 disables idioms, and an op of "
+        "which auto takes no kernel is routed only if VEOMNI_KERNELS names one before the import"
+    )
     return f"the hook found nothing to route in {shortened(names)}", fix
 
 

@@ -32,7 +32,7 @@ _WITH_TEXT = 4
 _FEWEST = 2
 
 
-def found(  # noqa: PLR0913, PLR0917 - what a model is given
+def found(
     owner: Any,
     kwargs: dict[str, Any],
     position_ids: Any,
@@ -40,7 +40,7 @@ def found(  # noqa: PLR0913, PLR0917 - what a model is given
     cache: Any,
     inputs: Any,
     use_cache: Any,
-    masks_positions: bool = True,  # noqa: FBT001, FBT002
+    masks_positions: bool = True,
 ) -> dict[str, Any]:
     """Return the arguments that a model hands to its layers, with the boundaries of samples that share rows.
 
@@ -119,7 +119,7 @@ def _shared(kwargs: dict[str, Any], inputs: torch.Tensor) -> torch.Tensor | None
     return of_rows(inputs.shape[0], inputs.shape[1], ends, kwargs.get("seq_idx"))
 
 
-def refuse(  # noqa: PLR0913, PLR0917 - what a model is given
+def refuse(
     owner: Any,
     kwargs: dict[str, Any],
     position_ids: Any,

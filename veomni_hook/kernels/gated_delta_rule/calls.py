@@ -66,7 +66,7 @@ def _run(
     return output, final[last_of_rows(bounds, value.shape[0])] if keeps else final
 
 
-def _operands(  # noqa: PLR0913, PLR0917 - upstream's parameters, in its order
+def _operands(
     query: Any,
     key: Any,
     value: Any,
@@ -74,8 +74,8 @@ def _operands(  # noqa: PLR0913, PLR0917 - upstream's parameters, in its order
     beta: Any,
     chunk_size: int = 64,
     initial_state: Any = None,
-    output_final_state: bool = False,  # noqa: FBT001, FBT002
-    use_qk_l2norm_in_kernel: bool = False,  # noqa: FBT001, FBT002
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
     cu_seq_lens_q: Any = None,
     cu_seqlens: Any = None,
     seq_idx: Any = None,

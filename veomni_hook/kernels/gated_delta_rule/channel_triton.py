@@ -23,14 +23,11 @@ from veomni_hook.kernels.gated_delta_rule.rule import (
     Launches,
     Operands,
     by_token,
-    found,
-    kept,
-    operators,
+    rule,
     unfit,
 )
 from veomni_hook.kernels.gated_delta_rule.scans import Parts, Scanned, Scans
 from veomni_hook.kernels.gated_delta_rule.tables import Tables
-from veomni_hook.kernels.shared.autograd import applied
 from veomni_hook.kernels.shared.launch import LAUNCHES, Launch
 
 __all__ = ["channel_decay", "refuses"]
@@ -58,7 +55,7 @@ def _launches(
     device: torch.device,
     dtypes: tuple[torch.dtype, ...],
     sizes: tuple[int, ...],
-    normalise: bool,  # noqa: FBT001
+    normalise: bool,
 ) -> _Launches:
     return _Launches(device, dtypes[0], sizes, normalise)
 
@@ -71,7 +68,7 @@ class _Launches(Launches):
         device: torch.device,
         dtype: torch.dtype,
         sizes: tuple[int, ...],
-        normalise: bool,  # noqa: FBT001
+        normalise: bool,
     ) -> None:
         (heads, _, keys, values), strides = sizes[:4], sizes[4:]
         self.scans = scans = Scans(sizes[:4], dtype, device, channels=True)
@@ -152,7 +149,7 @@ def _prepared(
     v: Tensor,
     g: Tensor,
     beta: Tensor,
-    normalise: bool,  # noqa: FBT001
+    normalise: bool,
 ) -> tuple[Operands, _Launches]:
     q, k, v, g, beta = by_token(q), by_token(k), by_token(v), by_token(g), beta.contiguous()
     strides = [each.stride(dim) for each in (q, k, v, g) for dim in (1, 2)]
@@ -160,36 +157,23 @@ def _prepared(
     return (q, k, v, g, beta), _launches(q.device, (q.dtype, g.dtype, beta.dtype), sizes, normalise)
 
 
-_FORWARD, _BACKWARD = operators("channel_delta_rule", _prepared)
+_rule = rule("channel_delta_rule", _prepared, in_torch)
 
 
-class _Rule(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, *arguments: Any) -> tuple[Tensor, Tensor]:
-        return kept(ctx, _FORWARD, arguments)
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor | None, dfinal: Tensor | None) -> tuple[Tensor | None, ...]:
-        return found(ctx, _BACKWARD, in_torch, dy, dfinal)
-
-
-_apply = applied(_Rule)
-
-
-def channel_decay(  # noqa: PLR0913, PLR0917 - the operands
+def channel_decay(
     query: Tensor,
     key: Tensor,
     value: Tensor,
     g: Tensor,
     beta: Tensor,
     initial_state: Tensor | None = None,
-    output_final_state: bool = False,  # noqa: FBT001, FBT002 - operands are positional
-    use_qk_l2norm_in_kernel: bool = False,  # noqa: FBT001, FBT002
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
     cu_seqlens: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Return what `reference.channel_decay` says."""
     options = (bool(use_qk_l2norm_in_kernel), bool(output_final_state))
-    output, final = _apply(query, key, value, g, beta, initial_state, cu_seqlens, *options)
+    output, final = _rule(query, key, value, g, beta, initial_state, cu_seqlens, *options)
     return output, final if output_final_state else None
 
 

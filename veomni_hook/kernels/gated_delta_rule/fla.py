@@ -28,15 +28,15 @@ _WRONG, _HOPPER = ((3, 4, 0), (3, 7, 1)), 9
 _MOST = 256
 
 
-def scalar_decay(  # noqa: PLR0913, PLR0917 - the operands
+def scalar_decay(
     query: Tensor,
     key: Tensor,
     value: Tensor,
     g: Tensor,
     beta: Tensor,
     initial_state: Tensor | None = None,
-    output_final_state: bool = False,  # noqa: FBT001, FBT002 - operands are positional
-    use_qk_l2norm_in_kernel: bool = False,  # noqa: FBT001, FBT002
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
     cu_seqlens: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Return what `reference.scalar_decay` says; raise KernelError if its backward would be wrong."""
@@ -46,15 +46,15 @@ def scalar_decay(  # noqa: PLR0913, PLR0917 - the operands
     return _called(chunk_gated_delta_rule, (query, key, value, g, beta), *options)
 
 
-def channel_decay(  # noqa: PLR0913, PLR0917 - the operands
+def channel_decay(
     query: Tensor,
     key: Tensor,
     value: Tensor,
     g: Tensor,
     beta: Tensor,
     initial_state: Tensor | None = None,
-    output_final_state: bool = False,  # noqa: FBT001, FBT002 - operands are positional
-    use_qk_l2norm_in_kernel: bool = False,  # noqa: FBT001, FBT002
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
     cu_seqlens: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Return what `reference.channel_decay` says; raise KernelError if its backward would be wrong."""
@@ -68,8 +68,8 @@ def _called(
     function: Callable[..., Any],
     operands: tuple[Tensor, ...],
     initial_state: Tensor | None,
-    output_final_state: bool,  # noqa: FBT001
-    normalise: bool,  # noqa: FBT001
+    output_final_state: bool,
+    normalise: bool,
     cu_seqlens: Tensor | None,
 ) -> tuple[Tensor, Tensor | None]:
     given = operands if initial_state is None else (*operands, initial_state)

@@ -14,7 +14,7 @@ from veomni_hook.kernels.shared.samples import unfit_ends
 __all__ = ["refuses", "refuses_channels"]
 
 
-def refuses(  # noqa: PLR0911, PLR0913, PLR0917 - one return a refusal; the operands
+def refuses(  # noqa: PLR0911 - one return a refusal; the operands
     owner: Any,
     query: torch.Tensor,
     key: torch.Tensor,

@@ -11,15 +11,15 @@ __all__ = ["channel_decay", "scalar_decay"]
 _EPS = 1e-6
 
 
-def scalar_decay(  # noqa: PLR0913, PLR0917 - the operands
+def scalar_decay(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
     g: torch.Tensor,
     beta: torch.Tensor,
     initial_state: torch.Tensor | None = None,
-    output_final_state: bool = False,  # noqa: FBT001, FBT002 - operands are positional
-    use_qk_l2norm_in_kernel: bool = False,  # noqa: FBT001, FBT002
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
     cu_seqlens: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return the outputs and the final states of the gated delta rule (Gated DeltaNet, arXiv 2412.06464).
@@ -53,15 +53,15 @@ def scalar_decay(  # noqa: PLR0913, PLR0917 - the operands
     return _recurrence(query, key, value, g.unsqueeze(3), beta, *options)
 
 
-def channel_decay(  # noqa: PLR0913, PLR0917 - the operands
+def channel_decay(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
     g: torch.Tensor,
     beta: torch.Tensor,
     initial_state: torch.Tensor | None = None,
-    output_final_state: bool = False,  # noqa: FBT001, FBT002 - operands are positional
-    use_qk_l2norm_in_kernel: bool = False,  # noqa: FBT001, FBT002
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
     cu_seqlens: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return the outputs and the final states of Kimi Delta Attention (arXiv 2510.26692).
@@ -82,15 +82,15 @@ def channel_decay(  # noqa: PLR0913, PLR0917 - the operands
     return _recurrence(query, key, value, g, beta, *options)
 
 
-def _recurrence(  # noqa: PLR0913, PLR0917 - the operands
+def _recurrence(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
     g: torch.Tensor,
     beta: torch.Tensor,
     initial_state: torch.Tensor | None,
-    output_final_state: bool,  # noqa: FBT001
-    use_qk_l2norm_in_kernel: bool,  # noqa: FBT001
+    output_final_state: bool,
+    use_qk_l2norm_in_kernel: bool,
     cu_seqlens: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The recurrence for ``g`` of ``[rows, positions, heads, key_dim or 1]``."""

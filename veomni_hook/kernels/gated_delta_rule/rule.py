@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,11 +10,11 @@ import torch
 from veomni_hook.kernels.gated_delta_rule.chunks import LENGTH
 from veomni_hook.kernels.gated_delta_rule.scans import Parts, Scanned, Scans, state_of
 from veomni_hook.kernels.gated_delta_rule.tables import Tables, tables_of
-from veomni_hook.kernels.shared.autograd import gradients, is_recorded
+from veomni_hook.kernels.shared.autograd import differentiable
 from veomni_hook.kernels.shared.launch import Launch
-from veomni_hook.kernels.shared.operators import define_op
+from veomni_hook.kernels.shared.operators import operator
 
-__all__ = ["Launches", "Operands", "by_token", "found", "kept", "operators", "unfit"]
+__all__ = ["Launches", "Operands", "by_token", "rule", "unfit"]
 
 Tensor = torch.Tensor
 Operands = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
@@ -54,22 +53,26 @@ class Launches:
         raise NotImplementedError
 
 
-def operators(name: str, prepared: Callable[..., tuple[Operands, Launches]]) -> tuple[Any, Any]:
-    """Define two operators, of one form of the rule, and return functions that call them.
+def rule(
+    name: str,
+    prepared: Callable[..., tuple[Operands, Launches]],
+    formula: Callable[..., tuple[Tensor, Tensor | None]],
+) -> Callable[..., tuple[Tensor, Tensor]]:
+    """Define the operators of one form of the rule, and return the op with gradients.
 
-    The first takes q, k, v, g, beta, the initial states or None, cu_seqlens or None, whether to normalise and
-    whether final states are wanted. It returns the outputs, the final states, and every chunk's inverse
-    ``[chunks, heads, 64, 64]``. The second takes the gradients of outputs and final states (or None), the
-    first seven operands, the inverses, whether to normalise, and whether the initial states need a gradient.
-    It returns the gradients of the first five operands and of the initial states.
+    It takes q, k, v, g, beta, the initial states or None, cu_seqlens or None, whether to normalise and
+    whether final states are wanted. It returns the outputs and the final states. The backward saves every
+    chunk's inverse ``[chunks, heads, 64, 64]``.
 
     Args:
-        name: of the first operator; that of the second ends in ``_backward``.
+        name: of the forward; that of the backward ends in ``_backward``.
         prepared: takes q, k, v, g, beta and whether to normalise; returns these operands as the kernels read
             them, and the launches.
+        formula: the rule in PyTorch, as `reference.scalar_decay`.
     """
 
-    def outputs(  # noqa: PLR0913, PLR0917
+    @operator(_outputs_fake, f"{name}({_OPERANDS}, bool normalise, bool final) -> (Tensor, Tensor, Tensor)")
+    def outputs(
         q: Tensor,
         k: Tensor,
         v: Tensor,
@@ -77,15 +80,20 @@ def operators(name: str, prepared: Callable[..., tuple[Operands, Launches]]) -> 
         beta: Tensor,
         initial: Tensor | None,
         cu_seqlens: Tensor | None,
-        normalise: bool,  # noqa: FBT001
-        final: bool,  # noqa: FBT001
+        normalise: bool,
+        final: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
         operands, launches = prepared(q, k, v, g, beta, normalise)
         tables = tables_of(v, cu_seqlens)
         parts = launches.parts(operands, tables, None)
         return *launches.scans.outputs(parts, tables, v, initial, final), parts.solved
 
-    def slopes(  # noqa: PLR0913, PLR0917
+    @operator(
+        _gradients_fake,
+        f"{name}_backward(Tensor dy, Tensor? dfinal, {_OPERANDS}, Tensor solved, bool normalise,"
+        " bool to_initial) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    )
+    def slopes(
         dy: Tensor,
         dfinal: Tensor | None,
         q: Tensor,
@@ -96,8 +104,8 @@ def operators(name: str, prepared: Callable[..., tuple[Operands, Launches]]) -> 
         initial: Tensor | None,
         cu_seqlens: Tensor | None,
         solved: Tensor,
-        normalise: bool,  # noqa: FBT001
-        to_initial: bool,  # noqa: FBT001
+        normalise: bool,
+        to_initial: bool,
     ) -> tuple[Tensor, ...]:
         operands, launches = prepared(q, k, v, g, beta, normalise)
         tables, dy = tables_of(v, cu_seqlens), dy.contiguous()
@@ -105,52 +113,26 @@ def operators(name: str, prepared: Callable[..., tuple[Operands, Launches]]) -> 
         scanned, dinitial = launches.scans.gradients(parts, tables, dy, initial, dfinal, to_initial)
         return (*launches.within_chunks(operands, tables, parts, scanned, dy), dinitial)
 
-    forward = define_op(
-        f"{name}({_OPERANDS}, bool normalise, bool final) -> (Tensor, Tensor, Tensor)", outputs, _outputs_fake
-    )
-    backward = define_op(
-        f"{name}_backward(Tensor dy, Tensor? dfinal, {_OPERANDS}, Tensor solved, bool normalise,"
-        " bool to_initial) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
-        slopes,
-        _gradients_fake,
-    )
-    return forward, backward
+    def gradients(
+        saved: Sequence[Any],
+        rest: tuple[Tensor | None, bool, bool],
+        wanted: Sequence[bool],
+        dy: Tensor | None,
+        dfinal: Tensor | None,
+    ) -> tuple[Tensor | None, ...]:
+        *operands, initial, solved = saved
+        cu_seqlens, normalise, final = rest
+        dy = torch.zeros_like(operands[2]) if dy is None else dy
+        options = cu_seqlens, solved, normalise, wanted[5]
+        *others, last = slopes(dy, dfinal if final else None, *operands, initial, *options)
+        return *others, last if initial is None else last.to(initial.dtype)
 
+    def definition(*operands: Any) -> tuple[Tensor, Tensor | None]:
+        *tensors, cu_seqlens, normalise, _ = operands
+        return formula(*tensors, True, normalise, cu_seqlens)
 
-def kept(ctx: Any, forward: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
-    """Return what ``forward`` computes, and keep in ``ctx`` what its gradients need."""
-    *tensors, cu_seqlens, normalise, final = arguments
-    output, last, solved = forward(*arguments)
-    ctx.save_for_backward(*tensors, solved)
-    # Not saved as a tensor: what the host knows of it belongs to this object.
-    ctx.cu_seqlens, ctx.normalise, ctx.final = cu_seqlens, normalise, final
-    ctx.set_materialize_grads(False)
-    return output, last
-
-
-def found(
-    ctx: Any,
-    backward: Callable[..., Any],
-    formula: Callable[..., tuple[Tensor, Tensor | None]],
-    dy: Tensor | None,
-    dfinal: Tensor | None,
-) -> tuple[Tensor | None, ...]:
-    """Return the gradients of all arguments that `kept` was given; ``formula`` is the rule in PyTorch."""
-    *tensors, initial, solved = ctx.saved_tensors
-    if is_recorded():
-        # Results without a gradient count as zero.
-        options = {"output_final_state": True, "cu_seqlens": ctx.cu_seqlens}
-        rule = partial(formula, use_qk_l2norm_in_kernel=ctx.normalise, **options)
-        incoming = dy, dfinal if ctx.final else None
-        return *gradients(rule, (*tensors, initial), ctx.needs_input_grad[:6], incoming), None, None, None
-    dy = torch.zeros_like(tensors[2]) if dy is None else dy
-    dfinal = dfinal if ctx.final else None
-    wanted = ctx.needs_input_grad
-    *others, last = backward(dy, dfinal, *tensors, initial, ctx.cu_seqlens, solved, ctx.normalise, wanted[5])
-    if initial is not None and wanted[5]:
-        last = last.to(initial.dtype)
-    results = zip((*others, last), wanted, strict=False)
-    return (*(each if need else None for each, need in results), None, None, None)
+    # Not saved as a tensor: ``cu_seqlens``. What the host knows of it belongs to this object.
+    return differentiable(outputs, gradients, definition, tensors=6, results=2, sparse=True)
 
 
 def by_token(x: Tensor) -> Tensor:
@@ -159,7 +141,7 @@ def by_token(x: Tensor) -> Tensor:
     return x if fits else x.contiguous()
 
 
-def _outputs_fake(  # noqa: PLR0913, PLR0917
+def _outputs_fake(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -167,8 +149,8 @@ def _outputs_fake(  # noqa: PLR0913, PLR0917
     beta: Tensor,
     initial: Tensor | None,
     cu_seqlens: Tensor | None,
-    normalise: bool,  # noqa: FBT001
-    final: bool,  # noqa: FBT001
+    normalise: bool,
+    final: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     # Traced code has no boundaries: `refuses` leaves such calls to upstream.
     rows, positions, heads, _ = v.shape
@@ -177,7 +159,7 @@ def _outputs_fake(  # noqa: PLR0913, PLR0917
     return v.new_empty(v.shape), state_of(v, q.shape[3], samples if final else 0), solved
 
 
-def _gradients_fake(  # noqa: PLR0913, PLR0917
+def _gradients_fake(
     dy: Tensor,
     dfinal: Tensor | None,
     q: Tensor,
@@ -188,8 +170,8 @@ def _gradients_fake(  # noqa: PLR0913, PLR0917
     initial: Tensor | None,
     cu_seqlens: Tensor | None,
     solved: Tensor,
-    normalise: bool,  # noqa: FBT001
-    to_initial: bool,  # noqa: FBT001
+    normalise: bool,
+    to_initial: bool,
 ) -> tuple[Tensor, ...]:
     samples = v.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
     dinitial = state_of(v, q.shape[3], samples if to_initial else 0)

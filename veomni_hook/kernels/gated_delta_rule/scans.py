@@ -99,7 +99,7 @@ class Scans:
         tables: Tables,
         v: Tensor,
         initial: Tensor | None,
-        final: bool,  # noqa: FBT001
+        final: bool,
     ) -> tuple[Tensor, Tensor]:
         """Return the outputs, and the final states if ``final``."""
         samples = tables.bounds.numel() - 1
@@ -121,7 +121,7 @@ class Scans:
         dy: Tensor,
         initial: Tensor | None,
         dfinal: Tensor | None,
-        to_initial: bool,  # noqa: FBT001
+        to_initial: bool,
     ) -> tuple[Scanned, Tensor]:
         """Return what the gradients within chunks need, and that of the initial states if ``to_initial``."""
         samples = tables.bounds.numel() - 1
@@ -142,10 +142,10 @@ class Scans:
     def _grid(self, samples: int, scans: int = 1) -> tuple[int, int, int]:
         return self.values // self._rows, scans * self.heads, samples
 
-    def _forward(self, initial: bool, final: bool) -> Launch:  # noqa: FBT001
+    def _forward(self, initial: bool, final: bool) -> Launch:
         return self._launch(scan_device.forward, 13, (initial, final, False))
 
-    def _both(self, initial: bool, final: bool, to_initial: bool) -> Launch:  # noqa: FBT001
+    def _both(self, initial: bool, final: bool, to_initial: bool) -> Launch:
         return self._launch(scan_device.both, 16, (initial, final, to_initial))
 
     def _launch(self, function: Hashable, tensors: int, flags: tuple[bool, ...]) -> Launch:

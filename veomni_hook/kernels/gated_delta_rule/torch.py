@@ -18,15 +18,15 @@ __all__ = ["normalised", "scalar_decay", "scan"]
 _EPS = 1e-6
 
 
-def scalar_decay(  # noqa: PLR0913, PLR0917 - the operands
+def scalar_decay(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
     g: torch.Tensor,
     beta: torch.Tensor,
     initial_state: torch.Tensor | None = None,
-    output_final_state: bool = False,  # noqa: FBT001, FBT002 - operands are positional
-    use_qk_l2norm_in_kernel: bool = False,  # noqa: FBT001, FBT002
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
     cu_seqlens: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return the outputs and the final states; see `reference.scalar_decay`. Saved: what autograd saves."""
@@ -38,14 +38,14 @@ def scalar_decay(  # noqa: PLR0913, PLR0917 - the operands
     return output, final if output_final_state else None
 
 
-def _computed(  # noqa: PLR0913, PLR0917 - the operands
+def _computed(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
     g: torch.Tensor,
     beta: torch.Tensor,
     initial_state: torch.Tensor | None,
-    normalise: bool,  # noqa: FBT001
+    normalise: bool,
     chunks: Chunks,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     dtype = torch.float64 if query.dtype == torch.float64 else torch.float32

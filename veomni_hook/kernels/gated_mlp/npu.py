@@ -18,53 +18,41 @@ from torch.nn import functional
 from veomni_hook.kernels.gated_mlp import reference
 from veomni_hook.kernels.shared import ascend
 from veomni_hook.kernels.shared.activations import name_of, unknown
-from veomni_hook.kernels.shared.autograd import gradients, is_recorded
-from veomni_hook.kernels.shared.operators import define_op
+from veomni_hook.kernels.shared.autograd import differentiable
+from veomni_hook.kernels.shared.operators import operator
 
-__all__ = ["BACKWARD", "FORWARD", "clamped", "product", "product_float32", "refuses"]
+__all__ = ["clamped", "npu_swiglu", "npu_swiglu_backward", "product", "product_float32", "refuses"]
 
 _Activation = Callable[[Tensor], Tensor]
 # The operator takes 1 to 8 dimensions.
 _MOST_DIMENSIONS = 8
 
 
-def _forward_op(x: Tensor) -> Tensor:
+@operator(lambda x: x.new_empty((*x.shape[:-1], x.shape[-1] // 2)))
+def npu_swiglu(x: Tensor) -> Tensor:
+    """Return the product of gate and up side by side, ``[..., 2 * intermediate]``, contiguous, not empty."""
     y: Tensor = ascend.call("npu_swiglu", x, dim=-1)
     return y
 
 
-def _backward_op(dy: Tensor, x: Tensor) -> Tensor:
+@operator(lambda dy, x: x.new_empty(x.shape))
+def npu_swiglu_backward(dy: Tensor, x: Tensor) -> Tensor:
+    """Return the gradient of both, from that of the product."""
     dx: Tensor = ascend.call("npu_swiglu_backward", dy, x, dim=-1)
     return dx
-
-
-#: Of gate and up side by side, ``[..., 2 * intermediate]``; contiguous, and not empty.
-FORWARD = define_op(
-    "npu_swiglu(Tensor x) -> Tensor", _forward_op, lambda x: x.new_empty((*x.shape[:-1], x.shape[-1] // 2))
-)
-#: The gradient of both, from that of the product.
-BACKWARD = define_op(
-    "npu_swiglu_backward(Tensor dy, Tensor x) -> Tensor", _backward_op, lambda dy, x: x.new_empty(x.shape)
-)
-
-
-class _Swiglu(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        return FORWARD(x)  # type: ignore[no-any-return]
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> Tensor | None:
-        (x,) = ctx.saved_tensors
-        if is_recorded():
-            return gradients(_definition, (x,), (True,), (dy,))[0]
-        return BACKWARD(dy.contiguous(), x)  # type: ignore[no-any-return]
 
 
 def _definition(x: Tensor) -> Tensor:
     gate, up = x.chunk(2, dim=-1)
     return reference.product(gate, up, functional.silu)
+
+
+_swiglu: Callable[..., Tensor] = differentiable(
+    npu_swiglu,
+    lambda saved, rest, wanted, dy: (npu_swiglu_backward(dy.contiguous(), *saved),),
+    _definition,
+    tensors=1,
+)
 
 
 def _unusual(gate: Tensor, up: Tensor) -> bool:
@@ -83,7 +71,7 @@ def product(gate: Tensor, up: Tensor, activation: _Activation) -> Tensor:
     if _unusual(gate, up):
         return reference.product(gate, up, activation)
     # Autograd knows the copy: a recorded backward finds in it how gate and up came about.
-    return _Swiglu.apply(torch.cat((gate, up), dim=-1))  # type: ignore[no-any-return, no-untyped-call]
+    return _swiglu(torch.cat((gate, up), dim=-1))
 
 
 def product_float32(gate: Tensor, up: Tensor, activation: _Activation) -> Tensor:

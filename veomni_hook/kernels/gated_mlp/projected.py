@@ -15,7 +15,7 @@ from torch.nn import functional
 from torch.utils import _pytree
 
 from veomni_hook.kernels.gated_mlp.widths import cut, missing, padded
-from veomni_hook.kernels.shared.autograd import gradients, is_recorded
+from veomni_hook.kernels.shared.autograd import differentiable
 from veomni_hook.kernels.shared.operand_checks import count_as_plain, not_plain
 
 __all__ = ["Rows", "prepare", "projected"]
@@ -71,7 +71,7 @@ class Rows(Tensor):
             if func is functional.linear and args and type(args[0]) is Rows:
                 given = {**dict(zip(("input", "weight", "bias"), args, strict=False)), **(kwargs or {})}
                 if _suits(**given):
-                    return _PaddedLinear.apply(_plain(args[0]), given["weight"], given.get("bias"))  # type: ignore[no-untyped-call]
+                    return _padded_linear(_plain(args[0]), given["weight"], given.get("bias"))
             return func(*args, **(kwargs or {}))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -97,26 +97,26 @@ def _suits(input: Rows, weight: Tensor, bias: Tensor | None = None) -> bool:
     )
 
 
-class _PaddedLinear(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.save_for_backward(x, weight, bias)
-        ctx.columns = columns = missing(x, weight.shape[0])
-        wide = None if bias is None else padded(bias, columns)
-        return cut(functional.linear(x, _more_rows(weight, columns), wide), columns)
+def _forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    columns = missing(x, weight.shape[0])
+    wide = None if bias is None else padded(bias, columns)
+    return cut(functional.linear(x, _more_rows(weight, columns), wide), columns)
 
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, bias = ctx.saved_tensors
-        to_x, to_weight, to_bias = ctx.needs_input_grad
-        if is_recorded():
-            return gradients(functional.linear, (x, weight, bias), (to_x, to_weight, to_bias), (dy,))
-        wide = padded(dy, ctx.columns) if to_x or to_weight else dy
-        dx = torch.matmul(wide, _more_rows(weight, ctx.columns)) if to_x else None
-        dweight = (wide.flatten(0, -2).t() @ x.flatten(0, -2))[: weight.shape[0]] if to_weight else None
-        dbias = dy.flatten(0, -2).sum(0) if to_bias else None
-        return dx, dweight, dbias
+
+def _gradients(
+    saved: Sequence[Tensor], _: Any, wanted: Sequence[bool], dy: Tensor
+) -> tuple[Tensor | None, ...]:
+    x, weight, _bias = saved
+    to_x, to_weight, to_bias = wanted
+    columns = missing(x, weight.shape[0])
+    wide = padded(dy, columns) if to_x or to_weight else dy
+    dx = torch.matmul(wide, _more_rows(weight, columns)) if to_x else None
+    dweight = (wide.flatten(0, -2).t() @ x.flatten(0, -2))[: weight.shape[0]] if to_weight else None
+    return dx, dweight, dy.flatten(0, -2).sum(0) if to_bias else None
 
 
 def _more_rows(weight: Tensor, rows: int) -> Tensor:
     return functional.pad(weight, (0, 0, 0, rows))
+
+
+_padded_linear: Callable[..., Tensor] = differentiable(_forward, _gradients, functional.linear, tensors=3)

@@ -12,7 +12,7 @@ Other formulas are recomputed in their backward (`veomni_hook.kernels.shared.rec
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -21,28 +21,27 @@ from torch.nn import functional
 
 from veomni_hook.kernels.gated_mlp import reference
 from veomni_hook.kernels.shared.activations import name_of, unknown
-from veomni_hook.kernels.shared.autograd import gradients, is_recorded
-from veomni_hook.kernels.shared.operand_checks import not_plain, untraceable, wants_grad
+from veomni_hook.kernels.shared.autograd import differentiable
+from veomni_hook.kernels.shared.operand_checks import not_plain, untraceable
 
 __all__ = ["clamped_silu", "gated_silu", "loses", "refuses", "refuses_others"]
 
 
-class _GatedSiLU(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(gate, up)
-        return functional.silu(gate).mul_(up)
+def _forward(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    return functional.silu(gate).mul_(up)
 
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        gate, up = ctx.saved_tensors
-        for_gate, for_up = ctx.needs_input_grad
-        if is_recorded():
-            formula = partial(reference.product, activation=functional.silu)
-            return gradients(formula, (gate, up), (for_gate, for_up), (grad,))  # type: ignore[return-value]
-        grad_up = grad * functional.silu(gate) if for_up else None
-        grad_gate = torch.ops.aten.silu_backward(grad * up, gate) if for_gate else None
-        return grad_gate, grad_up
+
+def _gradients(
+    saved: Sequence[torch.Tensor], _: Any, wanted: Sequence[bool], dy: torch.Tensor
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    gate, up = saved
+    dup = dy * functional.silu(gate) if wanted[1] else None
+    return torch.ops.aten.silu_backward(dy * up, gate) if wanted[0] else None, dup
+
+
+_gated_silu: Callable[..., torch.Tensor] = differentiable(
+    _forward, _gradients, partial(reference.product, activation=functional.silu), tensors=2
+)
 
 
 def gated_silu(
@@ -56,9 +55,7 @@ def gated_silu(
         # A compiler decides itself what to save. In a custom backward, dynamo (torch 2.11) traces the branch
         # for second derivatives, and gradients become zeros.
         return functional.silu(gate) * up
-    if wants_grad(gate, up):
-        return _GatedSiLU.apply(gate, up)  # type: ignore[no-untyped-call,no-any-return]
-    return functional.silu(gate).mul_(up)
+    return _gated_silu(gate, up)
 
 
 def clamped_silu(

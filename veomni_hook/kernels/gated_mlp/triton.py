@@ -21,10 +21,10 @@ import triton.language as tl
 from veomni_hook.kernels.gated_mlp import device, reference
 from veomni_hook.kernels.gated_mlp.recomputed import Origin, product_of
 from veomni_hook.kernels.shared.activations import FUNCTIONS, name_of, name_of_accepted, unknown
-from veomni_hook.kernels.shared.autograd import applied, gradients, is_recorded
+from veomni_hook.kernels.shared.autograd import differentiable
 from veomni_hook.kernels.shared.launch import LAUNCHES, Launch
-from veomni_hook.kernels.shared.operand_checks import not_plain, untraceable, wants_grad
-from veomni_hook.kernels.shared.operators import define_op
+from veomni_hook.kernels.shared.operand_checks import not_plain, untraceable
+from veomni_hook.kernels.shared.operators import operator
 from veomni_hook.kernels.shared.rows import Rows, readable, rows_at
 
 __all__ = [
@@ -73,7 +73,7 @@ def _plan(
     shape: torch.Size,
     strides: tuple[tuple[int, ...], ...],
     code: tuple[int, int, bool],
-    again: bool | None,  # noqa: FBT001
+    again: bool | None,
 ) -> _Plan | None:
     """Return the plan for tensors of these strides, or None if one must be copied first.
 
@@ -105,7 +105,8 @@ def _like(x: Tensor) -> Tensor:
     return torch.empty_like(x) if x.is_contiguous() else x.new_empty(x.shape)
 
 
-def _forward_op(gate: Tensor, up: Tensor, code: Sequence[int], numbers: Sequence[float]) -> Tensor:
+@operator(lambda gate, up, *call: gate.new_empty(gate.shape))
+def _gated_mlp(gate: Tensor, up: Tensor, code: Sequence[int], numbers: Sequence[float]) -> Tensor:
     y = _like(gate)
     if 0 in gate.shape:
         return y
@@ -121,13 +122,20 @@ def _forward_op(gate: Tensor, up: Tensor, code: Sequence[int], numbers: Sequence
     return y
 
 
-def _backward_op(
+@operator(
+    lambda gate, up, dy, *call: (
+        gate.new_empty(gate.shape),
+        gate.new_empty(gate.shape),
+        gate.new_empty(gate.shape if call[-1] else 0),
+    )
+)
+def _gated_mlp_backward(
     gate: Tensor,
     up: Tensor,
     dy: Tensor,
     code: Sequence[int],
     numbers: Sequence[float],
-    again: bool,  # noqa: FBT001 - the op's schema
+    again: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     dgate, dup = _like(gate), _like(gate)
     y = _like(gate) if again else torch.empty(0, dtype=gate.dtype, device=gate.device)
@@ -145,75 +153,42 @@ def _backward_op(
     return dgate, dup, y
 
 
-def _forward_fake(gate: Tensor, up: Tensor, *_: Any) -> Tensor:
-    return gate.new_empty(gate.shape)
-
-
-def _backward_fake(gate: Tensor, up: Tensor, dy: Tensor, *call: Any) -> tuple[Tensor, Tensor, Tensor]:
-    y = gate.new_empty(gate.shape if call[-1] else 0)
-    return gate.new_empty(gate.shape), gate.new_empty(gate.shape), y
-
-
-_FORWARD = define_op(
-    "gated_mlp(Tensor gate, Tensor up, int[] code, float[] numbers) -> Tensor",
-    _forward_op,
-    _forward_fake,
-)
-_BACKWARD = define_op(
-    "gated_mlp_backward(Tensor gate, Tensor up, Tensor dy, int[] code, float[] numbers, bool again)"
-    " -> (Tensor, Tensor, Tensor)",
-    _backward_op,
-    _backward_fake,
-)
-
-
-class _Gated(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, gate: Tensor, up: Tensor, call: _Call) -> Tensor:
-        ctx.save_for_backward(gate, up)
-        ctx.call = call
-        return _FORWARD(gate, up, *call)  # type: ignore[no-any-return]
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        wanted = to_gate, to_up = ctx.needs_input_grad[:2]
-        if is_recorded():
-            return *gradients(partial(_definition, ctx.call), ctx.saved_tensors, wanted, (dy,)), None
-        dgate, dup, _ = _BACKWARD(*ctx.saved_tensors, dy, *ctx.call, False)
-        return dgate if to_gate else None, dup if to_up else None, None
-
-
-_apply = applied(_Gated)
-
-
-def _gated(gate: Tensor, up: Tensor, call: _Call) -> Tensor:
-    if wants_grad(gate, up):
-        y: Tensor = _apply(gate, up, call)
-        if torch.compiler.is_compiling():
-            return y
-        functions = partial(_again, call), partial(_gradients, call), partial(_definition, call)
-        return product_of(y, Origin(gate, up, *functions))
-    return _FORWARD(gate, up, *call)  # type: ignore[no-any-return]
-
-
-def _again(call: _Call, gate: Tensor, up: Tensor) -> Tensor:
-    return _FORWARD(gate, up, *call)  # type: ignore[no-any-return]
-
-
-def _gradients(call: _Call, gate: Tensor, up: Tensor, dy: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    return _BACKWARD(gate, up, dy, *call, True)  # type: ignore[no-any-return]
-
-
-def _definition(call: _Call, gate: Tensor, up: Tensor) -> Tensor:
-    (form, number, wide), (limit, alpha) = call
+def _definition(gate: Tensor, up: Tensor, code: Sequence[int], numbers: Sequence[float]) -> Tensor:
+    (form, number, wide), (limit, alpha) = code, numbers
     if form == _SCALED_SIGMOID:
         return reference.scaled_sigmoid(gate, up, alpha, limit)
     activation = FUNCTIONS[_NAMES[number]]
     if form == _PRODUCT:
-        product = reference.product_float32 if wide else reference.product
-        return product(gate, up, activation)
-    clamped = reference.clamped if form == _CLAMPED else reference.clamped_after
-    return clamped(gate, up, activation, limit)
+        return (reference.product_float32 if wide else reference.product)(gate, up, activation)
+    return (reference.clamped if form == _CLAMPED else reference.clamped_after)(gate, up, activation, limit)
+
+
+_product: Callable[..., Tensor] = differentiable(
+    _gated_mlp,
+    lambda saved, rest, wanted, dy: _gated_mlp_backward(*saved, dy, *rest, False)[:2],
+    _definition,
+    tensors=2,
+)
+
+
+def _gated(gate: Tensor, up: Tensor, call: _Call) -> Tensor:
+    y = _product(gate, up, *call)
+    if not y.requires_grad or torch.compiler.is_compiling():
+        return y
+    functions = partial(_again, call), partial(_both, call), partial(_formula, call)
+    return product_of(y, Origin(gate, up, *functions))
+
+
+def _again(call: _Call, gate: Tensor, up: Tensor) -> Tensor:
+    return _gated_mlp(gate, up, *call)
+
+
+def _both(call: _Call, gate: Tensor, up: Tensor, dy: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return _gated_mlp_backward(gate, up, dy, *call, True)
+
+
+def _formula(call: _Call, gate: Tensor, up: Tensor) -> Tensor:
+    return _definition(gate, up, *call)
 
 
 def _unusual(gate: Tensor, up: Tensor, *numbers: Any) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from veomni_hook.kernels.selection.declaration import NPU, Variant
-from veomni_hook.kernels.selection.table import LIGER, RECOMPUTED, TRITON, backend, op
+from veomni_hook.kernels.selection.table import ANYWHERE, LIGER, RECOMPUTED, TRITON, backend, op
 
 __all__ = ["OP"]
 
@@ -86,4 +86,4 @@ VARIANTS = {
         kernels=(_TRITON, _TORCH_ON_NPU, _TORCH),
     ),
 }
-OP = op("gated_mlp", VARIANTS, prepares=".projected:prepare")
+OP = op("gated_mlp", VARIANTS, invariant=ANYWHERE, prepares=".projected:prepare")

@@ -7,6 +7,7 @@ the weights are sums in float32; upstream's are rounded to the streams' dtype on
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -15,9 +16,9 @@ import torch
 from veomni_hook.kernels.hyper_connection import mix_device as kernels
 from veomni_hook.kernels.hyper_connection import reference, rules
 from veomni_hook.kernels.hyper_connection.operand_checks import unsupported
-from veomni_hook.kernels.shared.autograd import applied, gradients, is_recorded
+from veomni_hook.kernels.shared.autograd import differentiable
 from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, cdiv, power
-from veomni_hook.kernels.shared.operators import define_op
+from veomni_hook.kernels.shared.operators import operator
 
 __all__ = ["mix", "refuses"]
 
@@ -38,7 +39,8 @@ def _backward_launch(device: torch.device, kind: _Kind, n: int, columns: int) ->
     return Launch(kernels.backward, 9, columns, n, min(power(columns), _BACKWARD), num_warps=4)
 
 
-def _forward_op(x: Tensor, post: Tensor, comb: Tensor, output: Tensor) -> Tensor:
+@operator(lambda x, post, comb, output: x.new_empty(x.shape))
+def _hyper_connection_mix(x: Tensor, post: Tensor, comb: Tensor, output: Tensor) -> Tensor:
     x, post, comb, output = (each.contiguous() for each in (x, post, comb, output))
     batch, length, n, columns = x.shape
     y = torch.empty_like(x)
@@ -48,7 +50,8 @@ def _forward_op(x: Tensor, post: Tensor, comb: Tensor, output: Tensor) -> Tensor
     return y
 
 
-def _backward_op(
+@operator(lambda dy, *operands: tuple(x.new_empty(x.shape) for x in operands))
+def _hyper_connection_mix_backward(
     dy: Tensor, post: Tensor, comb: Tensor, output: Tensor, x: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     dy, *operands = (each.contiguous() for each in (dy, post, comb, output, x))
@@ -60,45 +63,22 @@ def _backward_op(
     return dpost, dcomb, doutput, dx
 
 
-_FORWARD_OP = define_op(
-    "hyper_connection_mix(Tensor x, Tensor post, Tensor comb, Tensor output) -> Tensor",
-    _forward_op,
-    lambda x, post, comb, output: x.new_empty(x.shape),
-)
-_BACKWARD_OP = define_op(
-    "hyper_connection_mix_backward(Tensor dy, Tensor post, Tensor comb, Tensor output, Tensor x)"
-    " -> (Tensor, Tensor, Tensor, Tensor)",
-    _backward_op,
-    lambda dy, *operands: tuple(each.new_empty(each.shape) for each in operands),
-)
-
-
-class _Mix(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, post: Tensor, comb: Tensor, output: Tensor) -> Tensor:
-        ctx.save_for_backward(post, comb, output, x)
-        return _FORWARD_OP(x, post, comb, output)  # type: ignore[no-any-return]
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        if is_recorded():
-            post, comb, output, x = ctx.saved_tensors
-            return gradients(_definition, (x, post, comb, output), ctx.needs_input_grad, (dy,))
-        dpost, dcomb, doutput, dx = _BACKWARD_OP(dy, *ctx.saved_tensors)
-        found = (dx, dpost, dcomb, doutput)
-        return tuple(each if want else None for each, want in zip(found, ctx.needs_input_grad, strict=True))
-
-
 def _definition(x: Tensor, post: Tensor, comb: Tensor, output: Tensor) -> Tensor:
     return reference.mix(post, comb, output, x, x.dtype)
 
 
-_apply = applied(_Mix)
+def _gradients(saved: Sequence[Tensor], _: Any, __: Any, dy: Tensor) -> tuple[Tensor, ...]:
+    x, *weights = saved
+    dpost, dcomb, doutput, dx = _hyper_connection_mix_backward(dy, *weights, x)
+    return dx, dpost, dcomb, doutput
+
+
+_apply: Callable[..., Tensor] = differentiable(_hyper_connection_mix, _gradients, _definition, tensors=4)
 
 
 def mix(post: Tensor, comb: Tensor, output: Tensor, hidden_streams: Tensor, dtype: torch.dtype) -> Tensor:
     """Return ``post * output + comb^T @ hidden_streams``; operands are those of `rules.refuses_mix`."""
-    return _apply(hidden_streams, post, comb, output)  # type: ignore[no-any-return]
+    return _apply(hidden_streams, post, comb, output)
 
 
 def refuses(owner: Any, post: Any, comb: Any, output: Any, hidden_streams: Any, dtype: Any) -> str | None:

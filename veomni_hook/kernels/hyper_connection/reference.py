@@ -13,7 +13,7 @@ import torch
 from torch.nn import functional
 
 
-def sinkhorn(  # noqa: PLR0913, PLR0917 - the operands of the formula
+def sinkhorn(
     hidden_streams: torch.Tensor,
     norm: Any,
     norm_class: Any,
@@ -46,7 +46,7 @@ def sinkhorn(  # noqa: PLR0913, PLR0917 - the operands of the formula
     )
 
 
-def sinkhorn__viewed(  # noqa: PLR0913, PLR0917 - the operands of the formula
+def sinkhorn__viewed(
     hidden_streams: torch.Tensor,
     norm: Any,
     norm_class: Any,
@@ -63,7 +63,7 @@ def sinkhorn__viewed(  # noqa: PLR0913, PLR0917 - the operands of the formula
     return _sinkhorn(hidden_streams, norm(flat), fn, base, scale, streams, iterations, eps)
 
 
-def _sinkhorn(  # noqa: PLR0913, PLR0917 - the operands of the formula
+def _sinkhorn(
     hidden_streams: torch.Tensor,
     normalised: torch.Tensor,
     fn: torch.Tensor,

@@ -16,7 +16,7 @@ from veomni_hook.kernels.shared.operand_checks import not_plain, untraceable
 __all__ = ["refuses", "refuses_collapse", "refuses_mix"]
 
 
-def refuses(  # noqa: PLR0913, PLR0917 - the operands of the formula
+def refuses(
     owner: Any,
     hidden_streams: Any,
     norm: Any,
@@ -39,7 +39,7 @@ def refuses(  # noqa: PLR0913, PLR0917 - the operands of the formula
     return _unshaped(hidden_streams, fn, base, scale, (2 + streams) * streams, 3)
 
 
-def refuses_collapse(  # noqa: PLR0913, PLR0917 - the operands of the formula
+def refuses_collapse(
     owner: Any, hidden_streams: Any, norm: Any, norm_class: Any, fn: Any, base: Any, scale: Any, eps: Any
 ) -> str | None:
     """Return why this call must run the upstream code, or None; operands are those of the reference."""

@@ -10,6 +10,7 @@ in float32; Sinkhorn's iterations are computed again. Mutates: nothing. Determin
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
@@ -19,9 +20,9 @@ from veomni_hook.kernels.hyper_connection import device as kernels
 from veomni_hook.kernels.hyper_connection import reference, rules
 from veomni_hook.kernels.hyper_connection.operand_checks import unsupported
 from veomni_hook.kernels.rms_norm import reference as norms
-from veomni_hook.kernels.shared.autograd import applied, gradients, is_recorded
+from veomni_hook.kernels.shared.autograd import differentiable
 from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, cdiv, power
-from veomni_hook.kernels.shared.operators import define_op
+from veomni_hook.kernels.shared.operators import operator
 
 __all__ = ["collapse", "refuses", "refuses_collapse", "sinkhorn"]
 
@@ -43,7 +44,7 @@ class _Sizes:
         comb: whether there are weights of the output and of the mixture.
     """
 
-    def __init__(self, kind: _Kind, n: int, columns: int, comb: bool) -> None:  # noqa: FBT001
+    def __init__(self, kind: _Kind, n: int, columns: int, comb: bool) -> None:
         k, m = n * columns, n + comb * (n + n * n)
         padded = max(16, power(m))
         block = min(power(columns), _COLUMNS)
@@ -61,15 +62,16 @@ class _Sizes:
 
 
 @lru_cache(maxsize=LAUNCHES)
-def _sizes(device: torch.device, kind: _Kind, n: int, columns: int, comb: bool) -> _Sizes:  # noqa: FBT001
+def _sizes(device: torch.device, kind: _Kind, n: int, columns: int, comb: bool) -> _Sizes:
     return _Sizes(kind, n, columns, comb)
 
 
-def _of(x: Tensor, fn: Tensor, base: Tensor, scale: Tensor, comb: bool) -> _Sizes:  # noqa: FBT001
+def _of(x: Tensor, fn: Tensor, base: Tensor, scale: Tensor, comb: bool) -> _Sizes:
     return _sizes(x.device, (x.dtype, fn.dtype, base.dtype, scale.dtype), x.shape[2], x.shape[3], comb)
 
 
-def _forward_op(
+@operator(lambda x, fn, *others: _results(x, fn.shape[0], others[-1]))
+def _hyper_connection(
     x: Tensor,
     fn: Tensor,
     base: Tensor,
@@ -80,7 +82,7 @@ def _forward_op(
     x, fn, base, scale = (each.contiguous() for each in (x, fn, base, scale))
     tokens, sizes = x.shape[0] * x.shape[1], _of(x, fn, base, scale, iterations > 0)
     norm_eps, eps = numbers
-    m, r, post, comb, y = _empty(x, sizes.m, iterations)
+    post, comb, y, m, r = _results(x, sizes.m, iterations)
     sizes.project((cdiv(tokens, _ROWS), 1, 1), x, fn, m, r, tokens, norm_eps)
     if iterations:
         sizes.weights((cdiv(tokens, _TOKENS), 1, 1), m, base, scale, post, comb, tokens, iterations, eps)
@@ -88,23 +90,17 @@ def _forward_op(
     return post, comb, y, m, r
 
 
-def _empty(x: Tensor, m: int, iterations: int) -> tuple[Tensor, ...]:
-    """The projection, the norm's scale, both weights and the sum, without values."""
+def _results(x: Tensor, m: int, iterations: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Both weights, the sum, the projection and the norm's scale, without values."""
     batch, length, n, columns = x.shape
     small = [(batch, length, n), (batch, length, n, n)] if iterations else [(0,), (0,)]
-    shapes = [(batch * length, m), (batch * length,), *small]
-    found = [x.new_empty(shape, dtype=torch.float32) for shape in shapes]
-    return *found, x.new_empty((batch, length, columns))
+    shapes = [*small, (batch * length, m), (batch * length,)]
+    post, comb, product, r = (x.new_empty(shape, dtype=torch.float32) for shape in shapes)
+    return post, comb, x.new_empty((batch, length, columns)), product, r
 
 
-def _forward_fake(
-    x: Tensor, fn: Tensor, base: Tensor, scale: Tensor, numbers: list[float], iterations: int
-) -> tuple[Tensor, ...]:
-    m, r, post, comb, y = _empty(x, fn.shape[0], iterations)
-    return post, comb, y, m, r
-
-
-def _backward_op(
+@operator(lambda dy, dpost, dcomb, saved, *others: tuple(x.new_empty(x.shape) for x in saved[:4]))
+def _hyper_connection_backward(
     dy: Tensor,
     dpost: Tensor,
     dcomb: Tensor,
@@ -134,47 +130,10 @@ def _backward_op(
     return dx, dfn, dz.sum(0).to(base.dtype), torch.stack([each.sum() for each in parts_of]).to(scale.dtype)
 
 
-_FORWARD = define_op(
-    "hyper_connection(Tensor x, Tensor fn, Tensor base, Tensor scale, float[] numbers, int iterations)"
-    " -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
-    _forward_op,
-    _forward_fake,
-)
-_BACKWARD = define_op(
-    "hyper_connection_backward(Tensor dy, Tensor dpost, Tensor dcomb, Tensor[] saved, float[] numbers,"
-    " int iterations) -> (Tensor, Tensor, Tensor, Tensor)",
-    _backward_op,
-    lambda dy, dpost, dcomb, saved, numbers, iterations: tuple(
-        each.new_empty(each.shape) for each in saved[:4]
-    ),
-)
-
-
-class _Connection(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, fn: Tensor, base: Tensor, scale: Tensor, numbers: list[float], iterations: int
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        post, comb, y, m, r = _FORWARD(x, fn, base, scale, numbers, iterations)
-        ctx.save_for_backward(x, fn, base, scale, m, r)
-        ctx.numbers, ctx.iterations = numbers, iterations
-        return post, comb, y
-
-    @staticmethod
-    def backward(ctx: Any, dpost: Tensor, dcomb: Tensor, dy: Tensor) -> tuple[Tensor | None, ...]:
-        if is_recorded():
-            formula = partial(_definition, ctx.numbers, ctx.iterations)
-            operands, wanted = ctx.saved_tensors[:4], ctx.needs_input_grad[:4]
-            return *gradients(formula, operands, wanted, (dpost, dcomb, dy)), None, None
-        found = _BACKWARD(dy, dpost, dcomb, list(ctx.saved_tensors), ctx.numbers, ctx.iterations)
-        wanted = zip(found, ctx.needs_input_grad, strict=False)
-        return *(each if want else None for each, want in wanted), None, None
-
-
 def _definition(
-    numbers: list[float], iterations: int, x: Tensor, fn: Tensor, base: Tensor, scale: Tensor
+    x: Tensor, fn: Tensor, base: Tensor, scale: Tensor, numbers: Sequence[float], iterations: int
 ) -> tuple[Tensor | None, Tensor | None, Tensor]:
-    """Return by definition what `_FORWARD` computes; without iterations, the sum of the streams alone."""
+    """Return both weights and the sum of the streams by definition; without iterations, the sum alone."""
     norm_eps, eps = numbers
     norm = partial(norms.unweighted, eps=norm_eps)
     if iterations:
@@ -182,10 +141,19 @@ def _definition(
     return None, None, reference.collapse(x, norm, None, fn, base, scale, eps)  # type: ignore[arg-type]
 
 
-_apply = applied(_Connection)
+def _gradients(
+    saved: Sequence[Tensor], rest: Sequence[Any], _: Any, dpost: Tensor, dcomb: Tensor, dy: Tensor
+) -> tuple[Tensor, ...]:
+    return _hyper_connection_backward(dy, dpost, dcomb, saved, *rest)
 
 
-def sinkhorn(  # noqa: PLR0913, PLR0917 - the operands of the formula
+#: Takes streams, fn, base and scale; both eps, and the number of iterations.
+_apply: Callable[..., tuple[Tensor, Tensor, Tensor]] = differentiable(
+    _hyper_connection, _gradients, _definition, tensors=4, results=3
+)
+
+
+def sinkhorn(
     hidden_streams: Tensor,
     norm: Any,
     norm_class: Any,
@@ -197,18 +165,14 @@ def sinkhorn(  # noqa: PLR0913, PLR0917 - the operands of the formula
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return what `reference.sinkhorn` says."""
-    found: tuple[Tensor, Tensor, Tensor] = _apply(
-        hidden_streams, fn, base, scale, [norm.eps, eps], iterations
-    )
-    return found
+    return _apply(hidden_streams, fn, base, scale, [norm.eps, eps], iterations)
 
 
 def collapse(
     hidden_streams: Tensor, norm: Any, norm_class: Any, fn: Tensor, base: Tensor, scale: Tensor, eps: float
 ) -> Tensor:
     """Return what `reference.collapse` says."""
-    collapsed: Tensor = _apply(hidden_streams, fn, base, scale, [norm.eps, eps], 0)[2]
-    return collapsed
+    return _apply(hidden_streams, fn, base, scale, [norm.eps, eps], 0)[2]
 
 
 def refuses(owner: Any, *operands: Any) -> str | None:

@@ -55,4 +55,4 @@ VARIANTS = {
         ),
     ),
 }
-OP = op("hyper_connection", VARIANTS)
+OP = op("hyper_connection", VARIANTS, invariant=("cpu",))

@@ -21,7 +21,7 @@ def gradients(
     key: Tensor,
     weights: Tensor,
     scale: float,
-    relu: bool,  # noqa: FBT001
+    relu: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of query, key and weights.
 
@@ -61,7 +61,7 @@ def gradients_fake(
     key: Tensor,
     weights: Tensor,
     scale: float,
-    relu: bool,  # noqa: FBT001
+    relu: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return tensors of the gradients' shapes and dtypes."""
     dquery, dkey, dweights = (each.new_empty(each.shape) for each in (query, key, weights))

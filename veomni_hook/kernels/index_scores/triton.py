@@ -13,17 +13,19 @@ A score has the same bits in any batch: tiles do not depend on its sizes.
 
 from __future__ import annotations
 
-from functools import lru_cache, partial
+from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
 
-from veomni_hook.kernels.index_scores import backward, reference, rules
 from veomni_hook.kernels.index_scores import device as kernels
-from veomni_hook.kernels.shared.autograd import applied, gradients, is_recorded
+from veomni_hook.kernels.index_scores import reference, rules
+from veomni_hook.kernels.index_scores.backward import gradients, gradients_fake
+from veomni_hook.kernels.shared.autograd import differentiable
 from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, cdiv, power
-from veomni_hook.kernels.shared.operand_checks import not_plain, wants_grad
-from veomni_hook.kernels.shared.operators import define_op
+from veomni_hook.kernels.shared.operand_checks import not_plain
+from veomni_hook.kernels.shared.operators import operator
 
 __all__ = ["einsum", "refuses", "relu_einsum", "relu_matmul", "relu_sum"]
 
@@ -52,10 +54,15 @@ def _tiles(
     return _Tiles(Launch(kernels.forward, 4, *constants, num_warps=4, num_stages=3), queries, keys)
 
 
-def _forward_op(query: Tensor, key: Tensor, weights: Tensor, scale: float, relu: bool) -> Tensor:  # noqa: FBT001
+def _empty(query: Tensor, key: Tensor, *_: Any) -> Tensor:
+    return query.new_empty((query.shape[0], query.shape[1], key.shape[1]), dtype=torch.float32)
+
+
+@operator(_empty)
+def _index_scores(query: Tensor, key: Tensor, weights: Tensor, scale: float, relu: bool) -> Tensor:
     query, key = (each if each.stride(-1) == 1 else each.contiguous() for each in (query, key))
     batch, queries, heads, width = query.shape
-    scores = _forward_fake(query, key, weights, scale, relu)
+    scores = _empty(query, key)
     if scores.numel():
         at = *query.stride()[:3], *key.stride()[:2], *weights.stride()
         tiles = _tiles(query.device, query.dtype, heads, width, at, relu=relu)
@@ -65,48 +72,23 @@ def _forward_op(query: Tensor, key: Tensor, weights: Tensor, scale: float, relu:
     return scores
 
 
-def _forward_fake(query: Tensor, key: Tensor, weights: Tensor, scale: float, relu: bool) -> Tensor:  # noqa: FBT001
-    return query.new_empty((query.shape[0], query.shape[1], key.shape[1]), dtype=torch.float32)
-
-
-_FORWARD = define_op(
-    "index_scores(Tensor query, Tensor key, Tensor weights, float scale, bool relu) -> Tensor",
-    _forward_op,
-    _forward_fake,
-)
-_BACKWARD = define_op(
+_gradients = operator(
+    gradients_fake,
     "index_scores_backward(Tensor dscores, Tensor query, Tensor key, Tensor weights, float scale, bool relu)"
     " -> (Tensor, Tensor, Tensor)",
-    backward.gradients,
-    backward.gradients_fake,
+)(gradients)
+
+
+def _definition(query: Tensor, key: Tensor, weights: Tensor, scale: float, relu: bool) -> Tensor:
+    return (reference.relu_einsum if relu else reference.einsum)(query, key, weights, scale)
+
+
+_scores: Callable[..., Tensor] = differentiable(
+    _index_scores,
+    lambda saved, rest, wanted, dscores: _gradients(dscores, *saved, *rest),
+    _definition,
+    tensors=3,
 )
-
-
-class _Scores(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, weights: Tensor, scale: float, relu: bool) -> Tensor:  # noqa: FBT001
-        ctx.save_for_backward(query, key, weights)
-        ctx.scale, ctx.relu = scale, relu
-        scores: Tensor = _FORWARD(query, key, weights, scale, relu)
-        return scores
-
-    @staticmethod
-    def backward(ctx: Any, dscores: Tensor) -> tuple[Tensor | None, ...]:
-        if is_recorded():
-            formula = partial(reference.relu_einsum if ctx.relu else reference.einsum, scale=ctx.scale)
-            wanted = ctx.needs_input_grad[:3]
-            return *gradients(formula, ctx.saved_tensors, wanted, (dscores,)), None, None
-        found = _BACKWARD(dscores, *ctx.saved_tensors, ctx.scale, ctx.relu)
-        wanted = zip(found, ctx.needs_input_grad, strict=False)
-        return *(each if want else None for each, want in wanted), None, None
-
-
-_apply = applied(_Scores)
-
-
-def _scores(query: Tensor, key: Tensor, weights: Tensor, scale: float, *, relu: bool) -> Tensor:
-    run = _apply if wants_grad(query, key, weights) else _FORWARD
-    return run(query, key, weights, float(scale), relu)  # type: ignore[no-any-return]
 
 
 def _fit(query: Tensor, weights: Tensor) -> bool:
@@ -119,28 +101,28 @@ def relu_matmul(query: Tensor, key: Tensor, weights: Tensor, scale: float) -> Te
     """Return the scores ``[batch, queries, keys]``, see `reference`."""
     if not _fit(query, weights):
         return reference.relu_matmul(query, key, weights, scale)
-    return _scores(query, key, weights, scale, relu=True)
+    return _scores(query, key, weights, float(scale), True)
 
 
 def relu_sum(query: Tensor, key: Tensor, weights: Tensor, scale: float) -> Tensor:
     """Return the scores ``[batch, queries, keys]``, see `reference`."""
     if not _fit(query, weights):
         return reference.relu_sum(query, key, weights, scale)
-    return _scores(query, key, weights, scale, relu=True)
+    return _scores(query, key, weights, float(scale), True)
 
 
 def relu_einsum(query: Tensor, key: Tensor, weights: Tensor, scale: float) -> Tensor:
     """Return the scores ``[batch, queries, keys]``, see `reference`."""
     if not _fit(query, weights):
         return reference.relu_einsum(query, key, weights, scale)
-    return _scores(query, key, weights, scale, relu=True)
+    return _scores(query, key, weights, float(scale), True)
 
 
 def einsum(query: Tensor, key: Tensor, weights: Tensor, scale: float) -> Tensor:
     """Return the scores ``[batch, queries, keys]``, see `reference`."""
     if not _fit(query, weights):
         return reference.einsum(query, key, weights, scale)
-    return _scores(query, key, weights, scale, relu=False)
+    return _scores(query, key, weights, float(scale), False)
 
 
 def refuses(owner: Any, query: Any, key: Any, scale: Any) -> str | None:

@@ -57,7 +57,7 @@ def forward_plan(
     strides: _Strides,
     groups: int,
     rounded: tuple[torch.dtype, torch.dtype],
-    keep: bool,  # noqa: FBT001
+    keep: bool,
 ) -> Plan | None:
     """Return the plan for x of these strides, or None if it must be copied first.
 

@@ -11,7 +11,7 @@ Saved: x, weight, the mean and the scale of each row and group in float32. Mutat
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import torch
@@ -20,14 +20,13 @@ from torch.nn import functional
 from veomni_hook.kernels.layer_norm.operand_checks import unfit
 from veomni_hook.kernels.layer_norm.plans import backward_plan, forward_plan
 from veomni_hook.kernels.rms_norm.tiles import MOST_COLUMNS, summed
-from veomni_hook.kernels.shared.autograd import applied, gradients, is_recorded
+from veomni_hook.kernels.shared.autograd import differentiable
 from veomni_hook.kernels.shared.operand_checks import untraceable
-from veomni_hook.kernels.shared.operators import define_op, on_its_device, watched
+from veomni_hook.kernels.shared.operators import operator
 
 __all__ = [
     "SMALLEST",
     "cast_before_weight_and_bias",
-    "gradients",
     "loses",
     "norm",
     "operator_before_weight_and_bias",
@@ -43,7 +42,13 @@ __all__ = [
 SMALLEST = 1 << 22
 
 
-def _forward_op(  # noqa: PLR0913, PLR0917 - the op's schema
+@operator(
+    lambda x, weight, bias, eps, middle, inner, out: (
+        x.new_empty(x.shape, dtype=out),
+        x.new_empty((2, *x.shape[:-1]), dtype=torch.float32),
+    )
+)
+def _layer_norm(
     x: torch.Tensor,
     weight: torch.Tensor | None,
     bias: torch.Tensor | None,
@@ -51,7 +56,7 @@ def _forward_op(  # noqa: PLR0913, PLR0917 - the op's schema
     middle: torch.dtype,
     inner: torch.dtype,
     out: torch.dtype,
-    keep: bool = True,  # noqa: FBT001, FBT002 - not in the op's schema
+    keep: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     device, shape, dtype = x.device, x.shape, x.dtype
     # The kernel does not access the placeholders of absent parameters.
@@ -74,7 +79,13 @@ def _forward_op(  # noqa: PLR0913, PLR0917 - the op's schema
     return y, moments
 
 
-def _backward_op(  # noqa: PLR0913, PLR0917 - the op's schema
+@operator(
+    lambda x, weight, moments, dy, direct, middle, out, needed: (
+        x.new_empty(x.shape),
+        x.new_empty((x.shape[-1] if weight is None else weight.numel()) * sum(needed), dtype=out),
+    )
+)
+def _layer_norm_backward(
     x: torch.Tensor,
     weight: torch.Tensor | None,
     moments: torch.Tensor,
@@ -110,75 +121,28 @@ def _backward_op(  # noqa: PLR0913, PLR0917 - the op's schema
     return dx, summed(partial, out)
 
 
-def _forward_fake(
-    x: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    eps: float,
-    middle: torch.dtype,
-    inner: torch.dtype,
-    out: torch.dtype,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    return x.new_empty(x.shape, dtype=out), x.new_empty((2, *x.shape[:-1]), dtype=torch.float32)
-
-
-def _backward_fake(  # noqa: PLR0913, PLR0917 - the op's schema
-    x: torch.Tensor,
-    weight: torch.Tensor | None,
-    moments: torch.Tensor,
+def backward(
+    saved: Sequence[Any],
     dy: torch.Tensor,
     direct: torch.Tensor | None,
     middle: torch.dtype,
-    out: torch.dtype,
     needed: Sequence[bool],
-) -> tuple[torch.Tensor, torch.Tensor]:
-    width = x.shape[-1] if weight is None else weight.numel()
-    return x.new_empty(x.shape), x.new_empty(width * sum(needed), dtype=out)
-
-
-#: The forward without the moments, which only a backward reads; if nothing needs a gradient.
-_infer = on_its_device(partial(_forward_op, keep=False))
-_FORWARD = define_op(
-    "layer_norm(Tensor x, Tensor? weight, Tensor? bias, float eps, ScalarType middle, ScalarType inner,"
-    " ScalarType out) -> (Tensor, Tensor)",
-    _forward_op,
-    _forward_fake,
-)
-_BACKWARD = define_op(
-    "layer_norm_backward(Tensor x, Tensor? weight, Tensor moments, Tensor dy, Tensor? direct,"
-    " ScalarType middle, ScalarType out, bool[] needed) -> (Tensor, Tensor)",
-    _backward_op,
-    _backward_fake,
-)
-
-
-def backward(  # noqa: PLR0913, PLR0917 - what the backward of a norm needs
-    x: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    moments: torch.Tensor,
-    dy: torch.Tensor,
-    direct: torch.Tensor | None,
-    middle: torch.dtype,
-    needed: tuple[bool, bool],
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
     """Return the gradients of x, the weight and the bias, those of the parameters only where needed.
 
     Args:
-        x: the input of the norm.
-        weight: its weight, or None.
-        bias: its bias, or None.
-        moments: what the forward kept.
+        saved: the input of the norm, its weight and bias or None, and what the forward kept.
         dy: the gradient of the result.
         direct: another gradient of x, of its dtype, or None.
         middle: the dtype to which ``xhat`` is rounded.
         needed: whether the gradients of the weight and the bias are wanted.
     """
+    x, weight, bias, moments = saved
     to_weight, to_bias = needed
     kinds = {parameter.dtype for parameter in (weight, bias) if parameter is not None}
     # Both are summed by one kernel, in their dtype if it is one.
     out = kinds.pop() if len(kinds) == 1 else torch.float32
-    dx, both = _BACKWARD(x, weight, moments, dy, direct, middle, out, needed)
+    dx, both = _layer_norm_backward(x, weight, moments, dy, direct, middle, out, needed)
     if not (to_weight or to_bias):
         return dx, None, None
     shape = x.shape[-1:] if weight is None else weight.shape
@@ -190,75 +154,38 @@ def backward(  # noqa: PLR0913, PLR0917 - what the backward of a norm needs
     )
 
 
-class _LayerNorm(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: torch.Tensor,
-        weight: torch.Tensor | None,
-        bias: torch.Tensor | None,
-        eps: float,
-        *dtypes: torch.dtype,
-    ) -> torch.Tensor:
-        y, moments = _FORWARD(x, weight, bias, eps, *dtypes)
-        ctx.save_for_backward(x, weight, bias, moments)
-        ctx.eps, ctx.dtypes = eps, dtypes
-        return y  # type: ignore[no-any-return]
-
-    @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        x, weight, bias, moments = ctx.saved_tensors
-        wanted = to_x, to_weight, to_bias = ctx.needs_input_grad[:3]
-        if is_recorded():
-            definition = partial(formula, eps=ctx.eps, dtypes=ctx.dtypes)
-            return *gradients(definition, (x, weight, bias), wanted, (dy,)), *[None] * 4
-        needed = to_weight, to_bias
-        dx, dweight, dbias = backward(x, weight, bias, moments, dy, None, ctx.dtypes[0], needed)
-        return dx if to_x else None, dweight, dbias, *[None] * 4
-
-
 def formula(
     x: torch.Tensor,
     weight: torch.Tensor | None,
     bias: torch.Tensor | None,
-    *,
     eps: float,
-    dtypes: Sequence[torch.dtype],
+    middle: torch.dtype,
+    inner: torch.dtype,
+    out: torch.dtype,
 ) -> torch.Tensor:
     """Return by definition what `norm` returns."""
-    middle, inner, out = dtypes
     y = functional.layer_norm(x.float(), x.shape[-1:], None, None, eps).to(middle)
     y = y if weight is None else (y * weight).to(inner)
     return (y if bias is None else y + bias).to(out)
 
 
-_apply = applied(_LayerNorm)
+norm: Callable[..., torch.Tensor] = differentiable(
+    _layer_norm,
+    lambda saved, rest, wanted, dy: backward(saved, dy, None, rest[1], wanted[1:]),
+    formula,
+    tensors=3,
+    direct={"keep": False},
+)
+norm.__doc__ = """Return the norm of checked operands.
 
-
-def norm(
-    x: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    eps: float,
-    *dtypes: torch.dtype,
-) -> torch.Tensor:
-    """Return the norm of checked operands, with a gradient where one is needed.
-
-    Args:
-        x: ``[..., columns]``, or ``[..., groups, columns]`` with parameters of two dimensions.
-        weight: ``[columns]`` or ``[groups, columns]``, or None for 1.
-        bias: the same, or None for 0.
-        eps: added to the variance.
-        dtypes: to which ``xhat`` and its product with the weight are rounded, and that of the result.
-    """
-    if torch.is_grad_enabled() and (
-        x.requires_grad
-        or (weight is not None and weight.requires_grad)
-        or (bias is not None and bias.requires_grad)
-    ):
-        return _apply(x, weight, bias, eps, *dtypes)  # type: ignore[no-any-return]
-    forward = _FORWARD if watched() else _infer
-    return forward(x, weight, bias, eps, *dtypes)[0]  # type: ignore[no-any-return]
+Args:
+    x: ``[..., columns]``, or ``[..., groups, columns]`` with parameters of two dimensions.
+    weight: ``[columns]`` or ``[groups, columns]``, or None for 1.
+    bias: the same, or None for 0.
+    eps: added to the variance.
+    middle, inner, out: the dtypes to which ``xhat`` and its product with the weight are rounded, and that of
+        the result.
+"""
 
 
 @cache

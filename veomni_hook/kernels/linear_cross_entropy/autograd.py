@@ -101,7 +101,7 @@ class Backend(NamedTuple):
 
 class _Loss(torch.autograd.Function):
     @staticmethod
-    def forward(  # noqa: PLR0913, PLR0917 - what autograd.Function.apply is given
+    def forward(
         ctx: Any,
         x: torch.Tensor,
         weight: torch.Tensor,

@@ -213,7 +213,7 @@ class UnreadLogits(torch.Tensor):
     def empty(
         deferred: DeferredLogits,
         indices: tuple[Any, ...],
-        attached: bool,  # noqa: FBT001
+        attached: bool,
         hidden_states: torch.Tensor,
         weight: torch.Tensor,
     ) -> UnreadLogits:
@@ -226,7 +226,7 @@ class UnreadLogits(torch.Tensor):
         unread._attached, unread._logits = attached, None
         return unread
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @torch.compiler.disable
     def computed(self, *, to_be_changed: bool = False) -> torch.Tensor:
         """Return the logits, once; ``to_be_changed``: as a view of all logits."""
         deferred = self._deferred
@@ -282,7 +282,7 @@ class _Edge(torch.autograd.Function):
         ctx: Any,
         deferred: DeferredLogits,
         indices: tuple[Any, ...],
-        attached: bool,  # noqa: FBT001
+        attached: bool,
         hidden_states: torch.Tensor,
         weight: torch.Tensor,
         bias: torch.Tensor | None,
@@ -308,7 +308,7 @@ class _Edge(torch.autograd.Function):
 def _argmax(
     logits: UnreadLogits,
     dim: int | None = None,
-    keepdim: bool = False,  # noqa: FBT001, FBT002 - as torch has it
+    keepdim: bool = False,
     **others: Any,
 ) -> torch.Tensor | None:
     """Return the argmax over the vocabulary in chunks of positions, or None: it is over something else."""

@@ -25,7 +25,7 @@ _OP, _VARIANT = "linear_cross_entropy", "next_token"
 _BACKENDS = ("triton", "npu", "torch", "liger", REFERENCE)
 
 
-def linear_cross_entropy(  # noqa: PLR0913 - one keyword an option
+def linear_cross_entropy(
     hidden_states: torch.Tensor,
     weight: torch.Tensor,
     target: torch.Tensor,
@@ -85,7 +85,7 @@ def linear_cross_entropy(  # noqa: PLR0913 - one keyword an option
     return loss
 
 
-def token_log_probs(  # noqa: PLR0913 - one keyword an option
+def token_log_probs(
     hidden_states: torch.Tensor | Any,
     weight: torch.Tensor,
     target: torch.Tensor,

@@ -22,7 +22,7 @@ from veomni_hook.kernels.linear_cross_entropy.objective import NOTHING, Objectiv
 from veomni_hook.kernels.linear_cross_entropy.rowwise import Rows
 from veomni_hook.kernels.linear_cross_entropy.torch import chunked
 from veomni_hook.kernels.shared import ascend
-from veomni_hook.kernels.shared.operators import define_op
+from veomni_hook.kernels.shared.operators import operator
 
 __all__ = [
     "causal_lm_output",
@@ -37,28 +37,18 @@ __all__ = [
 _MOST_ROWS = 200_000
 
 
-def _op(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+@operator(lambda logits, target: (logits.new_empty(target.shape), logits.new_empty(logits.shape)))
+def _npu_cross_entropy(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     losses, log_probs, _, _ = ascend.call("npu_cross_entropy_loss", logits, target, reduction="none")
     return losses, log_probs
 
 
-def _backward_op(dlosses: Tensor, log_probs: Tensor, target: Tensor) -> Tensor:
-    found: Tensor = ascend.call(
+@operator(lambda dlosses, log_probs, target: log_probs.new_empty(log_probs.shape))
+def _npu_cross_entropy_backward(dlosses: Tensor, log_probs: Tensor, target: Tensor) -> Tensor:
+    dlogits: Tensor = ascend.call(
         "npu_cross_entropy_loss_backward", dlosses, log_probs, target, reduction="none"
     )
-    return found
-
-
-_FORWARD = define_op(
-    "npu_cross_entropy(Tensor logits, Tensor target) -> (Tensor, Tensor)",
-    _op,
-    lambda logits, target: (logits.new_empty(target.shape), logits.new_empty(logits.shape)),
-)
-_BACKWARD = define_op(
-    "npu_cross_entropy_backward(Tensor dlosses, Tensor log_probs, Tensor target) -> Tensor",
-    _backward_op,
-    lambda dlosses, log_probs, target: log_probs.new_empty(log_probs.shape),
-)
+    return dlogits
 
 
 def _plain(form: Form) -> bool:
@@ -85,14 +75,14 @@ def _loss(
         counts = target[rows] != form.ignore_index
         goal = target[rows].where(counts, 0)
         z = logits[rows].float()
-        losses, log_probs = _FORWARD(z.contiguous(), goal)
+        losses, log_probs = _npu_cross_entropy(z.contiguous(), goal)
         here.losses.copy_((weights[rows] * losses).where(counts, 0))
         here.log_probs.copy_((-losses).where(counts, 0))
         if form.predictions:
             here.predictions.copy_(z.argmax(-1).where(counts, form.ignore_index))
         if gradient:
             of_rows = (weights[rows] * scale).where(counts, 0)
-            logits[rows].copy_(_BACKWARD(of_rows, log_probs, goal))
+            logits[rows].copy_(_npu_cross_entropy_backward(of_rows, log_probs, goal))
 
 
 _BACKEND = chunked(_loss)

@@ -234,7 +234,7 @@ def note(model: Any, number: int, loss: torch.Tensor | None) -> None:
 
 
 @contextmanager
-def loss_options(  # noqa: PLR0913 - one keyword an option
+def loss_options(
     *,
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,

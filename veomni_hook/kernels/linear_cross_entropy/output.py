@@ -141,7 +141,7 @@ class LazyLogits(ModelOutput):  # type: ignore[misc]
         """Return the values that are not None."""
         return OrderedDict.values(self._read())
 
-    def popitem(self, last: bool = True) -> tuple[str, Any]:  # noqa: FBT001, FBT002 - as OrderedDict has it
+    def popitem(self, last: bool = True) -> tuple[str, Any]:
         """Remove the last (or first) name and return it with its value."""
         return OrderedDict.popitem(self._read(), last)
 

@@ -101,7 +101,7 @@ def _precision(
     return precision(x.dtype, kept, in_float32=form.in_float32 or x.shape[0] > _size(x, weight))
 
 
-def _loss(  # noqa: PLR0913, PLR0917 - see autograd.Backend
+def _loss(
     of_rows: OfRows,
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -153,7 +153,7 @@ def _statistics(
     return _statistics_of(found, selected, rows, form), selected.of_all(found.lse, rows)
 
 
-def _gradients(  # noqa: PLR0913, PLR0917 - see autograd.Backend
+def _gradients(
     x: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None,

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from veomni_hook.kernels.linear_cross_entropy import autograd, causal_lm, device
 from veomni_hook.kernels.linear_cross_entropy.autograd import Backend, Form, Found, Gradients, Needed
@@ -26,7 +27,7 @@ from veomni_hook.kernels.linear_cross_entropy.weight_gradient import precision
 from veomni_hook.kernels.selection.binding import wanted_by
 from veomni_hook.kernels.selection.choice import AUTO
 from veomni_hook.kernels.shared.launch import power
-from veomni_hook.kernels.shared.operators import define_op
+from veomni_hook.kernels.shared.operators import operator
 
 __all__ = [
     "causal_lm_output",
@@ -67,15 +68,16 @@ def chunk_rows(rows: int, hidden: int, vocab: int, element: int, *, converted: b
     return min(most, max(1, -(-rows // TILE)) * TILE)
 
 
-def _size(x: torch.Tensor, weight: torch.Tensor, total: torch.dtype, result: torch.dtype) -> int:
+def _size(x: Tensor, weight: Tensor, total: torch.dtype, result: torch.dtype) -> int:
     vocab, hidden = weight.shape
     converted = total is torch.float32 and result.itemsize < total.itemsize
     return chunk_rows(x.shape[0], hidden, vocab, x.element_size(), converted=converted)
 
 
-def _filled(x: torch.Tensor, gradients: Sequence[torch.Tensor | None]) -> tuple[torch.Tensor, ...]:
+def _filled(x: Tensor, gradients: Sequence[Tensor | None]) -> tuple[Tensor, Tensor, Tensor]:
     """Replace unneeded gradients by empty tensors: an operator can return only tensors."""
-    return tuple(x.new_empty(0) if each is None else each for each in gradients)
+    to_x, to_weight, to_bias = (x.new_empty(0) if each is None else each for each in gradients)
+    return to_x, to_weight, to_bias
 
 
 class _Walk(NamedTuple):
@@ -89,7 +91,7 @@ class _Walk(NamedTuple):
     cap: float
 
     @classmethod
-    def of(cls, weight: torch.Tensor, softcap: float | None) -> _Walk:
+    def of(cls, weight: Tensor, softcap: float | None) -> _Walk:
         vocab = weight.shape[0]
         block = min(BLOCK, max(128, power(vocab)))
         warps = max(4, min(32, block // ELEMENTS_A_WARP))
@@ -98,31 +100,66 @@ class _Walk(NamedTuple):
         return cls(vocab, block // group, group, softcap is not None, warps, cap)
 
 
-def _row_results(x: torch.Tensor, *, entropy: bool, predictions: bool) -> tuple[torch.Tensor, ...]:
+def _row_results(x: Tensor, *, entropy: bool, predictions: bool) -> tuple[Tensor, ...]:
     """Allocate the optional statistics of rows."""
     rows = x.shape[0]
     entropies = x.new_empty(rows if entropy else 0, dtype=torch.float32)
     return entropies, x.new_empty(rows if predictions else 0, dtype=torch.int64)
 
 
-def _loss_op(  # noqa: PLR0913, PLR0917 - the op's schema
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    target: torch.Tensor,
-    num_items: torch.Tensor | None,
-    loss_weights: torch.Tensor | None,
+def _gradients_fake(x: Tensor, weight: Tensor, result: torch.dtype, needed: list[bool]) -> tuple[Tensor, ...]:
+    to_x, to_weight, to_bias = needed
+    return (
+        x.new_empty(x.shape if to_x else 0),
+        weight.new_empty(weight.shape, dtype=result) if to_weight else x.new_empty(0),
+        x.new_empty(weight.shape[0], dtype=torch.float32) if to_bias else x.new_empty(0),
+    )
+
+
+def _loss_fake(x: Tensor, weight: Tensor, *call: Any) -> tuple[Tensor, ...]:
+    *_, entropy, predictions, _, result, needed = call
+    gradients = _gradients_fake(x, weight, result, needed)
+    num_items = call[2]
+    loss = x.new_empty(() if num_items is None else num_items.shape, dtype=torch.float32)
+    log_probs = x.new_empty(x.shape[0], dtype=torch.float32)
+    inverse = x.new_empty((), dtype=torch.float32)
+    return loss, inverse, *gradients, log_probs, *_row_results(x, entropy=entropy, predictions=predictions)
+
+
+def _statistics_fake(x: Tensor, weight: Tensor, *call: Any) -> tuple[Tensor, ...]:
+    *_, entropy, predictions = call
+    log_probs, lse = (x.new_empty(x.shape[0], dtype=torch.float32) for _ in range(2))
+    return log_probs, *_row_results(x, entropy=entropy, predictions=predictions), lse
+
+
+@operator(_loss_fake)
+def _linear_cross_entropy(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    target: Tensor,
+    num_items: Tensor | None,
+    loss_weights: Tensor | None,
     ignore_index: int,
     factor: float,
     softcap: float | None,
     label_smoothing: float,
     z_loss: float,
-    entropy: bool,  # noqa: FBT001
-    predictions: bool,  # noqa: FBT001
+    entropy: bool,
+    predictions: bool,
     total: torch.dtype,
     result: torch.dtype,
     needed: list[bool],
-) -> tuple[torch.Tensor, ...]:
+) -> tuple[
+    Tensor,
+    Tensor,
+    Tensor,
+    Tensor,
+    Tensor,
+    Tensor,
+    Tensor,
+    Tensor,
+]:
     target = target.contiguous()
     losses, log_probs = (x.new_empty(x.shape[0], dtype=torch.float32) for _ in range(2))
     weights = losses if loss_weights is None else loss_weights.contiguous()
@@ -145,17 +182,18 @@ def _loss_op(  # noqa: PLR0913, PLR0917 - the op's schema
     return losses.sum() / items, inverse, *_filled(x, sums.results()), log_probs, entropies, tokens
 
 
-def _statistics_op(  # noqa: PLR0913, PLR0917 - the op's schema
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    target: torch.Tensor,
+@operator(_statistics_fake)
+def _token_statistics(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    target: Tensor,
     ignore_index: int,
     factor: float,
     softcap: float | None,
-    entropy: bool,  # noqa: FBT001
-    predictions: bool,  # noqa: FBT001
-) -> tuple[torch.Tensor, ...]:
+    entropy: bool,
+    predictions: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     target = target.contiguous()
     lses, log_probs = (x.new_empty(x.shape[0], dtype=torch.float32) for _ in range(2))
     entropies, tokens = _row_results(x, entropy=entropy, predictions=predictions)
@@ -169,22 +207,23 @@ def _statistics_op(  # noqa: PLR0913, PLR0917 - the op's schema
     return log_probs, entropies, tokens, lses
 
 
-def _gradients_op(  # noqa: PLR0913, PLR0917 - the op's schema
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    target: torch.Tensor,
-    lse: torch.Tensor,
-    entropy: torch.Tensor | None,
-    to_log_probs: torch.Tensor | None,
-    to_entropy: torch.Tensor | None,
+@operator(lambda x, weight, *call: _gradients_fake(x, weight, *call[-2:]))
+def _token_statistics_backward(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    target: Tensor,
+    lse: Tensor,
+    entropy: Tensor | None,
+    to_log_probs: Tensor | None,
+    to_entropy: Tensor | None,
     ignore_index: int,
     factor: float,
     softcap: float | None,
     total: torch.dtype,
     result: torch.dtype,
     needed: list[bool],
-) -> tuple[torch.Tensor, ...]:
+) -> tuple[Tensor, Tensor, Tensor]:
     target = target.contiguous()
     incoming = [None if each is None else each.contiguous() for each in (to_log_probs, to_entropy)]
     operands = [lse if each is None else each for each in (entropy, *incoming)]
@@ -203,77 +242,26 @@ def _gradients_op(  # noqa: PLR0913, PLR0917 - the op's schema
     return _filled(x, sums.results())
 
 
-def _scale_op(x: torch.Tensor, factor: torch.Tensor) -> None:
+@operator(lambda x, factor: None, "scale_(Tensor(a!) x, Tensor factor) -> ()")
+def _scale(x: Tensor, factor: Tensor) -> None:
     if x.numel():
         programs = min(_SCALE_PROGRAMS, -(-x.numel() // _SCALE_BLOCK))
         device.scale[(programs,)](x, factor, x.numel(), _SCALE_BLOCK, num_warps=8)
 
 
-def _gradients_fake(
-    x: torch.Tensor, weight: torch.Tensor, result: torch.dtype, needed: list[bool]
-) -> tuple[torch.Tensor, ...]:
-    to_x, to_weight, to_bias = needed
-    return (
-        x.new_empty(x.shape if to_x else 0),
-        weight.new_empty(weight.shape, dtype=result) if to_weight else x.new_empty(0),
-        x.new_empty(weight.shape[0], dtype=torch.float32) if to_bias else x.new_empty(0),
-    )
-
-
-def _loss_fake(x: torch.Tensor, weight: torch.Tensor, *call: Any) -> tuple[torch.Tensor, ...]:
-    *_, entropy, predictions, _, result, needed = call
-    gradients = _gradients_fake(x, weight, result, needed)
-    num_items = call[2]
-    loss = x.new_empty(() if num_items is None else num_items.shape, dtype=torch.float32)
-    log_probs = x.new_empty(x.shape[0], dtype=torch.float32)
-    inverse = x.new_empty((), dtype=torch.float32)
-    return loss, inverse, *gradients, log_probs, *_row_results(x, entropy=entropy, predictions=predictions)
-
-
-def _statistics_fake(x: torch.Tensor, weight: torch.Tensor, *call: Any) -> tuple[torch.Tensor, ...]:
-    *_, entropy, predictions = call
-    log_probs, lse = (x.new_empty(x.shape[0], dtype=torch.float32) for _ in range(2))
-    return log_probs, *_row_results(x, entropy=entropy, predictions=predictions), lse
-
-
-_LINEAR = "Tensor x, Tensor weight, Tensor? bias, Tensor target"
-_LOSS = define_op(
-    f"linear_cross_entropy({_LINEAR}, Tensor? num_items, Tensor? loss_weights, int ignore_index,"
-    " float factor, float? softcap, float label_smoothing, float z_loss, bool entropy, bool predictions,"
-    " ScalarType total, ScalarType result, bool[] needed)"
-    " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
-    _loss_op,
-    _loss_fake,
-)
-_STATISTICS = define_op(
-    f"token_statistics({_LINEAR}, int ignore_index, float factor, float? softcap, bool entropy,"
-    " bool predictions) -> (Tensor, Tensor, Tensor, Tensor)",
-    _statistics_op,
-    _statistics_fake,
-)
-_GRADIENTS = define_op(
-    f"token_statistics_backward({_LINEAR}, Tensor lse, Tensor? entropy, Tensor? to_log_probs,"
-    " Tensor? to_entropy, int ignore_index, float factor, float? softcap, ScalarType total,"
-    " ScalarType result, bool[] needed) -> (Tensor, Tensor, Tensor)",
-    _gradients_op,
-    lambda x, weight, *call: _gradients_fake(x, weight, *call[-2:]),
-)
-_SCALE = define_op("scale_(Tensor(a!) x, Tensor factor) -> ()", _scale_op, lambda x, factor: None)
-
-
-def _loss(  # noqa: PLR0913, PLR0917 - see autograd.Backend
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    target: torch.Tensor,
-    num_items: torch.Tensor | None,
-    loss_weights: torch.Tensor | None,
+def _loss(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    target: Tensor,
+    num_items: Tensor | None,
+    loss_weights: Tensor | None,
     form: Form,
     kept: torch.dtype,
     needed: Needed,
 ) -> Found:
     total, result = precision(x.dtype, kept, in_float32=form.in_float32)
-    loss, inverse, *gradients, log_probs, entropy, predictions = _LOSS(
+    loss, inverse, *gradients, log_probs, entropy, predictions = _linear_cross_entropy(
         x, weight, bias, target, num_items, loss_weights, *form[:5], form.entropy, form.predictions, total,
         result, list(needed),
     )  # fmt: skip
@@ -283,39 +271,39 @@ def _loss(  # noqa: PLR0913, PLR0917 - see autograd.Backend
 
 
 def _statistics(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, target: torch.Tensor, form: Form
-) -> tuple[TokenStatistics, torch.Tensor]:
-    *found, lse = _STATISTICS(x, weight, bias, target, *form[:3], form.entropy, form.predictions)
+    x: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, form: Form
+) -> tuple[TokenStatistics, Tensor]:
+    *found, lse = _token_statistics(x, weight, bias, target, *form[:3], form.entropy, form.predictions)
     return _wanted(form, *found), lse
 
 
 def _gradients(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    target: torch.Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    target: Tensor,
     form: Form,
     *call: Any,
 ) -> Gradients:
     *rows, kept, needed = call
     total, result = precision(x.dtype, kept, in_float32=form.in_float32)
-    found = _GRADIENTS(x, weight, bias, target, *rows, *form[:3], total, result, list(needed))
+    found = _token_statistics_backward(x, weight, bias, target, *rows, *form[:3], total, result, list(needed))
     return _needed(found, needed)
 
 
-def _needed(gradients: Sequence[torch.Tensor], needed: Needed) -> Gradients:
+def _needed(gradients: Sequence[Tensor], needed: Needed) -> Gradients:
     return Gradients(*(each if wanted else None for each, wanted in zip(gradients, needed, strict=True)))
 
 
-def _wanted(form: Form, *found: torch.Tensor) -> TokenStatistics:
+def _wanted(form: Form, *found: Tensor) -> TokenStatistics:
     asked = form.log_probs, form.entropy, form.predictions
     return TokenStatistics(*(each if wanted else None for each, wanted in zip(found, asked, strict=True)))
 
 
-_BACKEND = Backend(_loss, _statistics, _gradients, _SCALE)
+_BACKEND = Backend(_loss, _statistics, _gradients, _scale)
 
 
-def loss_and_statistics(*call: Any) -> tuple[torch.Tensor, TokenStatistics]:
+def loss_and_statistics(*call: Any) -> tuple[Tensor, TokenStatistics]:
     """Return the loss and statistics without a gradient; operands of `reference.loss_and_statistics`."""
     return autograd.loss_and_statistics(_BACKEND, *call)
 
@@ -326,17 +314,17 @@ def token_statistics(*call: Any) -> TokenStatistics:
 
 
 def linear_cross_entropy(
-    hidden_states: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    target: torch.Tensor,
+    hidden_states: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    target: Tensor,
     **objective: Any,
-) -> torch.Tensor:
+) -> Tensor:
     """Return the loss of ``hidden_states`` ``[rows, hidden]``; ``objective``: fields of `Objective`."""
     return loss_and_statistics(hidden_states, weight, bias, target, Objective(**objective), NOTHING)[0]
 
 
-def unable(x: torch.Tensor, weight: torch.Tensor, objective: Objective, wanted: Wanted) -> str | None:
+def unable(x: Tensor, weight: Tensor, objective: Objective, wanted: Wanted) -> str | None:
     """Return why this cannot be computed here, or None."""
     dtype = autograd.compute_dtype(x)
     if dtype not in _DTYPES:

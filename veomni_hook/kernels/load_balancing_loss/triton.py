@@ -29,7 +29,7 @@ from veomni_hook.kernels.load_balancing_loss.row_weights import (
 from veomni_hook.kernels.load_balancing_loss.torch import loss as in_torch
 from veomni_hook.kernels.shared.autograd import gradients, is_recorded
 from veomni_hook.kernels.shared.launch import power
-from veomni_hook.kernels.shared.operators import define_op
+from veomni_hook.kernels.shared.operators import operator
 
 __all__ = ["refuses", "softmax_topk", "softmax_topk_in_dtype"]
 
@@ -61,7 +61,8 @@ def _blocks(experts: int) -> tuple[int, int]:
     return block, max(1, _TILE // block)
 
 
-def _sums_op(
+@operator(lambda first, *_: first.new_empty((2, first.shape[1]), dtype=torch.float32))
+def _load_balancing_sums(
     first: torch.Tensor,
     layers: list[torch.Tensor],
     kept: torch.Tensor | None,
@@ -80,7 +81,8 @@ def _sums_op(
     return partial.sum(0)
 
 
-def _gradient_op(
+@operator(lambda first, layers, *_: first.new_empty((len(layers), *first.shape)))
+def _load_balancing_gradient(
     first: torch.Tensor, layers: list[torch.Tensor], kept: torch.Tensor | None, slope: torch.Tensor,
     middle: torch.dtype,
 ) -> torch.Tensor:  # fmt: skip
@@ -102,27 +104,13 @@ def _readable(layer: torch.Tensor) -> torch.Tensor:
     return layer.clone() if layer.data_ptr() % 16 else layer
 
 
-_SUMS = define_op(
-    "load_balancing_sums(Tensor first, Tensor[] layers, Tensor? kept, int top_k, ScalarType middle)"
-    " -> Tensor",
-    _sums_op,
-    lambda first, *_: first.new_empty((2, first.shape[1]), dtype=torch.float32),
-)
-_GRADIENT = define_op(
-    "load_balancing_gradient(Tensor first, Tensor[] layers, Tensor? kept, Tensor slope, ScalarType middle)"
-    " -> Tensor",
-    _gradient_op,
-    lambda first, layers, *_: first.new_empty((len(layers), *first.shape)),
-)
-
-
 class _Loss(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, kept: torch.Tensor | None, top_k: int, middle: torch.dtype, low: torch.dtype | None,
         *layers: torch.Tensor,
     ) -> torch.Tensor:  # fmt: skip
-        sums = _SUMS(layers[0], list(layers), kept, top_k, middle)
+        sums = _load_balancing_sums(layers[0], list(layers), kept, top_k, middle)
         loss, slope = loss_of(sums, kept, layers, low)
         ctx.save_for_backward(kept, slope, *layers)
         ctx.middle, ctx.numbers = middle, (top_k, middle, low)
@@ -134,7 +122,7 @@ class _Loss(torch.autograd.Function):
         if is_recorded():
             formula, wanted = partial(in_torch, kept, *ctx.numbers), ctx.needs_input_grad[4:]
             return *[None] * 4, *gradients(formula, layers, wanted, (grad,))
-        out = _GRADIENT(layers[0], layers, kept, slope * grad, ctx.middle)
+        out = _load_balancing_gradient(layers[0], layers, kept, slope * grad, ctx.middle)
         wanted = ctx.needs_input_grad[4:]
         return (None,) * 4 + tuple(
             each if want else None for each, want in zip(out.unbind(), wanted, strict=True)

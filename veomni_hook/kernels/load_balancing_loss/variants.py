@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from veomni_hook.kernels.selection.declaration import NPU, Variant
-from veomni_hook.kernels.selection.table import TRITON, backend, op
+from veomni_hook.kernels.selection.table import ANYWHERE, TRITON, backend, op
 
 __all__ = ["OP"]
 
@@ -43,4 +43,4 @@ VARIANTS = {
         kernels=_KERNELS,
     ),
 }
-OP = op("load_balancing_loss", VARIANTS)
+OP = op("load_balancing_loss", VARIANTS, invariant=ANYWHERE)

@@ -8,7 +8,8 @@ atomics.
 
 from __future__ import annotations
 
-from functools import lru_cache, partial
+from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -17,10 +18,9 @@ from veomni_hook.kernels.log_decay import channel_device as kernels
 from veomni_hook.kernels.log_decay import reference, rules
 from veomni_hook.kernels.log_decay.rules import fits_channels
 from veomni_hook.kernels.log_decay.triton import add_up, forward_programs
-from veomni_hook.kernels.shared.autograd import applied, gradients, is_recorded
+from veomni_hook.kernels.shared.autograd import differentiable
 from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, cdiv, power, room
-from veomni_hook.kernels.shared.operand_checks import wants_grad
-from veomni_hook.kernels.shared.operators import define_op
+from veomni_hook.kernels.shared.operators import operator
 from veomni_hook.kernels.shared.rows import Rows, readable
 
 __all__ = ["channels", "channels_rounded_rate", "refuses"]
@@ -63,13 +63,14 @@ def _factor(lower: float | None) -> float:
     return -1.0 if lower is None else lower
 
 
-def _forward_op(
+@operator(lambda x, log_rate, bias, dtype, lower, rounded: x.new_empty(x.shape, dtype=dtype))
+def _log_decay_channels(
     x: Tensor,
     log_rate: Tensor,
     bias: Tensor,
     dtype: torch.dtype,
     lower: float | None,
-    rounded: bool,  # noqa: FBT001 - the op's schema
+    rounded: bool,
 ) -> Tensor:
     width, (flat, at) = x.shape[-1], readable(x.flatten(-2))
     columns = flat.shape[-1]
@@ -85,13 +86,20 @@ def _forward_op(
     return g
 
 
-def _backward_op(
+@operator(
+    lambda x, log_rate, bias, *others: (
+        x.new_empty(x.shape),
+        log_rate.new_empty(log_rate.shape),
+        bias.new_empty(bias.shape),
+    )
+)
+def _log_decay_channels_backward(
     x: Tensor,
     log_rate: Tensor,
     bias: Tensor,
     dg: Tensor,
     lower: float | None,
-    rounded: bool,  # noqa: FBT001 - the op's schema
+    rounded: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     width, (flat, at) = x.shape[-1], readable(x.flatten(-2))
     columns = flat.shape[-1]
@@ -112,50 +120,24 @@ def _backward_op(
     return dx, *add_up(partial, log_rate, bias, _factor(lower), rounded=rounded)
 
 
-def _forward_fake(x: Tensor, log_rate: Tensor, bias: Tensor, dtype: torch.dtype, *kind: Any) -> Tensor:
-    return x.new_empty(x.shape, dtype=dtype)
+def _definition(
+    x: Tensor,
+    log_rate: Tensor,
+    bias: Tensor,
+    dtype: torch.dtype,
+    lower: float | None,
+    rounded: bool,
+) -> Tensor:
+    formula = reference.channels_rounded_rate if rounded else reference.channels
+    return formula(x, log_rate, bias, dtype, lower is not None, lower)
 
 
-def _backward_fake(
-    x: Tensor, log_rate: Tensor, bias: Tensor, dg: Tensor, *kind: Any
-) -> tuple[Tensor, Tensor, Tensor]:
-    return x.new_empty(x.shape), log_rate.new_empty(log_rate.shape), bias.new_empty(bias.shape)
-
-
-_FORWARD = define_op(
-    "log_decay_channels(Tensor x, Tensor log_rate, Tensor bias, ScalarType dtype, float? lower,"
-    " bool rounded) -> Tensor",
-    _forward_op,
-    _forward_fake,
+_decay: Callable[..., Tensor] = differentiable(
+    _log_decay_channels,
+    lambda saved, rest, wanted, dg: _log_decay_channels_backward(*saved, dg, *rest[1:]),
+    _definition,
+    tensors=3,
 )
-_BACKWARD = define_op(
-    "log_decay_channels_backward(Tensor x, Tensor log_rate, Tensor bias, Tensor dg, float? lower,"
-    " bool rounded) -> (Tensor, Tensor, Tensor)",
-    _backward_op,
-    _backward_fake,
-)
-
-
-class _Channels(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, log_rate: Tensor, bias: Tensor, dtype: Any, *kind: Any) -> Tensor:
-        ctx.save_for_backward(x, log_rate, bias)
-        ctx.kind, ctx.out = kind, dtype
-        return _FORWARD(x, log_rate, bias, dtype, *kind)  # type: ignore[no-any-return]
-
-    @staticmethod
-    def backward(ctx: Any, dg: Tensor) -> tuple[Tensor | None, ...]:
-        wanted = ctx.needs_input_grad[:3]
-        if is_recorded():
-            lower, rounded = ctx.kind
-            variant = reference.channels_rounded_rate if rounded else reference.channels
-            formula = partial(variant, dtype=ctx.out, bounded=lower is not None, lower=lower)
-            return *gradients(formula, ctx.saved_tensors, wanted, (dg,)), *[None] * 3
-        found = _BACKWARD(*ctx.saved_tensors, dg, *ctx.kind)
-        return *(each if want else None for each, want in zip(found, wanted, strict=True)), *[None] * 3
-
-
-_apply = applied(_Channels)
 
 
 def channels(
@@ -163,7 +145,7 @@ def channels(
     log_rate: Tensor,
     bias: Tensor,
     dtype: torch.dtype | None,
-    bounded: bool,  # noqa: FBT001
+    bounded: bool,
     lower: float | None,
 ) -> Tensor:
     """Return the decay of each channel in ``dtype`` (None: float32), shaped as ``x``."""
@@ -177,7 +159,7 @@ def channels_rounded_rate(
     log_rate: Tensor,
     bias: Tensor,
     dtype: torch.dtype | None,
-    bounded: bool,  # noqa: FBT001
+    bounded: bool,
     lower: float | None,
 ) -> Tensor:
     """Return `channels`, with ``exp(log_rate)`` rounded to the dtype of ``log_rate``."""
@@ -201,8 +183,7 @@ def _run(
     rounded: bool,
 ) -> Tensor:
     bound = None if lower is None else float(lower)
-    run = _apply if wants_grad(x, log_rate, bias) else _FORWARD
-    return run(x, log_rate, bias, dtype or torch.float32, bound, rounded)  # type: ignore[no-any-return]
+    return _decay(x, log_rate, bias, dtype or torch.float32, bound, rounded)
 
 
 def refuses(owner: Any, x: Any, log_rate: Any, bias: Any, dtype: Any, bounded: Any, lower: Any) -> str | None:

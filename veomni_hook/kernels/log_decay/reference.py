@@ -33,7 +33,7 @@ def channels(
     log_rate: torch.Tensor,
     bias: torch.Tensor,
     dtype: torch.dtype | None,
-    bounded: bool,  # noqa: FBT001
+    bounded: bool,
     lower: float | None,
 ) -> torch.Tensor:
     """Return the decay of each channel in ``dtype`` (None: float32); ``lower`` is the bound, if ``bounded``.
@@ -48,7 +48,7 @@ def channels_rounded_rate(
     log_rate: torch.Tensor,
     bias: torch.Tensor,
     dtype: torch.dtype | None,
-    bounded: bool,  # noqa: FBT001
+    bounded: bool,
     lower: float | None,
 ) -> torch.Tensor:
     """Return `channels`, with the exponential in the dtype of ``log_rate``."""

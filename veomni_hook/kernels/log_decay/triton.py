@@ -7,6 +7,7 @@ Mutates: nothing. Deterministic: programs have fixed rows, and there are no atom
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -15,10 +16,9 @@ import torch
 from veomni_hook.kernels.log_decay import device as kernels
 from veomni_hook.kernels.log_decay import reference, rules
 from veomni_hook.kernels.log_decay.rules import fits
-from veomni_hook.kernels.shared.autograd import applied, gradients, is_recorded
+from veomni_hook.kernels.shared.autograd import differentiable
 from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, cdiv, power, room
-from veomni_hook.kernels.shared.operand_checks import wants_grad
-from veomni_hook.kernels.shared.operators import define_op
+from veomni_hook.kernels.shared.operators import operator
 from veomni_hook.kernels.shared.rows import Rows, readable
 
 __all__ = [
@@ -95,7 +95,13 @@ def _rows(block: int) -> int:
     return max(1, _TILE // block)
 
 
-def _forward_op(a: Tensor, b: Tensor | None, log_rate: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+@operator(
+    lambda a, b, log_rate, bias: (
+        a.new_empty(a.shape, dtype=torch.float32),
+        a.new_empty(0, dtype=torch.float32) if b is None else b.new_empty(b.shape),
+    )
+)
+def _log_decay(a: Tensor, b: Tensor | None, log_rate: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     both = b is not None
     b = a if b is None else b
     (a, at), (b, b_at) = readable(a), readable(b)
@@ -110,7 +116,15 @@ def _forward_op(a: Tensor, b: Tensor | None, log_rate: Tensor, bias: Tensor) -> 
     return g, beta if both else g.new_empty(0)
 
 
-def _backward_op(
+@operator(
+    lambda a, beta, log_rate, bias, dg, dbeta: (
+        a.new_empty(a.shape),
+        dg.new_empty(0) if beta is None else beta.new_empty(beta.shape),
+        log_rate.new_empty(log_rate.shape),
+        bias.new_empty(bias.shape),
+    )
+)
+def _log_decay_backward(
     a: Tensor, beta: Tensor | None, log_rate: Tensor, bias: Tensor, dg: Tensor, dbeta: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     a, at = readable(a)
@@ -131,74 +145,35 @@ def _backward_op(
     return da, db, *add_up(partial, log_rate, bias, -1.0)
 
 
-def _forward_fake(a: Tensor, b: Tensor | None, log_rate: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    g = a.new_empty(a.shape, dtype=torch.float32)
-    return g, g.new_empty(0) if b is None else b.new_empty(b.shape)
-
-
-def _backward_fake(
-    a: Tensor, beta: Tensor | None, log_rate: Tensor, bias: Tensor, dg: Tensor, dbeta: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    db = dg.new_empty(0) if beta is None else beta.new_empty(beta.shape)
-    return a.new_empty(a.shape), db, log_rate.new_empty(log_rate.shape), bias.new_empty(bias.shape)
-
-
-_FORWARD = define_op(
-    "log_decay(Tensor a, Tensor? b, Tensor log_rate, Tensor bias) -> (Tensor, Tensor)",
-    _forward_op,
-    _forward_fake,
-)
-_BACKWARD = define_op(
-    "log_decay_backward(Tensor a, Tensor? beta, Tensor log_rate, Tensor bias, Tensor dg, Tensor? dbeta)"
-    " -> (Tensor, Tensor, Tensor, Tensor)",
-    _backward_op,
-    _backward_fake,
-)
-
-
-class _Decay(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, a: Tensor, b: Tensor | None, log_rate: Tensor, bias: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        g, beta = _FORWARD(a, b, log_rate, bias)
-        ctx.save_for_backward(a, b, log_rate, bias, None if b is None else beta)
-        return g, beta
-
-    @staticmethod
-    def backward(ctx: Any, dg: Tensor, dbeta: Tensor) -> tuple[Tensor | None, ...]:
-        a, b, log_rate, bias, beta = ctx.saved_tensors
-        if is_recorded():
-            operands, wanted = (a, b, log_rate, bias), ctx.needs_input_grad
-            return gradients(_definition, operands, wanted, (dg, None if b is None else dbeta))
-        da, db, of_rate, of_bias = _BACKWARD(a, beta, log_rate, bias, dg, None if b is None else dbeta)
-        found = da, None if b is None else db, of_rate, of_bias
-        return tuple(
-            each if wanted else None for each, wanted in zip(found, ctx.needs_input_grad, strict=True)
-        )
-
-
 def _definition(a: Tensor, b: Tensor | None, log_rate: Tensor, bias: Tensor) -> tuple[Tensor, Tensor | None]:
     return reference.softplus(a, log_rate, bias), None if b is None else b.sigmoid()
 
 
-_apply = applied(_Decay)
+def _gradients(saved: Sequence[Any], _: Any, __: Any, dg: Tensor, dbeta: Tensor) -> tuple[Tensor | None, ...]:
+    a, b, log_rate, bias, beta = saved
+    if b is None:
+        return _log_decay_backward(a, None, log_rate, bias, dg, None)
+    return _log_decay_backward(a, beta, log_rate, bias, dg, dbeta)
+
+
+#: Takes a, b or None, the logarithm of the rate, the bias.
+_decay: Callable[..., tuple[Tensor, Tensor]] = differentiable(
+    _log_decay, _gradients, _definition, tensors=4, results=2, reread=(1,)
+)
 
 
 def softplus(a: Tensor, log_rate: Tensor, bias: Tensor) -> Tensor:
     """Return ``-exp(log_rate) * softplus(a + bias)``, float32 ``[..., heads]``."""
     if not fits(a, log_rate, bias) or a.dtype not in _DTYPES:
         return reference.softplus(a, log_rate, bias)
-    run = _apply if wants_grad(a, log_rate, bias) else _FORWARD
-    return run(a, None, log_rate, bias)[0]  # type: ignore[no-any-return]
+    return _decay(a, None, log_rate, bias)[0]
 
 
 def softplus_and_sigmoid(a: Tensor, log_rate: Tensor, bias: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """Return ``sigmoid(b)`` in the dtype of ``b``, and `softplus`."""
     if not fits(a, log_rate, bias):
         return reference.softplus_and_sigmoid(a, log_rate, bias, b)
-    run = _apply if wants_grad(a, b, log_rate, bias) else _FORWARD
-    g, beta = run(a, b, log_rate, bias)
+    g, beta = _decay(a, b, log_rate, bias)
     return beta, g
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from veomni_hook.kernels.selection.declaration import Variant
-from veomni_hook.kernels.selection.table import TRITON, backend, checked_reference, op
+from veomni_hook.kernels.selection.table import ANYWHERE, TRITON, backend, checked_reference, op
 
 __all__ = ["OP", "VARIANTS"]
 
@@ -44,4 +44,4 @@ VARIANTS = {
     "channels": _channels("exp(float32(log_rate))"),
     "channels_rounded_rate": _channels("float32(exp(log_rate))"),
 }
-OP = op("log_decay", VARIANTS)
+OP = op("log_decay", VARIANTS, invariant=ANYWHERE)

@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import torch
 
+from veomni_hook.accelerator import is_rocm
+
 __all__ = [
     "add_product",
     "factor_gradient",
@@ -29,7 +31,7 @@ __all__ = [
 Tensor = torch.Tensor
 
 #: ``torch.mm`` with float32 results for bfloat16 operands: since torch 2.8, on NVIDIA GPUs.
-_WIDENS = hasattr(torch.ops.aten.mm, "dtype") and torch.version.hip is None
+_WIDENS = hasattr(torch.ops.aten.mm, "dtype") and not is_rocm()
 
 
 def mixes(wide: torch.dtype, factor: torch.dtype) -> bool | None:

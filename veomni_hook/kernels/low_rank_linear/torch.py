@@ -46,7 +46,7 @@ class _Linear(torch.autograd.Function):
     """The whole layer; ``x`` is ``[tokens, in]``. With an ``origin``, gate and up get the gradients of x."""
 
     @staticmethod
-    def forward(  # noqa: PLR0913, PLR0917 - operands
+    def forward(
         ctx: Any,
         x: Tensor,
         weight: Tensor,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from veomni_hook.kernels.selection.declaration import Variant
-from veomni_hook.kernels.selection.table import backend, checked_reference, op
+from veomni_hook.kernels.selection.table import ANYWHERE, backend, checked_reference, op
 
 __all__ = ["OP"]
 
@@ -21,4 +21,4 @@ VARIANTS = {
         kernels=(_TORCH, checked_reference(".rules:refuses")),
     ),
 }
-OP = op("low_rank_linear", VARIANTS, remarks=".rules:remark")
+OP = op("low_rank_linear", VARIANTS, invariant=ANYWHERE, remarks=".rules:remark")

@@ -1,8 +1,10 @@
-"""Gradients of experts with stacked weights: the autograd code for all backends.
+"""Gradients of experts with stacked weights, with or without low-rank adapters, for all backends.
 
-Saved: the operands, and what the backend's forward returns for backward (`torch` keeps the first product
-``[tokens * k, width]``; activations, rows of tokens and results of experts are recomputed or not needed).
-Second derivatives come from the reference. Mutates: nothing.
+Forward:  z = x[token] U_e + s (x[token] A_e) B_e, and the same for the second product; `torch` has the rest
+Backward: dA_e = x[token]' (s dz B_e');  dB_e = (s x[token] A_e)' dz;  dx gets s dz B_e' A_e'
+Saved: the operands, the adapters' factors, and what the backend's forward returns for backward (`torch`
+keeps the first product ``[tokens * k, width]``; activations, rows of tokens and results of experts are
+recomputed or not needed). Second derivatives come from the reference. Mutates: nothing.
 """
 
 from __future__ import annotations
@@ -14,19 +16,27 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from veomni_hook.kernels.moe_experts.adapted import AdaptedBackend, adapted_experts
 from veomni_hook.kernels.moe_experts.by_reference import by_reference
 from veomni_hook.kernels.moe_experts.forms import Form, Operands, form_of, taken_apart
-from veomni_hook.kernels.moe_experts.low_rank import adapters_of, is_adapted, without_adapters
+from veomni_hook.kernels.moe_experts.low_rank import (
+    NO_ADAPTERS,
+    Adapters,
+    Factors,
+    adapters_of,
+    is_adapted,
+    without_adapters,
+)
 from veomni_hook.kernels.moe_experts.variants import LAYOUTS
 from veomni_hook.kernels.shared.autograd import gradients, is_recorded
 from veomni_hook.kernels.shared.operand_checks import wants_grad
 
 __all__ = ["Backend", "Gradients", "Needed", "experts", "kernel_of"]
 
+_OPERANDS, _FACTORS = len(Operands._fields), len(NO_ADAPTERS.factors)
+
 
 class Needed(NamedTuple):
-    """Which gradients to compute."""
+    """Which gradients to compute; the names are those of `Operands` and `Adapters`."""
 
     hidden_states: bool
     top_k_weights: bool
@@ -34,10 +44,14 @@ class Needed(NamedTuple):
     up_bias: bool
     down: bool
     down_bias: bool
+    up_into: bool = False
+    up_out: bool = False
+    down_into: bool = False
+    down_out: bool = False
 
 
 class Gradients(NamedTuple):
-    """Gradients of the differentiable operands; those that are not needed may have any content."""
+    """Gradients of what is differentiable; those that are not needed may have any content."""
 
     hidden_states: Tensor | None
     top_k_weights: Tensor | None
@@ -45,17 +59,21 @@ class Gradients(NamedTuple):
     up_bias: Tensor | None
     down: Tensor | None
     down_bias: Tensor | None
+    up_into: Tensor | None = None
+    up_out: Tensor | None = None
+    down_into: Tensor | None = None
+    down_out: Tensor | None = None
 
 
 class Backend(NamedTuple):
     """A backend's two functions, called with autocast off.
 
     Attributes:
-        forward: ``(operands, form, *, keep) -> (result, kept)``: the result ``[tokens, hidden]`` in the dtype
-            of the hidden states; ``kept`` is a tuple of tensors for backward, which may be empty unless
-            ``keep``.
-        backward: ``(grad, operands, kept, form, needed) -> Gradients``, of the operands' shapes, in any
-            dtype.
+        forward: ``(operands, adapters, form, *, keep) -> (result, kept)``: the result ``[tokens, hidden]`` in
+            the dtype of the hidden states; ``kept`` is a tuple of tensors for backward, which may be empty
+            unless ``keep``.
+        backward: ``(grad, operands, adapters, kept, form, needed) -> Gradients``, of the operands' shapes, in
+            any dtype.
         spends: ``backward`` may overwrite ``kept``, unless it is traced. If called again (retained graph), it
             gets an empty tuple instead.
         adapted: the same for weights with adapters; None if the backend refuses these.
@@ -64,51 +82,61 @@ class Backend(NamedTuple):
     forward: Callable[..., tuple[Tensor, tuple[Tensor, ...]]]
     backward: Callable[..., Gradients]
     spends: bool = False
-    adapted: AdaptedBackend | None = None
+    adapted: Backend | None = None
 
 
 class _Experts(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, backend: Backend, form: Form, *tensors: Any) -> Tensor:
-        ctx.backend, ctx.form, ctx.spent = backend, form, False
-        operands = Operands(*tensors)
+    def forward(ctx: Any, backend: Backend, form: Form, scales: tuple[float, float], *tensors: Any) -> Tensor:
+        ctx.backend, ctx.form, ctx.scales, ctx.spent = backend, form, scales, False
+        operands, adapters = _parts(tensors, scales)
         with torch.autocast(operands.hidden_states.device.type, enabled=False):
-            result, kept = backend.forward(operands, form, keep=True)
+            result, kept = backend.forward(operands, adapters, form, keep=True)
         ctx.save_for_backward(*tensors, *kept)
         return result
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        count = len(Operands._fields)
-        saved = ctx.saved_tensors  # activation checkpointing provides them only once
-        operands, kept = Operands(*saved[:count]), () if ctx.spent else saved[count:]
-        wanted = ctx.needs_input_grad[2:]
-        inputs = (operands.hidden_states, *operands[2:])
-        needed = Needed(wanted[0], *wanted[2:])
+        saved, count = ctx.saved_tensors, _OPERANDS + _FACTORS  # activation checkpointing provides them once
+        operands, adapters = _parts(saved[:count], ctx.scales)
+        kept = () if ctx.spent else saved[count:]
+        to_x, _, *others = ctx.needs_input_grad[3:]
+        inputs = (operands.hidden_states, *operands[2:], *adapters.factors)
+        needed = Needed(to_x, *others)
         if is_recorded():
-            found = _differentiable(ctx.form, operands, needed, grad)
+            found = _differentiable(ctx.form, operands, adapters, needed, grad)
         else:
             if ctx.backend.spends and not torch.compiler.is_compiling():
                 ctx.spent = True
             with torch.autocast(grad.device.type, enabled=False):
-                found = ctx.backend.backward(grad, operands, kept, ctx.form, needed)
-        first, *others = (
+                found = ctx.backend.backward(grad, operands, adapters, kept, ctx.form, needed)
+        first, *rest = (
             gradient.to(of.dtype) if want and gradient is not None and of is not None else None
             for gradient, of, want in zip(found, inputs, needed, strict=True)
         )
-        return None, None, first, None, *others
+        return None, None, None, first, None, *rest
+
+
+def _parts(tensors: tuple[Any, ...], scales: tuple[float, float]) -> tuple[Operands, Adapters]:
+    up_into, up_out, down_into, down_out = tensors[_OPERANDS:]
+    return Operands(*tensors[:_OPERANDS]), Adapters(up_into, up_out, down_into, down_out, *scales)
 
 
 def experts(backend: Backend, variant: str, *operands: Any) -> Tensor:
     """Compute ``variant`` from its reference's operands, which have passed ``forms.refuses``."""
+    adapters = NO_ADAPTERS
     if backend.adapted is not None and is_adapted(operands):
-        return _with_adapters(backend.adapted, variant, operands)
+        backend, adapted = backend.adapted, operands
+        operands = (*without_adapters(operands),)
+        down = adapted[4 if taken_apart(operands)[0].up_bias is None else 5]
+        adapters = adapters_of(adapted[3], down, transposed=LAYOUTS[variant].transposed)
     tensors, rest = taken_apart(operands)
-    form = form_of(variant, tensors, rest)
-    if wants_grad(*(each for each in tensors if each is not None)):
-        return _Experts.apply(backend, form, *tensors)  # type: ignore[no-untyped-call,no-any-return]
+    form, factors = form_of(variant, tensors, rest), adapters.factors
+    if wants_grad(*(x for x in (*tensors, *factors) if x is not None)):
+        scales = adapters.up_scale, adapters.down_scale
+        return _Experts.apply(backend, form, scales, *tensors, *factors)  # type: ignore[no-untyped-call,no-any-return]
     with torch.autocast(tensors.hidden_states.device.type, enabled=False):
-        return backend.forward(tensors, form, keep=False)[0]
+        return backend.forward(tensors, adapters, form, keep=False)[0]
 
 
 @cache
@@ -117,18 +145,24 @@ def kernel_of(backend: Backend, variant: str) -> Callable[..., Tensor]:
     return partial(experts, backend, variant)
 
 
-def _with_adapters(backend: AdaptedBackend, variant: str, operands: tuple[Any, ...]) -> Tensor:
-    tensors, rest = taken_apart(without_adapters(operands))
-    down = operands[4 if tensors.up_bias is None else 5]
-    adapters = adapters_of(operands[3], down, transposed=LAYOUTS[variant].transposed)
-    return adapted_experts(backend, form_of(variant, tensors, rest), tensors, adapters)
-
-
-def _differentiable(form: Form, operands: Operands, needed: Needed, grad: Tensor) -> Gradients:
-    """Return differentiable gradients."""
+def _differentiable(
+    form: Form, operands: Operands, adapters: Adapters, needed: Needed, grad: Tensor
+) -> Gradients:
+    """Return differentiable gradients, through the sums of weights and adapters."""
     x, index, *others = operands
 
-    def formula(x: Tensor, *others: Tensor) -> Tensor:
-        return by_reference(Operands(x, index, *others), form)
+    def formula(x: Tensor, *tensors: Any) -> Tensor:
+        weights, terms = _parts((x, index, *tensors), (adapters.up_scale, adapters.down_scale))
+        up, down = _sum(weights.up, terms.up, form), _sum(weights.down, terms.down, form)
+        return by_reference(weights._replace(up=up, down=down), form)
 
-    return Gradients(*gradients(formula, (x, *others), needed, (grad,)))
+    return Gradients(*gradients(formula, (x, *others, *adapters.factors), needed, (grad,)))
+
+
+def _sum(weight: Tensor, factors: Factors | None, form: Form) -> Tensor:
+    if factors is None:
+        return weight
+    into, out = factors.into.to(form.dtype), factors.out.to(form.dtype)
+    with torch.autocast(weight.device.type, enabled=False):
+        delta = into.transpose(1, 2) @ out.transpose(1, 2) if LAYOUTS[form.variant].transposed else out @ into
+    return weight.to(form.dtype) + factors.scale * delta

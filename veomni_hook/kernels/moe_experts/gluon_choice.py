@@ -16,6 +16,7 @@ from functools import cache
 import torch
 import triton
 
+from veomni_hook.accelerator import is_rocm
 from veomni_hook.kernels.moe_experts import triton_tiles
 from veomni_hook.kernels.moe_experts.triton_routing import Routing
 
@@ -47,8 +48,8 @@ def _release_refuses() -> str | None:
 
 def _device_refuses(x: Tensor) -> str | None:
     """Return why the device of ``x`` cannot run Gluon's kernels for Hopper, or None."""
-    if not x.is_cuda or torch.version.hip is not None:
-        return f"a {x.device.type} is not an NVIDIA GPU"
+    if not x.is_cuda or is_rocm():
+        return f"a {'GPU of ROCm' if x.is_cuda else x.device.type} is not an NVIDIA GPU"
     if triton.knobs.runtime.interpret:
         return "Gluon has no interpreter"
     return _gpu_refuses(x.device.index)

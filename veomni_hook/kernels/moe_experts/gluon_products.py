@@ -61,7 +61,7 @@ def weight_gradient(
     )  # fmt: skip
 
 
-def gate_up_backward(  # noqa: PLR0913, PLR0917 - what a product is made of
+def gate_up_backward(
     dout: Tensor,
     weight: Tensor,
     products: Tensor,

@@ -14,7 +14,7 @@ from veomni_hook.kernels.shared.operand_checks import not_plain, untraceable
 __all__ = ["experts_or_identity", "identity_refuses"]
 
 
-def experts_or_identity(  # noqa: PLR0913, PLR0917 - the operands of a kernel
+def experts_or_identity(
     gated: Callable[..., Tensor],
     hidden_states: Tensor,
     top_k_index: Tensor,

@@ -109,7 +109,6 @@ class AdaptedWeight(Tensor):
     _add: Callable[[], Tensor]
     _sums: dict[bool, Tensor]
 
-    @staticmethod
     def __new__(cls, weight: Tensor, parts: tuple[Part, ...], add: Callable[[], Tensor]) -> AdaptedWeight:
         """Return a tensor without memory of its own."""
         self: AdaptedWeight = Tensor._make_wrapper_subclass(

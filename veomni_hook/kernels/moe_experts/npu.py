@@ -26,6 +26,7 @@ from veomni_hook.kernels.moe_experts import forms, torch_gating
 from veomni_hook.kernels.moe_experts.autograd import Gradients, Needed, kernel_of
 from veomni_hook.kernels.moe_experts.forms import Form, Operands, kept_dtype, kept_shape
 from veomni_hook.kernels.moe_experts.identity import experts_or_identity, identity_refuses
+from veomni_hook.kernels.moe_experts.low_rank import Adapters
 from veomni_hook.kernels.moe_experts.operators import define_backend
 from veomni_hook.kernels.moe_experts.variants import LAYOUTS
 from veomni_hook.kernels.shared import ascend
@@ -132,24 +133,26 @@ def _biased(x: Tensor, bias: Tensor | None, rows: _Rows, dtype: torch.dtype) -> 
     return x.to(dtype) if bias is None else x.to(dtype) + bias.index_select(0, rows.experts()).to(dtype)
 
 
-def _forward(operands: Operands, form: Form, *, keep: bool) -> tuple[Tensor, Tensor, Tensor]:
+def _forward(
+    operands: Operands, adapters: Adapters, form: Form, *, keep: bool
+) -> tuple[Tensor, Tensor, Tensor]:
     x, index, weights, up, up_bias, down, down_bias = operands
     if not index.numel() or not up.numel() or not x.numel():
-        return x.new_zeros(x.shape), *_like_kept(operands, form, keep=keep)
+        return x.new_zeros(x.shape), *_like_kept(operands, adapters, form, keep=keep)
     ids, held, ends = _ids(index, up.shape[0])
     sorted_rows, places = _permute(x.to(form.dtype), ids)
     rows = _Rows(ids, held, ends, places)
     z = _product(sorted_rows, _matrices(up, form), ends)
     del sorted_rows
     z = _biased(z, up_bias, rows, kept_dtype(operands, form))
-    h = gated_npu.FORWARD(z) if _by_swiglu(form) else torch_gating.forward(z, form)
+    h = gated_npu.npu_swiglu(z) if _by_swiglu(form) else torch_gating.forward(z, form)
     y = _product(h.to(form.dtype), _matrices(down, form), ends)
     y = _biased(y, down_bias, rows, kept_dtype(operands, form))
     result = _unpermute(y, places, rows.weights(weights)).to(x.dtype)
-    return (result, z, places) if keep else (result, *_like_kept(operands, form, keep=False))
+    return (result, z, places) if keep else (result, *_like_kept(operands, adapters, form, keep=False))
 
 
-def _like_kept(operands: Operands, form: Form, *, keep: bool) -> tuple[Tensor, Tensor]:
+def _like_kept(operands: Operands, adapters: Adapters, form: Form, *, keep: bool) -> tuple[Tensor, Tensor]:
     index = operands.top_k_index
     return (
         index.new_empty(kept_shape(operands, form, keep=keep), dtype=kept_dtype(operands, form)),
@@ -160,6 +163,7 @@ def _like_kept(operands: Operands, form: Form, *, keep: bool) -> tuple[Tensor, T
 def _backward(
     grad: Tensor,
     operands: Operands,
+    adapters: Adapters,
     kept: Sequence[Tensor],
     form: Form,
     needed: Needed,
@@ -177,7 +181,7 @@ def _backward(
     dh = _product(g, _matrices(down, form).transpose(1, 2), ends)
     weighted = (dh * share).to(z.dtype)
     if _by_swiglu(form):
-        h, dz = gated_npu.FORWARD(z), gated_npu.BACKWARD(weighted, z)
+        h, dz = gated_npu.npu_swiglu(z), gated_npu.npu_swiglu_backward(weighted, z)
     else:
         h, dz = torch_gating.backward(z, weighted, form)
     del weighted
@@ -220,7 +224,7 @@ def _zeros(operands: Operands, needed: Needed) -> Gradients:
     return Gradients(
         *(
             torch.zeros_like(each) if want and each is not None else None
-            for each, want in zip(inputs, needed, strict=True)
+            for each, want in zip(inputs, needed, strict=False)
         )
     )
 

@@ -9,7 +9,7 @@ An id that no expert has, like the sentinel E of expert parallelism, adds nothin
 and dtype of ``hidden_states``.
 """
 
-# ruff: noqa: D103, PLR0913, PLR0917 - a formula has the operands that it has, and its text says what it is
+# ruff: noqa: D103 - a formula has the operands that it has, and its text says what it is
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence

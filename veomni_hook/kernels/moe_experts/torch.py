@@ -18,8 +18,6 @@ from typing import Any
 from torch import Tensor
 
 from veomni_hook.kernels.moe_experts import forms, torch_by_expert, torch_grouped
-from veomni_hook.kernels.moe_experts.adapted import AdaptedGradients, AdaptedNeeded
-from veomni_hook.kernels.moe_experts.adapted_operators import define_adapted
 from veomni_hook.kernels.moe_experts.autograd import Gradients, Needed, kernel_of
 from veomni_hook.kernels.moe_experts.forms import Form, Operands, kept_dtype, kept_shape
 from veomni_hook.kernels.moe_experts.identity import experts_or_identity, identity_refuses
@@ -38,15 +36,16 @@ FEW_ROWS, SMALL_EXPERT = 128, 1 << 18
 FEW_NUMBERS = 1 << 20
 
 
-def _forward(operands: Operands, form: Form, *, keep: bool) -> tuple[Tensor, Tensor]:
+def _forward(operands: Operands, adapters: Adapters, form: Form, *, keep: bool) -> tuple[Tensor, Tensor]:
     home = torch_by_expert if operands.hidden_states.device.type == "cpu" else torch_grouped
-    found: tuple[Tensor, Tensor] = home.forward(operands, form, keep=keep)
-    return found
+    result: tuple[Tensor, Tensor] = home.forward(operands, form, keep=keep, adapters=adapters)
+    return result
 
 
 def _backward(
     grad: Tensor,
     operands: Operands,
+    adapters: Adapters,
     kept: Sequence[Tensor],
     form: Form,
     needed: Needed,
@@ -54,45 +53,16 @@ def _backward(
     spend: bool,  # unused: the saved tensors are only read
 ) -> Gradients:
     home = torch_by_expert if grad.device.type == "cpu" else torch_grouped
-    found = home.backward(grad, operands, kept[0], form, needed)
-    return Gradients(*found[: len(Gradients._fields)])
-
-
-def _adapted_forward(
-    operands: Operands, adapters: Adapters, form: Form, *, keep: bool
-) -> tuple[Tensor, Tensor]:
-    home = torch_by_expert if operands.hidden_states.device.type == "cpu" else torch_grouped
-    result: tuple[Tensor, Tensor] = home.forward(operands, form, keep=keep, adapters=adapters)
-    return result
-
-
-def _adapted_backward(
-    grad: Tensor,
-    operands: Operands,
-    adapters: Adapters,
-    kept: Sequence[Tensor],
-    form: Form,
-    needed: AdaptedNeeded,
-    *,
-    spend: bool,  # unused: the saved tensors are only read
-) -> AdaptedGradients:
-    home = torch_by_expert if grad.device.type == "cpu" else torch_grouped
-    gradients: AdaptedGradients = home.backward(grad, operands, kept[0], form, needed, adapters)
+    gradients: Gradients = home.backward(grad, operands, kept[0], form, needed, adapters)
     return gradients
 
 
-def _like_kept(operands: Operands, form: Form, *, keep: bool) -> tuple[Tensor]:
+def _like_kept(operands: Operands, adapters: Adapters, form: Form, *, keep: bool) -> tuple[Tensor]:
     shape = kept_shape(operands, form, keep=keep)
     return (operands.hidden_states.new_empty(shape, dtype=kept_dtype(operands, form)),)
 
 
-def _like_adapted(operands: Operands, adapters: Adapters, form: Form, *, keep: bool) -> tuple[Tensor]:
-    return _like_kept(operands, form, keep=keep)
-
-
-_BACKEND = define_backend("moe_experts_torch", _forward, _backward, _like_kept)._replace(
-    adapted=define_adapted("moe_experts_torch_adapted", _adapted_forward, _adapted_backward, _like_adapted)
-)
+_BACKEND = define_backend("moe_experts_torch", _forward, _backward, _like_kept, kept_adapted=1)
 
 kernel = partial(kernel_of, _BACKEND)
 

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from veomni_hook.kernels.moe_experts import torch_gating
-from veomni_hook.kernels.moe_experts.adapted import AdaptedGradients, AdaptedNeeded
-from veomni_hook.kernels.moe_experts.autograd import Needed
+from veomni_hook.kernels.moe_experts.autograd import Gradients, Needed
 from veomni_hook.kernels.moe_experts.forms import Form, Operands, kept_dtype, kept_shape
 from veomni_hook.kernels.moe_experts.low_rank import NO_ADAPTERS, Adapters, Factors
 from veomni_hook.kernels.moe_experts.torch_routing import Chunk, Pairs, sorted_pairs
@@ -65,9 +64,9 @@ def backward(
     operands: Operands,
     kept: Tensor,
     form: Form,
-    needed: Needed | AdaptedNeeded,
+    needed: Needed,
     adapters: Adapters = NO_ADAPTERS,
-) -> AdaptedGradients:
+) -> Gradients:
     """Return the ``needed`` gradients; experts without tokens get zeros."""
     x, index, weights, up, _, down, down_bias = operands
     pairs = sorted_pairs(index, up.shape[0])
@@ -185,8 +184,8 @@ def _sums(gradient: Tensor, x: Tensor, chunk: Chunk) -> None:
 
 
 def _empty(
-    operands: Operands, adapters: Adapters, needed: Needed | AdaptedNeeded, pairs: Pairs, total: torch.dtype
-) -> AdaptedGradients:
+    operands: Operands, adapters: Adapters, needed: Needed, pairs: Pairs, total: torch.dtype
+) -> Gradients:
     """Allocate the gradients; of stacked ones, only parts that no expert writes are zeroed."""
     x, _, weights, *stacked = operands
     idle = (pairs.starts.diff() == 0).nonzero().flatten().tolist()
@@ -197,7 +196,7 @@ def _empty(
             for expert in idle:
                 gradient[expert].zero_()
     made += [None] * (8 - len(made))
-    return AdaptedGradients(
+    return Gradients(
         x.new_zeros(x.shape, dtype=total) if needed.hidden_states else None,
         weights.new_zeros(weights.shape, dtype=total) if needed.top_k_weights else None,
         *made,

@@ -9,8 +9,7 @@ Sums over k are in float32 (float64 for float64). Mutates: nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -20,44 +19,39 @@ from veomni_hook.kernels.moe_experts import torch_by_expert
 from veomni_hook.kernels.moe_experts.forms import Form, Operands, compute_dtype, unsuited
 from veomni_hook.kernels.moe_experts.torch_routing import Chunk, sorted_pairs
 from veomni_hook.kernels.moe_experts.variants import LAYOUTS
-from veomni_hook.kernels.shared.autograd import gradients, is_recorded
+from veomni_hook.kernels.shared.autograd import differentiable
 from veomni_hook.kernels.shared.operand_checks import untraceable
 
 __all__ = ["gated_jointly", "gated_normalised", "refuses"]
 
 
-class _Product(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weights: Tensor, chunk: Chunk, form: Form) -> Tensor:
-        ctx.save_for_backward(x, weights)
-        ctx.chunk, ctx.form = chunk, form
-        dtype = torch_by_expert.working(form.dtype, len(x) // len(chunk.experts))
-        return torch_by_expert.product(x.to(form.dtype).to(dtype), weights, chunk, form).to(form.dtype)
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
-        x, weights = ctx.saved_tensors
-        to_x, to_weights = ctx.needs_input_grad[:2]
-        if is_recorded():
-            formula = partial(_definition, ctx.chunk, ctx.form)
-            return *gradients(formula, (x, weights), (to_x, to_weights), (dy,)), None, None  # type: ignore[return-value]
-        dy = dy.to(torch_by_expert.working(ctx.form.dtype, torch_by_expert.FLOAT32_ROWS))
-        dx = dw = None
-        with torch.autocast("cpu", enabled=False):
-            if to_x:
-                dx = torch_by_expert.product(dy, weights, ctx.chunk, ctx.form, back=True).to(x.dtype)
-            if to_weights:
-                dw = torch.zeros(weights.shape, dtype=weights.dtype)
-                torch_by_expert.weight_gradient(
-                    dw, x.to(ctx.form.dtype).to(dy.dtype), dy, ctx.chunk, ctx.form
-                )
-        return dx, dw, None, None
+def _forward(x: Tensor, weights: Tensor, chunk: Chunk, form: Form) -> Tensor:
+    dtype = torch_by_expert.working(form.dtype, len(x) // len(chunk.experts))
+    return torch_by_expert.product(x.to(form.dtype).to(dtype), weights, chunk, form).to(form.dtype)
 
 
-def _definition(chunk: Chunk, form: Form, x: Tensor, weights: Tensor) -> Tensor:
+def _gradients(
+    saved: Sequence[Tensor], rest: tuple[Chunk, Form], wanted: Sequence[bool], dy: Tensor
+) -> tuple[Tensor | None, Tensor | None]:
+    (x, weights), (chunk, form), (to_x, to_weights) = saved, rest, wanted
+    dy = dy.to(torch_by_expert.working(form.dtype, torch_by_expert.FLOAT32_ROWS))
+    dx = dw = None
+    with torch.autocast("cpu", enabled=False):
+        if to_x:
+            dx = torch_by_expert.product(dy, weights, chunk, form, back=True).to(x.dtype)
+        if to_weights:
+            dw = torch.zeros(weights.shape, dtype=weights.dtype)
+            torch_by_expert.weight_gradient(dw, x.to(form.dtype).to(dy.dtype), dy, chunk, form)
+    return dx, dw
+
+
+def _definition(x: Tensor, weights: Tensor, chunk: Chunk, form: Form) -> Tensor:
     x, weights = x.to(form.dtype), weights.to(form.dtype)
     stacked = LAYOUTS[form.variant].transposed
     return torch.cat([x[rows] @ (weights[e] if stacked else weights[e].t()) for e, rows in chunk.experts])
+
+
+_product: Callable[..., Tensor] = differentiable(_forward, _gradients, _definition, tensors=2)
 
 
 def gated_jointly(*operands: Any) -> Tensor:
@@ -97,8 +91,7 @@ def _experts(
 
 def _multiplied(x: Tensor, weights: Tensor, chunk: Chunk, form: Form) -> Tensor:
     with torch.autocast("cpu", enabled=False):
-        found: Tensor = _Product.apply(x, weights, chunk, form)  # type: ignore[no-untyped-call]
-        return found
+        return _product(x, weights, chunk, form)
 
 
 def _each(function: Callable[[Tensor], Tensor], rows: Tensor, chunk: Chunk) -> Tensor:

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from veomni_hook.kernels.moe_experts import torch_gating
-from veomni_hook.kernels.moe_experts.adapted import AdaptedGradients, AdaptedNeeded
-from veomni_hook.kernels.moe_experts.autograd import Needed
+from veomni_hook.kernels.moe_experts.autograd import Gradients, Needed
 from veomni_hook.kernels.moe_experts.forms import Form, Operands, compute_dtype, kept_dtype
 from veomni_hook.kernels.moe_experts.low_rank import NO_ADAPTERS, Adapters, Factors, padded
 from veomni_hook.kernels.moe_experts.torch_routing import Pairs, sorted_pairs
@@ -64,9 +63,9 @@ def backward(
     operands: Operands,
     kept: Tensor,
     form: Form,
-    needed: Needed | AdaptedNeeded,
+    needed: Needed,
     adapters: Adapters = NO_ADAPTERS,
-) -> AdaptedGradients:
+) -> Gradients:
     """Return the ``needed`` gradients."""
     x, index, weights, up, _, down, down_bias = operands
     rows = _Rows(sorted_pairs(index, up.shape[0]))
@@ -94,7 +93,7 @@ def backward(
         to_up = rows.gradient(inputs, dz, form) if needed.up else None
         to_up_factors = rows.adapter_gradients(inputs, dz, adapters.up, form)
     to_down_factors = rows.adapter_gradients(y, scaled, adapters.down, form)
-    return AdaptedGradients(
+    return Gradients(
         to_x,
         to_weights,
         to_up,

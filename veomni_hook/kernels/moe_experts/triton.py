@@ -39,8 +39,6 @@ import torch
 
 from veomni_hook.kernels.gated_mlp.triton import ACTIVATIONS
 from veomni_hook.kernels.moe_experts import forms, triton_products
-from veomni_hook.kernels.moe_experts.adapted import AdaptedGradients, AdaptedNeeded
-from veomni_hook.kernels.moe_experts.adapted_operators import define_adapted
 from veomni_hook.kernels.moe_experts.autograd import Gradients, Needed, kernel_of
 from veomni_hook.kernels.moe_experts.forms import Form, Operands, kept_shape
 from veomni_hook.kernels.moe_experts.identity import experts_or_identity, identity_refuses
@@ -129,24 +127,9 @@ def _first_product(
     ), low
 
 
-def _forward(operands: Operands, form: Form, *, keep: bool) -> tuple[Tensor, Tensor, Tensor]:
-    result, products, numbers, _, _ = _both_forward(operands, None, None, form, keep=keep)
-    return result, products, numbers
-
-
-def _adapted_forward(operands: Operands, adapters: Adapters, form: Form, *, keep: bool) -> tuple[Tensor, ...]:
-    adapted = adapter(adapters.up, form.dtype), adapter(adapters.down, form.dtype)
-    result, *kept, up, down = _both_forward(operands, *adapted, form, keep=keep)
-    if not keep:
-        return result, *_like_adapted(operands, adapters, form, keep=False)
-    lows = (kept[0].new_empty(0) if low is None else low.rows for low in (up, down))
-    return result, *kept, *lows
-
-
-def _both_forward(
-    operands: Operands, of_up: Adapter | None, of_down: Adapter | None, form: Form, *, keep: bool
-) -> tuple[Tensor, Tensor, Tensor, Low | None, Low | None]:
+def _forward(operands: Operands, adapters: Adapters, form: Form, *, keep: bool) -> tuple[Tensor, ...]:
     x, index, weights, up, _, down, down_bias = operands
+    of_up, of_down = adapter(adapters.up, form.dtype), adapter(adapters.down, form.dtype)
     routing = route(index, up.shape[0], _block(operands, form))
     h, products, up_low = _first_product(
         operands, form, _rows(x, form.dtype), routing, keep=keep, adapted=of_up
@@ -157,74 +140,40 @@ def _both_forward(
     del h
     result = triton_products.combine(y, routing, weights, dtype=x.dtype)
     if products is None:
-        return result, *_like_kept(operands, form, keep=False), up_low, down_low
-    return result, products, routing.numbers, up_low, down_low
+        return result, *_like_kept(operands, adapters, form, keep=False)
+    lows = (products.new_empty(0) if low is None else low.rows for low in (up_low, down_low))
+    return result, products, routing.numbers, *lows
 
 
-def _like_kept(operands: Operands, form: Form, *, keep: bool) -> tuple[Tensor, Tensor]:
-    index = operands.top_k_index
-    numbers = numbers_of(index.numel(), operands.up.shape[0]) if keep else 0
-    return (
-        index.new_empty(kept_shape(operands, form, keep=keep), dtype=form.dtype),
-        index.new_empty(numbers, dtype=torch.int32),
-    )
-
-
-def _like_adapted(
+def _like_kept(
     operands: Operands, adapters: Adapters, form: Form, *, keep: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    products, numbers = _like_kept(operands, form, keep=keep)
+    index = operands.top_k_index
+    products = index.new_empty(kept_shape(operands, form, keep=keep), dtype=form.dtype)
+    numbers = numbers_of(index.numel(), operands.up.shape[0]) if keep else 0
     up, down = (
         products.new_empty(
             (products.shape[0], padded_rank(into.shape[1])) if keep and into is not None else 0
         )
         for into in (adapters.up_into, adapters.down_into)
     )
-    return products, numbers, up, down
+    return products, index.new_empty(numbers, dtype=torch.int32), up, down
 
 
 def _backward(
     grad: Tensor,
     operands: Operands,
+    adapters: Adapters,
     kept: Sequence[Tensor | None],
     form: Form,
     needed: Needed,
     *,
     spend: bool,
 ) -> Gradients:
-    every = AdaptedNeeded(*needed, *[False] * 4)
-    return Gradients(*_both_backward(grad, operands, None, kept, form, every, spend=spend)[:6])
-
-
-def _adapted_backward(
-    grad: Tensor,
-    operands: Operands,
-    adapters: Adapters,
-    kept: Sequence[Tensor | None],
-    form: Form,
-    needed: AdaptedNeeded,
-    *,
-    spend: bool,
-) -> AdaptedGradients:
-    return _both_backward(grad, operands, adapters, kept, form, needed, spend=spend)
-
-
-def _both_backward(
-    grad: Tensor,
-    operands: Operands,
-    adapters: Adapters | None,
-    kept: Sequence[Tensor | None],
-    form: Form,
-    needed: AdaptedNeeded,
-    *,
-    spend: bool,
-) -> AdaptedGradients:
     x, index, weights, up, up_bias, down, down_bias = operands
     expert, block = _expert(form, LAYOUTS[form.variant]), _block(operands, form)
     grad, rows = _rows(grad, form.dtype), _rows(x, form.dtype)
-    of_up = of_down = up_low = down_low = None
-    if adapters is not None:
-        of_up, of_down = adapter(adapters.up, form.dtype), adapter(adapters.down, form.dtype)
+    of_up, of_down = adapter(adapters.up, form.dtype), adapter(adapters.down, form.dtype)
     products, numbers = kept[:2]
     if products is None or numbers is None:
         routing = route(index, up.shape[0], block)
@@ -269,7 +218,7 @@ def _both_backward(
     )
     if needed.up_bias and up_bias is not None:
         to_up_bias = triton_products.bias_gradient(dz, routing, gather=False, dtype=up_bias.dtype)
-    return AdaptedGradients(
+    return Gradients(
         to_x, to_weights, to_up, to_up_bias, to_down, to_down_bias, *to_up_factors, *to_down_factors
     )
 
@@ -296,11 +245,7 @@ def _weight_gradient(
 
 
 _BACKEND = define_backend(
-    "moe_experts_triton", _forward, _backward, _like_kept, kept=2, spends=True
-)._replace(
-    adapted=define_adapted(
-        "moe_experts_triton_adapted", _adapted_forward, _adapted_backward, _like_adapted, kept=4, spends=True
-    )
+    "moe_experts_triton", _forward, _backward, _like_kept, kept=2, kept_adapted=4, spends=True
 )
 
 kernel = partial(kernel_of, _BACKEND)

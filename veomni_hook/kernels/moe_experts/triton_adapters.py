@@ -120,7 +120,7 @@ def weighted_rows(low: Low | None, routing: Routing, weights: Tensor) -> Low | N
     return low._replace(rows=(low.rows * share).to(low.rows.dtype))
 
 
-def factor_gradients(  # noqa: PLR0913, PLR0917 - of a product, its adapter and its rows
+def factor_gradients(
     inputs: Tensor,
     outputs: Tensor,
     low: Low | None,

@@ -107,7 +107,7 @@ def _flatten(tile: Tile, low: Low | None) -> bool:
     return tile.flatten and low is None
 
 
-def _described_weight(weight: Tensor, transposed: bool, paired: int, tile: Tile) -> Any:  # noqa: FBT001
+def _described_weight(weight: Tensor, transposed: bool, paired: int, tile: Tile) -> Any:
     """A descriptor of the weight's tiles, or None; ``weight`` in its storage layout."""
     if not describable(weight, tile) or (transposed and paired == _ALL_BEFORE):
         return None
@@ -127,7 +127,7 @@ def _described_rows(x: Tensor, tile: Tile) -> Any:
     return described(x, [tile.rows, tile.depth]) if describable(x, tile) else None
 
 
-def _inner_last(weight: Tensor, transposed: bool) -> tuple[int, int, int]:  # noqa: FBT001
+def _inner_last(weight: Tensor, transposed: bool) -> tuple[int, int, int]:
     """Strides between experts, between columns of the result, and along the sum."""
     expert, first, second = weight.stride()
     return (expert, second, first) if transposed else (expert, first, second)
@@ -142,7 +142,7 @@ def ordered(x: Tensor, routing: Routing) -> Tensor:
     return x.index_select(0, routing.tokens[: routing.num_pairs])
 
 
-def gate_up(  # noqa: PLR0913 - what a product is made of
+def gate_up(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
@@ -184,7 +184,7 @@ def gate_up(  # noqa: PLR0913 - what a product is made of
     return h, products
 
 
-def down(  # noqa: PLR0913 - what a product is made of
+def down(
     h: Tensor,
     weight: Tensor,
     bias: Tensor | None,
@@ -216,14 +216,14 @@ def input_gradient(
     return _rows_product(piece, gradients, weight, None, routing, None, not transposed, tile, low)
 
 
-def _rows_product(  # noqa: PLR0913, PLR0917 - what a product is made of
+def _rows_product(
     piece: str,
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
     routing: Routing,
     weights: Tensor | None,
-    transposed: bool,  # noqa: FBT001
+    transposed: bool,
     tile: Tile | None,
     low: Low | None,
 ) -> Tensor:
@@ -290,7 +290,7 @@ def _combine_launch(
     return Launch(routing_device.combine, 5, *constants, num_warps=warps), block
 
 
-def gate_up_backward(  # noqa: PLR0913 - what a product is made of
+def gate_up_backward(
     dout: Tensor,
     weight: Tensor,
     products: Tensor,

@@ -158,6 +158,7 @@ LAYOUTS: dict[str, Layout] = {name: row.form for name, row in VARIANTS.items() i
 OP = op(
     "moe_experts",
     VARIANTS,
+    invariant=("cpu",),
     yields=".provenance:users_choice",
     offers=".interface:offer",
     overrides=".provenance:overridden",

@@ -20,7 +20,7 @@ __all__ = ["biased_topk", "grouped_topk", "softmax_topk", "topk_softmax"]
 Routing = tuple[torch.Tensor, torch.Tensor]
 
 
-def softmax_topk(router_logits: torch.Tensor, top_k: int, normalise: bool, indices: torch.Tensor) -> Routing:  # noqa: FBT001
+def softmax_topk(router_logits: torch.Tensor, top_k: int, normalise: bool, indices: torch.Tensor) -> Routing:
     """Return the probabilities of the given experts in float32, divided by their sum if ``normalise``."""
     weights = torch.softmax(router_logits, dim=-1, dtype=torch.float32).gather(-1, indices)
     if normalise:
@@ -39,7 +39,7 @@ def biased_topk(
     top_k: int,
     score: Callable[[torch.Tensor], torch.Tensor],
     epsilon: float,
-    sorted_: bool,  # noqa: FBT001
+    sorted_: bool,
     indices: torch.Tensor,
 ) -> Routing:
     """Return the scores of the given experts, divided by their sum."""
@@ -47,16 +47,16 @@ def biased_topk(
     return weights / (weights.sum(dim=-1, keepdim=True) + epsilon), indices
 
 
-def grouped_topk(  # noqa: PLR0913, PLR0917 - the operands of a kernel
+def grouped_topk(
     router_logits: torch.Tensor,
     bias: Any,
     top_k: int,
     num_experts: int,
     num_group: int,
     topk_group: int,
-    normalise: bool,  # noqa: FBT001
+    normalise: bool,
     fill: float,
-    sorted_: bool,  # noqa: FBT001
+    sorted_: bool,
     indices: torch.Tensor,
 ) -> Routing:
     """Return the sigmoid scores of the given experts, divided by their sum if ``normalise``."""

@@ -23,7 +23,7 @@ from veomni_hook.kernels.moe_router import given, operand_checks, reference
 from veomni_hook.kernels.moe_router.operand_checks import is_count
 from veomni_hook.kernels.shared import ascend
 from veomni_hook.kernels.shared.autograd import gradients, is_recorded
-from veomni_hook.kernels.shared.operators import define_op
+from veomni_hook.kernels.shared.operators import operator
 
 __all__ = ["refuses", "refuses_in_autocast", "softmax_topk", "topk_softmax"]
 
@@ -32,25 +32,18 @@ Routing = tuple[Tensor, Tensor]
 _MOST_TOP_K = 1024
 
 
-def _op(x: Tensor, top_k: int) -> Routing:
+@operator(
+    lambda x, top_k: (x.new_empty((x.shape[0], top_k)), x.new_empty((x.shape[0], top_k), dtype=torch.int32))
+)
+def _npu_softmax_topk(x: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
     weights, indices, _ = ascend.call("npu_moe_gating_top_k_softmax", x, None, top_k)
     return weights, indices
 
 
-_FORWARD = define_op(
-    "npu_softmax_topk(Tensor x, int top_k) -> (Tensor, Tensor)",
-    _op,
-    lambda x, top_k: (
-        x.new_empty((x.shape[0], top_k)),
-        x.new_empty((x.shape[0], top_k), dtype=torch.int32),
-    ),
-)
-
-
 class _Router(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, top_k: int, normalise: bool) -> Routing:  # noqa: FBT001
-        weights, indices = _FORWARD(x.float().contiguous(), top_k)
+    def forward(ctx: Any, x: Tensor, top_k: int, normalise: bool) -> Routing:
+        weights, indices = _npu_softmax_topk(x.float().contiguous(), top_k)
         indices = indices.long()
         if normalise:
             weights = weights / weights.sum(-1, keepdim=True)
@@ -85,7 +78,7 @@ class _Router(torch.autograd.Function):
 def softmax_topk(
     router_logits: Tensor,
     top_k: int,
-    normalise: bool,  # noqa: FBT001
+    normalise: bool,
     indices: Tensor | None = None,
 ) -> Routing:
     """Return the ``top_k`` largest probabilities in float32, divided by their sum if ``normalise``."""

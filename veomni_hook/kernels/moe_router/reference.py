@@ -13,7 +13,7 @@ import torch
 Routing = tuple[torch.Tensor, torch.Tensor]
 
 
-def softmax_topk(router_logits: torch.Tensor, top_k: int, normalise: bool) -> Routing:  # noqa: FBT001
+def softmax_topk(router_logits: torch.Tensor, top_k: int, normalise: bool) -> Routing:
     """Return the ``top_k`` largest probabilities in float32, divided by their sum if ``normalise``."""
     probabilities = torch.softmax(router_logits, dim=-1, dtype=torch.float32)
     weights, indices = torch.topk(probabilities, top_k, dim=-1)
@@ -34,7 +34,7 @@ def biased_topk(
     top_k: int,
     score: Callable[[torch.Tensor], torch.Tensor],
     epsilon: float,
-    sorted_: bool,  # noqa: FBT001
+    sorted_: bool,
 ) -> Routing:
     """Return scores where ``scores + bias`` (``[num_experts]``) is largest, divided by their sum."""
     scores = score(router_logits)
@@ -43,16 +43,16 @@ def biased_topk(
     return weights / (weights.sum(dim=-1, keepdim=True) + epsilon), indices
 
 
-def grouped_topk(  # noqa: PLR0913, PLR0917 - the operands of a kernel
+def grouped_topk(
     router_logits: torch.Tensor,
     bias: torch.Tensor,
     top_k: int,
     num_experts: int,
     num_group: int,
     topk_group: int,
-    normalise: bool,  # noqa: FBT001
+    normalise: bool,
     fill: float,
-    sorted_: bool,  # noqa: FBT001
+    sorted_: bool,
 ) -> Routing:
     """Return sigmoid scores where ``scores + bias`` is largest within the ``topk_group`` best groups.
 

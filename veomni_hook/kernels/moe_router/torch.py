@@ -39,7 +39,7 @@ def topk_softmax(router_logits: torch.Tensor, top_k: int, indices: torch.Tensor 
 def softmax_topk(
     router_logits: torch.Tensor,
     top_k: int,
-    normalise: bool,  # noqa: FBT001
+    normalise: bool,
     indices: torch.Tensor | None = None,
 ) -> Routing:
     """Return the ``top_k`` largest probabilities in float32, divided by their sum if ``normalise``."""
@@ -60,7 +60,7 @@ def biased_topk(
     top_k: int,
     score: Callable[[torch.Tensor], torch.Tensor],
     epsilon: float,
-    sorted_: bool,  # noqa: FBT001
+    sorted_: bool,
     indices: torch.Tensor | None = None,
 ) -> Routing:
     """Return scores where ``scores + bias`` (``[num_experts]``) is largest, divided by their sum."""
@@ -75,16 +75,16 @@ def biased_topk(
     return weights / (weights.sum(dim=-1, keepdim=True) + epsilon), indices
 
 
-def grouped_topk(  # noqa: PLR0913, PLR0917 - the operands of a kernel
+def grouped_topk(
     router_logits: torch.Tensor,
     bias: torch.Tensor,
     top_k: int,
     num_experts: int,
     num_group: int,
     topk_group: int,
-    normalise: bool,  # noqa: FBT001
+    normalise: bool,
     fill: float,
-    sorted_: bool,  # noqa: FBT001
+    sorted_: bool,
     indices: torch.Tensor | None = None,
 ) -> Routing:
     """Return sigmoid scores where ``scores + bias`` is largest within the ``topk_group`` best groups."""

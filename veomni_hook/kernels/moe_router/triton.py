@@ -33,7 +33,7 @@ from veomni_hook.kernels.moe_router.operand_checks import SIGMOID, SOFTMAX, is_c
 from veomni_hook.kernels.shared.autograd import gradients, is_recorded
 from veomni_hook.kernels.shared.launch import Launch, power
 from veomni_hook.kernels.shared.operand_checks import not_plain, untraceable
-from veomni_hook.kernels.shared.operators import define_op
+from veomni_hook.kernels.shared.operators import operator
 from veomni_hook.kernels.shared.rows import readable
 
 __all__ = ["biased_topk", "grouped_topk", "refuses", "refuses_in_autocast", "softmax_topk", "topk_softmax"]
@@ -117,13 +117,14 @@ def _results(
     return weights, indices, torch.empty(shape, dtype=x.dtype, device=x.device)
 
 
-def _forward_op(  # noqa: PLR0913, PLR0917 - the op's schema
+@operator(lambda x, bias, given, kind, top_k, *others: _results(x, top_k, others[-1]))
+def _moe_router(
     x: torch.Tensor,
     bias: torch.Tensor | None,
     given: torch.Tensor | None,
     kind: int,
     top_k: int,
-    normalise: bool,  # noqa: FBT001
+    normalise: bool,
     groups: int,
     best: int,
     epsilon: float,
@@ -146,14 +147,15 @@ def _forward_op(  # noqa: PLR0913, PLR0917 - the op's schema
     return results
 
 
-def _backward_op(  # noqa: PLR0913, PLR0917 - the op's schema
+@operator(lambda logits, indices, dweights, experts, *others: logits.new_empty((logits.shape[0], experts)))
+def _moe_router_backward(
     logits: torch.Tensor,
     indices: torch.Tensor,
     dweights: torch.Tensor,
     experts: int,
     kind: int,
-    normalise: bool,  # noqa: FBT001
-    given: bool,  # noqa: FBT001
+    normalise: bool,
+    given: bool,
     epsilon: float,
 ) -> torch.Tensor:
     rows, top_k = indices.shape
@@ -169,20 +171,6 @@ def _backward_op(  # noqa: PLR0913, PLR0917 - the op's schema
     return dx
 
 
-_FORWARD = define_op(
-    "moe_router(Tensor x, Tensor? bias, Tensor? given, int kind, int top_k, bool normalise, int groups,"
-    " int best, float epsilon, float fill, ScalarType out) -> (Tensor, Tensor, Tensor)",
-    _forward_op,
-    lambda x, bias, given, kind, top_k, *others: _results(x, top_k, others[-1]),
-)
-_BACKWARD = define_op(
-    "moe_router_backward(Tensor logits, Tensor indices, Tensor dweights, int experts, int kind,"
-    " bool normalise, bool given, float epsilon) -> Tensor",
-    _backward_op,
-    lambda logits, indices, dweights, experts, *others: logits.new_empty((logits.shape[0], experts)),
-)
-
-
 class _Router(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -190,7 +178,7 @@ class _Router(torch.autograd.Function):
         numbers: tuple[float, float], out: torch.dtype,
     ) -> tuple[torch.Tensor, ...]:  # fmt: skip
         kind, _, top_k, normalise, groups, _ = form
-        weights, indices, chosen = _FORWARD(x, bias, given, kind, top_k, normalise, *groups, *numbers, out)
+        weights, indices, chosen = _moe_router(x, bias, given, kind, top_k, normalise, *groups, *numbers, out)
         ctx.mark_non_differentiable(indices, *((chosen,) if _of_all(form) else ()))
         ctx.form, ctx.out = (form, numbers[0]), out
         ctx.set_materialize_grads(False)
@@ -207,7 +195,7 @@ class _Router(torch.autograd.Function):
         kind, experts, _, normalise, _, given = form
         # Only a recorded backward asks for a gradient of the chosen logits; a compiler's is zero.
         if not is_recorded() and (dchosen is None or torch.compiler.is_compiling()):
-            dx = _BACKWARD(logits, indices, dweights, experts, kind, normalise, given, epsilon)
+            dx = _moe_router_backward(logits, indices, dweights, experts, kind, normalise, given, epsilon)
             return dx, *[None] * 5
         formula = partial(_definition, form, epsilon, ctx.out, indices)
         (slope,) = gradients(formula, (logits,), (True,), (dweights,))
@@ -233,7 +221,7 @@ def _definition(
 def softmax_topk(
     router_logits: torch.Tensor,
     top_k: int,
-    normalise: bool,  # noqa: FBT001
+    normalise: bool,
     indices: torch.Tensor | None = None,
 ) -> Routing:
     """Return the ``top_k`` largest probabilities in float32, divided by their sum if ``normalise``."""
@@ -257,7 +245,7 @@ def biased_topk(
     top_k: int,
     score: Callable[[torch.Tensor], torch.Tensor],
     epsilon: float,
-    sorted_: bool,  # noqa: FBT001
+    sorted_: bool,
     indices: torch.Tensor | None = None,
 ) -> Routing:
     """Return scores where ``scores + bias`` (``[num_experts]``) is largest, divided by their sum."""
@@ -268,16 +256,16 @@ def biased_topk(
     return _route(router_logits, bias.detach(), indices, form, (float(epsilon), 0.0), router_logits.dtype)
 
 
-def grouped_topk(  # noqa: PLR0913, PLR0917 - the operands of a kernel
+def grouped_topk(
     router_logits: torch.Tensor,
     bias: torch.Tensor,
     top_k: int,
     num_experts: int,
     num_group: int,
     topk_group: int,
-    normalise: bool,  # noqa: FBT001
+    normalise: bool,
     fill: float,
-    sorted_: bool,  # noqa: FBT001
+    sorted_: bool,
     indices: torch.Tensor | None = None,
 ) -> Routing:
     """Return sigmoid scores where ``scores + bias`` is largest within the ``topk_group`` best groups."""

@@ -67,4 +67,4 @@ VARIANTS = {
         kernels=(_TRITON, _TORCH_ON_NPU, _TORCH),
     ),
 }
-OP = op("moe_router", VARIANTS, prepares=".seam:watch")
+OP = op("moe_router", VARIANTS, invariant=("cpu",), prepares=".seam:watch")

@@ -150,7 +150,7 @@ def forward_plan(
     shapes: Shapes,
     strides: Strides,
     form: tuple[int, torch.dtype, torch.dtype, torch.dtype],
-    joined: bool,  # noqa: FBT001
+    joined: bool,
 ) -> Launched:
     """Return the forward's plan.
 
@@ -187,7 +187,7 @@ def backward_plan(
     shapes: Shapes,
     strides: Strides,
     form: tuple[int, torch.dtype],
-    to_weight: bool,  # noqa: FBT001
+    to_weight: bool,
 ) -> Launched:
     """Return the backward's plan: as `forward_plan`, with the gradients' dtype and strides at the ends."""
     q, k = (stand_in(*each, dtypes[0]) for each in zip(shapes[:2], strides[:2], strict=True))

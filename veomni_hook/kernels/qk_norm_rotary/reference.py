@@ -25,7 +25,7 @@ def then(
 ) -> Callable[..., tuple[Tensor, Tensor]]:
     """Return the function that normalises queries and keys by ``norm`` and turns both by ``rotation``."""
 
-    def normed_and_rotated(  # noqa: PLR0913, PLR0917 - the operands of the op
+    def normed_and_rotated(
         q: Tensor,
         k: Tensor,
         q_weight: Tensor,

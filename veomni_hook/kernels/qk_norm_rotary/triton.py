@@ -36,7 +36,7 @@ from veomni_hook.kernels.shared.autograd import applied, gradients, is_recorded
 from veomni_hook.kernels.shared.launch import LAUNCHES, power
 from veomni_hook.kernels.shared.module_calls import parameter
 from veomni_hook.kernels.shared.operand_checks import not_plain
-from veomni_hook.kernels.shared.operators import define_op, on_its_device, watched
+from veomni_hook.kernels.shared.operators import on_its_device, operator, watched
 
 __all__ = ["kernel", "refuses"]
 
@@ -45,7 +45,13 @@ _WEIGHT, _ONE_PLUS = 1, 2  # the factors, as `rms_norm.device.load_factor` numbe
 _DTYPES = frozenset((torch.float32, torch.bfloat16, torch.float16))
 
 
-def _forward_op(  # noqa: PLR0913, PLR0917 - the op's schema
+@operator(
+    lambda q, k, *others: (
+        result(q, others[-2], joined=others[-1]),
+        result(k, others[-2], joined=others[-1]),
+    )
+)
+def _qk_norm_rotary(
     q: Tensor,
     k: Tensor,
     q_weight: Tensor,
@@ -59,7 +65,7 @@ def _forward_op(  # noqa: PLR0913, PLR0917 - the op's schema
     normed: torch.dtype,
     product: torch.dtype,
     out: torch.dtype,
-    joined: bool,  # noqa: FBT001
+    joined: bool,
 ) -> tuple[Tensor, Tensor]:
     q, k = readable(q), readable(k)
     plan = forward_plan(
@@ -69,7 +75,7 @@ def _forward_op(  # noqa: PLR0913, PLR0917 - the op's schema
     return _launched(q, k, q_weight, k_weight, cos, sin, q_eps, k_eps, plan, out)
 
 
-def _launched(  # noqa: PLR0913, PLR0917 - the operands
+def _launched(
     q: Tensor,
     k: Tensor,
     q_weight: Tensor,
@@ -92,7 +98,14 @@ def _launched(  # noqa: PLR0913, PLR0917 - the operands
     return q_out, k_out
 
 
-def _backward_op(  # noqa: PLR0913, PLR0917 - the op's schema
+@operator(
+    lambda q, k, q_weight, *others: (
+        positions_first(q, q.dtype),
+        positions_first(k, k.dtype),
+        q_weight.new_empty((2, q.shape[3])),
+    )
+)
+def _qk_norm_rotary_backward(
     q: Tensor,
     k: Tensor,
     q_weight: Tensor,
@@ -105,7 +118,7 @@ def _backward_op(  # noqa: PLR0913, PLR0917 - the op's schema
     k_eps: float,
     factor: int,
     middle: torch.dtype,
-    to_weight: bool,  # noqa: FBT001 - the op's schema
+    to_weight: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     q, k, q_grad, k_grad = map(readable, (q, k, q_grad, k_grad))
     plan = backward_plan(
@@ -134,33 +147,6 @@ def _backward_op(  # noqa: PLR0913, PLR0917 - the op's schema
     return dq, dk, weights
 
 
-def _forward_fake(q: Tensor, k: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
-    *_, dtype, joined = others
-    return result(q, dtype, joined=joined), result(k, dtype, joined=joined)
-
-
-def _backward_fake(q: Tensor, k: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
-    weights = others[0].new_empty((2, q.shape[3]))
-    return positions_first(q, q.dtype), positions_first(k, k.dtype), weights
-
-
-_FORWARD = define_op(
-    "qk_norm_rotary(Tensor q, Tensor k, Tensor q_weight, Tensor k_weight, Tensor cos, Tensor sin,"
-    " float q_eps, float k_eps, int factor, ScalarType middle, ScalarType normed, ScalarType product,"
-    " ScalarType out, bool joined)"
-    " -> (Tensor, Tensor)",
-    _forward_op,
-    _forward_fake,
-)
-_BACKWARD = define_op(
-    "qk_norm_rotary_backward(Tensor q, Tensor k, Tensor q_weight, Tensor k_weight, Tensor cos, Tensor sin,"
-    " Tensor q_grad, Tensor k_grad, float q_eps, float k_eps, int factor, ScalarType middle, bool to_weight)"
-    " -> (Tensor, Tensor, Tensor)",
-    _backward_op,
-    _backward_fake,
-)
-
-
 #: The forward, if no dispatcher has to know of it.
 _launch = on_its_device(_launched)
 
@@ -172,7 +158,7 @@ class _QkNormRotary(torch.autograd.Function):
         ctx.save_for_backward(*operands[:6])
         ctx.form, ctx.variant = operands[6:10], variant
         if plan is None:
-            return _FORWARD(*operands)  # type: ignore[no-any-return]
+            return _qk_norm_rotary(*operands)
         return _launch(*operands[:8], plan, operands[12])  # type: ignore[no-any-return]
 
     @staticmethod
@@ -195,7 +181,7 @@ class _QkNormRotary(torch.autograd.Function):
             torch.zeros_like(x) if grad is None else grad
             for x, grad in zip(operands[:2], incoming, strict=True)
         )
-        dq, dk, weights = _BACKWARD(*operands, *grads, *ctx.form, needs[2] or needs[3])
+        dq, dk, weights = _qk_norm_rotary_backward(*operands, *grads, *ctx.form, needs[2] or needs[3])
         return (
             None,
             None,
@@ -221,7 +207,7 @@ class _Kernel:
         self._cast_out = rotation == "half_split_cast_out"
         self._joined = rotation == "half_split_partial"
 
-    def __call__(  # noqa: PLR0913, PLR0917 - the operands of the op
+    def __call__(
         self,
         q: Tensor,
         k: Tensor,
@@ -262,7 +248,7 @@ class _Kernel:
         form = self.form(q.dtype, q_weight.dtype, cos.dtype)
         if needed:
             return _apply(self._variant, None, *operands, *form)  # type: ignore[no-any-return]
-        return _FORWARD(*operands, *form)  # type: ignore[no-any-return]
+        return _qk_norm_rotary(*operands, *form)
 
     def form(self, q: torch.dtype, weight: torch.dtype, table: torch.dtype) -> Form:
         """Return what follows eps in the operator, for operands of these dtypes."""
@@ -309,7 +295,7 @@ def _ready(
     dtypes: Dtypes,
     shapes: Shapes,
     strides: Strides,
-    learned: bool,  # noqa: FBT001
+    learned: bool,
 ) -> tuple[Launched, Form] | None:
     """Return the forward's plan and form; None if the operands need a copy or are unsuited.
 

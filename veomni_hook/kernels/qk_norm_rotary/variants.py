@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from veomni_hook.kernels.selection.declaration import Kernel, Variant
-from veomni_hook.kernels.selection.table import TRITON, backend, checked_reference, op
+from veomni_hook.kernels.selection.table import ANYWHERE, TRITON, backend, checked_reference, op
 
 __all__ = ["OP", "Parts"]
 
@@ -78,4 +78,10 @@ VARIANTS = {
     "one_plus_weight_half_split_cast_out": _of("one_plus_weight", "half_split_cast_out"),
     "one_plus_weight_half_split_partial": _of("one_plus_weight", "half_split_partial", _TRITON_PARTIAL),
 }
-OP = op("qk_norm_rotary", VARIANTS, yields=".skipped_calls:chosen_apart", parts=("rms_norm", "rotary"))
+OP = op(
+    "qk_norm_rotary",
+    VARIANTS,
+    invariant=ANYWHERE,
+    yields=".skipped_calls:chosen_apart",
+    parts=("rms_norm", "rotary"),
+)

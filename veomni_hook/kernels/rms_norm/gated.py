@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
+from torch.nn import functional
 
 from veomni_hook.kernels.rms_norm import gated_device as kernels
 from veomni_hook.kernels.rms_norm import reference
@@ -31,10 +32,10 @@ from veomni_hook.kernels.rms_norm.tiles import (
     warps_of,
 )
 from veomni_hook.kernels.shared.activations import name_of, unknown
-from veomni_hook.kernels.shared.autograd import gradients, is_recorded
+from veomni_hook.kernels.shared.autograd import differentiable
 from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, power, room
 from veomni_hook.kernels.shared.operand_checks import not_plain
-from veomni_hook.kernels.shared.operators import define_op
+from veomni_hook.kernels.shared.operators import operator
 from veomni_hook.kernels.shared.rows import Rows, readable
 
 __all__ = [
@@ -142,7 +143,13 @@ def _backward_launch(
     return launch, tile // block, blocks(processors, groups)
 
 
-def _forward_op(
+@operator(
+    lambda x, gate, weight, eps, form, groups: (
+        x.new_empty(x.shape, dtype=_out(form, x, weight)),
+        x.new_empty((*x.shape[:-1], groups), dtype=torch.float32),
+    )
+)
+def _rms_norm_gated(
     x: torch.Tensor,
     gate: torch.Tensor | None,
     weight: torch.Tensor,
@@ -167,14 +174,21 @@ def _forward_op(
     return y, scale
 
 
-def _backward_op(
+@operator(
+    lambda x, gate, weight, scale, dy, form, to_weight: (
+        x.new_empty(x.shape),
+        x.new_empty(0) if gate is None else gate.new_empty(x.shape),
+        weight.new_empty(x.shape[-1:] if to_weight else 0),
+    )
+)
+def _rms_norm_gated_backward(
     x: torch.Tensor,
     gate: torch.Tensor | None,
     weight: torch.Tensor,
     scale: torch.Tensor,
     dy: torch.Tensor,
     form: str,
-    to_weight: bool,  # noqa: FBT001 - the op's schema
+    to_weight: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     x, x_rows = readable(x)
     gated = gate is not None
@@ -206,93 +220,50 @@ def _out(form: str, x: torch.Tensor, weight: torch.Tensor) -> torch.dtype:
     return torch.promote_types(x.dtype, weight.dtype) if _FORMS[form].promotes else x.dtype
 
 
-def _forward_fake(
+def _formula(
     x: torch.Tensor,
     gate: torch.Tensor | None,
     weight: torch.Tensor,
     eps: float,
     form: str,
     groups: int,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    scale = x.new_empty((*x.shape[:-1], groups), dtype=torch.float32)
-    return x.new_empty(x.shape, dtype=_out(form, x, weight)), scale
+) -> torch.Tensor:
+    factor, place, silu, rounds, *_ = _FORMS[form]
+    x32 = x.float()
+    if place == _WEIGHT_BEFORE:
+        x32 = (x32 * (1.0 + weight).float()).to(x.dtype).float()
+    if place == _GATE_BEFORE and gate is not None:
+        x32 = x32 * functional.silu(gate.float())
+    apart = x32.reshape(*x32.shape[:-1], groups, x32.shape[-1] // groups)
+    y = reference.unweighted(apart, eps).flatten(-2).to(x.dtype if rounds else torch.float32)
+    if place != _WEIGHT_BEFORE:
+        y = (1 + weight.float() if factor == ONE_PLUS else weight) * y
+    if place == _GATE_AFTER and gate is not None:
+        y = y * (functional.silu if silu else torch.sigmoid)(gate.float())
+    return y.to(_out(form, x, weight))
 
 
-def _backward_fake(
-    x: torch.Tensor,
-    gate: torch.Tensor | None,
-    weight: torch.Tensor,
-    scale: torch.Tensor,
-    dy: torch.Tensor,
-    form: str,
-    to_weight: bool,  # noqa: FBT001 - the op's schema
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    dgate = x.new_empty(0) if gate is None else gate.new_empty(x.shape)
-    return x.new_empty(x.shape), dgate, weight.new_empty(x.shape[-1:] if to_weight else 0)
-
-
-_FORWARD = define_op(
-    "rms_norm_gated(Tensor x, Tensor? gate, Tensor weight, float eps, str form, int groups)"
-    " -> (Tensor, Tensor)",
-    _forward_op,
-    _forward_fake,
+#: Takes x, gate, weight, eps, a form and the number of groups.
+_norm: Callable[..., torch.Tensor] = differentiable(
+    _rms_norm_gated,
+    lambda saved, rest, wanted, dy: _rms_norm_gated_backward(*saved, dy, rest[1], wanted[2]),
+    _formula,
+    tensors=3,
 )
-_BACKWARD = define_op(
-    "rms_norm_gated_backward(Tensor x, Tensor? gate, Tensor weight, Tensor scale, Tensor dy, str form,"
-    " bool to_weight) -> (Tensor, Tensor, Tensor)",
-    _backward_op,
-    _backward_fake,
-)
-
-
-#: Forms whose formula has no gate among its operands.
-_WITHOUT_GATE = ("weight before", "grouped")
-
-
-class _GatedRmsNorm(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, x: torch.Tensor, gate: torch.Tensor | None, weight: torch.Tensor, eps: float, *kind: Any
-    ) -> torch.Tensor:
-        form, groups, variant, rest = kind
-        y, scale = _FORWARD(x, gate, weight, eps, form, groups)
-        ctx.save_for_backward(x, gate, weight, scale)
-        ctx.form, ctx.variant, ctx.rest = form, variant, (eps, *rest)
-        return y  # type: ignore[no-any-return]
-
-    @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        x, gate, weight, scale = ctx.saved_tensors
-        wanted = ctx.needs_input_grad[:3]
-        if is_recorded():
-            norm = getattr(reference, ctx.variant)
-
-            def definition(x: torch.Tensor, gate: torch.Tensor | None, weight: torch.Tensor) -> torch.Tensor:
-                gates = () if ctx.form in _WITHOUT_GATE else (gate,)
-                return norm(x, *gates, weight, *ctx.rest)  # type: ignore[no-any-return]
-
-            return *gradients(definition, (x, gate, weight), wanted, (dy,)), *[None] * 5
-        grads = _BACKWARD(x, gate, weight, scale, dy, ctx.form, wanted[2])
-        return (*(grad if want else None for grad, want in zip(grads, wanted, strict=True)), *[None] * 5)
-
-
-def _norm(*call: Any) -> torch.Tensor:
-    return _GatedRmsNorm.apply(*call)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def one_plus_weight_before_norm(
     hidden_states: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> torch.Tensor:
     """Return the normalised ``(1 + weight) * x`` in the dtype of ``hidden_states`` ``[..., hidden]``."""
-    return _norm(hidden_states, None, weight, eps, "weight before", 1, "one_plus_weight_before_norm", ())
+    return _norm(hidden_states, None, weight, eps, "weight before", 1)
 
 
 def one_plus_weight_grouped(
     hidden_states: torch.Tensor, weight: torch.Tensor, eps: float, group_size: int
 ) -> torch.Tensor:
     """Return ``(1 + weight) * xhat``; each ``group_size`` neighbours of ``[..., hidden]`` share a scale."""
-    form = "grouped", _groups(hidden_states, group_size), "one_plus_weight_grouped", (group_size,)
-    return _norm(hidden_states, None, weight, eps, *form)
+    return _norm(hidden_states, None, weight, eps, "grouped", _groups(hidden_states, group_size))
 
 
 def cast_before_weight_gated(
@@ -303,8 +274,7 @@ def cast_before_weight_gated(
     activation: Callable[[torch.Tensor], torch.Tensor],
 ) -> torch.Tensor:
     """Return ``weight * xhat * activation(gate)``, all ``[..., hidden]``; ``xhat`` is rounded first."""
-    form = f"rounded, {name_of(activation)}", 1, "cast_before_weight_gated", (activation,)
-    return _norm(hidden_states, gate, weight, eps, *form)
+    return _norm(hidden_states, gate, weight, eps, f"rounded, {name_of(activation)}", 1)
 
 
 def weight_before_cast_gated(
@@ -315,8 +285,7 @@ def weight_before_cast_gated(
     activation: Callable[[torch.Tensor], torch.Tensor],
 ) -> torch.Tensor:
     """Return ``weight * xhat * activation(gate)``, all ``[..., hidden]``, in float32 until the end."""
-    form = f"{name_of(activation)}", 1, "weight_before_cast_gated", (activation,)
-    return _norm(hidden_states, gate, weight, eps, *form)
+    return _norm(hidden_states, gate, weight, eps, name_of(activation), 1)
 
 
 def gate_before_norm(
@@ -331,8 +300,7 @@ def gate_before_norm_grouped(
 ) -> torch.Tensor:
     """`gate_before_norm`; each ``group_size`` neighbours of ``[..., hidden]`` share a scale."""
     form = "no gate before" if gate is None else "gate before"
-    rest = _groups(hidden_states, group_size), "gate_before_norm_grouped", (group_size,)
-    return _norm(hidden_states, gate, weight, eps, form, *rest)
+    return _norm(hidden_states, gate, weight, eps, form, _groups(hidden_states, group_size))
 
 
 def _groups(hidden_states: torch.Tensor, group_size: int) -> int:

@@ -14,8 +14,7 @@ float32. Mutates: nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -24,17 +23,17 @@ from torch.nn import functional
 
 from veomni_hook.kernels.rms_norm import reference
 from veomni_hook.kernels.shared import ascend
-from veomni_hook.kernels.shared.autograd import gradients, is_recorded
-from veomni_hook.kernels.shared.operators import define_op
+from veomni_hook.kernels.shared.autograd import differentiable
+from veomni_hook.kernels.shared.operators import operator
 
 __all__ = [
-    "BACKWARD",
     "cast_before_weight",
     "cast_before_weight_gated",
     "cast_to_weight",
     "gate_before_norm",
     "gate_before_norm_grouped",
     "normalised",
+    "npu_rms_norm_backward",
     "one_plus_weight",
     "one_plus_weight_before_norm",
     "one_plus_weight_grouped",
@@ -53,48 +52,33 @@ __all__ = [
 _MOST_DIMENSIONS = 8
 
 
-def _forward_op(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+@operator(
+    lambda x, weight, eps: (
+        x.new_empty(x.shape),
+        x.new_empty((*x.shape[: x.ndim - weight.ndim], *[1] * weight.ndim), dtype=torch.float32),
+    )
+)
+def _npu_rms_norm(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     y, scale = ascend.call("npu_rms_norm", x, weight, eps)
     return y, scale
 
 
-def _backward_op(dy: Tensor, x: Tensor, weight: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+@operator(lambda dy, x, weight, scale: (x.new_empty(x.shape), x.new_empty(weight.shape, dtype=torch.float32)))
+def npu_rms_norm_backward(dy: Tensor, x: Tensor, weight: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the gradients of x, and of the weight in float32; ``scale`` is what the forward kept."""
     dx, dweight = ascend.call("npu_rms_norm_backward", dy, x, weight, scale)
     return dx, dweight
 
 
-_FORWARD = define_op(
-    "npu_rms_norm(Tensor x, Tensor weight, float eps) -> (Tensor, Tensor)",
-    _forward_op,
-    lambda x, weight, eps: (
-        x.new_empty(x.shape),
-        x.new_empty((*x.shape[: x.ndim - weight.ndim], *[1] * weight.ndim), dtype=torch.float32),
-    ),
+def _gradients(saved: Sequence[Tensor], _: Any, wanted: Sequence[bool], dy: Tensor) -> tuple[Tensor, Tensor]:
+    dx, dweight = npu_rms_norm_backward(dy.contiguous(), *saved)
+    return dx, dweight.to(saved[1].dtype)
+
+
+#: Takes x, weight and eps.
+_norm: Callable[..., Tensor] = differentiable(
+    _npu_rms_norm, _gradients, reference.cast_before_weight, tensors=2
 )
-BACKWARD = define_op(
-    "npu_rms_norm_backward(Tensor dy, Tensor x, Tensor weight, Tensor scale) -> (Tensor, Tensor)",
-    _backward_op,
-    lambda dy, x, weight, scale: (x.new_empty(x.shape), x.new_empty(weight.shape, dtype=torch.float32)),
-)
-
-
-class _RmsNorm(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        y, scale = _FORWARD(x, weight, eps)
-        ctx.save_for_backward(x, weight, scale)
-        ctx.eps = eps
-        return y  # type: ignore[no-any-return]
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, scale = ctx.saved_tensors
-        wanted = to_x, to_weight = ctx.needs_input_grad[:2]
-        if is_recorded():
-            norm = partial(reference.cast_before_weight, eps=ctx.eps)
-            return *gradients(norm, (x, weight), wanted, (dy,)), None
-        dx, dweight = BACKWARD(dy.contiguous(), x, weight, scale)
-        return dx if to_x else None, dweight.to(weight.dtype) if to_weight else None, None
 
 
 def normalised(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
@@ -104,8 +88,7 @@ def normalised(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
         return x * weight
     # Flatten to two dimensions if the operator does not support the shape.
     rows = x.reshape(-1, x.shape[-1]) if x.ndim == 1 or x.ndim > _MOST_DIMENSIONS else x
-    found = _RmsNorm.apply(rows.contiguous(), weight.contiguous(), float(eps))  # type: ignore[no-untyped-call]
-    return found.view(x.shape)  # type: ignore[no-any-return]
+    return _norm(rows.contiguous(), weight.contiguous(), float(eps)).view(x.shape)
 
 
 def cast_before_weight(hidden_states: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -9,7 +9,7 @@ Batch-invariant, as `veomni_hook.kernels.rms_norm.triton`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -19,9 +19,9 @@ from veomni_hook.kernels.rms_norm import reference
 from veomni_hook.kernels.rms_norm import rounded_device as kernels
 from veomni_hook.kernels.rms_norm import triton as plain
 from veomni_hook.kernels.rms_norm.tiles import LARGE, NONE, WEIGHT, warps_of
-from veomni_hook.kernels.shared.autograd import gradients, is_recorded
+from veomni_hook.kernels.shared.autograd import differentiable
 from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, power
-from veomni_hook.kernels.shared.operators import define_op
+from veomni_hook.kernels.shared.operators import operator
 from veomni_hook.kernels.shared.rows import Rows, readable
 
 __all__ = ["inverse_rms", "unweighted_rounded_scale", "without_cast"]
@@ -49,7 +49,8 @@ def _launch(
     return Launch(function, 4, *constants, num_warps=warps_of(tile)), tile // block
 
 
-def _forward_op(
+@operator(lambda x, weight, eps, kind: _empty(x, weight, kind))
+def _rms_norm_rounded(
     x: torch.Tensor, weight: torch.Tensor | None, eps: float, kind: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     x, x_rows = readable(x)
@@ -72,13 +73,8 @@ def _empty(x: torch.Tensor, weight: torch.Tensor | None, kind: int) -> tuple[tor
     return x.new_empty(shape, dtype=out), x.new_empty(x.shape[:-1], dtype=torch.float32)
 
 
-def _forward_fake(
-    x: torch.Tensor, weight: torch.Tensor | None, eps: float, kind: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    return _empty(x, weight, kind)
-
-
-def _inverse_backward_op(x: torch.Tensor, scale: torch.Tensor, ds: torch.Tensor) -> torch.Tensor:
+@operator(lambda x, scale, ds: x.new_empty(x.shape))
+def _rms_norm_inverse_backward(x: torch.Tensor, scale: torch.Tensor, ds: torch.Tensor) -> torch.Tensor:
     x, x_rows = readable(x)
     dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     columns, rows = x.shape[-1], scale.numel()
@@ -89,55 +85,24 @@ def _inverse_backward_op(x: torch.Tensor, scale: torch.Tensor, ds: torch.Tensor)
     return dx
 
 
-def _inverse_backward_fake(x: torch.Tensor, scale: torch.Tensor, ds: torch.Tensor) -> torch.Tensor:
-    return x.new_empty(x.shape)
+def _formula(x: torch.Tensor, weight: torch.Tensor | None, eps: float, kind: int) -> torch.Tensor:
+    if weight is not None:
+        return reference.without_cast(x, weight, eps)
+    return (reference.inverse_rms if kind == _SCALE_ALONE else reference.unweighted_rounded_scale)(x, eps)
 
 
-_FORWARD = define_op(
-    "rms_norm_rounded(Tensor x, Tensor? weight, float eps, int kind) -> (Tensor, Tensor)",
-    _forward_op,
-    _forward_fake,
-)
-_INVERSE_BACKWARD = define_op(
-    "rms_norm_inverse_backward(Tensor x, Tensor scale, Tensor ds) -> Tensor",
-    _inverse_backward_op,
-    _inverse_backward_fake,
-)
+def _gradients(
+    saved: Sequence[Any], rest: Sequence[Any], wanted: Sequence[bool], dy: torch.Tensor
+) -> tuple[torch.Tensor | None, ...]:
+    x, weight, scale = saved
+    if rest[1] == _SCALE_ALONE:
+        return _rms_norm_inverse_backward(x, scale, dy), None
+    factor = NONE if weight is None else WEIGHT
+    return plain.rms_norm_backward(x, weight, scale, dy, None, factor, torch.float32, wanted[1])
 
 
-class _RoundedRmsNorm(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, x: torch.Tensor, weight: torch.Tensor | None, eps: float, kind: int
-    ) -> torch.Tensor:
-        y, scale = _FORWARD(x, weight, eps, kind)
-        ctx.save_for_backward(x, weight, scale)
-        ctx.kind, ctx.eps = kind, eps
-        return y  # type: ignore[no-any-return]
-
-    @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        x, weight, scale = ctx.saved_tensors
-        wanted = to_x, to_weight = ctx.needs_input_grad[:2]
-        if is_recorded():
-            definition = _definition(ctx.kind, ctx.eps)
-            return *gradients(definition, (x, weight), wanted, (dy,)), None, None
-        if ctx.kind == _SCALE_ALONE:
-            return _INVERSE_BACKWARD(x, scale, dy), None, None, None
-        factor = NONE if weight is None else WEIGHT
-        dx, dweight = plain.BACKWARD(x, weight, scale, dy, None, factor, torch.float32, to_weight)
-        return dx if to_x else None, dweight if to_weight else None, None, None
-
-
-def _definition(kind: int, eps: float) -> Callable[..., torch.Tensor]:
-    if kind == _EVERY_STEP:
-        return lambda x, weight: reference.without_cast(x, weight, eps)
-    norm = reference.inverse_rms if kind == _SCALE_ALONE else reference.unweighted_rounded_scale
-    return lambda x, _: norm(x, eps)
-
-
-def _norm(*call: Any) -> torch.Tensor:
-    return _RoundedRmsNorm.apply(*call)  # type: ignore[no-any-return, no-untyped-call]
+#: Takes x, weight, eps and a kind.
+_norm: Callable[..., torch.Tensor] = differentiable(_rms_norm_rounded, _gradients, _formula, tensors=2)
 
 
 def without_cast(hidden_states: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

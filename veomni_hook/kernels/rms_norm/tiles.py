@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 import triton.language as tl
 
+from veomni_hook.accelerator import is_rocm
 from veomni_hook.kernels.rms_norm import device as kernels
 from veomni_hook.kernels.rms_norm.wide_device import LINE
 from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, power
@@ -88,7 +89,7 @@ class Wide(NamedTuple):
 
 def fetches(device: torch.device) -> bool:
     """Whether programs can fetch a row before they load it: an instruction of NVIDIA's."""
-    return device.type == "cuda" and torch.version.hip is None
+    return device.type == "cuda" and not is_rocm()
 
 
 def blocks(elements: int, size: int) -> int:

@@ -14,7 +14,7 @@ bfloat16): 98 % both ways at 4096 and 128 columns, 97 % backward at 12288, in tw
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import lru_cache
 from math import prod
 from typing import Any, NamedTuple
 
@@ -40,21 +40,21 @@ from veomni_hook.kernels.rms_norm.tiles import (
     warps_of,
     wide,
 )
-from veomni_hook.kernels.shared.autograd import applied, gradients, is_recorded
+from veomni_hook.kernels.shared.autograd import differentiable
 from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, power, room
 from veomni_hook.kernels.shared.operand_checks import not_plain, untraceable
-from veomni_hook.kernels.shared.operators import define_op, on_its_device, watched
+from veomni_hook.kernels.shared.operators import operator
 from veomni_hook.kernels.shared.rows import Rows, contiguous_strides, readable, rows_at
 
 __all__ = [
-    "BACKWARD",
-    "FORWARD",
     "cast_before_weight",
     "cast_to_weight",
     "one_plus_weight",
     "one_plus_weight_rounded",
     "refuses",
     "refuses_unweighted",
+    "rms_norm",
+    "rms_norm_backward",
     "unfit",
     "unweighted",
     "weight_before_cast",
@@ -102,7 +102,7 @@ def _forward_plan(
     shape: torch.Size,
     strides: tuple[int, ...],
     form: tuple[int, torch.dtype],
-    keep: bool,  # noqa: FBT001
+    keep: bool,
 ) -> _Plan | None:
     """Return the plan for x of these strides, or None if it must be copied first."""
     x_rows = rows_at(shape, strides)
@@ -166,8 +166,8 @@ def _backward_plan(
     shape: torch.Size,
     strides: tuple[tuple[int, ...], ...],
     form: tuple[int, torch.dtype],
-    added: bool,  # noqa: FBT001
-    to_weight: bool,  # noqa: FBT001
+    added: bool,
+    to_weight: bool,
 ) -> _Plan | None:
     """Return the backward's plan, whose ``scales`` are those of the partial gradients of the weight.
 
@@ -189,15 +189,32 @@ def _backward_plan(
     return _Plan(launch, (programs, 1, 1), numbers, ((programs, columns), (columns, 1)), like)
 
 
-def _forward_op(
+@operator(
+    lambda x, weight, eps, factor, middle, out: (
+        x.new_empty(x.shape, dtype=out),
+        x.new_empty(x.shape[:-1], dtype=torch.float32),
+    )
+)
+def rms_norm(
     x: torch.Tensor,
     weight: torch.Tensor | None,
     eps: float,
     factor: int,
     middle: torch.dtype,
     out: torch.dtype,
-    keep: bool = True,  # noqa: FBT001, FBT002 - not in the op's schema
+    keep: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the norm of x, and the scale of each row, which only a backward reads.
+
+    Args:
+        x: ``[..., hidden]``.
+        weight: ``[hidden]``, or None for 1.
+        eps: added to the mean square.
+        factor: WEIGHT, ONE_PLUS, ONE_PLUS_ROUNDED or NONE (`tiles`).
+        middle: the dtype to which ``xhat`` is rounded.
+        out: the dtype of the norm.
+        keep: whether to return the scale.
+    """
     if weight is None:
         weight = x  # a placeholder that the kernel does not access
     device, shape, dtype = x.device, x.shape, x.dtype
@@ -217,7 +234,13 @@ def _forward_op(
     return y, scale
 
 
-def _backward_op(  # noqa: PLR0913, PLR0917 - the op's schema
+@operator(
+    lambda x, weight, scale, dy, direct, factor, middle, to_weight: (
+        x.new_empty(x.shape),
+        (x if weight is None else weight).new_empty(x.shape[-1:] if to_weight else 0),
+    )
+)
+def rms_norm_backward(
     x: torch.Tensor,
     weight: torch.Tensor | None,
     scale: torch.Tensor,
@@ -225,8 +248,12 @@ def _backward_op(  # noqa: PLR0913, PLR0917 - the op's schema
     direct: torch.Tensor | None,
     factor: int,
     middle: torch.dtype,
-    to_weight: bool,  # noqa: FBT001
+    to_weight: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the gradients of x and of the weight, which is empty unless ``to_weight``.
+
+    ``scale`` is what the forward kept; ``direct`` is another gradient of x, of its dtype, that is added.
+    """
     added = direct is not None
     # The kernel does not access placeholders: dy for a gradient to add, x for the weight, scale for partial.
     direct = dy if direct is None else direct
@@ -250,117 +277,60 @@ def _backward_op(  # noqa: PLR0913, PLR0917 - the op's schema
     return dx, torch.empty(0, dtype=weight.dtype, device=device)
 
 
-def _forward_fake(
+def _formula(
     x: torch.Tensor,
     weight: torch.Tensor | None,
     eps: float,
     factor: int,
     middle: torch.dtype,
     out: torch.dtype,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    return x.new_empty(x.shape, dtype=out), x.new_empty(x.shape[:-1], dtype=torch.float32)
+) -> torch.Tensor:
+    xhat = reference.unweighted(x.float(), eps).to(middle)
+    if weight is None:
+        return xhat.to(out)
+    scale = weight if factor == WEIGHT else 1 + weight if factor == ONE_PLUS_ROUNDED else 1 + weight.float()
+    return (scale * xhat).to(out)
 
 
-def _backward_fake(  # noqa: PLR0913, PLR0917 - the op's schema
-    x: torch.Tensor,
-    weight: torch.Tensor | None,
-    scale: torch.Tensor,
-    dy: torch.Tensor,
-    direct: torch.Tensor | None,
-    factor: int,
-    middle: torch.dtype,
-    to_weight: bool,  # noqa: FBT001
-) -> tuple[torch.Tensor, torch.Tensor]:
-    dtype = x.dtype if weight is None else weight.dtype
-    return x.new_empty(x.shape), x.new_empty(x.shape[-1:] if to_weight else 0, dtype=dtype)
-
-
-#: The forward without the scale, which only a backward reads; if nothing needs a gradient.
-_infer = on_its_device(partial(_forward_op, keep=False))
-FORWARD = define_op(
-    "rms_norm(Tensor x, Tensor? weight, float eps, int factor, ScalarType middle, ScalarType out)"
-    " -> (Tensor, Tensor)",
-    _forward_op,
-    _forward_fake,
+#: Takes x, weight, eps, the factor, the dtypes of ``xhat`` and of the result.
+_norm: Callable[..., torch.Tensor] = differentiable(
+    rms_norm,
+    lambda saved, rest, wanted, dy: rms_norm_backward(*saved, dy, None, *rest[1:3], wanted[1]),
+    _formula,
+    tensors=2,
+    direct={"keep": False},
 )
-BACKWARD = define_op(
-    "rms_norm_backward(Tensor x, Tensor? weight, Tensor scale, Tensor dy, Tensor? direct, int factor,"
-    " ScalarType middle, bool to_weight) -> (Tensor, Tensor)",
-    _backward_op,
-    _backward_fake,
-)
-
-
-class _RmsNorm(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, x: torch.Tensor, weight: torch.Tensor | None, eps: float, *form: Any
-    ) -> torch.Tensor:
-        *numbers, ctx.variant = form
-        y, scale = FORWARD(x, weight, eps, *numbers)
-        ctx.save_for_backward(x, weight, scale)
-        ctx.form, ctx.eps = numbers[:2], eps
-        return y  # type: ignore[no-any-return]
-
-    @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        x, weight, scale = ctx.saved_tensors
-        wanted = to_x, to_weight = ctx.needs_input_grad[:2]
-        if is_recorded():
-            return *gradients(_formula(ctx.variant, ctx.eps), (x, weight), wanted, (dy,)), *[None] * 5
-        dx, dweight = BACKWARD(x, weight, scale, dy, None, *ctx.form, to_weight)
-        return dx if to_x else None, dweight if to_weight else None, *[None] * 5
-
-
-def _formula(variant: str, eps: float) -> Callable[..., torch.Tensor]:
-    norm = getattr(reference, variant)
-    return lambda x, weight: norm(x, eps) if weight is None else norm(x, weight, eps)
 
 
 def cast_before_weight(hidden_states: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Return ``weight * xhat``, where ``xhat`` has the dtype of ``hidden_states`` ``[..., hidden]``."""
     out = torch.promote_types(hidden_states.dtype, weight.dtype)
-    return _norm(hidden_states, weight, eps, WEIGHT, hidden_states.dtype, out, "cast_before_weight")
+    return _norm(hidden_states, weight, eps, WEIGHT, hidden_states.dtype, out)
 
 
 def weight_before_cast(hidden_states: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Return ``weight * xhat``, both in float32, in the dtype of ``hidden_states`` ``[..., hidden]``."""
-    form = WEIGHT, torch.float32, hidden_states.dtype, "weight_before_cast"
-    return _norm(hidden_states, weight, eps, *form)
+    return _norm(hidden_states, weight, eps, WEIGHT, torch.float32, hidden_states.dtype)
 
 
 def cast_to_weight(hidden_states: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Return ``weight * xhat``, where ``xhat`` has the dtype of ``weight`` ``[hidden]``."""
-    return _norm(hidden_states, weight, eps, WEIGHT, weight.dtype, weight.dtype, "cast_to_weight")
+    return _norm(hidden_states, weight, eps, WEIGHT, weight.dtype, weight.dtype)
 
 
 def one_plus_weight(hidden_states: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """Return ``(1 + weight) * xhat`` in float32, in the dtype of ``hidden_states`` ``[..., hidden]``."""
-    form = ONE_PLUS, torch.float32, hidden_states.dtype, "one_plus_weight"
-    return _norm(hidden_states, weight, eps, *form)
+    return _norm(hidden_states, weight, eps, ONE_PLUS, torch.float32, hidden_states.dtype)
 
 
 def one_plus_weight_rounded(hidden_states: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """`one_plus_weight` with ``1 + weight`` rounded to the dtype of ``weight``."""
-    form = ONE_PLUS_ROUNDED, torch.float32, hidden_states.dtype, "one_plus_weight_rounded"
-    return _norm(hidden_states, weight, eps, *form)
+    return _norm(hidden_states, weight, eps, ONE_PLUS_ROUNDED, torch.float32, hidden_states.dtype)
 
 
 def unweighted(hidden_states: torch.Tensor, eps: float) -> torch.Tensor:
     """Return ``xhat`` in the dtype of ``hidden_states`` ``[..., hidden]``."""
-    return _norm(hidden_states, None, eps, NONE, torch.float32, hidden_states.dtype, "unweighted")
-
-
-_apply = applied(_RmsNorm)
-
-
-def _norm(x: torch.Tensor, weight: torch.Tensor | None, eps: float, *form: Any) -> torch.Tensor:
-    """Return the norm of ``form``: factor, dtypes of ``xhat`` and of the result, variant."""
-    if torch.is_grad_enabled() and (x.requires_grad or (weight is not None and weight.requires_grad)):
-        return _apply(x, weight, eps, *form)  # type: ignore[no-any-return]
-    if watched():
-        return FORWARD(x, weight, eps, *form[:3])[0]  # type: ignore[no-any-return]
-    return _infer(x, weight, eps, *form[:3])[0]  # type: ignore[no-any-return]
+    return _norm(hidden_states, None, eps, NONE, torch.float32, hidden_states.dtype)
 
 
 def refuses(owner: Any, hidden_states: torch.Tensor, weight: torch.Tensor, eps: float) -> str | None:

@@ -167,4 +167,4 @@ VARIANTS = {
         kernels=(_GROUPED, _NPU_GROUPED, _TORCH),
     ),
 }
-OP = op("rms_norm", VARIANTS)
+OP = op("rms_norm", VARIANTS, invariant=("cpu",))

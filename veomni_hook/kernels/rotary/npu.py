@@ -26,7 +26,7 @@ from torch import Tensor
 from veomni_hook.kernels.rotary import operand_rules, signatures
 from veomni_hook.kernels.rotary.forms import COUPLE, Form
 from veomni_hook.kernels.shared import ascend
-from veomni_hook.kernels.shared.operators import define_op
+from veomni_hook.kernels.shared.operators import operator
 
 __all__ = ["kernel", "rule"]
 
@@ -34,16 +34,10 @@ __all__ = ["kernel", "rule"]
 _MOST_HEADS, _MOST_COLUMNS = 1000, 896
 
 
-def _op(x: Tensor, cos: Tensor, sin: Tensor, mode: str) -> Tensor:
+@operator(lambda x, cos, sin, mode: x.new_empty(x.shape))
+def _npu_rotary(x: Tensor, cos: Tensor, sin: Tensor, mode: str) -> Tensor:
     y: Tensor = ascend.call("npu_rotary_mul", x, cos, sin, mode)
     return y
-
-
-_ROTATE = define_op(
-    "npu_rotary(Tensor x, Tensor cos, Tensor sin, str mode) -> Tensor",
-    _op,
-    lambda x, cos, sin, mode: x.new_empty(x.shape),
-)
 
 
 class _Rotary(torch.autograd.Function):
@@ -51,7 +45,7 @@ class _Rotary(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, mode: str) -> Tensor:
         ctx.save_for_backward(cos, sin)
         ctx.mode = mode
-        return _ROTATE(x, cos, sin, mode)  # type: ignore[no-any-return]
+        return _npu_rotary(x, cos, sin, mode)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:

@@ -74,7 +74,7 @@ def _complex_moved(
     return _complex(rotate, form, q, k, freqs, unsqueeze_dim)
 
 
-def _gathered(  # noqa: PLR0913, PLR0917 - the operands of the op
+def _gathered(
     rotate: Rotate,
     form: Form,
     q: Tensor,

@@ -31,7 +31,7 @@ from veomni_hook.kernels.rotary.variants import FUSED
 from veomni_hook.kernels.shared.autograd import applied
 from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, power
 from veomni_hook.kernels.shared.operand_checks import wants_grad
-from veomni_hook.kernels.shared.operators import define_op
+from veomni_hook.kernels.shared.operators import operator
 
 Tensor = torch.Tensor
 
@@ -80,7 +80,7 @@ def _tile(row: int, heads: int, *, crossed: bool) -> tuple[int, int, int]:
 
 
 @cache
-def _plan(width: int, rotated: int, offset: int, q_heads: int, k_heads: int, crossed: bool) -> _Plan:  # noqa: FBT001
+def _plan(width: int, rotated: int, offset: int, q_heads: int, k_heads: int, crossed: bool) -> _Plan:
     couples, rest = rotated // 2, width - rotated
     block, rest_block = power(couples), power(rest) if rest else 0
     positions, inside, warps = _tile(2 * block + rest_block, max(q_heads, k_heads), crossed=crossed)
@@ -100,13 +100,30 @@ def _readable(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
-def _op(
+def _empty(x: Tensor, heads_at: int, dtype: torch.dtype, *, positions_outside: bool) -> Tensor:
+    """Allocate a result with the shape of ``x``, with positions or heads as the outer dimension."""
+    *batch, before, after, width = x.shape
+    # Whichever of the two comes first in the shape, the outer one spans a whole row of the other.
+    first_outside = (heads_at == len(batch)) != positions_outside
+    apart = (after * width, width) if first_outside else (width, before * width)
+    strides = *(before * after * width for _ in batch), *apart, 1
+    return torch.empty_strided(x.shape, strides, dtype=dtype, device=x.device)
+
+
+def _results(
+    cos: Tensor, sin: Tensor, xs: Sequence[Tensor], code: Sequence[int], middle: torch.dtype, out: torch.dtype
+) -> list[Tensor]:
+    return [_empty(x, code[0], out, positions_outside=bool(code[3])) for x in xs]
+
+
+@operator(_results)
+def _rotary(
     cos: Tensor, sin: Tensor, xs: Sequence[Tensor], code: Sequence[int], middle: torch.dtype, out: torch.dtype
 ) -> list[Tensor]:
     cos, sin = _readable(cos), _readable(sin)
     if cos.stride() != sin.stride():
         cos, sin = cos.contiguous(), sin.contiguous()
-    inputs, results = [_readable(x) for x in xs], _fake(cos, sin, xs, code, middle, out)
+    inputs, results = [_readable(x) for x in xs], _results(cos, sin, xs, code, middle, out)
     for first in range(0, len(inputs), 2):
         _launch(cos, sin, inputs[first : first + 2], results[first : first + 2], code, middle)
     return results
@@ -132,7 +149,7 @@ def _launch_plan(
     shapes: tuple[torch.Size, ...],
     strides: tuple[tuple[int, ...], ...],
     code: tuple[int, ...],
-    alone: bool,  # noqa: FBT001
+    alone: bool,
 ) -> tuple[Launch, tuple[int, int, int], tuple[int, ...]]:
     """Return the launcher, the grid and the numbers after the tensors, for everything that they depend on.
 
@@ -161,36 +178,13 @@ def _launch_plan(
     return launch, (plan.shares * blocks * (q[0] if len(q) == 4 else 1), 1, 1), numbers
 
 
-def _empty(x: Tensor, heads_at: int, dtype: torch.dtype, *, positions_outside: bool) -> Tensor:
-    """Allocate a result with the shape of ``x``, with positions or heads as the outer dimension."""
-    *batch, before, after, width = x.shape
-    # Whichever of the two comes first in the shape, the outer one spans a whole row of the other.
-    first_outside = (heads_at == len(batch)) != positions_outside
-    apart = (after * width, width) if first_outside else (width, before * width)
-    strides = *(before * after * width for _ in batch), *apart, 1
-    return torch.empty_strided(x.shape, strides, dtype=dtype, device=x.device)
-
-
-def _fake(
-    cos: Tensor, sin: Tensor, xs: Sequence[Tensor], code: Sequence[int], middle: torch.dtype, out: torch.dtype
-) -> list[Tensor]:
-    return [_empty(x, code[0], out, positions_outside=bool(code[3])) for x in xs]
-
-
-_ROTATE = define_op(
-    "rotary(Tensor cos, Tensor sin, Tensor[] xs, int[] code, ScalarType middle, ScalarType out) -> Tensor[]",
-    _op,
-    _fake,
-)
-
-
 class _Rotary(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, cos: Tensor, sin: Tensor, ways: tuple[_Way, _Way], *xs: Tensor) -> Any:
         ctx.save_for_backward(cos, sin)
         ctx.ways = ways
         ctx.set_materialize_grads(False)
-        return tuple(_ROTATE(cos, sin, list(xs), *ways[0]))
+        return tuple(_rotary(cos, sin, list(xs), *ways[0]))
 
     @staticmethod
     def backward(ctx: Any, *dys: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -206,7 +200,7 @@ _apply = applied(_Rotary, data=3)
 def _turned(cos: Tensor, sin: Tensor, ways: tuple[_Way, _Way], xs: Sequence[Tensor]) -> Sequence[Tensor]:
     if wants_grad(*xs):
         return _apply(cos, sin, ways, *xs)  # type: ignore[no-any-return]
-    return _ROTATE(cos, sin, list(xs), *ways[0])  # type: ignore[no-any-return]
+    return _rotary(cos, sin, list(xs), *ways[0])
 
 
 def _rotate(form: Form, xs: tuple[Tensor, ...], cos: Tensor, sin: Tensor, heads_at: int) -> Sequence[Tensor]:

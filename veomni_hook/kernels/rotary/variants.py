@@ -19,7 +19,7 @@ from veomni_hook.kernels.rotary.forms import (
     in_float32,
 )
 from veomni_hook.kernels.selection.declaration import NPU, Variant
-from veomni_hook.kernels.selection.table import LIGER, TRITON, backend, checked_reference, op
+from veomni_hook.kernels.selection.table import ANYWHERE, LIGER, TRITON, backend, checked_reference, op
 
 __all__ = ["FUSED", "OP", "Fused"]
 
@@ -268,4 +268,4 @@ VARIANTS = {
 }
 #: By variant, those with a fused kernel.
 FUSED: dict[str, Fused] = {name: row.form for name, row in VARIANTS.items() if row.form is not None}
-OP = op("rotary", VARIANTS)
+OP = op("rotary", VARIANTS, invariant=ANYWHERE)

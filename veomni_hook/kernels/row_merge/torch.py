@@ -28,7 +28,7 @@ OTHER = "row_merge: the source has another number of rows than the mask"
 
 class _Merge(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, source: Tensor, mask: Tensor, added: bool) -> Tensor:  # noqa: FBT001
+    def forward(ctx: Any, x: Tensor, source: Tensor, mask: Tensor, added: bool) -> Tensor:
         counts = mask.cumsum(0)
         check(counts[-1], source.shape[0], added=added)
         ctx.save_for_backward(mask, counts)

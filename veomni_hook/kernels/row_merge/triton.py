@@ -21,7 +21,7 @@ from veomni_hook.kernels.row_merge.torch import check, merged
 from veomni_hook.kernels.row_merge.views import add_rows, merge_rows
 from veomni_hook.kernels.shared.autograd import applied, gradients, is_recorded
 from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, cdiv, power
-from veomni_hook.kernels.shared.operators import define_op
+from veomni_hook.kernels.shared.operators import operator
 
 __all__ = ["refuses", "refuses_added", "rows", "rows_added"]
 
@@ -33,7 +33,7 @@ _TILE = 4096
 
 # Cached by all Triton specialisations except the numbers of rows.
 @lru_cache(maxsize=LAUNCHES)
-def _forward_launch(device: torch.device, dtype: torch.dtype, columns: int, added: bool) -> Launch:  # noqa: FBT001
+def _forward_launch(device: torch.device, dtype: torch.dtype, columns: int, added: bool) -> Launch:
     block = min(power(columns), _TILE)
     return Launch(kernels.forward, 4, columns, block, added, num_warps=_warps(block))
 
@@ -54,7 +54,10 @@ def _grid(rows: int, columns: int) -> tuple[int, int, int]:
     return rows, cdiv(columns, min(power(columns), _TILE)), 1
 
 
-def _forward_op(x: Tensor, source: Tensor, mask: Tensor, added: bool) -> tuple[Tensor, Tensor]:  # noqa: FBT001
+@operator(
+    lambda x, source, mask, added: (x.new_empty(x.shape), mask.new_empty(mask.shape, dtype=torch.int32))
+)
+def _row_merge(x: Tensor, source: Tensor, mask: Tensor, added: bool) -> tuple[Tensor, Tensor]:
     counts = mask.cumsum(0, dtype=torch.int32)
     check(counts[-1], source.shape[0], added=added)
     x, source = x.contiguous(), source.contiguous()
@@ -65,12 +68,18 @@ def _forward_op(x: Tensor, source: Tensor, mask: Tensor, added: bool) -> tuple[T
     return y, counts
 
 
-def _backward_op(
+@operator(
+    lambda dy, counts, source_rows, to_x, to_source: (
+        dy.new_empty(dy.shape if to_x else 0),
+        dy.new_empty((source_rows, dy.shape[1]) if to_source else 0),
+    )
+)
+def _row_merge_backward(
     dy: Tensor,
     counts: Tensor,
-    source_rows: int,
-    to_x: bool,  # noqa: FBT001
-    to_source: bool,  # noqa: FBT001
+    source_rows: int | torch.SymInt,
+    to_x: bool,
+    to_source: bool,
 ) -> tuple[Tensor, Tensor]:
     dy = dy.contiguous()
     rows, columns = dy.shape
@@ -78,41 +87,17 @@ def _backward_op(
     dsource = dy.new_empty((source_rows, columns) if to_source else 0)
     launch = _backward_launch(dy.device, dy.dtype, columns, (to_x, to_source))
     most = max(rows, source_rows) if to_source else rows
-    launch(_grid(most, columns), dy, counts, dx, dsource, rows, source_rows)
+    launch(_grid(int(most), columns), dy, counts, dx, dsource, rows, source_rows)
     return dx, dsource
-
-
-def _backward_fake(
-    dy: Tensor,
-    counts: Tensor,
-    source_rows: int,
-    to_x: bool,  # noqa: FBT001
-    to_source: bool,  # noqa: FBT001
-) -> tuple[Tensor, Tensor]:
-    shape = dy.shape
-    return dy.new_empty(shape if to_x else 0), dy.new_empty((source_rows, shape[1]) if to_source else 0)
-
-
-_FORWARD = define_op(
-    "row_merge(Tensor x, Tensor source, Tensor mask, bool added) -> (Tensor, Tensor)",
-    _forward_op,
-    lambda x, source, mask, added: (x.new_empty(x.shape), mask.new_empty(mask.shape, dtype=torch.int32)),
-)
-_BACKWARD = define_op(
-    "row_merge_backward(Tensor dy, Tensor counts, SymInt source_rows, bool to_x, bool to_source)"
-    " -> (Tensor, Tensor)",
-    _backward_op,
-    _backward_fake,
-)
 
 
 class _Merge(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, source: Tensor, mask: Tensor, added: bool) -> Tensor:  # noqa: FBT001
-        y, counts = _FORWARD(x, source, mask, added)
+    def forward(ctx: Any, x: Tensor, source: Tensor, mask: Tensor, added: bool) -> Tensor:
+        y, counts = _row_merge(x, source, mask, added)
         ctx.save_for_backward(counts)
         ctx.rows, ctx.added = source.shape[0], added
-        return y  # type: ignore[no-any-return]
+        return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
@@ -128,10 +113,9 @@ class _Merge(torch.autograd.Function):
         kept = to_x and not ctx.added
         if not (kept or to_source):
             return dy, None, None, None
-        dx, dsource = _BACKWARD(dy, counts, ctx.rows, kept, to_source)
-        if not kept:
-            dx = dy if to_x else None
-        return dx, dsource if to_source else None, None, None
+        dx, dsource = _row_merge_backward(dy, counts, ctx.rows, kept, to_source)
+        unchanged = dy if to_x else None
+        return dx if kept else unchanged, dsource if to_source else None, None, None
 
 
 _apply = applied(_Merge)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from veomni_hook.kernels.selection.declaration import Requirement, Variant
-from veomni_hook.kernels.selection.table import TRITON, backend, checked_reference, op
+from veomni_hook.kernels.selection.table import ANYWHERE, TRITON, backend, checked_reference, op
 
 __all__ = ["OP", "VARIANTS"]
 
@@ -41,4 +41,4 @@ VARIANTS = {
         "hidden_states + source[cumsum(mask) - 1] where mask, else hidden_states", "refuses_added"
     ),
 }
-OP = op("row_merge", VARIANTS)
+OP = op("row_merge", VARIANTS, invariant=ANYWHERE)

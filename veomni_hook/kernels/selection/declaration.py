@@ -35,6 +35,7 @@ REFERENCE_DESCRIPTION = "the formula in plain PyTorch; for checking results, not
 class Requirement:
     """What a kernel needs from a `System`; empty fields mean no requirement.
 
+    ``min_capability`` is that of NVIDIA's GPUs, and ``rocm`` whether AMD's will do where ``cuda`` does.
     ``distributions`` use pip's syntax, ``name`` or ``name>=version``.
     """
 
@@ -42,14 +43,18 @@ class Requirement:
     min_capability: tuple[int, int] | None = None
     triton: bool = False
     distributions: tuple[str, ...] = ()
+    rocm: bool = True
 
     def unmet(self, system: System) -> str | None:
         """Return why ``system`` does not meet the requirement (needed and found), or None if it does."""
         if self.devices and system.device not in self.devices:
             return f"needs a device of type {' or '.join(self.devices)}, found {system.device}"
-        if self.min_capability is not None and (system.capability or (0, 0)) < self.min_capability:
+        if system.rocm and not self.rocm:
+            return "needs an NVIDIA GPU, found ROCm, where it was not checked"
+        least = None if system.rocm else self.min_capability
+        if least is not None and (system.capability or (0, 0)) < least:
             found = "none" if system.capability is None else ".".join(map(str, system.capability))
-            return f"needs compute capability {'.'.join(map(str, self.min_capability))}, found {found}"
+            return f"needs compute capability {'.'.join(map(str, least))}, found {found}"
         if self.triton and system.triton is None:
             return "needs triton, which is not installed"
         return next(filter(None, map(system.lacks, self.distributions)), None)
@@ -152,6 +157,8 @@ class Op:
     no effect because the backend ``wanted`` was chosen by name.
     ``remarks`` names a function ``(owner, backend) -> str | None`` that returns what else `explain` has to
     say of a module that ``backend`` computed.
+    ``invariant``: as of a `Kernel`, for upstream's code: on a CPU it adds along one row after the other, on a
+    GPU as the batch suggests.
     """
 
     name: str
@@ -163,3 +170,4 @@ class Op:
     prepares: str | None = None
     bypassed: str | None = None
     remarks: str | None = None
+    invariant: tuple[str, ...] = ()

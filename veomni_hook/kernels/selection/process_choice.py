@@ -5,16 +5,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
 
-from veomni_hook.kernels.selection.choice import Choice, parse_choice
-from veomni_hook.kernels.selection.declaration import EAGER
+from veomni_hook.kernels.selection.choice import AUTO, Choice, parse_choice
+from veomni_hook.kernels.selection.declaration import EAGER, RESERVED
 from veomni_hook.kernels.selection.registry import registry
 
-__all__ = ["STATE", "State", "get_choice", "set_active", "set_choice"]
+__all__ = ["STATE", "State", "asked_for", "get_choice", "set_active", "set_choice", "unchosen"]
 
 
 class State:
@@ -33,6 +33,7 @@ class State:
         asked: callback that runs whenever kernels are selected for a slot, which happens at a call. Its
             arguments: the patched module's name; a torch device type, or None if no kernel is possible on
             any device; whether ``torch.compile`` is tracing the call.
+        named: callback that runs whenever kernels are chosen, with the ops for which a backend is named.
         created: callback that runs whenever a slot is created: a patched module is being imported, and what
             it imports has been.
     """
@@ -44,6 +45,7 @@ class State:
         self.wanted: dict[str, str] = {}
         self.answering = True
         self.asked: Callable[[str, str | None, bool], None] | None = None
+        self.named: Callable[[Collection[str]], None] | None = None
         self.created: Callable[[], None] | None = None
         self.epoch = 0
 
@@ -61,6 +63,12 @@ class State:
         self.wanted = {op: effective.backend(op) if self.active else EAGER for op in registry.names()}
         self.answering = self.active and effective.preset != EAGER
         self.epoch += 1
+        self.tell_named(self.wanted)
+
+    def tell_named(self, wanted: Mapping[str, str | None]) -> None:
+        """Tell for which ops a choice names a backend."""
+        if self.named is not None and (ops := [op for op, name in wanted.items() if name not in _UNNAMED]):
+            self.named(ops)
 
     @contextmanager
     def restored(self) -> Iterator[None]:
@@ -73,6 +81,7 @@ class State:
             self.changed()
 
 
+_UNNAMED = (*RESERVED, None)
 STATE = State()
 
 
@@ -91,6 +100,35 @@ def set_choice(text: str, *, invariant: bool = False) -> None:
         STATE.changed()
 
 
+def asked_for(text: str) -> tuple[str, ...]:
+    """Return the ops of which ``auto`` takes no declared kernel, and of which the choice ``text`` wants one.
+
+    It names a backend, or ``auto`` takes a kernel that was added. Raises KernelError if it is not valid.
+    """
+    registry.refresh()
+    return _asked_for(text, registry.version)
+
+
+@lru_cache(maxsize=8)
+def _asked_for(text: str, version: int) -> tuple[str, ...]:
+    choice, loaded = _parsed(text, version), registry.loaded()
+
+    def wants(op: str) -> bool:
+        if (name := choice.backend(op)) != AUTO:
+            return name != EAGER
+        return op in loaded and any(kernel.automatic for kernel in registry.kernels(op))
+
+    return tuple(op for op in registry.names() if wants(op) and registry.by_name(op))
+
+
+def unchosen(op: str, text: str) -> str:
+    """Return why no kernel of ``op`` runs, because none is named in the choice ``text``; otherwise ""."""
+    if op not in registry.names() or op in asked_for(text):
+        return ""
+    names = ", ".join(registry.by_name(op))
+    return names and f"auto uses none of its kernels; name one before the module is imported: {names}"
+
+
 @lru_cache(maxsize=8)
 def _parsed(text: str, version: int) -> Choice:
     """Return the parsed choice; ``version`` is the registry's, as part of the cache key."""
@@ -102,7 +140,7 @@ def get_choice() -> str:
     return str(STATE.choice)
 
 
-def set_active(active: bool) -> None:  # noqa: FBT001 - the hook's switch has two positions
+def set_active(active: bool) -> None:
     """Let slots answer (the default), or make every guard fall through to the upstream code."""
     if STATE.active != active:
         STATE.active = active

@@ -1,6 +1,7 @@
 """The registry of ops, variants and kernels.
 
-Every op declares its variants and kernels in ``kernels/<op>/variants.py``. More come from `register_kernel`,
+Every op declares its variants and kernels in ``kernels/<op>/variants.py``: a folder with this file is an op,
+and listings have the order of the alphabet. More come from `register_kernel`,
 and from installed distributions through the entry point group ``veomni_hook.kernels``: each entry point names
 a `Kernel`, a tuple or list of them, or a module with ``KERNELS``. Nothing here imports torch: a kernel names
 its code and is loaded on first use. So is the declaration of an op: a model has a few of them.
@@ -11,11 +12,15 @@ with. ``auto`` never selects it.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
+from functools import cache
 from importlib import import_module
+from importlib.machinery import PathFinder
+from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any
 
 from veomni_hook.errors import KernelError
@@ -34,37 +39,25 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Registry",
+    "built_in",
     "load_attribute",
     "register_kernel",
     "registry",
 ]
 
-OP_PACKAGES = (
-    "rms_norm",
-    "add_rms_norm",
-    "layer_norm",
-    "nn_layer_norm",
-    "add_layer_norm",
-    "rotary",
-    "qk_norm_rotary",
-    "attention",
-    "varlen_attention",
-    "gated_delta_rule",
-    "causal_conv",
-    "log_decay",
-    "hyper_connection",
-    "index_scores",
-    "gated_mlp",
-    "low_rank_linear",
-    "row_merge",
-    "patch_projection",
-    "moe_experts",
-    "moe_router",
-    "load_balancing_loss",
-    "linear_cross_entropy",
-)
 # Threads may import modules with different ops.
 _LOCK = threading.RLock()
+_KERNELS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+@cache
+def built_in() -> tuple[str, ...]:
+    """Return the ops of this package, by alphabet; imports none of them.
+
+    Finders of the import system look, so folders, zip files and compiled files are alike.
+    """
+    folders = {one.name: os.path.join(_KERNELS, one.name) for one in iter_modules([_KERNELS]) if one.ispkg}
+    return tuple(sorted(op for op, folder in folders.items() if PathFinder.find_spec("variants", [folder])))
 
 
 class Registry:
@@ -120,7 +113,7 @@ class Registry:
 
         Slots look their kernels up again afterwards.
         """
-        self._load(OP_PACKAGES)
+        self._load(built_in())
         before = {name: copy(value) for name, value in vars(self).items()}
         try:
             yield
@@ -144,7 +137,7 @@ class Registry:
 
     def names(self) -> list[str]:
         """Return the names of all ops; loads no declaration."""
-        return list(dict.fromkeys((*OP_PACKAGES, *self._ops)))
+        return list(dict.fromkeys((*built_in(), *self._ops)))
 
     def op(self, name: str) -> Op:
         """Return one op; KeyError if there is none of this name."""
@@ -153,8 +146,12 @@ class Registry:
 
     def ops(self) -> Mapping[str, Op]:
         """Return every op by name."""
-        self._load(OP_PACKAGES)
+        self._load(built_in())
         return self._ops
+
+    def loaded(self) -> list[str]:
+        """Return the ops whose declarations are loaded: all that anybody has added a kernel to are."""
+        return list(self._ops)
 
     def refresh(self) -> None:
         """Follow what plugins announce now, which may change the version."""
@@ -162,7 +159,7 @@ class Registry:
 
     def kernels(self, op: str | None = None, variant: str | None = None) -> list[Kernel]:
         """Return the kernels of ``op`` and ``variant`` (None: all), in ``auto``'s order of preference."""
-        self._load(OP_PACKAGES if op is None else (op,))
+        self._load(built_in() if op is None else (op,))
         found = [
             kernel
             for kernel in self._kernels.values()
@@ -183,6 +180,13 @@ class Registry:
         """Return the names of all distributions that kernels require."""
         return sorted({name for kernel in self.kernels() for name in kernel.requires.distributions})
 
+    def by_name(self, op: str) -> list[str]:
+        """Return the declared backends of an op, if ``auto`` takes none of them; otherwise nothing."""
+        declared = [kernel for variant in self.op(op).variants.values() for kernel in variant.kernels]
+        if any(kernel.automatic for kernel in declared):
+            return []
+        return [*dict.fromkeys((*(kernel.backend for kernel in declared), REFERENCE))]
+
     def preset(self, backend: str) -> tuple[str, ...]:
         """Return the ops that ``backend`` applies to as a preset: those it has kernels for."""
         listed = {kernel.op for kernel in self.kernels() if kernel.backend == backend}
@@ -201,20 +205,20 @@ class Registry:
             self._loading = True
             try:
                 plugged = in_force(KERNELS)
-                self._declare(names if plugged == self._plugged else OP_PACKAGES)
+                self._declare(names if plugged == self._plugged else built_in())
                 if plugged != self._plugged:
                     self._plug(plugged)
             finally:
                 self._loading = False
 
     def _declare(self, names: Sequence[str]) -> None:
-        missing = [name for name in names if name not in self._ops and name in OP_PACKAGES]
+        missing = [name for name in names if name not in self._ops and name in built_in()]
         if not missing:
             return
         version = self.version
         for name in missing:
             self.add_op(import_module(f"veomni_hook.kernels.{name}.variants").OP)
-        # No slot has to look again, and listings have the order of `OP_PACKAGES`.
+        # No slot has to look again, and listings have their order.
         self.version = version
         order = {name: place for place, name in enumerate(self.names())}
         self._ops = {name: self._ops[name] for name in order if name in self._ops}

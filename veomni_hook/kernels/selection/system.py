@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 
-from veomni_hook.accelerator import torch_version
+from veomni_hook.accelerator import is_rocm, torch_version
 from veomni_hook.errors import KernelError
 
 __all__ = ["System"]
@@ -26,11 +26,12 @@ class System:
 
     Attributes:
         device: a torch device type.
-        capability: CUDA's (major, minor).
+        capability: CUDA's (major, minor); None on ROCm, whose numbers mean others.
         torch: its version; empty if unknown.
         triton: its version; None if it is not installed.
         distributions: the installed versions, by name, of distributions that kernels require; None if all are
             assumed to be installed.
+        rocm: whether the device type ``cuda`` stands for AMD's GPUs.
     """
 
     device: str
@@ -38,6 +39,7 @@ class System:
     torch: str = ""
     triton: str | None = None
     distributions: Mapping[str, str] | None = field(default_factory=dict)
+    rocm: bool = False
 
     @classmethod
     def detect(cls, device: str, distributions: Iterable[str] = ()) -> System:
@@ -45,9 +47,10 @@ class System:
 
         ``distributions`` are those to look for, with or without version requirements.
         """
+        rocm = device == "cuda" and is_rocm()
         return cls(
             device=device,
-            capability=_capability() if device == "cuda" else None,
+            capability=_capability() if device == "cuda" and not rocm else None,
             torch=torch_version(),
             triton=_installed("triton"),
             distributions={
@@ -55,22 +58,24 @@ class System:
                 for name in map(_name, distributions)
                 if (version := _installed(name)) is not None
             },
+            rocm=rocm,
         )
 
     @classmethod
     def named(cls, name: str) -> System:
-        """Return the system ``cpu``, ``smXY`` (a GPU of compute capability X.Y) or ``ascend``.
+        """Return the system ``cpu``, ``smXY`` (a GPU of compute capability X.Y), ``rocm`` or ``ascend``.
 
         The software that kernels require is assumed to be installed. Raises KernelError for other names.
         """
-        if name == "cpu":
-            return cls("cpu", triton="assumed", distributions=None)
+        if name in ("cpu", "rocm"):
+            rocm = name == "rocm"
+            return cls("cuda" if rocm else "cpu", triton="assumed", distributions=None, rocm=rocm)
         if name == "ascend":
             return cls("npu", distributions=None)
         found = _CUDA.fullmatch(name.lower())
         if found is None:
             raise KernelError(
-                f"there is no system {name!r}", where="--system", fix="cpu, sm80, sm90, sm100 or ascend"
+                f"there is no system {name!r}", where="--system", fix="cpu, sm80, sm90, sm100, rocm or ascend"
             )
         return cls("cuda", (int(found[1]), int(found[2])), triton="assumed", distributions=None)
 
@@ -89,7 +94,7 @@ class System:
         return None if fits else f"needs {requirement}, found {version}"
 
     def __str__(self) -> str:
-        words = [self.device]
+        words = [self.device, *(["ROCm"] if self.rocm else [])]
         if self.capability is not None:
             words.append(f"SM{self.capability[0]}{self.capability[1]}")
         if self.distributions is None:

@@ -15,6 +15,7 @@ from functools import partial
 from importlib.util import resolve_name
 from typing import Any
 
+from veomni_hook.accelerator import TYPES
 from veomni_hook.kernels.selection.declaration import (
     REFERENCE,
     REFERENCE_DESCRIPTION,
@@ -24,10 +25,12 @@ from veomni_hook.kernels.selection.declaration import (
     Variant,
 )
 
-__all__ = ["LIGER", "RECOMPUTED", "TRITON", "backend", "checked_reference", "op"]
+__all__ = ["ANYWHERE", "LIGER", "RECOMPUTED", "TRITON", "backend", "checked_reference", "op"]
 
 #: A `Kernel` for rows: of the op and the variant that list it.
 backend = partial(Kernel, "", "")
+#: For `Op.invariant`: of functions of single numbers, of matrix products, or of other ops' rows; or no rows.
+ANYWHERE = ("cpu", *TYPES)
 #: The formula itself; its backward recomputes it, so that only the operands are saved.
 RECOMPUTED = "..shared.recompute:recomputed({reference})"
 #: What our Triton kernels need, and those of liger-kernel.
@@ -40,29 +43,17 @@ def checked_reference(refuses: str, load: str = ".reference:{variant}") -> Kerne
     return backend(REFERENCE, load, refuses=refuses, description=REFERENCE_DESCRIPTION, automatic=False)
 
 
-def op(  # noqa: PLR0913 - the fields of an op, all but two by keyword
+def op(
     name: str,
     rows: Mapping[str, Variant],
     *,
-    yields: str | None = None,
     parts: tuple[str, ...] = (),
-    offers: str | None = None,
-    overrides: str | None = None,
-    prepares: str | None = None,
-    bypassed: str | None = None,
-    remarks: str | None = None,
+    invariant: tuple[str, ...] = (),
+    **codes: str,
 ) -> Op:
-    """Return the `Op` that a table declares, with complete references."""
-    rules: dict[str, Any] = {
-        "yields": yields,
-        "offers": offers,
-        "overrides": overrides,
-        "prepares": prepares,
-        "bypassed": bypassed,
-        "remarks": remarks,
-    }
+    """Return the `Op` that a table declares, with complete references; ``codes`` are its other fields."""
     variants = {variant: _row(name, variant, row) for variant, row in rows.items()}
-    return Op(name, variants, parts=parts, **_complete(name, rules, {}))
+    return Op(name, variants, parts=parts, invariant=invariant, **_complete(name, codes, {}))
 
 
 def _row(op: str, variant: str, row: Variant) -> Variant:

@@ -6,8 +6,9 @@ function of the operands and of the incoming gradients: there, `gradients` diffe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from types import MappingProxyType, new_class
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from torch.compiler import is_dynamo_compiling
 from veomni_hook.errors import KernelError
 from veomni_hook.kernels.shared.operand_checks import wants_grad
 
-__all__ = ["applied", "differentiated_once", "gradients", "is_recorded", "with_formula"]
+__all__ = ["applied", "differentiable", "differentiated_once", "gradients", "is_recorded", "with_formula"]
 
 _grad_enabled = torch.is_grad_enabled
 _in_functorch = torch._C._are_functorch_transforms_active
@@ -54,6 +55,82 @@ def applied(function: type[torch.autograd.Function], data: int = 0) -> Callable[
         return direct(*arguments)
 
     return call
+
+
+def differentiable(
+    forward: Callable[..., Any],
+    backward: Callable[..., Sequence[torch.Tensor | None]],
+    formula: Callable[..., Any],
+    *,
+    tensors: int,
+    results: int = 1,
+    addends: int = 1,
+    reread: Sequence[int] = (),
+    sparse: bool = False,
+    direct: Mapping[str, Any] = MappingProxyType({}),
+) -> Callable[..., Any]:
+    """Return an op of positional operands, with gradients where one is needed.
+
+    Args:
+        forward: ``(*operands)`` -> a result, or results and then what else the backward needs.
+        backward: ``(saved, rest, wanted, *incoming)`` -> the gradients of the first ``tensors`` operands.
+            ``saved`` are these operands and what else the forward saved, ``rest`` the other operands. It may
+            return anything for a gradient that is not wanted.
+        formula: ``(*operands)`` -> the results by definition. A recorded backward differentiates it.
+        tensors: how many operands, the first ones, are tensors or None. No other operand has a gradient.
+        results: how many results of the forward the op returns.
+        addends: how many operands, the first ones, stand for their sum alone. If more than one, the sum is
+            the first result, and takes their place in ``saved``, in ``wanted`` and before the formula.
+        reread: which results the backward reads: in ``saved``, behind the operands.
+        sparse: whether the gradient of an unused result is None instead of zeros.
+        direct: keyword arguments of the forward where nothing needs a gradient.
+    """
+
+    def run_forward(ctx: Any, *operands: Any) -> Any:
+        computed = forward(*operands)
+        computed = computed if type(computed) is tuple else (computed,)
+        first = operands[0] if addends == 1 else computed[0]
+        kept = computed[results:] if not reread else (*map(computed.__getitem__, reread), *computed[results:])
+        ctx.save_for_backward(first, *operands[addends:tensors], *kept)
+        ctx.rest = operands[tensors:]
+        if sparse:
+            ctx.set_materialize_grads(False)
+        return computed[0] if results == 1 else computed[:results]
+
+    def run_backward(ctx: Any, *incoming: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        # Read once: activation checkpointing recomputes them for one reading.
+        saved, rest, needed = ctx.saved_tensors, ctx.rest, ctx.needs_input_grad[:tensors]
+        wanted = needed if addends == 1 else (any(needed[:addends]), *needed[addends:])
+        if is_recorded():
+            definition = _definition(formula, rest)
+            slopes: Sequence[Any] = gradients(definition, saved[: len(wanted)], wanted, incoming)
+        else:
+            slopes = backward(saved, rest, wanted, *incoming)
+        slopes = slopes if addends == 1 else (*[slopes[0]] * addends, *slopes[1:])
+        slopes = [slope if need else None for slope, need in zip(slopes, needed, strict=True)]
+        return *slopes, *[None] * len(rest)
+
+    methods = {"forward": staticmethod(run_forward), "backward": staticmethod(run_backward)}
+    # Profilers and graphs show this name.
+    name = forward.__name__.title().replace("_", "")
+    apply = applied(new_class(name, (torch.autograd.Function,), exec_body=lambda body: body.update(methods)))
+
+    def op(*operands: Any) -> Any:
+        if _grad_enabled():
+            for x in operands[:tensors]:
+                if x is not None and x.requires_grad:
+                    return apply(*operands)
+        computed = forward(*operands, **direct)
+        if type(computed) is not tuple:
+            return computed
+        return computed[0] if results == 1 else computed[:results]
+
+    return op
+
+
+def _definition(formula: Callable[..., Any], rest: tuple[Any, ...]) -> Callable[..., Any]:
+    """Return the formula as a function of its tensors, the first operands."""
+    return lambda *tensors: formula(*tensors, *rest)
 
 
 def is_recorded() -> bool:

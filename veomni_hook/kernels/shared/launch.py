@@ -19,6 +19,8 @@ import torch
 import triton
 from torch._functorch.utils import unwrap_dead_wrappers
 
+from veomni_hook.accelerator import is_rocm
+
 __all__ = ["LAUNCHES", "TRITON", "Launch", "cdiv", "enter_context", "generation", "power", "room"]
 
 #: Triton's release, two numbers.
@@ -53,7 +55,7 @@ def room(device: torch.device) -> tuple[int, int]:
 @cache
 def generation(device: torch.device) -> int:
     """The generation of an NVIDIA GPU (9: Hopper, 10: Blackwell in data centres); 0 for other devices."""
-    if device.type != "cuda" or torch.version.hip is not None:
+    if device.type != "cuda" or is_rocm():
         return 0  # the numbers of AMD's GPUs mean others
     return torch.cuda.get_device_capability(device)[0]
 
@@ -161,7 +163,7 @@ def _raw_launch(compiled: Any, count: int) -> tuple[Any, int, Any, tuple[Any, ..
     """
     launcher: Any = getattr(compiled, "run", None)
     launch = getattr(launcher, "launch", None)
-    if type(launch) is not BuiltinFunctionType or torch.version.hip is not None or _stream is None:
+    if type(launch) is not BuiltinFunctionType or is_rocm() or _stream is None:
         return None
     if any(getattr(launcher, f"{kind}_scratch_size", 0) for kind in ("global", "profile")):
         return None  # memory that is allocated at every launch

@@ -9,7 +9,7 @@ from torch import compiler as _compiler
 from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
 
-__all__ = ["count_as_plain", "not_plain", "untraceable", "wants_grad"]
+__all__ = ["count_as_plain", "not_plain", "unfit_addends", "untraceable", "wants_grad"]
 
 # To dynamo, a module's buffer has the type Buffer; elsewhere nothing does.
 _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
@@ -45,6 +45,19 @@ def untraceable() -> str | None:
         return "forward-mode differentiation is active"
     if _in_jit_trace() is not None:
         return "torch.jit.trace is active"
+    return None
+
+
+def unfit_addends(residual: torch.Tensor, hidden_states: torch.Tensor) -> str | None:
+    """Return why a kernel that reads two addends by one shape and dtype cannot take these, or None."""
+    if residual.shape != hidden_states.shape:
+        return "the two addends have different shapes"
+    if residual.dtype is not hidden_states.dtype:
+        return f"the two addends have the dtypes {residual.dtype} and {hidden_states.dtype}"
+    if residual.device != hidden_states.device:
+        return "the two addends are on different devices"
+    if hidden_states.layout is not torch.strided:
+        return "the two addends are not strided tensors"
     return None
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from functools import wraps
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import compiler as _compiler
@@ -12,7 +13,9 @@ from torch.compiler import is_dynamo_compiling
 
 from veomni_hook import accelerator
 
-__all__ = ["define_op", "on_its_device", "watched"]
+__all__ = ["operator", "watched"]
+
+_Result = TypeVar("_Result")
 
 _modes = torch._C._len_torch_dispatch_stack
 # Without the check of `torch.cuda.current_device` that CUDA is initialised: a tensor is there.
@@ -22,30 +25,86 @@ _current_cuda_device: Any = getattr(torch._C, "_cuda_getDevice", torch.cuda.curr
 # `define` and `impl` cost less per call than the decorators of `torch.library.custom_op`.
 _LIBRARY: Any = torch.library.Library("veomni_hook", "FRAGMENT")  # type: ignore[no-untyped-call]
 
+#: Annotations, without "torch.", as types of a schema. `torch.library.infer_schema` makes numbers of a kernel
+#: symbolic.
+_TYPES = {
+    "Tensor": "Tensor",
+    "Tensor | None": "Tensor?",
+    "Sequence[Tensor]": "Tensor[]",
+    "bool": "bool",
+    "Sequence[bool]": "bool[]",
+    "int": "int",
+    "int | SymInt": "SymInt",
+    "Sequence[int]": "int[]",
+    "float": "float",
+    "float | None": "float?",
+    "Sequence[float]": "float[]",
+    "str": "str",
+    "dtype": "ScalarType",
+}
 
-def define_op(schema: str, implementation: Callable[..., Any], fake: Callable[..., Any]) -> Any:
-    """Define ``torch.ops.veomni_hook.<name>`` without a gradient, and return a function that calls it.
 
-    If nothing observes operators (fake tensors, selective checkpointing, a dispatch profiler), the function
-    calls the implementation directly, which saves the host the dispatcher's overhead.
+def operator(
+    fake: Callable[..., Any], schema: str | None = None
+) -> Callable[[Callable[..., _Result]], Callable[..., _Result]]:
+    """Define ``torch.ops.veomni_hook.<name>`` without a gradient, by its implementation.
+
+    The function that takes the implementation's place has the same parameters. If nothing observes operators
+    (fake tensors, selective checkpointing, a dispatch profiler), it calls the implementation directly, which
+    saves the host the dispatcher's overhead. The implementation is called with the device of its first
+    operand, a tensor, as the current device, on which Triton launches. It must not mutate its input or return
+    an alias of it.
 
     Args:
-        schema: name, parameters and results, in the form of `torch.library.Library.define`.
-        implementation: called with the device of its first operand, a tensor, as the current device, on which
-            Triton launches; it must not mutate its input or return an alias of it.
-        fake: returns results of the same shapes and dtypes, from tensors without data.
+        fake: takes the operands without data and returns results of the same shapes, dtypes and strides.
+        schema: name, parameters and results, in the form of `torch.library.Library.define`; by default those
+            of the implementation. A parameter that the schema does not have, such as one with a default, is
+            for direct calls alone.
     """
-    name = schema.partition("(")[0]
-    _LIBRARY.define(schema)
-    launch = on_its_device(implementation)
-    _LIBRARY.impl(name, launch, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"veomni_hook::{name}", fake, lib=_LIBRARY)
-    operator = getattr(torch.ops.veomni_hook, name).default
 
-    def call(*operands: Any) -> Any:
-        return operator(*operands) if watched() else launch(*operands)
+    def define(implementation: Callable[..., _Result]) -> Callable[..., _Result]:
+        signature = schema or schema_of(implementation)
+        name = signature.partition("(")[0]
+        _LIBRARY.define(signature)
+        launch = on_its_device(implementation)
+        _LIBRARY.impl(name, launch, "CompositeExplicitAutograd")
+        torch.library.register_fake(f"veomni_hook::{name}", fake, lib=_LIBRARY)
+        dispatched = getattr(torch.ops.veomni_hook, name).default
 
-    return call
+        @wraps(implementation)
+        def call(x: torch.Tensor, *operands: Any, **direct: Any) -> Any:
+            if watched():
+                return dispatched(x, *operands)
+            # As `launch`, which takes one more call.
+            if x.is_cpu or (x.is_cuda and x.get_device() == _current_cuda_device()):
+                return implementation(x, *operands, **direct)
+            return launch(x, *operands, **direct)
+
+        call.__name__ = name
+        return call
+
+    return define
+
+
+def schema_of(function: Callable[..., Any]) -> str:
+    """Return the schema that a function's name, annotations (as text) and parameters without default say."""
+    name, annotations = function.__name__.strip("_"), inspect.get_annotations(function)
+    result = annotations.pop("return")
+    results = result[6:-1].split(", ") if result.startswith("tuple[") else [result]
+    parameters = inspect.signature(function).parameters
+    operands = [one for one in annotations if parameters[one].default is inspect.Parameter.empty]
+    types = {text: _TYPES.get(_plain(text)) for text in (*results, *(annotations[one] for one in operands))}
+    if unknown := [text for text, kind in types.items() if kind is None]:
+        raise TypeError(
+            f"{function.__name__}: an operator takes and returns no {' or '.join(unknown)}; write its schema"
+        )
+    outcome = ", ".join(str(types[text]) for text in results)
+    outcome = f"({outcome})" if result.startswith("tuple[") else outcome
+    return f"{name}({', '.join(f'{types[annotations[one]]} {one}' for one in operands)}) -> {outcome}"
+
+
+def _plain(annotation: str) -> str:
+    return annotation.replace("torch.", "").replace("list[", "Sequence[")
 
 
 def on_its_device(implementation: Callable[..., Any]) -> Callable[..., Any]:
@@ -53,16 +112,16 @@ def on_its_device(implementation: Callable[..., Any]) -> Callable[..., Any]:
 
     # A model spread over several devices runs all of them from one current device.
     @wraps(implementation)
-    def launch(x: torch.Tensor, *operands: Any) -> Any:
+    def launch(x: torch.Tensor, *operands: Any, **direct: Any) -> Any:
         # Numbers instead of `torch.device`: this is asked at every launch.
         if x.is_cpu or (x.is_cuda and x.get_device() == _current_cuda_device()):
-            return implementation(x, *operands)
+            return implementation(x, *operands, **direct)
         device = x.device
         there = accelerator.module(device)
         if there is None or device.index == there.current_device():
-            return implementation(x, *operands)
+            return implementation(x, *operands, **direct)
         with there.device(device.index):
-            return implementation(x, *operands)
+            return implementation(x, *operands, **direct)
 
     return launch
 

@@ -26,7 +26,7 @@ __all__ = ["decided", "hooks_in_force", "in_first_pass"]
 Decision = TypeVar("Decision")
 
 
-def _unknown(ignore_is_tracing: bool) -> None:  # noqa: FBT001 - as torch has it
+def _unknown(ignore_is_tracing: bool) -> None:
     """Return None: releases of torch before 2.8 do not tell which hooks are in force."""
 
 

@@ -105,7 +105,7 @@ class Compiled:
         self._kernels: dict[tuple[str, str, bool], Any] = {}
         notes = self._notes = Notes()
 
-        def look_up(wanted: str, device: str, asked: bool) -> bool:  # noqa: FBT001 - dynamo's constants
+        def look_up(wanted: str, device: str, asked: bool) -> bool:
             found = () if device is None else answers_to(wanted).traceable(device, asked=asked)
             self._kernels[wanted, device, asked] = found
             if not found:

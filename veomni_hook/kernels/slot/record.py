@@ -90,7 +90,7 @@ class Records(dict[int, Record]):
         record = self.get(id(owner))
         return record if record is not None and record.owner() is owner else None
 
-    def note(self, owner: Any, outcome: Outcome, recorded: bool) -> None:  # noqa: FBT001 - once a guard
+    def note(self, owner: Any, outcome: Outcome, recorded: bool) -> None:
         """Count a call of the module ``owner``; ``recorded``: with gradients enabled."""
         record = self.get(id(owner))
         if record is None or record.owner() is not owner:

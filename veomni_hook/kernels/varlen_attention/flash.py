@@ -57,8 +57,6 @@ def refuses(owner: Any, query: Any, key: Any, value: Any, *others: Any) -> str |
     """Return why this call must run another kernel or the upstream code, or None."""
     if (reason := operand_checks.refuses(owner, query, key, value, *others)) is not None:
         return reason
-    if torch.version.hip is not None:
-        return "torch's flash attention with boundaries was not checked on ROCm"
     if not torch._C._get_flash_sdp_enabled():
         return "flash attention is switched off in torch"
     return unfit(query, key, value)

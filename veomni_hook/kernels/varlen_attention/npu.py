@@ -9,8 +9,7 @@ Mutates: nothing; the host waits for boundaries that it does not know.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -18,7 +17,7 @@ import torch
 from torch import Tensor
 
 from veomni_hook.kernels.shared import ascend
-from veomni_hook.kernels.shared.autograd import gradients, is_recorded
+from veomni_hook.kernels.shared.autograd import differentiable
 from veomni_hook.kernels.varlen_attention import operand_checks, reference
 from veomni_hook.kernels.varlen_attention.operand_checks import dtype_of, lengths_of
 
@@ -29,37 +28,34 @@ _LAYOUT = "TND"
 _MOST_SEGMENTS, _MOST_POSITIONS, _MOST_HEADS, _WIDEST = 1024, 1 << 20, 256, 768
 
 
-class _Attention(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, ends: list[int], scale: float) -> Tensor:
-        y, largest, total, *_ = ascend.call(
-            "npu_fusion_attention", query, key, value, query.shape[1], _LAYOUT,
-            scale=scale, actual_seq_qlen=ends, actual_seq_kvlen=ends,
-        )  # fmt: skip
-        ctx.save_for_backward(query, key, value, y, largest, total)
-        ctx.ends, ctx.scale = ends, scale
-        return y  # type: ignore[no-any-return]
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, y, largest, total = ctx.saved_tensors
-        wanted = ctx.needs_input_grad
-        if is_recorded():
-            formula = partial(_definition, ctx.ends, ctx.scale)
-            return *gradients(formula, (query, key, value), wanted[:3], (dy,)), None, None
-        # Later releases return the gradient of sinks as well.
-        dq, dk, dv, *_ = ascend.call(
-            "npu_fusion_attention_grad", query, key, value, dy.contiguous(), query.shape[1], _LAYOUT,
-            softmax_max=largest, softmax_sum=total, attention_in=y,
-            scale_value=ctx.scale, actual_seq_qlen=ctx.ends, actual_seq_kvlen=ctx.ends,
-        )  # fmt: skip
-        return *(each if want else None for each, want in zip((dq, dk, dv), wanted, strict=False)), None, None
+def _forward(query: Tensor, key: Tensor, value: Tensor, ends: list[int], scale: float) -> tuple[Tensor, ...]:
+    y, largest, total, *_ = ascend.call(
+        "npu_fusion_attention", query, key, value, query.shape[1], _LAYOUT,
+        scale=scale, actual_seq_qlen=ends, actual_seq_kvlen=ends,
+    )  # fmt: skip
+    return y, largest, total
 
 
-def _definition(ends: list[int], scale: float, *operands: Tensor) -> Tensor:
-    query, key, value = (each.transpose(0, 1).unsqueeze(0) for each in operands)
+def _gradients(saved: Sequence[Tensor], rest: tuple[list[int], float], _: Any, dy: Tensor) -> list[Tensor]:
+    query, key, value, y, largest, total = saved
+    ends, scale = rest
+    # Later releases return the gradient of sinks as well.
+    slopes = ascend.call(
+        "npu_fusion_attention_grad", query, key, value, dy.contiguous(), query.shape[1], _LAYOUT,
+        softmax_max=largest, softmax_sum=total, attention_in=y,
+        scale_value=scale, actual_seq_qlen=ends, actual_seq_kvlen=ends,
+    )  # fmt: skip
+    return slopes[:3]  # type: ignore[no-any-return]
+
+
+def _definition(query: Tensor, key: Tensor, value: Tensor, ends: list[int], scale: float) -> Tensor:
+    query, key, value = (x.transpose(0, 1).unsqueeze(0) for x in (query, key, value))
     bounds = torch.tensor([0, *ends])
     return reference.full(query, key, value, bounds, reference.full, {"scaling": scale})[0]
+
+
+#: Takes query, key, value, the ends of segments and the scale.
+_attention: Callable[..., Tensor] = differentiable(_forward, _gradients, _definition, tensors=3, reread=(0,))
 
 
 def full(
@@ -76,8 +72,7 @@ def full(
     scaling = options.get("scaling")
     scale = query.shape[3] ** -0.5 if scaling is None else scaling
     ends = [*accumulate(filter(None, lengths_of(cu_seqlens)))]
-    y: Tensor = _Attention.apply(*tensors, ends, scale)  # type: ignore[no-untyped-call]
-    return y.unsqueeze(0)
+    return _attention(*tensors, ends, scale).unsqueeze(0)
 
 
 def refuses(owner: Any, query: Any, key: Any, value: Any, cu_seqlens: Any, *others: Any) -> str | None:

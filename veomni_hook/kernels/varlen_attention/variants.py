@@ -12,7 +12,7 @@ _FLASH = backend(
     ".flash:{variant}",
     refuses=".flash:refuses",
     loses=".flash:loses",
-    requires=Requirement(devices=("cuda",), min_capability=(8, 0), distributions=("torch>=2.6",)),
+    requires=Requirement(devices=("cuda",), min_capability=(8, 0), distributions=("torch>=2.6",), rocm=False),
     description="torch's flash attention with boundaries: one launch for all segments, half precision",
 )
 _FLASH_ATTN = backend(

@@ -25,9 +25,10 @@ from veomni_hook.patches.routes.guards import guard
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Code, Reason, Site, Status, slot_name
 
-__all__ = ["CANDIDATES", "OP", "find"]
+__all__ = ["CANDIDATES", "OP", "WORDS", "find"]
 
 OP = "add_layer_norm"
+WORDS = "LayerNorm"
 CANDIDATES = (
     "every method that assigns a sum to a name and in the next statement, or after one that copies the name, "
     "calls one of its own norms with it: an attribute to which __init__ assigns a call of torch's LayerNorm"

@@ -27,7 +27,7 @@ from veomni_hook.patches.routes.guards import guard
 from veomni_hook.patches.routes.view import ModuleView, called_otherwise, defining, initialised_by
 from veomni_hook.patches.site import Code, Reason, Site, Status, skipped_at_calls, slot_name
 
-__all__ = ["CANDIDATES", "OP", "Added", "added_runs", "find", "has_self", "is_the_call"]
+__all__ = ["CANDIDATES", "OP", "WORDS", "Added", "added_runs", "find", "has_self", "is_the_call"]
 
 
 @dataclass(frozen=True)
@@ -101,6 +101,7 @@ def _is_name(node: object, name: str) -> bool:
 
 
 OP = "add_rms_norm"
+WORDS = "RMSNorm | mean( rsqrt( | mean( pow("
 CANDIDATES = (
     "every method that assigns a sum to a name and in the next statement, or after one that copies the name, "
     "calls one of its own RMSNorms with it: a module that __init__ creates from a class of the file whose "

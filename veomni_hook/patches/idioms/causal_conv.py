@@ -20,9 +20,10 @@ from veomni_hook.patches.idioms.position_mixing import handed_down, mixing
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Code, Missed, Site, Status
 
-__all__ = ["CANDIDATES", "OP", "find"]
+__all__ = ["CANDIDATES", "OP", "WORDS", "find"]
 
 OP = "causal_conv"
+WORDS = "causal_conv1d"
 CANDIDATES = (
     "every method that calls a function whose name contains causal_conv1d, except the functions that update"
     " a cache token by token (causal_conv1d_update)"

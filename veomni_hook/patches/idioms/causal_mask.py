@@ -23,9 +23,10 @@ from veomni_hook.patches.routes.guards import before_body
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Code, Missed, Site, Status
 
-__all__ = ["CANDIDATES", "OP", "find"]
+__all__ = ["CANDIDATES", "OP", "WORDS", "find"]
 
 OP = "causal_mask"
+WORDS = "is_tracing | is_torchdynamo_exporting"
 CANDIDATES = "nothing is counted: this is where masks are left out, and no kernel computes them"
 
 _CODE = """\

@@ -27,9 +27,10 @@ from veomni_hook.patches.routes.guards import in_place
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Code, Missed, Reason, Site, Status
 
-__all__ = ["CANDIDATES", "OP", "find"]
+__all__ = ["CANDIDATES", "OP", "WORDS", "find"]
 
 OP = "count_check"
+WORDS = "torch_compilable_check | get_placeholder_mask"
 CANDIDATES = (
     "every method and function that passes torch_compilable_check a message with the words tokens and"
     " features or placeholder, or is named get_placeholder_mask and raises an error"

@@ -15,9 +15,10 @@ from veomni_hook.patches.idioms.function_calls import Declared, calls_named, che
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Missed, Site, Status
 
-__all__ = ["CANDIDATES", "OP", "find", "separated_methods"]
+__all__ = ["CANDIDATES", "OP", "WORDS", "find", "separated_methods"]
 
 OP = "gated_delta_rule"
+WORDS = "chunk delta"
 CANDIDATES = (
     "every method that calls a function whose name contains chunk and delta (torch_chunk_gated_delta_rule,"
     " chunk_kimi_delta_attention); the functions that decode token by token are not counted"

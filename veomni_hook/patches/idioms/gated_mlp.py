@@ -56,6 +56,7 @@ __all__ = [
     "ACTIVATIONS",
     "CANDIDATES",
     "OP",
+    "WORDS",
     "find",
     "gated_products",
     "holds_experts",
@@ -168,6 +169,7 @@ def project_together(call: ast.Call, slot: str) -> None:
 
 
 OP = "gated_mlp"
+WORDS = ""
 CANDIDATES = (
     "Every class, other than experts, that uses gate_proj, up_proj and down_proj, or a fused gate_up "
     "projection, and an activation; or that multiplies an activated projection with a projection."

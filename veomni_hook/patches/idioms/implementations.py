@@ -24,10 +24,11 @@ from veomni_hook.patches.routes.guards import after_body, before_body
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Site, Status
 
-__all__ = ["CANDIDATES", "OP", "find"]
+__all__ = ["CANDIDATES", "OP", "WORDS", "find"]
 
 #: The op that lists it; its sites name their own.
 OP = "attention"
+WORDS = "_attn_implementation_internal | _experts_implementation_internal"
 CANDIDATES = "nothing is counted: these are the switches of attention and experts, not attention and experts"
 
 #: Parameters that the setter of a model may have beside the value.

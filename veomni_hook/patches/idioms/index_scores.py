@@ -25,9 +25,10 @@ from veomni_hook.patches.routes.view import Method, ModuleView
 from veomni_hook.patches.site import Code, Reason, Site, Status, slot_name
 from veomni_hook.patterns import pattern_file
 
-__all__ = ["CANDIDATES", "OP", "find"]
+__all__ = ["CANDIDATES", "OP", "WORDS", "find"]
 
 OP = "index_scores"
+WORDS = "matmul( | einsum("
 CANDIDATES = (
     "every forward of a class whose name contains Indexer that calls matmul or einsum; elsewhere, every"
     " method that calls relu and has one of the formulas"

@@ -15,9 +15,10 @@ from veomni_hook.patches.idioms.norms import PARAMETER, forward_site, is_centred
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Site
 
-__all__ = ["CANDIDATES", "OP", "find"]
+__all__ = ["CANDIDATES", "OP", "WORDS", "find"]
 
 OP = "layer_norm"
+WORDS = "LayerNorm"
 CANDIDATES = (
     "every class whose name contains LayerNorm, and whose forward (with the methods that it calls on itself)"
     " subtracts a mean or calls torch's layer_norm; a class that inherits its forward counts with the class"

@@ -38,7 +38,7 @@ from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Code, Reason, Site, SlotSpec, Status, formula_slot
 from veomni_hook.patterns import pattern_file
 
-__all__ = ["CANDIDATES", "OP", "Case", "find", "forms", "spellings"]
+__all__ = ["CANDIDATES", "OP", "WORDS", "Case", "find", "forms", "spellings"]
 
 OP = "load_balancing_loss"
 _IN_PLACE = "scatter_add_"
@@ -162,6 +162,7 @@ def _is_rewritten(node: ast.AST) -> bool:
     return isinstance(node, ast.ListComp) or (isinstance(node, ast.Attribute) and node.attr == _IN_PLACE)
 
 
+WORDS = "load_balancing_loss"
 CANDIDATES = "Every function whose name contains load_balancing_loss."
 _NAME = re.compile("load_balancing_loss")
 

@@ -40,7 +40,7 @@ from veomni_hook.patches.routes.guards import before_statement, guard
 from veomni_hook.patches.routes.view import Method, ModuleView
 from veomni_hook.patches.site import Code, Reason, Site, Status, slot_name
 
-__all__ = ["CANDIDATES", "OP", "ChannelSearch", "find", "is_wide"]
+__all__ = ["CANDIDATES", "OP", "WORDS", "ChannelSearch", "find", "is_wide"]
 
 OP = "log_decay"
 _PARAMETERS = {"A_log", "dt_bias"}
@@ -217,6 +217,7 @@ def _source(node: Node, receiver: str) -> str:
     return source(node, receiver)
 
 
+WORDS = "exp("
 CANDIDATES = (
     "every method with a statement that calls softplus and exp; every other forward that reads self.A_log and"
     " self.dt_bias and calls exp and one of softplus, sigmoid and log"

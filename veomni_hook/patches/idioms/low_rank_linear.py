@@ -19,9 +19,10 @@ from veomni_hook.patches.routes.guards import ask, before_statement
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Code, Missed, Site, Status, formula_slot
 
-__all__ = ["CANDIDATES", "OP", "find"]
+__all__ = ["CANDIDATES", "OP", "WORDS", "find"]
 
 OP = "low_rank_linear"
+WORDS = ""
 CANDIDATES = (
     "every forward with a loop that multiplies up(down(dropout(x))) by a scale, all of which it looks up "
     "in dictionaries of the module"

@@ -44,9 +44,10 @@ from veomni_hook.patches.routes.view import Method, ModuleView
 from veomni_hook.patches.site import Code, Reason, Site, Status, slot_name
 from veomni_hook.patterns import pattern_file
 
-__all__ = ["CANDIDATES", "OP", "find"]
+__all__ = ["CANDIDATES", "OP", "WORDS", "find"]
 
 OP = "moe_router"
+WORDS = "topk"
 CANDIDATES = (
     "Every forward of a class whose name contains Router, Gate or Gating, and every method whose name "
     "contains route, that calls topk, itself or in a method of its class that it calls."

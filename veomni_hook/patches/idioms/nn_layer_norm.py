@@ -29,6 +29,7 @@ __all__ = [
     "NORM",
     "OP",
     "VARIANT",
+    "WORDS",
     "collections_of_norms",
     "find",
     "norms_by_class",
@@ -37,6 +38,7 @@ __all__ = [
 
 OP = "nn_layer_norm"
 VARIANT = "rounded_once"
+WORDS = "LayerNorm"
 CANDIDATES = (
     "every method that calls one of its own attributes to which __init__ assigns a call of torch's LayerNorm,"
     " maybe in one branch of a condition; and every class whose __init__ uses torch's LayerNorm in another"

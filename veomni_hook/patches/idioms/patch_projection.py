@@ -25,10 +25,20 @@ from veomni_hook.patches.reasons import Code, Reason
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Site
 
-__all__ = ["CANDIDATES", "OP", "VARIANT", "convolutions_by_class", "difference", "find", "other_uses"]
+__all__ = [
+    "CANDIDATES",
+    "OP",
+    "VARIANT",
+    "WORDS",
+    "convolutions_by_class",
+    "difference",
+    "find",
+    "other_uses",
+]
 
 OP = "patch_projection"
 VARIANT = "disjoint_blocks"
+WORDS = "Conv"
 CANDIDATES = (
     "every method that calls one of its own attributes to which __init__ assigns a call of torch's Conv1d,"
     " Conv2d or Conv3d whose stride is the same expression as its kernel_size, other than 1, maybe in one"

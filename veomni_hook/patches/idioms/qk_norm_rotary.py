@@ -30,7 +30,7 @@ from veomni_hook.patches.routes.guards import guard
 from veomni_hook.patches.routes.view import Method, ModuleView, called_otherwise
 from veomni_hook.patches.site import Code, Reason, Site, Status, formula_slot, skipped_at_calls
 
-__all__ = ["CANDIDATES", "OP", "TurnedNorms", "find"]
+__all__ = ["CANDIDATES", "OP", "WORDS", "TurnedNorms", "find"]
 
 HEADS_FIRST = Template("X.transpose(1, 2)")
 
@@ -169,6 +169,7 @@ def _tensor(function: FunctionNode, node: ast.expr) -> str:
 
 
 OP = "qk_norm_rotary"
+WORDS = "apply RMSNorm | apply mean("
 CANDIDATES = (
     "every forward that passes two locals to a function whose name matches apply.*(rotary|rope), where both"
     " hold results of norms: attributes that __init__ creates from classes with an rms_norm candidate"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable
 from importlib import import_module
+from importlib.resources import files
 from types import ModuleType
 
 from veomni_hook.errors import IdiomError
@@ -12,53 +14,26 @@ from veomni_hook.patches.code.tree import forget_walks
 from veomni_hook.patches.routes.view import ModuleView, settled
 from veomni_hook.patches.site import Site
 
-__all__ = ["IDIOMS", "LAYER_LOOPS", "OPTIONAL", "SPEECH", "asked", "every_idiom", "idioms", "recognise"]
+__all__ = ["IDIOMS", "OPTIONAL", "asked", "every_idiom", "idioms", "recognise"]
 
-#: Modules below this package, in the order of listings; each has ``OP``, ``CANDIDATES`` and ``find``. All
-#: words of one alternative are in each text in which it finds something; an idiom without words may in any.
-IDIOMS = {
-    "rms_norm": "RMSNorm | mean( rsqrt( | mean( pow(",
-    "add_rms_norm": "RMSNorm | mean( rsqrt( | mean( pow(",
-    "layer_norm": "LayerNorm",
-    "add_layer_norm": "LayerNorm",
-    "nn_layer_norm": "LayerNorm",
-    "rotary": "apply | Apply | APPLY",
-    "qk_norm_rotary": "apply RMSNorm | apply mean(",
-    "hyper_connection.find": "HyperConnection | HyperHead | hc_mult | hc_count",
-    "hyper_connection.mixed": "_hc( | hyper_connection(",
-    "gated_mlp": "",
-    "low_rank_linear": "",
-    "row_merge.find": "masked_scatter",
-    "row_merge.added": "mask",
-    "row_merge.joined": "zeros( .sum()",
-    "count_check": "torch_compilable_check | get_placeholder_mask",
-    "patch_projection": "Conv",
-    "attention.find": "eager_attention_forward sinks | eager_attention_forward softcap",
-    "implementations": "_attn_implementation_internal | _experts_implementation_internal",
-    "attention.window": "",
-    "varlen_attention": "cu_seqlens get_interface",
-    "gated_delta_rule": "chunk delta",
-    "causal_conv": "causal_conv1d",
-    "log_decay": "exp(",
-    "index_scores": "matmul( | einsum(",
-    "sample_boundaries": "",
-    "moe_experts.find": "Experts | NaiveMoe | expert Parameter(",
-    "moe_experts.checkpoints": "_load_pretrained_model",
-    "moe_router": "topk",
-    "load_balancing_loss": "load_balancing_loss",
-    "linear_cross_entropy.find": ".loss_function",
-    "linear_cross_entropy.sequence_classification": "logits",
-    "causal_mask": "is_tracing | is_torchdynamo_exporting",
-    "host_metadata.find": "",
-    "absent_modality.find": "_features(",
-}
+_DECLARED = re.compile(r'^(WORDS|SETTING) = "(.*)"$', re.MULTILINE)
 
-#: The idiom that applies only where processes share sequences.
-LAYER_LOOPS = "layer_loop.find"
-#: The idiom that applies only where the parts of a model that make speech are left out.
-SPEECH = "speech"
-#: The idioms that apply only with a setting; they ask for no kernel.
-OPTIONAL = (LAYER_LOOPS, SPEECH)
+
+def _declared() -> dict[str, dict[str, str]]:
+    """What every idiom declares, by its module below this package, by alphabet; imports none of them."""
+    room = files(__name__.rpartition(".")[0])
+    modules = {path.name: path for path in room.iterdir()}
+    for folder in [path for path in modules.values() if path.is_dir()]:
+        modules |= {f"{folder.name}.{path.name}": path for path in folder.iterdir()}
+    texts = {n.removesuffix(".py"): path for n, path in sorted(modules.items()) if n.endswith(".py")}
+    found = {name: dict(_DECLARED.findall(path.read_text("utf-8"))) for name, path in texts.items()}
+    return {name: declared for name, declared in found.items() if "WORDS" in declared}
+
+
+_EVERY = _declared()
+#: The words of each idiom that applies without a setting, and the setting of each other one.
+IDIOMS = {name: declared["WORDS"] for name, declared in _EVERY.items() if "SETTING" not in declared}
+OPTIONAL = {name: declared["SETTING"] for name, declared in _EVERY.items() if "SETTING" in declared}
 
 
 def idioms(source: str | None = None) -> tuple[ModuleType, ...]:
@@ -95,6 +70,12 @@ def recognise(document: Document, *, optional: Collection[str] = ()) -> list[Sit
     Raises:
         IdiomError: an idiom fails on the module.
     """
+    if not IDIOMS:
+        what, fix = (
+            "idioms cannot be read: the package has compiled files only",
+            "install it with its sources",
+        )
+        raise IdiomError(what, where=document.module, fix=fix)
     view = ModuleView(document)
     sites: list[Site] = []
     for idiom in asked(optional, document.source):

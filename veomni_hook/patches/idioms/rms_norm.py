@@ -15,9 +15,10 @@ from veomni_hook.patches.idioms.norms import PARAMETER, forward_site, is_centred
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Site
 
-__all__ = ["CANDIDATES", "OP", "find"]
+__all__ = ["CANDIDATES", "OP", "WORDS", "find"]
 
 OP = "rms_norm"
+WORDS = "RMSNorm | mean( rsqrt( | mean( pow("
 CANDIDATES = (
     "every class with a forward whose name contains RMSNorm, or whose forward (with the methods that it calls"
     " on itself) calls rsqrt or pow, and mean, and subtracts no mean; a class that inherits its forward"

@@ -33,9 +33,10 @@ from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Code, Reason, Site, SlotSpec, Status, formula_slot, slot_name
 from veomni_hook.patterns import pattern_file
 
-__all__ = ["CANDIDATES", "OP", "find"]
+__all__ = ["CANDIDATES", "OP", "WORDS", "find"]
 
 OP = "rotary"
+WORDS = "apply | Apply | APPLY"
 CANDIDATES = "Every function and method whose name matches apply.*(rotary|rope)."
 
 _NAME = re.compile(r"apply.*(rotary|rope)", re.IGNORECASE)

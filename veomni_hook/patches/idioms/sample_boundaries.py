@@ -31,9 +31,10 @@ from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Code, Reason, Site, Status
 from veomni_hook.patches.upstream_names import names
 
-__all__ = ["CANDIDATES", "OP", "find"]
+__all__ = ["CANDIDATES", "OP", "WORDS", "find"]
 
 OP = "sample_boundaries"
+WORDS = ""
 CANDIDATES = (
     "in a module with a class that mixes the positions of a row (it calls a causal convolution, a rule of"
     " deltas or a scan, gives a cache the state of one, or gets it as rnn_state), every forward that takes"

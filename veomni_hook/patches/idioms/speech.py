@@ -30,6 +30,8 @@ __all__ = [
     "BUILT",
     "CANDIDATES",
     "OP",
+    "SETTING",
+    "WORDS",
     "Speech",
     "find",
     "has_forward",
@@ -181,6 +183,8 @@ def _made(view: ModuleView, value: ast.expr) -> str:
 
 
 OP = "speech"
+WORDS = ""
+SETTING = "speech"
 CANDIDATES = "every class whose __init__ assigns has_talker, or that defines enable_talker"
 
 _VARIANT = "left_out"

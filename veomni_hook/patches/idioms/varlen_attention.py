@@ -22,10 +22,11 @@ from veomni_hook.patches.routes.guards import guard
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Code, Missed, Site, Status, slot_name
 
-__all__ = ["CANDIDATES", "OP", "VARIANT", "find", "read"]
+__all__ = ["CANDIDATES", "OP", "VARIANT", "WORDS", "find", "read"]
 
 OP = "varlen_attention"
 VARIANT = "full"
+WORDS = "cu_seqlens get_interface"
 CANDIDATES = (
     "every method with a parameter whose name contains cu_seqlens that looks an attention function up"
     " (get_interface)"

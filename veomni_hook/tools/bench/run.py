@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from veomni_hook import accelerator
+from veomni_hook.kernels.problem import Problem, Side
 from veomni_hook.tools.bench.limits import bandwidth, product
-from veomni_hook.tools.bench.problem import Problem, Side
 from veomni_hook.tools.bench.timing import by_turns, host_time, peak_bytes, wall_time
 
 __all__ = ["Row", "measured"]

@@ -74,9 +74,9 @@ def bench(  # noqa: PLR0913 - the options of the command
     host has separate entries. If a run is interrupted, the file of --out holds what was measured, and names
     the ops that were not finished.
     """
-    from veomni_hook.tools.bench.problems import OPS, checked, problems
+    from veomni_hook.tools.bench.cases import benchmarks, checked, problems
 
-    names = checked(ops or list(OPS))
+    names = checked(ops or [*benchmarks()])
     import torch
 
     from veomni_hook.tools.bench import record
@@ -116,9 +116,9 @@ def bench(  # noqa: PLR0913 - the options of the command
 
 def complete_op(incomplete: str) -> list[str]:
     """Complete the name of an op for the shell."""
-    from veomni_hook.tools.bench.problems import OPS
+    from veomni_hook.tools.bench.cases import benchmarks
 
-    return [op for op in OPS if op.startswith(incomplete)]
+    return [op for op in benchmarks() if op.startswith(incomplete)]
 
 
 def _said(row: Row) -> str:

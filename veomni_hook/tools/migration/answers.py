@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from veomni_hook.kernels.selection.registry import built_in
 from veomni_hook.tools.migration import vocabulary as words
 from veomni_hook.tools.migration.concerns import Concern
 
@@ -81,8 +82,6 @@ _PLANNED: Mapping[str, str] = {
     "dsa_indexer_implementation": "`index_scores` computes scores alone, no selection",
     "dsa_attention_implementation": "chosen keys are a mask for torch's attention",
 }
-#: Ops of routes that ask for no kernel.
-_NO_KERNELS = frozenset({"sample_boundaries", "host_metadata", "absent_modality", "count_check", "row_join"})
 _SLOT = re.compile(rf"(?:{words.OP_SLOT}|{words.CONFIG_SLOT}) ([\w/]+)")
 _LOG_PROBS = "`loss_options(token_outputs=True)`: fields of the output with gradients, not `fused_linear_aux`"
 _OUTPUTS = "log-probabilities are outputs only where the loss is routed"
@@ -134,5 +133,5 @@ def _of_kernel(concern: Concern, routes: Sequence[str]) -> Answer:
     """An answer for a kernel that is called without a slot."""
     if concern.evidence.startswith("drops "):
         return Answer(NOT_NEEDED, _HUB)
-    kernels = [route for route in routes if route.partition("/")[0] not in _NO_KERNELS]
+    kernels = [route for route in routes if route.partition("/")[0] in built_in()]
     return Answer(HERE, ", ".join(kernels)) if kernels else Answer(NOT_YET, "no kernel")

@@ -8,37 +8,13 @@ from typing import TYPE_CHECKING, Any
 from veomni_hook.batch_invariance import mode
 from veomni_hook.kernels.explain.rows import Row
 from veomni_hook.kernels.selection.declaration import EAGER
+from veomni_hook.kernels.selection.registry import registry
 
 if TYPE_CHECKING:
     from torch import nn
 
 __all__ = ["notes_on_invariance"]
 
-#: Ops whose upstream code consists of functions of single numbers, of matrix products, or of ops with rows of
-#: their own; or that compute no rows.
-_ANYWHERE = {
-    "add_layer_norm",
-    "add_rms_norm",
-    "attention",
-    "gated_mlp",
-    "load_balancing_loss",
-    "log_decay",
-    "low_rank_linear",
-    "patch_projection",
-    "qk_norm_rotary",
-    "rotary",
-    "row_merge",
-}
-#: Ops whose upstream code adds along rows: on a CPU one row after the other, on a GPU as the batch suggests.
-_ON_CPU = {
-    "hyper_connection",
-    "layer_norm",
-    "linear_cross_entropy",
-    "moe_experts",
-    "moe_router",
-    "nn_layer_norm",
-    "rms_norm",
-}
 _SDPA = "sdpa"
 
 
@@ -54,8 +30,8 @@ def notes_on_invariance(model: nn.Module, rows: Iterable[Row], device: str) -> I
 
 
 def _of_rows(rows: Iterable[Row], device: str) -> Iterator[str]:
-    known = _ANYWHERE | (_ON_CPU if device == "cpu" else set())
-    found = {(row.op, row.kind, row.reason) for row in rows if row.backend == EAGER and row.op not in known}
+    doubtful = {name for name, op in registry.ops().items() if device not in op.invariant}
+    found = {(row.op, row.kind, row.reason) for row in rows if row.backend == EAGER and row.op in doubtful}
     for op, kind, reason in sorted(found):
         yield f"{op} in {kind}: upstream's code ({reason})"
 

@@ -41,6 +41,7 @@ _STATUS = {
     "missed": "not recognised",
     "unbound": "no module to attach a kernel to",
     "no kernel": "no kernel exists",
+    "unchosen": "no kernel is chosen",
 }
 _ROUTE = "route"
 _NONE = (NO_KERNEL, REPLACED, NOT_CALLED)

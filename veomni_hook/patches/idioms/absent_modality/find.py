@@ -43,9 +43,10 @@ from veomni_hook.patches.routes.guards import before_statement, tuple_of
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Code, Missed, Reason, Site, Status
 
-__all__ = ["CANDIDATES", "OP", "find"]
+__all__ = ["CANDIDATES", "OP", "WORDS", "find"]
 
 OP = "absent_modality"
+WORDS = "_features("
 CANDIDATES = (
     "every call of self.get_image_features, self.get_video_features or self.get_audio_features in a forward,"
     " below an if, or in a method that the forward calls"

@@ -21,9 +21,10 @@ from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Code, Reason, Site, SlotSpec, Status, formula_slot
 from veomni_hook.patterns import pattern_file
 
-__all__ = ["CANDIDATES", "OP", "find"]
+__all__ = ["CANDIDATES", "OP", "WORDS", "find"]
 
 OP = "attention"
+WORDS = "eager_attention_forward sinks | eager_attention_forward softcap"
 CANDIDATES = "Every function named eager_attention_forward that mentions sinks or softcap."
 
 _NAME = "eager_attention_forward"

@@ -22,9 +22,10 @@ from veomni_hook.patches.routes.guards import before_statement
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Code, Missed, Site, Status, formula_slot
 
-__all__ = ["CANDIDATES", "OP", "find"]
+__all__ = ["CANDIDATES", "OP", "WORDS", "find"]
 
 OP = "attention"
+WORDS = ""
 CANDIDATES = "nothing is counted: the function is one that all models share"
 
 _VARIANT = "sliding_window"

@@ -48,9 +48,10 @@ from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Code, Missed, Reason, Site, Status
 from veomni_hook.patches.upstream_names import ENDINGS, LENGTHS, POSITIONS, SECONDS
 
-__all__ = ["CANDIDATES", "OP", "find", "precomputed_names"]
+__all__ = ["CANDIDATES", "OP", "WORDS", "find", "precomputed_names"]
 
 OP = "host_metadata"
+WORDS = ""
 CANDIDATES = (
     "every function that takes precomputed results from its argument kwargs, every method named"
     " get_rope_index, every method named get_*_features that calls tolist or item or selects by a mask, and"

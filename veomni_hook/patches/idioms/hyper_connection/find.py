@@ -31,10 +31,11 @@ from veomni_hook.patches.routes.view import ModuleView, called_otherwise, defini
 from veomni_hook.patches.site import Code, Missed, Site, Status, formula_slot, skipped_at_calls
 from veomni_hook.patterns import pattern_file
 
-__all__ = ["CANDIDATES", "OP", "PART", "find"]
+__all__ = ["CANDIDATES", "OP", "PART", "WORDS", "find"]
 
 OP = "hyper_connection"
 PART = "weights"
+WORDS = "HyperConnection | HyperHead | hc_mult | hc_count"
 CANDIDATES = (
     "every forward of a class whose name contains HyperConnection or HyperHead, or that reads self.hc_mult or"
     " self.hc_count (part weights)"

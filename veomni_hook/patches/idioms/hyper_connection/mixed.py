@@ -22,9 +22,10 @@ from veomni_hook.patches.routes.guards import in_place
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Code, Reason, Site, Status, formula_slot
 
-__all__ = ["CANDIDATES", "OP", "PART", "find"]
+__all__ = ["CANDIDATES", "OP", "PART", "WORDS", "find"]
 
 PART = "mix"
+WORDS = "_hc( | hyper_connection("
 CANDIDATES = (
     "every forward that unpacks the result of one of its own attributes whose name ends in _hc or"
     " hyper_connection (part mix)"

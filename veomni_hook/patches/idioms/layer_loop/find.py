@@ -30,9 +30,11 @@ from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Code, Missed, Reason, Site, Status
 from veomni_hook.patches.upstream_names import names
 
-__all__ = ["CANDIDATES", "OP", "find"]
+__all__ = ["CANDIDATES", "OP", "SETTING", "WORDS", "find"]
 
 OP = "layer_loop"
+WORDS = ""
+SETTING = "parallel"
 CANDIDATES = (
     "every forward that takes input_ids and loops over modules of its own, calling each, or makes a mask and "
     "calls a module of its own that loops (part base_model); other loops over layers with attention (tower)"

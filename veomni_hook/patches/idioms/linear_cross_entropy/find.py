@@ -32,7 +32,7 @@ from veomni_hook.patches.routes.guards import before_statement
 from veomni_hook.patches.routes.view import ModuleView, linear_otherwise
 from veomni_hook.patches.site import Code, Missed, Reason, Site, Status, formula_slot
 
-__all__ = ["CANDIDATES", "NOT_CAUSAL", "OP", "find"]
+__all__ = ["CANDIDATES", "NOT_CAUSAL", "OP", "WORDS", "find"]
 
 OP = "linear_cross_entropy"
 VARIANT = "next_token"
@@ -41,6 +41,7 @@ CAP = Template("def forward(self, LOGITS):\n    return torch.tanh(LOGITS / self.
 PARTS = ("causal_lm", "other_loss")
 #: The beginning of the reason for a loss that is not a loss of tokens.
 NOT_CAUSAL = "not a causal-LM loss"
+WORDS = ".loss_function"
 CANDIDATES = (
     "Every method that calls self.loss_function. Those that pass a vocabulary size (keyword vocab_size, or "
     "a third positional argument named *_size) are the causal-LM loss tails (part causal_lm); the others "

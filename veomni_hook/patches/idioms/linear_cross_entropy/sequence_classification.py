@@ -23,10 +23,11 @@ from veomni_hook.patches.routes.guards import in_place
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Code, Missed, Site, Status, slot_name
 
-__all__ = ["CANDIDATES", "OP", "find", "is_candidate"]
+__all__ = ["CANDIDATES", "OP", "WORDS", "find", "is_candidate"]
 
 OP = "linear_cross_entropy"
 VARIANT = "last_token"
+WORDS = "logits"
 CANDIDATES = (
     "Every forward whose output's logits are selected from, or a mean of, what one of its modules makes: it "
     "scores all positions of a sequence and classifies by one of them."

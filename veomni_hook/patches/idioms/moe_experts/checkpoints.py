@@ -19,9 +19,10 @@ from veomni_hook.patches.routes.guards import before_statement
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Code, Reason, Site, Status
 
-__all__ = ["CANDIDATES", "OP", "find"]
+__all__ = ["CANDIDATES", "OP", "WORDS", "find"]
 
 OP = "moe_experts"
+WORDS = "_load_pretrained_model"
 CANDIDATES = "nothing is counted: this is where checkpoints are loaded, not experts"
 
 _START, _LOAD, _FINISH = "from_pretrained", "_load_pretrained_model", "_finalize_model_loading"

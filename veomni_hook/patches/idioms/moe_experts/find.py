@@ -45,9 +45,10 @@ from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Code, Missed, Site, Status, slot_name
 from veomni_hook.patterns import pattern_file
 
-__all__ = ["CANDIDATES", "OP", "find"]
+__all__ = ["CANDIDATES", "OP", "WORDS", "find"]
 
 OP = "moe_experts"
+WORDS = "Experts | NaiveMoe | expert Parameter("
 CANDIDATES = (
     "a class whose name ends in Experts or NaiveMoe, or that holds a parameter of three dimensions "
     "of which the first is named after experts"

@@ -19,9 +19,10 @@ from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Code, Reason, Site, Status, formula_slot
 from veomni_hook.patterns import pattern_file
 
-__all__ = ["CANDIDATES", "OP", "PART", "find", "operands_of"]
+__all__ = ["CANDIDATES", "OP", "PART", "WORDS", "find", "operands_of"]
 
 PART = "addition"
+WORDS = "mask"
 CANDIDATES = (
     "every method and function that adds something to the elements of a tensor at an index whose text"
     " contains mask (part addition)"

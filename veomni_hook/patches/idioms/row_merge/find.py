@@ -20,11 +20,12 @@ from veomni_hook.patches.idioms.add_rms_norm import has_self
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Code, Missed, Reason, Site, Status, slot_name
 
-__all__ = ["CANDIDATES", "OP", "PART", "find"]
+__all__ = ["CANDIDATES", "OP", "PART", "WORDS", "find"]
 
 OP = "row_merge"
 PART = "merge"
 VARIANT = "rows"
+WORDS = "masked_scatter"
 CANDIDATES = "every method and function that calls masked_scatter or masked_scatter_ (part merge)"
 
 _METHOD = "masked_scatter"

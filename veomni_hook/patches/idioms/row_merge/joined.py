@@ -20,9 +20,10 @@ from veomni_hook.patches.routes.guards import guard
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Code, Reason, Site, Status, formula_slot
 
-__all__ = ["CANDIDATES", "OP", "find"]
+__all__ = ["CANDIDATES", "OP", "WORDS", "find"]
 
 OP = "row_join"
+WORDS = "zeros( .sum()"
 CANDIDATES = (
     "every method and function that assigns elements of a tensor which new_zeros or zeros made with the sum"
     " of something as a size"

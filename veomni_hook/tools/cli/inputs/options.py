@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from veomni_hook.finders.prepare import Prepared
     from veomni_hook.patches.spec import PatchConfig
 
-SYSTEMS = ("cpu", "sm80", "sm90", "sm100", "ascend")
+SYSTEMS = ("cpu", "sm80", "sm90", "sm100", "rocm", "ascend")
 
 
 class Device(StrEnum):
@@ -69,7 +69,7 @@ SystemOption = Annotated[
     typer.Option(
         "--system",
         metavar="NAME",
-        help="Choose kernels for another machine with all packages: cpu, sm80, sm90, sm100 or ascend.",
+        help="Choose kernels for another machine with all packages: cpu, sm80, sm90, sm100, rocm or ascend.",
         autocompletion=complete_system,
         show_default=False,
     ),

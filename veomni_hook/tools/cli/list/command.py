@@ -170,10 +170,12 @@ class _Listed(NamedTuple):
 
 def _tell_modules(listed: _Listed, *, as_json: bool) -> bool:
     """Print modules and the configs that patch them; return whether every config could be loaded."""
+    from veomni_hook.settings import resolve
     from veomni_hook.tools.cli.list.rows import bare_row, config_rows, module_rows, registered_rows
 
     sources, fine = _sources()
-    rows = [*config_rows(listed.tree, sources, listed.wanted), *registered_rows(), *module_rows(listed.table)]
+    rows = [*config_rows(listed.tree, sources, listed.wanted), *registered_rows()]
+    rows += module_rows(listed.table, resolve().settings.kernels)
     if listed.everything:
         with_patches = {row["module"] for row in rows}
         rows += [bare_row(module) for module in listed.table if module not in with_patches]

@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from veomni_hook.kernels.selection.process_choice import unchosen
 from veomni_hook.locate import locate
 from veomni_hook.patches.idioms.recognise import OPTIONAL
 from veomni_hook.tools.cli.inputs.targets import MODELS, family_folder, family_of
@@ -41,9 +42,10 @@ def family_rows(table: Table) -> list[dict[str, Any]]:
     ]
 
 
-def module_rows(table: Table) -> list[dict[str, Any]]:
-    """Return a row for each module in which idioms patch something."""
-    found = {module: _routed(rows) for module, rows in table.items()}
+def module_rows(table: Table, kernels: str = "auto") -> list[dict[str, Any]]:
+    """Return a row for each module in which idioms patch something with this choice of kernels."""
+    left = {op: bool(unchosen(op, kernels)) for op in {row.op for rows in table.values() for row in rows}}
+    found = {module: [row for row in _routed(rows) if not left[row.op]] for module, rows in table.items()}
     return [_module_row(module, rows) for module, rows in found.items() if any(row.edited for row in rows)]
 
 

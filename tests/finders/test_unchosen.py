@@ -1,0 +1,45 @@
+"""Ops of which `auto` takes no kernel: their places are edited if a kernel is named before the import."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = """
+import json, sys, warnings
+import veomni_hook.install
+from importlib import import_module
+module = import_module(sys.argv[1])
+from veomni_hook import use_kernels
+with warnings.catch_warnings(record=True) as told:
+    warnings.simplefilter("always")
+    for ops in ({"rms_norm": "reference"}, {"nn_layer_norm": "reference"}, {"nn_layer_norm": "reference"}):
+        with use_kernels(**ops):
+            pass
+slots = [name for name in vars(module) if name.startswith("veomni_nn_layer_norm")]
+print(json.dumps([slots, [str(one.message) for one in told]]))
+"""
+
+
+@pytest.mark.parametrize("kernels", ["auto", "nn_layer_norm=reference"])
+@pytest.mark.parametrize("family", ["gpt2", "bros"], ids=["patched", "with no other op"])
+def test_a_name_that_comes_late_is_told_once(family: str, kernels: str, tmp_path: Path) -> None:
+    module = f"transformers.models.{family}.modeling_{family}"
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("VEOMNI_")}
+    environment |= {"VEOMNI_KERNELS": kernels, "VEOMNI_CACHE_DIR": str(tmp_path), "VEOMNI_BANNER": "0"}
+    for _ in ("miss", "hit"):
+        done = subprocess.run(
+            [sys.executable, "-c", SCRIPT, module],
+            capture_output=True, text=True, check=True, env=environment, cwd=Path(__file__).parents[2],
+        )  # fmt: skip
+        slots, told = json.loads(done.stdout.splitlines()[-1])
+        if kernels == "auto":
+            assert not slots and len(told) == 1
+            assert f"nn_layer_norm is chosen, but {module} was imported before" in told[0]
+        else:
+            assert slots and not told

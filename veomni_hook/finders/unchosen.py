@@ -1,0 +1,55 @@
+"""Ops of which `auto` takes no kernel: modules are edited for them only if the choice of kernels names one.
+
+What it names is a part of the key in the cache. If it names one later, a warning says which modules were
+imported without.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection
+
+from veomni_hook.finders.log import warn_once
+from veomni_hook.finders.outcome import NOTHING, Outcome
+from veomni_hook.finders.state import STATE
+from veomni_hook.kernels.selection import process_choice as kernels
+from veomni_hook.kernels.selection.registry import registry
+from veomni_hook.layout import shortened
+from veomni_hook.settings import Settings
+
+__all__ = ["asked_for"]
+
+
+def asked_for(settings: Settings) -> str:
+    """Return for which of these ops modules are edited, as a part of their keys; notice later choices."""
+    kernels.STATE.named = _warn_of_late
+    return ",".join(kernels.asked_for(settings.kernels))
+
+
+def _warn_of_late(ops: Collection[str]) -> None:
+    for op in ops:
+        if registry.by_name(op) and (
+            late := [m for m in STATE.outcomes if m in sys.modules and _lacks(m, op)]
+        ):
+            warn_once(
+                f"a kernel of {op} is chosen, but {shortened(late)} was imported before, when none was: its "
+                "places run upstream's code. Fix: name the kernel before the first import, by VEOMNI_KERNELS "
+                "or activate(kernels=...)",
+                about=f"unchosen {op}",
+            )
+
+
+def _lacks(module: str, op: str) -> bool:
+    """Whether a module was imported without its places of an op."""
+    outcome = STATE.outcomes[module]
+    if outcome.patched:
+        return any((s["op"], s["status"]) == (op, "unchosen") for s in outcome.report.get("missed", ()))
+    return outcome.reason == NOTHING and op in _ops_of(outcome)
+
+
+def _ops_of(outcome: Outcome) -> set[str]:
+    from veomni_hook.patches.code.document import Document  # reports of unpatched modules are not kept
+    from veomni_hook.patches.idioms.recognise import recognise
+
+    with open(outcome.origin, encoding="utf-8") as file:
+        return {site.op for site in recognise(Document(file.read(), outcome.module)) if site.edits}
