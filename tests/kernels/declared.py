@@ -8,7 +8,7 @@ from typing import Any
 from veomni_hook.kernels.selection.declaration import Kernel
 from veomni_hook.kernels.selection.registry import load_attribute, registry
 
-__all__ = ["kernel", "kernels", "pair", "reference"]
+__all__ = ["kernel", "kernels", "pair", "reference", "refusal"]
 
 
 def kernels(op: str, backend: str) -> dict[str, Kernel]:
@@ -19,6 +19,19 @@ def kernels(op: str, backend: str) -> dict[str, Kernel]:
 def kernel(op: str, variant: str, backend: str) -> Callable[..., Any]:
     """The code of a backend's kernel for a variant."""
     return load_attribute(kernels(op, backend)[variant].load)
+
+
+def refusal(op: str, variant: str, backend: str) -> Callable[..., str | None]:
+    """What says why a backend's kernel cannot take a call of a variant: its rules, as slots ask them."""
+    rules = [*map(load_attribute, registry.rules(kernels(op, backend)[variant]))]
+
+    def refuses(owner: Any, *operands: Any) -> str | None:
+        for rule in rules:
+            if (reason := rule(owner, *operands)) is not None:
+                return reason
+        return None
+
+    return refuses
 
 
 def reference(op: str, variant: str) -> Callable[..., Any]:

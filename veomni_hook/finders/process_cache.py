@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -68,8 +68,9 @@ def report_refusal(store: Store, *, temporary: bool = False) -> None:
 
 def stage1(upstream: Upstream, settings: Settings, names: Sequence[str]) -> str:
     """The first-stage key: everything that affects the output and is known without loading a config."""
-    from veomni_hook.finders.unchosen import asked_for  # loads the kernels' registry
+    from veomni_hook.kernels.selection import process_choice as kernels  # the first key loads the registry
 
+    kernels.STATE.named = _notice
     inprocess: list[tuple[str, str]] = []
     if registered := registered_for(upstream.module):
         from veomni_hook.finders.config_digest import config_digest  # loads ast; most processes register none
@@ -79,12 +80,19 @@ def stage1(upstream: Upstream, settings: Settings, names: Sequence[str]) -> str:
         module=upstream.module,
         upstream=upstream.data,
         engine=key.engine_digest(),
-        settings={**settings.of_text(), "kernels": asked_for(settings)},
+        settings={**settings.of_text(), "kernels": ",".join(kernels.asked_for(settings.kernels))},
         config_names=[_with_origin(name) for name in names],
         inprocess=inprocess,
         distribution=upstream.distribution,
         version=upstream.version,
     )
+
+
+def _notice(ops: Collection[str]) -> None:
+    """Kernels are chosen; what modules were imported without is part of their keys."""
+    from veomni_hook.finders.late_choices import warn_of_late
+
+    warn_of_late(ops)
 
 
 def stage2(stage: str, module: str, configs: Iterable[PatchConfig]) -> str:

@@ -172,7 +172,7 @@ def patch_source(
 
 
 def _asked_for(site: Site, unchosen: Callable[[str], str]) -> Site:
-    why = unchosen(site.op) if site.status is Status.ROUTED else ""
+    why = unchosen(site.op) if site.slots and site.status is Status.ROUTED else ""
     return site.left(why) if why else site
 
 

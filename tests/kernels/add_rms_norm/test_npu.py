@@ -10,14 +10,16 @@ from torch import nn
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RMSNorm
 
 from tests.kernels import declared
+from tests.kernels.declared import refusal
 from tests.kernels.matching import assert_matches
-from veomni_hook.kernels.add_rms_norm import npu
 from veomni_hook.kernels.selection.registry import registry
 
 pytestmark = pytest.mark.usefixtures("operators")
 
 VARIANTS = [*declared.kernels("add_rms_norm", "npu")]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+refuses = refusal("add_rms_norm", "cast_before_weight", "npu")
 
 
 def pair(variant):
@@ -84,9 +86,9 @@ def test_refuses():
     layer = Qwen3DecoderLayer.__new__(Qwen3DecoderLayer)
     a, b, _ = inputs((4, 6), torch.float32)
     norm = Qwen3RMSNorm(6)
-    assert npu.refuses(layer, a, b, norm, Qwen3RMSNorm) is None
-    assert "not the recognised class" in npu.refuses(layer, a, b, nn.Identity(), Qwen3RMSNorm)
-    assert "float64" in npu.refuses(layer, a.double(), b.double(), norm, Qwen3RMSNorm)
-    assert "does not match" in npu.refuses(layer, a, b, Qwen3RMSNorm(3), Qwen3RMSNorm)
+    assert refuses(layer, a, b, norm, Qwen3RMSNorm) is None
+    assert "not the recognised class" in refuses(layer, a, b, nn.Identity(), Qwen3RMSNorm)
+    assert "float64" in refuses(layer, a.double(), b.double(), norm, Qwen3RMSNorm)
+    assert "does not match" in refuses(layer, a, b, Qwen3RMSNorm(3), Qwen3RMSNorm)
     norm.bias = nn.Parameter(torch.ones(6))
-    assert "2 parameters" in npu.refuses(layer, a, b, norm, Qwen3RMSNorm)
+    assert "2 parameters" in refuses(layer, a, b, norm, Qwen3RMSNorm)

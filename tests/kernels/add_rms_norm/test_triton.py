@@ -10,13 +10,12 @@ from torch import nn
 
 from tests.kernels import declared
 from tests.kernels.batches import assert_batch_invariant
+from tests.kernels.declared import refusal
 from tests.kernels.matching import assert_matches
-from veomni_hook.kernels.add_rms_norm import skipped_calls
 from veomni_hook.kernels.add_rms_norm.variants import OP
 
 pytest.importorskip("triton")
 
-from veomni_hook.kernels.add_rms_norm import triton as kernels
 from veomni_hook.kernels.rms_norm import tiles
 from veomni_hook.kernels.rms_norm import triton as norms
 
@@ -25,6 +24,8 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 VARIANTS = sorted(OP.variants)
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 SHAPES = [(3, 5, 7), (2, 0, 8), (1, 3), (129, 33), (2, 3, 4, 128)]
+
+refuses = refusal("add_rms_norm", "cast_before_weight", "triton")
 
 
 def pair(variant):
@@ -266,16 +267,15 @@ def made(prepare, cls=Norm):
 )  # fmt: skip
 def test_refuses_norms_whose_call_would_be_missed(norm, reason):
     x = torch.randn(2, 8)
-    for module in (skipped_calls, kernels):
-        assert module.refuses(LAYER, x, x, Norm(), Norm) is None
-        assert reason in module.refuses(LAYER, x, x, norm, Norm)
+    assert refuses(LAYER, x, x, Norm(), Norm) is None
+    assert reason in refuses(LAYER, x, x, norm, Norm)
 
 
 def test_refuses_while_all_modules_are_watched():
     x = torch.randn(2, 8)
     held = nn.modules.module.register_module_forward_pre_hook(lambda *_: None)
     try:
-        assert "global hook" in kernels.refuses(LAYER, x, x, Norm(), Norm)
+        assert "global hook" in refuses(LAYER, x, x, Norm(), Norm)
     finally:
         held.remove()
 
@@ -293,12 +293,12 @@ def test_refuses_while_all_modules_are_watched():
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_refuses_operands(left, right, reason):
-    assert reason in kernels.refuses(LAYER, left, right, Norm(), Norm)
+    assert reason in refuses(LAYER, left, right, Norm(), Norm)
 
 
 def test_refuses_a_norm_with_more_than_a_weight():
     x, norm = torch.randn(2, 8), Norm()
     norm.bias = nn.Parameter(torch.rand(8))
-    assert "2 parameters" in kernels.refuses(LAYER, x, x, norm, Norm)
+    assert "2 parameters" in refuses(LAYER, x, x, norm, Norm)
     del norm.bias, norm.weight
-    assert "0 parameters" in kernels.refuses(LAYER, x, x, norm, Norm)
+    assert "0 parameters" in refuses(LAYER, x, x, norm, Norm)

@@ -13,6 +13,7 @@ import torch
 
 pytest.importorskip("triton")
 
+from tests.kernels.declared import refusal
 from tests.kernels.gated_delta_rule.test_channels import bounds, exact, operands
 from tests.kernels.gated_delta_rule.test_long import agree, carried, whole
 from tests.kernels.matching import assert_matches
@@ -28,6 +29,8 @@ DTYPE, TOLERANCE = (torch.float16, 1e-2) if GPU else (torch.float32, 2e-5)
 #: One position, none, a whole chunk, and one more.
 LENGTHS = [65, 1, 0, 64]
 on_gpu = [pytest.mark.gpu, pytest.mark.skipif(not GPU, reason="needs a GPU")]
+
+refuses = refusal("gated_delta_rule", "channel_decay", "triton")
 
 
 def compared(tensors, tolerance=TOLERANCE, normalise=True, cu_seqlens=None, truth=exact):
@@ -121,7 +124,7 @@ def test_refusals():
         *tensors, _ = operands(1, 3, dtype=dtype, widths=widths)
         tensors[3] = tensors[3].float() if g is None else g
         given = (*tensors, None, False, True, None, kimi.chunk_kimi_delta_attention)
-        return ours.refuses(SimpleNamespace(), *given)
+        return refuses(SimpleNamespace(), *given)
 
     assert refused() is None and refused(torch.float16) is None
     assert refused(widths=(264, 6)) == "heads of 264 and 6 are wider than 256"

@@ -107,10 +107,10 @@ def test_a_wrong_backward_is_an_error_before_the_forward(capability, triton, wro
 
 def test_what_is_refused():
     tensors = operands("scalar_decay", dtype=torch.bfloat16)
-    assert "float32" in fla._unfit(*(x.float() for x in tensors[:3]))
-    assert fla._unfit(*tensors[:3]) is None
+    assert "float32" in fla.refuses(None, *(x.float() for x in tensors[:3]))
+    assert fla.refuses(None, *tensors[:3]) is None
     wide = torch.empty(1, 1, 1, 300, dtype=torch.bfloat16)
-    assert "wider" in fla._unfit(wide, wide, wide)
+    assert "wider" in fla.refuses(None, wide, wide, wide)
 
 
 def test_it_runs_by_name_only_and_where_it_is_installed():

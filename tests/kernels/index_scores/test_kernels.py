@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.kernels import declared
+from tests.kernels.declared import refusal
 from tests.kernels.matching import assert_matches, close
 from veomni_hook.kernels.index_scores import backward, rules
 from veomni_hook.kernels.index_scores import torch as pieces
@@ -17,6 +18,8 @@ VARIANTS = ["relu_matmul", "relu_sum", "relu_einsum", "einsum"]
 SIZES = [(2, 1, 1, 1, 1), (2, 67, 133, 3, 24), (1, 3, 130, 4, 128), (1, 70, 5, 2, 33)]
 DTYPES = [torch.float32, torch.float16] + [torch.bfloat16] * (DEVICE == "cuda")
 SCALE = 0.3
+
+refuses = refusal("index_scores", "relu_matmul", "triton")
 
 
 @pytest.fixture(params=["torch", "triton"])
@@ -158,8 +161,6 @@ def test_the_backward_under_autocast():
 
 
 def test_what_is_refused():
-    from veomni_hook.kernels.index_scores.triton import refuses
-
     query, key, _ = operands(2, 4, 6, 2, 16)
     assert rules.refuses(None, query, key, SCALE) is refuses(None, query, key, SCALE) is None
     assert refuses(None, query, key, 1) is None

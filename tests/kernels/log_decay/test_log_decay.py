@@ -7,6 +7,7 @@ import torch
 
 pytest.importorskip("triton")
 
+from tests.kernels.declared import refusal
 from tests.kernels.matching import assert_matches, close
 from veomni_hook.kernels.log_decay import reference, rules
 from veomni_hook.kernels.log_decay import torch as chunked
@@ -16,6 +17,8 @@ GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
 DTYPES = [torch.float32, torch.float16] + [torch.bfloat16] * GPU
 KERNELS = {"triton": ours, "torch": chunked}
+
+refuses = refusal("log_decay", "softplus_and_sigmoid", "triton")
 
 
 def operands(*shape, dtype=torch.float32, parameters=None):
@@ -104,7 +107,7 @@ def test_the_same_bits_again():
 
 def test_what_is_refused():
     a, log_rate, bias, b = operands(2, 9, 6)
-    assert ours.refuses_with_sigmoid(None, a, log_rate, bias, b) is None
+    assert refuses(None, a, log_rate, bias, b) is None
     assert "float64" in ours.refuses(None, a, log_rate.double(), bias)
     assert "not contiguous" in ours.refuses(None, a, torch.randn(12, device=DEVICE)[::2], bias)
     assert "one per head" in rules.refuses(None, a, log_rate[None], bias)

@@ -17,6 +17,7 @@ pytest.importorskip("triton")
 
 from veomni_hook.kernels.moe_experts import triton as ours
 from veomni_hook.kernels.moe_experts import triton_products, triton_routing
+from veomni_hook.kernels.moe_experts.low_rank import NO_ADAPTERS
 
 TRITON = BACKENDS["triton"]
 operands_of, side, refusal, assert_same = TRITON.operands, TRITON.side, TRITON.refusal, TRITON.assert_same
@@ -130,14 +131,14 @@ def test_what_is_kept_is_written_over_only_where_nobody_watches():
     tensors, rest = forms.taken_apart([*operands_of("gated"), *CASES["gated"].rest])
     form, needed = forms.form_of("gated", tensors, rest), ours.Needed(*[True] * 3, False, True, False)
     for watched in (True, False):
-        _, kept = ours._BACKEND.forward(tensors, form, keep=True)
+        _, kept = ours._BACKEND.forward(tensors, NO_ADAPTERS, form, keep=True)
         before, grad = kept[0].clone(), torch.randn_like(tensors[0])
         rows = int(kept[1].shape[0] and (tensors.top_k_index < EXPERTS).sum())
         if watched:
             with Watch():
-                ours._BACKEND.backward(grad, tensors, kept, form, needed)
+                ours._BACKEND.backward(grad, tensors, NO_ADAPTERS, kept, form, needed)
         else:
-            ours._BACKEND.backward(grad, tensors, kept, form, needed)
+            ours._BACKEND.backward(grad, tensors, NO_ADAPTERS, kept, form, needed)
         assert torch.equal(kept[0][:rows], before[:rows]) is watched
 
 

@@ -9,9 +9,10 @@ import torch
 from torch import nn
 
 from tests.kernels.batches import assert_batch_invariant
+from tests.kernels.declared import refusal
 from tests.kernels.matching import assert_matches
 from tests.kernels.nn_layer_norm.norms import DEVICE, EPS, FORMS, inputs, of_tensors
-from veomni_hook.kernels.nn_layer_norm import reference, skipped_calls
+from veomni_hook.kernels.nn_layer_norm import reference
 
 pytest.importorskip("triton")
 
@@ -19,6 +20,8 @@ from veomni_hook.kernels.nn_layer_norm import triton as kernels
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 SHAPES = [(3, 5, 7), (2, 0, 8), (1, 3), (129, 33), (2, 3, 4, 128)]
+
+refuses = refusal("nn_layer_norm", "rounded_once", "triton")
 
 
 def upstream(x, norm):
@@ -119,7 +122,7 @@ def test_under_autocast_as_on_a_gpu_the_result_is_float32(parameters, monkeypatc
     assert ours(*given).dtype is torch.float32
     assert_matches(ours, theirs, given)
     norm = nn.LayerNorm(48, dtype=parameters or torch.bfloat16)
-    assert kernels.refuses(None, given[0].cpu(), norm) is None
+    assert refuses(None, given[0].cpu(), norm) is None
 
 
 @pytest.mark.skipif(DEVICE != "cuda", reason="a GPU's autocast")
@@ -139,7 +142,7 @@ def test_compiles_without_a_break():
     norm = nn.LayerNorm(48, EPS).to(DEVICE)
 
     def ours(x):
-        if kernels.refuses(norm, x, norm) is None:
+        if refuses(norm, x, norm) is None:
             return kernels.rounded_once(x, norm)
         return x * 0
 
@@ -177,21 +180,19 @@ def made(prepare):
 )  # fmt: skip
 def test_refuses_norms_whose_call_would_be_missed(norm, reason):
     x = torch.randn(2, 8)
-    for module in (skipped_calls, kernels):
-        assert module.refuses(None, x, nn.LayerNorm(8)) is None
-        assert reason in module.refuses(None, x, norm)
+    assert refuses(None, x, nn.LayerNorm(8)) is None
+    assert reason in refuses(None, x, norm)
 
 
 def test_refuses_where_torchs_own_code_was_replaced(monkeypatch):
     x, norm = torch.randn(2, 8), nn.LayerNorm(8)
-    for module in (skipped_calls, kernels):
-        with monkeypatch.context() as patched:
-            patched.setattr(nn.LayerNorm, "forward", lambda self, x: x)
-            assert "torch.nn.LayerNorm.forward was replaced" in module.refuses(None, x, norm)
-        with monkeypatch.context() as patched:
-            patched.setattr(nn.functional, "layer_norm", lambda *_: x)
-            assert "torch.nn.functional.layer_norm was replaced" in module.refuses(None, x, norm)
-        assert module.refuses(None, x, norm) is None
+    with monkeypatch.context() as patched:
+        patched.setattr(nn.LayerNorm, "forward", lambda self, x: x)
+        assert "torch.nn.LayerNorm.forward was replaced" in refuses(None, x, norm)
+    with monkeypatch.context() as patched:
+        patched.setattr(nn.functional, "layer_norm", lambda *_: x)
+        assert "torch.nn.functional.layer_norm was replaced" in refuses(None, x, norm)
+    assert refuses(None, x, norm) is None
 
 
 @pytest.mark.parametrize(
@@ -213,12 +214,12 @@ def test_refuses_where_torchs_own_code_was_replaced(monkeypatch):
     ids=lambda value: value if isinstance(value, str) else "",
 )  # fmt: skip
 def test_refuses_operands(x, norm, reason):
-    assert reason in kernels.refuses(None, x, norm)
+    assert reason in refuses(None, x, norm)
 
 
 def test_refuses_in_transforms_of_functions():
     norm, reasons = nn.LayerNorm(8), []
-    torch.func.vmap(lambda x: reasons.append(kernels.refuses(None, x, norm)) or x)(torch.randn(2, 3, 8))
+    torch.func.vmap(lambda x: reasons.append(refuses(None, x, norm)) or x)(torch.randn(2, 3, 8))
     assert "torch.func transform" in reasons[0]
 
 

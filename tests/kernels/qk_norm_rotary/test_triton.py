@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from tests.kernels import declared
+from tests.kernels.declared import refusal
 from tests.kernels.matching import assert_matches
 from veomni_hook.kernels.qk_norm_rotary.variants import OP
 
 pytest.importorskip("triton")
 
-from veomni_hook.kernels.qk_norm_rotary import triton as kernels
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -30,6 +30,8 @@ SIZES = [
     (0, 4, 2, 3, 8, 8),
     (2, 4, 2, 0, 8, 8),
 ]
+
+refuses = refusal("qk_norm_rotary", "cast_before_weight_half_split", "triton")
 
 
 def operands(size=SIZES[0], dtype=torch.float32, weight=None, table=None, batches=1):
@@ -276,9 +278,9 @@ def asked(hidden=(2, 3, 16), dtype=torch.float32, norm=None, tables=torch.float3
     ids=str,
 )
 def test_refuses(change, reason):
-    found = kernels.refuses(None, *asked(**change))
+    found = refuses(None, *asked(**change))
     assert found is None if reason is None else reason in found
 
 
 def test_refuses_no_tables_that_are_not_known_yet():
-    assert kernels.refuses(None, *asked()[:5], None) is None
+    assert refuses(None, *asked()[:5], None) is None

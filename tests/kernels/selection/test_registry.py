@@ -4,6 +4,7 @@ import dataclasses
 import os
 import subprocess
 import sys
+import zipfile
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 from veomni_hook.errors import KernelError
 from veomni_hook.kernels.selection import declaration
 from veomni_hook.kernels.selection.declaration import REFERENCE, Kernel, Op, Requirement, Variant
-from veomni_hook.kernels.selection.registry import Registry, load_attribute, registry
+from veomni_hook.kernels.selection.registry import Registry, built_in, load_attribute, registry
 from veomni_hook.kernels.selection.system import System
 
 
@@ -42,6 +43,24 @@ def test_every_variant_has_a_reference_and_all_code_loads():
         for reference in (each.load, each.refuses, each.loses):
             assert reference is None or callable(load_attribute(reference))
         assert each.description
+
+
+def test_a_zip_file_has_the_same_ops(tmp_path):
+    package = Path(declaration.__file__).parents[2]
+    with zipfile.ZipFile(tmp_path / "site.zip", "w") as archive:
+        for path in package.rglob("*.py"):
+            archive.write(path, Path(package.name) / path.relative_to(package))
+    script = (
+        "from veomni_hook.kernels.selection import registry\n"
+        "assert '.zip' in registry.__file__\n"
+        "print(*registry.built_in())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True, text=True, check=True, cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path / "site.zip")},
+    )  # fmt: skip
+    assert tuple(done.stdout.split()) == built_in()
 
 
 def test_declarations_do_not_import_torch():

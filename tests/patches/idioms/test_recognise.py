@@ -73,7 +73,7 @@ def test_every_idiom_says_what_it_is_for() -> None:
     for idiom in every_idiom():
         assert idiom.OP and idiom.CANDIDATES and callable(idiom.find), idiom.__name__
         name = idiom.__name__.removeprefix(f"{room.parent.parent.name}.{room.parent.name}.{room.name}.")
-        assert IDIOMS.get(name, "") == idiom.WORDS, name
+        assert IDIOMS[name] == idiom.WORDS, name
         assert OPTIONAL.get(name) == getattr(idiom, "SETTING", None), name
     assert {*OPTIONAL.values()} <= {*Settings().of_text()}
 

@@ -64,7 +64,7 @@ class Backend:
         unmet(kernel)
         self._kernel = kernel
         self._run = load_attribute(kernel.load)
-        self._refuses = None if kernel.refuses is None else load_attribute(kernel.refuses)
+        self._rules = tuple(map(load_attribute, registry.rules(kernel)))
         self._formula = load_attribute(registry.op(op).variants[variant].reference)
         self._site = Site(op, variant, "veomni", set())
 
@@ -80,7 +80,7 @@ class Backend:
         compiling = torch.compiler.is_compiling()
         if compiling and not self._kernel.traceable:
             return self._formula  # Inductor compiles it
-        reason = None if self._refuses is None else self._refuses(None, *operands)
+        reason = next(filter(None, (rule(None, *operands) for rule in self._rules)), None)
         if reason is None:
             return self._run
         if not compiling:

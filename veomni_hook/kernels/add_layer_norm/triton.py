@@ -23,7 +23,6 @@ from veomni_hook.kernels.add_layer_norm import device as kernels
 from veomni_hook.kernels.add_layer_norm import reference
 from veomni_hook.kernels.layer_norm.triton import backward, formula
 from veomni_hook.kernels.nn_layer_norm import triton as norms
-from veomni_hook.kernels.nn_layer_norm.skipped_calls import refuses_norm
 from veomni_hook.kernels.rms_norm.tiles import LARGE, warps_of
 from veomni_hook.kernels.shared.autograd import differentiable
 from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, power
@@ -187,9 +186,8 @@ def unfit(residual: Any, hidden_states: Any, norm: nn.LayerNorm) -> str | None:
 
 
 def refuses(owner: Any, residual: torch.Tensor, hidden_states: torch.Tensor, norm: Any) -> str | None:
-    """Return why this call must run the upstream code, or None. Operands: see `skipped_calls.refuses`."""
-    reason = refuses_norm(norm)
-    return reason if reason is not None else unfit(residual, hidden_states, norm)
+    """Return what the kernel refuses, beside `skipped_calls`, or None."""
+    return unfit_addends(residual, hidden_states) or norms.unfit(residual, norm)
 
 
 def loses(owner: Any, residual: torch.Tensor, hidden_states: torch.Tensor, norm: Any) -> str | None:

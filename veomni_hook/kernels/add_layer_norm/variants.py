@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from veomni_hook.kernels.nn_layer_norm.variants import VARIANTS as NORMS
 from veomni_hook.kernels.selection.declaration import Variant
-from veomni_hook.kernels.selection.table import ANYWHERE, TRITON, backend, checked_reference, op
+from veomni_hook.kernels.selection.table import ANYWHERE, TRITON, backend, op
 
 __all__ = ["OP", "VARIANTS"]
 
@@ -25,7 +25,8 @@ _TRITON = backend(
 VARIANTS = {
     "rounded_once": Variant(
         f"x = residual + hidden_states; {NORMS['rounded_once'].formula}",
-        kernels=(_TRITON, checked_reference(".skipped_calls:refuses")),
+        kernels=(_TRITON,),
+        refuses=".skipped_calls:refuses",
     ),
 }
 OP = op(

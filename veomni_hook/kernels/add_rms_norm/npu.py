@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from veomni_hook.kernels.add_rms_norm import skipped_calls
 from veomni_hook.kernels.add_rms_norm.reference import added
 from veomni_hook.kernels.rms_norm import npu as norms
 from veomni_hook.kernels.rms_norm.reference import cast_before_weight as norm
@@ -90,10 +89,7 @@ def apart(variant: str) -> Callable[..., tuple[Tensor, Tensor]]:
 def refuses(
     owner: Any, residual: Tensor, hidden_states: Tensor, norm: Any, norm_class: type[nn.Module]
 ) -> str | None:
-    """Return why this call must run the upstream code, or None. Operands: see `skipped_calls.refuses`."""
-    reason = skipped_calls.refuses(owner, residual, hidden_states, norm, norm_class)
-    if reason is not None:
-        return reason
+    """Return what the kernel refuses, beside `skipped_calls`, or None."""
     parameters = [held for held in norm._parameters.values() if held is not None]
     if len(parameters) != 1:
         return f"the norm has {len(parameters)} parameters instead of only a weight"

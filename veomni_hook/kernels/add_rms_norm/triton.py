@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 from veomni_hook.kernels.add_rms_norm import device as kernels
-from veomni_hook.kernels.add_rms_norm import reference, skipped_calls
+from veomni_hook.kernels.add_rms_norm import reference
 from veomni_hook.kernels.add_rms_norm.variants import OP
 from veomni_hook.kernels.rms_norm import reference as formulas
 from veomni_hook.kernels.rms_norm import triton as norms
@@ -224,10 +224,7 @@ def unfit(residual: Any, hidden_states: Any, weight: Any, eps: Any) -> str | Non
 def refuses(
     owner: Any, residual: torch.Tensor, hidden_states: torch.Tensor, norm: Any, norm_class: type[nn.Module]
 ) -> str | None:
-    """Return why this call must run the upstream code, or None. Operands: see `skipped_calls.refuses`."""
-    reason = skipped_calls.refuses(owner, residual, hidden_states, norm, norm_class)
-    if reason is not None:
-        return reason
+    """Return what the kernel refuses, beside `skipped_calls`, or None."""
     if (reason := unfit_addends(residual, hidden_states)) is not None:
         return reason
     parameters = norm._parameters

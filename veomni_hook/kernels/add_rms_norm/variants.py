@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from veomni_hook.kernels.rms_norm.variants import VARIANTS as NORMS
 from veomni_hook.kernels.selection.declaration import NPU, Kernel, Variant
-from veomni_hook.kernels.selection.table import ANYWHERE, LIGER, TRITON, backend, checked_reference, op
+from veomni_hook.kernels.selection.table import ANYWHERE, LIGER, TRITON, backend, op
 
 __all__ = ["OP"]
 
@@ -41,7 +41,6 @@ _LIGER = backend(
 _TORCH = backend(
     "torch",
     ".torch:kernel({variant})",
-    refuses=".skipped_calls:refuses",
     traceable=True,
     invariant=("cpu",),
     description="an addition, then the torch kernel of rms_norm",
@@ -53,7 +52,8 @@ def _of(norm: str, *kernels: Kernel) -> Variant:
     return Variant(
         f"x = residual + hidden_states; {NORMS[norm].formula}",
         ".reference:of({variant})",
-        kernels=(*kernels, _TORCH, checked_reference(".skipped_calls:refuses", ".reference:of({variant})")),
+        kernels=(*kernels, _TORCH),
+        refuses=".skipped_calls:refuses",
         form=NORMS[norm].form,
     )
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from veomni_hook.kernels.causal_conv import operand_checks
 from veomni_hook.kernels.shared.autograd import differentiated_once
 
 __all__ = ["depthwise", "refuses"]
@@ -42,9 +41,7 @@ def depthwise(
 def refuses(
     owner: Any, hidden_states: Tensor, weight: Tensor, bias: Tensor | None, *others: Any
 ) -> str | None:
-    """Return why this call must run the upstream code, or None. Operands: see `reference.depthwise`."""
-    if (reason := operand_checks.refuses(owner, hidden_states, weight, bias, *others)) is not None:
-        return reason
+    """Return what the kernel refuses, beside `operand_checks`, or None."""
     dtypes = {each.dtype for each in (hidden_states, weight, bias) if each is not None}
     if len(dtypes) > 1 or not dtypes <= {*_DTYPES}:
         return f"the input is {hidden_states.dtype}, the weight {weight.dtype}"

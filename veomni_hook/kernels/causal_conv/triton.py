@@ -15,7 +15,6 @@ from typing import Any
 import torch
 
 from veomni_hook.kernels.causal_conv import device as kernels
-from veomni_hook.kernels.causal_conv import operand_checks
 from veomni_hook.kernels.causal_conv.torch import depthwise as in_torch
 from veomni_hook.kernels.shared.autograd import differentiable
 from veomni_hook.kernels.shared.host_values import derived
@@ -168,9 +167,7 @@ def depthwise(
 def refuses(
     owner: Any, hidden_states: Tensor, weight: Tensor, bias: Tensor | None, *others: Any
 ) -> str | None:
-    """Return why this call must run the upstream code, or None. Operands: see `reference.depthwise`."""
-    if (reason := operand_checks.refuses(owner, hidden_states, weight, bias, *others)) is not None:
-        return reason
+    """Return what the kernel refuses, beside `operand_checks`, or None."""
     if weight.shape[1] > _MOST_TAPS:
         return f"the kernel has {weight.shape[1]} taps, more than {_MOST_TAPS}"
     dtypes = {each.dtype for each in (weight, bias) if each is not None}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from veomni_hook.kernels.selection.declaration import Requirement, Variant
-from veomni_hook.kernels.selection.table import TRITON, backend, checked_reference, op
+from veomni_hook.kernels.selection.table import TRITON, backend, op
 
 __all__ = ["OP", "VARIANTS"]
 
@@ -19,7 +19,6 @@ _TRITON = backend(
 _TORCH = backend(
     "torch",
     ".torch:{variant}",
-    refuses=".operand_checks:refuses",
     description="torch's convolution; the first positions of samples that share a row again; any device",
 )
 _FLA = backend(
@@ -34,7 +33,8 @@ _FLA = backend(
 VARIANTS = {
     "depthwise": Variant(
         "activation(bias + sum_j weight[c, j] * x[c, t - taps + 1 + j]), zeros before a sample",
-        kernels=(_TRITON, _TORCH, _FLA, checked_reference(".operand_checks:refuses")),
+        kernels=(_TRITON, _TORCH, _FLA),
+        refuses=".operand_checks:refuses",
     ),
 }
 OP = op("causal_conv", VARIANTS, yields="..shared.hub_functions:yields")

@@ -13,24 +13,22 @@ operands, and a chunk's inverse, 64 elements for each position and head. Mutates
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
 
 import torch
 
-from veomni_hook.kernels.gated_delta_rule import channel_device, channel_gradients_device, operand_checks
+from veomni_hook.kernels.gated_delta_rule import channel_device, channel_gradients_device
 from veomni_hook.kernels.gated_delta_rule.channels import channel_decay as in_torch
 from veomni_hook.kernels.gated_delta_rule.rule import (
     Launches,
     Operands,
     by_token,
     rule,
-    unfit,
 )
 from veomni_hook.kernels.gated_delta_rule.scans import Parts, Scanned, Scans
 from veomni_hook.kernels.gated_delta_rule.tables import Tables
 from veomni_hook.kernels.shared.launch import LAUNCHES, Launch
 
-__all__ = ["channel_decay", "refuses"]
+__all__ = ["channel_decay"]
 
 Tensor = torch.Tensor
 #: Warps and stages of each kernel. 16,384 positions, 32 heads of 128, bfloat16, on an H200, in ms: ``local``
@@ -175,11 +173,3 @@ def channel_decay(
     options = (bool(use_qk_l2norm_in_kernel), bool(output_final_state))
     output, final = _rule(query, key, value, g, beta, initial_state, cu_seqlens, *options)
     return output, final if output_final_state else None
-
-
-def refuses(
-    owner: Any, query: Tensor, key: Tensor, value: Tensor, g: Tensor, beta: Tensor, *others: Any
-) -> str | None:
-    """Return why this call must run the upstream code, or None. Operands: see `reference.channel_decay`."""
-    reason = operand_checks.refuses_channels(owner, query, key, value, g, beta, *others)
-    return reason if reason is not None else unfit(query, key, value)

@@ -15,11 +15,10 @@ from typing import Any
 import torch
 
 from veomni_hook.errors import KernelError
-from veomni_hook.kernels.gated_delta_rule import operand_checks
 from veomni_hook.kernels.shared.autograd import differentiated_once
 from veomni_hook.kernels.shared.operand_checks import wants_grad
 
-__all__ = ["channel_decay", "refuses", "refuses_channels", "scalar_decay"]
+__all__ = ["channel_decay", "refuses", "scalar_decay"]
 
 Tensor = torch.Tensor
 _HALF = (torch.bfloat16, torch.float16)
@@ -115,16 +114,7 @@ def _triton() -> tuple[int, ...]:
 
 
 def refuses(owner: Any, query: Tensor, key: Tensor, value: Tensor, *others: Any) -> str | None:
-    """Return why this call must run the upstream code, or None. Operands: see `reference.scalar_decay`."""
-    return operand_checks.refuses(owner, query, key, value, *others) or _unfit(query, key, value)
-
-
-def refuses_channels(owner: Any, query: Tensor, key: Tensor, value: Tensor, *others: Any) -> str | None:
-    """Return why this call must run the upstream code, or None. Operands: see `reference.channel_decay`."""
-    return operand_checks.refuses_channels(owner, query, key, value, *others) or _unfit(query, key, value)
-
-
-def _unfit(query: Tensor, key: Tensor, value: Tensor) -> str | None:
+    """Return what the package refuses, beside `operand_checks`, or None."""
     if query.dtype not in _HALF or not query.dtype == key.dtype == value.dtype:
         return f"query, key and value are {query.dtype}, {key.dtype} and {value.dtype}"
     return None if query.shape[3] <= _MOST else f"heads of {query.shape[3]} are wider than {_MOST}"

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from veomni_hook.kernels.gated_delta_rule import operand_checks
 from veomni_hook.kernels.shared import hub_functions
 
 __all__ = ["yields"]
@@ -28,7 +29,7 @@ def yields(owner: Any, *operands: Any) -> str | None:
         return reason
     from veomni_hook.kernels.gated_delta_rule import triton
 
-    return None if triton.refuses(owner, *operands) is None else reason
+    return reason if operand_checks.refuses(owner, *operands) or triton.refuses(owner, *operands) else None
 
 
 def _runs_triton(device: torch.device) -> bool:

@@ -178,8 +178,8 @@ def _gradients_fake(
     return (*(each.new_empty(each.shape) for each in (q, k, v, g, beta)), dinitial)
 
 
-def unfit(query: Tensor, key: Tensor, value: Tensor) -> str | None:
-    """Return why the kernels cannot compute operands of these dtypes and sizes, or None."""
+def unfit(owner: Any, query: Tensor, key: Tensor, value: Tensor, *others: Any) -> str | None:
+    """Return why the kernels refuse operands of these dtypes and sizes, beside `operand_checks`, or None."""
     if query.dtype not in _DTYPES or not query.dtype == key.dtype == value.dtype:
         return f"query, key and value are {query.dtype}, {key.dtype} and {value.dtype}"
     if max(query.shape[3], value.shape[3]) > _MOST:

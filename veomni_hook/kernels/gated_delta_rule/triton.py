@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from veomni_hook.kernels.gated_delta_rule import gradients_device, local_device, operand_checks
+from veomni_hook.kernels.gated_delta_rule import gradients_device, local_device
 from veomni_hook.kernels.gated_delta_rule.rule import (
     Launches,
     Operands,
@@ -164,11 +164,9 @@ def scalar_decay(
     return output, final if output_final_state else None
 
 
-def refuses(
-    owner: Any, query: Tensor, key: Tensor, value: Tensor, g: Tensor, beta: Tensor, *others: Any
-) -> str | None:
-    """Return why this call must run the upstream code, or None. Operands: see `reference.scalar_decay`."""
-    reason = operand_checks.refuses(owner, query, key, value, g, beta, *others) or unfit(query, key, value)
+def refuses(owner: Any, query: Tensor, key: Tensor, value: Tensor, *others: Any) -> str | None:
+    """Return what the kernels refuse, beside `operand_checks`, or None."""
+    reason = unfit(owner, query, key, value)
     if reason is None and query.shape[-1] > 128 and _loads_late(query.device):
         reason = "heads are wider than 128, whose gradients Triton before 3.6 does not compile for Blackwell"
     return reason

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from veomni_hook.kernels.selection.declaration import Requirement, Variant
-from veomni_hook.kernels.selection.table import TRITON, backend, checked_reference, op
+from veomni_hook.kernels.selection.table import TRITON, backend, op
 
 __all__ = ["OP", "VARIANTS"]
 
@@ -21,7 +21,6 @@ _TRITON = backend(
 _TORCH = backend(
     "torch",
     ".torch:{variant}",
-    refuses=".operand_checks:refuses",
     description="chunk by chunk with torch's products, all samples at once; any device",
 )
 _FLA = backend(
@@ -32,27 +31,23 @@ _FLA = backend(
     description="flash-linear-attention; an error instead of its backward where Triton miscompiles it",
     automatic=False,
 )
-_CHANNELS = replace(_TRITON, load=".channel_triton:{variant}", refuses=".channel_triton:refuses")
+_CHANNELS = replace(_TRITON, load=".channel_triton:{variant}", refuses=".rule:unfit")
 _CHANNELS_TORCH = backend(
     "torch",
     ".channels:{variant}",
-    refuses=".operand_checks:refuses_channels",
     description="chunk by chunk with torch's products, all samples at once; any device",
 )
 
 VARIANTS = {
     "scalar_decay": Variant(
         "S = exp(g) * S + k (beta * (v - exp(g) * S^T k))^T, o = S^T q for each position; one g a head",
-        kernels=(_TRITON, _TORCH, _FLA, checked_reference(".operand_checks:refuses")),
+        kernels=(_TRITON, _TORCH, _FLA),
+        refuses=".operand_checks:refuses",
     ),
     "channel_decay": Variant(
         "S = exp(g) * S + k (beta * (v - (exp(g) * S)^T k))^T, o = S^T q for each position; one g a channel",
-        kernels=(
-            _CHANNELS,
-            _CHANNELS_TORCH,
-            replace(_FLA, refuses=".fla:refuses_channels"),
-            checked_reference(".operand_checks:refuses_channels"),
-        ),
+        kernels=(_CHANNELS, _CHANNELS_TORCH, _FLA),
+        refuses=".operand_checks:refuses_channels",
     ),
 }
 OP = op("gated_delta_rule", VARIANTS, yields=".packages:yields")

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from veomni_hook.kernels.hyper_connection import mix_device as kernels
-from veomni_hook.kernels.hyper_connection import reference, rules
+from veomni_hook.kernels.hyper_connection import reference
 from veomni_hook.kernels.hyper_connection.operand_checks import unsupported
 from veomni_hook.kernels.shared.autograd import differentiable
 from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, cdiv, power
@@ -82,7 +82,5 @@ def mix(post: Tensor, comb: Tensor, output: Tensor, hidden_streams: Tensor, dtyp
 
 
 def refuses(owner: Any, post: Any, comb: Any, output: Any, hidden_streams: Any, dtype: Any) -> str | None:
-    """Return why this call must run the upstream code, or None. Operands: see `rules.refuses_mix`."""
-    return rules.refuses_mix(owner, post, comb, output, hidden_streams, dtype) or unsupported(
-        hidden_streams, post, comb
-    )
+    """Return what the kernels refuse, beside `rules.refuses_mix`, or None."""
+    return unsupported(hidden_streams, post, comb)

@@ -17,14 +17,14 @@ from typing import Any
 import torch
 
 from veomni_hook.kernels.hyper_connection import device as kernels
-from veomni_hook.kernels.hyper_connection import reference, rules
+from veomni_hook.kernels.hyper_connection import reference
 from veomni_hook.kernels.hyper_connection.operand_checks import unsupported
 from veomni_hook.kernels.rms_norm import reference as norms
 from veomni_hook.kernels.shared.autograd import differentiable
 from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, cdiv, power
 from veomni_hook.kernels.shared.operators import operator
 
-__all__ = ["collapse", "refuses", "refuses_collapse", "sinkhorn"]
+__all__ = ["collapse", "refuses", "sinkhorn"]
 
 Tensor = torch.Tensor
 _Kind = tuple[torch.dtype, ...]
@@ -175,16 +175,6 @@ def collapse(
     return _apply(hidden_streams, fn, base, scale, [norm.eps, eps], 0)[2]
 
 
-def refuses(owner: Any, *operands: Any) -> str | None:
-    """Return why this call must run the upstream code, or None. Operands: see `rules.refuses`."""
-    return rules.refuses(owner, *operands) or _unsupported(*operands)
-
-
-def refuses_collapse(owner: Any, *operands: Any) -> str | None:
-    """Return why this call must run the upstream code, or None. Operands: see `rules.refuses_collapse`."""
-    return rules.refuses_collapse(owner, *operands) or _unsupported(*operands)
-
-
-def _unsupported(*operands: Any) -> str | None:
-    x, _, _, fn, base, scale, *_ = operands
-    return unsupported(x, fn, base, scale)
+def refuses(owner: Any, x: Any, norm: Any, norm_class: Any, *operands: Any) -> str | None:
+    """Return what the kernels refuse, beside `rules`, or None."""
+    return unsupported(x, *operands[:3])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from veomni_hook.kernels.selection.declaration import Variant
-from veomni_hook.kernels.selection.table import RECOMPUTED, TRITON, backend, checked_reference, op
+from veomni_hook.kernels.selection.table import RECOMPUTED, TRITON, backend, op
 
 __all__ = ["OP", "VARIANTS"]
 
@@ -22,7 +22,6 @@ _TRITON = backend(
 _TORCH = backend(
     "torch",
     RECOMPUTED,
-    refuses=".rules:refuses",
     traceable=True,
     description="the formula in PyTorch, recomputed in the backward; saves only its operands",
     automatic=False,
@@ -31,15 +30,13 @@ _TORCH = backend(
 VARIANTS = {
     "sinkhorn": Variant(
         "pre, post, comb = weights(fn . norm(x)), comb doubly stochastic; post, comb, sum_n pre_n x_n",
-        kernels=(_TRITON, _TORCH, checked_reference(".rules:refuses")),
+        kernels=(_TRITON, _TORCH),
+        refuses=".rules:refuses",
     ),
     "collapse": Variant(
         "sum_n (sigmoid(scale * (fn . norm(x)) + base) + eps)_n x_n",
-        kernels=(
-            replace(_TRITON, refuses=".triton:refuses_collapse"),
-            replace(_TORCH, refuses=".rules:refuses_collapse"),
-            checked_reference(".rules:refuses_collapse"),
-        ),
+        kernels=(_TRITON, _TORCH),
+        refuses=".rules:refuses_collapse",
     ),
     "mix": Variant(
         "y_k = post_k output + sum_j comb_jk x_j",
@@ -50,9 +47,9 @@ VARIANTS = {
                 refuses=".mix:refuses",
                 description="one launch in each direction; deterministic",
             ),
-            replace(_TORCH, refuses=".rules:refuses_mix"),
-            checked_reference(".rules:refuses_mix"),
+            _TORCH,
         ),
+        refuses=".rules:refuses_mix",
     ),
 }
 OP = op("hyper_connection", VARIANTS, invariant=("cpu",))

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 
 from veomni_hook.kernels.index_scores import device as kernels
-from veomni_hook.kernels.index_scores import reference, rules
+from veomni_hook.kernels.index_scores import reference
 from veomni_hook.kernels.index_scores.backward import gradients, gradients_fake
 from veomni_hook.kernels.shared.autograd import differentiable
 from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, cdiv, power
@@ -126,9 +126,7 @@ def einsum(query: Tensor, key: Tensor, weights: Tensor, scale: float) -> Tensor:
 
 
 def refuses(owner: Any, query: Any, key: Any, scale: Any) -> str | None:
-    """Return why this call must run the upstream code, or None."""
-    if (reason := rules.refuses(owner, query, key, scale)) is not None:
-        return reason
+    """Return what the kernel refuses, beside `rules`, or None."""
     if query.dtype not in _DTYPES or key.dtype != query.dtype:
         return f"the kernel does not support a query of {query.dtype} with a key of {key.dtype}"
     if query.shape[3] > _WIDEST:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from veomni_hook.kernels.selection.declaration import Variant
-from veomni_hook.kernels.selection.table import TRITON, backend, checked_reference, op
+from veomni_hook.kernels.selection.table import TRITON, backend, op
 
 __all__ = ["OP", "VARIANTS"]
 
@@ -21,19 +23,17 @@ _KERNELS = (
     backend(
         "torch",
         ".torch:{variant}",
-        refuses=".rules:refuses",
         traceable=True,
         description="the formula in PyTorch for some queries at a time; bits are upstream's up to 256 MiB",
     ),
-    checked_reference(".rules:refuses"),
 )
 
+_scores = partial(Variant, kernels=_KERNELS, refuses=".rules:refuses")
+
 VARIANTS = {
-    "relu_matmul": Variant("weights @ relu(float32(query) @ float32(key) * scale)", kernels=_KERNELS),
-    "relu_sum": Variant("sum_h(weights * (relu(float32(query) @ float32(key)) * scale))", kernels=_KERNELS),
-    "relu_einsum": Variant(
-        "einsum(relu(einsum(float32(query), float32(key)) * scale), weights)", kernels=_KERNELS
-    ),
-    "einsum": Variant("einsum(einsum(float32(query), float32(key)) * scale, weights)", kernels=_KERNELS),
+    "relu_matmul": _scores("weights @ relu(float32(query) @ float32(key) * scale)"),
+    "relu_sum": _scores("sum_h(weights * (relu(float32(query) @ float32(key)) * scale))"),
+    "relu_einsum": _scores("einsum(relu(einsum(float32(query), float32(key)) * scale), weights)"),
+    "einsum": _scores("einsum(einsum(float32(query), float32(key)) * scale, weights)"),
 }
 OP = op("index_scores", VARIANTS)

@@ -9,7 +9,7 @@ import torch
 
 from veomni_hook.kernels.shared.operand_checks import not_plain, untraceable
 
-__all__ = ["kept_rows", "loss_of", "middle_of", "refuses_operands"]
+__all__ = ["kept_rows", "loss_of", "middle_of", "refuses"]
 
 
 def middle_of(logits: torch.Tensor, mask: torch.Tensor | None = None) -> torch.dtype:
@@ -47,7 +47,9 @@ def loss_of(
     return (slope * means).sum(), slope / rows
 
 
-def refuses_operands(gate_logits: Any, num_experts: Any, top_k: Any, mask: Any) -> str | None:
+def refuses(
+    owner: Any, gate_logits: Any, num_experts: Any, top_k: Any, mask: Any = None, *upstream: Any
+) -> str | None:
     """Return why only the upstream code can take these operands, or None."""
     if not isinstance(gate_logits, tuple) or not gate_logits:
         return "the logits are not a tuple with a tensor for each layer"

@@ -6,18 +6,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from veomni_hook.kernels.load_balancing_loss.row_weights import (
     kept_rows,
     loss_of,
     middle_of,
-    refuses_operands,
 )
 
-__all__ = ["loss", "refuses", "softmax_topk", "softmax_topk_in_dtype"]
+__all__ = ["loss", "softmax_topk", "softmax_topk_in_dtype"]
 
 Logits = tuple[torch.Tensor, ...]
 
@@ -71,10 +68,3 @@ def _counts(experts: torch.Tensor, weights: torch.Tensor, number: int) -> torch.
         return found.scatter_add_(0, experts.reshape(-1), weights.repeat_interleave(experts.shape[1]))
     # On other devices that sums in any order; a product does not.
     return weights @ weights.new_zeros(len(experts), number).scatter_(-1, experts, 1.0)
-
-
-def refuses(
-    owner: Any, gate_logits: Any, num_experts: Any, top_k: Any, attention_mask: Any = None, *upstream: Any
-) -> str | None:
-    """Return why this call must run the upstream code, or None."""
-    return refuses_operands(gate_logits, num_experts, top_k, attention_mask)

@@ -24,7 +24,6 @@ from veomni_hook.kernels.load_balancing_loss.row_weights import (
     kept_rows,
     loss_of,
     middle_of,
-    refuses_operands,
 )
 from veomni_hook.kernels.load_balancing_loss.torch import loss as in_torch
 from veomni_hook.kernels.shared.autograd import gradients, is_recorded
@@ -153,10 +152,7 @@ def _loss(
 def refuses(
     owner: Any, gate_logits: Any, num_experts: Any, top_k: Any, attention_mask: Any = None, *upstream: Any
 ) -> str | None:
-    """Return why this call must run the upstream code, or None."""
-    reason = refuses_operands(gate_logits, num_experts, top_k, attention_mask)
-    if reason is not None:
-        return reason
+    """Return what the kernel refuses, beside `row_weights`, or None."""
     if gate_logits[0].dtype not in _DTYPES:
         return f"the logits have dtype {gate_logits[0].dtype}"
     if num_experts > MOST_EXPERTS or top_k > MOST_TOP_K:

@@ -21,7 +21,6 @@ _TRITON = backend(
 _TORCH = backend(
     "torch",
     ".torch:{variant}",
-    refuses=".torch:refuses",
     invariant=("cpu", "cuda"),
     description="layer by layer, without one_hot; no device sync",
 )
@@ -36,11 +35,13 @@ VARIANTS = {
         "probability = softmax(logits), share = how often e is in its top_k",
         unasked=_UNASKED,
         kernels=_KERNELS,
+        refuses=".row_weights:refuses",
     ),
     "softmax_topk_in_dtype": Variant(
         "the same with mean probabilities in the dtype of the logits, not in float32",
         unasked=_UNASKED,
         kernels=_KERNELS,
+        refuses=".row_weights:refuses",
     ),
 }
 OP = op("load_balancing_loss", VARIANTS, invariant=ANYWHERE)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from veomni_hook.kernels.log_decay import channel_device as kernels
-from veomni_hook.kernels.log_decay import reference, rules
+from veomni_hook.kernels.log_decay import reference
 from veomni_hook.kernels.log_decay.rules import fits_channels
 from veomni_hook.kernels.log_decay.triton import add_up, forward_programs
 from veomni_hook.kernels.shared.autograd import differentiable
@@ -187,10 +187,7 @@ def _run(
 
 
 def refuses(owner: Any, x: Any, log_rate: Any, bias: Any, dtype: Any, bounded: Any, lower: Any) -> str | None:
-    """Return why this call must run the upstream code, or None."""
-    reason = rules.refuses_channels(owner, x, log_rate, bias, dtype, bounded, lower)
-    if reason is not None:
-        return reason
+    """Return what the kernels refuse, beside `rules`, or None."""
     for kind in (x.dtype, log_rate.dtype, bias.dtype, dtype or torch.float32):
         if kind not in _DTYPES:
             return f"the kernel does not support {kind}"

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from veomni_hook.kernels.log_decay import device as kernels
-from veomni_hook.kernels.log_decay import reference, rules
+from veomni_hook.kernels.log_decay import reference
 from veomni_hook.kernels.log_decay.rules import fits
 from veomni_hook.kernels.shared.autograd import differentiable
 from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, cdiv, power, room
@@ -25,7 +25,6 @@ __all__ = [
     "add_up",
     "forward_programs",
     "refuses",
-    "refuses_with_sigmoid",
     "softplus",
     "softplus_and_sigmoid",
 ]
@@ -177,17 +176,8 @@ def softplus_and_sigmoid(a: Tensor, log_rate: Tensor, bias: Tensor, b: Tensor) -
     return beta, g
 
 
-def refuses(owner: Any, x: Any, log_rate: Any, bias: Any) -> str | None:
-    """Return why this call must run the upstream code, or None."""
-    return rules.refuses(owner, x, log_rate, bias) or _unfit(x, log_rate, bias)
-
-
-def refuses_with_sigmoid(owner: Any, a: Any, log_rate: Any, bias: Any, b: Any) -> str | None:
-    """Return why this call must run the upstream code, or None."""
-    return rules.refuses_with_sigmoid(owner, a, log_rate, bias, b) or _unfit(a, log_rate, bias, b)
-
-
-def _unfit(x: Tensor, log_rate: Tensor, bias: Tensor, *b: Tensor) -> str | None:
+def refuses(owner: Any, x: Tensor, log_rate: Tensor, bias: Tensor, *b: Tensor) -> str | None:
+    """Return what the kernels refuse, beside `rules`, or None."""
     for each in (x, log_rate, bias, *b):
         if each.dtype not in _DTYPES:
             return f"the kernel does not support {each.dtype}"

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from veomni_hook.kernels.selection.declaration import Variant
-from veomni_hook.kernels.selection.table import ANYWHERE, TRITON, backend, checked_reference, op
+from veomni_hook.kernels.selection.table import ANYWHERE, TRITON, backend, op
 
 __all__ = ["OP", "VARIANTS"]
 
 
-def _decay(formula: str, refuses: str, *, file: str = ".triton", own: str = "") -> Variant:
+def _decay(formula: str, refuses: str, *, file: str = ".triton") -> Variant:
     triton = backend(
         "triton",
         f"{file}:{{variant}}",
-        refuses=f"{file}:{own or refuses}",
+        refuses=f"{file}:refuses",
         requires=TRITON,
         priority=10,
         traceable=True,
@@ -22,18 +22,17 @@ def _decay(formula: str, refuses: str, *, file: str = ".triton", own: str = "") 
     torch = backend(
         "torch",
         ".torch:{variant}",
-        refuses=f".rules:{refuses}",
         traceable=True,
         invariant=("cpu", "cuda"),
         description="the formula in PyTorch, recomputed in the backward; saves the operands only",
         automatic=False,
     )
-    return Variant(formula, kernels=(triton, torch, checked_reference(f".rules:{refuses}")))
+    return Variant(formula, kernels=(triton, torch), refuses=f".rules:{refuses}")
 
 
 def _channels(rate: str) -> Variant:
     formula = f"-r * softplus(float32(x) + bias), or lower * sigmoid(r * (float32(x) + bias)), r = {rate}"
-    return _decay(formula, "refuses_channels", file=".channel_triton", own="refuses")
+    return _decay(formula, "refuses_channels", file=".channel_triton")
 
 
 VARIANTS = {

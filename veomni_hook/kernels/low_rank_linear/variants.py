@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from veomni_hook.kernels.selection.declaration import Variant
-from veomni_hook.kernels.selection.table import ANYWHERE, backend, checked_reference, op
+from veomni_hook.kernels.selection.table import ANYWHERE, backend, op
 
 __all__ = ["OP"]
 
 _TORCH = backend(
     "torch",
     ".torch:{variant}",
-    refuses=".rules:refuses",
     loses=".rules:loses",
     description="terms are added in place, forward and backward; no float32 copies for float32 adapters",
 )
@@ -18,7 +17,8 @@ _TORCH = backend(
 VARIANTS = {
     "product_added": Variant(
         "linear(x) + sum over adapters of scale * up(down(dropout(x)))",
-        kernels=(_TORCH, checked_reference(".rules:refuses")),
+        kernels=(_TORCH,),
+        refuses=".rules:refuses",
     ),
 }
 OP = op("low_rank_linear", VARIANTS, invariant=ANYWHERE, remarks=".rules:remark")

@@ -15,9 +15,8 @@ import torch
 from torch import nn
 
 from veomni_hook.kernels.layer_norm import triton as norms
-from veomni_hook.kernels.nn_layer_norm import skipped_calls
 from veomni_hook.kernels.rms_norm.tiles import DTYPES, MOST_COLUMNS
-from veomni_hook.kernels.shared.operand_checks import not_plain, untraceable
+from veomni_hook.kernels.shared.operand_checks import not_plain
 
 __all__ = ["cast_by_autocast", "loses", "parameters", "refuses", "rounded_once", "unfit"]
 
@@ -48,12 +47,8 @@ def cast_by_autocast(hidden_states: torch.Tensor) -> bool:
 
 
 def refuses(owner: Any, hidden_states: torch.Tensor, norm: Any) -> str | None:
-    """Return why this call must run the upstream code, or None. Operands: see `skipped_calls.refuses`."""
-    reason = skipped_calls.refuses_norm(norm)
-    if reason is not None:
-        return reason
-    reason = not_plain(hidden_states) or untraceable()
-    return reason if reason is not None else unfit(hidden_states, norm)
+    """Return what the kernel refuses, beside `skipped_calls`, or None."""
+    return unfit(hidden_states, norm)
 
 
 def loses(owner: Any, hidden_states: torch.Tensor, norm: Any) -> str | None:

@@ -6,7 +6,7 @@ Which of weight and bias exist is a setting of the module, not of the code that 
 from __future__ import annotations
 
 from veomni_hook.kernels.selection.declaration import Variant
-from veomni_hook.kernels.selection.table import TRITON, backend, checked_reference, op
+from veomni_hook.kernels.selection.table import TRITON, backend, op
 
 __all__ = ["OP", "VARIANTS"]
 
@@ -28,7 +28,8 @@ _TRITON = backend(
 VARIANTS = {
     "rounded_once": Variant(
         "(weight32 * ((x32 - m) * rs) + bias32).to(x.dtype); weight and bias may be absent",
-        kernels=(_TRITON, checked_reference(".skipped_calls:refuses")),
+        kernels=(_TRITON,),
+        refuses=".skipped_calls:refuses",
     ),
 }
 OP = op("nn_layer_norm", VARIANTS, invariant=("cpu",))

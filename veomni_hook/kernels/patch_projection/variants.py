@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from veomni_hook.kernels.selection.declaration import Variant
-from veomni_hook.kernels.selection.table import ANYWHERE, backend, checked_reference, op
+from veomni_hook.kernels.selection.table import ANYWHERE, backend, op
 
 __all__ = ["OP", "VARIANTS"]
 
@@ -12,7 +12,6 @@ __all__ = ["OP", "VARIANTS"]
 _TORCH = backend(
     "torch",
     ".torch:{variant}",
-    refuses=".rules:refuses",
     loses=".rules:loses",
     invariant=("cpu", "cuda"),
     description="one product of torch's; without a copy where the input has the kernel's size",
@@ -23,7 +22,8 @@ _TORCH = backend(
 VARIANTS = {
     "disjoint_blocks": Variant(
         "y[:, :, i] = weight . x[block i] + bias, for blocks of the kernel's size side by side",
-        kernels=(_TORCH, checked_reference(".rules:refuses")),
+        kernels=(_TORCH,),
+        refuses=".rules:refuses",
     ),
 }
 OP = op("patch_projection", VARIANTS, invariant=ANYWHERE)

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from veomni_hook.kernels.qk_norm_rotary import reference, skipped_calls
+from veomni_hook.kernels.qk_norm_rotary import reference
 from veomni_hook.kernels.qk_norm_rotary.plans import (
     MOST_NUMBERS,
     Dtypes,
@@ -329,9 +329,6 @@ def kernel(variant: str) -> _Kernel:
 
 def refuses(owner: Any, *operands: Any) -> str | None:
     """Return why this call must run the upstream code, or None; `upstream` documents the operands."""
-    reason = skipped_calls.refuses(owner, *operands)
-    if reason is not None:
-        return reason
     hidden_states, q_norm, k_norm, _, _, tables = operands
     weights = parameter(q_norm, "weight"), parameter(k_norm, "weight")
     reason = not_plain(*weights)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from veomni_hook.kernels.selection.declaration import Kernel, Variant
-from veomni_hook.kernels.selection.table import ANYWHERE, TRITON, backend, checked_reference, op
+from veomni_hook.kernels.selection.table import ANYWHERE, TRITON, backend, op
 
 __all__ = ["OP", "Parts"]
 
@@ -40,7 +40,6 @@ _TRITON_PARTIAL = replace(
 _TORCH = backend(
     "torch",
     ".torch:kernel({variant})",
-    refuses=".skipped_calls:refuses",
     traceable=True,
     invariant=("cpu",),
     description="the torch kernels of rms_norm, then upstream's rotation",
@@ -62,7 +61,8 @@ def _of(norm: str, rotation: str, fused: Kernel = _TRITON) -> Variant:
     return Variant(
         f"{_ROTATIONS[rotation]}, n = {_NORMS[norm]}",
         ".reference:of({variant})",
-        kernels=(fused, _TORCH, checked_reference(".skipped_calls:refuses", ".reference:of({variant})")),
+        kernels=(fused, _TORCH),
+        refuses=".skipped_calls:refuses",
         form=Parts(norm, rotation),
     )
 

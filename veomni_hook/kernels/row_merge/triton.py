@@ -16,14 +16,13 @@ from typing import Any
 import torch
 
 from veomni_hook.kernels.row_merge import device as kernels
-from veomni_hook.kernels.row_merge import rules
 from veomni_hook.kernels.row_merge.torch import check, merged
 from veomni_hook.kernels.row_merge.views import add_rows, merge_rows
 from veomni_hook.kernels.shared.autograd import applied, gradients, is_recorded
 from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, cdiv, power
 from veomni_hook.kernels.shared.operators import operator
 
-__all__ = ["refuses", "refuses_added", "rows", "rows_added"]
+__all__ = ["refuses", "rows", "rows_added"]
 
 Tensor = torch.Tensor
 _DTYPES = frozenset((torch.float32, torch.bfloat16, torch.float16))
@@ -131,15 +130,6 @@ def rows_added(hidden_states: Tensor, mask: Tensor, source: Tensor) -> Tensor:
     return add_rows(_apply, hidden_states, mask, source)
 
 
-def refuses(owner: Any, inputs: Any, mask: Any, source: Any, method: Any) -> str | None:
-    """Return why this call must run the upstream code, or None. Operands: see `rules.refuses`."""
-    return rules.refuses(owner, inputs, mask, source, method) or _unfit(inputs)
-
-
-def refuses_added(owner: Any, hidden_states: Any, mask: Any, source: Any) -> str | None:
-    """Return why this call must run the upstream code, or None. Operands: see `rules.refuses_added`."""
-    return rules.refuses_added(owner, hidden_states, mask, source) or _unfit(hidden_states)
-
-
-def _unfit(inputs: Tensor) -> str | None:
+def refuses(owner: Any, inputs: Tensor, *others: Any) -> str | None:
+    """Return what the kernels refuse, beside `rules`, or None."""
     return None if inputs.dtype in _DTYPES else f"the kernel does not support {inputs.dtype}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from veomni_hook.kernels.selection.declaration import Requirement, Variant
-from veomni_hook.kernels.selection.table import ANYWHERE, TRITON, backend, checked_reference, op
+from veomni_hook.kernels.selection.table import ANYWHERE, TRITON, backend, op
 
 __all__ = ["OP", "VARIANTS"]
 
@@ -15,7 +15,7 @@ def _row(formula: str, refuses: str) -> Variant:
     triton = backend(
         "triton",
         ".triton:{variant}",
-        refuses=f".triton:{refuses}",
+        refuses=".triton:refuses",
         requires=TRITON,
         priority=10,
         traceable=True,
@@ -25,14 +25,13 @@ def _row(formula: str, refuses: str) -> Variant:
     torch = backend(
         "torch",
         ".torch:{variant}",
-        refuses=f".rules:{refuses}",
         loses=".rules:loses",
         requires=_ASSERTS,
         traceable=True,
         invariant=("cpu", "cuda"),
         description="gathers in both directions; nothing is read on the host",
     )
-    return Variant(formula, kernels=(triton, torch, checked_reference(f".rules:{refuses}")))
+    return Variant(formula, kernels=(triton, torch), refuses=f".rules:{refuses}")
 
 
 VARIANTS = {

@@ -122,8 +122,9 @@ class Variant:
     ``formula`` states it in one line. ``reference`` names a plain torch function that computes it.
     ``operands`` are the names of a kernel's arguments, in order; empty: the parameters of the reference.
     ``unasked`` says what it means if the modules below a site are called but the site is not; empty: nothing
-    in particular. ``kernels`` compute it, beside the reference. ``form`` is what the op's own code has to
-    know of it.
+    in particular. ``kernels`` compute it, beside the reference. ``refuses`` has the form of
+    `Kernel.refuses`: what none of them can compute; a kernel's own rule is asked after it. ``form`` is what
+    the op's own code has to know of it.
 
     For a guard whose caller may ask for what upstream's code cannot give: ``asks`` names a function
     ``(owner) -> Any`` whose result is true if it does. Under ``torch.compile``, ``auto`` then takes traceable
@@ -136,6 +137,7 @@ class Variant:
     operands: tuple[str, ...] = ()
     unasked: str = ""
     kernels: tuple[Kernel, ...] = ()
+    refuses: str | None = None
     form: Any = None
     asks: str | None = None
     settles: str | None = None

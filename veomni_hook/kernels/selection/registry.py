@@ -20,7 +20,6 @@ from copy import copy
 from functools import cache
 from importlib import import_module
 from importlib.machinery import PathFinder
-from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any
 
 from veomni_hook.errors import KernelError
@@ -54,9 +53,15 @@ _KERNELS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 def built_in() -> tuple[str, ...]:
     """Return the ops of this package, by alphabet; imports none of them.
 
-    Finders of the import system look, so folders, zip files and compiled files are alike.
+    The import system's finders look into the folders, so compiled files and zip files are alike.
     """
-    folders = {one.name: os.path.join(_KERNELS, one.name) for one in iter_modules([_KERNELS]) if one.ispkg}
+    if os.path.isdir(_KERNELS):
+        names = [name for name in os.listdir(_KERNELS) if "." not in name]
+    else:
+        from pkgutil import iter_modules  # takes longer than all the rest
+
+        names = [one.name for one in iter_modules([_KERNELS]) if one.ispkg]
+    folders = {name: os.path.join(_KERNELS, name) for name in names}
     return tuple(sorted(op for op, folder in folders.items() if PathFinder.find_spec("variants", [folder])))
 
 
@@ -119,6 +124,11 @@ class Registry:
             yield
         finally:
             vars(self).update({**before, "version": self.version + 1})
+
+    def rules(self, kernel: Kernel) -> tuple[str, ...]:
+        """Return the code references that say why a kernel cannot take a call, in their order."""
+        rules = self.op(kernel.op).variants[kernel.variant].refuses, kernel.refuses
+        return tuple(rule for rule in rules if rule is not None)
 
     def announced_by(self, kernel: Kernel) -> EntryPoint | None:
         """Return the entry point that added a kernel; None for built-in and registered ones."""

@@ -63,7 +63,7 @@ def _row(op: str, variant: str, row: Variant) -> Variant:
     for kernel in row.kernels:
         codes = {"load": kernel.load, "refuses": kernel.refuses, "loses": kernel.loses}
         kernels.append(replace(kernel, op=op, variant=variant, **_complete(op, codes, names)))
-    rules = _complete(op, {"asks": row.asks, "settles": row.settles}, names)
+    rules = _complete(op, {"refuses": row.refuses, "asks": row.asks, "settles": row.settles}, names)
     return replace(row, reference=names["reference"], kernels=tuple(kernels), **rules)
 
 

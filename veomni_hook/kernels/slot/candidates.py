@@ -155,8 +155,9 @@ class Answers:
                 give_up(point, failure)
 
     def _rules(self, kernel: Kernel) -> tuple[Callable[..., Any], ...]:
-        before = registry.op(self._site.op).yields if self.wanted == AUTO else None
-        rules = tuple(load_attribute(rule) for rule in (before, kernel.refuses) if rule is not None)
+        yields = registry.op(self._site.op).yields
+        before = () if yields is None or self.wanted != AUTO else (yields,)
+        rules = tuple(map(load_attribute, (*before, *registry.rules(kernel))))
         # Which code is faster depends on the batch.
         if self.wanted != AUTO or kernel.loses is None or self._choice.invariant:
             return rules

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from veomni_hook.kernels.shared.host_values import derived
-from veomni_hook.kernels.varlen_attention import operand_checks
 from veomni_hook.kernels.varlen_attention.operand_checks import dtype_of, lengths_of
 from veomni_hook.kernels.varlen_attention.torch import runs_of
 
@@ -54,12 +53,10 @@ def packed(
 
 
 def refuses(owner: Any, query: Any, key: Any, value: Any, *others: Any) -> str | None:
-    """Return why this call must run another kernel or the upstream code, or None."""
-    if (reason := operand_checks.refuses(owner, query, key, value, *others)) is not None:
-        return reason
+    """Return what the kernel refuses, beside `operand_checks`, or None."""
     if not torch._C._get_flash_sdp_enabled():
         return "flash attention is switched off in torch"
-    return unfit(query, key, value)
+    return unfit(owner, query, key, value)
 
 
 def loses(owner: Any, query: Any, key: Any, value: Any, cu_seqlens: Any, *others: Any) -> str | None:
@@ -76,8 +73,10 @@ def _calls(cu_seqlens: torch.Tensor) -> tuple[int, int]:
     return len(runs), sum(run.segments * run.length**2 for run in runs)
 
 
-def unfit(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> str | None:
-    """Return why flash attention cannot take these operands, or None."""
+def unfit(
+    owner: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *others: Any
+) -> str | None:
+    """Return why flash attention cannot take these operands, beside `operand_checks`, or None."""
     if dtype_of(query) not in _DTYPES:
         return f"query is {dtype_of(query)}: flash attention needs half precision"
     width = query.shape[3]

@@ -7,10 +7,9 @@ from typing import Any
 
 import torch
 
-from veomni_hook.kernels.varlen_attention import operand_checks
-from veomni_hook.kernels.varlen_attention.flash import packed, unfit
+from veomni_hook.kernels.varlen_attention.flash import packed
 
-__all__ = ["full", "refuses"]
+__all__ = ["full"]
 
 
 def full(
@@ -29,8 +28,3 @@ def full(
         *tensors, bounds, bounds, longest, longest, softmax_scale=options.get("scaling")
     )
     return output.unsqueeze(0)
-
-
-def refuses(owner: Any, query: Any, key: Any, value: Any, *others: Any) -> str | None:
-    """Return why this call must run another kernel or the upstream code, or None."""
-    return operand_checks.refuses(owner, query, key, value, *others) or unfit(query, key, value)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from veomni_hook.kernels.shared import ascend
 from veomni_hook.kernels.shared.autograd import differentiable
-from veomni_hook.kernels.varlen_attention import operand_checks, reference
+from veomni_hook.kernels.varlen_attention import reference
 from veomni_hook.kernels.varlen_attention.operand_checks import dtype_of, lengths_of
 
 __all__ = ["full", "refuses"]
@@ -76,10 +76,7 @@ def full(
 
 
 def refuses(owner: Any, query: Any, key: Any, value: Any, cu_seqlens: Any, *others: Any) -> str | None:
-    """Return why this call must run another kernel or the upstream code, or None."""
-    reason = operand_checks.refuses(owner, query, key, value, cu_seqlens, *others)
-    if reason is not None:
-        return reason
+    """Return what the operator refuses, beside `operand_checks`, or None."""
     if dtype_of(query) not in ascend.DTYPES:
         return f"operands have dtype {dtype_of(query)}"
     if key.shape != value.shape:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from veomni_hook.kernels.selection.declaration import NPU, Requirement, Variant
-from veomni_hook.kernels.selection.table import backend, checked_reference, op
+from veomni_hook.kernels.selection.table import backend, op
 
 __all__ = ["OP", "VARIANTS"]
 
@@ -18,7 +18,7 @@ _FLASH = backend(
 _FLASH_ATTN = backend(
     "flash_attn",
     ".flash_attn:{variant}",
-    refuses=".flash_attn:refuses",
+    refuses=".flash:unfit",
     requires=Requirement(devices=("cuda",), min_capability=(8, 0), distributions=("flash_attn>=2.6",)),
     description="the package flash-attn, in the same way",
     automatic=False,
@@ -34,7 +34,6 @@ _NPU = backend(
 _TORCH = backend(
     "torch",
     ".torch:{variant}",
-    refuses=".operand_checks:refuses",
     priority=-1,
     description="one call of scaled_dot_product_attention for all segments of a length; any dtype and device",
 )
@@ -42,7 +41,8 @@ _TORCH = backend(
 VARIANTS = {
     "full": Variant(
         "softmax(scaling * q @ k^T) @ v within each segment of cu_seqlens",
-        kernels=(_FLASH, _FLASH_ATTN, _NPU, _TORCH, checked_reference(".operand_checks:refuses")),
+        kernels=(_FLASH, _FLASH_ATTN, _NPU, _TORCH),
+        refuses=".operand_checks:refuses",
     ),
 }
 OP = op("varlen_attention", VARIANTS)

@@ -31,19 +31,14 @@ def _declared() -> dict[str, dict[str, str]]:
 
 
 _EVERY = _declared()
-#: The words of each idiom that applies without a setting, and the setting of each other one.
-IDIOMS = {name: declared["WORDS"] for name, declared in _EVERY.items() if "SETTING" not in declared}
+#: The words of each idiom, and the setting of each that applies only with one.
+IDIOMS = {name: declared["WORDS"] for name, declared in _EVERY.items()}
 OPTIONAL = {name: declared["SETTING"] for name, declared in _EVERY.items() if "SETTING" in declared}
 
 
 def idioms(source: str | None = None) -> tuple[ModuleType, ...]:
     """The idiom modules; of a module's text, those that may find something in it: others are not imported."""
-
-    def may_find(words: str) -> bool:
-        alternatives = (one.split() for one in words.split("|"))
-        return source is None or any(all(word in source for word in one) for one in alternatives)
-
-    return _imported(name for name, words in IDIOMS.items() if may_find(words))
+    return _imported((name for name in IDIOMS if name not in OPTIONAL), source)
 
 
 def every_idiom() -> tuple[ModuleType, ...]:
@@ -53,11 +48,16 @@ def every_idiom() -> tuple[ModuleType, ...]:
 
 def asked(optional: Collection[str], source: str | None = None) -> tuple[ModuleType, ...]:
     """What `idioms` returns, with these of the optional ones."""
-    return (*idioms(source), *_imported(name for name in OPTIONAL if name in optional))
+    return (*idioms(source), *_imported((name for name in OPTIONAL if name in optional), source))
 
 
-def _imported(names: Iterable[str]) -> tuple[ModuleType, ...]:
-    return tuple(import_module(f"veomni_hook.patches.idioms.{name}") for name in names)
+def _imported(names: Iterable[str], source: str | None) -> tuple[ModuleType, ...]:
+    def may_find(words: str) -> bool:
+        alternatives = (one.split() for one in words.split("|"))
+        return source is None or any(all(word in source for word in one) for one in alternatives)
+
+    found = (name for name in names if may_find(IDIOMS[name]))
+    return tuple(import_module(f"veomni_hook.patches.idioms.{name}") for name in found)
 
 
 def recognise(document: Document, *, optional: Collection[str] = ()) -> list[Site]:

@@ -1,7 +1,6 @@
-"""Ops of which `auto` takes no kernel: modules are edited for them only if the choice of kernels names one.
+"""A kernel is chosen by name for an op after modules were imported without the places of the op.
 
-What it names is a part of the key in the cache. If it names one later, a warning says which modules were
-imported without.
+Modules are edited for an op of which `auto` takes no kernel only where the choice of kernels names one.
 """
 
 from __future__ import annotations
@@ -12,21 +11,14 @@ from collections.abc import Collection
 from veomni_hook.finders.log import warn_once
 from veomni_hook.finders.outcome import NOTHING, Outcome
 from veomni_hook.finders.state import STATE
-from veomni_hook.kernels.selection import process_choice as kernels
 from veomni_hook.kernels.selection.registry import registry
 from veomni_hook.layout import shortened
-from veomni_hook.settings import Settings
 
-__all__ = ["asked_for"]
-
-
-def asked_for(settings: Settings) -> str:
-    """Return for which of these ops modules are edited, as a part of their keys; notice later choices."""
-    kernels.STATE.named = _warn_of_late
-    return ",".join(kernels.asked_for(settings.kernels))
+__all__ = ["warn_of_late"]
 
 
-def _warn_of_late(ops: Collection[str]) -> None:
+def warn_of_late(ops: Collection[str]) -> None:
+    """Warn once for each of these ops if modules were imported that have places of it, unedited."""
     for op in ops:
         if registry.by_name(op) and (
             late := [m for m in STATE.outcomes if m in sys.modules and _lacks(m, op)]
