@@ -12,6 +12,7 @@ from veomni_hook.tools.cli.app import app
 
 DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "cli.md"
 NOTE = "<!-- written by python -m scripts.commands -->"
+PURPOSE = "After this page you know every command and option; each command shows the same with `--help`."
 
 
 def document() -> str:
@@ -23,7 +24,7 @@ def document() -> str:
     )
     lines = [line.rstrip() for line in text.strip().splitlines()]
     title, *rest = lines
-    return "\n".join([title, "", NOTE, *rest]) + "\n"
+    return "\n".join([title, "", PURPOSE, "", NOTE, *rest]) + "\n"
 
 
 def shorten(command: Any) -> None:

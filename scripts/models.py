@@ -1,7 +1,8 @@
-"""The page docs/models.md: `python -m scripts.models` judges transformers releases as `make releases` does.
+"""docs/data/models.json: `python -m scripts.models` judges transformers releases as `make releases` does.
 
-Downloads the wheels of releases that are not there, reads them as text, and writes a table of all families of
+Downloads the wheels of releases that are not there, reads them as text, and writes a row for each family of
 the newest: which ops are routed to kernels, by which formula, since which release, and what is not and why.
+How many families have each op goes between the markers in docs/models.md.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from scripts import tables
 from scripts.releases import ROOT, WHEELS, judged, wheel
 from veomni_hook.patches.idioms.recognise import OPTIONAL
 from veomni_hook.patches.site import Status
@@ -28,8 +31,6 @@ PINNED = re.findall(r"(?m)^transformers==(.+)$", (ROOT / "constraints-dev.txt").
 ]
 RELEASES = TESTED["transformers"][: TESTED["transformers"].index(PINNED) + 1]
 BEGIN, END = "<!-- written by python -m scripts.models -->\n", "<!-- end -->\n"
-#: Where the page's script puts a field.
-FILTER = '\n<div id="filter"></div>\n'
 NO_MODULE = "known formula, but no module there that a kernel could belong to"
 LONGEST = 110
 
@@ -59,43 +60,35 @@ def routed(rows: Iterable[Row]) -> Counter[tuple[str, str]]:
 
 
 def not_routed(rows: Iterable[Row]) -> list[str]:
-    """Return a line for each place of a family that no kernel computes, as Markdown."""
-    found = (f"`{row.op}` {_code(row.target)}: {short(row)}" for row in rows if row.status != ROUTED)
+    """Return a line for each place of a family that no kernel computes."""
+    found = (f"{row.op} {row.target}: {short(row)}" for row in rows if row.status != ROUTED)
     return list(dict.fromkeys(found))
 
 
 def short(row: Row) -> str:
     """Return why a place is not routed, in a few words."""
     if row.status == NO_KERNEL:
-        return f"no kernel for the formula {_code(row.variant)}"
+        return f"no kernel for the formula {row.variant}"
     if row.status == Status.UNBOUND.value:
         return NO_MODULE
     reason = re.sub(r" \(line \d+\)", "", row.reason)
-    told = reason if len(reason) <= LONGEST else f"{reason[:LONGEST].rpartition(' ')[0]} …"
-    return re.sub(r"([\\`*_\[|])", r"\\\1", told).replace("<", "&lt;")
+    return reason if len(reason) <= LONGEST else f"{reason[:LONGEST].rpartition(' ')[0]} …"
 
 
-def cells(rows: Sequence[Row], since: Mapping[tuple[str, str], str] | None = None) -> tuple[str, str]:
-    """Return the cells of a family: what is routed, with the later releases of ``since``, and what is not."""
+def cells(rows: Sequence[Row], since: Mapping[tuple[str, str], str] | None = None) -> dict[str, list[str]]:
+    """Return what is routed in a family, with the later releases of ``since``, and what is not."""
     lines: dict[str, list[str]] = defaultdict(list)
     for (op, variant), number in sorted(routed(rows).items()):
         times = f" x{number}" if number > 1 else ""
         later = f" ({since[op, variant]})" if since and (op, variant) in since else ""
-        lines[op].append(f"{_code(variant) if variant else 'yes'}{times}{later}")
-    told = [f"**{op}** {', '.join(held)}" for op, held in lines.items()]
-    return "<br>".join(told) or "nothing", "<br>".join(not_routed(rows))
+        lines[op].append(f"{variant or 'yes'}{times}{later}")
+    told = [f"{op}: {', '.join(held)}" for op, held in lines.items()]
+    return {"routed": told, "not routed": not_routed(rows)}
 
 
-def without_releases(cell: str) -> str:
-    """Return a cell of what is routed without the releases in it."""
-    return re.sub(r" \(\d+\.\d+\.\d+\)", "", cell)
-
-
-def table(found: Mapping[str, Families]) -> Iterator[str]:
-    """Yield the lines of the table of all families, for the releases in ``found``, oldest first."""
+def table(found: Mapping[str, Families]) -> Iterator[dict[str, Any]]:
+    """Yield a row for each family, for the releases in ``found``, oldest first."""
     newest = found[[*found][-1]]
-    yield "| Family | Since | Routed to kernels | Not routed |"
-    yield "|---|---|---|---|"
     for family in sorted(newest):
         first = next(release for release, held in found.items() if family in held)
         since = {}
@@ -103,8 +96,7 @@ def table(found: Mapping[str, Families]) -> Iterator[str]:
             release = next(name for name, held in found.items() if one in routed(held.get(family, ())))
             if release != first:
                 since[one] = release
-        what, rest = cells(newest[family], since)
-        yield f"| {_code(family)} | {first} | {what} | {rest} |"
+        yield {"family": family, "since": first, **cells(newest[family], since)}
 
 
 def summary(found: Mapping[str, Families]) -> Iterator[str]:
@@ -124,20 +116,25 @@ def summary(found: Mapping[str, Families]) -> Iterator[str]:
 
 
 def written(page: str, found: Mapping[str, Families]) -> str:
-    """Return the page with tables for the releases in ``found``."""
+    """Return the page with the numbers of families in ``found``."""
     head, _, rest = page.partition(BEGIN)
     _, _, tail = rest.partition(END)
-    return "\n".join([head + BEGIN, *summary(found), FILTER, *table(found), "", END]) + tail
+    return "\n".join([head + BEGIN, *summary(found), "", END]) + tail
 
 
-def shown(page: str) -> dict[str, tuple[str, str]]:
-    """Return the cells of each family in the page, without releases."""
-    rows = re.findall(r"(?m)^\| `(\w+)` \| \d+\.\d+\.\d+ \| (.*) \| (.*) \|$", page)
-    return {family: (without_releases(what), rest) for family, what, rest in rows}
+def shown(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, list[str]]]:
+    """Return what is routed and what is not of each family in the table, without releases."""
+    return {
+        row["family"]: {
+            "routed": [re.sub(r" \(\d+\.\d+\.\d+\)", "", line) for line in row["routed"]],
+            "not routed": row["not routed"],
+        }
+        for row in rows
+    }
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Write the document."""
+    """Write the table and the numbers."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "--wheels", type=Path, default=WHEELS, help="where wheels are kept (default: %(default)s)"
@@ -148,12 +145,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"transformers {release}", file=sys.stderr, flush=True)
         rows = judged(wheel(release, chosen.wheels))
         found[release] = by_family(supplied(rows))
+    tables.write("models", table(found))
     DOCUMENT.write_text(written(DOCUMENT.read_text(encoding="utf-8"), found), encoding="utf-8")
-    print(f"written: {DOCUMENT.relative_to(ROOT)}", file=sys.stderr)
-
-
-def _code(text: str) -> str:
-    return "`" + text.replace("|", "\\|") + "`"
 
 
 if __name__ == "__main__":

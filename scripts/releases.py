@@ -1,10 +1,10 @@
 """Checks idioms on many transformers releases: `python -m scripts.releases [RELEASE...]`, or `make releases`.
 
 Downloads and unpacks each release's wheel, does the same as `veomni-hook list --by op --source` (nothing is
-installed or imported), writes the tables to docs/releases.md, and fails if a share is below its limit.
+installed or imported), writes docs/data/releases.json, and fails if a share is below its limit.
 
-The second table shows the coverage of a release on its first day: newer releases with only the formulas that
-releases up to `FROZEN` contain.
+Rows with only the formulas that releases up to `FROZEN` contain show the coverage of newer releases on their
+first day.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 
 from packaging.version import Version
 
+from scripts import tables
 from veomni_hook.patches.site import Status
 from veomni_hook.releases import TESTED
 from veomni_hook.tools.cli.inputs.sources import source_tree
@@ -28,7 +28,6 @@ from veomni_hook.tools.cli.sites.table import examined, rows_of
 from veomni_hook.tools.coverage import ERROR, ROUTED, Row, Total, totals
 
 ROOT = Path(__file__).resolve().parents[1]
-TABLE = ROOT / "docs" / "releases.md"
 WHEELS = ROOT / "build" / "wheels"
 
 #: Those that the tests run on, and some between.
@@ -75,15 +74,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"transformers {release}", file=sys.stderr, flush=True)
         rows[release] = judged(wheel(release, chosen.wheels))
     found = {release: by_op(held) for release, held in rows.items()}
-    lines = table(found)
-    print("\n".join(lines))
+    rows_shown = [*table(found), *loops(found)]
     short = shortfalls(found, newest=RELEASES[-1])
     if tuple(chosen.releases) == RELEASES:
         unseen = frozen(rows)
         short += losses(found[FROZEN], unseen)
-        page = document(lines, table({FROZEN: found[FROZEN]} | unseen), loops(found))
-        TABLE.write_text(page, encoding="utf-8")
-        print(f"written: {TABLE.relative_to(ROOT)}", file=sys.stderr)
+        rows_shown += table(unseen, f"up to {FROZEN}", releases=found)
+        tables.write("releases", rows_shown)
+    print(tables.text(rows_shown), end="")
     for one in short:
         print(f"too low: {one}", file=sys.stderr)
     return int(bool(short))
@@ -161,58 +159,29 @@ def shortfalls(found: Mapping[str, Totals], *, newest: str) -> list[str]:
     return short
 
 
-def table(found: Mapping[str, Totals]) -> list[str]:
-    """Return the shares as a table in Markdown: a row for each op, a column for each release."""
-    ops: Iterable[str] = dict.fromkeys(op for held in found.values() for op in held if not _is_loop(op))
-    rows = [f"| op | {' | '.join(found)} |", f"|---|{'---|' * len(found)}"]
-    for op in ops:
-        rows.append(f"| {op} | {' | '.join(_cell(held.get(op)) for held in found.values())} |")
-    return rows
+def table(
+    found: Mapping[str, Totals], formulas: str = "all", releases: Iterable[str] = ()
+) -> Iterator[dict[str, str]]:
+    """Yield a row for each op with the shares in each release; some of ``releases`` may have none."""
+    for op in dict.fromkeys(op for held in found.values() for op in held if not _is_loop(op)):
+        shares = {release: _cell(found.get(release, {}).get(op)) for release in releases or found}
+        yield {"op": op, "formulas": formulas, **shares}
 
 
-def loops(found: Mapping[str, Totals]) -> list[str]:
-    """Return the loops of base models as a table: a row for each outcome, a column for each release."""
-    held = [each[LOOPS] for each in found.values()]
+def loops(found: Mapping[str, Totals]) -> Iterator[dict[str, str]]:
+    """Yield a row for each outcome of the loops of base models, with their numbers in each release."""
+    held = {release: by_op_of[LOOPS] for release, by_op_of in found.items()}
     counts = {
-        "can be split": [total.routed for total in held],
-        "refused with a reason": [total.refused for total in held],
-        "neither": [total.candidates - total.routed - total.refused for total in held],
+        "can be split": {name: total.routed for name, total in held.items()},
+        "refused with a reason": {name: total.refused for name, total in held.items()},
+        "neither": {name: total.candidates - total.routed - total.refused for name, total in held.items()},
     }
-    rows = [f"| base models | {' | '.join(found)} |", f"|---|{'---|' * len(found)}"]
-    return rows + [f"| {name} | {' | '.join(map(str, numbers))} |" for name, numbers in counts.items()]
-
-
-def document(lines: Sequence[str], unseen: Sequence[str], split: Sequence[str]) -> str:
-    """Return the text of docs/releases.md."""
-    today = datetime.now(UTC).date().isoformat()
-    head = (
-        "# Coverage by release",
-        "",
-        f"`make releases` wrote this page on {today}. Each cell has the percentage of candidates that are",
-        "recognised and have a kernel slot, and the numbers. [coverage.md](coverage.md) defines candidates.",
-        "Formulas without a kernel on any machine are included; `veomni-hook list --by op` counts them apart",
-        "(`no_kernel`).",
-        "",
-    )
-    middle = (
-        "",
-        "## Coverage on the first day of a release",
-        "",
-        f"The same idioms, with only the formulas that releases up to {FROZEN} contain: roughly what users",
-        "of the newer releases would have had on the first day. Formulas are distinguished by variant, and",
-        "code is normalised by today's rules, so this is a simulation.",
-        "",
-    )
-    last = (
-        "",
-        "## Sequence parallelism",
-        "",
-        "Loops over layers whose code was proven to work on each position by itself, so that processes can",
-        "share sequences ([parallel](parallel.md)), and those that are refused. Towers, which take no",
-        "`input_ids` and run whole in each process, are not counted.",
-        "",
-    )
-    return "\n".join([*head, *lines, *middle, *unseen, *last, *split]) + "\n"
+    for outcome, numbers in counts.items():
+        yield {
+            "op": f"{LOOPS}: {outcome}",
+            "formulas": "all",
+            **{name: str(number) for name, number in numbers.items()},
+        }
 
 
 def _is_loop(op: str) -> bool:

@@ -1,8 +1,8 @@
 """What serves each patch of VeOmni's configs here: `python -m scripts.veomni_parity` writes it.
 
 It needs the package `veomni`, what VeOmni's configs import, and the release of transformers that they are
-made for. It writes docs/veomni-parity.md, with every patch, and the counts in docs/veomni.md. Of VeOmni it
-copies names only: of configs, targets and its API.
+made for. It writes docs/data/veomni-parity.json, with every patch, and the counts in
+docs/maintain/veomni-parity.md. Of VeOmni it copies names only: of configs, targets and its API.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ import re
 import sys
 import textwrap
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
+from scripts import tables
 from veomni_hook.finders import configs
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.idioms.recognise import recognise
@@ -32,15 +34,14 @@ from veomni_hook.tools.migration.usage import definition, identifiers
 from veomni_hook.tools.migration.vocabulary import MEANINGS, OP_SLOT
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs" / "veomni-parity.md"
-SUMMARY = ROOT / "docs" / "veomni.md"
+TABLE = tables.DATA / "veomni-parity.json"
+SUMMARY = ROOT / "docs" / "maintain" / "veomni-parity.md"
 BEGIN, END = "<!-- written by python -m scripts.veomni_parity -->\n", "<!-- end -->\n"
 
 #: The release of transformers that VeOmni's configs are made for.
 RELEASE = "5.9.0"
 FOLDER = "models/transformers"
 ENDING = "_patch_gen_config"
-WIDTH = 80
 PATCH = "patch"
 
 
@@ -66,7 +67,6 @@ class Judged:
     """One of VeOmni's configs."""
 
     name: str
-    module: str
     entries: tuple[Entry, ...]
 
     def of(self, *, patches: bool) -> list[Entry]:
@@ -90,29 +90,20 @@ def judged() -> list[Judged]:
     return [_judged(configs.load([name])[0].configs[0], name) for name in names]
 
 
-def page(held: Sequence[Judged]) -> str:
-    """Return the text of docs/veomni-parity.md."""
-    lines = [
-        "# Every patch of VeOmni's configs",
-        "",
-        BEGIN.rstrip(),
-        "",
-        *_wrapped(
-            f"VeOmni {_version('veomni')} has {len(held)} configs for transformers {RELEASE}. Below each "
-            "target: what the patch is for, told from its code; whether that is here, partly here, not yet, "
-            "or not needed; what serves it; and in brackets how the concern was recognised. A name with a "
-            "slash is a route: an op and a formula that an idiom recognises in the definition that the patch "
-            "replaces. Counts and words: [Coming from VeOmni](veomni.md#what-serves-each-patch)."
-        ),
-    ]
+def rows(held: Sequence[Judged]) -> Iterator[dict[str, Any]]:
+    """Yield a row for each concern of each patch, and of what surrounds the patches."""
     for config in held:
-        patches, around = config.of(patches=True), config.of(patches=False)
-        lines += ["", f"## {config.name}", "", f"`{config.module}`, {_number(len(patches), 'patch')}", ""]
-        lines += [line for entry in patches for line in _shown(entry)]
-        if around:
-            lines += ["", "Beside the patches:", ""]
-            lines += [line for entry in around for line in _shown(entry)]
-    return "\n".join(lines) + "\n"
+        for entry in config.entries:
+            for purpose, given in entry.answers:
+                yield {
+                    "config": config.name,
+                    "kind": entry.kind,
+                    "target": [*entry.names],
+                    "concern": purpose.name,
+                    "status": given.status,
+                    "served by": given.by,
+                    "seen in": purpose.evidence,
+                }
 
 
 def summary(held: Sequence[Judged]) -> str:
@@ -125,15 +116,12 @@ def summary(held: Sequence[Judged]) -> str:
             f"VeOmni {_version('veomni')} has {len(patches)} patches in {len(held)} configs, for "
             f"transformers {RELEASE}. {served_by[HERE]} of them need nothing more: everything that they "
             f"are for is here, or is not needed. {served_by[PARTLY]} are served in part, "
-            f"{served_by[NOT_YET]} not yet. "
-            "[Every patch](veomni-parity.md).",
-            120,
+            f"{served_by[NOT_YET]} not yet."
         ),
         "",
         *_wrapped(
             "A patch can have several concerns, so the columns sum to more than the number of patches. A "
-            f"kernel is *here* if an idiom routes the same definition of transformers {RELEASE} to kernels.",
-            120,
+            f"kernel is *here* if an idiom routes the same definition of transformers {RELEASE} to kernels."
         ),
         "",
         f"| Concern | Patches | {' | '.join(one.capitalize() for one in STATUSES)} | Served by |",
@@ -142,8 +130,7 @@ def summary(held: Sequence[Judged]) -> str:
         "",
         *_wrapped(
             "Beside their patches, the configs leave out definitions, drop imports and add helpers. Each "
-            "line of the list of a config counts once:",
-            120,
+            "line of the list of a config counts once:"
         ),
         "",
         f"| Concern | Lines | {' | '.join(one.capitalize() for one in STATUSES)} |",
@@ -163,22 +150,16 @@ def written(document: str, text: str) -> str:
     return f"{head}{BEGIN}\n{text}\n{END}{rest.partition(END)[2]}"
 
 
-def counted(text: str) -> dict[bool, Counter[tuple[str, str]]]:
-    """Return how often each concern has each status in the page: among patches (True), and beside them."""
+def counted(held: Iterable[Mapping[str, Any]]) -> dict[bool, Counter[tuple[str, str]]]:
+    """Return how often each concern has each status in the rows: among patches (True), and beside them."""
     found: dict[bool, Counter[tuple[str, str]]] = {True: Counter(), False: Counter()}
-    patches = True
-    for line in text.splitlines():
-        if line.startswith("## "):
-            patches = True
-        elif line == "Beside the patches:":
-            patches = False
-        elif match := re.match(rf"    - ([\w\- ]+): ({'|'.join(STATUSES)})\b", line):
-            found[patches][match[1], match[2]] += 1
+    for row in held:
+        found[row["kind"] == PATCH][row["concern"], row["status"]] += 1
     return found
 
 
 def tabled(document: str) -> dict[bool, Counter[tuple[str, str]]]:
-    """Return the same counts as `counted`, from the tables of docs/veomni.md."""
+    """Return the same counts as `counted`, from the tables of the page."""
     block = document.partition(BEGIN)[2].partition(END)[0]
     tables = re.split(r"(?m)^\|---\|.*$", block)[1:]
     found = {}
@@ -197,7 +178,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     chosen = parser.parse_args(arguments)
     held = judged()
-    texts = {PAGE: page(held), SUMMARY: written(SUMMARY.read_text(encoding="utf-8"), summary(held))}
+    page = written(SUMMARY.read_text(encoding="utf-8"), summary(held))
+    texts = {TABLE: tables.text(rows(held)), SUMMARY: page}
     changed = [file for file, text in texts.items() if not file.exists() or file.read_text("utf-8") != text]
     for file in changed:
         print(f"{'out of date' if chosen.check else 'written'}: {file.relative_to(ROOT)}", file=sys.stderr)
@@ -215,7 +197,7 @@ def _judged(config: PatchConfig, module: str) -> Judged:
     routes = {one.patch.target: _reached(one, source, sites) for one in results}
     entries = [_patch(one, config, source, routes[one.patch.target]) for one in results]
     entries += [_around(one, routes) for one in surroundings(config, source)]
-    return Judged(module.rpartition(".")[2].removesuffix(ENDING), config.source_module, tuple(entries))
+    return Judged(module.rpartition(".")[2].removesuffix(ENDING), tuple(entries))
 
 
 def _patch(one: Served, config: PatchConfig, source: str, reached: tuple[str, ...]) -> Entry:
@@ -238,14 +220,6 @@ def _reached(one: Served, source: str, sites: Sequence[Site]) -> tuple[str, ...]
 def _around(one: Surrounding, routes: dict[str, tuple[str, ...]]) -> Entry:
     reached = [route for target in one.targets for route in routes.get(target, ())]
     return Entry(one.kind, one.names, tuple((purpose, answer(purpose, reached)) for purpose in one.concerns))
-
-
-def _shown(entry: Entry) -> Iterator[str]:
-    names = ", ".join(f"`{name}`" for name in entry.names)
-    yield from _wrapped(f"- {names}" if entry.kind == PATCH else f"- {entry.kind}: {names}", indent="  ")
-    for purpose, given in entry.answers:
-        text = f"    - {purpose.name}: {given.status}, {_code(given.by)} ({_code(purpose.evidence)})"
-        yield from _wrapped(text, indent="      ")
 
 
 def _table(entries: Sequence[Entry]) -> Iterator[str]:
@@ -280,21 +254,8 @@ def _cells(text: str) -> Iterator[tuple[str, str]]:
     return zip(STATUSES, re.findall(r"\d+", text), strict=True)
 
 
-def _code(text: str) -> str:
-    """Names with underscores as code, so that Markdown does not read them as emphasis."""
-    if "`" in text:
-        return text
-    return re.sub(r"[\w./]*_[\w./]*\w|\w+(?:\.\w+)+", r"`\g<0>`", text)
-
-
-def _wrapped(text: str, width: int = WIDTH, indent: str = "") -> list[str]:
-    return textwrap.wrap(
-        text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
-    )
-
-
-def _number(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}es"
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(text, 120, break_long_words=False, break_on_hyphens=False)
 
 
 def _package(name: str) -> Path:

@@ -1,8 +1,9 @@
-"""VeOmni's configs on newer releases: `python -m scripts.veomni_releases [RELEASE...]` writes the table.
+"""VeOmni's configs on newer releases: `python -m scripts.veomni_releases [RELEASE...]` judges them.
 
 It needs the package `veomni`, what VeOmni's configs import, and the release of transformers that they are
-made for. A release is what `veomni-hook check --against` takes: a version, a wheel or a folder. The table
-goes between the markers in docs/veomni.md. Of VeOmni it copies names only: of configs and targets.
+made for. A release is what `veomni-hook check --against` takes: a version, a wheel or a folder. Every
+verdict goes to docs/data/veomni-releases.json, the sums between the markers in
+docs/maintain/veomni-parity.md. Of VeOmni it copies names only: of configs and targets.
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
+from scripts import tables
 from veomni_hook.tools.cli.check.against import Judged, judged
 from veomni_hook.tools.cli.inputs.configs import OPTION, Source, load_sources
 from veomni_hook.tools.migration.judge import APPLIES, FAILS, GONE, MOVED, RENAMED, UNNECESSARY
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs" / "veomni.md"
+PAGE = ROOT / "docs" / "maintain" / "veomni-parity.md"
 BEGIN, END = "<!-- written by python -m scripts.veomni_releases -->\n", "<!-- end -->\n"
 
 #: The release that the configs are made for, and those that they are judged against.
@@ -36,10 +38,10 @@ Verdicts = Mapping[str, Mapping[str, str]]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Judge every config against the releases, and write the table unless it is only to be shown."""
+    """Judge every config against the releases, and write what came of it unless it is only to be shown."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("releases", nargs="*", default=RELEASES, metavar="RELEASE")
-    parser.add_argument("--show", action="store_true", help="print the table, write nothing")
+    parser.add_argument("--show", action="store_true", help="print the sums, write nothing")
     chosen = parser.parse_args(arguments)
     sources = configs()
     found: dict[str, dict[str, dict[str, str]]] = {}
@@ -48,10 +50,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for one in judged(sources, release, WRITTEN_FOR):
             held = found.setdefault(short(one), {})
             held[one.release] = {each.target: each.verdict for each in one.judgements}
-    lines = table(found, version("veomni"))
+    lines = sums(found, version("veomni"))
     if chosen.show:
         print("\n".join(lines))
     else:
+        tables.write("veomni-releases", rows(found))
         PAGE.write_text(placed(PAGE.read_text(encoding="utf-8"), lines), encoding="utf-8")
         print(f"written: {PAGE.relative_to(ROOT)}", file=sys.stderr)
     return 0
@@ -81,16 +84,17 @@ def short(one: Judged) -> str:
     return one.config.name.partition(":")[0].rpartition(".")[2].removesuffix(ENDING)
 
 
-def table(found: Mapping[str, Verdicts], veomni: str) -> list[str]:
-    """Return the counts by config and release, and the list of what moved or is gone, as Markdown."""
-    releases = list(dict.fromkeys(release for held in found.values() for release in held))
-    verdicts = [
-        v for v in VERDICTS if any(v in held.values() for one in found.values() for held in one.values())
-    ]
-    head = [f"{verdict} {release}" for release in releases for verdict in verdicts]
-    sums = {
-        release: Counter(v for one in found.values() for v in one[release].values()) for release in releases
-    }
+def rows(found: Mapping[str, Verdicts]) -> Iterator[dict[str, str]]:
+    """Yield a row for each target of each config, with its verdict in each release."""
+    for name, held in found.items():
+        for target in dict.fromkeys(target for verdicts in held.values() for target in verdicts):
+            verdict_in = {release: verdicts.get(target, "") for release, verdicts in held.items()}
+            yield {"config": name, "target": target, **verdict_in}
+
+
+def sums(found: Mapping[str, Verdicts], veomni: str) -> list[str]:
+    """Return how often each release has each verdict, as Markdown."""
+    releases = dict.fromkeys(release for held in found.values() for release in held)
     lines = [
         *textwrap.wrap(
             f"The {len(found)} configs of VeOmni {veomni}, which are made for transformers {WRITTEN_FOR}. "
@@ -99,19 +103,12 @@ def table(found: Mapping[str, Verdicts], veomni: str) -> list[str]:
             WIDTH,
         ),
         "",
-        f"| Config | {' | '.join(head)} |",
-        f"|---|{'---:|' * len(head)}",
-        *(
-            _row(name, [Counter(held[release].values()) for release in releases], verdicts)
-            for name, held in found.items()
-        ),
-        _row("all", list(sums.values()), verdicts),
-        "",
-        "What moved or is gone, by config:",
-        "",
+        f"| Release | {' | '.join(VERDICTS)} |",
+        f"|---|{'---:|' * len(VERDICTS)}",
     ]
-    for name, held in found.items():
-        lines += _list(name, held, releases)
+    for release in releases:
+        counts = Counter(verdict for held in found.values() for verdict in held[release].values())
+        lines.append(f"| {release} | {' | '.join(str(counts[verdict]) for verdict in VERDICTS)} |")
     return lines
 
 
@@ -126,36 +123,6 @@ def placed(text: str, lines: Iterable[str], first: str = BEGIN) -> str:
     if not begin or not end:
         raise SystemExit(f"{PAGE} has no markers for the table")
     return before + begin + "\n" + "\n".join(lines) + "\n\n" + end + after
-
-
-def _row(name: str, counts: Sequence[Counter[str]], verdicts: Sequence[str]) -> str:
-    cells = [str(count[verdict] or "") for count in counts for verdict in verdicts]
-    return f"| {name} | {' | '.join(cells)} |"
-
-
-def _list(name: str, held: Verdicts, releases: Sequence[str]) -> Iterator[str]:
-    """Lines for one config: by verdict, and within it by the releases that share it."""
-    parts = []
-    for verdict in (MOVED, GONE, FAILS):
-        shared: dict[tuple[str, ...], list[str]] = {}
-        for target in dict.fromkeys(target for release in releases for target in held[release]):
-            where = tuple(release for release in releases if held[release].get(target) == verdict)
-            if where:
-                shared.setdefault(where, []).append(f"`{target}`")
-        parts += [
-            f"{verdict} in {' and '.join(where)}: {', '.join(t)}"
-            for where, t in sorted(shared.items(), key=_first)
-        ]
-    if parts:
-        text = f"- {name}: {'; '.join(parts)}."
-        yield from textwrap.wrap(
-            text, WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
-        )
-
-
-def _first(entry: tuple[tuple[str, ...], list[str]]) -> tuple[int, tuple[str, ...]]:
-    """What several releases share comes first."""
-    return -len(entry[0]), entry[0]
 
 
 if __name__ == "__main__":

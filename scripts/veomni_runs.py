@@ -2,7 +2,8 @@
 
 It needs torch, the package `veomni` and what it imports, and any release of transformers. Child processes
 (`tests/veomni/newer.py`) build small models: plain ones, and ones with each config's patches that apply,
-without and with idioms. A row for each config is printed; the sum goes between the markers in docs/veomni.md.
+without and with idioms. A row for each config is printed; the sum goes between the markers in
+docs/maintain/veomni-parity.md.
 """
 
 from __future__ import annotations

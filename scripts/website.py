@@ -27,7 +27,7 @@ PAGES = {
     "benchmarks/README.md": "measurements.md",
 }
 #: Pages of wide tables, which get the room of the table of contents.
-WIDE = ("models.md",)
+WIDE = ("models.md", "maintain/releases.md", "maintain/veomni-parity.md")
 #: Where copies of other files lie in the site.
 COPIES = "files"
 

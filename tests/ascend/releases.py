@@ -1,4 +1,4 @@
-"""Which releases of torch_npu have operators that take the calls of which kernels: a table in `docs/ascend.md`.
+"""Which releases of torch_npu have operators that take the calls of which kernels: a table in `docs/maintain/ascend.md`.
 
 ``python -m tests.ascend.releases`` runs every kernel of the backend `npu` once on the double, forward and backward,
 notes its calls, compares each with the schema of every release in `schemas.json`, and writes the table.
@@ -20,7 +20,7 @@ from veomni_hook.kernels.shared import ascend
 
 __all__ = ["Call", "calls", "supported", "table", "written"]
 
-DOCUMENT = ROOT / "docs" / "ascend.md"
+DOCUMENT = ROOT / "docs" / "maintain" / "ascend.md"
 BEGIN, END = "<!-- written by python -m tests.ascend.releases -->\n", "<!-- end -->\n"
 
 

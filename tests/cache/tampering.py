@@ -1,4 +1,4 @@
-"""What can be done to a stored module: everything that docs/security.md says is noticed, by the names used there.
+"""What can be done to a stored module: everything that docs/data/tamperings.json says is noticed, by the names used there.
 
 Each function spoils one stored module on the disk. None needs another user's rights, but for those in
 `OF_ANOTHER_USER`.

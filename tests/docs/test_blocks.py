@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 RUN_ELSEWHERE = {"recipes.md"}
 DOCUMENTS = [
     ROOT / "README.md",
-    *sorted(path for path in (ROOT / "docs").glob("*.md") if path.name not in RUN_ELSEWHERE),
+    *sorted(path for path in (ROOT / "docs").rglob("*.md") if path.name not in RUN_ELSEWHERE),
 ]
 
 

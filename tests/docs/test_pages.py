@@ -1,4 +1,4 @@
-"""Pages that scripts write are what they would write today."""
+"""Pages and tables that scripts write are what they would write today."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import transformers
 
 import veomni_hook
-from scripts import commands, models
+from scripts import commands, models, tables
 from veomni_hook import checkpoints
 from veomni_hook.tools.cli.inputs.sources import source_tree
 from veomni_hook.tools.cli.sites.table import examined, rows_of, supplied
@@ -24,7 +24,8 @@ SOME = ("llama", "llama4", "qwen3_moe", "youtu")
 def test_the_page_of_models_names_its_releases() -> None:
     *others, last = models.RELEASES
     words = " ".join(PAGE.split())
-    assert f"of transformers {last}, and since which of the releases {', '.join(others)} and {last}." in words
+    assert f"of transformers {last} with code" in words
+    assert f"as of the releases {', '.join(others)} and {last}." in words
 
 
 newest = pytest.mark.skipif(
@@ -40,23 +41,36 @@ def test_the_page_of_commands() -> None:
     )
 
 
-def current(families: tuple[str, ...]) -> dict[str, tuple[str, str]]:
-    """The cells of these families, or of all, for the installed release."""
+def current(families: tuple[str, ...]) -> dict[str, dict[str, list[str]]]:
+    """What is routed of these families, or of all, and what is not, in the installed release."""
     found = models.by_family(supplied(rows_of(examined(source_tree().files(families)))))
     return {family: models.cells(rows) for family, rows in found.items()}
 
 
 @newest
-def test_the_page_of_models_for_some_families() -> None:
-    page, found = models.shown(PAGE), current(SOME)
+def test_the_table_of_models_for_some_families() -> None:
+    table, found = models.shown(tables.read("models")), current(SOME)
     assert {*found} == {*SOME}
-    assert {family: page[family] for family in found} == found, "python -m scripts.models writes it anew"
+    assert {family: table[family] for family in found} == found, "python -m scripts.models writes it anew"
 
 
 @newest
 @pytest.mark.slow
-def test_the_page_of_models() -> None:
-    assert models.shown(PAGE) == current(()), "python -m scripts.models writes it anew"
+def test_the_table_of_models() -> None:
+    assert models.shown(tables.read("models")) == current(()), "python -m scripts.models writes it anew"
+
+
+@pytest.mark.parametrize("name", tables.TABLES)
+def test_a_table_of_the_code(name: str) -> None:
+    assert tables.read(name) == tables.TABLES[name](), "python -m scripts.tables writes it anew"
+
+
+@pytest.mark.parametrize("path", sorted(tables.DATA.iterdir()), ids=lambda path: path.stem)
+def test_a_table_has_a_row_a_line_and_is_shown(path: Path) -> None:
+    rows = tables.read(path.stem)
+    assert path.read_text(encoding="utf-8") == tables.text(rows)
+    assert len({(*row,) for row in rows}) == 1, "the columns are those of the first row"
+    assert any(f"data/{path.name})" in page.read_text(encoding="utf-8") for page in DOCS.rglob("*.md"))
 
 
 def row(op: str, variant: str, status: str = "routed", reason: str = "", family: str = "tiny") -> Row:
@@ -82,15 +96,19 @@ def test_a_table_of_two_releases() -> None:
     page = models.written(f"head\n{models.BEGIN}old\n{models.END}tail\n", found)
     assert page.startswith("head\n") and page.endswith("tail\n") and "old" not in page
     assert "| any candidate | 1 | 2 |\n| `norm` | 1 | 2 |\n" in page
-    assert "| `late` | 5.2.0 | **norm** `a` |  |\n" in page
-    (line,) = re.findall(r"^\| `tiny`.*$", page, re.MULTILINE)
-    assert line == (
-        "| `tiny` | 5.1.0 | **norm** `a` x2, `b` (5.2.0) | "
-        "`rotary` `rotary.forward`: nearest is c: expected \\| , found &lt;<br>"
-        "`rotary` `rotary.forward`: no kernel for the formula `d` |"
-    )
-    assert models.shown(page)["tiny"] == models.cells(found["5.2.0"]["tiny"])
     assert models.written(page, found) == page
+    late, tiny = models.table(found)
+    assert late == {"family": "late", "since": "5.2.0", "routed": ["norm: a"], "not routed": []}
+    assert tiny == {
+        "family": "tiny",
+        "since": "5.1.0",
+        "routed": ["norm: a x2, b (5.2.0)"],
+        "not routed": [
+            "rotary rotary.forward: nearest is c: expected | , found <",
+            "rotary rotary.forward: no kernel for the formula d",
+        ],
+    }
+    assert models.shown([tiny])["tiny"] == models.cells(found["5.2.0"]["tiny"])
 
 
 def test_the_reference_has_every_public_name() -> None:

@@ -25,7 +25,7 @@ def test_a_committed_picture_shows_the_recorded_numbers(name):
 
 
 def test_every_picture_is_shown_in_a_document():
-    pages = [plots.ROOT / "README.md", *(plots.ROOT / "docs").glob("*.md")]
+    pages = [plots.ROOT / "README.md", *(plots.ROOT / "docs").rglob("*.md")]
     documents = [path.read_text(encoding="utf-8") for path in pages]
     for path in plots.IMAGES.glob("*.svg"):
         assert any(f"images/{path.name}" in text for text in documents), path.name

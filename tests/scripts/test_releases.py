@@ -42,26 +42,28 @@ def test_an_op_that_is_not_there_is_too_low() -> None:
     assert shortfalls({"2": found}, newest="2") == ["rotary in 2: 0.0 %, but 94 % are required"]
 
 
-def test_the_table_has_a_column_for_each_release() -> None:
+def test_a_row_has_a_cell_for_each_release() -> None:
     found = {
         "1": totals(rms_norm=90.0),
         "2": totals() | {"new": Total("new", candidates=0, routed=0, unbound=0, missed=0)},
     }
-    lines = table(found)
-    assert lines[:2] == ["| op | 1 | 2 |", "|---|---|---|"]
-    assert "| rms_norm | 90.0 (900/1000) | 100.0 (1000/1000) |" in lines and "| new | - | - |" in lines
+    rows = [*table(found)]
+    shares = {"1": "90.0 (900/1000)", "2": "100.0 (1000/1000)"}
+    assert {"op": "rms_norm", "formulas": "all", **shares} in rows
+    assert {"op": "new", "formulas": "all", "1": "-", "2": "-"} in rows
+    unseen = [*table({"2": found["2"]}, "up to 1", releases=found)]
+    assert {"op": "rms_norm", "formulas": "up to 1", **shares, "1": "-"} in unseen
 
 
 def test_every_loop_over_layers_is_split_or_refused() -> None:
     loop = Total(LOOPS, candidates=10, routed=4, unbound=0, missed=0, refused=6)
     found = {"1": totals() | {LOOPS: loop}, "2": totals() | {LOOPS: replace(loop, refused=5, missed=1)}}
-    assert loops(found)[0] == "| base models | 1 | 2 |"
-    assert loops(found)[2:] == [
-        "| can be split | 4 | 4 |",
-        "| refused with a reason | 6 | 5 |",
-        "| neither | 0 | 1 |",
+    assert [(row["op"].partition(": ")[2], row["1"], row["2"]) for row in loops(found)] == [
+        ("can be split", "4", "4"),
+        ("refused with a reason", "6", "5"),
+        ("neither", "0", "1"),
     ]
-    assert not any("layer_loop" in line for line in table(found))
+    assert not any("layer_loop" in row["op"] for row in table(found))
     assert shortfalls(found, newest="2") == [f"{LOOPS} in 2: 1 without a verdict"]
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
-from scripts.veomni_releases import BEGIN, END, PAGE, placed, table
+from scripts import tables
+from scripts.veomni_releases import BEGIN, END, PAGE, VERDICTS, placed, rows, sums
 
 FOUND = {
     "llama_gpu": {
@@ -18,18 +21,27 @@ FOUND = {
 }
 
 
-def test_counts_and_lists():
-    lines = table(FOUND, "0.1.12")
-    assert "The 2 configs of VeOmni 0.1.12" in lines[0]
-    (head,) = [line for line in lines if line.startswith("| Config")]
-    assert head.count("5.17.0") == head.count("5.23.0") == 5
-    assert "| llama_gpu | 1 | 1 |  |  |  |  | 1 | 1 |  |  |" in lines
-    assert "| all | 2 | 1 | 1 | 1 |  |  | 1 | 2 | 1 | 1 |" in lines
-    assert "- llama_gpu: moved in 5.23.0: `B.forward`." in lines
-    assert lines[-1] == (
-        "- vision_gpu: moved in 5.17.0 and 5.23.0: `C.forward`; gone in 5.17.0 and 5.23.0: `C.angles`; "
-        "FAILS in 5.23.0: `C.new`."
-    )
+def test_rows_and_sums():
+    assert [*rows(FOUND)][-2:] == [
+        {"config": "vision_gpu", "target": "C.angles", "5.17.0": "gone", "5.23.0": "gone"},
+        {"config": "vision_gpu", "target": "C.new", "5.17.0": "applies", "5.23.0": "FAILS"},
+    ]
+    first, *_, head, _, old, new = sums(FOUND, "0.1.12")
+    assert "The 2 configs of VeOmni 0.1.12" in first
+    assert head == "| Release | applies | applies, renamed | unnecessary | moved | gone | FAILS |"
+    assert old == "| 5.17.0 | 2 | 0 | 1 | 1 | 1 | 0 |"
+    assert new == "| 5.23.0 | 0 | 0 | 1 | 2 | 1 | 1 |"
+
+
+def test_the_sums_are_those_of_the_rows():
+    held = tables.read("veomni-releases")
+    block = PAGE.read_text(encoding="utf-8").partition(BEGIN)[2].partition(END)[0]
+    sums_told = re.findall(r"(?m)^\| (\d+\.\d+\.\d+) \|(.*)\|$", block)
+    assert [release for release, _ in sums_told] == list(held[0])[2:]
+    for release, counts in sums_told:
+        assert [sum(row[release] == one for row in held) for one in VERDICTS] == [
+            *map(int, counts.split("|"))
+        ]
 
 
 def test_the_page_has_a_place_for_it():

@@ -69,7 +69,7 @@ def test_the_page_has_a_place_for_it() -> None:
         begin = BEGIN.format(release)
         once = placed(text, ["a sum"], begin)
         assert "a sum" in once.partition(begin)[2].partition(END)[0]
-        assert "| Config |" in once
+        assert "| Release |" in once
 
 
 def test_a_missing_name_of_transformers_is_stood_in_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,9 +51,9 @@ def main(
     modules: Annotated[int, typer.Option(help="generated modules")] = 100_000,
     workers: Annotated[int, typer.Option(help="processes for generated modules")] = 2,
     output: Annotated[Path | None, typer.Option(help="write the result as JSON")] = None,
-    written: Annotated[
-        Path | None, typer.Option("--document", help="write docs/stress.md or another")
-    ] = None,
+    write: Annotated[
+        bool, typer.Option("--document", help="write docs/data/stress.json and the sums of the page")
+    ] = False,
 ) -> None:
     """Try it all, print a table, and exit with 1 if anything was lost, wrong or failed."""
     if unknown := [one for one in parts or () if one not in PARTS]:
@@ -80,8 +80,8 @@ def main(
     _report(found)
     if output is not None:
         output.write_text(json.dumps([asdict(part) for part in found], indent=1) + "\n", encoding="utf-8")
-    if written is not None:
-        written.write_text(document.written(found), encoding="utf-8")
+    if write:
+        document.write(found)
     sys.exit(not all(part.ok for part in found))
 
 

@@ -1,6 +1,6 @@
 """Every tampering with the cache that the suite tries, by name: what is done, to what, and what has to come of it.
 
-This list is data: `docs/stress.md` is written from it. Those that docs/security.md names are among them. Whoever can
+This list is data: `docs/data/stress.json` is written from it. Those that docs/security.md names are among them. Whoever can
 write as the user can also write what the seals accept; such forgeries are not.
 """
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 import ast
 import logging
 import random
-import re
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from scripts import tables
+from tests.stress import document
 from tests.stress import generated as generator
 from tests.stress.__main__ import PARTS, in_worker
-from tests.stress.document import tamperings
 from tests.stress.forms import forms
 from tests.stress.perturbing import STRUCTURE, WORDS, perturbed
-from tests.stress.result import Line, Part
+from tests.stress.result import COLUMNS, Line, Part
 from tests.stress.spoiled import sloppy_idioms
 from tests.stress.stand import ROOT
 from tests.stress.starts import starts
@@ -158,25 +158,31 @@ def test_a_part_says_whether_it_is_good():
     assert Part.from_json(good.to_json()) == good
 
 
-def test_the_document_is_that_of_the_lists():
-    text = (ROOT / "docs" / "stress.md").read_text(encoding="utf-8")
-    counts = [
-        one
-        for one in re.findall(
-            r"^\| [^|]+ \| [^|]+ \| [^|]+ \| [^|]+ \| ([\d,]+) \| 0 \|$", text, re.MULTILINE
-        )
-    ]
-    table = tamperings(
-        [
-            Line(one.name, count)
-            for one, count in zip(TAMPERINGS, (int(each.replace(",", "")) for each in counts), strict=True)
-        ]
+def test_the_table_is_that_of_the_lists():
+    rows = tables.read("stress")
+    told = {part: {row["what"]: row["note"] for row in rows if row["part"] == part} for part in PARTS}
+    assert told["tampering"] == {one.name: document.outcomes(one) for one in TAMPERINGS}, (
+        "make stress ARGS=--document writes it anew"
     )
-    assert table in text, "make stress ARGS='--document docs/stress.md' writes it anew"
+    assert {*told["generated"]} == {*generator.WEIGHTS}
+    assert {row[name] for row in rows for name in COLUMNS[3:6]} == {"0"}
     for part in PARTS:
-        assert re.search(rf"^\| {part} \| [\d,]+ \| 0 \| 0 \| 0 \|", text, re.MULTILINE), part
-    for op in generator.WEIGHTS:
-        assert f"| {op} |" in text
+        count = sum(int(row["how many"].replace(",", "")) for row in rows if row["part"] == part)
+        assert f"| {part} | in all | {count:,} | 0 | 0 | 0 |" in document.PAGE.read_text(encoding="utf-8")
+
+
+def test_the_table_and_the_sums_are_made_of_parts(monkeypatch, tmp_path):
+    (tmp_path / "page.md").write_text(f"head\n{document.BEGIN}old\n{document.END}tail\n", encoding="utf-8")
+    monkeypatch.setattr(document, "PAGE", tmp_path / "page.md")
+    monkeypatch.setattr(tables, "DATA", tmp_path)
+    tampered = Part("tampering", 5, 1.0, [Line(one.name, 2) for one in TAMPERINGS])
+    document.write([Part("kills", 5, 2.0, [Line("alone", 1000, note="fast")]), tampered])
+    first, *_, last = tables.read("stress")
+    assert [*first.values()] == ["kills", "alone", "1,000", "0", "0", "0", "fast"]
+    assert last["note"] == document.outcomes(TAMPERINGS[-1])
+    page = (tmp_path / "page.md").read_text(encoding="utf-8")
+    assert page.startswith("head\n") and page.endswith("tail\n") and "old" not in page
+    assert "| kills | in all | 1,000 | 0 | 0 | 0 | 2 s, seed 5 |" in page
 
 
 def test_the_documents_name_the_command():

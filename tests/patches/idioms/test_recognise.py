@@ -100,7 +100,7 @@ def test_words_of_one_alternative_are_all_there(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_idiom_of_the_documents() -> None:
-    text = (Path(__file__).parents[3] / "docs" / "patches.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[3] / "docs" / "maintain" / "idioms.md").read_text(encoding="utf-8")
     (block,) = (b for b in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "CANDIDATES" in b)
     names: dict[str, Any] = {}
     modules = "graph routes.guards routes.view site code.scope".split()
