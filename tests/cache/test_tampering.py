@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 from tests.cache.tampering import FORGERIES, OF_ANOTHER_USER, TAMPERINGS, Stored
-from veomni_hook.cache.store import Hit, Miss, Store
+from veomni_hook.cache.store import Hit, Miss
 
-from .conftest import KEY, MODULE, Publisher, inputs_of
+from .conftest import KEY, MODULE, inputs_of
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "security.md"
 
 
 @pytest.mark.parametrize("name", [*TAMPERINGS, *OF_ANOTHER_USER])
-def test_it_is_noticed(store: Store, root: Path, publish: Publisher, name: str) -> None:
+def test_it_is_noticed(store, root, publish, name):
     if name in OF_ANOTHER_USER and os.geteuid() != 0:
         pytest.skip("only the superuser can give files away")
     stored = Stored.of(root, publish.hit(store).path, KEY)
@@ -28,7 +28,7 @@ def test_it_is_noticed(store: Store, root: Path, publish: Publisher, name: str) 
     assert str(root) in found.reason
 
 
-def test_a_changed_or_missing_config_is_noticed(store: Store, publish: Publisher, tmp_path: Path) -> None:
+def test_a_changed_or_missing_config_is_noticed(store, publish, tmp_path):
     config = tmp_path / "config.py"
     config.write_text("one\n")
     publish.hit(store, inputs=inputs_of(config))
@@ -40,7 +40,7 @@ def test_a_changed_or_missing_config_is_noticed(store: Store, publish: Publisher
     assert isinstance(found, Miss) and "is gone" in found.reason
 
 
-def test_a_forger_is_not_noticed(store: Store, root: Path, publish: Publisher) -> None:
+def test_a_forger_is_not_noticed(store, root, publish):
     """The document says so; if this fails one day, the document is to be corrected."""
     stored = Stored.of(root, publish.hit(store).path, KEY)
     FORGERIES["bytecode-forged"](stored)
@@ -51,7 +51,7 @@ def test_a_forger_is_not_noticed(store: Store, root: Path, publish: Publisher) -
     assert names["FORGED"] is True
 
 
-def test_the_document_lists_them_all() -> None:
+def test_the_document_lists_them_all():
     text = DOCUMENT.read_text(encoding="utf-8")
     listed = re.findall(r"^\| `([a-z-]+)` \|", text, re.MULTILINE)
     assert listed == list(dict.fromkeys(listed))

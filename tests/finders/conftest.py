@@ -49,7 +49,7 @@ def calls_of(call: Callable[[], object]) -> int:
 
 
 @pytest.fixture
-def python(tmp_path: Path) -> Python:
+def python(tmp_path):
     """Run code in a fresh interpreter; keyword arguments set or (None) unset environment variables."""
 
     def run(code: str, *arguments: str, flags: tuple[str, ...] = (), **environment: str | None) -> Ran:

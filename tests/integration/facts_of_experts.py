@@ -72,17 +72,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "deepseek_v3": {**GROUPS, **LATENT},
     "deepseek_v4": {**ROUTED, "mlp_layer_types": ["hash_moe", "moe"]},
     "glm4_moe": GROUPS,
-    "glm_moe_dsa": {
-        **GROUPS,
-        **LATENT,
-        "index_head_dim": 16,
-        "index_n_heads": 2,
-        "index_topk": 8,
-        "mlp_layer_types": ["dense", "sparse"],
-    },
+    "glm_moe_dsa": {**GROUPS, **LATENT, "index_head_dim": 16, "index_n_heads": 2, "index_topk": 8, "mlp_layer_types": ["dense", "sparse"]},
     "qwen3_5_moe_text": {**SHARED, **LINEAR},
     "qwen3_vl_moe": {**QWEN, **MROPE},
-}
+}  # fmt: skip
 IDS = torch.randint(3, 61, (2, 12), generator=torch.Generator().manual_seed(1))
 
 

@@ -28,7 +28,7 @@ FAMILIES = {
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     """What unpatched transformers saved and computed."""
     assert "veomni_hook.install" not in sys.modules
     made = tmp_path_factory.mktemp("experts")
@@ -37,7 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def facts(folder: Path) -> dict[str, Any]:
+def facts(folder):
     found: dict[str, Any] = json.loads(run(folder))
     assert len(found) >= len(FAMILIES)
     return found
@@ -59,30 +59,28 @@ def run(folder: Path) -> str:
     return done.stdout.splitlines()[-1]
 
 
-def test_loss_logits_and_all_gradients_are_upstreams(facts: dict[str, Any]) -> None:
+def test_loss_logits_and_all_gradients_are_upstreams(facts):
     for family, found in facts.items():
         assert found["gradients"], family
         assert found["of experts"] >= 2 * found["modules"] > 0, family
         assert found["worst"][1] < 1e-5, (family, found["worst"])
 
 
-def test_the_kernel_computed_them(facts: dict[str, Any]) -> None:
+def test_the_kernel_computed_them(facts):
     variants = {"gpt_oss": "biased_interleaved_alpha_gated", "deepseek_v4": "gated_clamped"}
     for family, found in facts.items():
         assert found["backends"] == [f"{variants.get(family, 'gated')} torch chosen"], family
         assert found["routers"] == ["torch chosen"], family
 
 
-def test_checkpoints_of_unpatched_transformers_load_and_are_saved_exactly(facts: dict[str, Any]) -> None:
+def test_checkpoints_of_unpatched_transformers_load_and_are_saved_exactly(facts):
     for family, found in facts.items():
         assert found["loading"] == {}, family
         assert found["files"] > 1, family
         assert found["saved back"], family
 
 
-def test_what_a_patched_model_saves_loads_into_unpatched_transformers(
-    facts: dict[str, Any], folder: Path
-) -> None:
+def test_what_a_patched_model_saves_loads_into_unpatched_transformers(facts, folder):
     again = facts_of_experts.all_again(folder)
     assert again.keys() == facts.keys()
     assert all(again.values()), again

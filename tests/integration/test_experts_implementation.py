@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def facts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def facts(tmp_path_factory):
     environment = {k: v for k, v in os.environ.items() if not k.startswith("VEOMNI_")}
     environment |= {
         "VEOMNI_CACHE_DIR": str(tmp_path_factory.mktemp("cache")),
@@ -37,7 +36,7 @@ def facts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return {mode: json.loads(output.splitlines()[-1]) for mode, output in outputs.items()}
 
 
-def test_the_default_is_there_and_no_choice(facts: dict[str, Any]) -> None:
+def test_the_default_is_there_and_no_choice(facts):
     models = facts["early"]["models"]
     assert models.pop("value") == "grouped_mm"
     assert models.pop("saved") is False
@@ -46,7 +45,7 @@ def test_the_default_is_there_and_no_choice(facts: dict[str, Any]) -> None:
     assert len(chosen) > 10
 
 
-def test_a_choice_wins_over_auto_and_a_kernel_by_name_over_both(facts: dict[str, Any]) -> None:
+def test_a_choice_wins_over_auto_and_a_kernel_by_name_over_both(facts):
     assert facts["early"]["runs"] == {
         "auto, default": 1,
         "auto, explicit": 0,
@@ -61,7 +60,7 @@ def test_a_choice_wins_over_auto_and_a_kernel_by_name_over_both(facts: dict[str,
     }
 
 
-def test_a_late_hook_takes_no_default_for_granted(facts: dict[str, Any]) -> None:
+def test_a_late_hook_takes_no_default_for_granted(facts):
     assert "may have been chosen" in facts["late"]["models"]["default"]
     runs = facts["late"]["runs"]
     assert [runs[f"auto, {name}"] for name in ("default", "explicit", "eager")] == [0, 0, 0]

@@ -64,19 +64,19 @@ pytestmark = [] if AFFECTED else pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dict[str, Any]]:
+def both(tmp_path_factory):
     folder = tmp_path_factory.mktemp("fixes")
     return run(folder), run(folder, VEOMNI_PATCHES=FIX)
 
 
-def test_routers_return_their_logits(both: tuple[dict[str, Any], dict[str, Any]]) -> None:
+def test_routers_return_their_logits(both):
     plain, fixed = both
     for family in plain:
         assert plain[family]["raw"] is not AFFECTED, family
         assert fixed[family]["raw"], family
 
 
-def test_nothing_else_changes_but_the_auxiliary_loss(both: tuple[dict[str, Any], dict[str, Any]]) -> None:
+def test_nothing_else_changes_but_the_auxiliary_loss(both):
     plain, fixed = both
     for family in plain:
         assert fixed[family]["logits"] == pytest.approx(plain[family]["logits"], rel=1e-6, abs=1e-5), family

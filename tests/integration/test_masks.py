@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -23,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def facts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def facts(tmp_path_factory):
     environment = {k: v for k, v in os.environ.items() if not k.startswith("VEOMNI_")}
     environment |= {
         "VEOMNI_CACHE_DIR": str(tmp_path_factory.mktemp("cache")),
@@ -50,7 +49,7 @@ def facts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     }
 
 
-def test_attention_gets_a_mask_only_where_it_needs_one(facts: dict[str, Any]) -> None:
+def test_attention_gets_a_mask_only_where_it_needs_one(facts):
     for name, model in facts["hook"]["alone"].items():
         assert model["masks"] == NEEDED.get(name, [False, False]), name
     # What the patch is for.
@@ -58,11 +57,11 @@ def test_attention_gets_a_mask_only_where_it_needs_one(facts: dict[str, Any]) ->
 
 
 @pytest.mark.parametrize("case", ["packed", "padded"])
-def test_what_only_values_can_tell_is_masked(facts: dict[str, Any], case: str) -> None:
+def test_what_only_values_can_tell_is_masked(facts, case):
     assert facts["hook"][case]["masks"] == facts["plain"][case]["masks"] == [True, True]
 
 
-def test_compiled_models_compute_what_uncompiled_ones_do(facts: dict[str, Any]) -> None:
+def test_compiled_models_compute_what_uncompiled_ones_do(facts):
     for mode, found in facts.items():
         inputs = {name: found[name] for name in ("packed", "padded") if name in found}
         assert inputs or mode == "late"
@@ -70,12 +69,12 @@ def test_compiled_models_compute_what_uncompiled_ones_do(facts: dict[str, Any]) 
             assert model["graphs"] == 1 and model["worst"] < 1e-5, (mode, name, model)
 
 
-def test_every_model_has_the_patched_functions(facts: dict[str, Any]) -> None:
+def test_every_model_has_the_patched_functions(facts):
     assert facts["hook"]["shared"] and TOO_EARLY not in facts["hook"]["told"]
     assert facts["hook"]["file"] != facts["plain"]["file"]
 
 
-def test_masking_that_was_imported_too_early_is_named(facts: dict[str, Any]) -> None:
+def test_masking_that_was_imported_too_early_is_named(facts):
     (warning,) = (line for line in facts["late"]["told"].splitlines() if TOO_EARLY in line)
     assert "compiled code without masks" in warning
     assert facts["late"]["file"] == facts["plain"]["file"]

@@ -35,12 +35,7 @@ DENSE: dict[str, Any] = {
         "audio_config": _AUDIO,
         "vision_config": {**_VISION, "fullatt_block_indexes": [0]},
     },
-    "talker_config": {
-        **_TEXT,
-        "embedding_size": 32,
-        "rope_parameters": _MROPE,
-        "tts_codec_pad_token_id": 1,
-    },
+    "talker_config": {**_TEXT, "embedding_size": 32, "rope_parameters": _MROPE, "tts_codec_pad_token_id": 1},
     "token2wav_config": {
         "dit_config": {
             "hidden_size": 32,
@@ -66,7 +61,7 @@ DENSE: dict[str, Any] = {
             "upsample_kernel_sizes": [4, 4],
         },
     },
-}
+}  # fmt: skip
 MIXTURE: dict[str, Any] = {
     "thinker_config": {
         **_TOKENS,

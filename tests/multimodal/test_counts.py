@@ -21,7 +21,7 @@ def on_gpu():
 
 
 @pytest.fixture
-def asserted(monkeypatch) -> list[tuple[torch.Tensor, str]]:
+def asserted(monkeypatch):
     """What is asserted on a device."""
     found: list[tuple[torch.Tensor, str]] = []
     monkeypatch.setattr(torch, "_assert_async", lambda condition, message: found.append((condition, message)))

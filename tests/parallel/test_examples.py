@@ -28,17 +28,17 @@ def losses(ranks: Ranks, folder: Path, script: str, size: int, setting: str) -> 
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("script", SEQUENCES)
-def test_two_processes_share_sequences(ranks: Ranks, tmp_path: Path, script: str) -> None:
+def test_two_processes_share_sequences(ranks, tmp_path, script):
     together = losses(ranks, tmp_path, script, 2, "sp=2")
     assert together == pytest.approx(losses(ranks, tmp_path, script, 1, ""), rel=1e-4)
 
 
-def test_two_processes_share_experts(ranks: Ranks, tmp_path: Path) -> None:
+def test_two_processes_share_experts(ranks, tmp_path):
     together = losses(ranks, tmp_path, "experts.py", 2, "ep=2")
     assert together == pytest.approx(losses(ranks, tmp_path, "experts.py", 1, ""), rel=1e-4)
 
 
-def test_those_tests_can_fail(ranks: Ranks, tmp_path: Path) -> None:
+def test_those_tests_can_fail(ranks, tmp_path):
     """Without sp, two processes read other batches."""
     apart = losses(ranks, tmp_path, "plain_loop.py", 2, "")
     assert apart != pytest.approx(losses(ranks, tmp_path, "plain_loop.py", 1, ""), rel=1e-4)
@@ -48,7 +48,7 @@ def test_those_tests_can_fail(ranks: Ranks, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("script", "setting"), [*((each, "sp=2") for each in SEQUENCES), ("experts.py", "ep=2")]
 )
-def test_under_torchrun(tmp_path: Path, script: str, setting: str) -> None:
+def test_under_torchrun(tmp_path, script, setting):
     output = tmp_path / "losses.json"
     environment = {name: value for name, value in os.environ.items() if not name.startswith("VEOMNI_")}
     path = ROOT / "examples" / "parallel" / script

@@ -56,11 +56,11 @@ FAMILIES = ["llama", "gpt_oss", "qwen3", "gemma2", "gemma3", "qwen3_moe", "deeps
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_processes_compute_what_one_computes(ranks: Ranks, family: str, world: int) -> None:
+def test_processes_compute_what_one_computes(ranks, family, world):
     check(ranks, world, "eager", *cases_of(family))
 
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("world", [2, 4])
-def test_heads_losses_and_captured_outputs(ranks: Ranks, world: int) -> None:
+def test_heads_losses_and_captured_outputs(ranks, world):
     check(ranks, world, "torch", *OTHERS)

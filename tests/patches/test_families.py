@@ -67,7 +67,7 @@ def too_long(upstream: str, patched: PatchedSource) -> list[str]:
 
 
 @pytest.mark.parametrize("families", [FAMILIES, pytest.param((), marks=pytest.mark.slow, id="all")])
-def test_dumps_are_fit_to_be_read(families: tuple[str, ...]) -> None:
+def test_dumps_are_fit_to_be_read(families):
     found = list(modules(families))
     # beam was added after 5.2.0.
     assert len(found) >= (len(families) - 1 if families else 350)

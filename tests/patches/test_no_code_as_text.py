@@ -37,13 +37,13 @@ def found_in(text: str) -> list[str]:
     return [ast.unparse(node) for node in ast.walk(ast.parse(text)) if compares_text(node)]
 
 
-def test_no_patching_code_compares_code_as_text() -> None:
+def test_no_patching_code_compares_code_as_text():
     files = {path: found_in(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py")}
     assert len(files) > 100
     assert {str(path.relative_to(PACKAGE)): found for path, found in files.items() if found} == {}
 
 
-def test_the_forms_that_are_found() -> None:
+def test_the_forms_that_are_found():
     for code in (
         'ast.unparse(node) == "return x"',
         'ast.unparse(node.func).strip() != f"{name}.pop"',

@@ -99,7 +99,7 @@ def _functions(file: Path) -> Iterator[ast.FunctionDef]:
 
 
 @pytest.fixture(scope="module")
-def upstreams() -> set[str]:
+def upstreams():
     """The names of upstream's variables, without those that torch's own functions have."""
     files = [*UPSTREAM.glob("models/*/modeling_*.py"), UPSTREAM / "masking_utils.py"]
     found = {
@@ -146,7 +146,7 @@ def counted(upstreams: set[str]) -> dict[str, list[str]]:
     return found
 
 
-def test_every_other_name_is_in_the_budget(upstreams: set[str]) -> None:
+def test_every_other_name_is_in_the_budget(upstreams):
     places = counted(upstreams)
     allowed = {name: most for every in BUDGET.values() for name, most in every.items()}
     above = {name: held for name, held in places.items() if len(held) > allowed.get(name, 0)}
@@ -157,7 +157,7 @@ def test_every_other_name_is_in_the_budget(upstreams: set[str]) -> None:
         assert not below, "fewer than allowed: shrink the budget"
 
 
-def test_the_table_says_in_which_releases_names_were_seen() -> None:
+def test_the_table_says_in_which_releases_names_were_seen():
     release = ".".join(transformers.__version__.split(".")[:2])
     words = {
         word
@@ -170,11 +170,11 @@ def test_the_table_says_in_which_releases_names_were_seen() -> None:
                 assert (name in words) == (release in seen) or (name in words and name == "cache"), name
 
 
-def test_a_name_has_one_meaning_and_the_oldest_comes_first() -> None:
+def test_a_name_has_one_meaning_and_the_oldest_comes_first():
     every = [name for meaning in UPSTREAM_NAMES for name in names(meaning)]
     assert len(every) == len({*every})
     assert names("the cache") == ("past_key_values", "cache_params", "cache")
 
 
-def test_strings_are_found() -> None:
+def test_strings_are_found():
     assert [*strings('"""Doc."""\n__all__ = ["a"]\nx = {"b": f(c="d")}\n')] == ["b", "d"]

@@ -14,7 +14,7 @@ import pytest
 @pytest.mark.parametrize(
     ("walk", "most"), [("norm", 20), ("norm to splice", 35), ("idioms", 47), ("cold import", 225)]
 )
-def test_a_walk_enters_few_files(walk: str, most: int, tmp_path: Path) -> None:
+def test_a_walk_enters_few_files(walk, most, tmp_path):
     settings = {name: value for name, value in os.environ.items() if not name.startswith("VEOMNI_")}
     done = subprocess.run(
         [sys.executable, "-m", "tests.patches.walks", walk],

@@ -131,11 +131,7 @@ CONFIGURATIONS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "llama": ("llama", "LlamaConfig", HEAD),
     "qwen2": ("qwen2", "Qwen2Config", TEXT),
     "qwen3": ("qwen3", "Qwen3Config", HEAD),
-    "qwen3_moe": (
-        "qwen3_moe",
-        "Qwen3MoeConfig",
-        {**HEAD, **EXPERTS, "norm_topk_prob": True, "mlp_only_layers": [0]},
-    ),
+    "qwen3_moe": ("qwen3_moe", "Qwen3MoeConfig", {**HEAD, **EXPERTS, "norm_topk_prob": True, "mlp_only_layers": [0]}),
     "deepseek_v3": ("deepseek_v3", "DeepseekV3Config", {**LATENT, "first_k_dense_replace": 1}),
     "deepseek_v4": (
         "deepseek_v4",
@@ -251,11 +247,7 @@ CONFIGURATIONS: dict[str, tuple[str, str, dict[str, Any]]] = {
             **TOKENS,
         },
     ),
-    "qwen3_5": (
-        "qwen3_5",
-        "Qwen3_5Config",
-        {"text_config": LINEAR, "vision_config": {**SIGHT, **PLACES}, **TOKENS},
-    ),
+    "qwen3_5": ("qwen3_5", "Qwen3_5Config", {"text_config": LINEAR, "vision_config": {**SIGHT, **PLACES}, **TOKENS}),
     "qwen3_5_moe": (
         "qwen3_5_moe",
         "Qwen3_5MoeConfig",
@@ -281,7 +273,7 @@ CONFIGURATIONS: dict[str, tuple[str, str, dict[str, Any]]] = {
         },
     ),
     "seed_oss": ("seed_oss", "SeedOssConfig", {**HEAD, "attention_dropout": 0.0, "residual_dropout": 0.0}),
-}
+}  # fmt: skip
 
 
 def patch(folder: str) -> int:

@@ -69,7 +69,7 @@ def _found(tree: ast.Module) -> Iterator[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: "_".join(config))
-def test_definitions_equal_those_of_the_generated_file(config: tuple[str, str]) -> None:
+def test_definitions_equal_those_of_the_generated_file(config):
     (loaded,) = configs.load([config_module(*config)])
     (found,) = loaded.configs
     spec = locate(found.source_module)

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -24,7 +23,7 @@ CONFIGS = (
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_the_reduced_config_passes_check(name: str, tmp_path: Path) -> None:
+def test_the_reduced_config_passes_check(name, tmp_path):
     config = f"{MODELS}.{name}_patch_gen_config"
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
 

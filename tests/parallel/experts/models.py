@@ -29,13 +29,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "head_dim": 8,
         "norm_topk_prob": True,
     },
-    "GptOss": {
-        "intermediate_size": 16,
-        "num_local_experts": 8,
-        "num_experts_per_tok": 3,
-        "head_dim": 8,
-        "sliding_window": 6,
-    },
+    "GptOss": {"intermediate_size": 16, "num_local_experts": 8, "num_experts_per_tok": 3, "head_dim": 8, "sliding_window": 6},
     "DeepseekV3": {
         "intermediate_size": 24,
         "moe_intermediate_size": 16,
@@ -68,7 +62,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "v_head_dim": 8,
         "head_dim": 8,
     },
-}
+}  # fmt: skip
 CLIP = 0.1
 OURS, UPSTREAM = "eager,moe_experts=torch", "eager"
 

@@ -55,7 +55,7 @@ def test_not_plain(text):
     assert not is_plain(expression(text))
 
 
-def test_attributes_of_self() -> None:
+def test_attributes_of_self():
     texts = ("self.a", "self.a.b", "this.a", "self", "self.a[0]")
     assert [own_attribute(ast.parse(text, mode="eval").body) for text in texts] == ["a", "", "", "", ""]
 

@@ -33,13 +33,13 @@ def filled(document: Document, place: Place) -> str:
         ("def f():\n  @d\n  def g(): pass\n", "def f():\n  # c\n  go()\n  @d\n  def g(): pass\n"),
     ],
 )
-def test_the_start_of_a_function(text: str, wanted: str) -> None:
+def test_the_start_of_a_function(text, wanted):
     document, function = parsed(text)
     assert filled(document, at_start(document, function)) == wanted
     ast.parse(wanted)
 
 
-def test_before_a_statement_and_its_comments() -> None:
+def test_before_a_statement_and_its_comments():
     document, function = parsed("def f():\n  if a:\n    b\n    # why\n    c\n")
     (branch,) = function.body
     assert isinstance(branch, ast.If)
@@ -49,13 +49,13 @@ def test_before_a_statement_and_its_comments() -> None:
 
 
 @pytest.mark.parametrize("text", ["def f():\n  a; b\n", "def f():\n  if a: b\n"])
-def test_no_place_in_the_middle_of_a_line(text: str) -> None:
+def test_no_place_in_the_middle_of_a_line(text):
     document, function = parsed(text)
     last = function.body[-1]
     assert before(document, function, last.body[0] if isinstance(last, ast.If) else last) is None
 
 
-def test_no_place_before_an_elif() -> None:
+def test_no_place_before_an_elif():
     document, function = parsed("def f():\n  if a:\n    b\n  elif c:\n    d\n")
     (branch,) = function.body
     assert isinstance(branch, ast.If)

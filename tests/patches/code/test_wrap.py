@@ -55,7 +55,7 @@ def tree(text: str) -> str:
 
 
 @pytest.mark.parametrize(("text", "wanted"), CASES)
-def test_long_lines_are_broken_in_their_brackets(text: str, wanted: str) -> None:
+def test_long_lines_are_broken_in_their_brackets(text, wanted):
     assert wrapped(text) == wanted
     assert wrapped(wanted) == wanted and max(map(len, wanted.split("\n"))) <= WIDTH < len(text.split("\n")[0])
     assert tree(wanted) == tree(text)
@@ -63,7 +63,7 @@ def test_long_lines_are_broken_in_their_brackets(text: str, wanted: str) -> None
 
 @pytest.mark.parametrize("indent", ["        ", "\t\t"])
 @pytest.mark.parametrize(("text", "wanted"), CASES[:-1])
-def test_indentation_goes_on(text: str, wanted: str, indent: str) -> None:
+def test_indentation_goes_on(text, wanted, indent):
     if indent[0] == "\t":
         text, wanted = text.replace("    ", "\t"), wanted.replace("    ", "\t")
     made = wrapped(textwrap.indent(text, indent), WIDTH + len(indent))
@@ -80,24 +80,24 @@ def test_indentation_goes_on(text: str, wanted: str, indent: str) -> None:
         f"value = function('''{'x' * 130}\n''', one, two)",
     ],
 )
-def test_what_cannot_be_broken_stays(text: str) -> None:
+def test_what_cannot_be_broken_stays(text):
     assert wrapped(text) == text
 
 
-def test_other_lines_stay_as_they_are() -> None:
+def test_other_lines_stay_as_they_are():
     text = f"a  =  f( 1,2 )\nfirst = kernel({NAMES})\n\nb  =  [ 1 ]  # odd\n"
     made = wrapped(text)
     assert made.startswith("a  =  f( 1,2 )\nfirst = kernel(\n") and made.endswith(")\n\nb  =  [ 1 ]  # odd\n")
 
 
-def test_strings_keep_their_blanks_and_brackets() -> None:
+def test_strings_keep_their_blanks_and_brackets():
     text = f'value = function(f\'{{one  }} ) {{two}}\', \'( , \', """a,  b""", {NAMES})'
     made = wrapped(text)
     assert '    f\'{one  } ) {two}\',\n    \'( , \',\n    """a,  b""",\n' in made
     assert ast.dump(ast.parse(made)) == ast.dump(ast.parse(text))
 
 
-def test_a_header_may_be_without_its_block() -> None:
+def test_a_header_may_be_without_its_block():
     text = f"    if kernel({NAMES}):\n        answer()\n    else:"
     assert wrapped(text) == text.replace(
         f"kernel({NAMES})", "kernel(\n" + "".join(f"        {n},\n" for n in NAMES.split(", ")) + "    )"
@@ -131,7 +131,7 @@ def expressions(draw: st.DrawFn, depth: int = 4) -> str:
 
 @pytest.mark.slow
 @given(expressions(), st.integers(20, 100), st.sampled_from(["", "    ", "\t"]))
-def test_the_tree_stays(expression: str, width: int, indent: str) -> None:
+def test_the_tree_stays(expression, width, indent):
     text = f"{indent}first, second = {expression}\n{indent}return_ = 1"
     made = wrapped(text, width)
     assert tree(made) == tree(text) and wrapped(made, width) == made

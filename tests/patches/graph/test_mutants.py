@@ -138,7 +138,7 @@ def check(function: ast.FunctionDef, expected: str, truth: list[object]) -> bool
 
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("name", BODIES)
-def test_every_small_change(name: str) -> None:
+def test_every_small_change(name):
     function = parsed(BODIES[name])
     expected, truth = form_of(function), results(function)
     assert expected is not None
@@ -151,7 +151,7 @@ def test_every_small_change(name: str) -> None:
 
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("name", BODIES)
-def test_pairs_of_changes(name: str) -> None:
+def test_pairs_of_changes(name):
     function = parsed(BODIES[name])
     expected, truth = form_of(function), results(function)
     assert expected is not None
@@ -161,7 +161,7 @@ def test_pairs_of_changes(name: str) -> None:
             check(second, expected, truth)
 
 
-def test_the_change_of_a_helper_counts() -> None:
+def test_the_change_of_a_helper_counts():
     helper = parsed(
         "def turn(x):\n    a, b = x[..., ::2], x[..., 1::2]\n    return torch.stack((-b, a), dim=-1).flatten(-2)\n"
     )

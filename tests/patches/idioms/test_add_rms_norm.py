@@ -80,26 +80,14 @@ FORMS = {
         "h = x + h\n# Fully connected\nx = h\nh = self.norm(h)\nreturn x + self.mlp(h)",
         "x, h = kernel(x, h, norm.weight, norm.eps)",
     ),
-    "copied to another": (
-        "h = x + h\nr = h\nh = self.norm(h)\nreturn r + self.mlp(h) + x",
-        "r, h = kernel(x, h, norm.weight, norm.eps)",
-    ),
-    "not copied": (
-        "h = x + h\ny = self.norm(h)\nreturn h + self.mlp(y)",
-        "h, y = kernel(x, h, norm.weight, norm.eps)",
-    ),
+    "copied to another": ("h = x + h\nr = h\nh = self.norm(h)\nreturn r + self.mlp(h) + x", "r, h = kernel(x, h, norm.weight, norm.eps)"),
+    "not copied": ("h = x + h\ny = self.norm(h)\nreturn h + self.mlp(y)", "h, y = kernel(x, h, norm.weight, norm.eps)"),
     "copied for nothing": (
         "s = h + x\nr = s\ny = self.norm(s)\nreturn r * s + self.mlp(y)",
         "s, y = kernel(h, x, norm.weight, norm.eps)\n        r = s",
     ),
-    "the copy is normalised": (
-        "h = x + h\ny = h\ny = self.norm(h)\nreturn h + self.mlp(y)",
-        "h, y = kernel(x, h, norm.weight, norm.eps)",
-    ),
-    "the sum is used up": (
-        "h = x + h\nh = self.norm(h)\nreturn self.mlp(h)",
-        "h = kernel(x, h, norm.weight, norm.eps)[1]",
-    ),
+    "the copy is normalised": ("h = x + h\ny = h\ny = self.norm(h)\nreturn h + self.mlp(y)", "h, y = kernel(x, h, norm.weight, norm.eps)"),
+    "the sum is used up": ("h = x + h\nh = self.norm(h)\nreturn self.mlp(h)", "h = kernel(x, h, norm.weight, norm.eps)[1]"),
     "scaled": (
         "h = x + self.mlp(h) * self.scale\nx = h\nh = self.norm(h)\nreturn x * h",
         "x, h = kernel(x, self.mlp(h) * self.scale, norm.weight, norm.eps)",
@@ -116,7 +104,7 @@ FORMS = {
         "h = x + h\nx = h\nh = self.norm(h)\nh = x + h\nx = h\nh = self.norm(h)\nreturn x * h",
         "x, h = kernel(x, h, norm.weight, norm.eps)",
     ),
-}
+}  # fmt: skip
 NORMS = {
     "SomeNorm(size)": "cast_before_weight",
     "SomeNorm(size, eps=1e-2)": "cast_before_weight",

@@ -49,7 +49,7 @@ def sites(text: str) -> list[Site]:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_the_default_of_the_look_up_asks_a_slot(variant: str) -> None:
+def test_the_default_of_the_look_up_asks_a_slot(variant):
     text = HEAD + function(variant) + MODEL
     found, use = sites(text)
     assert (found.target, found.status, found.variant) == (
@@ -65,7 +65,7 @@ def test_the_default_of_the_look_up_asks_a_slot(variant: str) -> None:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_a_kernel_runs_in_the_place_of_the_function(variant: str) -> None:
+def test_a_kernel_runs_in_the_place_of_the_function(variant):
     text = HEAD + function(variant) + MODEL
     plain, routed = executed(text), executed(text, sites(text))
     owner = routed["SomeAttention"]()
@@ -92,7 +92,7 @@ CHANGED = {
 
 
 @pytest.mark.parametrize("name", CHANGED)
-def test_other_formulas_are_missed(name: str) -> None:
+def test_other_formulas_are_missed(name):
     text = function("sinks")
     old, new = CHANGED[name]
     assert old in text
@@ -101,7 +101,7 @@ def test_other_formulas_are_missed(name: str) -> None:
     assert found.reason
 
 
-def test_another_softcap_is_missed() -> None:
+def test_another_softcap_is_missed():
     text = function("softcap").replace(
         "torch.tanh(scores / softcap) * softcap", "torch.tanh(scores) * softcap"
     )
@@ -109,7 +109,7 @@ def test_another_softcap_is_missed() -> None:
     assert found.status is Status.MISSED
 
 
-def test_a_decorated_or_repeated_function_is_missed() -> None:
+def test_a_decorated_or_repeated_function_is_missed():
     text = function("sinks").replace(NAME, f"@torch.no_grad()\n{NAME}")
     (found,) = sites(HEAD + text + MODEL)
     assert found.reason == "it is decorated with torch.no_grad()"
@@ -117,18 +117,18 @@ def test_a_decorated_or_repeated_function_is_missed() -> None:
     assert found.reason == "it is not the only definition of its name"
 
 
-def test_attention_without_sinks_and_softcap_is_no_candidate() -> None:
+def test_attention_without_sinks_and_softcap_is_no_candidate():
     text = "def eager_attention_forward(module, query):\n    return query\n"
     assert sites(HEAD + text + MODEL.replace("self.sinks", "self.other")) == []
 
 
-def test_a_function_of_another_file_is_named() -> None:
+def test_a_function_of_another_file_is_named():
     (found,) = sites(f"{HEAD}from .parts import eager_attention_forward\n{MODEL}")
     assert (found.status, found.counted) == (Status.UNBOUND, False)
     assert found.reason == "it is defined in .parts, and its calls here are not followed"
 
 
-def test_without_a_look_up_nothing_is_routed() -> None:
+def test_without_a_look_up_nothing_is_routed():
     text = HEAD + function("sinks") + MODEL.replace("get_interface", "find")
     (found,) = sites(text)
     assert (found.status, found.reason) == (Status.UNBOUND, "no method passes it to get_interface")

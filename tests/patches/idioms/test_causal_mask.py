@@ -72,20 +72,12 @@ def test_another_name_for_the_queries_and_no_offset():
     ("old", "new", "reason"),
     [
         ("kv_offset, local", "kv_offset, sinks, local", "its parameters differ: sinks"),
-        (
-            "padding_mask, query_length",
-            "padding, query_length",
-            "its parameters differ: padding, padding_mask",
-        ),
-        (
-            "query_length == 1 or",
-            "query_length == 2 or",
-            "it has no QUERIES == 1 or kv_length == QUERIES",
-        ),
+        ("padding_mask, query_length", "padding, query_length", "its parameters differ: padding, padding_mask"),
+        ("query_length == 1 or", "query_length == 2 or", "it has no QUERIES == 1 or kv_length == QUERIES"),
         ("kv_length < local", "kv_length + 1 < local", "it has no kv_length < local_attention_size"),
         ("import torch\n", "import torch as t\n", "the module does not import torch"),
     ],
-)
+)  # fmt: skip
 def test_other_code_is_a_miss_with_the_reason(old, new, reason):
     assert old in OLD
     (site,) = sites_of(OLD.replace(old, new)).values()

@@ -131,18 +131,10 @@ def test_a_load_that_fails_leaves_nothing_for_the_next():
             ["_load_pretrained_model"],
         ),
         ("        return info\n", "        return info, 1\n", ["from_pretrained", "_finalize_model_loading"]),
-        (
-            '            model.append("tied")',
-            "            return info",
-            ["from_pretrained", "_finalize_model_loading"],
-        ),
-        (
-            "_finalize_model_loading(model, info)",
-            "_finalize_model_loading(self, info)",
-            ["from_pretrained", "_finalize_model_loading"],
-        ),
+        ('            model.append("tied")', "            return info", ["from_pretrained", "_finalize_model_loading"]),
+        ("_finalize_model_loading(model, info)", "_finalize_model_loading(self, info)", ["from_pretrained", "_finalize_model_loading"]),
     ],
-)
+)  # fmt: skip
 def test_what_is_built_differently_is_a_miss(old, new, missed):
     assert old in SOURCE
     at = SOURCE.rindex(old)

@@ -92,16 +92,12 @@ def test_a_request_is_noted_when_it_was_granted(monkeypatch):
         (CONFIG, "_remove_keys_not_serialized", "_remove_some_keys"),
         (CONFIG, "self._experts_implementation_internal = value", "self._kept = value"),
         (CONFIG, "self.sub_configs", "self.parts"),
-        (
-            CONFIG,
-            "def _experts_implementation(self, value)",
-            "def _experts_implementation(self, value, more=1)",
-        ),
+        (CONFIG, "def _experts_implementation(self, value)", "def _experts_implementation(self, value, more=1)"),
         (MODEL, "self.config._experts_implementation_internal = wanted", "self.config.kept = wanted"),
         (MODEL, "            raise ValueError(wanted)", "            return"),
         (MODEL, "self, wanted", "self, wanted, more=None"),
     ],
-)
+)  # fmt: skip
 def test_what_is_built_differently_is_left_alone(source, old, new):
     assert sites_of(source)
     assert old in source

@@ -121,11 +121,7 @@ FORMULAS = {
         "product",
         "kernel(gate, up, self.act_fn)",
     ),
-    "two activations": (
-        "return self.down_proj(self.act_fn(self.gate_proj(x)) * self.act_fn(self.up_proj(x)))",
-        "product",
-        "kernel(",
-    ),
+    "two activations": ("return self.down_proj(self.act_fn(self.gate_proj(x)) * self.act_fn(self.up_proj(x)))", "product", "kernel("),
     "the name is taken": (
         "kernel = 2.0\nreturn self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x)) * kernel",
         "product",
@@ -137,22 +133,17 @@ FORMULAS = {
         "product",
         "y = kernel(self.gate_proj(x), self.up_proj(x), self.act_fn)\n    else:",
     ),
-}
+}  # fmt: skip
 NEAR_MISSES = {
     "activation of the product": "return self.down_proj(self.act_fn(self.gate_proj(x) * self.up_proj(x)))",
-    "sigmoid by hand": (
-        "gate = self.gate_proj(x)\nreturn self.down_proj(gate * torch.sigmoid(gate) * self.up_proj(x))"
-    ),
+    "sigmoid by hand": "gate = self.gate_proj(x)\nreturn self.down_proj(gate * torch.sigmoid(gate) * self.up_proj(x))",
     "sum": "return self.down_proj(self.act_fn(self.gate_proj(x)) + self.up_proj(x))",
-    "used twice": (
-        "gate = self.act_fn(self.gate_proj(x))\ny = self.down_proj(gate * self.up_proj(x))\n"
-        "return y + gate.sum()"
-    ),
+    "used twice": "gate = self.act_fn(self.gate_proj(x))\ny = self.down_proj(gate * self.up_proj(x))\nreturn y + gate.sum()",
     "something between": (
         "gate = self.act_fn(self.gate_proj(x))\nx = self.norm(gate).sum(-1, keepdim=True) + x\n"
         "return self.down_proj(gate * self.up_proj(x))"
     ),
-}
+}  # fmt: skip
 
 
 X = (3, 4, 6)

@@ -227,13 +227,9 @@ def test_a_tower_that_computes_sizes_itself():
         ("grid_thw[:, 0])", "self.counts)", ["Tower.positions"]),
         ("ends = torch", "torch = ends = torch", ["Tower.positions"]),
         # Nothing waits for it.
-        (
-            "torch.repeat_interleave(grid_thw[:, 1], grid_thw[:, 0]).cumsum(0)",
-            "grid_thw[0]",
-            ["Tower.positions"],
-        ),
+        ("torch.repeat_interleave(grid_thw[:, 1], grid_thw[:, 0]).cumsum(0)", "grid_thw[0]", ["Tower.positions"]),
     ],
-)
+)  # fmt: skip
 def test_towers_whose_code_is_not_known_to_compute_with_sizes_alone(old, new, left):
     assert old in TOWER
     assert [site.target for site in sites(TOWER.replace(old, new))] == left

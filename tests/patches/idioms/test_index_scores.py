@@ -36,11 +36,7 @@ ROUTED = {
         "relu_matmul",
         f"s = kernel(q, k, {MADE}, self.scale)",
     ),
-    "no scale": (
-        f"{PRODUCT}\nscores = F.relu(scores)\n{WEIGHTS}{BY_MATMUL}{MASK}",
-        "relu_matmul",
-        f"s = kernel(q, k, {MADE}, 1.0)",
-    ),
+    "no scale": (f"{PRODUCT}\nscores = F.relu(scores)\n{WEIGHTS}{BY_MATMUL}{MASK}", "relu_matmul", f"s = kernel(q, k, {MADE}, 1.0)"),
     "weights first": (
         f"{WEIGHTS}{PRODUCT} * 0.5\ns = torch.matmul(weights.unsqueeze(-2), scores.relu()).squeeze(-2)\n{MASK}",
         "relu_matmul",
@@ -52,13 +48,9 @@ ROUTED = {
         "relu_sum",
         f"return kernel(q, k, {MADE}, self.scale)",
     ),
-    "einsum and relu": (
-        EINSUM + "scores = F.relu(scores)\n" + EINSUM_SUM + MASK,
-        "relu_einsum",
-        "s = kernel(q, k, weights, self.scale)",
-    ),
+    "einsum and relu": (EINSUM + "scores = F.relu(scores)\n" + EINSUM_SUM + MASK, "relu_einsum", "s = kernel(q, k, weights, self.scale)"),
     "einsum": (EINSUM + EINSUM_SUM + MASK, "einsum", "s = kernel(q, k, weights, self.scale)"),
-}
+}  # fmt: skip
 NEAR_MISSES = {
     "products not in float32": USUAL.replace("q.float()", "q"),
     "another activation": USUAL.replace("F.relu", "F.silu"),

@@ -82,26 +82,20 @@ FORMULAS: dict[str, list[str]] = {
 }
 CASES = [(variant, number) for variant, spellings in FORMULAS.items() for number in range(len(spellings))]
 NEAR = {
-    "the variance of the input itself": (
-        "spread = (h - centre).pow(2).mean(-1, keepdim=True)",
-        "spread = h.pow(2).mean(-1, keepdim=True)",
-    ),
+    "the variance of the input itself": ("spread = (h - centre).pow(2).mean(-1, keepdim=True)", "spread = h.pow(2).mean(-1, keepdim=True)"),
     "another dimension": ("centre = h.mean(-1, keepdim=True)", "centre = h.mean(1, keepdim=True)"),
     "an unbiased variance": ("(h - centre).pow(2).mean(-1, keepdim=True)", "h.var(-1, keepdim=True)"),
     "eps outside the root": ("torch.rsqrt(spread + self.eps)", "(torch.rsqrt(spread) + self.eps)"),
-    "a cast before the weight": (
-        "(self.weight.to(torch.float32) * h).to(kind)",
-        "self.weight * h.to(kind)",
-    ),
+    "a cast before the weight": ("(self.weight.to(torch.float32) * h).to(kind)", "self.weight * h.to(kind)"),
     "no cast": ("h = h.to(torch.float32)", "h = h * 1.0"),
-}
+}  # fmt: skip
 
 
 def module(text: str) -> str:
     return HEAD + "\n" + textwrap.indent(textwrap.dedent(text).strip("\n"), "    ") + "\n"
 
 
-def test_every_variant_is_here() -> None:
+def test_every_variant_is_here():
     assert set(FORMULAS) == set(OP.variants)
 
 
@@ -127,19 +121,19 @@ def test_the_reference_has_upstreams_bits(variant, number, dtype):
 
 
 @pytest.mark.parametrize("change", NEAR)
-def test_a_near_miss_is_not_routed(change: str) -> None:
+def test_a_near_miss_is_not_routed(change):
     before, after = NEAR[change]
     text = FORMULAS["weight_before_cast"][0]
     assert before in text
     assert_missed(layer_norm, module(text.replace(before, after)), "nearest is")
 
 
-def test_a_name_for_what_is_subtracted() -> None:
+def test_a_name_for_what_is_subtracted():
     named = "def forward(self, h):\n    kept = h.mean(-1, keepdim=True)\n    mean = kept\n    return h - mean"
     assert_missed(layer_norm, module(named))
 
 
-def test_what_is_no_candidate() -> None:
+def test_what_is_no_candidate():
     scaled = "def forward(self, h):\n    return h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + self.eps)"
     assert not sites_of(layer_norm, module(scaled)), "no mean is subtracted"
     assert not sites_of(layer_norm, module("def forward(self, h):\n    return self.layer_norm(h) + 1.0")), (
@@ -148,7 +142,7 @@ def test_what_is_no_candidate() -> None:
     assert not sites_of(layer_norm, module(FORMULAS["unweighted"][0]).replace("SomeLayerNorm", "SomeNorm"))
 
 
-def test_an_overridden_helper_is_missed() -> None:
+def test_an_overridden_helper_is_missed():
     text = module(FORMULAS["weight_before_cast"][1])
     text += "\nclass Other(SomeLayerNorm):\n    def _centred(self, v):\n        return v\n"
     assert_missed(layer_norm, text)

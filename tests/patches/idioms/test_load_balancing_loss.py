@@ -84,24 +84,16 @@ def test_the_routed_call_is_the_upstream_one(name, mask):
 @pytest.mark.parametrize(
     ("old", "new", "reason"),
     [
-        (
-            "def load_balancing_loss_func(",
-            "@torch.no_grad()\ndef load_balancing_loss_func(",
-            "it is decorated with torch.no_grad()",
-        ),
+        ("def load_balancing_loss_func(", "@torch.no_grad()\ndef load_balancing_loss_func(", "it is decorated with torch.no_grad()"),
         (
             "class SomeForCausalLM",
             "load_balancing_loss_func = torch.no_grad()(load_balancing_loss_func)\nclass SomeForCausalLM",
             "not the only definition",
         ),
-        (
-            "class SomeForCausalLM",
-            "def load_balancing_loss_func(*_): return 0\nclass SomeForCausalLM",
-            "not the only definition",
-        ),
+        ("class SomeForCausalLM", "def load_balancing_loss_func(*_): return 0\nclass SomeForCausalLM", "not the only definition"),
     ],
     ids=["decorated", "bound again", "defined again"],
-)
+)  # fmt: skip
 def test_what_is_called_is_not_the_function_that_was_read(old, new, reason):
     text = module(next(iter(VARIANTS)))
     assert text.count(old) == 1
@@ -124,11 +116,7 @@ MUTANTS = [
     ("softmax_topk_in_dtype", "mask.sum(dim=0)", "chosen.sum(dim=0)"),
     ("softmax_topk_in_dtype", "* num_experts\n", "* top_k\n"),
     ("softmax_topk_in_dtype", "return 0\n", "return 1\n"),
-    (
-        "softmax_topk_in_dtype",
-        "if gate_logits is None or not",
-        "if gate_logits is None:\n        return 1\n    if not",
-    ),
+    ("softmax_topk_in_dtype", "if gate_logits is None or not", "if gate_logits is None:\n        return 1\n    if not"),
     ("softmax_topk_in_dtype", "shares * means", "shares + means"),
     ("softmax_topk_in_dtype", "not isinstance(gate_logits, tuple)", "isinstance(gate_logits, tuple)"),
     ("softmax_topk_in_dtype", "if attention_mask is None:", "if attention_mask is not None:"),
@@ -141,7 +129,7 @@ MUTANTS = [
     ("by_histc", '("cpu", "mps")', '("cpu",)'),
     ("by_histc", "rows = rows + probabilities.shape[0]", "rows = rows + probabilities.shape[1]"),
     ("by_histc", "counts = counts + torch.histc", "counts = counts - torch.histc"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "old", "new"), MUTANTS)

@@ -78,12 +78,7 @@ else:
 return g.to(x.dtype)
 """
 CHANNELS = {
-    "flat": (
-        FLAT,
-        "1, 1, 3, 1",
-        "channels",
-        "kernel(a.reshape(shape), self.A_log, self.dt_bias, None, False, None)",
-    ),
+    "flat": (FLAT, "1, 1, 3, 1", "channels", "kernel(a.reshape(shape), self.A_log, self.dt_bias, None, False, None)"),
     "a bound": (
         BOUND,
         "3",
@@ -110,7 +105,7 @@ CHANNELS = {
         "channels",
         "kernel(a.reshape(shape), self.A_log, self.dt_bias, None, True, -5.0)",
     ),
-}
+}  # fmt: skip
 NEAR_CHANNELS = {
     "another sign": FLAT.replace("-rate *", "rate *"),
     "another threshold": FLAT.replace("20.0", "10.0"),

@@ -99,7 +99,7 @@ def sites(text: str) -> list[Site]:
 
 
 @pytest.mark.parametrize(("text", "deep"), [(LAYER, 3), (CONVERTING, 4)])
-def test_the_guard_is_in_front_of_the_layers_call(text: str, deep: int) -> None:
+def test_the_guard_is_in_front_of_the_layers_call(text, deep):
     (site,) = sites(text)
     assert (site.target, site.status, site.variant) == ("Adapted.forward", Status.ROUTED, "product_added")
     routed = spliced(text, [site])
@@ -139,7 +139,7 @@ def test_the_guard_is_in_front_of_the_layers_call(text: str, deep: int) -> None:
         ("            result = self.inner(x, *args, **kwargs)\n            kind", "            kind", "in place of RESULT = self.BASE"),
     ],
 )  # fmt: skip
-def test_other_code_is_a_miss_with_a_reason(old: str, new: str, reason: str) -> None:
+def test_other_code_is_a_miss_with_a_reason(old, new, reason):
     assert old in LAYER
     (site,) = sites(LAYER.replace(old, new))
     assert site.status is Status.MISSED and reason in site.reason
@@ -150,7 +150,7 @@ def test_other_code_is_a_miss_with_a_reason(old: str, new: str, reason: str) -> 
     ("old", "new"),
     [("B(A(drop(x))) * factor", "B(A(x)) * factor"), ("B(A(drop(x))) * factor", "factor * other(x)")],
 )
-def test_other_sums_are_no_candidates(old: str, new: str) -> None:
+def test_other_sums_are_no_candidates(old, new):
     assert sites(LAYER.replace(old, new)) == []
 
 
@@ -161,7 +161,7 @@ def test_other_sums_are_no_candidates(old: str, new: str) -> None:
         ("peft.tuners.lora.bnb", ["Linear8bitLt.forward", "Linear4bit.forward"]),
     ],
 )
-def test_the_installed_peft_is_routed(module: str, targets: list[str]) -> None:
+def test_the_installed_peft_is_routed(module, targets):
     pytest.importorskip("peft")
     text = (
         Path(importlib.util.find_spec("peft").submodule_search_locations[0])

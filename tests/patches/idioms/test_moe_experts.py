@@ -202,9 +202,7 @@ NEAR_MISSES = {
     "changes by an operator": ("            out = self.act", "            gate *= 2\n            out = self.act"),
     "prints": ("            out = self.act", "            print(bank)\n            out = self.act"),
     "chooses by a flag": ("out = self.act(gate) * up", "out = self.act(gate) * up if self.training else up"),
-    "chooses by two flags": (
-        "out = self.act(gate) * up", "out = self.act(gate) * up if self.training else (up if self.odd else gate)"
-    ),
+    "chooses by two flags": ("out = self.act(gate) * up", "out = self.act(gate) * up if self.training else (up if self.odd else gate)"),
     "a branch": ("        for bank in used", "        if self.training:\n            return total\n        for bank in used"),
     "input scaled first": ("        total = torch", "        rows = rows * 2\n        total = torch"),
     "weights scaled first": ("        total = torch", "        shares = shares * 2\n        total = torch"),
@@ -223,9 +221,7 @@ NEAR_MISSES = {
     "returns its input where nobody chose": (
         "        with torch.no_grad", "        if chosen.numel() == 0:\n            return rows\n        with torch.no_grad"
     ),
-    "a product without gradient": (
-        "            places = places", "            first = self.first * 2\n            places = places"
-    ),
+    "a product without gradient": ("            places = places", "            first = self.first * 2\n            places = places"),
     "hides torch": ("from torch import nn\n", "from torch import nn\nfrom elsewhere import functional as fn\n"),
 }  # fmt: skip
 

@@ -158,9 +158,7 @@ FORMULAS = {
     ),
 }
 NEAR_MISSES = {
-    "a hook on the probabilities": (
-        SOFTMAX + "probs.register_hook(lambda gradient: gradient * 2)\nreturn logits, weights, indices"
-    ),
+    "a hook on the probabilities": (SOFTMAX + "probs.register_hook(lambda gradient: gradient * 2)\nreturn logits, weights, indices"),
     "groups along another dimension": (
         GROUPED.replace("FILL", "0.0").replace("topk(2, dim=-1)", "topk(2, dim=1)")
         + "return weights, indices"
@@ -169,21 +167,15 @@ NEAR_MISSES = {
         BIASED.replace("logits.float().sigmoid()", "self.score_fn(logits)")
         + "weights = weights / weights.sum(dim=-1, keepdim=True)\nreturn scores, weights, indices"
     ),
-    "a call whose result nobody reads": (
-        SOFTMAX.replace(TOP, "unused = self.score_fn(probs)\n" + TOP) + "return weights, indices"
-    ),
-    "a call that is a statement": (
-        SOFTMAX.replace(TOP, "self.score_fn(probs)\n" + TOP) + "return weights, indices"
-    ),
+    "a call whose result nobody reads": (SOFTMAX.replace(TOP, "unused = self.score_fn(probs)\n" + TOP) + "return weights, indices"),
+    "a call that is a statement": (SOFTMAX.replace(TOP, "self.score_fn(probs)\n" + TOP) + "return weights, indices"),
     "divided along the tokens": (
         LOGITS + "values, indices = logits.topk(self.top_k, dim=-1)\nweights = torch.softmax(values, dim=0)\n"
         "return weights, indices"
     ),
     "the smallest": (SOFTMAX.replace("dim=-1)\n", "dim=-1, largest=False)\n") + "return weights, indices"),
     "softmax in the logits' dtype": SOFTMAX.replace(", dtype=torch.float", "") + "return weights, indices",
-    "softmax in the weight's dtype": (
-        FLOAT32.replace("self.weight.float()", "self.weight") + "return weights, indices"
-    ),
+    "softmax in the weight's dtype": (FLOAT32.replace("self.weight.float()", "self.weight") + "return weights, indices"),
     "the bias weighs": (
         BIASED.replace("scores.gather", "(scores + self.bias).gather")
         + "weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)\nreturn weights, indices"
@@ -192,11 +184,9 @@ NEAR_MISSES = {
         BIASED.replace("scores.gather(1, indices)", "scores.gather(1, indices + 0)")
         + "weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)\nreturn weights, indices"
     ),
-    "three of a group": (
-        GROUPED.replace("FILL", "0.0").replace("topk(2,", "topk(1,") + "return weights, indices"
-    ),
+    "three of a group": (GROUPED.replace("FILL", "0.0").replace("topk(2,", "topk(1,") + "return weights, indices"),
     "another mask": GROUPED.replace("FILL", "0.0").replace("~mask", "mask") + "return weights, indices",
-}
+}  # fmt: skip
 
 
 TWO_SOFTMAXES = ("probabilities are returned", "softmax, divided by another sum")

@@ -65,38 +65,20 @@ def outcomes_of(text, change=lambda layer: None, dtype=torch.float32):
 #: The body of forward(self, x, h), and what takes the place of the call.
 CALLS = {
     "a statement": ("h = self.norm(h)\nreturn h * x", "h = {call}(self, self.norm, h)"),
-    "an operand that is computed": (
-        "return self.norm(x * h[:, :1] + 1)",
-        "return {call}(self, self.norm, x * h[:, :1] + 1)",
-    ),
-    "inside an expression": (
-        "return x + self.mlp(self.norm(h)) * 2",
-        "return x + self.mlp({call}(self, self.norm, h)) * 2",
-    ),
-    "one in another": (
-        "return self.other(self.norm(h)) * x",
-        "return {call}(self, self.other, {call}(self, self.norm, h)) * x",
-    ),
+    "an operand that is computed": ("return self.norm(x * h[:, :1] + 1)", "return {call}(self, self.norm, x * h[:, :1] + 1)"),
+    "inside an expression": ("return x + self.mlp(self.norm(h)) * 2", "return x + self.mlp({call}(self, self.norm, h)) * 2"),
+    "one in another": ("return self.other(self.norm(h)) * x", "return {call}(self, self.other, {call}(self, self.norm, h)) * x"),
     "in brackets": ("return self.norm((x - h))", "return {call}(self, self.norm, x - h)"),
-    "on several lines": (
-        "return self.norm(\n    x  # first\n    * h\n)",
-        "return {call}(self, self.norm, x * h)",
-    ),
-    "in a branch": (
-        "if self.flag:\n    x = self.norm(x)\nreturn x * h",
-        "x = {call}(self, self.norm, x)",
-    ),
+    "on several lines": ("return self.norm(\n    x  # first\n    * h\n)", "return {call}(self, self.norm, x * h)"),
+    "in a branch": ("if self.flag:\n    x = self.norm(x)\nreturn x * h", "x = {call}(self, self.norm, x)"),
     "in a lambda": ("return (lambda y: self.norm(y))(x * h)", "{call}(self, self.norm, y)"),
-    "in a comprehension": (
-        "return sum(self.norm(each) for each in (x, h))",
-        "{call}(self, self.norm, each)",
-    ),
+    "in a comprehension": ("return sum(self.norm(each) for each in (x, h))", "{call}(self, self.norm, each)"),
     "a line that becomes too long": (
         "a_name_of_some_length = self.mlp(x) * self.norm(self.mlp(self.mlp(self.mlp(x) + h)))\n"
         "return a_name_of_some_length",
         "{call}(self, self.norm, self.mlp(self.mlp(self.mlp(x) + h)))",
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -217,16 +199,10 @@ def test_a_name_that_the_file_defines_is_not_torchs():
 
 #: The body of forward(self, x, h), and the text of the guard.
 ADDITIONS = {
-    "copied": (
-        "h = x + h\n# Fully connected\nx = h\nh = self.norm(h)\nreturn x + self.mlp(h)",
-        "x, h = kernel(x, h, norm)",
-    ),
+    "copied": ("h = x + h\n# Fully connected\nx = h\nh = self.norm(h)\nreturn x + self.mlp(h)", "x, h = kernel(x, h, norm)"),
     "not copied": ("h = x + h\ny = self.norm(h)\nreturn h + self.mlp(y)", "h, y = kernel(x, h, norm)"),
     "the sum is used up": ("h = x + h\nh = self.norm(h)\nreturn self.mlp(h)", "h = kernel(x, h, norm)[1]"),
-    "scaled": (
-        "h = x + self.mlp(h) * 0.5\nx = h\nh = self.norm(h)\nreturn x * h",
-        "x, h = kernel(x, self.mlp(h) * 0.5, norm)",
-    ),
+    "scaled": ("h = x + self.mlp(h) * 0.5\nx = h\nh = self.norm(h)\nreturn x * h", "x, h = kernel(x, self.mlp(h) * 0.5, norm)"),
     "names that are taken": (
         "kernel, norm = 2, 3\nh = x + h\nx = h\nh = self.norm(h)\nreturn x * h * kernel * norm",
         "x, h = veomni_kernel(x, h, veomni_norm)",
@@ -235,7 +211,7 @@ ADDITIONS = {
         "r = x\nx = self.other(x)\nx = r + x\nr = x\nx = self.norm(x)\nreturn r + self.mlp(x) * h",
         "r, x = kernel(r, x, norm)",
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -71,15 +71,9 @@ CALLS = {
         "return self.norm(self.proj(x).flatten(2).transpose(1, 2)) * 2",
         "self.norm, {call}(self, self.proj, x).flatten(2).transpose(1, 2)) * 2",
     ),
-    "on several lines": (
-        "return self.proj(\n    x  # first\n    * 2\n)",
-        "return {call}(self, self.proj, x * 2)",
-    ),
-    "in a branch": (
-        "if self.flag:\n    x = self.proj(x)\nreturn x * 2",
-        "x = {call}(self, self.proj, x)",
-    ),
-}
+    "on several lines": ("return self.proj(\n    x  # first\n    * 2\n)", "return {call}(self, self.proj, x * 2)"),
+    "in a branch": ("if self.flag:\n    x = self.proj(x)\nreturn x * 2", "x = {call}(self, self.proj, x)"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CALLS)

@@ -112,7 +112,7 @@ def shown(value: Value | None) -> str:
         ("pass", "NoneType"),
     ],
 )
-def test_what_is_known_of_a_result(body: str, result: str) -> None:
+def test_what_is_known_of_a_result(body, result):
     assert followed(body) == result
 
 
@@ -144,13 +144,13 @@ def test_what_is_known_of_a_result(body: str, result: str) -> None:
         ("return flag and (z := x)", "an expression that runs only in some cases changes a value"),
     ],
 )
-def test_what_cannot_be_split_says_why_and_where(body: str, reason: str) -> None:
+def test_what_cannot_be_split_says_why_and_where(body, reason):
     with pytest.raises(Missed, match=reason) as error:
         followed(body)
     assert "(line " in str(error.value)
 
 
-def test_functions_that_were_followed_are_named() -> None:
+def test_functions_that_were_followed_are_named():
     text = FILE.format(body="        return doubled(self.norm(x))")
     view = ModuleView(Document(text, "tiny"))
     positions = Positions(view)

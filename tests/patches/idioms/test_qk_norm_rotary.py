@@ -100,46 +100,25 @@ FORMS = {
         f"{Q}{K}c, s = tables\nif extra is None or self.flag:\n    {TURN}{END}",
         "(extra is None or self.flag) and (kernel := ",
     ),
-    "one norm": (
-        f"{Q}{K.replace('second', 'first')}c, s = tables\n{TURN}{END}",
-        "self.first, self.first, Scale",
-    ),
-    "tables made in the run": (
-        f"{Q}{K}c, s = torch.stack(tuple(tables))\n{TURN}{END}",
-        "apply_rope, None)",
-    ),
+    "one norm": (f"{Q}{K.replace('second', 'first')}c, s = tables\n{TURN}{END}", "self.first, self.first, Scale"),
+    "tables made in the run": (f"{Q}{K}c, s = torch.stack(tuple(tables))\n{TURN}{END}", "apply_rope, None)"),
     "in a block": (f"with torch.no_grad():\n    {Q}    {K}    c, s = tables\n    {TURN}{END}", CALL),
-}
+}  # fmt: skip
 MISSES = {
-    "heads elsewhere": (
-        f"{Q}{K}c, s = tables\na, b = apply_rope(a, b, c, s, 2)\n{END}",
-        "heads before positions",
-    ),
+    "heads elsewhere": (f"{Q}{K}c, s = tables\na, b = apply_rope(a, b, c, s, 2)\n{END}", "heads before positions"),
     "used in between": (f"{Q}{K}c, s = tables\nextra = a + 1\n{TURN}{END}", "joined or changed"),
     "scaled in between": (f"{Q}a = a * 2\n{K}c, s = tables\n{TURN}{END}", "joined or changed"),
     "scaled norm": (f"{Q.strip()} * 2\n{K}c, s = tables\n{TURN}{END}", "joined or changed"),
-    "other dimensions": (
-        f"{Q.replace('(1, 2)', '(1, 3)')}{K}c, s = tables\n{TURN}{END}",
-        "joined or changed",
-    ),
+    "other dimensions": (f"{Q.replace('(1, 2)', '(1, 3)')}{K}c, s = tables\n{TURN}{END}", "joined or changed"),
     "norm of all heads": (
         f"a = self.first(self.left(x).view(shape)).view(shape).transpose(1, 2)\n{K}c, s = tables\n{TURN}{END}",
         "joined or changed",
     ),
-    "used afterwards": (
-        f"{Q}{K}c, s = tables\nl, r = apply_rope(a, b, c, s)\nreturn l.sum(1) + r.sum(1) + a.sum(1)",
-        "used again",
-    ),
-    "changed in place": (
-        f"{Q}{K}c, s = tables\nextra = x.mul_(2)\n{TURN}{END}",
-        "does more than assign",
-    ),
+    "used afterwards": (f"{Q}{K}c, s = tables\nl, r = apply_rope(a, b, c, s)\nreturn l.sum(1) + r.sum(1) + a.sum(1)", "used again"),
+    "changed in place": (f"{Q}{K}c, s = tables\nextra = x.mul_(2)\n{TURN}{END}", "does more than assign"),
     "stored into": (f"{Q}{K}c, s = tables\nx[0] = 1\n{TURN}{END}", "does more than assign"),
     "a loop": (f"{Q}{K}for c, s in [tables]:\n    pass\n{TURN}{END}", "does more than assign"),
-    "a test that is made later": (
-        f"{Q}{K}c, s = tables\nextra = x.sum() > 0\nif extra:\n    {TURN}{END}",
-        "evaluated before",
-    ),
+    "a test that is made later": (f"{Q}{K}c, s = tables\nextra = x.sum() > 0\nif extra:\n    {TURN}{END}", "evaluated before"),
     "a test that computes": (f"{Q}{K}c, s = tables\nif x.sum() > 0:\n    {TURN}{END}", "evaluated before"),
     "an alternative": (
         f"if self.flag:\n    {Q}else:\n    a = self.left(x).view(shape).transpose(1, 2)\n{K}c, s = tables\n"
@@ -148,15 +127,9 @@ MISSES = {
     ),
     "two statements in a line": (f"{Q.strip()}; {K}c, s = tables\n{TURN}{END}", "its own line"),
     "two classes": (f"{Q}{K.replace('second', 'other')}c, s = tables\n{TURN}{END}", "not share one class"),
-    "tables that are computed": (
-        f"{Q}{K}c, s = tables\na, b = apply_rope(a, b, torch.cos(c), s)\n{END}",
-        "more than plain names",
-    ),
-    "another rotation": (
-        f"{Q}{K}c, s = tables\na, b = apply_rope_of_another_kind(a, b, c, s)\n{END}",
-        "is not one of",
-    ),
-}
+    "tables that are computed": (f"{Q}{K}c, s = tables\na, b = apply_rope(a, b, torch.cos(c), s)\n{END}", "more than plain names"),
+    "another rotation": (f"{Q}{K}c, s = tables\na, b = apply_rope_of_another_kind(a, b, c, s)\n{END}", "is not one of"),
+}  # fmt: skip
 NO_CANDIDATES = {
     "one of the two": Q
     + K.replace("second", "right").replace(".view(shape)", "")

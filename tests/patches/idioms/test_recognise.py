@@ -18,7 +18,7 @@ from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Site, Status
 
 
-def test_idioms_are_asked_in_their_order(idioms: Any) -> None:
+def test_idioms_are_asked_in_their_order(idioms):
     idioms(doubling.turn, doubling.double)
     found = [(site.op, site.target) for site in recognise(Document(doubling.UPSTREAM))]
     assert found == [
@@ -28,7 +28,7 @@ def test_idioms_are_asked_in_their_order(idioms: Any) -> None:
     ]
 
 
-def test_a_failing_idiom_is_named_with_the_module(idioms: Any) -> None:
+def test_a_failing_idiom_is_named_with_the_module(idioms):
     def broken(view: ModuleView) -> Iterator[Site]:
         raise KeyError("lost")
         yield
@@ -39,7 +39,7 @@ def test_a_failing_idiom_is_named_with_the_module(idioms: Any) -> None:
     assert caught.value.where == "pkg.broken" and isinstance(caught.value.__cause__, KeyError)
 
 
-def test_all_models_of_all_releases_are_covered_by_few_lines() -> None:
+def test_all_models_of_all_releases_are_covered_by_few_lines():
     patches = Path(recognise.__code__.co_filename).parents[1]
     specs = [*patches.glob("idioms/**/*.py"), *patches.glob("models/**/*.py")]
     lines = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in specs}
@@ -56,7 +56,7 @@ def test_all_models_of_all_releases_are_covered_by_few_lines() -> None:
         assert 0 < rooms[room] < most
 
 
-def test_no_idiom_asks_for_a_release() -> None:
+def test_no_idiom_asks_for_a_release():
     patches = Path(recognise.__code__.co_filename).parents[1]
     for path in [*patches.glob("idioms/**/*.py"), *patches.glob("graph/**/*.py")]:
         assert not re.search(
@@ -64,7 +64,7 @@ def test_no_idiom_asks_for_a_release() -> None:
         ), path
 
 
-def test_every_idiom_says_what_it_is_for() -> None:
+def test_every_idiom_says_what_it_is_for():
     assert len(idioms()) == len(IDIOMS)
     for idiom in idioms():
         assert idiom.OP and idiom.CANDIDATES and callable(idiom.find), idiom.__name__
@@ -74,7 +74,7 @@ def test_every_idiom_says_what_it_is_for() -> None:
     "name",
     ["models.qwen3.modeling_qwen3", "models.qwen3_vl.modeling_qwen3_vl", "modeling_utils", "masking_utils"],
 )
-def test_an_idiom_that_is_not_asked_finds_nothing(name: str) -> None:
+def test_an_idiom_that_is_not_asked_finds_nothing(name):
     spec = find_spec("transformers")
     assert spec is not None and spec.submodule_search_locations is not None
     path = Path(spec.submodule_search_locations[0], *name.split(".")).with_suffix(".py")
@@ -84,14 +84,14 @@ def test_an_idiom_that_is_not_asked_finds_nothing(name: str) -> None:
     assert left_out and not any(list(idiom.find(ModuleView(document))) for idiom in left_out)
 
 
-def test_words_of_one_alternative_are_all_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_words_of_one_alternative_are_all_there(monkeypatch):
     monkeypatch.setitem(IDIOMS, "rotary", "turn( pairs | spin")
     (rotary,) = (idiom for idiom in idioms() if idiom.__name__.endswith(".rotary"))
     for text, is_asked in (("turn(x) # pairs", True), ("turn(x)", False), ("spin", True), ("", False)):
         assert (rotary in idioms(text)) is is_asked, text
 
 
-def test_the_idiom_of_the_documents() -> None:
+def test_the_idiom_of_the_documents():
     text = (Path(__file__).parents[3] / "docs" / "patches.md").read_text(encoding="utf-8")
     (block,) = (b for b in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "CANDIDATES" in b)
     names: dict[str, Any] = {}

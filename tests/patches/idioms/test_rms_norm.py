@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -35,7 +34,7 @@ def module(variant: str, number: int) -> str:
 
 
 @pytest.fixture
-def _references() -> Iterator[None]:
+def _references():
     before = get_choice()
     set_choice("rms_norm=reference")
     yield
@@ -43,7 +42,7 @@ def _references() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(("variant", "number"), CASES)
-def test_every_formula_is_routed(variant: str, number: int) -> None:
+def test_every_formula_is_routed(variant, number):
     site = only(module(variant, number))
     assert (site.op, site.status, site.variant, site.target) == (
         "rms_norm",
@@ -58,9 +57,7 @@ def test_every_formula_is_routed(variant: str, number: int) -> None:
 @pytest.mark.usefixtures("_references")
 @pytest.mark.parametrize("dtypes", DTYPES, ids=str)
 @pytest.mark.parametrize(("variant", "number"), CASES)
-def test_the_reference_has_upstreams_bits(
-    variant: str, number: int, dtypes: tuple[torch.dtype, torch.dtype]
-) -> None:
+def test_the_reference_has_upstreams_bits(variant, number, dtypes):
     text = module(variant, number)
     site = only(text)
     upstream, patched = executed(text), executed(text, [site])
@@ -106,7 +103,7 @@ def _run(
 
 @pytest.mark.usefixtures("_references")
 @pytest.mark.parametrize("variant", ["gate_before_norm", "gate_before_norm_grouped"])
-def test_without_a_gate(variant: str) -> None:
+def test_without_a_gate(variant):
     text = module(variant, 0)
     upstream, patched = (
         _run(scope, {}, DTYPES[1], gated=False) for scope in (executed(text), executed(text, [only(text)]))
@@ -115,12 +112,12 @@ def test_without_a_gate(variant: str) -> None:
     assert torch.equal(patched[0], upstream[0])
 
 
-def test_every_variant_has_a_lookalike() -> None:
+def test_every_variant_has_a_lookalike():
     assert {name for variant in FORMULAS for name in variant.split("|")} == set(OP.variants)
 
 
 @pytest.mark.parametrize("name", NEAR)
-def test_near_misses_are_missed(name: str) -> None:
+def test_near_misses_are_missed(name):
     ending, reason = NEAR[name]
     site = only(near(ending))
     assert site.status is Status.MISSED
@@ -147,7 +144,7 @@ def test_near_misses_are_missed(name: str) -> None:
         ("h = h.to(torch.float32)", "self.seen = h = h.to(torch.float32)"),
     ],
 )
-def test_a_changed_formula_is_missed(old: str, new: str) -> None:
+def test_a_changed_formula_is_missed(old, new):
     text = norm(FORMULAS["cast_before_weight"][0])
     assert old in text
     site = only(text.replace(old, new))
@@ -155,40 +152,40 @@ def test_a_changed_formula_is_missed(old: str, new: str) -> None:
     assert site.reason
 
 
-def test_a_weight_is_not_one_plus_weight() -> None:
+def test_a_weight_is_not_one_plus_weight():
     plain, shifted = only(module("weight_before_cast", 1)), only(module("one_plus_weight", 0))
     assert (plain.variant, shifted.variant) == ("weight_before_cast", "one_plus_weight")
     assert plain.form != shifted.form
 
 
-def test_where_one_way_is_unknown_nothing_is_routed() -> None:
+def test_where_one_way_is_unknown_nothing_is_routed():
     text = module("weight_before_cast|unweighted", 0).replace(
         "return out.type_as(v)", "else:\n            out = out + 1\n        return out.type_as(v)"
     )
     assert only(text).status is Status.MISSED
 
 
-def test_what_else_the_body_does_would_be_left_out() -> None:
+def test_what_else_the_body_does_would_be_left_out():
     for variant in ("cast_before_weight", "weight_before_cast|unweighted"):
         text = module(variant, 0)
         place = "out = self._norm" if "|" in variant else "kind = h.dtype"
         assert only(text.replace(place, f"self.count(1); {place}")).status is Status.MISSED
 
 
-def test_a_test_that_is_computed_is_no_test_for_a_guard() -> None:
+def test_a_test_that_is_computed_is_no_test_for_a_guard():
     text = module("weight_before_cast|unweighted", 0).replace("if self.scaled", "if v.sum() > 0")
     site = only(text)
     assert site.status is Status.MISSED
     assert "test" in site.reason
 
 
-def test_one_attribute_is_no_two_operands() -> None:
+def test_one_attribute_is_no_two_operands():
     site = only(near("return self.eps * h.to(kind)"))
     assert (site.status, site.edits) == (Status.MISSED, ())
     assert site.reason == "nearest is cast_before_weight: one value is used for two operands"
 
 
-def test_the_guard_as_text() -> None:
+def test_the_guard_as_text():
     text = module("cast_before_weight", 0)
     assert textwrap.dedent(
         """
@@ -202,7 +199,7 @@ def test_the_guard_as_text() -> None:
     ).strip() in textwrap.dedent(spliced(text, [only(text)]).split("self.activation = ")[1].split("\n", 1)[1])
 
 
-def test_the_guard_stands_after_checks_and_takes_a_free_name() -> None:
+def test_the_guard_stands_after_checks_and_takes_a_free_name():
     text = module("cast_before_weight", 2).replace("power", "kernel")
     body = spliced(text, [only(text)])
     assert (
@@ -212,7 +209,7 @@ def test_the_guard_stands_after_checks_and_takes_a_free_name() -> None:
     )
 
 
-def test_a_kernel_decides_by_all_that_it_computes_with_each_looked_up_once() -> None:
+def test_a_kernel_decides_by_all_that_it_computes_with_each_looked_up_once():
     text = module("cast_before_weight_gated", 1)
     body = spliced(text, [only(text)]).partition("[ROUTED]")[2]
     guard = body.partition("return ")[0]
@@ -220,7 +217,7 @@ def test_a_kernel_decides_by_all_that_it_computes_with_each_looked_up_once() -> 
     assert guard.count("ACT2FN") == 1
 
 
-def test_operands_are_looked_up_only_where_the_tests_hold() -> None:
+def test_operands_are_looked_up_only_where_the_tests_hold():
     text = module("weight_before_cast|unweighted", 0)
     lines = [line.strip() for line in spliced(text, [only(text)]).partition("[ROUTED]")[2].splitlines()]
     assert lines.index("if self.scaled:") < next(
@@ -229,12 +226,12 @@ def test_operands_are_looked_up_only_where_the_tests_hold() -> None:
     assert "if not self.scaled:" in lines
 
 
-def test_what_a_route_relies_on() -> None:
+def test_what_a_route_relies_on():
     assert only(module("one_plus_weight", 0)).relies_on == ("SomeRMSNorm._norm",)
     assert only(module("cast_before_weight", 3)).relies_on == ("_rms",)
 
 
-def test_a_helper_that_a_class_of_the_file_overrides() -> None:
+def test_a_helper_that_a_class_of_the_file_overrides():
     text = (
         module("one_plus_weight", 0)
         + "class Other(SomeRMSNorm):\n    def _norm(self, v):\n        return v\n"
@@ -242,7 +239,7 @@ def test_a_helper_that_a_class_of_the_file_overrides() -> None:
     assert only(text).status is Status.MISSED
 
 
-def test_an_inherited_forward_counts_with_its_parent() -> None:
+def test_an_inherited_forward_counts_with_its_parent():
     text = module("cast_before_weight", 0) + "class OtherRMSNorm(SomeRMSNorm):\n    pass\n"
     assert [site.target for site in sites(text)] == ["SomeRMSNorm.forward"]
 
@@ -263,11 +260,11 @@ def test_an_inherited_forward_counts_with_its_parent() -> None:
         ("def other(self, v):\n    return v * v.pow(2).mean()\n", 0),
     ],
 )
-def test_candidates_by_structure(forward: str, count: int) -> None:
+def test_candidates_by_structure(forward, count):
     assert len(sites(norm(forward).replace("SomeRMSNorm", "Scale"))) == count
 
 
-def test_candidates_by_name() -> None:
+def test_candidates_by_name():
     assert (
         only(HEAD + "class GatedRMSNorm:\n    def forward(self, x):\n        return self.norm(x)\n").status
         is Status.MISSED
@@ -276,7 +273,7 @@ def test_candidates_by_name() -> None:
     assert not sites(HEAD + "class LayerNorm:\n    def forward(self, x):\n        return x\n")
 
 
-def test_a_form_that_is_not_known_says_why() -> None:
+def test_a_form_that_is_not_known_says_why():
     site = only(HEAD + "class RMSNorm:\n    def forward(self, x):\n        while x:\n            pass\n")
     assert site.status is Status.MISSED
     line = HEAD.count("\n") + 3

@@ -125,11 +125,7 @@ def test_one_text_with_another_helper_is_another_formula(helper, variant):
     ("old", "new", "variant"),
     [
         # The same in other words.
-        (
-            "(q * cos) + (rotate_half(q) * sin)",
-            "torch.add(sin * rotate_half(q), torch.mul(cos, q))",
-            "half_split",
-        ),
+        ("(q * cos) + (rotate_half(q) * sin)", "torch.add(sin * rotate_half(q), torch.mul(cos, q))", "half_split"),
         ("cos.unsqueeze(unsqueeze_dim)", "torch.unsqueeze(cos, dim=unsqueeze_dim)", "half_split"),
         ("q_embed, k_embed", "tuple([q_embed, k_embed])", "half_split"),
         # Casts.
@@ -161,7 +157,7 @@ def test_one_text_with_another_helper_is_another_formula(helper, variant):
         ("    q_embed =", "    note(q)\n    q_embed =", ""),
         ("    return q_embed", "    if q.shape[1] > 4:\n        return q, k\n    return q_embed", ""),
     ],
-)
+)  # fmt: skip
 def test_near_forms(old, new, variant):
     assert old in MODULE
     site = only(MODULE.replace(old, new))

@@ -55,14 +55,8 @@ CALLS: dict[str, tuple[str, str]] = {
         "return x.to(s.device).masked_scatter(mask.to(x.device), s.to(x.device, x.dtype))",
         "x.to(s.device), mask.to(x.device), s.to(x.device, x.dtype)",
     ),
-    "on several lines": (
-        "return (\n    x.masked_scatter(\n        mask,  # where\n        s,\n    ) * 2\n)",
-        "x, mask, s",
-    ),
-    "one after another": (
-        "x = x.masked_scatter(mask, s)\nreturn x.masked_scatter(~mask, s.repeat(2, 1))",
-        "x, ~mask, s.repeat(2, 1)",
-    ),
+    "on several lines": ("return (\n    x.masked_scatter(\n        mask,  # where\n        s,\n    ) * 2\n)", "x, mask, s"),
+    "one after another": ("x = x.masked_scatter(mask, s)\nreturn x.masked_scatter(~mask, s.repeat(2, 1))", "x, ~mask, s.repeat(2, 1)"),
     "one in another": (
         "return x.masked_scatter(mask, s.masked_scatter(mask[0, :1], s * 2))",
         "x, mask, veomni_row_merge_rows.call(self, torch.Tensor.masked_scatter, s, mask[0, :1], s * 2)",
@@ -76,7 +70,7 @@ CALLS: dict[str, tuple[str, str]] = {
         "return a_name_of_some_length",
         "x, mask.to(x.device), s.to(device=x.device, dtype=x.dtype)",
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -101,21 +95,15 @@ def test_a_mask_of_elements_runs_as_it_is():
 
 
 MISSED = {
-    "in place": (
-        "x = x.clone()\nx.masked_scatter_(mask, s)\nreturn x",
-        "masked_scatter_ changes a tensor in place",
-    ),
+    "in place": ("x = x.clone()\nx.masked_scatter_(mask, s)\nreturn x", "masked_scatter_ changes a tensor in place"),
     "keywords": ("return x.masked_scatter(mask=mask, source=s)", "not called with a mask and a source"),
     "a star": ("return x.masked_scatter(*[mask, s])", "not called with a mask and a source"),
     "torch's function": ("return torch.masked_scatter(x, mask, s)", "not called with a mask and a source"),
-    "a chain": (
-        "return x.masked_scatter(mask, s).masked_scatter(mask, s)",
-        "it is called on the result of another masked_scatter",
-    ),
+    "a chain": ("return x.masked_scatter(mask, s).masked_scatter(mask, s)", "it is called on the result of another masked_scatter"),
     "brackets": ("return (x * 2).masked_scatter(mask, s)", "in brackets"),
     "another self": ("self, y = s, x\nreturn y.masked_scatter(mask, s)", "self is not the method's module"),
     "another torch": ("torch = s\nreturn x.masked_scatter(mask, torch)", "torch has another name here"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", MISSED)
@@ -295,21 +283,14 @@ def check(condition: str = EQUAL, message: str = SAID) -> str:
 
 #: Conditions and messages, and what they become.
 CHECKS: dict[str, tuple[str, str, str, str]] = {
-    "elements at a mask": (
-        EQUAL, SAID, "veomni_counts.selected(x, mask) == s.numel()", "lambda n=n: "
-    ),
+    "elements at a mask": (EQUAL, SAID, "veomni_counts.selected(x, mask) == s.numel()", "lambda n=n: "),
     "a product": ("n * x.shape[-1] == s.numel()", SAID, "n * x.shape[-1] == s.numel()", "lambda n=n: "),
-    "two names": (
-        "n == len_", 'f"tokens: {n}, features {len_} {n}"', "n == len_", "lambda n=n, len_=len_: "
-    ),
+    "two names": ("n == len_", 'f"tokens: {n}, features {len_} {n}"', "n == len_", "lambda n=n, len_=len_: "),
     "sizes": (
         EQUAL, 'f"tokens and features {s.size()[:-1].numel()} {s.shape[0] * s.shape[1]}"',
         "veomni_counts.selected(x, mask) == s.numel()", "lambda: ",
     ),
-    "two strings": (
-        EQUAL, 'f"tokens {n}"\n    f" features {s.shape[0]}"', "veomni_counts.selected(x, mask) == s.numel()",
-        "lambda n=n: ",
-    ),
+    "two strings": (EQUAL, 'f"tokens {n}"\n    f" features {s.shape[0]}"', "veomni_counts.selected(x, mask) == s.numel()", "lambda n=n: "),
 }  # fmt: skip
 
 

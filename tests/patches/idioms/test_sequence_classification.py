@@ -206,25 +206,13 @@ def test_all_positions_are_scored_for_who_may_look_at_them(change, reason):
 PICK = "pooled_logits = logits[torch.arange(batch, device=logits.device), last]"
 MISSED = {
     "a mean": (TAIL.replace(PICK, "pooled_logits = logits.mean(dim=1)"), "for every row"),
-    "rows by a mask, which takes positions too": (
-        TAIL.replace(PICK, "pooled_logits = logits[ids.bool(), last]"),
-        "for every row",
-    ),
-    "chosen in a branch": (
-        TAIL.replace(PICK, f"if batch:\n    {PICK}\nelse:\n    pooled_logits = logits[:, 0]"),
-        "pooled in a branch",
-    ),
+    "rows by a mask, which takes positions too": (TAIL.replace(PICK, "pooled_logits = logits[ids.bool(), last]"), "for every row"),
+    "chosen in a branch": (TAIL.replace(PICK, f"if batch:\n    {PICK}\nelse:\n    pooled_logits = logits[:, 0]"), "pooled in a branch"),
     "scores edited": (TAIL.replace(PICK, f"logits[..., 0] = 0\n{PICK}"), "used in another way"),
     "scores bound again": (TAIL.replace(PICK, f"logits = logits * 2\n{PICK}"), "bound more than once"),
     "scores read": (TAIL.replace("loss = None", "loss = logits.mean()"), "used in another way"),
-    "the loss reads them as well": (
-        TAIL.replace("pooled_logits=pooled_logits, ", ""),
-        "used in another way",
-    ),
-    "a length of another dimension": (
-        TAIL.replace("ids.shape[-1]", "logits.shape[1]"),
-        "used in another way",
-    ),
+    "the loss reads them as well": (TAIL.replace("pooled_logits=pooled_logits, ", ""), "used in another way"),
+    "a length of another dimension": (TAIL.replace("ids.shape[-1]", "logits.shape[1]"), "used in another way"),
     "scores of several modules": (
         TAIL.replace("logits = self.score(hidden)", "logits = other = self.score(hidden)"),
         "bound more than once",
@@ -238,11 +226,8 @@ MISSED = {
         "bound more than once, or in a branch",
     ),
     "a second argument": (TAIL.replace("self.score(hidden)", "self.score(hidden, 1)"), "takes more than"),
-    "costly hidden states": (
-        TAIL.replace("self.score(hidden)", "self.score(self.body(ids))"),
-        "takes more than",
-    ),
-}
+    "costly hidden states": (TAIL.replace("self.score(hidden)", "self.score(self.body(ids))"), "takes more than"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", MISSED)

@@ -38,7 +38,7 @@ def check(target: str = "A.f", source: str = SOURCE, **options: Any) -> None:
     check_body(checked, function_named(checked, "function", "method")[0])
 
 
-def test_a_function_is_found_once_or_not_at_all() -> None:
+def test_a_function_is_found_once_or_not_at_all():
     definition, node = function_named(task(), "function", "method")
     assert definition.qualname == "A.f" and isinstance(node, ast.FunctionDef)
     for target in ("A", "A.g", "g"):
@@ -48,7 +48,7 @@ def test_a_function_is_found_once_or_not_at_all() -> None:
         function_named(task("f", "if a:\n    def f(): pass\nelse:\n    def f(): pass\n"), "function")
 
 
-def test_body_and_reliances_are_checked() -> None:
+def test_body_and_reliances_are_checked():
     check()
     check(fingerprints=("0" * 16, digest("A.f")), relies_on={"helper": (digest("helper"),)})
     with pytest.raises(PatchTargetError, match=f"line 5 of m.*{digest('A.f')}"):
@@ -57,7 +57,7 @@ def test_body_and_reliances_are_checked() -> None:
         check(relies_on={"helper": ("0" * 16,)})
 
 
-def test_refuse_names_lists_them_sorted() -> None:
+def test_refuse_names_lists_them_sorted():
     refused = task()
     refuse_names(refused, [], "nothing", "f")
     with pytest.raises(PatchError, match="bad names: a, b") as caught:
@@ -65,14 +65,14 @@ def test_refuse_names_lists_them_sorted() -> None:
     assert (caught.value.fix, caught.value.where, caught.value.target) == ("f", refused.where, "A.f")
 
 
-def test_effects_looks_into_every_captured_node() -> None:
+def test_effects_looks_into_every_captured_node():
     nodes = ast.parse("g(1, a[b()])", mode="eval").body
     assert isinstance(nodes, ast.Call)
     assert effects(Capture("positionals", tuple(nodes.args)), (ast.Call,))
     assert not effects(Capture("expression", (nodes.args[0],)), (ast.Call,))
 
 
-def test_the_marker_is_one_line_and_names_kind_target_reason_and_config() -> None:
+def test_the_marker_is_one_line_and_names_kind_target_reason_and_config():
     reason = "A reason on two lines with deco."
     for target, kind, described, told in (
         ("A.f", "METHOD", {}, reason),
@@ -84,7 +84,7 @@ def test_the_marker_is_one_line_and_names_kind_target_reason_and_config() -> Non
         assert marker(marked, definition) == f"# [PATCHED {kind}] {target}: {told} (conf:c)"
 
 
-def test_newlines_are_the_documents() -> None:
+def test_newlines_are_the_documents():
     assert with_newlines(Document("a = 1\r\n"), "b\nc\n") == "b\r\nc\r\n"
     assert with_newlines(Document("a = 1\n"), "b\nc\n") == "b\nc\n"
 
@@ -96,13 +96,13 @@ def digest_of(source: str) -> str:
     return fingerprint(Document(source).definitions()[0].node)
 
 
-def test_relies_on_accepts_known_code() -> None:
+def test_relies_on_accepts_known_code():
     known = digest_of(BASE)
     check("f", BASE, relies_on={"f": (known,)})
     check("f", BASE, relies_on={"f": ("0" * 16, known)})
 
 
-def test_relies_on_shows_the_new_digest() -> None:
+def test_relies_on_shows_the_new_digest():
     with pytest.raises(PatchTargetError) as caught:
         check("f", f"\n{BASE}", relies_on={"f": ("0" * 16,)})
     assert digest_of(BASE) in caught.value.what and digest_of(BASE) in caught.value.fix
@@ -110,7 +110,7 @@ def test_relies_on_shows_the_new_digest() -> None:
     assert caught.value.where == task("f").where and caught.value.target == "f"
 
 
-def test_relies_on_names_the_nearest_definitions() -> None:
+def test_relies_on_names_the_nearest_definitions():
     source = "def rotate_half(x): return x\n"
     with pytest.raises(PatchTargetError) as caught:
         check("rotate_half", source, relies_on={"rotate_haf": ("0" * 16,)})
@@ -118,7 +118,7 @@ def test_relies_on_names_the_nearest_definitions() -> None:
     assert caught.value.target == "rotate_haf"
 
 
-def test_relies_on_checks_every_definition_of_the_name() -> None:
+def test_relies_on_checks_every_definition_of_the_name():
     source = "if a:\n    def f(): return 1\nelse:\n    def f(): return 2\ndef g(): pass\n"
     first = digest_of("def f(): return 1\n")
     with pytest.raises(PatchTargetError, match="line 4"):
