@@ -7,11 +7,9 @@ from typing import Any
 
 import pytest
 
-from tests.patches.idioms.applied import spliced
-from veomni_hook.patches.code.document import Document
+from tests.patches.idioms.applied import sites_of, spliced
 from veomni_hook.patches.idioms.absent_modality import find as idiom
-from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.site import Site, Status
+from veomni_hook.patches.site import Status
 
 HEAD = """
 class Model:
@@ -241,10 +239,6 @@ MISSED = {
 }  # fmt: skip
 
 
-def found(source: str) -> list[Site]:
-    return list(idiom.find(ModuleView(Document(source))))
-
-
 def indented(text: str) -> str:
     return "".join(f"        {line}\n" for line in text.splitlines())
 
@@ -253,7 +247,7 @@ def indented(text: str) -> str:
 def test_forms(form):
     body, (condition, call, outputs) = FORMS[form]
     source = HEAD + body + TAIL
-    (site,) = found(source)
+    (site,) = sites_of(idiom, source)
     assert site.status is Status.ROUTED, site.reason
     assert site.variant == "patches_by_grid"
     assert site.captures["towers"] == "sight, projector"
@@ -267,19 +261,19 @@ def test_forms(form):
 @pytest.mark.parametrize("form", MISSED)
 def test_near_misses(form):
     body, reason = MISSED[form]
-    (site,) = found(HEAD + indented(body) + TAIL)
+    (site,) = sites_of(idiom, HEAD + indented(body) + TAIL)
     assert site.status is Status.MISSED
     assert reason in site.reason
 
 
 def test_embeddings_must_exist_before():
     head = HEAD.replace("inputs_embeds = self.embed(input_ids)", "pass")
-    (site,) = found(head + FORMS["a name"][0] + TAIL)
+    (site,) = sites_of(idiom, head + FORMS["a name"][0] + TAIL)
     assert "inputs_embeds is not computed before it" in site.reason
 
 
 def test_patches_of_a_feature_must_be_known():
-    (site,) = found(HEAD.replace(" // self.sight.merge**2", "") + FORMS["a name"][0] + TAIL)
+    (site,) = sites_of(idiom, HEAD.replace(" // self.sight.merge**2", "") + FORMS["a name"][0] + TAIL)
     assert "how many patches become one feature" in site.reason
 
 
@@ -290,10 +284,10 @@ def test_images_in_groups():
     body = (
         "if pixel_values is not None:\n    x = self.get_image_features(pixel_values)\n    inputs_embeds += x"
     )
-    (site,) = found(head + indented(body) + TAIL)
+    (site,) = sites_of(idiom, head + indented(body) + TAIL)
     assert (site.status, site.variant) == (Status.ROUTED, "images_in_groups")
     assert '            layout="groups",\n' in spliced(head + indented(body) + TAIL, [site])
-    (site,) = found(HEAD + indented(body) + TAIL)
+    (site,) = sites_of(idiom, HEAD + indented(body) + TAIL)
     assert (site.status, site.variant) == (Status.ROUTED, "images")
     assert "layout" not in spliced(HEAD + indented(body) + TAIL, [site])
 
@@ -307,11 +301,11 @@ if encoded is None:
         states = states.masked_scatter(0, x)
 """
     source = HEAD.replace("given=None", "encoded=None") + indented(body) + TAIL
-    (site,) = found(source)
+    (site,) = sites_of(idiom, source)
     assert site.status is Status.ROUTED, site.reason
     text = spliced(source, [site])
     assert "            if pixel_values is None:\n                states = veomni_absent.plus_zero(" in text
-    (site,) = found(source.replace("states = self.embed(input_ids)", "pass"))
+    (site,) = sites_of(idiom, source.replace("states = self.embed(input_ids)", "pass"))
     assert "states is not computed before it" in site.reason
 
 
@@ -367,7 +361,7 @@ PLACES = {
 def test_another_place_that_calls_the_tower(form):
     body, conditions = PLACES[form]
     source = FILMS + indented(body) + TAIL
-    sites = found(source)
+    sites = sites_of(idiom, source)
     assert [each.status for each in sites] == [Status.ROUTED] * 2, [each.reason for each in sites]
     for part, condition in zip(spliced(source, sites).split("plus_zero(")[1:], conditions, strict=True):
         given = " ".join(part.partition(".language_model(")[0].split())
@@ -389,7 +383,7 @@ if video is not None:
         return self.ear(input_features, input_features_mask)
 """
     source = HEAD.replace("given=None", "video=None, mask=None") + indented(body) + TAIL + method
-    (site,) = found(source)
+    (site,) = sites_of(idiom, source)
     assert site.variant == "spectra", site.reason
     text = "".join(spliced(source, [site]).split())
     assert "lambdavideo,mask:self.get_audio_features(video,mask.logical_not())" in text
@@ -401,8 +395,8 @@ def test_a_method_that_may_call_the_tower_too_leaves_the_forward_alone():
         FORMS["a name"],
         "\n    def _part(self, videos):\n        return self.get_video_features(videos)\n",
     )
-    assert found(HEAD + form + TAIL + method)[0].status is Status.ROUTED
-    part, own = found(HEAD + form + "        x = self._part(given)\n" + TAIL + method)
+    assert sites_of(idiom, HEAD + form + TAIL + method)[0].status is Status.ROUTED
+    part, own = sites_of(idiom, HEAD + form + "        x = self._part(given)\n" + TAIL + method)
     assert (part.status, part.target, part.reason) == (
         Status.MISSED,
         "Model._part",
@@ -412,7 +406,7 @@ def test_a_method_that_may_call_the_tower_too_leaves_the_forward_alone():
 
 
 def test_a_call_without_a_condition_is_no_candidate():
-    assert not found(HEAD + indented(CALL) + TAIL)
+    assert not sites_of(idiom, HEAD + indented(CALL) + TAIL)
 
 
 @pytest.mark.parametrize(("pixels", "asked"), [(None, 1), ("pixels", 0)])
@@ -425,7 +419,7 @@ def test_the_patched_code_asks_only_without_data(pixels, asked):
         return embeds
 
     scope: dict[str, Any] = {"Any": Any, "veomni_absent": SimpleNamespace(plus_zero=plus_zero)}
-    exec(spliced(source, found(source)), scope)
+    exec(spliced(source, sites_of(idiom, source)), scope)
     model = scope["Model"]()
     model.config = SimpleNamespace(token=1, dtype=None)
     model.embed = model.language_model = lambda x: x

@@ -6,16 +6,15 @@ import textwrap
 
 import pytest
 
-from tests.patches.idioms.applied import spliced
+from tests.patches.idioms.applied import sites_of, spliced
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.idioms.host_metadata import find
 from veomni_hook.patches.idioms.host_metadata.binding import names_of
-from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Site, Status
 
 
 def sites(text: str) -> list[Site]:
-    return list(find.find(ModuleView(Document(textwrap.dedent(text), "lookalike"))))
+    return sites_of(find, textwrap.dedent(text), "lookalike")
 
 
 def edited(text: str) -> str:

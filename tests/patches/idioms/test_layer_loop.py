@@ -16,7 +16,7 @@ import pytest
 import transformers
 
 from tests.once import once
-from tests.patches.idioms.applied import in_lines, spliced
+from tests.patches.idioms.applied import in_lines, sites_of, spliced
 from tests.patches.idioms.layer_loops import CALL, DECODER, EMBEDDINGS, changed
 from veomni_hook.finders.build import patch_with_idioms
 from veomni_hook.finders.upstream import Upstream
@@ -39,7 +39,7 @@ SUPPORTED = {"5.2.0": 60, "5.9.0": 79, "5.17.0": 104, "5.23.0": 119}
 
 
 def sites(text: str) -> list[Site]:
-    return list(idiom.find(ModuleView(Document(text, ORIGIN.module))))
+    return sites_of(idiom, text, ORIGIN.module)
 
 
 def patched(text: str, *, optional: Collection[str] = (LAYER_LOOPS,)) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.patches.idioms.applied import spliced
+from tests.patches.idioms.applied import sites_of, spliced
 from tests.patches.idioms.layer_loops import DECODER
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.idioms.layer_loop import find as idiom
@@ -74,7 +74,7 @@ def mixer(*changes: tuple[str, str]) -> str:
 
 def sites(text: str) -> list[Site]:
     name = "transformers.models.tiny.modeling_tiny"
-    return list(idiom.find(ModuleView(Document(text, name))))
+    return sites_of(idiom, text, name)
 
 
 def test_linear_attention_is_proven_and_gets_its_part_of_the_mask():

@@ -6,7 +6,7 @@ import ast
 
 import pytest
 
-from tests.patches.idioms.applied import spliced
+from tests.patches.idioms.applied import sites_of, spliced
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.idioms import causal_conv, gated_delta_rule, sample_boundaries
 from veomni_hook.patches.routes.view import ModuleView
@@ -126,10 +126,10 @@ def test_functions_are_known_by_what_they_are_declared_to_be():
 @pytest.mark.parametrize("name", ["create_causal_mask", "create_sliding_window_causal_mask"])
 def test_masks_that_transformers_makes_are_of_positions(name):
     made = ROUTED.replace("        x = inputs_embeds\n", f"        x = {name}(inputs_embeds)\n")
-    (site,) = sample_boundaries.find(ModuleView(Document(made)))
+    (site,) = sites_of(sample_boundaries, made)
     assert "masks_positions" not in spliced(made, [site])
     made = made.replace(name, "create_recurrent_attention_mask")
-    (site,) = sample_boundaries.find(ModuleView(Document(made)))
+    (site,) = sites_of(sample_boundaries, made)
     assert "masks_positions=False" in spliced(made, [site])
 
 
@@ -137,7 +137,7 @@ def test_masks_that_transformers_makes_are_of_positions(name):
 def test_near_misses_are_not_routed(near_miss):
     old, new, idiom, reason = NEAR_MISSES[near_miss]
     assert ROUTED.count(old) >= 1
-    (site,) = IDIOMS[idiom].find(ModuleView(Document(ROUTED.replace(old, new, 1))))
+    (site,) = sites_of(IDIOMS[idiom], ROUTED.replace(old, new, 1))
     assert site.status is Status.MISSED and not site.edits
     assert reason in site.reason
 
@@ -145,7 +145,7 @@ def test_near_misses_are_not_routed(near_miss):
 def test_the_rule_with_a_decay_for_each_channel_is_a_variant():
     text = ROUTED.replace('"chunk_gated_delta_rule", "fla"', '"chunk_kda", "fla"')
     text = text.replace('cu_seqlens=options.pop("ends", None), ', "")
-    sites = [site for idiom in IDIOMS.values() for site in idiom.find(ModuleView(Document(text)))]
+    sites = [site for idiom in IDIOMS.values() for site in sites_of(idiom, text)]
     assert [(each.op, each.variant) for each in sites] == [
         ("gated_delta_rule", "channel_decay"),
         ("causal_conv", "depthwise"),
@@ -155,7 +155,7 @@ def test_the_rule_with_a_decay_for_each_channel_is_a_variant():
 
 def model_site(text: str) -> tuple[str, str]:
     """The variant of the model's site, and its code."""
-    (site,) = sample_boundaries.find(ModuleView(Document(text)))
+    (site,) = sites_of(sample_boundaries, text)
     assert site.status is Status.ROUTED
     return site.variant, " ".join(ast.unparse(ast.parse(spliced(text, [site]))).split())
 
@@ -239,7 +239,7 @@ class Mixer:
 
 def test_convolutions_alone_are_routed_where_boundaries_arrive():
     text = ROUTED.replace("y, state = rule_by_chunk_of_delta(", "y = linear(") + STATE_SPACE
-    sites = [*causal_conv.find(ModuleView(Document(text)))]
+    sites = [*sites_of(causal_conv, text)]
     assert [(each.target, each.status, each.variant) for each in sites] == [
         ("Mixer.forward", Status.ROUTED, "depthwise")
     ]
@@ -248,9 +248,9 @@ def test_convolutions_alone_are_routed_where_boundaries_arrive():
         ("            **options,\n", "            seq_idx=options[0],\n", "does not pass all arguments"),
     ):
         assert old in text
-        (site,) = causal_conv.find(ModuleView(Document(text.replace(old, new))))
+        (site,) = sites_of(causal_conv, text.replace(old, new))
         assert site.status is Status.MISSED and reason in site.reason
 
 
 def test_modules_that_mix_no_positions_are_left_alone():
-    assert not [*sample_boundaries.find(ModuleView(Document(STATE_SPACE)))]
+    assert not [*sites_of(sample_boundaries, STATE_SPACE)]

@@ -6,13 +6,11 @@ import pytest
 import torch
 
 from tests.kernels.matching import close
-from tests.patches.idioms.applied import executed, spliced
+from tests.patches.idioms.applied import executed, sites_of, spliced
 from veomni_hook.kernels.linear_cross_entropy.output import LazyLogits
-from veomni_hook.kernels.selection.process_choice import STATE, set_choice
-from veomni_hook.patches.code.document import Document
+from veomni_hook.kernels.selection.process_choice import set_choice
 from veomni_hook.patches.code.edit import Edit
 from veomni_hook.patches.idioms.linear_cross_entropy import find as idiom
-from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Site, SlotSpec, Status
 
 SLOT = "veomni_linear_cross_entropy_next_token"
@@ -98,17 +96,8 @@ def source(text):
 
 
 def site_of(text):
-    (found,) = idiom.find(ModuleView(Document(source(text))))
+    (found,) = sites_of(idiom, source(text))
     return found
-
-
-@pytest.fixture(autouse=True)
-def process_state():
-    held = (STATE.choice, STATE.active)
-    torch.manual_seed(0)
-    yield
-    STATE.choice, STATE.active = held
-    STATE.changed()
 
 
 ROUTED = {
@@ -280,7 +269,7 @@ def test_logits_are_rounded_where_upstream_rounds_them(name):
 def test_logits_that_a_cast_rounds_are_upstreams(backend):
     set_choice(f"linear_cross_entropy={backend}")
     text = source(tail("logits = self.lm_head(hidden).to(torch.bfloat16)", LOSS, RETURN))
-    upstream, routed = executed(text), executed(text, list(idiom.find(ModuleView(Document(text)))))
+    upstream, routed = executed(text), executed(text, sites_of(idiom, text))
     _, expected, gradients = run(upstream, state := upstream["Tiny"]().state_dict())
     model, got, same = run(routed, state)
     assert torch.equal(got.loss, expected.loss)
@@ -579,7 +568,7 @@ class Language:
 
 
 def test_other_losses_are_listed_too():
-    site, apart = idiom.find(ModuleView(Document(LISTED)))
+    site, apart = sites_of(idiom, LISTED)
     assert apart.target == "Language.compute" and "in another method than forward" in apart.reason
     assert site.target == "Detector.forward" and site.status is Status.MISSED and site.counted
     assert site.reason.startswith(idiom.NOT_CAUSAL) and "self.device, self.config, boxes=" in site.reason
@@ -600,7 +589,7 @@ def test_other_losses_are_listed_too():
 def test_a_head_that_is_a_linear_of_the_files_own(kind, reason):
     text = source(ROUTED["plain"]).replace("class Decoder", f"{kind}\n\n\nclass Decoder")
     text = text.replace("        self.heads", "        self.lm_head = Wide(8, 11)\n        self.heads")
-    (site,) = idiom.find(ModuleView(Document(text)))
+    (site,) = sites_of(idiom, text)
     assert site.status is (Status.ROUTED if reason is None else Status.MISSED)
     assert reason is None or f"self.lm_head is a {reason}" in site.reason
 

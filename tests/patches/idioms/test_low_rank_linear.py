@@ -7,11 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.patches.idioms.applied import spliced
-from veomni_hook.patches.code.document import Document
+from tests.patches.idioms.applied import sites_of, spliced
 from veomni_hook.patches.idioms import low_rank_linear as idiom
-from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.site import Site, Status
+from veomni_hook.patches.site import Status
 
 LAYER = '''
 class Adapted:
@@ -94,13 +92,9 @@ GUARD = """\
 """
 
 
-def sites(text: str) -> list[Site]:
-    return list(idiom.find(ModuleView(Document(text))))
-
-
 @pytest.mark.parametrize(("text", "deep"), [(LAYER, 3), (CONVERTING, 4)])
 def test_the_guard_is_in_front_of_the_layers_call(text, deep):
-    (site,) = sites(text)
+    (site,) = sites_of(idiom, text)
     assert (site.target, site.status, site.variant) == ("Adapted.forward", Status.ROUTED, "product_added")
     routed = spliced(text, [site])
     guard = GUARD.format(at=" " * 4 * deep)
@@ -141,7 +135,7 @@ def test_the_guard_is_in_front_of_the_layers_call(text, deep):
 )  # fmt: skip
 def test_other_code_is_a_miss_with_a_reason(old, new, reason):
     assert old in LAYER
-    (site,) = sites(LAYER.replace(old, new))
+    (site,) = sites_of(idiom, LAYER.replace(old, new))
     assert site.status is Status.MISSED and reason in site.reason
     assert not site.edits
 
@@ -151,7 +145,7 @@ def test_other_code_is_a_miss_with_a_reason(old, new, reason):
     [("B(A(drop(x))) * factor", "B(A(x)) * factor"), ("B(A(drop(x))) * factor", "factor * other(x)")],
 )
 def test_other_sums_are_no_candidates(old, new):
-    assert sites(LAYER.replace(old, new)) == []
+    assert sites_of(idiom, LAYER.replace(old, new)) == []
 
 
 @pytest.mark.parametrize(
@@ -169,6 +163,6 @@ def test_the_installed_peft_is_routed(module, targets):
         .with_suffix(".py")
         .read_text("utf-8")
     )
-    found = sites(text)
+    found = sites_of(idiom, text)
     assert [site.target for site in found] == targets
     assert all(site.status is Status.ROUTED for site in found)

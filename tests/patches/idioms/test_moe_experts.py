@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.kernels.matching import assert_matches
-from tests.patches.idioms.applied import executed, in_lines, spliced
+from tests.patches.idioms.applied import executed, in_lines, sites_of, spliced
 from tests.patches.idioms.experts_lookalikes import (
     BATCHED,
     GROUPED,
@@ -17,10 +17,8 @@ from tests.patches.idioms.experts_lookalikes import (
     OR_IDENTITY,
     SHARED,
 )
-from veomni_hook.kernels.selection.process_choice import STATE, set_choice
-from veomni_hook.patches.code.document import Document
+from veomni_hook.kernels.selection.process_choice import set_choice
 from veomni_hook.patches.idioms.moe_experts import find as moe_experts
-from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Site, Status
 
 COUNT, WIDTH, INNER, TOKENS, TOP_K = 5, 8, 6, 19, 3
@@ -29,20 +27,11 @@ GATED = LOOKALIKES["gated"].source
 
 @pytest.fixture(autouse=True)
 def _references():
-    held = STATE.choice
     set_choice("moe_experts=reference")
-    torch.manual_seed(0)
-    yield
-    STATE.choice = held
-    STATE.changed()
-
-
-def sites_of(source: str) -> list[Site]:
-    return list(moe_experts.find(ModuleView(Document(source))))
 
 
 def site_of(source: str) -> Site:
-    (site,) = sites_of(source)
+    (site,) = sites_of(moe_experts, source)
     return site
 
 
@@ -306,7 +295,7 @@ class {name}(nn.Module):
     ],
 )
 def test_candidates(name, make, counted):
-    sites = sites_of(HEAD + CANDIDATE.format(name=name, make=make))
+    sites = sites_of(moe_experts, HEAD + CANDIDATE.format(name=name, make=make))
     assert [site.target for site in sites] == [f"{name}.forward"] * counted
     assert all(site.status is Status.MISSED and site.reason for site in sites)
 

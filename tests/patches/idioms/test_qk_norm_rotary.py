@@ -10,13 +10,12 @@ import pytest
 import torch
 
 from tests.kernels.matching import gradients
-from tests.patches.idioms.applied import executed, in_lines, spliced
-from veomni_hook.kernels.selection.process_choice import get_choice, set_choice
+from tests.patches.idioms.applied import executed, in_lines, sites_of, spliced
+from veomni_hook.kernels.selection.process_choice import set_choice
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.engine import Origin, patch_source
 from veomni_hook.patches.idioms import qk_norm_rotary
 from veomni_hook.patches.idioms.recognise import idioms, recognise
-from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Status
 
 SLOT = "veomni_qk_norm_rotary_weight_before_cast_half_split"
@@ -146,21 +145,10 @@ def module(body):
     return HEAD + textwrap.indent(body, " " * 8) + "\n"
 
 
-def found(source):
-    return list(qk_norm_rotary.find(ModuleView(Document(source, "lookalike"))))
-
-
-@pytest.fixture(autouse=True)
-def choice():
-    before = get_choice()
-    yield
-    set_choice(before)
-
-
 @pytest.mark.parametrize("form", FORMS)
 def test_forms_are_routed(form):
     body, said = FORMS[form]
-    (site,) = found(module(body))
+    (site,) = sites_of(qk_norm_rotary, module(body))
     assert (site.status, site.target, site.reason) == (Status.ROUTED, "Attention.forward", "")
     assert site.variant == "weight_before_cast_half_split"
     assert {"Scale.forward", "apply_rope"} <= {*site.relies_on}
@@ -176,7 +164,7 @@ def test_forms_are_routed(form):
 def test_the_guard_computes_what_upstream_does(form, flag):
     """Alone, and with the routes of norms and rotary functions in the same text."""
     source = module(FORMS[form][0])
-    alone = found(source)
+    alone = sites_of(qk_norm_rotary, source)
     for sites, others in ((alone, 0), (recognise(Document(source, "lookalike")), 2)):
         assert len({site.op for site in sites}) == 1 + others
         made = executed(source, sites)
@@ -212,7 +200,8 @@ def assert_equal(one, other):
 
 def test_a_hook_on_a_norm_brings_upstreams_code_back():
     made = executed(
-        module(FORMS["norm, then transposed"][0]), found(module(FORMS["norm, then transposed"][0]))
+        module(FORMS["norm, then transposed"][0]),
+        sites_of(qk_norm_rotary, module(FORMS["norm, then transposed"][0])),
     )
     attention, calls = made["Attention"](), []
     set_choice("reference")
@@ -227,13 +216,13 @@ def test_a_hook_on_a_norm_brings_upstreams_code_back():
 @pytest.mark.parametrize("form", MISSES)
 def test_near_misses_say_why(form):
     body, reason = MISSES[form]
-    (site,) = found(module(body))
+    (site,) = sites_of(qk_norm_rotary, module(body))
     assert site.status is Status.MISSED and reason in site.reason and not site.edits
 
 
 @pytest.mark.parametrize("form", NO_CANDIDATES)
 def test_no_candidates(form):
-    assert not found(module(NO_CANDIDATES[form]))
+    assert not sites_of(qk_norm_rotary, module(NO_CANDIDATES[form]))
 
 
 def test_a_file_without_rotary_functions_costs_one_search():
@@ -244,8 +233,9 @@ def test_a_file_without_rotary_functions_costs_one_search():
 
 @pytest.mark.parametrize("weight", ["self.gain.to(x.device)", "self.parts[0]"])
 def test_operands_that_are_no_attributes(weight):
-    (site,) = found(
-        module(FORMS["norm, then transposed"][0]).replace("(self.gain * wide)", f"({weight} * wide)")
+    (site,) = sites_of(
+        qk_norm_rotary,
+        module(FORMS["norm, then transposed"][0]).replace("(self.gain * wide)", f"({weight} * wide)"),
     )
     assert site.status is Status.MISSED
 
@@ -253,7 +243,7 @@ def test_operands_that_are_no_attributes(weight):
 def test_qwen3():
     upstream = importlib.util.find_spec("transformers.models.qwen3.modeling_qwen3")
     source = Path(upstream.origin).read_text(encoding="utf-8")
-    (site,) = found(source)
+    (site,) = sites_of(qk_norm_rotary, source)
     assert (site.target, site.variant) == ("Qwen3Attention.forward", "cast_before_weight_half_split")
     assert site.captures == {
         "q_norm": "self.q_norm",

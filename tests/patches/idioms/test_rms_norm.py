@@ -7,25 +7,19 @@ import pytest
 import torch
 
 from tests.kernels.matching import TOLERANCE, close
-from tests.patches.idioms.applied import executed, spliced
+from tests.patches.idioms.applied import executed, sites_of, spliced
 from tests.patches.idioms.norm_lookalikes import FORMULAS, HEAD, HELPER, NEAR, NORM_METHOD, near, norm
 from veomni_hook.kernels.rms_norm.variants import OP
-from veomni_hook.kernels.selection.process_choice import get_choice, set_choice
-from veomni_hook.patches.code.document import Document
+from veomni_hook.kernels.selection.process_choice import set_choice
 from veomni_hook.patches.idioms import rms_norm
-from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Site, Status
 
 CASES = [(variant, number) for variant, spellings in FORMULAS.items() for number in range(len(spellings))]
 DTYPES = [(torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16), (torch.bfloat16, torch.float32)]
 
 
-def sites(text: str) -> list[Site]:
-    return list(rms_norm.find(ModuleView(Document(text))))
-
-
 def only(text: str) -> Site:
-    (site,) = sites(text)
+    (site,) = sites_of(rms_norm, text)
     return site
 
 
@@ -35,10 +29,7 @@ def module(variant: str, number: int) -> str:
 
 @pytest.fixture
 def _references():
-    before = get_choice()
     set_choice("rms_norm=reference")
-    yield
-    set_choice(before)
 
 
 @pytest.mark.parametrize(("variant", "number"), CASES)
@@ -241,7 +232,7 @@ def test_a_helper_that_a_class_of_the_file_overrides():
 
 def test_an_inherited_forward_counts_with_its_parent():
     text = module("cast_before_weight", 0) + "class OtherRMSNorm(SomeRMSNorm):\n    pass\n"
-    assert [site.target for site in sites(text)] == ["SomeRMSNorm.forward"]
+    assert [site.target for site in sites_of(rms_norm, text)] == ["SomeRMSNorm.forward"]
 
 
 @pytest.mark.parametrize(
@@ -261,7 +252,7 @@ def test_an_inherited_forward_counts_with_its_parent():
     ],
 )
 def test_candidates_by_structure(forward, count):
-    assert len(sites(norm(forward).replace("SomeRMSNorm", "Scale"))) == count
+    assert len(sites_of(rms_norm, norm(forward).replace("SomeRMSNorm", "Scale"))) == count
 
 
 def test_candidates_by_name():
@@ -269,8 +260,8 @@ def test_candidates_by_name():
         only(HEAD + "class GatedRMSNorm:\n    def forward(self, x):\n        return self.norm(x)\n").status
         is Status.MISSED
     )
-    assert not sites(HEAD + "class RMSNorm(Base):\n    pass\n")
-    assert not sites(HEAD + "class LayerNorm:\n    def forward(self, x):\n        return x\n")
+    assert not sites_of(rms_norm, HEAD + "class RMSNorm(Base):\n    pass\n")
+    assert not sites_of(rms_norm, HEAD + "class LayerNorm:\n    def forward(self, x):\n        return x\n")
 
 
 def test_a_form_that_is_not_known_says_why():

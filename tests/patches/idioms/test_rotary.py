@@ -8,16 +8,15 @@ from importlib.resources import files
 import pytest
 import torch
 
+from tests.patches.idioms.applied import sites_of
 from veomni_hook.kernels.rotary import reference
 from veomni_hook.kernels.rotary.variants import OP as DECLARED
 from veomni_hook.kernels.selection.declaration import Kernel
-from veomni_hook.kernels.selection.process_choice import STATE, set_choice
+from veomni_hook.kernels.selection.process_choice import set_choice
 from veomni_hook.kernels.selection.registry import registry
 from veomni_hook.kernels.slot.arguments import binder_for
-from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.graph import reference_names
 from veomni_hook.patches.idioms import rotary
-from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Status
 
 HALVES = """
@@ -50,7 +49,7 @@ MODULE = HEAD + HALVES + APPLY + ATTENTION
 
 
 def sites(text):
-    return list(rotary.find(ModuleView(Document(text))))
+    return sites_of(rotary, text)
 
 
 def candidates(text):
@@ -86,11 +85,8 @@ def chosen(monkeypatch):
 
     for name in DECLARED.variants:
         monkeypatch.setattr(reference, name, recording(name, getattr(reference, name)))
-    before = STATE.choice
     set_choice("rotary=reference")
-    yield taken
-    STATE.choice = before
-    STATE.changed()
+    return taken
 
 
 # Recognition

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from tests.kernels.matching import close
-from tests.patches.idioms.applied import executed, spliced
-from veomni_hook.kernels.selection.process_choice import STATE, set_choice
+from tests.patches.idioms.applied import executed, sites_of, spliced
+from veomni_hook.kernels.selection.process_choice import set_choice
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.idioms.linear_cross_entropy import find as linear_cross_entropy
 from veomni_hook.patches.idioms.linear_cross_entropy import sequence_classification as idiom
@@ -57,17 +57,8 @@ def source(tail):
 
 
 def site_of(tail):
-    (found,) = idiom.find(ModuleView(Document(source(tail))))
+    (found,) = sites_of(idiom, source(tail))
     return found
-
-
-@pytest.fixture(autouse=True)
-def process_state():
-    held = (STATE.choice, STATE.active)
-    torch.manual_seed(0)
-    yield
-    STATE.choice, STATE.active = held
-    STATE.changed()
 
 
 def inputs():
@@ -253,9 +244,7 @@ def test_a_name_of_the_forwards_own_is_left_alone():
 
 
 def test_the_first_position_is_no_candidate():
-    assert not list(
-        idiom.find(ModuleView(Document(source(TAIL.replace(PICK, "pooled_logits = logits[:, 0]")))))
-    )
+    assert not list(sites_of(idiom, source(TAIL.replace(PICK, "pooled_logits = logits[:, 0]"))))
 
 
 def test_locals_may_have_other_names():
@@ -265,7 +254,7 @@ def test_locals_may_have_other_names():
     )
     text = text.replace("logits = self", "scores = self").replace("logits[torch", "scores[torch")
     text = text.replace("logits=logits", "logits=scores").replace("logits.", "scores.")
-    (site,) = idiom.find(ModuleView(Document(text)))
+    (site,) = sites_of(idiom, text)
     assert site.status is Status.ROUTED, site.reason
     assert site.captures["logits"] == "scores"
 
@@ -274,4 +263,4 @@ def test_each_forward_is_listed_once():
     view = ModuleView(Document(source(TAIL)))
     assert not list(linear_cross_entropy.find(view))
     plain = MODULE.replace("{tail}", "        loss, pooled_logits = None, hidden")
-    assert not list(idiom.find(ModuleView(Document(plain))))
+    assert not sites_of(idiom, plain)

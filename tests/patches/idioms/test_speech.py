@@ -10,16 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from tests.patches.idioms.applied import executed
+from tests.patches.idioms.applied import executed, sites_of
 from veomni_hook import PatchConfig
 from veomni_hook.errors import SpeechError, VeomniHookWarning
 from veomni_hook.multimodal import speech
-from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.engine import Origin, patch_source
+from veomni_hook.patches.idioms import speech as speech_idiom
 from veomni_hook.patches.idioms.recognise import SPEECH
-from veomni_hook.patches.idioms.speech import find
-from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.site import Site, Status
+from veomni_hook.patches.site import Status
 
 MODEL = '''
 import torch
@@ -89,10 +87,6 @@ class Config:
         self.width = 4096
 
 
-def sites_of(source: str) -> list[Site]:
-    return list(find(ModuleView(Document(source))))
-
-
 def patched_class(source: str = MODEL) -> Any:
     scope = {"__name__": "lookalike"}
     exec(patched(source), scope)
@@ -109,7 +103,7 @@ def nothing_said():
 
 
 def test_four_places_and_one_candidate():
-    sites = sites_of(MODEL)
+    sites = sites_of(speech_idiom, MODEL)
     assert {(site.status, site.variant) for site in sites} == {(Status.ROUTED, "left_out")}
     counted = [site.target for site in sites if site.counted]
     others = [site.target for site in sites if not site.counted]
@@ -258,7 +252,7 @@ def test_other_code_is_refused_with_a_reason(reason):
     old, new = DIFFERENT[reason]
     source = MODEL.replace(old, new)
     assert source != MODEL
-    (site,) = sites_of(source)
+    (site,) = sites_of(speech_idiom, source)
     assert reason in site.reason and site.counted
     assert site.status is (Status.MISSED if "no __init__" in reason else Status.REFUSED)
 
@@ -283,7 +277,7 @@ def test_the_field_itself_may_decide():
 
 
 def test_a_class_without_such_parts_is_no_candidate():
-    assert sites_of(MODEL.partition("class Model")[0]) == []
+    assert sites_of(speech_idiom, MODEL.partition("class Model")[0]) == []
 
 
 def test_a_config_may_replace_one_of_the_places():
