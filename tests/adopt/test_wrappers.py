@@ -11,7 +11,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def facts(tmp_path_factory):
-    return facts_of("facts_of_wrappers.py", tmp_path_factory.mktemp("wrapped") / "cache", limit=900)
+    return facts_of("facts_of_wrappers.py", tmp_path_factory.mktemp("wrapped") / "cache")
 
 
 def test_the_callback_adopts_the_trainers_model(facts):

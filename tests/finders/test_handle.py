@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 
-from tests.finders.conftest import ROOT, TINY
+from tests.finders.conftest import TINY
+from tests.processes import outputs, started
 from veomni_hook.finders.targets import LAYERS, SHARED, TRAINING
 
 FRESH = f"""
@@ -118,14 +115,9 @@ def test_modules_imported_too_early_are_named_with_the_remedy(python):
 @pytest.mark.slow
 def test_what_all_models_share_is_named_by_what_models_lose():
     """Nobody who has imported a configuration knows `transformers.configuration_utils`."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("VEOMNI_")}
     code = "from transformers import AutoConfig, AutoTokenizer\nimport veomni_hook.install"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**environment, "VEOMNI_CACHE_DIR": "/dev/null"},
-        cwd=ROOT, capture_output=True, text=True, check=True, timeout=600,
-    )  # fmt: skip
-    (said,) = (line for line in done.stderr.splitlines() if "AlreadyImportedWarning" in line)
+    _, errors = outputs(started("-c", code, cache="/dev/null"))
+    (said,) = (line for line in errors.splitlines() if "AlreadyImportedWarning" in line)
     assert "transformers imported too early. Models lose: under `auto`, kernels for experts and for " in said
     assert "transformers.configuration_utils" not in said and "unpatched" not in said
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from transformers import dynamic_module_utils
 
 from tests.finders import facts_of_remote_code
 from tests.finders.conftest import DATA, ROOT
+from tests.processes import outputs, started
 
 SCRIPT = Path(__file__).with_name("facts_of_remote_code.py")
 REPOSITORY = DATA / "remote_repo"
@@ -35,27 +35,15 @@ def runs(tmp_path_factory):
     running = {}
     for mode, variables in MODELS.items():
         folder = copied(base / mode)
-        environment = {k: v for k, v in os.environ.items() if not k.startswith("VEOMNI_")} | {
-            "PYTHONPATH": os.pathsep.join(map(str, (DATA / "configs", ROOT))),
-            "VEOMNI_CACHE_DIR": str(folder / "cache"),
-            "HF_HOME": str(folder / "hf"),
-            "HF_HUB_OFFLINE": "1",
-            "OMP_NUM_THREADS": "1",
-            **variables,
-        }
-        running[mode] = subprocess.Popen(
-            [sys.executable, SCRIPT, mode, folder / "pebble-repo", folder / "saved"],
-            env=environment,
-            cwd=folder,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        running[mode] = started(
+            SCRIPT, mode, folder / "pebble-repo", folder / "saved", cwd=folder, cache=folder / "cache",
+            PYTHONPATH=os.pathsep.join(map(str, (DATA / "configs", ROOT))), HF_HOME=str(folder / "hf"), **variables,
+        )  # fmt: skip
     plain = unpatched(copied(base / "plain"))
-    outputs = {mode: process.communicate(timeout=400) for mode, process in running.items()}
+    found = {}
     for mode, process in running.items():
-        assert process.returncode == 0, outputs[mode][1]
-    found = {mode: (json.loads(out.splitlines()[-1]), errors) for mode, (out, errors) in outputs.items()}
+        out, errors = outputs(process)
+        found[mode] = json.loads(out.splitlines()[-1]), errors
     return {"plain": (plain, ""), **found}
 
 

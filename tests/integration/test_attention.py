@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests import processes
 from tests.once import once
 
 SCRIPT = Path(__file__).with_name("facts_of_attention.py")
@@ -34,26 +30,10 @@ def compiled(tmp_path_factory):
     return facts_of("compiled", tmp_path_factory)
 
 
-def facts_of(mode: str, tmp_path_factory: pytest.TempPathFactory, **variables: str) -> dict[str, Any]:
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("VEOMNI_")}
-    environment |= {
-        "VEOMNI_CACHE_DIR": str(tmp_path_factory.mktemp("cache")),
-        "PYTHONPATH": str(Path(__file__).parents[2]),
-        "HF_HUB_OFFLINE": "1",
-        "OMP_NUM_THREADS": "1",
-        **variables,
-    }
-    finished = subprocess.run(
-        [sys.executable, str(SCRIPT), mode],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
+def facts_of(mode, tmp_path_factory, **variables):
+    return processes.facts(
+        processes.started(SCRIPT, mode, cache=tmp_path_factory.mktemp("cache"), **variables)
     )
-    assert finished.returncode == 0, finished.stderr[-4000:]
-    found: dict[str, Any] = json.loads(finished.stdout.splitlines()[-1])
-    return found
 
 
 @pytest.mark.slow

@@ -3,34 +3,22 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.integration import facts_of_expert_checkpoints
+from tests.processes import facts as facts_of
+from tests.processes import started
 
 SCRIPT = Path(__file__).with_name("facts_of_expert_checkpoints.py")
 
 
 @pytest.fixture(scope="module")
 def facts(tmp_path_factory):
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("VEOMNI_")}
-    environment |= {
-        "VEOMNI_CACHE_DIR": str(tmp_path_factory.mktemp("cache")),
-        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), environment.get("PYTHONPATH", "")]),
-        "HF_HUB_OFFLINE": "1",
-        "OMP_NUM_THREADS": "1",
-    }
-    running = subprocess.Popen(
-        [sys.executable, str(SCRIPT)], env=environment, stdout=subprocess.PIPE, text=True
-    )
+    running = started(SCRIPT, cache=tmp_path_factory.mktemp("cache"))
     plain = json.loads(json.dumps(facts_of_expert_checkpoints.facts()))
-    output = running.communicate(timeout=400)[0]
-    assert running.returncode == 0
-    return {"plain": plain, "patched": json.loads(output.splitlines()[-1])}
+    return {"plain": plain, "patched": facts_of(running)}
 
 
 def test_whole_checkpoints_load_and_are_saved_bit_by_bit(facts):

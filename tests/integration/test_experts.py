@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.integration import facts_of_experts
+from tests.processes import facts as facts_of
+from tests.processes import started
 
 SCRIPT = Path(__file__).with_name("facts_of_experts.py")
 #: In every supported release.
@@ -38,25 +36,11 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def facts(folder):
-    found: dict[str, Any] = json.loads(run(folder))
+    # Everything else as upstream computes it.
+    kernels = "eager,moe_experts=torch,moe_router=torch,load_balancing_loss=torch"
+    found = facts_of(started(SCRIPT, folder, cache=folder / "cache", VEOMNI_KERNELS=kernels))
     assert len(found) >= len(FAMILIES)
     return found
-
-
-def run(folder: Path) -> str:
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("VEOMNI_")}
-    environment |= {
-        "VEOMNI_CACHE_DIR": str(folder / "cache"),
-        # Everything else as upstream computes it.
-        "VEOMNI_KERNELS": "eager,moe_experts=torch,moe_router=torch,load_balancing_loss=torch",
-        "PYTHONPATH": str(Path(__file__).parents[2]),
-        "HF_HUB_OFFLINE": "1",
-        "OMP_NUM_THREADS": "1",
-    }
-    command = [sys.executable, str(SCRIPT), str(folder)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()[-1]
 
 
 def test_loss_logits_and_all_gradients_are_upstreams(facts):

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.processes import facts as facts_of
+from tests.processes import started
 
 SCRIPT = Path(__file__).with_name("facts_of_experts_implementation.py")
 
@@ -18,22 +17,9 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def facts(tmp_path_factory):
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("VEOMNI_")}
-    environment |= {
-        "VEOMNI_CACHE_DIR": str(tmp_path_factory.mktemp("cache")),
-        "PYTHONPATH": str(Path(__file__).parents[2]),
-        "HF_HUB_OFFLINE": "1",
-        "OMP_NUM_THREADS": "1",
-    }
-    running = {
-        mode: subprocess.Popen(
-            [sys.executable, str(SCRIPT), mode], env=environment, stdout=subprocess.PIPE, text=True
-        )
-        for mode in ("early", "late")
-    }
-    outputs = {mode: process.communicate(timeout=400)[0] for mode, process in running.items()}
-    assert {mode: process.returncode for mode, process in running.items()} == {"early": 0, "late": 0}
-    return {mode: json.loads(output.splitlines()[-1]) for mode, output in outputs.items()}
+    cache = tmp_path_factory.mktemp("cache")
+    running = {mode: started(SCRIPT, mode, cache=cache) for mode in ("early", "late")}
+    return {mode: facts_of(process) for mode, process in running.items()}
 
 
 def test_the_default_is_there_and_no_choice(facts):

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.integration import facts_of_masks
+from tests.processes import outputs, started
 
 TOO_EARLY = "imported too early"
 SCRIPT = Path(__file__).with_name("facts_of_masks.py")
@@ -23,30 +21,13 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def facts(tmp_path_factory):
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("VEOMNI_")}
-    environment |= {
-        "VEOMNI_CACHE_DIR": str(tmp_path_factory.mktemp("cache")),
-        "PYTHONPATH": str(Path(__file__).parents[2]),
-        "HF_HUB_OFFLINE": "1",
-        "OMP_NUM_THREADS": "1",
-    }
-    running = {
-        mode: subprocess.Popen(
-            [sys.executable, str(SCRIPT), mode],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for mode in ("hook", "late")
-    }
-    plain = facts_of_masks.found("plain")
-    outputs = {mode: process.communicate(timeout=600) for mode, process in running.items()}
-    assert {mode: process.returncode for mode, process in running.items()} == dict.fromkeys(running, 0)
-    return {
-        "plain": plain,
-        **{mode: json.loads(out.splitlines()[-1]) | {"told": told} for mode, (out, told) in outputs.items()},
-    }
+    cache = tmp_path_factory.mktemp("cache")
+    running = {mode: started(SCRIPT, mode, cache=cache) for mode in ("hook", "late")}
+    found = {"plain": facts_of_masks.found("plain")}
+    for mode, process in running.items():
+        out, told = outputs(process)
+        found[mode] = json.loads(out.splitlines()[-1]) | {"told": told}
+    return found
 
 
 def test_attention_gets_a_mask_only_where_it_needs_one(facts):

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.parallel.ranks import ROOT, Ranks
+from tests.processes import outputs, started
 
 SEQUENCES = ["plain_loop.py", "trainer.py", "accelerate_loop.py"]
 
@@ -50,25 +48,7 @@ def test_those_tests_can_fail(ranks, tmp_path):
 )
 def test_under_torchrun(tmp_path, script, setting):
     output = tmp_path / "losses.json"
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("VEOMNI_")}
     path = ROOT / "examples" / "parallel" / script
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"),
-            *(str(path), "--steps", "3", "--output", str(output)),
-        ],
-        env={
-            **environment,
-            "PYTHONPATH": str(ROOT),
-            "OMP_NUM_THREADS": "1",
-            "HF_HUB_OFFLINE": "1",
-            "VEOMNI_PARALLEL": setting,
-        },
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    launched = *("-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"), path
+    outputs(started(*launched, "--steps", "3", "--output", output, cwd=tmp_path, VEOMNI_PARALLEL=setting))
     assert len(json.loads(output.read_text())) == 3

@@ -4,10 +4,7 @@ import ast
 import gc
 import inspect
 import json
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +15,8 @@ import transformers
 from tests.once import once
 from tests.patches.idioms.applied import in_lines, sites_of, spliced
 from tests.patches.idioms.layer_loops import CALL, DECODER, EMBEDDINGS, changed
+from tests.processes import facts as facts_of
+from tests.processes import started
 from veomni_hook.finders.build import patch_with_idioms
 from veomni_hook.finders.upstream import Upstream
 from veomni_hook.patches.code.document import Document
@@ -447,22 +446,7 @@ def test_coverage_counts_refusals_in_a_column_of_their_own():
 def test_the_layers_of_six_families_work_on_each_position_by_itself(broken, tmp_path):
     """With attention that does not mix positions, parts of the positions give parts of the result."""
     script = Path(__file__).with_name("facts_of_layer_loops.py")
-    environment = {
-        **os.environ,
-        "VEOMNI_PARALLEL": "sp=2",
-        "VEOMNI_CACHE_DIR": str(tmp_path),
-        "OMP_NUM_THREADS": "1",
-    }
-    done = subprocess.run(
-        [sys.executable, str(script), *FAMILIES, broken],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    facts = json.loads(done.stdout.splitlines()[-1])
+    facts = facts_of(started(script, *FAMILIES, broken, cache=tmp_path, VEOMNI_PARALLEL="sp=2"))
     assert {*facts} == {*FAMILIES}
     for family, (error, cut, joined) in facts.items():
         assert (cut, joined) == (3, 3), family
