@@ -250,9 +250,7 @@ def _module(text: str) -> Iterator[types.ModuleType]:
 #: Arguments of constructors, by the class.
 _SIZES = {
     "SomeRMSNorm": (8,),
-    "SomeMLP": (6, 8),
     "BankExperts": (4, 6, 5),
-    "SomeRouter": (6,),
     "SomeForCausalLM": (8,),
 }
 
