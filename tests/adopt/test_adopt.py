@@ -29,13 +29,10 @@ OPS = {
         f"load_balancing_loss/{BALANCING}",
     },
     "gemma3_text": {
-        LOSS,
-        "rms_norm/one_plus_weight",
-        "add_rms_norm/one_plus_weight",
-        "rotary/half_split",
+        LOSS, "rms_norm/one_plus_weight", "add_rms_norm/one_plus_weight", "rotary/half_split",
         "qk_norm_rotary/one_plus_weight_half_split",
     },
-}
+}  # fmt: skip
 CLOSE = 5e-6
 
 

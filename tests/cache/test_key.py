@@ -20,15 +20,9 @@ from veomni_hook.cache import key
 from veomni_hook.patterns import PATTERN_FILES, pattern_source
 
 FIELDS: dict[str, Any] = {
-    "module": "pkg.mod",
-    "upstream": b"a = 1\n",
-    "engine": "e1",
-    "settings": {"device": "gpu", "x": "y"},
-    "config_names": ("one", "two"),
-    "inprocess": (("mine", "d1"),),
-    "distribution": "pkg",
-    "version": "1.0",
-}
+    "module": "pkg.mod", "upstream": b"a = 1\n", "engine": "e1", "settings": {"device": "gpu", "x": "y"},
+    "config_names": ("one", "two"), "inprocess": (("mine", "d1"),), "distribution": "pkg", "version": "1.0",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -126,21 +120,9 @@ def test_engine_digest_follows_the_formulas_that_idioms_match(copied):
 
 # Together they have a candidate of every op, and every pattern is tried on one of them.
 FAMILIES = (
-    "cohere",
-    "deepseek_v3",
-    "deepseek_v32",
-    "deepseek_v4",
-    "gemma3",
-    "glm4_moe",
-    "gpt_oss",
-    "jamba",
-    "longcat_flash",
-    "mixtral",
-    "qwen2_moe",
-    "qwen3",
-    "qwen3_moe",
-    "qwen3_vl",
-)
+    "cohere", "deepseek_v3", "deepseek_v32", "deepseek_v4", "gemma3", "glm4_moe", "gpt_oss", "jamba",
+    "longcat_flash", "mixtral", "qwen2_moe", "qwen3", "qwen3_moe", "qwen3_vl",
+)  # fmt: skip
 _READS = """
 import sys
 

@@ -96,13 +96,10 @@ def test_key_that_leads_elsewhere_is_a_miss_and_not_stored(store, root, publish,
 @pytest.mark.parametrize(
     "changes",
     [
-        {"module": "pkg..mod"},
-        {"module": "pkg.../../mod"},
-        {"version": "../../x"},
-        {"distribution": "/etc"},
+        {"module": "pkg..mod"}, {"module": "pkg.../../mod"}, {"version": "../../x"}, {"distribution": "/etc"},
         {"patch_hash": ""},
     ],
-)
+)  # fmt: skip
 def test_odd_names_are_not_stored(store, root, publish, changes):
     answer = publish(store, **changes)
     assert isinstance(answer, NotStored)
@@ -203,14 +200,8 @@ def test_file_of_another_user_is_a_miss(store, root, publish, give_away, name):
 
 
 FOLDERS = [
-    "",
-    "keys",
-    "pkg-1.2.3",
-    ENTRY,
-    f"{ENTRY}/models",
-    f"{ENTRY}/models/one",
-    str(Path(BYTECODE).parent),
-]
+    "", "keys", "pkg-1.2.3", ENTRY, f"{ENTRY}/models", f"{ENTRY}/models/one", str(Path(BYTECODE).parent),
+]  # fmt: skip
 
 
 def _swap_for_link(folder: Path) -> None:

@@ -163,19 +163,11 @@ def refused(converter, name: str, tensor: torch.Tensor, match: str) -> None:
 @pytest.mark.parametrize(
     "rest",
     [
-        "gate_up_proj_bias",
-        "gate_up_proj.weight",
-        "down_proj_scale_inv",
-        "0.gate_proj.bias",
-        "0.gate_proj.weight_scale_inv",
-        "0.gate_up_proj.weight",
-        "00.gate_proj.weight",
-        "-1.gate_proj.weight",
-        "first.gate_proj.weight",
-        "0.w4.weight",
-        "0.lora_A.weight",
+        "gate_up_proj_bias", "gate_up_proj.weight", "down_proj_scale_inv", "0.gate_proj.bias",
+        "0.gate_proj.weight_scale_inv", "0.gate_up_proj.weight", "00.gate_proj.weight", "-1.gate_proj.weight",
+        "first.gate_proj.weight", "0.w4.weight", "0.lora_A.weight",
     ],
-)
+)  # fmt: skip
 def test_names_that_are_not_understood(rest: str) -> None:
     name = f"{MODULES[0]}.{rest}"
     refused(checkpoints.from_any(SIZES), name, torch.zeros(6, 8), "is not the name of an expert tensor")
@@ -185,14 +177,10 @@ def test_names_that_are_not_understood(rest: str) -> None:
 @pytest.mark.parametrize(
     ("rest", "shape"),
     [
-        ("gate_up_proj", (3, 12, 9)),
-        ("gate_up_proj", (4, 12, 8)),
-        ("gate_up_proj", (36, 8)),
-        ("gate_up_proj", (3, 6, 8)),
-        ("down_proj", (3, 12, 8)),
-        ("down_proj", (2, 8, 6)),
+        ("gate_up_proj", (3, 12, 9)), ("gate_up_proj", (4, 12, 8)), ("gate_up_proj", (36, 8)),
+        ("gate_up_proj", (3, 6, 8)), ("down_proj", (3, 12, 8)), ("down_proj", (2, 8, 6)),
     ],
-)
+)  # fmt: skip
 def test_fused_shapes_that_are_not_understood(factory, rest: str, shape: tuple[int, ...]) -> None:
     tensor = torch.zeros(shape)
     refused(factory(SIZES), f"{MODULES[0]}.{rest}", tensor, "has an unknown shape")
@@ -274,12 +262,8 @@ def test_experts_of_one_parameter_are_of_one_dtype_and_device() -> None:
 
 @pytest.mark.parametrize(
     "held",
-    [
-        torch.empty(3, 12, 8, device="meta"),
-        torch.empty(3, 12, 8, dtype=torch.float16),
-        torch.empty(3, 8, 12),
-    ],
-)
+    [torch.empty(3, 12, 8, device="meta"), torch.empty(3, 12, 8, dtype=torch.float16), torch.empty(3, 8, 12)],
+)  # fmt: skip
 def test_memory_that_does_not_fit(held: torch.Tensor) -> None:
     name = f"{MODULES[0]}.gate_up_proj"
     converter = checkpoints.from_any(SIZES, into={name: held})

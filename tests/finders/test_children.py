@@ -126,18 +126,13 @@ HOOKED, PLAIN = "103", "3"
 @pytest.mark.parametrize(
     ("start", "install", "expected", "with_children"),
     [
-        ("subprocess", "top", PLAIN, HOOKED),
-        ("subprocess", "main", PLAIN, HOOKED),
-        ("spawn", "top", HOOKED, HOOKED),
-        ("spawn", "main", PLAIN, HOOKED),
-        ("forkserver", "top", HOOKED, HOOKED),
-        ("forkserver", "main", PLAIN, HOOKED),
-        ("fork", "top", HOOKED, HOOKED),
-        ("fork", "main", HOOKED, HOOKED),
-        ("os.fork", "main", HOOKED, HOOKED),
-        ("deaf", "top", PLAIN, PLAIN),
+        ("subprocess", "top", PLAIN, HOOKED), ("subprocess", "main", PLAIN, HOOKED),
+        ("spawn", "top", HOOKED, HOOKED), ("spawn", "main", PLAIN, HOOKED),
+        ("forkserver", "top", HOOKED, HOOKED), ("forkserver", "main", PLAIN, HOOKED),
+        ("fork", "top", HOOKED, HOOKED), ("fork", "main", HOOKED, HOOKED),
+        ("os.fork", "main", HOOKED, HOOKED), ("deaf", "top", PLAIN, PLAIN),
     ],
-)
+)  # fmt: skip
 def test_who_inherits(python, tmp_path, start, install, expected, with_children):
     (tmp_path / "work.py").write_text(
         f"def work(_):\n    from {TINY} import TinyNorm\n    return TinyNorm().forward(1)\n"

@@ -16,16 +16,10 @@ from veomni_hook.settings import Settings
 
 #: Another value than the default, of settings that are not booleans.
 OTHER = {
-    "cache_dir": "elsewhere",
-    "deterministic": "batch_invariant",
-    "device": "npu",
-    "dump_dir": "elsewhere",
-    "kernels": "eager",
-    "parallel": "sp=2,ep=2",
-    "patches": ("an_extra_patch",),
-    "plugins": "none",
+    "cache_dir": "elsewhere", "deterministic": "batch_invariant", "device": "npu", "dump_dir": "elsewhere",
+    "kernels": "eager", "parallel": "sp=2,ep=2", "patches": ("an_extra_patch",), "plugins": "none",
     "traceback": "full",
-}
+}  # fmt: skip
 #: Modules of which each of these settings changes one.
 MODULES = (
     "transformers.models.qwen2_5_omni.modeling_qwen2_5_omni",

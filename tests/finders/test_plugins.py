@@ -93,17 +93,10 @@ def test_what_is_stored_without_it_is_what_a_process_without_plugins_stores(inst
 @pytest.mark.parametrize(
     ("plugins", "shown"),
     [
-        (None, "103"),
-        ("1", "103"),
-        ("all", "103"),
-        ("0", "3"),
-        ("none", "3"),
-        ("good_dist", "103"),
-        ("Good.Dist-patches", "103"),
-        ("bad", "3"),
-        ("bad, good-dist", "103"),
+        (None, "103"), ("1", "103"), ("all", "103"), ("0", "3"), ("none", "3"), ("good_dist", "103"),
+        ("Good.Dist-patches", "103"), ("bad", "3"), ("bad, good-dist", "103"),
     ],
-)
+)  # fmt: skip
 def test_the_setting_says_which_are_in_force(installed, plugins, shown):
     bad = ("bad", "bad_config", "import builtins; builtins.BAD = 1\nconfigs = []\n")
     code = f"{HOOK}{SHOW}\nimport builtins; print(hasattr(builtins, 'BAD'))"

@@ -14,15 +14,8 @@ from tests.processes import started
 SCRIPT = Path(__file__).with_name("facts_of_experts.py")
 #: In every supported release.
 FAMILIES = {
-    "qwen3_moe",
-    "qwen2_moe",
-    "olmoe",
-    "mixtral",
-    "gpt_oss",
-    "deepseek_v3",
-    "glm4_moe",
-    "qwen3_vl_moe",
-}
+    "qwen3_moe", "qwen2_moe", "olmoe", "mixtral", "gpt_oss", "deepseek_v3", "glm4_moe", "qwen3_vl_moe",
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

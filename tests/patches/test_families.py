@@ -14,19 +14,9 @@ from veomni_hook.patches.render import header
 
 #: Guards of every op, one in the else of another, expressions in decorators, edits in long lines.
 FAMILIES = (
-    "afmoe",
-    "beam",
-    "deepseek_v3",
-    "flava",
-    "gemma3",
-    "gemma3n",
-    "glm4_moe",
-    "gpt_oss",
-    "jamba",
-    "llama",
-    "qwen3",
-    "qwen3_moe",
-)
+    "afmoe", "beam", "deepseek_v3", "flava", "gemma3", "gemma3n", "glm4_moe", "gpt_oss", "jamba", "llama",
+    "qwen3", "qwen3_moe",
+)  # fmt: skip
 _MODULES = ("modeling_layers", "modeling_utils", "configuration_utils", "masking_utils")
 
 

@@ -22,13 +22,8 @@ _WITH_MODELS = (
 )  # fmt: skip
 #: Code that reads attributes of models or calls their methods, and keeps its names.
 _OUTSIDE = (
-    "modeling_utils.py",
-    "generation/*.py",
-    "utils/*.py",
-    "trainer*.py",
-    "cache_utils.py",
-    "activations.py",
-)
+    "modeling_utils.py", "generation/*.py", "utils/*.py", "trainer*.py", "cache_utils.py", "activations.py",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -23,17 +23,8 @@ from typing import Any
 from tests import processes
 
 __all__ = [
-    "MODULES",
-    "PATCHED",
-    "VALUES",
-    "Started",
-    "environment",
-    "expected",
-    "fork",
-    "prepare",
-    "start",
-    "wait",
-]
+    "MODULES", "PATCHED", "VALUES", "Started", "environment", "expected", "fork", "prepare", "start", "wait",
+]  # fmt: skip
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT / "tests" / "data"

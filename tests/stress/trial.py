@@ -248,11 +248,7 @@ def _module(text: str) -> Iterator[types.ModuleType]:
 
 
 #: Arguments of constructors, by the class.
-_SIZES = {
-    "SomeRMSNorm": (8,),
-    "BankExperts": (4, 6, 5),
-    "SomeForCausalLM": (8,),
-}
+_SIZES = {"SomeRMSNorm": (8,), "BankExperts": (4, 6, 5), "SomeForCausalLM": (8,)}  # fmt: skip
 
 
 def build(form: Form, module: Any, case: Case) -> nn.Module:

@@ -27,15 +27,9 @@ STEPS = 20
 
 #: Folders whose models take pictures; those that have text between the frames of a video.
 SEES = {
-    "qwen2_vl",
-    "qwen2_5vl",
-    "qwen2_5_omni",
-    "qwen3_vl",
-    "qwen3_vl_moe",
-    "qwen3_5",
-    "qwen3_5_moe",
+    "qwen2_vl", "qwen2_5vl", "qwen2_5_omni", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe",
     "qwen3_omni_moe",
-}
+}  # fmt: skip
 SEPARATE_FRAMES = {"qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"}
 #: Those that find the places of pictures themselves.
 FINDS = SEPARATE_FRAMES | {"qwen2_5vl"}

@@ -15,17 +15,9 @@ from tests.veomni import linear_attention
 from tests.veomni.configurations import AUDIO, CLASSES, CONFIGURATIONS, IMAGE, LABELS, VIDEO, configuration
 
 __all__ = [
-    "CONFIGS",
-    "OPS",
-    "START",
-    "bound",
-    "calls",
-    "config_module",
-    "differences",
-    "prepare",
-    "side",
+    "CONFIGS", "OPS", "START", "bound", "calls", "config_module", "differences", "prepare", "side",
     "weighted",
-]
+]  # fmt: skip
 
 T = TypeVar("T", bound=nn.Module)
 START = "veomni.models.transformers"

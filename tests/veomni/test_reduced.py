@@ -14,12 +14,9 @@ from tests.veomni.conftest import RELEASE
 MODELS = "veomni.models.transformers"
 #: Idioms serve two in part; the others have name maps, helpers, exclusions and replacements elsewhere.
 CONFIGS = (
-    "qwen3.qwen3_gpu",
-    "qwen3_moe.qwen3_moe_npu",
-    "qwen3_vl_moe.qwen3_vl_moe_gpu",
-    "qwen2_5_omni.qwen2_5_omni_gpu",
-    "seed_oss.seed_oss_npu",
-)
+    "qwen3.qwen3_gpu", "qwen3_moe.qwen3_moe_npu", "qwen3_vl_moe.qwen3_vl_moe_gpu",
+    "qwen2_5_omni.qwen2_5_omni_gpu", "seed_oss.seed_oss_npu",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -6,16 +6,9 @@ import pytest
 
 CLOSE = 1e-5
 CASES = [
-    "random",
-    "zero tokens on one rank",
-    "zero tokens everywhere but on one rank",
-    "all to one expert",
-    "no tokens for one rank",
-    "duplicate ids",
-    "ids of no expert",
-    "of other dtype",
-    "not contiguous",
-]
+    "random", "zero tokens on one rank", "zero tokens everywhere but on one rank", "all to one expert",
+    "no tokens for one rank", "duplicate ids", "ids of no expert", "of other dtype", "not contiguous",
+]  # fmt: skip
 
 
 def close(answers):

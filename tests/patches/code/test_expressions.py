@@ -21,14 +21,10 @@ def expression(text):
 @pytest.mark.parametrize(
     ("text", "known"),
     [
-        ("a.b.c", "a.b.c"),
-        ("self.heads[i].out", "self.heads.out"),
-        ("x[:, 0]", "x"),
-        ("f(x).y", ""),
-        ("x[f(1)]", ""),
-        ("3", ""),
+        ("a.b.c", "a.b.c"), ("self.heads[i].out", "self.heads.out"), ("x[:, 0]", "x"), ("f(x).y", ""),
+        ("x[f(1)]", ""), ("3", ""),
     ],
-)
+)  # fmt: skip
 def test_chain(text, known):
     assert chain(expression(text)) == known
 

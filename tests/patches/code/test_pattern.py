@@ -140,22 +140,12 @@ def test_expression_patterns(pattern, body, found):
 @pytest.mark.parametrize(
     ("pattern", "body"),
     [
-        ("f({a}, {a})", "f(x[0], x[1])"),
-        ("f({a})", "f(*x)"),
-        ("f({a})", "f(a=x)"),
-        ("f({a})", "f(x, b=1)"),
-        ("f({a}, *{rest}, {z})", "f(1)"),
-        ("f(a={a}, a2={a})", "f(a=1, a2=2)"),
-        ("f(1)", "f(True)"),
-        ("f(1)", "f(1.0)"),
-        ("f('1')", "f(b'1')"),
-        ("f(x)", "f('x')"),
-        ("x", "x2 = 1"),
-        ("y", "y = 1\ny += 2\ndel y"),
-        ("f(x)", "g(f'{f(x)}')"),
-        ("f(x)", "y: f(x) = 1"),
+        ("f({a}, {a})", "f(x[0], x[1])"), ("f({a})", "f(*x)"), ("f({a})", "f(a=x)"), ("f({a})", "f(x, b=1)"),
+        ("f({a}, *{rest}, {z})", "f(1)"), ("f(a={a}, a2={a})", "f(a=1, a2=2)"), ("f(1)", "f(True)"),
+        ("f(1)", "f(1.0)"), ("f('1')", "f(b'1')"), ("f(x)", "f('x')"), ("x", "x2 = 1"),
+        ("y", "y = 1\ny += 2\ndel y"), ("f(x)", "g(f'{f(x)}')"), ("f(x)", "y: f(x) = 1"),
     ],
-)
+)  # fmt: skip
 def test_expressions_that_are_not_the_same_do_not_match(pattern, body):
     assert count(pattern, body) == 0
 

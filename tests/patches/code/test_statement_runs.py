@@ -40,21 +40,12 @@ def test_a_name_means_what_it_did_when_it_was_read():
 @pytest.mark.parametrize(
     "text",
     [
-        "a = f(x)\ng(a, a)",
-        "a = f(x)\ng(x)",
-        "a = f(x)\nb = h(x)\ng(b, a)",
-        "a = x + y\nb = f(x)\ng(a * a, b)",
-        "a = f(x)\ng(a) if x else x",
-        "a = f(x)\nx and a",
-        "a = f(x)\n[a for _ in y]",
-        "a = f(x)\n(lambda: a)()",
-        "a, b = f(x)\ng(a)",
-        "a.b = f(x)\ng(a)",
-        "a = (b := f(x))\ng(a)",
-        "a += f(x)\ng(a)",
-        "a = f(x)\npass",
+        "a = f(x)\ng(a, a)", "a = f(x)\ng(x)", "a = f(x)\nb = h(x)\ng(b, a)",
+        "a = x + y\nb = f(x)\ng(a * a, b)", "a = f(x)\ng(a) if x else x", "a = f(x)\nx and a",
+        "a = f(x)\n[a for _ in y]", "a = f(x)\n(lambda: a)()", "a, b = f(x)\ng(a)", "a.b = f(x)\ng(a)",
+        "a = (b := f(x))\ng(a)", "a += f(x)\ng(a)", "a = f(x)\npass",
     ],
-)
+)  # fmt: skip
 def test_what_would_be_computed_twice_or_never_or_in_another_order(text):
     assert together(text) is None
 
@@ -82,16 +73,10 @@ def test_a_call_between_that_would_move():
 @pytest.mark.parametrize(
     ("text", "name"),
     [
-        ("x", "x"),
-        ("self.gate(x)", "x"),
-        ("self.gate(x).to(torch.float32)", "x"),
-        ("x.float()", "x"),
-        ("self.scale * f(x)", "x"),
-        ("x[..., 0]", "x"),
-        ("parts[0]", None),
-        ("self.weight", None),
+        ("x", "x"), ("self.gate(x)", "x"), ("self.gate(x).to(torch.float32)", "x"), ("x.float()", "x"),
+        ("self.scale * f(x)", "x"), ("x[..., 0]", "x"), ("parts[0]", None), ("self.weight", None),
     ],
-)
+)  # fmt: skip
 def test_at_hand(text, name):
     assert at_hand(ast.parse(text, mode="eval").body) == name
 
@@ -106,15 +91,10 @@ def test_called():
 @pytest.mark.parametrize(
     ("text", "name"),
     [
-        ("a = b", "a"),
-        ("a: int = b", "a"),
-        ("a: int", None),
-        ("a = b = c", None),
-        ("a, b = c", None),
-        ("a += b", None),
-        ("a = (b := c)", None),
+        ("a = b", "a"), ("a: int = b", "a"), ("a: int", None), ("a = b = c", None), ("a, b = c", None),
+        ("a += b", None), ("a = (b := c)", None),
     ],
-)
+)  # fmt: skip
 def test_simple_target(text, name):
     assert simple_target(statements(text)[0]) == name
 

@@ -76,16 +76,10 @@ def test_blocks_of_a_function(nested, texts):
 @pytest.mark.parametrize(
     ("text", "name", "value"),
     [
-        ("a = f(x)", "a", "f(x)"),
-        ("a: int = 1", "a", "1"),
-        ("a: int", "", None),
-        ("a = b = 1", "", None),
-        ("a, b = c", "", None),
-        ("a.b = c", "", None),
-        ("a += 1", "", None),
-        ("f(a)", "", None),
+        ("a = f(x)", "a", "f(x)"), ("a: int = 1", "a", "1"), ("a: int", "", None), ("a = b = 1", "", None),
+        ("a, b = c", "", None), ("a.b = c", "", None), ("a += 1", "", None), ("f(a)", "", None),
     ],
-)
+)  # fmt: skip
 def test_binding(text, name, value):
     found, node = binding(ast.parse(text).body[0])
     assert found == name and (node is None if value is None else ast.unparse(node) == value)

@@ -106,19 +106,11 @@ def test_a_header_may_be_without_its_block():
 
 _ATOMS = ["a", "self.weight", "'text, (with'", "f'{a}, '", "1.5", "x[0]", "(lambda u, v: (u, v))"]
 _FORMS = [
-    "function({0}, {1}, {2})",
-    "function({0})({1}, *{2})",
-    "function(lambda u, v: {0}, key={1}, **{2})",
-    "({0},)",
-    "[{0}, {1}]",
-    "x[{0}, {1}:{2}]",
-    "(name := {0})",
-    "({0} if {1} else {2})",
-    "({0} and not {1} or {2})",
-    "[({0}, {1}) for one, two in {2} if one]",
-    "function({0} for one, two in {1})",
-    "{{'key': {0}, **{1}}}",
-]
+    "function({0}, {1}, {2})", "function({0})({1}, *{2})", "function(lambda u, v: {0}, key={1}, **{2})",
+    "({0},)", "[{0}, {1}]", "x[{0}, {1}:{2}]", "(name := {0})", "({0} if {1} else {2})",
+    "({0} and not {1} or {2})", "[({0}, {1}) for one, two in {2} if one]",
+    "function({0} for one, two in {1})", "{{'key': {0}, **{1}}}",
+]  # fmt: skip
 
 
 @st.composite

@@ -163,10 +163,7 @@ def _replaced(owner: nn.Module, name: str) -> None:
 part_changes = pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (_hooked, "has hooks"),
-        (_hooked_backward, "has hooks"),
-        (_own_forward, "has its own forward"),
-        (_subclassed, "Sharded, not "),
-        (_replaced, "Identity, not "),
+        (_hooked, "has hooks"), (_hooked_backward, "has hooks"), (_own_forward, "has its own forward"),
+        (_subclassed, "Sharded, not "), (_replaced, "Identity, not "),
     ],
-)
+)  # fmt: skip

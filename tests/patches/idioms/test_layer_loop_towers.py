@@ -160,15 +160,9 @@ def test_a_class_with_other_layers_that_inherits_the_forward():
 
 
 FAMILIES = (
-    "qwen2_vl",
-    "qwen2_5_vl",
-    "qwen3_vl",
-    "qwen3_vl_moe",
-    "qwen3_5",
-    "glm4v",
-    "qwen2_5_omni",
+    "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "glm4v", "qwen2_5_omni",
     "qwen3_omni_moe",
-)
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -124,13 +124,8 @@ ROUTED = {
     "scaled if": tail(HEAD, "if self.config.scale is not None:", "    logits = logits * self.config.scale", LOSS, RETURN),
     "not scaled": tail(HEAD, "if self.config.off is not None:", "    logits = logits * self.config.off", LOSS, RETURN),
     "capped": tail(
-        HEAD,
-        "if self.config.cap is not None:",
-        "    logits = logits / self.config.cap",
-        "    logits = torch.tanh(logits)",
-        "    logits = logits * self.config.cap",
-        LOSS,
-        RETURN,
+        HEAD, "if self.config.cap is not None:", "    logits = logits / self.config.cap",
+        "    logits = torch.tanh(logits)", "    logits = logits * self.config.cap", LOSS, RETURN,
     ),
     "capped in float32": tail(
         HEAD,
@@ -150,13 +145,8 @@ ROUTED = {
         RETURN,
     ),
     "capped with a walrus": tail(
-        HEAD,
-        "if (cap := self.config.cap) is not None:",
-        "    logits = logits / cap",
-        "    logits = torch.tanh(logits)",
-        "    logits = logits * cap",
-        LOSS,
-        RETURN,
+        HEAD, "if (cap := self.config.cap) is not None:", "    logits = logits / cap",
+        "    logits = torch.tanh(logits)", "    logits = logits * cap", LOSS, RETURN,
     ),
     "scaled and capped": tail(
         HEAD,
@@ -422,13 +412,8 @@ MISSED = {
     "added": (tail(HEAD, "logits = logits + self.config.scale", LOSS, RETURN), "another way"),
     "scaled in one branch of two": (
         tail(
-            HEAD,
-            "if self.config.scale is not None:",
-            "    logits = logits * self.config.scale",
-            "else:",
-            "    logits = logits * 2",
-            LOSS,
-            RETURN,
+            HEAD, "if self.config.scale is not None:", "    logits = logits * self.config.scale", "else:",
+            "    logits = logits * 2", LOSS, RETURN,
         ),
         "another way",
     ),

@@ -18,15 +18,8 @@ from veomni_hook.patches.engine import Origin, patch_source
 MODELS = Path(transformers.__file__).parent / "models"
 #: Families with guards of all forms, and with helpers of every kind.
 FAMILIES = (
-    "qwen3_next",
-    "kimi_linear",
-    "gemma3",
-    "qwen3_moe",
-    "gpt_oss",
-    "deepseek_v4",
-    "muse_spark",
-    "lfm2",
-)
+    "qwen3_next", "kimi_linear", "gemma3", "qwen3_moe", "gpt_oss", "deepseek_v4", "muse_spark", "lfm2",
+)  # fmt: skip
 
 
 def names(families: tuple[str, ...] = ("*",)) -> list[str]:

@@ -227,18 +227,13 @@ def test_result_reads_well(patched, form):
 @pytest.mark.parametrize(
     ("verb", "target", "nearest"),
     [
-        ("override_method", "A.mm", "A.m"),
-        ("override_method", "B.m", None),
-        ("override_method", "Aa.m", "A"),
-        ("override_method", "A.z", None),
-        ("override_method", "A.p.deleter", None),
-        ("override_method", "m", None),
-        ("add_method", "A.m", "A.m"),
-        ("add_method", "A.z", "A.z"),
-        ("add_method", "A.maybe", "A.maybe"),
+        ("override_method", "A.mm", "A.m"), ("override_method", "B.m", None),
+        ("override_method", "Aa.m", "A"), ("override_method", "A.z", None),
+        ("override_method", "A.p.deleter", None), ("override_method", "m", None),
+        ("add_method", "A.m", "A.m"), ("add_method", "A.z", "A.z"), ("add_method", "A.maybe", "A.maybe"),
         ("add_method", "Bb.new", None),
     ],
-)
+)  # fmt: skip
 def test_wrong_targets(patched, verb, target, nearest):
     with pytest.raises(PatchTargetError) as caught:
         patched(UPSTREAM, f"@config.{verb}('{target}')\ndef f(self): pass\n")

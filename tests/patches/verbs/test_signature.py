@@ -79,16 +79,11 @@ def test_incompatible(before, after, owner, named):
 @pytest.mark.parametrize(
     ("calls", "owner", "refused"),
     [
-        ("f(1)", "", False),
-        ("f(1, b=2)", "", True),
-        ("f(1, 2)", "", True),
-        ("f(*a, **k)", "", False),
-        ("g(1, b=2)", "", False),
-        ("x.f(1, b=2)", "", False),
-        ("x.f(1, b=2)", "C", True),
+        ("f(1)", "", False), ("f(1, b=2)", "", True), ("f(1, 2)", "", True), ("f(*a, **k)", "", False),
+        ("g(1, b=2)", "", False), ("x.f(1, b=2)", "", False), ("x.f(1, b=2)", "C", True),
         ("f(1, b=2)", "C", False),
     ],
-)
+)  # fmt: skip
 def test_only_used_ones_matter_to_patchgens_configs(calls, owner, refused):
     self = "self, " if owner else ""
     if refused:
