@@ -73,13 +73,7 @@ def test_where_nobody_chose_auto_chooses(choices):
 
 @pytest.mark.slow
 def test_a_choice_wins(choices):
-    names = (
-        "explicit eager",
-        "explicit, deep copy",
-        "requested eager",
-        "assigned eager",
-        "loaded as eager",
-    )
+    names = ("explicit eager", "explicit, deep copy", "requested eager", "assigned eager", "loaded as eager")
     assert {name: choices[name] for name in names} == dict.fromkeys(names, CHOSEN)
     assert choices["sdpa"] is True
     assert "cannot be run on CPU" in choices["flex_attention"]

@@ -57,10 +57,7 @@ def test_a_miss_has_the_cause_that_it_names():
 
 
 def test_what_the_reader_says_becomes_a_reason():
-    unknown, other = (
-        Unknown("a loop", 5).why,
-        Difference("expected +, found - (line 6)", 0.5).why,
-    )
+    unknown, other = (Unknown("a loop", 5).why, Difference("expected +, found - (line 6)", 0.5).why)
     assert (unknown, unknown.code) == ("a loop (line 5)", Code.NOT_FOLLOWED)
     assert (other.code, other.line) == (Code.OTHER_FORM, 6)
 

@@ -32,7 +32,7 @@ LEADING = ((2, 3), (5,), (2, 4))
 #: Arguments that say which part of a module is meant, by class; no shape or name tells them.
 OF_ITS_OWN: dict[str, Callable[[Any], Inputs]] = {
     # One MLP serves several layers, each with an adapter of its own, which it finds by the layer's number.
-    "Zamba2MLP": lambda owner: {"layer_idx": next(iter(owner.layer_dic))},
+    "Zamba2MLP": lambda owner: {"layer_idx": next(iter(owner.layer_dic))}
 }
 
 

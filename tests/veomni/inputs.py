@@ -84,12 +84,7 @@ def _packed(folder: str, generator: torch.Generator) -> dict[str, Any]:
     places = torch.cat([torch.arange(length) for length in lengths])[None]
     labels = tokens.clone()
     labels[0, lengths[0]] = -100
-    given = {
-        "input_ids": tokens,
-        "labels": labels,
-        **_edges(folder, *lengths),
-        **_needs(folder, tokens),
-    }
+    given = {"input_ids": tokens, "labels": labels, **_edges(folder, *lengths), **_needs(folder, tokens)}
     return given | {
         "position_ids": places[:, None].expand(1, 3, -1).contiguous() if folder in SEES else places
     }

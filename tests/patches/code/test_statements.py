@@ -4,13 +4,7 @@ import ast
 
 import pytest
 
-from veomni_hook.patches.code.tree import (
-    binding,
-    blocks,
-    initialised,
-    module_statements,
-    statements_of_init,
-)
+from veomni_hook.patches.code.tree import binding, blocks, initialised, module_statements, statements_of_init
 
 SOURCE = """\
 import a

@@ -46,11 +46,7 @@ def function(variant: str) -> str:
 def test_the_default_of_the_look_up_asks_a_slot(variant):
     text = HEAD + function(variant) + MODEL
     found, use = sites_of(attention, text)
-    assert (found.target, found.status, found.variant) == (
-        "eager_attention_forward",
-        Status.ROUTED,
-        variant,
-    )
+    assert (found.target, found.status, found.variant) == ("eager_attention_forward", Status.ROUTED, variant)
     assert (use.target, use.counted) == ("SomeAttention.forward", False)
     assert use.skips == {"eager_attention_forward": ("_repeated", "_of_all_heads")}
     assert f"self.name, veomni_attention_{variant}.at(self, eager_attention_forward)" in spliced(

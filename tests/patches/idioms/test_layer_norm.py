@@ -56,28 +56,28 @@ FORMULAS: dict[str, list[str]] = {
             h = h - centre
             h = h / torch.sqrt(h.square().mean(-1, keepdim=True) + self.eps)
             return self.shift + h.to(kind) * self.weight
-        """,
+        """
     ],
     "operator_before_weight_and_bias": [
         """
         def forward(self, h):
             h = F.layer_norm(h, self.normalized_shape, eps=self.eps)
             return h * self.weight + self.bias
-        """,
+        """
     ],
     "weight_and_bias_before_cast": [
         """
         def forward(self, h):
             done = layer_norm(h.float(), self.normalized_shape, self.weight, bias=self.bias, eps=self.eps)
             return done.to(h.dtype)
-        """,
+        """
     ],
     "unweighted": [
         """
         def forward(self, h):
             kind = h.dtype
             return F.layer_norm(h.to(dtype=torch.float32), self.normalized_shape, None, None, self.eps).to(kind)
-        """,
+        """
     ],
 }
 CASES = [(variant, number) for variant, spellings in FORMULAS.items() for number in range(len(spellings))]

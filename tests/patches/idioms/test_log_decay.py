@@ -63,8 +63,7 @@ softplus = torch.where(g > 20.0, g, torch.log(1.0 + torch.exp(g)))
 return -rate * softplus
 """
 BOUND = FLAT.replace("self.A_log.float()", "self.A_log.float().view(1, 1, self.heads, 1)").replace(
-    "softplus = ",
-    "if self.lower is not None:\n    return self.lower * torch.sigmoid(rate * g)\nsoftplus = ",
+    "softplus = ", "if self.lower is not None:\n    return self.lower * torch.sigmoid(rate * g)\nsoftplus = "
 )
 ROUNDED = """
 shape = (*x.shape[:2], self.heads, 4)

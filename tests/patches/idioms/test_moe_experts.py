@@ -302,11 +302,7 @@ def test_candidates(name, make, counted):
 
 def test_a_candidate_without_forward_is_counted():
     site = site_of(f"{HEAD}class MoreExperts(nn.Module):\n    pass\n")
-    assert (site.target, site.status, site.reason) == (
-        "MoreExperts",
-        Status.MISSED,
-        "it defines no forward",
-    )
+    assert (site.target, site.status, site.reason) == ("MoreExperts", Status.MISSED, "it defines no forward")
 
 
 DECORATED = """

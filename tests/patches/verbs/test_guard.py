@@ -352,10 +352,7 @@ def test_an_async_target_may_wait(write):
     assert "    await slot(x)\n    return x\n" in text
 
 
-@pytest.mark.parametrize(
-    "source",
-    ["def f(x):\n    if x: use(x)\n", "def f(x):\n    y = 1; use(x)\n"],
-)
+@pytest.mark.parametrize("source", ["def f(x):\n    if x: use(x)\n", "def f(x):\n    y = 1; use(x)\n"])
 def test_a_match_inside_a_line_is_refused(source, write):
     with pytest.raises(PatchError, match="no statement can be put before line 2"):
         planned(source, "f", write("def guard(v):\n    log(v)\n"), before="use({v})")

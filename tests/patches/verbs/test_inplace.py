@@ -12,13 +12,7 @@ from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.code.pattern import Capture
 from veomni_hook.patches.plan import Task
 from veomni_hook.patches.spec import Patch, PatchType
-from veomni_hook.patches.verbs.inplace import (
-    check_body,
-    effects,
-    marker,
-    refuse_names,
-    with_newlines,
-)
+from veomni_hook.patches.verbs.inplace import check_body, effects, marker, refuse_names, with_newlines
 from veomni_hook.patches.verbs.targets import function_named
 
 SOURCE = "def helper(x):\n    return x\n\nclass A:\n    def f(self):\n        return helper(self)\n"

@@ -41,8 +41,7 @@ def test_the_names_of_what_was_followed():
 
 
 @pytest.mark.parametrize(
-    "call",
-    ["h(x, y)", "h(x, b=y)", "h(b=y, a=x)", "h(*(x, y))", "h(x, y, c=None)", "h(x, y, *())"],
+    "call", ["h(x, y)", "h(x, b=y)", "h(b=y, a=x)", "h(*(x, y))", "h(x, y, c=None)", "h(x, y, *())"]
 )
 def test_arguments_find_their_parameters(call):
     helper = "def h(a, b, c=None):\n    if c is not None:\n        return c\n    return a - b\n"
