@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import errno
-import marshal
 import os
 import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -125,77 +123,9 @@ def test_error_of_the_code_factory_is_passed_on(store, publish):
     assert isinstance(store.lookup(KEY, MODULE), Miss)
 
 
-def _edit(path: Path, change: Callable[[bytes], bytes]) -> None:
-    path.write_bytes(change(path.read_bytes()))
-
-
-def _resealed(payload: bytes) -> Callable[[bytes], bytes]:
-    """Put another payload into a container, with a right length and seal."""
-
-    def change(data: bytes) -> bytes:
-        head = data[: entry._LENGTH_AT] + len(payload).to_bytes(8, "little")
-        return head + data[entry._TEXT_SEAL_AT : entry._PAYLOAD_SEAL_AT] + entry.seal(payload) + payload
-
-    return change
-
-
-def _link_to_a_copy(path: Path) -> None:
-    shutil.copy(path, path.with_name("copy"))
-    path.unlink()
-    path.symlink_to("copy")
-
-
-def _folder_instead(path: Path) -> None:
-    path.unlink()
-    path.mkdir(mode=0o700)
-
-
-FILE_DEFECTS: list[tuple[str, Callable[[Path], None], str]] = [
-    (name, spoil, reason)
-    for name in (FILE, BYTECODE, MANIFEST)
-    for spoil, reason in (
-        (lambda path: path.write_bytes(b""), "truncated|was changed"),
-        (lambda path: _edit(path, lambda data: data[:-1]), "truncated|was changed"),
-        (lambda path: _edit(path, lambda data: data[:30]), "truncated|was changed"),
-        (lambda path: _edit(path, lambda data: data[:-3] + b"~" + data[-2:]), "was edited|was changed"),
-        (lambda path: _edit(path, lambda data: data + b"\n"), "truncated|was changed"),
-        (Path.unlink, "is missing"),
-        (_link_to_a_copy, "is a symbolic link"),
-        (lambda path: path.chmod(0o620), "can be written by other users"),
-        (lambda path: path.chmod(0o606), "can be written by other users"),
-    )
-] + [
-    (BYTECODE, lambda path: _edit(path, lambda data: b"\x00" + data[1:]), "bad magic"),
-    (BYTECODE, lambda path: _edit(path, lambda data: data[:8] + b"\0\0\r\n" + data[12:]), "another build"),
-    (
-        BYTECODE,
-        lambda path: _edit(path, lambda data: data.replace(b"python-", b"pithon-", 1)),
-        "not for cpython",
-    ),
-    (BYTECODE, lambda path: _edit(path, _resealed(marshal.dumps(42))), "no code object but a int"),
-    (BYTECODE, lambda path: _edit(path, _resealed(b"")), "cannot be read by marshal"),
-    (BYTECODE, lambda path: _edit(path, _resealed(b"\xe3\x01")), "cannot be read by marshal"),
-    (BYTECODE, lambda path: path.write_bytes(b"\0" * 200), "bad magic"),
-]
-
-
-@pytest.mark.parametrize(("name", "spoil", "reason"), FILE_DEFECTS)
-def test_defect_of_a_file_is_a_miss_that_the_next_publication_heals(
-    store, root, publish, name, spoil, reason
-):
+def test_a_lease_of_another_user_is_a_miss(store, root, publish, give_away):
     publish.hit(store)
-    spoil(root / name)
-    found = _miss(store)
-    assert any(part in found for part in reason.split("|")), found
-    assert str(root / name) in found
-    publish.hit(store)
-    assert _answer(_hit(store).code) == "größer"
-
-
-@pytest.mark.parametrize("name", [FILE, BYTECODE, MANIFEST, f"{ENTRY}/.lease"])
-def test_file_of_another_user_is_a_miss(store, root, publish, give_away, name):
-    publish.hit(store)
-    give_away(root / name)
+    give_away(root / ENTRY / ".lease")
     assert "belongs to user" in _miss(store)
 
 
