@@ -15,8 +15,6 @@ from pathlib import Path
 
 from veomni_hook.cache import entry, key
 
-__all__ = ["FORGERIES", "OF_ANOTHER_USER", "TAMPERINGS", "Stored"]
-
 STRANGER = 4242
 
 

@@ -19,8 +19,6 @@ from tests.proof.inputs import Inputs
 from tests.proof.provers import Proof, Tally, Unfit, both, slots_of, typed
 from veomni_hook.kernels.shared import function_modes
 
-__all__ = ["prove_attention"]
-
 BATCH, LENGTH = 2, 5
 #: Flags at which a forward goes past the norms or the rotation, and values at which it does not.
 VALUES = {

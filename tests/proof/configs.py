@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from typing import Any
 
-__all__ = ["HIDDEN", "INTERMEDIATE", "VOCABULARY", "Small"]
-
 HIDDEN, INTERMEDIATE, VOCABULARY, HEADS, EXPERTS, TOP_K = 16, 24, 40, 4, 4, 2
 
 #: Attribute names and their values, first match wins; sizes are small and differ, so that a swap is an error.

@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-__all__ = ["Change", "Surroundings", "of_expression"]
-
 #: The kind of a change, what it says of itself, its line, and how it is made.
 Change: TypeAlias = tuple[str, str, int, Callable[[], None]]
 Put: TypeAlias = Callable[[ast.AST], None]

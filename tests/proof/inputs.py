@@ -18,8 +18,6 @@ from torch.nn import functional
 from tests.proof.compare import MODE
 from tests.proof.configs import EXPERTS, HIDDEN, TOP_K
 
-__all__ = ["Calls", "Inputs", "expert_calls", "layer_calls", "norm_calls", "packed_rotary_calls"]
-
 #: Arguments by name, tensors and others.
 Inputs = dict[str, Any]
 #: Offers inputs for a method, given by its name, of a module.

@@ -10,8 +10,6 @@ from importlib.metadata import version
 from tests.stress.result import Line, Part, markdown
 from tests.stress.tamperings import HARMLESS, REFUSED, REPAIRED, TAMPERINGS
 
-__all__ = ["tamperings", "written"]
-
 _TEXT = """# The stress suite
 
 `make stress` tests the promises of this project many times, on two cores in at most half an hour. It prints its random

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
 
-__all__ = ["Form", "forms"]
-
 
 @dataclass(frozen=True)
 class Form:

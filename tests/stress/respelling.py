@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterator
 from tests.proof.mutants import _places, bodies, find
 from tests.rehearsal.kinds import KINDS, rewritten
 
-__all__ = ["respelled"]
-
 _FUNCTIONAL = ("F", "nn.functional", "torch.nn.functional", "functional", "fn")
 #: Functions of torch that are also methods of their first argument.
 _METHODS = frozenset(

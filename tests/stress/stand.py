@@ -22,10 +22,6 @@ from typing import Any
 
 from tests import processes
 
-__all__ = [
-    "MODULES", "PATCHED", "VALUES", "Started", "environment", "expected", "fork", "prepare", "start", "wait",
-]  # fmt: skip
-
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT / "tests" / "data"
 #: What a start imports. Of the circular pair, the first brings the second.

@@ -17,10 +17,6 @@ from pathlib import Path
 
 from tests.cache import tampering as documented
 
-__all__ = [
-    "EVERY_BYTE", "FILES", "FOLDERS", "HARMLESS", "REFUSED", "REPAIRED", "TAMPERINGS", "Scene", "Tampering",
-]  # fmt: skip
-
 #: What has to come of a tampering. Nothing of it is ever executed.
 REPAIRED = "a miss with its reason, and the next start finds a whole cache"
 REFUSED = "a miss with its reason; nothing is stored there, and every start is right without it"

@@ -26,8 +26,6 @@ from tests.proof.provers import UNFIT, with_kernels
 from tests.proof.rotary import layouts
 from tests.stress.forms import Form, forms
 
-__all__ = ["FAILURES", "OUTCOMES", "Tried", "tried"]
-
 MODULE = "transformers.models.generated.modeling_generated"
 CHOICES = ("torch", "reference")
 #: What a module may come to. ``not routed``: no idiom knows it. ``broken``: the original raises for every

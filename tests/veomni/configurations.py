@@ -6,11 +6,6 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-__all__ = [
-    "AUDIO", "AUDIO_END", "AUDIO_START", "CONFIGURATIONS", "IMAGE", "MELS", "VIDEO", "VISION_END",
-    "VISION_START", "configuration", "patch",
-]  # fmt: skip
-
 VOCABULARY = 99
 #: Tokens with a meaning, at the end of the vocabulary.
 IMAGE, VIDEO, VISION_START, VISION_END, AUDIO, AUDIO_START, AUDIO_END = range(90, 97)

@@ -20,8 +20,6 @@ from tests.veomni.configurations import (
     patch,
 )
 
-__all__ = ["STEPS", "inputs"]
-
 #: The optimizer steps of a training.
 STEPS = 20
 
