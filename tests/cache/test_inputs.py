@@ -1,7 +1,5 @@
 """What is seen of files, folders, variables and modules: content counts, dates do not."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

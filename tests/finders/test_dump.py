@@ -1,7 +1,5 @@
 """`VEOMNI_DUMP_PATCHED=1` on any script."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

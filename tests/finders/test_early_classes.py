@@ -1,7 +1,5 @@
 """Modules that were imported before the hook: told when a class of them is used."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.finders.conftest import TINY

@@ -1,7 +1,5 @@
 """The finder: what is a target, every way of importing one, and the hooks beside ours."""
 
-from __future__ import annotations
-
 import zipfile
 
 import pytest

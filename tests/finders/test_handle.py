@@ -1,7 +1,5 @@
 """Activation and undoing it: handles, contexts, environment, early imports, registration."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.finders.conftest import TINY

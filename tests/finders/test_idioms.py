@@ -1,7 +1,5 @@
 """Every modeling module goes through the idioms: what is found is patched, that nothing is found is remembered."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """What a patched module looks like to inspect, linecache, tracebacks, pickle; and without a cache folder."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tests.finders.conftest import TINY

@@ -1,7 +1,5 @@
 """Processing and configuration modules: targets where a config names them, and nowhere else."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.finders.conftest import calls_of

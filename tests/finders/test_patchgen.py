@@ -1,7 +1,5 @@
 """Configs made for patchgen, without patchgen: served classes, its rules, and what is said about them."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

@@ -1,7 +1,5 @@
 """A module's patched form without importing it."""
 
-from __future__ import annotations
-
 from tests.finders.conftest import TINY
 
 PREPARE = """

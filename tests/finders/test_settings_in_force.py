@@ -1,7 +1,5 @@
 """Misspelt environment variables: one warning in a run; those of other projects are left alone."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.finders.conftest import TINY

@@ -1,7 +1,5 @@
 """Heads of other packages' trainers get our function without a setting, and stay as they are in another form."""
 
-from __future__ import annotations
-
 import pytest
 
 KNOWN = """

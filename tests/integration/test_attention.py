@@ -1,7 +1,5 @@
 """Attention with sinks or a softcap in real models: equal to upstream's, and a user's choice wins over auto."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

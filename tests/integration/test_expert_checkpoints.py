@@ -1,7 +1,5 @@
 """Whole checkpoints load exactly in patched transformers, and experts that are missing are an error."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

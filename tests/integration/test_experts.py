@@ -1,7 +1,5 @@
 """Mixtures of experts with the torch backend beside upstream's loop: loss, logits, gradients, checkpoints."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

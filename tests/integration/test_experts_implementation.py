@@ -1,7 +1,5 @@
 """A user's experts_implementation wins over auto, transformers' default does not; with real models."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Fixes of upstream's mistakes: off by default, and what they promise in every release where they are on."""
 
-from __future__ import annotations
-
 import pytest
 import transformers
 

@@ -1,7 +1,5 @@
 """Compiled models get a mask only where they need one, with the hook as users run it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

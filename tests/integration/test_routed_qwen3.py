@@ -1,7 +1,5 @@
 """Qwen3 with its routes, kernels and all, beside the installed one: training, generating, saving, compiling."""
 
-from __future__ import annotations
-
 import copy
 import importlib.util
 import pickle

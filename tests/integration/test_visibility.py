@@ -1,7 +1,5 @@
 """Every Qwen3 class, patched or not: introspection answers as for the unpatched module, save the patch."""
 
-from __future__ import annotations
-
 import difflib
 from pathlib import Path
 

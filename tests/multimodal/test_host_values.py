@@ -1,7 +1,5 @@
 """What the setting `host_values` notes when a batch goes to a device, and that its specs reach both ways there."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from accelerate.utils import send_to_device

@@ -1,7 +1,5 @@
 """When the host of a real GPU waits in a training step, as `torch.cuda.set_sync_debug_mode` tells it."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Groups and collectives against one process, on 2 and 4 processes."""
 
-from __future__ import annotations
-
 import pytest
 
 JOBS = pytest.mark.parametrize(("world", "sizes"), [(2, "sp=2"), (4, "sp=4"), (4, "sp=2")])

@@ -1,7 +1,5 @@
 """torch.compile of a model, in one graph, and of its layers, whose sequences two processes share."""
 
-from __future__ import annotations
-
 import pytest
 
 

@@ -1,7 +1,5 @@
 """The fused loss where FSDP2 has the head in a unit of its own, with others, tied, or in another precision."""
 
-from __future__ import annotations
-
 import pytest
 
 EXACT = [

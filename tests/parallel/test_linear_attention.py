@@ -5,8 +5,6 @@ that begin behind a border or in what is read across it. With four processes the
 processes.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from tests.parallel.test_models import check

@@ -1,7 +1,5 @@
 """Models whose sequences two processes share: what is refused, and what must stay right around it."""
 
-from __future__ import annotations
-
 import pytest
 
 CLOSE = 1e-5

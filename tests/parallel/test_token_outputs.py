@@ -1,7 +1,5 @@
 """Fields of outputs where two processes share sequences: each computes its rows, and all have all numbers."""
 
-from __future__ import annotations
-
 CLOSE = 1e-5
 
 

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import dataclasses
 
 from veomni_hook.patches.records import ImportSpec, Patch, PatchType, PositionedHelper

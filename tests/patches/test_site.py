@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import ast
 
 from veomni_hook.patches.site import Missed

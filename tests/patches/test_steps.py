@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.code.edit import Edit
 from veomni_hook.patches.routes.config import routes

@@ -1,7 +1,5 @@
 """Who follows one RMSNorm, one module or one import through the package enters few files."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.processes import facts, started

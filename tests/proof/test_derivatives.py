@@ -1,7 +1,5 @@
 """Derivatives of routed sites, and that a backward which counts a path twice, or not at all, is found."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.processes import facts, started

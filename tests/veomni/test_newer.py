@@ -1,7 +1,5 @@
 """The runs on newer releases (`newer.py`), on the release that the configs are made for: there all patches apply."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tests.veomni.conftest import in_process

@@ -1,7 +1,5 @@
 """The table of what serves VeOmni's patches is what its script writes today, where VeOmni is installed."""
 
-from __future__ import annotations
-
 import importlib.util
 import subprocess
 import sys

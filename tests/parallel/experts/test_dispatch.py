@@ -1,7 +1,5 @@
 """The dispatcher of one experts module: any routing, recomputes, and what it sends."""
 
-from __future__ import annotations
-
 import pytest
 
 CLOSE = 1e-5

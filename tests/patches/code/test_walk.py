@@ -1,7 +1,5 @@
 """Walks over syntax trees."""
 
-from __future__ import annotations
-
 import ast
 import gc
 import weakref

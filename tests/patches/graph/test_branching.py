@@ -1,7 +1,5 @@
 """The formulas of a function with tests."""
 
-from __future__ import annotations
-
 from tests.patches.graph.code import forward
 from veomni_hook.patches.graph import branches, source
 

@@ -1,7 +1,5 @@
 """Formulas with holes, matched against forms."""
 
-from __future__ import annotations
-
 import ast
 
 import pytest

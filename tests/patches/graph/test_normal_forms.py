@@ -1,7 +1,5 @@
 """Spellings of one computation have the same form and the same bits; similar computations have neither."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

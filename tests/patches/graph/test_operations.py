@@ -1,7 +1,5 @@
 """The table of operations agrees with torch."""
 
-from __future__ import annotations
-
 import inspect
 
 import pytest

@@ -1,7 +1,5 @@
 """Source code for nodes."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.patches.graph.code import forward, method_form

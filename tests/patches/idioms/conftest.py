@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from veomni_hook.kernels.selection.process_choice import STATE

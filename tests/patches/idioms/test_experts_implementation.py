@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from tests.patches.idioms.applied import executed, sites_of, spliced

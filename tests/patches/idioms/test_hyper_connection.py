@@ -1,7 +1,5 @@
 """Hyper-connections: what is routed, what is missed, and that it computes what transformers' classes do."""
 
-from __future__ import annotations
-
 import inspect
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """Index scores of sparse attention: the forms of upstream's modules, and what is near them."""
 
-from __future__ import annotations
-
 import textwrap
 
 import pytest

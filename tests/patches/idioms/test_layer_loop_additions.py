@@ -1,7 +1,5 @@
 """Rows that are added between layers: which loops are split, and near misses with their reasons."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.patches.idioms.applied import spliced

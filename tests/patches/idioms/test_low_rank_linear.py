@@ -1,7 +1,5 @@
 """Layers with low-rank adapters: PEFT's own text, look-alikes with other names, and near misses."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 

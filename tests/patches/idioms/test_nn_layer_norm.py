@@ -1,7 +1,5 @@
 """Calls of torch's own LayerNorm, alone and after an addition: what is routed, and what it computes."""
 
-from __future__ import annotations
-
 import textwrap
 
 import pytest

@@ -1,7 +1,5 @@
 """Calls of torch's convolutions over disjoint blocks: what is routed, and what it computes."""
 
-from __future__ import annotations
-
 import textwrap
 
 import pytest

@@ -1,7 +1,5 @@
 """Attention whose norms and rotation go to one kernel: what is routed, what is not, how the guard behaves."""
 
-from __future__ import annotations
-
 import importlib.util
 import textwrap
 from pathlib import Path
