@@ -11,15 +11,15 @@ import pytest
 
 from veomni_hook.cache import entry, lease
 from veomni_hook.cache.inventory import TRASH_PREFIX
-from veomni_hook.cache.store import Hit, Miss, Store
+from veomni_hook.cache.store import Hit, Miss
 from veomni_hook.cache.trusted_folder import Root
 
-from .conftest import KEY, MODULE, Publisher
+from .conftest import KEY, MODULE
 
 OTHER = "cd" * 20
 
 
-def _unused(store: Store, publish: Publisher, **changes: str) -> None:
+def _unused(store, publish, **changes):
     publish.hit(store, **changes)
     lease.release(store.root)
 

@@ -1,7 +1,5 @@
 """Names and the two formats on the disk, each check by itself."""
 
-from __future__ import annotations
-
 import marshal
 from importlib.util import MAGIC_NUMBER
 from pathlib import Path
@@ -57,7 +55,7 @@ def test_every_shortening_of_the_container_is_noticed():
         entry.check_bytecode(data + b"\0", "p", SEAL, TAG)
 
 
-def _manifest(**changes: str) -> entry.Manifest:
+def _manifest(**changes):
     fields = {"key": "k1", "module": "pkg.mod", "distribution": "pkg", "version": "1", "patch_hash": "h"}
     return entry.Manifest(
         {**fields, "tag": TAG, "text_seal": SEAL, **changes}, {("file", "/a"): "1"}, b'{"a": [1]}'

@@ -1,7 +1,5 @@
 """What `info` and `verify` say about a cache; neither changes it."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path
@@ -20,7 +18,7 @@ FILE = "pkg-1.2.3/c0ffee/models/one/modeling_one.py"
 OTHER = "cd" * 20
 
 
-def _snapshot(root: Path) -> dict[Path, tuple[int, float]]:
+def _snapshot(root):
     return {path: (path.stat().st_ino, path.stat().st_mtime) for path in root.rglob("*")}
 
 

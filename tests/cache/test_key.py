@@ -71,7 +71,7 @@ def test_interpreter_is_part_of_the_key(monkeypatch):
     assert len({before, optimised, key.stage1_key(**FIELDS)}) == 3
 
 
-def _digest_in(place: Path) -> str:
+def _digest_in(place):
     script = "from veomni_hook.cache.key import engine_digest; print(engine_digest(), engine_digest())"
     printed = subprocess.run(
         [sys.executable, "-c", script], cwd=place.parent, env={"PYTHONPATH": str(place)}, capture_output=True

@@ -25,7 +25,7 @@ def opened(root):
     return opened
 
 
-def _claimable(root: Root) -> bool:
+def _claimable(root):
     try:
         descriptor = lease.claim(root, ENTRY)
     except lease.InUse:

@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ def temporary_folders(tmp_path, monkeypatch):
     return folder
 
 
-def _refused(cache_dir: Path, temporary_folders: Path) -> str:
+def _refused(cache_dir, temporary_folders):
     store = open_store(str(cache_dir))
     assert store.mode == "temporary"
     assert Path(store.root).parent == temporary_folders
@@ -65,7 +64,7 @@ def test_user_without_a_home_gets_no_folder_named_tilde(tmp_path, temporary_fold
     assert not (tmp_path / "~").exists()
 
 
-def _as_container_user(work: Callable[[], Any], in_child: Callable[..., Any], **variables: str) -> Any:
+def _as_container_user(work, in_child, **variables):
     """Work as a user whom no passwd entry names, without HOME except where it is given."""
 
     def alone() -> Any:

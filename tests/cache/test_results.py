@@ -1,11 +1,9 @@
 """The answers' own behaviour; what they are made from is tested with the store."""
 
-from __future__ import annotations
-
 from veomni_hook.cache.results import Hit, Miss, NotStored, Unpatched
 
 
-def _hit() -> Hit:
+def _hit():
     return Hit(
         module="pkg.mod",
         distribution="pkg",

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from types import CodeType
 from typing import Any
 
 import pytest
@@ -26,19 +25,19 @@ BYTECODE = entry.bytecode_name(FILE, key.interpreter_tag())
 MANIFEST = f"keys/{KEY}"
 
 
-def _answer(code: CodeType) -> Any:
+def _answer(code):
     names: dict[str, Any] = {}
     exec(code, names)
     return names["answer"]()
 
 
-def _miss(store: Store, module: str = MODULE) -> str:
+def _miss(store, module=MODULE):
     found = store.lookup(KEY, module)
     assert isinstance(found, Miss), found
     return found.reason
 
 
-def _hit(store: Store) -> Hit:
+def _hit(store):
     found = store.lookup(KEY, MODULE)
     assert isinstance(found, Hit), found
     return found
@@ -134,12 +133,12 @@ FOLDERS = [
 ]  # fmt: skip
 
 
-def _swap_for_link(folder: Path) -> None:
+def _swap_for_link(folder):
     folder.rename(folder.with_name("real"))
     folder.symlink_to("real")
 
 
-def _swap_for_file(folder: Path) -> None:
+def _swap_for_file(folder):
     shutil.rmtree(folder)
     folder.write_bytes(b"")
 

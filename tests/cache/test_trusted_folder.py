@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import signal
-from pathlib import Path
 
 import pytest
 
@@ -22,7 +21,7 @@ def opened(root):
     return opened
 
 
-def _mode(path: Path) -> int:
+def _mode(path):
     return path.stat().st_mode & 0o7777
 
 
@@ -151,17 +150,17 @@ def test_missing_things_are_told_from_bad_ones(opened, root):
             act()
 
 
-def _make_pipe(path: Path) -> None:
+def _make_pipe(path):
     path.unlink()
     os.mkfifo(path, 0o600)
 
 
-def _make_link(path: Path) -> None:
+def _make_link(path):
     path.rename(path.with_name("target"))
     path.symlink_to("target")
 
 
-def _make_folder(path: Path) -> None:
+def _make_folder(path):
     path.unlink()
     path.mkdir()
 
@@ -205,7 +204,7 @@ def test_opened_root_is_not_swapped_by_renaming_it(opened, root):
     assert opened.read("a/b/file") == b"content"
 
 
-def _lowest_free_descriptor() -> int:
+def _lowest_free_descriptor():
     descriptor = os.dup(0)
     os.close(descriptor)
     return descriptor

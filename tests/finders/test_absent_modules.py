@@ -1,9 +1,6 @@
 """Configs for modules that are not installed: said in a run, cold and warm, and an error under strict."""
 
-from __future__ import annotations
-
 import shutil
-from pathlib import Path
 
 import pytest
 
@@ -14,7 +11,7 @@ SHOW = f"from {TINY} import TinyNorm; print(TinyNorm().forward(1))"
 RUN = f"import sys; sys.path.insert(0, '.'); import veomni_hook.install\n{SHOW}\nimport transformers.models.still.modeling_still"
 
 
-def misnamed(tmp_path: Path, module: str) -> None:
+def misnamed(tmp_path, module):
     (tmp_path / "misnamed.py").write_text(
         f"from veomni_hook import PatchConfig\nconfig = PatchConfig({module!r})\n"
         "config.add_post_import_block('X = 1')\n"

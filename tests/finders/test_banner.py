@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -31,7 +30,7 @@ NEWER = f"transformers 5.99.0 is newer than what was tested, {span('transformers
 SAID = ["tiny patched at 1 place (tiny_config: 1); details: veomni-hook explain tiny", NEWER]
 
 
-def applied(*others: tuple[str, str]) -> list[dict[str, Any]]:
+def applied(*others):
     """Three routes, a helper that does not count, and a user's patches by kind and config."""
     routes = [
         {"kind": "route", "op": op, "variant": v, "target": t, "config": "veomni_hook.x"}

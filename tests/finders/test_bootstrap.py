@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -31,7 +30,7 @@ def own(python, tmp_path):
     return run
 
 
-def without_ours(folder: Path) -> str:
+def without_ours(folder):
     """What Python itself says of a `sitecustomize`."""
     environ = {**os.environ, "PYTHONPATH": str(folder)}
     done = subprocess.run([sys.executable, "-c", ""], env=environ, capture_output=True, text=True)

@@ -1,7 +1,5 @@
 """Import hooks that are installed after ours and take a target: one warning in the run."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.finders.conftest import TINY, calls_of
@@ -31,7 +29,7 @@ AFTERWARDS = "import colorsys, tabnanny\n"  # any import that the other hook lea
 STILL = "import transformers.models.still.modeling_still\n"
 
 
-def warnings_of(err: str) -> list[str]:
+def warnings_of(err):
     return [line for line in err.splitlines() if "Warning: " in line]
 
 

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from tests.finders.conftest import ROOT, TINY, Python
+from tests.finders.conftest import ROOT, TINY
 from veomni_hook.finders import children
 from veomni_hook.finders.children import BOOTSTRAP, environment
 from veomni_hook.settings import Settings
@@ -33,7 +33,7 @@ def test_the_users_path_stays_and_ours_does_not_pile_up():
     assert empty.split(os.pathsep)[:3] == [BOOTSTRAP, "", "mine"], "an empty entry is the working directory"
 
 
-def child(python: Python, code: str) -> str:
+def child(python, code):
     parent = os.pathsep.join(
         [BOOTSTRAP, str(ROOT / "tests/data/hub"), str(ROOT / "tests/data/configs"), str(ROOT)]
     )

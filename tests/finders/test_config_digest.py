@@ -6,7 +6,7 @@ from veomni_hook import PatchConfig, create_patch_from_external
 from veomni_hook.finders.config_digest import config_digest
 
 
-def made(body: int = 1, **changes: object) -> PatchConfig:
+def made(body=1, **changes):
     config = PatchConfig("transformers.models.tiny.modeling_tiny", **changes)  # type: ignore[arg-type]
 
     config.replace_function("f", (one if body == 1 else other)())

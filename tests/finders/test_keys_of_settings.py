@@ -37,7 +37,7 @@ CHANGES = {"idioms", "parallel", "speech", "remote_code", "host_values", "patche
 OTHERS = [one.name for one in fields(Settings) if one.name not in {*CHANGES, "enabled"}]
 
 
-def text_and_key(module: str, settings: Settings) -> tuple[str, str]:
+def text_and_key(module, settings):
     spec = locate(module)
     assert spec is not None
     upstream, _ = read_upstream(module, spec)

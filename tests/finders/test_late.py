@@ -1,10 +1,8 @@
 """What is registered or declared after the import of a patched module: never without a word."""
 
-from __future__ import annotations
-
 import pytest
 
-from tests.finders.conftest import TINY, Python
+from tests.finders.conftest import TINY
 
 HEAD = f"""
 import re, warnings, json, veomni_hook.install
@@ -25,7 +23,7 @@ def mine(pattern={TINY!r}, target="TinyNorm.forward", **options):
 """
 
 
-def judged(python: Python, code: str, **environment: str | None) -> list[str]:
+def judged(python, code, **environment):
     return python(f"{HEAD}\n{code}\nprint(json.dumps(found))", **environment).result
 
 

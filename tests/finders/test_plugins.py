@@ -160,7 +160,7 @@ def test_the_dump_and_the_command_line_go_on_as_well(installed, tmp_path):
     assert "+ 100" in ran.out and "is left out" in ran.err
 
 
-def command(installed: Run, code: str, *arguments: str, **variables: str | None) -> Ran:
+def command(installed, code, *arguments, **variables):
     return installed(code.replace("main()", f"sys.argv[1:] = {list(arguments)!r}; main()"), **variables)
 
 

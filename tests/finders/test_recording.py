@@ -75,11 +75,11 @@ class Case(NamedTuple):
     change: Callable[[Project], object]
 
 
-def rewritten(name: str, text: str) -> Callable[[Project], object]:
+def rewritten(name, text):
     return lambda project: project.write(name, text)
 
 
-def variable(name: str, value: str | None) -> Callable[[Project], object]:
+def variable(name, value):
     return lambda project: project.variables.update({name: value})
 
 

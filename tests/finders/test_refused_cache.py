@@ -1,7 +1,5 @@
 """A full disk, an unusable cache: one warning a process that says what happens now and what to do; no folder stays."""
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 
@@ -20,7 +18,7 @@ TEMPORARY = "are kept in a temporary folder until this process ends, and every s
 MEMORY = "are patched in memory at each start"
 
 
-def warnings_of(err: str) -> list[str]:
+def warnings_of(err):
     return [line for line in err.splitlines() if "Warning: " in line]
 
 

@@ -1,13 +1,10 @@
 """Remote code with the installed transformers: patched where the user wants it, shipped as it came."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -47,13 +44,13 @@ def runs(tmp_path_factory):
     return {"plain": (plain, ""), **found}
 
 
-def copied(folder: Path) -> Path:
+def copied(folder):
     shutil.copytree(REPOSITORY, folder / "pebble-repo", ignore=shutil.ignore_patterns("__pycache__"))
     seed(folder / "pebble-repo")
     return folder
 
 
-def unpatched(folder: Path) -> Any:
+def unpatched(folder):
     """The facts of transformers by itself, in this process."""
     before = set(sys.modules)
     with pytest.MonkeyPatch.context() as patch:
@@ -66,7 +63,7 @@ def unpatched(folder: Path) -> Any:
     return json.loads(json.dumps(facts))
 
 
-def seed(repository: Path) -> None:
+def seed(repository):
     """Weights: the same in every mode."""
     torch.manual_seed(0)
     shapes = {"embed.weight": (32, 16), "mix.weight": (16, 16), "head.weight": (32, 16)}

@@ -1,22 +1,20 @@
 """Errors of users' patches, as Python prints them: the user's frames, one of ours, and the declaring line."""
 
-from __future__ import annotations
-
 import re
 
-from tests.finders.conftest import DATA, ROOT, TINY, Ran
+from tests.finders.conftest import DATA, ROOT, TINY
 
 SCRIPT = f"import veomni_hook.install\ndef load():\n    import {TINY}\nload()"
 MISSPELT = DATA / "configs" / "misspelt_config.py"
 
 
-def files(ran: Ran) -> list[str]:
+def files(ran):
     """The files of the frames that were printed."""
     assert ran.code == 1
     return re.findall(r'^  File "([^"]+)"', ran.err, re.MULTILINE)
 
 
-def ours(ran: Ran) -> int:
+def ours(ran):
     """How many of them are this package's."""
     return sum(path.startswith(str(ROOT / "veomni_hook")) for path in files(ran))
 

@@ -28,7 +28,7 @@ def asserted(monkeypatch):
     return found
 
 
-def text(n: Any, features: torch.Tensor) -> Any:
+def text(n, features):
     return lambda n=n: f"tokens: {n}, features: {features.shape[0]}"
 
 

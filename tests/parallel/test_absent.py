@@ -1,15 +1,11 @@
 """Ranks without images, videos or sounds call the towers as often as the others, and nothing else changes."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 
 CLOSE = 1e-4
 
 
-def assert_equal(told: list[dict[str, Any]], *, same_calls: bool = True) -> None:
+def assert_equal(told, *, same_calls=True):
     """Losses and gradients are those of upstream, and ranks call the towers equally often."""
     for each in told:
         assert each["loss"] < 1e-5

@@ -1,9 +1,6 @@
 """Trainer with an unchanged script: two processes that share sequences log what one process logs."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from torch import nn
@@ -27,7 +24,7 @@ def test_a_world_that_cannot_be_divided_stops_before_the_first_step(ranks):
         ranks.run("facts_of_trainer:logged", 2, "sp=3")
 
 
-def accelerator(rank: int, world: int, mesh: Any = None) -> Any:
+def accelerator(rank, world, mesh=None):
     return SimpleNamespace(num_processes=world, process_index=rank, state=SimpleNamespace(device_mesh=mesh))
 
 

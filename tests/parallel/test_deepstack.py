@@ -1,12 +1,8 @@
 """Models that add features of images between their layers, with sequences that two processes share."""
 
-from __future__ import annotations
-
 import pytest
 import transformers
 from packaging.version import Version
-
-from tests.parallel.ranks import Ranks
 
 pytestmark = pytest.mark.skipif(
     Version(transformers.__version__) < Version("5.17"),
@@ -15,15 +11,7 @@ pytestmark = pytest.mark.skipif(
 CLOSE = 1e-5
 
 
-def check(
-    ranks: Ranks,
-    family: str,
-    kernels: str,
-    *batches: str,
-    checkpoint: bool = False,
-    compiled: bool = False,
-    world: int = 2,
-) -> None:
+def check(ranks, family, kernels, *batches, checkpoint=False, compiled=False, world=2):
     told = ranks.run(
         "facts_of_deepstack:facts", world, f"sp={world}", family=family, kernels=kernels, batches=batches,
         checkpoint=checkpoint, compiled=compiled,

@@ -1,20 +1,17 @@
 """The examples train, and processes that share sequences or experts get the losses of one."""
 
-from __future__ import annotations
-
 import json
 import socket
-from pathlib import Path
 
 import pytest
 
-from tests.parallel.ranks import ROOT, Ranks
+from tests.parallel.ranks import ROOT
 from tests.processes import outputs, started
 
 SEQUENCES = ["plain_loop.py", "trainer.py", "accelerate_loop.py"]
 
 
-def losses(ranks: Ranks, folder: Path, script: str, size: int, setting: str) -> list[float]:
+def losses(ranks, folder, script, size, setting):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

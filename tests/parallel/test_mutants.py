@@ -1,7 +1,5 @@
 """A change of one line is found: by each kind of check, for each step of the exchange."""
 
-from __future__ import annotations
-
 import pytest
 
 CLOSE = 1e-5
@@ -58,7 +56,7 @@ TOWERS = {
 }  # fmt: skip
 
 
-def found(pair: list[float | str]) -> None:
+def found(pair):
     before, after = pair
     assert isinstance(before, float) and before < CLOSE
     # An error that says what is wrong is as good as a number.

@@ -1,21 +1,15 @@
 """Towers of images, videos and sounds, whose layers several processes share."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import transformers
 from packaging.version import Version
-
-from tests.parallel.ranks import Ranks
 
 CLOSE = 1e-5
 OLD = Version(transformers.__version__) < Version("5.17")
 WHOLE = {"images": [136], "two images": [40], "image": [24], "text": [], "video": [24, 48]}
 
 
-def check(ranks: Ranks, family: str, kernels: str, *batches: str, world: int = 2) -> dict[str, Any]:
+def check(ranks, family, kernels, *batches, world=2):
     """The rows of all processes, by batch, after a comparison with one process."""
     told = ranks.run(
         "facts_of_towers:facts", world, f"sp={world}", family=family, kernels=kernels, batches=batches

@@ -15,28 +15,28 @@ MODULE = "patchgen_double.modeling_tiny"
 pytestmark = pytest.mark.usefixtures("patchgen")
 
 
-def double(name: str = "") -> Any:
+def double(name=""):
     return importlib.import_module("patchgen_double" + (f".{name}" if name else ""))
 
 
-def origin() -> tuple[str, Origin]:
+def origin():
     path = double("modeling_tiny").__file__
     with open(path, encoding="utf-8") as file:
         return file.read(), Origin(MODULE, path, "patchgen_double", "1")
 
 
-def patch(*configs: Any, device: str = "gpu") -> Any:
+def patch(*configs, device="gpu"):
     source, where = origin()
     return patch_source(source, applicable(configs, MODULE, device), where, device=device)
 
 
-def execute(text: str) -> dict[str, Any]:
+def execute(text):
     namespace: dict[str, Any] = {"__name__": MODULE}
     exec(compile(text, "tiny.py", "exec", dont_inherit=True), namespace)
     return namespace
 
 
-def pair() -> tuple[Any, Any]:
+def pair():
     return double("tiny_gpu_patch_gen_config").config, double("tiny_npu_patch_gen_config").config
 
 

@@ -1,7 +1,4 @@
-from __future__ import annotations
-
 import re
-from typing import Any
 
 import pytest
 
@@ -42,18 +39,18 @@ DIGEST = fingerprint(Document(UPSTREAM).find("A.m")[0].node)
 HELPER = fingerprint(Document(UPSTREAM).find("helper")[0].node)
 
 
-def override(value: str, target: str = "A.m") -> str:
+def override(value, target="A.m"):
     return f"@config.override_method('{target}')\ndef m(self, x):\n    return {value!r}\n"
 
 
-def guard(value: str = "'guard'", options: str = "") -> str:
+def guard(value="'guard'", options=""):
     return (
         f"@config.insert_guard('A.m', fingerprints=['{DIGEST}']{options})\n"
         f"def g(x):\n    if x == 7:\n        return {value}\n"
     )
 
 
-def builtin(config: PatchConfig) -> PatchConfig:
+def builtin(config):
     config.label = "veomni_hook.patches.models.tiny:config"
     return config
 
@@ -169,7 +166,7 @@ def test_rewrites_of_the_same_code_are_a_conflict(patched):
 IDIOM = "veomni_hook.patches.idioms"
 
 
-def routes_left(result: Any) -> set[str]:
+def routes_left(result):
     return {one.op for one in result.report.applied if one.kind == "route"}
 
 

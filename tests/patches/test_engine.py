@@ -61,13 +61,13 @@ CODE = """
 """
 
 
-def modeling_files() -> list[Path]:
+def modeling_files():
     spec = importlib.util.find_spec("transformers")
     assert spec is not None and spec.origin is not None
     return sorted(Path(spec.origin).parent.glob("models/*/modeling_*.py"))
 
 
-def unpatched(path: Path) -> None:
+def unpatched(path):
     source = path.read_bytes().decode()
     result = patch_source(source, [], Origin(f"m.{path.stem}", str(path), "transformers", "0"))
     assert result.text == result.plain == source
@@ -163,7 +163,7 @@ def test_forms_of_the_text(newline, finished, indent):
     assert result.text.endswith(newline) is finished
 
 
-def _override_m(self: object, x: object) -> object:
+def _override_m(self, x):
     return (
         x,
         """two
@@ -171,11 +171,11 @@ def _override_m(self: object, x: object) -> object:
     )
 
 
-def _helper() -> int:
+def _helper():
     return 1
 
 
-def _after() -> int:
+def _after():
     return 2
 
 

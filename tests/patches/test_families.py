@@ -1,15 +1,12 @@
 """The patched text of the installed families: markers at their statements, lines within 120 columns."""
 
-from __future__ import annotations
-
 import importlib.util
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from veomni_hook.patches.code.wrap import WIDTH
-from veomni_hook.patches.engine import Origin, PatchedSource, patch_source
+from veomni_hook.patches.engine import Origin, patch_source
 from veomni_hook.patches.render import header
 
 #: Guards of every op, one in the else of another, expressions in decorators, edits in long lines.
@@ -20,7 +17,7 @@ FAMILIES = (
 _MODULES = ("modeling_layers", "modeling_utils", "configuration_utils", "masking_utils")
 
 
-def modules(families: tuple[str, ...]) -> Iterator[tuple[str, Path]]:
+def modules(families):
     spec = importlib.util.find_spec("transformers")
     assert spec is not None and spec.submodule_search_locations
     root = Path(spec.submodule_search_locations[0])
@@ -29,11 +26,11 @@ def modules(families: tuple[str, ...]) -> Iterator[tuple[str, Path]]:
             yield ".".join(("transformers", *path.relative_to(root).with_suffix("").parts)), path
 
 
-def _indent(line: str) -> int:
+def _indent(line):
     return len(line) - len(line.lstrip())
 
 
-def misplaced(upstream: str, patched: PatchedSource) -> list[str]:
+def misplaced(upstream, patched):
     """Markers that are not at the column of the statement below them."""
     known, lines = set(upstream.split("\n")), patched.text.split("\n")
     found = []
@@ -45,7 +42,7 @@ def misplaced(upstream: str, patched: PatchedSource) -> list[str]:
     return found
 
 
-def too_long(upstream: str, patched: PatchedSource) -> list[str]:
+def too_long(upstream, patched):
     """Inserted lines that are too long.
 
     Upstream's own lines do not change except for their indentation, also inside the ``else`` of a guard, so a

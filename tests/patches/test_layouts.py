@@ -14,7 +14,7 @@ import transformers
 
 from veomni_hook.errors import IdiomError, PatchTargetError
 from veomni_hook.patches.code.edit import reindent, string_lines
-from veomni_hook.patches.engine import Origin, PatchedSource, patch_source
+from veomni_hook.patches.engine import Origin, patch_source
 from veomni_hook.patches.idioms import recognise
 from veomni_hook.patches.spec import PatchConfig
 
@@ -22,7 +22,7 @@ FAMILIES = ("qwen3", "gemma3", "mixtral", "deepseek_v3", "doge")
 UPSTREAM = "def f(x):\n    return x\n\n\ndef g(x):\n    return x + 1\n"
 
 
-def _lines(source: str, change: Callable[[int, str], str]) -> str:
+def _lines(source, change):
     """The text with every line of code changed, except lines inside a string."""
     inside = string_lines(source)
     lines = enumerate(source.split("\n"), start=1)
@@ -31,12 +31,12 @@ def _lines(source: str, change: Callable[[int, str], str]) -> str:
     )
 
 
-def _tabs(_: int, line: str) -> str:
+def _tabs(_, line):
     blanks = len(line) - len(line.lstrip(" "))
     return "\t" * (blanks // 4) + " " * (blanks % 4) + line[blanks:]
 
 
-def _mixed(source: str) -> str:
+def _mixed(source):
     """One top-level block with tabs, the next with blanks."""
     blocks = 0
 
@@ -63,18 +63,18 @@ LAYOUTS: dict[str, Callable[[str], str]] = {
 
 
 @cache
-def _upstream(family: str) -> str:
+def _upstream(family):
     path = Path(transformers.__file__).parent / "models" / family / f"modeling_{family}.py"
     return path.read_text(encoding="utf-8")
 
 
-def _patched(source: str, family: str) -> PatchedSource:
+def _patched(source, family):
     module = f"transformers.models.{family}.modeling_{family}"
     return patch_source(source, [], Origin(module, "m.py", "transformers", "0"), idioms=True)
 
 
 @cache
-def _expected(family: str) -> PatchedSource:
+def _expected(family):
     return _patched(_upstream(family), family)
 
 

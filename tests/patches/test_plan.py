@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from veomni_hook.patches.code.document import Document
@@ -10,7 +8,7 @@ from veomni_hook.patches.spec import PatchConfig
 ORIGIN = Origin("pkg.upstream", "/site/pkg/upstream.py", "pkg", "1.0")
 
 
-def plan(source: str) -> Plan:
+def plan(source):
     config = PatchConfig("pkg.upstream", label="cfg:config")
     return Plan(Document(source), ORIGIN, [Step("helper", "h", "line\n  @break", config)])
 

@@ -1,9 +1,6 @@
 """Code of a patch that uses an undefined name: an error at patch time, with a suggestion."""
 
-from __future__ import annotations
-
 import os
-from typing import Any
 
 import pytest
 
@@ -21,7 +18,7 @@ def odd(): return upstreams_own_oddity
 """
 
 
-def refused(patched: Any, config: str) -> UnresolvedNameError:
+def refused(patched, config):
     with pytest.raises(UnresolvedNameError) as caught:
         patched(UPSTREAM, config)
     return caught.value

@@ -17,7 +17,7 @@ from veomni_hook.patches.idioms.recognise import OPTIONAL
 from veomni_hook.patches.reasons import Code, Reason, remedies
 from veomni_hook.patches.report import MissedSite, PatchReport
 from veomni_hook.patches.site import Missed
-from veomni_hook.tools.coverage import ROUTED, Row, examine
+from veomni_hook.tools.coverage import ROUTED, examine
 
 #: Ops whose code the interpreter follows: only it may leave code that is not followed.
 READ = {
@@ -91,7 +91,7 @@ def test_every_site_that_is_not_routed_has_a_code(families):
     assert not [row for row in left if " line " in row.reason and not row.line]
 
 
-def rows(families: tuple[str, ...]) -> list[Row]:
+def rows(families):
     spec = importlib.util.find_spec("transformers")
     assert spec is not None and spec.origin is not None
     models = Path(spec.origin).parent / "models"

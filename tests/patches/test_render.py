@@ -74,13 +74,13 @@ def test_an_import_beyond_the_package_is_an_error():
         assert caught.value.where == module
 
 
-def modeling_files() -> list[Path]:
+def modeling_files():
     spec = importlib.util.find_spec("transformers")
     assert spec is not None and spec.submodule_search_locations
     return sorted(Path(spec.submodule_search_locations[0], "models").glob("*/modeling_*.py"))
 
 
-def check_dump(path: Path) -> int:
+def check_dump(path):
     text = path.read_text(encoding="utf-8")
     module = f"transformers.models.{path.parent.name}.{path.stem}"
     dumped = dump_text(text, module)
@@ -148,7 +148,7 @@ def test_the_header_is_comments_only_and_leaves_the_rest_out_if_there_is_none():
     assert not any(re.match(r"^[ \t\f]*#.*?coding[:=][ \t]*([-_.a-zA-Z0-9]+)", line) for line in lines[:2])
 
 
-def route(op: str, target: str) -> AppliedPatch:
+def route(op, target):
     return AppliedPatch("route", target, f"{op}/v: eps=self.eps", "idioms", (1, 2), op=op, variant="v")
 
 
@@ -210,7 +210,7 @@ def test_the_header_holds_no_time_and_no_path_of_this_machine():
     assert not re.search(r"\b20\d\d-\d\d", text)
 
 
-def patched(text: str, plain: str) -> PatchedSource:
+def patched(text, plain):
     return PatchedSource(text, plain, REPORT)
 
 
@@ -270,11 +270,11 @@ LOSS_TAIL = """
 QWEN3 = "transformers.models.qwen3.modeling_qwen3"
 
 
-def qwen3_source() -> str:
+def qwen3_source():
     return next(p for p in modeling_files() if p.stem == "modeling_qwen3").read_text(encoding="utf-8")
 
 
-def qwen3_patched(source: str) -> PatchedSource:
+def qwen3_patched(source):
     document = Document(source, QWEN3)
 
     def digest(name: str) -> str:
@@ -296,7 +296,7 @@ def qwen3_patched(source: str) -> PatchedSource:
     return patch_source(source, [config], Origin(QWEN3, "modeling_qwen3.py", "transformers", "0"))
 
 
-def shaped_lines(found: PatchedSource) -> set[int]:
+def shaped_lines(found):
     """Numbers of the lines of ``plain`` that the report attributes to applied patches."""
     plain = found.plain.split("\n")
     numbers: set[int] = set()

@@ -46,7 +46,7 @@ class Other(object):
 """
 
 
-def digest(name: str) -> str:
+def digest(name):
     return fingerprint(Document(UPSTREAM).find(name)[0].node)
 
 
@@ -58,7 +58,7 @@ def apply(load):
     return patch
 
 
-def applied(result: Any) -> list[tuple[str, str]]:
+def applied(result):
     return [(one.kind, one.target) for one in result.report.applied]
 
 
@@ -229,7 +229,7 @@ def test_patches_that_apply_nowhere_are_told(load):
     assert unapplied(config, [report])[0].description == "of what is absent"
 
 
-def example_of_the_docs() -> str:
+def example_of_the_docs():
     text = (Path(__file__).parents[2] / "docs" / "patches.md").read_text(encoding="utf-8")
     (block,) = (b for b in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "modeling_*" in b)
     return str(block)

@@ -21,11 +21,11 @@ class Thing:
     pass
 
 
-def function(self: Any) -> None:
+def function(self):
     pass
 
 
-def config() -> PatchConfig:
+def config():
     return PatchConfig("pkg.upstream")
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import inspect
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -51,7 +50,7 @@ BUDGET: dict[str, dict[str, int]] = {
 }  # fmt: skip
 
 
-def _functions(file: Path) -> Iterator[ast.FunctionDef]:
+def _functions(file):
     tree = ast.parse(file.read_text("utf-8"))
     if file.name == "masking_utils.py":
         yield from (node for node in tree.body if isinstance(node, ast.FunctionDef))
@@ -73,11 +72,11 @@ def upstreams():
     return found - {"self"} - torchs()
 
 
-def _arguments(function: ast.FunctionDef) -> list[ast.arg]:
+def _arguments(function):
     return [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
 
 
-def torchs() -> set[str]:
+def torchs():
     every = torch.overrides.get_testing_overrides().values()
     return {name for function in every for name in inspect.signature(function).parameters} | {
         "device",
@@ -85,7 +84,7 @@ def torchs() -> set[str]:
     }
 
 
-def strings(text: str) -> Iterator[str]:
+def strings(text):
     """The strings of code, without docstrings and the names in ``__all__``."""
     tree = ast.parse(text)
     skipped = {
@@ -100,7 +99,7 @@ def strings(text: str) -> Iterator[str]:
             yield node.value
 
 
-def counted(upstreams: set[str]) -> dict[str, list[str]]:
+def counted(upstreams):
     """The places of each name, once for each string."""
     found: dict[str, list[str]] = {}
     for package in PACKAGES:

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from veomni_hook.errors import PatchConflictError, PatchError
@@ -15,14 +13,14 @@ ORIGIN = Origin("pkg.upstream", "/site/pkg/upstream.py", "pkg", "1.0")
 SOURCE = "def f():\n    return 1\n\n\nclass A:\n    x = 1\n"
 
 
-def plan(source: str = SOURCE) -> Plan:
+def plan(source=SOURCE):
     config = PatchConfig("pkg.upstream")
     return Plan(
         Document(source), ORIGIN, [Step("helper", "one", "", config), Step("helper", "two", "", config)]
     )
 
 
-def verified(edits: list[Edit], source: str = SOURCE) -> tuple[str, ...]:
+def verified(edits, source=SOURCE):
     made = plan(source)
     text, placed = place_edits(source, edits)
     return untouched(made, placed, check_text(made, text, placed))

@@ -144,5 +144,5 @@ def test_the_table_has_every_config():
     assert UNABLE.keys() <= set(CONFIGS)
 
 
-def _close(told: Any) -> bool:
+def _close(told):
     return isinstance(told, dict) and told["close"]

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import ast
 
 import pytest
@@ -7,10 +5,10 @@ import pytest
 from veomni_hook.errors import PatchError
 from veomni_hook.patches.code.captures import find_places, substitute
 from veomni_hook.patches.code.document import Document
-from veomni_hook.patches.code.pattern import Capture, Pattern
+from veomni_hook.patches.code.pattern import Pattern
 
 
-def captures_of(pattern: str, code: str) -> tuple[Document, dict[str, Capture]]:
+def captures_of(pattern, code):
     upstream = Document(f"def f():\n    {code}\n")
     function = upstream.tree.body[0]
     assert isinstance(function, ast.FunctionDef)
@@ -18,12 +16,12 @@ def captures_of(pattern: str, code: str) -> tuple[Document, dict[str, Capture]]:
     return upstream, dict(match.captures)
 
 
-def put(text: str, pattern: str, code: str, *, holes: bool = False) -> str:
+def put(text, pattern, code, *, holes=False):
     upstream, captures = captures_of(pattern, code)
     return substitute(Document(text), captures, upstream, holes=holes, where="here", target="C.f")
 
 
-def expression(text: str, captured: str) -> str:
+def expression(text, captured):
     """``text`` with the name `h` replaced by an expression."""
     return put(text, "take(a={h})", f"take(a={captured})")
 

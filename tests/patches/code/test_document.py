@@ -63,7 +63,7 @@ for i in X:
 '''
 
 
-def node(document: Document, name: str, number: int = 0) -> ast.AST:
+def node(document, name, number=0):
     return document.find(name)[number].node
 
 

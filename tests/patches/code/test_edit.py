@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,7 +6,7 @@ from veomni_hook.patches.code.edit import Edit, apply_edits, marker_comment, one
 
 
 @st.composite
-def sources_and_edits(draw: st.DrawFn) -> tuple[str, list[Edit]]:
+def sources_and_edits(draw):
     source = draw(st.text(max_size=40))
     marks = sorted(draw(st.lists(st.integers(0, len(source)), max_size=12)))
     ranges = list(zip(marks[::2], marks[1::2], strict=False))

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import ast
 import importlib.util
 from pathlib import Path
@@ -10,7 +8,7 @@ from veomni_hook.patches.code.comparison import fingerprint, serialise
 from veomni_hook.patches.code.document import Document
 
 
-def digest(source: str) -> str:
+def digest(source):
     document = Document(source)
     return fingerprint(document.definitions()[0].node)
 

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import re
 
 import pytest
@@ -12,7 +10,7 @@ from veomni_hook.patches.code.snippet import apply_name_map
 words = st.text(alphabet="abcAB1_", min_size=1, max_size=8)
 
 
-def mapped(text: str, name_map: dict[str, str]) -> str:
+def mapped(text, name_map):
     return apply_name_map(text, name_map, where="here")
 
 

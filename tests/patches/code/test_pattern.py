@@ -7,16 +7,16 @@ import pytest
 
 from veomni_hook.errors import PatchError, PatchTargetError
 from veomni_hook.patches.code.document import Document
-from veomni_hook.patches.code.pattern import Match, Pattern
+from veomni_hook.patches.code.pattern import Pattern
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-def parsed(text: str) -> Pattern:
+def parsed(text):
     return Pattern(text, where="here", target="C.f")
 
 
-def upstream(body: str) -> tuple[Document, Function]:
+def upstream(body):
     document = Document(
         "def f(self, x, **kwargs):\n" + textwrap.indent(textwrap.dedent(body).strip("\n"), "    ") + "\n"
     )
@@ -25,11 +25,11 @@ def upstream(body: str) -> tuple[Document, Function]:
     return document, function
 
 
-def captured(document: Document, match: Match) -> dict[str, list[str]]:
+def captured(document, match):
     return {name: [document.text(node) for node in item.nodes] for name, item in match.captures.items()}
 
 
-def one(pattern: str, body: str) -> dict[str, list[str]]:
+def one(pattern, body):
     document, function = upstream(body)
     compiled = parsed(pattern)
     found = compiled.find(function)
@@ -37,7 +37,7 @@ def one(pattern: str, body: str) -> dict[str, list[str]]:
     return captured(document, found[0])
 
 
-def count(pattern: str, body: str) -> int:
+def count(pattern, body):
     _, function = upstream(body)
     compiled = parsed(pattern)
     return len(compiled.find(function))
@@ -239,7 +239,7 @@ def test_captures_are_known_before_matching():
     assert parsed("f({a}.b, *{c})").captures == {"a": "expression", "c": "positionals"}
 
 
-def required(pattern: str, body: str, times: int | None = 1) -> PatchTargetError:
+def required(pattern, body, times=1):
     document, function = upstream(body)
     compiled = parsed(pattern)
     found = compiled.find(function)

@@ -1,20 +1,18 @@
-from __future__ import annotations
-
 import ast
 
 import pytest
 
-from veomni_hook.patches.code.document import Document, FunctionNode
-from veomni_hook.patches.code.edit import Edit, Place, apply_edits, at_start, before
+from veomni_hook.patches.code.document import Document
+from veomni_hook.patches.code.edit import Edit, apply_edits, at_start, before
 
 
-def parsed(text: str) -> tuple[Document, FunctionNode]:
+def parsed(text):
     document = Document(text)
     function = next(n for n in ast.walk(document.tree) if isinstance(n, ast.FunctionDef))
     return document, function
 
 
-def filled(document: Document, place: Place) -> str:
+def filled(document, place):
     edits = [Edit(start, end, text) for start, end, text in place.splits]
     edits.append(Edit(place.start, place.start, place.comment("# c"), marker=True))
     edits.append(Edit(place.start, place.end, place.block(f"{place.indent}go()")))

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import ast
 
 import pytest
@@ -13,7 +11,7 @@ gaps = st.sampled_from(["", " ", "\n", "\n    ", "  # c,\n", "\n# own line\n  "]
 
 
 @st.composite
-def lists(draw: st.DrawFn) -> tuple[str, int]:
+def lists(draw):
     count = draw(st.integers(1, 5))
     pieces = [f"{draw(gaps)}'{n}'{draw(gaps)}" for n in range(count)]
     last = draw(st.sampled_from([",", ""] if count > 1 else [","]))

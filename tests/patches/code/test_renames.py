@@ -1,12 +1,10 @@
-from __future__ import annotations
-
 import pytest
 
 from veomni_hook.patches.code.document import Document, FunctionNode
 from veomni_hook.patches.code.renames import Rename, renamed_parameters, renames
 
 
-def of(decorator: str, parameters: str) -> dict[str, Rename]:
+def of(decorator, parameters):
     document = Document(f"@{decorator}\ndef f({parameters}): ...\n")
     (definition,) = document.find("f")
     assert isinstance(definition.node, FunctionNode)

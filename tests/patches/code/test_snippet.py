@@ -11,7 +11,7 @@ from veomni_hook.errors import ReplacementError
 from veomni_hook.patches.code.snippet import function_body, read_snippet
 
 
-def read(replacement: Any, **options: Any) -> str:
+def read(replacement, **options):
     snippet = read_snippet(replacement, where="here", target="T", **options)
     return f"{snippet.comments}\n{snippet.document.source}"
 

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import ast
 import textwrap
 
@@ -8,17 +6,17 @@ import pytest
 from veomni_hook.patches.code.statement_runs import Run, at_hand, called, put_together, simple_target
 
 
-def statements(text: str) -> list[ast.stmt]:
+def statements(text):
     return ast.parse(textwrap.dedent(text)).body
 
 
-def part(text: str, code: list[ast.stmt]) -> ast.expr:
+def part(text, code):
     """The expression of ``code`` that is written as ``text``."""
     nodes = (node for each in code for node in ast.walk(each) if isinstance(node, ast.expr))
     return next(node for node in nodes if ast.unparse(node) == text)
 
 
-def together(text: str, taken: str = "", **operands: str) -> str | None:
+def together(text, taken="", **operands):
     code = statements(text)
     if not taken:
         made = put_together(code)

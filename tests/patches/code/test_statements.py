@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import ast
 
 import pytest
@@ -94,7 +92,7 @@ class A:
 """
 
 
-def owner() -> ast.ClassDef:
+def owner():
     (node,) = ast.parse(TEXT).body
     assert isinstance(node, ast.ClassDef)
     return node

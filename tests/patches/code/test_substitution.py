@@ -1,12 +1,10 @@
-from __future__ import annotations
-
 import ast
 
 from veomni_hook.patches.code.comparison import means
 from veomni_hook.patches.code.tree import substituted, swapped
 
 
-def expression(text: str) -> ast.expr:
+def expression(text):
     return ast.parse(text, mode="eval").body
 
 

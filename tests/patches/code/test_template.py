@@ -1,7 +1,5 @@
 """Templates: holes, choices between statements, and the difference that is reported."""
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 from pathlib import Path
@@ -12,7 +10,7 @@ from veomni_hook.patches.code.template import Found, Mismatch, Template, branche
 from veomni_hook.patches.graph import Scope
 
 
-def found(template: str, code: str, **names: str) -> Found | Mismatch:
+def found(template, code, **names):
     return Template(template).find([ast.parse(code).body], **names)
 
 

@@ -1,7 +1,5 @@
 """Undefined global names of a module; the result must be exact, because they raise an error."""
 
-from __future__ import annotations
-
 import ast
 import textwrap
 
@@ -10,7 +8,7 @@ import pytest
 from veomni_hook.patches.code.scope import provided_names, unresolved_names, unresolved_uses
 
 
-def missing(code: str) -> set[str]:
+def missing(code):
     text = textwrap.dedent(code)
     return unresolved_names(text, ast.parse(text))
 

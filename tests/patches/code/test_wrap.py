@@ -1,7 +1,5 @@
 """Wrapping changes the layout of long lines and nothing else."""
 
-from __future__ import annotations
-
 import ast
 import textwrap
 
@@ -50,7 +48,7 @@ CASES = [
 ]
 
 
-def tree(text: str) -> str:
+def tree(text):
     return ast.dump(ast.parse(f"if 1:\n{text}" if text[0].isspace() else text))
 
 
@@ -114,7 +112,7 @@ _FORMS = [
 
 
 @st.composite
-def expressions(draw: st.DrawFn, depth: int = 4) -> str:
+def expressions(draw, depth=4):
     if not depth or draw(st.integers(0, 3)) == 0:
         return draw(st.sampled_from(_ATOMS))
     parts = [draw(expressions(depth - 1)) for _ in range(3)]

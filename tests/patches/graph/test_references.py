@@ -1,7 +1,5 @@
 """Formulas of a reference file, matched against code."""
 
-from __future__ import annotations
-
 import ast
 
 import pytest
@@ -23,7 +21,7 @@ from veomni_hook.patches.graph import (
 MLP = "kernels/gated_mlp/reference.py"
 
 
-def form(text: str):
+def form(text):
     tree = ast.parse(f"import torch\n{text}")
     scope = Scope(tree)
     return canonical(next(iter(scope.functions.values())), scope)

@@ -1,7 +1,5 @@
 """The meaning of a module's names, from its text."""
 
-from __future__ import annotations
-
 import ast
 
 import pytest
@@ -9,7 +7,7 @@ import pytest
 from veomni_hook.patches.graph import Scope
 
 
-def scope(text: str) -> Scope:
+def scope(text):
     return Scope(ast.parse(text))
 
 

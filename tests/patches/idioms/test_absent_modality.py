@@ -239,7 +239,7 @@ MISSED = {
 }  # fmt: skip
 
 
-def indented(text: str) -> str:
+def indented(text):
     return "".join(f"        {line}\n" for line in text.splitlines())
 
 

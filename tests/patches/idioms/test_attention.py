@@ -1,7 +1,5 @@
 """Eager attention functions: what is recognised, what is not, and the edit."""
 
-from __future__ import annotations
-
 import inspect
 
 import pytest
@@ -36,7 +34,7 @@ class SomeAttention(torch.nn.Module):
 NAME = "def eager_attention_forward("
 
 
-def function(variant: str) -> str:
+def function(variant):
     helpers = inspect.getsource(reference._of_all_heads) + inspect.getsource(reference._repeated)
     text = inspect.getsource(getattr(reference, variant)).replace(f"def {variant}(", NAME)
     return helpers + text

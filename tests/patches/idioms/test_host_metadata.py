@@ -1,7 +1,5 @@
 """What models compute from sizes: which code runs on the host, and where sizes are read."""
 
-from __future__ import annotations
-
 import textwrap
 
 import pytest
@@ -10,14 +8,14 @@ from tests.patches.idioms.applied import sites_of, spliced
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.idioms.host_metadata import find
 from veomni_hook.patches.idioms.host_metadata.binding import names_of
-from veomni_hook.patches.site import Site, Status
+from veomni_hook.patches.site import Status
 
 
-def sites(text: str) -> list[Site]:
+def sites(text):
     return sites_of(find, textwrap.dedent(text), "lookalike")
 
 
-def edited(text: str) -> str:
+def edited(text):
     return spliced(textwrap.dedent(text), sites(text))
 
 

@@ -5,7 +5,6 @@ import gc
 import inspect
 import json
 import re
-from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +23,7 @@ from veomni_hook.patches.engine import Origin, patch_source
 from veomni_hook.patches.idioms.layer_loop import find as idiom
 from veomni_hook.patches.idioms.recognise import LAYER_LOOPS
 from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.site import Site, Status
+from veomni_hook.patches.site import Status
 from veomni_hook.settings import Settings
 from veomni_hook.tools.coverage import examine, totals
 
@@ -37,24 +36,24 @@ LINEAR = {"qwen3_next", "qwen3_5", "olmo_hybrid", "kimi_linear", "bailing_hybrid
 SUPPORTED = {"5.2.0": 60, "5.9.0": 79, "5.17.0": 104, "5.23.0": 119}
 
 
-def sites(text: str) -> list[Site]:
+def sites(text):
     return sites_of(idiom, text, ORIGIN.module)
 
 
-def patched(text: str, *, optional: Collection[str] = (LAYER_LOOPS,)) -> str:
+def patched(text, *, optional=(LAYER_LOOPS,)):
     return patch_source(text, [], ORIGIN, idioms=True, optional=optional).text
 
 
-def source_of(family: str) -> str:
+def source_of(family):
     return (MODELS / family / f"modeling_{family}.py").read_text(encoding="utf-8")
 
 
-def on_one_line(text: str) -> str:
+def on_one_line(text):
     """The text with each call of `shard` on one line, without the cache that loops may pass."""
     return re.sub(r"shard\(\s*([^)]*?)(?:, cache=(?:past_key_values|cache))?\s*\)", r"shard(\1)", text)
 
 
-def calls(text: str) -> list[str]:
+def calls(text):
     """The statements with calls of the runtime, in order, each on one line."""
     return [
         on_one_line(ast.unparse(node))
@@ -245,7 +244,7 @@ IN_MLP = "        return self.down_proj(self.act_fn(self.up_proj(x)))\n"
 SCORES = "        attn_output, attn_weights = attention_interface(\n            self, query, key, value, attention_mask, scaling=self.head_dim**-0.5, **kwargs\n        )\n"
 
 
-def mlp(code: str) -> list[tuple[str, str]]:
+def mlp(code):
     """A change of the MLP's body."""
     return [(IN_MLP, f"        {code}\n{IN_MLP}")]
 
@@ -364,7 +363,7 @@ class Loop:
     reason: str
 
 
-def installed_loops() -> list[tuple[str, Loop]]:
+def installed_loops():
     """The loops of every modeling module of the installed release, with their families."""
     found = []
     gc.disable()  # trees have no cycles, and collections take almost half of the time

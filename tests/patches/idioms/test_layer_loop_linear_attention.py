@@ -1,7 +1,5 @@
 """Loops over layers of linear attention: what is proven of them, and lookalikes that mix positions."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.patches.idioms.applied import sites_of, spliced
@@ -9,7 +7,7 @@ from tests.patches.idioms.layer_loops import DECODER
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.idioms.layer_loop import find as idiom
 from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.site import Site, Status
+from veomni_hook.patches.site import Status
 
 FUNCTIONS = """
 @use_kernel_func_from_hub_with_fallback("causal_conv1d_fn", "causal_conv1d")
@@ -61,7 +59,7 @@ BODY = """\
 """
 
 
-def mixer(*changes: tuple[str, str]) -> str:
+def mixer(*changes):
     """The decoder with linear attention, after changes of which each must apply."""
     start = DECODER.index("    def forward(self, hidden_states, position_embeddings")
     text = DECODER[:start] + BODY + DECODER[DECODER.index("class TinyMLP") :]
@@ -72,7 +70,7 @@ def mixer(*changes: tuple[str, str]) -> str:
     return text
 
 
-def sites(text: str) -> list[Site]:
+def sites(text):
     name = "transformers.models.tiny.modeling_tiny"
     return sites_of(idiom, text, name)
 
@@ -115,7 +113,7 @@ def test_what_mixes_positions_around_a_rule_is_refused(changes, reason):
     assert reason in unproven(mixer(*changes))
 
 
-def unproven(text: str) -> str:
+def unproven(text):
     """What could not be proven of the loop."""
     from veomni_hook.patches.idioms.layer_loop.loop import decided, loops
     from veomni_hook.patches.site import Missed

@@ -1,7 +1,5 @@
 """Loops over the layers of towers: split by image, or left alone with a reason."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.patches.idioms.test_layer_loop import MODELS, patched, sites
@@ -95,7 +93,7 @@ class SightModel(PreTrainedModel):
 """
 
 
-def changed(old: str, new: str) -> str:
+def changed(old, new):
     assert TOWER.count(old) == 1, old
     return TOWER.replace(old, new)
 

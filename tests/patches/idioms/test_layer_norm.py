@@ -91,7 +91,7 @@ NEAR = {
 }  # fmt: skip
 
 
-def module(text: str) -> str:
+def module(text):
     return HEAD + "\n" + textwrap.indent(textwrap.dedent(text).strip("\n"), "    ") + "\n"
 
 

@@ -1,7 +1,5 @@
 """Linear attention, the convolutions in front of it, and the models that find the boundaries of samples."""
 
-from __future__ import annotations
-
 import ast
 
 import pytest
@@ -153,7 +151,7 @@ def test_the_rule_with_a_decay_for_each_channel_is_a_variant():
     ]
 
 
-def model_site(text: str) -> tuple[str, str]:
+def model_site(text):
     """The variant of the model's site, and its code."""
     (site,) = sites_of(sample_boundaries, text)
     assert site.status is Status.ROUTED

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import ast
 import inspect
 import textwrap
@@ -31,12 +29,12 @@ VARIANTS = {
 }
 
 
-def loss(name: str) -> str:
+def loss(name):
     function = getattr(spellings, name, None) or getattr(reference, name)
     return inspect.getsource(function).replace(f"def {name}(", NAME)
 
 
-def module(name: str, model: str = MODEL) -> str:
+def module(name, model=MODEL):
     return HEAD + loss(name) + model
 
 
@@ -187,7 +185,7 @@ def test_digests_tell_formulas_not_names():
 FACTS = {"x is None": False, "isinstance(x, tuple)": True}
 
 
-def left(text: str) -> str:
+def left(text):
     made = Case(FACTS).block(ast.parse(textwrap.dedent(text)).body)
     return "\n".join(ast.unparse(ast.fix_missing_locations(each)) for each in made)
 

@@ -1,7 +1,5 @@
 """Decays of linear attention, of heads and of channels: the forms of upstream's modules, and what is near them."""
 
-from __future__ import annotations
-
 import textwrap
 
 import pytest
@@ -135,7 +133,7 @@ self.dt_bias = nn.Parameter(torch.randn(12))
 """
 
 
-def module(body: str, setup: str = OF_HEADS) -> str:
+def module(body, setup=OF_HEADS):
     setup, body = (textwrap.indent(text.strip("\n"), "        ") for text in (setup, body))
     return (
         f"{IMPORTS}class Some(nn.Module):\n    def __init__(self, lower=None):\n        super().__init__()\n{setup}\n\n"
@@ -143,11 +141,11 @@ def module(body: str, setup: str = OF_HEADS) -> str:
     )
 
 
-def of_heads(body: str) -> str:
+def of_heads(body):
     return module(body + "return beta, g")
 
 
-def of_channels(body: str, shape: str = "1, 1, 3, 1") -> str:
+def of_channels(body, shape="1, 1, 3, 1"):
     return module(body, OF_CHANNELS.replace("SHAPE", shape))
 
 

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import ast
 import re
 
@@ -19,7 +17,7 @@ from tests.patches.idioms.experts_lookalikes import (
 )
 from veomni_hook.kernels.selection.process_choice import set_choice
 from veomni_hook.patches.idioms.moe_experts import find as moe_experts
-from veomni_hook.patches.site import Site, Status
+from veomni_hook.patches.site import Status
 
 COUNT, WIDTH, INNER, TOKENS, TOP_K = 5, 8, 6, 19, 3
 GATED = LOOKALIKES["gated"].source
@@ -30,18 +28,18 @@ def _references():
     set_choice("moe_experts=reference")
 
 
-def site_of(source: str) -> Site:
+def site_of(source):
     (site,) = sites_of(moe_experts, source)
     return site
 
 
-def reason_of(source: str) -> str:
+def reason_of(source):
     site = site_of(source)
     assert site.status is Status.MISSED and not site.edits
     return site.reason
 
 
-def changed(source: str, *changes: tuple[str, str]) -> str:
+def changed(source, *changes):
     for old, new in changes:
         assert old in source, old
         source = source.replace(old, new)
@@ -49,14 +47,14 @@ def changed(source: str, *changes: tuple[str, str]) -> str:
     return source
 
 
-def calls(dtype: torch.dtype = torch.float32, sentinel: int = COUNT - 1) -> list[torch.Tensor]:
+def calls(dtype=torch.float32, sentinel=COUNT - 1):
     """``rows, chosen, shares``; ids up to ``sentinel``."""
     chosen = torch.randint(0, sentinel + 1, (TOKENS, TOP_K))
     chosen[chosen == 1] = 0
     return [torch.randn(TOKENS, WIDTH).to(dtype), chosen, torch.rand(TOKENS, TOP_K).to(dtype)]
 
 
-def assert_runs_alike(source: str, site: Site, sentinel: int = COUNT - 1) -> None:
+def assert_runs_alike(source, site, sentinel=COUNT - 1):
     """Check that the guarded module computes upstream's bits, and that the reference kernel ran."""
     upstream, patched = executed(source), executed(source, [site])
     name = site.target.partition(".")[0]
@@ -366,7 +364,7 @@ def test_long_operands_stand_on_lines_of_their_own():
     assert max(map(len, text.splitlines())) <= 110
 
 
-def whole(variant: str) -> tuple[str, list[object]]:
+def whole(variant):
     """A module of experts that is not a loop over one formula, and arguments for it."""
     rows, chosen, shares = calls()
     mask = torch.nn.functional.one_hot(chosen[:, :1], COUNT)

@@ -1,7 +1,5 @@
 """The domain of positions alone: ten lines of code, and what is known of their result."""
 
-from __future__ import annotations
-
 from textwrap import dedent, indent
 
 import pytest
@@ -17,7 +15,6 @@ from veomni_hook.patches.idioms.layer_loop.values import (
     Module,
     Plain,
     Tensor,
-    Value,
     Whole,
 )
 from veomni_hook.patches.interpreter.domain import Frame
@@ -59,7 +56,7 @@ class Layer(nn.Module):
 X = Tensor(((BATCH,), (POSITIONS,), ("width",)))
 
 
-def followed(body: str) -> str:
+def followed(body):
     """What a body returns, with B for the batch, S for positions, . for other sizes."""
     text = FILE.format(body=indent(dedent(body).strip(), " " * 8))
     view = ModuleView(Document(text, "tiny"))
@@ -70,7 +67,7 @@ def followed(body: str) -> str:
     return shown(result)
 
 
-def shown(value: Value | None) -> str:
+def shown(value):
     if isinstance(value, Tensor):
         return " ".join("".join(f for f in dim if f in "BS") or ("." if dim else "1") for dim in value.dims)
     if isinstance(value, Items):

@@ -1,19 +1,17 @@
 """Definitions that the file itself replaces later are missed sites, with the line as reason."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.patches.idioms.replaced_module import SOURCE, module
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.engine import Origin, patch_source
 from veomni_hook.patches.idioms.recognise import recognise
-from veomni_hook.patches.site import Site, Status
+from veomni_hook.patches.site import Status
 
 LINE = module("").count("\n")  # of the first line below the definitions
 
 
-def found(text: str) -> dict[str, Site]:
+def found(text):
     return {f"{site.op} {site.target}": site for site in recognise(Document(text))}
 
 
@@ -110,7 +108,7 @@ NAMES = {
 }
 
 
-def check(below: str, lost: list[str], *, only: bool) -> None:
+def check(below, lost, *, only):
     sites = found(module(below))
     for name in lost:
         # Without a site for the function there is none for its calls.

@@ -1,7 +1,4 @@
-from __future__ import annotations
-
 import textwrap
-from typing import Any
 
 import pytest
 import torch
@@ -12,18 +9,18 @@ from tests.patches.idioms.norm_lookalikes import FORMULAS, HEAD, HELPER, NEAR, N
 from veomni_hook.kernels.rms_norm.variants import OP
 from veomni_hook.kernels.selection.process_choice import set_choice
 from veomni_hook.patches.idioms import rms_norm
-from veomni_hook.patches.site import Site, Status
+from veomni_hook.patches.site import Status
 
 CASES = [(variant, number) for variant, spellings in FORMULAS.items() for number in range(len(spellings))]
 DTYPES = [(torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16), (torch.bfloat16, torch.float32)]
 
 
-def only(text: str) -> Site:
+def only(text):
     (site,) = sites_of(rms_norm, text)
     return site
 
 
-def module(variant: str, number: int) -> str:
+def module(variant, number):
     return norm(FORMULAS[variant][number], HELPER)
 
 
@@ -68,7 +65,7 @@ def test_the_reference_has_upstreams_bits(variant, number, dtypes):
         assert slot.outcome(patched["last"]).backend == "reference"
 
 
-def _ways(variant: str) -> list[tuple[dict[str, Any], str]]:
+def _ways(variant):
     """The options of the module for which each formula of a variant runs."""
     first, _, second = variant.partition("|")
     if second == "unweighted":
@@ -78,9 +75,7 @@ def _ways(variant: str) -> list[tuple[dict[str, Any], str]]:
     return [({}, first)]
 
 
-def _run(
-    scope: dict[str, Any], options: dict[str, Any], dtypes: tuple[torch.dtype, torch.dtype], *, gated: bool
-) -> list[torch.Tensor | None]:
+def _run(scope, options, dtypes, *, gated):
     torch.manual_seed(3)
     owner = scope["SomeRMSNorm"](8, **options)
     for parameter in owner.parameters():

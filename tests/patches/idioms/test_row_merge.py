@@ -223,7 +223,7 @@ NEAR_JOINS = {
 }
 
 
-def join(form: str) -> str:
+def join(form):
     start, size, keep, whole = JOINS[form]
     text = JOIN.format(start=start, size=size, keep=keep, whole=whole)
     return module(text, "forward(self, x, mask, s, t)")
@@ -275,7 +275,7 @@ EQUAL = "x[mask].numel() == s.numel()"
 SAID = 'f"Features and tokens do not match, tokens: {n}, features: {s.shape[0]}"'
 
 
-def check(condition: str = EQUAL, message: str = SAID) -> str:
+def check(condition=EQUAL, message=SAID):
     return module(
         CHECK.format(condition=condition, message=message), "get_placeholder_mask(self, x, mask, s)"
     )

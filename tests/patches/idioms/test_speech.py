@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import logging
 import warnings
-from typing import Any
 
 import pytest
 import torch
@@ -87,13 +86,13 @@ class Config:
         self.width = 4096
 
 
-def patched_class(source: str = MODEL) -> Any:
+def patched_class(source=MODEL):
     scope = {"__name__": "lookalike"}
     exec(patched(source), scope)
     return scope["Model"]
 
 
-def patched(source: str = MODEL, *configs: PatchConfig, optional: tuple[str, ...] = (SPEECH,)) -> str:
+def patched(source=MODEL, *configs, optional=(SPEECH,)):
     return patch_source(source, list(configs), ORIGIN, idioms=True, optional=optional).text
 
 

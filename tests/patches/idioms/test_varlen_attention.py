@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from tests.patches.idioms.applied import executed, sites_of, spliced
 from veomni_hook.patches.idioms import varlen_attention as idiom
-from veomni_hook.patches.site import Site, Status
+from veomni_hook.patches.site import Status
 
 HEAD = '''
 import torch
@@ -83,7 +83,7 @@ NEAR_MISSES = {
 }  # fmt: skip
 
 
-def found(body: str) -> Site:
+def found(body):
     [site] = sites_of(idiom, HEAD + body.lstrip("\n"), "lookalike")
     return site
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -74,15 +73,15 @@ class Text:
         return "".join(lines[last.lineno - 1 :]).replace("veomni_C_f", "f")
 
 
-def indent(line: str) -> str:
+def indent(line):
     return f"    {line}"
 
 
-def unindent(line: str) -> str:
+def unindent(line):
     return line.removeprefix("    ")
 
 
-def _lines(text: str, change: Callable[[str], str]) -> str:
+def _lines(text, change):
     """Change the lines of a method that are not in its string."""
     lines = text.splitlines(keepends=True)
     return "".join(change(line) if line.strip() and line not in IN_STRING else line for line in lines)

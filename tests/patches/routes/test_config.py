@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from veomni_hook.errors import IdiomError
@@ -12,7 +10,7 @@ SLOT = SlotSpec("veomni_o_v", "o", "v")
 TEXT = (Edit(0, 0, "x\n"),)
 
 
-def site(target: str = "A.forward", status: Status = Status.ROUTED, **fields: object) -> Site:
+def site(target="A.forward", status=Status.ROUTED, **fields):
     return Site("o", target, status, **{"variant": "v", "edits": TEXT, "slots": (SLOT,), **fields})  # type: ignore[arg-type]
 
 

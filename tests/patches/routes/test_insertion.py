@@ -1,25 +1,22 @@
-from __future__ import annotations
-
 import ast
-from typing import Any
 
 import pytest
 
 from veomni_hook.patches.code.document import Document
-from veomni_hook.patches.code.edit import Edit, apply_edits
+from veomni_hook.patches.code.edit import apply_edits
 from veomni_hook.patches.routes import guards
 from veomni_hook.patches.routes.view import ModuleView
 
 
-def view(text: str) -> ModuleView:
+def view(text):
     return ModuleView(Document(text))
 
 
-def edited(module: ModuleView, *edits: Edit, markers: bool = True) -> str:
+def edited(module, *edits, markers=True):
     return apply_edits(module.document.source, edits, markers=markers)
 
 
-def function(module: ModuleView) -> Any:
+def function(module):
     return next(n for n in ast.walk(module.document.tree) if isinstance(n, ast.FunctionDef))
 
 

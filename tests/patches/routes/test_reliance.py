@@ -1,7 +1,3 @@
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 
 from veomni_hook.patches.code.document import Document
@@ -45,16 +41,16 @@ class A:
 DOCUMENT = Document(SOURCE)
 
 
-def edit(start: str, end: str = "", text: str = "", **fields: Any) -> Edit:
+def edit(start, end="", text="", **fields):
     at = SOURCE.index(start, SOURCE.index("def forward"))
     return Edit(at, at + len(end), text, **fields)
 
 
-def site(*edits: Edit, target: str = "A.forward", **fields: Any) -> Site:
+def site(*edits, target="A.forward", **fields):
     return Site("o", target, Status.ROUTED, edits=edits, **fields)
 
 
-def texts(found: Site) -> list[str]:
+def texts(found):
     return [SOURCE[start:end] for start, end in covered(DOCUMENT, found)]
 
 

@@ -9,13 +9,13 @@ import pytest
 from veomni_hook.patches.routes.guards import ask, parameters_as, tuple_of
 
 
-def function(text: str) -> ast.FunctionDef:
+def function(text):
     (node,) = ast.parse(text).body
     assert isinstance(node, ast.FunctionDef)
     return node
 
 
-def run(code: str, **names: object) -> object:
+def run(code, **names):
     body = "\n".join(f"    {line}" for line in code.splitlines())
     made: dict = dict(names)
     exec(f"def f():\n{body}\n    return 'upstream'", made)
@@ -72,7 +72,7 @@ def test_a_long_tuple_has_a_line_each():
     assert tuple_of(long).count("\n") == 3
 
 
-def said(signature: str, operands: dict[str, str], **fixed: object) -> str | None:
+def said(signature, operands, **fixed):
     (function,) = ast.parse(f"def f({signature}): pass").body
     assert isinstance(function, ast.FunctionDef)
     return parameters_as(function, operands, fixed)

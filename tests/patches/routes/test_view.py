@@ -1,7 +1,5 @@
 """An idiom's view of a module."""
 
-from __future__ import annotations
-
 import ast
 
 from veomni_hook.patches.code.document import Document
@@ -25,7 +23,7 @@ def plain(): pass
 """
 
 
-def view() -> ModuleView:
+def view():
     return ModuleView(Document(SOURCE))
 
 

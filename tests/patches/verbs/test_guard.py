@@ -37,15 +37,7 @@ def write(tmp_path):
     return written
 
 
-def planned(
-    source: str,
-    target: str,
-    guard: Any,
-    *,
-    before: str | None = None,
-    digests: tuple[str, ...] | None = None,
-    matches: int = 1,
-) -> tuple[str, str]:
+def planned(source, target, guard, *, before=None, digests=None, matches=1):
     """Patched text with and without markers."""
     document = Document(source, "pkg.mod")
     if digests is None:

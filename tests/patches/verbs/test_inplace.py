@@ -1,7 +1,4 @@
-from __future__ import annotations
-
 import ast
-from typing import Any
 
 import pytest
 
@@ -10,7 +7,6 @@ from veomni_hook.errors import PatchError, PatchTargetError
 from veomni_hook.patches.code.comparison import fingerprint
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.code.pattern import Capture
-from veomni_hook.patches.plan import Task
 from veomni_hook.patches.spec import Patch, PatchType
 from veomni_hook.patches.verbs.inplace import check_body, effects, marker, refuse_names, with_newlines
 from veomni_hook.patches.verbs.targets import function_named
@@ -18,16 +14,16 @@ from veomni_hook.patches.verbs.targets import function_named
 SOURCE = "def helper(x):\n    return x\n\nclass A:\n    def f(self):\n        return helper(self)\n"
 
 
-def task(target: str = "A.f", source: str = SOURCE, **options: Any) -> Task:
+def task(target="A.f", source=SOURCE, **options):
     options = {"description": "A reason\n  on two lines with @deco.", **options}
     return task_of(Document(source, "m"), Patch(PatchType.GUARD, target, None, **options))
 
 
-def digest(target: str) -> str:
+def digest(target):
     return fingerprint(Document(SOURCE).find(target)[0].node)
 
 
-def check(target: str = "A.f", source: str = SOURCE, **options: Any) -> None:
+def check(target="A.f", source=SOURCE, **options):
     checked = task(target, source, **options)
     check_body(checked, function_named(checked, "function", "method")[0])
 
@@ -86,7 +82,7 @@ def test_newlines_are_the_documents():
 BASE = "def f(x, *, eps=1e-6):\n    y = x + 1\n    return g(y, eps)\n"
 
 
-def digest_of(source: str) -> str:
+def digest_of(source):
     return fingerprint(Document(source).definitions()[0].node)
 
 

@@ -1,7 +1,3 @@
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 
 from veomni_hook.errors import ExcludedNameError, PatchTargetError
@@ -35,7 +31,7 @@ __all__ = [
 """
 
 
-def exclude(patched: Any, upstream: str, *names: str) -> str:
+def exclude(patched, upstream, *names):
     return patched(upstream, f"config.exclude_from_output(*{names!r})").plain
 
 
@@ -127,7 +123,7 @@ def test_name_assigned_together_with_others(patched):
         exclude(patched, UPSTREAM, "a")
 
 
-def drop(patched: Any, upstream: str, *names: str, more: str = "") -> str:
+def drop(patched, upstream, *names, more=""):
     return patched(upstream, f"config.drop_import_names(*{names!r})\n{more}").plain
 
 

@@ -51,7 +51,7 @@ OVERRIDES = {
 }
 
 
-def scope(text: str) -> dict[str, Any]:
+def scope(text):
     names: dict[str, Any] = {}
     exec(compile(text, "patched", "exec"), names)
     return names

@@ -18,15 +18,7 @@ from veomni_hook.patches.spec import Patch, PatchType
 from veomni_hook.patches.verbs.rewrite import plan_rewrite
 
 
-def planned(
-    source: str,
-    pattern: str,
-    replacement: str,
-    *,
-    target: str = "f",
-    matches: int = 1,
-    digests: tuple[str, ...] = (),
-) -> tuple[str, str]:
+def planned(source, pattern, replacement, *, target="f", matches=1, digests=()):
     """Rewritten text with and without markers."""
     document = Document(source, "pkg.mod")
     patch = Patch(
@@ -264,13 +256,13 @@ def test_the_rewritten_code_runs():
 IDENTITIES = ["{x}.transpose({a}, {b})", "nn.Linear(*{a}, **{k})", "torch.cat({a}, **{k})"]
 
 
-def modeling_files() -> list[Path]:
+def modeling_files():
     spec = importlib.util.find_spec("transformers")
     assert spec is not None and spec.submodule_search_locations
     return sorted(Path(spec.submodule_search_locations[0], "models").glob("*/modeling_*.py"))
 
 
-def rewrite_to_itself(path: Path) -> int:
+def rewrite_to_itself(path):
     """Rewrite every match in every function of a module to itself, one function at a time."""
     source = path.read_text(encoding="utf-8")
     document = Document(source)

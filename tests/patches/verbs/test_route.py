@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -35,7 +35,7 @@ def slots(monkeypatch):
     monkeypatch.setattr("veomni_hook.kernels.slot.Slot", Slot)
 
 
-def routed(target: str, *edits: Edit, op: str = "op") -> Callable[[ModuleView], Iterator[Site]]:
+def routed(target, *edits, op="op"):
     def find(view: ModuleView) -> Iterator[Site]:
         yield Site(op, target, Status.ROUTED, "formula", edits=edits)
 

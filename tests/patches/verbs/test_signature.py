@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import ast
 import re
 
@@ -12,9 +10,7 @@ from veomni_hook.patches.spec import Patch, PatchType
 from veomni_hook.patches.verbs.signature import check_signature
 
 
-def check(
-    before: str, after: str, *, owner: str = "", calls: str = "", body: str = "", only_used: bool = False
-) -> None:
+def check(before, after, *, owner="", calls="", body="", only_used=False):
     decorator = "@staticmethod\n" if owner == "static" else ""
     document = Document(f"{decorator}def f({before}): pass\n{calls}\n")
     keywords = re.search(r"\*\*(\w+)", after)

@@ -1,7 +1,5 @@
 """Functions and methods of the file are followed, unless they may be replaced or overridden."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.patches.graph.code import form, method_form, one
@@ -11,7 +9,7 @@ HALF = "x1, x2 = x[..., : x.shape[-1] // 2], x[..., x.shape[-1] // 2 :]"
 ROTARY = "def f(q, cos, sin):\n    return q * cos + turn(q) * sin\n"
 
 
-def rotary(helper: str) -> str:
+def rotary(helper):
     return digest(form(f"def turn(x):\n    {HALF}\n    {helper}\n{ROTARY}"))
 
 

@@ -1,7 +1,5 @@
 """Statements: locals are substituted, in-place changes are followed or refused, branches split and join."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest
@@ -11,7 +9,7 @@ from tests.patches.graph.code import executed, form, method_form, one, outcome, 
 from veomni_hook.patches.graph import Form, Unknown, digest
 
 
-def equal(first: str, second: str) -> bool:
+def equal(first, second):
     return digest(form(first)) == digest(form(second))
 
 
