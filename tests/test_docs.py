@@ -1,7 +1,5 @@
 """The documents, held against the code that they describe."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -16,31 +14,31 @@ from veomni_hook.tools.lock import changes
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 
 
-def text(name: str) -> str:
+def text(name):
     return " ".join((DOCS / name).read_text(encoding="utf-8").split())
 
 
-def test_the_denominators_of_every_op_are_documented() -> None:
+def test_the_denominators_of_every_op_are_documented():
     document = text("coverage.md")
     for op, said in denominators().items():
         for sentence in said:
             assert f"- `{op}`: {' '.join(sentence.split())}" in document
 
 
-def test_the_keys_of_a_row_are_documented() -> None:
+def test_the_keys_of_a_row_are_documented():
     document = text("coverage.md")
     row = Row("m", "t", "o", "v", "routed", "").to_dict()
     assert all(f"| `{key}` |" in document for key in row)
 
 
-def test_every_cause_is_documented() -> None:
+def test_every_cause_is_documented():
     document = (DOCS / "coverage.md").read_text(encoding="utf-8")
     rows = "".join(f"| `{code}` | {code.meaning} | {code.remedy} |\n" for code in Code)
     head = "| Code | What it says | What can be done |\n| --- | --- | --- |\n"
     assert f"{head}{rows}\n" in document, "the table of veomni_hook/patches/reasons.py"
 
 
-def test_every_result_of_a_comparison_is_documented() -> None:
+def test_every_result_of_a_comparison_is_documented():
     document = text("continuous-integration.md")
     names = [name for name in changes.__all__ if name.isupper() and name not in {"MATTERS", "PARAMETER"}]
     results = [getattr(changes, name) for name in names]
@@ -52,20 +50,20 @@ def test_every_result_of_a_comparison_is_documented() -> None:
     assert all(told.get(result, f"| `{result}` |") in document for result in results)
 
 
-def test_the_tables_of_kernels_are_those_of_the_registry() -> None:
+def test_the_tables_of_kernels_are_those_of_the_registry():
     document = (DOCS / "kernels.md").read_text(encoding="utf-8")
     assert kernels.written(document) == document, "python -m scripts.kernels writes them anew"
 
 
 @pytest.mark.parametrize("document", sorted(path.name for path in DOCS.glob("*.md")))
-def test_commands_and_files_that_documents_name_exist(document: str) -> None:
+def test_commands_and_files_that_documents_name_exist(document):
     source = (DOCS / document).read_text(encoding="utf-8")
     assert {*re.findall(r"(?m)(?:^ *|`)veomni-hook ([a-z]+)", source)} <= {*COMMANDS}
     for link in re.findall(r"\]\((?!https:)([^):#]+)", source):
         assert (DOCS / link).exists(), link
 
 
-def test_the_pre_commit_hook_that_is_documented_is_the_one_that_is_offered() -> None:
+def test_the_pre_commit_hook_that_is_documented_is_the_one_that_is_offered():
     offered = (DOCS.parent / ".pre-commit-hooks.yaml").read_text(encoding="utf-8")
     (name,) = re.findall(r"^- id: (\S+)$", offered, re.MULTILINE)
     (entry,) = re.findall(r"^  entry: (.+)$", offered, re.MULTILINE)

@@ -1,7 +1,5 @@
 """Models of milliseconds, what a step of theirs gives, and what became of their kernels."""
 
-from __future__ import annotations
-
 import torch
 from transformers import (
     Gemma3ForCausalLM,

@@ -1,7 +1,5 @@
 """Loaded models adopt patched classes: same results, same state, kernels in them, and nothing else changes."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

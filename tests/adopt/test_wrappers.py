@@ -1,7 +1,5 @@
 """Adopted models inside Trainer, DDP, FSDP2, torch.compile, PEFT and accelerate."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.adopt.test_adopt import CLOSE, OPS, facts_of

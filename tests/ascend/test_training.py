@@ -1,7 +1,5 @@
 """Whole models trained through the backend `npu` on the double: the losses are upstream's."""
 
-from __future__ import annotations
-
 import importlib
 
 import pytest
@@ -18,12 +16,9 @@ from veomni_hook.tools.report.explanation import explain
 
 SIZES = {**patched_qwen3.SIZES, "pad_token_id": 0, "tie_word_embeddings": False}
 EXPERTS = {
-    "num_experts": 6,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 24,
-    "norm_topk_prob": True,
+    "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": True,
     "output_router_logits": True,
-}
+}  # fmt: skip
 #: By model: its classes, sizes of its own, and the sites that it has to have on the device.
 MODELS = {
     "qwen3": (

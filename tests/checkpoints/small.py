@@ -67,18 +67,14 @@ FAMILIES = {
     ),
     "olmoe": Family("Olmoe", FLAT | {"num_experts": E, "intermediate_size": INTER}),
     "deepseek_v3": Family("DeepseekV3", FLAT | LATENT, sparse=(1,)),
-    "glm4_moe": Family(
-        "Glm4Moe",
-        FLAT | {"n_routed_experts": E, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1},
-        sparse=(1,),
-    ),
+    "glm4_moe": Family("Glm4Moe", FLAT | {"n_routed_experts": E, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}, sparse=(1,)),
     "qwen3_vl_moe": Family(
         "Qwen3VLMoe",
         {"text_config": FLAT | {"num_experts": E, "rope_parameters": ROPE}, "vision_config": VISION},
         layout="fused",
         kind="ForConditionalGeneration",
     ),
-}
+}  # fmt: skip
 
 
 def config_of(family: Family, **changes: Any) -> Any:
