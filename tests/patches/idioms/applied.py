@@ -108,7 +108,7 @@ def compared(
         tolerance: how near gradients are, relative to the largest; 0 asks for equal bits.
         every: the same, for outputs as well.
 
-    Returns: what each slot that was asked answered, by op.
+    Returns: what each slot that was asked answered, by op, or by variant where an op has several.
     """
     results, outcomes = [], {}
     tensors = [torch.randn(each) if isinstance(each, tuple) else each for each in inputs]
@@ -125,7 +125,9 @@ def compared(
         parameters = module.parameters() if isinstance(module, nn.Module) else ()
         results.append([*outputs, torch.rand(2), *grads, *(each.grad for each in parameters)])
         slots = [value for value in scope.values() if isinstance(value, Slot)]
-        outcomes = {slot.op: told for slot in slots if (told := slot.outcome(module)) is not None}
+        several = len({slot.op for slot in slots}) < len(slots)
+        told = {slot.variant if several else slot.op: slot.outcome(module) for slot in slots}
+        outcomes = {name: outcome for name, outcome in told.items() if outcome is not None}
     for place, (truth, found) in enumerate(zip(*results, strict=True)):
         assert (found is None) == (truth is None)
         if truth is not None:

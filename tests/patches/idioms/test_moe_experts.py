@@ -4,8 +4,7 @@ import re
 import pytest
 import torch
 
-from tests.kernels.matching import assert_matches
-from tests.patches.idioms.applied import executed, in_lines, sites_of, spliced
+from tests.patches.idioms.applied import compared, executed, in_lines, sites_of, spliced
 from tests.patches.idioms.experts_lookalikes import (
     BATCHED,
     GROUPED,
@@ -56,17 +55,16 @@ def calls(dtype=torch.float32, sentinel=COUNT - 1):
 
 def assert_runs_alike(source, site, sentinel=COUNT - 1):
     """Check that the guarded module computes upstream's bits, and that the reference kernel ran."""
-    upstream, patched = executed(source), executed(source, [site])
-    name = site.target.partition(".")[0]
     for dtype in (torch.float32, torch.bfloat16):
-        theirs = upstream[name](COUNT, WIDTH, INNER).to(dtype)
-        ours = patched[name](COUNT, WIDTH, INNER).to(dtype)
-        ours.load_state_dict(theirs.state_dict())
-        inputs = calls(dtype, sentinel)
-        assert_matches(ours, theirs, inputs, exact=True)
-        for mine, truth in zip(ours.parameters(), theirs.parameters(), strict=True):
-            assert torch.equal(mine.grad, truth.grad)
-        assert patched[site.slots[0].name].outcome(ours).backend == "reference"
+        outcomes = compared(
+            source,
+            [site],
+            "BankExperts",
+            calls(dtype, sentinel),
+            arguments=(COUNT, WIDTH, INNER),
+            dtype=dtype,
+        )
+        assert outcomes["moe_experts"].backend == "reference"
 
 
 every_variant = pytest.mark.parametrize("variant", LOOKALIKES)
@@ -386,12 +384,11 @@ def test_other_experts(variant):
     source, inputs = whole(variant)
     site = site_of(source)
     assert (site.status, site.variant) == (Status.ROUTED, variant)
-    upstream, patched = executed(source), executed(source, [site])
-    theirs = upstream["BankExperts"](COUNT, WIDTH, INNER)
-    ours = patched["BankExperts"](COUNT, WIDTH, INNER)
-    ours.load_state_dict(theirs.state_dict())
-    torch.testing.assert_close(ours(*inputs), theirs(*inputs), rtol=0, atol=0)
-    assert patched[site.slots[0].name].outcome(ours).backend == "reference"
+    outcomes = compared(
+        source, [site], "BankExperts", inputs[:1], arguments=(COUNT, WIDTH, INNER),
+        call=lambda experts, rows: experts(rows, *inputs[1:]),
+    )  # fmt: skip
+    assert outcomes["moe_experts"].backend == "reference"
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.kernels.matching import gradients
-from tests.patches.idioms.applied import executed, in_lines, sites_of, spliced
+from tests.patches.idioms.applied import compared, executed, in_lines, sites_of, spliced
 from veomni_hook.kernels.selection.process_choice import set_choice
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.engine import Origin, patch_source
@@ -163,37 +162,18 @@ def test_the_guard_computes_what_upstream_does(form, flag):
     """Alone, and with the routes of norms and rotary functions in the same text."""
     source = module(FORMS[form][0])
     alone = sites_of(qk_norm_rotary, source)
+    set_choice("reference")
+    tables = tuple(torch.randn(2, 1, 3, 8))
     for sites, others in ((alone, 0), (recognise(Document(source, "lookalike")), 2)):
         assert len({site.op for site in sites}) == 1 + others
-        made = executed(source, sites)
-        torch.manual_seed(0)
-        attention = made["Attention"]()
-        attention.flag = flag
-        inputs = [torch.randn(2, 3, 6), *torch.randn(2, 1, 3, 8)]
-
-        def call(x, c, s, attention=attention):
-            return attention(x, (c, s))
-
-        wanted = [form != "in a block", False, False]
-        results = []
-        for name in ("eager", "reference"):
-            set_choice(name)
-            attention.zero_grad()
-            results.append((gradients(call, inputs, wanted), [p.grad for p in attention.parameters()]))
-        assert_equal(*results)
-        outcome = made[SLOT].outcome(attention)
+        outcomes = compared(
+            source, sites, "Attention", [(2, 3, 6)],
+            change=lambda attention: setattr(attention, "flag", flag),
+            call=lambda attention, x: attention(x, tables),
+        )  # fmt: skip
+        outcome = outcomes.get("qk_norm_rotary") or outcomes.get("weight_before_cast_half_split")
         taken = flag or form != "under a flag"
         assert (outcome.backend if outcome else None) == ("reference" if taken else None)
-
-
-def assert_equal(one, other):
-    if isinstance(one, torch.Tensor):
-        assert torch.equal(one, other)
-    elif one is None:
-        assert other is None
-    else:
-        for first, second in zip(one, other, strict=True):
-            assert_equal(first, second)
 
 
 def test_a_hook_on_a_norm_brings_upstreams_code_back():

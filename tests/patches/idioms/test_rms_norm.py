@@ -3,8 +3,8 @@ import textwrap
 import pytest
 import torch
 
-from tests.kernels.matching import TOLERANCE, close
-from tests.patches.idioms.applied import executed, sites_of, spliced
+from tests.kernels.matching import TOLERANCE
+from tests.patches.idioms.applied import compared, sites_of, spliced
 from tests.patches.idioms.norm_lookalikes import FORMULAS, HEAD, HELPER, NEAR, NORM_METHOD, near, norm
 from veomni_hook.kernels.rms_norm.variants import OP
 from veomni_hook.kernels.selection.process_choice import set_choice
@@ -24,78 +24,46 @@ def module(variant, number):
     return norm(FORMULAS[variant][number], HELPER)
 
 
-@pytest.fixture
-def _references():
-    set_choice("rms_norm=reference")
+def bits(text, dtypes, *options):
+    """What is computed, and what slots said; inputs of the first dtype, parameters of the second."""
+    gated = "gate" in text.split("def forward")[1][:40] and "no gate" not in options
+    inputs = [(torch.randn(2, 3, 8) * 3).to(dtypes[0]) for _ in range(1 + gated)]
+    arguments = (8, 1e-5, *(each for each in options if each != "no gate"))
+    # Parts of gradients are summed in another order.
+    tolerance = max(TOLERANCE[dtype] for dtype in dtypes)
+    return compared(
+        text, [only(text)], "SomeRMSNorm", inputs, arguments=arguments, dtype=dtypes[1], cast=False, tolerance=tolerance
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(("variant", "number"), CASES)
 def test_every_formula_is_routed(variant, number):
     site = only(module(variant, number))
     assert (site.op, site.status, site.variant, site.target) == (
-        "rms_norm",
-        Status.ROUTED,
-        variant,
-        "SomeRMSNorm.forward",
-    ), site.reason
+        "rms_norm", Status.ROUTED, variant, "SomeRMSNorm.forward"
+    ), site.reason  # fmt: skip
     assert [slot.name for slot in site.slots] == [f"veomni_rms_norm_{name}" for name in variant.split("|")]
     assert site.captures["eps"] in ("self.eps", "self.variance_epsilon")
 
 
-@pytest.mark.usefixtures("_references")
 @pytest.mark.parametrize("dtypes", DTYPES, ids=str)
 @pytest.mark.parametrize(("variant", "number"), CASES)
 def test_the_reference_has_upstreams_bits(variant, number, dtypes):
-    text = module(variant, number)
-    site = only(text)
-    upstream, patched = executed(text), executed(text, [site])
-    for options, taken in _ways(variant):
-        found = [
-            _run(scope, options, dtypes, gated="gate" in text.split("def forward")[1][:40])
-            for scope in (upstream, patched)
-        ]
-        for place, (got, expected) in enumerate(zip(found[1], found[0], strict=True)):
-            assert (got is None) == (expected is None)
-            if got is not None and expected is not None:
-                assert (got.dtype, got.shape) == (expected.dtype, expected.shape)
-                # Parts of gradients are summed in another order.
-                assert torch.equal(got, expected) or place
-                close(got, expected, max(TOLERANCE[got.dtype], TOLERANCE[dtypes[0]]))
-        slot = patched[f"veomni_rms_norm_{taken}"]
-        assert slot.outcome(patched["last"]).backend == "reference"
-
-
-def _ways(variant):
-    """The options of the module for which each formula of a variant runs."""
+    set_choice("rms_norm=reference")
     first, _, second = variant.partition("|")
-    if second == "unweighted":
-        return [({"scaled": True}, first), ({"scaled": False}, second)]
-    if second:
-        return [({"group_size": None}, first), ({"group_size": 4}, second)]
-    return [({}, first)]
+    # The group's size and whether a weight is there decide which formula of a variant runs.
+    ways = {"": [(4, True)], "unweighted": [(4, True), (4, False)]}.get(second, [(None, True), (4, True)])
+    for taken, options in zip(filter(None, (first, second)), ways, strict=True):
+        outcomes = bits(module(variant, number), dtypes, *options)
+        assert {name: outcome.backend for name, outcome in outcomes.items()} == {
+            taken if second else "rms_norm": "reference"
+        }
 
 
-def _run(scope, options, dtypes, *, gated):
-    torch.manual_seed(3)
-    owner = scope["SomeRMSNorm"](8, **options)
-    for parameter in owner.parameters():
-        parameter.data = parameter.data.to(dtypes[1])
-    scope["last"] = owner
-    inputs = [(torch.randn(2, 3, 8) * 3).to(dtypes[0]).requires_grad_() for _ in range(1 + gated)]
-    result = owner(*inputs)
-    result.backward(torch.randn(result.shape, generator=torch.Generator().manual_seed(1)).to(result.dtype))
-    return [result.detach(), *(tensor.grad for tensor in inputs), owner.weight.grad]
-
-
-@pytest.mark.usefixtures("_references")
 @pytest.mark.parametrize("variant", ["gate_before_norm", "gate_before_norm_grouped"])
 def test_without_a_gate(variant):
-    text = module(variant, 0)
-    upstream, patched = (
-        _run(scope, {}, DTYPES[1], gated=False) for scope in (executed(text), executed(text, [only(text)]))
-    )
-    assert patched[0] is not None and upstream[0] is not None
-    assert torch.equal(patched[0], upstream[0])
+    set_choice("rms_norm=reference")
+    bits(module(variant, 0), DTYPES[1], "no gate")
 
 
 def test_every_variant_has_a_lookalike():
