@@ -122,6 +122,14 @@ def test_error_of_the_code_factory_is_passed_on(store, publish):
     assert isinstance(store.lookup(KEY, MODULE), Miss)
 
 
+@pytest.mark.parametrize("name", [FILE, BYTECODE, MANIFEST])
+@pytest.mark.parametrize("mode", [0o620, 0o606])
+def test_a_file_that_a_group_or_others_can_write_is_a_miss(store, root, publish, name, mode):
+    publish.hit(store)
+    (root / name).chmod(mode)
+    assert "can be written by other users" in _miss(store)
+
+
 def test_a_lease_of_another_user_is_a_miss(store, root, publish, give_away):
     publish.hit(store)
     give_away(root / ENTRY / ".lease")
