@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import gc
 import os
 from collections import defaultdict

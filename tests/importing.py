@@ -5,8 +5,6 @@ from __future__ import annotations
 import sys
 from types import CodeType, ModuleType
 
-__all__ = ["exec_module"]
-
 
 def exec_module(module: ModuleType, code: CodeType) -> None:
     """Execute ``code`` in ``module``, which has its name in ``sys.modules`` meanwhile.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -53,7 +51,7 @@ class Double:
 
 
 @pytest.fixture
-def npu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Double]:
+def npu(monkeypatch):
     """A ``torch.npu``; the device type stays unknown to torch, which learns one for good."""
     double, generic = Double(), torch.get_device_module
     monkeypatch.setattr(torch, "npu", double, raising=False)
@@ -64,7 +62,7 @@ def npu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Double]:
 
 
 @pytest.fixture
-def short(monkeypatch: pytest.MonkeyPatch) -> None:
+def short(monkeypatch):
     """Operands on the CPU, one round, and limits that need no measurement."""
     made = torch.empty
     monkeypatch.setattr(torch, "empty", lambda *shape, device, dtype: made(1, dtype=dtype))
@@ -77,9 +75,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     [((), "cpu"), (("cuda",), "cuda"), (("npu",), "npu"), (("cuda", "npu"), "npu")],
     ids=str,
 )
-def test_the_best_is_the_accelerator_that_is_there(
-    there: tuple[str, ...], expected: str, npu: Double, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_best_is_the_accelerator_that_is_there(there, expected, npu, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: "cuda" in there)
     monkeypatch.setattr(npu, "is_available", lambda: "npu" in there)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
@@ -89,7 +85,7 @@ def test_the_best_is_the_accelerator_that_is_there(
     kernel.detected.cache_clear()
 
 
-def test_the_best_without_torch_npu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_best_without_torch_npu(monkeypatch):
     monkeypatch.delattr(torch, "npu", raising=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert accelerator.best() == "cpu"
@@ -98,16 +94,11 @@ def test_the_best_without_torch_npu(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("build", "plugin", "expected"),
     [
-        ("cuda = hip = None", False, "cpu"),
-        ("cuda = '12.8'; hip = None", False, "cuda"),
-        ("cuda = None; hip = '6.4'", False, "cuda"),
-        ("cuda = hip = None", True, "cuda"),
-        ("", False, "cuda"),
+        ("cuda = hip = None", False, "cpu"), ("cuda = '12.8'; hip = None", False, "cuda"),
+        ("cuda = None; hip = '6.4'", False, "cuda"), ("cuda = hip = None", True, "cuda"), ("", False, "cuda"),
     ],
-)
-def test_only_a_torch_that_may_know_a_device_is_imported(
-    build: str, plugin: bool, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+)  # fmt: skip
+def test_only_a_torch_that_may_know_a_device_is_imported(build, plugin, expected, tmp_path, monkeypatch):
     """With a torch that says of a GPU that it is there, by the time it is imported."""
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "version.py").write_text(f"__version__ = '2.99.0'\n{build}\n")
@@ -128,32 +119,32 @@ def test_only_a_torch_that_may_know_a_device_is_imported(
         accelerator._build.cache_clear()
 
 
-def test_the_module_of_a_device(npu: Double) -> None:
+def test_the_module_of_a_device(npu):
     assert accelerator.module("npu") is npu
     assert accelerator.module("cuda") is accelerator.module(torch.device("cuda", 1)) is torch.cuda
     assert accelerator.module("cpu") is accelerator.module(torch.device("meta")) is None
 
 
-def test_times_are_those_of_events(npu: Double, short: None) -> None:
+def test_times_are_those_of_events(npu, short):
     calls: list[int] = []
     assert timing.by_turns({"side": lambda: calls.append(1)}, "npu", 2) == {"side": [2.5] * 2}
     assert len(calls) == 3 + 2 * 2  # each timed call follows another
     assert npu.asked == ["record", "record", "wait"] * 2
 
 
-def test_only_the_wall_waits_for_what_it_times(npu: Double) -> None:
+def test_only_the_wall_waits_for_what_it_times(npu):
     for timed, waits in ((timing.host_time, 1), (timing.wall_time, 2)):
         npu.asked.clear()
         assert timed(lambda: npu.asked.append("side"), "npu", 2) > 0
         assert npu.asked == ["side"] * 3 + ["synchronize"] + ["side"] * 2 + ["synchronize"] * waits
 
 
-def test_a_peak_is_the_allocators(npu: Double) -> None:
+def test_a_peak_is_the_allocators(npu):
     assert timing.peak_bytes(lambda: npu.asked.append("side"), "npu") == 250
     assert npu.asked == ["synchronize", "reset", "side", "synchronize"]
 
 
-def test_a_run_on_it(npu: Double, short: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_on_it(npu, short, monkeypatch):
     x = torch.randn(4, 4)
     problem = Problem(
         op="sum",
@@ -174,7 +165,7 @@ def test_a_run_on_it(npu: Double, short: None, monkeypatch: pytest.MonkeyPatch) 
     assert record.circumstances("sum", "npu")["device"] == "Ascend 910"
 
 
-def test_sizes_and_limits_are_an_accelerators(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sizes_and_limits_are_an_accelerators(monkeypatch):
     monkeypatch.setattr(
         "veomni_hook.kernels.rms_norm.bench.made",
         lambda *shape, device: torch.empty(shape, device="meta"),
@@ -192,7 +183,7 @@ def test_sizes_and_limits_are_an_accelerators(monkeypatch: pytest.MonkeyPatch) -
     assert sizes[0] == sizes[1] == 64 * sizes[2]
 
 
-def test_a_benchmark_is_on_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_benchmark_is_on_the_best(monkeypatch):
     taken = []
     monkeypatch.setattr(accelerator, "best", lambda: "npu")
     monkeypatch.setattr(run, "measured", lambda problems, device: taken.append(device) or ())
@@ -239,13 +230,13 @@ print(seen, Module.current)
 """
 
 
-def test_a_launch_is_on_the_device_of_its_operand() -> None:
+def test_a_launch_is_on_the_device_of_its_operand():
     """With tensors without data on devices that are not there, in a process where ``npu`` is a device type."""
     done = subprocess.run([sys.executable, "-c", LAUNCHES], capture_output=True, text=True, check=False)
     assert done.stdout.strip() == "[0, 1, 0, 1, 0, 0, 0] 0", done.stderr
 
 
-def test_importing_it_loads_no_torch() -> None:
+def test_importing_it_loads_no_torch():
     code = "import sys, veomni_hook.accelerator, veomni_hook.tools.cli.demo.worker; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

@@ -1,7 +1,5 @@
 """The documents, held against the code that they describe."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -14,7 +12,7 @@ from veomni_hook.tools.lock import changes
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 
 
-def text(name: str) -> str:
+def text(name):
     return " ".join((DOCS / name).read_text(encoding="utf-8").split())
 
 
@@ -44,7 +42,7 @@ def test_commands_and_files_that_documents_name_exist(document: str) -> None:
         assert (DOCS / document).parent.joinpath(link).exists(), link
 
 
-def test_the_pre_commit_hook_that_is_documented_is_the_one_that_is_offered() -> None:
+def test_the_pre_commit_hook_that_is_documented_is_the_one_that_is_offered():
     offered = (DOCS.parent / ".pre-commit-hooks.yaml").read_text(encoding="utf-8")
     (name,) = re.findall(r"^- id: (\S+)$", offered, re.MULTILINE)
     (entry,) = re.findall(r"^  entry: (.+)$", offered, re.MULTILINE)

@@ -1,7 +1,5 @@
 """Errors: three parts each, and they survive the way out of a worker process."""
 
-from __future__ import annotations
-
 import inspect
 import pickle
 
@@ -13,7 +11,7 @@ CLASSES = [c for _, c in inspect.getmembers(errors, inspect.isclass) if issubcla
 
 
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda c: c.__name__)
-def test_three_parts_and_pickling(cls: type[errors.VeomniHookError]) -> None:
+def test_three_parts_and_pickling(cls):
     error = cls("it broke", where="here", fix="mend it")
     assert str(error) == "it broke\n  where: here\n  fix:   mend it"
     again = pickle.loads(pickle.dumps(error))
@@ -22,6 +20,6 @@ def test_three_parts_and_pickling(cls: type[errors.VeomniHookError]) -> None:
     assert vars(again) == vars(error)
 
 
-def test_every_class_is_exported() -> None:
+def test_every_class_is_exported():
     defined = {n for n, c in inspect.getmembers(errors, inspect.isclass) if c.__module__ == errors.__name__}
     assert defined == set(errors.__all__)

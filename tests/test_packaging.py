@@ -1,7 +1,5 @@
 """Metadata, constraints, Makefile and CI script agree with one another."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
@@ -22,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 
-def pins() -> dict[str, Version]:
+def pins():
     """The development constraints by canonical name."""
     found = {}
     for line in (ROOT / "constraints-dev.txt").read_text(encoding="utf-8").splitlines():
@@ -32,7 +30,7 @@ def pins() -> dict[str, Version]:
     return found
 
 
-def requirements(*extras: str) -> list[Requirement]:
+def requirements(*extras):
     """What the package and these extras ask for, the package itself left out."""
     lines = [
         *PROJECT["dependencies"],
@@ -41,7 +39,7 @@ def requirements(*extras: str) -> list[Requirement]:
     return [found for found in map(Requirement, lines) if found.name != PROJECT["name"]]
 
 
-def targets() -> set[str]:
+def targets():
     """The Makefile's phony targets that also have a rule."""
     text = (ROOT / "Makefile").read_text(encoding="utf-8")
     declared = set(re.search(r"^\.PHONY: (.+)$", text, re.M).group(1).split())

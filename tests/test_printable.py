@@ -1,7 +1,5 @@
 """Names with commands to a terminal reach nobody: not in reports, tables, errors, warnings, logs or pages."""
 
-from __future__ import annotations
-
 import logging
 
 import pytest
@@ -22,11 +20,11 @@ BAD = "\x1b]0;title\x07\rred\x9b31m\u202e"
 SHOWN = r"\u001b]0;title\u0007\u000dred\u009b31m\u202e"
 
 
-def _row() -> Row:
+def _row():
     return Row(BAD, BAD, BAD, "op", "variant", "torch", BAD, BAD, called=True)
 
 
-def _adoption() -> Adoption:
+def _adoption():
     entry = Entry(BAD, BAD, 1, BAD, BAD, ())
     adoption = Adoption.__new__(Adoption)
     vars(adoption).update(
@@ -54,13 +52,13 @@ PLACES = {
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_commands_are_shown_and_not_given(place: str) -> None:
+def test_commands_are_shown_and_not_given(place):
     told = PLACES[place]()
     assert SHOWN in told.replace("\\\\", "\\")
     assert told == printable(told)
 
 
-def test_lines_on_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
+def test_lines_on_standard_error(capsys):
     for say in (
         log.say,
         output.note,
@@ -72,13 +70,13 @@ def test_lines_on_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
         assert SHOWN in told and told == printable(told)
 
 
-def test_the_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_log(caplog):
     caplog.set_level(logging.INFO, "veomni_hook")
     for say in (log.note, log.say):
         say(BAD + "%s")
     assert [record.getMessage() for record in caplog.records] == [SHOWN + "%s"] * 2
 
 
-def test_other_text_stays() -> None:
+def test_other_text_stays():
     ordinary = "größer\n\tλ 変換 \N{GRINNING FACE}"
     assert printable(ordinary) == ordinary

@@ -1,7 +1,5 @@
 """The README, tried: what it shows is what the tools print, and what it says can be typed works."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess
@@ -17,13 +15,13 @@ ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def block(word: str) -> str:
+def block(word):
     """The one Python block that contains a word."""
     (found,) = (text for text in re.findall(r"```python\n(.*?)```", README, re.DOTALL) if word in text)
     return found
 
 
-def veomni_hook(folder: Path, *arguments: str) -> str:
+def veomni_hook(folder, *arguments):
     """Run the command line in a folder, with a cache of its own."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("VEOMNI_")}
     return subprocess.run(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,18 +15,18 @@ from veomni_hook.errors import SettingsError, VeomniHookWarning
 from veomni_hook.settings import ENVIRONMENT, Settings, resolve
 
 
-def test_defaults(tmp_path: Path) -> None:
+def test_defaults(tmp_path):
     resolved = resolve({}, str(tmp_path))
     assert resolved.settings == Settings()
     assert {p.source for p in resolved.provenance.values()} == {"default"}
     assert resolved.file is None
 
 
-def test_every_field_has_a_variable() -> None:
+def test_every_field_has_a_variable():
     assert set(ENVIRONMENT) == {field.name for field in fields(Settings)}
 
 
-def test_precedence_and_what_each_winner_beat(tmp_path: Path) -> None:
+def test_precedence_and_what_each_winner_beat(tmp_path):
     file = tmp_path / "veomni-hook.toml"
     file.write_text('kernels = "eager"\nstrict = true\npatches = ["a"]\n')
     resolved = resolve(
@@ -42,7 +41,7 @@ def test_precedence_and_what_each_winner_beat(tmp_path: Path) -> None:
     assert resolved.provenance["strict"].source == str(file)
 
 
-def test_the_nearest_file_upward_counts(tmp_path: Path) -> None:
+def test_the_nearest_file_upward_counts(tmp_path):
     inner = tmp_path / "a" / "b"
     inner.mkdir(parents=True)
     (tmp_path / "pyproject.toml").write_text('[tool.veomni-hook]\nkernels = "eager"\n')
@@ -79,7 +78,7 @@ def test_the_nearest_file_upward_counts(tmp_path: Path) -> None:
         ({"VEOMNI_PARALLEL": "none"}, "parallel", ""),
     ],
 )
-def test_environment(tmp_path: Path, environment: dict[str, str], field: str, value: object) -> None:
+def test_environment(tmp_path, environment, field, value):
     assert getattr(resolve(environment, str(tmp_path)).settings, field) == value
 
 
@@ -99,26 +98,24 @@ def test_environment(tmp_path: Path, environment: dict[str, str], field: str, va
         ({}, {"cache_dir": 3}, ("cache_dir", "3", "string")),
     ],
 )
-def test_illegal_values(
-    tmp_path: Path, environment: dict[str, str], overrides: dict[str, object], parts: tuple[str, ...]
-) -> None:
+def test_illegal_values(tmp_path, environment, overrides, parts):
     with pytest.raises(SettingsError) as caught:
         resolve(environment, str(tmp_path), overrides)
     assert all(part in str(caught.value) for part in parts)
 
 
-def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
+def test_an_unreadable_file_is_named(tmp_path):
     (tmp_path / "veomni-hook.toml").write_text("kernels = \n")
     with pytest.raises(SettingsError) as caught:
         resolve({}, str(tmp_path))
     assert caught.value.where == str(tmp_path / "veomni-hook.toml")
 
 
-def test_unknown_variables_of_ours_are_listed_not_refused(tmp_path: Path) -> None:
+def test_unknown_variables_of_ours_are_listed_not_refused(tmp_path):
     assert resolve({"VEOMNI_KERNEL": "x"}, str(tmp_path)).unknown_environment == ("VEOMNI_KERNEL",)
 
 
-def test_paths_are_accepted_for_folders(tmp_path: Path) -> None:
+def test_paths_are_accepted_for_folders(tmp_path):
     assert resolve({}, str(tmp_path), {"cache_dir": tmp_path}).settings.cache_dir == str(tmp_path)
 
 
@@ -126,11 +123,11 @@ class TestFilesOfOthers:
     """Which settings files are obeyed."""
 
     @pytest.fixture(autouse=True)
-    def nothing_said(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nothing_said(self, monkeypatch):
         monkeypatch.setattr(settings, "_said", set())
 
     @pytest.fixture
-    def give_away(self, monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
+    def give_away(self, monkeypatch):
         """Make a path another user's; without the right to, make this process another user to itself."""
 
         def give(path: Path) -> None:
@@ -153,9 +150,7 @@ class TestFilesOfOthers:
         assert "chown" in str(said.message) and "environment" in str(said.message)
 
     @pytest.mark.parametrize("name", ["veomni-hook.toml", "pyproject.toml"])
-    def test_a_file_of_another_user_is_ignored_once(
-        self, tmp_path: Path, give_away: Callable[[Path], None], name: str
-    ) -> None:
+    def test_a_file_of_another_user_is_ignored_once(self, tmp_path, give_away, name):
         head = "" if name == "veomni-hook.toml" else "[tool.veomni-hook]\n"
         (tmp_path / name).write_text(f'{head}dump_dir = "elsewhere"\ndump_patched = true\n')
         assert resolve({}, str(tmp_path)).settings.dump_dir == "elsewhere"
@@ -165,9 +160,7 @@ class TestFilesOfOthers:
             warnings.simplefilter("error")
             resolve({}, str(tmp_path))  # said already
 
-    def test_the_superuser_obeys_no_other_users_file(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_the_superuser_obeys_no_other_users_file(self, tmp_path, monkeypatch):
         path = tmp_path / "veomni-hook.toml"
         path.write_text("strict = true\n")
         if os.geteuid() == 0:
@@ -175,9 +168,7 @@ class TestFilesOfOthers:
         monkeypatch.setattr(os, "geteuid", lambda: 0)
         self.refused(tmp_path, "not to user 0")
 
-    def test_a_file_of_the_superusers_is_obeyed(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_file_of_the_superusers_is_obeyed(self, tmp_path, monkeypatch):
         (tmp_path / "veomni-hook.toml").write_text("strict = true\n")
         monkeypatch.setattr(ownership, "_SUPERUSER", os.geteuid())
         monkeypatch.setattr(os, "geteuid", lambda: 4243)
@@ -186,7 +177,7 @@ class TestFilesOfOthers:
     @pytest.mark.parametrize(
         ("mode", "obeyed"), [(0o644, True), (0o600, True), (0o646, False), (0o666, False)]
     )
-    def test_a_file_that_every_user_can_write(self, tmp_path: Path, mode: int, obeyed: bool) -> None:
+    def test_a_file_that_every_user_can_write(self, tmp_path, mode, obeyed):
         path = tmp_path / "veomni-hook.toml"
         path.write_text("strict = true\n")
         path.chmod(mode)
@@ -204,15 +195,7 @@ class TestFilesOfOthers:
             ("me", "staff", [], False),
         ],
     )
-    def test_a_file_that_a_group_can_write(
-        self,
-        tmp_path: Path,
-        monkeypatch: pytest.MonkeyPatch,
-        user: str,
-        group: str,
-        members: list[str],
-        obeyed: bool,
-    ) -> None:
+    def test_a_file_that_a_group_can_write(self, tmp_path, monkeypatch, user, group, members, obeyed):
         path = tmp_path / "veomni-hook.toml"
         path.write_text("strict = true\n")
         path.chmod(0o664)
@@ -224,9 +207,7 @@ class TestFilesOfOthers:
             monkeypatch.setattr("pwd.getpwuid", lambda _: SimpleNamespace(pw_gid=gid + 1, pw_name=user))
         self.refused(tmp_path, "can be written by other users (mode 0664)")
 
-    def test_a_group_without_a_name_is_nobodys_own(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_group_without_a_name_is_nobodys_own(self, tmp_path, monkeypatch):
         def unknown(_: int) -> None:
             raise KeyError
 
@@ -237,9 +218,7 @@ class TestFilesOfOthers:
         self.refused(tmp_path, "mode 0664")
 
     @pytest.mark.parametrize(("mode", "obeyed"), [(0o777, False), (0o1777, True), (0o775, True)])
-    def test_a_folder_in_which_everyone_could_swap_the_file(
-        self, tmp_path: Path, mode: int, obeyed: bool
-    ) -> None:
+    def test_a_folder_in_which_everyone_could_swap_the_file(self, tmp_path, mode, obeyed):
         folder = tmp_path / "shared"
         folder.mkdir()
         (folder / "veomni-hook.toml").write_text("strict = true\n")
@@ -249,9 +228,7 @@ class TestFilesOfOthers:
         else:
             self.refused(folder, "has no sticky bit")
 
-    def test_a_link_of_another_user_to_a_file_of_ones_own(
-        self, tmp_path: Path, give_away: Callable[[Path], None]
-    ) -> None:
+    def test_a_link_of_another_user_to_a_file_of_ones_own(self, tmp_path, give_away):
         (tmp_path / "own").mkdir()
         (tmp_path / "own" / "veomni-hook.toml").write_text("strict = true\n")
         (tmp_path / "shared").mkdir()
@@ -262,9 +239,7 @@ class TestFilesOfOthers:
         with pytest.warns(VeomniHookWarning, match="belongs to user"):
             assert not resolve({}, str(tmp_path / "shared")).settings.strict
 
-    def test_the_search_goes_on_above_an_ignored_file(
-        self, tmp_path: Path, give_away: Callable[[Path], None]
-    ) -> None:
+    def test_the_search_goes_on_above_an_ignored_file(self, tmp_path, give_away):
         (tmp_path / "veomni-hook.toml").write_text('kernels = "eager"\n')
         (tmp_path / "in").mkdir()
         inner = tmp_path / "in" / "veomni-hook.toml"
@@ -274,7 +249,7 @@ class TestFilesOfOthers:
             resolved = resolve({}, str(tmp_path / "in"))
         assert resolved.settings.kernels == "eager"
 
-    def test_strict_mode_makes_it_an_error(self, tmp_path: Path) -> None:
+    def test_strict_mode_makes_it_an_error(self, tmp_path):
         path = tmp_path / "veomni-hook.toml"
         path.write_text("")
         path.chmod(0o666)
@@ -285,16 +260,14 @@ class TestFilesOfOthers:
     @pytest.mark.parametrize(
         "text", ["[tool.veomni-hook\n", "veomni-hook = " + "[" * 5000, "# veomni-hook\nx = 1\n"]
     )
-    def test_others_cannot_stop_an_import_with_a_pyproject_of_theirs(self, tmp_path: Path, text: str) -> None:
+    def test_others_cannot_stop_an_import_with_a_pyproject_of_theirs(self, tmp_path, text):
         path = tmp_path / "pyproject.toml"
         path.write_text(text)
         path.chmod(0o666)
         resolved = resolve({}, str(tmp_path))
         assert (resolved.file, resolved.ignored) == (None, ())
 
-    def test_a_file_that_cannot_be_read_is_ignored_with_a_reason(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_file_that_cannot_be_read_is_ignored_with_a_reason(self, tmp_path, monkeypatch):
         path = tmp_path / "veomni-hook.toml"
         path.write_text("strict = true\n")
 
@@ -304,9 +277,7 @@ class TestFilesOfOthers:
         monkeypatch.setattr(settings_file.os, "open", closed)
         self.refused(tmp_path, "cannot be read: Permission denied")
 
-    def test_a_system_without_user_ids_obeys_any_file(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_system_without_user_ids_obeys_any_file(self, tmp_path, monkeypatch):
         path = tmp_path / "veomni-hook.toml"
         path.write_text("strict = true\n")
         path.chmod(0o666)
@@ -314,19 +285,19 @@ class TestFilesOfOthers:
         assert resolve({}, str(tmp_path)).settings.strict
 
 
-def test_bytes_that_are_no_text_are_said_to_be_none(tmp_path: Path) -> None:
+def test_bytes_that_are_no_text_are_said_to_be_none(tmp_path):
     (tmp_path / "veomni-hook.toml").write_bytes(b"kernels = '\xff'\n")
     with pytest.raises(SettingsError, match="cannot be read"):
         resolve({}, str(tmp_path))
 
 
-def test_a_folder_with_a_null_byte_is_illegal(tmp_path: Path) -> None:
+def test_a_folder_with_a_null_byte_is_illegal(tmp_path):
     (tmp_path / "veomni-hook.toml").write_text('cache_dir = "a\\u0000b"\n')
     with pytest.raises(SettingsError, match="illegal value"):
         resolve({}, str(tmp_path))
 
 
-def test_sizes_of_parallel_axes(tmp_path: Path) -> None:
+def test_sizes_of_parallel_axes(tmp_path):
     (tmp_path / "veomni-hook.toml").write_text("parallel = { sp = 2, ep = 1 }\n")
     found = resolve({}, str(tmp_path)).settings
     assert (found.parallel, found.axis("sp"), found.axis("ep")) == ("sp=2", 2, 1)

@@ -1,7 +1,5 @@
 """The built wheel, installed where the checkout cannot be seen: complete, typed, and it works."""
 
-from __future__ import annotations
-
 import ast
 import os
 import subprocess
@@ -19,7 +17,7 @@ SCRIPT = "examples/recipes/finetune.py"
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory) -> Path:
+def wheel(tmp_path_factory):
     """The wheel, built without isolation: no download."""
     folder = tmp_path_factory.mktemp("wheel")
     subprocess.run(
@@ -32,7 +30,7 @@ def wheel(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def installed(wheel, tmp_path_factory) -> Path:
+def installed(wheel, tmp_path_factory):
     """An environment that holds the wheel; torch and the other dependencies come from this one by path."""
     folder = tmp_path_factory.mktemp("environment")
     venv.create(folder, with_pip=False, symlinks=True)
@@ -57,7 +55,7 @@ def installed(wheel, tmp_path_factory) -> Path:
     return python
 
 
-def run(installed: Path, folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
+def run(installed, folder, *command):
     """Run a command of the environment in ``folder``, with a cache of its own."""
     environment = {
         name: value

@@ -68,10 +68,7 @@ with tempfile.TemporaryDirectory() as folder:
     parallel = DistributedDataParallel(make())
     veomni_hook.adopt(parallel)
     result = step(parallel)
-    facts["ddp"] = {
-        "difference": abs(before[0] - result[0]),
-        "ran": ran(veomni_hook.explain(parallel)),
-    }
+    facts["ddp"] = {"difference": abs(before[0] - result[0]), "ran": ran(veomni_hook.explain(parallel))}
     sharded = make()
     veomni_hook.adopt(sharded)
     for layer in sharded.model.layers:

@@ -1,7 +1,5 @@
 """Models of milliseconds, what a step of theirs gives, and what became of their kernels."""
 
-from __future__ import annotations
-
 import torch
 from transformers import (
     Gemma3ForCausalLM,
@@ -17,22 +15,13 @@ from transformers import (
 )
 
 SIZES = {
-    "vocab_size": 61,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 64,
+    "vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 64,
     "pad_token_id": 0,
-}
+}  # fmt: skip
 EXPERTS = {
-    "num_experts": 4,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 16,
-    "output_router_logits": True,
-}
+    "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "output_router_logits": True,
+}  # fmt: skip
 FAMILIES = {
     "llama": (LlamaConfig, LlamaForCausalLM, {"tie_word_embeddings": False}),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM, {}),

@@ -1,17 +1,13 @@
 """Loaded models adopt patched classes: same results, same state, kernels in them, and nothing else changes."""
 
-from __future__ import annotations
-
-import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import transformers
 from packaging.version import Version
+
+from tests import processes
 
 ROOT = Path(__file__).parents[2]
 NORM, LOSS = "rms_norm/cast_before_weight", "linear_cross_entropy/next_token"
@@ -31,35 +27,18 @@ OPS = {
         f"load_balancing_loss/{BALANCING}",
     },
     "gemma3_text": {
-        LOSS,
-        "rms_norm/one_plus_weight",
-        "add_rms_norm/one_plus_weight",
-        "rotary/half_split",
+        LOSS, "rms_norm/one_plus_weight", "add_rms_norm/one_plus_weight", "rotary/half_split",
         "qk_norm_rotary/one_plus_weight_half_split",
     },
-}
+}  # fmt: skip
 CLOSE = 5e-6
 
 
-def facts_of(script, cache, *, limit=300):
-    """Run a script of facts in a process of its own, with kernels in PyTorch."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("VEOMNI_")}
-    environment |= {
-        "VEOMNI_KERNELS": "torch",
-        "VEOMNI_CACHE_DIR": str(cache),
-        "PYTHONPATH": str(ROOT),
-        "OMP_NUM_THREADS": "1",
-    }
-    done = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name(script))],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=limit,
-        check=False,
+def facts_of(script, cache):
+    """What a script of facts says in a process of its own, with kernels in PyTorch."""
+    return processes.facts(
+        processes.started(Path(__file__).with_name(script), cache=cache, VEOMNI_KERNELS="torch")
     )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
 
 
 @pytest.fixture(scope="module")

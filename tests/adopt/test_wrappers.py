@@ -1,7 +1,5 @@
 """Adopted models inside Trainer, DDP, FSDP2, torch.compile, PEFT and accelerate."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.adopt.test_adopt import CLOSE, OPS, facts_of
@@ -11,7 +9,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def facts(tmp_path_factory):
-    return facts_of("facts_of_wrappers.py", tmp_path_factory.mktemp("wrapped") / "cache", limit=900)
+    return facts_of("facts_of_wrappers.py", tmp_path_factory.mktemp("wrapped") / "cache")
 
 
 def test_the_callback_adopts_the_trainers_model(facts):

@@ -1,3 +1,1 @@
-from __future__ import annotations
-
 from tests.ascend.fixtures import called, on_ascend, operators  # noqa: F401 - fixtures

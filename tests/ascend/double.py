@@ -20,8 +20,6 @@ from torch.nn import functional
 
 from tests.ascend.extract import DOUBLED, OPERATORS, schema_of
 
-__all__ = ["LimitError", "install"]
-
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 _DOUBLES: dict[str, Callable[..., Any]] = {}
 

@@ -11,8 +11,6 @@ from pathlib import Path
 
 from tests.ascend.wheel import fetch, schemas
 
-__all__ = ["DOUBLED", "OPERATORS", "RELEASES", "extract", "schema_of"]
-
 TABLE = Path(__file__).with_name("schemas.json")
 #: One release of every minor version since the first that is supported, and the last post release of the oldest.
 RELEASES = (
@@ -22,21 +20,11 @@ RELEASES = (
 #: The release whose operators the double has.
 DOUBLED = "2.13.0"
 OPERATORS = (
-    "npu_add_rms_norm",
-    "npu_cross_entropy_loss",
-    "npu_cross_entropy_loss_backward",
-    "npu_fusion_attention",
-    "npu_fusion_attention_grad",
-    "npu_grouped_matmul",
-    "npu_moe_gating_top_k_softmax",
-    "npu_moe_token_permute",
-    "npu_moe_token_unpermute",
-    "npu_rms_norm",
-    "npu_rms_norm_backward",
-    "npu_rotary_mul",
-    "npu_swiglu",
-    "npu_swiglu_backward",
-)
+    "npu_add_rms_norm", "npu_cross_entropy_loss", "npu_cross_entropy_loss_backward", "npu_fusion_attention",
+    "npu_fusion_attention_grad", "npu_grouped_matmul", "npu_moe_gating_top_k_softmax",
+    "npu_moe_token_permute", "npu_moe_token_unpermute", "npu_rms_norm", "npu_rms_norm_backward",
+    "npu_rotary_mul", "npu_swiglu", "npu_swiglu_backward",
+)  # fmt: skip
 
 
 def extract() -> str:

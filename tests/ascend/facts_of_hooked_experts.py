@@ -1,7 +1,5 @@
 """Trains a small Qwen3-MoE under the hook and `auto`, a CPU standing for an Ascend device; prints what ran."""
 
-from __future__ import annotations
-
 import json
 
 if __name__ == "__main__":

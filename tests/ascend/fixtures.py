@@ -1,7 +1,5 @@
 """What tests of the backend `npu` stand on; conftests import it."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.ascend import double
@@ -9,8 +7,6 @@ from veomni_hook.kernels.selection.process_choice import STATE
 from veomni_hook.kernels.selection.registry import registry
 from veomni_hook.kernels.selection.system import System
 from veomni_hook.kernels.shared import ascend
-
-__all__ = ["called", "on_ascend", "operators"]
 
 
 @pytest.fixture(scope="session")

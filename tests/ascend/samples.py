@@ -20,8 +20,6 @@ from veomni_hook.kernels.moe_router import npu as routers
 from veomni_hook.kernels.selection.registry import registry
 from veomni_hook.kernels.varlen_attention import npu as segments
 
-__all__ = ["SAMPLES"]
-
 
 def _both_ways(function: Callable[..., Any], *operands: Any) -> None:
     given = [

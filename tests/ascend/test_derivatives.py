@@ -1,7 +1,5 @@
 """Derivatives of gradients with the npu kernels, on the double: their backward differentiates the formula."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.nn import functional

@@ -1,7 +1,5 @@
 """The double of torch_npu's operators: true to the schemas and shapes of the wheel, and strict about limits."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Calls of kernels against the schemas of torch_npu's releases: what is declared to do, does."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from packaging.version import Version
@@ -50,17 +48,13 @@ x = torch.ones(2, 2)
         (Call("npu_swiglu", (x, -1), {}), "npu_swiglu(Tensor self) -> Tensor", "by position, not 2"),
         (Call("npu_swiglu", (x,), {"dim": 0}), "npu_swiglu(Tensor self) -> Tensor", "takes no dim"),
         (Call("npu_swiglu", (x,), {}), "npu_swiglu(Tensor self, int dim) -> Tensor", "needs dim"),
-        (
-            Call("npu_swiglu", (x, 0.5), {}),
-            "npu_swiglu(Tensor self, int dim) -> Tensor",
-            "dim is int, not float",
-        ),
+        (Call("npu_swiglu", (x, 0.5), {}), "npu_swiglu(Tensor self, int dim) -> Tensor", "dim is int, not float"),
         (Call("npu_swiglu", ([x],), {}), "npu_swiglu(Tensor self) -> Tensor", "self is Tensor, not list"),
         (Call("npu_swiglu", (x,), {}), "npu_swiglu(Tensor[] self) -> Tensor", "not Tensor"),
         (Call("npu_swiglu", ([x],), {}), "npu_swiglu(Tensor[] self, Tensor? y=None) -> Tensor", None),
         (Call("npu_swiglu", (x, True), {}), "npu_swiglu(Tensor self, int dim) -> Tensor", "not bool"),
     ],
-)
+)  # fmt: skip
 def test_what_does_not_fit_is_told(call, schema, reason):
     found = fits(call, schema)
     assert found is None if reason is None else reason in found
@@ -73,7 +67,5 @@ def test_a_release_that_lacks_an_operator_would_show(monkeypatch):
         lambda name, release: None if name == "npu_swiglu" else real(name, release),
     )
     found = supported(DOUBLED)
-    assert found["gated_mlp"] == [
-        "no npu_swiglu",
-    ] and found["moe_experts"] == ["no npu_swiglu"]
+    assert found["gated_mlp"] == ["no npu_swiglu"] and found["moe_experts"] == ["no npu_swiglu"]
     assert not found["rms_norm"]

@@ -1,19 +1,13 @@
 """Whole models trained through the backend `npu` on the double: the losses are upstream's."""
 
-from __future__ import annotations
-
 import importlib
-import json
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
 
-from tests.ascend.wheel import ROOT
 from tests.kernels import patched_qwen3
 from tests.kernels.patched_qwen3 import load
+from tests.processes import facts, started
 from veomni_hook.finders.prepare import prepare
 from veomni_hook.kernels.selection.process_choice import set_choice
 from veomni_hook.settings import resolve
@@ -21,12 +15,9 @@ from veomni_hook.tools.report.explanation import explain
 
 SIZES = {**patched_qwen3.SIZES, "pad_token_id": 0, "tie_word_embeddings": False}
 EXPERTS = {
-    "num_experts": 6,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 24,
-    "norm_topk_prob": True,
+    "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "norm_topk_prob": True,
     "output_router_logits": True,
-}
+}  # fmt: skip
 #: By model: its classes, sizes of its own, and the sites that it has to have on the device.
 MODELS = {
     "qwen3": (
@@ -95,14 +86,7 @@ def test_losses_are_upstreams(family, choice, tmp_path_factory, on_ascend, calle
 @pytest.mark.slow
 def test_under_the_hook_auto_takes_experts_too(tmp_path):
     """There a default of transformers is no choice."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("VEOMNI_")}
-    environment |= {"VEOMNI_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.ascend.facts_of_hooked_experts"],
-        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
+    found = facts(started("-m", "tests.ascend.facts_of_hooked_experts", cache=tmp_path))
     torch.testing.assert_close(
         torch.tensor(found["losses"]), torch.tensor(found["expected"]), rtol=2e-5, atol=0
     )

@@ -19,8 +19,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["FOLDER", "fetch", "meta_functions", "schemas", "version_of"]
-
 ROOT = Path(__file__).resolve().parents[2]
 #: Where wheels are kept; ignored by git.
 FOLDER = ROOT / ".torch_npu"

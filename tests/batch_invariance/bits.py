@@ -17,12 +17,8 @@ COMMON = {
 }  # fmt: skip
 EXPERTS = {"moe_intermediate_size": 64, "num_experts_per_tok": 2}
 LATENT = {
-    "q_lora_rank": 64,
-    "kv_lora_rank": 64,
-    "qk_rope_head_dim": 32,
-    "qk_nope_head_dim": 64,
-    "v_head_dim": 64,
-}
+    "q_lora_rank": 64, "kv_lora_rank": 64, "qk_rope_head_dim": 32, "qk_nope_head_dim": 64, "v_head_dim": 64,
+}  # fmt: skip
 
 
 def model_of(family):

@@ -1,7 +1,5 @@
 """`batch_invariance_gpu`: its sides train the same model, and one that cannot run says why."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`families_gpu`: what its processes measure, on a CPU at a small size, and what is recorded."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

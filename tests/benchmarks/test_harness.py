@@ -1,7 +1,5 @@
 """The benchmarks' shared parts: what passes, what is recorded, and that their patches apply."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

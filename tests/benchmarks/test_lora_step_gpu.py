@@ -1,7 +1,5 @@
 """`lora_step_gpu`: what its processes measure, on a CPU at a small size, and what is recorded."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import sys

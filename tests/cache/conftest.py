@@ -7,7 +7,7 @@ import os
 import shutil
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -74,29 +74,29 @@ def inputs_of(file: Path) -> Mapping[tuple[str, str], str]:
 
 
 @pytest.fixture
-def publish() -> Publisher:
+def publish():
     return Publisher()
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
+def root(tmp_path):
     return tmp_path / "cache"
 
 
 @pytest.fixture
-def store(root: Path) -> Store:
+def store(root):
     return Store(root)
 
 
 @pytest.fixture(autouse=True)
-def no_lease_survives() -> Iterator[None]:
+def no_lease_survives():
     yield
     for _, holder in list(lease._held.values()):
         lease.release(holder)
 
 
 @pytest.fixture
-def give_away(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
+def give_away(monkeypatch):
     """Make a path another user's; without the right to, make this process another user to itself."""
 
     def give(path: Path) -> None:
@@ -133,12 +133,12 @@ def run_in_child(work: Callable[[], Any], *, user: int | None = None) -> Any:
 
 
 @pytest.fixture
-def in_child() -> Callable[..., Any]:
+def in_child():
     return run_in_child
 
 
 @pytest.fixture
-def open_folder() -> Iterator[Path]:
+def open_folder():
     """A folder that an unprivileged child reaches (pytest's own are private); its owner is that child's user."""
     folder = Path(tempfile.mkdtemp(dir=TEMPORARY))
     if os.geteuid() == 0:
@@ -148,6 +148,6 @@ def open_folder() -> Iterator[Path]:
 
 
 @pytest.fixture
-def package_path() -> str:
+def package_path():
     """The folder that the package is imported from, for PYTHONPATH of child processes."""
     return str(Path(lease.__file__).parents[2])

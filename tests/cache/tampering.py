@@ -15,8 +15,6 @@ from pathlib import Path
 
 from veomni_hook.cache import entry, key
 
-__all__ = ["FORGERIES", "OF_ANOTHER_USER", "TAMPERINGS", "Stored"]
-
 STRANGER = 4242
 
 
@@ -121,15 +119,9 @@ TAMPERINGS: dict[str, Callable[[Stored], None]] = {
         for done, spoil in _TO_A_FILE.items()
     },
     "bytecode-magic": _container(lambda data: b"\0" + data[1:]),
-    "bytecode-interpreter": _container(
-        lambda data: data[: entry._TAG_AT] + b"other" + data[entry._TAG_AT + 5 :]
-    ),
-    "bytecode-build": _container(
-        lambda data: data[: entry._PYTHON_MAGIC_AT] + b"\0\0\r\n" + data[entry._TAG_AT :]
-    ),
-    "bytecode-of-another-text": _container(
-        lambda data: data[: entry._TEXT_SEAL_AT] + b"\0" * 8 + data[entry._PAYLOAD_SEAL_AT :]
-    ),
+    "bytecode-interpreter": _container(lambda data: data[: entry._TAG_AT] + b"other" + data[entry._TAG_AT + 5 :]),
+    "bytecode-build": _container(lambda data: data[: entry._PYTHON_MAGIC_AT] + b"\0\0\r\n" + data[entry._TAG_AT :]),
+    "bytecode-of-another-text": _container(lambda data: data[: entry._TEXT_SEAL_AT] + b"\0" * 8 + data[entry._PAYLOAD_SEAL_AT :]),
     "bytecode-garbage": _container(lambda data: _resealed(b"\xe3\x01", data)),
     "bytecode-no-code": _container(lambda data: _resealed(marshal.dumps(42), data)),
     "bytecode-moved": _moved,
@@ -139,7 +131,7 @@ TAMPERINGS: dict[str, Callable[[Stored], None]] = {
     "folder-removed": _to_folders(lambda path: shutil.rmtree(path)),
     "cache-writable": lambda stored: stored.root.chmod(0o777),
     "cache-linked": lambda stored: _linked(stored.root),
-}
+}  # fmt: skip
 
 #: Those that only the superuser can do, or another user beforehand.
 OF_ANOTHER_USER: dict[str, Callable[[Stored], None]] = {

@@ -6,29 +6,25 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from veomni_hook.cache import entry, lease
 from veomni_hook.cache.inventory import TRASH_PREFIX
-from veomni_hook.cache.store import Hit, Miss, Store
+from veomni_hook.cache.store import Hit, Miss
 from veomni_hook.cache.trusted_folder import Root
 
-from .conftest import KEY, MODULE, Publisher
+from .conftest import KEY, MODULE
 
 OTHER = "cd" * 20
 
 
-def _unused(store: Store, publish: Publisher, **changes: str) -> None:
+def _unused(store, publish, **changes):
     publish.hit(store, **changes)
     lease.release(store.root)
 
 
-def test_clear_removes_entries_manifests_and_empty_folders(
-    store: Store, root: Path, publish: Publisher
-) -> None:
+def test_clear_removes_entries_manifests_and_empty_folders(store, root, publish):
     _unused(store, publish)
     store.publish_unpatched(OTHER, "pkg.three")
     size = sum(path.stat().st_size for path in root.rglob("*") if path.is_file())
@@ -52,7 +48,7 @@ print(open(hit.path, encoding="utf-8").read() == hit.source(), flush=True)
 
 
 @pytest.fixture
-def running(store: Store, publish: Publisher, package_path: str) -> Iterator[subprocess.Popen[str]]:
+def running(store, publish, package_path):
     """Another process that got a hit on the entry and runs on."""
     _unused(store, publish)
     process = subprocess.Popen(
@@ -69,9 +65,7 @@ def running(store: Store, publish: Publisher, package_path: str) -> Iterator[sub
         process.communicate()
 
 
-def test_clear_spares_what_a_running_process_uses(
-    store: Store, root: Path, publish: Publisher, running: subprocess.Popen[str]
-) -> None:
+def test_clear_spares_what_a_running_process_uses(store, root, publish, running):
     _unused(store, publish, key=OTHER, patch_hash="unused")
     cleared = store.clear()
     assert [item.path for item in cleared.in_use] == [str(root / "pkg-1.2.3/c0ffee")]
@@ -83,29 +77,27 @@ def test_clear_spares_what_a_running_process_uses(
     assert store.clear().in_use == ()
 
 
-def test_forced_clear_takes_used_entries_too(
-    store: Store, root: Path, running: subprocess.Popen[str]
-) -> None:
+def test_forced_clear_takes_used_entries_too(store, root, running):
     cleared = store.clear(force=True)
     assert cleared.removed == (str(root / "pkg-1.2.3/c0ffee"),)
     assert cleared.in_use == ()
     assert os.listdir(root) == []
 
 
-def test_process_does_not_clear_what_it_uses_itself(store: Store, publish: Publisher) -> None:
+def test_process_does_not_clear_what_it_uses_itself(store, publish):
     publish.hit(store)
     assert len(store.clear().in_use) == 1
     assert isinstance(store.lookup(KEY, MODULE), Hit)
 
 
-def test_failed_lookup_keeps_nothing_in_use(store: Store, root: Path, publish: Publisher) -> None:
+def test_failed_lookup_keeps_nothing_in_use(store, root, publish):
     _unused(store, publish)
     (root / "pkg-1.2.3/c0ffee/models/one/modeling_one.py").write_bytes(b"")
     assert isinstance(store.lookup(KEY, MODULE), Miss)
     assert store.clear().in_use == ()
 
 
-def test_unrelated_files_and_folders_stay(store: Store, root: Path, publish: Publisher) -> None:
+def test_unrelated_files_and_folders_stay(store, root, publish):
     _unused(store, publish)
     for name in ("notes.txt", "project/src/main.py", "pkg-1.2.3/mine/file", ".hidden/sub/.lease"):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
@@ -116,9 +108,7 @@ def test_unrelated_files_and_folders_stay(store: Store, root: Path, publish: Pub
 
 
 @pytest.mark.parametrize("name", ["pkg-1.2.3", "pkg-1.2.3/c0ffee"])
-def test_link_is_removed_and_its_target_spared(
-    store: Store, root: Path, publish: Publisher, name: str, tmp_path: Path
-) -> None:
+def test_link_is_removed_and_its_target_spared(store, root, publish, name, tmp_path):
     _unused(store, publish)
     (root / name).rename(tmp_path / "elsewhere")
     (root / name).symlink_to(tmp_path / "elsewhere")
@@ -128,7 +118,7 @@ def test_link_is_removed_and_its_target_spared(
     assert sorted((tmp_path / "elsewhere").rglob("*")) == before
 
 
-def test_defective_entries_and_manifests_are_removed(store: Store, root: Path, publish: Publisher) -> None:
+def test_defective_entries_and_manifests_are_removed(store, root, publish):
     _unused(store, publish)
     _unused(store, publish, key=OTHER, patch_hash="other")
     (root / "keys" / OTHER).write_bytes(b"")
@@ -137,7 +127,7 @@ def test_defective_entries_and_manifests_are_removed(store: Store, root: Path, p
     assert os.listdir(root) == []
 
 
-def test_leftovers_of_killed_processes_are_removed(store: Store, root: Path, publish: Publisher) -> None:
+def test_leftovers_of_killed_processes_are_removed(store, root, publish):
     _unused(store, publish)
     (root / "keys" / ".old.tmp").write_bytes(b"")
     os.utime(root / "keys" / ".old.tmp", (1, 1))
@@ -148,9 +138,7 @@ def test_leftovers_of_killed_processes_are_removed(store: Store, root: Path, pub
     assert os.listdir(root / "keys") == [".new.tmp"]
 
 
-def test_what_cannot_be_removed_is_reported(
-    store: Store, root: Path, publish: Publisher, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_removed_is_reported(store, root, publish, monkeypatch):
     _unused(store, publish)
 
     def fail(*arguments: object, **options: object) -> None:
@@ -165,9 +153,7 @@ def test_what_cannot_be_removed_is_reported(
     assert isinstance(store.lookup(KEY, MODULE), Hit)
 
 
-def test_entry_is_moved_aside_before_it_is_taken_apart(
-    store: Store, root: Path, publish: Publisher, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_entry_is_moved_aside_before_it_is_taken_apart(store, root, publish, monkeypatch):
     _unused(store, publish)
     seen: list[object] = []
 
@@ -197,9 +183,7 @@ while removed < 10:
 """
 
 
-def test_publishing_and_clearing_at_once_never_break_each_other(
-    store: Store, publish: Publisher, package_path: str
-) -> None:
+def test_publishing_and_clearing_at_once_never_break_each_other(store, publish, package_path):
     clearers = [
         subprocess.Popen(
             [sys.executable, "-c", CLEARER, store.root],
@@ -232,9 +216,7 @@ def test_publishing_and_clearing_at_once_never_break_each_other(
         clearer.stdout.close()
 
 
-def test_a_folder_of_keys_that_is_removed_before_each_write_is_made_again(
-    store: Store, publish: Publisher, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_of_keys_that_is_removed_before_each_write_is_made_again(store, publish, monkeypatch):
     make_folders = Root.make_folders
     left = iter(range(15))
 
@@ -248,9 +230,7 @@ def test_a_folder_of_keys_that_is_removed_before_each_write_is_made_again(
     assert next(left, None) is None
 
 
-def test_an_entry_that_is_published_again_while_it_is_cleared_stays(
-    store: Store, publish: Publisher, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_entry_that_is_published_again_while_it_is_cleared_stays(store, publish, monkeypatch):
     from veomni_hook.cache import clearing
 
     published = publish(store)

@@ -1,7 +1,5 @@
 """Names and the two formats on the disk, each check by itself."""
 
-from __future__ import annotations
-
 import marshal
 from importlib.util import MAGIC_NUMBER
 from pathlib import Path
@@ -16,7 +14,7 @@ TAG = "cpython-311"
 CODE = compile("x = 1", "somewhere.py", "exec")
 
 
-def test_layout_is_the_documented_one() -> None:
+def test_layout_is_the_documented_one():
     folder = entry.entry_name("transformers", "5.23.0", "c0ffee")
     text = entry.text_name(folder, "transformers.models.qwen3.modeling_qwen3")
     assert text == "transformers-5.23.0/c0ffee/models/qwen3/modeling_qwen3.py"
@@ -25,21 +23,21 @@ def test_layout_is_the_documented_one() -> None:
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", ".hidden", "a/b", "a\\b", "c:", "a\0b", "a\nb"])
-def test_name_that_leads_elsewhere_is_not_plain(name: str) -> None:
+def test_name_that_leads_elsewhere_is_not_plain(name):
     assert not entry.is_plain(name)
 
 
 @pytest.mark.parametrize("name", ["5.23.0+cu121", "1!2.0", "torch_npu", "größe", "a-b"])
-def test_ordinary_name_is_plain(name: str) -> None:
+def test_ordinary_name_is_plain(name):
     assert entry.is_plain(name)
 
 
-def test_bytecode_container_gives_back_the_code() -> None:
+def test_bytecode_container_gives_back_the_code():
     data = entry.pack_bytecode(CODE, SEAL, TAG)
     assert marshal.loads(entry.check_bytecode(data, "p", SEAL, TAG)) == CODE
 
 
-def test_every_byte_of_the_container_is_covered() -> None:
+def test_every_byte_of_the_container_is_covered():
     data = entry.pack_bytecode(CODE, SEAL, TAG)
     python_magic = range(8, 8 + len(MAGIC_NUMBER))  # checked where the code is loaded
     for place in sorted(set(range(len(data))) - set(python_magic)):
@@ -48,7 +46,7 @@ def test_every_byte_of_the_container_is_covered() -> None:
             entry.check_bytecode(damaged, "p", SEAL, TAG)
 
 
-def test_every_shortening_of_the_container_is_noticed() -> None:
+def test_every_shortening_of_the_container_is_noticed():
     data = entry.pack_bytecode(CODE, SEAL, TAG)
     for size in range(len(data)):
         with pytest.raises(Defect, match="truncated"):
@@ -57,7 +55,7 @@ def test_every_shortening_of_the_container_is_noticed() -> None:
         entry.check_bytecode(data + b"\0", "p", SEAL, TAG)
 
 
-def _manifest(**changes: str) -> entry.Manifest:
+def _manifest(**changes):
     fields = {"key": "k1", "module": "pkg.mod", "distribution": "pkg", "version": "1", "patch_hash": "h"}
     return entry.Manifest(
         {**fields, "tag": TAG, "text_seal": SEAL, **changes}, {("file", "/a"): "1"}, b'{"a": [1]}'
@@ -65,13 +63,13 @@ def _manifest(**changes: str) -> entry.Manifest:
 
 
 @pytest.fixture
-def opened(root: Path) -> Root:
+def opened(root):
     opened = Root.create(str(root))
     opened.make_folders(entry.KEYS)
     return opened
 
 
-def test_manifest_gives_back_its_fields(opened: Root) -> None:
+def test_manifest_gives_back_its_fields(opened):
     written = _manifest()
     opened.write("keys/k1", written.encode())
     found = entry.read_manifest(opened, "k1")
@@ -90,7 +88,7 @@ def test_manifest_gives_back_its_fields(opened: Root) -> None:
     assert (found.entry, found.text) == ("pkg-1/h", "pkg-1/h/mod.py")
 
 
-def test_every_byte_of_the_manifest_is_covered(opened: Root) -> None:
+def test_every_byte_of_the_manifest_is_covered(opened):
     data = _manifest().encode()
     for place in range(len(data)):
         opened_data = data[:place] + bytes([data[place] ^ 0x01]) + data[place + 1 :]
@@ -102,13 +100,13 @@ def test_every_byte_of_the_manifest_is_covered(opened: Root) -> None:
 @pytest.mark.parametrize(
     "body", [b"", b"null\n{}\n", b"[]\n{}\n", b'{"key": "k1"}\n{}\n', b"{\n{}\n", b"\xff\n"]
 )
-def test_sealed_nonsense_is_no_manifest(opened: Root, body: bytes) -> None:
+def test_sealed_nonsense_is_no_manifest(opened, body):
     opened.write("keys/k1", entry.seal(body).hex().encode() + b"\n" + body)
     with pytest.raises(Defect, match="is not a manifest of this cache"):
         entry.read_manifest(opened, "k1")
 
 
-def test_manifest_of_another_key_is_refused(opened: Root) -> None:
+def test_manifest_of_another_key_is_refused(opened):
     opened.write("keys/k2", _manifest().encode())
     with pytest.raises(Defect, match="written for another key"):
         entry.read_manifest(opened, "k2")

@@ -1,10 +1,7 @@
 """What `info` and `verify` say about a cache; neither changes it."""
 
-from __future__ import annotations
-
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,17 +12,17 @@ from veomni_hook.cache.inventory import TRASH_PREFIX
 from veomni_hook.cache.store import Store
 from veomni_hook.errors import CacheError
 
-from .conftest import KEY, MODULE, Publisher, inputs_of
+from .conftest import KEY, MODULE, inputs_of
 
 FILE = "pkg-1.2.3/c0ffee/models/one/modeling_one.py"
 OTHER = "cd" * 20
 
 
-def _snapshot(root: Path) -> dict[Path, tuple[int, float]]:
+def _snapshot(root):
     return {path: (path.stat().st_ino, path.stat().st_mtime) for path in root.rglob("*")}
 
 
-def test_info_counts_what_is_there(store: Store, root: Path, publish: Publisher) -> None:
+def test_info_counts_what_is_there(store, root, publish):
     publish.hit(store)
     publish.hit(store, key=OTHER, patch_hash="other", module="pkg.two")
     store.publish_unpatched("ef" * 20, "pkg.three")
@@ -44,7 +41,7 @@ def test_info_counts_what_is_there(store: Store, root: Path, publish: Publisher)
     assert _snapshot(root) == before
 
 
-def test_results_are_json(store: Store, publish: Publisher) -> None:
+def test_results_are_json(store, publish):
     publish.hit(store)
     for result in (store.info(), store.verify(), store.clear()):
         assert json.loads(json.dumps(result.to_dict()))["root"] == store.root
@@ -52,14 +49,14 @@ def test_results_are_json(store: Store, publish: Publisher) -> None:
     assert store.clear().to_dict()["in_use"][0]["reason"] == "a running process uses it"
 
 
-def test_missing_folder_is_an_empty_cache(store: Store, root: Path) -> None:
+def test_missing_folder_is_an_empty_cache(store, root):
     assert not store.info().exists
     assert store.verify().ok
     assert store.clear().removed == ()
     assert not root.exists()
 
 
-def test_store_without_a_folder_says_why() -> None:
+def test_store_without_a_folder_says_why():
     store = Store("", mode="memory", reason="no disk")
     assert (store.info().mode, store.info().reason, store.info().exists) == ("memory", "no disk", False)
     assert store.verify().checked == 0
@@ -67,9 +64,7 @@ def test_store_without_a_folder_says_why() -> None:
 
 
 @pytest.mark.parametrize("command", ["info", "verify", "clear"])
-def test_folder_that_is_not_trusted_is_an_error_with_a_remedy(
-    store: Store, root: Path, publish: Publisher, command: str
-) -> None:
+def test_folder_that_is_not_trusted_is_an_error_with_a_remedy(store, root, publish, command):
     publish.hit(store)
     root.chmod(0o777)
     with pytest.raises(CacheError) as caught:
@@ -80,7 +75,7 @@ def test_folder_that_is_not_trusted_is_an_error_with_a_remedy(
     assert (root / FILE).exists()
 
 
-def test_verify_finds_nothing_wrong_with_a_fresh_cache(store: Store, root: Path, publish: Publisher) -> None:
+def test_verify_finds_nothing_wrong_with_a_fresh_cache(store, root, publish):
     publish.hit(store)
     store.publish_unpatched(OTHER, "pkg.three")
     before = _snapshot(root)
@@ -100,9 +95,7 @@ def test_verify_finds_nothing_wrong_with_a_fresh_cache(store: Store, root: Path,
         (str(Path(FILE).parent), lambda path: path.chmod(0o777)),
     ],
 )
-def test_verify_names_each_defect(
-    store: Store, root: Path, publish: Publisher, name: str, spoil: Callable[[Path], None]
-) -> None:
+def test_verify_names_each_defect(store, root, publish, name, spoil):
     publish.hit(store)
     spoil(root / name)
     found = store.verify()
@@ -110,7 +103,7 @@ def test_verify_names_each_defect(
     assert [str(root / name) in defect.reason for defect in found.defects] == [True]
 
 
-def test_verify_tells_stale_from_defective(store: Store, publish: Publisher, tmp_path: Path) -> None:
+def test_verify_tells_stale_from_defective(store, publish, tmp_path):
     config = tmp_path / "config.py"
     config.write_text("x = 1")
     inputs = inputs_of(config)
@@ -124,9 +117,7 @@ def test_verify_tells_stale_from_defective(store: Store, publish: Publisher, tmp
     assert all("config.py, which a config was read from, has changed" in item.reason for item in found.stale)
 
 
-def test_verify_checks_other_interpreters_entries_by_their_seals(
-    store: Store, root: Path, publish: Publisher, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_verify_checks_other_interpreters_entries_by_their_seals(store, root, publish, monkeypatch):
     monkeypatch.setattr(store_module, "interpreter_tag", lambda: "cpython-399")
     publish.hit(store)
     bytecode = root / entry.bytecode_name(FILE, "cpython-399")
@@ -138,7 +129,7 @@ def test_verify_checks_other_interpreters_entries_by_their_seals(
     assert "was changed after it was written" in store.verify().defects[0].reason
 
 
-def test_verify_lists_leftovers(store: Store, root: Path, publish: Publisher) -> None:
+def test_verify_lists_leftovers(store, root, publish):
     publish.hit(store)
     (root / "keys" / KEY).unlink()
     (root / "keys" / ".123.tmp").write_bytes(b"")

@@ -20,15 +20,9 @@ from veomni_hook.cache import key
 from veomni_hook.patterns import PATTERN_FILES, pattern_source
 
 FIELDS: dict[str, Any] = {
-    "module": "pkg.mod",
-    "upstream": b"a = 1\n",
-    "engine": "e1",
-    "settings": {"device": "gpu", "x": "y"},
-    "config_names": ("one", "two"),
-    "inprocess": (("mine", "d1"),),
-    "distribution": "pkg",
-    "version": "1.0",
-}
+    "module": "pkg.mod", "upstream": b"a = 1\n", "engine": "e1", "settings": {"device": "gpu", "x": "y"},
+    "config_names": ("one", "two"), "inprocess": (("mine", "d1"),), "distribution": "pkg", "version": "1.0",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -49,25 +43,25 @@ FIELDS: dict[str, Any] = {
         ("version", "1.1"),
     ],
 )
-def test_every_field_changes_the_key(field: str, other: Any) -> None:
+def test_every_field_changes_the_key(field, other):
     assert key.stage1_key(**FIELDS) != key.stage1_key(**{**FIELDS, field: other})
 
 
-def test_fields_do_not_run_into_their_neighbours() -> None:
+def test_fields_do_not_run_into_their_neighbours():
     moved = {**FIELDS, "config_names": (), "inprocess": (("one", "two"), ("mine", "d1"))}
     assert key.stage1_key(**FIELDS) != key.stage1_key(**moved)
     swapped = {**FIELDS, "distribution": "1.0", "version": "pkg"}
     assert key.stage1_key(**FIELDS) != key.stage1_key(**swapped)
 
 
-def test_key_is_a_plain_name_and_ignores_the_order_of_settings() -> None:
+def test_key_is_a_plain_name_and_ignores_the_order_of_settings():
     turned = {**FIELDS, "settings": dict(reversed(FIELDS["settings"].items()))}
     assert key.stage1_key(**FIELDS) == key.stage1_key(**turned)
     assert len(key.stage1_key(**FIELDS)) == 40
     assert key.stage1_key(**FIELDS).isalnum()
 
 
-def test_interpreter_is_part_of_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interpreter_is_part_of_the_key(monkeypatch):
     before = key.stage1_key(**FIELDS)
     monkeypatch.setattr(sys, "flags", SimpleNamespace(optimize=2))
     assert key.interpreter_tag() == f"{sys.implementation.cache_tag}.opt-2"
@@ -77,7 +71,7 @@ def test_interpreter_is_part_of_the_key(monkeypatch: pytest.MonkeyPatch) -> None
     assert len({before, optimised, key.stage1_key(**FIELDS)}) == 3
 
 
-def _digest_in(place: Path) -> str:
+def _digest_in(place):
     script = "from veomni_hook.cache.key import engine_digest; print(engine_digest(), engine_digest())"
     printed = subprocess.run(
         [sys.executable, "-c", script], cwd=place.parent, env={"PYTHONPATH": str(place)}, capture_output=True
@@ -88,7 +82,7 @@ def _digest_in(place: Path) -> str:
 
 
 @pytest.fixture
-def copied(tmp_path: Path) -> Path:
+def copied(tmp_path):
     """A copy of the package's parts that an engine digest needs."""
     source = Path(veomni_hook.__file__).parent
     ignore = shutil.ignore_patterns("__pycache__")
@@ -100,7 +94,7 @@ def copied(tmp_path: Path) -> Path:
     return tmp_path / "site"
 
 
-def test_engine_digest_follows_the_files_that_shape_the_output(copied: Path) -> None:
+def test_engine_digest_follows_the_files_that_shape_the_output(copied):
     before = _digest_in(copied)
     os.utime(copied / "veomni_hook/patches/extra.py", (1, 1))
     (copied / "veomni_hook/errors.py").write_text((copied / "veomni_hook/errors.py").read_text() + "\n")
@@ -112,7 +106,7 @@ def test_engine_digest_follows_the_files_that_shape_the_output(copied: Path) -> 
     assert len({before, edited, _digest_in(copied)}) == 3
 
 
-def test_engine_digest_follows_the_formulas_that_idioms_match(copied: Path) -> None:
+def test_engine_digest_follows_the_formulas_that_idioms_match(copied):
     before = _digest_in(copied)
     (copied / "veomni_hook/kernels/rms_norm/torch.py").write_text("x = 1\n")
     assert _digest_in(copied) == before
@@ -126,21 +120,9 @@ def test_engine_digest_follows_the_formulas_that_idioms_match(copied: Path) -> N
 
 # Together they have a candidate of every op, and every pattern is tried on one of them.
 FAMILIES = (
-    "cohere",
-    "deepseek_v3",
-    "deepseek_v32",
-    "deepseek_v4",
-    "gemma3",
-    "glm4_moe",
-    "gpt_oss",
-    "jamba",
-    "longcat_flash",
-    "mixtral",
-    "qwen2_moe",
-    "qwen3",
-    "qwen3_moe",
-    "qwen3_vl",
-)
+    "cohere", "deepseek_v3", "deepseek_v32", "deepseek_v4", "gemma3", "glm4_moe", "gpt_oss", "jamba",
+    "longcat_flash", "mixtral", "qwen2_moe", "qwen3", "qwen3_moe", "qwen3_vl",
+)  # fmt: skip
 _READS = """
 import sys
 
@@ -165,7 +147,7 @@ print(json.dumps([sorted(names), sorted(modules)]))
 
 
 @pytest.mark.parametrize("families", [FAMILIES, pytest.param((), marks=pytest.mark.slow, id="all")])
-def test_the_key_follows_every_file_that_patching_reads(families: tuple[str, ...]) -> None:
+def test_the_key_follows_every_file_that_patching_reads(families):
     """Idioms open pattern files alone, and import no kernel."""
     home = Path(importlib.util.find_spec("transformers").origin).parent / "models"  # type: ignore[union-attr,arg-type]
     paths = sorted(map(str, home.glob("*/modeling_*.py")))
@@ -184,12 +166,12 @@ def test_the_key_follows_every_file_that_patching_reads(families: tuple[str, ...
 
 
 @pytest.mark.parametrize("path", ["kernels/rms_norm/triton.py", "patches/reference.py", "reference.py"])
-def test_only_a_pattern_file_is_read_as_one(path: str) -> None:
+def test_only_a_pattern_file_is_read_as_one(path):
     with pytest.raises(ValueError, match=f"^{path} is not a pattern file"):
         pattern_source(path)
 
 
-def test_engine_digest_from_a_zip_file_is_the_same(copied: Path, tmp_path: Path) -> None:
+def test_engine_digest_from_a_zip_file_is_the_same(copied, tmp_path):
     archive = tmp_path / "site.zip"
     with zipfile.ZipFile(archive, "w") as file:
         for path in sorted(copied.rglob("*.py")):
@@ -197,7 +179,7 @@ def test_engine_digest_from_a_zip_file_is_the_same(copied: Path, tmp_path: Path)
     assert _digest_in(archive) == _digest_in(copied)
 
 
-def test_engine_digest_of_this_process_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engine_digest_of_this_process_is_computed_once(monkeypatch):
     first = key.engine_digest()
     monkeypatch.setattr(key, "_folder_files", lambda package: iter([("x.py", b"")]))
     assert key.engine_digest() == first

@@ -5,30 +5,27 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.processes import until
 from veomni_hook.cache import lease
-from veomni_hook.cache.store import Hit, Store
+from veomni_hook.cache.store import Hit
 from veomni_hook.cache.trusted_folder import Root, Vanished
 
-from .conftest import KEY, MODULE, Publisher
+from .conftest import KEY, MODULE
 
 ENTRY = "pkg-1/h"
 
 
 @pytest.fixture
-def opened(root: Path) -> Root:
+def opened(root):
     opened = Root.create(str(root))
     opened.make_folders(ENTRY)
     return opened
 
 
-def _claimable(root: Root) -> bool:
+def _claimable(root):
     try:
         descriptor = lease.claim(root, ENTRY)
     except lease.InUse:
@@ -38,7 +35,7 @@ def _claimable(root: Root) -> bool:
     return True
 
 
-def test_shared_entry_cannot_be_claimed_until_released(opened: Root) -> None:
+def test_shared_entry_cannot_be_claimed_until_released(opened):
     assert _claimable(opened)
     lease.keep(lease.share(opened, ENTRY, create=True), opened.path)
     lease.keep(lease.share(opened, ENTRY), opened.path)
@@ -49,7 +46,7 @@ def test_shared_entry_cannot_be_claimed_until_released(opened: Root) -> None:
     assert _claimable(opened)
 
 
-def test_one_descriptor_an_entry_is_kept(opened: Root) -> None:
+def test_one_descriptor_an_entry_is_kept(opened):
     lease.keep(lease.share(opened, ENTRY, create=True), opened.path)
     free = os.dup(0)
     os.close(free)
@@ -60,18 +57,18 @@ def test_one_descriptor_an_entry_is_kept(opened: Root) -> None:
     assert again == free
 
 
-def test_descriptor_does_not_reach_executed_programs(opened: Root) -> None:
+def test_descriptor_does_not_reach_executed_programs(opened):
     descriptor = lease.share(opened, ENTRY, create=True)
     assert not os.get_inheritable(descriptor)
     os.close(descriptor)
 
 
-def test_entry_without_a_lock_file_is_missing(opened: Root) -> None:
+def test_entry_without_a_lock_file_is_missing(opened):
     with pytest.raises(Vanished, match="is missing"):
         lease.share(opened, ENTRY)
 
 
-def test_entry_that_is_being_removed_is_not_shared(opened: Root) -> None:
+def test_entry_that_is_being_removed_is_not_shared(opened):
     claimed = lease.claim(opened, ENTRY)
     assert claimed is not None
     with pytest.raises(Vanished, match="just being removed"):
@@ -79,9 +76,7 @@ def test_entry_that_is_being_removed_is_not_shared(opened: Root) -> None:
     os.close(claimed)
 
 
-def test_entry_removed_between_opening_and_locking_is_not_shared(
-    opened: Root, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_entry_removed_between_opening_and_locking_is_not_shared(opened, monkeypatch):
     os.close(lease.share(opened, ENTRY, create=True))
     lock = fcntl.flock
 
@@ -95,9 +90,7 @@ def test_entry_removed_between_opening_and_locking_is_not_shared(
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
-def test_file_system_without_locks_gives_hits_and_nothing_to_clear(
-    store: Store, publish: Publisher, monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
+def test_file_system_without_locks_gives_hits_and_nothing_to_clear(store, publish, monkeypatch, number):
     def unsupported(descriptor: int, operation: int) -> None:
         raise OSError(number, os.strerror(number))
 
@@ -111,9 +104,7 @@ def test_file_system_without_locks_gives_hits_and_nothing_to_clear(
     assert len(store.clear(force=True).removed) == 1
 
 
-def test_system_without_flock_works(
-    store: Store, publish: Publisher, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_system_without_flock_works(store, publish, monkeypatch):
     monkeypatch.setattr(lease, "fcntl", None)
     publish.hit(store)
     assert isinstance(store.lookup(KEY, MODULE), Hit)
@@ -121,9 +112,7 @@ def test_system_without_flock_works(
     assert len(store.clear().removed) == 1
 
 
-def test_entry_stays_in_use_while_a_forked_child_lives(
-    store: Store, root: Path, publish: Publisher, in_child: Callable[..., Any]
-) -> None:
+def test_entry_stays_in_use_while_a_forked_child_lives(store, root, publish, in_child):
     held, let_go = os.pipe()
 
     def leave_an_orphan() -> int:

@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +15,11 @@ from tests.processes import until
 from veomni_hook.cache import location
 from veomni_hook.cache.store import Hit, Miss, NotStored, Store, open_store
 
-from .conftest import KEY, MODULE, NOBODY, Publisher
+from .conftest import KEY, MODULE, NOBODY
 
 
 @pytest.fixture(autouse=True)
-def temporary_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def temporary_folders(tmp_path, monkeypatch):
     """Where temporary folders are made in this test; they are removed with it."""
     folder = tmp_path / "temporary"
     folder.mkdir()
@@ -28,7 +27,7 @@ def temporary_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def _refused(cache_dir: Path, temporary_folders: Path) -> str:
+def _refused(cache_dir, temporary_folders):
     store = open_store(str(cache_dir))
     assert store.mode == "temporary"
     assert Path(store.root).parent == temporary_folders
@@ -36,13 +35,13 @@ def _refused(cache_dir: Path, temporary_folders: Path) -> str:
     return store.reason
 
 
-def test_folder_asked_for_is_made_private(root: Path) -> None:
+def test_folder_asked_for_is_made_private(root):
     store = open_store(str(root / "deep"))
     assert (store.root, store.mode, store.reason) == (str(root / "deep"), "disk", "")
     assert root.stat().st_mode & 0o7777 == (root / "deep").stat().st_mode & 0o7777 == 0o700
 
 
-def test_default_is_the_users_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_is_the_users_cache_folder(tmp_path, monkeypatch):
     import platformdirs
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -51,23 +50,21 @@ def test_default_is_the_users_cache_folder(tmp_path: Path, monkeypatch: pytest.M
     assert "veomni-hook" in expected
 
 
-def test_home_and_relative_names_are_resolved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_home_and_relative_names_are_resolved(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     assert open_store("~/one").root == str(tmp_path / "one")
     assert open_store("two").root == str(tmp_path / "two")
 
 
-def test_user_without_a_home_gets_no_folder_named_tilde(
-    tmp_path: Path, temporary_folders: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_user_without_a_home_gets_no_folder_named_tilde(tmp_path, temporary_folders, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(os.path, "expanduser", lambda path: path)
     assert "no home folder" in _refused(Path("~/one"), temporary_folders)
     assert not (tmp_path / "~").exists()
 
 
-def _as_container_user(work: Callable[[], Any], in_child: Callable[..., Any], **variables: str) -> Any:
+def _as_container_user(work, in_child, **variables):
     """Work as a user whom no passwd entry names, without HOME except where it is given."""
 
     def alone() -> Any:
@@ -101,13 +98,8 @@ def _as_container_user(work: Callable[[], Any], in_child: Callable[..., Any], **
     ],
 )
 def test_user_without_a_passwd_entry_gets_a_temporary_folder(
-    open_folder: Path,
-    publish: Publisher,
-    in_child: Callable[..., Any],
-    monkeypatch: pytest.MonkeyPatch,
-    variables: dict[str, str],
-    reason: str,
-) -> None:
+    open_folder, publish, in_child, monkeypatch, variables, reason
+):
     import platformdirs
 
     assert platformdirs  # loaded before the child gives up its rights
@@ -126,9 +118,7 @@ def test_user_without_a_passwd_entry_gets_a_temporary_folder(
     assert path.startswith(str(open_folder / "veomni-hook-"))
 
 
-def test_relative_variable_for_caches_is_no_error(
-    in_child: Callable[..., Any], open_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_relative_variable_for_caches_is_no_error(in_child, open_folder, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(open_folder))
     open_folder.chmod(0o1777)
 
@@ -141,9 +131,7 @@ def test_relative_variable_for_caches_is_no_error(
 
 
 @pytest.mark.parametrize("through_default", [False, True])
-def test_relative_folder_without_a_working_directory(
-    tmp_path: Path, in_child: Callable[..., Any], through_default: bool, temporary_folders: Path
-) -> None:
+def test_relative_folder_without_a_working_directory(tmp_path, in_child, through_default, temporary_folders):
     import platformdirs
 
     def work() -> list[str]:
@@ -164,7 +152,7 @@ def test_relative_folder_without_a_working_directory(
     ]
 
 
-def test_the_null_device_asks_for_no_cache_on_the_disk(publish: Publisher, temporary_folders: Path) -> None:
+def test_the_null_device_asks_for_no_cache_on_the_disk(publish, temporary_folders):
     store = open_store(os.devnull)
     assert (store.mode, store.root, store.reason) == ("memory", "", "")
     assert isinstance(publish(store), NotStored)
@@ -174,7 +162,7 @@ def test_the_null_device_asks_for_no_cache_on_the_disk(publish: Publisher, tempo
     assert os.listdir(temporary_folders) == []
 
 
-def test_own_links_are_followed(root: Path, tmp_path: Path) -> None:
+def test_own_links_are_followed(root, tmp_path):
     root.mkdir(mode=0o700)
     (tmp_path / "link").symlink_to(root)
     assert open_store(str(tmp_path / "link")).root == str(root)
@@ -182,9 +170,7 @@ def test_own_links_are_followed(root: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("sub", ["", "sub"])
-def test_link_of_another_user_is_refused(
-    root: Path, tmp_path: Path, temporary_folders: Path, give_away: Callable[[Path], None], sub: str
-) -> None:
+def test_link_of_another_user_is_refused(root, tmp_path, temporary_folders, give_away, sub):
     root.mkdir(mode=0o700)
     (tmp_path / "link").symlink_to(root)
     give_away(tmp_path / "link")
@@ -195,15 +181,13 @@ def test_link_of_another_user_is_refused(
 
 
 @pytest.mark.parametrize("mode", [0o770, 0o707, 0o777])
-def test_folder_that_others_can_write_is_refused(root: Path, temporary_folders: Path, mode: int) -> None:
+def test_folder_that_others_can_write_is_refused(root, temporary_folders, mode):
     root.mkdir()
     root.chmod(mode)
     assert f"can be written by other users (mode {mode:04o})" in _refused(root, temporary_folders)
 
 
-def test_folder_of_another_user_is_refused(
-    root: Path, temporary_folders: Path, give_away: Callable[[Path], None]
-) -> None:
+def test_folder_of_another_user_is_refused(root, temporary_folders, give_away):
     root.mkdir(mode=0o700)
     give_away(root)
     assert "belongs to user" in _refused(root, temporary_folders)
@@ -211,9 +195,7 @@ def test_folder_of_another_user_is_refused(
 
 @pytest.mark.parametrize(("mode", "accepted"), [(0o777, False), (0o1777, True), (0o770, True), (0o755, True)])
 @pytest.mark.parametrize("through_link", [False, True])
-def test_folder_above_must_not_let_everyone_swap_the_cache(
-    root: Path, tmp_path: Path, mode: int, accepted: bool, through_link: bool
-) -> None:
+def test_folder_above_must_not_let_everyone_swap_the_cache(root, tmp_path, mode, accepted, through_link):
     root.mkdir()
     root.chmod(mode)
     (tmp_path / "link").symlink_to(root)
@@ -222,23 +204,21 @@ def test_folder_above_must_not_let_everyone_swap_the_cache(
     assert accepted or "no sticky bit" in store.reason
 
 
-def test_system_without_user_ids_takes_any_folder(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_system_without_user_ids_takes_any_folder(root, monkeypatch):
     root.mkdir()
     root.chmod(0o777)
     monkeypatch.delattr(os, "geteuid")
     assert open_store(str(root / "cache")).mode == "disk"
 
 
-def test_file_in_the_folders_place_is_refused(root: Path, temporary_folders: Path) -> None:
+def test_file_in_the_folders_place_is_refused(root, temporary_folders):
     root.write_bytes(b"precious")
     assert str(root) in _refused(root, temporary_folders)
     assert str(root) in _refused(root / "sub", temporary_folders)
     assert root.read_bytes() == b"precious"
 
 
-def test_folder_that_cannot_be_made_gives_a_temporary_one(
-    open_folder: Path, publish: Publisher, in_child: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_folder_that_cannot_be_made_gives_a_temporary_one(open_folder, publish, in_child, monkeypatch):
     import platformdirs
 
     assert platformdirs  # loaded before the child gives up its rights
@@ -261,9 +241,7 @@ def test_folder_that_cannot_be_made_gives_a_temporary_one(
     assert os.listdir(open_folder) == ["closed"]
 
 
-def test_existing_folder_that_cannot_be_written_is_still_read(
-    open_folder: Path, publish: Publisher, in_child: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_existing_folder_that_cannot_be_written_is_still_read(open_folder, publish, in_child, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(open_folder))
 
     def work() -> list[Any]:
@@ -288,9 +266,7 @@ def test_existing_folder_that_cannot_be_written_is_still_read(
     assert other.startswith(str(open_folder / "veomni-hook-"))
 
 
-def test_without_any_folder_the_store_holds_nothing(
-    root: Path, publish: Publisher, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_any_folder_the_store_holds_nothing(root, publish, monkeypatch):
     def fail(**options: object) -> str:
         raise FileNotFoundError(2, "No usable temporary directory found")
 
@@ -318,7 +294,7 @@ print(store.mode, store.root, flush=True)
 
 
 @pytest.fixture
-def run_refused(root: Path, package_path: str, temporary_folders: Path) -> Callable[[str], Path]:
+def run_refused(root, package_path, temporary_folders):
     """Run a script whose cache folder is refused; answer its temporary folder after it ended."""
 
     def run(then: str) -> Path:
@@ -340,11 +316,11 @@ def run_refused(root: Path, package_path: str, temporary_folders: Path) -> Calla
     return run
 
 
-def test_temporary_folder_is_removed_when_its_process_ends(run_refused: Callable[[str], Path]) -> None:
+def test_temporary_folder_is_removed_when_its_process_ends(run_refused):
     assert not run_refused("").exists()
 
 
-def test_temporary_folder_outlives_a_forked_child(run_refused: Callable[[str], Path]) -> None:
+def test_temporary_folder_outlives_a_forked_child(run_refused):
     script = (
         "child = os.fork()\n"
         "if child == 0: sys.exit(0)\n"
@@ -354,9 +330,7 @@ def test_temporary_folder_outlives_a_forked_child(run_refused: Callable[[str], P
     assert not run_refused(script).exists()
 
 
-def test_temporary_folder_stays_for_a_child_that_outlives_its_parent(
-    run_refused: Callable[[str], Path], tmp_path: Path
-) -> None:
+def test_temporary_folder_stays_for_a_child_that_outlives_its_parent(run_refused, tmp_path):
     script = (
         "if os.fork() == 0:\n"
         "    os.close(0); os.close(1); os.close(2)\n"
@@ -371,7 +345,7 @@ def test_temporary_folder_stays_for_a_child_that_outlives_its_parent(
     assert (tmp_path / "seen").read_text() == "True"
 
 
-def test_only_the_making_process_removes_the_temporary_folder(publish: Publisher) -> None:
+def test_only_the_making_process_removes_the_temporary_folder(publish):
     made = location.make_temporary()
     publish.hit(Store(made.path))
     location._remove_temporary(made.path, os.getpid() + 1)

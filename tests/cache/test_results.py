@@ -1,11 +1,9 @@
 """The answers' own behaviour; what they are made from is tested with the store."""
 
-from __future__ import annotations
-
 from veomni_hook.cache.results import Hit, Miss, NotStored, Unpatched
 
 
-def _hit() -> Hit:
+def _hit():
     return Hit(
         module="pkg.mod",
         distribution="pkg",
@@ -18,17 +16,17 @@ def _hit() -> Hit:
     )
 
 
-def test_report_is_parsed_anew_each_time() -> None:
+def test_report_is_parsed_anew_each_time():
     hit = _hit()
     hit.report["applied"].append("mine")
     assert hit.report == {"applied": []}
 
 
-def test_source_is_decoded_and_not_normalised() -> None:
+def test_source_is_decoded_and_not_normalised():
     assert _hit().source() == "größe\r\n"
 
 
-def test_answers_print_what_they_say() -> None:
+def test_answers_print_what_they_say():
     assert repr(_hit()) == "Hit('pkg.mod', '/somewhere/mod.py')"
     assert repr(Unpatched("pkg.mod")) == "Unpatched('pkg.mod')"
     assert (repr(Miss("why")), repr(NotStored("why"))) == ("Miss('why')", "NotStored('why')")

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import errno
-import marshal
 import os
 import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
-from types import CodeType
 from typing import Any
 
 import pytest
@@ -20,7 +17,7 @@ from veomni_hook.cache import entry, key
 from veomni_hook.cache import store as store_module
 from veomni_hook.cache.store import Hit, Miss, NotStored, Store, Unpatched
 
-from .conftest import KEY, MODULE, NOBODY, TEXT, Publisher, inputs_of
+from .conftest import KEY, MODULE, NOBODY, TEXT, inputs_of
 
 ENTRY = "pkg-1.2.3/c0ffee"
 FILE = f"{ENTRY}/models/one/modeling_one.py"
@@ -28,25 +25,25 @@ BYTECODE = entry.bytecode_name(FILE, key.interpreter_tag())
 MANIFEST = f"keys/{KEY}"
 
 
-def _answer(code: CodeType) -> Any:
+def _answer(code):
     names: dict[str, Any] = {}
     exec(code, names)
     return names["answer"]()
 
 
-def _miss(store: Store, module: str = MODULE) -> str:
+def _miss(store, module=MODULE):
     found = store.lookup(KEY, module)
     assert isinstance(found, Miss), found
     return found.reason
 
 
-def _hit(store: Store) -> Hit:
+def _hit(store):
     found = store.lookup(KEY, MODULE)
     assert isinstance(found, Hit), found
     return found
 
 
-def test_hit_gives_back_what_was_published(store: Store, root: Path, publish: Publisher) -> None:
+def test_hit_gives_back_what_was_published(store, root, publish):
     published = publish.hit(store)
     for hit in (published, _hit(store), _hit(Store(root))):
         assert hit.path == str(root / FILE) == hit.code.co_filename
@@ -62,33 +59,31 @@ def test_hit_gives_back_what_was_published(store: Store, root: Path, publish: Pu
         )
 
 
-def test_text_is_kept_byte_for_byte(store: Store, publish: Publisher) -> None:
+def test_text_is_kept_byte_for_byte(store, publish):
     text = "def answer():\r\n\treturn '''a\r\nb'''\x0c\r\n# no newline at the end"
     publish.hit(store, text=text)
     assert _hit(store).source() == text
     assert Path(_hit(store).path).read_bytes() == text.encode()
 
 
-def test_unknown_key_and_missing_folder_are_misses(store: Store, publish: Publisher) -> None:
+def test_unknown_key_and_missing_folder_are_misses(store, publish):
     assert "cache is missing" in _miss(store)
     publish.hit(store, key="cd" * 20)
     assert f"{KEY} is missing" in _miss(store)
 
 
-def test_lookup_writes_nothing(store: Store, root: Path) -> None:
+def test_lookup_writes_nothing(store, root):
     _miss(store)
     assert not root.exists()
 
 
-def test_module_of_another_name_is_a_miss(store: Store, publish: Publisher) -> None:
+def test_module_of_another_name_is_a_miss(store, publish):
     publish.hit(store)
     assert "stored for pkg.models.one.modeling_one, not for pkg.other" in _miss(store, "pkg.other")
 
 
 @pytest.mark.parametrize("stage1", ["", "../etc", "a/b", ".hidden"])
-def test_key_that_leads_elsewhere_is_a_miss_and_not_stored(
-    store: Store, root: Path, publish: Publisher, stage1: str
-) -> None:
+def test_key_that_leads_elsewhere_is_a_miss_and_not_stored(store, root, publish, stage1):
     assert isinstance(store.lookup(stage1, MODULE), Miss)
     assert isinstance(publish(store, key=stage1), NotStored)
     store.publish_unpatched(stage1, MODULE)
@@ -98,135 +93,60 @@ def test_key_that_leads_elsewhere_is_a_miss_and_not_stored(
 @pytest.mark.parametrize(
     "changes",
     [
-        {"module": "pkg..mod"},
-        {"module": "pkg.../../mod"},
-        {"version": "../../x"},
-        {"distribution": "/etc"},
+        {"module": "pkg..mod"}, {"module": "pkg.../../mod"}, {"version": "../../x"}, {"distribution": "/etc"},
         {"patch_hash": ""},
     ],
-)
-def test_odd_names_are_not_stored(
-    store: Store, root: Path, publish: Publisher, changes: dict[str, str]
-) -> None:
+)  # fmt: skip
+def test_odd_names_are_not_stored(store, root, publish, changes):
     answer = publish(store, **changes)
     assert isinstance(answer, NotStored)
     assert "cannot be part of a path" in answer.reason
     assert not root.exists()
 
 
-def test_text_that_is_no_utf8_is_not_stored(store: Store, publish: Publisher) -> None:
+def test_text_that_is_no_utf8_is_not_stored(store, publish):
     answer = publish(store, text="x = '\udc80'", code_factory=lambda path: compile("", path, "exec"))
     assert isinstance(answer, NotStored)
     assert "UTF-8" in answer.reason
 
 
-def test_code_under_another_name_is_refused_and_leaves_no_manifest(
-    store: Store, root: Path, publish: Publisher
-) -> None:
+def test_code_under_another_name_is_refused_and_leaves_no_manifest(store, root, publish):
     with pytest.raises(ValueError, match=r"as elsewhere\.py, not as"):
         publish(store, code_factory=lambda path: compile("", "elsewhere.py", "exec"))
     assert not (root / MANIFEST).exists()
 
 
-def test_error_of_the_code_factory_is_passed_on(store: Store, publish: Publisher) -> None:
+def test_error_of_the_code_factory_is_passed_on(store, publish):
     with pytest.raises(SyntaxError):
         publish(store, text="def")
     assert isinstance(store.lookup(KEY, MODULE), Miss)
 
 
-def _edit(path: Path, change: Callable[[bytes], bytes]) -> None:
-    path.write_bytes(change(path.read_bytes()))
-
-
-def _resealed(payload: bytes) -> Callable[[bytes], bytes]:
-    """Put another payload into a container, with a right length and seal."""
-
-    def change(data: bytes) -> bytes:
-        head = data[: entry._LENGTH_AT] + len(payload).to_bytes(8, "little")
-        return head + data[entry._TEXT_SEAL_AT : entry._PAYLOAD_SEAL_AT] + entry.seal(payload) + payload
-
-    return change
-
-
-def _link_to_a_copy(path: Path) -> None:
-    shutil.copy(path, path.with_name("copy"))
-    path.unlink()
-    path.symlink_to("copy")
-
-
-def _folder_instead(path: Path) -> None:
-    path.unlink()
-    path.mkdir(mode=0o700)
-
-
-FILE_DEFECTS: list[tuple[str, Callable[[Path], None], str]] = [
-    (name, spoil, reason)
-    for name in (FILE, BYTECODE, MANIFEST)
-    for spoil, reason in (
-        (lambda path: path.write_bytes(b""), "truncated|was changed"),
-        (lambda path: _edit(path, lambda data: data[:-1]), "truncated|was changed"),
-        (lambda path: _edit(path, lambda data: data[:30]), "truncated|was changed"),
-        (lambda path: _edit(path, lambda data: data[:-3] + b"~" + data[-2:]), "was edited|was changed"),
-        (lambda path: _edit(path, lambda data: data + b"\n"), "truncated|was changed"),
-        (Path.unlink, "is missing"),
-        (_link_to_a_copy, "is a symbolic link"),
-        (lambda path: path.chmod(0o620), "can be written by other users"),
-        (lambda path: path.chmod(0o606), "can be written by other users"),
-    )
-] + [
-    (BYTECODE, lambda path: _edit(path, lambda data: b"\x00" + data[1:]), "bad magic"),
-    (BYTECODE, lambda path: _edit(path, lambda data: data[:8] + b"\0\0\r\n" + data[12:]), "another build"),
-    (
-        BYTECODE,
-        lambda path: _edit(path, lambda data: data.replace(b"python-", b"pithon-", 1)),
-        "not for cpython",
-    ),
-    (BYTECODE, lambda path: _edit(path, _resealed(marshal.dumps(42))), "no code object but a int"),
-    (BYTECODE, lambda path: _edit(path, _resealed(b"")), "cannot be read by marshal"),
-    (BYTECODE, lambda path: _edit(path, _resealed(b"\xe3\x01")), "cannot be read by marshal"),
-    (BYTECODE, lambda path: path.write_bytes(b"\0" * 200), "bad magic"),
-]
-
-
-@pytest.mark.parametrize(("name", "spoil", "reason"), FILE_DEFECTS)
-def test_defect_of_a_file_is_a_miss_that_the_next_publication_heals(
-    store: Store, root: Path, publish: Publisher, name: str, spoil: Callable[[Path], None], reason: str
-) -> None:
+@pytest.mark.parametrize("name", [FILE, BYTECODE, MANIFEST])
+@pytest.mark.parametrize("mode", [0o620, 0o606])
+def test_a_file_that_a_group_or_others_can_write_is_a_miss(store, root, publish, name, mode):
     publish.hit(store)
-    spoil(root / name)
-    found = _miss(store)
-    assert any(part in found for part in reason.split("|")), found
-    assert str(root / name) in found
-    publish.hit(store)
-    assert _answer(_hit(store).code) == "größer"
+    (root / name).chmod(mode)
+    assert "can be written by other users" in _miss(store)
 
 
-@pytest.mark.parametrize("name", [FILE, BYTECODE, MANIFEST, f"{ENTRY}/.lease"])
-def test_file_of_another_user_is_a_miss(
-    store: Store, root: Path, publish: Publisher, give_away: Callable[[Path], None], name: str
-) -> None:
+def test_a_lease_of_another_user_is_a_miss(store, root, publish, give_away):
     publish.hit(store)
-    give_away(root / name)
+    give_away(root / ENTRY / ".lease")
     assert "belongs to user" in _miss(store)
 
 
 FOLDERS = [
-    "",
-    "keys",
-    "pkg-1.2.3",
-    ENTRY,
-    f"{ENTRY}/models",
-    f"{ENTRY}/models/one",
-    str(Path(BYTECODE).parent),
-]
+    "", "keys", "pkg-1.2.3", ENTRY, f"{ENTRY}/models", f"{ENTRY}/models/one", str(Path(BYTECODE).parent),
+]  # fmt: skip
 
 
-def _swap_for_link(folder: Path) -> None:
+def _swap_for_link(folder):
     folder.rename(folder.with_name("real"))
     folder.symlink_to("real")
 
 
-def _swap_for_file(folder: Path) -> None:
+def _swap_for_file(folder):
     shutil.rmtree(folder)
     folder.write_bytes(b"")
 
@@ -235,9 +155,7 @@ def _swap_for_file(folder: Path) -> None:
 @pytest.mark.parametrize(
     "spoil", [lambda path: path.chmod(0o770), lambda path: path.chmod(0o707), _swap_for_link, _swap_for_file]
 )
-def test_bad_folder_is_a_miss_and_nothing_is_stored_in_it(
-    store: Store, root: Path, publish: Publisher, name: str, spoil: Callable[[Path], None]
-) -> None:
+def test_bad_folder_is_a_miss_and_nothing_is_stored_in_it(store, root, publish, name, spoil):
     publish.hit(store)
     spoil(root / name)
     before = sorted(root.parent.rglob("*"))
@@ -250,18 +168,14 @@ def test_bad_folder_is_a_miss_and_nothing_is_stored_in_it(
 
 
 @pytest.mark.parametrize("name", FOLDERS)
-def test_folder_of_another_user_is_a_miss(
-    store: Store, root: Path, publish: Publisher, give_away: Callable[[Path], None], name: str
-) -> None:
+def test_folder_of_another_user_is_a_miss(store, root, publish, give_away, name):
     publish.hit(store)
     give_away(root / name)
     assert "belongs to user" in _miss(store)
     assert isinstance(publish(store), NotStored)
 
 
-def test_error_that_nobody_thought_of_is_a_miss(
-    store: Store, publish: Publisher, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_error_that_nobody_thought_of_is_a_miss(store, publish, monkeypatch):
     publish.hit(store)
 
     def fail(*arguments: object) -> None:
@@ -271,7 +185,7 @@ def test_error_that_nobody_thought_of_is_a_miss(
     assert _miss(store) == "RuntimeError: surprise"
 
 
-def test_only_dates_changed_is_a_hit(store: Store, root: Path, publish: Publisher, tmp_path: Path) -> None:
+def test_only_dates_changed_is_a_hit(store, root, publish, tmp_path):
     config = tmp_path / "config.py"
     config.write_text("x = 1")
     publish.hit(store, inputs=inputs_of(config))
@@ -280,7 +194,7 @@ def test_only_dates_changed_is_a_hit(store: Store, root: Path, publish: Publishe
     assert _answer(_hit(store).code) == "größer"
 
 
-def test_changed_or_missing_config_is_a_miss(store: Store, publish: Publisher, tmp_path: Path) -> None:
+def test_changed_or_missing_config_is_a_miss(store, publish, tmp_path):
     config = tmp_path / "config.py"
     config.write_text("x = 1")
     inputs = inputs_of(config)
@@ -293,9 +207,7 @@ def test_changed_or_missing_config_is_a_miss(store: Store, publish: Publisher, t
     assert isinstance(store.lookup(KEY, MODULE), Hit)
 
 
-def test_unpatched_modules_are_remembered_until_a_config_changes(
-    store: Store, publish: Publisher, root: Path, tmp_path: Path
-) -> None:
+def test_unpatched_modules_are_remembered_until_a_config_changes(store, publish, root, tmp_path):
     config = tmp_path / "config.py"
     config.write_text("x = 1")
     publish.unpatched(store, MODULE, inputs_of(config))
@@ -307,23 +219,19 @@ def test_unpatched_modules_are_remembered_until_a_config_changes(
     assert "has changed" in _miss(store)
 
 
-def test_unpatched_module_that_cannot_be_remembered_keeps_the_reason(store: Store, root: Path) -> None:
+def test_unpatched_module_that_cannot_be_remembered_keeps_the_reason(store, root):
     root.write_bytes(b"")
     store.publish_unpatched(KEY, MODULE)
     assert str(root) in store.reason
 
 
-def test_other_interpreter_is_a_miss(
-    store: Store, publish: Publisher, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_interpreter_is_a_miss(store, publish, monkeypatch):
     publish.hit(store)
     monkeypatch.setattr(store_module, "interpreter_tag", lambda: "cpython-399")
     assert "not by cpython-399" in _miss(store)
 
 
-def test_two_interpreters_share_one_text(
-    store: Store, root: Path, publish: Publisher, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_interpreters_share_one_text(store, root, publish, monkeypatch):
     publish.hit(store)
     number = (root / FILE).stat().st_ino
     monkeypatch.setattr(store_module, "interpreter_tag", lambda: "cpython-399")
@@ -334,7 +242,7 @@ def test_two_interpreters_share_one_text(
     assert isinstance(store.lookup(KEY, MODULE), Hit)
 
 
-def test_moved_cache_is_a_miss_that_republishes(root: Path, publish: Publisher) -> None:
+def test_moved_cache_is_a_miss_that_republishes(root, publish):
     publish.hit(Store(root))
     moved = root.with_name("moved")
     root.rename(moved)
@@ -344,21 +252,19 @@ def test_moved_cache_is_a_miss_that_republishes(root: Path, publish: Publisher) 
     assert _hit(store).code.co_filename == str(moved / FILE)
 
 
-def test_equal_text_is_not_replaced_under_a_running_process(store: Store, publish: Publisher) -> None:
+def test_equal_text_is_not_replaced_under_a_running_process(store, publish):
     number = os.stat(publish.hit(store).path).st_ino
     assert os.stat(publish.hit(store, key="cd" * 20).path).st_ino == number
 
 
-def test_other_text_under_the_same_hash_makes_the_first_key_a_miss(store: Store, publish: Publisher) -> None:
+def test_other_text_under_the_same_hash_makes_the_first_key_a_miss(store, publish):
     publish.hit(store)
     publish.hit(store, key="cd" * 20, text="def answer():\n    return 2\n")
     assert "was changed after it was written" in _miss(store)
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EIO])
-def test_failing_write_is_not_stored_with_its_reason(
-    store: Store, root: Path, publish: Publisher, monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
+def test_failing_write_is_not_stored_with_its_reason(store, root, publish, monkeypatch, number):
     def fail(descriptor: int, data: bytes) -> int:
         raise OSError(number, os.strerror(number))
 
@@ -375,9 +281,7 @@ def test_failing_write_is_not_stored_with_its_reason(
 
 
 @pytest.mark.parametrize("survivors", range(1, 3))
-def test_writer_that_fails_halfway_leaves_a_miss(
-    store: Store, publish: Publisher, monkeypatch: pytest.MonkeyPatch, survivors: int
-) -> None:
+def test_writer_that_fails_halfway_leaves_a_miss(store, publish, monkeypatch, survivors):
     replace, calls = os.replace, []
 
     def fail(*arguments: Any, **options: Any) -> None:
@@ -392,9 +296,7 @@ def test_writer_that_fails_halfway_leaves_a_miss(
     assert isinstance(store.lookup(KEY, MODULE), Miss)
 
 
-def test_read_only_cache_still_gives_hits(
-    open_folder: Path, publish: Publisher, in_child: Callable[..., Any]
-) -> None:
+def test_read_only_cache_still_gives_hits(open_folder, publish, in_child):
     store = Store(open_folder / "cache")
 
     def work() -> list[str]:
@@ -412,9 +314,7 @@ def test_read_only_cache_still_gives_hits(
     assert "Permission denied" in reason
 
 
-def test_unreadable_cache_is_a_miss(
-    open_folder: Path, publish: Publisher, in_child: Callable[..., Any]
-) -> None:
+def test_unreadable_cache_is_a_miss(open_folder, publish, in_child):
     store = Store(open_folder / "cache")
 
     def work() -> list[str]:
@@ -434,7 +334,7 @@ def test_unreadable_cache_is_a_miss(
     assert all("Permission denied" in reason for reason in reasons), reasons
 
 
-def test_store_without_a_folder_holds_nothing(publish: Publisher) -> None:
+def test_store_without_a_folder_holds_nothing(publish):
     store = Store("", mode="memory", reason="no disk")
     assert _miss(store) == "no disk"
     answer = publish(store)
@@ -444,9 +344,7 @@ def test_store_without_a_folder_holds_nothing(publish: Publisher) -> None:
     assert _miss(store) == "no disk"
 
 
-def test_substitute_serves_when_the_folder_cannot_be_written(
-    root: Path, tmp_path: Path, publish: Publisher
-) -> None:
+def test_substitute_serves_when_the_folder_cannot_be_written(root, tmp_path, publish):
     asked: list[str] = []
 
     def substitute(reason: str) -> Store:
@@ -484,9 +382,7 @@ for _ in range(30):
 """
 
 
-def test_writers_in_processes_never_show_half_an_entry(
-    store: Store, root: Path, publish: Publisher, package_path: str
-) -> None:
+def test_writers_in_processes_never_show_half_an_entry(store, root, publish, package_path):
     command = [sys.executable, "-c", WRITER, str(root), KEY, MODULE, TEXT]
     writers = [
         subprocess.Popen(
@@ -514,7 +410,7 @@ def test_writers_in_processes_never_show_half_an_entry(
     assert not [path for path in root.rglob("*") if path.name.endswith(".tmp")]
 
 
-def test_writers_in_threads_never_show_half_an_entry(store: Store, publish: Publisher) -> None:
+def test_writers_in_threads_never_show_half_an_entry(store, publish):
     start = threading.Barrier(6)
     answers: list[object] = []
 
@@ -533,7 +429,7 @@ def test_writers_in_threads_never_show_half_an_entry(store: Store, publish: Publ
     assert [answer for answer in answers if not isinstance(answer, Hit)] == []
 
 
-def test_store_is_light_to_import(package_path: str) -> None:
+def test_store_is_light_to_import(package_path):
     heavy = (
         "json",
         "hashlib",

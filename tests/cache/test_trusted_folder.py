@@ -5,9 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import signal
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,18 +14,18 @@ from veomni_hook.cache.trusted_folder import Defect, Root, Vanished
 
 
 @pytest.fixture
-def opened(root: Path) -> Root:
+def opened(root):
     opened = Root.create(str(root))
     opened.make_folders("a/b")
     opened.write("a/b/file", b"content")
     return opened
 
 
-def _mode(path: Path) -> int:
+def _mode(path):
     return path.stat().st_mode & 0o7777
 
 
-def test_everything_made_is_private_whatever_the_umask(tmp_path: Path, in_child: Callable[..., Any]) -> None:
+def test_everything_made_is_private_whatever_the_umask(tmp_path, in_child):
     def work() -> list[int]:
         os.umask(0)
         with Root.create(str(tmp_path / "above/cache")) as root:
@@ -42,29 +39,27 @@ def test_everything_made_is_private_whatever_the_umask(tmp_path: Path, in_child:
     assert in_child(work) == [0o700] * 4 + [0o600] * 2
 
 
-def test_read_gives_back_what_was_written_and_leaves_nothing_aside(opened: Root, root: Path) -> None:
+def test_read_gives_back_what_was_written_and_leaves_nothing_aside(opened, root):
     data = os.urandom(300_000)
     opened.write("a/b/file", data)
     assert opened.read("a/b/file") == data
     assert os.listdir(root / "a/b") == ["file"]
 
 
-def test_short_reads_are_continued(opened: Root, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_short_reads_are_continued(opened, monkeypatch):
     read = os.read
     monkeypatch.setattr(os, "read", lambda descriptor, size: read(descriptor, min(size, 3)))
     assert opened.read("a/b/file") == b"content"
 
 
-def test_short_writes_are_continued(opened: Root, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_short_writes_are_continued(opened, monkeypatch):
     write = os.write
     monkeypatch.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:3]))
     opened.write("a/b/file", b"another content")
     assert opened.read("a/b/file") == b"another content"
 
 
-def test_failed_write_keeps_the_old_file_and_no_leftover(
-    opened: Root, root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_write_keeps_the_old_file_and_no_leftover(opened, root, monkeypatch):
     def full(descriptor: int, data: bytes) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -75,9 +70,7 @@ def test_failed_write_keeps_the_old_file_and_no_leftover(
     assert os.listdir(root / "a/b") == ["file"]
 
 
-def test_write_that_the_system_cuts_short_keeps_the_old_file(
-    opened: Root, root: Path, in_child: Callable[..., Any]
-) -> None:
+def test_write_that_the_system_cuts_short_keeps_the_old_file(opened, root, in_child):
     def work() -> str:
         import resource
 
@@ -94,31 +87,27 @@ def test_write_that_the_system_cuts_short_keeps_the_old_file(
 
 @pytest.mark.parametrize("bits", [0o020, 0o002])
 @pytest.mark.parametrize("name", ["", "a", "a/b"])
-def test_folder_that_others_can_write_is_refused(opened: Root, root: Path, name: str, bits: int) -> None:
+def test_folder_that_others_can_write_is_refused(opened, root, name, bits):
     (root / name).chmod(0o700 | bits)
     with pytest.raises(Defect, match="can be written by other users"):
         Root(str(root)).check_folders("a/b")
 
 
 @pytest.mark.parametrize("mode", [0o700, 0o755, 0o500])
-def test_folder_that_others_can_only_read_is_accepted(opened: Root, root: Path, mode: int) -> None:
+def test_folder_that_others_can_only_read_is_accepted(opened, root, mode):
     root.chmod(mode)
     (root / "a").chmod(mode)
     Root(str(root)).check_folders("a/b")
 
 
 @pytest.mark.parametrize("name", ["", "a", "a/b"])
-def test_folder_of_another_user_is_refused(
-    opened: Root, root: Path, name: str, give_away: Callable[[Path], None]
-) -> None:
+def test_folder_of_another_user_is_refused(opened, root, name, give_away):
     give_away(root / name)
     with pytest.raises(Defect, match="belongs to user"):
         Root(str(root)).check_folders("a/b")
 
 
-def test_folder_of_the_superuser_is_accepted(
-    opened: Root, root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_folder_of_the_superuser_is_accepted(opened, root, monkeypatch):
     monkeypatch.setattr(ownership, "_SUPERUSER", os.geteuid())
     user = os.geteuid()
     monkeypatch.setattr(os, "geteuid", lambda: user + 1)
@@ -126,9 +115,7 @@ def test_folder_of_the_superuser_is_accepted(
 
 
 @pytest.mark.parametrize("name", ["", "a", "a/b"])
-def test_symbolic_link_in_a_folders_place_is_refused(
-    opened: Root, root: Path, name: str, tmp_path: Path
-) -> None:
+def test_symbolic_link_in_a_folders_place_is_refused(opened, root, name, tmp_path):
     (root / name).rename(tmp_path / "elsewhere")
     (root / name).symlink_to(tmp_path / "elsewhere")
     with pytest.raises(Defect, match="is a symbolic link"):
@@ -136,7 +123,7 @@ def test_symbolic_link_in_a_folders_place_is_refused(
 
 
 @pytest.mark.parametrize("name", ["a", "a/b"])
-def test_no_folder_is_made_through_a_link(opened: Root, root: Path, name: str, tmp_path: Path) -> None:
+def test_no_folder_is_made_through_a_link(opened, root, name, tmp_path):
     (root / name).rename(tmp_path / "aside")
     (tmp_path / "elsewhere").mkdir(mode=0o700)
     (root / name).symlink_to(tmp_path / "elsewhere")
@@ -145,7 +132,7 @@ def test_no_folder_is_made_through_a_link(opened: Root, root: Path, name: str, t
     assert os.listdir(tmp_path / "elsewhere") == []
 
 
-def test_file_in_a_folders_place_is_refused(opened: Root, root: Path) -> None:
+def test_file_in_a_folders_place_is_refused(opened, root):
     (root / "file").write_bytes(b"")
     with pytest.raises(Defect):
         Root(str(root / "file"))
@@ -153,7 +140,7 @@ def test_file_in_a_folders_place_is_refused(opened: Root, root: Path) -> None:
         opened.check_folders("file")
 
 
-def test_missing_things_are_told_from_bad_ones(opened: Root, root: Path) -> None:
+def test_missing_things_are_told_from_bad_ones(opened, root):
     for act in (
         lambda: Root(str(root / "none")),
         lambda: opened.check_folders("a/none"),
@@ -163,17 +150,17 @@ def test_missing_things_are_told_from_bad_ones(opened: Root, root: Path) -> None
             act()
 
 
-def _make_pipe(path: Path) -> None:
+def _make_pipe(path):
     path.unlink()
     os.mkfifo(path, 0o600)
 
 
-def _make_link(path: Path) -> None:
+def _make_link(path):
     path.rename(path.with_name("target"))
     path.symlink_to("target")
 
 
-def _make_folder(path: Path) -> None:
+def _make_folder(path):
     path.unlink()
     path.mkdir()
 
@@ -188,19 +175,19 @@ def _make_folder(path: Path) -> None:
         (lambda path: path.chmod(0o602), r"can be written by other users \(mode 0602\)"),
     ],
 )
-def test_bad_file_is_refused(opened: Root, root: Path, spoil: Callable[[Path], None], reason: str) -> None:
+def test_bad_file_is_refused(opened, root, spoil, reason):
     spoil(root / "a/b/file")
     with pytest.raises(Defect, match=reason):
         opened.read("a/b/file")
 
 
-def test_file_of_another_user_is_refused(opened: Root, root: Path, give_away: Callable[[Path], None]) -> None:
+def test_file_of_another_user_is_refused(opened, root, give_away):
     give_away(root / "a/b/file")
     with pytest.raises(Defect, match="belongs to user"):
         opened.read("a/b/file")
 
 
-def test_write_replaces_a_link_and_spares_its_target(opened: Root, root: Path, tmp_path: Path) -> None:
+def test_write_replaces_a_link_and_spares_its_target(opened, root, tmp_path):
     target = tmp_path / "target"
     target.write_bytes(b"precious")
     (root / "a/b/file").unlink()
@@ -210,20 +197,20 @@ def test_write_replaces_a_link_and_spares_its_target(opened: Root, root: Path, t
     assert opened.read("a/b/file") == b"new"
 
 
-def test_opened_root_is_not_swapped_by_renaming_it(opened: Root, root: Path) -> None:
+def test_opened_root_is_not_swapped_by_renaming_it(opened, root):
     root.rename(root.with_name("moved"))
     (root / "a/b").mkdir(parents=True)
     (root / "a/b/file").write_bytes(b"foreign")
     assert opened.read("a/b/file") == b"content"
 
 
-def _lowest_free_descriptor() -> int:
+def _lowest_free_descriptor():
     descriptor = os.dup(0)
     os.close(descriptor)
     return descriptor
 
 
-def test_no_descriptor_is_left_open_by_a_refusal(opened: Root, root: Path) -> None:
+def test_no_descriptor_is_left_open_by_a_refusal(opened, root):
     (root / "a/b/file").chmod(0o622)
     root.chmod(0o777)
     before = _lowest_free_descriptor()
@@ -235,9 +222,7 @@ def test_no_descriptor_is_left_open_by_a_refusal(opened: Root, root: Path) -> No
     assert _lowest_free_descriptor() == before
 
 
-def test_system_without_user_ids_has_no_ownership_rules(
-    opened: Root, root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_system_without_user_ids_has_no_ownership_rules(opened, root, monkeypatch):
     root.chmod(0o777)
     (root / "a/b/file").chmod(0o666)
     monkeypatch.delattr(os, "geteuid")
@@ -246,9 +231,7 @@ def test_system_without_user_ids_has_no_ownership_rules(
     assert again.read("a/b/file") == b"content"
 
 
-def test_system_without_folder_descriptors_works_by_full_paths(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_system_without_folder_descriptors_works_by_full_paths(root, monkeypatch):
     monkeypatch.setattr(trusted_folder, "_BY_DESCRIPTOR", False)
     opened = Root.create(str(root))
     assert opened.descriptor is None

@@ -15,38 +15,19 @@ from safetensors import safe_open
 E, H, INTER = 4, 16, 12
 
 FLAT = {
-    "hidden_size": H,
-    "intermediate_size": 20,
-    "moe_intermediate_size": INTER,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 8,
-    "vocab_size": 32,
-    "num_experts_per_tok": 2,
-    "pad_token_id": 0,
-    "tie_word_embeddings": False,
-}
+    "hidden_size": H, "intermediate_size": 20, "moe_intermediate_size": INTER, "num_hidden_layers": 2,
+    "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8, "vocab_size": 32,
+    "num_experts_per_tok": 2, "pad_token_id": 0, "tie_word_embeddings": False,
+}  # fmt: skip
 LATENT = {
-    "num_key_value_heads": 2,
-    "n_routed_experts": E,
-    "n_group": 2,
-    "topk_group": 1,
-    "first_k_dense_replace": 1,
-    "q_lora_rank": 8,
-    "kv_lora_rank": 8,
-    "qk_rope_head_dim": 4,
-    "qk_nope_head_dim": 4,
-    "v_head_dim": 8,
-}
+    "num_key_value_heads": 2, "n_routed_experts": E, "n_group": 2, "topk_group": 1,
+    "first_k_dense_replace": 1, "q_lora_rank": 8, "kv_lora_rank": 8, "qk_rope_head_dim": 4,
+    "qk_nope_head_dim": 4, "v_head_dim": 8,
+}  # fmt: skip
 VISION = {
-    "depth": 1,
-    "hidden_size": 16,
-    "intermediate_size": 16,
-    "num_heads": 2,
-    "out_hidden_size": H,
+    "depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": H,
     "deepstack_visual_indexes": [0],
-}
+}  # fmt: skip
 ROPE = {"rope_type": "default", "mrope_section": [2, 1, 1], "rope_theta": 1e4}
 
 
@@ -86,18 +67,14 @@ FAMILIES = {
     ),
     "olmoe": Family("Olmoe", FLAT | {"num_experts": E, "intermediate_size": INTER}),
     "deepseek_v3": Family("DeepseekV3", FLAT | LATENT, sparse=(1,)),
-    "glm4_moe": Family(
-        "Glm4Moe",
-        FLAT | {"n_routed_experts": E, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1},
-        sparse=(1,),
-    ),
+    "glm4_moe": Family("Glm4Moe", FLAT | {"n_routed_experts": E, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}, sparse=(1,)),
     "qwen3_vl_moe": Family(
         "Qwen3VLMoe",
         {"text_config": FLAT | {"num_experts": E, "rope_parameters": ROPE}, "vision_config": VISION},
         layout="fused",
         kind="ForConditionalGeneration",
     ),
-}
+}  # fmt: skip
 
 
 def config_of(family: Family, **changes: Any) -> Any:

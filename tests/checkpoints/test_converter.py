@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -20,7 +18,7 @@ BACK = {
 }
 
 
-def own(sizes: ExpertSizes = SIZES, dtype: torch.dtype = torch.float32, device: str = "cpu"):
+def own(sizes=SIZES, dtype=torch.float32, device="cpu"):
     shapes = {"gate_up_proj": sizes.gate_up, "down_proj": sizes.down}
     return {
         f"{module}.{role}": torch.randn(shape).to(dtype).to(device)
@@ -29,11 +27,11 @@ def own(sizes: ExpertSizes = SIZES, dtype: torch.dtype = torch.float32, device: 
     }
 
 
-def singles(sizes: ExpertSizes = SIZES):
+def singles(sizes=SIZES):
     return through(checkpoints.to_per_expert(sizes), own(sizes))
 
 
-def test_the_layout_of_single_experts_by_hand() -> None:
+def test_the_layout_of_single_experts_by_hand():
     tensors = singles()
     module = MODULES[0]
     loaded = through(checkpoints.from_per_expert(SIZES), tensors)
@@ -45,7 +43,7 @@ def test_the_layout_of_single_experts_by_hand() -> None:
         assert torch.equal(loaded[f"{module}.down_proj"][expert], down)
 
 
-def test_the_transposed_layout_by_hand() -> None:
+def test_the_transposed_layout_by_hand():
     name = f"{MODULES[0]}.gate_up_proj"
     stored = torch.randn(3, 8, 12)
     ((target, made),) = checkpoints.from_fused_transposed(SIZES).convert(name, stored)
@@ -53,7 +51,7 @@ def test_the_transposed_layout_by_hand() -> None:
     assert all(torch.equal(made[e], stored[e].T) for e in range(3))
 
 
-def test_they_are_what_the_protocol_says() -> None:
+def test_they_are_what_the_protocol_says():
     for factory, back in BACK.items():
         assert isinstance(factory(SIZES), TensorConverter)
         assert isinstance(back(SIZES), TensorConverter)
@@ -61,7 +59,7 @@ def test_they_are_what_the_protocol_says() -> None:
 
 @settings(max_examples=60)
 @given(st.data())
-def test_the_order_of_arrival_makes_no_difference(data: st.DataObject) -> None:
+def test_the_order_of_arrival_makes_no_difference(data):
     sizes = ExpertSizes(*(data.draw(st.integers(1, 5)) for _ in range(3)))
     factory = data.draw(st.sampled_from(FACTORIES))
     square = {"square": "fused_transposed"} if factory is checkpoints.from_fused_transposed else {}
@@ -73,7 +71,7 @@ def test_the_order_of_arrival_makes_no_difference(data: st.DataObject) -> None:
 
 @settings(max_examples=60)
 @given(st.data())
-def test_whatever_is_missing_is_named_and_nothing_else(data: st.DataObject) -> None:
+def test_whatever_is_missing_is_named_and_nothing_else(data):
     disk = singles()
     gone = data.draw(st.sets(st.sampled_from(sorted(disk)), min_size=1, max_size=6))
     left = data.draw(st.permutations(sorted(disk.keys() - gone)))
@@ -93,14 +91,14 @@ def test_whatever_is_missing_is_named_and_nothing_else(data: st.DataObject) -> N
     assert set(caught.value.tensors) == named
 
 
-def test_a_parameter_is_handed_out_once_it_is_complete() -> None:
+def test_a_parameter_is_handed_out_once_it_is_complete():
     converter = checkpoints.from_per_expert(SIZES)
     made = [name for key, tensor in singles().items() for name, _ in converter.convert(key, tensor)]
     assert sorted(made) == sorted(own())
     assert converter._open == {}
 
 
-def test_nothing_is_held_when_the_model_has_memory() -> None:
+def test_nothing_is_held_when_the_model_has_memory():
     target = {name: torch.empty_like(tensor) for name, tensor in own().items()}
     converter = checkpoints.from_per_expert(SIZES, into=target)
     for name, tensor in singles().items():
@@ -111,7 +109,7 @@ def test_nothing_is_held_when_the_model_has_memory() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float8_e4m3fn])
 @pytest.mark.parametrize("factory", FACTORIES)
-def test_dtypes_are_kept(factory, dtype: torch.dtype) -> None:
+def test_dtypes_are_kept(factory, dtype):
     wanted = own(dtype=dtype)
     loaded = through(factory(SIZES), through(BACK[factory](SIZES), wanted))
     for name, tensor in wanted.items():
@@ -120,14 +118,14 @@ def test_dtypes_are_kept(factory, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("factory", FACTORIES)
-def test_meta_tensors_stay_meta(factory) -> None:
+def test_meta_tensors_stay_meta(factory):
     loaded = through(factory(SIZES), through(BACK[factory](SIZES), own(device="meta")))
     assert {name: (t.shape, t.device.type) for name, t in loaded.items()} == {
         name: (t.shape, "meta") for name, t in own().items()
     }
 
 
-def test_parameters_that_need_gradients_come_and_go() -> None:
+def test_parameters_that_need_gradients_come_and_go():
     parameters = {name: torch.nn.Parameter(tensor) for name, tensor in own().items()}
     disk = through(checkpoints.to_per_expert(SIZES), parameters)
     target = {name: torch.nn.Parameter(torch.zeros_like(tensor)) for name, tensor in parameters.items()}
@@ -149,11 +147,11 @@ def test_parameters_that_need_gradients_come_and_go() -> None:
         ("lm_head.weight", False),
     ],
 )
-def test_what_is_handled(name: str, handled: bool) -> None:
+def test_what_is_handled(name, handled):
     assert checkpoints.from_any(SIZES).can_handle(name) is handled
 
 
-def refused(converter, name: str, tensor: torch.Tensor, match: str) -> None:
+def refused(converter, name, tensor, match):
     with pytest.raises(CheckpointError, match=match) as caught:
         converter.convert(name, tensor)
     assert caught.value.tensors == (name,)
@@ -163,20 +161,12 @@ def refused(converter, name: str, tensor: torch.Tensor, match: str) -> None:
 @pytest.mark.parametrize(
     "rest",
     [
-        "gate_up_proj_bias",
-        "gate_up_proj.weight",
-        "down_proj_scale_inv",
-        "0.gate_proj.bias",
-        "0.gate_proj.weight_scale_inv",
-        "0.gate_up_proj.weight",
-        "00.gate_proj.weight",
-        "-1.gate_proj.weight",
-        "first.gate_proj.weight",
-        "0.w4.weight",
-        "0.lora_A.weight",
+        "gate_up_proj_bias", "gate_up_proj.weight", "down_proj_scale_inv", "0.gate_proj.bias",
+        "0.gate_proj.weight_scale_inv", "0.gate_up_proj.weight", "00.gate_proj.weight", "-1.gate_proj.weight",
+        "first.gate_proj.weight", "0.w4.weight", "0.lora_A.weight",
     ],
-)
-def test_names_that_are_not_understood(rest: str) -> None:
+)  # fmt: skip
+def test_names_that_are_not_understood(rest):
     name = f"{MODULES[0]}.{rest}"
     refused(checkpoints.from_any(SIZES), name, torch.zeros(6, 8), "is not the name of an expert tensor")
 
@@ -185,20 +175,16 @@ def test_names_that_are_not_understood(rest: str) -> None:
 @pytest.mark.parametrize(
     ("rest", "shape"),
     [
-        ("gate_up_proj", (3, 12, 9)),
-        ("gate_up_proj", (4, 12, 8)),
-        ("gate_up_proj", (36, 8)),
-        ("gate_up_proj", (3, 6, 8)),
-        ("down_proj", (3, 12, 8)),
-        ("down_proj", (2, 8, 6)),
+        ("gate_up_proj", (3, 12, 9)), ("gate_up_proj", (4, 12, 8)), ("gate_up_proj", (36, 8)),
+        ("gate_up_proj", (3, 6, 8)), ("down_proj", (3, 12, 8)), ("down_proj", (2, 8, 6)),
     ],
-)
-def test_fused_shapes_that_are_not_understood(factory, rest: str, shape: tuple[int, ...]) -> None:
+)  # fmt: skip
+def test_fused_shapes_that_are_not_understood(factory, rest, shape):
     tensor = torch.zeros(shape)
     refused(factory(SIZES), f"{MODULES[0]}.{rest}", tensor, "has an unknown shape")
 
 
-def test_a_wrong_shape_says_which_are_right() -> None:
+def test_a_wrong_shape_says_which_are_right():
     with pytest.raises(CheckpointError) as caught:
         checkpoints.from_any(SIZES).convert("m.experts.gate_up_proj", torch.zeros(1))
     assert (
@@ -208,13 +194,13 @@ def test_a_wrong_shape_says_which_are_right() -> None:
 
 
 @pytest.mark.parametrize("role", ["gate_proj", "up_proj", "down_proj"])
-def test_a_single_expert_of_the_wrong_shape(role: str) -> None:
+def test_a_single_expert_of_the_wrong_shape(role):
     wrong = (6, 8) if role == "down_proj" else (8, 6)
     name = f"{MODULES[0]}.1.{role}.weight"
     refused(checkpoints.from_per_expert(SIZES), name, torch.zeros(wrong), "does not have the shape")
 
 
-def test_a_factory_takes_its_layout_and_the_one_in_memory_alone() -> None:
+def test_a_factory_takes_its_layout_and_the_one_in_memory_alone():
     single, turned = torch.zeros(6, 8), torch.zeros(3, 8, 12)
     name = f"{MODULES[0]}.0.up_proj.weight"
     for factory in (checkpoints.from_fused, checkpoints.from_fused_transposed):
@@ -226,7 +212,7 @@ def test_a_factory_takes_its_layout_and_the_one_in_memory_alone() -> None:
 @pytest.mark.parametrize(
     ("sizes", "role"), [(ExpertSizes(2, 8, 4), "gate_up_proj"), (ExpertSizes(2, 8, 8), "down_proj")]
 )
-def test_a_square_is_never_guessed(sizes: ExpertSizes, role: str) -> None:
+def test_a_square_is_never_guessed(sizes, role):
     name, tensor = f"{MODULES[0]}.{role}", torch.randn(2, 8, 8)
     for factory in (checkpoints.from_fused_transposed, checkpoints.from_any):
         refused(factory(sizes), name, tensor, "one shape in both fused layouts")
@@ -241,13 +227,13 @@ def test_a_square_is_never_guessed(sizes: ExpertSizes, role: str) -> None:
         checkpoints.from_any(sizes, square="per_expert")
 
 
-def test_a_square_argument_decides_squares_only() -> None:
+def test_a_square_argument_decides_squares_only():
     converter = checkpoints.from_any(SIZES, square="fused_transposed")
     tensor = torch.zeros(SIZES.gate_up)
     assert converter.convert(f"{MODULES[0]}.gate_up_proj", tensor)[0][1] is tensor
 
 
-def test_duplicates() -> None:
+def test_duplicates():
     disk, fused = singles(), own()
     name, target = f"{MODULES[0]}.0.gate_proj.weight", f"{MODULES[0]}.gate_up_proj"
     converter = checkpoints.from_any(SIZES)
@@ -263,7 +249,7 @@ def test_duplicates() -> None:
     refused(converter, name, disk[name], "was complete: a duplicate")
 
 
-def test_experts_of_one_parameter_are_of_one_dtype_and_device() -> None:
+def test_experts_of_one_parameter_are_of_one_dtype_and_device():
     disk = singles()
     first, second = (f"{MODULES[0]}.{e}.gate_proj.weight" for e in (0, 1))
     converter = checkpoints.from_per_expert(SIZES)
@@ -274,13 +260,9 @@ def test_experts_of_one_parameter_are_of_one_dtype_and_device() -> None:
 
 @pytest.mark.parametrize(
     "held",
-    [
-        torch.empty(3, 12, 8, device="meta"),
-        torch.empty(3, 12, 8, dtype=torch.float16),
-        torch.empty(3, 8, 12),
-    ],
-)
-def test_memory_that_does_not_fit(held: torch.Tensor) -> None:
+    [torch.empty(3, 12, 8, device="meta"), torch.empty(3, 12, 8, dtype=torch.float16), torch.empty(3, 8, 12)],
+)  # fmt: skip
+def test_memory_that_does_not_fit(held):
     name = f"{MODULES[0]}.gate_up_proj"
     converter = checkpoints.from_any(SIZES, into={name: held})
     refused(converter, name, own()[name], "cannot be copied into")
@@ -289,13 +271,13 @@ def test_memory_that_does_not_fit(held: torch.Tensor) -> None:
     refused(converter, single, singles()[single], "cannot be copied into")
 
 
-def test_layers_that_the_model_does_not_have() -> None:
+def test_layers_that_the_model_does_not_have():
     name = "model.layers.99.mlp.experts.down_proj"
     converter = checkpoints.from_any(SIZES, expected=[*own(), "lm_head.weight"])
     refused(converter, name, torch.zeros(SIZES.down), "which the model does not have")
 
 
-def test_half_a_module_is_incomplete_without_being_expected() -> None:
+def test_half_a_module_is_incomplete_without_being_expected():
     converter = checkpoints.from_fused(SIZES)
     name = f"{MODULES[0]}.gate_up_proj"
     converter.convert(name, own()[name])
@@ -304,20 +286,20 @@ def test_half_a_module_is_incomplete_without_being_expected() -> None:
     assert caught.value.tensors == (f"{MODULES[0]}.down_proj",)
 
 
-def test_a_checkpoint_without_experts() -> None:
+def test_a_checkpoint_without_experts():
     with pytest.raises(CheckpointError, match="no expert tensor was found"):
         checkpoints.from_any(SIZES).finalize()
     checkpoints.from_any(SIZES, expected=["lm_head.weight"]).finalize()
 
 
-def test_a_long_list_is_cut_in_the_text_alone() -> None:
+def test_a_long_list_is_cut_in_the_text_alone():
     names = [f"model.layers.{layer}.mlp.experts.down_proj" for layer in range(50)]
     with pytest.raises(CheckpointError, match="and 30 more tensors") as caught:
         checkpoints.from_any(SIZES, expected=names).finalize()
     assert sorted(caught.value.tensors) == sorted(names)
 
 
-def test_parts_of_a_model_with_other_sizes() -> None:
+def test_parts_of_a_model_with_other_sizes():
     talker = ExpertSizes(2, 4, 3)
     disk = {f"thinker.{n}": t for n, t in singles().items()}
     disk |= {f"talker.{n}": t for n, t in singles(talker).items()}
@@ -332,7 +314,7 @@ def test_parts_of_a_model_with_other_sizes() -> None:
         each.finalize()
 
 
-def test_a_block_with_another_name_in_memory() -> None:
+def test_a_block_with_another_name_in_memory():
     block = ("block_sparse_moe", "mlp")
     converter = checkpoints.from_per_expert(SIZES, block=block)
     name = "model.layers.0.block_sparse_moe.gate.weight"
@@ -345,13 +327,13 @@ def test_a_block_with_another_name_in_memory() -> None:
     assert saver.convert(renamed, router) == [(name, router)]
 
 
-def test_other_tensors_are_refused() -> None:
+def test_other_tensors_are_refused():
     refused(
         checkpoints.from_any(SIZES), "lm_head.weight", torch.zeros(2, 2), "does not belong to routed experts"
     )
 
 
-def test_the_way_back_is_checked_too() -> None:
+def test_the_way_back_is_checked_too():
     tensors = own()
     name = f"{MODULES[0]}.gate_up_proj"
     saver = checkpoints.to_per_expert(SIZES)
@@ -368,7 +350,7 @@ def test_the_way_back_is_checked_too() -> None:
         checkpoints.to_per_expert(SIZES, projections=("gate", "up", "down"))
 
 
-def test_single_experts_are_views_and_can_be_written(tmp_path) -> None:
+def test_single_experts_are_views_and_can_be_written(tmp_path):
     from safetensors.torch import load_file, save_file
 
     wanted = own()
@@ -381,7 +363,7 @@ def test_single_experts_are_views_and_can_be_written(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("strided", [False, True])
-def test_what_is_written_is_contiguous(strided: bool) -> None:
+def test_what_is_written_is_contiguous(strided):
     wanted = own()
     if strided:
         wanted = {n: t.transpose(1, 2).contiguous().transpose(1, 2) for n, t in wanted.items()}

@@ -1,7 +1,5 @@
 """What docs/checkpoints.md names exists; its example runs with those of the other documents."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "checkpoints.md").read_text(encoding="utf-8")
 
 
-def test_every_public_name_is_in_the_page_and_resolves() -> None:
+def test_every_public_name_is_in_the_page_and_resolves():
     assert set(dir(checkpoints)) >= set(checkpoints.__all__)
     for name in checkpoints.__all__:
         assert getattr(checkpoints, name) is not None
@@ -23,7 +21,7 @@ def test_every_public_name_is_in_the_page_and_resolves() -> None:
         checkpoints.from_nothing  # noqa: B018
 
 
-def test_importing_the_room_loads_no_torch() -> None:
+def test_importing_the_room_loads_no_torch():
     code = "import sys; sys.path.insert(0, '.'); import veomni_hook.checkpoints{}; print({{'torch', 'transformers'}} & {{*sys.modules}})"
     for more, loaded in (("", "set()"), (".converter", "{'torch'}")):
         done = subprocess.run(

@@ -1,10 +1,5 @@
 """Checkpoints of real families, written by transformers in shards, through the converters and back: every bit."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 
@@ -27,17 +22,17 @@ SINGLE = [name for name, family in FAMILIES.items() if family.layout == "per_exp
 
 
 @pytest.fixture(params=FAMILIES)
-def family(request: pytest.FixtureRequest) -> Family:
+def family(request):
     return FAMILIES[request.param]
 
 
-def fill(model: Any, tensors: dict[str, torch.Tensor]) -> Any:
+def fill(model, tensors):
     """Load into a model that has other weights."""
     model.load_state_dict(tensors, strict=True)
     return model
 
 
-def test_what_transformers_saved_is_loaded_and_written_back(family: Family, tmp_path: Path) -> None:
+def test_what_transformers_saved_is_loaded_and_written_back(family, tmp_path):
     model = model_of(family)
     on_disk = saved(model, tmp_path)
     assert len(list(tmp_path.glob("*.safetensors"))) > 2
@@ -55,7 +50,7 @@ def test_what_transformers_saved_is_loaded_and_written_back(family: Family, tmp_
     assert same(through(back(config, **family.save), fresh.state_dict()), on_disk)
 
 
-def test_every_layout_is_loaded_exactly_in_bfloat16(family: Family, tmp_path: Path) -> None:
+def test_every_layout_is_loaded_exactly_in_bfloat16(family, tmp_path):
     model = model_of(family).to(torch.bfloat16)
     own = model.state_dict()
     block = {"block": family.load["block"]} if family.load else {}
@@ -75,7 +70,7 @@ def test_every_layout_is_loaded_exactly_in_bfloat16(family: Family, tmp_path: Pa
         assert all(again[name] is own[name] for name in own)
 
 
-def test_the_model_is_filled_in_place(family: Family, tmp_path: Path) -> None:
+def test_the_model_is_filled_in_place(family, tmp_path):
     model = model_of(family)
     saved(model, tmp_path)
     fresh = model_of(family)
@@ -88,7 +83,7 @@ def test_the_model_is_filled_in_place(family: Family, tmp_path: Path) -> None:
     assert all(torch.equal(parameters[name], model.get_parameter(name)) for name in fused)
 
 
-def test_a_model_on_the_meta_device_says_what_to_expect(family: Family, tmp_path: Path) -> None:
+def test_a_model_on_the_meta_device_says_what_to_expect(family, tmp_path):
     on_disk = saved(model_of(family), tmp_path)
     with torch.device("meta"):
         names = set(model_of(family, num_hidden_layers=3).state_dict())
@@ -100,7 +95,7 @@ def test_a_model_on_the_meta_device_says_what_to_expect(family: Family, tmp_path
 
 
 @pytest.mark.parametrize("name", SINGLE)
-def test_one_missing_projection_of_one_expert(name: str, tmp_path: Path) -> None:
+def test_one_missing_projection_of_one_expert(name, tmp_path):
     family = FAMILIES[name]
     on_disk = saved(model_of(family), tmp_path)
     gone = next(key for key in on_disk if f"layers.{family.sparse[-1]}." in key and ".experts.2." in key)
@@ -113,7 +108,7 @@ def test_one_missing_projection_of_one_expert(name: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("name", SINGLE)
-def test_one_expert_too_many(name: str, tmp_path: Path) -> None:
+def test_one_expert_too_many(name, tmp_path):
     family = FAMILIES[name]
     on_disk = saved(model_of(family), tmp_path)
     like = next(key for key in on_disk if ".experts.3." in key)
@@ -124,7 +119,7 @@ def test_one_expert_too_many(name: str, tmp_path: Path) -> None:
     assert caught.value.tensors == (extra,)
 
 
-def test_models_with_another_layout_in_memory_are_refused() -> None:
+def test_models_with_another_layout_in_memory_are_refused():
     oss = Family("GptOss", dict(FAMILIES["mixtral"].config))
     with pytest.raises(CheckpointError, match="interleaved, and biases"):
         checkpoints.from_fused_transposed(config_of(oss))

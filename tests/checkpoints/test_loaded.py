@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import threading
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -10,7 +9,7 @@ import torch
 from veomni_hook.checkpoints import CheckpointError, allow_incomplete_experts, check_loaded, check_names
 
 
-def names(*, layers: int = 2, experts: int = 4) -> list[str]:
+def names(*, layers=2, experts=4):
     roles = ("gate_proj", "up_proj", "down_proj")
     return [
         f"model.layers.{layer}.mlp.experts.{e}.{role}.weight"
@@ -20,14 +19,14 @@ def names(*, layers: int = 2, experts: int = 4) -> list[str]:
     ]
 
 
-def test_names_without_a_gap() -> None:
+def test_names_without_a_gap():
     check_names([*names(), "lm_head.weight", "model.layers.0.mlp.experts.down_proj_bias"])
     check_names([])
     check_names([f"{name}_scale_inv" for name in names()] + names())
 
 
 @pytest.mark.parametrize("expert", [0, 2])
-def test_a_missing_expert_though_their_number_is_right(expert: int) -> None:
+def test_a_missing_expert_though_their_number_is_right(expert):
     # transformers would stack experts 0, 1, 3, 4 as 0, 1, 2, 3.
     given = [name for name in names(experts=5) if f"layers.1.mlp.experts.{expert}." not in name]
     with pytest.raises(CheckpointError, match=f"layers.1.mlp.experts.{expert}.up_proj is missing") as caught:
@@ -38,7 +37,7 @@ def test_a_missing_expert_though_their_number_is_right(expert: int) -> None:
     }
 
 
-def test_a_missing_projection_of_the_last_expert() -> None:
+def test_a_missing_projection_of_the_last_expert():
     given = names()
     given.remove("model.layers.0.mlp.experts.3.up_proj.weight")
     with pytest.raises(CheckpointError) as caught:
@@ -46,7 +45,7 @@ def test_a_missing_projection_of_the_last_expert() -> None:
     assert caught.value.tensors == ("model.layers.0.mlp.experts.3.up_proj",)
 
 
-def test_layers_that_the_model_ignores() -> None:
+def test_layers_that_the_model_ignores():
     given = [*names(), "model.layers.61.mlp.experts.7.up_proj.weight"]
     with pytest.raises(CheckpointError, match="and 4 more"):
         check_names([*given, "model.layers.61.mlp.experts.12.down_proj.weight"])
@@ -74,7 +73,7 @@ class Model(torch.nn.Module):
         self.head = torch.nn.Linear(2, 2)
 
 
-def report(**found: Any) -> dict[str, Any]:
+def report(**found):
     return {"missing_keys": set(), "mismatched_keys": set(), "unexpected_keys": set()} | found
 
 
@@ -98,7 +97,7 @@ SINGLE = "model.layers.0.mlp.experts.0.gate_proj.weight"
     ],
 )
 @pytest.mark.parametrize("kind", [dict, lambda d: SimpleNamespace(**d)])
-def test_experts_that_were_not_loaded(found: dict[str, Any], says: str, kind: Any) -> None:
+def test_experts_that_were_not_loaded(found, says, kind):
     with pytest.raises(CheckpointError) as caught:
         check_loaded(Model(), kind(report(**found)))
     assert says in str(caught.value)
@@ -118,18 +117,18 @@ def test_experts_that_were_not_loaded(found: dict[str, Any], says: str, kind: An
         {"unexpected_keys": {f"talker.{SINGLE}", SINGLE.replace("model.", "mtp.")}},
     ],
 )
-def test_what_is_left_to_transformers_warnings(found: dict[str, Any]) -> None:
+def test_what_is_left_to_transformers_warnings(found):
     check_loaded(Model(), report(**found))
 
 
-def test_a_base_model_whose_checkpoint_has_the_prefix() -> None:
+def test_a_base_model_whose_checkpoint_has_the_prefix():
     inner = Model().model
     inner.base_model_prefix = "model"
     with pytest.raises(CheckpointError):
         check_loaded(inner, report(unexpected_keys={SINGLE}))
 
 
-def test_allowing_ends_with_the_block_and_stays_in_its_thread() -> None:
+def test_allowing_ends_with_the_block_and_stays_in_its_thread():
     gap, caught = ["m.experts.1.up_proj.weight"], []
 
     def elsewhere() -> None:

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import re
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,7 +14,7 @@ FLAT = {"hidden_size": 64, "moe_intermediate_size": 16, "intermediate_size": 48}
 
 @pytest.mark.parametrize("key", COUNT_KEYS)
 @pytest.mark.parametrize("kind", [dict, lambda d: SimpleNamespace(**d)])
-def test_flat_and_nested_objects_and_mappings(key: str, kind) -> None:
+def test_flat_and_nested_objects_and_mappings(key, kind):
     flat = kind(FLAT | {key: 8})
     assert ExpertSizes.of(flat) == WANTED
     assert ExpertSizes.of(kind({"text_config": flat, "hidden_size": 1})) == WANTED
@@ -24,18 +22,18 @@ def test_flat_and_nested_objects_and_mappings(key: str, kind) -> None:
     assert ExpertSizes.of(omni) == WANTED
 
 
-def test_the_inner_config_counts() -> None:
+def test_the_inner_config_counts():
     assert ExpertSizes.of({"text_config": FLAT | {"num_experts": 8}, "num_experts": 2}) == WANTED
     assert ExpertSizes.of({"text_config": {"hidden_size": 1}} | FLAT | {"num_experts": 8}) == WANTED
 
 
-def test_the_plain_intermediate_size_where_there_is_no_other() -> None:
+def test_the_plain_intermediate_size_where_there_is_no_other():
     config = {"hidden_size": 64, "intermediate_size": 16, "num_local_experts": 8}
     assert ExpertSizes.of(config) == WANTED
     assert ExpertSizes.of(config | {"moe_intermediate_size": None}) == WANTED
 
 
-def test_sizes_are_taken_as_they_are() -> None:
+def test_sizes_are_taken_as_they_are():
     assert ExpertSizes.of(WANTED) is WANTED
 
 
@@ -56,16 +54,16 @@ def test_sizes_are_taken_as_they_are() -> None:
         ),
     ],
 )
-def test_configs_that_do_not_tell(config, match: str) -> None:
+def test_configs_that_do_not_tell(config, match):
     with pytest.raises(CheckpointError, match=re.escape(match)):
         ExpertSizes.of(config)
 
 
-def test_two_keys_may_agree() -> None:
+def test_two_keys_may_agree():
     assert ExpertSizes.of(FLAT | {"num_experts": 8, "num_local_experts": 8}) == WANTED
 
 
-def test_every_model_with_a_transposed_layout_in_memory_is_known() -> None:
+def test_every_model_with_a_transposed_layout_in_memory_is_known():
     """Held against the installed release: gate_up_proj is declared with the hidden size before 2I."""
     spec = find_spec("transformers")
     assert spec is not None and spec.origin is not None

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from tests import processes
+
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "tests" / "data"
 TINY = "transformers.models.tiny.modeling_tiny"
@@ -49,18 +51,14 @@ def calls_of(call: Callable[[], object]) -> int:
 
 
 @pytest.fixture
-def python(tmp_path: Path) -> Python:
+def python(tmp_path):
     """Run code in a fresh interpreter; keyword arguments set or (None) unset environment variables."""
 
     def run(code: str, *arguments: str, flags: tuple[str, ...] = (), **environment: str | None) -> Ran:
-        variables = {name: value for name, value in os.environ.items() if not name.startswith("VEOMNI_")}
-        variables |= {
-            "PYTHONPATH": os.pathsep.join(map(str, (DATA / "hub", DATA / "configs", ROOT))),
-            "VEOMNI_CACHE_DIR": str(tmp_path / "cache"),
-            "VEOMNI_PATCHES": "tiny_config",
-            "VEOMNI_BANNER": "0",
-            "PYTHONDONTWRITEBYTECODE": "1",
-        }
+        variables = processes.environment(
+            tmp_path / "cache", PYTHONPATH=os.pathsep.join(map(str, (DATA / "hub", DATA / "configs", ROOT))),
+            VEOMNI_PATCHES="tiny_config", VEOMNI_BANNER="0", PYTHONDONTWRITEBYTECODE="1",
+        )  # fmt: skip
         for name, value in environment.items():
             variables.pop(name, None)
             if value is not None:

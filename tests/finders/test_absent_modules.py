@@ -1,20 +1,17 @@
 """Configs for modules that are not installed: said in a run, cold and warm, and an error under strict."""
 
-from __future__ import annotations
-
 import shutil
-from pathlib import Path
 
 import pytest
 
-from tests.finders.conftest import DATA, TINY, Python
+from tests.finders.conftest import DATA, TINY
 from veomni_hook.finders.absent_modules import problem
 
 SHOW = f"from {TINY} import TinyNorm; print(TinyNorm().forward(1))"
 RUN = f"import sys; sys.path.insert(0, '.'); import veomni_hook.install\n{SHOW}\nimport transformers.models.still.modeling_still"
 
 
-def misnamed(tmp_path: Path, module: str) -> None:
+def misnamed(tmp_path, module):
     (tmp_path / "misnamed.py").write_text(
         f"from veomni_hook import PatchConfig\nconfig = PatchConfig({module!r})\n"
         "config.add_post_import_block('X = 1')\n"
@@ -25,9 +22,7 @@ def misnamed(tmp_path: Path, module: str) -> None:
 @pytest.mark.parametrize(
     "module", ["transformers.models.tinny.modeling_tiny", "transformers.models.tinny.modeling_*"]
 )
-def test_the_warning_comes_once_and_from_a_warm_cache_as_well(
-    python: Python, tmp_path: Path, module: str
-) -> None:
+def test_the_warning_comes_once_and_from_a_warm_cache_as_well(python, tmp_path, module):
     misnamed(tmp_path, module)
     for _ in range(2):
         ran = python(RUN, flags=("-W", "always"), VEOMNI_PATCHES="tiny_config,misnamed")
@@ -38,7 +33,7 @@ def test_the_warning_comes_once_and_from_a_warm_cache_as_well(
         assert "correct its source_module" in said[0]
 
 
-def test_under_strict_it_is_an_error_each_time(python: Python, tmp_path: Path) -> None:
+def test_under_strict_it_is_an_error_each_time(python, tmp_path):
     misnamed(tmp_path, "transformers.models.tinny.modeling_tiny")
     python(RUN, VEOMNI_PATCHES="misnamed")  # warm: what is stored says it, too
     for _ in range(2):
@@ -47,7 +42,7 @@ def test_under_strict_it_is_an_error_each_time(python: Python, tmp_path: Path) -
         assert "ConfigError: no installed module matches transformers.models.tinny.modeling_tiny" in ran.err
 
 
-def test_what_was_installed_since_is_not_warned_about(python: Python, tmp_path: Path) -> None:
+def test_what_was_installed_since_is_not_warned_about(python, tmp_path):
     misnamed(tmp_path, "transformers.models.later.modeling_later")
     hub = shutil.copytree(DATA / "hub", tmp_path / "hub")
     code = f"import sys; sys.path.insert(0, 'hub')\n{RUN}\nprint(veomni_hook.install.handle.status())"
@@ -60,7 +55,7 @@ def test_what_was_installed_since_is_not_warned_about(python: Python, tmp_path: 
     assert "patches nothing" not in second.err and f"{TINY}: patched (miss)" in second.out
 
 
-def test_registered_configs(python: Python) -> None:
+def test_registered_configs(python):
     code = (
         "import veomni_hook\n"
         "for module in ('nowhere.at_all', 'json.decoder', 'email.mime.*', 'transformers_modules.x.modeling_x', "
@@ -81,7 +76,7 @@ def test_registered_configs(python: Python) -> None:
     assert "ConfigError: no installed module matches a.b" in strict.err
 
 
-def test_the_real_transformers() -> None:
+def test_the_real_transformers():
     misspelt = "transformers.models.qwen33.modeling_qwen33"
     assert problem("transformers.models.qwen3.modeling_qwen3") == ""
     assert problem("transformers.modeling_utils") == ""
@@ -95,7 +90,7 @@ def test_the_real_transformers() -> None:
     assert "no installed module matches mytransformers" in problem("mytransformers.models.x.modeling_x")
 
 
-def test_a_module_that_is_no_target_is_patched_only_where_its_config_is_registered() -> None:
+def test_a_module_that_is_no_target_is_patched_only_where_its_config_is_registered():
     assert "only where the text of a config" in problem("transformers.models.qwen3.configuration_qwen3")
     for module in ("transformers.activations", "json.decoder"):
         assert "is not a modeling module of transformers" in problem(module)

@@ -5,13 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from tests.finders.conftest import TINY, Python
+from tests.finders.conftest import TINY
 from veomni_hook.finders import banner
 from veomni_hook.finders.handle import activate_late
 from veomni_hook.finders.outcome import Outcome
@@ -32,7 +30,7 @@ NEWER = f"transformers 5.99.0 is newer than what was tested, {span('transformers
 SAID = ["tiny patched at 1 place (tiny_config: 1); details: veomni-hook explain tiny", NEWER]
 
 
-def applied(*others: tuple[str, str]) -> list[dict[str, Any]]:
+def applied(*others):
     """Three routes, a helper that does not count, and a user's patches by kind and config."""
     routes = [
         {"kind": "route", "op": op, "variant": v, "target": t, "config": "veomni_hook.x"}
@@ -43,7 +41,7 @@ def applied(*others: tuple[str, str]) -> list[dict[str, Any]]:
 
 
 @pytest.fixture
-def patched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+def patched(monkeypatch):
     """Have a module patched, as far as the hook's state tells, in a process that no launcher started."""
     held = {name: getattr(STATE, name) for name in ("outcomes", "announced", "resolved", "registered")}
     STATE.outcomes, STATE.announced = {}, set()
@@ -70,9 +68,7 @@ def patched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
             setattr(STATE, name, value)
 
 
-def test_the_line_comes_once_and_counts_what_each_place_gets(
-    patched: Callable[..., None], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_line_comes_once_and_counts_what_each_place_gets(patched, capsys):
     patched(("method_override", "mine:config"), ("rewrite", "mine:config"))
     banner.kernels_are_chosen(MODULE, None)
     assert capsys.readouterr().err == "", "a place without kernels does not know the device"
@@ -84,9 +80,7 @@ def test_the_line_comes_once_and_counts_what_each_place_gets(
     assert capsys.readouterr().err == "", "nobody has patched that one"
 
 
-def test_names_of_families_modules_and_remote_code(
-    patched: Callable[..., None], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_names_of_families_modules_and_remote_code(patched, capsys):
     for module in ("transformers.models.donut.modeling_donut_swin", "transformers_modules.x.modeling_pebble"):
         patched(module=module)
         banner.kernels_are_chosen(module, "cpu")
@@ -97,7 +91,7 @@ def test_names_of_families_modules_and_remote_code(
     assert second.endswith("details: veomni_hook.explain(model)")
 
 
-def test_what_is_chosen_counts(patched: Callable[..., None], capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_chosen_counts(patched, capsys):
     from veomni_hook.kernels.selection.binding import use_kernels
 
     patched()
@@ -110,9 +104,7 @@ def test_what_is_chosen_counts(patched: Callable[..., None], capsys: pytest.Capt
     assert "(reference: 1, torch: 1, upstream's code: 1)" in capsys.readouterr().err
 
 
-def test_checks_of_counts_ask_for_no_kernel(
-    patched: Callable[..., None], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_checks_of_counts_ask_for_no_kernel(patched, capsys, monkeypatch):
     check = ("count_check", "asserted_on_device", "Model.get_placeholder_mask")
     monkeypatch.setitem(globals(), "ROUTES", [check])
     patched()
@@ -121,12 +113,7 @@ def test_checks_of_counts_ask_for_no_kernel(
 
 
 @pytest.mark.parametrize("variable", banner._RANKS)
-def test_other_ranks_say_nothing(
-    patched: Callable[..., None],
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    variable: str,
-) -> None:
+def test_other_ranks_say_nothing(patched, capsys, monkeypatch, variable):
     patched()
     monkeypatch.setenv(variable, "1")
     banner.kernels_are_chosen(MODULE, "cpu")
@@ -137,9 +124,7 @@ def test_other_ranks_say_nothing(
     assert "qwen3 patched" in capsys.readouterr().err
 
 
-def test_torchs_rank_decides_where_there_is_one(
-    patched: Callable[..., None], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_torchs_rank_decides_where_there_is_one(patched, capsys, monkeypatch):
     def world(rank: int) -> None:
         STATE.announced.clear()
         fake = SimpleNamespace(is_available=lambda: True, is_initialized=lambda: True, get_rank=lambda: rank)
@@ -154,9 +139,7 @@ def test_torchs_rank_decides_where_there_is_one(
     assert "qwen3 patched" in capsys.readouterr().err
 
 
-def test_helpers_and_children_say_nothing(
-    patched: Callable[..., None], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_helpers_and_children_say_nothing(patched, capsys, monkeypatch):
     def heard() -> str:
         STATE.announced.clear()
         banner.kernels_are_chosen(MODULE, "cpu")
@@ -179,7 +162,7 @@ def test_helpers_and_children_say_nothing(
         assert heard() == ""
 
 
-def test_a_progress_bar_stays_whole(patched: Callable[..., None]) -> None:
+def test_a_progress_bar_stays_whole(patched):
     """The line goes above a bar that is drawn, and the bar is drawn again."""
     code = (
         "import sys\nfrom tqdm import tqdm\nfrom veomni_hook.finders.log import say\n"
@@ -191,7 +174,7 @@ def test_a_progress_bar_stays_whole(patched: Callable[..., None]) -> None:
     assert "veomni-hook: said" in shown and shown.index("0/2|") < shown.index("veomni-hook: said")
 
 
-def test_a_module_with_patches_of_users_alone(python: Python) -> None:
+def test_a_module_with_patches_of_users_alone(python):
     code = f"import veomni_hook.install, subprocess, sys\n{SHOW}\nsubprocess.run([sys.executable, '-c', sys.argv[1]])"
     child = f"import veomni_hook.install\n{SHOW}"
     ran = python(code, child, VEOMNI_BANNER=None)
@@ -209,9 +192,7 @@ def test_a_module_with_patches_of_users_alone(python: Python) -> None:
     assert logged.err == "".join(f"veomni_hook {line}\n" for line in SAID), "logged, and not printed"
 
 
-def test_a_release_newer_than_the_tested_ones_is_named_once(
-    patched: Callable[..., None], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_release_newer_than_the_tested_ones_is_named_once(patched, monkeypatch, capsys):
     other = MODULE.replace("qwen3", "llama")
     patched()
     patched(module=other)
@@ -224,13 +205,7 @@ def test_a_release_newer_than_the_tested_ones_is_named_once(
 
 
 @pytest.mark.parametrize(("release", "named"), [("5.99.0", True), (TESTED["transformers"][-1], False)])
-def test_what_a_newer_release_lacks_is_named(
-    patched: Callable[..., None],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    release: str,
-    named: bool,
-) -> None:
+def test_what_a_newer_release_lacks_is_named(patched, monkeypatch, capsys, release, named):
     patched()
     missed = [{"op": "rotary", "target": "Attention.forward", "status": "missed", "reason": "another form"}]
     report = {"applied": applied(), "missed": missed}

@@ -6,11 +6,10 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
-from tests.finders.conftest import ROOT, TINY, Python, Ran
+from tests.finders.conftest import ROOT, TINY, Ran
 from veomni_hook.finders.children import BOOTSTRAP
 
 SHOW = f"from {TINY} import TinyNorm; print(TinyNorm().forward(1))"
@@ -18,7 +17,7 @@ Own = Callable[[str], Ran]
 
 
 @pytest.fixture
-def own(python: Python, tmp_path: Path) -> Own:
+def own(python, tmp_path):
     """Run a script in a child of `veomni-hook run` whose environment has this `sitecustomize`."""
 
     def run(text: str, script: str = SHOW) -> Ran:
@@ -31,7 +30,7 @@ def own(python: Python, tmp_path: Path) -> Own:
     return run
 
 
-def without_ours(folder: Path) -> str:
+def without_ours(folder):
     """What Python itself says of a `sitecustomize`."""
     environ = {**os.environ, "PYTHONPATH": str(folder)}
     done = subprocess.run([sys.executable, "-c", ""], env=environ, capture_output=True, text=True)
@@ -42,16 +41,14 @@ def without_ours(folder: Path) -> str:
     "text",
     ["raise RuntimeError('mine is broken')", "import nowhere", "def broken(", "raise ImportError('x')"],
 )
-def test_a_broken_one_is_reported_as_python_does_and_the_script_runs_hooked(
-    own: Own, tmp_path: Path, text: str
-) -> None:
+def test_a_broken_one_is_reported_as_python_does_and_the_script_runs_hooked(own, tmp_path, text):
     ran = own(text)
     assert ran.out == "103\n", ran.err
     assert ran.err == without_ours(tmp_path / "site")
     assert ran.err.startswith("Error in sitecustomize; set PYTHONVERBOSE for traceback:\n")
 
 
-def test_one_that_exits_ends_python_as_it_does_without_ours(own: Own, tmp_path: Path) -> None:
+def test_one_that_exits_ends_python_as_it_does_without_ours(own, tmp_path):
     ran = own("raise SystemExit(3)")
     expected = without_ours(tmp_path / "site")
     assert (ran.code, ran.out) == (1, "")
@@ -59,14 +56,14 @@ def test_one_that_exits_ends_python_as_it_does_without_ours(own: Own, tmp_path: 
     assert ran.err.splitlines()[-1] == expected.splitlines()[-1] == "SystemExit: 3"
 
 
-def test_what_it_imports_is_patched(own: Own) -> None:
+def test_what_it_imports_is_patched(own):
     ran = own(
         f"import builtins\nfrom {TINY} import TinyNorm\nbuiltins.NORM = TinyNorm", "print(NORM().forward(1))"
     )
     assert (ran.out, ran.err) == ("103\n", "")
 
 
-def test_a_finder_that_it_puts_first_does_not_hide_modules(own: Own) -> None:
+def test_a_finder_that_it_puts_first_does_not_hide_modules(own):
     ran = own(
         "import sys\n"
         "from importlib.machinery import PathFinder\n"
@@ -78,9 +75,7 @@ def test_a_finder_that_it_puts_first_does_not_hide_modules(own: Own) -> None:
     assert ran.out == "103\nGreedy\n", ran.err
 
 
-def test_one_that_makes_this_package_importable_runs_before_the_second_attempt(
-    own: Own, tmp_path: Path
-) -> None:
+def test_one_that_makes_this_package_importable_runs_before_the_second_attempt(own, tmp_path):
     (tmp_path / "site" / "veomni_hook").mkdir(parents=True)
     (tmp_path / "site" / "veomni_hook" / "__init__.py").write_text("raise ImportError('not yet')")
     ran = own(f"import sys; sys.path.insert(0, {str(ROOT)!r})")

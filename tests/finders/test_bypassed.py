@@ -1,10 +1,8 @@
 """Import hooks that are installed after ours and take a target: one warning in the run."""
 
-from __future__ import annotations
-
 import pytest
 
-from tests.finders.conftest import TINY, Python, calls_of
+from tests.finders.conftest import TINY, calls_of
 from veomni_hook.finders.finder import PatchFinder
 
 SHOW = f"from {TINY} import TinyNorm; print(TinyNorm().forward(1))"
@@ -31,14 +29,14 @@ AFTERWARDS = "import colorsys, tabnanny\n"  # any import that the other hook lea
 STILL = "import transformers.models.still.modeling_still\n"
 
 
-def warnings_of(err: str) -> list[str]:
+def warnings_of(err):
     return [line for line in err.splitlines() if "Warning: " in line]
 
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("hook", [DOUBLE, JAXTYPING], ids=["double", "jaxtyping"])
 @pytest.mark.parametrize("prefix", ["transformers.models.tiny", "transformers"])
-def test_a_hook_installed_after_ours_is_one_warning(python: Python, hook: str, prefix: str) -> None:
+def test_a_hook_installed_after_ours_is_one_warning(python, hook, prefix):
     ran = python(
         f"import veomni_hook.install\n{hook}\ntake({prefix!r})\n{SHOW}\n{AFTERWARDS}"
         "import transformers.models.pair_a.modeling_pair_a, wave\n",
@@ -51,7 +49,7 @@ def test_a_hook_installed_after_ours_is_one_warning(python: Python, hook: str, p
     assert "stay unpatched. Fix: activate veomni_hook after it" in said
 
 
-def test_under_strict_it_is_an_error(python: Python) -> None:
+def test_under_strict_it_is_an_error(python):
     ran = python(
         f"import veomni_hook.install\n{DOUBLE}\ntake('transformers')\n{SHOW}\n"
         "for module in ('colorsys', 'wave'):\n    try: __import__(module)\n"
@@ -75,13 +73,13 @@ def test_under_strict_it_is_an_error(python: Python) -> None:
     ],
     ids=["before", "elsewhere", "early", "nested"],
 )
-def test_no_warning_where_nothing_is_taken(python: Python, code: str) -> None:
+def test_no_warning_where_nothing_is_taken(python, code):
     ran = python(code + AFTERWARDS, flags=("-W", "always"), VEOMNI_PATCHES="importing_config")
     assert ran.out.strip() == "103", ran.err
     assert warnings_of(ran.err) == []
 
 
-def test_deactivated_there_is_nothing_to_say(python: Python) -> None:
+def test_deactivated_there_is_nothing_to_say(python):
     ran = python(
         f"import veomni_hook\n{DOUBLE}\nhandle = veomni_hook.activate(); take('transformers'); handle.deactivate()\n"
         f"{SHOW}\n{AFTERWARDS}handle = veomni_hook.activate()\nimport wave"
@@ -90,7 +88,7 @@ def test_deactivated_there_is_nothing_to_say(python: Python) -> None:
     assert "imported too early to be patched: tiny." in ran.err
 
 
-def test_an_unrelated_name_costs_a_few_calls() -> None:
+def test_an_unrelated_name_costs_a_few_calls():
     """`benchmarks.import_time` measures their time."""
     finder = PatchFinder()
     assert calls_of(lambda: finder.find_spec("json.decoder")) <= 5

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import pytest
 
-from tests.finders.conftest import ROOT, TINY, Python
+from tests.finders.conftest import ROOT, TINY
 from veomni_hook.finders import children
 from veomni_hook.finders.children import BOOTSTRAP, environment
 from veomni_hook.settings import Settings
@@ -15,7 +14,7 @@ from veomni_hook.settings import Settings
 SHOW = f"from {TINY} import TinyNorm; print(TinyNorm().forward(1))"
 
 
-def test_only_what_differs_from_the_default_travels() -> None:
+def test_only_what_differs_from_the_default_travels():
     variables = environment(Settings(strict=True, patches=("a", "b"), kernels="eager"), {})
     assert variables.pop("PYTHONPATH").split(os.pathsep) == [BOOTSTRAP, str(ROOT)]
     assert variables == {
@@ -26,7 +25,7 @@ def test_only_what_differs_from_the_default_travels() -> None:
     }
 
 
-def test_the_users_path_stays_and_ours_does_not_pile_up() -> None:
+def test_the_users_path_stays_and_ours_does_not_pile_up():
     once = environment(Settings(), {"PYTHONPATH": "mine"})
     assert once["PYTHONPATH"].split(os.pathsep) == [BOOTSTRAP, "mine", str(ROOT)]
     assert environment(Settings(), once)["PYTHONPATH"] == once["PYTHONPATH"]
@@ -34,7 +33,7 @@ def test_the_users_path_stays_and_ours_does_not_pile_up() -> None:
     assert empty.split(os.pathsep)[:3] == [BOOTSTRAP, "", "mine"], "an empty entry is the working directory"
 
 
-def child(python: Python, code: str) -> str:
+def child(python, code):
     parent = os.pathsep.join(
         [BOOTSTRAP, str(ROOT / "tests/data/hub"), str(ROOT / "tests/data/configs"), str(ROOT)]
     )
@@ -43,14 +42,14 @@ def child(python: Python, code: str) -> str:
     return ran.out.strip()
 
 
-def test_a_plain_child_is_patched_and_its_path_is_clean(python: Python) -> None:
+def test_a_plain_child_is_patched_and_its_path_is_clean(python):
     assert child(python, SHOW) == "103"
     assert child(python, f"import sys; print({BOOTSTRAP!r} in sys.path)") == "False"
     ran = python(SHOW, PYTHONPATH=os.pathsep.join([BOOTSTRAP, str(ROOT / "tests/data/hub"), str(ROOT)]))
     assert ran.out.strip() == "3", "without VEOMNI_HOOK=1 the bootstrap does nothing"
 
 
-def test_the_sitecustomize_that_ours_hides_still_runs(python: Python, tmp_path: Path) -> None:
+def test_the_sitecustomize_that_ours_hides_still_runs(python, tmp_path):
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text("import builtins; builtins.HIDDEN = 'ran'\n")
     paths = [
@@ -66,7 +65,7 @@ def test_the_sitecustomize_that_ours_hides_still_runs(python: Python, tmp_path: 
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("method", ["spawn", "forkserver", "fork"])
-def test_multiprocessing_children(python: Python, tmp_path: Path, method: str) -> None:
+def test_multiprocessing_children(python, tmp_path, method):
     (tmp_path / "work.py").write_text(
         f"def work(_):\n    from {TINY} import TinyNorm\n    return TinyNorm().forward(1)\n"
     )
@@ -77,7 +76,7 @@ def test_multiprocessing_children(python: Python, tmp_path: Path, method: str) -
     assert child(python, code) == "[103, 103]"
 
 
-def test_what_was_put_is_taken_out_exactly() -> None:
+def test_what_was_put_is_taken_out_exactly():
     for before in ({}, {"PYTHONPATH": ""}, {"PYTHONPATH": f"mine{os.pathsep}"}, {"VEOMNI_KERNELS": "eager"}):
         environ = dict(before)
         put = children.put(Settings(kernels="torch"), environ)
@@ -86,7 +85,7 @@ def test_what_was_put_is_taken_out_exactly() -> None:
         assert environ == before
 
 
-def test_what_others_changed_meanwhile_stays() -> None:
+def test_what_others_changed_meanwhile_stays():
     environ = {"PYTHONPATH": "mine", "VEOMNI_STRICT": "0"}
     put = children.put(Settings(kernels="torch", strict=True), environ)
     environ["PYTHONPATH"] = os.pathsep.join(["theirs", environ["PYTHONPATH"], "more"])
@@ -99,7 +98,7 @@ def test_what_others_changed_meanwhile_stays() -> None:
     }
 
 
-def test_what_was_there_before_is_not_taken_out() -> None:
+def test_what_was_there_before_is_not_taken_out():
     environ: dict[str, str] = {}
     outer = children.put(Settings(), environ)
     whole = dict(environ)
@@ -127,21 +126,14 @@ HOOKED, PLAIN = "103", "3"
 @pytest.mark.parametrize(
     ("start", "install", "expected", "with_children"),
     [
-        ("subprocess", "top", PLAIN, HOOKED),
-        ("subprocess", "main", PLAIN, HOOKED),
-        ("spawn", "top", HOOKED, HOOKED),
-        ("spawn", "main", PLAIN, HOOKED),
-        ("forkserver", "top", HOOKED, HOOKED),
-        ("forkserver", "main", PLAIN, HOOKED),
-        ("fork", "top", HOOKED, HOOKED),
-        ("fork", "main", HOOKED, HOOKED),
-        ("os.fork", "main", HOOKED, HOOKED),
-        ("deaf", "top", PLAIN, PLAIN),
+        ("subprocess", "top", PLAIN, HOOKED), ("subprocess", "main", PLAIN, HOOKED),
+        ("spawn", "top", HOOKED, HOOKED), ("spawn", "main", PLAIN, HOOKED),
+        ("forkserver", "top", HOOKED, HOOKED), ("forkserver", "main", PLAIN, HOOKED),
+        ("fork", "top", HOOKED, HOOKED), ("fork", "main", HOOKED, HOOKED),
+        ("os.fork", "main", HOOKED, HOOKED), ("deaf", "top", PLAIN, PLAIN),
     ],
-)
-def test_who_inherits(
-    python: Python, tmp_path: Path, start: str, install: str, expected: str, with_children: str
-) -> None:
+)  # fmt: skip
+def test_who_inherits(python, tmp_path, start, install, expected, with_children):
     (tmp_path / "work.py").write_text(
         f"def work(_):\n    from {TINY} import TinyNorm\n    return TinyNorm().forward(1)\n"
     )
@@ -159,7 +151,7 @@ def test_who_inherits(
         assert ran.out.strip() == wanted, ran.err
 
 
-def test_activate_with_children_and_undoing_it(python: Python) -> None:
+def test_activate_with_children_and_undoing_it(python):
     ran = python(
         f"""
 import json, os, subprocess, sys, veomni_hook
@@ -183,7 +175,7 @@ print(json.dumps(got))
     ], ran.err  # fmt: skip
 
 
-def test_an_inner_activation_leaves_the_outer_ones_children(python: Python) -> None:
+def test_an_inner_activation_leaves_the_outer_ones_children(python):
     ran = python(
         """
 import json, os, veomni_hook
@@ -202,7 +194,7 @@ print(json.dumps([*got, is_inherited(), os.environ.get("VEOMNI_KERNELS"), "VEOMN
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["veomni-hook.toml", "pyproject.toml"])
-def test_a_settings_file_says_children(python: Python, tmp_path: Path, name: str) -> None:
+def test_a_settings_file_says_children(python, tmp_path, name):
     table = "[tool.veomni-hook]\n" if name == "pyproject.toml" else ""
     (tmp_path / name).write_text(f"{table}children = true\n")
     code = (
@@ -216,7 +208,7 @@ def test_a_settings_file_says_children(python: Python, tmp_path: Path, name: str
     assert python(code, VEOMNI_HOOK="0").out.strip() == PLAIN
 
 
-def test_an_illegal_value_undoes_the_activation(python: Python) -> None:
+def test_an_illegal_value_undoes_the_activation(python):
     ran = python(
         "import sys\ntry:\n    import veomni_hook.install\nexcept Exception as error: print(type(error).__name__)\n"
         "print([f for f in sys.meta_path if 'PatchFinder' in repr(f)])",

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import shutil
-from pathlib import Path
 
 import pytest
 
-from tests.finders.conftest import DATA, TINY, Python
+from tests.finders.conftest import DATA, TINY
 
 SHOW = f"from {TINY} import TinyNorm; print(TinyNorm().forward(1))"
 
 
-def test_a_config_may_import_the_module_that_it_patches(python: Python) -> None:
+def test_a_config_may_import_the_module_that_it_patches(python):
     code = f"""
 import json, sys, veomni_hook.install
 from transformers import TinyNorm, TinyModel
@@ -23,7 +22,7 @@ print(json.dumps([TinyNorm().forward(1), TinyModel().norm.forward(1), m.TinyNorm
         assert python(code, VEOMNI_PATCHES="importing_config").result == [103, 103, True, 1]
 
 
-def test_modules_that_no_config_is_for_are_imported_once(python: Python, tmp_path: Path) -> None:
+def test_modules_that_no_config_is_for_are_imported_once(python, tmp_path):
     """While a config loads, too: whatever else it imports keeps their classes."""
     (tmp_path / "holding_config.py").write_text(
         f"""
@@ -49,32 +48,30 @@ print(json.dumps([module is sys.modules[module.__name__] for module in (config.l
     assert ran.out.startswith("103")
 
 
-def test_a_config_module_imported_first_by_the_user_does_not_leave_upstream_behind_silently(
-    python: Python,
-) -> None:
+def test_a_config_module_imported_first_by_the_user_does_not_leave_upstream_behind_silently(python):
     """The config's own import comes before the hook knows of it, so the module is patched by that import."""
     ran = python(f"import veomni_hook.install\nimport tiny_config\n{SHOW}")
     assert ran.out.strip() == "103", ran.err
 
 
-def test_a_broken_config_is_named(python: Python) -> None:
+def test_a_broken_config_is_named(python):
     ran = python(f"import veomni_hook.install\n{SHOW}", VEOMNI_PATCHES="broken_config")
     assert ran.code == 1
     for part in ("ConfigError", "broken_config", "RuntimeError: this config is broken", "VEOMNI_PATCHES"):
         assert part in ran.err
 
 
-def test_a_missing_config_attribute_is_named(python: Python) -> None:
+def test_a_missing_config_attribute_is_named(python):
     ran = python(f"import veomni_hook.install\n{SHOW}", VEOMNI_PATCHES="tiny_config:confg")
     assert "tiny_config has no attribute 'confg'" in ran.err
 
 
-def test_an_attribute_selects_one_config(python: Python) -> None:
+def test_an_attribute_selects_one_config(python):
     code = "import veomni_hook.install, json, transformers.models.pair_a.modeling_pair_a as a; print(json.dumps(a.both()))"
     assert python(code, VEOMNI_PATCHES="tiny_config:pair_b").result == ["upstream a", "patched b"]
 
 
-def test_entry_points_announce_configs(python: Python, tmp_path: Path) -> None:
+def test_entry_points_announce_configs(python, tmp_path):
     info = tmp_path / "announcing-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: announcing\nVersion: 1.0\n")
@@ -85,9 +82,7 @@ def test_entry_points_announce_configs(python: Python, tmp_path: Path) -> None:
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("changed", ["tables.py", "table_config.py"])
-def test_a_changed_config_or_sibling_makes_the_entry_stale(
-    python: Python, tmp_path: Path, changed: str
-) -> None:
+def test_a_changed_config_or_sibling_makes_the_entry_stale(python, tmp_path, changed):
     for name in ("tables.py", "table_config.py"):
         shutil.copy(DATA / "configs" / name, tmp_path / name)
     code = f"import sys; sys.path.insert(0, '.'); import veomni_hook.install\n{SHOW}\nprint(veomni_hook.install.handle.status())"
@@ -105,19 +100,19 @@ def test_a_changed_config_or_sibling_makes_the_entry_stale(
     assert [run(), run()] == [[expected, "miss"], [expected, "hit"]]
 
 
-def test_a_hit_loads_no_config(python: Python) -> None:
+def test_a_hit_loads_no_config(python):
     code = f"import veomni_hook.install, sys, json\n{SHOW}\nprint(json.dumps([n in sys.modules for n in ('tiny_config', 'veomni_hook.patches.engine')]))"
     assert python(code).result == [True, True]
     assert python(code).result == [False, False]
 
 
-def test_that_nothing_applies_is_remembered(python: Python) -> None:
+def test_that_nothing_applies_is_remembered(python):
     code = "import veomni_hook.install, sys, json, transformers.models.auto.modeling_auto\nprint(json.dumps('tiny_config' in sys.modules))"
     assert python(code).result is True
     assert python(code).result is False
 
 
-def test_two_projects_with_configs_of_one_name_share_no_entry(python: Python, tmp_path: Path) -> None:
+def test_two_projects_with_configs_of_one_name_share_no_entry(python, tmp_path):
     for project in ("one", "two"):
         (tmp_path / project).mkdir()
         (tmp_path / project / "mine.py").write_text(
@@ -130,7 +125,7 @@ def test_two_projects_with_configs_of_one_name_share_no_entry(python: Python, tm
     assert ran == ["one", "two", "one"]
 
 
-def test_configs_that_import_each_other_are_an_error_that_names_them(python: Python, tmp_path: Path) -> None:
+def test_configs_that_import_each_other_are_an_error_that_names_them(python, tmp_path):
     for name, other in (("one_config", "other_config"), ("other_config", "one_config")):
         (tmp_path / f"{name}.py").write_text(
             f"from {other} import config as taken\nfrom veomni_hook import PatchConfig\n"

@@ -1,7 +1,5 @@
 """`VEOMNI_DUMP_PATCHED=1` on any script."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -9,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.finders.conftest import TINY, Python
+from tests.finders.conftest import TINY
 
 CODE = f"import veomni_hook.install, {TINY} as m; print(m.__file__)"
 
 
-def test_every_patched_module_and_its_diff_are_written(python: Python, tmp_path: Path) -> None:
+def test_every_patched_module_and_its_diff_are_written(python, tmp_path):
     for _ in range(2):  # also from a warm cache
         ran = python(CODE, VEOMNI_DUMP_PATCHED="1", VEOMNI_DUMP_DIR="out")
         path = tmp_path / "out" / "models" / "tiny" / "modeling_tiny.py"
@@ -28,7 +26,7 @@ def test_every_patched_module_and_its_diff_are_written(python: Python, tmp_path:
     assert "[PATCHED" not in diff
 
 
-def test_the_dump_runs_by_itself(python: Python, tmp_path: Path) -> None:
+def test_the_dump_runs_by_itself(python, tmp_path):
     python(CODE, VEOMNI_DUMP_PATCHED="1")
     path = tmp_path / "veomni_patched" / "models" / "tiny" / "modeling_tiny.py"
     ran = python(f"import runpy; print(runpy.run_path({str(path)!r})['TinyNorm']().forward(1))")
@@ -39,7 +37,7 @@ def test_the_dump_runs_by_itself(python: Python, tmp_path: Path) -> None:
     assert done.returncode == 0
 
 
-def test_a_dump_folder_that_cannot_be_made_is_a_warning(python: Python, tmp_path: Path) -> None:
+def test_a_dump_folder_that_cannot_be_made_is_a_warning(python, tmp_path):
     (tmp_path / "file").write_text("")
     ran = python(CODE, VEOMNI_DUMP_PATCHED="1", VEOMNI_DUMP_DIR="file")
     assert ran.code == 0
@@ -49,7 +47,7 @@ def test_a_dump_folder_that_cannot_be_made_is_a_warning(python: Python, tmp_path
 VICTIM = "precious = 1\n"
 
 
-def test_a_settings_file_of_another_user_writes_nothing(python: Python, tmp_path: Path) -> None:
+def test_a_settings_file_of_another_user_writes_nothing(python, tmp_path):
     shared = tmp_path / "shared"
     shared.mkdir(mode=0o1777)
     shared.chmod(0o1777)
@@ -68,7 +66,7 @@ def test_a_settings_file_of_another_user_writes_nothing(python: Python, tmp_path
 
 
 @pytest.mark.parametrize("link", ["", "models", "models/tiny", "models/tiny/modeling_tiny.py"])
-def test_a_dump_follows_no_link(python: Python, tmp_path: Path, link: str) -> None:
+def test_a_dump_follows_no_link(python, tmp_path, link):
     home = tmp_path / "home"
     inside = home / "models" / "tiny"
     inside.mkdir(parents=True)
@@ -88,7 +86,7 @@ def test_a_dump_follows_no_link(python: Python, tmp_path: Path, link: str) -> No
 
 
 @pytest.mark.parametrize("below", ["", "models"])
-def test_a_folder_of_another_user_is_not_written(python: Python, tmp_path: Path, below: str) -> None:
+def test_a_folder_of_another_user_is_not_written(python, tmp_path, below):
     folder = tmp_path / "out" / below
     folder.mkdir(parents=True)
     if os.geteuid() == 0:
@@ -104,9 +102,7 @@ def test_a_folder_of_another_user_is_not_written(python: Python, tmp_path: Path,
 @pytest.mark.parametrize(
     ("mode", "written"), [(0o1777, True), (0o777, False), (0o2775, False), (0o755, True)]
 )
-def test_a_folder_that_another_user_could_swap_is_not_written(
-    python: Python, tmp_path: Path, mode: int, written: bool
-) -> None:
+def test_a_folder_that_another_user_could_swap_is_not_written(python, tmp_path, mode, written):
     shared = tmp_path / "shared"
     shared.mkdir()
     if os.geteuid() == 0:
@@ -119,7 +115,7 @@ def test_a_folder_that_another_user_could_swap_is_not_written(
     assert written or "above it, can be written" in ran.err
 
 
-def test_a_module_without_a_package_is_dumped_into_the_folder(python: Python, tmp_path: Path) -> None:
+def test_a_module_without_a_package_is_dumped_into_the_folder(python, tmp_path):
     (tmp_path / "alone.py").write_text("def which():\n    return 1\n")
     ran = python(
         "import sys; sys.path.insert(0, '.')\nimport veomni_hook.install\n"

@@ -1,13 +1,10 @@
 """The finder: what is a target, every way of importing one, and the hooks beside ours."""
 
-from __future__ import annotations
-
 import zipfile
-from pathlib import Path
 
 import pytest
 
-from tests.finders.conftest import DATA, TINY, Python
+from tests.finders.conftest import DATA, TINY
 from veomni_hook.finders.finder import PatchFinder
 from veomni_hook.finders.targets import is_target
 
@@ -37,11 +34,11 @@ SHOW = (
         ("torch", False),
     ],
 )
-def test_targets_are_the_modeling_modules_of_transformers(name: str, expected: bool) -> None:
+def test_targets_are_the_modeling_modules_of_transformers(name, expected):
     assert is_target(name) is expected
 
 
-def test_an_unrelated_name_loads_nothing_of_the_pipeline(python: Python) -> None:
+def test_an_unrelated_name_loads_nothing_of_the_pipeline(python):
     ran = python(
         "import sys, veomni_hook.install, json, textwrap, transformers.activations\n"
         "print(json.dumps([m for m in sys.modules if m.startswith('veomni_hook.') and m.count('.') > 1]))"
@@ -66,7 +63,7 @@ def test_an_unrelated_name_loads_nothing_of_the_pipeline(python: Python) -> None
         "import transformers; TinyNorm = type(transformers.TinyModel().norm)",
     ],
 )
-def test_every_way_of_importing_gives_the_patched_class(python: Python, statement: str) -> None:
+def test_every_way_of_importing_gives_the_patched_class(python, statement):
     ran = python(f"import veomni_hook.install\n{statement}\nprint(TinyNorm().forward(1))")
     assert ran.out.strip() == PATCHED, ran.err
     assert python(f"{statement}\nprint(TinyNorm().forward(1))").out.strip() == "3", (
@@ -74,13 +71,13 @@ def test_every_way_of_importing_gives_the_patched_class(python: Python, statemen
     )
 
 
-def test_circular_imports_are_both_patched(python: Python) -> None:
+def test_circular_imports_are_both_patched(python):
     code = "import veomni_hook.install, json, transformers.models.pair_{0}.modeling_pair_{0} as m; print(json.dumps(m.both()))"
     assert python(code.format("a")).result == ["patched a", "patched b"]
     assert python(code.format("b")).result == ["patched b", "patched a"]
 
 
-def test_many_threads_import_once_and_patched(python: Python) -> None:
+def test_many_threads_import_once_and_patched(python):
     ran = python(
         """
 import json, threading, veomni_hook.install
@@ -100,7 +97,7 @@ print(json.dumps([len(got), len(set(got)), sum(o.patched for o in handle.status(
     assert ran.result == [16, 4, 4], ran.err
 
 
-def test_reload_executes_the_patched_source_again(python: Python) -> None:
+def test_reload_executes_the_patched_source_again(python):
     ran = python(
         f"import veomni_hook.install, importlib, {TINY} as m\n"
         "m.TinyNorm.forward = None\n"
@@ -110,21 +107,21 @@ def test_reload_executes_the_patched_source_again(python: Python) -> None:
     assert ran.out.split() == ["True", PATCHED], ran.err
 
 
-def test_namespace_package(python: Python) -> None:
+def test_namespace_package(python):
     name = "transformers.models.namespaced.modeling_namespaced"
     assert python(f"import veomni_hook.install, {name} as m; print(m.which())").out.strip() == "patched"
 
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("flags", [("-O",), ("-OO",), ("-X", "importtime"), ("-X", "dev"), ("-B",)])
-def test_interpreter_flags(python: Python, flags: tuple[str, ...]) -> None:
+def test_interpreter_flags(python, flags):
     for _ in range(2):  # cold, then from the cache
         ran = python("import veomni_hook.install\n" + SHOW, flags=flags)
         assert ran.out.strip() == PATCHED, ran.err
     assert python("import veomni_hook.install\n" + SHOW).out.strip() == PATCHED
 
 
-def test_asserts_follow_the_interpreters_optimisation(python: Python, tmp_path: Path) -> None:
+def test_asserts_follow_the_interpreters_optimisation(python, tmp_path):
     (tmp_path / "asserting.py").write_text(
         "from veomni_hook import PatchConfig\n"
         f"config = PatchConfig({TINY!r})\n"
@@ -136,7 +133,7 @@ def test_asserts_follow_the_interpreters_optimisation(python: Python, tmp_path: 
     assert "too small" in python(code, VEOMNI_PATCHES="asserting").err
 
 
-def test_a_zipped_transformers_is_left_alone_with_a_reason(python: Python, tmp_path: Path) -> None:
+def test_a_zipped_transformers_is_left_alone_with_a_reason(python, tmp_path):
     archive = tmp_path / "hub.zip"
     with zipfile.ZipFile(archive, "w") as zipped:
         for path in (DATA / "hub").rglob("*.py"):
@@ -150,7 +147,7 @@ def test_a_zipped_transformers_is_left_alone_with_a_reason(python: Python, tmp_p
     assert "cannot be patched: no source file" in strict.err
 
 
-def test_a_module_without_source_is_left_alone_with_a_reason(python: Python, tmp_path: Path) -> None:
+def test_a_module_without_source_is_left_alone_with_a_reason(python, tmp_path):
     import compileall
     import shutil
 
@@ -165,14 +162,14 @@ def test_a_module_without_source_is_left_alone_with_a_reason(python: Python, tmp
     assert "is left unpatched: no source file: loaded by SourcelessFileLoader" in ran.err
 
 
-def test_a_missing_module_is_an_ordinary_import_error(python: Python) -> None:
+def test_a_missing_module_is_an_ordinary_import_error(python):
     ran = python("import veomni_hook.install, transformers.models.nothing.modeling_nothing")
     assert "ModuleNotFoundError: No module named 'transformers.models.nothing'" in ran.err
     ran = python("import veomni_hook.install, transformers.models.tiny.modeling_nothing")
     assert "ModuleNotFoundError: No module named 'transformers.models.tiny.modeling_nothing'" in ran.err
 
 
-def test_a_target_that_nothing_patches_stays_an_ordinary_module(python: Python) -> None:
+def test_a_target_that_nothing_patches_stays_an_ordinary_module(python):
     ran = python(
         "import veomni_hook.install, json, transformers.models.auto.modeling_auto as m\n"
         "print(json.dumps([type(m.__loader__).__name__, m.__file__]))"
@@ -181,7 +178,7 @@ def test_a_target_that_nothing_patches_stays_an_ordinary_module(python: Python) 
     assert ran.result[1].endswith("auto/modeling_auto.py")
 
 
-def test_a_failing_patch_leaves_no_module_behind(python: Python) -> None:
+def test_a_failing_patch_leaves_no_module_behind(python):
     ran = python(
         f"""
 import sys, veomni_hook.install
@@ -196,7 +193,7 @@ for _ in range(2):
     assert ran.out.splitlines() == ["PatchTargetError True True False"] * 2, ran.err
 
 
-def test_an_editable_installs_finder_is_asked(python: Python) -> None:
+def test_an_editable_installs_finder_is_asked(python):
     """Editable installs put a finder of their own behind PathFinder."""
     ran = python(
         f"""
@@ -220,14 +217,14 @@ print(m.ADDED)
     assert ran.out.strip() == "1", ran.err
 
 
-def test_a_finder_that_knows_nothing_does_not_end_the_search(python: Python) -> None:
+def test_a_finder_that_knows_nothing_does_not_end_the_search(python):
     code = "class Nothing:\n    find_spec = staticmethod(lambda *arguments: None)\nimport sys, veomni_hook.install\n"
     for place in ("sys.meta_path.append(Nothing)", "sys.meta_path.insert(1, Nothing)"):
         assert python(f"{code}{place}\n{SHOW}").out.strip() == PATCHED
 
 
 @pytest.mark.parametrize("ours_first", [True, False])
-def test_beside_beartypes_claw(python: Python, ours_first: bool) -> None:
+def test_beside_beartypes_claw(python, ours_first):
     hook = "import veomni_hook.install"
     claw = "from beartype.claw import beartype_packages; beartype_packages(['transformers.models.tiny'])"
     order = [hook, claw] if ours_first else [claw, hook]
@@ -240,7 +237,7 @@ def test_beside_beartypes_claw(python: Python, ours_first: bool) -> None:
     assert ran.out.split() == [PATCHED, "BeartypeCallHintParamViolation"], ran.err
 
 
-def test_beside_jaxtypings_hook(python: Python) -> None:
+def test_beside_jaxtypings_hook(python):
     ran = python(
         "from jaxtyping import install_import_hook\n"
         "install_import_hook('tables', 'beartype.beartype')\n"
@@ -250,7 +247,7 @@ def test_beside_jaxtypings_hook(python: Python) -> None:
     assert ran.out.split() == [PATCHED, "_JaxtypingLoader"], ran.err
 
 
-def test_a_hook_that_claims_a_target_before_ours_is_named(python: Python) -> None:
+def test_a_hook_that_claims_a_target_before_ours_is_named(python):
     ran = python(
         "import veomni_hook.install\n"
         "from jaxtyping import install_import_hook\n"
@@ -262,7 +259,7 @@ def test_a_hook_that_claims_a_target_before_ours_is_named(python: Python) -> Non
     assert "_JaxtypingFinder" in ran.out
 
 
-def test_beside_pytests_rewriter(python: Python, tmp_path: Path) -> None:
+def test_beside_pytests_rewriter(python, tmp_path):
     (tmp_path / "test_inside.py").write_text(
         f"import veomni_hook.install\n{SHOW}\ndef test_it():\n    assert TinyNorm().forward(1) == {PATCHED}\n"
         "def test_rewritten():\n    left = 1\n    assert left == 2\n"
@@ -274,7 +271,7 @@ def test_beside_pytests_rewriter(python: Python, tmp_path: Path) -> None:
     assert "assert 1 == 2" in ran.out
 
 
-def test_the_finder_answers_only_for_names_it_knows() -> None:
+def test_the_finder_answers_only_for_names_it_knows():
     finder = PatchFinder()
     assert finder.find_spec("json.decoder") is None
     assert "meta_path[None]" in repr(finder)

@@ -1,14 +1,9 @@
 """Activation and undoing it: handles, contexts, environment, early imports, registration."""
 
-from __future__ import annotations
-
-import os
-import subprocess
-import sys
-
 import pytest
 
-from tests.finders.conftest import ROOT, TINY, Python
+from tests.finders.conftest import TINY
+from tests.processes import outputs, started
 from veomni_hook.finders.targets import LAYERS, SHARED, TRAINING
 
 FRESH = f"""
@@ -21,7 +16,7 @@ def fresh():
 """
 
 
-def test_deactivate_restores_meta_path_and_is_idempotent(python: Python) -> None:
+def test_deactivate_restores_meta_path_and_is_idempotent(python):
     ran = python(
         FRESH
         + "import json; before = list(sys.meta_path); import veomni_hook\n"
@@ -32,7 +27,7 @@ def test_deactivate_restores_meta_path_and_is_idempotent(python: Python) -> None
     assert ran.result == [103, 3, True, False]
 
 
-def test_a_handle_is_a_context_manager(python: Python) -> None:
+def test_a_handle_is_a_context_manager(python):
     ran = python(
         FRESH
         + "import json; from veomni_hook import activate\n"
@@ -42,7 +37,7 @@ def test_a_handle_is_a_context_manager(python: Python) -> None:
     assert ran.result == [103, True, 3, False]
 
 
-def test_an_exception_inside_the_context_still_undoes_it(python: Python) -> None:
+def test_an_exception_inside_the_context_still_undoes_it(python):
     ran = python(
         FRESH
         + "from veomni_hook import activate\n"
@@ -51,7 +46,7 @@ def test_an_exception_inside_the_context_still_undoes_it(python: Python) -> None
     assert ran.result == 3
 
 
-def test_activations_nest(python: Python) -> None:
+def test_activations_nest(python):
     ran = python(
         FRESH
         + "import json; from veomni_hook import activate\n"
@@ -62,7 +57,7 @@ def test_activations_nest(python: Python) -> None:
     assert ran.result == [1, 103, 3]
 
 
-def test_the_environment_can_switch_it_off(python: Python) -> None:
+def test_the_environment_can_switch_it_off(python):
     ran = python(FRESH + "import veomni_hook.install\nprint(fresh())", VEOMNI_HOOK="0")
     assert ran.result == 3
     ran = python(
@@ -71,7 +66,7 @@ def test_the_environment_can_switch_it_off(python: Python) -> None:
     assert ran.result == 103, "activate() wins over the environment"
 
 
-def test_an_illegal_setting_fails_at_once_and_leaves_nothing(python: Python) -> None:
+def test_an_illegal_setting_fails_at_once_and_leaves_nothing(python):
     ran = python(
         "import sys, veomni_hook\nbefore = list(sys.meta_path)\n"
         "try:\n    veomni_hook.activate(kernel='auto')\n"
@@ -80,7 +75,7 @@ def test_an_illegal_setting_fails_at_once_and_leaves_nothing(python: Python) -> 
     assert ran.out.strip() == "unknown setting 'kernel' True"
 
 
-def test_status_tells_what_became_of_each_module(python: Python) -> None:
+def test_status_tells_what_became_of_each_module(python):
     code = (
         FRESH
         + "import json, veomni_hook.install as i; fresh(); print(json.dumps(i.handle.status().to_dict()))"
@@ -96,7 +91,7 @@ def test_status_tells_what_became_of_each_module(python: Python) -> None:
     assert warm["report"] == cold["report"]
 
 
-def test_modules_imported_too_early_are_named_with_the_remedy(python: Python) -> None:
+def test_modules_imported_too_early_are_named_with_the_remedy(python):
     code = (
         f"import logging\nlogging.basicConfig(level='INFO')\nimport {TINY}\n"
         f"from veomni_hook import register, PatchConfig\nregister(PatchConfig({TINY!r}))\nprint('on')"
@@ -116,31 +111,26 @@ def test_modules_imported_too_early_are_named_with_the_remedy(python: Python) ->
 
 
 @pytest.mark.slow
-def test_what_all_models_share_is_named_by_what_models_lose() -> None:
+def test_what_all_models_share_is_named_by_what_models_lose():
     """Nobody who has imported a configuration knows `transformers.configuration_utils`."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("VEOMNI_")}
     code = "from transformers import AutoConfig, AutoTokenizer\nimport veomni_hook.install"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**environment, "VEOMNI_CACHE_DIR": "/dev/null"},
-        cwd=ROOT, capture_output=True, text=True, check=True, timeout=600,
-    )  # fmt: skip
-    (said,) = (line for line in done.stderr.splitlines() if "AlreadyImportedWarning" in line)
+    _, errors = outputs(started("-c", code, cache="/dev/null"))
+    (said,) = (line for line in errors.splitlines() if "AlreadyImportedWarning" in line)
     assert "transformers imported too early. Models lose: under `auto`, kernels for experts and for " in said
     assert "transformers.configuration_utils" not in said and "unpatched" not in said
 
 
-def test_all_that_models_share_says_what_is_lost() -> None:
+def test_all_that_models_share_says_what_is_lost():
     for losses in [*SHARED.values(), *LAYERS.values(), *TRAINING.values()]:
         assert losses and not any("transformers." in loss for loss in losses)
 
 
-def test_the_log_counts_the_patches(python: Python) -> None:
+def test_the_log_counts_the_patches(python):
     ran = python(f"import logging\nlogging.basicConfig(level='INFO')\nimport veomni_hook.install, {TINY}")
     assert f"INFO:veomni_hook:patched {TINY} (1 patch)" in ran.err.splitlines()
 
 
-def test_early_import_is_noticed_when_a_named_config_covers_it(python: Python) -> None:
+def test_early_import_is_noticed_when_a_named_config_covers_it(python):
     ran = python(
         f"import {TINY}\nimport veomni_hook.install, transformers.models.pair_a.modeling_pair_a as a\nprint(a.which())"
     )
@@ -148,12 +138,12 @@ def test_early_import_is_noticed_when_a_named_config_covers_it(python: Python) -
     assert "imported too early to be patched: tiny." in ran.err
 
 
-def test_early_import_of_an_unpatched_target_is_no_ones_business(python: Python) -> None:
+def test_early_import_of_an_unpatched_target_is_no_ones_business(python):
     ran = python("import transformers.models.auto.modeling_auto, veomni_hook.install\nprint('on')")
     assert (ran.out.strip(), ran.err) == ("on", "")
 
 
-def test_a_module_that_is_patched_already_is_not_too_early(python: Python) -> None:
+def test_a_module_that_is_patched_already_is_not_too_early(python):
     ran = python(
         f"import veomni_hook.install\nfrom veomni_hook import activate, register\nimport tiny_config\n"
         f"register(tiny_config.config)\nimport {TINY}\nactivate(); print('on')",
@@ -162,7 +152,7 @@ def test_a_module_that_is_patched_already_is_not_too_early(python: Python) -> No
     assert (ran.out.strip(), ran.err) == ("on", "")
 
 
-def test_strict_activation_that_fails_is_undone(python: Python) -> None:
+def test_strict_activation_that_fails_is_undone(python):
     ran = python(
         f"""
 import sys, {TINY}, veomni_hook
@@ -180,7 +170,7 @@ except veomni_hook.VeomniHookError as error:
     assert ran.out.strip() == "AlreadyImportedError False", ran.err
 
 
-def test_a_registered_config_applies_and_is_part_of_the_key(python: Python) -> None:
+def test_a_registered_config_applies_and_is_part_of_the_key(python):
     code = f"""
 import sys, veomni_hook.install
 from veomni_hook import PatchConfig, register
@@ -193,7 +183,7 @@ print(m.VALUE)
     assert [python(code, value, VEOMNI_PATCHES=None).result for value in "1221"] == [1, 2, 2, 1]
 
 
-def test_register_reaches_modules_outside_transformers(python: Python) -> None:
+def test_register_reaches_modules_outside_transformers(python):
     ran = python(
         """
 import veomni_hook.install
@@ -210,7 +200,7 @@ print(tables.ADDED)
     assert "tables.py" in ran.err
 
 
-def test_registering_something_else_is_an_error(python: Python) -> None:
+def test_registering_something_else_is_an_error(python):
     ran = python(
         "import veomni_hook, json\n"
         "for thing in (3, json):\n"
@@ -220,7 +210,7 @@ def test_registering_something_else_is_an_error(python: Python) -> None:
     assert ran.out.splitlines() == ["int object is not a patch config", "the module has no patch config"]
 
 
-def test_a_late_import_in_a_notebook_asks_for_a_restart(python: Python) -> None:
+def test_a_late_import_in_a_notebook_asks_for_a_restart(python):
     """Two stand-ins: IPython's function, and a shell whose class is one of ipykernel's."""
     ran = python(
         f"""
@@ -240,7 +230,7 @@ for shell in (None, object(), kind()):
     assert "veomni-hook run" not in notebook
 
 
-def test_the_kernel_choice_of_an_activation_reaches_loaded_modules_and_is_undone(python: Python) -> None:
+def test_the_kernel_choice_of_an_activation_reaches_loaded_modules_and_is_undone(python):
     ran = python(
         f"""
 import json, {TINY.rpartition(".")[0]}

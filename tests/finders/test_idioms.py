@@ -1,13 +1,10 @@
 """Every modeling module goes through the idioms: what is found is patched, that nothing is found is remembered."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import pytest
 
-from tests.finders.conftest import TINY, Python
+from tests.finders.conftest import TINY
 
 SCALED = "transformers.models.scaled.modeling_scaled"
 STILL = "transformers.models.still.modeling_still"
@@ -25,14 +22,14 @@ def look(*names):
 """
 
 
-def test_a_module_that_no_config_names_is_patched(python: Python) -> None:
+def test_a_module_that_no_config_names_is_patched(python):
     code = f"{HOOK}import {SCALED} as m; print(m.Scaled().forward(1), m.Other().forward(1))"
     assert python(code, VEOMNI_PATCHES=None).out.split() == ["1002", "2"]
     unhooked = f"import {SCALED} as m; print(m.Scaled().forward(1))"
     assert python(unhooked, VEOMNI_PATCHES=None).out.strip() == "2"
 
 
-def test_what_idioms_found_or_not_is_remembered(python: Python) -> None:
+def test_what_idioms_found_or_not_is_remembered(python):
     names = (SCALED, STILL, LAYERS)
     code = f"{LOOK}look(*{names})"
     cold, engine = python(HOOK + code, VEOMNI_PATCHES=None).result
@@ -52,7 +49,7 @@ def test_what_idioms_found_or_not_is_remembered(python: Python) -> None:
 
 
 @pytest.mark.slow
-def test_the_setting_turns_them_off_and_is_part_of_the_key(python: Python) -> None:
+def test_the_setting_turns_them_off_and_is_part_of_the_key(python):
     code = f"{HOOK}import {SCALED} as m; print(m.Scaled().forward(1))"
     got = [python(code, VEOMNI_PATCHES=None, VEOMNI_IDIOMS=idioms).result for idioms in ("1", "0", "1", "0")]
     assert got == [1002, 2, 1002, 2]
@@ -60,7 +57,7 @@ def test_the_setting_turns_them_off_and_is_part_of_the_key(python: Python) -> No
     assert got == [1002, 2, 1002], "beside configs of the user's"
 
 
-def test_a_module_that_does_not_compute_with_tensors_is_not_asked_about(python: Python) -> None:
+def test_a_module_that_does_not_compute_with_tensors_is_not_asked_about(python):
     names = "transformers.models.auto.modeling_auto", TINY
     quiet = "import veomni_hook.install\n"
     found, engine = python(f"{quiet}{LOOK}look(*{names})", VEOMNI_PATCHES=None).result
@@ -70,9 +67,7 @@ def test_a_module_that_does_not_compute_with_tensors_is_not_asked_about(python: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("defect", ["fail", "garble"])
-def test_a_failing_idiom_is_a_warning_and_configs_still_apply(
-    python: Python, tmp_path: Path, defect: str
-) -> None:
+def test_a_failing_idiom_is_a_warning_and_configs_still_apply(python, tmp_path, defect):
     (tmp_path / "adding.py").write_text(
         f"from veomni_hook import PatchConfig\nconfig = PatchConfig({SCALED!r})\n"
         "config.rewrite('Other.forward', pattern='{x} + 1', replacement='{x} + 5')\n"
@@ -93,7 +88,7 @@ def test_a_failing_idiom_is_a_warning_and_configs_still_apply(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("defect", ["fail", "garble"])
-def test_a_failing_idiom_is_an_error_under_strict_and_leaves_nothing(python: Python, defect: str) -> None:
+def test_a_failing_idiom_is_an_error_under_strict_and_leaves_nothing(python, defect):
     fail = f"import thousand; thousand.install(thousand.{defect})\nimport veomni_hook.install, {SCALED} as m"
     ran = python(fail, VEOMNI_PATCHES=None, VEOMNI_STRICT="1")
     assert ran.code == 1
@@ -108,7 +103,7 @@ def test_a_failing_idiom_is_an_error_under_strict_and_leaves_nothing(python: Pyt
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("strict", ["0", "1"])
-def test_only_modules_that_would_be_patched_are_too_early(python: Python, strict: str) -> None:
+def test_only_modules_that_would_be_patched_are_too_early(python, strict):
     code = f"import {SCALED}, {STILL}, {LAYERS}, transformers.models.auto.modeling_auto\n{HOOK}print('on')"
     ran = python(code, VEOMNI_PATCHES=None, VEOMNI_STRICT=strict)
     named = next(line for line in ran.err.splitlines() if "imported too early to be patched" in line)
@@ -119,7 +114,7 @@ def test_only_modules_that_would_be_patched_are_too_early(python: Python, strict
     assert (quiet.out.strip(), quiet.err) == ("on", "")
 
 
-def test_a_registered_pattern_reaches_modules_outside_transformers(python: Python) -> None:
+def test_a_registered_pattern_reaches_modules_outside_transformers(python):
     ran = python(
         "import veomni_hook.install\n"
         "from veomni_hook import PatchConfig, register\n"
@@ -133,9 +128,7 @@ def test_a_registered_pattern_reaches_modules_outside_transformers(python: Pytho
     assert ran.out.strip() == "[1, 1] False", ran.err
 
 
-def test_a_pattern_config_of_the_settings_reaches_every_modeling_module(
-    python: Python, tmp_path: Path
-) -> None:
+def test_a_pattern_config_of_the_settings_reaches_every_modeling_module(python, tmp_path):
     (tmp_path / "everywhere.py").write_text(
         "from veomni_hook import PatchConfig\nconfig = PatchConfig('transformers.models.*.modeling_*')\n"
         "config.rewrite('Oth*.forward', pattern='{x} + 1', replacement='{x} + 5')\n"
@@ -148,7 +141,7 @@ def test_a_pattern_config_of_the_settings_reaches_every_modeling_module(
         assert python(code, VEOMNI_PATCHES="everywhere", VEOMNI_IDIOMS="0").result == [6, 1]
 
 
-def test_early_modules_of_a_pattern_are_named(python: Python) -> None:
+def test_early_modules_of_a_pattern_are_named(python):
     ran = python(
         f"import {TINY}\nfrom veomni_hook import PatchConfig, register\n"
         "register(PatchConfig('transformers.models.ti*.modeling_*'))\nprint('on')"
@@ -157,7 +150,7 @@ def test_early_modules_of_a_pattern_are_named(python: Python) -> None:
     assert "imported too early to be patched: tiny." in ran.err
 
 
-def test_dump_shows_what_idioms_do(python: Python, tmp_path: Path) -> None:
+def test_dump_shows_what_idioms_do(python, tmp_path):
     ran = python(f"{HOOK}import {SCALED}", VEOMNI_PATCHES=None, VEOMNI_DUMP_PATCHED="1")
     assert ran.code == 0, ran.err
     folder = tmp_path / "veomni_patched" / "models" / "scaled"
@@ -165,7 +158,7 @@ def test_dump_shows_what_idioms_do(python: Python, tmp_path: Path) -> None:
     assert "+            return 1000 + self.scale * x" in (folder / "modeling_scaled.diff").read_text()
 
 
-def test_prepare_patches_as_an_import_does(python: Python) -> None:
+def test_prepare_patches_as_an_import_does(python):
     ran = python(
         f"""
 {HOOK}

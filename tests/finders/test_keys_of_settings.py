@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import fields, replace
-from pathlib import Path
 
 import pytest
 
@@ -28,7 +27,7 @@ OTHER = {
     "patches": ("an_extra_patch",),
     "plugins": "none",
     "traceback": "full",
-}
+}  # fmt: skip
 #: Modules of which each of these settings changes one.
 MODULES = (
     "transformers.models.qwen2_5_omni.modeling_qwen2_5_omni",
@@ -46,7 +45,7 @@ CHANGES = {"idioms", "kernels", "parallel", "speech", "remote_code", "host_value
 OTHERS = [one.name for one in fields(Settings) if one.name not in {*CHANGES, "enabled"}]
 
 
-def text_and_key(module: str, settings: Settings) -> tuple[str, str]:
+def text_and_key(module, settings):
     spec = locate(module)
     assert spec is not None
     upstream, _ = read_upstream(module, spec)
@@ -56,14 +55,12 @@ def text_and_key(module: str, settings: Settings) -> tuple[str, str]:
 
 
 @pytest.fixture(scope="module")
-def plain() -> dict[str, tuple[str, str]]:
+def plain():
     return {module: text_and_key(module, Settings()) for module in MODULES}
 
 
 @pytest.mark.parametrize("names", [[name] for name in sorted(CHANGES)] + [OTHERS], ids=lambda names: names[0])
-def test_a_setting_that_changes_text_changes_the_key(
-    names: list[str], plain: dict[str, tuple[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_setting_that_changes_text_changes_the_key(names, plain, tmp_path, monkeypatch):
     (tmp_path / "an_extra_patch.py").write_text(EXTRA)
     monkeypatch.syspath_prepend(tmp_path)
     values = {name: OTHER[name] if name in OTHER else not getattr(Settings(), name) for name in names}

@@ -1,10 +1,8 @@
 """What is registered or declared after the import of a patched module: never without a word."""
 
-from __future__ import annotations
-
 import pytest
 
-from tests.finders.conftest import TINY, Python
+from tests.finders.conftest import TINY
 
 HEAD = f"""
 import re, warnings, json, veomni_hook.install
@@ -25,11 +23,11 @@ def mine(pattern={TINY!r}, target="TinyNorm.forward", **options):
 """
 
 
-def judged(python: Python, code: str, **environment: str | None) -> list[str]:
+def judged(python, code, **environment):
     return python(f"{HEAD}\n{code}\nprint(json.dumps(found))", **environment).result
 
 
-def test_a_config_registered_after_the_import_is_named(python: Python) -> None:
+def test_a_config_registered_after_the_import_is_named(python):
     code = f"import {TINY}\nfound = told(register, mine())"
     (said,) = judged(python, code)
     assert said.startswith("AlreadyImportedWarning: the config mine:config has no effect on tiny, which was ")
@@ -46,16 +44,16 @@ def test_a_config_registered_after_the_import_is_named(python: Python) -> None:
         "tiny_config.config",
     ],
 )
-def test_one_that_changes_nothing_there_or_was_in_force_is_not(python: Python, config: str) -> None:
+def test_one_that_changes_nothing_there_or_was_in_force_is_not(python, config):
     assert judged(python, f"import {TINY}\nfound = told(register, {config})") == []
 
 
-def test_one_that_was_registered_before_is_not(python: Python) -> None:
+def test_one_that_was_registered_before_is_not(python):
     code = f"config = mine(); register(config)\nimport {TINY}\nfound = told(register, config)"
     assert judged(python, code, VEOMNI_PATCHES=None) == []
 
 
-def test_a_config_for_a_pattern_of_modules_is_named_where_it_has_a_target(python: Python) -> None:
+def test_a_config_for_a_pattern_of_modules_is_named_where_it_has_a_target(python):
     code = f"import {TINY}\nfound = told(register, mine('transformers.models.*.modeling_*', 'Tiny*.forward'))"
     (said,) = judged(python, code)
     assert "has no effect on tiny," in said
@@ -72,7 +70,7 @@ VERBS = {
 }
 
 
-def test_every_verb_of_a_registered_config_that_comes_late_is_named(python: Python) -> None:
+def test_every_verb_of_a_registered_config_that_comes_late_is_named(python):
     code = f"""
 other = PatchConfig({TINY!r})
 other.add_import("json")
@@ -89,13 +87,13 @@ found += [told(lambda: eval(verb)) for verb in {list(VERBS)}]
         assert f"{named} in mine:config has no effect on tiny, which was imported before it was d" in said[0]
 
 
-def test_a_verb_that_comes_late_is_an_error_if_strict(python: Python) -> None:
+def test_a_verb_that_comes_late_is_an_error_if_strict(python):
     code = f"config = mine(); register(config)\nimport {TINY}\nconfig.override_method('TinyModel.forward', forward)"
     strict = python(HEAD + code, VEOMNI_STRICT="1", VEOMNI_PATCHES=None)
     assert strict.code == 1 and "AlreadyImportedError: a method_override of TinyModel.forward" in strict.err
 
 
-def test_a_pattern_hears_of_late_verbs_with_targets_only(python: Python) -> None:
+def test_a_pattern_hears_of_late_verbs_with_targets_only(python):
     code = f"""
 config = mine("transformers.models.*.modeling_*", "Tiny*.forward"); register(config)
 import {TINY}
@@ -105,7 +103,7 @@ found = told(lambda: [config.override_method(name + "*.forward", forward) for na
     assert "a method_override of TinyM*.forward" in said
 
 
-def test_a_class_that_is_mapped_may_be_mapped_anew(python: Python) -> None:
+def test_a_class_that_is_mapped_may_be_mapped_anew(python):
     code = f"""
 config = PatchConfig({TINY!r}, label="mine:config")
 config.map_class("TinyNorm", "torch.nn:Identity"); register(config)
@@ -122,7 +120,7 @@ found = told(again), told(more)
     assert silent == [] and len(said) == 1 and "a class_mapping of ^Tiny" in said[0]
 
 
-def test_an_expression_that_is_mapped_anew_means_the_classes_that_it_meant(python: Python) -> None:
+def test_an_expression_that_is_mapped_anew_means_the_classes_that_it_meant(python):
     code = f"""
 config = PatchConfig({TINY!r}, label="mine:config")
 every = re.compile("^Tiny")  # TinyModel, too, which the module never constructs

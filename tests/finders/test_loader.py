@@ -1,10 +1,8 @@
 """What a patched module looks like to inspect, linecache, tracebacks, pickle; and without a cache folder."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
-from tests.finders.conftest import TINY, Python
+from tests.finders.conftest import TINY
 
 LOOK = f"""
 import inspect, json, linecache, pickle, copy, traceback, typing, veomni_hook.install
@@ -18,7 +16,7 @@ except TypeError as error:
 """
 
 
-def test_file_source_and_traceback_agree(python: Python, tmp_path: Path) -> None:
+def test_file_source_and_traceback_agree(python, tmp_path):
     ran = python(
         LOOK
         + """
@@ -44,7 +42,7 @@ print(json.dumps({
     assert got["loader_source"] is True
 
 
-def test_pickle_copy_and_type_hints(python: Python) -> None:
+def test_pickle_copy_and_type_hints(python):
     ran = python(
         LOOK
         + "hints = typing.get_type_hints(m.TinyModel.forward)\n"
@@ -54,7 +52,7 @@ def test_pickle_copy_and_type_hints(python: Python) -> None:
     assert ran.result == [103, 103, True, True]
 
 
-def test_a_pickle_crosses_between_patched_and_unpatched_processes(python: Python, tmp_path: Path) -> None:
+def test_a_pickle_crosses_between_patched_and_unpatched_processes(python, tmp_path):
     write = f"import pickle; from {TINY} import TinyNorm; pickle.dump(TinyNorm(5), open('norm.pkl', 'wb')); print(0)"
     read = "import pickle; print(pickle.load(open('norm.pkl', 'rb')).forward(1))"
     hook = "import veomni_hook.install\n"
@@ -64,7 +62,7 @@ def test_a_pickle_crosses_between_patched_and_unpatched_processes(python: Python
     assert python(hook + read).result == 107
 
 
-def test_the_breakpoint_line_of_the_stored_file_is_hit(python: Python) -> None:
+def test_the_breakpoint_line_of_the_stored_file_is_hit(python):
     ran = python(
         LOOK
         + """
@@ -83,9 +81,7 @@ debugger.runcall(norm.forward, 1)
     assert ran.result == "return double(x) + self.bias + 100  # noqa: F821", ran.err
 
 
-def test_an_unwritable_cache_is_served_from_a_private_temporary_folder(
-    python: Python, tmp_path: Path
-) -> None:
+def test_an_unwritable_cache_is_served_from_a_private_temporary_folder(python, tmp_path):
     (tmp_path / "file").write_text("")
     ran = python(
         LOOK + "import os\nprint(json.dumps([norm.forward(1), m.__file__, os.path.exists(m.__file__)]))",
@@ -98,7 +94,7 @@ def test_an_unwritable_cache_is_served_from_a_private_temporary_folder(
     assert "VeomniHookWarning" in ran.err
 
 
-def test_with_no_folder_at_all_the_code_is_virtual(python: Python, tmp_path: Path) -> None:
+def test_with_no_folder_at_all_the_code_is_virtual(python, tmp_path):
     (tmp_path / "file").write_text("")
     ran = python(
         "import tempfile\n"

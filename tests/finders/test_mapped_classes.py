@@ -1,7 +1,5 @@
 """`map_class` in whole models: checkpoints in both directions, and transformers' own class mapping beside it."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,10 +1,8 @@
 """Processing and configuration modules: targets where a config names them, and nowhere else."""
 
-from __future__ import annotations
-
 import pytest
 
-from tests.finders.conftest import Python, calls_of
+from tests.finders.conftest import calls_of
 from veomni_hook.finders.config_text import named_by
 from veomni_hook.finders.finder import PatchFinder
 from veomni_hook.finders.state import STATE
@@ -30,12 +28,12 @@ RESULT = 'print(json.dumps([TinyProcessor()(), getattr(TinyConfig, "kind", None)
         ("transformers.processing_utils", False),
     ],
 )
-def test_which_modules_a_config_may_name(name: str, expected: bool) -> None:
+def test_which_modules_a_config_may_name(name, expected):
     assert is_target_if_named(name) is expected
     assert not (expected and is_target(name))
 
 
-def test_they_are_patched_where_a_config_names_them(python: Python) -> None:
+def test_they_are_patched_where_a_config_names_them(python):
     ran = python(BOTH + RESULT, VEOMNI_PATCHES="processing_config")
     assert ran.result == ["nothing", True] and not ran.err
     outcomes = (
@@ -46,7 +44,7 @@ def test_they_are_patched_where_a_config_names_them(python: Python) -> None:
     assert again.result == {"processing_tiny": "hit", "configuration_tiny": "hit"}
 
 
-def test_nothing_is_asked_where_none_does(python: Python) -> None:
+def test_nothing_is_asked_where_none_does(python):
     brought = "print(json.dumps([n for n in sys.modules if n.startswith('veomni_hook.cache')]))"
     asked = "from veomni_hook.finders.state import STATE; print(json.dumps([sorted(STATE.asked), STATE.store is None]))"
     for patches in ("tiny_config", None):
@@ -55,7 +53,7 @@ def test_nothing_is_asked_where_none_does(python: Python) -> None:
         assert python(BOTH + asked, VEOMNI_PATCHES=patches).result == [[], True]
 
 
-def test_a_registered_config_applies(python: Python) -> None:
+def test_a_registered_config_applies(python):
     code = (
         "import veomni_hook, processing_config; veomni_hook.register(processing_config.config)\n"
         + BOTH
@@ -65,7 +63,7 @@ def test_a_registered_config_applies(python: Python) -> None:
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_each_activation_has_its_configs(python: Python, *, first: bool) -> None:
+def test_each_activation_has_its_configs(python, *, first):
     code = f"""
 import json, sys, veomni_hook
 patches = [{{}}, {{"patches": ["processing_config"]}}]
@@ -78,7 +76,7 @@ with veomni_hook.activate(**patches[{not first:d}]):
     assert python(code + RESULT, VEOMNI_PATCHES=None).result == expected
 
 
-def test_those_imported_too_early_are_reported(python: Python) -> None:
+def test_those_imported_too_early_are_reported(python):
     code = """
 import json, warnings
 from transformers.models.tiny import processing_tiny, configuration_tiny
@@ -95,14 +93,14 @@ print(json.dumps([[str(each.message) for each in given], sorted(veomni_hook.inst
     assert python(code, VEOMNI_PATCHES="tiny_config").result == [[], []]
 
 
-def test_a_name_that_the_text_does_not_show_is_a_warning(python: Python) -> None:
+def test_a_name_that_the_text_does_not_show_is_a_warning(python):
     code = BOTH + "import transformers.models.tiny.modeling_tiny\n" + RESULT
     ran = python(code, VEOMNI_PATCHES="computed_config")
     assert ran.result == ["none", False]
     assert "transformers.models.tiny.processing_tiny is patched only where the text" in ran.err
 
 
-def test_what_a_text_names(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_text_names(tmp_path_factory, monkeypatch):
     folder = tmp_path_factory.mktemp("configs")
     monkeypatch.syspath_prepend(folder)
     (folder / "of_a_text.py").write_text(
@@ -123,7 +121,7 @@ def test_what_a_text_names(tmp_path_factory: pytest.TempPathFactory, monkeypatch
     assert named_by("absent_of_a_text") == set()
 
 
-def test_a_module_that_no_config_names_costs_a_few_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_that_no_config_names_costs_a_few_calls(monkeypatch):
     finder = PatchFinder()
     monkeypatch.setattr(STATE, "named", frozenset())
     name = "transformers.models.qwen3.configuration_qwen3"

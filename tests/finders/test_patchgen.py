@@ -1,14 +1,11 @@
 """Configs made for patchgen, without patchgen: served classes, its rules, and what is said about them."""
 
-from __future__ import annotations
-
 import json
 import shutil
-from pathlib import Path
 
 import pytest
 
-from tests.finders.conftest import DATA, TINY, Python
+from tests.finders.conftest import DATA, TINY
 
 CONFIG = "family.tiny_gpu_patch_gen_config"
 RUN = f"""
@@ -30,7 +27,7 @@ SAID = [
 ]
 
 
-def test_a_config_for_patchgen_runs_and_its_mistakes_are_told_in_every_process(python: Python) -> None:
+def test_a_config_for_patchgen_runs_and_its_mistakes_are_told_in_every_process(python):
     for _ in range(2):  # a miss, a hit
         forward, modified, home, left, said = python(RUN, VEOMNI_PATCHES=CONFIG).result
         assert forward == [201, *BESIDE] and modified
@@ -38,13 +35,13 @@ def test_a_config_for_patchgen_runs_and_its_mistakes_are_told_in_every_process(p
         assert sorted(said) == sorted(SAID)
 
 
-def test_strict_mode_makes_them_errors(python: Python) -> None:
+def test_strict_mode_makes_them_errors(python):
     assert python(RUN, VEOMNI_PATCHES=CONFIG).code == 0
     ran = python(RUN, VEOMNI_PATCHES=CONFIG, VEOMNI_STRICT="1")  # from the cache
     assert ran.code == 1 and "ConfigError" in ran.err and "patch_gen_config.py" in ran.err
 
 
-def test_check_lists_them(python: Python) -> None:
+def test_check_lists_them(python):
     code = "import sys; from veomni_hook.tools.cli.app import main; sys.argv[1:] = ['check', 'tiny', '--json']; main()"
     rows = json.loads(python(code, VEOMNI_PATCHES=CONFIG).out)
     remarks = {row["target"]: row for row in rows if row["verdict"] == "remark"}
@@ -56,7 +53,7 @@ def test_check_lists_them(python: Python) -> None:
     assert applied == {"TinyNorm.forward", "TinyNorm"}
 
 
-def test_an_own_config_keeps_its_errors(python: Python, tmp_path: Path) -> None:
+def test_an_own_config_keeps_its_errors(python, tmp_path):
     text = (DATA / "configs" / "family" / "tiny_gpu_patch_gen_config.py").read_text()
     text = text.replace("from patchgen.patch_spec import", "from veomni_hook import")
     (tmp_path / "own_config.py").write_text(text.replace('"a description, as patchgen takes it"', ""))
@@ -64,7 +61,7 @@ def test_an_own_config_keeps_its_errors(python: Python, tmp_path: Path) -> None:
     assert ran.code == 1 and "ReplacementError: the external replacement" in ran.err
 
 
-def test_an_installed_patchgen_comes_first(python: Python, tmp_path: Path) -> None:
+def test_an_installed_patchgen_comes_first(python, tmp_path):
     (tmp_path / "patchgen").mkdir()
     (tmp_path / "patchgen" / "__init__.py").write_text("")
     (tmp_path / "patchgen" / "patch_spec.py").write_text("raise RuntimeError('the installed one')\n")
@@ -80,15 +77,13 @@ def test_an_installed_patchgen_comes_first(python: Python, tmp_path: Path) -> No
         ("from patchgen import run_codegen", "install patchgen from VeOmni's repository"),
     ],
 )
-def test_what_a_config_lacks_is_named(python: Python, tmp_path: Path, text: str, said: str) -> None:
+def test_what_a_config_lacks_is_named(python, tmp_path, text, said):
     (tmp_path / "lacking_config.py").write_text(f"{text}\n")
     ran = python("import sys; sys.path.insert(0, '')\n" + RUN, VEOMNI_PATCHES="lacking_config")
     assert ran.code == 1 and "ConfigError" in ran.err and said in ran.err
 
 
-def test_a_module_of_its_package_that_imports_models_is_not_imported_in_a_circle(
-    python: Python, tmp_path: Path
-) -> None:
+def test_a_module_of_its_package_that_imports_models_is_not_imported_in_a_circle(python, tmp_path):
     """As VeOmni's runtime: what the patched code imports needs the upstream classes of the patched module."""
     package = tmp_path / "runtime"
     package.mkdir()
@@ -112,7 +107,7 @@ def test_a_module_of_its_package_that_imports_models_is_not_imported_in_a_circle
         assert ran.result is True
 
 
-def test_a_config_is_not_loaded_for_modules_that_it_is_not_for(python: Python) -> None:
+def test_a_config_is_not_loaded_for_modules_that_it_is_not_for(python):
     code = """
 import json, sys, veomni_hook.install
 import transformers.models.pair_a.modeling_pair_a
@@ -123,7 +118,7 @@ print(json.dumps([before, "family.tiny_gpu_patch_gen_config" in sys.modules]))
     assert python(code, VEOMNI_PATCHES=CONFIG).result == [False, True]
 
 
-def test_a_config_that_another_module_takes_over_stays_as_it_was(python: Python, tmp_path: Path) -> None:
+def test_a_config_that_another_module_takes_over_stays_as_it_was(python, tmp_path):
     (tmp_path / "gpu_config.py").write_text(
         "from patchgen.patch_spec import PatchConfig\n"
         f'config = PatchConfig(source_module="{TINY}", target_file="patched_gpu.py")\n'
@@ -146,7 +141,7 @@ print(json.dumps([TinyNorm().forward(1), TinyModel().forward(1)]))
 
 
 @pytest.mark.slow
-def test_a_package_that_is_installed_or_removed_later_counts(python: Python, tmp_path: Path) -> None:
+def test_a_package_that_is_installed_or_removed_later_counts(python, tmp_path):
     code = f"""
 import sys; sys.path.insert(0, "")
 import json, veomni_hook.install

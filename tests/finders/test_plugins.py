@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
-from tests.finders.conftest import DATA, ROOT, TINY, Python, Ran
+from tests.finders.conftest import DATA, ROOT, TINY, Ran
 
 SHOW = f"from {TINY} import TinyNorm; print(TinyNorm().forward(1))"
 PAIR = "from transformers.models.pair_a.modeling_pair_a import which; print(which())"
@@ -18,7 +17,7 @@ Run = Callable[..., Ran]
 
 
 @pytest.fixture
-def installed(python: Python, tmp_path: Path) -> Run:
+def installed(python, tmp_path):
     """Run code where distributions announce config modules: `name=value` each, a module's text with it."""
     site = tmp_path / "site"
 
@@ -54,9 +53,7 @@ MISSING = "from veomni_hook import PatchConfig\nconfig = PatchConfig({!r})\n@con
         ("config = 3\n", "is not a patch config"),
     ],
 )
-def test_one_that_fails_is_named_once_and_everything_else_goes_on(
-    installed: Run, text: str, said: str
-) -> None:
+def test_one_that_fails_is_named_once_and_everything_else_goes_on(installed, text, said):
     ran = installed(CODE, GOOD, ("bad", "bad_config", text))
     assert ran.out == "103\npatched a\n", ran.err
     assert ran.err.count("is left out of this process") == 1
@@ -65,7 +62,7 @@ def test_one_that_fails_is_named_once_and_everything_else_goes_on(
 
 
 @pytest.mark.slow
-def test_it_is_an_error_under_strict_and_nothing_of_it_is_kept(installed: Run) -> None:
+def test_it_is_an_error_under_strict_and_nothing_of_it_is_kept(installed):
     bad = ("bad", "bad_config", "raise SystemExit(3)\n")
     strict = installed(CODE, GOOD, bad, VEOMNI_STRICT="1")
     assert strict.code == 1
@@ -77,12 +74,12 @@ def test_it_is_an_error_under_strict_and_nothing_of_it_is_kept(installed: Run) -
     assert (ran.out, ran.err) == ("103\npatched a\n", "")
 
 
-def test_an_interrupt_passes(installed: Run) -> None:
+def test_an_interrupt_passes(installed):
     ran = installed(f"{HOOK}{SHOW}", ("bad", "bad_config", "raise KeyboardInterrupt\n"))
     assert ran.code != 0 and "KeyboardInterrupt" in ran.err and "left out" not in ran.err
 
 
-def test_what_is_stored_without_it_is_what_a_process_without_plugins_stores(installed: Run) -> None:
+def test_what_is_stored_without_it_is_what_a_process_without_plugins_stores(installed):
     look = f"{HOOK}{SHOW}\nprint(veomni_hook.install.handle.status())"
     bad = ("bad", "bad_config", "raise RuntimeError('broken')\n")
     first = installed(look, bad, VEOMNI_PATCHES="tiny_config")
@@ -96,18 +93,11 @@ def test_what_is_stored_without_it_is_what_a_process_without_plugins_stores(inst
 @pytest.mark.parametrize(
     ("plugins", "shown"),
     [
-        (None, "103"),
-        ("1", "103"),
-        ("all", "103"),
-        ("0", "3"),
-        ("none", "3"),
-        ("good_dist", "103"),
-        ("Good.Dist-patches", "103"),
-        ("bad", "3"),
-        ("bad, good-dist", "103"),
+        (None, "103"), ("1", "103"), ("all", "103"), ("0", "3"), ("none", "3"), ("good_dist", "103"),
+        ("Good.Dist-patches", "103"), ("bad", "3"), ("bad, good-dist", "103"),
     ],
-)
-def test_the_setting_says_which_are_in_force(installed: Run, plugins: str | None, shown: str) -> None:
+)  # fmt: skip
+def test_the_setting_says_which_are_in_force(installed, plugins, shown):
     bad = ("bad", "bad_config", "import builtins; builtins.BAD = 1\nconfigs = []\n")
     code = f"{HOOK}{SHOW}\nimport builtins; print(hasattr(builtins, 'BAD'))"
     ran = installed(code, GOOD, bad, VEOMNI_PLUGINS=plugins)
@@ -118,7 +108,7 @@ def test_the_setting_says_which_are_in_force(installed: Run, plugins: str | None
         assert installed(f"{HOOK}{SHOW}").out == "103\n"
 
 
-def test_an_activation_and_a_settings_file_say_it_too(installed: Run, tmp_path: Path) -> None:
+def test_an_activation_and_a_settings_file_say_it_too(installed, tmp_path):
     code = f"import veomni_hook; veomni_hook.activate(plugins=[])\n{SHOW}"
     assert installed(code, GOOD).out == "3\n"
     (tmp_path / "veomni-hook.toml").write_text('plugins = ["good-dist"]\n')
@@ -127,7 +117,7 @@ def test_an_activation_and_a_settings_file_say_it_too(installed: Run, tmp_path: 
     assert installed(f"{HOOK}{SHOW}").out == "3\n"
 
 
-def test_a_child_of_run_inherits_it(installed: Run, tmp_path: Path) -> None:
+def test_a_child_of_run_inherits_it(installed, tmp_path):
     (tmp_path / "veomni-hook.toml").write_text("plugins = false\n")
     (tmp_path / "script.py").write_text(f"import os; os.chdir('/')\n{SHOW}\n")
     code = (
@@ -137,7 +127,7 @@ def test_a_child_of_run_inherits_it(installed: Run, tmp_path: Path) -> None:
     assert installed(code, GOOD).out == "3\n"
 
 
-def test_a_name_that_nothing_has_is_said(installed: Run) -> None:
+def test_a_name_that_nothing_has_is_said(installed):
     ran = installed(f"{HOOK}{SHOW}", GOOD, VEOMNI_PLUGINS="god.dist,Good.Dist")
     assert ran.out == "103\n"
     assert ran.err.count("names god-dist, but no installed distribution") == 1
@@ -145,7 +135,7 @@ def test_a_name_that_nothing_has_is_said(installed: Run) -> None:
     assert strict.code == 1 and "SettingsError" in strict.err
 
 
-def test_a_patch_of_theirs_that_does_not_apply_names_them(installed: Run) -> None:
+def test_a_patch_of_theirs_that_does_not_apply_names_them(installed):
     bad = ("bad", "bad_config", MISSING.format(TINY, "TinyNrom.forward"))
     ran = installed(f"{HOOK}{SHOW}", bad)
     assert ran.code == 1
@@ -154,13 +144,13 @@ def test_a_patch_of_theirs_that_does_not_apply_names_them(installed: Run) -> Non
     assert installed(f"{HOOK}{SHOW}", VEOMNI_PLUGINS="0").out == "3\n"
 
 
-def test_one_that_the_settings_name_as_well_is_the_users_own_error(installed: Run) -> None:
+def test_one_that_the_settings_name_as_well_is_the_users_own_error(installed):
     bad = ("bad", "bad_config", "raise SystemExit(3)\n")
     ran = installed(f"{HOOK}{SHOW}", bad, VEOMNI_PATCHES="bad_config")
     assert ran.code == 1 and "ConfigError" in ran.err and "VEOMNI_PATCHES" in ran.err
 
 
-def test_the_dump_and_the_command_line_go_on_as_well(installed: Run, tmp_path: Path) -> None:
+def test_the_dump_and_the_command_line_go_on_as_well(installed, tmp_path):
     bad = ("bad", "bad_config", "raise RuntimeError('broken')\n")
     ran = installed(f"{HOOK}{SHOW}", GOOD, bad, VEOMNI_DUMP_PATCHED="1")
     assert ran.out == "103\n" and ran.err.count("is left out") == 1
@@ -170,13 +160,13 @@ def test_the_dump_and_the_command_line_go_on_as_well(installed: Run, tmp_path: P
     assert "+ 100" in ran.out and "is left out" in ran.err
 
 
-def command(installed: Run, code: str, *arguments: str, **variables: str | None) -> Ran:
+def command(installed, code, *arguments, **variables):
     return installed(code.replace("main()", f"sys.argv[1:] = {list(arguments)!r}; main()"), **variables)
 
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("fast", [True, False])
-def test_doctor_lists_them(installed: Run, fast: bool) -> None:
+def test_doctor_lists_them(installed, fast):
     import json
 
     bad = ("bad", "bad_config", "raise RuntimeError('broken')\n")

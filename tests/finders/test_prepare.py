@@ -1,8 +1,6 @@
 """A module's patched form without importing it."""
 
-from __future__ import annotations
-
-from tests.finders.conftest import TINY, Python
+from tests.finders.conftest import TINY
 
 PREPARE = """
 import json, sys
@@ -14,7 +12,7 @@ def show(p):
 """
 
 
-def test_nothing_is_imported_and_the_import_hits(python: Python) -> None:
+def test_nothing_is_imported_and_the_import_hits(python):
     ran = python(
         PREPARE
         + f"""
@@ -28,7 +26,7 @@ print(json.dumps([p.cache, outcome.cache, p.stored_path == m.__file__, open(m.__
     assert ran.result == ["miss", "hit", True, True, True, True]
 
 
-def test_the_reports_lines_are_the_stored_files(python: Python) -> None:
+def test_the_reports_lines_are_the_stored_files(python):
     ran = python(
         PREPARE
         + f"""
@@ -42,7 +40,7 @@ print(json.dumps("\\n".join(p.stored_text.splitlines()[start - 1 : end])))
     assert "+ 100" in lines[-1]
 
 
-def test_explicit_configs_leave_the_cache_alone(python: Python) -> None:
+def test_explicit_configs_leave_the_cache_alone(python):
     ran = python(
         PREPARE
         + f"""
@@ -55,7 +53,7 @@ print(json.dumps(show(prepare({TINY!r}, current_settings(), configs=[config]))))
     assert ran.result == ["memory", None, True, "the cache is not used if configs are given", False]
 
 
-def test_a_module_that_nothing_patches(python: Python) -> None:
+def test_a_module_that_nothing_patches(python):
     ran = python(
         PREPARE
         + "print(json.dumps(show(prepare('transformers.models.auto.modeling_auto', current_settings()))))"
@@ -63,7 +61,7 @@ def test_a_module_that_nothing_patches(python: Python) -> None:
     assert ran.result == ["", None, False, "no patch applies", False]
 
 
-def test_a_module_that_does_not_exist(python: Python) -> None:
+def test_a_module_that_does_not_exist(python):
     ran = python(
         PREPARE
         + "from veomni_hook import VeomniHookError\n"
@@ -73,7 +71,7 @@ def test_a_module_that_does_not_exist(python: Python) -> None:
     assert ran.out.strip() == "transformers.models.x.modeling_x cannot be read: it is not installed"
 
 
-def test_locate_imports_no_package(python: Python) -> None:
+def test_locate_imports_no_package(python):
     ran = python(
         PREPARE
         + f"print(json.dumps([locate({TINY!r}).origin.endswith('modeling_tiny.py'), locate('json.decoder.x') is None,"

@@ -63,7 +63,7 @@ class Project:
 
 
 @pytest.fixture
-def project(python: Python, tmp_path: Path) -> Project:
+def project(python, tmp_path):
     return Project(python, tmp_path)
 
 
@@ -75,11 +75,11 @@ class Case(NamedTuple):
     change: Callable[[Project], object]
 
 
-def rewritten(name: str, text: str) -> Callable[[Project], object]:
+def rewritten(name, text):
     return lambda project: project.write(name, text)
 
 
-def variable(name: str, value: str | None) -> Callable[[Project], object]:
+def variable(name, value):
     return lambda project: project.variables.update({name: value})
 
 
@@ -162,33 +162,21 @@ CASES = {
     "a file that is not there": Case(
         HERE + "\ntry:\n    value = open(here / 'data.txt').read()\nexcept OSError:\n    value = 'old'", {}, NEW_DATA
     ),
-    "a file that is asked for": Case(
-        HERE + "value = 'new' if os.path.exists(here / 'data.txt') else 'old'", {}, NEW_DATA
-    ),
+    "a file that is asked for": Case(HERE + "value = 'new' if os.path.exists(here / 'data.txt') else 'old'", {}, NEW_DATA),
     "a path that is asked for": Case(HERE + "value = 'new' if (here / 'data.txt').is_file() else 'old'", {}, NEW_DATA),
-    "os.listdir": Case(
-        HERE + "value = 'new' if 'data.txt' in os.listdir(here / 'team') else 'old'",
-        {},
-        rewritten("team/data.txt", ""),
-    ),
+    "os.listdir": Case(HERE + "value = 'new' if 'data.txt' in os.listdir(here / 'team') else 'old'", {}, rewritten("team/data.txt", "")),
     "os.scandir": Case(
         HERE + "value = 'new' if 'data.txt' in [e.name for e in os.scandir(here / 'team')] else 'old'",
         {},
         rewritten("team/data.txt", ""),
     ),
-    "glob": Case(
-        HERE + "import glob; value = 'new' if glob.glob(f'{here}/team/*.txt') else 'old'",
-        {},
-        rewritten("team/data.txt", ""),
-    ),
+    "glob": Case(HERE + "import glob; value = 'new' if glob.glob(f'{here}/team/*.txt') else 'old'", {}, rewritten("team/data.txt", "")),
     "a glob of a path": Case(
         HERE + "value = 'new' if [*(here / 'team').glob('**/*.txt')] else 'old'",
         {"team/deep/er/x.py": ""},
         rewritten("team/deep/er/data.txt", ""),
     ),
-    "os.environ[]": Case(
-        "import os; value = os.environ['TEAM']", {}, variable("TEAM", "new")
-    ),
+    "os.environ[]": Case("import os; value = os.environ['TEAM']", {}, variable("TEAM", "new")),
     "os.environ.get": Case("import os; value = os.environ.get('TEAM')", {}, variable("TEAM", "new")),
     "os.getenv": Case("from os import getenv; value = getenv('TEAM')", {}, variable("TEAM", "new")),
     "environ from os": Case("from os import environ; value = environ['TEAM']", {}, variable("TEAM", "new")),
@@ -196,9 +184,7 @@ CASES = {
     "in os.environ": Case("import os; value = 'old' if 'TEAM' in os.environ else 'new'", {}, variable("TEAM", None)),
     "an unset variable": Case("import os; value = os.environ.get('UNSET', 'old')", {}, variable("UNSET", "new")),
     "expandvars": Case("import os; value = os.path.expandvars('$TEAM')", {}, variable("TEAM", "new")),
-    "expanduser": Case(
-        "import pathlib; value = pathlib.Path('~/x').expanduser().parent.name", {}, variable("HOME", "/new")
-    ),
+    "expanduser": Case("import pathlib; value = pathlib.Path('~/x').expanduser().parent.name", {}, variable("HOME", "/new")),
     "a module that reads a variable": Case(
         "from reader import value",
         {"reader.py": "import os; value = os.environ['TEAM']"},
@@ -209,7 +195,7 @@ CASES = {
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("name", CASES)
-def test_a_change_of_what_a_config_depends_on_is_seen(project: Project, name: str) -> None:
+def test_a_change_of_what_a_config_depends_on_is_seen(project, name):
     value, files, change = CASES[name]
     project.variables = {"TEAM": "old", "HOME": "/old"}
     project.path.append(str(project.folder / "second"))
@@ -238,9 +224,7 @@ ALWAYS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ALWAYS)
-def test_a_config_whose_dependencies_cannot_be_recorded_is_loaded_at_every_start(
-    project: Project, name: str
-) -> None:
+def test_a_config_whose_dependencies_cannot_be_recorded_is_loaded_at_every_start(project, name):
     """Its patches are digested: the module is patched again only if they have changed, and both forms stay."""
     project.config(ALWAYS[name])
     answers = []
@@ -254,7 +238,7 @@ def test_a_config_whose_dependencies_cannot_be_recorded_is_loaded_at_every_start
 
 
 @pytest.mark.slow
-def test_modules_that_are_imported_before_their_config_are_watched(project: Project) -> None:
+def test_modules_that_are_imported_before_their_config_are_watched(project):
     """What they read was not recorded then: the file, the variable, and what the script does to them count."""
     project.config("from common.consts import value")
     project.write("common/__init__.py", "")
@@ -272,7 +256,7 @@ def test_modules_that_are_imported_before_their_config_are_watched(project: Proj
     assert project.start() == ["set", *ASKED]
 
 
-def test_a_package_that_the_script_has_imported_does_not_count_for_its_submodules(project: Project) -> None:
+def test_a_package_that_the_script_has_imported_does_not_count_for_its_submodules(project):
     project.config("from common import consts; value = consts.value")
     project.write("common/__init__.py", "")
     project.write("common/consts.py", "value = 'old'")
@@ -281,7 +265,7 @@ def test_a_package_that_the_script_has_imported_does_not_count_for_its_submodule
 
 
 @pytest.mark.slow
-def test_each_value_of_a_variable_has_its_own_entry(project: Project) -> None:
+def test_each_value_of_a_variable_has_its_own_entry(project):
     """As where ranks differ: an entry of another one is found by what the configs say, and nothing is patched."""
     project.config("import os; value = os.environ['TEAM']")
     answers = []
@@ -291,7 +275,7 @@ def test_each_value_of_a_variable_has_its_own_entry(project: Project) -> None:
     assert answers == [["a", *MISS], ["b", *MISS], ["a", *ASKED], ["a", *HIT], ["b", *ASKED]]
 
 
-def test_a_relative_path_is_relative_to_where_the_script_starts(project: Project) -> None:
+def test_a_relative_path_is_relative_to_where_the_script_starts(project):
     project.config("import os; value = os.path.abspath('.')[-5:] + open('data.txt').read()")
     for folder in ("one-1", "two-2"):
         project.write(f"{folder}/data.txt", folder[-1])
@@ -302,7 +286,7 @@ def test_a_relative_path_is_relative_to_where_the_script_starts(project: Project
     assert answers == [["one-11", *MISS], ["one-11", *HIT], ["two-22", *MISS]]
 
 
-def test_a_link_that_leads_elsewhere_now_is_a_change(project: Project) -> None:
+def test_a_link_that_leads_elsewhere_now_is_a_change(project):
     project.config(HERE + "value = (here / 'current').resolve().joinpath('data.txt').read_text()")
     for name in ("old", "new"):
         project.write(f"{name}/data.txt", name)
@@ -314,7 +298,7 @@ def test_a_link_that_leads_elsewhere_now_is_a_change(project: Project) -> None:
 
 
 @pytest.mark.slow
-def test_a_zipped_module_is_a_change_of_its_archive(project: Project) -> None:
+def test_a_zipped_module_is_a_change_of_its_archive(project):
     archive = project.folder / "zipped.zip"
     project.path.append(str(archive))
     project.config("from zipped_consts import value")
@@ -325,7 +309,7 @@ def test_a_zipped_module_is_a_change_of_its_archive(project: Project) -> None:
 
 
 @pytest.mark.slow
-def test_an_editable_install_is_watched_by_its_files(project: Project) -> None:
+def test_an_editable_install_is_watched_by_its_files(project):
     project.config("from editable_consts import value")
     project.before = """
 import importlib.util
@@ -341,7 +325,7 @@ sys.meta_path.append(Finder())
 
 
 @pytest.mark.slow
-def test_an_installed_distribution_counts_by_its_list_of_files(project: Project) -> None:
+def test_an_installed_distribution_counts_by_its_list_of_files(project):
     """Its modules may be imported before, read variables and be many: a start looks at one file."""
     project.config("from installed.consts import value")
     site = project.folder / "site"
@@ -365,7 +349,7 @@ def test_an_installed_distribution_counts_by_its_list_of_files(project: Project)
 
 
 @pytest.mark.slow
-def test_a_config_in_an_installed_distribution_is_watched_by_its_files(project: Project) -> None:
+def test_a_config_in_an_installed_distribution_is_watched_by_its_files(project):
     project.config("from team.consts import value")
     project.write("team-1.dist-info/RECORD", "team/__init__.py,,\nteam/patches.py,,\nteam/consts.py,,\n")
     for value in ("old", "new"):
@@ -373,7 +357,7 @@ def test_a_config_in_an_installed_distribution_is_watched_by_its_files(project: 
         assert [project.start(), project.start()] == [[value, *MISS], [value, *HIT]]
 
 
-def test_a_changed_comment_above_a_replacement_is_a_change(project: Project) -> None:
+def test_a_changed_comment_above_a_replacement_is_a_change(project):
     """Also where configs are registered: the whole text that is taken over is in the key."""
     project.before = "from veomni_hook import register; import team.patches; register(team.patches.config)\n"
     for value in ("old", "new"):
@@ -389,7 +373,7 @@ def test_a_changed_comment_above_a_replacement_is_a_change(project: Project) -> 
         assert f"# said: {value}" in ran.out, ran.err
 
 
-def test_recording_leaves_the_process_as_it_was(project: Project) -> None:
+def test_recording_leaves_the_process_as_it_was(project):
     project.config("import os; value = os.environ['TEAM'], os.stat in os.supports_dir_fd")
     project.variables = {"TEAM": "old"}
     project.before = """
@@ -407,7 +391,7 @@ atexit.register(lambda: print(state() == before, file=sys.stderr))
     assert ran.err.splitlines()[-1] == "True"
 
 
-def test_what_a_config_wraps_itself_stays_wrapped(project: Project) -> None:
+def test_what_a_config_wraps_itself_stays_wrapped(project):
     project.config(
         "import os; first = os.stat\ndef stat(*a, **k):\n    return first(*a, **k)\nos.stat = stat\nvalue = 1"
     )
@@ -416,7 +400,7 @@ def test_what_a_config_wraps_itself_stays_wrapped(project: Project) -> None:
     assert project.python(code, VEOMNI_PATCHES="team.patches").result == ["stat", True]
 
 
-def test_other_threads_are_not_recorded(project: Project) -> None:
+def test_other_threads_are_not_recorded(project):
     """A loader of data that reads files and variables while a config loads is none of its business."""
     project.config("import time, other; time.sleep(0.3); value = other.value")
     project.write("other.py", "value = 'old'")
@@ -434,7 +418,7 @@ atexit.register(ended.set)
     assert [project.start(), project.start()] == [["old", *MISS], ["old", *HIT]]
 
 
-def test_a_definition_that_is_taken_from_an_installed_module_is_watched(project: Project) -> None:
+def test_a_definition_that_is_taken_from_an_installed_module_is_watched(project):
     """Edited in place, too; a module that a patch only names is not imported for it."""
     project.config("from installed import consts, named; value = 'same'")
     text = (
@@ -464,7 +448,7 @@ config.add_patch(create_patch_from_external("TinyModel", "installed.external", "
 
 
 @pytest.mark.slow
-def test_what_the_import_of_an_installed_module_reads_does_not_count(project: Project) -> None:
+def test_what_the_import_of_an_installed_module_reads_does_not_count(project):
     """torch reads hundreds of files, and variables that every rank has another of."""
     project.config("import torch; value = 'same'")
     project.variables = {"LOCAL_RANK": "0"}

@@ -1,14 +1,11 @@
 """A full disk, an unusable cache: one warning a process that says what happens now and what to do; no folder stays."""
 
-from __future__ import annotations
-
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.finders.conftest import TINY, Python
+from tests.finders.conftest import TINY
 
 SHOW = f"from {TINY} import TinyNorm; print(TinyNorm().forward(1), flush=True)"
 MORE = "import transformers.models.pair_a.modeling_pair_a, transformers.models.still.modeling_still\n"
@@ -21,7 +18,7 @@ TEMPORARY = "are kept in a temporary folder until this process ends, and every s
 MEMORY = "are patched in memory at each start"
 
 
-def warnings_of(err: str) -> list[str]:
+def warnings_of(err):
     return [line for line in err.splitlines() if "Warning: " in line]
 
 
@@ -33,11 +30,7 @@ def warnings_of(err: str) -> list[str]:
         (f"{FULL}os.write = full\n", "No space left on device", MEMORY),
         (f"{FULL}os.fsync = full\n", "No space left on device", MEMORY),
         # The kernel itself refuses: files may not grow beyond 10 bytes.
-        (
-            "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (10, resource.RLIM_INFINITY))\n",
-            "File too large",
-            MEMORY,
-        ),
+        ("import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (10, resource.RLIM_INFINITY))\n", "File too large", MEMORY),
         # The cache's disk is full, that of temporary folders is not.
         (
             f"{FULL}import shutil, veomni_hook.cache.trusted_folder as trusted\nwrite = trusted.Root.write\n"
@@ -46,10 +39,8 @@ def warnings_of(err: str) -> list[str]:
             TEMPORARY,
         ),
     ],
-)
-def test_a_full_disk_is_one_warning(
-    python: Python, tmp_path: Path, spoil: str, reason: str, now: str
-) -> None:
+)  # fmt: skip
+def test_a_full_disk_is_one_warning(python, tmp_path, spoil, reason, now):
     folder = tmp_path / "temporary"
     folder.mkdir()
     ran = python(spoil + RUN, flags=("-W", "always"), TMPDIR=str(folder))
@@ -61,7 +52,7 @@ def test_a_full_disk_is_one_warning(
     assert list(folder.iterdir()) == []
 
 
-def test_a_refused_folder_is_one_warning(python: Python, tmp_path: Path) -> None:
+def test_a_refused_folder_is_one_warning(python, tmp_path):
     (tmp_path / "file").write_text("")
     ran = python(RUN, flags=("-W", "always"), VEOMNI_CACHE_DIR=str(tmp_path / "file"))
     (said,) = warnings_of(ran.err)
@@ -69,9 +60,7 @@ def test_a_refused_folder_is_one_warning(python: Python, tmp_path: Path) -> None
     assert TEMPORARY in said
 
 
-def test_a_cache_that_cannot_be_written_and_holds_everything_is_no_problem(
-    python: Python, tmp_path: Path
-) -> None:
+def test_a_cache_that_cannot_be_written_and_holds_everything_is_no_problem(python, tmp_path):
     """As one that was filled when an image was built."""
     assert warnings_of(python(RUN).err) == []
     deny = "import os; os.access = lambda *a, **k: False\n"  # the superuser may write anywhere
@@ -94,7 +83,7 @@ FORKED = {
 
 
 @pytest.fixture
-def short_folder() -> Iterator[Path]:
+def short_folder():
     """A folder with a short path: forkserver puts a socket into the temporary one."""
     with tempfile.TemporaryDirectory(prefix="v") as folder:
         yield Path(folder)
@@ -102,9 +91,7 @@ def short_folder() -> Iterator[Path]:
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("how", FORKED)
-def test_forked_workers_leave_no_folder_behind(
-    python: Python, tmp_path: Path, short_folder: Path, how: str
-) -> None:
+def test_forked_workers_leave_no_folder_behind(python, tmp_path, short_folder, how):
     (tmp_path / "work.py").write_text(f"def work(_):\n    import veomni_hook.install\n    {SHOW}\n")
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache" / "keys").write_text("")  # found to be unusable when something is to be written

@@ -1,14 +1,10 @@
 """Remote code with the installed transformers: patched where the user wants it, shipped as it came."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -17,6 +13,7 @@ from transformers import dynamic_module_utils
 
 from tests.finders import facts_of_remote_code
 from tests.finders.conftest import DATA, ROOT
+from tests.processes import outputs, started
 
 SCRIPT = Path(__file__).with_name("facts_of_remote_code.py")
 REPOSITORY = DATA / "remote_repo"
@@ -29,43 +26,31 @@ MODELS = {
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Any, str]]:
+def runs(tmp_path_factory):
     """The facts and the error output of every mode."""
     base = tmp_path_factory.mktemp("remote")
     running = {}
     for mode, variables in MODELS.items():
         folder = copied(base / mode)
-        environment = {k: v for k, v in os.environ.items() if not k.startswith("VEOMNI_")} | {
-            "PYTHONPATH": os.pathsep.join(map(str, (DATA / "configs", ROOT))),
-            "VEOMNI_CACHE_DIR": str(folder / "cache"),
-            "HF_HOME": str(folder / "hf"),
-            "HF_HUB_OFFLINE": "1",
-            "OMP_NUM_THREADS": "1",
-            **variables,
-        }
-        running[mode] = subprocess.Popen(
-            [sys.executable, SCRIPT, mode, folder / "pebble-repo", folder / "saved"],
-            env=environment,
-            cwd=folder,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        running[mode] = started(
+            SCRIPT, mode, folder / "pebble-repo", folder / "saved", cwd=folder, cache=folder / "cache",
+            PYTHONPATH=os.pathsep.join(map(str, (DATA / "configs", ROOT))), HF_HOME=str(folder / "hf"), **variables,
+        )  # fmt: skip
     plain = unpatched(copied(base / "plain"))
-    outputs = {mode: process.communicate(timeout=400) for mode, process in running.items()}
+    found = {}
     for mode, process in running.items():
-        assert process.returncode == 0, outputs[mode][1]
-    found = {mode: (json.loads(out.splitlines()[-1]), errors) for mode, (out, errors) in outputs.items()}
+        out, errors = outputs(process)
+        found[mode] = json.loads(out.splitlines()[-1]), errors
     return {"plain": (plain, ""), **found}
 
 
-def copied(folder: Path) -> Path:
+def copied(folder):
     shutil.copytree(REPOSITORY, folder / "pebble-repo", ignore=shutil.ignore_patterns("__pycache__"))
     seed(folder / "pebble-repo")
     return folder
 
 
-def unpatched(folder: Path) -> Any:
+def unpatched(folder):
     """The facts of transformers by itself, in this process."""
     before = set(sys.modules)
     with pytest.MonkeyPatch.context() as patch:
@@ -78,7 +63,7 @@ def unpatched(folder: Path) -> Any:
     return json.loads(json.dumps(facts))
 
 
-def seed(repository: Path) -> None:
+def seed(repository):
     """Weights: the same in every mode."""
     torch.manual_seed(0)
     shapes = {"embed.weight": (32, 16), "mix.weight": (16, 16), "head.weight": (32, 16)}
@@ -89,13 +74,13 @@ def seed(repository: Path) -> None:
 
 
 @pytest.fixture
-def plain(runs: dict[str, Any]) -> Any:
+def plain(runs):
     return runs["plain"][0]
 
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("norm", ["inner", "outer"])
-def test_the_entry_module_and_what_it_imports_run_patched_code(runs: dict[str, Any], norm: str) -> None:
+def test_the_entry_module_and_what_it_imports_run_patched_code(runs, norm):
     facts = runs["patched"][0][norm]
     assert "* 1.0)" in facts["method"]
     assert facts["line"].lstrip().startswith("def forward")
@@ -107,7 +92,7 @@ def test_the_entry_module_and_what_it_imports_run_patched_code(runs: dict[str, A
 
 
 @pytest.mark.parametrize("mode", ["patched", "idioms", "off"])
-def test_the_modules_file_stays_the_original(runs: dict[str, Any], plain: Any, mode: str) -> None:
+def test_the_modules_file_stays_the_original(runs, plain, mode):
     for norm in ("inner", "outer"):
         facts = runs[mode][0][norm]
         assert facts["name"] == plain[norm]["name"]
@@ -115,24 +100,24 @@ def test_the_modules_file_stays_the_original(runs: dict[str, Any], plain: Any, m
         assert "hf" in Path(facts["file"]).parts
 
 
-def test_tracebacks_show_the_patched_line(runs: dict[str, Any]) -> None:
+def test_tracebacks_show_the_patched_line(runs):
     path, line = runs["patched"][0]["frame"]
     assert path == runs["patched"][0]["inner"]["code"]
     assert line == "return self.gain * (wide * scale).to(kind)"
 
 
 @pytest.mark.parametrize("mode", ["patched", "off"])
-def test_a_training_step_gives_the_same_numbers(runs: dict[str, Any], plain: Any, mode: str) -> None:
+def test_a_training_step_gives_the_same_numbers(runs, plain, mode):
     assert runs[mode][0]["trained"] == plain["trained"]
     assert runs[mode][0]["again"] == plain["again"] == plain["trained"]
 
 
 @pytest.mark.parametrize("mode", ["patched", "idioms", "off", "plain"])
-def test_what_is_saved_is_the_code_as_it_came(runs: dict[str, Any], mode: str) -> None:
+def test_what_is_saved_is_the_code_as_it_came(runs, mode):
     assert runs[mode][0]["saved"] == {path.name: path.read_text() for path in REPOSITORY.glob("*.py")}
 
 
-def test_a_changed_file_is_patched_anew(runs: dict[str, Any], plain: Any) -> None:
+def test_a_changed_file_is_patched_anew(runs, plain):
     assert plain["changed"]["same module"] is True
     changed = runs["patched"][0]["changed"]
     assert changed["same module"] is True
@@ -141,7 +126,7 @@ def test_a_changed_file_is_patched_anew(runs: dict[str, Any], plain: Any) -> Non
     assert 5 in changed["constant"]
 
 
-def test_it_is_off_by_default(runs: dict[str, Any]) -> None:
+def test_it_is_off_by_default(runs):
     facts, errors = runs["off"]
     assert facts["inner"]["loader"] == facts["outer"]["loader"] == "SourceFileLoader"
     assert not any(name.startswith("transformers_modules") for name in facts["outcomes"])
@@ -149,14 +134,14 @@ def test_it_is_off_by_default(runs: dict[str, Any]) -> None:
     assert "veomni" not in errors
 
 
-def test_loading_imported_too_early_is_reported(runs: dict[str, Any]) -> None:
+def test_loading_imported_too_early_is_reported(runs):
     facts, errors = runs["early"]
     assert "transformers imported too early. Models lose:" in errors
     assert "patches of remote code" in errors
     assert facts["outer"]["loader"] == "SourceFileLoader"
 
 
-def test_idioms_route_remote_code(runs: dict[str, Any], plain: Any) -> None:
+def test_idioms_route_remote_code(runs, plain):
     facts = runs["idioms"][0]
     assert facts["explained"] == [["rms_norm", "reference"]] * 2
     assert facts["trained"]["loss"] == pytest.approx(plain["trained"]["loss"], rel=1e-6)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.finders.conftest import DATA, Python
+from tests.finders.conftest import DATA
 
 NAME = "transformers_modules.repo.modeling_remote"
 HOOK = (
@@ -15,7 +15,7 @@ HOOK = (
 
 
 @pytest.fixture
-def remote(python: Python, tmp_path: Path) -> Python:
+def remote(python, tmp_path):
     """Run code where `transformers_modules.repo` can be imported and remote code is turned on."""
     source = DATA / "hub/transformers/models/scaled/modeling_scaled.py"
     folder = tmp_path / "transformers_modules" / "repo"
@@ -31,7 +31,7 @@ def remote(python: Python, tmp_path: Path) -> Python:
     return run
 
 
-def test_what_the_finder_finds_is_patched_where_it_is_turned_on(remote: Python, tmp_path: Path) -> None:
+def test_what_the_finder_finds_is_patched_where_it_is_turned_on(remote, tmp_path):
     code = f"import json, {NAME} as m\nprint(json.dumps([m.Scaled().forward(1), m.__file__, m.Scaled.forward.__code__.co_filename]))"
     original = str(tmp_path / "transformers_modules/repo/modeling_remote.py")
     for _ in range(2):
@@ -43,14 +43,14 @@ def test_what_the_finder_finds_is_patched_where_it_is_turned_on(remote: Python, 
     assert remote(code, VEOMNI_HOOK="0").result == [2, original, original]
 
 
-def test_packages_stay_as_they_are(remote: Python) -> None:
+def test_packages_stay_as_they_are(remote):
     ran = remote(
         f"import json, {NAME}, transformers_modules.repo as p\nprint(json.dumps(type(p.__loader__).__name__))"
     )
     assert ran.result == "SourceFileLoader"
 
 
-def test_a_reload_reads_the_file_again(remote: Python) -> None:
+def test_a_reload_reads_the_file_again(remote):
     ran = remote(
         f"""
 import importlib, inspect, json, pathlib, {NAME} as m
@@ -63,7 +63,7 @@ print(json.dumps([m.Scaled().forward(1), "# changed" in m.__loader__.get_source(
     assert ran.result == [1007, True, True]
 
 
-def test_a_module_that_is_executed_again_answers_with_its_new_source(remote: Python) -> None:
+def test_a_module_that_is_executed_again_answers_with_its_new_source(remote):
     ran = remote(
         f"""
 import json, pathlib, {NAME} as m
@@ -78,7 +78,7 @@ print(json.dumps([m.Scaled().forward(1), m.__loader__ is m.__spec__.loader is sp
     assert ran.result == [1007, True, True]
 
 
-def test_in_memory_only_source_and_traceback_are_the_patched_ones(remote: Python, tmp_path: Path) -> None:
+def test_in_memory_only_source_and_traceback_are_the_patched_ones(remote, tmp_path):
     (tmp_path / "file").write_text("")
     ran = remote(
         f"""
@@ -102,7 +102,7 @@ print(json.dumps([m.__file__, frame.filename, frame.line, inspect.getsource(m.Sc
     assert "return 1000 + self.scale * x" in source
 
 
-def test_entry_modules_are_left_alone_after_deactivation(remote: Python) -> None:
+def test_entry_modules_are_left_alone_after_deactivation(remote):
     ran = remote(
         f"""
 import json
@@ -118,7 +118,7 @@ print(json.dumps(kinds))
     assert ran.result == ["RemoteLoader", "SourceFileLoader", None]
 
 
-def test_early_remote_modules_are_named(python: Python, remote: Python) -> None:
+def test_early_remote_modules_are_named(python, remote):
     early = f"import sys; sys.path.insert(0, '.')\nimport transformers, {NAME}\n"
     ran = python(early + HOOK, VEOMNI_PATCHES=None, VEOMNI_REMOTE_CODE="1")
     assert f"imported too early to be patched: {NAME}." in ran.err

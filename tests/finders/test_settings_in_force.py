@@ -1,10 +1,8 @@
 """Misspelt environment variables: one warning in a run; those of other projects are left alone."""
 
-from __future__ import annotations
-
 import pytest
 
-from tests.finders.conftest import TINY, Python
+from tests.finders.conftest import TINY
 from veomni_hook.finders.settings_in_force import meant
 
 SHOW = f"import veomni_hook.install; from {TINY} import TinyNorm; print(TinyNorm().forward(1))"
@@ -28,11 +26,11 @@ SHOW = f"import veomni_hook.install; from {TINY} import TinyNorm; print(TinyNorm
         ("VEOMNI_", ""),
     ],
 )  # fmt: skip
-def test_what_is_meant(variable: str, expected: str) -> None:
+def test_what_is_meant(variable, expected):
     assert meant(variable) == expected
 
 
-def test_one_warning_in_a_run_names_the_nearest(python: Python) -> None:
+def test_one_warning_in_a_run_names_the_nearest(python):
     code = f"{SHOW}\nimport veomni_hook\nwith veomni_hook.activate(): import transformers.models.pair_a.modeling_pair_a"
     ran = python(
         code, flags=("-W", "always"), VEOMNI_KERNEL="torch", VEOMNI_USE_LIGER_KERNEL="1", VEOMNI_HOK=""
@@ -43,7 +41,7 @@ def test_one_warning_in_a_run_names_the_nearest(python: Python) -> None:
     assert "VEOMNI_KERNEL is not a variable of veomni-hook" in said[0] and "set VEOMNI_KERNELS" in said[0]
 
 
-def test_under_strict_it_is_an_error(python: Python) -> None:
+def test_under_strict_it_is_an_error(python):
     ran = python(SHOW, VEOMNI_KERNEL="torch", VEOMNI_STRICT="1")
     assert ran.code == 1
     assert "SettingsError: VEOMNI_KERNEL is not a variable of veomni-hook" in ran.err

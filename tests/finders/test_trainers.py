@@ -1,12 +1,6 @@
 """Heads of other packages' trainers get our function without a setting, and stay as they are in another form."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
-
-from tests.finders.conftest import Python
 
 KNOWN = """
 def add_fused_lm_head(model):
@@ -27,7 +21,7 @@ print(json.dumps(inspect.getsource(utils)))
 
 
 @pytest.mark.parametrize("text", [KNOWN, OTHER, "other = 1\n"], ids=["known", "another", "none"])
-def test_trls_head(python: Python, tmp_path: Path, text: str) -> None:
+def test_trls_head(python, tmp_path, text):
     folder = tmp_path / "trl" / "trainer"
     folder.mkdir(parents=True)
     (tmp_path / "trl" / "__init__.py").touch()

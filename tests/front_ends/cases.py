@@ -172,8 +172,7 @@ CASES = {
         },
     ),
     "axolotl-lora-linear-attention": axolotl(**AXOLOTL_LORA, **AXOLOTL_NO_KERNELS)._replace(
-        model="with_linear_attention",
-        ops=LOW_RANK | {"log_decay", "causal_conv", "gated_delta_rule"},
+        model="with_linear_attention", ops=LOW_RANK | {"log_decay", "causal_conv", "gated_delta_rule"}
     ),
     "axolotl-qlora": axolotl(**{**AXOLOTL_LORA, **AXOLOTL_QLORA})._replace(ops=LOW_RANK),
     "llama-factory-lora-neat-packing": llama_factory(

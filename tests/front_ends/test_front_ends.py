@@ -6,14 +6,13 @@ import json
 import os
 import re
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 from safetensors.torch import load_file
 
-from tests.front_ends.cases import CASES, EVALUATIONS, STEPS, Case
+from tests.front_ends.cases import CASES, EVALUATIONS, STEPS
 from tests.recipes import tiny
 from tests.recipes.running import ROOT, environment, run, said_of
 from veomni_hook.tools.compare.plan import Plan
@@ -36,7 +35,7 @@ class Trained(NamedTuple):
     saved: dict[str, Any]
 
 
-def start(case: Case, folder: Path, *, hook: bool) -> str:
+def start(case, folder, *, hook):
     """Run the command of a case in a folder of its own; return what it printed."""
     switch = ["veomni-hook", "run"] if hook and not case.plugin else []
     variables = {"VEOMNI_KERNELS": "torch"} if hook else {}
@@ -61,7 +60,7 @@ def start(case: Case, folder: Path, *, hook: bool) -> str:
     )
 
 
-def train(case: Case, folder: Path, *, hook: bool) -> Trained:
+def train(case, folder, *, hook):
     """Run the command of a case and read what it left."""
     printed = start(case, folder, hook=hook)
     record = folder / "record"
@@ -72,7 +71,7 @@ def train(case: Case, folder: Path, *, hook: bool) -> Trained:
     return Trained(printed, ranks, saved)
 
 
-def skip_what_is_not_here(case: Case) -> None:
+def skip_what_is_not_here(case):
     if CHOSEN is None:
         pytest.skip(
             f"""needs {case.front_end}; `nox -s "front_ends(front_end='{case.front_end}')"` installs it"""
@@ -81,11 +80,11 @@ def skip_what_is_not_here(case: Case) -> None:
         pytest.skip(case.not_here)
 
 
-def chosen(cases: Mapping[str, Case]) -> list[str]:
+def chosen(cases):
     return [name for name, case in cases.items() if CHOSEN in (None, case.front_end)]
 
 
-def assert_ops_ran(case: Case, explanation: str, mode: str) -> None:
+def assert_ops_ran(case, explanation, mode):
     if case.note:
         assert re.search(case.note, explanation, re.MULTILINE)
         assert "own head calls our kernel." in explanation
@@ -142,7 +141,7 @@ def test_an_evaluation_measures_what_it_measures_without_the_hook(name, tmp_path
     assert_ops_ran(case, printed, "evaluation")
 
 
-def measured(folder: Path) -> list[float]:
+def measured(folder):
     """The log-likelihoods of all samples that lm-eval has logged in a folder."""
     (samples,) = folder.glob("**/samples_*.jsonl")
     rows = [json.loads(line) for line in samples.read_text(encoding="utf-8").splitlines()]

@@ -34,17 +34,10 @@ from veomni_hook.kernels.selection.process_choice import set_choice
 from veomni_hook.kernels.selection.registry import registry
 
 SIZES: dict[str, Any] = {
-    "hidden_size": 32,
-    "intermediate_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "vocab_size": 64,
-    "sliding_window": 12,
-    "pad_token_id": 0,
+    "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 64, "sliding_window": 12, "pad_token_id": 0,
     "max_position_embeddings": 256,
-}
+}  # fmt: skip
 LENGTH, BATCH = 41, 2
 LABELS = "labels"
 

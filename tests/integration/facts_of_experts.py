@@ -22,30 +22,18 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 SIZES = {
-    "vocab_size": 61,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 64,
-    "pad_token_id": 0,
-    "eos_token_id": 1,
-    "bos_token_id": 2,
-}
+    "vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 64,
+    "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2,
+}  # fmt: skip
 QWEN = {"moe_intermediate_size": 24, "num_experts": 6, "num_experts_per_tok": 2}
 SHARED = {**QWEN, "shared_expert_intermediate_size": 24}
 ROUTED = {"moe_intermediate_size": 24, "n_routed_experts": 8, "num_experts_per_tok": 2}
 GROUPS = {**ROUTED, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1}
 LATENT = {
-    "q_lora_rank": 16,
-    "kv_lora_rank": 16,
-    "qk_rope_head_dim": 8,
-    "qk_nope_head_dim": 8,
-    "v_head_dim": 8,
+    "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8,
     "num_key_value_heads": 4,
-}
+}  # fmt: skip
 ATTENTION = {"layer_types": ["full_attention"] * 2}
 LINEAR = {
     "layer_types": ["linear_attention", "full_attention"],
@@ -56,13 +44,9 @@ LINEAR = {
 }
 MROPE = {"rope_parameters": {"rope_type": "default", "mrope_section": [2, 1, 1], "rope_theta": 1e4}}
 VISION = {
-    "depth": 1,
-    "hidden_size": 16,
-    "intermediate_size": 16,
-    "num_heads": 2,
-    "out_hidden_size": 32,
+    "depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 32,
     "deepstack_visual_indexes": [0],
-}
+}  # fmt: skip
 FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3_moe": {**QWEN, "output_router_logits": True},
     "qwen2_moe": SHARED,
@@ -72,17 +56,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "deepseek_v3": {**GROUPS, **LATENT},
     "deepseek_v4": {**ROUTED, "mlp_layer_types": ["hash_moe", "moe"]},
     "glm4_moe": GROUPS,
-    "glm_moe_dsa": {
-        **GROUPS,
-        **LATENT,
-        "index_head_dim": 16,
-        "index_n_heads": 2,
-        "index_topk": 8,
-        "mlp_layer_types": ["dense", "sparse"],
-    },
+    "glm_moe_dsa": {**GROUPS, **LATENT, "index_head_dim": 16, "index_n_heads": 2, "index_topk": 8, "mlp_layer_types": ["dense", "sparse"]},
     "qwen3_5_moe_text": {**SHARED, **LINEAR},
     "qwen3_vl_moe": {**QWEN, **MROPE},
-}
+}  # fmt: skip
 IDS = torch.randint(3, 61, (2, 12), generator=torch.Generator().manual_seed(1))
 
 

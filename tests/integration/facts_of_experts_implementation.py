@@ -27,16 +27,9 @@ from veomni_hook.kernels.moe_experts.provenance import users_choice
 from veomni_hook.kernels.selection.process_choice import set_choice
 
 SIZES = {
-    "hidden_size": 16,
-    "intermediate_size": 16,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "vocab_size": 32,
-    "num_local_experts": 4,
-    "head_dim": 8,
-    "pad_token_id": 0,
-}
+    "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+    "num_key_value_heads": 1, "vocab_size": 32, "num_local_experts": 4, "head_dim": 8, "pad_token_id": 0,
+}  # fmt: skip
 TEXT = {
     "hidden_size": 16,
     "intermediate_size": 16,
@@ -51,13 +44,9 @@ TEXT = {
     "rope_parameters": {"rope_type": "default", "mrope_section": [2, 1, 1], "rope_theta": 1e4},
 }
 VISION = {
-    "depth": 1,
-    "hidden_size": 16,
-    "intermediate_size": 16,
-    "num_heads": 2,
-    "out_hidden_size": 16,
+    "depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 16,
     "deepstack_visual_indexes": [0],
-}
+}  # fmt: skip
 
 
 def config(**options: Any) -> Any:

@@ -21,17 +21,10 @@ from transformers import AutoConfig, AutoModel
 from transformers.models.llama import modeling_llama
 
 SIZES = {
-    "vocab_size": 32,
-    "hidden_size": 16,
-    "intermediate_size": 16,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 8,
-    "max_position_embeddings": 32,
-    "pad_token_id": 0,
-    "attn_implementation": "sdpa",
-}
+    "vocab_size": 32, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2,
+    "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8, "max_position_embeddings": 32,
+    "pad_token_id": 0, "attn_implementation": "sdpa",
+}  # fmt: skip
 LENGTH = 6
 #: Short and long windows and chunks; positions that are learned; encoders.
 MODELS: dict[str, dict[str, Any]] = {

@@ -23,15 +23,9 @@ import transformers
 import transformers.models.qwen3.modeling_qwen3 as module
 
 CONFIG = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 64,
-}
+    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 64,
+}  # fmt: skip
 QUALIFIED = {
     name: value for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__
 }

@@ -1,16 +1,10 @@
 """Attention with sinks or a softcap in real models: equal to upstream's, and a user's choice wins over auto."""
 
-from __future__ import annotations
-
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests import processes
 from tests.once import once
 
 SCRIPT = Path(__file__).with_name("facts_of_attention.py")
@@ -20,45 +14,29 @@ NOT_STORED = "reads the attention weights, which the kernel does not store"
 
 
 @pytest.fixture
-def facts(tmp_path_factory: pytest.TempPathFactory, model: str) -> dict[str, Any]:
+def facts(tmp_path_factory, model):
     return once(tmp_path_factory, f"attention of {model}", lambda: facts_of(model, tmp_path_factory))
 
 
 @pytest.fixture(scope="module")
-def choices(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def choices(tmp_path_factory):
     return once(tmp_path_factory, "choices of attention", lambda: facts_of("choices", tmp_path_factory))
 
 
 @pytest.fixture(scope="module")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def compiled(tmp_path_factory):
     return facts_of("compiled", tmp_path_factory)
 
 
-def facts_of(mode: str, tmp_path_factory: pytest.TempPathFactory, **variables: str) -> dict[str, Any]:
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("VEOMNI_")}
-    environment |= {
-        "VEOMNI_CACHE_DIR": str(tmp_path_factory.mktemp("cache")),
-        "PYTHONPATH": str(Path(__file__).parents[2]),
-        "HF_HUB_OFFLINE": "1",
-        "OMP_NUM_THREADS": "1",
-        **variables,
-    }
-    finished = subprocess.run(
-        [sys.executable, str(SCRIPT), mode],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
+def facts_of(mode, tmp_path_factory, **variables):
+    return processes.facts(
+        processes.started(SCRIPT, mode, cache=tmp_path_factory.mktemp("cache"), **variables)
     )
-    assert finished.returncode == 0, finished.stderr[-4000:]
-    found: dict[str, Any] = json.loads(finished.stdout.splitlines()[-1])
-    return found
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["gpt_oss", "gemma2"])
-def test_training_equals_upstreams(facts: dict[str, Any], model: str) -> None:
+def test_training_equals_upstreams(facts, model):
     kinds = facts["trained"]
     assert {name: kind["runs"] for name, kind in kinds.items()} == dict.fromkeys(kinds, FLEX)
     assert {name for name, kind in kinds.items() if kind["worst"] > 1e-5} == set()
@@ -67,7 +45,7 @@ def test_training_equals_upstreams(facts: dict[str, Any], model: str) -> None:
 
 
 @pytest.mark.slow
-def test_training_in_tiles_equals_upstreams(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_training_in_tiles_equals_upstreams(tmp_path_factory):
     """DeepSeek-V4: chosen keys beside a window, all heads share a key, which is the value."""
     pytest.importorskip("triton")
     kinds = facts_of("tiles", tmp_path_factory, TRITON_INTERPRET="1")
@@ -78,28 +56,22 @@ def test_training_in_tiles_equals_upstreams(tmp_path_factory: pytest.TempPathFac
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["gpt_oss", "gemma2"])
-def test_generation_equals_upstreams(facts: dict[str, Any], model: str) -> None:
+def test_generation_equals_upstreams(facts, model):
     caches = facts["generated"]
     calls = ["flex", "there is one query: decoding"]
     assert caches == {key: {"equal": True, "new": 6, "calls": calls} for key in ("dynamic", "static")}
 
 
 @pytest.mark.slow
-def test_where_nobody_chose_auto_chooses(choices: dict[str, Any]) -> None:
+def test_where_nobody_chose_auto_chooses(choices):
     assert choices["value"] == "eager"
     names = ("default", "second model of the config", "deep copy", "pickled", "loaded", "dropout, evaluated")
     assert {name: choices[name] for name in names} == dict.fromkeys(names, FLEX)
 
 
 @pytest.mark.slow
-def test_a_choice_wins(choices: dict[str, Any]) -> None:
-    names = (
-        "explicit eager",
-        "explicit, deep copy",
-        "requested eager",
-        "assigned eager",
-        "loaded as eager",
-    )
+def test_a_choice_wins(choices):
+    names = ("explicit eager", "explicit, deep copy", "requested eager", "assigned eager", "loaded as eager")
     assert {name: choices[name] for name in names} == dict.fromkeys(names, CHOSEN)
     assert choices["sdpa"] is True
     assert "cannot be run on CPU" in choices["flex_attention"]
@@ -109,7 +81,7 @@ def test_a_choice_wins(choices: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-def test_what_flex_attention_cannot_do_stays_upstreams(choices: dict[str, Any]) -> None:
+def test_what_flex_attention_cannot_do_stays_upstreams(choices):
     assert choices["dropout"] == ["eager: the attention has dropout (0.1), which the kernel does not support"]
     assert choices["output_attentions"] == [f"eager: output_attentions {NOT_STORED}"]
     assert choices["attentions"] == [[2, 4, 41, 41]] * 2
@@ -123,7 +95,7 @@ def test_what_flex_attention_cannot_do_stays_upstreams(choices: dict[str, Any]) 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["gpt_oss", "gemma2"])
-def test_compiled_models_equal_upstreams(compiled: dict[str, Any], model: str) -> None:
+def test_compiled_models_equal_upstreams(compiled, model):
     kinds = compiled["models"][model]
     assert {name for name, kind in kinds.items() if kind["worst"] > 1e-5} == set()
     assert [kind["runs"] for kind in kinds.values()] == [FLEX] * 2
@@ -135,7 +107,7 @@ def test_compiled_models_equal_upstreams(compiled: dict[str, Any], model: str) -
 
 
 @pytest.mark.slow
-def test_compiled_models_return_the_weights_that_are_asked_for(compiled: dict[str, Any]) -> None:
+def test_compiled_models_return_the_weights_that_are_asked_for(compiled):
     before, shapes, after = compiled["weights"]
     assert before == FLEX
     assert shapes == [[2, 4, 41, 41]] * 2
@@ -145,7 +117,7 @@ def test_compiled_models_return_the_weights_that_are_asked_for(compiled: dict[st
 
 
 @pytest.mark.slow
-def test_masks_that_are_unknown_in_compiled_code_are_left_to_inductor(choices: dict[str, Any]) -> None:
+def test_masks_that_are_unknown_in_compiled_code_are_left_to_inductor(choices):
     assert choices["compiled"] == FLEX
     (reason,) = choices["compiled, padded"]
     assert reason.startswith(
@@ -155,6 +127,6 @@ def test_masks_that_are_unknown_in_compiled_code_are_left_to_inductor(choices: d
 
 
 @pytest.mark.slow
-def test_an_unknown_choice_counts_as_one(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_an_unknown_choice_counts_as_one(tmp_path_factory):
     (reason,) = facts_of("late", tmp_path_factory)["runs"]
     assert "transformers was imported before veomni_hook" in reason

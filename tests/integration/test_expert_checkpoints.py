@@ -1,46 +1,31 @@
 """Whole checkpoints load exactly in patched transformers, and experts that are missing are an error."""
 
-from __future__ import annotations
-
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.integration import facts_of_expert_checkpoints
+from tests.processes import facts as facts_of
+from tests.processes import started
 
 SCRIPT = Path(__file__).with_name("facts_of_expert_checkpoints.py")
 
 
 @pytest.fixture(scope="module")
-def facts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("VEOMNI_")}
-    environment |= {
-        "VEOMNI_CACHE_DIR": str(tmp_path_factory.mktemp("cache")),
-        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), environment.get("PYTHONPATH", "")]),
-        "HF_HUB_OFFLINE": "1",
-        "OMP_NUM_THREADS": "1",
-    }
-    running = subprocess.Popen(
-        [sys.executable, str(SCRIPT)], env=environment, stdout=subprocess.PIPE, text=True
-    )
+def facts(tmp_path_factory):
+    running = started(SCRIPT, cache=tmp_path_factory.mktemp("cache"))
     plain = json.loads(json.dumps(facts_of_expert_checkpoints.facts()))
-    output = running.communicate(timeout=400)[0]
-    assert running.returncode == 0
-    return {"plain": plain, "patched": json.loads(output.splitlines()[-1])}
+    return {"plain": plain, "patched": facts_of(running)}
 
 
-def test_whole_checkpoints_load_and_are_saved_bit_by_bit(facts: dict[str, Any]) -> None:
+def test_whole_checkpoints_load_and_are_saved_bit_by_bit(facts):
     families = facts["patched"]["families"]
     assert len(families) == 8
     assert {name: found for name, found in families.items() if found != ["exact", "exact"]} == {}
 
 
-def test_damaged_checkpoints_are_errors_that_name_the_tensors(facts: dict[str, Any]) -> None:
+def test_damaged_checkpoints_are_errors_that_name_the_tensors(facts):
     module = "model.layers.1.mlp.experts"
     fused = ["CheckpointError", f"{module}.down_proj", f"{module}.gate_up_proj"]
     expert = ["CheckpointError", *(f"{module}.1.{role}_proj" for role in ("down", "gate", "up"))]
@@ -59,7 +44,7 @@ def test_damaged_checkpoints_are_errors_that_name_the_tensors(facts: dict[str, A
     }
 
 
-def test_who_asks_for_the_list_gets_it_instead_of_an_error(facts: dict[str, Any]) -> None:
+def test_who_asks_for_the_list_gets_it_instead_of_an_error(facts):
     module = "model.layers.1.mlp.experts"
     layer = {"missing_keys": [f"{module}.down_proj", f"{module}.gate_up_proj"]}
     assert facts["patched"]["listed"] == {
@@ -71,14 +56,14 @@ def test_who_asks_for_the_list_gets_it_instead_of_an_error(facts: dict[str, Any]
     assert facts["plain"]["listed"] == {"whole": {}, "a layer": layer, "shifted": {}}
 
 
-def test_what_is_no_damage_loads(facts: dict[str, Any]) -> None:
+def test_what_is_no_damage_loads(facts):
     other = dict(facts["patched"]["other"])
     gone = other.pop("the base model, a layer gone")
     assert gone[0] == "CheckpointError" and len(gone) == 3
     assert set(other.values()) == {"loaded"}
 
 
-def test_the_damage_is_real(facts: dict[str, Any]) -> None:
+def test_the_damage_is_real(facts):
     """Alone, transformers loads some of them with a warning at most (all releases from 5.2 to 5.23)."""
     assert facts["plain"]["families"] == facts["patched"]["families"]
     assert "other weights" in facts["plain"]["damaged"].values()

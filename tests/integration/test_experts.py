@@ -1,34 +1,23 @@
 """Mixtures of experts with the torch backend beside upstream's loop: loss, logits, gradients, checkpoints."""
 
-from __future__ import annotations
-
-import json
-import os
-import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.integration import facts_of_experts
+from tests.processes import facts as facts_of
+from tests.processes import started
 
 SCRIPT = Path(__file__).with_name("facts_of_experts.py")
 #: In every supported release.
 FAMILIES = {
-    "qwen3_moe",
-    "qwen2_moe",
-    "olmoe",
-    "mixtral",
-    "gpt_oss",
-    "deepseek_v3",
-    "glm4_moe",
-    "qwen3_vl_moe",
-}
+    "qwen3_moe", "qwen2_moe", "olmoe", "mixtral", "gpt_oss", "deepseek_v3", "glm4_moe", "qwen3_vl_moe",
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     """What unpatched transformers saved and computed."""
     assert "veomni_hook.install" not in sys.modules
     made = tmp_path_factory.mktemp("experts")
@@ -37,52 +26,36 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def facts(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(run(folder))
+def facts(folder):
+    # Everything else as upstream computes it.
+    kernels = "eager,moe_experts=torch,moe_router=torch,load_balancing_loss=torch"
+    found = facts_of(started(SCRIPT, folder, cache=folder / "cache", VEOMNI_KERNELS=kernels))
     assert len(found) >= len(FAMILIES)
     return found
 
 
-def run(folder: Path) -> str:
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("VEOMNI_")}
-    environment |= {
-        "VEOMNI_CACHE_DIR": str(folder / "cache"),
-        # Everything else as upstream computes it.
-        "VEOMNI_KERNELS": "eager,moe_experts=torch,moe_router=torch,load_balancing_loss=torch",
-        "PYTHONPATH": str(Path(__file__).parents[2]),
-        "HF_HUB_OFFLINE": "1",
-        "OMP_NUM_THREADS": "1",
-    }
-    command = [sys.executable, str(SCRIPT), str(folder)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()[-1]
-
-
-def test_loss_logits_and_all_gradients_are_upstreams(facts: dict[str, Any]) -> None:
+def test_loss_logits_and_all_gradients_are_upstreams(facts):
     for family, found in facts.items():
         assert found["gradients"], family
         assert found["of experts"] >= 2 * found["modules"] > 0, family
         assert found["worst"][1] < 1e-5, (family, found["worst"])
 
 
-def test_the_kernel_computed_them(facts: dict[str, Any]) -> None:
+def test_the_kernel_computed_them(facts):
     variants = {"gpt_oss": "biased_interleaved_alpha_gated", "deepseek_v4": "gated_clamped"}
     for family, found in facts.items():
         assert found["backends"] == [f"{variants.get(family, 'gated')} torch chosen"], family
         assert found["routers"] == ["torch chosen"], family
 
 
-def test_checkpoints_of_unpatched_transformers_load_and_are_saved_exactly(facts: dict[str, Any]) -> None:
+def test_checkpoints_of_unpatched_transformers_load_and_are_saved_exactly(facts):
     for family, found in facts.items():
         assert found["loading"] == {}, family
         assert found["files"] > 1, family
         assert found["saved back"], family
 
 
-def test_what_a_patched_model_saves_loads_into_unpatched_transformers(
-    facts: dict[str, Any], folder: Path
-) -> None:
+def test_what_a_patched_model_saves_loads_into_unpatched_transformers(facts, folder):
     again = facts_of_experts.all_again(folder)
     assert again.keys() == facts.keys()
     assert all(again.values()), again

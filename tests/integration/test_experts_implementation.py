@@ -1,15 +1,11 @@
 """A user's experts_implementation wins over auto, transformers' default does not; with real models."""
 
-from __future__ import annotations
-
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
+
+from tests.processes import facts as facts_of
+from tests.processes import started
 
 SCRIPT = Path(__file__).with_name("facts_of_experts_implementation.py")
 
@@ -18,26 +14,13 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def facts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("VEOMNI_")}
-    environment |= {
-        "VEOMNI_CACHE_DIR": str(tmp_path_factory.mktemp("cache")),
-        "PYTHONPATH": str(Path(__file__).parents[2]),
-        "HF_HUB_OFFLINE": "1",
-        "OMP_NUM_THREADS": "1",
-    }
-    running = {
-        mode: subprocess.Popen(
-            [sys.executable, str(SCRIPT), mode], env=environment, stdout=subprocess.PIPE, text=True
-        )
-        for mode in ("early", "late")
-    }
-    outputs = {mode: process.communicate(timeout=400)[0] for mode, process in running.items()}
-    assert {mode: process.returncode for mode, process in running.items()} == {"early": 0, "late": 0}
-    return {mode: json.loads(output.splitlines()[-1]) for mode, output in outputs.items()}
+def facts(tmp_path_factory):
+    cache = tmp_path_factory.mktemp("cache")
+    running = {mode: started(SCRIPT, mode, cache=cache) for mode in ("early", "late")}
+    return {mode: facts_of(process) for mode, process in running.items()}
 
 
-def test_the_default_is_there_and_no_choice(facts: dict[str, Any]) -> None:
+def test_the_default_is_there_and_no_choice(facts):
     models = facts["early"]["models"]
     assert models.pop("value") == "grouped_mm"
     assert models.pop("saved") is False
@@ -46,7 +29,7 @@ def test_the_default_is_there_and_no_choice(facts: dict[str, Any]) -> None:
     assert len(chosen) > 10
 
 
-def test_a_choice_wins_over_auto_and_a_kernel_by_name_over_both(facts: dict[str, Any]) -> None:
+def test_a_choice_wins_over_auto_and_a_kernel_by_name_over_both(facts):
     assert facts["early"]["runs"] == {
         "auto, default": 1,
         "auto, explicit": 0,
@@ -61,7 +44,7 @@ def test_a_choice_wins_over_auto_and_a_kernel_by_name_over_both(facts: dict[str,
     }
 
 
-def test_a_late_hook_takes_no_default_for_granted(facts: dict[str, Any]) -> None:
+def test_a_late_hook_takes_no_default_for_granted(facts):
     assert "may have been chosen" in facts["late"]["models"]["default"]
     runs = facts["late"]["runs"]
     assert [runs[f"auto, {name}"] for name in ("default", "explicit", "eager")] == [0, 0, 0]

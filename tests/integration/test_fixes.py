@@ -1,16 +1,9 @@
 """Fixes of upstream's mistakes: off by default, and what they promise in every release where they are on."""
 
-from __future__ import annotations
-
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-from typing import Any
-
 import pytest
 import transformers
+
+from tests.processes import facts, started
 
 FIX = "veomni_hook.patches.fixes.raw_router_logits"
 #: Releases whose routers return probabilities.
@@ -47,36 +40,25 @@ print(json.dumps(found))
 """
 
 
-def run(folder: Path, **environment: str) -> dict[str, Any]:
-    held = {k: v for k, v in os.environ.items() if not k.startswith("VEOMNI_")}
-    held |= {"VEOMNI_CACHE_DIR": str(folder), "PYTHONPATH": str(Path(__file__).parents[2])}
-    held |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", **environment}
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT], env=held, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
-
-
 # On the other releases the fix has nothing to fix.
 pytestmark = [] if AFFECTED else pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dict[str, Any]]:
+def both(tmp_path_factory):
     folder = tmp_path_factory.mktemp("fixes")
-    return run(folder), run(folder, VEOMNI_PATCHES=FIX)
+    running = [started("-c", SCRIPT, cache=folder, **fixed) for fixed in ({}, {"VEOMNI_PATCHES": FIX})]
+    return [facts(process) for process in running]
 
 
-def test_routers_return_their_logits(both: tuple[dict[str, Any], dict[str, Any]]) -> None:
+def test_routers_return_their_logits(both):
     plain, fixed = both
     for family in plain:
         assert plain[family]["raw"] is not AFFECTED, family
         assert fixed[family]["raw"], family
 
 
-def test_nothing_else_changes_but_the_auxiliary_loss(both: tuple[dict[str, Any], dict[str, Any]]) -> None:
+def test_nothing_else_changes_but_the_auxiliary_loss(both):
     plain, fixed = both
     for family in plain:
         assert fixed[family]["logits"] == pytest.approx(plain[family]["logits"], rel=1e-6, abs=1e-5), family

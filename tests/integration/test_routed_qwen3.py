@@ -1,7 +1,5 @@
 """Qwen3 with its routes, kernels and all, beside the installed one: training, generating, saving, compiling."""
 
-from __future__ import annotations
-
 import copy
 import importlib.util
 import pickle
@@ -68,28 +66,12 @@ def test_everything_is_routed_and_nothing_upstream_is_lost():
     ("before", "after", "op"),
     [
         ("return torch.cat((-x2, x1), dim=-1)", "return torch.cat((x2, -x1), dim=-1)", "rotary"),
-        (
-            "q_embed = (q * cos) + (rotate_half(q) * sin)",
-            "q_embed = (q * cos) - (rotate_half(q) * sin)",
-            "rotary",
-        ),
-        (
-            "return self.weight * hidden_states.to(input_dtype)",
-            "return (self.weight * hidden_states).to(input_dtype)",
-            "rms_norm",
-        ),
-        (
-            "self.act_fn(self.gate_proj(x)) * self.up_proj(x)",
-            "self.act_fn(self.gate_proj(x)) + self.up_proj(x)",
-            "gated_mlp",
-        ),
-        (
-            "logits = self.lm_head(hidden_states",
-            "logits = 2 * self.lm_head(hidden_states",
-            "linear_cross_entropy",
-        ),
+        ("q_embed = (q * cos) + (rotate_half(q) * sin)", "q_embed = (q * cos) - (rotate_half(q) * sin)", "rotary"),
+        ("return self.weight * hidden_states.to(input_dtype)", "return (self.weight * hidden_states).to(input_dtype)", "rms_norm"),
+        ("self.act_fn(self.gate_proj(x)) * self.up_proj(x)", "self.act_fn(self.gate_proj(x)) + self.up_proj(x)", "gated_mlp"),
+        ("logits = self.lm_head(hidden_states", "logits = 2 * self.lm_head(hidden_states", "linear_cross_entropy"),
     ],
-)
+)  # fmt: skip
 def test_other_mathematics_is_not_routed_as_if_it_were_this(before, after, op):
     assert before in SOURCE
     lost = ROUTES - routes(patch(SOURCE.replace(before, after)).report)

@@ -1,50 +1,30 @@
 """Every Qwen3 class, patched or not: introspection answers as for the unpatched module, save the patch."""
 
-from __future__ import annotations
-
 import difflib
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests.processes import facts as facts_of
+from tests.processes import started
+
 SCRIPT = Path(__file__).with_name("facts_of_qwen3.py")
 PATCHED = {
-    "Qwen3RMSNorm": "forward",
-    "Qwen3DecoderLayer": "forward",
-    "Qwen3MLP": "forward",
-    "Qwen3Attention": "forward",
-    "Qwen3ForCausalLM": "forward",
-}
+    "Qwen3RMSNorm": "forward", "Qwen3DecoderLayer": "forward", "Qwen3MLP": "forward",
+    "Qwen3Attention": "forward", "Qwen3ForCausalLM": "forward",
+}  # fmt: skip
 #: Kernels replace several statements of them.
 COPIED = ("Qwen3DecoderLayer", "Qwen3Attention")
 
 
 @pytest.fixture(scope="module")
-def facts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("VEOMNI_")}
-    environment |= {
-        "VEOMNI_CACHE_DIR": str(tmp_path_factory.mktemp("cache")),
-        "PYTHONPATH": str(Path(__file__).parents[2]),
-        "HF_HUB_OFFLINE": "1",
-        "OMP_NUM_THREADS": "1",
-    }
-    running = {
-        mode: subprocess.Popen(
-            [sys.executable, str(SCRIPT), mode], env=environment, stdout=subprocess.PIPE, text=True
-        )
-        for mode in ("patched", "unpatched")
-    }
-    outputs = {mode: process.communicate(timeout=400)[0] for mode, process in running.items()}
-    assert {mode: process.returncode for mode, process in running.items()} == {"patched": 0, "unpatched": 0}
-    return {mode: json.loads(output.splitlines()[-1]) for mode, output in outputs.items()}
+def facts(tmp_path_factory):
+    cache = tmp_path_factory.mktemp("cache")
+    running = {mode: started(SCRIPT, mode, cache=cache) for mode in ("patched", "unpatched")}
+    return {mode: facts_of(process) for mode, process in running.items()}
 
 
-def test_the_patched_run_is_patched(facts: dict[str, Any]) -> None:
+def test_the_patched_run_is_patched(facts):
     assert Path(facts["patched"]["file"]).parts[-3:] == ("models", "qwen3", "modeling_qwen3.py")
     assert facts["patched"]["file"] != facts["unpatched"]["file"]
     for name, method in PATCHED.items():
@@ -52,7 +32,7 @@ def test_the_patched_run_is_patched(facts: dict[str, Any]) -> None:
         assert "veomni_" in source, name
 
 
-def test_untouched_classes_and_functions_are_upstreams_text(facts: dict[str, Any]) -> None:
+def test_untouched_classes_and_functions_are_upstreams_text(facts):
     for kind in ("classes", "functions"):
         copies = {f"veomni_{name}_forward" for name in COPIED} if kind == "functions" else set()
         assert facts["patched"][kind].keys() == facts["unpatched"][kind].keys() | copies
@@ -61,7 +41,7 @@ def test_untouched_classes_and_functions_are_upstreams_text(facts: dict[str, Any
                 assert facts["patched"][kind][name] == unpatched, name
 
 
-def test_patched_classes_differ_in_inserted_lines_only(facts: dict[str, Any]) -> None:
+def test_patched_classes_differ_in_inserted_lines_only(facts):
     for name, method in PATCHED.items():
         patched, unpatched = (dict(facts[mode]["classes"][name]) for mode in ("patched", "unpatched"))
         methods = patched.pop("methods"), unpatched.pop("methods")
@@ -79,21 +59,21 @@ def test_patched_classes_differ_in_inserted_lines_only(facts: dict[str, Any]) ->
         assert len(removed) == (1 if name == "Qwen3Attention" else 0), removed
 
 
-def test_sources_are_served_from_the_file_that_runs(facts: dict[str, Any]) -> None:
+def test_sources_are_served_from_the_file_that_runs(facts):
     for cls in facts["patched"]["classes"].values():
         assert cls["pickled"] is True
         for method in cls["methods"].values():
             assert method["line_is_served"] is True
 
 
-def test_the_modules_names_gain_only_ours(facts: dict[str, Any]) -> None:
+def test_the_modules_names_gain_only_ours(facts):
     patched, unpatched = (set(facts[mode]["names"]) for mode in ("patched", "unpatched"))
     assert unpatched <= patched
     assert {n for n in patched - unpatched if not n.lower().startswith("veomni")} == set()
     assert facts["patched"]["all"] == facts["unpatched"]["all"]
 
 
-def test_transformers_own_source_reading_gives_the_same_answers(facts: dict[str, Any]) -> None:
+def test_transformers_own_source_reading_gives_the_same_answers(facts):
     assert facts["patched"]["can_set_experts"] == facts["unpatched"]["can_set_experts"]
     for name in ("Qwen3Model", "Qwen3ForCausalLM"):
         doc = facts["patched"]["classes"][name]["doc"]
@@ -101,7 +81,7 @@ def test_transformers_own_source_reading_gives_the_same_answers(facts: dict[str,
         assert doc == facts["unpatched"]["classes"][name]["doc"]
 
 
-def test_training_saving_generating_agree(facts: dict[str, Any]) -> None:
+def test_training_saving_generating_agree(facts):
     patched, unpatched = facts["patched"]["training"], facts["unpatched"]["training"]
     assert patched["loss"] == pytest.approx(unpatched["loss"], rel=1e-5)
     assert patched["gradients"] == pytest.approx(unpatched["gradients"], rel=1e-4)
@@ -112,6 +92,6 @@ def test_training_saving_generating_agree(facts: dict[str, Any]) -> None:
     assert patched["state"] == unpatched["state"]
 
 
-def test_every_class_compiles_without_a_graph_break(facts: dict[str, Any]) -> None:
+def test_every_class_compiles_without_a_graph_break(facts):
     assert facts["patched"]["compiled"] == facts["unpatched"]["compiled"]
     assert set(facts["patched"]["compiled"].values()) == {True}

@@ -1,12 +1,10 @@
-from __future__ import annotations
-
 import pytest
 
 from tests.ascend.fixtures import called, operators  # noqa: F401 - fixtures
 
 
 @pytest.fixture(autouse=True)
-def nothing_refused(caplog: pytest.LogCaptureFixture):
+def nothing_refused(caplog):
     """No call of a test here falls back to the formula, unless the test says so."""
     yield
     said = [each.getMessage() for each in caplog.records if each.name == "veomni_hook.kernels"]

@@ -1,7 +1,5 @@
 """The losses that VeOmni's slots and its mapping of losses get, against VeOmni's eager code."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -23,7 +21,7 @@ WEIGHT = (53, 32)
 
 @places
 @pytest.mark.parametrize("mask", ["none", "some", "nothing"])
-def test_the_load_balancing_loss(name, device, mask) -> None:
+def test_the_load_balancing_loss(name, device, mask):
     slot = OpSlot("load_balancing_loss", "standard")
     slot.bind(name)
     kept = {"none": None, "some": torch.tensor([[1, 1, 0], [1, 0, 0]]), "nothing": torch.zeros(2, 3)}[mask]
@@ -86,7 +84,7 @@ TEACHER = {
     ],
     ids=lambda options: "-".join(options) or "loss",
 )
-def test_the_causal_loss_and_its_statistics(name, device, dtype, options) -> None:
+def test_the_causal_loss_and_its_statistics(name, device, dtype, options):
     slot = OpSlot("cross_entropy_loss", "causal")
     slot.bind(name)
     options = {
@@ -101,7 +99,7 @@ def test_the_causal_loss_and_its_statistics(name, device, dtype, options) -> Non
 
 
 @places
-def test_the_loss_of_sequences(name, device) -> None:
+def test_the_loss_of_sequences(name, device):
     slot = OpSlot("cross_entropy_loss", "seq_cls")
     slot.bind(name)
     found = of_loss(slot, device, torch.float32, num_labels=WEIGHT[0])
@@ -112,7 +110,7 @@ def test_the_loss_of_sequences(name, device) -> None:
 
 
 @places
-def test_the_loss_of_models_without_a_slot_is_installed(name, device, monkeypatch) -> None:
+def test_the_loss_of_models_without_a_slot_is_installed(name, device, monkeypatch):
     from transformers.loss.loss_utils import LOSS_MAPPING
 
     for key in ("ForCausalLM", "ForConditionalGeneration", "ForSequenceClassification"):
@@ -131,7 +129,7 @@ def test_the_loss_of_models_without_a_slot_is_installed(name, device, monkeypatc
             LOSS_MAPPING[key](logits=torch.ones(1, 2, 3), labels=torch.ones(1, 2).long(), **{size: 3})
 
 
-def test_a_loss_of_logits_alone_is_an_error() -> None:
+def test_a_loss_of_logits_alone_is_an_error():
     slot = OpSlot("cross_entropy_loss", "causal")
     slot.bind("veomni_hook_torch")
     labels = torch.ones(1, 4, dtype=torch.int64)
@@ -143,7 +141,7 @@ def test_a_loss_of_logits_alone_is_an_error() -> None:
 
 
 @places
-def test_under_sequence_parallelism_labels_are_shifted_already(name, device, monkeypatch) -> None:
+def test_under_sequence_parallelism_labels_are_shifted_already(name, device, monkeypatch):
     from veomni.distributed import parallel_state
 
     slot = OpSlot("cross_entropy_loss", "causal")

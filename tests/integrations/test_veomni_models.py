@@ -1,9 +1,6 @@
 """Whole models of VeOmni, built by its own builder with our kernels by name, against its eager code."""
 
-from __future__ import annotations
-
 import sys
-from typing import Any
 
 import pytest
 import torch
@@ -27,13 +24,13 @@ FIELDS = sorted({each.field for each in register().kernels})
 OTHERS = {"causal_conv1d_implementation": "eager", "chunk_gated_delta_rule_implementation": "eager"}
 
 
-def chosen(name: str, **others: str) -> OpsImplementationConfig:
+def chosen(name, **others):
     return OpsImplementationConfig(
         attn_implementation="eager", **OTHERS, **{**dict.fromkeys(FIELDS, name), **others}
     )
 
 
-def built(config: Any, ops: OpsImplementationConfig, device: str, dtype: str = "float32") -> Any:
+def built(config, ops, device, dtype="float32"):
     model = build_foundation_model(config, torch_dtype=dtype, init_device=device, ops_implementation=ops)
     torch.manual_seed(0)
     for parameter in model.parameters():
@@ -41,7 +38,7 @@ def built(config: Any, ops: OpsImplementationConfig, device: str, dtype: str = "
     return model.train()
 
 
-def step(model: Any, device: str, **options: Any) -> list[torch.Tensor]:
+def step(model, device, **options):
     """Return what a training step computes: loss or log-probabilities, and every gradient."""
     torch.manual_seed(1)
     ids = torch.randint(0, 99, (2, 11)).to(device)
@@ -61,7 +58,7 @@ def step(model: Any, device: str, **options: Any) -> list[torch.Tensor]:
 
 
 @places
-def test_qwen3_moe_bound_by_name_trains_like_the_eager_code(name, device) -> None:
+def test_qwen3_moe_bound_by_name_trains_like_the_eager_code(name, device):
     config = Qwen3MoeConfig(
         **SMALL, head_dim=16, num_experts=4, num_experts_per_tok=2, output_router_logits=True, mlp_only_layers=[0],
         architectures=["Qwen3MoeForCausalLM"],
@@ -85,7 +82,7 @@ def test_qwen3_moe_bound_by_name_trains_like_the_eager_code(name, device) -> Non
 @places
 def test_deepseek_v3_gets_the_norm_from_the_older_registry_and_experts_by_the_pointer(
     name, device, monkeypatch
-) -> None:
+):
     from veomni.models.transformers.deepseek_v3.generated import patched_modeling_deepseek_v3_gpu as home
 
     monkeypatch.setattr(home.DeepseekV3RMSNorm, "forward", home.DeepseekV3RMSNorm.forward)

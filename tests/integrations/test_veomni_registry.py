@@ -1,7 +1,5 @@
 """Our kernels in VeOmni's registry, bound by name to VeOmni's own slots and compared with its eager code."""
 
-from __future__ import annotations
-
 import copy
 import logging
 
@@ -51,7 +49,7 @@ def registered():
     return register()
 
 
-def compared(case: Case, name: str, dtype: torch.dtype) -> None:
+def compared(case, name, dtype):
     case.slot.bind("eager")
     expected = results(case)
     case.slot.bind(name)
@@ -66,14 +64,14 @@ def compared(case: Case, name: str, dtype: torch.dtype) -> None:
 @places
 @dtypes
 @pytest.mark.parametrize("make", CASES, ids=lambda make: make.__name__)
-def test_a_bound_slot_computes_what_the_eager_code_does(make, name, device, dtype) -> None:
+def test_a_bound_slot_computes_what_the_eager_code_does(make, name, device, dtype):
     compared(make(device, dtype), name, dtype)
 
 
 @pytest.mark.parametrize(
     "make", [one_plus_rms_norm, unweighted_rms_norm, swiglu_mlp, rotary, partial_rotary, vision_rotary]
 )
-def test_in_16_bits_they_round_where_the_eager_code_does(make) -> None:
+def test_in_16_bits_they_round_where_the_eager_code_does(make):
     case = make("cpu", torch.bfloat16)
     case.slot.bind("eager")
     expected = results(case)
@@ -83,7 +81,7 @@ def test_in_16_bits_they_round_where_the_eager_code_does(make) -> None:
 
 
 @places
-def test_a_limit_of_the_experts_module_is_applied(name, device) -> None:
+def test_a_limit_of_the_experts_module_is_applied(name, device):
     home = generated("deepseek_v4")
     slot = OpSlot("moe_experts", "standard")
     slot.bind(name)
@@ -96,13 +94,13 @@ def test_a_limit_of_the_experts_module_is_applied(name, device) -> None:
     assert far(found, results(case)) < TOLERANCES[torch.float32]
 
 
-def test_vision_tables_get_their_heads_before_the_last_dimension() -> None:
+def test_vision_tables_get_their_heads_before_the_last_dimension():
     case = vision_rotary("cpu", torch.float32)
     case = case._replace(inputs=tuple(each[None] for each in case.inputs))
     compared(case, "veomni_hook_torch", torch.float32)
 
 
-def test_the_comparison_can_fail() -> None:
+def test_the_comparison_can_fail():
     case = rms_norm("cpu", torch.float32)
     case.slot.bind("eager")
     expected = results(case)
@@ -112,7 +110,7 @@ def test_the_comparison_can_fail() -> None:
 
 @places
 @dtypes
-def test_the_gated_norm_is_a_module_like_upstreams(name, device, dtype) -> None:
+def test_the_gated_norm_is_a_module_like_upstreams(name, device, dtype):
     home = generated("qwen3_5")
     slot = OpSlot("rms_norm_gated", "standard")
     slot.bind(name)
@@ -131,7 +129,7 @@ def test_the_gated_norm_is_a_module_like_upstreams(name, device, dtype) -> None:
 
 @places
 @pytest.mark.parametrize("limit", [None, 0.5])
-def test_the_experts_behind_veomnis_pointer(name, device, limit, monkeypatch) -> None:
+def test_the_experts_behind_veomnis_pointer(name, device, limit, monkeypatch):
     monkeypatch.setattr(moe, "_fused_moe_forward", None)
     moe.apply_veomni_fused_moe_patch(name)
     assert moe._fused_moe_forward.__name__ == f"{name}_fused_moe_forward"
@@ -152,7 +150,7 @@ def test_the_experts_behind_veomnis_pointer(name, device, limit, monkeypatch) ->
         moe.fused_moe_forward(EXPERTS, weights, index, case.inputs[0], None, up, module.down_proj)
 
 
-def test_expert_parallelism_is_refused_when_a_slot_is_bound_and_when_it_is_called(monkeypatch) -> None:
+def test_expert_parallelism_is_refused_when_a_slot_is_bound_and_when_it_is_called(monkeypatch):
     from veomni.distributed import parallel_state
 
     case = experts("cpu", torch.float32)
@@ -166,14 +164,14 @@ def test_expert_parallelism_is_refused_when_a_slot_is_bound_and_when_it_is_calle
 
 
 @pytest.mark.parametrize("op", entries.LEGACY)
-def test_the_older_registry_has_the_names(op) -> None:
+def test_the_older_registry_has_the_names(op):
     for backend in ("torch", "triton", "npu"):
         assert get_op(op).backends[f"veomni_hook_{backend}"].entry == entries.entry(op, backend)
     with pytest.raises(AttributeError, match="no_such"):
         _ = entries.no_such
 
 
-def test_a_norms_forward_reads_either_name_of_its_epsilon() -> None:
+def test_a_norms_forward_reads_either_name_of_its_epsilon():
     case = rms_norm("cpu", torch.float32)
     case.slot.bind("eager")
     expected = case.module(case.inputs[0])
@@ -185,13 +183,13 @@ def test_a_norms_forward_reads_either_name_of_its_epsilon() -> None:
 FIELDS = sorted({each.field for each in register().kernels})
 
 
-def test_the_configuration_takes_the_names() -> None:
+def test_the_configuration_takes_the_names():
     for name in ("veomni_hook_torch", "veomni_hook_triton", "veomni_hook_npu"):
         config = OpsImplementationConfig(attn_implementation="eager", **dict.fromkeys(FIELDS, name))
         assert {getattr(config, field) for field in FIELDS} == {name}
 
 
-def test_on_an_npu_the_configuration_takes_those_that_run_there(monkeypatch) -> None:
+def test_on_an_npu_the_configuration_takes_those_that_run_there(monkeypatch):
     from veomni.utils import import_utils
 
     monkeypatch.setattr(import_utils, "is_torch_npu_available", lambda: True)
@@ -207,7 +205,7 @@ def test_on_an_npu_the_configuration_takes_those_that_run_there(monkeypatch) -> 
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the hardware is there")
-def test_hardware_that_is_missing_is_veomnis_error() -> None:
+def test_hardware_that_is_missing_is_veomnis_error():
     for name, needed in (("veomni_hook_triton", "gpu"), ("veomni_hook_npu", "npu")):
         with pytest.raises(RuntimeError, match=f"requires device_type='{needed}'"):
             OpSlot("rms_norm", "standard").bind(name)
@@ -219,7 +217,7 @@ def test_hardware_that_is_missing_is_veomnis_error() -> None:
         OpSlot("rms_norm", "standard").bind("veomni_hook_tritno")
 
 
-def test_a_second_registration_changes_nothing(registered) -> None:
+def test_a_second_registration_changes_nothing(registered):
     before = copy.deepcopy(kernel_registry.KERNEL_REGISTRY._specs)
     functions = cross_entropy.install_loss_mapping, moe.apply_veomni_fused_moe_patch
     assert register("torch").kernels == tuple(
@@ -233,7 +231,7 @@ def test_a_second_registration_changes_nothing(registered) -> None:
     assert len(registered.kernels) == 39 and not STATE.handles
 
 
-def test_a_registration_prints_a_table(registered) -> None:
+def test_a_registration_prints_a_table(registered):
     lines = repr(registered).splitlines()
     assert lines[0] == "registered in VeOmni: veomni_hook_torch, veomni_hook_triton, veomni_hook_npu"
     assert any(
@@ -242,7 +240,7 @@ def test_a_registration_prints_a_table(registered) -> None:
     assert "  veomni.ops.kernels.moe.apply_veomni_fused_moe_patch" in lines
 
 
-def test_other_names_are_veomnis_own() -> None:
+def test_other_names_are_veomnis_own():
     assert cross_entropy.install_loss_mapping("eager") == "CrossEntropy (eager)"
     with pytest.raises(ValueError, match="Unknown cross_entropy_loss_implementation: 'nothing'"):
         cross_entropy.install_loss_mapping("nothing")
@@ -250,28 +248,28 @@ def test_other_names_are_veomnis_own() -> None:
         moe.apply_veomni_fused_moe_patch("nothing")
 
 
-def without_field(monkeypatch) -> str:
+def without_field(monkeypatch):
     monkeypatch.delattr(arguments_types, "_NPU_ALLOWED")
     return "has no '_NPU_ALLOWED'"
 
 
-def other_signature(monkeypatch) -> str:
+def other_signature(monkeypatch):
     monkeypatch.setattr(cross_entropy, "install_loss_mapping", lambda name: name)
     return "install_loss_mapping has no parameter 'impl'"
 
 
-def no_slot(monkeypatch) -> str:
+def no_slot(monkeypatch):
     monkeypatch.delitem(kernel_registry.KERNEL_REGISTRY._specs, ("rms_norm", "standard"))
     return "nothing for op 'rms_norm', variant 'standard'"
 
 
-def other_spec(monkeypatch) -> str:
+def other_spec(monkeypatch):
     monkeypatch.setattr(kernel_registry, "KernelSpec", int)
     return "KernelSpec has no field 'name'"
 
 
 @pytest.mark.parametrize("change", [without_field, other_signature, no_slot, other_spec])
-def test_another_veomni_is_an_error_and_nothing_is_registered(change, monkeypatch) -> None:
+def test_another_veomni_is_an_error_and_nothing_is_registered(change, monkeypatch):
     registry = copy.deepcopy(kernel_registry.KERNEL_REGISTRY)
     for bucket in registry._specs.values():
         for name in [each for each in bucket if each.startswith("veomni_hook")]:
@@ -284,7 +282,7 @@ def test_another_veomni_is_an_error_and_nothing_is_registered(change, monkeypatc
     assert not any("veomni_hook" in name for bucket in registry._specs.values() for name in bucket)
 
 
-def test_calls_that_a_kernel_refuses_run_its_formula_with_one_warning(caplog) -> None:
+def test_calls_that_a_kernel_refuses_run_its_formula_with_one_warning(caplog):
     case = rms_norm("cpu", torch.float64)
     case.slot.bind("eager")
     expected = results(case)
@@ -299,7 +297,7 @@ def test_calls_that_a_kernel_refuses_run_its_formula_with_one_warning(caplog) ->
     caplog.clear()
 
 
-def test_an_unweighted_norm_has_no_weight() -> None:
+def test_an_unweighted_norm_has_no_weight():
     slot = unweighted_rms_norm("cpu", torch.float32).slot
     slot.bind("veomni_hook_torch")
     with pytest.raises(KernelError, match="called with a weight"):
@@ -308,7 +306,7 @@ def test_an_unweighted_norm_has_no_weight() -> None:
 
 
 @places
-def test_bound_slots_compile_into_one_graph(name, device) -> None:
+def test_bound_slots_compile_into_one_graph(name, device):
     # On a GPU, torch has no grouped products in float32.
     dtype = torch.float32 if device == "cpu" else torch.bfloat16
     for make in CASES:
@@ -331,11 +329,11 @@ def any_hardware(monkeypatch):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="compiled and run on the GPU by the tests above")
 @pytest.mark.parametrize("make", CASES, ids=lambda make: make.__name__)
-def test_triton_kernels_take_these_calls_in_their_interpreter(make, any_hardware) -> None:
+def test_triton_kernels_take_these_calls_in_their_interpreter(make, any_hardware):
     compared(make("cpu", torch.float32), "veomni_hook_triton", torch.float32)
 
 
 @pytest.mark.parametrize("make", CASES, ids=lambda make: make.__name__)
-def test_kernels_for_ascend_take_these_calls_with_the_double_of_torch_npu(make, any_hardware, called) -> None:
+def test_kernels_for_ascend_take_these_calls_with_the_double_of_torch_npu(make, any_hardware, called):
     compared(make("cpu", torch.float32), "veomni_hook_npu", torch.float32)
     assert called or make is unweighted_rms_norm  # for which torch_npu has no operator

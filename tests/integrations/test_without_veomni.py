@@ -1,10 +1,6 @@
 """`register` where VeOmni is not installed, or is installed without what it needs."""
 
-from __future__ import annotations
-
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -15,7 +11,7 @@ from veomni_hook.integrations.veomni.registration import _OFFERS
 
 
 @pytest.fixture
-def no_veomni(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def no_veomni(monkeypatch):
     loaded = {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] == "veomni"}
     yield
     for name in [name for name in sys.modules if name.partition(".")[0] == "veomni"]:
@@ -23,32 +19,32 @@ def no_veomni(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     sys.modules.update(loaded)
 
 
-def put(folder: Path, files: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def put(folder, files, monkeypatch):
     for name, text in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
     monkeypatch.syspath_prepend(folder)
 
 
-def test_every_offer_has_a_kernel_of_every_backend() -> None:
+def test_every_offer_has_a_kernel_of_every_backend():
     for offer in _OFFERS:
         assert [kernel_of(*offer.ours, backend).backend for backend in BACKENDS] == [*BACKENDS]
     with pytest.raises(KernelError, match="rms_norm/unweighted has no 'cuda' kernel"):
         kernel_of("rms_norm", "unweighted", "cuda")
 
 
-def test_an_unknown_backend_is_an_error_that_lists_the_others() -> None:
+def test_an_unknown_backend_is_an_error_that_lists_the_others():
     with pytest.raises(KernelError, match=r"no backend 'cuda'[\s\S]*backends: torch, triton, npu"):
         register("torch", "cuda")
 
 
-def test_a_missing_veomni_is_named(no_veomni: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_veomni_is_named(no_veomni, monkeypatch):
     monkeypatch.setitem(sys.modules, "veomni", None)
     with pytest.raises(KernelError, match=r"the package veomni is not installed[\s\S]*pip install"):
         register()
 
 
-def test_a_package_that_veomni_needs_is_named(no_veomni: None, tmp_path: Path, monkeypatch) -> None:
+def test_a_package_that_veomni_needs_is_named(no_veomni, tmp_path, monkeypatch):
     put(
         tmp_path, {"veomni/__init__.py": "", "veomni/ops/__init__.py": "import not_there_at_all"}, monkeypatch
     )
@@ -56,7 +52,7 @@ def test_a_package_that_veomni_needs_is_named(no_veomni: None, tmp_path: Path, m
         register()
 
 
-def test_a_veomni_for_other_releases_is_an_error(no_veomni: None, tmp_path: Path, monkeypatch) -> None:
+def test_a_veomni_for_other_releases_is_an_error(no_veomni, tmp_path, monkeypatch):
     files = {"veomni/__init__.py": "", "veomni/ops/__init__.py": "from transformers import NotThereAtAll"}
     put(tmp_path, files, monkeypatch)
     with pytest.raises(
@@ -65,7 +61,7 @@ def test_a_veomni_for_other_releases_is_an_error(no_veomni: None, tmp_path: Path
         register()
 
 
-def test_a_veomni_without_a_registry_is_an_error(no_veomni: None, tmp_path: Path, monkeypatch) -> None:
+def test_a_veomni_without_a_registry_is_an_error(no_veomni, tmp_path, monkeypatch):
     put(tmp_path, {"veomni/__init__.py": "", "veomni/ops/__init__.py": ""}, monkeypatch)
     with pytest.raises(KernelError, match=r"there is no module veomni\.ops\.kernel_registry"):
         register()

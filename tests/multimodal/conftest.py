@@ -6,7 +6,7 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -30,13 +30,13 @@ def _environment(cache: Path, changes: dict[str, str]) -> dict[str, str]:
 
 
 @pytest.fixture(scope="session")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def cache(tmp_path_factory):
     """Patched modules, for every process of these tests."""
     return shared_folder(tmp_path_factory) / "multimodal_cache"
 
 
 @pytest.fixture(scope="session")
-def facts(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Iterator[Facts]:
+def facts(tmp_path_factory, cache):
     """Runs a module of facts in a process of its own, with these variables, and returns what it prints."""
     folder = tmp_path_factory.mktemp("facts")
     servers: list[subprocess.Popen[str]] = []
@@ -84,7 +84,7 @@ def facts(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Iterator[Fac
 
 
 @pytest.fixture(scope="session")
-def facts_on_gpu(cache: Path) -> Facts:
+def facts_on_gpu(cache):
     """`facts` in a process that is started, not forked, for CUDA."""
 
     def run(module: str, *arguments: str, **changes: str) -> str:

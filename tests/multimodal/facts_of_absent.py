@@ -31,11 +31,7 @@ FAMILIES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         {
             "text_config": {"model_type": "mistral", **_TEXT},
             "vision_config": {
-                "model_type": "pixtral",
-                **_SIZES,
-                "head_dim": 8,
-                "patch_size": 4,
-                "image_size": 32,
+                "model_type": "pixtral", **_SIZES, "head_dim": 8, "patch_size": 4, "image_size": 32,
             },
             "vision_feature_layer": -1,
         },
@@ -61,19 +57,15 @@ FAMILIES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "gemma4": (
         {
             "text_config": {
-                **_TEXT,
-                "vocab_size_per_layer_input": 64,
-                "hidden_size_per_layer_input": 0,
-                "layer_types": ["full_attention"],
-                "num_kv_shared_layers": 0,
-                "global_head_dim": 8,
+                **_TEXT, "vocab_size_per_layer_input": 64, "hidden_size_per_layer_input": 0,
+                "layer_types": ["full_attention"], "num_kv_shared_layers": 0, "global_head_dim": 8,
             },
             "vision_config": {**_SIZES, "num_key_value_heads": 2, "head_dim": 8, "patch_size": 4},
             "audio_config": {**_SIZES, "output_proj_dims": 16},
         },
         ("vision_tower", "audio_tower"),
     ),
-}
+}  # fmt: skip
 
 
 def small(family: str) -> nn.Module:

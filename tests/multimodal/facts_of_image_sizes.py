@@ -25,10 +25,7 @@ PARTS = {name: FAMILIES["mistral3"][0][name] for name in ("text_config", "vision
 #: The fields of each family, and how many tokens two images of 4 x 4 and 2 x 4 patches have.
 MODELS: dict[str, tuple[dict[str, Any], int]] = {
     "mistral3": ({**FAMILIES["mistral3"][0], "spatial_merge_size": 2}, 4 + 2),
-    "llava": (
-        {**PARTS, "vision_feature_select_strategy": "full", "vision_feature_layer": -1},
-        16 + 8,
-    ),
+    "llava": ({**PARTS, "vision_feature_select_strategy": "full", "vision_feature_layer": -1}, 16 + 8),
 }
 
 

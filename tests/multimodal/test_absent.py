@@ -55,7 +55,7 @@ class Sized(nn.Conv2d):
 
 
 @pytest.fixture
-def shared(monkeypatch: pytest.MonkeyPatch) -> None:
+def shared(monkeypatch):
     """Two processes share every tower."""
     monkeypatch.setattr(absent.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(absent.distributed, "get_world_size", lambda: 2)
@@ -66,7 +66,7 @@ def shared(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("scale", [1.0, float("inf"), float("nan")])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.usefixtures("shared")
-def test_embeddings_keep_their_values(scale: float, dtype: torch.dtype) -> None:
+def test_embeddings_keep_their_values(scale, dtype):
     model = Model(scale, image_size=5)
     embeds = torch.randn(2, 3, 4, dtype=dtype).transpose(0, 1).requires_grad_()
     out = model.run(embeds)
@@ -80,7 +80,7 @@ def test_embeddings_keep_their_values(scale: float, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.usefixtures("shared")
-def test_what_upstream_does_not_use_gets_no_gradient() -> None:
+def test_what_upstream_does_not_use_gets_no_gradient():
     model = Model(image_size=5)
     model.run(torch.zeros(1, 1, 4), outputs=("pooler_output",)).sum().backward()
     assert model.unused.grad is None
@@ -90,7 +90,7 @@ def test_what_upstream_does_not_use_gets_no_gradient() -> None:
 
 
 @pytest.mark.usefixtures("shared")
-def test_random_states_and_statistics_are_as_before() -> None:
+def test_random_states_and_statistics_are_as_before():
     model = Model(image_size=5)
     before = [each.clone() for each in model.tower.buffers()]
     own, state = list(model.tower.buffers()), torch.get_rng_state()
@@ -103,7 +103,7 @@ def test_random_states_and_statistics_are_as_before() -> None:
 
 
 @pytest.mark.usefixtures("shared")
-def test_nothing_runs_in_steps_of_decoding() -> None:
+def test_nothing_runs_in_steps_of_decoding():
     model = Model(image_size=5).eval()
     embeds = torch.zeros(1, 1, 4)
     assert model.run(embeds) is embeds
@@ -112,14 +112,14 @@ def test_nothing_runs_in_steps_of_decoding() -> None:
     assert model.calls == 1
 
 
-def test_nothing_runs_in_one_process() -> None:
+def test_nothing_runs_in_one_process():
     model = Model(image_size=5)
     embeds = torch.zeros(1, 1, 4)
     assert model.run(embeds) is embeds
     assert model.calls == 0
 
 
-def test_one_process_compiles_without_breaks() -> None:
+def test_one_process_compiles_without_breaks():
     model = Model(image_size=5)
     compiled = torch.compile(model.run, fullgraph=True, backend="eager")
     embeds = torch.randn(1, 2, 4)
@@ -127,7 +127,7 @@ def test_one_process_compiles_without_breaks() -> None:
 
 
 @pytest.mark.usefixtures("shared")
-def test_an_unknown_size_is_said_once() -> None:
+def test_an_unknown_size_is_said_once():
     model = Model()
     embeds = torch.zeros(1, 1, 4)
     with pytest.warns(VeomniHookWarning, match="Model cannot call its tower .* image_size") as said:
@@ -138,13 +138,13 @@ def test_an_unknown_size_is_said_once() -> None:
 
 
 @pytest.mark.usefixtures("shared")
-def test_an_unknown_size_is_an_error_in_strict_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_size_is_an_error_in_strict_mode(monkeypatch):
     monkeypatch.setenv("VEOMNI_STRICT", "1")
     with pytest.raises(ParallelError, match="image_size"):
         Model().run(torch.zeros(1, 1, 4))
 
 
-def test_placeholders_have_the_sizes_of_the_tower() -> None:
+def test_placeholders_have_the_sizes_of_the_tower():
     def of(names: tuple[str, ...], layer: nn.Module, **config: Any) -> list[Any]:
         layout = config.pop("layout", "")
         layer.config = SimpleNamespace(**config)
@@ -203,7 +203,7 @@ def test_placeholders_have_the_sizes_of_the_tower() -> None:
 
 
 @pytest.mark.parametrize("names", [("pixel_values", "image_grid_thw"), ("input_features", "audio_mask")])
-def test_placeholders_are_where_the_embeddings_are(names: tuple[str, ...]) -> None:
+def test_placeholders_are_where_the_embeddings_are(names):
     layer = nn.Linear(12, 8)
     layer.config = SimpleNamespace(spatial_merge_size=1)
     made = placeholders(names, [layer], dtype=torch.float32, device=torch.device("meta"))
@@ -211,7 +211,7 @@ def test_placeholders_are_where_the_embeddings_are(names: tuple[str, ...]) -> No
 
 
 @pytest.mark.usefixtures("shared")
-def test_an_error_of_the_tower_says_what_it_was_called_with() -> None:
+def test_an_error_of_the_tower_says_what_it_was_called_with():
     model = Model(image_size=1)  # smaller than the kernel of its convolution
     with pytest.raises(RuntimeError) as raised:
         model.run(torch.zeros(1, 1, 4))
@@ -228,7 +228,7 @@ CALLS = {
 
 
 @pytest.mark.slow
-def test_towers_of_many_forms_take_their_smallest_input(facts) -> None:
+def test_towers_of_many_forms_take_their_smallest_input(facts):
     found = json.loads(facts("facts_of_absent", FACTS_HOOK="1", VEOMNI_STRICT="1").splitlines()[-1])
     assert found.keys() == CALLS.keys()
     for family, (calls, without) in CALLS.items():

@@ -21,14 +21,14 @@ def on_gpu():
 
 
 @pytest.fixture
-def asserted(monkeypatch) -> list[tuple[torch.Tensor, str]]:
+def asserted(monkeypatch):
     """What is asserted on a device."""
     found: list[tuple[torch.Tensor, str]] = []
     monkeypatch.setattr(torch, "_assert_async", lambda condition, message: found.append((condition, message)))
     return found
 
 
-def text(n: Any, features: torch.Tensor) -> Any:
+def text(n, features):
     return lambda n=n: f"tokens: {n}, features: {features.shape[0]}"
 
 

@@ -22,7 +22,7 @@ TOLERANCE, NOISE = 1e-4, 1e-10
 
 
 @pytest.fixture
-def steps(facts, family, tmp_path_factory) -> list[Any]:
+def steps(facts, family, tmp_path_factory):
     """What every step of a family computes, without the hook and with it, and the ops that kernels ran of."""
     folder = tmp_path_factory.mktemp("steps")
 

@@ -1,16 +1,11 @@
 """What the setting `host_values` notes when a batch goes to a device, and that its specs reach both ways there."""
 
-from __future__ import annotations
-
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 from accelerate.utils import send_to_device
 from transformers import BatchFeature
 
+from tests.processes import outputs, started
 from veomni_hook.kernels.shared.host_values import known_copy
 from veomni_hook.multimodal import batches
 
@@ -70,18 +65,7 @@ print(_KNOWN[id(moved)].copy.tolist() if id(moved) in _KNOWN else None)
 @pytest.mark.slow
 @pytest.mark.parametrize("on", ["1", pytest.param("0", marks=pytest.mark.slow)])
 def test_accelerate_and_trainer(on, tmp_path):
-    environment = {
-        **os.environ, "VEOMNI_HOST_VALUES": on, "VEOMNI_CACHE_DIR": str(tmp_path), "VEOMNI_STRICT": "1",
-    }  # fmt: skip
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    out, _ = outputs(started("-c", SCRIPT, cache=tmp_path, VEOMNI_HOST_VALUES=on, VEOMNI_STRICT="1"))
     known = [[[each, 2]] for each in range(4)], [3, 2]
     expected = known if on == "1" else ([None] * 4, None)
-    assert done.stdout.splitlines() == [str(each) for each in expected]
+    assert out.splitlines() == [str(each) for each in expected]

@@ -42,7 +42,7 @@ TAKEN = pytest.mark.skipif(RELEASE < Version("5.9"), reason="towers of this rele
 INTERPOLATION = "bilinear" if RELEASE < Version("5.17") else "interp"
 
 
-def given(made: Any, inputs: dict[str, Any]) -> dict[str, Any]:
+def given(made, inputs):
     """What the model takes of a batch: what its forward names, and the metadata."""
     named = accepted(made, inputs)
     return {**named, **{name: each for name, each in inputs.items() if name.startswith(("image_", "video_"))}}
@@ -189,7 +189,7 @@ def test_sizes_of_no_images_have_no_metadata(family):
     assert found["image_grid_thw"].shape == (0, 3)
 
 
-def video_with_sound(family: str) -> dict[str, Any]:
+def video_with_sound(family):
     """A batch with a video whose sound is between its tokens."""
     inputs = batch(family, [[("text", 3), ("video", (2, 4, 4)), ("audio", 90), ("text", 2)]])
     (ids,) = inputs["input_ids"].tolist()
@@ -228,7 +228,7 @@ def test_generation_takes_what_the_model_names():
     assert torch.equal(made.generate(**accepted(made, found), **options), expected)
 
 
-def collate(samples: list[tuple[str, str]]) -> dict[str, Any]:
+def collate(samples):
     """A batch by family and name, as a collator makes it of samples."""
     ((family, name),) = samples
     return batch(family, batches(family)[name])

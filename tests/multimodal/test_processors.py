@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from tests.multimodal.conftest import Facts
 from tests.once import once
 from veomni_hook.errors import InputError
 from veomni_hook.multimodal.processor_inputs import expected
@@ -20,7 +19,7 @@ FAMILIES = ("qwen2_5_omni", "qwen3_omni_moe")
 
 
 @pytest.fixture(scope="module")
-def both(facts: Facts, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dict[str, Any]]:
+def both(facts, tmp_path_factory):
     def found() -> tuple[dict[str, Any], dict[str, Any]]:
         one, other = facts("facts_of_processors"), facts("facts_of_processors", VEOMNI_PATCHES=FIX)
         return json.loads(one.splitlines()[-1]), json.loads(other.splitlines()[-1])
@@ -30,14 +29,14 @@ def both(facts: Facts, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[s
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_empty_lists_are_none(both: tuple[dict[str, Any], dict[str, Any]], family: str) -> None:
+def test_empty_lists_are_none(both, family):
     upstream, fixed = both[0][family], both[1][family]
     assert "Error" in upstream["empty"]  # the reason for the fix
     assert fixed["empty"] == fixed["no audios"] == fixed["none"] == upstream["none"]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_audios_is_audio(both: tuple[dict[str, Any], dict[str, Any]], family: str) -> None:
+def test_audios_is_audio(both, family):
     upstream, fixed = both[0][family], both[1][family]
     assert upstream["audios"] != upstream["audio"]
     assert fixed["audios"] == fixed["audio"] == upstream["audio"]
@@ -46,11 +45,11 @@ def test_audios_is_audio(both: tuple[dict[str, Any], dict[str, Any]], family: st
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_what_is_given_is_processed(both: tuple[dict[str, Any], dict[str, Any]], family: str) -> None:
+def test_what_is_given_is_processed(both, family):
     assert both[1][family]["image"] == "RuntimeError: asked for an image or a video"
 
 
-def test_commands_take_processing_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_take_processing_modules(monkeypatch):
     module = "transformers.models.qwen3_omni_moe.processing_qwen3_omni_moe"
     shown = CliRunner().invoke(app, ["diff", module, "--config", FIX])
     assert shown.exit_code == 0 and "+        if (veomni_inputs := veomni_expected(" in shown.stdout
@@ -61,14 +60,14 @@ def test_commands_take_processing_modules(monkeypatch: pytest.MonkeyPatch) -> No
     assert [(row["config"], row["installed"]) for row in listed["configs"]] == [(f"{FIX}:config", True)]
 
 
-def test_expected_inputs_are_left_alone() -> None:
+def test_expected_inputs_are_left_alone():
     image, others = np.zeros((2, 2)), {"padding": True}
     assert expected(None, None, None, others) is None
     assert expected(image, [image], (image,), others) is None
     assert expected("path", np.zeros(0), [[]], {}) is None
 
 
-def test_other_inputs_are_replaced_and_not_changed() -> None:
+def test_other_inputs_are_replaced_and_not_changed():
     others = {"audios": (), "padding": True}
     nothing = {"images": None, "videos": None, "audio": None}
     assert expected(None, None, None, others) == nothing | {"padding": True}
@@ -77,6 +76,6 @@ def test_other_inputs_are_replaced_and_not_changed() -> None:
     assert expected(None, None, None, {"audios": [2]}) == nothing | {"audio": [2]}
 
 
-def test_both_names_are_an_error() -> None:
+def test_both_names_are_an_error():
     with pytest.raises(InputError, match="both audio= and audios="):
         expected(None, None, [], {"audios": [1]})

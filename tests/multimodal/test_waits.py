@@ -20,7 +20,7 @@ RUN = tuple(family for family in FAMILIES if not (EARLY and family.startswith("q
 
 
 @pytest.fixture
-def waits(facts, family, tmp_path_factory) -> dict[str, Any]:
+def waits(facts, family, tmp_path_factory):
     def found() -> Any:
         return json.loads(facts("facts_of_waits", family, FACTS_HOOK="1", VEOMNI_STRICT="1"))
 
@@ -66,7 +66,7 @@ def test_without_the_hook_it_waits_many_times(facts):
 
 
 @pytest.fixture(scope="module")
-def towers(facts, tmp_path_factory) -> Any:
+def towers(facts, tmp_path_factory):
     return once(tmp_path_factory, "towers", lambda: json.loads(facts("facts_of_towers")))
 
 

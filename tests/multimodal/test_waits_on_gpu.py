@@ -1,9 +1,6 @@
 """When the host of a real GPU waits in a training step, as `torch.cuda.set_sync_debug_mode` tells it."""
 
-from __future__ import annotations
-
 import json
-from typing import Any
 
 import pytest
 import torch
@@ -17,7 +14,7 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def waits(facts_on_gpu) -> dict[str, Any]:
+def waits(facts_on_gpu):
     return json.loads(facts_on_gpu("facts_of_waits_on_gpu", FACTS_HOOK="1", VEOMNI_STRICT="1"))
 
 

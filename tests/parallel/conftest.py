@@ -1,7 +1,4 @@
-from __future__ import annotations
-
 import os
-from collections.abc import Iterator
 
 import pytest
 
@@ -9,7 +6,7 @@ from tests.parallel.ranks import Ranks
 
 
 @pytest.fixture(scope="session")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
+def ranks(tmp_path_factory):
     """Groups of ranks, for one case each."""
     shared = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:

@@ -1,17 +1,11 @@
 """Ranks without images, videos or sounds call the towers as often as the others, and nothing else changes."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
-
-from tests.parallel.ranks import Ranks
 
 CLOSE = 1e-4
 
 
-def assert_equal(told: list[dict[str, Any]], *, same_calls: bool = True) -> None:
+def assert_equal(told, *, same_calls=True):
     """Losses and gradients are those of upstream, and ranks call the towers equally often."""
     for each in told:
         assert each["loss"] < 1e-5
@@ -27,7 +21,7 @@ def assert_equal(told: list[dict[str, Any]], *, same_calls: bool = True) -> None
     "arrangement", ["tower", "blocks", "tower and blocks", "root", "DDP", "frozen tower"]
 )
 @pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl"])
-def test_a_rank_without_images(ranks: Ranks, family: str, arrangement: str) -> None:
+def test_a_rank_without_images(ranks, family, arrangement):
     told = ranks.run("absent_cases:facts", 2, family=family, arrangement=arrangement, parts=["image", "text"])
     assert_equal(told)
     # DistributedDataParallel needs one call of a tower; where it is shared, images and videos count each.
@@ -37,7 +31,7 @@ def test_a_rank_without_images(ranks: Ranks, family: str, arrangement: str) -> N
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("parts", [["image", "image"], ["image", "text"], ["text", "video"]])
 @pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl"])
-def test_a_reentrant_checkpoint_allows_one_call(ranks: Ranks, family: str, parts: list[str]) -> None:
+def test_a_reentrant_checkpoint_allows_one_call(ranks, family, parts):
     told = ranks.run(
         "absent_cases:facts", 2, family=family, arrangement="DDP", parts=parts,
         checkpoints="layers, reentrant",
@@ -50,7 +44,7 @@ def test_a_reentrant_checkpoint_allows_one_call(ranks: Ranks, family: str, parts
 @pytest.mark.parametrize(
     "family", ["qwen2_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "glm4v", "qwen2_5_omni"]
 )
-def test_a_rank_without_images_in_other_families(ranks: Ranks, family: str) -> None:
+def test_a_rank_without_images_in_other_families(ranks, family):
     told = ranks.run(
         "absent_cases:facts", 2, family=family, arrangement="tower and blocks", parts=["image", "text"]
     )
@@ -60,7 +54,7 @@ def test_a_rank_without_images_in_other_families(ranks: Ranks, family: str) -> N
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("arrangement", ["half, tower and blocks", "half, blocks"])
-def test_half_precision(ranks: Ranks, arrangement: str) -> None:
+def test_half_precision(ranks, arrangement):
     told = ranks.run(
         "absent_cases:facts", 2, family="qwen3_vl", arrangement=arrangement, parts=["image", "text"]
     )
@@ -70,7 +64,7 @@ def test_half_precision(ranks: Ranks, arrangement: str) -> None:
         assert each["calls"] == {"visual": 2}
 
 
-def test_an_image_against_a_video(ranks: Ranks) -> None:
+def test_an_image_against_a_video(ranks):
     assert_equal(
         ranks.run(
             "absent_cases:facts",
@@ -84,7 +78,7 @@ def test_an_image_against_a_video(ranks: Ranks) -> None:
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("arrangement", ["tower and blocks", "DDP"])
-def test_a_choice_of_kernels_does_not_switch_it_off(ranks: Ranks, arrangement: str) -> None:
+def test_a_choice_of_kernels_does_not_switch_it_off(ranks, arrangement):
     told = ranks.run(
         "absent_cases:facts", 2, family="qwen2_5_vl", arrangement=arrangement, parts=["image", "text"],
         kernels="eager",
@@ -96,13 +90,13 @@ def test_a_choice_of_kernels_does_not_switch_it_off(ranks: Ranks, arrangement: s
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("arrangement", ["tower and blocks", "root", "DDP"])
 @pytest.mark.parametrize("parts", [["audio", "text"], ["audio", "image"]])
-def test_sounds(ranks: Ranks, parts: list[str], arrangement: str) -> None:
+def test_sounds(ranks, parts, arrangement):
     told = ranks.run("absent_cases:facts", 2, family="qwen3_omni_moe", arrangement=arrangement, parts=parts)
     assert_equal(told)
     assert told[0]["calls"] == {"visual": 1 if arrangement == "DDP" else 2, "audio_tower": 1}
 
 
-def test_images_of_any_size(ranks: Ranks) -> None:
+def test_images_of_any_size(ranks):
     for told in ranks.run("absent_cases:sized", 2, kernels="torch"):
         assert told["gradients"] < CLOSE
 
@@ -110,7 +104,7 @@ def test_images_of_any_size(ranks: Ranks) -> None:
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("checkpoints", ["layers", "whole", "whole, reentrant"])
 @pytest.mark.parametrize("arrangement", ["tower and blocks", "DDP"])
-def test_checkpoints(ranks: Ranks, arrangement: str, checkpoints: str) -> None:
+def test_checkpoints(ranks, arrangement, checkpoints):
     told = ranks.run(
         "absent_cases:facts", 2, family="qwen3_vl", arrangement=arrangement, parts=["image", "text"],
         checkpoints=checkpoints,
@@ -121,7 +115,7 @@ def test_checkpoints(ranks: Ranks, arrangement: str, checkpoints: str) -> None:
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("arrangement", ["tower and blocks", "root"])
-def test_upstreams_code_alone_does_not_end(ranks: Ranks, arrangement: str) -> None:
+def test_upstreams_code_alone_does_not_end(ranks, arrangement):
     with pytest.raises(AssertionError, match=r"more than 12 s|rank \d"):
         ranks.run(
             "absent_cases:facts", 2, family="qwen3_vl", arrangement=arrangement, parts=["image", "text"],
@@ -131,7 +125,7 @@ def test_upstreams_code_alone_does_not_end(ranks: Ranks, arrangement: str) -> No
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("arrangement", ["tower and blocks", "root", "DDP"])
-def test_evaluation(ranks: Ranks, arrangement: str) -> None:
+def test_evaluation(ranks, arrangement):
     told = ranks.run("absent_cases:evaluated", 2, family="qwen3_vl", arrangement=arrangement)
     # Without gradients, DistributedDataParallel waits for nobody.
     calls = [1, 0] if arrangement == "DDP" else [2, 2]
@@ -140,14 +134,14 @@ def test_evaluation(ranks: Ranks, arrangement: str) -> None:
 
 
 @pytest.mark.slow
-def test_evaluation_with_upstreams_code_alone_does_not_end(ranks: Ranks) -> None:
+def test_evaluation_with_upstreams_code_alone_does_not_end(ranks):
     with pytest.raises(AssertionError, match=r"more than 12 s|rank \d"):
         ranks.run(
             "absent_cases:evaluated", 2, family="qwen3_vl", arrangement="tower", kernels="off", limit=12
         )
 
 
-def test_unused_parameters_that_are_found_need_no_call(ranks: Ranks) -> None:
+def test_unused_parameters_that_are_found_need_no_call(ranks):
     told = ranks.run(
         "absent_cases:facts", 2, family="qwen3_vl", arrangement="DDP, unused", parts=["image", "text"]
     )
@@ -155,6 +149,6 @@ def test_unused_parameters_that_are_found_need_no_call(ranks: Ranks) -> None:
     assert max(each["gradients"] for each in told) < CLOSE
 
 
-def test_one_process_calls_nothing(ranks: Ranks) -> None:
+def test_one_process_calls_nothing(ranks):
     (told,) = ranks.run("absent_cases:facts", 1, family="qwen3_vl", arrangement="tower", parts=["text"])
     assert told["calls"] == {"visual": 0}

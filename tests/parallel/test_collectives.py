@@ -1,26 +1,18 @@
 """Groups and collectives against one process, on 2 and 4 processes."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
-
-from tests.parallel.ranks import Ranks
 
 JOBS = pytest.mark.parametrize(("world", "sizes"), [(2, "sp=2"), (4, "sp=4"), (4, "sp=2")])
 
 
 @pytest.fixture
-def facts(ranks: Ranks, world: int, sizes: str) -> list[dict[str, Any]]:
+def facts(ranks, world, sizes):
     return ranks.once("facts_of_collectives:facts", world, sizes, joined=False, sizes=sizes)
 
 
 @pytest.mark.sample(1)
 @JOBS
-def test_outputs_and_gradients_are_those_of_one_process(
-    facts: list[dict[str, Any]], world: int, sizes: str
-) -> None:
+def test_outputs_and_gradients_are_those_of_one_process(facts, world, sizes):
     for rank in facts:
         numbers = {name: value for name, value in rank.items() if isinstance(value, float)}
         assert len(numbers) > 20
@@ -28,7 +20,7 @@ def test_outputs_and_gradients_are_those_of_one_process(
 
 
 @JOBS
-def test_neighbours_share_sequences_and_data(facts: list[dict[str, Any]], world: int, sizes: str) -> None:
+def test_neighbours_share_sequences_and_data(facts, world, sizes):
     size = int(sizes[-1])
     for rank, told in enumerate(facts):
         first = rank // size * size
@@ -37,7 +29,7 @@ def test_neighbours_share_sequences_and_data(facts: list[dict[str, Any]], world:
 
 
 @JOBS
-def test_errors_say_what_to_do(facts: list[dict[str, Any]], world: int, sizes: str) -> None:
+def test_errors_say_what_to_do(facts, world, sizes):
     told = facts[0]
     assert "torch.distributed is not initialised" in told["not initialised"]
     assert "torchrun" in told["not initialised"]

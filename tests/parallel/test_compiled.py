@@ -1,14 +1,10 @@
 """torch.compile of a model, in one graph, and of its layers, whose sequences two processes share."""
 
-from __future__ import annotations
-
 import pytest
-
-from tests.parallel.ranks import Ranks
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama", "olmo_hybrid"])
 @pytest.mark.parametrize("kind", ["model", "layers with checkpoints"])
-def test_gradients_are_those_of_one_process(ranks: Ranks, kind: str, family: str) -> None:
+def test_gradients_are_those_of_one_process(ranks, kind, family):
     assert ranks.run("facts_of_compiled:compared", 2, "sp=2", kind=kind, family=family)[0] < 1e-5

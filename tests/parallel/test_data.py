@@ -1,20 +1,16 @@
 """Trainer with an unchanged script: two processes that share sequences log what one process logs."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from torch import nn
 
-from tests.parallel.ranks import Ranks
 from veomni_hook.errors import VeomniHookWarning
 from veomni_hook.parallel import data, process
 from veomni_hook.tools.report.parallel import notes_on
 
 
-def test_trainer_logs_what_one_process_logs(ranks: Ranks) -> None:
+def test_trainer_logs_what_one_process_logs(ranks):
     (one,) = ranks.run("facts_of_trainer:logged", 1)
     for told in ranks.run("facts_of_trainer:logged", 2, "sp=2"):
         assert told["losses"] == pytest.approx(one["losses"], rel=1e-4)
@@ -23,16 +19,16 @@ def test_trainer_logs_what_one_process_logs(ranks: Ranks) -> None:
         assert told["predictions"] == one["predictions"] == [6, 16, 48]
 
 
-def test_a_world_that_cannot_be_divided_stops_before_the_first_step(ranks: Ranks) -> None:
+def test_a_world_that_cannot_be_divided_stops_before_the_first_step(ranks):
     with pytest.raises(AssertionError, match="sp=3 does not divide the 2 processes"):
         ranks.run("facts_of_trainer:logged", 2, "sp=3")
 
 
-def accelerator(rank: int, world: int, mesh: Any = None) -> Any:
+def accelerator(rank, world, mesh=None):
     return SimpleNamespace(num_processes=world, process_index=rank, state=SimpleNamespace(device_mesh=mesh))
 
 
-def test_a_parallelism_config_of_the_script_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_parallelism_config_of_the_script_wins(monkeypatch):
     monkeypatch.setattr(process, "_told", None)
     monkeypatch.setattr(process, "_left_out", None)
     process.tell("sp=2,ep=4")
@@ -44,7 +40,7 @@ def test_a_parallelism_config_of_the_script_wins(monkeypatch: pytest.MonkeyPatch
     assert notes_on(nn.Linear(2, 2)) == (process.left_out(),)
 
 
-def test_shares(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shares(monkeypatch):
     monkeypatch.setattr(process, "_told", None)
     process.tell("sp=2")
     assert [(data.index(accelerator(r, 4)), data.count(accelerator(r, 4))) for r in range(4)] == [

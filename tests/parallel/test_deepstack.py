@@ -1,12 +1,8 @@
 """Models that add features of images between their layers, with sequences that two processes share."""
 
-from __future__ import annotations
-
 import pytest
 import transformers
 from packaging.version import Version
-
-from tests.parallel.ranks import Ranks
 
 pytestmark = pytest.mark.skipif(
     Version(transformers.__version__) < Version("5.17"),
@@ -15,15 +11,7 @@ pytestmark = pytest.mark.skipif(
 CLOSE = 1e-5
 
 
-def check(
-    ranks: Ranks,
-    family: str,
-    kernels: str,
-    *batches: str,
-    checkpoint: bool = False,
-    compiled: bool = False,
-    world: int = 2,
-) -> None:
+def check(ranks, family, kernels, *batches, checkpoint=False, compiled=False, world=2):
     told = ranks.run(
         "facts_of_deepstack:facts", world, f"sp={world}", family=family, kernels=kernels, batches=batches,
         checkpoint=checkpoint, compiled=compiled,
@@ -35,31 +23,31 @@ def check(
         assert name == "text" or fact["tower"] > 20
 
 
-def test_rows_are_added_to_the_positions_of_each_process(ranks: Ranks) -> None:
+def test_rows_are_added_to_the_positions_of_each_process(ranks):
     check(ranks, "qwen3_vl", "eager", "images", "at the end", "at the beginning", "image and video")
     check(ranks, "qwen3_vl", "torch", "images", "text")
 
 
-def test_checkpoints(ranks: Ranks) -> None:
+def test_checkpoints(ranks):
     check(ranks, "qwen3_vl", "eager", "images", checkpoint=True)
 
 
 @pytest.mark.slow
-def test_compiled_layers(ranks: Ranks) -> None:
+def test_compiled_layers(ranks):
     check(ranks, "qwen3_vl", "eager", "images", "text", compiled=True)
 
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("family", ["qwen3_vl_moe", "qwen3_omni_moe"])
-def test_other_families(ranks: Ranks, family: str) -> None:
+def test_other_families(ranks, family):
     check(ranks, family, "eager", "images", "at the end", "image and video")
 
 
 @pytest.mark.slow
-def test_four_processes(ranks: Ranks) -> None:
+def test_four_processes(ranks):
     check(ranks, "qwen3_vl", "torch", "images", "at the end", "image and video", world=4)
 
 
-def test_a_mask_of_some_positions_is_refused(ranks: Ranks) -> None:
+def test_a_mask_of_some_positions_is_refused(ranks):
     for told in ranks.run("facts_of_deepstack:refused", 2, "sp=2"):
         assert "mask of the rows that are added between its layers is [1, 4], not [1, 8]" in told

@@ -1,22 +1,17 @@
 """The examples train, and processes that share sequences or experts get the losses of one."""
 
-from __future__ import annotations
-
 import json
-import os
 import socket
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-from tests.parallel.ranks import ROOT, Ranks
+from tests.parallel.ranks import ROOT
+from tests.processes import outputs, started
 
 SEQUENCES = ["plain_loop.py", "trainer.py", "accelerate_loop.py"]
 
 
-def losses(ranks: Ranks, folder: Path, script: str, size: int, setting: str) -> list[float]:
+def losses(ranks, folder, script, size, setting):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -28,17 +23,17 @@ def losses(ranks: Ranks, folder: Path, script: str, size: int, setting: str) -> 
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("script", SEQUENCES)
-def test_two_processes_share_sequences(ranks: Ranks, tmp_path: Path, script: str) -> None:
+def test_two_processes_share_sequences(ranks, tmp_path, script):
     together = losses(ranks, tmp_path, script, 2, "sp=2")
     assert together == pytest.approx(losses(ranks, tmp_path, script, 1, ""), rel=1e-4)
 
 
-def test_two_processes_share_experts(ranks: Ranks, tmp_path: Path) -> None:
+def test_two_processes_share_experts(ranks, tmp_path):
     together = losses(ranks, tmp_path, "experts.py", 2, "ep=2")
     assert together == pytest.approx(losses(ranks, tmp_path, "experts.py", 1, ""), rel=1e-4)
 
 
-def test_those_tests_can_fail(ranks: Ranks, tmp_path: Path) -> None:
+def test_those_tests_can_fail(ranks, tmp_path):
     """Without sp, two processes read other batches."""
     apart = losses(ranks, tmp_path, "plain_loop.py", 2, "")
     assert apart != pytest.approx(losses(ranks, tmp_path, "plain_loop.py", 1, ""), rel=1e-4)
@@ -48,27 +43,9 @@ def test_those_tests_can_fail(ranks: Ranks, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("script", "setting"), [*((each, "sp=2") for each in SEQUENCES), ("experts.py", "ep=2")]
 )
-def test_under_torchrun(tmp_path: Path, script: str, setting: str) -> None:
+def test_under_torchrun(tmp_path, script, setting):
     output = tmp_path / "losses.json"
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("VEOMNI_")}
     path = ROOT / "examples" / "parallel" / script
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"),
-            *(str(path), "--steps", "3", "--output", str(output)),
-        ],
-        env={
-            **environment,
-            "PYTHONPATH": str(ROOT),
-            "OMP_NUM_THREADS": "1",
-            "HF_HUB_OFFLINE": "1",
-            "VEOMNI_PARALLEL": setting,
-        },
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    launched = *("-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"), path
+    outputs(started(*launched, "--steps", "3", "--output", output, cwd=tmp_path, VEOMNI_PARALLEL=setting))
     assert len(json.loads(output.read_text())) == 3

@@ -1,10 +1,6 @@
 """The fused loss where FSDP2 has the head in a unit of its own, with others, tied, or in another precision."""
 
-from __future__ import annotations
-
 import pytest
-
-from tests.parallel.ranks import Ranks
 
 EXACT = [
     "in the root", "alone", "with the norm", "with the norm, kept", "tied", "frozen head", "frozen layers",
@@ -16,7 +12,7 @@ EXACT = [
 @pytest.mark.parametrize(
     ("arrangement", "close"), [*((each, 1e-5) for each in EXACT), ("float32 head", 2e-2)]
 )
-def test_it_trains_as_upstreams_loss_does(ranks: Ranks, arrangement: str, close: float) -> None:
+def test_it_trains_as_upstreams_loss_does(ranks, arrangement, close):
     for told in ranks.run("fsdp_cases:facts", 2, arrangement=arrangement):
         assert told["fused"]
         assert told["losses"] < close

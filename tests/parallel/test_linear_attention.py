@@ -5,13 +5,8 @@ that begin behind a border or in what is read across it. With four processes the
 processes.
 """
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 
-from tests.parallel.ranks import Ranks
 from tests.parallel.test_models import check
 from tests.parallel.test_mutants import found
 
@@ -28,19 +23,19 @@ FAMILIES = [
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_upstreams_code_computes_what_one_process_computes(ranks: Ranks, family: str, world: int) -> None:
+def test_upstreams_code_computes_what_one_process_computes(ranks, family, world):
     check(ranks, world, "eager", *(f"{family}/eager/{each}" for each in UPSTREAMS))
 
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("world", [pytest.param(2, marks=pytest.mark.slow), 4])
-def test_samples_that_share_a_row_stay_apart(ranks: Ranks, family: str, world: int) -> None:
+def test_samples_that_share_a_row_stay_apart(ranks, family, world):
     check(ranks, world, "torch", *(f"{family}/sdpa/{each}" for each in PACKED))
 
 
 @pytest.fixture
-def facts(ranks: Ranks) -> dict[str, Any]:
+def facts(ranks):
     return ranks.once("facts_of_linear_attention:facts", 2, "sp=2")[0]
 
 
@@ -57,11 +52,11 @@ def facts(ranks: Ranks) -> dict[str, Any]:
         ("filled", ["this cache was filled in a pass with gradients"]),
     ],
 )
-def test_refusals(facts: dict[str, Any], name: str, parts: list[str]) -> None:
+def test_refusals(facts, name, parts):
     assert [part for part in parts if part not in facts["refusals"][name]] == [], facts["refusals"][name]
 
 
-def test_a_rule_gets_whole_sequences_and_a_share_of_the_heads(facts: dict[str, Any]) -> None:
+def test_a_rule_gets_whole_sequences_and_a_share_of_the_heads(facts):
     # Key heads 2, value heads 4; 15 positions and a copy of the last; bfloat16 with decays in float32, as mixed precision has them.
     assert facts["seen"] == {
         "shapes": [[2, 16, 1, 6], [2, 16, 2, 4], [2, 16, 2]],
@@ -69,11 +64,11 @@ def test_a_rule_gets_whole_sequences_and_a_share_of_the_heads(facts: dict[str, A
     }
 
 
-def test_dtypes_of_mixed_precision(facts: dict[str, Any]) -> None:
+def test_dtypes_of_mixed_precision(facts):
     assert facts["autocast"] < 0.02
 
 
-def test_explain_says_what_a_rule_gets(facts: dict[str, Any]) -> None:
+def test_explain_says_what_a_rule_gets(facts):
     told = "rules of linear attention get all positions and 2 of 4 value heads"
     assert [told in each for each in facts["explain"]] == [True, True]
 
@@ -88,15 +83,11 @@ MUTANTS = {
     "samples begin a position later": (
         "parallel.linear_attention:_local", "place - start for row", "place - start + 1 for row", "packed/15",
     ),
-    "a rule sees no samples": (
-        "parallel.linear_attention:_recurred", '{**rest, "cu_seqlens": bounds}', "rest", "packed/15",
-    ),
+    "a rule sees no samples": ("parallel.linear_attention:_recurred", '{**rest, "cu_seqlens": bounds}', "rest", "packed/15"),
     "heads in another order": (
         "parallel.linear_attention:_recurred", "return to_positions(output, group), state", "return to_positions(output.flip(2), group), state", "plain/15",
     ),
-    "decays of other channels": (
-        "parallel.linear_attention:_recurred", "call(*wide, g, beta", "call(*wide, g.flip(3), beta", "plain/15",
-    ),
+    "decays of other channels": ("parallel.linear_attention:_recurred", "call(*wide, g, beta", "call(*wide, g.flip(3), beta", "plain/15"),
     "the mask of the first process": (
         "parallel.sequence:part_of_mask", "own_part(mask, 1, sharding.group)", "mask[:, : -(-mask.shape[1] // 2)]", "padded/15",
     ),
@@ -105,7 +96,7 @@ MUTANTS = {
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("name", MUTANTS)
-def test_a_change_in_linear_attention_is_found(ranks: Ranks, name: str) -> None:
+def test_a_change_in_linear_attention_is_found(ranks, name):
     *mutation, case = MUTANTS[name]
     family = "kimi_linear" if "channels" in name else "olmo_hybrid"
     given = {"case": f"{family}/sdpa/{case}", "kernels": "torch"}

@@ -4,18 +4,14 @@ Lengths that the processes cannot divide evenly, so that copies at the end are p
 processes there are fewer key heads than processes.
 """
 
-from __future__ import annotations
-
 from itertools import product
 
 import pytest
 
-from tests.parallel.ranks import Ranks
-
 CLOSE = 1e-5
 
 
-def cases_of(family: str) -> list[str]:
+def cases_of(family):
     # gpt_oss has sinks and gemma2 a softcap, which torch's fused attention does not know.
     implementations = ("eager",) if family in ("gpt_oss", "gemma2") else ("sdpa", "eager")
     return [
@@ -42,7 +38,7 @@ OTHERS = [
 ]
 
 
-def check(ranks: Ranks, world: int, kernels: str, *cases: str) -> None:
+def check(ranks, world, kernels, *cases):
     sizes = f"sp={world}"
     told = ranks.run("facts_of_models:facts", world, sizes, cases=cases, sizes=sizes, kernels=kernels)[0]
     assert {case: fact for case, fact in told.items() if fact["worst"] > CLOSE} == {}
@@ -56,11 +52,11 @@ FAMILIES = ["llama", "gpt_oss", "qwen3", "gemma2", "gemma3", "qwen3_moe", "deeps
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_processes_compute_what_one_computes(ranks: Ranks, family: str, world: int) -> None:
+def test_processes_compute_what_one_computes(ranks, family, world):
     check(ranks, world, "eager", *cases_of(family))
 
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("world", [2, 4])
-def test_heads_losses_and_captured_outputs(ranks: Ranks, world: int) -> None:
+def test_heads_losses_and_captured_outputs(ranks, world):
     check(ranks, world, "torch", *OTHERS)

@@ -1,30 +1,18 @@
 """A change of one line is found: by each kind of check, for each step of the exchange."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
-
-from tests.parallel.ranks import Ranks
 
 CLOSE = 1e-5
 PADDED, UNREAD = "qwen3/sdpa/padded/15", "llama/sdpa/packed/15/unread"
 CHECKPOINT = "llama/eager/padded/13/checkpoint="
 
 SEQUENCES = {
-    "positions of the neighbour": (
-        "parallel.collectives:own_part", "start = group.rank * part", "start = (1 - group.rank) * part", PADDED,
-    ),
-    "no gradient comes back from heads": (
-        "parallel.collectives:_AllToAll.backward", "_exchange(grad, ctx.group)", "grad", PADDED,
-    ),
+    "positions of the neighbour": ("parallel.collectives:own_part", "start = group.rank * part", "start = (1 - group.rank) * part", PADDED),
+    "no gradient comes back from heads": ("parallel.collectives:_AllToAll.backward", "_exchange(grad, ctx.group)", "grad", PADDED),
     "the gradient of a gather is halved": (
         "parallel.collectives:_Gather.backward", "_sum_of_parts(grad, ctx.group)", "_sum_of_parts(grad, ctx.group) / 2", PADDED,
     ),
-    "the gradient of a sum stays in its process": (
-        "parallel.collectives:_Sum.backward", "_sum(grad, ctx.group)", "grad", UNREAD,
-    ),
+    "the gradient of a sum stays in its process": ("parallel.collectives:_Sum.backward", "_sum(grad, ctx.group)", "grad", UNREAD),
     "a part's loss is divided by its own labels": (
         "kernels.linear_cross_entropy.shares:part_of", "counts = target != ", "counts = target[start:end] != ", UNREAD,
     ),
@@ -68,7 +56,7 @@ TOWERS = {
 }  # fmt: skip
 
 
-def found(pair: list[float | str]) -> None:
+def found(pair):
     before, after = pair
     assert isinstance(before, float) and before < CLOSE
     # An error that says what is wrong is as good as a number.
@@ -77,7 +65,7 @@ def found(pair: list[float | str]) -> None:
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("name", SEQUENCES)
-def test_a_change_in_sequence_parallelism_is_found(ranks: Ranks, name: str) -> None:
+def test_a_change_in_sequence_parallelism_is_found(ranks, name):
     *mutation, case = SEQUENCES[name]
     kernels = "torch" if case == UNREAD else "eager"
     given = {"case": case, "kernels": kernels}
@@ -87,7 +75,7 @@ def test_a_change_in_sequence_parallelism_is_found(ranks: Ranks, name: str) -> N
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("name", EXPERTS)
-def test_a_change_in_expert_parallelism_is_found(ranks: Ranks, tmp_path: Path, name: str) -> None:
+def test_a_change_in_expert_parallelism_is_found(ranks, tmp_path, name):
     *mutation, check, more = EXPERTS[name]
     size = 4 if check == "norm" else 2
     given = {"folder": str(tmp_path), **more}
@@ -97,7 +85,7 @@ def test_a_change_in_expert_parallelism_is_found(ranks: Ranks, tmp_path: Path, n
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("name", TOWERS)
-def test_a_change_in_split_towers_is_found(ranks: Ranks, name: str) -> None:
+def test_a_change_in_split_towers_is_found(ranks, name):
     *mutation, batch = TOWERS[name]
     told = ranks.run("mutants:facts", 2, "sp=2", mutation=mutation, check="tower", given={"batch": batch})
     found(max(told, key=lambda pair: str(pair[1])))

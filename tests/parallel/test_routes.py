@@ -1,7 +1,5 @@
 """Replayed routes where two processes share sequences, or experts."""
 
-from __future__ import annotations
-
 import pytest
 
 

@@ -1,18 +1,12 @@
 """Models whose sequences two processes share: what is refused, and what must stay right around it."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
-
-from tests.parallel.ranks import Ranks
 
 CLOSE = 1e-5
 
 
 @pytest.fixture
-def facts(ranks: Ranks) -> dict[str, Any]:
+def facts(ranks):
     return ranks.once("facts_of_sequence:facts", 2, "sp=2")[0]
 
 
@@ -28,7 +22,7 @@ def facts(ranks: Ranks) -> dict[str, Any]:
         "fully_sharded_training",
     ],
 )
-def test_gradients_are_those_of_one_process(facts: dict[str, Any], name: str) -> None:
+def test_gradients_are_those_of_one_process(facts, name):
     assert isinstance(facts[name], float), facts[name]
     assert facts[name] < CLOSE
 
@@ -43,35 +37,35 @@ def test_gradients_are_those_of_one_process(facts: dict[str, Any], name: str) ->
         ("layers_that_bypass_the_interface", ["LlamaModel", "only 1 of its 2 layers"]),
     ],
 )
-def test_refusals(facts: dict[str, Any], name: str, parts: list[str]) -> None:
+def test_refusals(facts, name, parts):
     assert [part for part in parts if part not in facts[name]] == [], facts[name]
 
 
-def test_a_model_with_recurrent_layers_is_refused_in_training_only(facts: dict[str, Any]) -> None:
+def test_a_model_with_recurrent_layers_is_refused_in_training_only(facts):
     told = facts["recurrent_layers_are_refused"]
     assert "Mamba2Model cannot be split over sp=2 processes: recurrent layers" in told["error"]
     assert told["evaluated"] is True
     assert "sp=2: Mamba2Model cannot be trained with it: recurrent layers" in told["explain"]
 
 
-def test_copies_and_saved_models_know_nothing_of_processes(facts: dict[str, Any]) -> None:
+def test_copies_and_saved_models_know_nothing_of_processes(facts):
     told = facts["copies_and_saved_models"]
     assert told["names us"] is False
     assert told["states"] is True
     assert told["copy"] < CLOSE
 
 
-def test_caches_with_a_part_of_the_keys_cannot_be_used(facts: dict[str, Any]) -> None:
+def test_caches_with_a_part_of_the_keys_cannot_be_used(facts):
     told = facts["caches"]
     assert "this cache was filled in a pass with gradients" in told["filled"]
     assert "its cache holds keys already" in told["kept"]
 
 
-def test_generation_is_not_split(facts: dict[str, Any]) -> None:
+def test_generation_is_not_split(facts):
     assert facts["generation"] is True
 
 
-def test_a_registered_implementation_sees_all_positions_and_its_heads(facts: dict[str, Any]) -> None:
+def test_a_registered_implementation_sees_all_positions_and_its_heads(facts):
     told = facts["an_implementation_of_the_user"]
     assert told["whole"] == [[2, 4, 16, 8], [2, 1, 16, 8], 4, None]
     assert told["split"] == [[2, 2, 16, 8], [2, 1, 16, 8], 2, None]
@@ -79,19 +73,19 @@ def test_a_registered_implementation_sees_all_positions_and_its_heads(facts: dic
     assert told["error"] < CLOSE
 
 
-def test_cumulative_lengths_are_those_of_whole_sequences(facts: dict[str, Any]) -> None:
+def test_cumulative_lengths_are_those_of_whole_sequences(facts):
     told = facts["packed_by_cumulative_lengths"]
     assert told["whole"] == [4, 15, 0, 5, 15, 10]
     assert told["split"] == [2, 15, 0, 5, 15, 10]
     assert told["error"] < CLOSE
 
 
-def test_dropout_differs_by_process_and_is_recomputed_alike(facts: dict[str, Any]) -> None:
+def test_dropout_differs_by_process_and_is_recomputed_alike(facts):
     assert facts["dropout"] == {"recomputed": 0.0, "generators agree": True}
     assert facts["own_dropout_in_each_process"] is True
 
 
-def test_explain_says_what_is_shared(facts: dict[str, Any]) -> None:
+def test_explain_says_what_is_shared(facts):
     told = facts["explanations"]
     assert "sp=2: with gradients, each of 2 processes runs the layers of LlamaModel" in told
     assert "attention (sdpa) gets all positions and 2 of 4 heads (of 1 key head, repeated first)" in told

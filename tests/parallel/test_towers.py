@@ -1,21 +1,15 @@
 """Towers of images, videos and sounds, whose layers several processes share."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import transformers
 from packaging.version import Version
-
-from tests.parallel.ranks import Ranks
 
 CLOSE = 1e-5
 OLD = Version(transformers.__version__) < Version("5.17")
 WHOLE = {"images": [136], "two images": [40], "image": [24], "text": [], "video": [24, 48]}
 
 
-def check(ranks: Ranks, family: str, kernels: str, *batches: str, world: int = 2) -> dict[str, Any]:
+def check(ranks, family, kernels, *batches, world=2):
     """The rows of all processes, by batch, after a comparison with one process."""
     told = ranks.run(
         "facts_of_towers:facts", world, f"sp={world}", family=family, kernels=kernels, batches=batches
@@ -30,7 +24,7 @@ def check(ranks: Ranks, family: str, kernels: str, *batches: str, world: int = 2
 
 
 @pytest.mark.skipif(OLD, reason="the text model cannot be split")
-def test_images_frames_and_too_few_of_them(ranks: Ranks) -> None:
+def test_images_frames_and_too_few_of_them(ranks):
     """An image is never cut, and one alone is computed by all; in windows as well."""
     rows = check(ranks, "qwen2_5_vl", "eager", *WHOLE)
     assert rows["images"] == [[24], [112]] and rows["two images"] == [[24], [16]]
@@ -41,14 +35,14 @@ def test_images_frames_and_too_few_of_them(ranks: Ranks) -> None:
 
 
 @pytest.mark.skipif(OLD, reason="deepstack is not followed in the text model")
-def test_features_of_layers(ranks: Ranks) -> None:
+def test_features_of_layers(ranks):
     rows = check(ranks, "qwen3_vl", "torch", "images", "image", "video")
     assert rows["images"] == [[24], [112]] and rows["video"] == [[24, 32], [24, 16]]
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(OLD, reason="deepstack is not followed in the text model")
-def test_four_processes_with_fewer_images_and_sounds(ranks: Ranks) -> None:
+def test_four_processes_with_fewer_images_and_sounds(ranks):
     """A process without an image runs the smallest one, whose result nobody sees."""
     rows = check(ranks, "qwen3_omni_moe", "eager", "images", "sounds", world=4)
     assert rows["images"] == [[24], [96], [16], [16]]
@@ -57,13 +51,13 @@ def test_four_processes_with_fewer_images_and_sounds(ranks: Ranks) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["qwen2_vl", "glm4v", "qwen3_5", "qwen3_vl_moe", "qwen2_5_omni"])
-def test_other_families(ranks: Ranks, family: str) -> None:
+def test_other_families(ranks, family):
     rows = check(ranks, family, "torch", "images", *(["sounds"] if "omni" in family else []))
     assert rows["images"] == [[24], [112]]
 
 
 @pytest.fixture(scope="module")
-def told(ranks: Ranks) -> list[dict[str, Any]]:
+def told(ranks):
     checks = ["frozen", "partly_frozen", "recomputed", "hidden_states_of_layers", "a_layer_of_the_user"]
     checks += ["without_gradients", "other_images", "told"]
     return ranks.run("facts_of_towers:special", 2, "sp=2", checks=checks)
@@ -71,7 +65,7 @@ def told(ranks: Ranks) -> list[dict[str, Any]]:
 
 @pytest.mark.skipif(OLD, reason="deepstack is not followed in the text model")
 class TestSpecialCases:
-    def test_frozen_towers(self, told) -> None:
+    def test_frozen_towers(self, told):
         """A frozen tower is split as soon as the text model has created the group."""
         for found, own in zip(told, (24, 112), strict=True):
             first, second = found["frozen"]
@@ -79,17 +73,17 @@ class TestSpecialCases:
             assert max(each["worst"] for each in (first, second, found["partly_frozen"])) < CLOSE
 
     @pytest.mark.parametrize("reentrant", ["True", "False"])
-    def test_recomputed_layers(self, told, reentrant: str) -> None:
+    def test_recomputed_layers(self, told, reentrant):
         for found, own in zip(told, (24, 112), strict=True):
             assert found["recomputed"][reentrant]["worst"] < CLOSE
             assert set(found["recomputed"][reentrant]["rows"]) == {own}
 
-    def test_a_tower_that_captures_its_layers_runs_as_a_whole(self, told) -> None:
+    def test_a_tower_that_captures_its_layers_runs_as_a_whole(self, told):
         for found in told:
             assert found["hidden_states_of_layers"]["rows"] == [136]
             assert found["hidden_states_of_layers"]["worst"] < CLOSE
 
-    def test_a_layer_that_the_user_has_replaced_is_not_split(self, told) -> None:
+    def test_a_layer_that_the_user_has_replaced_is_not_split(self, told):
         for found in (each["a_layer_of_the_user"] for each in told):
             assert found["rows"] == [136] and found["worst"] < CLOSE
             assert (
@@ -97,21 +91,21 @@ class TestSpecialCases:
                 in found["explain"]
             )
 
-    def test_without_gradients_nothing_is_split(self, told) -> None:
+    def test_without_gradients_nothing_is_split(self, told):
         assert [each["without_gradients"] for each in told] == [[136], [136]]
 
-    def test_other_images_are_an_error(self, told) -> None:
+    def test_other_images_are_an_error(self, told):
         assert all(
             "the 2 processes that share each sequence have other" in each["other_images"] for each in told
         )
 
-    def test_explain(self, told) -> None:
+    def test_explain(self, told):
         line = "each of 2 processes runs the layers of Qwen3VLVisionModel on its share of the images"
         assert all(line in each["told"] for each in told)
 
 
 @pytest.mark.skipif(OLD, reason="the model is new in 5.17")
-def test_arguments_that_are_read_behind_the_layers(ranks: Ranks) -> None:
+def test_arguments_that_are_read_behind_the_layers(ranks):
     found = ranks.run("facts_of_towers:special", 2, "sp=2", checks=["arguments_behind_the_layers"])
     for fact in (each["arguments_behind_the_layers"] for each in found):
         assert fact["whole"] == [136] and fact["tower"] > 20 and fact["worst"] < CLOSE
@@ -120,6 +114,6 @@ def test_arguments_that_are_read_behind_the_layers(ranks: Ranks) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(OLD, reason="the text model cannot be split")
-def test_groups_with_other_numbers_of_images_and_sharded_parameters(ranks: Ranks) -> None:
+def test_groups_with_other_numbers_of_images_and_sharded_parameters(ranks):
     found = ranks.run("facts_of_towers:special", 4, "sp=2", checks=["fully_sharded"])
     assert max(each["fully_sharded"] for each in found) < CLOSE

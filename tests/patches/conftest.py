@@ -6,7 +6,7 @@ import importlib.util
 import itertools
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -26,7 +26,7 @@ _NUMBERS = itertools.count()
 
 
 @pytest.fixture
-def load(tmp_path: Path) -> Iterator[Callable[..., ModuleType]]:
+def load(tmp_path):
     """Write code to a file and import it; it has a `config` unless the code creates its own."""
     names: list[str] = []
 
@@ -48,7 +48,7 @@ def load(tmp_path: Path) -> Iterator[Callable[..., ModuleType]]:
 
 
 @pytest.fixture
-def patched(load: Callable[..., ModuleType]) -> Callable[..., PatchedSource]:
+def patched(load):
     """Patch upstream text with the code of a config, or with configs."""
 
     def patch(
@@ -61,7 +61,7 @@ def patched(load: Callable[..., ModuleType]) -> Callable[..., PatchedSource]:
 
 
 @pytest.fixture
-def idioms(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+def idioms(monkeypatch):
     """Replace the package's idioms by others, each given by its `find`."""
 
     def put(*finders: Callable[[ModuleView], Iterable[Site]]) -> None:
@@ -72,7 +72,7 @@ def idioms(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 
 @pytest.fixture
-def run() -> Callable[[PatchedSource], dict[str, Any]]:
+def run():
     """Execute a patched module with and without markers; return the namespace of the one with markers."""
 
     def execute(result: PatchedSource) -> dict[str, Any]:
@@ -87,7 +87,7 @@ def run() -> Callable[[PatchedSource], dict[str, Any]]:
 
 
 @pytest.fixture
-def patchgen(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def patchgen(monkeypatch):
     """The mock of the patchgen package, importable as `patchgen_double`."""
     monkeypatch.syspath_prepend(str(DATA))
     yield

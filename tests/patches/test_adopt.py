@@ -15,32 +15,32 @@ MODULE = "patchgen_double.modeling_tiny"
 pytestmark = pytest.mark.usefixtures("patchgen")
 
 
-def double(name: str = "") -> Any:
+def double(name=""):
     return importlib.import_module("patchgen_double" + (f".{name}" if name else ""))
 
 
-def origin() -> tuple[str, Origin]:
+def origin():
     path = double("modeling_tiny").__file__
     with open(path, encoding="utf-8") as file:
         return file.read(), Origin(MODULE, path, "patchgen_double", "1")
 
 
-def patch(*configs: Any, device: str = "gpu") -> Any:
+def patch(*configs, device="gpu"):
     source, where = origin()
     return patch_source(source, applicable(configs, MODULE, device), where, device=device)
 
 
-def execute(text: str) -> dict[str, Any]:
+def execute(text):
     namespace: dict[str, Any] = {"__name__": MODULE}
     exec(compile(text, "tiny.py", "exec", dont_inherit=True), namespace)
     return namespace
 
 
-def pair() -> tuple[Any, Any]:
+def pair():
     return double("tiny_gpu_patch_gen_config").config, double("tiny_npu_patch_gen_config").config
 
 
-def test_gpu_config_works_unchanged() -> None:
+def test_gpu_config_works_unchanged():
     gpu, _ = pair()
     result = patch(gpu)
     module = execute(result.text)
@@ -59,7 +59,7 @@ def test_gpu_config_works_unchanged() -> None:
     assert "@config" not in result.text
 
 
-def test_gpu_and_npu_pair() -> None:
+def test_gpu_and_npu_pair():
     gpu, npu = pair()
     assert [c.device for c in applicable([gpu, npu], MODULE, "gpu")] == ["gpu"]
     assert [c.device for c in applicable([gpu, npu], MODULE, "npu")] == ["npu"]
@@ -72,20 +72,20 @@ def test_gpu_and_npu_pair() -> None:
     assert module["TinyNorm"](4).size == 4
 
 
-def test_names_say_where_a_config_was_made() -> None:
+def test_names_say_where_a_config_was_made():
     gpu, npu = pair()
     assert adopt(gpu).name == "patchgen_double.tiny_gpu_patch_gen_config:config"
     assert adopt(npu).name == "patchgen_double.tiny_npu_patch_gen_config:config"
 
 
-def test_missing_method_is_added_and_reported_as_that() -> None:
+def test_missing_method_is_added_and_reported_as_that():
     gpu, _ = pair()
     applied = {one.target: one.kind for one in patch(gpu).report.applied}
     assert applied["TinyModel.dummy_forward"] == "method_addition"
     assert applied["TinyAttention.forward"] == "method_override"
 
 
-def test_near_miss_of_a_method_is_an_error() -> None:
+def test_near_miss_of_a_method_is_an_error():
     config = double().PatchConfig(MODULE)
     config.override_method("TinyNorm.forwrad", replacement=pair()[0].patches[1].replacement)
     with pytest.raises(PatchTargetError) as caught:
@@ -93,7 +93,7 @@ def test_near_miss_of_a_method_is_an_error() -> None:
     assert caught.value.nearest == ("TinyNorm.forward",)
 
 
-def test_method_of_a_missing_class_is_an_error() -> None:
+def test_method_of_a_missing_class_is_an_error():
     config = double().PatchConfig(MODULE)
     config.override_method("TinyAtention.extra", replacement=pair()[0].patches[1].replacement)
     with pytest.raises(PatchTargetError) as caught:
@@ -101,7 +101,7 @@ def test_method_of_a_missing_class_is_an_error() -> None:
     assert "TinyAttention" in caught.value.nearest
 
 
-def test_dropped_parameter_matters_only_where_a_call_gives_it(load: Any) -> None:
+def test_dropped_parameter_matters_only_where_a_call_gives_it(load):
     source, where = origin()
     code = """
         from patchgen_double import PatchConfig
@@ -118,12 +118,12 @@ def test_dropped_parameter_matters_only_where_a_call_gives_it(load: Any) -> None
     assert "def rotate(q):" in patched.text and not patched.report.remarks
 
 
-def test_ours_stays_itself() -> None:
+def test_ours_stays_itself():
     config = PatchConfig("a")
     assert adopt(config) is config
 
 
-def test_adopting_leaves_the_original_alone() -> None:
+def test_adopting_leaves_the_original_alone():
     gpu, _ = pair()
     before = len(gpu.patches), set(gpu.drop_imported_names)
     adopted = adopt(gpu)
@@ -132,7 +132,7 @@ def test_adopting_leaves_the_original_alone() -> None:
     assert (len(gpu.patches), gpu.drop_imported_names) == before
 
 
-def test_own_config_inherits_from_patchgen_config() -> None:
+def test_own_config_inherits_from_patchgen_config():
     gpu, _ = pair()
     config = PatchConfig(MODULE, device="gpu")
     config.inherit(gpu, init_modifications=True)
@@ -143,21 +143,21 @@ def test_own_config_inherits_from_patchgen_config() -> None:
 
 
 @pytest.mark.parametrize("found", [None, 3, object(), type("PatchConfig", (), {})()])
-def test_other_objects_are_refused(found: object) -> None:
+def test_other_objects_are_refused(found):
     assert not is_patch_config(found)
     with pytest.raises(ConfigError) as caught:
         adopt(found)
     assert caught.value.fix
 
 
-def test_unknown_patch_type_is_refused() -> None:
+def test_unknown_patch_type_is_refused():
     config = double().PatchConfig(MODULE)
     config.patches.append(double().Patch("teleport", "TinyNorm", None))
     with pytest.raises(ConfigError, match="teleport"):
         adopt(config)
 
 
-def test_a_config_without_code_is_named_after_where_it_is_called_config(load: Any) -> None:
+def test_a_config_without_code_is_named_after_where_it_is_called_config(load):
     made = load("from patchgen_double import PatchConfig\nconfig = PatchConfig('m')\n", head="")
     # Sorts before its maker, which calls it `config`.
     importer = load("gpu_config = None\n", head="")
@@ -169,7 +169,7 @@ def test_a_config_without_code_is_named_after_where_it_is_called_config(load: An
         del sys.modules["a_importer_of_test"]
 
 
-def test_configs_that_extend_each_other_are_an_error() -> None:
+def test_configs_that_extend_each_other_are_an_error():
     one, other = PatchConfig(MODULE, label="a:one"), PatchConfig(MODULE, label="a:other")
     one.base, other.base = other, one
     last = PatchConfig(MODULE, base=one, label="a:last")

@@ -1,7 +1,4 @@
-from __future__ import annotations
-
 import re
-from typing import Any
 
 import pytest
 
@@ -42,18 +39,18 @@ DIGEST = fingerprint(Document(UPSTREAM).find("A.m")[0].node)
 HELPER = fingerprint(Document(UPSTREAM).find("helper")[0].node)
 
 
-def override(value: str, target: str = "A.m") -> str:
+def override(value, target="A.m"):
     return f"@config.override_method('{target}')\ndef m(self, x):\n    return {value!r}\n"
 
 
-def guard(value: str = "'guard'", options: str = "") -> str:
+def guard(value="'guard'", options=""):
     return (
         f"@config.insert_guard('A.m', fingerprints=['{DIGEST}']{options})\n"
         f"def g(x):\n    if x == 7:\n        return {value}\n"
     )
 
 
-def builtin(config: PatchConfig) -> PatchConfig:
+def builtin(config):
     config.label = "veomni_hook.patches.models.tiny:config"
     return config
 
@@ -74,20 +71,20 @@ def builtin(config: PatchConfig) -> PatchConfig:
         "config.add_slot('s', op='a', variant='b')\nconfig.add_slot('s', op='a', variant='c')\n",
     ],
 )
-def test_conflicts_within_one_config(patched: Any, code: str) -> None:
+def test_conflicts_within_one_config(patched, code):
     with pytest.raises(PatchConflictError) as caught:
         patched(UPSTREAM, code)
     assert caught.value.target and caught.value.fix and "pkg.upstream" in caught.value.where
 
 
-def test_conflict_between_configs_names_both_and_the_way_out(load: Any) -> None:
+def test_conflict_between_configs_names_both_and_the_way_out(load):
     one, other = load(override("a")).config, load(override("b")).config
     with pytest.raises(PatchConflictError, match="base=") as caught:
         patch_source(UPSTREAM, [one, other], ORIGIN)
     assert one.name in caught.value.where and other.name in caught.value.where
 
 
-def test_different_targets_are_no_conflict(patched: Any, run: Any) -> None:
+def test_different_targets_are_no_conflict(patched, run):
     code = """
         @config.modify_init('A')
         def i(o, self):
@@ -105,7 +102,7 @@ def test_different_targets_are_no_conflict(patched: Any, run: Any) -> None:
     assert (a.x, a.y, a.p, a.v) == (2, 1, 2, 3)
 
 
-def test_config_wins_against_its_base(load: Any, run: Any) -> None:
+def test_config_wins_against_its_base(load, run):
     base = load(override("base") + override("base B", "B.m")).config
     child = load(override("child")).config
     child.base = base
@@ -120,7 +117,7 @@ def test_config_wins_against_its_base(load: Any, run: Any) -> None:
         assert child.name in result.report.yielded[0].reason
 
 
-def test_base_for_another_device_stays_out(load: Any) -> None:
+def test_base_for_another_device_stays_out(load):
     base = load(override("base")).config
     base.device = "gpu"
     child = load("").config
@@ -128,7 +125,7 @@ def test_base_for_another_device_stays_out(load: Any) -> None:
     assert applicable([child], "pkg.upstream", "npu") == [child]
 
 
-def test_builtin_gives_way_to_users(load: Any, run: Any) -> None:
+def test_builtin_gives_way_to_users(load, run):
     spec = builtin(load(guard() + "@config.add_helper\ndef unused(): pass\n").config)
     assert is_builtin(spec)
     user = load(override("user")).config
@@ -139,7 +136,7 @@ def test_builtin_gives_way_to_users(load: Any, run: Any) -> None:
     assert user.name in result.report.yielded[0].reason
 
 
-def test_builtin_gives_way_where_it_relies_on_what_a_user_replaces(load: Any, run: Any) -> None:
+def test_builtin_gives_way_where_it_relies_on_what_a_user_replaces(load, run):
     spec = builtin(load(guard(options=f", relies_on={{'helper': ['{HELPER}']}}")).config)
     assert run(patch_source(UPSTREAM, [spec], ORIGIN))["A"]().m(7) == "guard"
     user = load("@config.replace_function('helper')\ndef h(x):\n    return 'user'\n").config
@@ -148,19 +145,19 @@ def test_builtin_gives_way_where_it_relies_on_what_a_user_replaces(load: Any, ru
     assert "relies on upstream's helper" in result.report.yielded[0].reason
 
 
-def test_builtins_do_not_give_way_to_each_other(load: Any) -> None:
+def test_builtins_do_not_give_way_to_each_other(load):
     specs = [builtin(load(guard()).config), builtin(load(guard()).config)]
     with pytest.raises(PatchConflictError):
         patch_source(UPSTREAM, specs, ORIGIN)
 
 
-def test_guards_at_two_places_of_one_method(patched: Any, run: Any) -> None:
+def test_guards_at_two_places_of_one_method(patched, run):
     code = guard() + guard("'second'", ", before='return helper({y})'").replace("x == 7", "x == 8")
     a = run(patched(UPSTREAM, code))["A"]()
     assert [a.m(n) for n in (6, 7, 8)] == [6, "guard", "second"]
 
 
-def test_rewrites_of_the_same_code_are_a_conflict(patched: Any) -> None:
+def test_rewrites_of_the_same_code_are_a_conflict(patched):
     code = "config.rewrite('A.m', pattern='helper({a})', replacement='{a}')\n"
     with pytest.raises(PatchConflictError, match="same code"):
         patched(UPSTREAM, code + code.replace("'{a}'", "'helper(helper({a}))'"))
@@ -169,7 +166,7 @@ def test_rewrites_of_the_same_code_are_a_conflict(patched: Any) -> None:
 IDIOM = "veomni_hook.patches.idioms"
 
 
-def routes_left(result: Any) -> set[str]:
+def routes_left(result):
     return {one.op for one in result.report.applied if one.kind == "route"}
 
 
@@ -178,40 +175,16 @@ def routes_left(result: Any) -> set[str]:
     ("code", "left", "reason"),
     [
         ("@config.override_method('Double.forward')\ndef f(self, x): return 0\n", {"turn"}, "same target"),
-        (
-            "@config.replace_class('Double')\nclass C(object):\n    def forward(self, x): pass\n",
-            {"turn"},
-            "as a whole",
-        ),
+        ("@config.replace_class('Double')\nclass C(object):\n    def forward(self, x): pass\n", {"turn"}, "as a whole"),
         ("config.exclude_from_output('Double')\n", {"turn"}, "as a whole"),
-        (
-            "@config.replace_function('turn')\ndef t(x, angle=1): return 0\n",
-            {"double"},
-            "relies on upstream's turn",
-        ),
-        (
-            "@config.replace_function('rotate')\ndef r(x): return 0\n",
-            {"double"},
-            "relies on upstream's rotate",
-        ),
-        (
-            "@config.override_method('Attention.forward')\ndef f(self, x): return 0\n",
-            {"double"},
-            "same target",
-        ),
+        ("@config.replace_function('turn')\ndef t(x, angle=1): return 0\n", {"double"}, "relies on upstream's turn"),
+        ("@config.replace_function('rotate')\ndef r(x): return 0\n", {"double"}, "relies on upstream's rotate"),
+        ("@config.override_method('Attention.forward')\ndef f(self, x): return 0\n", {"double"}, "same target"),
         ("@config.override_method('Double.other')\ndef f(self, x): return 0\n", {"double", "turn"}, ""),
         ("@config.add_method('Double.more')\ndef f(self, x): return 0\n", {"double", "turn"}, ""),
         ("config.add_import('os')\n", {"double", "turn"}, ""),
-        (
-            "config.rewrite('Attention.forward', pattern='{y} + 10', replacement='{y} + 20')\n",
-            {"double", "turn"},
-            "",
-        ),
-        (
-            "config.rewrite('Attention.forward', pattern='turn({x})', replacement='{x}')\n",
-            {"double"},
-            "same target",
-        ),
+        ("config.rewrite('Attention.forward', pattern='{y} + 10', replacement='{y} + 20')\n", {"double", "turn"}, ""),
+        ("config.rewrite('Attention.forward', pattern='turn({x})', replacement='{x}')\n", {"double"}, "same target"),
         ("config.rewrite('Double.forward', pattern='x * 2', replacement='x * 4')\n", {"turn"}, "same target"),
         (
             "@config.insert_guard('Double.forward', fingerprints=[], before='return {a} * 2')\ndef g(x):\n    if x: return 0\n",
@@ -224,10 +197,8 @@ def routes_left(result: Any) -> set[str]:
             "",
         ),
     ],
-)
-def test_routes_give_way_to_what_is_named(
-    patched: Any, load: Any, idioms: Any, tier: str, code: str, left: set[str], reason: str
-) -> None:
+)  # fmt: skip
+def test_routes_give_way_to_what_is_named(patched, load, idioms, tier, code, left, reason):
     idioms(doubling.double, doubling.turn)
     config = load(code).config
     if tier == "built-in":
@@ -243,7 +214,7 @@ def test_routes_give_way_to_what_is_named(
         )
 
 
-def test_routes_specs_and_users_in_their_order(patched: Any, run: Any, load: Any, idioms: Any) -> None:
+def test_routes_specs_and_users_in_their_order(patched, run, load, idioms):
     idioms(doubling.double)
     spec = builtin(load("@config.override_method('Double.forward')\ndef f(self, x): return 'spec'\n").config)
     user = load("@config.override_method('Double.forward')\ndef f(self, x): return 'user'\n").config
@@ -255,7 +226,7 @@ def test_routes_specs_and_users_in_their_order(patched: Any, run: Any, load: Any
     }
 
 
-def test_a_failing_patch_beside_a_route_is_told_as_ever(patched: Any, idioms: Any) -> None:
+def test_a_failing_patch_beside_a_route_is_told_as_ever(patched, idioms):
     idioms(doubling.double)
     code = "config.rewrite('Double.forward', pattern='absent({x})', replacement='{x}')\n"
     with pytest.raises(PatchTargetError, match="has to match once") as caught:
@@ -263,7 +234,7 @@ def test_a_failing_patch_beside_a_route_is_told_as_ever(patched: Any, idioms: An
     assert re.search(r"; declared in \S+:\d+ \(config_of_test", caught.value.where)
 
 
-def test_same_config() -> None:
+def test_same_config():
     one, made = PatchConfig("a"), object()
     adopted, again = PatchConfig("a", adopted_from=made), PatchConfig("a", adopted_from=made)
     assert same_config(one, one) and same_config(adopted, again) and same_config(adopted, made)

@@ -1,7 +1,5 @@
 """What patches change in each class, applied to classes that already exist."""
 
-from __future__ import annotations
-
 import ast
 
 import pytest

@@ -61,13 +61,13 @@ CODE = """
 """
 
 
-def modeling_files() -> list[Path]:
+def modeling_files():
     spec = importlib.util.find_spec("transformers")
     assert spec is not None and spec.origin is not None
     return sorted(Path(spec.origin).parent.glob("models/*/modeling_*.py"))
 
 
-def unpatched(path: Path) -> None:
+def unpatched(path):
     source = path.read_bytes().decode()
     result = patch_source(source, [], Origin(f"m.{path.stem}", str(path), "transformers", "0"))
     assert result.text == result.plain == source
@@ -77,7 +77,7 @@ def unpatched(path: Path) -> None:
     assert set(report.untouched) == named
 
 
-def test_sample_of_upstream_is_reproduced() -> None:
+def test_sample_of_upstream_is_reproduced():
     families = ["qwen3/", "qwen3_vl/", "xlstm/", "auto/", "esmfold", "blip_text", "gemma3n/"]
     chosen = [path for path in modeling_files() if any(name in path.as_posix() for name in families)]
     assert len(chosen) >= 5
@@ -86,7 +86,7 @@ def test_sample_of_upstream_is_reproduced() -> None:
 
 
 @pytest.mark.slow
-def test_all_of_upstream_is_reproduced() -> None:
+def test_all_of_upstream_is_reproduced():
     files = modeling_files()
     assert len(files) > 300
     for path in files:
@@ -94,7 +94,7 @@ def test_all_of_upstream_is_reproduced() -> None:
 
 
 @pytest.mark.slow
-def test_every_definition_of_upstream_is_where_the_document_says() -> None:
+def test_every_definition_of_upstream_is_where_the_document_says():
     for path in modeling_files():
         document = Document(path.read_bytes().decode())
         for definition in document.definitions():
@@ -104,7 +104,7 @@ def test_every_definition_of_upstream_is_where_the_document_says() -> None:
             assert ast.dump(first) == ast.dump(definition.node)
 
 
-def test_report_tells_what_was_done_and_where(patched: Any) -> None:
+def test_report_tells_what_was_done_and_where(patched):
     result = patched(UPSTREAM, CODE)
     lines = result.text.splitlines()
     shown = {one.target: "\n".join(lines[one.lines[0] - 1 : one.lines[1]]) for one in result.report.applied}
@@ -125,7 +125,7 @@ def test_report_tells_what_was_done_and_where(patched: Any) -> None:
     assert PatchReport.from_dict(result.report.to_dict()) == result.report
 
 
-def test_markers_stand_in_text_only(patched: Any) -> None:
+def test_markers_stand_in_text_only(patched):
     result = patched(UPSTREAM, CODE)
     for marker in (
         "# [PATCHED METHOD]",
@@ -139,13 +139,13 @@ def test_markers_stand_in_text_only(patched: Any) -> None:
     assert ast.dump(ast.parse(result.text)) == ast.dump(ast.parse(result.plain))
 
 
-def test_untouched_code_is_upstreams(patched: Any) -> None:
+def test_untouched_code_is_upstreams(patched):
     plain = patched(UPSTREAM, "@config.replace_function('f')\ndef f(q): return 2\n").plain
     assert plain == UPSTREAM.replace("def f(q):\n    return q", "def f(q): return 2")
 
 
 @given(st.sampled_from(["\n", "\r\n"]), st.booleans(), st.sampled_from(["    ", "\t", "  "]))
-def test_forms_of_the_text(newline: str, finished: bool, indent: str) -> None:
+def test_forms_of_the_text(newline, finished, indent):
     source = UPSTREAM.replace("    ", indent).replace("\n", newline)
     source = source if finished else source.rstrip()
     config = PatchConfig("pkg.upstream")
@@ -163,7 +163,7 @@ def test_forms_of_the_text(newline: str, finished: bool, indent: str) -> None:
     assert result.text.endswith(newline) is finished
 
 
-def _override_m(self: object, x: object) -> object:
+def _override_m(self, x):
     return (
         x,
         """two
@@ -171,15 +171,15 @@ def _override_m(self: object, x: object) -> object:
     )
 
 
-def _helper() -> int:
+def _helper():
     return 1
 
 
-def _after() -> int:
+def _after():
     return 2
 
 
-def test_same_input_same_bytes_in_every_process(tmp_path: Path) -> None:
+def test_same_input_same_bytes_in_every_process(tmp_path):
     (tmp_path / "cfg.py").write_text(
         "from veomni_hook.patches.spec import PatchConfig\n"
         "config = PatchConfig('pkg.upstream')\n"
@@ -209,7 +209,7 @@ def test_same_input_same_bytes_in_every_process(tmp_path: Path) -> None:
     assert outputs.pop().endswith("[]\n")
 
 
-def test_configs_for_other_modules_and_devices() -> None:
+def test_configs_for_other_modules_and_devices():
     mine, other, npu = (
         PatchConfig("pkg.upstream"),
         PatchConfig("pkg.other"),
@@ -222,12 +222,12 @@ def test_configs_for_other_modules_and_devices() -> None:
             patch_source("", [wrong], ORIGIN)
 
 
-def test_source_that_is_not_python() -> None:
+def test_source_that_is_not_python():
     with pytest.raises(SyntaxError):
         patch_source("def (", [], ORIGIN)
 
 
-def test_several_configs_of_one_module(patched: Any) -> None:
+def test_several_configs_of_one_module(patched):
     result = patched(
         UPSTREAM,
         "@config.override_method('A.m')\ndef m(self, x): return 2\n",
@@ -237,7 +237,7 @@ def test_several_configs_of_one_module(patched: Any) -> None:
     assert len({one.config for one in result.report.applied}) == 2
 
 
-def test_error_names_module_version_and_config(patched: Any) -> None:
+def test_error_names_module_version_and_config(patched):
     with pytest.raises(PatchTargetError) as caught:
         patched(UPSTREAM, "@config.replace_class('Aa')\nclass X: pass\n")
     for part in ("pkg.upstream", "1.0", "/site/pkg/upstream.py", "config_of_test"):
@@ -245,7 +245,7 @@ def test_error_names_module_version_and_config(patched: Any) -> None:
 
 
 @given(st.data())
-def test_splices_of_definitions_leave_the_others(data: st.DataObject) -> None:
+def test_splices_of_definitions_leave_the_others(data):
     document = Document(UPSTREAM)
     chosen = data.draw(st.sets(st.sampled_from(["A.m", "A.n", "f", "B", "C"])))
     nodes = {name: document.find(name)[0].node for name in chosen}

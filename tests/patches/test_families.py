@@ -1,36 +1,23 @@
 """The patched text of the installed families: markers at their statements, lines within 120 columns."""
 
-from __future__ import annotations
-
 import importlib.util
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from veomni_hook.patches.code.wrap import WIDTH
-from veomni_hook.patches.engine import Origin, PatchedSource, patch_source
+from veomni_hook.patches.engine import Origin, patch_source
 from veomni_hook.patches.render import header
 
 #: Guards of every op, one in the else of another, expressions in decorators, edits in long lines.
 FAMILIES = (
-    "afmoe",
-    "beam",
-    "deepseek_v3",
-    "flava",
-    "gemma3",
-    "gemma3n",
-    "glm4_moe",
-    "gpt_oss",
-    "jamba",
-    "llama",
-    "qwen3",
-    "qwen3_moe",
-)
+    "afmoe", "beam", "deepseek_v3", "flava", "gemma3", "gemma3n", "glm4_moe", "gpt_oss", "jamba", "llama",
+    "qwen3", "qwen3_moe",
+)  # fmt: skip
 _MODULES = ("modeling_layers", "modeling_utils", "configuration_utils", "masking_utils")
 
 
-def modules(families: tuple[str, ...]) -> Iterator[tuple[str, Path]]:
+def modules(families):
     spec = importlib.util.find_spec("transformers")
     assert spec is not None and spec.submodule_search_locations
     root = Path(spec.submodule_search_locations[0])
@@ -39,11 +26,11 @@ def modules(families: tuple[str, ...]) -> Iterator[tuple[str, Path]]:
             yield ".".join(("transformers", *path.relative_to(root).with_suffix("").parts)), path
 
 
-def _indent(line: str) -> int:
+def _indent(line):
     return len(line) - len(line.lstrip())
 
 
-def misplaced(upstream: str, patched: PatchedSource) -> list[str]:
+def misplaced(upstream, patched):
     """Markers that are not at the column of the statement below them."""
     known, lines = set(upstream.split("\n")), patched.text.split("\n")
     found = []
@@ -55,7 +42,7 @@ def misplaced(upstream: str, patched: PatchedSource) -> list[str]:
     return found
 
 
-def too_long(upstream: str, patched: PatchedSource) -> list[str]:
+def too_long(upstream, patched):
     """Inserted lines that are too long.
 
     Upstream's own lines do not change except for their indentation, also inside the ``else`` of a guard, so a
@@ -67,7 +54,7 @@ def too_long(upstream: str, patched: PatchedSource) -> list[str]:
 
 
 @pytest.mark.parametrize("families", [FAMILIES, pytest.param((), marks=pytest.mark.slow, id="all")])
-def test_dumps_are_fit_to_be_read(families: tuple[str, ...]) -> None:
+def test_dumps_are_fit_to_be_read(families):
     found = list(modules(families))
     # beam was added after 5.2.0.
     assert len(found) >= (len(families) - 1 if families else 350)

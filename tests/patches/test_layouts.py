@@ -14,7 +14,7 @@ import transformers
 
 from veomni_hook.errors import IdiomError, PatchTargetError
 from veomni_hook.patches.code.edit import reindent, string_lines
-from veomni_hook.patches.engine import Origin, PatchedSource, patch_source
+from veomni_hook.patches.engine import Origin, patch_source
 from veomni_hook.patches.idioms import recognise
 from veomni_hook.patches.spec import PatchConfig
 
@@ -22,7 +22,7 @@ FAMILIES = ("qwen3", "gemma3", "mixtral", "deepseek_v3", "doge")
 UPSTREAM = "def f(x):\n    return x\n\n\ndef g(x):\n    return x + 1\n"
 
 
-def _lines(source: str, change: Callable[[int, str], str]) -> str:
+def _lines(source, change):
     """The text with every line of code changed, except lines inside a string."""
     inside = string_lines(source)
     lines = enumerate(source.split("\n"), start=1)
@@ -31,12 +31,12 @@ def _lines(source: str, change: Callable[[int, str], str]) -> str:
     )
 
 
-def _tabs(_: int, line: str) -> str:
+def _tabs(_, line):
     blanks = len(line) - len(line.lstrip(" "))
     return "\t" * (blanks // 4) + " " * (blanks % 4) + line[blanks:]
 
 
-def _mixed(source: str) -> str:
+def _mixed(source):
     """One top-level block with tabs, the next with blanks."""
     blocks = 0
 
@@ -63,18 +63,18 @@ LAYOUTS: dict[str, Callable[[str], str]] = {
 
 
 @cache
-def _upstream(family: str) -> str:
+def _upstream(family):
     path = Path(transformers.__file__).parent / "models" / family / f"modeling_{family}.py"
     return path.read_text(encoding="utf-8")
 
 
-def _patched(source: str, family: str) -> PatchedSource:
+def _patched(source, family):
     module = f"transformers.models.{family}.modeling_{family}"
     return patch_source(source, [], Origin(module, "m.py", "transformers", "0"), idioms=True)
 
 
 @cache
-def _expected(family: str) -> PatchedSource:
+def _expected(family):
     return _patched(_upstream(family), family)
 
 
@@ -82,7 +82,7 @@ def _expected(family: str) -> PatchedSource:
     ("family", "layout"),
     [*((family, "tabs") for family in FAMILIES), *(("mixtral", layout) for layout in [*LAYOUTS][1:])],
 )
-def test_any_layout_is_routed_as_upstreams_own(family: str, layout: str) -> None:
+def test_any_layout_is_routed_as_upstreams_own(family, layout):
     source = LAYOUTS[layout](_upstream(family))
     assert source != _upstream(family)
     expected, found = _expected(family), _patched(source, family)
@@ -98,14 +98,14 @@ def test_any_layout_is_routed_as_upstreams_own(family: str, layout: str) -> None
     ("encoding", "head"),
     [("utf-8-sig", ""), ("latin-1", "# -*- coding: latin-1 -*-\n"), ("utf-8", "# coding: utf-8\n")],
 )
-def test_marks_and_declarations_of_an_encoding(encoding: str, head: str) -> None:
+def test_marks_and_declarations_of_an_encoding(encoding, head):
     source = f"{head}{_upstream('qwen3')}\nNAME = 'größer'\n"
     result = _patched(decode_source(source.encode(encoding, "replace")), "qwen3")
     assert len(result.report.applied) == len(_expected("qwen3").report.applied)
     assert ast.parse(result.text).body[-1].value.value == "größer"  # type: ignore[attr-defined]
 
 
-def test_a_form_feed_in_the_indentation_is_no_part_of_it() -> None:
+def test_a_form_feed_in_the_indentation_is_no_part_of_it():
     assert reindent("\f    if x:\n \f        y\n\f\n    z", "    ", "") == "if x:\n    y\n\nz"
 
 
@@ -115,7 +115,7 @@ class TestWhatAnIdiomsEditRaises:
     origin = Origin("pkg.upstream", "upstream.py", "pkg", "1")
 
     @pytest.fixture
-    def writing(self, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    def writing(self, monkeypatch):
         """Let one idiom write a text at a place of `UPSTREAM`."""
         from veomni_hook.patches.code.edit import Edit
         from veomni_hook.patches.site import Site, Status
@@ -135,7 +135,7 @@ class TestWhatAnIdiomsEditRaises:
             ("", "not valid Python"),
         ],
     )
-    def test_code_that_does_not_parse(self, writing: Callable[..., None], text: str, said: str) -> None:
+    def test_code_that_does_not_parse(self, writing, text, said):
         begin = UPSTREAM.index("    return x\n")
         writing(begin, begin + len("    return x\n"), text)
         with pytest.raises(IdiomError, match=said) as caught:
@@ -143,9 +143,7 @@ class TestWhatAnIdiomsEditRaises:
         assert "defect of veomni-hook" in caught.value.fix
 
     @pytest.mark.parametrize("error", [ValueError("odd"), KeyError("lost"), RecursionError()])
-    def test_errors_of_any_kind(
-        self, writing: Callable[..., None], monkeypatch: pytest.MonkeyPatch, error: Exception
-    ) -> None:
+    def test_errors_of_any_kind(self, writing, monkeypatch, error):
         from veomni_hook.patches import engine
 
         def fail(plan: object) -> None:
@@ -158,7 +156,7 @@ class TestWhatAnIdiomsEditRaises:
             patch_source(UPSTREAM, [], self.origin, idioms=True)
         assert caught.value.__cause__ is error
 
-    def test_what_configs_raise_stays_theirs(self, writing: Callable[..., None]) -> None:
+    def test_what_configs_raise_stays_theirs(self, writing):
         begin = UPSTREAM.index("    return x\n")
         writing(begin, begin + 4, "\t")
         config = PatchConfig("pkg.upstream")

@@ -3,19 +3,16 @@
 What may change is a call, in place. Everything else is inserted in whole lines.
 """
 
-from __future__ import annotations
-
 import ast
 import importlib.metadata
 import importlib.util
-from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
 
 import pytest
 
 from veomni_hook.patches import engine
-from veomni_hook.patches.code.edit import Edit, apply_edits, place_edits
+from veomni_hook.patches.code.edit import apply_edits, place_edits
 from veomni_hook.patches.plan import Origin
 
 MODELS = Path(importlib.util.find_spec("transformers").origin).parent / "models"
@@ -25,7 +22,7 @@ FAMILIES = ("llama", "qwen3", "qwen3_moe", "qwen3_5", "gemma3", "qwen3_vl", "dee
 MOST_CHANGED = 3500
 
 
-def edits_in_lines(path: Path) -> tuple[str, list[Edit]]:
+def edits_in_lines(path):
     """A module's text, and those of its edits that do not insert whole lines."""
     source = path.read_text(encoding="utf-8")
     origin = Origin(f"transformers.models.{path.parent.name}.{path.stem}", str(path), "transformers", VERSION)
@@ -35,20 +32,20 @@ def edits_in_lines(path: Path) -> tuple[str, list[Edit]]:
     return source, [edit for edit in edits if not inserts_lines(source, edit)]
 
 
-def inserts_lines(source: str, edit: Edit) -> bool:
+def inserts_lines(source, edit):
     above = source[edit.start - 1 : edit.start] in ("", "\n") and edit.text.endswith("\n")
     below = source[edit.start : edit.start + 1] in ("", "\n") and edit.text.startswith("\n")
     return edit.inserts and (above or below)
 
 
-def statements(text: str) -> Iterator[tuple[str, int]]:
+def statements(text):
     """The kind and the column of each statement."""
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.stmt):
             yield type(node).__name__, node.col_offset
 
 
-def lines_changed(path: Path) -> int:
+def lines_changed(path):
     """How many of upstream's lines are not there any more; their statements must be."""
     source, edits = edits_in_lines(path)
     assert list(statements(source)) == list(statements(apply_edits(source, edits))), path.stem

@@ -1,7 +1,5 @@
 """No patching code compares code as text: layout and quotes would count, and names would be fixed."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 
@@ -11,19 +9,19 @@ PACKAGE = Path(veomni_hook.patches.__file__).parent
 SEARCHES = {"match", "fullmatch", "search", "startswith", "endswith", "partition", "rpartition"}
 
 
-def is_text(node: ast.AST) -> bool:
+def is_text(node):
     return any(
         isinstance(part, ast.JoinedStr) or isinstance(getattr(part, "value", None), str)
         for part in ast.walk(node)
     )
 
 
-def prints(node: ast.AST) -> bool:
+def prints(node):
     """Whether an expression contains ``ast.unparse(…)``."""
     return any(isinstance(part, ast.Attribute) and part.attr == "unparse" for part in ast.walk(node))
 
 
-def compares_text(node: ast.AST) -> bool:
+def compares_text(node):
     """``ast.unparse(x) == "…"``, ``… in ("…",)``, ``pattern.match(ast.unparse(x))``, ``ast.unparse(x).startswith("…")``."""
     if isinstance(node, ast.Compare):
         sides = [node.left, *node.comparators]
@@ -33,17 +31,17 @@ def compares_text(node: ast.AST) -> bool:
     return False
 
 
-def found_in(text: str) -> list[str]:
+def found_in(text):
     return [ast.unparse(node) for node in ast.walk(ast.parse(text)) if compares_text(node)]
 
 
-def test_no_patching_code_compares_code_as_text() -> None:
+def test_no_patching_code_compares_code_as_text():
     files = {path: found_in(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py")}
     assert len(files) > 100
     assert {str(path.relative_to(PACKAGE)): found for path, found in files.items() if found} == {}
 
 
-def test_the_forms_that_are_found() -> None:
+def test_the_forms_that_are_found():
     for code in (
         'ast.unparse(node) == "return x"',
         'ast.unparse(node.func).strip() != f"{name}.pop"',

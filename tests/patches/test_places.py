@@ -47,7 +47,7 @@ def helper():
 """
 
 
-def test_every_declaration_knows_its_line(load: Any) -> None:
+def test_every_declaration_knows_its_line(load):
     module = load(CODE)
     config, first = module.config, 3  # below the two lines of HEAD
 
@@ -63,14 +63,14 @@ def test_every_declaration_knows_its_line(load: Any) -> None:
     assert config.origin == f"{module.__file__}:2" and config.place_of(object()) == config.origin
 
 
-def test_what_is_inherited_keeps_its_line(load: Any) -> None:
+def test_what_is_inherited_keeps_its_line(load):
     base = load("config.add_post_import_block('X = 1')\n").config
     module = load("config.add_post_import_block('Y = 1')\n")
     module.config.inherit(base)
     assert module.config.place_of("X = 1") == base.place_of("X = 1") != module.config.place_of("Y = 1")
 
 
-def test_errors_name_the_line(load: Any, patched: Any) -> None:
+def test_errors_name_the_line(load, patched):
     code = "\n\n@config.override_method('A.h')\ndef h(self): pass\n"
     with pytest.raises(PatchError) as caught:
         patched(UPSTREAM, code)
@@ -88,7 +88,7 @@ def test_errors_name_the_line(load: Any, patched: Any) -> None:
     assert re.search(r"\.py:4 \(", unused.value.where)
 
 
-def test_a_patch_of_patchgens_has_the_line_of_its_function() -> None:
+def test_a_patch_of_patchgens_has_the_line_of_its_function():
     def f(self: Any) -> None:
         pass
 
@@ -109,7 +109,7 @@ def test_a_patch_of_patchgens_has_the_line_of_its_function() -> None:
     assert config.place_of("A") == config.origin
 
 
-def test_what_a_distribution_adds_stays(load: Any) -> None:
+def test_what_a_distribution_adds_stays(load):
     config = load("").config
     made = config.origin
     config.origin += ", entry point 'x' of y"

@@ -1,9 +1,6 @@
 """Code of a patch that uses an undefined name: an error at patch time, with a suggestion."""
 
-from __future__ import annotations
-
 import os
-from typing import Any
 
 import pytest
 
@@ -21,7 +18,7 @@ def odd(): return upstreams_own_oddity
 """
 
 
-def refused(patched: Any, config: str) -> UnresolvedNameError:
+def refused(patched, config):
     with pytest.raises(UnresolvedNameError) as caught:
         patched(UPSTREAM, config)
     return caught.value
@@ -41,27 +38,15 @@ OVERRIDE = "@config.override_method('A.forward')\ndef forward(self, x, y=1):\n  
             "places.join(x)",
             f"places: config.add_import('{os.path.__name__}', alias='places', is_from_import=False)",
         ),
-        (
-            "from textwrap import dedent as flat\n",
-            "flat(x)",
-            "flat: config.add_import('textwrap', names=['dedent as flat'])",
-        ),
-        (
-            "from textwrap import dedent\n",
-            "dedent(x)",
-            "dedent: config.add_import('textwrap', names=['dedent'])",
-        ),
-        (
-            "LIMIT = 3\n",
-            "x * LIMIT",
-            "LIMIT: config.add_post_import_block(...) with the assignment of LIMIT",
-        ),
+        ("from textwrap import dedent as flat\n", "flat(x)", "flat: config.add_import('textwrap', names=['dedent as flat'])"),
+        ("from textwrap import dedent\n", "dedent(x)", "dedent: config.add_import('textwrap', names=['dedent'])"),
+        ("LIMIT = 3\n", "x * LIMIT", "LIMIT: config.add_post_import_block(...) with the assignment of LIMIT"),
         ("", "rotate_hlaf(x)", "rotate_hlaf: write rotate_half, or provide it by add_helper, add_import"),
         ("", "x + yy", "yy: write y"),
         ("", "zzzzzz", "zzzzzz: provide it by add_helper, add_import or add_post_import_block"),
     ],
-)
-def test_the_error_names_what_to_write(patched: Any, before: str, body: str, fix: str) -> None:
+)  # fmt: skip
+def test_the_error_names_what_to_write(patched, before, body, fix):
     error = refused(patched, f"{before}{OVERRIDE}{body}\n")
     assert error.fix.startswith(fix)
     assert error.names == (fix.partition(":")[0],)
@@ -84,13 +69,13 @@ def test_the_error_names_what_to_write(patched: Any, before: str, body: str, fix
         "config.add_post_import_block('made = nothing')\n",
     ],
 )
-def test_every_verb(patched: Any, config: str) -> None:
+def test_every_verb(patched, config):
     error = refused(patched, "nothing = None\n" + config)
     assert error.names == ("nothing",)
     assert "nothing in the code for " in error.where
 
 
-def test_two_names_of_two_patches(patched: Any) -> None:
+def test_two_names_of_two_patches(patched):
     error = refused(
         patched,
         "def one(): pass\n@config.add_helper\ndef f(): return one()\n"
@@ -114,5 +99,5 @@ def test_two_names_of_two_patches(patched: Any) -> None:
         OVERRIDE + "upstreams_own_oddity\n",
     ],
 )
-def test_what_is_provided_is_no_error(patched: Any, config: str) -> None:
+def test_what_is_provided_is_no_error(patched, config):
     assert "forward" in patched(UPSTREAM, config).text

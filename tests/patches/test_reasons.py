@@ -17,7 +17,7 @@ from veomni_hook.patches.idioms.recognise import OPTIONAL
 from veomni_hook.patches.reasons import Code, Reason, remedies
 from veomni_hook.patches.report import MissedSite, PatchReport
 from veomni_hook.patches.site import Missed
-from veomni_hook.tools.coverage import ROUTED, Row, examine
+from veomni_hook.tools.coverage import ROUTED, examine
 
 #: Ops whose code the interpreter follows: only it may leave code that is not followed.
 READ = {
@@ -28,7 +28,7 @@ READ = {
 SOME = ("align", "bamba", "dbrx", "dinat", "gemma3n", "xmod")
 
 
-def test_a_reason_is_its_text_and_knows_cause_and_line() -> None:
+def test_a_reason_is_its_text_and_knows_cause_and_line():
     plain = Reason("it is odd")
     assert (plain, plain.code, plain.line) == ("it is odd", Code.NOT_FOLLOWED, 0)
     told = Reason("it is odd", Code.IN_PLACE, 3)
@@ -38,7 +38,7 @@ def test_a_reason_is_its_text_and_knows_cause_and_line() -> None:
     assert Reason("another loop at line 9 (line 4)").line == 4 and Reason("replaced at line 9").line == 9
 
 
-def test_a_reason_keeps_its_cause() -> None:
+def test_a_reason_keeps_its_cause():
     odd = Reason("it is odd", Code.IN_PLACE)
     assert Reason(odd, Code.RANDOM, 4).code is Code.IN_PLACE and Reason(odd, line=4) == "it is odd (line 4)"
     assert Missed(odd, ast.parse("x").body[0], Code.RANDOM).reason.code is Code.IN_PLACE
@@ -49,23 +49,20 @@ def test_a_reason_keeps_its_cause() -> None:
     assert (behind, behind.code) == ("nearest is a: it is odd", Code.IN_PLACE)
 
 
-def test_a_miss_has_the_cause_that_it_names() -> None:
+def test_a_miss_has_the_cause_that_it_names():
     (node,) = ast.parse("\n\nx").body
     reason = Missed("it is odd", node, Code.DECORATED).reason
     assert (reason, reason.code, reason.line) == ("it is odd (line 3)", Code.DECORATED, 3)
     assert Missed("it is odd").reason.code is Code.NOT_FOLLOWED
 
 
-def test_what_the_reader_says_becomes_a_reason() -> None:
-    unknown, other = (
-        Unknown("a loop", 5).why,
-        Difference("expected +, found - (line 6)", 0.5).why,
-    )
+def test_what_the_reader_says_becomes_a_reason():
+    unknown, other = (Unknown("a loop", 5).why, Difference("expected +, found - (line 6)", 0.5).why)
     assert (unknown, unknown.code) == ("a loop (line 5)", Code.NOT_FOLLOWED)
     assert (other.code, other.line) == (Code.OTHER_FORM, 6)
 
 
-def test_the_table_has_sentences_and_remedies_are_told_once() -> None:
+def test_the_table_has_sentences_and_remedies_are_told_once():
     assert 12 <= len(Code) <= 25
     said = [(code.meaning, code.remedy) for code in Code]
     assert all(re.fullmatch(r"[A-Z`].*\.", sentence) for both in said for sentence in both)
@@ -76,7 +73,7 @@ def test_the_table_has_sentences_and_remedies_are_told_once() -> None:
     ]
 
 
-def test_every_code_is_the_cause_of_some_reason() -> None:
+def test_every_code_is_the_cause_of_some_reason():
     package = Path(veomni_hook.__file__).parent
     files = [path for path in package.rglob("*.py") if path != Path(reasons.__file__)]
     text = "\n".join(path.read_text("utf-8") for path in files)
@@ -85,7 +82,7 @@ def test_every_code_is_the_cause_of_some_reason() -> None:
 
 
 @pytest.mark.parametrize("families", [SOME, pytest.param((), marks=pytest.mark.slow, id="all")])
-def test_every_site_that_is_not_routed_has_a_code(families: tuple[str, ...]) -> None:
+def test_every_site_that_is_not_routed_has_a_code(families):
     left = [row for row in rows(families) if row.status != ROUTED]
     assert {row.code for row in left} <= {str(code) for code in Code}
     assert {row.op for row in left if row.code == "not_followed"} <= READ
@@ -94,7 +91,7 @@ def test_every_site_that_is_not_routed_has_a_code(families: tuple[str, ...]) -> 
     assert not [row for row in left if " line " in row.reason and not row.line]
 
 
-def rows(families: tuple[str, ...]) -> list[Row]:
+def rows(families):
     spec = importlib.util.find_spec("transformers")
     assert spec is not None and spec.origin is not None
     models = Path(spec.origin).parent / "models"
@@ -103,7 +100,7 @@ def rows(families: tuple[str, ...]) -> list[Row]:
     return [row for path in files for row in examine(path.stem, path.read_text("utf-8"), optional=OPTIONAL)]
 
 
-def test_the_cause_of_a_miss_is_no_part_of_the_form() -> None:
+def test_the_cause_of_a_miss_is_no_part_of_the_form():
     def named(*cause: Any, reason: str = "it is odd (line 3)") -> str:
         report = PatchReport("m", "1", missed=(MissedSite("op", "f", "missed", reason, *cause),))
         return stored_form(PatchedSource("x = 1\n", "x = 1\n", report)).patch_hash

@@ -33,20 +33,14 @@ IMPORTS = [
     ("from.import x", "from pkg.models.fam import x"),
     ("from .import x", "from pkg.models.fam import x"),
     ("from .import(x)", "from pkg.models.fam import(x)"),
-    (
-        "from ...a import (\n    x,  # from . import y\n    y,\n)",
-        "from pkg.a import (\n    x,  # from . import y\n    y,\n)",
-    ),
+    ("from ...a import (\n    x,  # from . import y\n    y,\n)", "from pkg.a import (\n    x,  # from . import y\n    y,\n)"),
     ("from . \\\n    import x", "from pkg.models.fam \\\n    import x"),
     ("from .\\\n    a import x", "from pkg.models.fam.a \\\n import x"),
     ("from \\\n    .a import x", "from \\\n    pkg.models.fam.a import x"),
     ("from .. \\\n.\\\na.b import x", "from pkg.a.b \\\n \\\n import x"),
     ("from .imports import x", "from pkg.models.fam.imports import x"),
     ("from .größe import x", "from pkg.models.fam.größe import x"),
-    (
-        "'ü'; from .a import x; from .. import y",
-        "'ü'; from pkg.models.fam.a import x; from pkg.models import y",
-    ),
+    ("'ü'; from .a import x; from .. import y", "'ü'; from pkg.models.fam.a import x; from pkg.models import y"),
     ("def f():\n    from .a import x", "def f():\n    from pkg.models.fam.a import x"),
     (
         "if a:\n\tfrom .a import x\nelse:\n\tfrom .b import x",
@@ -58,12 +52,12 @@ IMPORTS = [
     ("from a import x\nimport a.b", "from a import x\nimport a.b"),
     ("s = 'from . import x'  # from . import y", "s = 'from . import x'  # from . import y"),
     ("def f():\n    '''\n    from .a import x\n    '''", "def f():\n    '''\n    from .a import x\n    '''"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("text", "dumped"), IMPORTS)
 @pytest.mark.parametrize("newline", ["\n", "\r\n"])
-def test_relative_imports_become_absolute(text: str, dumped: str, newline: str) -> None:
+def test_relative_imports_become_absolute(text, dumped, newline):
     text, dumped = (newline.join(form.split("\n")) for form in (text, dumped))
     result = dump_text(text, MODULE)
     # Blanks in a joined line may differ; only the tree and the lines count.
@@ -72,7 +66,7 @@ def test_relative_imports_become_absolute(text: str, dumped: str, newline: str) 
     assert len(result.splitlines()) == len(text.splitlines())
 
 
-def test_an_import_beyond_the_package_is_an_error() -> None:
+def test_an_import_beyond_the_package_is_an_error():
     assert dump_text("from .. import x", "a.b.c") == "from a import x"
     for module in ("a.b", "a"):
         with pytest.raises(PatchError, match="line 2 reaches beyond") as caught:
@@ -80,13 +74,13 @@ def test_an_import_beyond_the_package_is_an_error() -> None:
         assert caught.value.where == module
 
 
-def modeling_files() -> list[Path]:
+def modeling_files():
     spec = importlib.util.find_spec("transformers")
     assert spec is not None and spec.submodule_search_locations
     return sorted(Path(spec.submodule_search_locations[0], "models").glob("*/modeling_*.py"))
 
 
-def check_dump(path: Path) -> int:
+def check_dump(path):
     text = path.read_text(encoding="utf-8")
     module = f"transformers.models.{path.parent.name}.{path.stem}"
     dumped = dump_text(text, module)
@@ -109,13 +103,13 @@ def check_dump(path: Path) -> int:
     return len(relative)
 
 
-def test_dumps_of_installed_modules_keep_their_lines() -> None:
+def test_dumps_of_installed_modules_keep_their_lines():
     files = modeling_files()
     assert sum(check_dump(path) for path in files[:: max(1, len(files) // 25)]) > 100
 
 
 @pytest.mark.slow
-def test_dumps_of_all_installed_modules_keep_their_lines() -> None:
+def test_dumps_of_all_installed_modules_keep_their_lines():
     files = modeling_files()
     assert len(files) > 300
     assert sum(check_dump(path) for path in files) > 3000
@@ -134,7 +128,7 @@ REPORT = PatchReport(
 )
 
 
-def test_the_header_names_everything_that_was_done() -> None:
+def test_the_header_names_everything_that_was_done():
     text = "\n".join(header(REPORT, "abc123"))
     assert f"{MODULE} (dist 1.2.3)" in text
     assert "Patch hash: abc123" in text
@@ -146,7 +140,7 @@ def test_the_header_names_everything_that_was_done() -> None:
     assert "gave way: 1\n#   - [rewrite] B.g: user:c patches it (built:in)\n" in text
 
 
-def test_the_header_is_comments_only_and_leaves_the_rest_out_if_there_is_none() -> None:
+def test_the_header_is_comments_only_and_leaves_the_rest_out_if_there_is_none():
     lines = header(PatchReport(MODULE, "1"), "x")
     assert all(line.startswith("#") and line == line.rstrip() and line.isprintable() for line in lines)
     assert not any("gave way" in line for line in lines)
@@ -154,11 +148,11 @@ def test_the_header_is_comments_only_and_leaves_the_rest_out_if_there_is_none() 
     assert not any(re.match(r"^[ \t\f]*#.*?coding[:=][ \t]*([-_.a-zA-Z0-9]+)", line) for line in lines[:2])
 
 
-def route(op: str, target: str) -> AppliedPatch:
+def route(op, target):
     return AppliedPatch("route", target, f"{op}/v: eps=self.eps", "idioms", (1, 2), op=op, variant="v")
 
 
-def test_routes_are_listed_by_formula() -> None:
+def test_routes_are_listed_by_formula():
     norms = [route("rms_norm", f"Model{number}RMSNorm.forward") for number in range(10)]
     slots = [
         AppliedPatch("slot", f"veomni_{op}_v", "a slot", "idioms", (1, 1)) for op in ("rms_norm", "rotary")
@@ -182,7 +176,7 @@ def test_routes_are_listed_by_formula() -> None:
     assert len(lines) - at < 12
 
 
-def test_the_header_names_patches_and_routes_apart() -> None:
+def test_the_header_names_patches_and_routes_apart():
     guard = AppliedPatch("guard", "C.forward", "why", "conf:c", (1, 2))
     lines = header(PatchReport(MODULE, "1", applied=(guard, route("rms_norm", "A.forward"))), "x")
     assert lines[-5:] == [
@@ -194,7 +188,7 @@ def test_the_header_names_patches_and_routes_apart() -> None:
     ]
 
 
-def test_entries_of_the_header_are_folded() -> None:
+def test_entries_of_the_header_are_folded():
     long = "every word of a long reason " * 8
     report = PatchReport(
         MODULE,
@@ -209,19 +203,19 @@ def test_entries_of_the_header_are_folded() -> None:
     assert text.count(long.strip()) == 3
 
 
-def test_the_header_holds_no_time_and_no_path_of_this_machine() -> None:
+def test_the_header_holds_no_time_and_no_path_of_this_machine():
     text = "\n".join(header(REPORT, "x"))
     assert text == "\n".join(header(REPORT, "x"))
     assert os.getcwd() not in text and str(Path.home()) not in text
     assert not re.search(r"\b20\d\d-\d\d", text)
 
 
-def patched(text: str, plain: str) -> PatchedSource:
+def patched(text, plain):
     return PatchedSource(text, plain, REPORT)
 
 
 @pytest.mark.parametrize("newline", ["\n", "\r\n"])
-def test_the_stored_text_is_header_and_text(newline: str) -> None:
+def test_the_stored_text_is_header_and_text(newline):
     text = f'"""Doc."""{newline}from __future__ import annotations{newline}x = 1'
     stored = with_header(patched(text, text), "abc")
     assert stored.endswith(text)
@@ -233,7 +227,7 @@ def test_the_stored_text_is_header_and_text(newline: str) -> None:
     assert with_header(patched("x = 1", "x = 1"), "abc").endswith("#\nx = 1")
 
 
-def test_the_diff_is_unified_and_labelled() -> None:
+def test_the_diff_is_unified_and_labelled():
     original = "a\nb\nc\nd\n"
     assert unified_diff(original, patched("# M\na\nb\nX\nd\n", "a\nb\nX\nd\n"), MODULE) == (
         f"--- {MODULE} (dist 1.2.3)\n+++ {MODULE} (patched by veomni-hook)\n"
@@ -242,7 +236,7 @@ def test_the_diff_is_unified_and_labelled() -> None:
     assert unified_diff(original, patched("# M\n" + original, original), MODULE) == ""
 
 
-def test_the_diff_knows_texts_without_a_last_newline_and_odd_line_ends() -> None:
+def test_the_diff_knows_texts_without_a_last_newline_and_odd_line_ends():
     diff = unified_diff("a\nb", patched("", "a\nb\n"), MODULE)
     assert diff.endswith("-b\n\\ No newline at end of file\n+b\n")
     diff = unified_diff("a\x0cb\r\nc\u2028d\r\n", patched("", "a\x0cb\r\nc\u2028e\r\n"), MODULE)
@@ -276,11 +270,11 @@ LOSS_TAIL = """
 QWEN3 = "transformers.models.qwen3.modeling_qwen3"
 
 
-def qwen3_source() -> str:
+def qwen3_source():
     return next(p for p in modeling_files() if p.stem == "modeling_qwen3").read_text(encoding="utf-8")
 
 
-def qwen3_patched(source: str) -> PatchedSource:
+def qwen3_patched(source):
     document = Document(source, QWEN3)
 
     def digest(name: str) -> str:
@@ -302,7 +296,7 @@ def qwen3_patched(source: str) -> PatchedSource:
     return patch_source(source, [config], Origin(QWEN3, "modeling_qwen3.py", "transformers", "0"))
 
 
-def shaped_lines(found: PatchedSource) -> set[int]:
+def shaped_lines(found):
     """Numbers of the lines of ``plain`` that the report attributes to applied patches."""
     plain = found.plain.split("\n")
     numbers: set[int] = set()
@@ -318,7 +312,7 @@ def shaped_lines(found: PatchedSource) -> set[int]:
     return numbers
 
 
-def test_every_hunk_belongs_to_an_applied_patch() -> None:
+def test_every_hunk_belongs_to_an_applied_patch():
     source = qwen3_source()
     found = qwen3_patched(source)
     shaped = shaped_lines(found)
@@ -340,7 +334,7 @@ def test_every_hunk_belongs_to_an_applied_patch() -> None:
     assert "[PATCHED" not in diff and "[MODIFIED" not in diff
 
 
-def test_a_stored_dump_runs_its_line_numbers_through() -> None:
+def test_a_stored_dump_runs_its_line_numbers_through():
     source = qwen3_source()
     found = qwen3_patched(source)
     stored = with_header(found, "h")

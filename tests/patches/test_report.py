@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -26,14 +24,14 @@ REPORT = PatchReport(
 )
 
 
-def test_a_report_survives_json() -> None:
+def test_a_report_survives_json():
     assert PatchReport.from_dict(json.loads(json.dumps(REPORT.to_dict()))) == REPORT
     assert PatchReport.from_dict(REPORT.to_dict()) == REPORT
     empty = PatchReport("m", "1", distribution="other")
     assert PatchReport.from_dict(json.loads(json.dumps(empty.to_dict()))) == empty
 
 
-def test_what_only_some_entries_have_is_left_out_of_the_others() -> None:
+def test_what_only_some_entries_have_is_left_out_of_the_others():
     data = REPORT.to_dict()
     assert data["applied"][0] == {
         "kind": "guard",
@@ -53,21 +51,21 @@ def test_what_only_some_entries_have_is_left_out_of_the_others() -> None:
 @pytest.mark.parametrize(
     "field", ["module", "version", "applied", "yielded", "untouched", "slots", "missed", "distribution"]
 )
-def test_an_incomplete_report_is_refused(field: str) -> None:
+def test_an_incomplete_report_is_refused(field):
     data = REPORT.to_dict()
     del data[field]
     with pytest.raises(KeyError):
         PatchReport.from_dict(data)
 
 
-def test_an_unknown_field_of_an_entry_is_refused() -> None:
+def test_an_unknown_field_of_an_entry_is_refused():
     data = REPORT.to_dict()
     data["applied"] = [{**data["applied"][0], "more": 1}]
     with pytest.raises(TypeError):
         PatchReport.from_dict(data)
 
 
-def test_moved_shifts_the_lines_of_applied_patches_only() -> None:
+def test_moved_shifts_the_lines_of_applied_patches_only():
     moved = REPORT.moved(12)
     assert [patch.lines for patch in moved.applied] == [(15, 19), (22, 22), (23, 24), (25, 25)]
     assert REPORT.applied[0].lines == (3, 7)

@@ -46,19 +46,19 @@ class Other(object):
 """
 
 
-def digest(name: str) -> str:
+def digest(name):
     return fingerprint(Document(UPSTREAM).find(name)[0].node)
 
 
 @pytest.fixture
-def apply(load: Any) -> Any:
+def apply(load):
     def patch(code: str, upstream: str = UPSTREAM) -> Any:
         return patch_source(upstream, [load(code, head=HEAD).config], ORIGIN)
 
     return patch
 
 
-def applied(result: Any) -> list[tuple[str, str]]:
+def applied(result):
     return [(one.kind, one.target) for one in result.report.applied]
 
 
@@ -76,14 +76,14 @@ def applied(result: Any) -> list[tuple[str, str]]:
         ("a.b", "a.b.c", False),
     ],
 )
-def test_which_modules_a_config_is_for(pattern: str, module: str, applies: bool) -> None:
+def test_which_modules_a_config_is_for(pattern, module, applies):
     config = PatchConfig(pattern)
     assert config.applies_to(module) is applies
     assert config.is_pattern is (pattern != "a.b")
     assert applicable([config], module, "gpu") == ([config] if applies else [])
 
 
-def test_a_rewrite_of_every_match_in_every_target(apply: Any) -> None:
+def test_a_rewrite_of_every_match_in_every_target(apply):
     code = "config.rewrite('*Norm.forward', pattern='helper({x})', replacement='{x}', matches=None)\n"
     result = apply(code)
     assert applied(result) == [("rewrite", "OneNorm.forward"), ("rewrite", "TwoNorm.forward")]
@@ -92,13 +92,13 @@ def test_a_rewrite_of_every_match_in_every_target(apply: Any) -> None:
     assert "Other" in result.report.untouched
 
 
-def test_no_match_is_no_error_if_any_number_will_do(apply: Any) -> None:
+def test_no_match_is_no_error_if_any_number_will_do(apply):
     code = "config.rewrite('*.forward', pattern='absent({x})', replacement='{x}', matches=None)\n"
     result = apply(code)
     assert result.text == UPSTREAM and not result.report.applied
 
 
-def test_a_number_of_matches_is_exact_in_every_target(apply: Any) -> None:
+def test_a_number_of_matches_is_exact_in_every_target(apply):
     code = "config.rewrite('*Norm.forward', pattern='helper({x})', replacement='{x}', matches=1)\n"
     with pytest.raises(PatchTargetError, match=r"match once in TwoNorm\.forward, it matches 2 times"):
         apply(code)
@@ -106,14 +106,14 @@ def test_a_number_of_matches_is_exact_in_every_target(apply: Any) -> None:
         apply(code.replace("helper", "absent"))
 
 
-def test_any_number_of_matches_is_at_least_one_for_one_module(patched: Any) -> None:
+def test_any_number_of_matches_is_at_least_one_for_one_module(patched):
     code = "config.rewrite('OneNorm.forward', pattern='helper({x})', replacement='{x}', matches=None)\n"
     assert "return x * 2" in patched(UPSTREAM, code).plain
     with pytest.raises(PatchTargetError, match="match at least once"):
         patched(UPSTREAM, code.replace("helper", "absent"))
 
 
-def test_what_is_absent_does_not_apply(apply: Any) -> None:
+def test_what_is_absent_does_not_apply(apply):
     code = (
         "@config.override_method('*Norm.forward')\ndef forward(self, x): return 5\n"
         "@config.override_method('Absent.forward')\ndef f(self, x): return 5\n"
@@ -129,7 +129,7 @@ def test_what_is_absent_does_not_apply(apply: Any) -> None:
     ]
 
 
-def test_what_is_there_applies(apply: Any, run: Any) -> None:
+def test_what_is_there_applies(apply, run):
     code = (
         "config.exclude_from_output('Other')\n"
         "config.drop_import_names('math')\n"
@@ -142,7 +142,7 @@ def test_what_is_there_applies(apply: Any, run: Any) -> None:
     assert module["OneNorm"]().forward(1) == 10 and module["TwoNorm"]().made == 1
 
 
-def test_a_config_of_which_nothing_applies_brings_nothing(apply: Any) -> None:
+def test_a_config_of_which_nothing_applies_brings_nothing(apply):
     code = (
         "config.add_import('os')\nconfig.add_post_import_block('X = 1')\n"
         "config.add_slot('s', op='o', variant='v')\n@config.add_helper\ndef h(): pass\n"
@@ -155,13 +155,13 @@ def test_a_config_of_which_nothing_applies_brings_nothing(apply: Any) -> None:
 OTHER = "class C(object):\n    def forward(self, x): return 1\n"
 
 
-def test_a_method_is_added_to_the_classes_that_lack_it(apply: Any, run: Any) -> None:
+def test_a_method_is_added_to_the_classes_that_lack_it(apply, run):
     result = apply("@config.add_method('*Norm.extra')\ndef extra(self): return 2\n")
     assert applied(result) == [("method_addition", "OneNorm.extra")]
     assert run(result)["OneNorm"]().extra() == 2
 
 
-def test_fingerprints_select_bodies(apply: Any) -> None:
+def test_fingerprints_select_bodies(apply):
     code = (
         f"@config.insert_guard('*.forward', fingerprints=['{digest('OneNorm.forward')}', 'unknown'])\n"
         "def g(x):\n    if x is None: return 0\n"
@@ -169,7 +169,7 @@ def test_fingerprints_select_bodies(apply: Any) -> None:
     assert applied(apply(code)) == [("guard", "OneNorm.forward")]
 
 
-def test_what_a_patch_relies_on_selects_modules(apply: Any) -> None:
+def test_what_a_patch_relies_on_selects_modules(apply):
     code = (
         f"@config.insert_guard('One*.forward', fingerprints=['{digest('OneNorm.forward')}'],\n"
         "    relies_on={'helper': ['%s']})\n"
@@ -180,7 +180,7 @@ def test_what_a_patch_relies_on_selects_modules(apply: Any) -> None:
     assert applied(apply(code % digest("helper"), UPSTREAM.replace("def helper", "def helped"))) == []
 
 
-def test_before_selects_functions(apply: Any) -> None:
+def test_before_selects_functions(apply):
     code = (
         "@config.insert_guard('*.forward', fingerprints=(), before='return helper({y}) * 2')\n"
         "def g(y):\n    if y is None: return 0\n"
@@ -188,14 +188,12 @@ def test_before_selects_functions(apply: Any) -> None:
     assert applied(apply(code)) == [("guard", "OneNorm.forward")]
 
 
-def test_a_guard_has_to_say_what_it_was_written_for(apply: Any) -> None:
+def test_a_guard_has_to_say_what_it_was_written_for(apply):
     with pytest.raises(PatchError, match="does not say which upstream code"):
         apply("@config.insert_guard('*.forward', fingerprints=())\ndef g(x):\n    return 1\n")
 
 
-def test_a_pattern_and_a_name_on_one_target_are_a_conflict_unless_one_is_the_base(
-    load: Any, run: Any
-) -> None:
+def test_a_pattern_and_a_name_on_one_target_are_a_conflict_unless_one_is_the_base(load, run):
     every = load("@config.override_method('*Norm.forward')\ndef f(self, x): return 5\n", head=HEAD).config
     one = load("@config.override_method('OneNorm.forward')\ndef f(self, x): return 6\n", head=HEAD).config
     one.source_module = ORIGIN.module
@@ -216,7 +214,7 @@ def test_a_pattern_and_a_name_on_one_target_are_a_conflict_unless_one_is_the_bas
     assert unapplied(every, [overruled]) == []
 
 
-def test_patches_that_apply_nowhere_are_told(load: Any) -> None:
+def test_patches_that_apply_nowhere_are_told(load):
     code = (
         "config.rewrite('*Norm.forward', pattern='helper({x})', replacement='{x}', matches=None)\n"
         "config.rewrite('*Norm.forward', pattern='absent({x})', replacement='{x}', matches=None,\n"
@@ -231,13 +229,13 @@ def test_patches_that_apply_nowhere_are_told(load: Any) -> None:
     assert unapplied(config, [report])[0].description == "of what is absent"
 
 
-def example_of_the_docs() -> str:
+def example_of_the_docs():
     text = (Path(__file__).parents[2] / "docs" / "patches.md").read_text(encoding="utf-8")
     (block,) = (b for b in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "modeling_*" in b)
     return str(block)
 
 
-def test_the_example_of_the_docs_on_installed_modules(load: Any) -> None:
+def test_the_example_of_the_docs_on_installed_modules(load):
     config = load(example_of_the_docs(), head="from veomni_hook.patches.spec import *\n").config
     spec = importlib.util.find_spec("transformers")
     assert spec is not None and spec.submodule_search_locations

@@ -21,11 +21,11 @@ class Thing:
     pass
 
 
-def function(self: Any) -> None:
+def function(self):
     pass
 
 
-def config() -> PatchConfig:
+def config():
     return PatchConfig("pkg.upstream")
 
 
@@ -39,7 +39,7 @@ def config() -> PatchConfig:
         ("modify_init", "A", function, PatchType.INIT_MODIFICATION),
     ],
 )
-def test_verbs_work_as_decorator_and_directly(verb: str, target: str, given: Any, kind: PatchType) -> None:
+def test_verbs_work_as_decorator_and_directly(verb, target, given, kind):
     one, other = config(), config()
     assert getattr(one, verb)(target)(given) is given
     assert getattr(other, verb)(target, replacement=given) is given
@@ -50,14 +50,14 @@ def test_verbs_work_as_decorator_and_directly(verb: str, target: str, given: Any
     assert patch.description
 
 
-def test_options_reach_the_patch() -> None:
+def test_options_reach_the_patch():
     made = config()
     made.replace_class("A", Thing, {"A": "B"}, "why", allow_signature_change=True)
     patch = made.patches[0]
     assert (patch.name_map, patch.description, patch.allow_signature_change) == ({"A": "B"}, "why", True)
 
 
-def test_guard_and_rewrite() -> None:
+def test_guard_and_rewrite():
     made = config()
 
     @made.insert_guard("A.m", fingerprints=["12"], before="x = {y}", relies_on={"f": ["34"]}, description="d")
@@ -71,7 +71,7 @@ def test_guard_and_rewrite() -> None:
     assert second.fingerprints == ("12",)
 
 
-def test_surroundings() -> None:
+def test_surroundings():
     made = config()
     made.add_import("a", names=["b as c"])
     made.add_import("d", alias="e", is_from_import=False)
@@ -90,7 +90,7 @@ def test_surroundings() -> None:
     assert made.exclude == ["C", "D"]
 
 
-def test_inherit_takes_what_it_is_told() -> None:
+def test_inherit_takes_what_it_is_told():
     base, some, everything = config(), config(), config()
     base.add_helper(function)
     base.add_import("a")
@@ -110,7 +110,7 @@ def test_inherit_takes_what_it_is_told() -> None:
     assert base.helpers == [function]
 
 
-def test_slot_handle_names_itself_when_it_is_used_in_the_config() -> None:
+def test_slot_handle_names_itself_when_it_is_used_in_the_config():
     made = config()
     slot = made.add_slot("rms_slot", op="rms_norm", variant="weight")
     with pytest.raises(AttributeError, match="rms_slot"):
@@ -128,22 +128,22 @@ def test_slot_handle_names_itself_when_it_is_used_in_the_config() -> None:
         ("x_npu.py", "gpu", "gpu"),
     ],
 )
-def test_device(file: str, given: Any, expected: str | None) -> None:
+def test_device(file, given, expected):
     assert PatchConfig("m", file, device=given).device == expected
 
 
-def test_a_config_knows_where_it_was_made(load: Any) -> None:
+def test_a_config_knows_where_it_was_made(load):
     module = load("\n\nother = PatchConfig('m')\n")
     assert module.other.name == f"{module.__name__}:other"
     assert module.other.origin == f"{module.__file__}:5"
 
 
-def test_two_configs_are_never_equal() -> None:
+def test_two_configs_are_never_equal():
     assert config() != config()
     assert len({config(), config()}) == 2
 
 
-def test_external_patch() -> None:
+def test_external_patch():
     patch = create_patch_from_external("A", "pkg.mod", "B")
     assert patch == Patch(
         PatchType.CLASS_REPLACEMENT,
@@ -158,7 +158,7 @@ def test_external_patch() -> None:
     assert made.get_class_replacements() == {"A": patch}
 
 
-def test_getters() -> None:
+def test_getters():
     made = config()
     made.override_method("A.m", function)
     made.replace_function("f", function)
@@ -169,7 +169,7 @@ def test_getters() -> None:
     assert [patch.target for patch in made.get_patches_for_target("A")] == ["A.m", "A"]
 
 
-def test_importing_the_language_loads_no_engine() -> None:
+def test_importing_the_language_loads_no_engine():
     code = "import sys, veomni_hook.patches.spec; print(*sorted(m.split('.')[-1] for m in sys.modules if 'patches.' in m))"
     done = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "mappings reasons records site spec"

@@ -1,7 +1,3 @@
-from __future__ import annotations
-
-from typing import Any
-
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.code.edit import Edit
 from veomni_hook.patches.routes.config import routes
@@ -26,7 +22,7 @@ CODE = """
 """
 
 
-def test_what_a_config_declares_in_its_order(load: Any) -> None:
+def test_what_a_config_declares_in_its_order(load):
     config = load(CODE).config
     steps = list(patch_steps(config, DOCUMENT))
     assert [(step.kind, step.target) for step in steps] == [("function_replacement", "f"), ("exclude", "f")]
@@ -42,7 +38,7 @@ def test_what_a_config_declares_in_its_order(load: Any) -> None:
     assert [step.kind for step in surroundings(config, [], DOCUMENT)] == [step.kind for step in around]
 
 
-def test_routes_bring_the_slots_that_are_asked() -> None:
+def test_routes_bring_the_slots_that_are_asked():
     slots = [SlotSpec(f"veomni_o_{name}", "o", name) for name in "ab"]
     sites = [
         Site("o", "f", Status.ROUTED, slot.variant, edits=(Edit(0, 0, ""),), slots=(slot,)) for slot in slots

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import inspect
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,65 +27,30 @@ _KINDS = ("PreTrainedModel", "GradientCheckpointingLayer")
 BUDGET: dict[str, dict[str, int]] = {
     "an attribute of every model, or the name of a PatchConfig": {"config": 19},
     "operands of our own kernels and helpers, our ops, or fields of ours": {
-        "causal_mask": 2,
-        "chunk_size": 3,
-        "code": 1,
-        "frame": 1,
-        "hidden": 7,
-        "hidden_states": 17,
-        "keys": 8,
-        "labels": 3,
-        "queries": 6,
-        "states": 9,
-        "temperature": 3,
+        "causal_mask": 2, "chunk_size": 3, "code": 1, "frame": 1, "hidden": 7, "hidden_states": 17, "keys": 8,
+        "labels": 3, "queries": 6, "states": 9, "temperature": 3,
     },
     "what transformers' attention interface and its kwargs are called; attention gets all of them by name": {
-        "allow_is_causal_skip": 1,
-        "attention_mask": 6,
-        "cache": 2,
-        "cu_seqlens": 17,
-        "layer_idx": 1,
-        "output_attentions": 2,
-        "position_bias": 2,
-        "sliding_window": 3,
+        "allow_is_causal_skip": 1, "attention_mask": 6, "cache": 2, "cu_seqlens": 17, "layer_idx": 1,
+        "output_attentions": 2, "position_bias": 2, "sliding_window": 3,
     },
     "mask functions: a pattern of their whole signature, and a miss if it differs": {
-        "kv_length": 2,
-        "kv_offset": 1,
-        "local_attention_size": 2,
-        "padding_mask": 2,
-        "q_length": 1,
-        "q_offset": 1,
-        "query_length": 2,
+        "kv_length": 2, "kv_offset": 1, "local_attention_size": 2, "padding_mask": 2, "q_length": 1,
+        "q_offset": 1, "query_length": 2,
     },
     "what a processor returns, and so a batch has: upstream's interface to data": {
-        "audio_feature_lengths": 1,
-        "feature_attention_mask": 3,
-        "grid_thw": 3,
-        "image": 1,
-        "image_sizes": 2,
-        "input_features": 1,
-        "merge_sizes": 1,
-        "mm_token_type_ids": 1,
-        "patch_size": 1,
-        "second_per_grid_ts": 1,
-        "spatial_shapes": 2,
-        "use_audio_in_video": 1,
-        "video_second_per_grid": 1,
+        "audio_feature_lengths": 1, "feature_attention_mask": 3, "grid_thw": 3, "image": 1, "image_sizes": 2,
+        "input_features": 1, "merge_sizes": 1, "mm_token_type_ids": 1, "patch_size": 1,
+        "second_per_grid_ts": 1, "spatial_shapes": 2, "use_audio_in_video": 1, "video_second_per_grid": 1,
     },
     "not in the table yet: to be read from the code, or declared": {
-        "encoder_hidden_states": 1,
-        "input_ids": 3,
-        "inputs_embeds": 2,
-        "last_hidden_state": 1,
-        "per_layer_input": 1,
-        "position_ids": 12,
-        "token_type_ids": 1,
+        "encoder_hidden_states": 1, "input_ids": 3, "inputs_embeds": 2, "last_hidden_state": 1,
+        "per_layer_input": 1, "position_ids": 12, "token_type_ids": 1,
     },
-}
+}  # fmt: skip
 
 
-def _functions(file: Path) -> Iterator[ast.FunctionDef]:
+def _functions(file):
     tree = ast.parse(file.read_text("utf-8"))
     if file.name == "masking_utils.py":
         yield from (node for node in tree.body if isinstance(node, ast.FunctionDef))
@@ -99,7 +63,7 @@ def _functions(file: Path) -> Iterator[ast.FunctionDef]:
 
 
 @pytest.fixture(scope="module")
-def upstreams() -> set[str]:
+def upstreams():
     """The names of upstream's variables, without those that torch's own functions have."""
     files = [*UPSTREAM.glob("models/*/modeling_*.py"), UPSTREAM / "masking_utils.py"]
     found = {
@@ -108,11 +72,11 @@ def upstreams() -> set[str]:
     return found - {"self"} - torchs()
 
 
-def _arguments(function: ast.FunctionDef) -> list[ast.arg]:
+def _arguments(function):
     return [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
 
 
-def torchs() -> set[str]:
+def torchs():
     every = torch.overrides.get_testing_overrides().values()
     return {name for function in every for name in inspect.signature(function).parameters} | {
         "device",
@@ -120,7 +84,7 @@ def torchs() -> set[str]:
     }
 
 
-def strings(text: str) -> Iterator[str]:
+def strings(text):
     """The strings of code, without docstrings and the names in ``__all__``."""
     tree = ast.parse(text)
     skipped = {
@@ -135,7 +99,7 @@ def strings(text: str) -> Iterator[str]:
             yield node.value
 
 
-def counted(upstreams: set[str]) -> dict[str, list[str]]:
+def counted(upstreams):
     """The places of each name, once for each string."""
     found: dict[str, list[str]] = {}
     for package in PACKAGES:
@@ -146,7 +110,7 @@ def counted(upstreams: set[str]) -> dict[str, list[str]]:
     return found
 
 
-def test_every_other_name_is_in_the_budget(upstreams: set[str]) -> None:
+def test_every_other_name_is_in_the_budget(upstreams):
     places = counted(upstreams)
     allowed = {name: most for every in BUDGET.values() for name, most in every.items()}
     above = {name: held for name, held in places.items() if len(held) > allowed.get(name, 0)}
@@ -157,7 +121,7 @@ def test_every_other_name_is_in_the_budget(upstreams: set[str]) -> None:
         assert not below, "fewer than allowed: shrink the budget"
 
 
-def test_the_table_says_in_which_releases_names_were_seen() -> None:
+def test_the_table_says_in_which_releases_names_were_seen():
     release = ".".join(transformers.__version__.split(".")[:2])
     words = {
         word
@@ -170,11 +134,11 @@ def test_the_table_says_in_which_releases_names_were_seen() -> None:
                 assert (name in words) == (release in seen) or (name in words and name == "cache"), name
 
 
-def test_a_name_has_one_meaning_and_the_oldest_comes_first() -> None:
+def test_a_name_has_one_meaning_and_the_oldest_comes_first():
     every = [name for meaning in UPSTREAM_NAMES for name in names(meaning)]
     assert len(every) == len({*every})
     assert names("the cache") == ("past_key_values", "cache_params", "cache")
 
 
-def test_strings_are_found() -> None:
+def test_strings_are_found():
     assert [*strings('"""Doc."""\n__all__ = ["a"]\nx = {"b": f(c="d")}\n')] == ["b", "d"]

@@ -1,7 +1,3 @@
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 
 from veomni_hook.errors import PatchConflictError, PatchError
@@ -17,27 +13,27 @@ ORIGIN = Origin("pkg.upstream", "/site/pkg/upstream.py", "pkg", "1.0")
 SOURCE = "def f():\n    return 1\n\n\nclass A:\n    x = 1\n"
 
 
-def plan(source: str = SOURCE) -> Plan:
+def plan(source=SOURCE):
     config = PatchConfig("pkg.upstream")
     return Plan(
         Document(source), ORIGIN, [Step("helper", "one", "", config), Step("helper", "two", "", config)]
     )
 
 
-def verified(edits: list[Edit], source: str = SOURCE) -> tuple[str, ...]:
+def verified(edits, source=SOURCE):
     made = plan(source)
     text, placed = place_edits(source, edits)
     return untouched(made, placed, check_text(made, text, placed))
 
 
-def test_untouched_definitions() -> None:
+def test_untouched_definitions():
     assert verified([]) == ("f", "A")
     assert verified([Edit(0, 0, "# m\n", 0)]) == ("f", "A")
     assert verified([Edit(13, 19, "yield", 0)]) == ("A",)
     assert verified([Edit(len(SOURCE) - 1, len(SOURCE) - 1, "\n    y = 1", 0)]) == ("f",)
 
 
-def test_definition_that_is_swallowed() -> None:
+def test_definition_that_is_swallowed():
     with pytest.raises(PatchError, match="f changed"):
         verified(
             [
@@ -48,7 +44,7 @@ def test_definition_that_is_swallowed() -> None:
 
 
 @pytest.mark.parametrize("text", ["def (", "return", "x = 'a", "from __future__ import annotations", "\0"])
-def test_invalid_code_names_the_patch(text: str) -> None:
+def test_invalid_code_names_the_patch(text):
     made = plan()
     result, placed = place_edits(SOURCE, [Edit(22, 22, f"\n{text}\n", 1)])
     with pytest.raises(PatchError, match="not valid Python") as caught:
@@ -56,13 +52,13 @@ def test_invalid_code_names_the_patch(text: str) -> None:
     assert "two" in caught.value.where or "\0" in text
 
 
-def test_overlaps_name_both_patches() -> None:
+def test_overlaps_name_both_patches():
     made = plan()
     check_overlaps(made, [Edit(0, 2, "", 0), Edit(2, 3, "", 1), Edit(2, 2, "", 1)])
     with pytest.raises(PatchConflictError, match=r"one .* two"):
         check_overlaps(made, [Edit(0, 3, "", 0), Edit(2, 4, "", 1)])
 
 
-def test_broken_replacement_is_found_in_the_engine(patched: Any) -> None:
+def test_broken_replacement_is_found_in_the_engine(patched):
     with pytest.raises(PatchError, match="not valid Python"):
         patched("import os\n", "config.add_post_import_block('x = (')")

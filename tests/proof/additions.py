@@ -21,8 +21,6 @@ from tests.proof.provers import Proof, Tally, Unfit, Unreached, both, slots_of, 
 from veomni_hook.patches.code.scope import bound_names, loaded
 from veomni_hook.patches.routes.compose import copy_name
 
-__all__ = ["prove_addition"]
-
 RESULTS = "results"
 
 

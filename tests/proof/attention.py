@@ -19,17 +19,12 @@ from tests.proof.inputs import Inputs
 from tests.proof.provers import Proof, Tally, Unfit, both, slots_of, typed
 from veomni_hook.kernels.shared import function_modes
 
-__all__ = ["prove_attention"]
-
 BATCH, LENGTH = 2, 5
 #: Flags at which a forward goes past the norms or the rotation, and values at which it does not.
 VALUES = {
-    "_attn_implementation": "eager",
-    "num_key_value_heads": 2,
-    "use_qk_norm": True,
-    "qk_norm_type": "qwen3",
+    "_attn_implementation": "eager", "num_key_value_heads": 2, "use_qk_norm": True, "qk_norm_type": "qwen3",
     "is_causal": True,
-}
+}  # fmt: skip
 
 
 def prove_attention(site: Any, module: Any) -> Proof:

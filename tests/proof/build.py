@@ -14,9 +14,6 @@ from torch import nn
 
 from tests.proof.configs import HIDDEN, Small
 
-__all__ = ["Unbuildable", "build", "randomise", "real_config", "telling", "value_for"]
-
-
 #: Arguments of a constructor of which nothing but the type is known.
 PLAIN: dict[str, Any] = {"int": HIDDEN, "float": 1.5, "bool": False}
 

@@ -13,8 +13,6 @@ from tests.proof.provers import Proof, Unreached
 from veomni_hook.patches.code.document import has_docstring
 from veomni_hook.patches.routes.compose import copy_name
 
-__all__ = ["prove_call_site"]
-
 
 def prove_call_site(site: Any, module: Any, variants: Mapping[str, str]) -> Proof:
     """A bound call is upstream's call of upstream's function, with ``slot.at(owner, ...)`` around its callee.

@@ -10,8 +10,6 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map_only
 
-__all__ = ["GRADIENT", "MODE", "Degenerate", "Differs", "Run", "agree", "meaningful", "run", "tensors"]
-
 GRADIENT = "grad of "
 AFTERWARDS = " afterwards"
 

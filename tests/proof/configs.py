@@ -5,26 +5,18 @@ from __future__ import annotations
 import re
 from typing import Any
 
-__all__ = ["HIDDEN", "INTERMEDIATE", "VOCABULARY", "Small"]
-
 HIDDEN, INTERMEDIATE, VOCABULARY, HEADS, EXPERTS, TOP_K = 16, 24, 40, 4, 4, 2
 
 #: Attribute names and their values, first match wins; sizes are small and differ, so that a swap is an error.
 SIZES: tuple[tuple[str, Any], ...] = (
-    (
-        r"num_(local_|routed_|moe_)?experts$|n_routed_experts|moe_num_experts$|num_total_experts|total_experts",
-        EXPERTS,
-    ),
+    (r"num_(local_|routed_|moe_)?experts$|n_routed_experts|moe_num_experts$|num_total_experts|total_experts", EXPERTS),
     (r"num_experts_per_tok|experts_per_token|(moe_)?top_?k(_experts)?$|moe_topk|num_selected_experts", TOP_K),
     (r"group_size$", 8),
     (r"n_group$|num_groups$|num_expert_groups?|n_groups$", 2),
     (r"topk_group", 1),
     (r"(moe_)?(num_|n_)?shared_experts$", 2),
     (r"num_(fwd_)?mem_blocks$", 2),
-    (
-        r"intermediate_size$|ffn_dim|n_inner|(^|_)d_ff$|mlp_dim|ffn_hidden_size|_intermediate_dim|feed_forward_dim",
-        INTERMEDIATE,
-    ),
+    (r"intermediate_size$|ffn_dim|n_inner|(^|_)d_ff$|mlp_dim|ffn_hidden_size|_intermediate_dim|feed_forward_dim", INTERMEDIATE),
     (r"additional_vocab_size$", 0),
     (r"vocab_size$", VOCABULARY),
     (r"num_(attention_|key_value_|kv_)?heads|n_heads?$|num_query_heads|num_attention_heads", HEADS),
@@ -36,7 +28,7 @@ SIZES: tuple[tuple[str, Any], ...] = (
         r"hidden_size|(in|out)put_size|embedding_size|d_model|n_embd|embed_dim|hidden_dim|dim$|emb_dim|width|lora_rank|hidden_channels|channels|normalized_shape",
         HIDDEN,
     ),
-)
+)  # fmt: skip
 
 #: What a stand-in answers where neither the real configuration nor a size says anything.
 NAMES: tuple[tuple[str, Any], ...] = (

@@ -16,8 +16,6 @@ from torch.nn.utils.stateless import _reparametrize_module
 
 from tests.proof.compare import GRADIENT, MODE, RAISES, Run, tensors
 
-__all__ = ["derivatives"]
-
 #: How much of one operand is in the next.
 _PART = 0.5
 

@@ -12,8 +12,6 @@ from torch import nn
 from tests.proof.compare import MODE
 from tests.proof.provers import Proof, Tally, Unreached, both, slots_of
 
-__all__ = ["prove_eager_attention"]
-
 BATCH, HEADS, KEY_HEADS, LENGTH, WIDTH = 2, 4, 2, 5, 8
 SOFTCAP = 2.0
 

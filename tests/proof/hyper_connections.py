@@ -16,8 +16,6 @@ from tests.proof.inputs import Inputs, positional
 from tests.proof.provers import Proof, Unreached, class_prover
 from veomni_hook.kernels.hyper_connection import reference
 
-__all__ = ["prove_hyper_connection"]
-
 
 def prove_hyper_connection(site: Any, module: Any) -> Proof:
     """A class computes the same with kernels; a mixture's operands are those of upstream's expression."""

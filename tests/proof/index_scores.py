@@ -18,8 +18,6 @@ from tests.proof.compare import MODE
 from tests.proof.provers import Proof, Tally, Unfit, Unreached, both, instances, slots_of, typed
 from veomni_hook.patches.code.tree import binding, blocks
 
-__all__ = ["prove_index_scores"]
-
 _BATCH, _QUERIES, _KEYS, _WIDTH = 2, 3, 5, 8
 
 

@@ -18,8 +18,6 @@ from torch.nn import functional
 from tests.proof.compare import MODE
 from tests.proof.configs import EXPERTS, HIDDEN, TOP_K
 
-__all__ = ["Calls", "Inputs", "expert_calls", "layer_calls", "norm_calls", "packed_rotary_calls"]
-
 #: Arguments by name, tensors and others.
 Inputs = dict[str, Any]
 #: Offers inputs for a method, given by its name, of a module.
@@ -32,7 +30,7 @@ LEADING = ((2, 3), (5,), (2, 4))
 #: Arguments that say which part of a module is meant, by class; no shape or name tells them.
 OF_ITS_OWN: dict[str, Callable[[Any], Inputs]] = {
     # One MLP serves several layers, each with an adapter of its own, which it finds by the layer's number.
-    "Zamba2MLP": lambda owner: {"layer_idx": next(iter(owner.layer_dic))},
+    "Zamba2MLP": lambda owner: {"layer_idx": next(iter(owner.layer_dic))}
 }
 
 

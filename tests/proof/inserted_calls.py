@@ -26,8 +26,6 @@ from tests.proof.mutants import changed_arguments, inserted_in
 from tests.proof.recogniser import routed_in
 from tests.proof.recording import Event, Thing
 
-__all__ = ["OPS", "Checked", "Checker", "changes", "checked", "mutants"]
-
 #: Upstream's methods whose calls are recorded and not run, in forwards around them.
 FEATURES = ("get_rope_index", "get_image_features", "get_video_features", "get_audio_features")
 #: The ops whose sites are checked.
@@ -42,17 +40,9 @@ _MORE = 3
 _ARGUMENTS = re.compile(r"\('[\w.]+', '(\w+)', '\w+'\)")
 #: Helpers whose first argument is the module whose method runs.
 _OWNED = (
-    "found",
-    "refuse",
-    "shard",
-    "gather",
-    "part_of_mask",
-    "rows_to_add",
-    "refused",
-    "plus_zero",
-    "call",
+    "found", "refuse", "shard", "gather", "part_of_mask", "rows_to_add", "refused", "plus_zero", "call",
     "kernel",
-)
+)  # fmt: skip
 #: Helpers that belong to a share instead.
 _SHARES = ("veomni_towers.gather",)
 

@@ -14,8 +14,6 @@ from tests.proof.compare import Differs
 from tests.proof.inserted_runs import EMBEDDINGS, IDS, PROBE, PUBLIC, Inserted, Run, Shallow, Texts
 from tests.proof.recording import Event, Thing, key_of
 
-__all__ = ["EXPECTED", "Facts", "dotted"]
-
 
 @cache
 def _cache_methods() -> frozenset[str]:

@@ -14,8 +14,6 @@ from typing import Any
 from tests.patches.idioms.applied import spliced
 from tests.proof.recording import Endless, Event, Thing, World, key_of
 
-__all__ = ["EMBEDDINGS", "IDS", "MARK", "PROBE", "PUBLIC", "Inserted", "Run", "Shallow", "Texts"]
-
 #: What callers of transformers' models pass by these names, whatever a forward calls them.
 PUBLIC = ("position_ids", "attention_mask", "use_cache")
 IDS, EMBEDDINGS = "input_ids", "inputs_embeds"

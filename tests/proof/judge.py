@@ -23,8 +23,6 @@ from tests.proof.mutants import bodies, mutants
 from tests.proof.recogniser import routed_in
 from tests.proof.runner import prover, routed
 
-__all__ = ["FAILURES", "OUTCOMES", "Form", "Judged", "forms", "judge"]
-
 #: What a mutant may come to. ``refused``: no idiom routes it any more. ``equal``: routed, and guard and body
 #: agree bit for bit, or as closely as those of the site itself; ``rounding``: less closely, within rounding.
 #: ``not taken``: the body runs, and the guard leaves every call to it. ``broken``: the body raises, without

@@ -19,8 +19,6 @@ from tests.proof.call_sites import definition
 from tests.proof.compare import MODE, Differs, run, tensors
 from tests.proof.provers import Proof, Unreached, slots_of, with_kernels
 
-__all__ = ["prove_linear_attention"]
-
 #: Sums over chunks are taken in another order.
 _TOLERANCE, _HALF = 2e-5, 5e-2
 

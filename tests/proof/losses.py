@@ -20,8 +20,6 @@ from tests.proof.configs import EXPERTS, HIDDEN, TOP_K, VOCABULARY
 from tests.proof.provers import UNFIT, Proof, Tally, Unreached, both, slots_of, typed, with_kernels
 from tests.proof.stubs import Inner, model_around
 
-__all__ = ["prove_linear_cross_entropy", "prove_load_balancing_loss"]
-
 BATCH, LENGTH, CODEBOOKS = 2, 7, 3
 
 

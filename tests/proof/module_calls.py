@@ -10,8 +10,6 @@ from tests.proof.call_sites import definition
 from tests.proof.compare import Differs
 from tests.proof.provers import Proof, Unreached
 
-__all__ = ["prove_module_calls"]
-
 
 def prove_module_calls(site: Any, module: Any) -> Proof:
     """``slot.call(self, module, x)`` is upstream's ``module(x)``, in the site's edits and the patched module.

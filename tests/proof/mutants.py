@@ -13,8 +13,6 @@ from typing import TypeAlias
 from tests.proof.expression_changes import Change, Put, Surroundings, of_expression
 from tests.proof.statement_changes import of_definition, of_statements
 
-__all__ = ["Mutant", "bodies", "changed_arguments", "inserted_in", "mutants"]
-
 #: What was changed, and the whole changed source.
 Mutant: TypeAlias = tuple[str, str]
 

@@ -26,8 +26,6 @@ from rich.table import Table
 from tests.proof.judge import FAILURES, OUTCOMES, Form, Judged, forms, judge
 from tests.proof.runner import _start, modules
 
-__all__ = ["run"]
-
 
 def run(chosen: list[Form], count: int, seed: int, workers: int) -> Iterator[list[Judged]]:
     """Judge mutants of forms in parallel; yields what became of those of each form."""

@@ -21,20 +21,6 @@ from tests.proof.inputs import Calls, Inputs
 from veomni_hook.kernels.selection.process_choice import get_choice, set_choice
 from veomni_hook.kernels.slot import Slot
 
-__all__ = [
-    "UNFIT",
-    "Proof",
-    "Tally",
-    "Unfit",
-    "Unreached",
-    "both",
-    "class_prover",
-    "slots_of",
-    "typed",
-    "watchers",
-    "with_kernels",
-]
-
 #: What a body raises that cannot take the inputs.
 UNFIT = (TypeError, RuntimeError, IndexError, AttributeError, ValueError, AssertionError, KeyError)
 

@@ -7,8 +7,6 @@ from veomni_hook.patches.idioms.recognise import asked, recognise
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Site, Status
 
-__all__ = ["Site", "routed_in"]
-
 
 def routed_in(source: str, module: str, op: str | None = None) -> list[Site]:
     """The routed sites of a module's source text; only those of one op, by its own idioms, are found sooner."""

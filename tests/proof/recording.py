@@ -26,8 +26,6 @@ from importlib.util import resolve_name
 from types import FunctionType
 from typing import Any
 
-__all__ = ["Event", "Part", "Thing", "World", "key_of"]
-
 #: Modules that texts import for real: they only arrange what they are given.
 _REAL = frozenset(("__future__", "abc", "collections", "contextlib", "enum", "functools", "itertools"))
 #: How many elements a stand-in has, unless the code unpacks another number.

@@ -14,19 +14,8 @@ from torch import nn
 
 from tests.proof.compare import MODE, run
 from tests.proof.inputs import Inputs, packed_rotary_calls
-from tests.proof.provers import (
-    UNFIT,
-    Proof,
-    Tally,
-    Unfit,
-    Unreached,
-    both,
-    class_prover,
-    slots_of,
-)
+from tests.proof.provers import UNFIT, Proof, Tally, Unfit, Unreached, both, class_prover, slots_of
 from veomni_hook.kernels.selection.registry import registry
-
-__all__ = ["prove_rotary"]
 
 BATCH, HEADS, LENGTH, WIDTH = 2, 3, 5, 16
 

@@ -13,8 +13,6 @@ from tests.proof.call_sites import definition
 from tests.proof.compare import MODE, Differs, Run, agree, run
 from tests.proof.provers import Proof, Unreached, slots_of, with_kernels
 
-__all__ = ["prove_row_merge"]
-
 
 def prove_row_merge(site: Any, module: Any) -> Proof:
     """What a site changes is upstream's code with a slot or a check around it, or computes the same."""

@@ -19,8 +19,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tests.proof.provers import Proof
 
-__all__ = ["OUTCOMES", "Verdict", "judge", "modules", "prove", "prove_module", "prover", "routed"]
-
 #: How many times the rounding of the reference other runs may be off.
 SLACK = 500.0
 #: Equal bit for bit, or within the rounding of the dtype.

@@ -8,8 +8,6 @@ from functools import partial
 
 from tests.proof.expression_changes import Change, Surroundings
 
-__all__ = ["of_definition", "of_statements"]
-
 #: Statements that may come after one that binds ``{}``; ``{other}`` is another local.
 _INSERTED = (
     ("detach inserted", "{} = {}.detach()"),

@@ -15,8 +15,6 @@ from transformers.modeling_utils import PreTrainedModel
 from tests.proof.build import Unbuildable, family_config, randomise
 from tests.proof.configs import EXPERTS, HIDDEN, TOP_K, Small
 
-__all__ = ["Inner", "Output", "model_around"]
-
 LAYERS = 2
 
 

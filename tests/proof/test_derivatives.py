@@ -1,16 +1,9 @@
 """Derivatives of routed sites, and that a backward which counts a path twice, or not at all, is found."""
 
-from __future__ import annotations
-
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.processes import facts, started
+
 #: Proves a module in a process of its own: the kernels, the module, how it is spoiled, and the ops.
 SCRIPT = """
 import json, sys
@@ -32,14 +25,8 @@ print(json.dumps([verdict.to_dict() for verdict in runner.prove_module(module, o
 """
 
 
-def proved(tmp_path: Path, *arguments: str) -> list[dict[str, str]]:
-    environment = {**os.environ, "VEOMNI_CACHE_DIR": str(tmp_path), "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, *arguments],
-        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+def proved(tmp_path, *arguments):
+    return facts(started("-c", SCRIPT, *arguments, cache=tmp_path))
 
 
 NEXT = "transformers.models.qwen3_next.modeling_qwen3_next"

@@ -1,7 +1,5 @@
 """The proof of inserted calls: what helpers are given on the present tree, and that a loss is seen."""
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 import re
@@ -24,15 +22,15 @@ CASES = [("lfm2", "sample_boundaries"), ("mamba2", "sample_boundaries"), ("llama
 IDIOMS = {"sample_boundaries": sample_boundaries, "layer_loop": layer_loop}
 
 
-def name_of(family: str) -> str:
+def name_of(family):
     return f"transformers.models.{family}.modeling_{family}"
 
 
-def upstreams(family: str) -> str:
+def upstreams(family):
     return Path(importlib.util.find_spec(name_of(family)).origin).read_text("utf-8")
 
 
-def renamed(text: str) -> str:
+def renamed(text):
     """The text with a cache of an unknown name, and without a single annotation."""
     tree = ast.parse(NAME.sub("memory", text))
     for node in ast.walk(tree):
@@ -41,7 +39,7 @@ def renamed(text: str) -> str:
     return ast.unparse(tree)
 
 
-def site_of(text: str, family: str, op: str):
+def site_of(text, family, op):
     (site,) = (site for site in routed_in(text, name_of(family), op) if site.target.endswith("Model.forward"))
     return site
 

@@ -1,7 +1,5 @@
 """Mutants: what they are, a sample of them, and that they tell when an idiom is sloppy."""
 
-from __future__ import annotations
-
 import ast
 
 import pytest

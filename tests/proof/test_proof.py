@@ -1,7 +1,5 @@
 """The proof itself: it holds for a few families, and it fails where a formula is another."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -36,7 +34,7 @@ SPOILED = {
 }
 
 
-def run(*command: str, cache: Path) -> subprocess.CompletedProcess[str]:
+def run(*command, cache):
     environment = {**os.environ, "VEOMNI_CACHE_DIR": str(cache), "HF_HUB_OFFLINE": "1", "COLUMNS": "200"}
     return subprocess.run(
         [sys.executable, *command], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300

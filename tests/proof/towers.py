@@ -15,8 +15,6 @@ from tests.proof.call_sites import definition, with_copies_in_place
 from tests.proof.compare import Differs
 from tests.proof.provers import Proof, Unreached
 
-__all__ = ["prove_tower"]
-
 _HOST = "veomni_host"
 _CALL = "= veomni_absent.plus_zero("
 _GUARDS = ("veomni_varlen_attention_full.kernel", "veomni_rows.joined")

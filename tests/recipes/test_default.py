@@ -1,7 +1,5 @@
 """The recipes of every day, in one start of two processes: without kernels and with them."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

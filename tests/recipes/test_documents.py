@@ -1,7 +1,5 @@
 """Recipes, the document that shows them, and what installs their packages agree with one another."""
 
-from __future__ import annotations
-
 import re
 
 from packaging.version import Version

@@ -65,7 +65,7 @@ PLAIN = {
 BY_HAND = {"deepspeed_zero3"}
 
 
-def require(*packages: str) -> None:
+def require(*packages):
     """Skip where a package is missing; in the session that installs them that is a failure."""
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
     if NOT_EVERYWHERE.intersection(missing) or (missing and os.environ.get("RECIPES_SKIP") != "0"):

@@ -1,7 +1,5 @@
 """Models that were trained, from packages: the same answers, embeddings and losses without the hook and with it."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """TRL's trainers for 20 steps, without the hook, with it, and with it and TRL's own head: `make recipes` has TRL."""
 
-from __future__ import annotations
-
 import json
 import sys
 

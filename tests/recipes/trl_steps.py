@@ -46,10 +46,7 @@ def dpo(model: str, *, peft: bool = False, **more: Any) -> Any:
     ]
     args = DPOConfig(**common("dpo", max_length=128, **more))
     return DPOTrainer(
-        model,
-        args=args,
-        train_dataset=Dataset.from_list(pairs),
-        peft_config=adapter() if peft else None,
+        model, args=args, train_dataset=Dataset.from_list(pairs), peft_config=adapter() if peft else None
     )
 
 

@@ -17,8 +17,6 @@ from tests.rehearsal.kinds import KINDS
 from tests.rehearsal.release import Release
 from tests.rehearsal.run import COLUMNS, FAILURES, Rehearsal
 
-__all__ = ["main"]
-
 _WIDTHS = (30, *[max(7, len(each)) for each in COLUMNS], 8)
 
 

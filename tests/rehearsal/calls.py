@@ -11,8 +11,6 @@ from tests.rehearsal.code import Rewrite, odd, reads, stores
 from veomni_hook.patches.code.scope import parameter_names
 from veomni_hook.patches.code.tree import last_name
 
-__all__ = ["arguments_reordered", "helpers_moved", "keywords_for_positions", "positions_for_keywords"]
-
 #: Functions of torch and methods of tensors with parameters that have one name in all releases.
 _TORCH = {
     "torch.matmul": ("input", "other"),

@@ -12,10 +12,6 @@ from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.scope import parameter_names
 from veomni_hook.patches.code.tree import COMPREHENSIONS, FUNCTIONS
 
-__all__ = [
-    "Facts", "Rewrite", "as_read", "blocks", "evaluated", "head", "is_docstring", "put", "reads", "stores",
-]  # fmt: skip
-
 _BRANCHES = (ast.IfExp, ast.BoolOp, *COMPREHENSIONS)
 
 

@@ -9,8 +9,6 @@ from collections.abc import Callable
 from tests.rehearsal import calls, names, statements
 from tests.rehearsal.code import Facts, Rewrite
 
-__all__ = ["KINDS", "rewritten"]
-
 
 def _nothing(rewrite: Rewrite) -> None:
     """Comments and formatting go; so they do with every other kind."""

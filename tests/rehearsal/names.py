@@ -12,10 +12,6 @@ from tests.rehearsal.code import Facts, Rewrite, odd, stores
 from veomni_hook.patches.code.scope import parameter_names, parameters
 from veomni_hook.patches.code.tree import last_name
 
-__all__ = [
-    "annotations_dropped", "attributes_renamed", "decorated", "facts_of", "locals_renamed", "parameters_renamed",
-]  # fmt: skip
-
 #: How many modules a parameter of forwards must occur in, and how many are renamed at a time.
 _COMMON, _AT_A_TIME = 60, 4
 #: What decorators of transformers and `generate` read from calls by name, and names of torch's own parameters.

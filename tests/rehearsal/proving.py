@@ -24,8 +24,6 @@ import torch
 
 from tests.proof import runner
 
-__all__ = ["Proved", "proved"]
-
 _ROOT = Path(__file__).parents[2]
 #: Verdicts of a module by op, target and number; each with its outcome, detail and digests.
 Proved = dict[str, dict[str, Any]]

@@ -13,8 +13,6 @@ from tests.rehearsal.code import Facts
 from tests.rehearsal.names import facts_of
 from veomni_hook.finders.targets import is_target
 
-__all__ = ["Release"]
-
 #: Code outside of `models` that is renamed with it: what models call with their own parameters.
 _WITH_MODELS = (
     "masking_utils.py", "modeling_layers.py", "modeling_flash_attention_utils.py", "modeling_rope_utils.py",
@@ -22,13 +20,8 @@ _WITH_MODELS = (
 )  # fmt: skip
 #: Code that reads attributes of models or calls their methods, and keeps its names.
 _OUTSIDE = (
-    "modeling_utils.py",
-    "generation/*.py",
-    "utils/*.py",
-    "trainer*.py",
-    "cache_utils.py",
-    "activations.py",
-)
+    "modeling_utils.py", "generation/*.py", "utils/*.py", "trainer*.py", "cache_utils.py", "activations.py",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

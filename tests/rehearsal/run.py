@@ -19,8 +19,6 @@ from tests.rehearsal.release import Release
 from tests.rehearsal.sites import Became, Found, became, found
 from veomni_hook.finders.targets import is_target
 
-__all__ = ["COLUMNS", "FAILURES", "Rehearsal", "Result"]
-
 #: Of sites in all modules: routed as before, routed otherwise (with another variant, or without a help to its speed), missed
 #: with a reason, lost without a word, given a wrong operand or computing another number. Of those in modules that are proven: proven, not proven although the original is, computing the same
 #: without the hook as the original. Of modules: rewrites that are none, which is a defect of this program.

@@ -17,8 +17,6 @@ from veomni_hook.patches.idioms.recognise import OPTIONAL, recognise
 from veomni_hook.patches.site import Site, Status
 from veomni_hook.tools.lock.inserted import Arguments, inserted_calls, lost, swapped
 
-__all__ = ["Became", "Found", "became", "found"]
-
 #: Operands without which no number is another: sizes are read one by one, and a tower may be called twice.
 _HELPS = ("elsewhere", "precomputed")
 #: What a fusion of several statements is without it.

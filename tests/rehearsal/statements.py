@@ -22,11 +22,6 @@ from tests.rehearsal.code import (
 from veomni_hook.patches.code.scope import parameter_names
 from veomni_hook.patches.code.tree import COMPREHENSIONS
 
-__all__ = [
-    "branches_turned", "conditions_spelled_out", "helpers_inlined", "methods_split", "returns_early",
-    "temporaries_inlined", "temporaries_introduced", "walrus",
-]  # fmt: skip
-
 #: How many runs of statements are tried in a function.
 _TRIED = 8
 _END = (ast.Return, ast.Raise, ast.Continue, ast.Break)

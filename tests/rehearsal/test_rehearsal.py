@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection
 from dataclasses import replace
 
 import pytest
@@ -73,7 +72,7 @@ def everything():
 FACTS = Facts(names={"memory": "kept"})
 
 
-def result(texts: dict[str, str]) -> object:
+def result(texts):
     scope: dict[str, object] = {}
     for text in reversed(texts.values()):  # modules that were added come last, and are imported first
         exec(
@@ -121,7 +120,7 @@ class SomeRMSNorm(nn.Module):
 PARAMETERS = ("cache", "memory", "position_ids")
 
 
-def inserted(*arguments: str, parameters: Collection[str] = PARAMETERS) -> list[Found]:
+def inserted(*arguments, parameters=PARAMETERS):
     """A site whose code gives a function of ours the arguments."""
     (norm,) = [each for each in found(NAME, MODEL) if each.site.op == "rms_norm"]
     site = replace(norm.site, op="boundaries", target="SomeModel.forward", captures={})

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from tests.kernels.conftest import process_state  # noqa: F401 - a fixture

@@ -11,19 +11,12 @@ from torch import nn
 from tests.kernels.patched_qwen3 import SIZES, load
 
 MOE = {
-    **SIZES,
-    "moe_intermediate_size": 16,
-    "num_experts_per_tok": 3,
-    "norm_topk_prob": True,
+    **SIZES, "moe_intermediate_size": 16, "num_experts_per_tok": 3, "norm_topk_prob": True,
     "tie_word_embeddings": False,
-}
+}  # fmt: skip
 LATENT = {
-    "q_lora_rank": 16,
-    "kv_lora_rank": 16,
-    "qk_rope_head_dim": 8,
-    "qk_nope_head_dim": 8,
-    "v_head_dim": 8,
-}
+    "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8,
+}  # fmt: skip
 #: By family: class names without their endings, and sizes. One for each formula, and two for softmax_topk.
 FAMILIES = {
     "qwen3_moe": ("Qwen3Moe", {**MOE, "num_experts": 8}),
@@ -33,16 +26,11 @@ FAMILIES = {
     "deepseek_v3": (
         "DeepseekV3",
         {
-            **MOE,
-            **LATENT,
-            "n_routed_experts": 16,
-            "n_group": 4,
-            "topk_group": 2,
-            "first_k_dense_replace": 1,
-            "num_key_value_heads": 4,
+            **MOE, **LATENT, "n_routed_experts": 16, "n_group": 4, "topk_group": 2,
+            "first_k_dense_replace": 1, "num_key_value_heads": 4,
         },
     ),
-}
+}  # fmt: skip
 
 
 def made(family: str, folder: Path, **changes: object) -> nn.Module:

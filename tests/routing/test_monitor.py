@@ -1,7 +1,5 @@
 """The load of experts: counted from what routers choose, without a change of what they compute."""
 
-from __future__ import annotations
-
 from xml.etree import ElementTree
 
 import pytest

@@ -1,7 +1,5 @@
 """Recorded and replayed routes: the same bits, and upstream's gradients at given experts."""
 
-from __future__ import annotations
-
 import importlib
 import pickle
 

@@ -1,7 +1,5 @@
 """The pictures in docs/images, held against the recorded results that they show."""
 
-from __future__ import annotations
-
 import re
 from importlib.metadata import version
 

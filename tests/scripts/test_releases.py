@@ -3,7 +3,6 @@ from __future__ import annotations
 import sys
 import zipfile
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -12,7 +11,7 @@ from scripts.releases import LOOPS, REQUIRED, frozen, judged, loops, losses, sho
 from veomni_hook.tools.coverage import ROUTED, Row, Total
 
 
-def totals(**shares: float) -> dict[str, Total]:
+def totals(**shares):
     given = dict.fromkeys(REQUIRED, 100.0) | shares
     return {
         op: Total(op, candidates=1000, routed=round(10 * share), unbound=0, missed=0)
@@ -20,23 +19,23 @@ def totals(**shares: float) -> dict[str, Total]:
     }
 
 
-def row(op: str, variant: str = "", status: str = ROUTED) -> Row:
+def row(op, variant="", status=ROUTED):
     return Row("m", "t", op, variant, status, "")
 
 
-def test_the_newest_release_has_to_keep_the_promise() -> None:
+def test_the_newest_release_has_to_keep_the_promise():
     assert shortfalls({"2": totals(rms_norm=98.0)}, newest="2") == []
     assert shortfalls({"2": totals(rms_norm=97.9)}, newest="2") == [
         "rms_norm in 2: 97.9 %, but 98 % are required"
     ]
 
 
-def test_the_others_may_be_three_points_below() -> None:
+def test_the_others_may_be_three_points_below():
     assert shortfalls({"1": totals(rms_norm=95.0)}, newest="2") == []
     assert len(shortfalls({"1": totals(rms_norm=94.9)}, newest="2")) == 1
 
 
-def test_an_op_that_is_not_there_is_too_low() -> None:
+def test_an_op_that_is_not_there_is_too_low():
     found = totals()
     del found["rotary"]
     assert shortfalls({"2": found}, newest="2") == ["rotary in 2: 0.0 %, but 94 % are required"]
@@ -55,7 +54,7 @@ def test_a_row_has_a_cell_for_each_release() -> None:
     assert {"op": "rms_norm", "formulas": "up to 1", **shares, "1": "-"} in unseen
 
 
-def test_every_loop_over_layers_is_split_or_refused() -> None:
+def test_every_loop_over_layers_is_split_or_refused():
     loop = Total(LOOPS, candidates=10, routed=4, unbound=0, missed=0, refused=6)
     found = {"1": totals() | {LOOPS: loop}, "2": totals() | {LOOPS: replace(loop, refused=5, missed=1)}}
     assert [(row["op"].partition(": ")[2], row["1"], row["2"]) for row in loops(found)] == [
@@ -67,7 +66,7 @@ def test_every_loop_over_layers_is_split_or_refused() -> None:
     assert shortfalls(found, newest="2") == [f"{LOOPS} in 2: 1 without a verdict"]
 
 
-def test_a_wheel_is_downloaded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wheel_is_downloaded_once(tmp_path, monkeypatch):
     asked: list[list[str]] = []
 
     def run(command: list[str], *, check: bool) -> None:
@@ -81,7 +80,7 @@ def test_a_wheel_is_downloaded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert "--no-deps" in command
 
 
-def test_a_release_in_which_something_fails_has_no_figures(tmp_path: Path) -> None:
+def test_a_release_in_which_something_fails_has_no_figures(tmp_path):
     path = tmp_path / "some.whl"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("transformers/models/tiny/modeling_tiny.py", "def f(:\n")
@@ -91,7 +90,7 @@ def test_a_release_in_which_something_fails_has_no_figures(tmp_path: Path) -> No
         judged(path)
 
 
-def test_a_wheel_is_judged_as_it_is(tmp_path: Path) -> None:
+def test_a_wheel_is_judged_as_it_is(tmp_path):
     path = tmp_path / "some.whl"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("transformers/__init__.py", "__version__ = '5.9.9'\n")
@@ -99,7 +98,7 @@ def test_a_wheel_is_judged_as_it_is(tmp_path: Path) -> None:
     assert judged(path) == []
 
 
-def test_a_release_that_nobody_has_looked_at() -> None:
+def test_a_release_that_nobody_has_looked_at():
     rows = {
         "5.9.0": [row("rotary", "half_split")],
         releases.FROZEN: [row("rotary", "pairs|half_split")],
@@ -117,7 +116,7 @@ def test_a_release_that_nobody_has_looked_at() -> None:
     assert found["5.22.2"]["rms_norm"].routed == 0, "a variant belongs to its op"
 
 
-def test_what_it_may_lose() -> None:
+def test_what_it_may_lose():
     unseen = {"5.22.2": totals(rms_norm=97.9, moe_experts=94.0)}
     assert losses(totals(), unseen) == [
         "rms_norm in 5.22.2 with only the formulas up to 5.17.0: 97.9 %, 100.0 % in 5.17.0"

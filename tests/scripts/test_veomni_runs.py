@@ -20,7 +20,7 @@ FAR = {"tokens": {"difference": 7.0, "scale": 90.0, "close": False}}
 ERROR = {"error": ["{}", "ValueError: no\nlabels"]}
 
 
-def one(*, calls: dict[str, Any], **more: Any) -> dict[str, Any]:
+def one(*, calls, **more):
     return (
         {"patches": 4, "applied": ["A.forward", "A.dummy"], "renamed": [], "ran": [], "added": {}}
         | more
@@ -42,13 +42,13 @@ FOUND = {
 }
 
 
-def test_a_row_for_each_config() -> None:
+def test_a_row_for_each_config():
     _, llama, vision = rows(FOUND)
     assert llama.split() == [*"llama_gpu 2 of 4 1 2 2 equal, same bits 1 of 2 differ".split()]
     assert vision.split() == [*"vision_gpu 2 of 4 0 1 1 equal, same bits 1 of 1 differ".split()]
 
 
-def test_the_sum_hides_nothing() -> None:
+def test_the_sum_hides_nothing():
     text = " ".join(summed(FOUND, ["transformers.a.Output"], "0.1.12", "5.24.0"))
     assert "On 5.24.0, 4 of the 8 patches of VeOmni 0.1.12 apply, 1 of them with renamed parameters." in text
     assert "4 passes and 2 runs of `generate` of the 2 configs." in text
@@ -63,7 +63,7 @@ def test_the_sum_hides_nothing() -> None:
     assert "stand in" not in " ".join(summed(FOUND, [], "0.1.12", "5.9.0"))
 
 
-def test_the_page_has_a_place_for_it() -> None:
+def test_the_page_has_a_place_for_it():
     text = PAGE.read_text(encoding="utf-8")
     for release in SHOWN:
         begin = BEGIN.format(release)
@@ -72,7 +72,7 @@ def test_the_page_has_a_place_for_it() -> None:
         assert "| Release |" in once
 
 
-def test_a_missing_name_of_transformers_is_stood_in_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_name_of_transformers_is_stood_in_for(monkeypatch):
     module = ModuleType("transformers.made_for_this_test")
     monkeypatch.setitem(sys.modules, module.__name__, module)
     missing: list[str] = []
@@ -92,7 +92,7 @@ def test_a_missing_name_of_transformers_is_stood_in_for(monkeypatch: pytest.Monk
         with_missing(other, missing)
 
 
-def test_a_forgotten_module_is_executed_again() -> None:
+def test_a_forgotten_module_is_executed_again():
     import transformers.models.llama
     from transformers.models.llama import LlamaModel, modeling_llama
 
@@ -104,7 +104,7 @@ def test_a_forgotten_module_is_executed_again() -> None:
         vars(transformers.models.llama).update(LlamaModel=LlamaModel, modeling_llama=modeling_llama)
 
 
-def test_code_that_ran_is_noted() -> None:
+def test_code_that_ran_is_noted():
     ran: set[Any] = set()
     with noted(ran):
         one(calls={})
@@ -112,7 +112,7 @@ def test_code_that_ran_is_noted() -> None:
     assert rows.__code__ not in ran
 
 
-def test_differences_name_what_is_missing_or_far() -> None:
+def test_differences_name_what_is_missing_or_far():
     here = {"loss": torch.tensor(1.0), "logits": torch.ones(2), "grad": None}
     assert not differences(here, dict(here))
     found = differences(here, {"loss": torch.tensor(1.0 + 1e-6), "logits": torch.zeros(2)})

@@ -20,8 +20,6 @@ from rich.table import Table
 from tests.stress import document, stand
 from tests.stress.result import COLUMNS, Part, table
 
-__all__ = ["PARTS", "in_worker", "main"]
-
 PARTS = ("starts", "kills", "tampering", "dependencies", "generated")
 
 

@@ -20,8 +20,6 @@ from typing import Any
 from tests.stress import stand
 from tests.stress.result import Line, Part
 
-__all__ = ["dependencies"]
-
 TARGETS = ("transformers.models.tiny.modeling_tiny", "transformers.models.still.modeling_still")
 _CONFIG = """from veomni_hook import PatchConfig
 import {root}

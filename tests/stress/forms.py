@@ -1,7 +1,7 @@
 """The modules that generated ones are made from: each op's formulas, spelled plainly, with what to call.
 
-Norms and experts are the lookalikes of the idioms' tests, rotary functions and auxiliary losses the references'
-own text; MLPs, routers and language models with their losses stand here.
+Norms, experts, MLPs and routers are those of the idioms' tests, rotary functions and auxiliary losses the references'
+own text; language models with their losses stand here.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ import textwrap
 from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
-
-__all__ = ["Form", "forms"]
 
 
 @dataclass(frozen=True)
@@ -48,72 +46,6 @@ _HEAD = """import torch
 import torch.nn.functional as F
 from torch import nn
 """
-_MLP = """
-class SomeMLP(nn.Module):
-    def __init__(self, width=6, inner=8):
-        super().__init__()
-        self.gate_proj = nn.Linear(width, inner, bias=True)
-        self.up_proj = nn.Linear(width, inner, bias=False)
-        self.down_proj = nn.Linear(inner, width)
-        self.gate_up_proj = nn.Linear(width, 2 * inner)
-        self.norm = nn.LayerNorm(inner)
-        self.act_fn = nn.SiLU()
-        self.limit, self.alpha = 0.3, 1.7
-
-    def forward(self, x):
-{body}
-"""
-_HALVES = "gate, up = self.gate_up_proj(x).chunk(2, dim=-1)\n"
-_MLPS = {
-    "product": "return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))",
-    "product, step by step": "gate = self.act_fn(self.gate_proj(x))\nup = self.up_proj(x)\ny = gate * up\ny = self.down_proj(y)\nreturn y",
-    "product of halves": f"{_HALVES}return self.down_proj(self.act_fn(gate) * up)",
-    "product by a function": "return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))",
-    "product with a norm": "y = self.act_fn(self.gate_proj(x)) * self.up_proj(x)\ny = self.norm(y)\nreturn self.down_proj(y)",
-    "product_float32": "gate, up = self.gate_proj(x), self.up_proj(x)\nreturn self.down_proj((self.act_fn(gate.float()) * up.float()).to(gate.dtype))",
-    "clamped": "gate = self.gate_proj(x).clamp(max=self.limit)\nup = self.up_proj(x).clamp(min=-self.limit, max=self.limit)\nreturn self.down_proj(self.act_fn(gate) * up)",
-    "clamped_after": "gate = self.act_fn(self.gate_proj(x)).clamp(max=self.limit)\nup = self.up_proj(x).clamp(min=-self.limit, max=self.limit)\nreturn self.down_proj(gate * up)",
-    "scaled_sigmoid": f"{_HALVES}gate = gate.clamp(max=self.limit)\nup = up.clamp(min=-self.limit, max=self.limit)\n"
-    "return self.down_proj((up + 1.0) * (gate * torch.sigmoid(gate * self.alpha)))",
-}  # fmt: skip
-
-_ROUTER = """
-class SomeRouter(nn.Module):
-    def __init__(self, width=6):
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(8, width))
-        self.bias = nn.Parameter(torch.randn(8) * 0.1)
-        self.top_k, self.num_experts, self.groups, self.kept_groups, self.scale = 3, 8, 4, 2, 2.5
-        self.renormalise, self.epsilon = True, 1e-3
-
-    def forward(self, x):
-        logits = F.linear(x.reshape(-1, x.shape[-1]), self.weight)
-{body}
-"""
-_SOFTMAX = "probs = F.softmax(logits, dim=-1, dtype=torch.float)\nweights, indices = torch.topk(probs, self.top_k, dim=-1)\n"
-_BIASED = (
-    "scores = logits.float().sigmoid()\n_, indices = torch.topk(scores + self.bias, self.top_k, sorted=False)\n"
-    "weights = scores.gather(1, indices)\n"
-)
-_GROUPED = (
-    "scores = logits.sigmoid()\nchoice = scores + self.bias\n"
-    "best = choice.view(-1, self.groups, self.num_experts // self.groups).topk(2, dim=-1)[0].sum(-1)\n"
-    "group = torch.topk(best, k=self.kept_groups, dim=-1, sorted=False).indices\n"
-    "mask = torch.zeros_like(best)\nmask.scatter_(1, group, 1)\n"
-    "mask = mask.unsqueeze(-1).expand(-1, self.groups, self.num_experts // self.groups)\n"
-    "choice = choice.masked_fill(~mask.reshape(-1, self.num_experts).bool(), 0.0)\n"
-    "indices = torch.topk(choice, k=self.top_k, dim=-1, sorted=False)[1]\nweights = scores.gather(1, indices)\n"
-)
-_ROUTERS = {
-    "softmax_topk": f"{_SOFTMAX}if self.renormalise:\n    weights /= weights.sum(dim=-1, keepdim=True)\nreturn logits, weights.to(logits.dtype), indices",
-    "softmax_topk, always divided": f"{_SOFTMAX}weights = weights / weights.sum(-1, keepdim=True)\nreturn weights, indices",
-    "softmax_topk, never divided": f"{_SOFTMAX}return indices, weights * self.scale",
-    "topk_softmax": "values, indices = logits.topk(self.top_k, dim=-1)\nweights = torch.softmax(values, dim=-1)\nreturn logits, weights, indices",
-    "biased_topk": f"{_BIASED}weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)\nreturn indices, weights * self.scale",
-    "grouped_topk": f"{_GROUPED}if self.renormalise:\n    total = weights.sum(dim=-1, keepdim=True) + 1e-20\n    weights /= total\n"
-    "weights = weights * self.scale\nreturn logits, weights, indices",
-}  # fmt: skip
-
 _MODEL = """
 from types import SimpleNamespace
 from transformers.loss.loss_utils import ForCausalLMLoss
@@ -157,16 +89,33 @@ class SomeMoE(nn.Module):
 """
 
 
-def _bodies(op: str, template: str, bodies: dict[str, str], owner: str) -> list[Form]:
+def _models() -> list[Form]:
+    texts = {
+        name: _HEAD + _MODEL.replace("{body}", textwrap.indent(body, " " * 8))
+        for name, body in _MODELS.items()
+    }
     return [
-        Form(
-            op,
-            name,
-            _HEAD + template.replace("{body}", textwrap.indent(body, " " * 8)),
-            owner,
-            f"{owner}.forward",
-        )
-        for name, body in bodies.items()
+        Form("losses", name, text, "SomeForCausalLM", "SomeForCausalLM.forward")
+        for name, text in texts.items()
+    ]
+
+
+def _mlps() -> list[Form]:
+    from tests.patches.idioms.test_gated_mlp import FORMULAS, module
+
+    names = "nested", "step by step", "branch behind", "first half", "function", "float32", "clamped", "clamped after", "scaled sigmoid"  # fmt: skip
+    texts = {name: module(FORMULAS[name][0]) for name in names}
+    for old, new in (("(self, activation)", "(self)"), ("= activation", "= nn.SiLU()")):
+        texts = {name: text.replace(old, new) for name, text in texts.items()}
+    return [Form("MLPs", name, text, "SomeMLP", "SomeMLP.forward") for name, text in texts.items()]
+
+
+def _routers() -> list[Form]:
+    from tests.patches.idioms.test_moe_router import FORMULAS, module
+
+    names = "softmax", "softmax, always divided", "softmax, never divided", "softmax of the largest", "bias", "groups", "groups, zero elsewhere"  # fmt: skip
+    return [
+        Form("routers", name, module(FORMULAS[name][0]), "SomeRouter", "SomeRouter.forward") for name in names
     ]
 
 
@@ -268,8 +217,8 @@ def forms() -> dict[str, list[Form]]:
     return {
         "norms": _norms(),
         "rotary": _rotary(),
-        "MLPs": _bodies("MLPs", _MLP, _MLPS, "SomeMLP"),
+        "MLPs": _mlps(),
         "experts": _experts(),
-        "routers": _bodies("routers", _ROUTER, _ROUTERS, "SomeRouter"),
-        "losses": _auxiliary() + _bodies("losses", _MODEL, _MODELS, "SomeForCausalLM"),
+        "routers": _routers(),
+        "losses": _auxiliary() + _models(),
     }

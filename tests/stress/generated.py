@@ -23,8 +23,6 @@ from typing import Any
 
 from tests.stress.result import Line, Part
 
-__all__ = ["Generated", "drawn", "generated"]
-
 #: How often each op is drawn: what costs most is drawn least.
 WEIGHTS = {"norms": 30, "rotary": 22, "MLPs": 22, "experts": 8, "routers": 8, "losses": 10}
 CHUNK = 40

@@ -20,8 +20,6 @@ from typing import Any
 from tests.stress import stand
 from tests.stress.result import Line, Part
 
-__all__ = ["SITUATIONS", "kills"]
-
 #: The functions of `os` (and `fcntl`) with which the store works.
 OPERATIONS = (
     "open", "close", "mkdir", "stat", "lstat", "fstat", "read", "write", "fsync", "replace", "rename", "unlink",

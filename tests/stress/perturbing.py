@@ -11,8 +11,6 @@ from dataclasses import replace
 
 from tests.stress.forms import Form
 
-__all__ = ["STRUCTURE", "WORDS", "perturbed"]
-
 _EPS = r"rsqrt\((.+?) \+ (self\.\w+|epsilon|eps)\)"
 #: What it is, a pattern in the text of a form, and what stands there instead; by op.
 WORDS: dict[str, tuple[tuple[str, str, str], ...]] = {

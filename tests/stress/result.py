@@ -7,8 +7,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-__all__ = ["Line", "Part", "markdown", "table"]
-
 #: The columns of every table.
 COLUMNS = ("part", "what", "how many", "entries lost", "wrong results", "other failures", "note")
 

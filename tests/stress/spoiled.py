@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["FAULTS", "sloppy_idioms"]
-
 
 def _not_atomic() -> None:
     """Files are written where they belong, with no temporary file, in two halves."""

@@ -20,18 +20,7 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
-__all__ = [
-    "MODULES",
-    "PATCHED",
-    "VALUES",
-    "Started",
-    "environment",
-    "expected",
-    "fork",
-    "prepare",
-    "start",
-    "wait",
-]
+from tests import processes
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT / "tests" / "data"
@@ -54,13 +43,10 @@ Started = dict[str, Any]
 
 def environment(folder: Path) -> dict[str, str]:
     """The variables of a process that starts programs: the stand-in package, its patches, nothing of the user's."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("VEOMNI_")}
-    return kept | {
-        "PYTHONPATH": os.pathsep.join(map(str, (DATA / "hub", DATA / "configs", ROOT))),
-        "PYTHONDONTWRITEBYTECODE": "1",
-        "VEOMNI_PATCHES": "tiny_config",
-        "VEOMNI_CACHE_DIR": str(folder / "cache"),
-    }
+    return processes.environment(
+        folder / "cache", PYTHONPATH=os.pathsep.join(map(str, (DATA / "hub", DATA / "configs", ROOT))),
+        PYTHONDONTWRITEBYTECODE="1", VEOMNI_PATCHES="tiny_config",
+    )  # fmt: skip
 
 
 def prepare(folder: Path) -> None:

@@ -14,8 +14,6 @@ from tests.stress import stand
 from tests.stress.kills import complete_entries, defects
 from tests.stress.result import Line, Part
 
-__all__ = ["starts"]
-
 #: Waits until all are ready, starts, and writes what it found. Arguments: two descriptors, the result's file.
 SMALL = """
 import json, os, sys

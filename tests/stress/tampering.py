@@ -28,8 +28,6 @@ from tests.stress.tamperings import (
     Tampering,
 )
 
-__all__ = ["tampering"]
-
 ANOTHER_USER = 4242
 #: Of the flipped bits, every so many are followed by starts; all are looked up.
 STARTED = 10

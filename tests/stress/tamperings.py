@@ -17,18 +17,6 @@ from pathlib import Path
 
 from tests.cache import tampering as documented
 
-__all__ = [
-    "EVERY_BYTE",
-    "FILES",
-    "FOLDERS",
-    "HARMLESS",
-    "REFUSED",
-    "REPAIRED",
-    "TAMPERINGS",
-    "Scene",
-    "Tampering",
-]
-
 #: What has to come of a tampering. Nothing of it is ever executed.
 REPAIRED = "a miss with its reason, and the next start finds a whole cache"
 REFUSED = "a miss with its reason; nothing is stored there, and every start is right without it"
@@ -38,12 +26,9 @@ HARMLESS = "a hit: what is executed is what was stored, or nothing looks at it"
 FILES = ("text", "bytecode", "manifest", "unpatched manifest")
 LEASE = "lock file"
 FOLDERS = (
-    "folder of manifests",
-    "folder of the release",
-    "folder of the entry",
-    "folder of the text",
+    "folder of manifests", "folder of the release", "folder of the entry", "folder of the text",
     "folder of the bytecode",
-)
+)  # fmt: skip
 ROOT = "the cache's folder"
 EVERY_BYTE = -1
 

@@ -1,7 +1,5 @@
 """The stress suite in small, that it can fail, and that its document is that of its lists."""
 
-from __future__ import annotations
-
 import ast
 import logging
 import random

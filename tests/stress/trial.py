@@ -26,8 +26,6 @@ from tests.proof.provers import UNFIT, with_kernels
 from tests.proof.rotary import layouts
 from tests.stress.forms import Form, forms
 
-__all__ = ["FAILURES", "OUTCOMES", "Tried", "tried"]
-
 MODULE = "transformers.models.generated.modeling_generated"
 CHOICES = ("torch", "reference")
 #: What a module may come to. ``not routed``: no idiom knows it. ``broken``: the original raises for every
@@ -248,13 +246,7 @@ def _module(text: str) -> Iterator[types.ModuleType]:
 
 
 #: Arguments of constructors, by the class.
-_SIZES = {
-    "SomeRMSNorm": (8,),
-    "SomeMLP": (6, 8),
-    "BankExperts": (4, 6, 5),
-    "SomeRouter": (6,),
-    "SomeForCausalLM": (8,),
-}
+_SIZES = {"SomeRMSNorm": (8,), "BankExperts": (4, 6, 5), "SomeForCausalLM": (8,)}  # fmt: skip
 
 
 def build(form: Form, module: Any, case: Case) -> nn.Module:

@@ -6,20 +6,6 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-__all__ = [
-    "AUDIO",
-    "AUDIO_END",
-    "AUDIO_START",
-    "CONFIGURATIONS",
-    "IMAGE",
-    "MELS",
-    "VIDEO",
-    "VISION_END",
-    "VISION_START",
-    "configuration",
-    "patch",
-]
-
 VOCABULARY = 99
 #: Tokens with a meaning, at the end of the vocabulary.
 IMAGE, VIDEO, VISION_START, VISION_END, AUDIO, AUDIO_START, AUDIO_END = range(90, 97)
@@ -27,47 +13,21 @@ IMAGE, VIDEO, VISION_START, VISION_END, AUDIO, AUDIO_START, AUDIO_END = range(90
 MELS = 16
 
 TEXT = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
+    "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128, "pad_token_id": 0,
+    "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
 HEAD = {**TEXT, "head_dim": 8}
 EXPERTS = {
-    "num_experts": 4,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 24,
-    "output_router_logits": True,
-}
+    "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "output_router_logits": True,
+}  # fmt: skip
 LATENT = {
-    **TEXT,
-    "num_hidden_layers": 3,
-    "num_key_value_heads": 4,
-    "moe_intermediate_size": 24,
-    "n_routed_experts": 4,
-    "num_experts_per_tok": 2,
-    "kv_lora_rank": 16,
-    "q_lora_rank": 24,
-    "qk_rope_head_dim": 8,
-    "qk_nope_head_dim": 12,
-    "v_head_dim": 12,
-    "n_group": 2,
-    "topk_group": 1,
-}
+    **TEXT, "num_hidden_layers": 3, "num_key_value_heads": 4, "moe_intermediate_size": 24,
+    "n_routed_experts": 4, "num_experts_per_tok": 2, "kv_lora_rank": 16, "q_lora_rank": 24,
+    "qk_rope_head_dim": 8, "qk_nope_head_dim": 12, "v_head_dim": 12, "n_group": 2, "topk_group": 1,
+}  # fmt: skip
 SECTIONS = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]}
-SIGHT = {
-    "depth": 2,
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_heads": 2,
-    "out_hidden_size": 32,
-}
+SIGHT = {"depth": 2, "hidden_size": 16, "intermediate_size": 24, "num_heads": 2, "out_hidden_size": 32}  # fmt: skip
 WINDOWS = {"patch_size": 14, "window_size": 56, "fullatt_block_indexes": [1]}
 PLACES = {"num_position_embeddings": 16}
 TOKENS = {
@@ -93,15 +53,9 @@ LINEAR = {
 }
 INTERLEAVED = {"rope_parameters": {**SECTIONS, "mrope_interleaved": True}}
 SOUND = {
-    "num_mel_bins": MELS,
-    "encoder_layers": 2,
-    "encoder_attention_heads": 2,
-    "encoder_ffn_dim": 24,
-    "d_model": 16,
-    "max_source_positions": 60,
-    "n_window": 50,
-    "output_dim": 32,
-}
+    "num_mel_bins": MELS, "encoder_layers": 2, "encoder_attention_heads": 2, "encoder_ffn_dim": 24,
+    "d_model": 16, "max_source_positions": 60, "n_window": 50, "output_dim": 32,
+}  # fmt: skip
 
 #: By folder of VeOmni: the class that is trained, and others whose code VeOmni patches.
 CLASSES: dict[str, tuple[str, ...]] = {
@@ -131,11 +85,7 @@ CONFIGURATIONS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "llama": ("llama", "LlamaConfig", HEAD),
     "qwen2": ("qwen2", "Qwen2Config", TEXT),
     "qwen3": ("qwen3", "Qwen3Config", HEAD),
-    "qwen3_moe": (
-        "qwen3_moe",
-        "Qwen3MoeConfig",
-        {**HEAD, **EXPERTS, "norm_topk_prob": True, "mlp_only_layers": [0]},
-    ),
+    "qwen3_moe": ("qwen3_moe", "Qwen3MoeConfig", {**HEAD, **EXPERTS, "norm_topk_prob": True, "mlp_only_layers": [0]}),
     "deepseek_v3": ("deepseek_v3", "DeepseekV3Config", {**LATENT, "first_k_dense_replace": 1}),
     "deepseek_v4": (
         "deepseek_v4",
@@ -151,9 +101,7 @@ CONFIGURATIONS: dict[str, tuple[str, str, dict[str, Any]]] = {
             "n_routed_experts": 4,
             "num_experts_per_tok": 2,
             "layer_types": [
-                "sliding_attention",
-                "compressed_sparse_attention",
-                "heavily_compressed_attention",
+                "sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention",
             ],
             "compress_rates": {"compressed_sparse_attention": 2, "heavily_compressed_attention": 4},
             "mlp_layer_types": ["hash_moe", "moe", "moe"],
@@ -193,10 +141,7 @@ CONFIGURATIONS: dict[str, tuple[str, str, dict[str, Any]]] = {
         "gpt_oss",
         "GptOssConfig",
         {
-            **HEAD,
-            "num_local_experts": 4,
-            "num_experts_per_tok": 2,
-            "sliding_window": 8,
+            **HEAD, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 8,
             "output_router_logits": True,
         },
     ),
@@ -251,11 +196,7 @@ CONFIGURATIONS: dict[str, tuple[str, str, dict[str, Any]]] = {
             **TOKENS,
         },
     ),
-    "qwen3_5": (
-        "qwen3_5",
-        "Qwen3_5Config",
-        {"text_config": LINEAR, "vision_config": {**SIGHT, **PLACES}, **TOKENS},
-    ),
+    "qwen3_5": ("qwen3_5", "Qwen3_5Config", {"text_config": LINEAR, "vision_config": {**SIGHT, **PLACES}, **TOKENS}),
     "qwen3_5_moe": (
         "qwen3_5_moe",
         "Qwen3_5MoeConfig",
@@ -281,7 +222,7 @@ CONFIGURATIONS: dict[str, tuple[str, str, dict[str, Any]]] = {
         },
     ),
     "seed_oss": ("seed_oss", "SeedOssConfig", {**HEAD, "attention_dropout": 0.0, "residual_dropout": 0.0}),
-}
+}  # fmt: skip
 
 
 def patch(folder: str) -> int:

@@ -20,22 +20,14 @@ from tests.veomni.configurations import (
     patch,
 )
 
-__all__ = ["STEPS", "inputs"]
-
 #: The optimizer steps of a training.
 STEPS = 20
 
 #: Folders whose models take pictures; those that have text between the frames of a video.
 SEES = {
-    "qwen2_vl",
-    "qwen2_5vl",
-    "qwen2_5_omni",
-    "qwen3_vl",
-    "qwen3_vl_moe",
-    "qwen3_5",
-    "qwen3_5_moe",
+    "qwen2_vl", "qwen2_5vl", "qwen2_5_omni", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe",
     "qwen3_omni_moe",
-}
+}  # fmt: skip
 SEPARATE_FRAMES = {"qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"}
 #: Those that find the places of pictures themselves.
 FINDS = SEPARATE_FRAMES | {"qwen2_5vl"}
@@ -90,12 +82,7 @@ def _packed(folder: str, generator: torch.Generator) -> dict[str, Any]:
     places = torch.cat([torch.arange(length) for length in lengths])[None]
     labels = tokens.clone()
     labels[0, lengths[0]] = -100
-    given = {
-        "input_ids": tokens,
-        "labels": labels,
-        **_edges(folder, *lengths),
-        **_needs(folder, tokens),
-    }
+    given = {"input_ids": tokens, "labels": labels, **_edges(folder, *lengths), **_needs(folder, tokens)}
     return given | {
         "position_ids": places[:, None].expand(1, 3, -1).contiguous() if folder in SEES else places
     }

@@ -11,8 +11,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-__all__ = ["NAME", "register"]
-
 NAME = "stand_in"
 
 

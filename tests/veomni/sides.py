@@ -14,19 +14,6 @@ from torch import Tensor, nn
 from tests.veomni import linear_attention
 from tests.veomni.configurations import AUDIO, CLASSES, CONFIGURATIONS, IMAGE, LABELS, VIDEO, configuration
 
-__all__ = [
-    "CONFIGS",
-    "OPS",
-    "START",
-    "bound",
-    "calls",
-    "config_module",
-    "differences",
-    "prepare",
-    "side",
-    "weighted",
-]
-
 T = TypeVar("T", bound=nn.Module)
 START = "veomni.models.transformers"
 BOTH = ("deepseek_v3", "deepseek_v4", "glm_moe_dsa", "qwen3", "qwen3_5", "qwen3_5_moe")

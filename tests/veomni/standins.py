@@ -15,8 +15,6 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 
-__all__ = ["stand_ins"]
-
 
 def npu_rms_norm(x: Tensor, gamma: Tensor, epsilon: float = 1e-6) -> tuple[Tensor, Tensor]:
     scale = torch.rsqrt(x.square().mean(-1, keepdim=True) + epsilon)

@@ -5,11 +5,8 @@ that stands twice counts once, and transformers' kernel hub decorator may stay o
 later do not work without it; VeOmni's engine drops it).
 """
 
-from __future__ import annotations
-
 import ast
 import difflib
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,7 +22,7 @@ _HUB = "use_kernel_func_from_hub"
 _DEFINED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
-def definitions(text: str, module: str, *, replaced: frozenset[str] = frozenset()) -> dict[str, str]:
+def definitions(text, module, *, replaced=frozenset()):
     """The definitions and assignments of a module by name, methods apart, in one spelling.
 
     ``module`` is the name of the module that relative imports are relative to; the hub's decorator is left out
@@ -41,7 +38,7 @@ def definitions(text: str, module: str, *, replaced: frozenset[str] = frozenset(
     return dict(_found(tree))
 
 
-def _plain(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef, replaced: frozenset[str]) -> None:
+def _plain(node, replaced):
     first = node.body[0]
     if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
         node.body = node.body[1:] or [ast.Pass()]
@@ -53,7 +50,7 @@ def _plain(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef, replaced
     ]
 
 
-def _found(tree: ast.Module) -> Iterator[tuple[str, str]]:
+def _found(tree):
     for statement in tree.body:
         if isinstance(statement, ast.ClassDef):
             body = [each for each in statement.body if not isinstance(each, ast.Pass)]
@@ -69,7 +66,7 @@ def _found(tree: ast.Module) -> Iterator[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: "_".join(config))
-def test_definitions_equal_those_of_the_generated_file(config: tuple[str, str]) -> None:
+def test_definitions_equal_those_of_the_generated_file(config):
     (loaded,) = configs.load([config_module(*config)])
     (found,) = loaded.configs
     spec = locate(found.source_module)

@@ -26,7 +26,7 @@ Facts = Callable[[str, str, str], dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def facts(tmp_path_factory: pytest.TempPathFactory) -> Facts:
+def facts(tmp_path_factory):
     """What a config's models gave; one process runs all configs of a device."""
 
     @cache
@@ -57,7 +57,7 @@ each_config = pytest.mark.parametrize(("folder", "device"), CONFIGS)
 
 
 @each_config
-def test_the_numbers_are_those_of_the_generated_module(facts: Facts, folder: str, device: str) -> None:
+def test_the_numbers_are_those_of_the_generated_module(facts, folder, device):
     found = facts("alone", folder, device)
     for name, call in found["calls"].items():
         assert not call["failed"], name
@@ -69,9 +69,7 @@ def test_the_numbers_are_those_of_the_generated_module(facts: Facts, folder: str
 
 
 @each_config
-def test_pictures_and_empty_pictures_reach_the_same_parameters(
-    facts: Facts, folder: str, device: str
-) -> None:
+def test_pictures_and_empty_pictures_reach_the_same_parameters(facts, folder, device):
     """So that the inputs reach what they are for: the towers, and VeOmni's forward of an empty picture."""
     calls = facts("alone", folder, device)["calls"]
     trained = CLASSES[folder][0]
@@ -84,7 +82,7 @@ def test_pictures_and_empty_pictures_reach_the_same_parameters(
 
 
 @each_config
-def test_no_number_is_lost_with_idioms(facts: Facts, folder: str, device: str) -> None:
+def test_no_number_is_lost_with_idioms(facts, folder, device):
     alone, found = (facts(mode, folder, device) for mode in SETTINGS)
     assert found["calls"].keys() == alone["calls"].keys()
     for name, call in found["calls"].items():
@@ -95,7 +93,7 @@ def test_no_number_is_lost_with_idioms(facts: Facts, folder: str, device: str) -
 
 
 @each_config
-def test_the_config_wins_and_the_rest_is_routed(facts: Facts, folder: str, device: str) -> None:
+def test_the_config_wins_and_the_rest_is_routed(facts, folder, device):
     found = facts("with idioms", folder, device)
     applied, config = found["report"]["applied"], f"{config_module(folder, device)}:"
     ours = {patch["target"] for patch in applied if patch.get("op")}
@@ -116,7 +114,7 @@ def test_the_config_wins_and_the_rest_is_routed(facts: Facts, folder: str, devic
     assert ran <= routed
 
 
-def test_routes_remain_in_most_families(facts: Facts) -> None:
+def test_routes_remain_in_most_families(facts):
     remaining = {
         folder
         for folder, device in CONFIGS
@@ -127,14 +125,14 @@ def test_routes_remain_in_most_families(facts: Facts) -> None:
 
 
 @pytest.mark.parametrize(("folder", "device"), sorted(UNABLE))
-def test_what_has_a_stand_in_does_not_run_without(facts: Facts, folder: str, device: str) -> None:
+def test_what_has_a_stand_in_does_not_run_without(facts, folder, device):
     expected = UNABLE[folder, device].error
     generated, *hooked = facts("alone", folder, device)["without"]
     assert expected in generated
     assert hooked == [generated] * (not UNABLE[folder, device].left_out)
 
 
-def test_the_table_has_every_config() -> None:
+def test_the_table_has_every_config():
     spec = find_spec("veomni")
     assert spec is not None and spec.submodule_search_locations
     root = Path(spec.submodule_search_locations[0])
@@ -146,5 +144,5 @@ def test_the_table_has_every_config() -> None:
     assert UNABLE.keys() <= set(CONFIGS)
 
 
-def _close(told: Any) -> bool:
+def _close(told):
     return isinstance(told, dict) and told["close"]

@@ -1,7 +1,5 @@
 """The runs on newer releases (`newer.py`), on the release that the configs are made for: there all patches apply."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tests.veomni.conftest import in_process
@@ -11,7 +9,7 @@ from veomni_hook.tools.cli.inputs.sources import source_tree
 FOLDERS = ("llama", "qwen2", "gemma3")
 
 
-def test_all_patches_apply_and_the_numbers_are_those_of_plain_models(tmp_path: Path) -> None:
+def test_all_patches_apply_and_the_numbers_are_those_of_plain_models(tmp_path):
     cache, file = tmp_path / "cache", str(tmp_path / "plain.pt")
     in_process(cache, "newer", "plain", file, *FOLDERS, configs=[])
     base = str(Path(source_tree().folder).parent)

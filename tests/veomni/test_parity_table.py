@@ -1,7 +1,5 @@
 """The table of what serves VeOmni's patches is what its script writes today, where VeOmni is installed."""
 
-from __future__ import annotations
-
 import importlib.util
 import subprocess
 import sys
@@ -19,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
     importlib.util.find_spec("veomni") is None or version("transformers") != veomni_parity.RELEASE,
     reason=f"needs the package veomni and transformers {veomni_parity.RELEASE}",
 )
-def test_the_table_is_current() -> None:
+def test_the_table_is_current():
     # A process of its own: VeOmni's configs import much, and patch nothing here.
     command = [sys.executable, "-m", "scripts.veomni_parity", "--check"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from tests.veomni.conftest import in_process
@@ -16,7 +14,7 @@ Losses = dict[str, list[float]]
 
 
 @pytest.fixture(scope="module")
-def generated(tmp_path_factory: pytest.TempPathFactory) -> Losses:
+def generated(tmp_path_factory):
     """The losses with VeOmni's generated modules, and without the hook."""
     cache = tmp_path_factory.mktemp("generated") / "cache"
     losses: Losses = in_process(cache, "train", "generated", "models", *FAMILIES, configs=[], HOOK="0")
@@ -28,7 +26,7 @@ def generated(tmp_path_factory: pytest.TempPathFactory) -> Losses:
 
 
 @pytest.mark.parametrize("first", ["models", "veomni"])
-def test_losses_are_the_same_bits(generated: Losses, tmp_path: Path, first: str) -> None:
+def test_losses_are_the_same_bits(generated, tmp_path, first):
     """With a cold cache and with a warm one, and in both orders of import."""
     for _ in ("cold", "warm"):
         given = in_process(
@@ -37,7 +35,7 @@ def test_losses_are_the_same_bits(generated: Losses, tmp_path: Path, first: str)
         assert given == generated
 
 
-def test_losses_agree_with_idioms(generated: Losses, tmp_path: Path) -> None:
+def test_losses_agree_with_idioms(generated, tmp_path):
     given = in_process(
         tmp_path / "cache",
         "train",

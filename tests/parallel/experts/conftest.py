@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ class Crew:
 
 
 @pytest.fixture(scope="session")
-def crew(ranks: Ranks) -> Callable[..., Crew]:
+def crew(ranks):
     """Crews by size and setting."""
     known: dict[tuple[int, str], Crew] = {}
 
@@ -38,24 +37,24 @@ def crew(ranks: Ranks) -> Callable[..., Crew]:
 
 
 @pytest.fixture(scope="session")
-def two(crew: Callable[..., Crew]) -> Crew:
+def two(crew):
     """Two ranks."""
     return crew(2)
 
 
 @pytest.fixture(scope="session")
-def four(crew: Callable[..., Crew]) -> Crew:
+def four(crew):
     """Four ranks."""
     return crew(4)
 
 
 @pytest.fixture(scope="session")
-def told(crew: Callable[..., Crew]) -> Crew:
+def told(crew):
     """Two ranks of a job with ``VEOMNI_PARALLEL="ep=2"``."""
     return crew(2, "ep=2")
 
 
 @pytest.fixture(scope="session")
-def told_both(crew: Callable[..., Crew]) -> Crew:
+def told_both(crew):
     """Four ranks of a job with ``VEOMNI_PARALLEL="sp=2,ep=2"``."""
     return crew(4, "sp=2,ep=2")

@@ -1,21 +1,12 @@
 """The dispatcher of one experts module: any routing, recomputes, and what it sends."""
 
-from __future__ import annotations
-
 import pytest
 
 CLOSE = 1e-5
 CASES = [
-    "random",
-    "zero tokens on one rank",
-    "zero tokens everywhere but on one rank",
-    "all to one expert",
-    "no tokens for one rank",
-    "duplicate ids",
-    "ids of no expert",
-    "of other dtype",
-    "not contiguous",
-]
+    "random", "zero tokens on one rank", "zero tokens everywhere but on one rank", "all to one expert",
+    "no tokens for one rank", "duplicate ids", "ids of no expert", "of other dtype", "not contiguous",
+]  # fmt: skip
 
 
 def close(answers):

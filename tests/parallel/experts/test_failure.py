@@ -1,7 +1,5 @@
 """A rank that fails in its experts, under torchrun."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

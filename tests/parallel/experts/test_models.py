@@ -1,7 +1,5 @@
 """Models whose experts are on several ranks, against one process."""
 
-from __future__ import annotations
-
 import pytest
 
 CLOSE = 1e-5

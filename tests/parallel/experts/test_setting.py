@@ -1,7 +1,5 @@
 """``VEOMNI_PARALLEL="ep=2"`` in scripts that do not name it."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.parallel.experts.test_models import CLOSE

@@ -1,7 +1,5 @@
 """Several steps: clipping over meshes, AdamW, checkpoints that move between meshes."""
 
-from __future__ import annotations
-
 import pytest
 
 CLOSE = 1e-5

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import ast
 
 import pytest
@@ -7,10 +5,10 @@ import pytest
 from veomni_hook.errors import PatchError
 from veomni_hook.patches.code.captures import find_places, substitute
 from veomni_hook.patches.code.document import Document
-from veomni_hook.patches.code.pattern import Capture, Pattern
+from veomni_hook.patches.code.pattern import Pattern
 
 
-def captures_of(pattern: str, code: str) -> tuple[Document, dict[str, Capture]]:
+def captures_of(pattern, code):
     upstream = Document(f"def f():\n    {code}\n")
     function = upstream.tree.body[0]
     assert isinstance(function, ast.FunctionDef)
@@ -18,12 +16,12 @@ def captures_of(pattern: str, code: str) -> tuple[Document, dict[str, Capture]]:
     return upstream, dict(match.captures)
 
 
-def put(text: str, pattern: str, code: str, *, holes: bool = False) -> str:
+def put(text, pattern, code, *, holes=False):
     upstream, captures = captures_of(pattern, code)
     return substitute(Document(text), captures, upstream, holes=holes, where="here", target="C.f")
 
 
-def expression(text: str, captured: str) -> str:
+def expression(text, captured):
     """``text`` with the name `h` replaced by an expression."""
     return put(text, "take(a={h})", f"take(a={captured})")
 
@@ -60,11 +58,11 @@ def expression(text: str, captured: str) -> str:
         ("def g():\n    return h", "x", "def g():\n    return x"),
     ],
 )
-def test_expressions(text: str, captured: str, result: str) -> None:
+def test_expressions(text, captured, result):
     assert expression(text, captured) == result
 
 
-def test_a_captured_tuple_without_brackets() -> None:
+def test_a_captured_tuple_without_brackets():
     assert put("y = h", "x[{h}]", "x[a, b]") == "y = a, b"
     assert put("y = g(h)", "x[{h}]", "x[a, b]") == "y = g((a, b))"
     assert put("y = z[h]", "x[{h}]", "x[:, i]") == "y = z[:, i]"
@@ -86,7 +84,7 @@ def test_a_captured_tuple_without_brackets() -> None:
         ("g(x, **kw)", "take(b=(1,\n   2))", "g(x, b=(1,\n   2))"),
     ],
 )
-def test_keywords(text: str, call: str, result: str) -> None:
+def test_keywords(text, call, result):
     assert put(text, "take(**{kw})", call) == result
 
 
@@ -98,7 +96,7 @@ def test_keywords(text: str, call: str, result: str) -> None:
         ("g(x, *rest)", "take()", "g(x)"),
     ],
 )
-def test_positionals(text: str, call: str, result: str) -> None:
+def test_positionals(text, call, result):
     assert put(text, "take(*{rest})", call) == result
 
 
@@ -117,11 +115,11 @@ def test_positionals(text: str, call: str, result: str) -> None:
         ("g(*rest, **kw) * h", "g() * (x + 1)"),
     ],
 )
-def test_captures_of_nothing_go_together(text: str, result: str) -> None:
+def test_captures_of_nothing_go_together(text, result):
     assert put(text, "take({h}, *{rest}, **{kw})", "take(x + 1)") == result
 
 
-def test_holes_of_a_replacement() -> None:
+def test_holes_of_a_replacement():
     text = "(slot(self, {q}) or rope)({q}, *{rest}, **{kw})"
     assert put(text, "rope({q}, *{rest}, **{kw})", "rope(a + b, c, d=1)", holes=True) == (
         "(slot(self, a + b) or rope)(a + b, c, d=1)"
@@ -129,7 +127,7 @@ def test_holes_of_a_replacement() -> None:
     assert put("{q}.x - {q}", "rope({q})", "rope(a + b)", holes=True) == "(a + b).x - (a + b)"
 
 
-def test_long_argument_lists_get_lines_of_their_own() -> None:
+def test_long_argument_lists_get_lines_of_their_own():
     names = [f"a_rather_long_keyword_{n}=value_{n}" for n in range(4)]
     text = put("if 1:\n    return g(x, **kw)", "take(**{kw})", f"take({', '.join(names)})")
     assert text.splitlines()[1] == "    return g(x,"
@@ -158,14 +156,14 @@ def test_long_argument_lists_get_lines_of_their_own() -> None:
         ("g(b=2, **kw)", "take(**{kw})", "take(b=1)", "passes b twice in one call"),
     ],
 )
-def test_what_cannot_stand_there_is_refused(text: str, pattern: str, code: str, what: str) -> None:
+def test_what_cannot_stand_there_is_refused(text, pattern, code, what):
     with pytest.raises(PatchError) as caught:
         put(text, pattern, code)
     assert what in caught.value.what
     assert caught.value.where == "here" and caught.value.target == "C.f" and caught.value.fix
 
 
-def test_places_are_uses_only() -> None:
+def test_places_are_uses_only():
     _, captures = captures_of("take({h}, **{kw})", "take(1, a=2)")
     tree = ast.parse("h = 1\ndel h\ng(h, h=1, **kw)\nx.h\n")
     assert [(place.name, place.call is not None) for place in find_places(tree, captures, holes=False)] == [

@@ -63,11 +63,11 @@ for i in X:
 '''
 
 
-def node(document: Document, name: str, number: int = 0) -> ast.AST:
+def node(document, name, number=0):
     return document.find(name)[number].node
 
 
-def test_every_definition_has_its_qualname_and_kind() -> None:
+def test_every_definition_has_its_qualname_and_kind():
     found = [(d.qualname, d.kind, d.accessor) for d in Document(SAMPLE).definitions()]
     assert found == [
         ("X", "assignment", ""),
@@ -89,7 +89,7 @@ def test_every_definition_has_its_qualname_and_kind() -> None:
     ]
 
 
-def test_qualnames_are_pythons_own() -> None:
+def test_qualnames_are_pythons_own():
     source = "class A:\n    def m(self):\n        def f(): pass\n        return f\n"
     namespace: dict[str, type] = {}
     exec(source, namespace)
@@ -97,13 +97,13 @@ def test_qualnames_are_pythons_own() -> None:
     assert real in [d.qualname for d in Document(source).definitions()]
 
 
-def test_locals_may_be_left_out() -> None:
+def test_locals_may_be_left_out():
     document = Document(SAMPLE)
     assert document.find("K.Inner.m.deep") == document.find("K.Inner.m.<locals>.deep") != []
     assert document.find("nothing") == []
 
 
-def test_span_takes_decorators_in_with_their_at() -> None:
+def test_span_takes_decorators_in_with_their_at():
     document = Document(SAMPLE)
     text = document.text(node(document, "K"))
     assert text.startswith("@first\n# between") and text.endswith("return deep")
@@ -112,13 +112,13 @@ def test_span_takes_decorators_in_with_their_at() -> None:
     assert lone.span(lone.tree.body[0]) == (0, len(lone.source))
 
 
-def test_offsets_count_characters_not_bytes() -> None:
+def test_offsets_count_characters_not_bytes():
     document = Document(SAMPLE)
     assert document.text(node(document, "K.other")) == 'other = "ö"'
 
 
 @pytest.mark.parametrize("newline", ["\n", "\r\n", "\r"])
-def test_line_endings(newline: str) -> None:
+def test_line_endings(newline):
     document = Document(SAMPLE.replace("\n", newline))
     assert document.newline == ("\r\n" if newline == "\r\n" else "\n")
     assert document.text(node(document, "K.other")) == 'other = "ö"'
@@ -127,7 +127,7 @@ def test_line_endings(newline: str) -> None:
     assert document.source[document.next_line(deep) :].lstrip().startswith("local = 1")
 
 
-def test_form_feed_ends_no_line_and_resets_indentation() -> None:
+def test_form_feed_ends_no_line_and_resets_indentation():
     document = Document("class A:\n    x = 1\n\f    def f(self):\n        return 1\n\fy = 2\n")
     assert document.lineno(document.start(node(document, "y"))) == 5
     assert document.indent(node(document, "A.f")) == "    "
@@ -135,7 +135,7 @@ def test_form_feed_ends_no_line_and_resets_indentation() -> None:
 
 
 @given(st.text(alphabet="a\n\r\f\t é𝒳", max_size=30), st.integers(0, 30))
-def test_lines_agree_with_pythons(text: str, offset: int) -> None:
+def test_lines_agree_with_pythons(text, offset):
     document = Document("'''" + text + "'''")
     offset = min(offset, len(document.source))
     assert document.line_start(offset) <= offset <= document.next_line(offset)
@@ -144,7 +144,7 @@ def test_lines_agree_with_pythons(text: str, offset: int) -> None:
     assert document.lineno(len(document.source)) == document.tree.body[0].end_lineno
 
 
-def test_full_end_takes_what_belongs_to_the_body() -> None:
+def test_full_end_takes_what_belongs_to_the_body():
     document = Document(SAMPLE)
     last = node(document, "maybe", 1)
     assert SAMPLE[document.end(last) : document.full_end(last)].split("\n") == [
@@ -170,7 +170,7 @@ def test_full_end_takes_what_belongs_to_the_body() -> None:
         ('def f(): """d"""\n', True, None),
     ],
 )
-def test_where_a_block_goes(source: str, inline: bool, expected: str | None) -> None:
+def test_where_a_block_goes(source, inline, expected):
     document = Document(source)
     function = document.tree.body[0]
     assert isinstance(function, FunctionNode)
@@ -179,6 +179,6 @@ def test_where_a_block_goes(source: str, inline: bool, expected: str | None) -> 
         assert source[document.body_start(function) :] == expected
 
 
-def test_nodes_without_position_are_refused() -> None:
+def test_nodes_without_position_are_refused():
     with pytest.raises(ValueError, match="no position"):
         Document("x").start(ast.Load())

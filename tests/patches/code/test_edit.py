@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,7 +6,7 @@ from veomni_hook.patches.code.edit import Edit, apply_edits, marker_comment, one
 
 
 @st.composite
-def sources_and_edits(draw: st.DrawFn) -> tuple[str, list[Edit]]:
+def sources_and_edits(draw):
     source = draw(st.text(max_size=40))
     marks = sorted(draw(st.lists(st.integers(0, len(source)), max_size=12)))
     ranges = list(zip(marks[::2], marks[1::2], strict=False))
@@ -17,7 +15,7 @@ def sources_and_edits(draw: st.DrawFn) -> tuple[str, list[Edit]]:
 
 
 @given(sources_and_edits(), st.randoms())
-def test_order_does_not_matter_where_offsets_differ(given: tuple[str, list[Edit]], random: object) -> None:
+def test_order_does_not_matter_where_offsets_differ(given, random):
     source, edits = given
     distinct = list({edit.start: edit for edit in edits}.values())
     expected = apply_edits(source, distinct)
@@ -26,7 +24,7 @@ def test_order_does_not_matter_where_offsets_differ(given: tuple[str, list[Edit]
 
 
 @given(sources_and_edits())
-def test_placed_ranges_hold_the_texts_and_the_rest_is_the_source(given: tuple[str, list[Edit]]) -> None:
+def test_placed_ranges_hold_the_texts_and_the_rest_is_the_source(given):
     source, edits = given
     text, placed = place_edits(source, edits)
     assert sorted(map(hash, edits)) == sorted(hash(one.edit) for one in placed)
@@ -39,25 +37,25 @@ def test_placed_ranges_hold_the_texts_and_the_rest_is_the_source(given: tuple[st
     assert kept_after + text[position:] == kept_before + source[origin:]
 
 
-def test_insertions_at_one_offset_keep_their_order_and_precede_a_replacement() -> None:
+def test_insertions_at_one_offset_keep_their_order_and_precede_a_replacement():
     edits = [Edit(1, 2, "X"), Edit(1, 1, "1"), Edit(1, 1, "2"), Edit(2, 2, "3")]
     assert apply_edits("abc", edits) == "a12X3c"
 
 
-def test_markers_can_be_left_out() -> None:
+def test_markers_can_be_left_out():
     edits = [Edit(0, 0, "# m\n", marker=True), Edit(0, 1, "b")]
     assert apply_edits("a\n", edits) == "# m\nb\n"
     assert apply_edits("a\n", edits, markers=False) == "b\n"
 
 
 @pytest.mark.parametrize("edits", [[Edit(0, 2, ""), Edit(1, 3, "")], [Edit(0, 2, ""), Edit(1, 1, "x")]])
-def test_overlaps_are_refused(edits: list[Edit]) -> None:
+def test_overlaps_are_refused(edits):
     with pytest.raises(ValueError, match="overlaps"):
         apply_edits("abcd", edits)
 
 
 @pytest.mark.parametrize("edit", [Edit(3, 5, ""), Edit(-1, 0, ""), Edit(2, 1, "")])
-def test_ranges_outside_are_refused(edit: Edit) -> None:
+def test_ranges_outside_are_refused(edit):
     with pytest.raises(ValueError, match="outside"):
         apply_edits("abcd", [edit])
 
@@ -74,10 +72,10 @@ def test_ranges_outside_are_refused(edit: Edit) -> None:
         ("", ""),
     ],
 )
-def test_one_line(text: str, line: str) -> None:
+def test_one_line(text, line):
     assert one_line(text) == line
     assert one_line(line) == line
 
 
-def test_a_marker_is_one_comment_line() -> None:
+def test_a_marker_is_one_comment_line():
     assert marker_comment("ROUTED", "why\n@me") == "# [ROUTED] why me"

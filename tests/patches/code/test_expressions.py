@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import ast
 
 import pytest
@@ -21,14 +19,10 @@ def expression(text):
 @pytest.mark.parametrize(
     ("text", "known"),
     [
-        ("a.b.c", "a.b.c"),
-        ("self.heads[i].out", "self.heads.out"),
-        ("x[:, 0]", "x"),
-        ("f(x).y", ""),
-        ("x[f(1)]", ""),
-        ("3", ""),
+        ("a.b.c", "a.b.c"), ("self.heads[i].out", "self.heads.out"), ("x[:, 0]", "x"), ("f(x).y", ""),
+        ("x[f(1)]", ""), ("3", ""),
     ],
-)
+)  # fmt: skip
 def test_chain(text, known):
     assert chain(expression(text)) == known
 
@@ -55,7 +49,7 @@ def test_not_plain(text):
     assert not is_plain(expression(text))
 
 
-def test_attributes_of_self() -> None:
+def test_attributes_of_self():
     texts = ("self.a", "self.a.b", "this.a", "self", "self.a[0]")
     assert [own_attribute(ast.parse(text, mode="eval").body) for text in texts] == ["a", "", "", "", ""]
 

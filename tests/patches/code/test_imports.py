@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from veomni_hook.patches.code.document import Document
@@ -17,7 +15,7 @@ from veomni_hook.patches.code.imports import import_anchor
         ("from a import (\n    b,\n)\nx = 1\n", 3),
     ],
 )
-def test_import_anchor(source: str, line: int | None) -> None:
+def test_import_anchor(source, line):
     document = Document(source)
     anchor = import_anchor(document)
     assert (anchor == -1) if line is None else (document.lineno(anchor) == line and source[anchor] == "\n")

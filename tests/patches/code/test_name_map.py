@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import re
 
 import pytest
@@ -12,7 +10,7 @@ from veomni_hook.patches.code.snippet import apply_name_map
 words = st.text(alphabet="abcAB1_", min_size=1, max_size=8)
 
 
-def mapped(text: str, name_map: dict[str, str]) -> str:
+def mapped(text, name_map):
     return apply_name_map(text, name_map, where="here")
 
 
@@ -38,7 +36,7 @@ def mapped(text: str, name_map: dict[str, str]) -> str:
         ("modèleA", {"modèle": "x"}, "xA"),
     ],
 )
-def test_name_map(text: str, name_map: dict[str, str], expected: str) -> None:
+def test_name_map(text, name_map, expected):
     assert mapped(text, name_map) == expected
 
 
@@ -49,7 +47,7 @@ suffixes = st.from_regex(r"[A-C][ab]+", fullmatch=True)  # a word of a class nam
 
 
 @given(st.lists(words, max_size=6), st.lists(words, max_size=3), prefixes, suffixes)
-def test_extending_map_is_idempotent(names: list[str], ends: list[str], key: str, suffix: str) -> None:
+def test_extending_map_is_idempotent(names, ends, key, suffix):
     text = " ".join([key, *names, *(key + end for end in ends), *(key + suffix + end for end in ends)])
     once = mapped(text, {key: key + suffix})
     try:
@@ -59,12 +57,12 @@ def test_extending_map_is_idempotent(names: list[str], ends: list[str], key: str
 
 
 @pytest.mark.parametrize("name_map", [{"Qwen3Mo": "X"}, {"Qwen3": "X", "Llama": "Y"}])
-def test_entry_that_matches_nothing(name_map: dict[str, str]) -> None:
+def test_entry_that_matches_nothing(name_map):
     with pytest.raises(NameMapError) as caught:
         mapped("Qwen3VLModel", name_map)
     assert caught.value.where == "here"
 
 
-def test_error_names_the_nearest_identifier() -> None:
+def test_error_names_the_nearest_identifier():
     with pytest.raises(NameMapError, match="nearest Qwen3VLModel"):
         mapped("Qwen3VLModel", {"Qwen3VLModle": "X"})

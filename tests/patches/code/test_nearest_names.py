@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,23 +11,23 @@ words = st.text(alphabet="abcAB1_", min_size=1, max_size=8)
     ("one", "other", "expected"),
     [("", "", 0), ("a", "", 1), ("forward", "forwrad", 2), ("kitten", "sitting", 3)],
 )
-def test_distance(one: str, other: str, expected: int) -> None:
+def test_distance(one, other, expected):
     assert distance(one, other) == distance(other, one) == expected
 
 
 @given(words, words, words)
-def test_distance_is_a_metric(one: str, other: str, third: str) -> None:
+def test_distance_is_a_metric(one, other, third):
     assert (distance(one, other) == 0) is (one == other)
     assert distance(one, third) <= distance(one, other) + distance(other, third)
 
 
-def test_near_misses() -> None:
+def test_near_misses():
     assert is_near_miss("forwrad", "forward")
     assert not is_near_miss("forward", "forward")
     assert not is_near_miss("dummy_forward", "forward")
 
 
-def test_nearest_ranks_and_leaves_strangers_out() -> None:
+def test_nearest_ranks_and_leaves_strangers_out():
     names = ["Qwen3RMSNorm", "Qwen3MLP", "Qwen3Attention", "Qwen3RMSNorm.forward"]
     assert nearest("Qwen3RMSNrom", names)[0] == "Qwen3RMSNorm"
     assert nearest("Qwen3RMSnorm.forwrad", names)[0] == "Qwen3RMSNorm.forward"

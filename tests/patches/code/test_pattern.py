@@ -7,16 +7,16 @@ import pytest
 
 from veomni_hook.errors import PatchError, PatchTargetError
 from veomni_hook.patches.code.document import Document
-from veomni_hook.patches.code.pattern import Match, Pattern
+from veomni_hook.patches.code.pattern import Pattern
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-def parsed(text: str) -> Pattern:
+def parsed(text):
     return Pattern(text, where="here", target="C.f")
 
 
-def upstream(body: str) -> tuple[Document, Function]:
+def upstream(body):
     document = Document(
         "def f(self, x, **kwargs):\n" + textwrap.indent(textwrap.dedent(body).strip("\n"), "    ") + "\n"
     )
@@ -25,11 +25,11 @@ def upstream(body: str) -> tuple[Document, Function]:
     return document, function
 
 
-def captured(document: Document, match: Match) -> dict[str, list[str]]:
+def captured(document, match):
     return {name: [document.text(node) for node in item.nodes] for name, item in match.captures.items()}
 
 
-def one(pattern: str, body: str) -> dict[str, list[str]]:
+def one(pattern, body):
     document, function = upstream(body)
     compiled = parsed(pattern)
     found = compiled.find(function)
@@ -37,7 +37,7 @@ def one(pattern: str, body: str) -> dict[str, list[str]]:
     return captured(document, found[0])
 
 
-def count(pattern: str, body: str) -> int:
+def count(pattern, body):
     _, function = upstream(body)
     compiled = parsed(pattern)
     return len(compiled.find(function))
@@ -52,7 +52,7 @@ LOSS_TAIL = """
 """
 
 
-def test_a_loss_tail_matches_whatever_stands_in_its_holes() -> None:
+def test_a_loss_tail_matches_whatever_stands_in_its_holes():
     found = one(
         LOSS_TAIL,
         """
@@ -102,7 +102,7 @@ def test_a_loss_tail_matches_whatever_stands_in_its_holes() -> None:
         ("logits = self", "self.logits = self"),
     ],
 )
-def test_a_loss_tail_that_differs_does_not_match(change: tuple[str, str]) -> None:
+def test_a_loss_tail_that_differs_does_not_match(change):
     body = (
         "logits = self.lm_head(h)\nloss = None\nif labels is not None:\n"
         "    loss = self.loss_function(logits=logits, labels=labels)\nreturn Output(loss=loss, logits=logits)"
@@ -130,7 +130,7 @@ def test_a_loss_tail_that_differs_does_not_match(change: tuple[str, str]) -> Non
         ("lambda q: {e}", "map(lambda q: q + 1, x)", {"e": ["q + 1"]}),
     ],
 )
-def test_expression_patterns(pattern: str, body: str, found: dict[str, list[str]] | None) -> None:
+def test_expression_patterns(pattern, body, found):
     if found is None:
         assert count(pattern, body) == 2  # -x2 and -1
     else:
@@ -140,33 +140,23 @@ def test_expression_patterns(pattern: str, body: str, found: dict[str, list[str]
 @pytest.mark.parametrize(
     ("pattern", "body"),
     [
-        ("f({a}, {a})", "f(x[0], x[1])"),
-        ("f({a})", "f(*x)"),
-        ("f({a})", "f(a=x)"),
-        ("f({a})", "f(x, b=1)"),
-        ("f({a}, *{rest}, {z})", "f(1)"),
-        ("f(a={a}, a2={a})", "f(a=1, a2=2)"),
-        ("f(1)", "f(True)"),
-        ("f(1)", "f(1.0)"),
-        ("f('1')", "f(b'1')"),
-        ("f(x)", "f('x')"),
-        ("x", "x2 = 1"),
-        ("y", "y = 1\ny += 2\ndel y"),
-        ("f(x)", "g(f'{f(x)}')"),
-        ("f(x)", "y: f(x) = 1"),
+        ("f({a}, {a})", "f(x[0], x[1])"), ("f({a})", "f(*x)"), ("f({a})", "f(a=x)"), ("f({a})", "f(x, b=1)"),
+        ("f({a}, *{rest}, {z})", "f(1)"), ("f(a={a}, a2={a})", "f(a=1, a2=2)"), ("f(1)", "f(True)"),
+        ("f(1)", "f(1.0)"), ("f('1')", "f(b'1')"), ("f(x)", "f('x')"), ("x", "x2 = 1"),
+        ("y", "y = 1\ny += 2\ndel y"), ("f(x)", "g(f'{f(x)}')"), ("f(x)", "y: f(x) = 1"),
     ],
-)
-def test_expressions_that_are_not_the_same_do_not_match(pattern: str, body: str) -> None:
+)  # fmt: skip
+def test_expressions_that_are_not_the_same_do_not_match(pattern, body):
     assert count(pattern, body) == 0
 
 
-def test_a_keyword_that_fails_leaves_no_capture_behind() -> None:
+def test_a_keyword_that_fails_leaves_no_capture_behind():
     assert one("f(**{first}, a=g({x}))", "f(a=g(1), b=2)") == {"first": ["b=2"], "x": ["1"]}
     # Two spread mappings: the pattern's is the second one, and {x} must not stay bound to the first try.
     assert one("f(**g({x}, 2), **{rest})", "f(**g(1, 3), **g(4, 2))") == {"x": ["4"], "rest": ["**g(1, 3)"]}
 
 
-def test_matches_come_in_the_order_of_the_text() -> None:
+def test_matches_come_in_the_order_of_the_text():
     document, function = upstream(
         "a = f(1)\nif x:\n    b = f(2)\n    while y: c = f(3)\nelse:\n    d = f(4)\n"
     )
@@ -202,7 +192,7 @@ else:
 """
 
 
-def test_every_block_is_searched_and_nested_scopes_on_demand() -> None:
+def test_every_block_is_searched_and_nested_scopes_on_demand():
     document, function = upstream(BLOCKS)
     pattern = parsed("go({n})")
 
@@ -214,7 +204,7 @@ def test_every_block_is_searched_and_nested_scopes_on_demand() -> None:
     assert numbers(nested=False) == ["1", "2", "3", "4", "5", "6", "9", "10"]
 
 
-def test_statements_have_to_be_neighbours_of_one_block() -> None:
+def test_statements_have_to_be_neighbours_of_one_block():
     assert count("a()\nb()", "a()\nb()") == 1
     assert count("a()\nb()", "a()\nc()\nb()") == 0
     assert count("a()\nb()", "if x:\n    a()\nb()") == 0
@@ -233,13 +223,13 @@ def test_statements_have_to_be_neighbours_of_one_block() -> None:
         ("g(*{a})\nf(**{a})", "captures a as keywords and as positionals"),
     ],
 )
-def test_what_is_no_pattern_is_an_error(text: str, what: str) -> None:
+def test_what_is_no_pattern_is_an_error(text, what):
     with pytest.raises(PatchError, match=what) as caught:
         parsed(text)
     assert caught.value.where == "here" and caught.value.target == "C.f" and caught.value.fix
 
 
-def test_captures_are_known_before_matching() -> None:
+def test_captures_are_known_before_matching():
     assert parsed(LOSS_TAIL).captures == {
         "hidden": "expression",
         "loss_kwargs": "keywords",
@@ -249,7 +239,7 @@ def test_captures_are_known_before_matching() -> None:
     assert parsed("f({a}.b, *{c})").captures == {"a": "expression", "c": "positionals"}
 
 
-def required(pattern: str, body: str, times: int | None = 1) -> PatchTargetError:
+def required(pattern, body, times=1):
     document, function = upstream(body)
     compiled = parsed(pattern)
     found = compiled.find(function)
@@ -259,7 +249,7 @@ def required(pattern: str, body: str, times: int | None = 1) -> PatchTargetError
     return caught.value
 
 
-def test_another_number_of_matches_is_an_error_with_count_and_lines() -> None:
+def test_another_number_of_matches_is_an_error_with_count_and_lines():
     error = required("f({n})", "f(1)\ng()\nf(2)\n")
     assert "match once in C.f, it matches 2 times (line 2, 4)" in error.what
     assert "matches=2" in error.fix
@@ -268,13 +258,13 @@ def test_another_number_of_matches_is_an_error_with_count_and_lines() -> None:
     assert "match at least once in C.f, it matches 0 times" in required("g({n})", "f(1)\n", times=None).what
 
 
-def test_no_number_of_matches_takes_any() -> None:
+def test_no_number_of_matches_takes_any():
     document, function = upstream("f(1)\ng()\nf(2)\n")
     pattern = parsed("f({n})")
     pattern.require(document, function, pattern.find(function), None)
 
 
-def test_no_match_tells_where_the_resemblance_ends() -> None:
+def test_no_match_tells_where_the_resemblance_ends():
     error = required("a()\nb()\nc()", "x()\na()\nb()\nd()\n")
     assert "0 times; only the first 2 of its 3 statements match, at line 3" in error.what
     error = required("rope({q}, {k})", "y = 1\nrope(q, k, 1)\n")
@@ -283,13 +273,13 @@ def test_no_match_tells_where_the_resemblance_ends() -> None:
     assert required("rope({q})", "y = 1\n").what.endswith("it matches 0 times")
 
 
-def test_matches_that_reach_into_each_other_are_an_error() -> None:
+def test_matches_that_reach_into_each_other_are_an_error():
     assert "overlap" in required("f({n})", "f(f(1))\n", times=2).what
     assert "overlap" in required("f({n})", "f(f(1))\n", times=None).what
     assert "overlap" in required("a()\na()", "a()\na()\na()\n", times=2).what
 
 
-def test_the_span_of_a_match_holds_decorators() -> None:
+def test_the_span_of_a_match_holds_decorators():
     document, function = upstream("x = 1\n@deco\ndef g(): pass\ny = 2\n")
     (match,) = parsed("@deco\ndef g(): pass\ny = {v}").find_statements(function)
     start, end = match.span(document)

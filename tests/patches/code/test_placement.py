@@ -1,20 +1,18 @@
-from __future__ import annotations
-
 import ast
 
 import pytest
 
-from veomni_hook.patches.code.document import Document, FunctionNode
-from veomni_hook.patches.code.edit import Edit, Place, apply_edits, at_start, before
+from veomni_hook.patches.code.document import Document
+from veomni_hook.patches.code.edit import Edit, apply_edits, at_start, before
 
 
-def parsed(text: str) -> tuple[Document, FunctionNode]:
+def parsed(text):
     document = Document(text)
     function = next(n for n in ast.walk(document.tree) if isinstance(n, ast.FunctionDef))
     return document, function
 
 
-def filled(document: Document, place: Place) -> str:
+def filled(document, place):
     edits = [Edit(start, end, text) for start, end, text in place.splits]
     edits.append(Edit(place.start, place.start, place.comment("# c"), marker=True))
     edits.append(Edit(place.start, place.end, place.block(f"{place.indent}go()")))
@@ -33,13 +31,13 @@ def filled(document: Document, place: Place) -> str:
         ("def f():\n  @d\n  def g(): pass\n", "def f():\n  # c\n  go()\n  @d\n  def g(): pass\n"),
     ],
 )
-def test_the_start_of_a_function(text: str, wanted: str) -> None:
+def test_the_start_of_a_function(text, wanted):
     document, function = parsed(text)
     assert filled(document, at_start(document, function)) == wanted
     ast.parse(wanted)
 
 
-def test_before_a_statement_and_its_comments() -> None:
+def test_before_a_statement_and_its_comments():
     document, function = parsed("def f():\n  if a:\n    b\n    # why\n    c\n")
     (branch,) = function.body
     assert isinstance(branch, ast.If)
@@ -49,13 +47,13 @@ def test_before_a_statement_and_its_comments() -> None:
 
 
 @pytest.mark.parametrize("text", ["def f():\n  a; b\n", "def f():\n  if a: b\n"])
-def test_no_place_in_the_middle_of_a_line(text: str) -> None:
+def test_no_place_in_the_middle_of_a_line(text):
     document, function = parsed(text)
     last = function.body[-1]
     assert before(document, function, last.body[0] if isinstance(last, ast.If) else last) is None
 
 
-def test_no_place_before_an_elif() -> None:
+def test_no_place_before_an_elif():
     document, function = parsed("def f():\n  if a:\n    b\n  elif c:\n    d\n")
     (branch,) = function.body
     assert isinstance(branch, ast.If)

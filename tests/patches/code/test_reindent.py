@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import ast
 import textwrap
 
@@ -29,26 +27,26 @@ a,  # less than its bracket
 '''.replace("\treturn_", "    z")
 
 
-def test_strings_do_not_change() -> None:
+def test_strings_do_not_change():
     moved = reindent(CODE.rstrip("\n"), "", "        ")
     before, after = ast.parse(CODE), ast.parse("if 1:\n" + moved)
     assert ast.dump(before.body[0]) == ast.dump(after.body[0].body[0])  # type: ignore[attr-defined]
     assert reindent(moved, "        ", "") == textwrap.dedent(reindent(CODE.rstrip("\n"), "", ""))
 
 
-def test_comments_and_blank_lines_move_along() -> None:
+def test_comments_and_blank_lines_move_along():
     assert reindent("if x:\n# low\n\n    y", "", "  ") == "  if x:\n  # low\n\n      y"
 
 
-def test_first_line_may_hang() -> None:
+def test_first_line_may_hang():
     assert reindent("def f():\n        pass", "    ", "") == "def f():\n    pass"
 
 
-def test_tabs() -> None:
+def test_tabs():
     assert reindent("\tdef f():\n\t\tpass", "\t", "    ") == "    def f():\n    \tpass"
 
 
-def test_carriage_returns_end_lines() -> None:
+def test_carriage_returns_end_lines():
     assert reindent("if x:\r\n    y\r\n    z", "", " ") == " if x:\n     y\n     z"
 
 
@@ -62,12 +60,12 @@ def test_carriage_returns_end_lines() -> None:
         ("x = 'a\\\nb'", {2}),
     ],
 )
-def test_lines_inside_strings(text: str, expected: set[int]) -> None:
+def test_lines_inside_strings(text, expected):
     assert string_lines(text) == expected
 
 
 @given(st.text(alphabet="ab \t#'é\\", max_size=30), st.sampled_from(["", "    ", "\t"]))
-def test_literal_keeps_its_value(content: str, indent: str) -> None:
+def test_literal_keeps_its_value(content, indent):
     literal = '"""' + content.replace("\\", "\\\\") + "\n " + '"""'
     moved = reindent(f"x = {literal}", "", indent)
     assert ast.literal_eval(moved.strip().removeprefix("x = ")) == ast.literal_eval(literal)

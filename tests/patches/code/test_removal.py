@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import ast
 
 import pytest
@@ -13,7 +11,7 @@ gaps = st.sampled_from(["", " ", "\n", "\n    ", "  # c,\n", "\n# own line\n  "]
 
 
 @st.composite
-def lists(draw: st.DrawFn) -> tuple[str, int]:
+def lists(draw):
     count = draw(st.integers(1, 5))
     pieces = [f"{draw(gaps)}'{n}'{draw(gaps)}" for n in range(count)]
     last = draw(st.sampled_from([",", ""] if count > 1 else [","]))
@@ -21,9 +19,7 @@ def lists(draw: st.DrawFn) -> tuple[str, int]:
 
 
 @given(lists(), st.sampled_from("[("), st.data())
-def test_what_is_left_is_what_was_not_dropped(
-    made: tuple[str, int], bracket: str, data: st.DataObject
-) -> None:
+def test_what_is_left_is_what_was_not_dropped(made, bracket, data):
     text, count = made
     source = f"x = {bracket}{text}{')' if bracket == '(' else ']'}\n"
     document = Document(source)
@@ -50,13 +46,13 @@ def test_what_is_left_is_what_was_not_dropped(
         ("x = 1\ny = 2", 1, True, "x = 1"),
     ],
 )
-def test_removal(source: str, number: int, attached: bool, expected: str) -> None:
+def test_removal(source, number, attached, expected):
     document = Document(source)
     edit = remove_statement(document, document.tree.body[number], needed=False, attached=attached)
     assert apply_edits(source, [edit]) == expected
 
 
-def test_a_needed_statement_becomes_pass() -> None:
+def test_a_needed_statement_becomes_pass():
     document = Document("if 1:\n    x = (\n        1)  # c\n")
     edit = remove_statement(document, document.tree.body[0].body[0], needed=True)  # type: ignore[attr-defined]
     assert apply_edits(document.source, [edit]) == "if 1:\n    pass  # c\n"

@@ -1,12 +1,10 @@
-from __future__ import annotations
-
 import pytest
 
 from veomni_hook.patches.code.document import Document, FunctionNode
 from veomni_hook.patches.code.renames import Rename, renamed_parameters, renames
 
 
-def of(decorator: str, parameters: str) -> dict[str, Rename]:
+def of(decorator, parameters):
     document = Document(f"@{decorator}\ndef f({parameters}): ...\n")
     (definition,) = document.find("f")
     assert isinstance(definition.node, FunctionNode)
@@ -25,11 +23,11 @@ def of(decorator: str, parameters: str) -> dict[str, Rename]:
         'other("past", "5.40.0", "cache", hint="use it", notify=True)',
     ],
 )
-def test_the_function_has_the_new_name(decorator: str) -> None:
+def test_the_function_has_the_new_name(decorator):
     assert of(decorator, "self, cache=None") == {"past": Rename("cache", "5.40.0")}
 
 
-def test_a_new_name_in_keywords_comes_second() -> None:
+def test_a_new_name_in_keywords_comes_second():
     decorator = 'deprecate_kwarg("past", "6.0.0", new_name="cache")'
     both = of(decorator, "past=None, cache=None")
     assert of(decorator, "**kwargs") == both == {"past": Rename("cache", "6.0.0")}
@@ -45,5 +43,5 @@ def test_a_new_name_in_keywords_comes_second() -> None:
         'auto_docstring("cache", custom_intro="past", checkpoint="a/b-1.2")',
     ],
 )
-def test_other_decorators_rename_nothing(decorator: str) -> None:
+def test_other_decorators_rename_nothing(decorator):
     assert of(decorator, "cache=None") == {}

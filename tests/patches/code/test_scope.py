@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import ast
 
 import pytest
@@ -51,30 +49,30 @@ LOCALS = set("a b c d e p s v w x y z aa2 bb cc ff hh jj kk ll mm pp tt wx xx ab
 INNER = set("nn qq rr ss uu vv zz".split())
 
 
-def test_parameters() -> None:
+def test_parameters():
     assert [parameter.arg for parameter in parameters(FUNCTION)] == list("abcde")
     assert parameter_names(FUNCTION) == set("abcde")
 
 
-def test_locals_are_those_of_the_functions_own_scope() -> None:
+def test_locals_are_those_of_the_functions_own_scope():
     assert local_names(FUNCTION) == LOCALS
 
 
-def test_bound_names_are_those_of_every_scope() -> None:
+def test_bound_names_are_those_of_every_scope():
     assert bound_names([FUNCTION]) == LOCALS | INNER | {"f", "g"}
 
 
-def test_used_names_are_bound_or_read_but_no_attributes_and_keywords() -> None:
+def test_used_names_are_bound_or_read_but_no_attributes_and_keywords():
     read = set("d0 d1 aa T dd ee gg ii oo ww yy ac ae ag ai".split())
     assert used_names([FUNCTION]) == LOCALS | INNER | {"f", "g"} | read
 
 
-def test_own_names_are_bound_where_the_statements_stand() -> None:
+def test_own_names_are_bound_where_the_statements_stand():
     tree = ast.parse("x = [y for y in x]\nz = lambda a: (b := a)\n[(c := d) for d in x]\ndef f(e): g = 1\n")
     assert own_names(tree.body) == set("xzcf")
 
 
-def test_nested_names_are_bound_in_scopes_inside() -> None:
+def test_nested_names_are_bound_in_scopes_inside():
     tree = ast.parse("x = 1\n[y for y in x]\nlambda z, *w: z\ndef f(a=b):\n    c = 1\nclass D:\n    e = 1\n")
     assert nested_names(tree) == set("yzwace")
 
@@ -111,11 +109,11 @@ def test_nested_names_are_bound_in_scopes_inside() -> None:
         ("try:\n    pass\nexcept X as e:\n    raise X", [3, 4]),
     ],
 )
-def test_uses(source: str, lines: list[int]) -> None:
+def test_uses(source, lines):
     assert [use.node.lineno for use in global_uses(ast.parse(source), ["X"])] == lines
 
 
-def test_bindings() -> None:
+def test_bindings():
     source = """
 import a.b, c as d
 from e import f as g
@@ -135,6 +133,6 @@ def q():
     assert global_bindings(ast.parse(source)) == set("adghiklmnpqr")
 
 
-def test_star_imports() -> None:
+def test_star_imports():
     assert has_star_import(ast.parse("if 1:\n    from a import *"))
     assert not has_star_import(ast.parse("from a import b"))

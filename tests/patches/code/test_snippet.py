@@ -11,12 +11,12 @@ from veomni_hook.errors import ReplacementError
 from veomni_hook.patches.code.snippet import function_body, read_snippet
 
 
-def read(replacement: Any, **options: Any) -> str:
+def read(replacement, **options):
     snippet = read_snippet(replacement, where="here", target="T", **options)
     return f"{snippet.comments}\n{snippet.document.source}"
 
 
-def test_comments_decorators_and_strings_are_kept(load: Any) -> None:
+def test_comments_decorators_and_strings_are_kept(load):
     module = load(
         '''
         import functools
@@ -58,7 +58,7 @@ def test_comments_decorators_and_strings_are_kept(load: Any) -> None:
     )
 
 
-def test_every_verb_is_stripped(load: Any) -> None:
+def test_every_verb_is_stripped(load):
     module = load(
         """
         gpu = config
@@ -76,7 +76,7 @@ def test_every_verb_is_stripped(load: Any) -> None:
     assert read(module.f) == "\ndef f(): pass"
 
 
-def test_classes_nested_and_redefined(load: Any) -> None:
+def test_classes_nested_and_redefined(load):
     module = load(
         """
         def make():
@@ -95,7 +95,7 @@ def test_classes_nested_and_redefined(load: Any) -> None:
     assert read(module.Twice) == "\nclass Twice:\n    x = 2"
 
 
-def test_wrappers_are_seen_through(load: Any) -> None:
+def test_wrappers_are_seen_through(load):
     module = load(
         """
         import functools
@@ -119,7 +119,7 @@ def test_wrappers_are_seen_through(load: Any) -> None:
     assert read(module.cached) == "\n@functools.lru_cache\ndef cached(): pass"
 
 
-def test_name_map_reaches_code_strings_and_comments(load: Any) -> None:
+def test_name_map_reaches_code_strings_and_comments(load):
     module = load(
         '''
         # Qwen3MLP
@@ -132,7 +132,7 @@ def test_name_map_reaches_code_strings_and_comments(load: Any) -> None:
     assert read(module.Qwen3MLP, name_map={"Qwen3": "Qwen3Moe"}) == expected
 
 
-def test_renaming(load: Any) -> None:
+def test_renaming(load):
     module = load(
         """
         import functools
@@ -153,14 +153,14 @@ def test_renaming(load: Any) -> None:
 
 
 @pytest.mark.parametrize("given", [len, functools.partial(print), 3, lambda: 1, None])
-def test_what_has_no_definition_is_refused(given: Any) -> None:
+def test_what_has_no_definition_is_refused(given):
     with pytest.raises(ReplacementError) as caught:
         read(given)
     assert (caught.value.where, caught.value.target) == ("here", "T")
     assert caught.value.fix
 
 
-def test_code_from_no_file_is_refused() -> None:
+def test_code_from_no_file_is_refused():
     namespace: dict[str, Any] = {}
     exec("def f(): pass\nclass C: pass", namespace)
     for name in "fC":
@@ -168,7 +168,7 @@ def test_code_from_no_file_is_refused() -> None:
             read(namespace[name])
 
 
-def test_file_changed_under_a_running_process_is_refused(load: Any) -> None:
+def test_file_changed_under_a_running_process_is_refused(load):
     module = load("def f():\n    return 1\n")
     Path(module.__file__).write_text("\n\n\n# moved away\ndef f():\n    return 2\n")
     with pytest.raises(ReplacementError, match="does not define it where Python says"):
@@ -189,10 +189,10 @@ def test_file_changed_under_a_running_process_is_refused(load: Any) -> None:
         ('def f():\n    return """\n  a"""', ((), 'return """\n  a"""')),
     ],
 )
-def test_bodies(load: Any, code: str, expected: Any) -> None:
+def test_bodies(load, code, expected):
     assert function_body(load(code).f) == expected
 
 
-def test_a_class_has_no_body_to_insert(load: Any) -> None:
+def test_a_class_has_no_body_to_insert(load):
     with pytest.raises(ReplacementError, match="class"):
         function_body(load("class C: pass").C, where="here")

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import ast
 import textwrap
 
@@ -8,17 +6,17 @@ import pytest
 from veomni_hook.patches.code.statement_runs import Run, at_hand, called, put_together, simple_target
 
 
-def statements(text: str) -> list[ast.stmt]:
+def statements(text):
     return ast.parse(textwrap.dedent(text)).body
 
 
-def part(text: str, code: list[ast.stmt]) -> ast.expr:
+def part(text, code):
     """The expression of ``code`` that is written as ``text``."""
     nodes = (node for each in code for node in ast.walk(each) if isinstance(node, ast.expr))
     return next(node for node in nodes if ast.unparse(node) == text)
 
 
-def together(text: str, taken: str = "", **operands: str) -> str | None:
+def together(text, taken="", **operands):
     code = statements(text)
     if not taken:
         made = put_together(code)
@@ -40,21 +38,12 @@ def test_a_name_means_what_it_did_when_it_was_read():
 @pytest.mark.parametrize(
     "text",
     [
-        "a = f(x)\ng(a, a)",
-        "a = f(x)\ng(x)",
-        "a = f(x)\nb = h(x)\ng(b, a)",
-        "a = x + y\nb = f(x)\ng(a * a, b)",
-        "a = f(x)\ng(a) if x else x",
-        "a = f(x)\nx and a",
-        "a = f(x)\n[a for _ in y]",
-        "a = f(x)\n(lambda: a)()",
-        "a, b = f(x)\ng(a)",
-        "a.b = f(x)\ng(a)",
-        "a = (b := f(x))\ng(a)",
-        "a += f(x)\ng(a)",
-        "a = f(x)\npass",
+        "a = f(x)\ng(a, a)", "a = f(x)\ng(x)", "a = f(x)\nb = h(x)\ng(b, a)",
+        "a = x + y\nb = f(x)\ng(a * a, b)", "a = f(x)\ng(a) if x else x", "a = f(x)\nx and a",
+        "a = f(x)\n[a for _ in y]", "a = f(x)\n(lambda: a)()", "a, b = f(x)\ng(a)", "a.b = f(x)\ng(a)",
+        "a = (b := f(x))\ng(a)", "a += f(x)\ng(a)", "a = f(x)\npass",
     ],
-)
+)  # fmt: skip
 def test_what_would_be_computed_twice_or_never_or_in_another_order(text):
     assert together(text) is None
 
@@ -82,16 +71,10 @@ def test_a_call_between_that_would_move():
 @pytest.mark.parametrize(
     ("text", "name"),
     [
-        ("x", "x"),
-        ("self.gate(x)", "x"),
-        ("self.gate(x).to(torch.float32)", "x"),
-        ("x.float()", "x"),
-        ("self.scale * f(x)", "x"),
-        ("x[..., 0]", "x"),
-        ("parts[0]", None),
-        ("self.weight", None),
+        ("x", "x"), ("self.gate(x)", "x"), ("self.gate(x).to(torch.float32)", "x"), ("x.float()", "x"),
+        ("self.scale * f(x)", "x"), ("x[..., 0]", "x"), ("parts[0]", None), ("self.weight", None),
     ],
-)
+)  # fmt: skip
 def test_at_hand(text, name):
     assert at_hand(ast.parse(text, mode="eval").body) == name
 
@@ -106,15 +89,10 @@ def test_called():
 @pytest.mark.parametrize(
     ("text", "name"),
     [
-        ("a = b", "a"),
-        ("a: int = b", "a"),
-        ("a: int", None),
-        ("a = b = c", None),
-        ("a, b = c", None),
-        ("a += b", None),
-        ("a = (b := c)", None),
+        ("a = b", "a"), ("a: int = b", "a"), ("a: int", None), ("a = b = c", None), ("a, b = c", None),
+        ("a += b", None), ("a = (b := c)", None),
     ],
-)
+)  # fmt: skip
 def test_simple_target(text, name):
     assert simple_target(statements(text)[0]) == name
 

@@ -1,16 +1,8 @@
-from __future__ import annotations
-
 import ast
 
 import pytest
 
-from veomni_hook.patches.code.tree import (
-    binding,
-    blocks,
-    initialised,
-    module_statements,
-    statements_of_init,
-)
+from veomni_hook.patches.code.tree import binding, blocks, initialised, module_statements, statements_of_init
 
 SOURCE = """\
 import a
@@ -35,14 +27,14 @@ class A:
 """
 
 
-def test_module_statements_stay_out_of_functions_and_classes() -> None:
+def test_module_statements_stay_out_of_functions_and_classes():
     found = [
         ast.unparse(s) for s in module_statements(ast.parse(SOURCE)) if isinstance(s, ast.Assign | ast.Import)
     ]
     assert sorted(found) == ["b = 1", "b = 2", "c = 1", "d = 1", "e = 1", "import a", "import b"]
 
 
-def test_blocks_hold_every_statement_once() -> None:
+def test_blocks_hold_every_statement_once():
     tree = ast.parse(SOURCE)
     seen = [id(statement) for block in blocks(tree) for statement in block]
     assert len(seen) == len(set(seen))
@@ -67,7 +59,7 @@ def forward(self, x, flag):
     ("nested", "texts"),
     [(False, ["a = self.f(x)", "a = x", "b = a"]), (True, ["a = self.f(x)", "return 1", "a = x", "b = a"])],
 )
-def test_blocks_of_a_function(nested: bool, texts: list[str]) -> None:
+def test_blocks_of_a_function(nested, texts):
     (function,) = ast.parse(FUNCTION).body
     first, *inner = blocks(function, nested=nested)
     assert len(first) == 4 and sorted(ast.unparse(block[0]) for block in inner) == sorted(texts)  # type: ignore[type-var]
@@ -76,16 +68,10 @@ def test_blocks_of_a_function(nested: bool, texts: list[str]) -> None:
 @pytest.mark.parametrize(
     ("text", "name", "value"),
     [
-        ("a = f(x)", "a", "f(x)"),
-        ("a: int = 1", "a", "1"),
-        ("a: int", "", None),
-        ("a = b = 1", "", None),
-        ("a, b = c", "", None),
-        ("a.b = c", "", None),
-        ("a += 1", "", None),
-        ("f(a)", "", None),
+        ("a = f(x)", "a", "f(x)"), ("a: int = 1", "a", "1"), ("a: int", "", None), ("a = b = 1", "", None),
+        ("a, b = c", "", None), ("a.b = c", "", None), ("a += 1", "", None), ("f(a)", "", None),
     ],
-)
+)  # fmt: skip
 def test_binding(text, name, value):
     found, node = binding(ast.parse(text).body[0])
     assert found == name and (node is None if value is None else ast.unparse(node) == value)
@@ -106,18 +92,18 @@ class A:
 """
 
 
-def owner() -> ast.ClassDef:
+def owner():
     (node,) = ast.parse(TEXT).body
     assert isinstance(node, ast.ClassDef)
     return node
 
 
-def test_only_plain_assignments_of_init_to_self() -> None:
+def test_only_plain_assignments_of_init_to_self():
     found = {name: ast.unparse(value) for name, value in initialised(owner())}
     assert found == {"a": "n", "f": "Linear(n)", "g": "Linear(n)"}
 
 
-def test_locals_that_are_bound_once_and_methods_that_init_calls() -> None:
+def test_locals_that_are_bound_once_and_methods_that_init_calls():
     (node,) = ast.parse(
         "class A:\n"
         "    def __init__(self, n, wide):\n"
@@ -138,7 +124,7 @@ def test_locals_that_are_bound_once_and_methods_that_init_calls() -> None:
     assert found == {"a": "Linear(n)", "b": "wide", "d": "Linear(3)"}
 
 
-def test_a_class_without_init() -> None:
+def test_a_class_without_init():
     (node,) = ast.parse("class A: pass").body
     assert isinstance(node, ast.ClassDef)
     assert list(initialised(node)) == list(statements_of_init(node)) == []

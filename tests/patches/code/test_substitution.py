@@ -1,16 +1,14 @@
-from __future__ import annotations
-
 import ast
 
 from veomni_hook.patches.code.comparison import means
 from veomni_hook.patches.code.tree import substituted, swapped
 
 
-def expression(text: str) -> ast.expr:
+def expression(text):
     return ast.parse(text, mode="eval").body
 
 
-def test_swapped_copies_and_leaves_the_tree_alone() -> None:
+def test_swapped_copies_and_leaves_the_tree_alone():
     tree = ast.parse("f(a, b)\ng()")
     call = tree.body[0].value
     assert isinstance(call, ast.Call)
@@ -20,14 +18,14 @@ def test_swapped_copies_and_leaves_the_tree_alone() -> None:
     assert means("f(b)\nx ; y", new) and not means("f(b)", new) and not means("f(", new)
 
 
-def test_one_part_of_an_expression() -> None:
+def test_one_part_of_an_expression():
     whole = expression("f(x).to(y)")
     part = next(node for node in ast.walk(whole) if ast.unparse(node) == "f(x)")
     new = swapped(whole, {id(part): (ast.Name("w", ast.Load()),)})
     assert (ast.unparse(new), ast.unparse(whole)) == ("w.to(y)", "f(x).to(y)")
 
 
-def test_names_stand_for_expressions() -> None:
+def test_names_stand_for_expressions():
     node = expression("a + b.a[a]")
     assert substituted(node, {"c": expression("1")}) is node
     assert ast.unparse(substituted(node, {"a": expression("x.y")})) == "x.y + b.a[x.y]"

@@ -1,7 +1,5 @@
 """Templates: holes, choices between statements, and the difference that is reported."""
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 from pathlib import Path
@@ -12,7 +10,7 @@ from veomni_hook.patches.code.template import Found, Mismatch, Template, branche
 from veomni_hook.patches.graph import Scope
 
 
-def found(template: str, code: str, **names: str) -> Found | Mismatch:
+def found(template, code, **names):
     return Template(template).find([ast.parse(code).body], **names)
 
 
@@ -38,7 +36,7 @@ def found(template: str, code: str, **names: str) -> Found | Mismatch:
         ("if TEST: ...", "if a > 1:\n    b()\n    c()", {"TEST": "a > 1"}),
     ],
 )  # fmt: skip
-def test_what_holes_stand_for(template: str, code: str, expected: dict[str, str]) -> None:
+def test_what_holes_stand_for(template, code, expected):
     result = found(template, code)
     assert isinstance(result, Found), result
     assert {hole: result[hole] for hole in expected} == expected
@@ -61,11 +59,11 @@ def test_what_holes_stand_for(template: str, code: str, expected: dict[str, str]
         ("if either:\n    Y = 1\nelse:\n    Y = 2", "a = 3"),
     ],
 )
-def test_what_is_not_matched(template: str, code: str) -> None:
+def test_what_is_not_matched(template, code):
     assert isinstance(found(template, code), Mismatch)
 
 
-def test_functions_of_torch_have_any_name_that_a_module_gives_them() -> None:
+def test_functions_of_torch_have_any_name_that_a_module_gives_them():
     template = Template("Y = torch.cat(X, dim=1)")
     scope = Scope(ast.parse("import torch\nfrom torch import cat as joined\ndef cat(): ..."))
     for text in ("torch.cat", "joined"):
@@ -74,14 +72,14 @@ def test_functions_of_torch_have_any_name_that_a_module_gives_them() -> None:
     assert isinstance(template.find([ast.parse("a = cat(b, dim=1)").body], scope.dotted), Mismatch)
 
 
-def test_a_hole_for_names_alone() -> None:
+def test_a_hole_for_names_alone():
     template = Template("Y = f(X)", names="X")
     assert isinstance(template.find([ast.parse("a = f(b)").body]), Found)
     assert isinstance(template.find([ast.parse("a = f(b.c)").body]), Mismatch)
 
 
 @pytest.mark.parametrize("family", ["qwen3_5", "gemma3n", "deepseek_v3", "qwen2_5_omni"])
-def test_upstreams_code_is_a_template_of_itself(family: str) -> None:
+def test_upstreams_code_is_a_template_of_itself(family):
     spec = importlib.util.find_spec("transformers")
     assert spec is not None and spec.origin is not None
     file = Path(spec.origin).parent / "models" / family / f"modeling_{family}.py"
@@ -100,7 +98,7 @@ def test_upstreams_code_is_a_template_of_itself(family: str) -> None:
             assert isinstance(template.find([swapped]), Mismatch)
 
 
-def test_a_parameter_is_known_before_it_is_assigned_again() -> None:
+def test_a_parameter_is_known_before_it_is_assigned_again():
     template = "Y = f(X)\nX = cast(X)"
     assert isinstance(found(template, "a = f(b)\nb = cast(b)"), Mismatch)
     result = found(template, "a = f(b)\nb = cast(b)", X="b")
@@ -108,7 +106,7 @@ def test_a_parameter_is_known_before_it_is_assigned_again() -> None:
     assert isinstance(found(template, "a = f(c)\nc = cast(c)", X="b"), Mismatch)
 
 
-def test_the_difference_is_the_furthest_statement_after_one_that_matched() -> None:
+def test_the_difference_is_the_furthest_statement_after_one_that_matched():
     template = "Y = f(X)\nfor I in Y:\n    if maybe:\n        skip(I)\n    use(I, X)\nreturn Y"
     code = "a = f(b)\nc = f(b)\nfor i in c:\n    skip(i)\n    use(i, c)\nreturn c"
     result = found(template, code)
@@ -118,7 +116,7 @@ def test_the_difference_is_the_furthest_statement_after_one_that_matched() -> No
     assert str(found("Y = 1", "a = 1\nb()")) == "b() in place of the end"
 
 
-def test_one_statement_and_one_expression() -> None:
+def test_one_statement_and_one_expression():
     loop = ast.parse("for a in b:\n    c(a * 2)").body[0]
     template = Template("for I in ROWS: ...")
     assert (result := template.match(loop)) is not None and result.first is loop
@@ -126,7 +124,7 @@ def test_one_statement_and_one_expression() -> None:
     assert [one["X"] for node in ast.walk(loop) if (one := product.match(node))] == ["a"]
 
 
-def test_blocks_that_run_at_most_once() -> None:
+def test_blocks_that_run_at_most_once():
     code = "a()\nif b:\n    c()\n    if d:\n        e()\nelse:\n    for f in g:\n        h()"
     texts = [
         [ast.unparse(each).splitlines()[0] for each in block] for block in branches(ast.parse(code).body)

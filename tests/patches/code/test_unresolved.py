@@ -1,7 +1,5 @@
 """Undefined global names of a module; the result must be exact, because they raise an error."""
 
-from __future__ import annotations
-
 import ast
 import textwrap
 
@@ -10,7 +8,7 @@ import pytest
 from veomni_hook.patches.code.scope import provided_names, unresolved_names, unresolved_uses
 
 
-def missing(code: str) -> set[str]:
+def missing(code):
     text = textwrap.dedent(code)
     return unresolved_names(text, ast.parse(text))
 
@@ -46,7 +44,7 @@ def missing(code: str) -> set[str]:
         "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from a import nothing\ndef f(): return nothing",
     ],
 )
-def test_what_nothing_provides(code: str) -> None:
+def test_what_nothing_provides(code):
     assert missing(code) == {"nothing"}
     text = textwrap.dedent(code)
     assert [use.name for use in unresolved_uses(ast.parse(text), {"nothing"})][:1] in (["nothing"], [])
@@ -92,20 +90,20 @@ def test_what_nothing_provides(code: str) -> None:
         "import typing\nif typing.TYPE_CHECKING:\n    import x\nelse:\n    x = None\ndef f(): return x",
     ],
 )
-def test_what_is_provided_or_cannot_be_told(code: str) -> None:
+def test_what_is_provided_or_cannot_be_told(code):
     assert missing(code) == set()
 
 
-def test_a_private_name_in_a_class_is_another_one() -> None:
+def test_a_private_name_in_a_class_is_another_one():
     assert missing("def __help(): pass\nclass A:\n    def f(self): return __help()") == {"_A__help"}
 
 
-def test_a_local_variable_elsewhere_does_not_hide_nor_reveal() -> None:
+def test_a_local_variable_elsewhere_does_not_hide_nor_reveal():
     code = "def f():\n    tmp = 1\n    return tmp\ndef g(): return tmp\n"
     (use,) = unresolved_uses(ast.parse(code), {"tmp"})
     assert (use.name, use.node.lineno) == ("tmp", 4)
 
 
-def test_names_that_a_module_provides() -> None:
+def test_names_that_a_module_provides():
     text = "import a.b\nfrom c import d as e\nX = 1\nclass Y: z = 1\ndef f():\n    global made\n    made = inner = 1\n"
     assert provided_names(text, ast.parse(text)) == {"a", "e", "X", "Y", "f", "made"}

@@ -1,7 +1,5 @@
 """Wrapping changes the layout of long lines and nothing else."""
 
-from __future__ import annotations
-
 import ast
 import textwrap
 
@@ -50,12 +48,12 @@ CASES = [
 ]
 
 
-def tree(text: str) -> str:
+def tree(text):
     return ast.dump(ast.parse(f"if 1:\n{text}" if text[0].isspace() else text))
 
 
 @pytest.mark.parametrize(("text", "wanted"), CASES)
-def test_long_lines_are_broken_in_their_brackets(text: str, wanted: str) -> None:
+def test_long_lines_are_broken_in_their_brackets(text, wanted):
     assert wrapped(text) == wanted
     assert wrapped(wanted) == wanted and max(map(len, wanted.split("\n"))) <= WIDTH < len(text.split("\n")[0])
     assert tree(wanted) == tree(text)
@@ -63,7 +61,7 @@ def test_long_lines_are_broken_in_their_brackets(text: str, wanted: str) -> None
 
 @pytest.mark.parametrize("indent", ["        ", "\t\t"])
 @pytest.mark.parametrize(("text", "wanted"), CASES[:-1])
-def test_indentation_goes_on(text: str, wanted: str, indent: str) -> None:
+def test_indentation_goes_on(text, wanted, indent):
     if indent[0] == "\t":
         text, wanted = text.replace("    ", "\t"), wanted.replace("    ", "\t")
     made = wrapped(textwrap.indent(text, indent), WIDTH + len(indent))
@@ -80,24 +78,24 @@ def test_indentation_goes_on(text: str, wanted: str, indent: str) -> None:
         f"value = function('''{'x' * 130}\n''', one, two)",
     ],
 )
-def test_what_cannot_be_broken_stays(text: str) -> None:
+def test_what_cannot_be_broken_stays(text):
     assert wrapped(text) == text
 
 
-def test_other_lines_stay_as_they_are() -> None:
+def test_other_lines_stay_as_they_are():
     text = f"a  =  f( 1,2 )\nfirst = kernel({NAMES})\n\nb  =  [ 1 ]  # odd\n"
     made = wrapped(text)
     assert made.startswith("a  =  f( 1,2 )\nfirst = kernel(\n") and made.endswith(")\n\nb  =  [ 1 ]  # odd\n")
 
 
-def test_strings_keep_their_blanks_and_brackets() -> None:
+def test_strings_keep_their_blanks_and_brackets():
     text = f'value = function(f\'{{one  }} ) {{two}}\', \'( , \', """a,  b""", {NAMES})'
     made = wrapped(text)
     assert '    f\'{one  } ) {two}\',\n    \'( , \',\n    """a,  b""",\n' in made
     assert ast.dump(ast.parse(made)) == ast.dump(ast.parse(text))
 
 
-def test_a_header_may_be_without_its_block() -> None:
+def test_a_header_may_be_without_its_block():
     text = f"    if kernel({NAMES}):\n        answer()\n    else:"
     assert wrapped(text) == text.replace(
         f"kernel({NAMES})", "kernel(\n" + "".join(f"        {n},\n" for n in NAMES.split(", ")) + "    )"
@@ -106,23 +104,15 @@ def test_a_header_may_be_without_its_block() -> None:
 
 _ATOMS = ["a", "self.weight", "'text, (with'", "f'{a}, '", "1.5", "x[0]", "(lambda u, v: (u, v))"]
 _FORMS = [
-    "function({0}, {1}, {2})",
-    "function({0})({1}, *{2})",
-    "function(lambda u, v: {0}, key={1}, **{2})",
-    "({0},)",
-    "[{0}, {1}]",
-    "x[{0}, {1}:{2}]",
-    "(name := {0})",
-    "({0} if {1} else {2})",
-    "({0} and not {1} or {2})",
-    "[({0}, {1}) for one, two in {2} if one]",
-    "function({0} for one, two in {1})",
-    "{{'key': {0}, **{1}}}",
-]
+    "function({0}, {1}, {2})", "function({0})({1}, *{2})", "function(lambda u, v: {0}, key={1}, **{2})",
+    "({0},)", "[{0}, {1}]", "x[{0}, {1}:{2}]", "(name := {0})", "({0} if {1} else {2})",
+    "({0} and not {1} or {2})", "[({0}, {1}) for one, two in {2} if one]",
+    "function({0} for one, two in {1})", "{{'key': {0}, **{1}}}",
+]  # fmt: skip
 
 
 @st.composite
-def expressions(draw: st.DrawFn, depth: int = 4) -> str:
+def expressions(draw, depth=4):
     if not depth or draw(st.integers(0, 3)) == 0:
         return draw(st.sampled_from(_ATOMS))
     parts = [draw(expressions(depth - 1)) for _ in range(3)]
@@ -131,7 +121,7 @@ def expressions(draw: st.DrawFn, depth: int = 4) -> str:
 
 @pytest.mark.slow
 @given(expressions(), st.integers(20, 100), st.sampled_from(["", "    ", "\t"]))
-def test_the_tree_stays(expression: str, width: int, indent: str) -> None:
+def test_the_tree_stays(expression, width, indent):
     text = f"{indent}first, second = {expression}\n{indent}return_ = 1"
     made = wrapped(text, width)
     assert tree(made) == tree(text) and wrapped(made, width) == made

@@ -7,28 +7,16 @@ import copy
 from collections.abc import Iterator
 
 _OPERATORS = {
-    ast.Add: (ast.Sub, ast.Mult),
-    ast.Sub: (ast.Add,),
-    ast.Mult: (ast.Add, ast.Div),
-    ast.Div: (ast.Mult,),
-}
+    ast.Add: (ast.Sub, ast.Mult), ast.Sub: (ast.Add,), ast.Mult: (ast.Add, ast.Div), ast.Div: (ast.Mult,),
+}  # fmt: skip
 _COMPARISONS = {
-    ast.Eq: ast.NotEq,
-    ast.NotEq: ast.Eq,
-    ast.Lt: ast.LtE,
-    ast.Gt: ast.GtE,
-    ast.Is: ast.IsNot,
+    ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.Lt: ast.LtE, ast.Gt: ast.GtE, ast.Is: ast.IsNot,
     ast.IsNot: ast.Is,
-}
+}  # fmt: skip
 _OTHER_NAMES = {
-    "float32": "float16",
-    "float": "half",
-    "rsqrt": "sqrt",
-    "mean": "sum",
-    "cat": "stack",
-    "silu": "gelu",
+    "float32": "float16", "float": "half", "rsqrt": "sqrt", "mean": "sum", "cat": "stack", "silu": "gelu",
     "pow": "mul",
-}
+}  # fmt: skip
 
 
 def mutants(function: ast.FunctionDef) -> Iterator[ast.FunctionDef]:

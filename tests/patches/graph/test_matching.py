@@ -1,7 +1,5 @@
 """Formulas with holes, matched against forms."""
 
-from __future__ import annotations
-
 import ast
 
 import pytest
@@ -36,7 +34,7 @@ RULES = {"x": ARGUMENT, "w": ATTRIBUTE, "eps": NUMBER}
         ("return self.gain * (h.float() + 1).to(h.dtype)", "1.0"),
     ],
 )
-def test_holes_are_bound(body: str, eps: str) -> None:
+def test_holes_are_bound(body, eps):
     found = match(SCALED, forward(body), RULES)
     assert isinstance(found, Match), found
     assert {name: source(node) for name, node in found.bindings.items()} == {
@@ -60,7 +58,7 @@ def test_holes_are_bound(body: str, eps: str) -> None:
         ("return self.gain * (h.float() + self.eps).to(k.dtype)", "expected h"),
     ],
 )
-def test_the_first_difference_in_words(body: str, words: str) -> None:
+def test_the_first_difference_in_words(body, words):
     found = match(SCALED, forward(body, "h, k"), RULES)
     assert isinstance(found, Difference)
     assert words in found.text
@@ -68,7 +66,7 @@ def test_the_first_difference_in_words(body: str, words: str) -> None:
     assert 0 <= found.depth < 1
 
 
-def test_nearer_is_deeper() -> None:
+def test_nearer_is_deeper():
     near = match(SCALED, forward("return self.gain * (h.float() + k).to(h.dtype)", "h, k"), RULES)
     far = match(SCALED, forward("return h - 1"), RULES)
     assert isinstance(near, Difference)
@@ -76,7 +74,7 @@ def test_nearer_is_deeper() -> None:
     assert near.depth > far.depth
 
 
-def test_both_orders_are_tried_together() -> None:
+def test_both_orders_are_tried_together():
     # The first product matches in either order; only one of them leaves `b` for the second.
     pattern = form("def f(a, b):\n    return (a * b) - b\n")
     found = match(pattern, form("def f(p, q):\n    return (q * p) - p\n"))
@@ -85,13 +83,13 @@ def test_both_orders_are_tried_together() -> None:
     assert isinstance(match(pattern, form("def f(p, q, r):\n    return (q * p) - r\n")), Difference)
 
 
-def test_a_hole_that_occurs_twice_is_one_value() -> None:
+def test_a_hole_that_occurs_twice_is_one_value():
     pattern = form("def f(a, b):\n    return a - a.float() * b\n")
     assert isinstance(match(pattern, form("def f(p, q):\n    return p - p.float() * q\n")), Match)
     assert isinstance(match(pattern, form("def f(p, q):\n    return p - q.float() * q\n")), Difference)
 
 
-def test_effects_have_to_match() -> None:
+def test_effects_have_to_match():
     pattern = form("def f(x):\n    return x * 2\n")
     assert isinstance(match(pattern, form("def f(x, log):\n    log(x)\n    return x * 2\n")), Difference)
     assert isinstance(match(pattern.result, form("def f(x, log):\n    log(x)\n    return x * 2\n")), Match)
@@ -111,7 +109,7 @@ GATED = form("def f(gate, up, act):\n    return act(gate) * up\n")
         ("return self.down(torch.mul(ACT2FN[self.kind](self.gate(h)), self.up(h)))", "ACT2FN[self.kind]"),
     ],
 )
-def test_a_formula_inside(body: str, act: str) -> None:
+def test_a_formula_inside(body, act):
     (found,) = find(GATED, forward(body), {"act": ACTIVATION})
     assert source(found.bindings["act"]) == act
     assert found.bindings["gate"].origin is not None
@@ -129,7 +127,7 @@ def test_a_formula_inside(body: str, act: str) -> None:
         "return (lambda x: x)(h) - h",
     ],
 )
-def test_no_formula_inside(body: str) -> None:
+def test_no_formula_inside(body):
     assert not list(find(GATED, forward(body), {"act": ACTIVATION, "up": ANY}))
 
 
@@ -141,12 +139,12 @@ def test_no_formula_inside(body: str) -> None:
         ("", "F.silu(h.float()).to(torch.float32)"),
     ],
 )
-def test_a_function_that_does_more_is_not_the_activation(helper: str, call: str) -> None:
+def test_a_function_that_does_more_is_not_the_activation(helper, call):
     text = f"{helper}class M(nn.Module):\n    def forward(self, h):\n        return {call} * h\n"
     assert not list(find(GATED, method_form(text), {"act": ACTIVATION}))
 
 
-def test_a_formula_on_every_way_and_in_loops() -> None:
+def test_a_formula_on_every_way_and_in_loops():
     text = """
         if self.flag:
             y = self.act(h) * self.up(h)
@@ -160,13 +158,13 @@ def test_a_formula_on_every_way_and_in_loops() -> None:
     assert sorted(source(one.bindings["act"]) for one in found) == ["F.silu", "self.act", "self.act"]
 
 
-def test_origins_are_upstreams_expressions() -> None:
+def test_origins_are_upstreams_expressions():
     found = forward("y = h.float()\n        z = y * self.w\n        return z.to(h.dtype)")
     assert ast.unparse(found.result.origin or ast.Pass()) == "z.to(h.dtype)"
     assert ast.unparse(found.result.args[0].origin or ast.Pass()) == "y * self.w"
 
 
-def test_what_stands_for_a_followed_call_is_the_call() -> None:
+def test_what_stands_for_a_followed_call_is_the_call():
     text = """
     class M(nn.Module):
         def gated(self, both):
@@ -180,14 +178,14 @@ def test_what_stands_for_a_followed_call_is_the_call() -> None:
     assert ast.unparse(found.node.origin or ast.Pass()) == "self.gated(self.both(h))"
 
 
-def test_a_sign_that_moved_is_nobodys_expression() -> None:
+def test_a_sign_that_moved_is_nobodys_expression():
     found = form("def f(x, y):\n    return -x * y\n").result
     assert found.op == "neg"
     assert ast.unparse(found.origin or ast.Pass()) == "-x * y"
     assert found.args[0].origin is None
 
 
-def test_rules() -> None:
+def test_rules():
     argument, attribute, number = (
         Node("argument", (), "x"),
         Node("attribute", (), "w"),

@@ -80,13 +80,13 @@ def f(self, x, gate):
 }
 
 
-def parsed(text: str) -> ast.FunctionDef:
+def parsed(text):
     (function,) = ast.parse(text).body
     assert isinstance(function, ast.FunctionDef)
     return function
 
 
-def form_of(function: ast.FunctionDef) -> str | None:
+def form_of(function):
     header = ast.parse("import torch\nimport torch.nn.functional as F\nclass M: pass\n")
     owner = header.body[-1]
     assert isinstance(owner, ast.ClassDef)
@@ -95,7 +95,7 @@ def form_of(function: ast.FunctionDef) -> str | None:
     return digest(found) if isinstance(found, Form) else None
 
 
-def results(function: ast.FunctionDef) -> list[object]:
+def results(function):
     """The function's results for several inputs and the inputs afterwards, or the type of an error."""
     space = {"torch": torch, "F": functional}
     exec(compile(ast.Module([function], []), "<mutant>", "exec"), space)
@@ -117,7 +117,7 @@ def results(function: ast.FunctionDef) -> list[object]:
     return found
 
 
-def same(one: object, other: object) -> bool:
+def same(one, other):
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
         return (one.dtype, one.shape) == (other.dtype, other.shape) and torch.equal(
             one.nan_to_num(7), other.nan_to_num(7)
@@ -127,7 +127,7 @@ def same(one: object, other: object) -> bool:
     return type(one) is type(other) and not isinstance(one, torch.Tensor) and one == other
 
 
-def check(function: ast.FunctionDef, expected: str, truth: list[object]) -> bool:
+def check(function, expected, truth):
     """Whether the form differs; if it does not, check that the results are equal."""
     form = form_of(function)
     if form != expected:
@@ -138,7 +138,7 @@ def check(function: ast.FunctionDef, expected: str, truth: list[object]) -> bool
 
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("name", BODIES)
-def test_every_small_change(name: str) -> None:
+def test_every_small_change(name):
     function = parsed(BODIES[name])
     expected, truth = form_of(function), results(function)
     assert expected is not None
@@ -151,7 +151,7 @@ def test_every_small_change(name: str) -> None:
 
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("name", BODIES)
-def test_pairs_of_changes(name: str) -> None:
+def test_pairs_of_changes(name):
     function = parsed(BODIES[name])
     expected, truth = form_of(function), results(function)
     assert expected is not None
@@ -161,7 +161,7 @@ def test_pairs_of_changes(name: str) -> None:
             check(second, expected, truth)
 
 
-def test_the_change_of_a_helper_counts() -> None:
+def test_the_change_of_a_helper_counts():
     helper = parsed(
         "def turn(x):\n    a, b = x[..., ::2], x[..., 1::2]\n    return torch.stack((-b, a), dim=-1).flatten(-2)\n"
     )

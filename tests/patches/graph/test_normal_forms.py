@@ -1,7 +1,5 @@
 """Spellings of one computation have the same form and the same bits; similar computations have neither."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -47,7 +45,7 @@ SAME = {
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", SAME)
-def test_spellings_have_one_form_and_the_same_bits(name: str, dtype: torch.dtype) -> None:
+def test_spellings_have_one_form_and_the_same_bits(name, dtype):
     torch.manual_seed(0)
     x, y = torch.rand(4, 8).to(dtype), torch.randn(4, 8).to(dtype)
     first, *others = SAME[name]
@@ -90,12 +88,12 @@ DIFFERENT = {
 
 
 @pytest.mark.parametrize("name", DIFFERENT)
-def test_neighbours_have_forms_of_their_own(name: str) -> None:
+def test_neighbours_have_forms_of_their_own(name):
     digests = {text: digest(form(one(text, "x, y, z"))) for text in DIFFERENT[name]}
     assert len(set(digests.values())) == len(digests), digests
 
 
-def test_float32_wins_only_where_it_has_a_dimension() -> None:
+def test_float32_wins_only_where_it_has_a_dimension():
     # The mean over all elements has no dimension: the product keeps y's dtype, so the cast changes nothing.
     scalar = form(one("x.float().mean() * y", "x, y"))
     explicit = form(one("x.float().mean() * y.float()", "x, y"))
@@ -104,17 +102,17 @@ def test_float32_wins_only_where_it_has_a_dimension() -> None:
     assert executed(one("x.float().mean() * y", "x, y"))(x, y).dtype is torch.bfloat16
 
 
-def test_parts_of_a_call_have_no_common_dtype() -> None:
+def test_parts_of_a_call_have_no_common_dtype():
     text = "def f(g, x):\n    a, b = g(x)\n    return b.to(a.dtype)\n"
     assert ".to(" in repr(form(text).result)
 
 
-def test_a_product_of_matrices_may_be_in_another_dtype() -> None:
+def test_a_product_of_matrices_may_be_in_another_dtype():
     # Autocast computes it in 16 bits, so the cast is not redundant.
     assert form(one("F.linear(x.float(), y).float()", "x, y")).result.op == "cast"
 
 
-def test_aliases_of_imports_are_resolved() -> None:
+def test_aliases_of_imports_are_resolved():
     spelt = [
         "import torch.nn.functional as fn",
         "from torch.nn import functional as fn",
@@ -125,7 +123,7 @@ def test_aliases_of_imports_are_resolved() -> None:
     assert digests == {digest(direct)}
 
 
-def test_what_a_name_hides_is_not_torch() -> None:
+def test_what_a_name_hides_is_not_torch():
     real = "def f(x):\n    return F.silu(x)\n"
     assert digest(form(real)) != digest(form(real, "from somewhere import F\n"))
     hidden = "def f(x, F):\n    return F.silu(x)\n"

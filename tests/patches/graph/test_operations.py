@@ -1,7 +1,5 @@
 """The table of operations agrees with torch."""
 
-from __future__ import annotations
-
 import inspect
 
 import pytest
@@ -19,7 +17,7 @@ METHODS = ["clamp", "transpose", "unsqueeze", "flatten", "chunk", "unbind", "nar
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_functions_have_torchs_signature(name: str) -> None:
+def test_functions_have_torchs_signature(name):
     known = function(f"torch.nn.functional.{name}")
     assert known is not None
     found = inspect.signature(getattr(functional, name)).parameters.values()
@@ -30,7 +28,7 @@ def test_functions_have_torchs_signature(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_methods_have_torchs_operands(name: str) -> None:
+def test_methods_have_torchs_operands(name):
     known = method(name)
     assert known is not None
     overloads = []
@@ -40,7 +38,7 @@ def test_methods_have_torchs_operands(name: str) -> None:
     assert list(known.parameters) in overloads
 
 
-def test_every_function_exists() -> None:
+def test_every_function_exists():
     from veomni_hook.patches.graph.operations import _OPERATIONS
 
     homes = {"t": torch, "f": functional, "m": torch.Tensor}
@@ -50,7 +48,7 @@ def test_every_function_exists() -> None:
     assert not missing
 
 
-def test_dtypes_are_torchs() -> None:
+def test_dtypes_are_torchs():
     for alias, name in DTYPES.items():
         assert getattr(torch, alias.removeprefix("torch.")) is getattr(torch, name.removeprefix("torch."))
 
@@ -58,20 +56,13 @@ def test_dtypes_are_torchs() -> None:
 @pytest.mark.parametrize(
     ("path", "pure"),
     [
-        ("torch.exp", True),
-        ("torch.nn.functional.elu", True),
-        ("torch.nn.functional.dropout", False),
-        ("torch.rand", False),
-        ("torch.relu_", False),
-        ("torch.manual_seed", False),
-        ("torch.cuda.synchronize", False),
-        ("builtins.len", True),
-        ("builtins.print", False),
-        ("somewhere.exp", False),
-        (":exp", False),
+        ("torch.exp", True), ("torch.nn.functional.elu", True), ("torch.nn.functional.dropout", False),
+        ("torch.rand", False), ("torch.relu_", False), ("torch.manual_seed", False),
+        ("torch.cuda.synchronize", False), ("builtins.len", True), ("builtins.print", False),
+        ("somewhere.exp", False), (":exp", False),
     ],
-)
-def test_what_only_computes(path: str, *, pure: bool) -> None:
+)  # fmt: skip
+def test_what_only_computes(path, *, pure):
     assert is_pure(path) is pure
 
 
@@ -85,9 +76,9 @@ def test_what_only_computes(path: str, *, pure: bool) -> None:
         ("x.sort(-1)[0]", "x.sort(-1, True)[0]"),
     ],
 )
-def test_what_a_call_says_beside_the_usual_counts(known: str, other: str) -> None:
+def test_what_a_call_says_beside_the_usual_counts(known, other):
     assert digest(form(one(known, "x, y"))) != digest(form(one(other, "x, y")))
 
 
-def test_bits_as_another_dtype_have_that() -> None:
+def test_bits_as_another_dtype_have_that():
     assert form(one("x.view(torch.int16).to(x.dtype)")).result.op == "cast"

@@ -1,7 +1,5 @@
 """Source code for nodes."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.patches.graph.code import forward, method_form
@@ -22,16 +20,16 @@ from veomni_hook.patches.graph import source
         ("F.silu", "F.silu"),
     ],
 )
-def test_code_for_the_start_of_a_function(expression: str, text: str) -> None:
+def test_code_for_the_start_of_a_function(expression, text):
     assert source(forward(f"return {expression}").result) == text
 
 
-def test_the_receiver_keeps_its_name() -> None:
+def test_the_receiver_keeps_its_name():
     found = method_form("class M:\n    def forward(this, x):\n        return this.w\n")
     assert source(found.result, found.receiver) == "this.w"
 
 
 @pytest.mark.parametrize("expression", ["h + 1", "self.f(h)", "h.float()", "h.shape[0]", "(lambda: 1)"])
-def test_no_code_for_what_is_computed(expression: str) -> None:
+def test_no_code_for_what_is_computed(expression):
     with pytest.raises(ValueError, match="not code"):
         source(forward(f"return {expression}").result)

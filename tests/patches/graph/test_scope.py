@@ -1,7 +1,5 @@
 """The meaning of a module's names, from its text."""
 
-from __future__ import annotations
-
 import ast
 
 import pytest
@@ -9,7 +7,7 @@ import pytest
 from veomni_hook.patches.graph import Scope
 
 
-def scope(text: str) -> Scope:
+def scope(text):
     return Scope(ast.parse(text))
 
 
@@ -41,11 +39,11 @@ def scope(text: str) -> Scope:
         ("", "unheard", ":unheard"),
     ],
 )
-def test_meanings(text: str, name: str, meaning: str) -> None:
+def test_meanings(text, name, meaning):
     assert scope(text).resolve(name) == meaning
 
 
-def test_definitions_are_those_bound_once() -> None:
+def test_definitions_are_those_bound_once():
     found = scope(
         "def f(): ...\ndef g(): ...\nclass A: ...\nclass B: ...\nB = wrap(B)\ng = 1\nif f:\n    def h(): ...\n"
     )
@@ -53,7 +51,7 @@ def test_definitions_are_those_bound_once() -> None:
     assert set(found.classes) == {"A"}
 
 
-def test_lineage() -> None:
+def test_lineage():
     found = scope(
         "import torch.nn as nn\nclass A(nn.Module): ...\nclass B(A): ...\nclass C(B, Mixin): ...\nclass D(Other): ...\nclass E(E): ..."
     )

@@ -1,18 +1,55 @@
-"""Apply only the edits of sites to a module's text, as the engine does, and execute it."""
+"""What every idiom is asked: which sites a text has, how the patched text reads, and what it computes."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import pytest
+import torch
+from torch import nn
+
+from tests.kernels.matching import close, gradients
 from veomni_hook.kernels.slot import Slot
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.code.edit import apply_edits
 from veomni_hook.patches.routes.compose import composed, with_copies
 from veomni_hook.patches.routes.config import routes
-from veomni_hook.patches.site import Site
+from veomni_hook.patches.routes.view import ModuleView
+from veomni_hook.patches.site import Site, Status
+
+IMPORTS = "import torch\nimport torch.nn.functional as F\nfrom torch import nn\n"
+
+
+def sites_of(idiom: Any, text: str, module: str = "lookalike") -> list[Site]:
+    return list(idiom.find(ModuleView(Document(text, module))))
+
+
+def site_of(idiom: Any, text: str) -> Site:
+    """The only site."""
+    (site,) = sites_of(idiom, text)
+    return site
+
+
+def assert_routed(idiom: Any, text: str, variant: str, target: str, *said: str) -> Site:
+    """The only site is routed; the patched text says ``said``, as it stands or with each statement on one line."""
+    site = site_of(idiom, text)
+    assert (site.status, site.variant, site.target) == (Status.ROUTED, variant, target), site.reason
+    assert [slot.name for slot in site.slots] == [f"veomni_{site.op}_{variant}"]
+    patched = spliced(text, [site])
+    for code in said:
+        assert code in patched or code in in_lines(patched)
+    return site
+
+
+def assert_missed(idiom: Any, text: str, reason: str = "") -> Site:
+    """The only site is a candidate that is missed and not edited, for a reason that says ``reason``."""
+    site = site_of(idiom, text)
+    assert (site.status, site.edits, site.slots, site.counted) == (Status.MISSED, (), (), True), site.captures
+    assert site.reason and reason in site.reason, site.reason
+    return site
 
 
 def spliced(source: str, sites: Iterable[Site]) -> str:
@@ -45,3 +82,90 @@ def executed(source: str, sites: Iterable[Site] = ()) -> dict[str, Any]:
     tree.body = [*future, *ast.parse(made).body, *(each for each in tree.body if each not in future)]
     exec(compile(tree, "lookalike.py", "exec"), scope)
     return scope
+
+
+def compared(
+    text: str,
+    sites: Iterable[Site],
+    owner: str,
+    inputs: Sequence[torch.Tensor | tuple[int, ...]],
+    *,
+    arguments: tuple[Any, ...] = (),
+    dtype: torch.dtype = torch.float32,
+    cast: bool = True,
+    change: Callable[[Any], object] = lambda module: None,
+    call: Callable[..., Any] = lambda module, *operands: module(*operands),
+    tolerance: float = 0.0,
+    every: float = 0.0,
+) -> dict[str, Any]:
+    """Patched equals upstream: outputs, gradients of inputs and parameters, and the random numbers drawn.
+
+    Args:
+        owner: the class that is built twice, with these ``arguments`` and the same random parameters.
+        inputs: tensors, or shapes of random ones; gradients are asked for where they have several dimensions.
+        dtype: of the parameters, and of the inputs if they are ``cast``.
+        change: what happens to the module before its ``call``.
+        tolerance: how near gradients are, relative to the largest; 0 asks for equal bits.
+        every: the same, for outputs as well.
+
+    Returns: what each slot that was asked answered, by op, or by variant where an op has several.
+    """
+    results, outcomes = [], {}
+    tensors = [torch.randn(each) if isinstance(each, tuple) else each for each in inputs]
+    tensors = [each.to(dtype) if cast and each.is_floating_point() else each for each in tensors]
+    wanted = [each.is_floating_point() and each.ndim > 1 for each in tensors]
+    for routed in ([], list(sites)):
+        scope = executed(text, routed)
+        torch.manual_seed(0)
+        module = scope[owner](*arguments)
+        if isinstance(module, nn.Module):
+            module.to(dtype)
+        change(module)
+        outputs, grads = gradients(lambda *each, module=module: call(module, *each), tensors, wanted)
+        parameters = module.parameters() if isinstance(module, nn.Module) else ()
+        results.append([*outputs, torch.rand(2), *grads, *(each.grad for each in parameters)])
+        slots = [value for value in scope.values() if isinstance(value, Slot)]
+        several = len({slot.op for slot in slots}) < len(slots)
+        told = {slot.variant if several else slot.op: slot.outcome(module) for slot in slots}
+        outcomes = {name: outcome for name, outcome in told.items() if outcome is not None}
+    for place, (truth, found) in enumerate(zip(*results, strict=True)):
+        assert (found is None) == (truth is None)
+        if truth is not None:
+            assert (found.dtype, found.shape) == (truth.dtype, truth.shape)
+            if every or (tolerance and place > len(outputs)):
+                close(found, truth, every or tolerance)
+            else:
+                assert torch.equal(found, truth), place
+    return outcomes
+
+
+def _hooked(owner: nn.Module, name: str) -> None:
+    getattr(owner, name).register_forward_hook(lambda module, args, output: output * 2)
+
+
+def _hooked_backward(owner: nn.Module, name: str) -> None:
+    getattr(owner, name).register_full_backward_hook(lambda module, into, out: (into[0] * 2,))
+
+
+def _own_forward(owner: nn.Module, name: str) -> None:
+    upstream = getattr(owner, name).forward
+    getattr(owner, name).forward = lambda *operands: upstream(*operands) * 3
+
+
+def _subclassed(owner: nn.Module, name: str) -> None:
+    part = getattr(owner, name)
+    part.__class__ = type("Sharded", (type(part),), {})
+
+
+def _replaced(owner: nn.Module, name: str) -> None:
+    setattr(owner, name, nn.Identity())
+
+
+#: Changes of a module's part after which its own call matters, and what the slot says then.
+part_changes = pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (_hooked, "has hooks"), (_hooked_backward, "has hooks"), (_own_forward, "has its own forward"),
+        (_subclassed, "Sharded, not "), (_replaced, "Identity, not "),
+    ],
+)  # fmt: skip

@@ -94,11 +94,7 @@ def _indented(text: str, by: int) -> str:
 
 
 LOOKALIKES = {
-    "gated": Lookalike(
-        _ROWS + _ACT,
-        f"{_HALVES}\nout = self.act(gate) * up\n{_DOWN}",
-        ("self.first", "self.second", "self.act"),
-    ),
+    "gated": Lookalike(_ROWS + _ACT, f"{_HALVES}\nout = self.act(gate) * up\n{_DOWN}", ("self.first", "self.second", "self.act")),
     "gated_clamped": Lookalike(
         f"{_ROWS}{_ACT}\n{_LIMIT}",
         f"out = self.joined(fn.linear(rows[row], self.first[bank]))\n{_DOWN}",
@@ -163,7 +159,7 @@ LOOKALIKES = {
         "torch.zeros_like(rows, dtype=shares.dtype)",
         "return total.to(rows.dtype)",
     ),
-}
+}  # fmt: skip
 
 OR_IDENTITY = (
     HEAD

@@ -21,38 +21,17 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from veomni_hook.parallel import sequence
 
 SMALL = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "vocab_size": 64,
-    "moe_intermediate_size": 16,
-    "num_experts": 4,
-    "num_local_experts": 4,
-    "n_routed_experts": 4,
-    "num_experts_per_tok": 2,
-    "n_group": 1,
-    "topk_group": 1,
-    "q_lora_rank": 16,
-    "kv_lora_rank": 16,
-    "qk_rope_head_dim": 8,
-    "qk_nope_head_dim": 8,
-    "v_head_dim": 8,
-    "first_k_dense_replace": 1,
-    "max_position_embeddings": 64,
-    "pad_token_id": 0,
-}
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 64, "moe_intermediate_size": 16, "num_experts": 4,
+    "num_local_experts": 4, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1,
+    "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8,
+    "first_k_dense_replace": 1, "max_position_embeddings": 64, "pad_token_id": 0,
+}  # fmt: skip
 LENGTH, BORDER = 8, 3
 NAMES = {
-    "llama": "LlamaModel",
-    "qwen3": "Qwen3Model",
-    "qwen3_moe": "Qwen3MoeModel",
-    "gemma3": "Gemma3TextModel",
-    "gpt_oss": "GptOssModel",
-    "deepseek_v3": "DeepseekV3Model",
-}
+    "llama": "LlamaModel", "qwen3": "Qwen3Model", "qwen3_moe": "Qwen3MoeModel", "gemma3": "Gemma3TextModel",
+    "gpt_oss": "GptOssModel", "deepseek_v3": "DeepseekV3Model",
+}  # fmt: skip
 
 
 class Parts:

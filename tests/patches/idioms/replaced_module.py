@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["SOURCE", "module"]
-
 _BODY = """
 import sys
 import functools

@@ -7,11 +7,9 @@ from typing import Any
 
 import pytest
 
-from tests.patches.idioms.applied import spliced
-from veomni_hook.patches.code.document import Document
+from tests.patches.idioms.applied import sites_of, spliced
 from veomni_hook.patches.idioms.absent_modality import find as idiom
-from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.site import Site, Status
+from veomni_hook.patches.site import Status
 
 HEAD = """
 class Model:
@@ -203,26 +201,11 @@ MISSED = {
         "    inputs_embeds = inputs_embeds + x",
         "its condition binds y",
     ),
-    "an else": (
-        f"if pixel_values is not None:\n    {CALL}\nelse:\n    x = self.embed(0)",
-        "its condition has an else that calls",
-    ),
-    "two conditions": (
-        f"if video_grid_thw is not None:\n    if pixel_values is not None:\n        {CALL}",
-        "several",
-    ),
-    "three conditions": (
-        f"if pixel_values is not None:\n    if given:\n        if given.get(1) is None:\n            {CALL}",
-        "several",
-    ),
-    "a condition inside": (
-        f"if pixel_values is not None:\n    if input_ids is None:\n        {CALL}",
-        "several",
-    ),
-    "not about data": (
-        f"if pixel_values is not None and input_ids.shape[1] != 1:\n    {CALL}",
-        "not about data alone: input_ids.shape",
-    ),
+    "an else": (f"if pixel_values is not None:\n    {CALL}\nelse:\n    x = self.embed(0)", "its condition has an else that calls"),
+    "two conditions": (f"if video_grid_thw is not None:\n    if pixel_values is not None:\n        {CALL}", "several"),
+    "three conditions": (f"if pixel_values is not None:\n    if given:\n        if given.get(1) is None:\n            {CALL}", "several"),
+    "a condition inside": (f"if pixel_values is not None:\n    if input_ids is None:\n        {CALL}", "several"),
+    "not about data": (f"if pixel_values is not None and input_ids.shape[1] != 1:\n    {CALL}", "not about data alone: input_ids.shape"),
     "other data": (f"if input_ids is not None:\n    {CALL}", "does not ask whether its data is None"),
     "always": (f"if given.get(1) is None:\n    {CALL}", "every batch calls it, unless features are given"),
     "a form": (
@@ -253,22 +236,18 @@ MISSED = {
         "if pixel_values is not None:\n    x = self.get_audio_features(pixel_values, image_grid_thw)",
         "is not a method of a class of the file",
     ),
-}
+}  # fmt: skip
 
 
-def found(source: str) -> list[Site]:
-    return list(idiom.find(ModuleView(Document(source))))
-
-
-def indented(text: str) -> str:
+def indented(text):
     return "".join(f"        {line}\n" for line in text.splitlines())
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_forms(form: str) -> None:
+def test_forms(form):
     body, (condition, call, outputs) = FORMS[form]
     source = HEAD + body + TAIL
-    (site,) = found(source)
+    (site,) = sites_of(idiom, source)
     assert site.status is Status.ROUTED, site.reason
     assert site.variant == "patches_by_grid"
     assert site.captures["towers"] == "sight, projector"
@@ -280,40 +259,40 @@ def test_forms(form: str) -> None:
 
 
 @pytest.mark.parametrize("form", MISSED)
-def test_near_misses(form: str) -> None:
+def test_near_misses(form):
     body, reason = MISSED[form]
-    (site,) = found(HEAD + indented(body) + TAIL)
+    (site,) = sites_of(idiom, HEAD + indented(body) + TAIL)
     assert site.status is Status.MISSED
     assert reason in site.reason
 
 
-def test_embeddings_must_exist_before() -> None:
+def test_embeddings_must_exist_before():
     head = HEAD.replace("inputs_embeds = self.embed(input_ids)", "pass")
-    (site,) = found(head + FORMS["a name"][0] + TAIL)
+    (site,) = sites_of(idiom, head + FORMS["a name"][0] + TAIL)
     assert "inputs_embeds is not computed before it" in site.reason
 
 
-def test_patches_of_a_feature_must_be_known() -> None:
-    (site,) = found(HEAD.replace(" // self.sight.merge**2", "") + FORMS["a name"][0] + TAIL)
+def test_patches_of_a_feature_must_be_known():
+    (site,) = sites_of(idiom, HEAD.replace(" // self.sight.merge**2", "") + FORMS["a name"][0] + TAIL)
     assert "how many patches become one feature" in site.reason
 
 
-def test_images_in_groups() -> None:
+def test_images_in_groups():
     head = HEAD.replace(
         "        found = ", "        pixel_values = pixel_values.flatten(0, 1)\n        found = "
     )
     body = (
         "if pixel_values is not None:\n    x = self.get_image_features(pixel_values)\n    inputs_embeds += x"
     )
-    (site,) = found(head + indented(body) + TAIL)
+    (site,) = sites_of(idiom, head + indented(body) + TAIL)
     assert (site.status, site.variant) == (Status.ROUTED, "images_in_groups")
     assert '            layout="groups",\n' in spliced(head + indented(body) + TAIL, [site])
-    (site,) = found(HEAD + indented(body) + TAIL)
+    (site,) = sites_of(idiom, HEAD + indented(body) + TAIL)
     assert (site.status, site.variant) == (Status.ROUTED, "images")
     assert "layout" not in spliced(HEAD + indented(body) + TAIL, [site])
 
 
-def test_a_place_inside_another_condition_and_embeddings_of_another_name() -> None:
+def test_a_place_inside_another_condition_and_embeddings_of_another_name():
     body = """
 if encoded is None:
     states = self.embed(input_ids)
@@ -322,11 +301,11 @@ if encoded is None:
         states = states.masked_scatter(0, x)
 """
     source = HEAD.replace("given=None", "encoded=None") + indented(body) + TAIL
-    (site,) = found(source)
+    (site,) = sites_of(idiom, source)
     assert site.status is Status.ROUTED, site.reason
     text = spliced(source, [site])
     assert "            if pixel_values is None:\n                states = veomni_absent.plus_zero(" in text
-    (site,) = found(source.replace("states = self.embed(input_ids)", "pass"))
+    (site,) = sites_of(idiom, source.replace("states = self.embed(input_ids)", "pass"))
     assert "states is not computed before it" in site.reason
 
 
@@ -363,10 +342,7 @@ PLACES = {
             "(films is not None and inputs_embeds.shape[1] != 1,)",
         ],
     ),
-    "features cannot be given": (
-        IMAGES + WITHOUT_FEATURES,
-        ["(inputs_embeds.shape[1] != 1,)", "(pixel_values is not None,)"],
-    ),
+    "features cannot be given": (IMAGES + WITHOUT_FEATURES, ["(inputs_embeds.shape[1] != 1,)", "(pixel_values is not None,)"]),
     "always": (
         IMAGES + WITHOUT_FEATURES.partition(" and inputs")[0] + ":" + WITHOUT_FEATURES.partition(":")[2],
         ["(True,)", "(pixel_values is not None,)"],
@@ -375,26 +351,17 @@ PLACES = {
         IMAGES + "late = {}" + VIDEOS.replace("given", "late"),
         ["", "(pixel_values is not None,)"],
     ),
-    "only one of them runs": (
-        "if input_ids is None:" + indented(IMAGES) + "else:" + indented(VIDEOS),
-        ["", ""],
-    ),
-    "other towers": (
-        IMAGES + VIDEOS.replace("get_video_features", "get_audio_features"),
-        ["", ""],
-    ),
-    "other results": (
-        IMAGES + VIDEOS + "inputs_embeds += given['image'].pooled + given['video'].deepstack",
-        ["", ""],
-    ),
-}
+    "only one of them runs": ("if input_ids is None:" + indented(IMAGES) + "else:" + indented(VIDEOS), ["", ""]),
+    "other towers": (IMAGES + VIDEOS.replace("get_video_features", "get_audio_features"), ["", ""]),
+    "other results": (IMAGES + VIDEOS + "inputs_embeds += given['image'].pooled + given['video'].deepstack", ["", ""]),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("form", PLACES)
-def test_another_place_that_calls_the_tower(form: str) -> None:
+def test_another_place_that_calls_the_tower(form):
     body, conditions = PLACES[form]
     source = FILMS + indented(body) + TAIL
-    sites = found(source)
+    sites = sites_of(idiom, source)
     assert [each.status for each in sites] == [Status.ROUTED] * 2, [each.reason for each in sites]
     for part, condition in zip(spliced(source, sites).split("plus_zero(")[1:], conditions, strict=True):
         given = " ".join(part.partition(".language_model(")[0].split())
@@ -405,7 +372,7 @@ def test_another_place_that_calls_the_tower(form: str) -> None:
         )
 
 
-def test_names_of_the_method_and_of_the_call() -> None:
+def test_names_of_the_method_and_of_the_call():
     body = """
 if video is not None:
     x = self.get_audio_features(video, ~mask)
@@ -416,20 +383,20 @@ if video is not None:
         return self.ear(input_features, input_features_mask)
 """
     source = HEAD.replace("given=None", "video=None, mask=None") + indented(body) + TAIL + method
-    (site,) = found(source)
+    (site,) = sites_of(idiom, source)
     assert site.variant == "spectra", site.reason
     text = "".join(spliced(source, [site]).split())
     assert "lambdavideo,mask:self.get_audio_features(video,mask.logical_not())" in text
     assert 'data=("input_features","input_features_mask"),' in text
 
 
-def test_a_method_that_may_call_the_tower_too_leaves_the_forward_alone() -> None:
+def test_a_method_that_may_call_the_tower_too_leaves_the_forward_alone():
     (form, _), method = (
         FORMS["a name"],
         "\n    def _part(self, videos):\n        return self.get_video_features(videos)\n",
     )
-    assert found(HEAD + form + TAIL + method)[0].status is Status.ROUTED
-    part, own = found(HEAD + form + "        x = self._part(given)\n" + TAIL + method)
+    assert sites_of(idiom, HEAD + form + TAIL + method)[0].status is Status.ROUTED
+    part, own = sites_of(idiom, HEAD + form + "        x = self._part(given)\n" + TAIL + method)
     assert (part.status, part.target, part.reason) == (
         Status.MISSED,
         "Model._part",
@@ -438,12 +405,12 @@ def test_a_method_that_may_call_the_tower_too_leaves_the_forward_alone() -> None
     assert own.status is Status.MISSED and own.reason.startswith("_part may call its tower, too")
 
 
-def test_a_call_without_a_condition_is_no_candidate() -> None:
-    assert not found(HEAD + indented(CALL) + TAIL)
+def test_a_call_without_a_condition_is_no_candidate():
+    assert not sites_of(idiom, HEAD + indented(CALL) + TAIL)
 
 
 @pytest.mark.parametrize(("pixels", "asked"), [(None, 1), ("pixels", 0)])
-def test_the_patched_code_asks_only_without_data(pixels: Any, asked: int) -> None:
+def test_the_patched_code_asks_only_without_data(pixels, asked):
     source = HEAD + FORMS["a dictionary of results"][0] + TAIL
     seen: list[Any] = []
 
@@ -452,7 +419,7 @@ def test_the_patched_code_asks_only_without_data(pixels: Any, asked: int) -> Non
         return embeds
 
     scope: dict[str, Any] = {"Any": Any, "veomni_absent": SimpleNamespace(plus_zero=plus_zero)}
-    exec(spliced(source, found(source)), scope)
+    exec(spliced(source, sites_of(idiom, source)), scope)
     model = scope["Model"]()
     model.config = SimpleNamespace(token=1, dtype=None)
     model.embed = model.language_model = lambda x: x

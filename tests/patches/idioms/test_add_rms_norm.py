@@ -1,20 +1,20 @@
-from __future__ import annotations
-
 import textwrap
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
-from tests.kernels.matching import gradients
-from tests.patches.idioms.applied import executed, spliced
-from veomni_hook.kernels.selection.process_choice import get_choice, set_choice
-from veomni_hook.patches.code.document import Document
+from tests.patches.idioms.applied import (
+    assert_missed,
+    assert_routed,
+    compared,
+    part_changes,
+    site_of,
+    sites_of,
+    spliced,
+)
+from veomni_hook.kernels.selection.process_choice import set_choice
 from veomni_hook.patches.idioms import add_rms_norm
-from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.site import Site, Status
+from veomni_hook.patches.site import Status
 
 NORM = """
 import torch
@@ -78,26 +78,14 @@ FORMS = {
         "h = x + h\n# Fully connected\nx = h\nh = self.norm(h)\nreturn x + self.mlp(h)",
         "x, h = kernel(x, h, norm.weight, norm.eps)",
     ),
-    "copied to another": (
-        "h = x + h\nr = h\nh = self.norm(h)\nreturn r + self.mlp(h) + x",
-        "r, h = kernel(x, h, norm.weight, norm.eps)",
-    ),
-    "not copied": (
-        "h = x + h\ny = self.norm(h)\nreturn h + self.mlp(y)",
-        "h, y = kernel(x, h, norm.weight, norm.eps)",
-    ),
+    "copied to another": ("h = x + h\nr = h\nh = self.norm(h)\nreturn r + self.mlp(h) + x", "r, h = kernel(x, h, norm.weight, norm.eps)"),
+    "not copied": ("h = x + h\ny = self.norm(h)\nreturn h + self.mlp(y)", "h, y = kernel(x, h, norm.weight, norm.eps)"),
     "copied for nothing": (
         "s = h + x\nr = s\ny = self.norm(s)\nreturn r * s + self.mlp(y)",
         "s, y = kernel(h, x, norm.weight, norm.eps)\n        r = s",
     ),
-    "the copy is normalised": (
-        "h = x + h\ny = h\ny = self.norm(h)\nreturn h + self.mlp(y)",
-        "h, y = kernel(x, h, norm.weight, norm.eps)",
-    ),
-    "the sum is used up": (
-        "h = x + h\nh = self.norm(h)\nreturn self.mlp(h)",
-        "h = kernel(x, h, norm.weight, norm.eps)[1]",
-    ),
+    "the copy is normalised": ("h = x + h\ny = h\ny = self.norm(h)\nreturn h + self.mlp(y)", "h, y = kernel(x, h, norm.weight, norm.eps)"),
+    "the sum is used up": ("h = x + h\nh = self.norm(h)\nreturn self.mlp(h)", "h = kernel(x, h, norm.weight, norm.eps)[1]"),
     "scaled": (
         "h = x + self.mlp(h) * self.scale\nx = h\nh = self.norm(h)\nreturn x * h",
         "x, h = kernel(x, self.mlp(h) * self.scale, norm.weight, norm.eps)",
@@ -114,7 +102,7 @@ FORMS = {
         "h = x + h\nx = h\nh = self.norm(h)\nh = x + h\nx = h\nh = self.norm(h)\nreturn x * h",
         "x, h = kernel(x, h, norm.weight, norm.eps)",
     ),
-}
+}  # fmt: skip
 NORMS = {
     "SomeNorm(size)": "cast_before_weight",
     "SomeNorm(size, eps=1e-2)": "cast_before_weight",
@@ -123,69 +111,42 @@ NORMS = {
 }
 
 
-def module(body: str, norm: str = "SomeNorm(size)") -> str:
+def module(body, norm="SomeNorm(size)"):
     return NORM + LAYER.format(norm=norm) + textwrap.indent(body, "        ") + "\n"
 
 
-def sites(text: str) -> list[Site]:
-    return list(add_rms_norm.find(ModuleView(Document(text))))
+COPIED = module(FORMS["copied"][0])
 
 
 @pytest.fixture(autouse=True)
-def _references() -> Iterator[None]:
-    before = get_choice()
+def _references():
     set_choice("add_rms_norm=reference")
-    yield
-    set_choice(before)
 
 
-def compared(text: str, backend: str, change: Any = lambda layer: None, dtype: torch.dtype = torch.float32):
-    """Check that upstream's and the patched text compute equal bits; return the slot's answer."""
-    found = sites(text)
-    results = []
-    for scope in (executed(text), executed(text, found)):
-        torch.manual_seed(0)
-        layer = scope["Layer"]().to(dtype)
-        change(layer)
-        given = [torch.randn(2, 3, 6).to(dtype) for _ in "xh"]
-        outputs, grads = gradients(layer, given, [True, True])
-        results.append([*outputs, *grads, *(p.grad for p in layer.parameters())])
-    for got, expected in zip(*results, strict=True):
-        assert (got is None and expected is None) or torch.equal(got, expected)
-    (slot,) = (value for name, value in scope.items() if name.startswith("veomni_add_rms_norm"))
-    outcome = slot.outcome(layer)
-    assert outcome.backend == backend, outcome
-    return outcome.reason
+def outcome_of(text, change=lambda layer: None, dtype=torch.float32):
+    found = sites_of(add_rms_norm, text)
+    return compared(text, found, "Layer", [(2, 3, 6)] * 2, change=change, dtype=dtype)["add_rms_norm"]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", FORMS)
 def test_every_form_is_routed_and_computes_the_same(name, dtype):
     body, said = FORMS[name]
-    (site,) = sites(module(body))
-    assert (site.op, site.status, site.variant, site.target) == (
-        "add_rms_norm",
-        Status.ROUTED,
-        "cast_before_weight",
-        "Layer.forward",
-    ), site.reason
-    assert said in spliced(module(body), [site])
+    site = assert_routed(add_rms_norm, module(body), "cast_before_weight", "Layer.forward", said)
     assert "SomeNorm.forward" in site.relies_on
-    compared(module(body), "reference", dtype=dtype)
+    assert outcome_of(module(body), dtype=dtype).backend == "reference"
 
 
 @pytest.mark.parametrize("norm", NORMS)
 def test_the_class_of_the_norm_decides_the_formula(norm):
     text = module(FORMS["copied"][0], norm)
-    (site,) = sites(text)
-    assert site.variant == NORMS[norm]
-    assert f":= self.norm, {norm.partition('(')[0]})" in spliced(text, [site])
-    compared(text, "reference")
+    said = f":= self.norm, {norm.partition('(')[0]})"
+    assert_routed(add_rms_norm, text, NORMS[norm], "Layer.forward", said)
+    assert outcome_of(text).backend == "reference"
 
 
 def test_upstreams_lines_stay_as_they_are():
-    text = module(FORMS["copied"][0])
-    patched = spliced(text, sites(text))
+    patched = spliced(COPIED, sites_of(add_rms_norm, COPIED))
     lines = "h = x + h\n# Fully connected\nx = h\nh = self.norm(h)\n"
     assert textwrap.indent(lines, " " * 8) in patched
     assert f"    else:\n{textwrap.indent(lines, ' ' * 8)}    return x + self.mlp(h)\n" in patched
@@ -206,8 +167,7 @@ MISSED = {
 @pytest.mark.parametrize("name", MISSED)
 def test_what_is_counted_and_not_routed(name):
     body, reason = MISSED[name]
-    (site,) = sites(module(body))
-    assert site.status is Status.MISSED and reason in site.reason, site.reason
+    assert_missed(add_rms_norm, module(body), reason)
 
 
 @pytest.mark.parametrize(
@@ -219,16 +179,14 @@ def test_what_is_counted_and_not_routed(name):
     ],
 )
 def test_norms_without_a_form_here(norm, reason):
-    (site,) = sites(module(FORMS["copied"][0], norm))
-    assert site.status is Status.MISSED and reason in site.reason
+    assert_missed(add_rms_norm, module(FORMS["copied"][0], norm), reason)
 
 
 def test_one_of_two_classes_is_known_at_the_call_alone():
-    text = module(FORMS["copied"][0], "SomeNorm(size)").replace(
+    text = COPIED.replace(
         "self.scale = 0.5", "self.scale = 0.5\n        if size > 6:\n            self.norm = OneNorm(size)"
     )
-    (site,) = sites(text)
-    assert "may be one of OneNorm, SomeNorm" in site.reason
+    assert "may be one of OneNorm, SomeNorm" in site_of(add_rms_norm, text).reason
 
 
 @pytest.mark.parametrize(
@@ -242,62 +200,31 @@ def test_one_of_two_classes_is_known_at_the_call_alone():
     ],
 )
 def test_no_candidates(body):
-    assert sites(module(body)) == []
+    assert sites_of(add_rms_norm, module(body)) == []
 
 
 def test_a_norm_of_another_file_is_no_candidate():
-    assert sites(module(FORMS["copied"][0], "nn.RMSNorm(size)")) == []
-    assert sites(module(FORMS["copied"][0], "nn.Linear(size, size)")) == []
+    for norm in ("nn.RMSNorm(size)", "nn.Linear(size, size)"):
+        assert sites_of(add_rms_norm, module(FORMS["copied"][0], norm)) == []
 
 
 def test_a_layer_that_inherits_its_init():
-    text = module(FORMS["copied"][0])
-    derived = text + "\n\nclass Derived(Layer):\n" + text.partition("self.scale = 0.5\n")[2]
-    assert [site.target for site in sites(derived)] == ["Layer.forward", "Derived.forward"]
-    assert all(site.status is Status.ROUTED for site in sites(derived))
+    derived = COPIED + "\n\nclass Derived(Layer):\n" + COPIED.partition("self.scale = 0.5\n")[2]
+    found = sites_of(add_rms_norm, derived)
+    assert [(site.target, site.status) for site in found] == [
+        ("Layer.forward", Status.ROUTED), ("Derived.forward", Status.ROUTED)
+    ]  # fmt: skip
 
 
-def _hook(layer: Any) -> None:
-    layer.norm.register_forward_hook(lambda module, args, output: output * 2)
-
-
-def _gradient_hook(layer: Any) -> None:
-    layer.norm.register_full_backward_hook(lambda module, into, out: (into[0] * 2,))
-
-
-def _forward(layer: Any) -> None:
-    layer.norm.forward = lambda x: x * 3
-
-
-def _subclass(layer: Any) -> None:
-    layer.norm.__class__ = type("Sharded", (type(layer.norm),), {})
-
-
-def _other(layer: Any) -> None:
-    layer.norm = nn.Linear(6, 6)
-
-
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        (_hook, "has hooks"),
-        (_gradient_hook, "has hooks"),
-        (_forward, "has its own forward"),
-        (_subclass, "Sharded, not the recognised class"),
-        (_other, "Linear, not the recognised class"),
-    ],
-)
+@part_changes
 def test_a_norm_whose_call_matters_is_called(change, reason):
-    assert reason in compared(module(FORMS["copied"][0]), "eager", change)
+    outcome = outcome_of(COPIED, lambda layer: change(layer, "norm"))
+    assert outcome.backend == "eager" and reason in outcome.reason
 
 
 def test_a_class_whose_forward_was_replaced_is_called():
-    text = module(FORMS["copied"][0])
+    def change(layer):
+        type(layer.norm).forward = lambda self, x: x * self.weight
 
-    def change(layer: Any) -> None:
-        def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
-            return x * self.weight
-
-        type(layer.norm).forward = forward
-
-    assert "Norm.forward, which a kernel would not call" in compared(text, "eager", change)
+    outcome = outcome_of(COPIED, change)
+    assert outcome.backend == "eager" and "which a kernel would not call" in outcome.reason

@@ -1,19 +1,15 @@
 """Eager attention functions: what is recognised, what is not, and the edit."""
 
-from __future__ import annotations
-
 import inspect
 
 import pytest
 import torch
 
-from tests.patches.idioms.applied import executed, spliced
+from tests.patches.idioms.applied import executed, sites_of, spliced
 from veomni_hook import use_kernels
 from veomni_hook.kernels.attention import reference
-from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.idioms.attention import find as attention
-from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.site import Site, Status
+from veomni_hook.patches.site import Status
 
 VARIANTS = ("sinks", "sinks_float32_softmax", "sinks_rescaled", "softcap")
 HEAD = "from typing import Any\nimport torch\nfrom torch.nn import functional\nResult = object\n"
@@ -38,25 +34,17 @@ class SomeAttention(torch.nn.Module):
 NAME = "def eager_attention_forward("
 
 
-def function(variant: str) -> str:
+def function(variant):
     helpers = inspect.getsource(reference._of_all_heads) + inspect.getsource(reference._repeated)
     text = inspect.getsource(getattr(reference, variant)).replace(f"def {variant}(", NAME)
     return helpers + text
 
 
-def sites(text: str) -> list[Site]:
-    return list(attention.find(ModuleView(Document(text))))
-
-
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_the_default_of_the_look_up_asks_a_slot(variant: str) -> None:
+def test_the_default_of_the_look_up_asks_a_slot(variant):
     text = HEAD + function(variant) + MODEL
-    found, use = sites(text)
-    assert (found.target, found.status, found.variant) == (
-        "eager_attention_forward",
-        Status.ROUTED,
-        variant,
-    )
+    found, use = sites_of(attention, text)
+    assert (found.target, found.status, found.variant) == ("eager_attention_forward", Status.ROUTED, variant)
     assert (use.target, use.counted) == ("SomeAttention.forward", False)
     assert use.skips == {"eager_attention_forward": ("_repeated", "_of_all_heads")}
     assert f"self.name, veomni_attention_{variant}.at(self, eager_attention_forward)" in spliced(
@@ -65,9 +53,9 @@ def test_the_default_of_the_look_up_asks_a_slot(variant: str) -> None:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_a_kernel_runs_in_the_place_of_the_function(variant: str) -> None:
+def test_a_kernel_runs_in_the_place_of_the_function(variant):
     text = HEAD + function(variant) + MODEL
-    plain, routed = executed(text), executed(text, sites(text))
+    plain, routed = executed(text), executed(text, sites_of(attention, text))
     owner = routed["SomeAttention"]()
     operands = [torch.randn(2, heads, 5, 8) for heads in (4, 2, 2)]
     mask = torch.zeros(2, 1, 5, 5)
@@ -92,43 +80,43 @@ CHANGED = {
 
 
 @pytest.mark.parametrize("name", CHANGED)
-def test_other_formulas_are_missed(name: str) -> None:
+def test_other_formulas_are_missed(name):
     text = function("sinks")
     old, new = CHANGED[name]
     assert old in text
-    (found,) = sites(HEAD + text.replace(old, new) + MODEL)
+    (found,) = sites_of(attention, HEAD + text.replace(old, new) + MODEL)
     assert found.status is Status.MISSED
     assert found.reason
 
 
-def test_another_softcap_is_missed() -> None:
+def test_another_softcap_is_missed():
     text = function("softcap").replace(
         "torch.tanh(scores / softcap) * softcap", "torch.tanh(scores) * softcap"
     )
-    (found,) = sites(HEAD + text + MODEL)
+    (found,) = sites_of(attention, HEAD + text + MODEL)
     assert found.status is Status.MISSED
 
 
-def test_a_decorated_or_repeated_function_is_missed() -> None:
+def test_a_decorated_or_repeated_function_is_missed():
     text = function("sinks").replace(NAME, f"@torch.no_grad()\n{NAME}")
-    (found,) = sites(HEAD + text + MODEL)
+    (found,) = sites_of(attention, HEAD + text + MODEL)
     assert found.reason == "it is decorated with torch.no_grad()"
-    (found,) = sites(HEAD + function("sinks") + function("sinks") + MODEL)
+    (found,) = sites_of(attention, HEAD + function("sinks") + function("sinks") + MODEL)
     assert found.reason == "it is not the only definition of its name"
 
 
-def test_attention_without_sinks_and_softcap_is_no_candidate() -> None:
+def test_attention_without_sinks_and_softcap_is_no_candidate():
     text = "def eager_attention_forward(module, query):\n    return query\n"
-    assert sites(HEAD + text + MODEL.replace("self.sinks", "self.other")) == []
+    assert sites_of(attention, HEAD + text + MODEL.replace("self.sinks", "self.other")) == []
 
 
-def test_a_function_of_another_file_is_named() -> None:
-    (found,) = sites(f"{HEAD}from .parts import eager_attention_forward\n{MODEL}")
+def test_a_function_of_another_file_is_named():
+    (found,) = sites_of(attention, f"{HEAD}from .parts import eager_attention_forward\n{MODEL}")
     assert (found.status, found.counted) == (Status.UNBOUND, False)
     assert found.reason == "it is defined in .parts, and its calls here are not followed"
 
 
-def test_without_a_look_up_nothing_is_routed() -> None:
+def test_without_a_look_up_nothing_is_routed():
     text = HEAD + function("sinks") + MODEL.replace("get_interface", "find")
-    (found,) = sites(text)
+    (found,) = sites_of(attention, text)
     assert (found.status, found.reason) == (Status.UNBOUND, "no method passes it to get_interface")

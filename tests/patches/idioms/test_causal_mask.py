@@ -1,15 +1,11 @@
-from __future__ import annotations
-
 import ast
 import importlib.util
 from pathlib import Path
 
 import pytest
 
-from tests.patches.idioms.applied import spliced
-from veomni_hook.patches.code.document import Document
-from veomni_hook.patches.idioms.causal_mask import find
-from veomni_hook.patches.routes.view import ModuleView
+from tests.patches.idioms.applied import sites_of, spliced
+from veomni_hook.patches.idioms import causal_mask
 from veomni_hook.patches.site import Status
 
 INSTALLED = Path(importlib.util.find_spec("transformers").origin).with_name("masking_utils.py")
@@ -34,19 +30,19 @@ def _ignore_causal_mask_sdpa(padding_mask, query_length, kv_length, kv_offset, l
 """
 
 
-def sites_of(source):
-    return {site.target: site for site in find(ModuleView(Document(source)))}
+def by_target(source):
+    return {site.target: site for site in sites_of(causal_mask, source)}
 
 
 def test_the_installed_release_is_recognised():
-    sites = sites_of(SOURCE)
+    sites = by_target(SOURCE)
     assert sites.keys() == ANSWERS.keys()
     for site in sites.values():
         assert (site.op, site.status, site.counted, site.slots) == ("causal_mask", Status.ROUTED, False, ())
 
 
 def test_each_function_asks_first_and_only_dynamo():
-    patched = ast.parse(spliced(SOURCE, sites_of(SOURCE).values()))
+    patched = ast.parse(spliced(SOURCE, by_target(SOURCE).values()))
     for function in patched.body:
         if isinstance(function, ast.FunctionDef) and function.name in ANSWERS:
             _, guard, *_ = function.body
@@ -56,12 +52,12 @@ def test_each_function_asks_first_and_only_dynamo():
 
 
 def test_upstreams_lines_all_stay():
-    lines = iter(spliced(SOURCE, sites_of(SOURCE).values()).splitlines())
+    lines = iter(spliced(SOURCE, by_target(SOURCE).values()).splitlines())
     assert all(line in lines for line in SOURCE.splitlines())
 
 
 def test_another_name_for_the_queries_and_no_offset():
-    (site,) = sites_of(OLD).values()
+    (site,) = by_target(OLD).values()
     assert site.status is Status.ROUTED
     assert "is_causal_suffices(padding_mask, query_length, kv_length, local_attention_size):" in spliced(
         OLD, [site]
@@ -72,23 +68,15 @@ def test_another_name_for_the_queries_and_no_offset():
     ("old", "new", "reason"),
     [
         ("kv_offset, local", "kv_offset, sinks, local", "its parameters differ: sinks"),
-        (
-            "padding_mask, query_length",
-            "padding, query_length",
-            "its parameters differ: padding, padding_mask",
-        ),
-        (
-            "query_length == 1 or",
-            "query_length == 2 or",
-            "it has no QUERIES == 1 or kv_length == QUERIES",
-        ),
+        ("padding_mask, query_length", "padding, query_length", "its parameters differ: padding, padding_mask"),
+        ("query_length == 1 or", "query_length == 2 or", "it has no QUERIES == 1 or kv_length == QUERIES"),
         ("kv_length < local", "kv_length + 1 < local", "it has no kv_length < local_attention_size"),
         ("import torch\n", "import torch as t\n", "the module does not import torch"),
     ],
-)
+)  # fmt: skip
 def test_other_code_is_a_miss_with_the_reason(old, new, reason):
     assert old in OLD
-    (site,) = sites_of(OLD.replace(old, new)).values()
+    (site,) = by_target(OLD.replace(old, new)).values()
     assert (site.status, site.edits) == (Status.MISSED, ())
     assert site.reason.startswith(reason), site.reason
 
@@ -99,13 +87,13 @@ def test_other_code_is_a_miss_with_the_reason(old, new, reason):
 )
 def test_other_packing_is_a_miss(old, new):
     assert old in SOURCE
-    site = sites_of(SOURCE.replace(old, new))["find_packed_sequence_indices"]
+    site = by_target(SOURCE.replace(old, new))["find_packed_sequence_indices"]
     assert site.status is Status.MISSED and site.reason.startswith("it has no ")
 
 
 def test_a_function_that_is_the_same_while_tracing_needs_nothing():
-    assert sites_of(OLD.replace("not is_tracing(padding_mask)\n        and ", "")) == {}
+    assert by_target(OLD.replace("not is_tracing(padding_mask)\n        and ", "")) == {}
 
 
 def test_nothing_elsewhere():
-    assert sites_of("import torch\n\ndef ignore(padding_mask):\n    return is_tracing(padding_mask)\n") == {}
+    assert by_target("import torch\n\ndef ignore(padding_mask):\n    return is_tracing(padding_mask)\n") == {}

@@ -1,12 +1,8 @@
-from __future__ import annotations
-
 import pytest
 
-from tests.patches.idioms.applied import executed, spliced
+from tests.patches.idioms.applied import executed, sites_of, spliced
 from veomni_hook.checkpoints import CheckpointError, loaded
-from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.idioms.moe_experts import checkpoints as expert_checkpoints
-from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Status
 
 SOURCE = """
@@ -56,12 +52,8 @@ class Model:
 """
 
 
-def sites_of(source):
-    return list(expert_checkpoints.find(ModuleView(Document(source))))
-
-
 def test_finds_all_methods():
-    assert [(site.target, site.status, site.counted) for site in sites_of(SOURCE)] == [
+    assert [(site.target, site.status, site.counted) for site in sites_of(expert_checkpoints, SOURCE)] == [
         ("Model.from_pretrained", Status.ROUTED, False),
         ("Model._load_pretrained_model", Status.ROUTED, False),
         ("Model._finalize_model_loading", Status.ROUTED, False),
@@ -70,7 +62,7 @@ def test_finds_all_methods():
 
 @pytest.mark.parametrize("zero3", [False, True])
 def test_names_are_checked_before_anything_is_loaded(zero3):
-    model = executed(SOURCE, sites_of(SOURCE))["Model"]
+    model = executed(SOURCE, sites_of(expert_checkpoints, SOURCE))["Model"]
     calls = []
     with pytest.raises(CheckpointError):
         model._load_pretrained_model(calls, {"experts.1.up_proj.weight": 0}, zero3)
@@ -83,7 +75,7 @@ def test_names_are_checked_before_anything_is_loaded(zero3):
 def test_the_report_is_checked_at_the_end(monkeypatch):
     checked = []
     monkeypatch.setattr(loaded, "after_loading", lambda model, info: checked.append((list(model), info)))
-    model = executed(SOURCE, sites_of(SOURCE))["Model"]
+    model = executed(SOURCE, sites_of(expert_checkpoints, SOURCE))["Model"]
     assert model._finalize_model_loading([], "info") == "info"
     assert checked == [(["tied", "reported"], "info")]
 
@@ -93,7 +85,7 @@ GAP = {"experts.1.up_proj.weight": 0}
 
 @pytest.mark.parametrize("zero3", [False, True])
 def test_who_asks_for_the_list_gets_it_instead_of_the_error(zero3):
-    model = executed(SOURCE, sites_of(SOURCE))["Model"]
+    model = executed(SOURCE, sites_of(expert_checkpoints, SOURCE))["Model"]
     _, info = model.from_pretrained(GAP, zero3, calls=[], output_loading_info=True)
     assert info == {"missing_keys": {"experts.0.up_proj"}}
     with pytest.raises(CheckpointError):
@@ -104,7 +96,7 @@ def test_who_asks_for_the_list_gets_it_instead_of_the_error(zero3):
 
 
 def test_a_load_that_fails_leaves_nothing_for_the_next():
-    model = executed(SOURCE, sites_of(SOURCE))["Model"]
+    model = executed(SOURCE, sites_of(expert_checkpoints, SOURCE))["Model"]
     with pytest.raises(AttributeError):
         model.from_pretrained({}, calls=None, output_loading_info=True)
     with pytest.raises(CheckpointError):
@@ -131,30 +123,22 @@ def test_a_load_that_fails_leaves_nothing_for_the_next():
             ["_load_pretrained_model"],
         ),
         ("        return info\n", "        return info, 1\n", ["from_pretrained", "_finalize_model_loading"]),
-        (
-            '            model.append("tied")',
-            "            return info",
-            ["from_pretrained", "_finalize_model_loading"],
-        ),
-        (
-            "_finalize_model_loading(model, info)",
-            "_finalize_model_loading(self, info)",
-            ["from_pretrained", "_finalize_model_loading"],
-        ),
+        ('            model.append("tied")', "            return info", ["from_pretrained", "_finalize_model_loading"]),
+        ("_finalize_model_loading(model, info)", "_finalize_model_loading(self, info)", ["from_pretrained", "_finalize_model_loading"]),
     ],
-)
+)  # fmt: skip
 def test_what_is_built_differently_is_a_miss(old, new, missed):
     assert old in SOURCE
     at = SOURCE.rindex(old)
-    sites = sites_of(SOURCE[:at] + new + SOURCE[at + len(old) :])
+    sites = sites_of(expert_checkpoints, SOURCE[:at] + new + SOURCE[at + len(old) :])
     assert [site.target.partition(".")[2] for site in sites if site.status is Status.MISSED] == missed
     assert all(not site.edits for site in sites if site.status is Status.MISSED)
 
 
 def test_nothing_elsewhere():
-    assert sites_of("class Model:\n    pass\n") == []
+    assert sites_of(expert_checkpoints, "class Model:\n    pass\n") == []
 
 
 def test_upstreams_lines_all_stay():
-    lines = iter(spliced(SOURCE, sites_of(SOURCE)).splitlines())
+    lines = iter(spliced(SOURCE, sites_of(expert_checkpoints, SOURCE)).splitlines())
     assert all(line in lines for line in SOURCE.splitlines())

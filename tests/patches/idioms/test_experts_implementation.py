@@ -1,12 +1,8 @@
-from __future__ import annotations
-
 import pytest
 
-from tests.patches.idioms.applied import executed, spliced
+from tests.patches.idioms.applied import executed, sites_of, spliced
 from veomni_hook.kernels.moe_experts import provenance
-from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.idioms import implementations
-from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Status
 
 CONFIG = '''
@@ -43,22 +39,18 @@ class Model:
 """
 
 
-def sites_of(source):
-    return list(implementations.find(ModuleView(Document(source))))
-
-
 def test_finds_the_config_and_the_model():
-    assert [site.target for site in sites_of(CONFIG + MODEL)] == [
+    assert [site.target for site in sites_of(implementations, CONFIG + MODEL)] == [
         "Settings._experts_implementation.setter",
         "Settings._remove_keys_not_serialized",
         "Model.set_experts_implementation",
     ]
-    for site in sites_of(CONFIG + MODEL):
+    for site in sites_of(implementations, CONFIG + MODEL):
         assert (site.op, site.status, site.counted, site.slots) == ("moe_experts", Status.ROUTED, False, ())
 
 
 def test_what_is_assigned_is_noted_and_not_saved():
-    config = executed(CONFIG, sites_of(CONFIG))["Settings"]()
+    config = executed(CONFIG, sites_of(implementations, CONFIG))["Settings"]()
     assert vars(config) == {}
     config._experts_implementation = "eager"
     assert config._experts_implementation == "eager"
@@ -74,7 +66,7 @@ def test_what_is_assigned_is_noted_and_not_saved():
 def test_a_request_is_noted_when_it_was_granted(monkeypatch):
     noted = []
     monkeypatch.setattr(provenance, "note_request", lambda model, wanted: noted.append(wanted))
-    scope = executed(CONFIG + MODEL, sites_of(CONFIG + MODEL))
+    scope = executed(CONFIG + MODEL, sites_of(implementations, CONFIG + MODEL))
     model = scope["Model"]()
     model.config = scope["Settings"]()
     with pytest.raises(ValueError):
@@ -92,27 +84,23 @@ def test_a_request_is_noted_when_it_was_granted(monkeypatch):
         (CONFIG, "_remove_keys_not_serialized", "_remove_some_keys"),
         (CONFIG, "self._experts_implementation_internal = value", "self._kept = value"),
         (CONFIG, "self.sub_configs", "self.parts"),
-        (
-            CONFIG,
-            "def _experts_implementation(self, value)",
-            "def _experts_implementation(self, value, more=1)",
-        ),
+        (CONFIG, "def _experts_implementation(self, value)", "def _experts_implementation(self, value, more=1)"),
         (MODEL, "self.config._experts_implementation_internal = wanted", "self.config.kept = wanted"),
         (MODEL, "            raise ValueError(wanted)", "            return"),
         (MODEL, "self, wanted", "self, wanted, more=None"),
     ],
-)
+)  # fmt: skip
 def test_what_is_built_differently_is_left_alone(source, old, new):
-    assert sites_of(source)
+    assert sites_of(implementations, source)
     assert old in source
-    assert sites_of(source.replace(old, new)) == []
+    assert sites_of(implementations, source.replace(old, new)) == []
 
 
 def test_nothing_elsewhere():
-    assert sites_of("class Model:\n    pass\n") == []
+    assert sites_of(implementations, "class Model:\n    pass\n") == []
 
 
 def test_upstreams_lines_all_stay():
     source = CONFIG + MODEL
-    lines = iter(spliced(source, sites_of(source)).splitlines())
+    lines = iter(spliced(source, sites_of(implementations, source)).splitlines())
     assert all(line in lines for line in source.splitlines())

@@ -1,24 +1,21 @@
 """What models compute from sizes: which code runs on the host, and where sizes are read."""
 
-from __future__ import annotations
-
 import textwrap
 
 import pytest
 
-from tests.patches.idioms.applied import spliced
+from tests.patches.idioms.applied import sites_of, spliced
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.idioms.host_metadata import find
 from veomni_hook.patches.idioms.host_metadata.binding import names_of
-from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.site import Site, Status
+from veomni_hook.patches.site import Status
 
 
-def sites(text: str) -> list[Site]:
-    return list(find.find(ModuleView(Document(textwrap.dedent(text), "lookalike"))))
+def sites(text):
+    return sites_of(find, textwrap.dedent(text), "lookalike")
 
 
-def edited(text: str) -> str:
+def edited(text):
     return spliced(textwrap.dedent(text), sites(text))
 
 
@@ -227,13 +224,9 @@ def test_a_tower_that_computes_sizes_itself():
         ("grid_thw[:, 0])", "self.counts)", ["Tower.positions"]),
         ("ends = torch", "torch = ends = torch", ["Tower.positions"]),
         # Nothing waits for it.
-        (
-            "torch.repeat_interleave(grid_thw[:, 1], grid_thw[:, 0]).cumsum(0)",
-            "grid_thw[0]",
-            ["Tower.positions"],
-        ),
+        ("torch.repeat_interleave(grid_thw[:, 1], grid_thw[:, 0]).cumsum(0)", "grid_thw[0]", ["Tower.positions"]),
     ],
-)
+)  # fmt: skip
 def test_towers_whose_code_is_not_known_to_compute_with_sizes_alone(old, new, left):
     assert old in TOWER
     assert [site.target for site in sites(TOWER.replace(old, new))] == left

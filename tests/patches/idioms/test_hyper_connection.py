@@ -1,25 +1,18 @@
 """Hyper-connections: what is routed, what is missed, and that it computes what transformers' classes do."""
 
-from __future__ import annotations
-
 import inspect
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
-import torch
 from torch import nn
 from transformers.models.deepseek_v4 import modeling_deepseek_v4 as upstream
 
-from tests.kernels.matching import gradients
-from tests.patches.idioms.applied import executed, spliced
-from veomni_hook.kernels.selection.process_choice import get_choice, set_choice
-from veomni_hook.patches.code.document import Document
+from tests.patches.idioms.applied import IMPORTS, compared, sites_of, spliced
+from veomni_hook.kernels.selection.process_choice import set_choice
 from veomni_hook.patches.idioms.hyper_connection import find, mixed
-from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.site import Site, Status
+from veomni_hook.patches.site import Status
 
-HEAD = "import torch\nimport torch.nn.functional as F\nfrom torch import nn\n\n\n"
+HEAD = f"{IMPORTS}\n\n"
 CONFIG = SimpleNamespace(hc_mult=4, hc_sinkhorn_iters=3, hc_eps=1e-3, hidden_size=10, rms_norm_eps=1e-5)
 NORM = upstream.DeepseekV4UnweightedRMSNorm
 LAYER = """
@@ -38,41 +31,29 @@ VIEWED = "flattened = hidden_streams.view(batch_size, seq_len, -1).float()"
 
 
 @pytest.fixture(autouse=True)
-def _by_name() -> Any:
-    before = str(get_choice())
+def _by_name():
     set_choice("hyper_connection=torch")
-    yield
-    set_choice(before)
 
 
-def text_of(*classes: type) -> str:
+def text_of(*classes):
     """Transformers' own code of these classes, unpatched."""
     return HEAD + "\n\n".join(inspect.getsource(each) for each in classes)
 
 
-def sites(text: str, idiom: Any = find) -> list[Site]:
-    return list(idiom.find(ModuleView(Document(text, "transformers.models.a.modeling_a"))))
+def sites(text, idiom=find):
+    return sites_of(idiom, text, "transformers.models.a.modeling_a")
 
 
-def made(scope: dict[str, Any], name: str) -> nn.Module:
-    torch.manual_seed(3)
-    module: nn.Module = scope[name](CONFIG)
-    for each in module.parameters():
-        nn.init.normal_(each, std=0.3)
-    return module
+def outcome_of(text, owner, change=lambda module: None):
+    def prepared(module):
+        for each in module.parameters():
+            nn.init.normal_(each, std=0.3)
+        change(module)
 
-
-def compared(text: str, name: str) -> Any:
-    """Outputs and gradients are equal with the routes and without; returns the patched module, and its slot."""
-    results = []
-    for routed in ([], [each for each in sites(text) if each.status is Status.ROUTED]):
-        scope = executed(text, routed)
-        module = made(scope, name)
-        torch.manual_seed(4)
-        outputs, grads = gradients(module, [torch.randn(2, 3, 4, 10)], [True])
-        results.append([*outputs, *grads, *(each.grad for each in module.parameters())])
-    assert all(map(torch.equal, *results))
-    return module, next(value for key, value in scope.items() if key.startswith("veomni_hyper"))
+    routed = [each for each in sites(text) if each.status is Status.ROUTED]
+    return compared(text, routed, owner, [(2, 3, 4, 10)], arguments=(CONFIG,), change=prepared)[
+        "hyper_connection"
+    ]
 
 
 CONNECTION = text_of(NORM, upstream.DeepseekV4HyperConnection)
@@ -94,23 +75,14 @@ def test_transformers_classes_are_routed_and_compute_the_same(name):
     assert (site.status, site.variant, site.part, site.target) == (
         Status.ROUTED, variant, "weights", f"{owner}.forward",
     ), site.reason  # fmt: skip
-    module, slot = compared(text, owner)
-    assert slot.outcome(module) == ("torch", "chosen")
+    assert outcome_of(text, owner) == ("torch", "chosen")
 
 
 def test_other_norms_run_as_they_are():
-    text, owner, _ = FORMS["of views"]
-    module, slot = compared(text, owner)
-    module.input_norm.forward = lambda x: x * 2
-    x = torch.randn(1, 2, 4, 10)
-    assert torch.equal(module(x)[1], made_with_doubled_norm(text, owner)(x)[1])
-    assert slot.outcome(module)[0] == "eager"
+    def doubled(module):
+        module.input_norm.forward = lambda x: x * 2
 
-
-def made_with_doubled_norm(text: str, owner: str) -> nn.Module:
-    module = made(executed(text), owner)
-    module.input_norm.forward = lambda x: x * 2  # type: ignore[assignment]
-    return module
+    assert outcome_of(*FORMS["of views"][:2], doubled).backend == "eager"
 
 
 MISSED = {
@@ -139,15 +111,9 @@ def test_mixed_streams_are_routed_and_compute_the_same():
         "if (kernel := veomni_hyper_connection_mix.kernel(self, post, comb, output, x, dtype)) is not None"
         in (spliced(HEAD + LAYER, [site]))
     )
-    given = torch.randn(1, 2, 4, 6), torch.randn(1, 2, 6), torch.randn(1, 2, 4), torch.randn(1, 2, 4, 4)
-    results = []
-    for routed in ([], [site]):
-        scope = executed(HEAD + LAYER, routed)
-        layer = scope["Layer"]()
-        outputs, grads = gradients(layer, given, [True] * 4)
-        results.append([*outputs, *grads])
-    assert all(map(torch.equal, *results))
-    assert scope["veomni_hyper_connection_mix"].outcome(layer) == ("torch", "chosen")
+    shapes = (1, 2, 4, 6), (1, 2, 6), (1, 2, 4), (1, 2, 4, 4)
+    outcomes = compared(HEAD + LAYER, [site], "Layer", shapes)
+    assert outcomes["hyper_connection"] == ("torch", "chosen")
 
 
 @pytest.mark.parametrize(

@@ -1,21 +1,23 @@
 """Index scores of sparse attention: the forms of upstream's modules, and what is near them."""
 
-from __future__ import annotations
-
 import textwrap
 
 import pytest
 import torch
 
-from tests.kernels.matching import gradients
-from tests.patches.idioms.applied import executed, in_lines, spliced
-from veomni_hook.kernels.selection.process_choice import get_choice, set_choice
-from veomni_hook.patches.code.document import Document
+from tests.patches.idioms.applied import (
+    IMPORTS,
+    assert_missed,
+    assert_routed,
+    compared,
+    executed,
+    site_of,
+    sites_of,
+)
+from veomni_hook.kernels.selection.process_choice import set_choice
 from veomni_hook.patches.idioms import index_scores
-from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Status
 
-HEAD = "import torch\nimport torch.nn.functional as F\nfrom torch import nn\n"
 PRODUCT = "scores = torch.matmul(q.float(), k.transpose(-1, -2).float().unsqueeze(1))"
 WEIGHTS = "weights = self.proj(x).float() * (self.heads**-0.5)\n"
 BY_MATMUL = "s = torch.matmul(weights.unsqueeze(-2), scores).squeeze(-2)\n"
@@ -32,11 +34,7 @@ ROUTED = {
         "relu_matmul",
         f"s = kernel(q, k, {MADE}, self.scale)",
     ),
-    "no scale": (
-        f"{PRODUCT}\nscores = F.relu(scores)\n{WEIGHTS}{BY_MATMUL}{MASK}",
-        "relu_matmul",
-        f"s = kernel(q, k, {MADE}, 1.0)",
-    ),
+    "no scale": (f"{PRODUCT}\nscores = F.relu(scores)\n{WEIGHTS}{BY_MATMUL}{MASK}", "relu_matmul", f"s = kernel(q, k, {MADE}, 1.0)"),
     "weights first": (
         f"{WEIGHTS}{PRODUCT} * 0.5\ns = torch.matmul(weights.unsqueeze(-2), scores.relu()).squeeze(-2)\n{MASK}",
         "relu_matmul",
@@ -48,13 +46,9 @@ ROUTED = {
         "relu_sum",
         f"return kernel(q, k, {MADE}, self.scale)",
     ),
-    "einsum and relu": (
-        EINSUM + "scores = F.relu(scores)\n" + EINSUM_SUM + MASK,
-        "relu_einsum",
-        "s = kernel(q, k, weights, self.scale)",
-    ),
+    "einsum and relu": (EINSUM + "scores = F.relu(scores)\n" + EINSUM_SUM + MASK, "relu_einsum", "s = kernel(q, k, weights, self.scale)"),
     "einsum": (EINSUM + EINSUM_SUM + MASK, "einsum", "s = kernel(q, k, weights, self.scale)"),
-}
+}  # fmt: skip
 NEAR_MISSES = {
     "products not in float32": USUAL.replace("q.float()", "q"),
     "another activation": USUAL.replace("F.relu", "F.silu"),
@@ -69,75 +63,52 @@ NEAR_MISSES = {
 }
 
 
+INPUTS = [(2, 4, 3, 6), (2, 7, 6), (2, 4, 5)]
+MASK_OF_TWO = torch.zeros(7).index_fill(0, torch.tensor([2, 5]), float("-inf"))
+
+
 def module(body, name="SomeIndexer"):
     setup = "self.proj, self.heads, self.scale = nn.Linear(5, 3), 3, 0.4"
-    body = textwrap.indent(body.strip("\n"), "        ")
     return (
-        f"{HEAD}class {name}(nn.Module):\n    def __init__(self):\n        super().__init__()\n        {setup}\n\n"
-        f"    def forward(self, q, k, x, mask):\n{body}\n"
+        f"{IMPORTS}class {name}(nn.Module):\n    def __init__(self):\n        super().__init__()\n        {setup}\n\n"
+        f"    def forward(self, q, k, x, mask):\n{textwrap.indent(body, ' ' * 8)}"
     )
-
-
-def sites(text):
-    return list(index_scores.find(ModuleView(Document(text))))
-
-
-@pytest.fixture
-def choose():
-    before = get_choice()
-    yield set_choice
-    set_choice(before)
 
 
 @pytest.mark.parametrize("name", ROUTED)
 def test_forms(name):
     body, variant, call = ROUTED[name]
-    (site,) = sites(module(body))
-    assert (site.status, site.variant) == (Status.ROUTED, variant), site.reason
-    assert call in in_lines(spliced(module(body), [site]))
+    assert_routed(index_scores, module(body), variant, "SomeIndexer.forward", call)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("backend", ["reference", "torch"])
 @pytest.mark.parametrize("name", ROUTED)
-def test_the_guarded_path_is_the_upstream_one(name, backend, dtype, choose):
-    choose(f"index_scores={backend}")
+def test_the_guarded_path_is_the_upstream_one(name, backend, dtype):
+    set_choice(f"index_scores={backend}")
     text = module(ROUTED[name][0])
-    torch.manual_seed(0)
-    upstream = executed(text)["SomeIndexer"]().to(dtype)
-    scope = executed(text, sites(text))
-    routed = scope["SomeIndexer"]().to(dtype)
-    routed.load_state_dict(upstream.state_dict())
-    inputs = [torch.randn(shape).to(dtype) for shape in ((2, 4, 3, 6), (2, 7, 6), (2, 4, 5))]
-    mask = torch.zeros(7).index_fill(0, torch.tensor([2, 5]), float("-inf"))
-    found = []
-    for each in (upstream, routed):
-        outputs, grads = gradients(each, [*inputs, mask], [True] * 3 + [False])
-        found.append([*outputs, *grads[:3], *(p.grad for p in each.parameters())])
-    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
-    (slot,) = [value for name, value in scope.items() if name.startswith("veomni_index_scores")]
-    assert slot.outcome(routed).backend == backend
+    outcomes = compared(
+        text, sites_of(index_scores, text), "SomeIndexer", [*INPUTS, MASK_OF_TWO], dtype=dtype
+    )
+    assert outcomes["index_scores"].backend == backend
 
 
 @pytest.mark.parametrize("name", NEAR_MISSES)
 def test_near_misses(name):
-    (site,) = sites(module(NEAR_MISSES[name]))
-    assert site.status is Status.MISSED and site.reason
+    assert_missed(index_scores, module(NEAR_MISSES[name]))
 
 
 def test_classes_of_other_names_are_candidates_if_they_have_the_formula():
-    (site,) = sites(module(USUAL, "Selection"))
-    assert site.status is Status.ROUTED
-    assert not sites(module(NEAR_MISSES["another activation"], "Selection"))
-    assert not sites(module(EINSUM + EINSUM_SUM + MASK, "Selection"))
+    assert site_of(index_scores, module(USUAL, "Selection")).status is Status.ROUTED
+    assert not sites_of(index_scores, module(NEAR_MISSES["another activation"], "Selection"))
+    assert not sites_of(index_scores, module(EINSUM + EINSUM_SUM + MASK, "Selection"))
 
 
-def test_a_call_that_no_kernel_takes_runs_upstreams_code(choose):
-    choose("auto")
-    scope = executed(module(USUAL), sites(module(USUAL)))
+def test_a_call_that_no_kernel_takes_runs_upstreams_code():
+    set_choice("auto")
+    scope = executed(module(USUAL), sites_of(index_scores, module(USUAL)))
     routed = scope["SomeIndexer"]()
     routed.scale = torch.tensor(0.4)
-    routed(torch.randn(2, 4, 3, 6), torch.randn(2, 7, 6), torch.randn(2, 4, 5), 0.0)
-    (slot,) = [value for name, value in scope.items() if name.startswith("veomni_index_scores")]
-    outcome = slot.outcome(routed)
+    routed(*map(torch.randn, INPUTS), 0.0)
+    outcome = scope["veomni_index_scores_relu_matmul"].outcome(routed)
     assert outcome.backend == "eager" and "the scale is a Tensor" in outcome.reason

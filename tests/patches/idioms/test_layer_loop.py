@@ -4,11 +4,7 @@ import ast
 import gc
 import inspect
 import json
-import os
 import re
-import subprocess
-import sys
-from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,15 +12,17 @@ import pytest
 import transformers
 
 from tests.once import once
-from tests.patches.idioms.applied import in_lines, spliced
+from tests.patches.idioms.applied import in_lines, sites_of, spliced
 from tests.patches.idioms.layer_loops import CALL, DECODER, EMBEDDINGS, changed
+from tests.processes import facts as facts_of
+from tests.processes import started
 from veomni_hook.finders.build import patch_with_idioms
 from veomni_hook.finders.upstream import Upstream
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.engine import Origin, patch_source
 from veomni_hook.patches.idioms.layer_loop import find as idiom
 from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.site import Site, Status
+from veomni_hook.patches.site import Status
 from veomni_hook.settings import Settings
 from veomni_hook.tools.coverage import examine, totals
 
@@ -37,27 +35,27 @@ LINEAR = {"qwen3_next", "qwen3_5", "olmo_hybrid", "kimi_linear", "bailing_hybrid
 SUPPORTED = {"5.2.0": 60, "5.9.0": 79, "5.17.0": 104, "5.23.0": 119}
 
 
-def sites(text: str) -> list[Site]:
-    return list(idiom.find(ModuleView(Document(text, ORIGIN.module))))
+def sites(text):
+    return sites_of(idiom, text, ORIGIN.module)
 
 
 LAYER_LOOPS = "layer_loop.find"
 
 
-def patched(text: str, *, optional: Collection[str] = (LAYER_LOOPS,)) -> str:
+def patched(text, *, optional=(LAYER_LOOPS,)):
     return patch_source(text, [], ORIGIN, idioms=True, optional=optional).text
 
 
-def source_of(family: str) -> str:
+def source_of(family):
     return (MODELS / family / f"modeling_{family}.py").read_text(encoding="utf-8")
 
 
-def on_one_line(text: str) -> str:
+def on_one_line(text):
     """The text with each call of `shard` on one line, without the cache that loops may pass."""
     return re.sub(r"shard\(\s*([^)]*?)(?:, cache=(?:past_key_values|cache))?\s*\)", r"shard(\1)", text)
 
 
-def calls(text: str) -> list[str]:
+def calls(text):
     """The statements with calls of the runtime, in order, each on one line."""
     return [
         on_one_line(ast.unparse(node))
@@ -70,7 +68,7 @@ CUT = "hidden_states, position_embeddings = veomni_sequence.shard(self, hidden_s
 JOIN = "hidden_states = veomni_sequence.gather(self, hidden_states)"
 
 
-def test_the_layers_are_between_a_cut_and_a_join_and_nothing_else_changes() -> None:
+def test_the_layers_are_between_a_cut_and_a_join_and_nothing_else_changes():
     (site,) = sites(DECODER)
     assert (site.target, site.status, site.variant) == ("TinyModel.forward", Status.ROUTED, "sharded")
     text = on_one_line(spliced(DECODER, [site]))
@@ -87,20 +85,20 @@ def test_the_layers_are_between_a_cut_and_a_join_and_nothing_else_changes() -> N
     assert rest == DECODER.splitlines()
 
 
-def test_the_patched_module_imports_the_runtime_once() -> None:
+def test_the_patched_module_imports_the_runtime_once():
     text = patched(DECODER)
     assert text.count("from veomni_hook.parallel import sequence as veomni_sequence\n") == 1
     assert calls(text) == [CUT, JOIN]
 
 
-def test_the_cache_that_the_layers_fill_is_passed() -> None:
+def test_the_cache_that_the_layers_fill_is_passed():
     for family in FAMILIES:
         assert (
             len(re.findall(r"shard\([^)]*cache=(?:past_key_values|cache)\s", patched(source_of(family)))) == 1
         )
 
 
-def test_without_shared_sequences_the_text_is_that_of_the_other_idioms() -> None:
+def test_without_shared_sequences_the_text_is_that_of_the_other_idioms():
     assert "veomni_sequence" not in patched(DECODER, optional=())
     for family in FAMILIES:
         text = source_of(family)
@@ -120,7 +118,7 @@ def test_without_shared_sequences_the_text_is_that_of_the_other_idioms() -> None
 
 
 @pytest.mark.parametrize(("parallel", "count"), [("", 0), ("ep=2", 0), ("sp=2", 1), ("sp=4,ep=2", 1)])
-def test_the_setting_decides(parallel: str, count: int) -> None:
+def test_the_setting_decides(parallel, count):
     text = source_of("llama")
     upstream = Upstream(
         "transformers.models.llama.modeling_llama", "modeling_llama.py", text.encode(), "transformers", "0"
@@ -223,14 +221,14 @@ SHORT = "hidden_states, attention_mask=causal_mask, position_embeddings=position
         ),
     ],
 )
-def test_forms_that_are_supported(changes: list[tuple[str, str]], cut: str) -> None:
+def test_forms_that_are_supported(changes, cut):
     text = changed(*changes)
     (site,) = sites(text)
     assert (site.status, site.reason) == (Status.ROUTED, "")
     assert calls(spliced(text, [site])) == [cut, JOIN]
 
 
-def test_without_a_norm_right_behind_the_loop_the_join_is_there() -> None:
+def test_without_a_norm_right_behind_the_loop_the_join_is_there():
     text = changed(("        hidden_states = self.norm(hidden_states)\n", "        note = 1\n"))
     (site,) = sites(text)
     assert f"{JOIN}\n        note = 1" in spliced(text, [site])
@@ -248,7 +246,7 @@ IN_MLP = "        return self.down_proj(self.act_fn(self.up_proj(x)))\n"
 SCORES = "        attn_output, attn_weights = attention_interface(\n            self, query, key, value, attention_mask, scaling=self.head_dim**-0.5, **kwargs\n        )\n"
 
 
-def mlp(code: str) -> list[tuple[str, str]]:
+def mlp(code):
     """A change of the MLP's body."""
     return [(IN_MLP, f"        {code}\n{IN_MLP}")]
 
@@ -308,7 +306,7 @@ def mlp(code: str) -> list[tuple[str, str]]:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )  # fmt: skip
-def test_what_may_mix_positions_is_refused_with_its_reason(changes, reason: str) -> None:
+def test_what_may_mix_positions_is_refused_with_its_reason(changes, reason):
     text = changed(*changes)
     (site,) = sites(text)
     assert site.status is Status.REFUSED and reason in site.reason
@@ -316,7 +314,7 @@ def test_what_may_mix_positions_is_refused_with_its_reason(changes, reason: str)
     assert call == in_lines(f"veomni_sequence.refused(self, {json.dumps(site.reason)})")
 
 
-def test_a_subclass_with_other_layers_is_checked_too() -> None:
+def test_a_subclass_with_other_layers_is_checked_too():
     more = (
         "\n\nclass MixedModel(TinyModel):\n    def __init__(self, config):\n        super().__init__(config)\n"
         "        self.layers = nn.ModuleList([MixedLayer(config, i) for i in range(2)])\n\n\n"
@@ -329,7 +327,7 @@ def test_a_subclass_with_other_layers_is_checked_too() -> None:
     assert site.status is Status.REFUSED and "MixedLayer.forward: a cumulative sum" in site.reason
 
 
-def test_what_the_module_replaces_later_is_not_taken_for_the_code_that_runs() -> None:
+def test_what_the_module_replaces_later_is_not_taken_for_the_code_that_runs():
     rows = examine(ORIGIN.module, f"{DECODER}\n\nTinyMLP.forward = other\n", optional=(LAYER_LOOPS,))
     assert not [row for row in rows if row.op == "layer_loop" and row.status == "routed"]
     refused = changed(*mlp("x = x.cumsum(1)"))
@@ -338,14 +336,14 @@ def test_what_the_module_replaces_later_is_not_taken_for_the_code_that_runs() ->
     assert (row.status, row.edited) == ("refused", True)
 
 
-def test_a_tower_runs_whole_and_raises_nothing() -> None:
+def test_a_tower_runs_whole_and_raises_nothing():
     text = DECODER.replace("input_ids=None, ", "").replace("self.embed_tokens(input_ids)", "self.embed()")
     (site,) = sites(text)
     assert (site.status, site.part, site.edits) == (Status.REFUSED, "tower", ())
     assert "runs at full length on every rank" in site.reason
 
 
-def test_a_model_whose_layers_are_in_another_class_is_refused() -> None:
+def test_a_model_whose_layers_are_in_another_class_is_refused():
     stack = (
         "\n\nclass OuterModel(PreTrainedModel):\n    def __init__(self, config):\n"
         "        self.encoder = TinyModel(config)\n\n"
@@ -367,7 +365,7 @@ class Loop:
     reason: str
 
 
-def installed_loops() -> list[tuple[str, Loop]]:
+def installed_loops():
     """The loops of every modeling module of the installed release, with their families."""
     found = []
     gc.disable()  # trees have no cycles, and collections take almost half of the time
@@ -384,12 +382,12 @@ def installed_loops() -> list[tuple[str, Loop]]:
 
 
 @pytest.fixture(scope="module")
-def rows(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, Loop]]:
+def rows(tmp_path_factory):
     return once(tmp_path_factory, "layer_loops", installed_loops)
 
 
 class TestTheInstalledRelease:
-    def test_every_file_with_a_mask_and_a_loop_is_supported_or_refused_with_a_reason(self, rows) -> None:
+    def test_every_file_with_a_mask_and_a_loop_is_supported_or_refused_with_a_reason(self, rows):
         known = {family for family, _ in rows}
         generating = []
         for path in MODELS.glob("*/modeling_*.py"):
@@ -404,7 +402,7 @@ class TestTheInstalledRelease:
         assert all(site.reason for _, site in rows if site.status is not Status.ROUTED)
         assert {site.status for _, site in rows} == {Status.ROUTED, Status.REFUSED}
 
-    def test_the_number_of_supported_models(self, rows) -> None:
+    def test_the_number_of_supported_models(self, rows):
         supported = {family for family, site in rows if site.status is Status.ROUTED}
         assert {*FAMILIES, "mistral", "qwen2", "gemma2"} <= supported
         assert transformers.__version__ != "5.23.0" or LINEAR <= supported
@@ -430,13 +428,13 @@ class TestTheInstalledRelease:
             ("bert", "apart from its mask"),
         ],
     )
-    def test_families_that_are_refused_by_name(self, rows, family: str, kind: str) -> None:
+    def test_families_that_are_refused_by_name(self, rows, family, kind):
         found = [site for name, site in rows if name == family and site.part == "base_model"]
         assert found and all(site.status is Status.REFUSED for site in found)
         assert any(kind in site.reason for site in found)
 
 
-def test_coverage_counts_refusals_in_a_column_of_their_own() -> None:
+def test_coverage_counts_refusals_in_a_column_of_their_own():
     rows = examine(ORIGIN.module, DECODER, optional=(LAYER_LOOPS,))
     rows += examine(ORIGIN.module, changed(*mlp("x = x.cumsum(1)")), optional=(LAYER_LOOPS,))
     total = next(total for total in totals(rows) if total.op == "layer_loop")
@@ -446,25 +444,10 @@ def test_coverage_counts_refusals_in_a_column_of_their_own() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("broken", ["", "others"])
-def test_the_layers_of_six_families_work_on_each_position_by_itself(broken: str, tmp_path: Path) -> None:
+def test_the_layers_of_six_families_work_on_each_position_by_itself(broken, tmp_path):
     """With attention that does not mix positions, parts of the positions give parts of the result."""
     script = Path(__file__).with_name("facts_of_layer_loops.py")
-    environment = {
-        **os.environ,
-        "VEOMNI_PARALLEL": "sp=2",
-        "VEOMNI_CACHE_DIR": str(tmp_path),
-        "OMP_NUM_THREADS": "1",
-    }
-    done = subprocess.run(
-        [sys.executable, str(script), *FAMILIES, broken],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    facts = json.loads(done.stdout.splitlines()[-1])
+    facts = facts_of(started(script, *FAMILIES, broken, cache=tmp_path, VEOMNI_PARALLEL="sp=2"))
     assert {*facts} == {*FAMILIES}
     for family, (error, cut, joined) in facts.items():
         assert (cut, joined) == (3, 3), family

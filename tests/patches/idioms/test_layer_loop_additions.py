@@ -1,7 +1,5 @@
 """Rows that are added between layers: which loops are split, and near misses with their reasons."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.patches.idioms.applied import spliced
@@ -32,7 +30,7 @@ ROWS = "features = veomni_sequence.rows_to_add(self, self.add, hidden_states, ma
 
 
 @pytest.mark.parametrize("within", ["index in range(len(features))", "index < len(features)"])
-def test_rows_are_cut_before_the_loop_and_added_in_it(within: str) -> None:
+def test_rows_are_cut_before_the_loop_and_added_in_it(within):
     text = changed(*DEEP, ("index in range(len(features))", within))
     (site,) = sites(text)
     assert site.status is Status.ROUTED, site.reason
@@ -63,6 +61,6 @@ def test_rows_are_cut_before_the_loop_and_added_in_it(within: str) -> None:
         (ADDED, ADDED + ADDED),
     ],
 )
-def test_near_misses(old: str, new: str) -> None:
+def test_near_misses(old, new):
     (site,) = sites(changed(*DEEP, (old, new)))
     assert site.status is Status.REFUSED

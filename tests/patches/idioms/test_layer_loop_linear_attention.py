@@ -1,15 +1,13 @@
 """Loops over layers of linear attention: what is proven of them, and lookalikes that mix positions."""
 
-from __future__ import annotations
-
 import pytest
 
-from tests.patches.idioms.applied import spliced
+from tests.patches.idioms.applied import sites_of, spliced
 from tests.patches.idioms.layer_loops import DECODER
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.idioms.layer_loop import find as idiom
 from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.site import Site, Status
+from veomni_hook.patches.site import Status
 
 FUNCTIONS = """
 @use_kernel_func_from_hub_with_fallback("causal_conv1d_fn", "causal_conv1d")
@@ -61,7 +59,7 @@ BODY = """\
 """
 
 
-def mixer(*changes: tuple[str, str]) -> str:
+def mixer(*changes):
     """The decoder with linear attention, after changes of which each must apply."""
     start = DECODER.index("    def forward(self, hidden_states, position_embeddings")
     text = DECODER[:start] + BODY + DECODER[DECODER.index("class TinyMLP") :]
@@ -72,12 +70,12 @@ def mixer(*changes: tuple[str, str]) -> str:
     return text
 
 
-def sites(text: str) -> list[Site]:
+def sites(text):
     name = "transformers.models.tiny.modeling_tiny"
-    return list(idiom.find(ModuleView(Document(text, name))))
+    return sites_of(idiom, text, name)
 
 
-def test_linear_attention_is_proven_and_gets_its_part_of_the_mask() -> None:
+def test_linear_attention_is_proven_and_gets_its_part_of_the_mask():
     text = mixer()
     model, layer = sites(text)
     assert (model.target, model.status, model.reason) == ("TinyModel.forward", Status.ROUTED, "")
@@ -107,7 +105,7 @@ QUERY = "query = x.reshape(rows, length, -1, self.head_dim)"
         ([('_with_fallback("chunk', '_with_fallback("other_chunk')], "a cumulative sum along the positions"),
     ],
 )  # fmt: skip
-def test_what_mixes_positions_around_a_rule_is_refused(changes: list[tuple[str, str]], reason: str) -> None:
+def test_what_mixes_positions_around_a_rule_is_refused(changes, reason):
     (site,) = sites(mixer(*changes))
     assert site.status is Status.REFUSED
     # The kind of layer is named; what could not be proven is found below it.
@@ -115,7 +113,7 @@ def test_what_mixes_positions_around_a_rule_is_refused(changes: list[tuple[str, 
     assert reason in unproven(mixer(*changes))
 
 
-def unproven(text: str) -> str:
+def unproven(text):
     """What could not be proven of the loop."""
     from veomni_hook.patches.idioms.layer_loop.loop import decided, loops
     from veomni_hook.patches.site import Missed
@@ -140,7 +138,7 @@ CHANNELS = [
 ]
 
 
-def test_a_decay_for_each_channel_is_proven() -> None:
+def test_a_decay_for_each_channel_is_proven():
     model, layer = sites(mixer(*CHANNELS))
     assert (model.status, model.reason, layer.variant) == (Status.ROUTED, "", "part_of_mask")
 
@@ -155,7 +153,7 @@ def test_a_decay_for_each_channel_is_proven() -> None:
         (("[4] * 3, dim=-1", "[4] * 3, dim=1"), "a split along the positions"),
     ],
 )
-def test_what_mixes_channels_with_positions_is_refused(change: tuple[str, str], reason: str) -> None:
+def test_what_mixes_channels_with_positions_is_refused(change, reason):
     assert reason in unproven(mixer(*CHANNELS, change))
 
 
@@ -200,12 +198,12 @@ NESTED = f"""\
 @pytest.mark.parametrize(
     "more", [[], [(CHOSEN, NEGATED[: NEGATED.rindex("else")] + "else Full(config, layer_idx)")]]
 )
-def test_a_setting_chooses_one_of_two_layers(more: list[tuple[str, str]]) -> None:
+def test_a_setting_chooses_one_of_two_layers(more):
     model, _ = sites(mixer(*CHOICE, *more))
     assert (model.status, model.reason) == (Status.ROUTED, "")
 
 
-def test_what_one_branch_knows_of_a_choice_does_not_hold_after_it() -> None:
+def test_what_one_branch_knows_of_a_choice_does_not_hold_after_it():
     assert "a value that is unpacked is not known" in unproven(mixer(*CHOICE[:-1], (CALLED, NESTED)))
 
 
@@ -223,7 +221,7 @@ def test_what_one_branch_knows_of_a_choice_does_not_hold_after_it() -> None:
         ('if config.kinds[layer_idx] == "full"', 'if config.kinds[layer_idx] != "full"'),
     ],
 )
-def test_a_choice_that_may_be_another_one_is_refused(change: tuple[str, str]) -> None:
+def test_a_choice_that_may_be_another_one_is_refused(change):
     assert unproven(mixer(*CHOICE, change))
 
 
@@ -239,7 +237,7 @@ def test_a_choice_that_may_be_another_one_is_refused(change: tuple[str, str]) ->
         ("beyond(**{**kwargs})", "keyword arguments that are not known"),
     ],
 )
-def test_parts_of_positions_among_keyword_arguments(code: str, reason: str) -> None:
+def test_parts_of_positions_among_keyword_arguments(code, reason):
     at = "        rows, length, _ = hidden_states.shape\n"
     imported = ("import torch\n", "import torch\nfrom elsewhere import beyond\n")
     found = unproven(mixer(*CHOICE, imported, (at, f"{at}        {code}\n")))
@@ -264,7 +262,7 @@ IN_MLP = "        return self.down_proj(self.act_fn(self.up_proj(x)))\n"
         ("x = x * ACT2FN['silu'](x)", ""),
     ],
 )
-def test_parts_that_are_written_and_slices_that_are_kept(code: str, reason: str) -> None:
+def test_parts_that_are_written_and_slices_that_are_kept(code, reason):
     text = DECODER.replace(IN_MLP, f"        {code}\n{IN_MLP}", 1)
     (site,) = sites(text)
     assert site.status is (Status.REFUSED if reason else Status.ROUTED), site.reason

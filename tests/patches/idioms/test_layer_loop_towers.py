@@ -1,7 +1,5 @@
 """Loops over the layers of towers: split by image, or left alone with a reason."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.patches.idioms.test_layer_loop import MODELS, patched, sites
@@ -95,12 +93,12 @@ class SightModel(PreTrainedModel):
 """
 
 
-def changed(old: str, new: str) -> str:
+def changed(old, new):
     assert TOWER.count(old) == 1, old
     return TOWER.replace(old, new)
 
 
-def test_the_loop_runs_on_a_share_of_the_images_and_features_on_all() -> None:
+def test_the_loop_runs_on_a_share_of_the_images_and_features_on_all():
     (site,) = sites(TOWER)
     assert (site.status, site.part, site.variant) == (Status.ROUTED, "tower", "split")
     text = patched(TOWER)
@@ -129,7 +127,7 @@ def test_the_loop_runs_on_a_share_of_the_images_and_features_on_all() -> None:
         ("            if index in self.full:\n                features.append(self.mergers[index](hidden_states))\n", "            features.append(hidden_states)\n", "append"),
     ],
 )  # fmt: skip
-def test_other_loops_run_as_a_whole_and_raise_nothing(old: str, new: str, reason: str) -> None:
+def test_other_loops_run_as_a_whole_and_raise_nothing(old, new, reason):
     (site,) = sites(changed(old, new))
     assert (site.status, site.part, site.edits) == (Status.REFUSED, "tower", ())
     assert (
@@ -137,7 +135,7 @@ def test_other_loops_run_as_a_whole_and_raise_nothing(old: str, new: str, reason
     )
 
 
-def test_arguments_are_used_behind_the_loop_unless_the_loop_changes_them() -> None:
+def test_arguments_are_used_behind_the_loop_unless_the_loop_changes_them():
     text = changed("return hidden_states, features", "return hidden_states, features, end(kwargs)")
     (site,) = sites(text)
     assert site.status is Status.ROUTED
@@ -148,7 +146,7 @@ def test_arguments_are_used_behind_the_loop_unless_the_loop_changes_them() -> No
         assert site.status is Status.REFUSED
 
 
-def test_a_class_with_other_layers_that_inherits_the_forward() -> None:
+def test_a_class_with_other_layers_that_inherits_the_forward():
     other = (
         "\n\nclass OtherBlock(SightBlock):\n    def forward(self, hidden_states, cu_seqlens, **kwargs):\n"
         "        return hidden_states.cumsum(0)\n\n\nclass OtherModel(SightModel):\n"
@@ -160,19 +158,13 @@ def test_a_class_with_other_layers_that_inherits_the_forward() -> None:
 
 
 FAMILIES = (
-    "qwen2_vl",
-    "qwen2_5_vl",
-    "qwen3_vl",
-    "qwen3_vl_moe",
-    "qwen3_5",
-    "glm4v",
-    "qwen2_5_omni",
+    "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "glm4v", "qwen2_5_omni",
     "qwen3_omni_moe",
-)
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_towers_of_the_installed_release(family: str) -> None:
+def test_towers_of_the_installed_release(family):
     text = (MODELS / family / f"modeling_{family}.py").read_text(encoding="utf-8")
     found = [site for site in sites(text) if site.part == "tower"]
     sight = [site for site in found if "Audio" not in site.target and "Vision" in site.target]

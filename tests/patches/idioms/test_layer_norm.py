@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import torch
 
-from tests.kernels.matching import TOLERANCE, close
-from tests.patches.idioms.applied import executed
+from tests.kernels.matching import TOLERANCE
+from tests.patches.idioms.applied import assert_missed, assert_routed, compared, sites_of
 from veomni_hook.kernels.layer_norm.variants import OP
-from veomni_hook.kernels.selection.process_choice import get_choice, set_choice
-from veomni_hook.patches.code.document import Document
+from veomni_hook.kernels.selection.process_choice import set_choice
 from veomni_hook.patches.idioms import layer_norm
-from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.site import Site, Status
 
 HEAD = """
 import torch
@@ -61,138 +56,93 @@ FORMULAS: dict[str, list[str]] = {
             h = h - centre
             h = h / torch.sqrt(h.square().mean(-1, keepdim=True) + self.eps)
             return self.shift + h.to(kind) * self.weight
-        """,
+        """
     ],
     "operator_before_weight_and_bias": [
         """
         def forward(self, h):
             h = F.layer_norm(h, self.normalized_shape, eps=self.eps)
             return h * self.weight + self.bias
-        """,
+        """
     ],
     "weight_and_bias_before_cast": [
         """
         def forward(self, h):
             done = layer_norm(h.float(), self.normalized_shape, self.weight, bias=self.bias, eps=self.eps)
             return done.to(h.dtype)
-        """,
+        """
     ],
     "unweighted": [
         """
         def forward(self, h):
             kind = h.dtype
             return F.layer_norm(h.to(dtype=torch.float32), self.normalized_shape, None, None, self.eps).to(kind)
-        """,
+        """
     ],
 }
 CASES = [(variant, number) for variant, spellings in FORMULAS.items() for number in range(len(spellings))]
 NEAR = {
-    "the variance of the input itself": (
-        "spread = (h - centre).pow(2).mean(-1, keepdim=True)",
-        "spread = h.pow(2).mean(-1, keepdim=True)",
-    ),
+    "the variance of the input itself": ("spread = (h - centre).pow(2).mean(-1, keepdim=True)", "spread = h.pow(2).mean(-1, keepdim=True)"),
     "another dimension": ("centre = h.mean(-1, keepdim=True)", "centre = h.mean(1, keepdim=True)"),
     "an unbiased variance": ("(h - centre).pow(2).mean(-1, keepdim=True)", "h.var(-1, keepdim=True)"),
     "eps outside the root": ("torch.rsqrt(spread + self.eps)", "(torch.rsqrt(spread) + self.eps)"),
-    "a cast before the weight": (
-        "(self.weight.to(torch.float32) * h).to(kind)",
-        "self.weight * h.to(kind)",
-    ),
+    "a cast before the weight": ("(self.weight.to(torch.float32) * h).to(kind)", "self.weight * h.to(kind)"),
     "no cast": ("h = h.to(torch.float32)", "h = h * 1.0"),
-}
+}  # fmt: skip
 
 
-def module(text: str) -> str:
+def module(text):
     return HEAD + "\n" + textwrap.indent(textwrap.dedent(text).strip("\n"), "    ") + "\n"
 
 
-def sites(text: str) -> list[Site]:
-    return list(layer_norm.find(ModuleView(Document(text))))
-
-
-def only(text: str) -> Site:
-    (site,) = sites(text)
-    return site
-
-
-@pytest.fixture
-def _references() -> Iterator[None]:
-    before = get_choice()
-    set_choice("layer_norm=reference")
-    yield
-    set_choice(before)
-
-
-def test_every_variant_is_here() -> None:
+def test_every_variant_is_here():
     assert set(FORMULAS) == set(OP.variants)
 
 
 @pytest.mark.parametrize(("variant", "number"), CASES)
-def test_every_formula_is_routed(variant: str, number: int) -> None:
-    site = only(module(FORMULAS[variant][number]))
-    assert (site.op, site.status, site.variant, site.target) == (
-        "layer_norm",
-        Status.ROUTED,
-        variant,
-        "SomeLayerNorm.forward",
-    ), site.reason
-    assert [slot.name for slot in site.slots] == [f"veomni_layer_norm_{variant}"]
+def test_every_formula_is_routed(variant, number):
+    text = module(FORMULAS[variant][number])
+    site = assert_routed(layer_norm, text, variant, "SomeLayerNorm.forward")
     assert site.captures["eps"] == "self.eps"
 
 
-@pytest.mark.usefixtures("_references")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("variant", "number"), CASES)
-def test_the_reference_has_upstreams_bits(variant: str, number: int, dtype: torch.dtype) -> None:
+def test_the_reference_has_upstreams_bits(variant, number, dtype):
+    set_choice("layer_norm=reference")
     text = module(FORMULAS[variant][number])
-    upstream, patched = executed(text), executed(text, [only(text)])
-    parameters = torch.float32 if variant == "weight_and_bias_before_cast" else dtype
-    found = [_run(scope, dtype, parameters) for scope in (upstream, patched)]
-    for place, (got, expected) in enumerate(zip(found[1], found[0], strict=True)):
-        assert (got is None) == (expected is None)
-        if got is not None and expected is not None:
-            assert (got.dtype, got.shape) == (expected.dtype, expected.shape)
-            # Parts of gradients are summed in another order.
-            assert torch.equal(got, expected) or place
-            close(got, expected, TOLERANCE[dtype])
-    assert patched[f"veomni_layer_norm_{variant}"].outcome(patched["last"]).backend == "reference"
-
-
-def _run(scope: dict[str, Any], dtype: torch.dtype, parameters: torch.dtype) -> list[torch.Tensor | None]:
-    torch.manual_seed(3)
-    owner = scope["SomeLayerNorm"](8).to(parameters)
-    scope["last"] = owner
-    x = (torch.randn(2, 3, 8) * 3 + 1).to(dtype).requires_grad_()
-    result = owner(x)
-    result.backward(torch.randn(result.shape, generator=torch.Generator().manual_seed(1)).to(result.dtype))
-    return [result.detach(), x.grad, owner.weight.grad, owner.bias.grad]
+    wide = variant == "weight_and_bias_before_cast"  # its parameters are of float32
+    outcomes = compared(
+        text, sites_of(layer_norm, text), "SomeLayerNorm", [(torch.randn(2, 3, 8) * 3 + 1).to(dtype)], arguments=(8,),
+        dtype=torch.float32 if wide else dtype, cast=not wide,
+        tolerance=TOLERANCE[dtype],  # parts of gradients are summed in another order
+    )  # fmt: skip
+    assert outcomes["layer_norm"].backend == "reference"
 
 
 @pytest.mark.parametrize("change", NEAR)
-def test_a_near_miss_is_not_routed(change: str) -> None:
+def test_a_near_miss_is_not_routed(change):
     before, after = NEAR[change]
     text = FORMULAS["weight_before_cast"][0]
     assert before in text
-    site = only(module(text.replace(before, after)))
-    assert site.status is Status.MISSED and "nearest is" in site.reason
+    assert_missed(layer_norm, module(text.replace(before, after)), "nearest is")
 
 
-def test_a_name_for_what_is_subtracted() -> None:
+def test_a_name_for_what_is_subtracted():
     named = "def forward(self, h):\n    kept = h.mean(-1, keepdim=True)\n    mean = kept\n    return h - mean"
-    assert only(module(named)).status is Status.MISSED
+    assert_missed(layer_norm, module(named))
 
 
-def test_what_is_no_candidate() -> None:
+def test_what_is_no_candidate():
     scaled = "def forward(self, h):\n    return h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + self.eps)"
-    assert not sites(module(scaled)), "no mean is subtracted"
-    assert not sites(module("def forward(self, h):\n    return self.layer_norm(h) + 1.0")), (
+    assert not sites_of(layer_norm, module(scaled)), "no mean is subtracted"
+    assert not sites_of(layer_norm, module("def forward(self, h):\n    return self.layer_norm(h) + 1.0")), (
         "a module of its own"
     )
-    assert not sites(module(FORMULAS["unweighted"][0]).replace("SomeLayerNorm", "SomeNorm"))
+    assert not sites_of(layer_norm, module(FORMULAS["unweighted"][0]).replace("SomeLayerNorm", "SomeNorm"))
 
 
-def test_an_overridden_helper_is_missed() -> None:
+def test_an_overridden_helper_is_missed():
     text = module(FORMULAS["weight_before_cast"][1])
     text += "\nclass Other(SomeLayerNorm):\n    def _centred(self, v):\n        return v\n"
-    site = only(text)
-    assert site.status is Status.MISSED
+    assert_missed(layer_norm, text)

@@ -1,12 +1,10 @@
 """Linear attention, the convolutions in front of it, and the models that find the boundaries of samples."""
 
-from __future__ import annotations
-
 import ast
 
 import pytest
 
-from tests.patches.idioms.applied import spliced
+from tests.patches.idioms.applied import sites_of, spliced
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.idioms import causal_conv, gated_delta_rule, sample_boundaries
 from veomni_hook.patches.routes.view import ModuleView
@@ -81,7 +79,7 @@ NEAR_MISSES = {
 IDIOMS = {"rule": gated_delta_rule, "conv": causal_conv, "model": sample_boundaries}
 
 
-def test_calls_for_whole_sequences_count_once_a_method() -> None:
+def test_calls_for_whole_sequences_count_once_a_method():
     view = ModuleView(Document(COUNTED))
     assert [(each.target, each.lineno) for each in gated_delta_rule.find(view)] == [
         ("Layer.forward", 8),
@@ -97,7 +95,7 @@ def test_calls_for_whole_sequences_count_once_a_method() -> None:
     }
 
 
-def test_functions_are_known_by_what_they_are_declared_to_be() -> None:
+def test_functions_are_known_by_what_they_are_declared_to_be():
     view = ModuleView(Document(ROUTED))
     sites = [site for idiom in IDIOMS.values() for site in idiom.find(view)]
     assert [(each.op, each.target, each.status.value, each.variant) for each in sites] == [
@@ -124,28 +122,28 @@ def test_functions_are_known_by_what_they_are_declared_to_be() -> None:
 
 
 @pytest.mark.parametrize("name", ["create_causal_mask", "create_sliding_window_causal_mask"])
-def test_masks_that_transformers_makes_are_of_positions(name: str) -> None:
+def test_masks_that_transformers_makes_are_of_positions(name):
     made = ROUTED.replace("        x = inputs_embeds\n", f"        x = {name}(inputs_embeds)\n")
-    (site,) = sample_boundaries.find(ModuleView(Document(made)))
+    (site,) = sites_of(sample_boundaries, made)
     assert "masks_positions" not in spliced(made, [site])
     made = made.replace(name, "create_recurrent_attention_mask")
-    (site,) = sample_boundaries.find(ModuleView(Document(made)))
+    (site,) = sites_of(sample_boundaries, made)
     assert "masks_positions=False" in spliced(made, [site])
 
 
 @pytest.mark.parametrize("near_miss", NEAR_MISSES)
-def test_near_misses_are_not_routed(near_miss: str) -> None:
+def test_near_misses_are_not_routed(near_miss):
     old, new, idiom, reason = NEAR_MISSES[near_miss]
     assert ROUTED.count(old) >= 1
-    (site,) = IDIOMS[idiom].find(ModuleView(Document(ROUTED.replace(old, new, 1))))
+    (site,) = sites_of(IDIOMS[idiom], ROUTED.replace(old, new, 1))
     assert site.status is Status.MISSED and not site.edits
     assert reason in site.reason
 
 
-def test_the_rule_with_a_decay_for_each_channel_is_a_variant() -> None:
+def test_the_rule_with_a_decay_for_each_channel_is_a_variant():
     text = ROUTED.replace('"chunk_gated_delta_rule", "fla"', '"chunk_kda", "fla"')
     text = text.replace('cu_seqlens=options.pop("ends", None), ', "")
-    sites = [site for idiom in IDIOMS.values() for site in idiom.find(ModuleView(Document(text)))]
+    sites = [site for idiom in IDIOMS.values() for site in sites_of(idiom, text)]
     assert [(each.op, each.variant) for each in sites] == [
         ("gated_delta_rule", "channel_decay"),
         ("causal_conv", "depthwise"),
@@ -153,9 +151,9 @@ def test_the_rule_with_a_decay_for_each_channel_is_a_variant() -> None:
     ]
 
 
-def model_site(text: str) -> tuple[str, str]:
+def model_site(text):
     """The variant of the model's site, and its code."""
-    (site,) = sample_boundaries.find(ModuleView(Document(text)))
+    (site,) = sites_of(sample_boundaries, text)
     assert site.status is Status.ROUTED
     return site.variant, " ".join(ast.unparse(ast.parse(spliced(text, [site]))).split())
 
@@ -165,7 +163,7 @@ REFUSED = (
 )
 
 
-def test_models_whose_layers_nothing_separates_raise_an_error() -> None:
+def test_models_whose_layers_nothing_separates_raise_an_error():
     """A rule that is not routed, or boundaries that do not arrive at the layers."""
     for old, new in (
         ('"chunk_gated_delta_rule", "fla"', '"chunk_rule", "fla"'),
@@ -180,7 +178,7 @@ def test_models_whose_layers_nothing_separates_raise_an_error() -> None:
         )
 
 
-def test_models_without_a_parameter_for_positions_read_them_by_name() -> None:
+def test_models_without_a_parameter_for_positions_read_them_by_name():
     variant, code = model_site(ROUTED.replace("position_ids=None, ", ""))
     assert variant == "found_once"
     assert "boundaries.found(self, options, options.get('position_ids'), attention_mask" in code
@@ -213,7 +211,7 @@ class Held:
 """
 
 
-def test_layers_that_packages_keep_apart_are_named_with_what_they_need() -> None:
+def test_layers_that_packages_keep_apart_are_named_with_what_they_need():
     text = """
 class Mixer:
     def forward(self, x, **options):
@@ -237,9 +235,9 @@ class Mixer:
         assert "((Mixer, ()),))" in model_site((text + STATE_SPACE).replace(old, new))[1], new
 
 
-def test_convolutions_alone_are_routed_where_boundaries_arrive() -> None:
+def test_convolutions_alone_are_routed_where_boundaries_arrive():
     text = ROUTED.replace("y, state = rule_by_chunk_of_delta(", "y = linear(") + STATE_SPACE
-    sites = [*causal_conv.find(ModuleView(Document(text)))]
+    sites = [*sites_of(causal_conv, text)]
     assert [(each.target, each.status, each.variant) for each in sites] == [
         ("Mixer.forward", Status.ROUTED, "depthwise")
     ]
@@ -248,9 +246,9 @@ def test_convolutions_alone_are_routed_where_boundaries_arrive() -> None:
         ("            **options,\n", "            seq_idx=options[0],\n", "does not pass all arguments"),
     ):
         assert old in text
-        (site,) = causal_conv.find(ModuleView(Document(text.replace(old, new))))
+        (site,) = sites_of(causal_conv, text.replace(old, new))
         assert site.status is Status.MISSED and reason in site.reason
 
 
-def test_modules_that_mix_no_positions_are_left_alone() -> None:
-    assert not [*sample_boundaries.find(ModuleView(Document(STATE_SPACE)))]
+def test_modules_that_mix_no_positions_are_left_alone():
+    assert not [*sites_of(sample_boundaries, STATE_SPACE)]

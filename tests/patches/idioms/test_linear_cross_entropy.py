@@ -1,18 +1,14 @@
-from __future__ import annotations
-
 import textwrap
 
 import pytest
 import torch
 
 from tests.kernels.matching import close
-from tests.patches.idioms.applied import executed, spliced
+from tests.patches.idioms.applied import executed, sites_of, spliced
 from veomni_hook.kernels.linear_cross_entropy.output import LazyLogits
-from veomni_hook.kernels.selection.process_choice import STATE, set_choice
-from veomni_hook.patches.code.document import Document
+from veomni_hook.kernels.selection.process_choice import set_choice
 from veomni_hook.patches.code.edit import Edit
 from veomni_hook.patches.idioms.linear_cross_entropy import find as idiom
-from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Site, SlotSpec, Status
 
 SLOT = "veomni_linear_cross_entropy_next_token"
@@ -98,17 +94,8 @@ def source(text):
 
 
 def site_of(text):
-    (found,) = idiom.find(ModuleView(Document(source(text))))
+    (found,) = sites_of(idiom, source(text))
     return found
-
-
-@pytest.fixture(autouse=True)
-def process_state():
-    held = (STATE.choice, STATE.active)
-    torch.manual_seed(0)
-    yield
-    STATE.choice, STATE.active = held
-    STATE.changed()
 
 
 ROUTED = {
@@ -132,20 +119,11 @@ ROUTED = {
     "scaled": tail(HEAD, "logits = logits * self.config.scale", LOSS, RETURN),
     "scaled at once": tail("logits = self.lm_head(hidden) * self.config.scale", LOSS, RETURN),
     "divided": tail(HEAD, "logits = logits / self.config.scale", LOSS, RETURN),
-    "scaled if": tail(
-        HEAD, "if self.config.scale is not None:", "    logits = logits * self.config.scale", LOSS, RETURN
-    ),
-    "not scaled": tail(
-        HEAD, "if self.config.off is not None:", "    logits = logits * self.config.off", LOSS, RETURN
-    ),
+    "scaled if": tail(HEAD, "if self.config.scale is not None:", "    logits = logits * self.config.scale", LOSS, RETURN),
+    "not scaled": tail(HEAD, "if self.config.off is not None:", "    logits = logits * self.config.off", LOSS, RETURN),
     "capped": tail(
-        HEAD,
-        "if self.config.cap is not None:",
-        "    logits = logits / self.config.cap",
-        "    logits = torch.tanh(logits)",
-        "    logits = logits * self.config.cap",
-        LOSS,
-        RETURN,
+        HEAD, "if self.config.cap is not None:", "    logits = logits / self.config.cap",
+        "    logits = torch.tanh(logits)", "    logits = logits * self.config.cap", LOSS, RETURN,
     ),
     "capped in float32": tail(
         HEAD,
@@ -155,13 +133,7 @@ ROUTED = {
         LOSS,
         RETURN,
     ),
-    "capped with a local": tail(
-        HEAD,
-        "cap = self.config.cap",
-        "logits = F.tanh(logits / cap) * cap",
-        LOSS,
-        RETURN,
-    ),
+    "capped with a local": tail(HEAD, "cap = self.config.cap", "logits = F.tanh(logits / cap) * cap", LOSS, RETURN),
     "capped with getattr": tail(
         HEAD,
         'cap = getattr(self.config, "cap", None)',
@@ -171,13 +143,8 @@ ROUTED = {
         RETURN,
     ),
     "capped with a walrus": tail(
-        HEAD,
-        "if (cap := self.config.cap) is not None:",
-        "    logits = logits / cap",
-        "    logits = torch.tanh(logits)",
-        "    logits = logits * cap",
-        LOSS,
-        RETURN,
+        HEAD, "if (cap := self.config.cap) is not None:", "    logits = logits / cap",
+        "    logits = torch.tanh(logits)", "    logits = logits * cap", LOSS, RETURN,
     ),
     "scaled and capped": tail(
         HEAD,
@@ -186,9 +153,7 @@ ROUTED = {
         LOSS,
         RETURN,
     ),
-    "labels moved": tail(
-        HEAD, LOSS.replace("not None:\n", "not None:\n    labels = labels.to(logits.device)\n"), RETURN
-    ),
+    "labels moved": tail(HEAD, LOSS.replace("not None:\n", "not None:\n    labels = labels.to(logits.device)\n"), RETURN),
     "other labels": tail(
         HEAD,
         "loss = None",
@@ -223,16 +188,8 @@ ROUTED = {
         "aux_loss = (labels == 3).sum()",
         "return Output(loss=loss, aux_loss=aux_loss, logits=logits)",
     ),
-    "a local in the output": tail(
-        HEAD, "states = (hidden,)", LOSS, "return Output(loss=loss, logits=logits, hidden_states=states)"
-    ),
-    "tuple on request": tail(
-        HEAD,
-        LOSS,
-        "if not return_dict:",
-        "    return (loss, logits)",
-        RETURN,
-    ),
+    "a local in the output": tail(HEAD, "states = (hidden,)", LOSS, "return Output(loss=loss, logits=logits, hidden_states=states)"),
+    "tuple on request": tail(HEAD, LOSS, "if not return_dict:", "    return (loss, logits)", RETURN),
     "output bound first": tail(HEAD, LOSS, "made = Output(loss=loss, logits=logits)", "return made"),
     "names of its own": tail(
         "asked = kernel = finish = 1", HEAD.replace("logits", "scores"), LOSS.replace("=logits", "=scores"),
@@ -244,11 +201,7 @@ ROUTED = {
         LOSS.replace("self.config.vocab_size", "logits.shape[-1]"),
         RETURN,
     ),
-    "no test": tail(
-        HEAD,
-        "loss = self.loss_function(logits, labels, self.config.vocab_size)",
-        RETURN,
-    ),
+    "no test": tail(HEAD, "loss = self.loss_function(logits, labels, self.config.vocab_size)", RETURN),
 }  # fmt: skip
 
 
@@ -304,7 +257,7 @@ def test_logits_are_rounded_where_upstream_rounds_them(name):
 def test_logits_that_a_cast_rounds_are_upstreams(backend):
     set_choice(f"linear_cross_entropy={backend}")
     text = source(tail("logits = self.lm_head(hidden).to(torch.bfloat16)", LOSS, RETURN))
-    upstream, routed = executed(text), executed(text, list(idiom.find(ModuleView(Document(text)))))
+    upstream, routed = executed(text), executed(text, sites_of(idiom, text))
     _, expected, gradients = run(upstream, state := upstream["Tiny"]().state_dict())
     model, got, same = run(routed, state)
     assert torch.equal(got.loss, expected.loss)
@@ -437,20 +390,11 @@ MISSED = {
     "logits edited in place": (tail(HEAD, "logits[..., 0] = 0", LOSS, RETURN), "another way"),
     "logits edited by a method": (tail(HEAD, "logits.clamp_(max=3)", LOSS, RETURN), "another way"),
     "an unknown function of logits": (tail(HEAD, "logits = squash(logits)", LOSS, RETURN), "another way"),
-    "tanh is the file's own": (
-        tail("tanh = squash", HEAD, "logits = tanh(logits)", LOSS, RETURN),
-        "another way",
-    ),
+    "tanh is the file's own": (tail("tanh = squash", HEAD, "logits = tanh(logits)", LOSS, RETURN), "another way"),
     "a module that does more": (tail(HEAD, "logits = self.bent(logits)", LOSS, RETURN), "another way"),
-    "a module's cap and another": (
-        tail(HEAD, "logits = torch.tanh(self.cap(logits) / 3.0) * 3.0", LOSS, RETURN),
-        "unknown order",
-    ),
+    "a module's cap and another": (tail(HEAD, "logits = torch.tanh(self.cap(logits) / 3.0) * 3.0", LOSS, RETURN), "unknown order"),
     "tanh without a cap": (tail(HEAD, "logits = torch.tanh(logits)", LOSS, RETURN), "unknown order"),
-    "two caps": (
-        tail(HEAD, "logits = torch.tanh(logits / self.config.cap) * self.config.scale", LOSS, RETURN),
-        "unknown order",
-    ),
+    "two caps": (tail(HEAD, "logits = torch.tanh(logits / self.config.cap) * self.config.scale", LOSS, RETURN), "unknown order"),
     "capped, then scaled": (
         tail(
             HEAD,
@@ -461,21 +405,13 @@ MISSED = {
         ),
         "unknown order",
     ),
-    "scaled, then cast": (
-        tail("logits = (self.lm_head(hidden) * self.config.scale).float()", LOSS, RETURN),
-        "unknown order",
-    ),
+    "scaled, then cast": (tail("logits = (self.lm_head(hidden) * self.config.scale).float()", LOSS, RETURN), "unknown order"),
     "divides the other way": (tail(HEAD, "logits = self.config.scale / logits", LOSS, RETURN), "another way"),
     "added": (tail(HEAD, "logits = logits + self.config.scale", LOSS, RETURN), "another way"),
     "scaled in one branch of two": (
         tail(
-            HEAD,
-            "if self.config.scale is not None:",
-            "    logits = logits * self.config.scale",
-            "else:",
-            "    logits = logits * 2",
-            LOSS,
-            RETURN,
+            HEAD, "if self.config.scale is not None:", "    logits = logits * self.config.scale", "else:",
+            "    logits = logits * 2", LOSS, RETURN,
         ),
         "another way",
     ),
@@ -484,10 +420,7 @@ MISSED = {
         tail(HEAD, "other = self.heads[0](hidden)", LOSS.replace("logits=logits", "logits=other"), RETURN),
         "different logits",
     ),
-    "two heads added": (
-        tail("logits = self.lm_head(hidden) + self.heads[0](hidden)", LOSS, RETURN),
-        "where no head is called",
-    ),
+    "two heads added": (tail("logits = self.lm_head(hidden) + self.heads[0](hidden)", LOSS, RETURN), "where no head is called"),
     "the loss of a part": (tail(HEAD, LOSS.replace("=logits", "=logits[:, 1:]"), RETURN), "from logits"),
     "the output of other logits": (
         tail(HEAD, "raw = logits", "logits = logits * 2", LOSS, RETURN.replace("=logits", "=raw")),
@@ -495,25 +428,13 @@ MISSED = {
     ),
     "logits changed after the loss": (tail(HEAD, LOSS, "logits = logits * 2", RETURN), "another way"),
     "logits read after the loss": (tail(HEAD, LOSS, "self.seen = logits.mean()", RETURN), "another way"),
-    "logits read in the output": (
-        tail(HEAD, LOSS, "return Output(loss=loss, logits=logits, aux_loss=logits.mean())"),
-        "only as logits",
-    ),
-    "a branch on the loss": (
-        tail(HEAD, LOSS, "if loss is not None:", "    loss = loss + logits.mean()", RETURN),
-        "another way",
-    ),
+    "logits read in the output": (tail(HEAD, LOSS, "return Output(loss=loss, logits=logits, aux_loss=logits.mean())"), "only as logits"),
+    "a branch on the loss": (tail(HEAD, LOSS, "if loss is not None:", "    loss = loss + logits.mean()", RETURN), "another way"),
     "labels changed by a call": (tail(HEAD, "labels = labels.roll(1)", LOSS, RETURN), "not plain"),
     "labels changed in place": (tail(HEAD, "labels.fill_(3)", LOSS, RETURN), "not plain"),
-    "labels changed in a branch": (
-        tail(HEAD, "if index:", "    labels = labels[:, :1]", LOSS, RETURN),
-        "a branch between",
-    ),
+    "labels changed in a branch": (tail(HEAD, "if index:", "    labels = labels[:, :1]", LOSS, RETURN), "a branch between"),
     "several losses": (tail(HEAD, LOSS, LOSS, RETURN), "several losses (lines "),
-    "the loss in a loop": (
-        tail(HEAD, "for _ in range(1):", textwrap.indent(LOSS, "    "), RETURN),
-        "nested branch, or not bound",
-    ),
+    "the loss in a loop": (tail(HEAD, "for _ in range(1):", textwrap.indent(LOSS, "    "), RETURN), "nested branch, or not bound"),
     "the loss in an else": (
         tail(
             HEAD,
@@ -526,23 +447,11 @@ MISSED = {
         ),
         "in an else",
     ),
-    "the loss not bound": (
-        tail(HEAD, LOSS.replace("loss = self.loss_function", "loss = 2 * self.loss_function"), RETURN),
-        "not bound",
-    ),
+    "the loss not bound": (tail(HEAD, LOSS.replace("loss = self.loss_function", "loss = 2 * self.loss_function"), RETURN), "not bound"),
     "logits of another model": (tail("logits = hidden[0]", LOSS, RETURN), "where no head is called"),
-    "a head with a second argument": (
-        tail("logits = self.lm_head(hidden, index)", LOSS, RETURN),
-        "more than",
-    ),
-    "a head of something costly": (
-        tail("logits = self.lm_head(F.dropout(hidden))", LOSS, RETURN),
-        "more than",
-    ),
-    "logits bound by a with": (
-        tail("with torch.no_grad():", "    logits = self.lm_head(hidden)", LOSS, RETURN),
-        "bound in a with",
-    ),
+    "a head with a second argument": (tail("logits = self.lm_head(hidden, index)", LOSS, RETURN), "more than"),
+    "a head of something costly": (tail("logits = self.lm_head(F.dropout(hidden))", LOSS, RETURN), "more than"),
+    "logits bound by a with": (tail("with torch.no_grad():", "    logits = self.lm_head(hidden)", LOSS, RETURN), "bound in a with"),
     "no output": (tail(HEAD, LOSS, "return loss, logits"), "creating an output"),
     "an output without logits": (tail(HEAD, LOSS, "return Output(loss=loss)"), "an output with the logits"),
     "a popped keyword used again": (
@@ -552,19 +461,13 @@ MISSED = {
         ),
         "used after the loss",
     ),
-    "what is popped are the labels": (
-        ROUTED["popped keyword"].replace("labels=labels", "labels=shifted"),
-        "uses a value popped",
-    ),
+    "what is popped are the labels": (ROUTED["popped keyword"].replace("labels=labels", "labels=shifted"), "uses a value popped"),
     "what is popped goes nowhere": (
         ROUTED["popped keyword"].replace("shift_labels=shifted, ", ""),
         "'shift_labels' is popped from kwargs and not passed to the loss",
     ),
-    "what is popped goes elsewhere": (
-        ROUTED["popped keyword"].replace('"shift_labels"', '"ignore_index"'),
-        "popped from kwargs",
-    ),
-}
+    "what is popped goes elsewhere": (ROUTED["popped keyword"].replace('"shift_labels"', '"ignore_index"'), "popped from kwargs"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", MISSED)
@@ -648,7 +551,7 @@ class Language:
 
 
 def test_other_losses_are_listed_too():
-    site, apart = idiom.find(ModuleView(Document(LISTED)))
+    site, apart = sites_of(idiom, LISTED)
     assert apart.target == "Language.compute" and "in another method than forward" in apart.reason
     assert site.target == "Detector.forward" and site.status is Status.MISSED and site.counted
     assert site.reason.startswith(idiom.NOT_CAUSAL) and "self.device, self.config, boxes=" in site.reason
@@ -669,7 +572,7 @@ def test_other_losses_are_listed_too():
 def test_a_head_that_is_a_linear_of_the_files_own(kind, reason):
     text = source(ROUTED["plain"]).replace("class Decoder", f"{kind}\n\n\nclass Decoder")
     text = text.replace("        self.heads", "        self.lm_head = Wide(8, 11)\n        self.heads")
-    (site,) = idiom.find(ModuleView(Document(text)))
+    (site,) = sites_of(idiom, text)
     assert site.status is (Status.ROUTED if reason is None else Status.MISSED)
     assert reason is None or f"self.lm_head is a {reason}" in site.reason
 

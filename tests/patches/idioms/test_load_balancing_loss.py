@@ -1,20 +1,16 @@
-from __future__ import annotations
-
+import ast
 import inspect
-from collections.abc import Iterator
-from typing import Any
+import textwrap
 
 import pytest
 import torch
 
-from tests.kernels.matching import gradients
-from tests.patches.idioms.applied import executed, spliced
+from tests.patches.idioms.applied import compared, executed, sites_of, spliced
 from veomni_hook.kernels.load_balancing_loss import reference, spellings
-from veomni_hook.kernels.selection.process_choice import get_choice, set_choice
-from veomni_hook.patches.code.document import Document
+from veomni_hook.kernels.selection.process_choice import set_choice
 from veomni_hook.patches.idioms import load_balancing_loss
-from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.site import Site, Status
+from veomni_hook.patches.idioms.load_balancing_loss import Case
+from veomni_hook.patches.site import Status
 
 HEAD = "import torch\nfrom torch.nn import functional\nLogits = object\n"
 MODEL = """
@@ -33,24 +29,17 @@ VARIANTS = {
 }
 
 
-def loss(name: str) -> str:
+def loss(name):
     function = getattr(spellings, name, None) or getattr(reference, name)
     return inspect.getsource(function).replace(f"def {name}(", NAME)
 
 
-def module(name: str, model: str = MODEL) -> str:
+def module(name, model=MODEL):
     return HEAD + loss(name) + model
 
 
-def sites(text: str) -> list[Site]:
-    return list(load_balancing_loss.find(ModuleView(Document(text))))
-
-
-@pytest.fixture
-def choose() -> Iterator[Any]:
-    before = get_choice()
-    yield set_choice
-    set_choice(before)
+def sites(text):
+    return sites_of(load_balancing_loss, text)
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -81,42 +70,28 @@ PADDED[0, 6:] = 0
 
 @pytest.mark.parametrize("mask", [None, PADDED], ids=["none", "padding"])
 @pytest.mark.parametrize("name", VARIANTS)
-def test_the_routed_call_is_the_upstream_one(name, mask, choose):
-    choose("load_balancing_loss=reference")
+def test_the_routed_call_is_the_upstream_one(name, mask):
+    set_choice("load_balancing_loss=reference")
     text = module(name)
-    found = sites(text)
-    scope = executed(text, found)
-    model, upstream = scope["SomeForCausalLM"](), executed(text)["SomeForCausalLM"]()
-    logits = [torch.randn(18, 5) for _ in range(3)]
-    results = [
-        gradients(lambda *given, each=each: each(given, mask), logits, [True] * 3)
-        for each in (model, upstream)
-    ]
-    torch.testing.assert_close(*results)
-    assert scope[f"veomni_load_balancing_loss_{VARIANTS[name]}"].outcome(model).backend == "reference"
+    outcomes = compared(
+        text, sites(text), "SomeForCausalLM", [(18, 5)] * 3, call=lambda model, *given: model(given, mask), every=1e-6
+    )  # fmt: skip
+    assert outcomes["load_balancing_loss"].backend == "reference"
 
 
 @pytest.mark.parametrize(
     ("old", "new", "reason"),
     [
-        (
-            "def load_balancing_loss_func(",
-            "@torch.no_grad()\ndef load_balancing_loss_func(",
-            "it is decorated with torch.no_grad()",
-        ),
+        ("def load_balancing_loss_func(", "@torch.no_grad()\ndef load_balancing_loss_func(", "it is decorated with torch.no_grad()"),
         (
             "class SomeForCausalLM",
             "load_balancing_loss_func = torch.no_grad()(load_balancing_loss_func)\nclass SomeForCausalLM",
             "not the only definition",
         ),
-        (
-            "class SomeForCausalLM",
-            "def load_balancing_loss_func(*_): return 0\nclass SomeForCausalLM",
-            "not the only definition",
-        ),
+        ("class SomeForCausalLM", "def load_balancing_loss_func(*_): return 0\nclass SomeForCausalLM", "not the only definition"),
     ],
     ids=["decorated", "bound again", "defined again"],
-)
+)  # fmt: skip
 def test_what_is_called_is_not_the_function_that_was_read(old, new, reason):
     text = module(next(iter(VARIANTS)))
     assert text.count(old) == 1
@@ -126,8 +101,8 @@ def test_what_is_called_is_not_the_function_that_was_read(old, new, reason):
 
 
 @pytest.mark.parametrize("nothing", [None, [torch.randn(18, 5)]], ids=["none", "a list"])
-def test_zero_without_a_tuple(nothing, choose):
-    choose("load_balancing_loss=reference")
+def test_zero_without_a_tuple(nothing):
+    set_choice("load_balancing_loss=reference")
     text = module("by_histc")
     assert executed(text, sites(text))["SomeForCausalLM"]()(nothing) == 0
 
@@ -139,11 +114,7 @@ MUTANTS = [
     ("softmax_topk_in_dtype", "mask.sum(dim=0)", "chosen.sum(dim=0)"),
     ("softmax_topk_in_dtype", "* num_experts\n", "* top_k\n"),
     ("softmax_topk_in_dtype", "return 0\n", "return 1\n"),
-    (
-        "softmax_topk_in_dtype",
-        "if gate_logits is None or not",
-        "if gate_logits is None:\n        return 1\n    if not",
-    ),
+    ("softmax_topk_in_dtype", "if gate_logits is None or not", "if gate_logits is None:\n        return 1\n    if not"),
     ("softmax_topk_in_dtype", "shares * means", "shares + means"),
     ("softmax_topk_in_dtype", "not isinstance(gate_logits, tuple)", "isinstance(gate_logits, tuple)"),
     ("softmax_topk_in_dtype", "if attention_mask is None:", "if attention_mask is not None:"),
@@ -156,7 +127,7 @@ MUTANTS = [
     ("by_histc", '("cpu", "mps")', '("cpu",)'),
     ("by_histc", "rows = rows + probabilities.shape[0]", "rows = rows + probabilities.shape[1]"),
     ("by_histc", "counts = counts + torch.histc", "counts = counts - torch.histc"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "old", "new"), MUTANTS)
@@ -207,3 +178,60 @@ def test_digests_tell_formulas_not_names():
     one, other = sites(module("by_histc"))[0], sites(module("by_bincount"))[0]
     renamed = sites(HEAD + loss("by_histc").replace("counts", "numbers") + MODEL)[0]
     assert one.form == renamed.form != other.form
+
+
+# What is left of a function where some tests are decided
+
+FACTS = {"x is None": False, "isinstance(x, tuple)": True}
+
+
+def left(text):
+    made = Case(FACTS).block(ast.parse(textwrap.dedent(text)).body)
+    return "\n".join(ast.unparse(ast.fix_missing_locations(each)) for each in made)
+
+
+@pytest.mark.parametrize(
+    ("test", "outcome"),
+    [
+        ("x is None", False),
+        ("x is not None", True),
+        ("not x is None", True),
+        ("x is None or not isinstance(x, tuple)", False),
+        ("x is not None and isinstance(x, tuple)", True),
+        ("y and x is None", False),
+        ("y or x is not None", True),
+    ],
+)
+def test_decided_tests_are_gone(test, outcome):
+    assert left(f"if {test}:\n    a = 1\nelse:\n    a = 2") == ("a = 1" if outcome else "a = 2")
+
+
+@pytest.mark.parametrize(
+    "test", ["y", "y is None", "y and x is not None", "y or x is None", "isinstance(y, tuple)"]
+)
+def test_other_tests_stay(test):
+    assert left(f"if {test}:\n    a = 1") == f"if {test}:\n    a = 1"
+
+
+def test_inside_of_blocks():
+    assert (
+        left("for i in y:\n    if x is None:\n        a = 1\n    else:\n        a = i")
+        == "for i in y:\n    a = i"
+    )
+
+
+def test_lists_become_loops():
+    code = left("a = f([g(i) for i in y], 2)")
+    assert code == (
+        "veomni_list_1 = ()\nfor i in y:\n    veomni_list_1 = veomni_list_1 + (g(i),)\na = f(veomni_list_1, 2)"
+    )
+
+
+@pytest.mark.parametrize("text", ["a = [i for i in y if i]", "a = [i for j in y for i in j]"])
+def test_other_comprehensions_stay(text):
+    assert left(text) == text
+
+
+def test_additions_to_a_new_tensor():
+    assert left("a = torch.zeros(3).scatter_add_(0, i, x)") == "a = torch.zeros(3).scatter_add(0, i, x)"
+    assert left("a = b.scatter_add_(0, i, x)") == "a = b.scatter_add_(0, i, x)"

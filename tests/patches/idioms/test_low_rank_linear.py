@@ -1,17 +1,13 @@
 """Layers with low-rank adapters: PEFT's own text, look-alikes with other names, and near misses."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 
 import pytest
 
-from tests.patches.idioms.applied import spliced
-from veomni_hook.patches.code.document import Document
+from tests.patches.idioms.applied import sites_of, spliced
 from veomni_hook.patches.idioms import low_rank_linear as idiom
-from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.site import Site, Status
+from veomni_hook.patches.site import Status
 
 LAYER = '''
 class Adapted:
@@ -94,13 +90,9 @@ GUARD = """\
 """
 
 
-def sites(text: str) -> list[Site]:
-    return list(idiom.find(ModuleView(Document(text))))
-
-
 @pytest.mark.parametrize(("text", "deep"), [(LAYER, 3), (CONVERTING, 4)])
-def test_the_guard_is_in_front_of_the_layers_call(text: str, deep: int) -> None:
-    (site,) = sites(text)
+def test_the_guard_is_in_front_of_the_layers_call(text, deep):
+    (site,) = sites_of(idiom, text)
     assert (site.target, site.status, site.variant) == ("Adapted.forward", Status.ROUTED, "product_added")
     routed = spliced(text, [site])
     guard = GUARD.format(at=" " * 4 * deep)
@@ -139,9 +131,9 @@ def test_the_guard_is_in_front_of_the_layers_call(text: str, deep: int) -> None:
         ("            result = self.inner(x, *args, **kwargs)\n            kind", "            kind", "in place of RESULT = self.BASE"),
     ],
 )  # fmt: skip
-def test_other_code_is_a_miss_with_a_reason(old: str, new: str, reason: str) -> None:
+def test_other_code_is_a_miss_with_a_reason(old, new, reason):
     assert old in LAYER
-    (site,) = sites(LAYER.replace(old, new))
+    (site,) = sites_of(idiom, LAYER.replace(old, new))
     assert site.status is Status.MISSED and reason in site.reason
     assert not site.edits
 
@@ -150,8 +142,8 @@ def test_other_code_is_a_miss_with_a_reason(old: str, new: str, reason: str) -> 
     ("old", "new"),
     [("B(A(drop(x))) * factor", "B(A(x)) * factor"), ("B(A(drop(x))) * factor", "factor * other(x)")],
 )
-def test_other_sums_are_no_candidates(old: str, new: str) -> None:
-    assert sites(LAYER.replace(old, new)) == []
+def test_other_sums_are_no_candidates(old, new):
+    assert sites_of(idiom, LAYER.replace(old, new)) == []
 
 
 @pytest.mark.parametrize(
@@ -161,7 +153,7 @@ def test_other_sums_are_no_candidates(old: str, new: str) -> None:
         ("peft.tuners.lora.bnb", ["Linear8bitLt.forward", "Linear4bit.forward"]),
     ],
 )
-def test_the_installed_peft_is_routed(module: str, targets: list[str]) -> None:
+def test_the_installed_peft_is_routed(module, targets):
     pytest.importorskip("peft")
     text = (
         Path(importlib.util.find_spec("peft").submodule_search_locations[0])
@@ -169,6 +161,6 @@ def test_the_installed_peft_is_routed(module: str, targets: list[str]) -> None:
         .with_suffix(".py")
         .read_text("utf-8")
     )
-    found = sites(text)
+    found = sites_of(idiom, text)
     assert [site.target for site in found] == targets
     assert all(site.status is Status.ROUTED for site in found)

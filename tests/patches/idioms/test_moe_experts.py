@@ -1,13 +1,10 @@
-from __future__ import annotations
-
 import ast
 import re
 
 import pytest
 import torch
 
-from tests.kernels.matching import assert_matches
-from tests.patches.idioms.applied import executed, in_lines, spliced
+from tests.patches.idioms.applied import compared, executed, in_lines, sites_of, spliced
 from tests.patches.idioms.experts_lookalikes import (
     BATCHED,
     GROUPED,
@@ -17,11 +14,9 @@ from tests.patches.idioms.experts_lookalikes import (
     OR_IDENTITY,
     SHARED,
 )
-from veomni_hook.kernels.selection.process_choice import STATE, set_choice
-from veomni_hook.patches.code.document import Document
+from veomni_hook.kernels.selection.process_choice import set_choice
 from veomni_hook.patches.idioms.moe_experts import find as moe_experts
-from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.site import Site, Status
+from veomni_hook.patches.site import Status
 
 COUNT, WIDTH, INNER, TOKENS, TOP_K = 5, 8, 6, 19, 3
 GATED = LOOKALIKES["gated"].source
@@ -29,30 +24,21 @@ GATED = LOOKALIKES["gated"].source
 
 @pytest.fixture(autouse=True)
 def _references():
-    held = STATE.choice
     set_choice("moe_experts=reference")
-    torch.manual_seed(0)
-    yield
-    STATE.choice = held
-    STATE.changed()
 
 
-def sites_of(source: str) -> list[Site]:
-    return list(moe_experts.find(ModuleView(Document(source))))
-
-
-def site_of(source: str) -> Site:
-    (site,) = sites_of(source)
+def site_of(source):
+    (site,) = sites_of(moe_experts, source)
     return site
 
 
-def reason_of(source: str) -> str:
+def reason_of(source):
     site = site_of(source)
     assert site.status is Status.MISSED and not site.edits
     return site.reason
 
 
-def changed(source: str, *changes: tuple[str, str]) -> str:
+def changed(source, *changes):
     for old, new in changes:
         assert old in source, old
         source = source.replace(old, new)
@@ -60,26 +46,25 @@ def changed(source: str, *changes: tuple[str, str]) -> str:
     return source
 
 
-def calls(dtype: torch.dtype = torch.float32, sentinel: int = COUNT - 1) -> list[torch.Tensor]:
+def calls(dtype=torch.float32, sentinel=COUNT - 1):
     """``rows, chosen, shares``; ids up to ``sentinel``."""
     chosen = torch.randint(0, sentinel + 1, (TOKENS, TOP_K))
     chosen[chosen == 1] = 0
     return [torch.randn(TOKENS, WIDTH).to(dtype), chosen, torch.rand(TOKENS, TOP_K).to(dtype)]
 
 
-def assert_runs_alike(source: str, site: Site, sentinel: int = COUNT - 1) -> None:
+def assert_runs_alike(source, site, sentinel=COUNT - 1):
     """Check that the guarded module computes upstream's bits, and that the reference kernel ran."""
-    upstream, patched = executed(source), executed(source, [site])
-    name = site.target.partition(".")[0]
     for dtype in (torch.float32, torch.bfloat16):
-        theirs = upstream[name](COUNT, WIDTH, INNER).to(dtype)
-        ours = patched[name](COUNT, WIDTH, INNER).to(dtype)
-        ours.load_state_dict(theirs.state_dict())
-        inputs = calls(dtype, sentinel)
-        assert_matches(ours, theirs, inputs, exact=True)
-        for mine, truth in zip(ours.parameters(), theirs.parameters(), strict=True):
-            assert torch.equal(mine.grad, truth.grad)
-        assert patched[site.slots[0].name].outcome(ours).backend == "reference"
+        outcomes = compared(
+            source,
+            [site],
+            "BankExperts",
+            calls(dtype, sentinel),
+            arguments=(COUNT, WIDTH, INNER),
+            dtype=dtype,
+        )
+        assert outcomes["moe_experts"].backend == "reference"
 
 
 every_variant = pytest.mark.parametrize("variant", LOOKALIKES)
@@ -202,9 +187,7 @@ NEAR_MISSES = {
     "changes by an operator": ("            out = self.act", "            gate *= 2\n            out = self.act"),
     "prints": ("            out = self.act", "            print(bank)\n            out = self.act"),
     "chooses by a flag": ("out = self.act(gate) * up", "out = self.act(gate) * up if self.training else up"),
-    "chooses by two flags": (
-        "out = self.act(gate) * up", "out = self.act(gate) * up if self.training else (up if self.odd else gate)"
-    ),
+    "chooses by two flags": ("out = self.act(gate) * up", "out = self.act(gate) * up if self.training else (up if self.odd else gate)"),
     "a branch": ("        for bank in used", "        if self.training:\n            return total\n        for bank in used"),
     "input scaled first": ("        total = torch", "        rows = rows * 2\n        total = torch"),
     "weights scaled first": ("        total = torch", "        shares = shares * 2\n        total = torch"),
@@ -223,9 +206,7 @@ NEAR_MISSES = {
     "returns its input where nobody chose": (
         "        with torch.no_grad", "        if chosen.numel() == 0:\n            return rows\n        with torch.no_grad"
     ),
-    "a product without gradient": (
-        "            places = places", "            first = self.first * 2\n            places = places"
-    ),
+    "a product without gradient": ("            places = places", "            first = self.first * 2\n            places = places"),
     "hides torch": ("from torch import nn\n", "from torch import nn\nfrom elsewhere import functional as fn\n"),
 }  # fmt: skip
 
@@ -310,18 +291,14 @@ class {name}(nn.Module):
     ],
 )
 def test_candidates(name, make, counted):
-    sites = sites_of(HEAD + CANDIDATE.format(name=name, make=make))
+    sites = sites_of(moe_experts, HEAD + CANDIDATE.format(name=name, make=make))
     assert [site.target for site in sites] == [f"{name}.forward"] * counted
     assert all(site.status is Status.MISSED and site.reason for site in sites)
 
 
 def test_a_candidate_without_forward_is_counted():
     site = site_of(f"{HEAD}class MoreExperts(nn.Module):\n    pass\n")
-    assert (site.target, site.status, site.reason) == (
-        "MoreExperts",
-        Status.MISSED,
-        "it defines no forward",
-    )
+    assert (site.target, site.status, site.reason) == ("MoreExperts", Status.MISSED, "it defines no forward")
 
 
 DECORATED = """
@@ -385,7 +362,7 @@ def test_long_operands_stand_on_lines_of_their_own():
     assert max(map(len, text.splitlines())) <= 110
 
 
-def whole(variant: str) -> tuple[str, list[object]]:
+def whole(variant):
     """A module of experts that is not a loop over one formula, and arguments for it."""
     rows, chosen, shares = calls()
     mask = torch.nn.functional.one_hot(chosen[:, :1], COUNT)
@@ -407,12 +384,11 @@ def test_other_experts(variant):
     source, inputs = whole(variant)
     site = site_of(source)
     assert (site.status, site.variant) == (Status.ROUTED, variant)
-    upstream, patched = executed(source), executed(source, [site])
-    theirs = upstream["BankExperts"](COUNT, WIDTH, INNER)
-    ours = patched["BankExperts"](COUNT, WIDTH, INNER)
-    ours.load_state_dict(theirs.state_dict())
-    torch.testing.assert_close(ours(*inputs), theirs(*inputs), rtol=0, atol=0)
-    assert patched[site.slots[0].name].outcome(ours).backend == "reference"
+    outcomes = compared(
+        source, [site], "BankExperts", inputs[:1], arguments=(COUNT, WIDTH, INNER),
+        call=lambda experts, rows: experts(rows, *inputs[1:]),
+    )  # fmt: skip
+    assert outcomes["moe_experts"].backend == "reference"
 
 
 @pytest.mark.parametrize(

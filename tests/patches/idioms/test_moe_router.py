@@ -1,21 +1,24 @@
-from __future__ import annotations
-
 import textwrap
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import torch
 
-from tests.kernels.matching import TOLERANCE, close, gradients
-from tests.patches.idioms.applied import executed, in_lines, spliced
-from veomni_hook.kernels.selection.process_choice import get_choice, set_choice
-from veomni_hook.patches.code.document import Document
+from tests.kernels.matching import TOLERANCE
+from tests.patches.idioms.applied import (
+    IMPORTS,
+    assert_missed,
+    assert_routed,
+    compared,
+    executed,
+    in_lines,
+    site_of,
+    sites_of,
+    spliced,
+)  # fmt: skip
+from veomni_hook.kernels.selection.process_choice import set_choice
 from veomni_hook.patches.idioms import moe_router
-from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.site import Site, Status
+from veomni_hook.patches.site import Status
 
-HEAD = "import torch\nimport torch.nn.functional as F\nfrom torch import nn\n"
 SETUP = """
 self.weight = nn.Parameter(torch.randn(8, 6))
 self.bias = nn.Parameter(torch.randn(8) * 0.1)
@@ -153,9 +156,7 @@ FORMULAS = {
     ),
 }
 NEAR_MISSES = {
-    "a hook on the probabilities": (
-        SOFTMAX + "probs.register_hook(lambda gradient: gradient * 2)\nreturn logits, weights, indices"
-    ),
+    "a hook on the probabilities": (SOFTMAX + "probs.register_hook(lambda gradient: gradient * 2)\nreturn logits, weights, indices"),
     "groups along another dimension": (
         GROUPED.replace("FILL", "0.0").replace("topk(2, dim=-1)", "topk(2, dim=1)")
         + "return weights, indices"
@@ -164,21 +165,15 @@ NEAR_MISSES = {
         BIASED.replace("logits.float().sigmoid()", "self.score_fn(logits)")
         + "weights = weights / weights.sum(dim=-1, keepdim=True)\nreturn scores, weights, indices"
     ),
-    "a call whose result nobody reads": (
-        SOFTMAX.replace(TOP, "unused = self.score_fn(probs)\n" + TOP) + "return weights, indices"
-    ),
-    "a call that is a statement": (
-        SOFTMAX.replace(TOP, "self.score_fn(probs)\n" + TOP) + "return weights, indices"
-    ),
+    "a call whose result nobody reads": (SOFTMAX.replace(TOP, "unused = self.score_fn(probs)\n" + TOP) + "return weights, indices"),
+    "a call that is a statement": (SOFTMAX.replace(TOP, "self.score_fn(probs)\n" + TOP) + "return weights, indices"),
     "divided along the tokens": (
         LOGITS + "values, indices = logits.topk(self.top_k, dim=-1)\nweights = torch.softmax(values, dim=0)\n"
         "return weights, indices"
     ),
     "the smallest": (SOFTMAX.replace("dim=-1)\n", "dim=-1, largest=False)\n") + "return weights, indices"),
     "softmax in the logits' dtype": SOFTMAX.replace(", dtype=torch.float", "") + "return weights, indices",
-    "softmax in the weight's dtype": (
-        FLOAT32.replace("self.weight.float()", "self.weight") + "return weights, indices"
-    ),
+    "softmax in the weight's dtype": (FLOAT32.replace("self.weight.float()", "self.weight") + "return weights, indices"),
     "the bias weighs": (
         BIASED.replace("scores.gather", "(scores + self.bias).gather")
         + "weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)\nreturn weights, indices"
@@ -187,80 +182,52 @@ NEAR_MISSES = {
         BIASED.replace("scores.gather(1, indices)", "scores.gather(1, indices + 0)")
         + "weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)\nreturn weights, indices"
     ),
-    "three of a group": (
-        GROUPED.replace("FILL", "0.0").replace("topk(2,", "topk(1,") + "return weights, indices"
-    ),
+    "three of a group": (GROUPED.replace("FILL", "0.0").replace("topk(2,", "topk(1,") + "return weights, indices"),
     "another mask": GROUPED.replace("FILL", "0.0").replace("~mask", "mask") + "return weights, indices",
-}
+}  # fmt: skip
 
 
 TWO_SOFTMAXES = ("probabilities are returned", "softmax, divided by another sum")
 
 
-def module(body: str, name: str = "SomeRouter", method: str = "forward") -> str:
+def module(body, name="SomeRouter", method="forward"):
     setup, body = (textwrap.indent(text.strip("\n"), "        ") for text in (SETUP, body))
     return (
-        f"{HEAD}class {name}(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        f"{IMPORTS}class {name}(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
         f"{setup}\n    def {method}(self, x):\n{body}\n"
     )
 
 
-def sites(text: str) -> list[Site]:
-    return list(moe_router.find(ModuleView(Document(text))))
+def sites(text):
+    return sites_of(moe_router, text)
 
 
-def only(text: str) -> Site:
-    (site,) = sites(text)
-    return site
-
-
-@pytest.fixture
-def choose() -> Iterator[Any]:
-    before = get_choice()
-    yield set_choice
-    set_choice(before)
+def only(text):
+    return site_of(moe_router, text)
 
 
 @pytest.mark.parametrize("name", FORMULAS)
 def test_every_formula_is_routed(name):
     body, variant, guard = FORMULAS[name]
-    site = only(module(body))
-    assert (site.status, site.variant, site.target) == (Status.ROUTED, variant, "SomeRouter.forward"), (
-        site.reason
-    )
-    assert [slot.name for slot in site.slots] == [f"veomni_moe_router_{variant}"]
-    text = spliced(module(body), [site])
-    assert guard in text or guard in in_lines(text)
+    assert_routed(moe_router, module(body), variant, "SomeRouter.forward", guard)
 
 
 @pytest.mark.parametrize("backend", ["reference", "eager"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", FORMULAS)
-def test_the_guarded_path_is_the_upstream_one(name, dtype, backend, choose):
-    choose(f"moe_router={backend}")
+def test_the_guarded_path_is_the_upstream_one(name, dtype, backend):
+    set_choice(f"moe_router={backend}")
     text = module(FORMULAS[name][0])
-    upstream = executed(text)["SomeRouter"]().to(dtype)
-    scope = executed(text, sites(text))
-    routed = scope["SomeRouter"]().to(dtype)
-    routed.load_state_dict(upstream.state_dict())
-    x = torch.randn(2, 7, 6).to(dtype)
-    found = []
-    for each in (upstream, routed):
-        outputs, grads = gradients(lambda x, each=each: tuple(each(x)), [x], [True])
-        found.append([*outputs, *grads, each.weight.grad])
-    for number, (one, other) in enumerate(zip(*found, strict=True)):
-        assert one.dtype is other.dtype
-        if number < len(outputs) or name not in TWO_SOFTMAXES:
-            assert torch.equal(one, other)
-        else:
-            # Upstream sums two gradients of one softmax, the guarded path gradients of two softmaxes.
-            close(one, other, TOLERANCE[dtype])
-    (slot,) = (value for key, value in scope.items() if key.startswith("veomni_moe_router"))
-    assert slot.outcome(routed).backend == backend
+    outcomes = compared(
+        text, sites(text), "SomeRouter", [(2, 7, 6)], dtype=dtype, call=lambda router, x: tuple(router(x)),
+        # Upstream sums two gradients of one softmax, the guarded path gradients of two softmaxes.
+        tolerance=TOLERANCE[dtype] if name in TWO_SOFTMAXES else 0.0,
+    )  # fmt: skip
+    assert outcomes["moe_router"].backend == backend
 
 
-def test_logits_that_autocast_makes_narrow_are_left_to_upstream(choose):
-    choose("moe_router=reference")
+def test_logits_that_autocast_makes_narrow_are_left_to_upstream():
+    set_choice("moe_router=reference")
     text = module(FORMULAS["logits computed in float32"][0])
     upstream, routed = (executed(text, found)["SomeRouter"]() for found in ([], sites(text)))
     routed.load_state_dict(upstream.state_dict())
@@ -274,24 +241,18 @@ def test_logits_that_autocast_makes_narrow_are_left_to_upstream(choose):
 
 @pytest.mark.parametrize("name", NEAR_MISSES)
 def test_near_misses_are_counted_and_not_routed(name):
-    site = only(module(NEAR_MISSES[name]))
-    assert (site.status, site.edits, site.counted) == (Status.MISSED, (), True), site.captures
-    assert site.reason
+    assert_missed(moe_router, module(NEAR_MISSES[name]))
 
 
 @pytest.mark.parametrize("name", ["softmax of the largest", "softmax of a cast, by dimension 1"])
-def test_where_the_second_dimension_may_not_be_the_last(name, choose):
-    choose("moe_router=reference")
+def test_where_the_second_dimension_may_not_be_the_last(name):
+    set_choice("moe_router=reference")
     text = module(FORMULAS[name][0].replace("x.reshape(-1, 6)", "x"))
     found = only(text)
     assert "if logits.ndim == 2 and (kernel := " in in_lines(spliced(text, [found]))
     assert "ndim" not in spliced(module(FORMULAS[name][0]), [only(module(FORMULAS[name][0]))])
-    upstream, routed = executed(text)["SomeRouter"](), executed(text, [found])["SomeRouter"]()
-    routed.load_state_dict(upstream.state_dict())
     for shape in ((5, 6), (2, 5, 6)):
-        x = torch.randn(shape)
-        for one, other in zip(upstream(x), routed(x), strict=True):
-            assert torch.equal(one, other)
+        compared(text, [found], "SomeRouter", [shape])
 
 
 def test_routing_methods_of_other_classes_count():

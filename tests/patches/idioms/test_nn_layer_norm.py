@@ -1,23 +1,15 @@
 """Calls of torch's own LayerNorm, alone and after an addition: what is routed, and what it computes."""
 
-from __future__ import annotations
-
 import textwrap
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from tests.kernels.matching import gradients
-from tests.patches.idioms.applied import executed, in_lines, spliced
-from veomni_hook.kernels.selection.process_choice import STATE, set_choice
-from veomni_hook.kernels.slot import Slot
-from veomni_hook.patches.code.document import Document
+from tests.patches.idioms.applied import assert_routed, compared, in_lines, part_changes, sites_of, spliced
+from veomni_hook.kernels.selection.process_choice import set_choice
 from veomni_hook.patches.idioms import add_layer_norm, nn_layer_norm
-from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.site import Site, Status
+from veomni_hook.patches.site import Status
 
 HEAD = """
 import torch
@@ -41,86 +33,50 @@ CALL = "veomni_nn_layer_norm_rounded_once.call"
 
 
 @pytest.fixture(autouse=True)
-def _by_name() -> Any:
-    with STATE.restored():
-        set_choice("nn_layer_norm=reference,add_layer_norm=reference")
-        yield
+def _by_name():
+    set_choice("nn_layer_norm=reference,add_layer_norm=reference")
 
 
-def module(body: str, norm: str = "nn.LayerNorm(size)") -> str:
+def module(body, norm="nn.LayerNorm(size)"):
     return HEAD + LAYER.format(norm=norm) + textwrap.indent(body, "        ") + "\n"
 
 
-def sites(text: str, idiom: Any = nn_layer_norm) -> list[Site]:
-    return list(idiom.find(ModuleView(Document(text))))
-
-
-def of_forward(text: str) -> list[Site]:
+def of_forward(text):
     """The sites of calls, without that of ``__init__`` for a norm that nothing calls."""
-    return [site for site in sites(text) if not site.target.endswith("__init__")]
+    return [site for site in sites_of(nn_layer_norm, text) if not site.target.endswith("__init__")]
 
 
-def every(text: str) -> list[Site]:
-    return [*sites(text, add_layer_norm), *sites(text)]
+def every(text):
+    return [*sites_of(add_layer_norm, text), *sites_of(nn_layer_norm, text)]
 
 
-def compared(
-    text: str, change: Callable[[Any], None] = lambda layer: None, dtype: torch.dtype = torch.float32
-) -> dict[str, tuple[str, str]]:
-    """Outputs and gradients have upstream's bits; returns what each slot answered."""
-    results, scope = [], {}
-    for routed in ([], every(text)):
-        scope = executed(text, routed)
-        torch.manual_seed(0)
-        layer = scope["Layer"]().to(dtype)
+def outcomes_of(text, change=lambda layer: None, dtype=torch.float32):
+    def prepared(layer):
         for name, parameter in layer.named_parameters():
             if "norm" in name or "other" in name:
                 nn.init.normal_(parameter)
         change(layer)
-        given = [torch.randn(2, 3, 6).to(dtype) for _ in "xh"]
-        outputs, grads = gradients(layer, given, [True, True])
-        results.append([*outputs, *grads, *(p.grad for p in layer.parameters())])
-    for got, expected in zip(*results, strict=True):
-        assert (got is None and expected is None) or torch.equal(got, expected)
-    slots = {value.op: value for value in scope.values() if isinstance(value, Slot)}
-    return {op: slot.outcome(layer) for op, slot in slots.items() if slot.outcome(layer) is not None}
+
+    return compared(text, every(text), "Layer", [(2, 3, 6)] * 2, change=prepared, dtype=dtype)
 
 
 #: The body of forward(self, x, h), and what takes the place of the call.
 CALLS = {
     "a statement": ("h = self.norm(h)\nreturn h * x", "h = {call}(self, self.norm, h)"),
-    "an operand that is computed": (
-        "return self.norm(x * h[:, :1] + 1)",
-        "return {call}(self, self.norm, x * h[:, :1] + 1)",
-    ),
-    "inside an expression": (
-        "return x + self.mlp(self.norm(h)) * 2",
-        "return x + self.mlp({call}(self, self.norm, h)) * 2",
-    ),
-    "one in another": (
-        "return self.other(self.norm(h)) * x",
-        "return {call}(self, self.other, {call}(self, self.norm, h)) * x",
-    ),
+    "an operand that is computed": ("return self.norm(x * h[:, :1] + 1)", "return {call}(self, self.norm, x * h[:, :1] + 1)"),
+    "inside an expression": ("return x + self.mlp(self.norm(h)) * 2", "return x + self.mlp({call}(self, self.norm, h)) * 2"),
+    "one in another": ("return self.other(self.norm(h)) * x", "return {call}(self, self.other, {call}(self, self.norm, h)) * x"),
     "in brackets": ("return self.norm((x - h))", "return {call}(self, self.norm, x - h)"),
-    "on several lines": (
-        "return self.norm(\n    x  # first\n    * h\n)",
-        "return {call}(self, self.norm, x * h)",
-    ),
-    "in a branch": (
-        "if self.flag:\n    x = self.norm(x)\nreturn x * h",
-        "x = {call}(self, self.norm, x)",
-    ),
+    "on several lines": ("return self.norm(\n    x  # first\n    * h\n)", "return {call}(self, self.norm, x * h)"),
+    "in a branch": ("if self.flag:\n    x = self.norm(x)\nreturn x * h", "x = {call}(self, self.norm, x)"),
     "in a lambda": ("return (lambda y: self.norm(y))(x * h)", "{call}(self, self.norm, y)"),
-    "in a comprehension": (
-        "return sum(self.norm(each) for each in (x, h))",
-        "{call}(self, self.norm, each)",
-    ),
+    "in a comprehension": ("return sum(self.norm(each) for each in (x, h))", "{call}(self, self.norm, each)"),
     "a line that becomes too long": (
         "a_name_of_some_length = self.mlp(x) * self.norm(self.mlp(self.mlp(self.mlp(x) + h)))\n"
         "return a_name_of_some_length",
         "{call}(self, self.norm, self.mlp(self.mlp(self.mlp(x) + h)))",
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -138,7 +94,7 @@ def test_every_call_is_routed_and_computes_the_same(name, dtype):
     patched = spliced(text, [site])
     assert said.format(call=CALL) in in_lines(patched)
     assert max(map(len, patched.splitlines())) <= 120
-    assert compared(text, dtype=dtype) == {"nn_layer_norm": ("reference", "chosen")}
+    assert outcomes_of(text, dtype=dtype) == {"nn_layer_norm": ("reference", "chosen")}
 
 
 @pytest.mark.parametrize(
@@ -156,12 +112,12 @@ def test_every_construction(norm, outcome):
     text = module("return self.norm(h) * x", norm)
     (site,) = of_forward(text)
     assert site.status is Status.ROUTED, site.reason
-    assert compared(text)["nn_layer_norm"][0] == outcome
+    assert outcomes_of(text)["nn_layer_norm"][0] == outcome
 
 
 def test_without_a_choice_torchs_operator_runs():
     set_choice("auto")
-    assert compared(module("return self.norm(h) * x"))["nn_layer_norm"][0] == "eager"
+    assert outcomes_of(module("return self.norm(h) * x"))["nn_layer_norm"][0] == "eager"
 
 
 def test_what_inherits_its_init_and_what_is_assigned_twice():
@@ -169,7 +125,7 @@ def test_what_inherits_its_init_and_what_is_assigned_twice():
     derived = text + "\n\nclass Derived(Layer):\n    def forward(self, x):\n        return self.norm(x)\n"
     assert [site.target for site in of_forward(derived)] == ["Layer.forward", "Derived.forward"]
     twice = text.replace("self.flag = flag", "self.norm = nn.Linear(size, size)\n        self.flag = flag")
-    assert compared(twice)["nn_layer_norm"][1].startswith("the norm is a torch.nn.modules.linear.Linear")
+    assert outcomes_of(twice)["nn_layer_norm"][1].startswith("the norm is a torch.nn.modules.linear.Linear")
 
 
 MISSED = {
@@ -193,7 +149,7 @@ def test_a_call_that_is_missed_beside_one_that_is_routed():
     text = module("return self.other(x) * self.norm(input=h)")
     (site,) = of_forward(text)
     assert site.status is Status.ROUTED and "more than one operand (line 17)" in site.reason
-    assert compared(text)["nn_layer_norm"] == ("reference", "chosen")
+    assert outcomes_of(text)["nn_layer_norm"] == ("reference", "chosen")
 
 
 OTHERWISE = {
@@ -210,7 +166,7 @@ def test_uses_that_no_call_shows_are_missed(line):
     text = module("return self.mlp(x)").replace("self.norm = nn.LayerNorm(size)", line)
     text = text.replace("        self.other = nn.LayerNorm(size)\n", "")
     text = text.replace("class Layer", 'NORMS = {"layer": nn.LayerNorm, "none": nn.Identity}\n\nclass Layer')
-    (site,) = sites(text)
+    (site,) = sites_of(nn_layer_norm, text)
     assert (site.target, site.status) == ("Layer.__init__", Status.MISSED)
     assert OTHERWISE[line] in site.reason and f"line {site.lineno}" in site.reason
 
@@ -234,21 +190,17 @@ def test_a_name_that_the_file_defines_is_not_torchs():
     text = module("return self.norm(x) * h", "LayerNorm(size)").replace(
         "from torch.nn import LayerNorm", "class LayerNorm(nn.Module):\n    pass"
     )
-    assert [site.target for site in sites(text)] == ["Layer.__init__"]  # for `other`, which nothing calls
+    assert [site.target for site in sites_of(nn_layer_norm, text)] == [
+        "Layer.__init__"
+    ]  # for `other`, which nothing calls
 
 
 #: The body of forward(self, x, h), and the text of the guard.
 ADDITIONS = {
-    "copied": (
-        "h = x + h\n# Fully connected\nx = h\nh = self.norm(h)\nreturn x + self.mlp(h)",
-        "x, h = kernel(x, h, norm)",
-    ),
+    "copied": ("h = x + h\n# Fully connected\nx = h\nh = self.norm(h)\nreturn x + self.mlp(h)", "x, h = kernel(x, h, norm)"),
     "not copied": ("h = x + h\ny = self.norm(h)\nreturn h + self.mlp(y)", "h, y = kernel(x, h, norm)"),
     "the sum is used up": ("h = x + h\nh = self.norm(h)\nreturn self.mlp(h)", "h = kernel(x, h, norm)[1]"),
-    "scaled": (
-        "h = x + self.mlp(h) * 0.5\nx = h\nh = self.norm(h)\nreturn x * h",
-        "x, h = kernel(x, self.mlp(h) * 0.5, norm)",
-    ),
+    "scaled": ("h = x + self.mlp(h) * 0.5\nx = h\nh = self.norm(h)\nreturn x * h", "x, h = kernel(x, self.mlp(h) * 0.5, norm)"),
     "names that are taken": (
         "kernel, norm = 2, 3\nh = x + h\nx = h\nh = self.norm(h)\nreturn x * h * kernel * norm",
         "x, h = veomni_kernel(x, h, veomni_norm)",
@@ -257,22 +209,15 @@ ADDITIONS = {
         "r = x\nx = self.other(x)\nx = r + x\nr = x\nx = self.norm(x)\nreturn r + self.mlp(x) * h",
         "r, x = kernel(r, x, norm)",
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", ADDITIONS)
 def test_every_addition_is_routed_and_computes_the_same(name, dtype):
     body, said = ADDITIONS[name]
-    (site,) = sites(module(body), add_layer_norm)
-    assert (site.op, site.status, site.variant, site.target) == (
-        "add_layer_norm",
-        Status.ROUTED,
-        "rounded_once",
-        "Layer.forward",
-    ), site.reason
-    assert said in spliced(module(body), [site])
-    outcomes = compared(module(body), dtype=dtype)
+    assert_routed(add_layer_norm, module(body), "rounded_once", "Layer.forward", said)
+    outcomes = outcomes_of(module(body), dtype=dtype)
     assert outcomes["add_layer_norm"] == ("reference", "chosen")
     # Only a norm that is not part of the sum asks for itself.
     assert ("nn_layer_norm" in outcomes) == (name == "a norm before")
@@ -283,7 +228,7 @@ def test_in_the_else_of_an_addition_the_norm_asks_for_itself():
     text = module(ADDITIONS["copied"][0])
     assert f"    else:\n        h = x + h\n        # Fully connected\n        x = h\n" \
         f"        h = {CALL}(self, self.norm, h)\n    return" in spliced(text, every(text))  # fmt: skip
-    assert compared(text)["nn_layer_norm"] == ("reference", "chosen")
+    assert outcomes_of(text)["nn_layer_norm"] == ("reference", "chosen")
 
 
 MISSED_ADDITIONS = {
@@ -298,41 +243,12 @@ MISSED_ADDITIONS = {
 @pytest.mark.parametrize("name", MISSED_ADDITIONS)
 def test_additions_that_are_missed(name):
     body, reason = MISSED_ADDITIONS[name]
-    (site,) = sites(module(body), add_layer_norm)
+    (site,) = sites_of(add_layer_norm, module(body))
     assert site.status is Status.MISSED and reason in site.reason, site.reason
 
 
-def _hook(layer: Any) -> None:
-    layer.norm.register_forward_hook(lambda module, args, output: output * 2)
-
-
-def _gradient_hook(layer: Any) -> None:
-    layer.norm.register_full_backward_hook(lambda module, into, out: (into[0] * 2,))
-
-
-def _forward(layer: Any) -> None:
-    layer.norm.forward = lambda x: x * 3
-
-
-def _subclass(layer: Any) -> None:
-    layer.norm.__class__ = type("Sharded", (nn.LayerNorm,), {})
-
-
-def _other(layer: Any) -> None:
-    layer.norm = nn.Linear(6, 6)
-
-
+@part_changes
 @pytest.mark.parametrize("body", [CALLS["a statement"][0], ADDITIONS["copied"][0]], ids=["norm", "addition"])
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        (_hook, "has hooks"),
-        (_gradient_hook, "has hooks"),
-        (_forward, "has its own forward"),
-        (_subclass, "Sharded, not torch's LayerNorm"),
-        (_other, "Linear, not torch's LayerNorm"),
-    ],
-)
 def test_a_norm_whose_call_matters_is_called(change, reason, body):
-    outcomes = compared(module(body), change)
+    outcomes = outcomes_of(module(body), lambda layer: change(layer, "norm"))
     assert all(backend == "eager" and reason in why for backend, why in outcomes.values()) and outcomes

@@ -1,22 +1,21 @@
 """Calls of torch's convolutions over disjoint blocks: what is routed, and what it computes."""
 
-from __future__ import annotations
-
 import textwrap
-from collections.abc import Callable
-from typing import Any
 
 import pytest
-import torch
-from torch import nn
 
-from tests.kernels.matching import close, gradients
-from tests.patches.idioms.applied import executed, in_lines, spliced
-from veomni_hook.kernels.selection.process_choice import STATE, set_choice
-from veomni_hook.patches.code.document import Document
+from tests.patches.idioms.applied import (
+    assert_missed,
+    assert_routed,
+    compared,
+    in_lines,
+    part_changes,
+    sites_of,
+    spliced,
+)  # fmt: skip
+from veomni_hook.kernels.selection.process_choice import set_choice
 from veomni_hook.patches.idioms import nn_layer_norm, patch_projection
-from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.site import Site, Status
+from veomni_hook.patches.site import Status
 
 HEAD = """
 import torch
@@ -42,39 +41,21 @@ BODY = "return self.proj(x).flatten(2).transpose(1, 2)"
 
 
 @pytest.fixture(autouse=True)
-def _by_name() -> Any:
-    with STATE.restored():
-        set_choice("patch_projection=torch,nn_layer_norm=reference")
-        yield
+def _by_name():
+    set_choice("patch_projection=torch,nn_layer_norm=reference")
 
 
-def module(body: str = BODY, proj: str = USUAL) -> str:
+def module(body=BODY, proj=USUAL):
     return HEAD + LAYER.format(proj=proj) + textwrap.indent(body, "        ") + "\n"
 
 
-def sites(text: str, idiom: Any = patch_projection) -> list[Site]:
-    return list(idiom.find(ModuleView(Document(text))))
+def sites(text):
+    return sites_of(patch_projection, text)
 
 
-def compared(
-    text: str, change: Callable[[Any], None] = lambda layer: None, size: tuple[int, ...] = (2, 3, 2, 2)
-) -> tuple[str, str]:
-    """Outputs and gradients are upstream's; returns what the slot answered."""
-    results, scope = [], {}
-    for routed in ([], [*sites(text), *sites(text, nn_layer_norm)]):
-        scope = executed(text, routed)
-        torch.manual_seed(0)
-        layer = scope["Layer"]()
-        change(layer)
-        outputs, grads = gradients(layer, [torch.randn(size)], [True])
-        results.append([*outputs, *grads, *(p.grad for p in layer.parameters())])
-    for got, expected in zip(*results, strict=True):
-        assert (got is None) == (expected is None)
-        if got is not None:
-            assert got.shape == expected.shape
-            close(got, expected, 3e-6)
-    slots = [value for name, value in scope.items() if name.startswith("veomni_patch_projection")]
-    return slots[0].outcome(layer) if slots else ("", "")
+def outcome_of(text, change=lambda layer: None, size=(2, 3, 2, 2)):
+    found = [*sites(text), *sites_of(nn_layer_norm, text)]
+    return compared(text, found, "Layer", [size], change=change, every=3e-6)["patch_projection"]
 
 
 #: The body of forward(self, x), and what takes the place of the call.
@@ -88,31 +69,19 @@ CALLS = {
         "return self.norm(self.proj(x).flatten(2).transpose(1, 2)) * 2",
         "self.norm, {call}(self, self.proj, x).flatten(2).transpose(1, 2)) * 2",
     ),
-    "on several lines": (
-        "return self.proj(\n    x  # first\n    * 2\n)",
-        "return {call}(self, self.proj, x * 2)",
-    ),
-    "in a branch": (
-        "if self.flag:\n    x = self.proj(x)\nreturn x * 2",
-        "x = {call}(self, self.proj, x)",
-    ),
-}
+    "on several lines": ("return self.proj(\n    x  # first\n    * 2\n)", "return {call}(self, self.proj, x * 2)"),
+    "in a branch": ("if self.flag:\n    x = self.proj(x)\nreturn x * 2", "x = {call}(self, self.proj, x)"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CALLS)
 def test_every_call_is_routed_and_computes_the_same(name):
     body, said = CALLS[name]
     text = module(body)
-    (site,) = sites(text)
-    assert (site.op, site.status, site.variant, site.target) == (
-        "patch_projection",
-        Status.ROUTED,
-        "disjoint_blocks",
-        "Layer.forward",
-    ), site.reason
-    patched = spliced(text, [site, *sites(text, nn_layer_norm)])
+    site = assert_routed(patch_projection, text, "disjoint_blocks", "Layer.forward")
+    patched = spliced(text, [site, *sites_of(nn_layer_norm, text)])
     assert said.format(call=CALL) in in_lines(patched)
-    assert compared(text) == ("torch", "chosen")
+    assert outcome_of(text) == ("torch", "chosen")
 
 
 @pytest.mark.parametrize(
@@ -133,21 +102,21 @@ def test_every_construction(proj, size):
     text = module("return self.proj(x)", proj)
     (site,) = sites(text)
     assert site.status is Status.ROUTED and not site.reason, site.reason
-    assert compared(text, size=size) == ("torch", "chosen")
+    assert outcome_of(text, size=size) == ("torch", "chosen")
 
 
 def test_what_the_text_does_not_show_is_refused_at_the_call():
     text = module("return self.proj(x)", "nn.Conv2d(3, 4, 3, 2) if flag else nn.Conv2d(3, 4, 2, 2)")
     (site,) = sites(text)
     assert site.status is Status.ROUTED
-    backend, reason = compared(text, size=(2, 3, 7, 7))
+    backend, reason = outcome_of(text, size=(2, 3, 7, 7))
     assert backend == "eager" and "stride is (2, 2), its kernel (3, 3)" in reason
 
 
 @pytest.mark.parametrize(("size", "backend"), [((2, 3, 2, 2), "torch"), ((2, 3, 4, 2), "eager")])
 def test_without_a_choice_the_product_runs_where_nothing_is_rearranged(size, backend):
     set_choice("auto")
-    found, reason = compared(module(), size=size)
+    found, reason = outcome_of(module(), size=size)
     assert found == backend and ("several blocks" in reason) == (backend == "eager")
 
 
@@ -182,9 +151,8 @@ MISSED = {
 @pytest.mark.parametrize("name", MISSED)
 def test_calls_that_are_missed(name):
     proj, body, reason = MISSED[name]
-    (site,) = sites(module(body, proj))
-    assert (site.target, site.status) == ("Layer.forward", Status.MISSED) and not site.edits
-    assert reason in site.reason and f"line {site.lineno}" in site.reason
+    site = assert_missed(patch_projection, module(body, proj), reason)
+    assert site.target == "Layer.forward" and f"line {site.lineno}" in site.reason
 
 
 @pytest.mark.parametrize(
@@ -197,9 +165,8 @@ def test_calls_that_are_missed(name):
 )
 def test_constructions_in_another_expression_are_missed(line):
     text = module("return x").replace(f"self.proj = {USUAL}", line)
-    (site,) = sites(text)
-    assert (site.target, site.status) == ("Layer.__init__", Status.MISSED)
-    assert "part of another expression here" in site.reason
+    site = assert_missed(patch_projection, text, "part of another expression here")
+    assert site.target == "Layer.__init__"
 
 
 #: What is a candidate only in a class that is named so, and why it is missed.
@@ -216,8 +183,7 @@ NAMED = {
 def test_convolutions_of_classes_that_are_named_so_count(proj):
     text = module(proj=proj)
     assert sites(text) == []
-    (site,) = sites(text.replace("class Layer", "class SomePatchEmbeddings"))
-    assert site.status is Status.MISSED and NAMED[proj] in site.reason
+    assert_missed(patch_projection, text.replace("class Layer", "class SomePatchEmbeddings"), NAMED[proj])
 
 
 @pytest.mark.parametrize(
@@ -242,41 +208,12 @@ def test_a_name_that_the_file_defines_is_not_torchs():
     assert sites(text) == []
 
 
-def _hook(layer: Any) -> None:
-    layer.proj.register_forward_hook(lambda module, args, output: output * 2)
-
-
-def _gradient_hook(layer: Any) -> None:
-    layer.proj.register_full_backward_hook(lambda module, into, out: (into[0] * 2,))
-
-
-def _forward(layer: Any) -> None:
-    layer.proj.forward = lambda x: nn.functional.conv2d(x, layer.proj.weight, None, 2) * 3
-
-
-def _subclass(layer: Any) -> None:
-    layer.proj.__class__ = type("Sharded", (nn.Conv2d,), {})
-
-
-def _other(layer: Any) -> None:
-    layer.proj = nn.AvgPool2d(2)
-
-
-def _stride(layer: Any) -> None:
-    layer.proj.stride = (1, 1)
-
-
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        (_hook, "has hooks"),
-        (_gradient_hook, "has hooks"),
-        (_forward, "has its own forward"),
-        (_subclass, "Sharded, not torch's"),
-        (_other, "AvgPool2d, not torch's"),
-        (_stride, "stride is (1, 1), its kernel (2, 2)"),
-    ],
-)
+@part_changes
 def test_a_convolution_whose_call_matters_is_called(change, reason):
-    backend, why = compared(module(), change, (2, 3, 4, 4))
+    backend, why = outcome_of(module(), lambda layer: change(layer, "proj"), (2, 3, 4, 4))
     assert backend == "eager" and reason in why
+
+
+def test_a_stride_that_was_changed_is_looked_at():
+    backend, why = outcome_of(module(), lambda layer: setattr(layer.proj, "stride", (1, 1)), (2, 3, 4, 4))
+    assert backend == "eager" and "stride is (1, 1), its kernel (2, 2)" in why

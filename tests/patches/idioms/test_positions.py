@@ -1,7 +1,5 @@
 """The domain of positions alone: ten lines of code, and what is known of their result."""
 
-from __future__ import annotations
-
 from textwrap import dedent, indent
 
 import pytest
@@ -17,7 +15,6 @@ from veomni_hook.patches.idioms.layer_loop.values import (
     Module,
     Plain,
     Tensor,
-    Value,
     Whole,
 )
 from veomni_hook.patches.interpreter.domain import Frame
@@ -59,7 +56,7 @@ class Layer(nn.Module):
 X = Tensor(((BATCH,), (POSITIONS,), ("width",)))
 
 
-def followed(body: str) -> str:
+def followed(body):
     """What a body returns, with B for the batch, S for positions, . for other sizes."""
     text = FILE.format(body=indent(dedent(body).strip(), " " * 8))
     view = ModuleView(Document(text, "tiny"))
@@ -70,7 +67,7 @@ def followed(body: str) -> str:
     return shown(result)
 
 
-def shown(value: Value | None) -> str:
+def shown(value):
     if isinstance(value, Tensor):
         return " ".join("".join(f for f in dim if f in "BS") or ("." if dim else "1") for dim in value.dims)
     if isinstance(value, Items):
@@ -112,7 +109,7 @@ def shown(value: Value | None) -> str:
         ("pass", "NoneType"),
     ],
 )
-def test_what_is_known_of_a_result(body: str, result: str) -> None:
+def test_what_is_known_of_a_result(body, result):
     assert followed(body) == result
 
 
@@ -144,13 +141,13 @@ def test_what_is_known_of_a_result(body: str, result: str) -> None:
         ("return flag and (z := x)", "an expression that runs only in some cases changes a value"),
     ],
 )
-def test_what_cannot_be_split_says_why_and_where(body: str, reason: str) -> None:
+def test_what_cannot_be_split_says_why_and_where(body, reason):
     with pytest.raises(Missed, match=reason) as error:
         followed(body)
     assert "(line " in str(error.value)
 
 
-def test_functions_that_were_followed_are_named() -> None:
+def test_functions_that_were_followed_are_named():
     text = FILE.format(body="        return doubled(self.norm(x))")
     view = ModuleView(Document(text, "tiny"))
     positions = Positions(view)

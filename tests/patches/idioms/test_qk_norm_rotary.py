@@ -1,7 +1,5 @@
 """Attention whose norms and rotation go to one kernel: what is routed, what is not, how the guard behaves."""
 
-from __future__ import annotations
-
 import importlib.util
 import textwrap
 from pathlib import Path
@@ -9,14 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.kernels.matching import gradients
-from tests.patches.idioms.applied import executed, in_lines, spliced
-from veomni_hook.kernels.selection.process_choice import get_choice, set_choice
+from tests.patches.idioms.applied import compared, executed, in_lines, sites_of, spliced
+from veomni_hook.kernels.selection.process_choice import set_choice
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.engine import Origin, patch_source
 from veomni_hook.patches.idioms import qk_norm_rotary
 from veomni_hook.patches.idioms.recognise import idioms, recognise
-from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Status
 
 SLOT = "veomni_qk_norm_rotary_weight_before_cast_half_split"
@@ -100,46 +96,25 @@ FORMS = {
         f"{Q}{K}c, s = tables\nif extra is None or self.flag:\n    {TURN}{END}",
         "(extra is None or self.flag) and (kernel := ",
     ),
-    "one norm": (
-        f"{Q}{K.replace('second', 'first')}c, s = tables\n{TURN}{END}",
-        "self.first, self.first, Scale",
-    ),
-    "tables made in the run": (
-        f"{Q}{K}c, s = torch.stack(tuple(tables))\n{TURN}{END}",
-        "apply_rope, None)",
-    ),
+    "one norm": (f"{Q}{K.replace('second', 'first')}c, s = tables\n{TURN}{END}", "self.first, self.first, Scale"),
+    "tables made in the run": (f"{Q}{K}c, s = torch.stack(tuple(tables))\n{TURN}{END}", "apply_rope, None)"),
     "in a block": (f"with torch.no_grad():\n    {Q}    {K}    c, s = tables\n    {TURN}{END}", CALL),
-}
+}  # fmt: skip
 MISSES = {
-    "heads elsewhere": (
-        f"{Q}{K}c, s = tables\na, b = apply_rope(a, b, c, s, 2)\n{END}",
-        "heads before positions",
-    ),
+    "heads elsewhere": (f"{Q}{K}c, s = tables\na, b = apply_rope(a, b, c, s, 2)\n{END}", "heads before positions"),
     "used in between": (f"{Q}{K}c, s = tables\nextra = a + 1\n{TURN}{END}", "joined or changed"),
     "scaled in between": (f"{Q}a = a * 2\n{K}c, s = tables\n{TURN}{END}", "joined or changed"),
     "scaled norm": (f"{Q.strip()} * 2\n{K}c, s = tables\n{TURN}{END}", "joined or changed"),
-    "other dimensions": (
-        f"{Q.replace('(1, 2)', '(1, 3)')}{K}c, s = tables\n{TURN}{END}",
-        "joined or changed",
-    ),
+    "other dimensions": (f"{Q.replace('(1, 2)', '(1, 3)')}{K}c, s = tables\n{TURN}{END}", "joined or changed"),
     "norm of all heads": (
         f"a = self.first(self.left(x).view(shape)).view(shape).transpose(1, 2)\n{K}c, s = tables\n{TURN}{END}",
         "joined or changed",
     ),
-    "used afterwards": (
-        f"{Q}{K}c, s = tables\nl, r = apply_rope(a, b, c, s)\nreturn l.sum(1) + r.sum(1) + a.sum(1)",
-        "used again",
-    ),
-    "changed in place": (
-        f"{Q}{K}c, s = tables\nextra = x.mul_(2)\n{TURN}{END}",
-        "does more than assign",
-    ),
+    "used afterwards": (f"{Q}{K}c, s = tables\nl, r = apply_rope(a, b, c, s)\nreturn l.sum(1) + r.sum(1) + a.sum(1)", "used again"),
+    "changed in place": (f"{Q}{K}c, s = tables\nextra = x.mul_(2)\n{TURN}{END}", "does more than assign"),
     "stored into": (f"{Q}{K}c, s = tables\nx[0] = 1\n{TURN}{END}", "does more than assign"),
     "a loop": (f"{Q}{K}for c, s in [tables]:\n    pass\n{TURN}{END}", "does more than assign"),
-    "a test that is made later": (
-        f"{Q}{K}c, s = tables\nextra = x.sum() > 0\nif extra:\n    {TURN}{END}",
-        "evaluated before",
-    ),
+    "a test that is made later": (f"{Q}{K}c, s = tables\nextra = x.sum() > 0\nif extra:\n    {TURN}{END}", "evaluated before"),
     "a test that computes": (f"{Q}{K}c, s = tables\nif x.sum() > 0:\n    {TURN}{END}", "evaluated before"),
     "an alternative": (
         f"if self.flag:\n    {Q}else:\n    a = self.left(x).view(shape).transpose(1, 2)\n{K}c, s = tables\n"
@@ -148,15 +123,9 @@ MISSES = {
     ),
     "two statements in a line": (f"{Q.strip()}; {K}c, s = tables\n{TURN}{END}", "its own line"),
     "two classes": (f"{Q}{K.replace('second', 'other')}c, s = tables\n{TURN}{END}", "not share one class"),
-    "tables that are computed": (
-        f"{Q}{K}c, s = tables\na, b = apply_rope(a, b, torch.cos(c), s)\n{END}",
-        "more than plain names",
-    ),
-    "another rotation": (
-        f"{Q}{K}c, s = tables\na, b = apply_rope_of_another_kind(a, b, c, s)\n{END}",
-        "is not one of",
-    ),
-}
+    "tables that are computed": (f"{Q}{K}c, s = tables\na, b = apply_rope(a, b, torch.cos(c), s)\n{END}", "more than plain names"),
+    "another rotation": (f"{Q}{K}c, s = tables\na, b = apply_rope_of_another_kind(a, b, c, s)\n{END}", "is not one of"),
+}  # fmt: skip
 NO_CANDIDATES = {
     "one of the two": Q
     + K.replace("second", "right").replace(".view(shape)", "")
@@ -173,21 +142,10 @@ def module(body):
     return HEAD + textwrap.indent(body, " " * 8) + "\n"
 
 
-def found(source):
-    return list(qk_norm_rotary.find(ModuleView(Document(source, "lookalike"))))
-
-
-@pytest.fixture(autouse=True)
-def choice():
-    before = get_choice()
-    yield
-    set_choice(before)
-
-
 @pytest.mark.parametrize("form", FORMS)
 def test_forms_are_routed(form):
     body, said = FORMS[form]
-    (site,) = found(module(body))
+    (site,) = sites_of(qk_norm_rotary, module(body))
     assert (site.status, site.target, site.reason) == (Status.ROUTED, "Attention.forward", "")
     assert site.variant == "weight_before_cast_half_split"
     assert {"Scale.forward", "apply_rope"} <= {*site.relies_on}
@@ -203,43 +161,25 @@ def test_forms_are_routed(form):
 def test_the_guard_computes_what_upstream_does(form, flag):
     """Alone, and with the routes of norms and rotary functions in the same text."""
     source = module(FORMS[form][0])
-    alone = found(source)
+    alone = sites_of(qk_norm_rotary, source)
+    set_choice("reference")
+    tables = tuple(torch.randn(2, 1, 3, 8))
     for sites, others in ((alone, 0), (recognise(Document(source, "lookalike")), 2)):
         assert len({site.op for site in sites}) == 1 + others
-        made = executed(source, sites)
-        torch.manual_seed(0)
-        attention = made["Attention"]()
-        attention.flag = flag
-        inputs = [torch.randn(2, 3, 6), *torch.randn(2, 1, 3, 8)]
-
-        def call(x, c, s, attention=attention):
-            return attention(x, (c, s))
-
-        wanted = [form != "in a block", False, False]
-        results = []
-        for name in ("eager", "reference"):
-            set_choice(name)
-            attention.zero_grad()
-            results.append((gradients(call, inputs, wanted), [p.grad for p in attention.parameters()]))
-        assert_equal(*results)
-        outcome = made[SLOT].outcome(attention)
+        outcomes = compared(
+            source, sites, "Attention", [(2, 3, 6)],
+            change=lambda attention: setattr(attention, "flag", flag),
+            call=lambda attention, x: attention(x, tables),
+        )  # fmt: skip
+        outcome = outcomes.get("qk_norm_rotary") or outcomes.get("weight_before_cast_half_split")
         taken = flag or form != "under a flag"
         assert (outcome.backend if outcome else None) == ("reference" if taken else None)
 
 
-def assert_equal(one, other):
-    if isinstance(one, torch.Tensor):
-        assert torch.equal(one, other)
-    elif one is None:
-        assert other is None
-    else:
-        for first, second in zip(one, other, strict=True):
-            assert_equal(first, second)
-
-
 def test_a_hook_on_a_norm_brings_upstreams_code_back():
     made = executed(
-        module(FORMS["norm, then transposed"][0]), found(module(FORMS["norm, then transposed"][0]))
+        module(FORMS["norm, then transposed"][0]),
+        sites_of(qk_norm_rotary, module(FORMS["norm, then transposed"][0])),
     )
     attention, calls = made["Attention"](), []
     set_choice("reference")
@@ -254,13 +194,13 @@ def test_a_hook_on_a_norm_brings_upstreams_code_back():
 @pytest.mark.parametrize("form", MISSES)
 def test_near_misses_say_why(form):
     body, reason = MISSES[form]
-    (site,) = found(module(body))
+    (site,) = sites_of(qk_norm_rotary, module(body))
     assert site.status is Status.MISSED and reason in site.reason and not site.edits
 
 
 @pytest.mark.parametrize("form", NO_CANDIDATES)
 def test_no_candidates(form):
-    assert not found(module(NO_CANDIDATES[form]))
+    assert not sites_of(qk_norm_rotary, module(NO_CANDIDATES[form]))
 
 
 def test_a_file_without_rotary_functions_costs_one_search():
@@ -271,8 +211,9 @@ def test_a_file_without_rotary_functions_costs_one_search():
 
 @pytest.mark.parametrize("weight", ["self.gain.to(x.device)", "self.parts[0]"])
 def test_operands_that_are_no_attributes(weight):
-    (site,) = found(
-        module(FORMS["norm, then transposed"][0]).replace("(self.gain * wide)", f"({weight} * wide)")
+    (site,) = sites_of(
+        qk_norm_rotary,
+        module(FORMS["norm, then transposed"][0]).replace("(self.gain * wide)", f"({weight} * wide)"),
     )
     assert site.status is Status.MISSED
 
@@ -280,7 +221,7 @@ def test_operands_that_are_no_attributes(weight):
 def test_qwen3():
     upstream = importlib.util.find_spec("transformers.models.qwen3.modeling_qwen3")
     source = Path(upstream.origin).read_text(encoding="utf-8")
-    (site,) = found(source)
+    (site,) = sites_of(qk_norm_rotary, source)
     assert (site.target, site.variant) == ("Qwen3Attention.forward", "cast_before_weight_half_split")
     assert site.captures == {
         "q_norm": "self.q_norm",

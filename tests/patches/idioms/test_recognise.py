@@ -19,7 +19,7 @@ from veomni_hook.patches.site import Site, Status
 from veomni_hook.settings import Settings
 
 
-def test_idioms_are_asked_in_their_order(idioms: Any) -> None:
+def test_idioms_are_asked_in_their_order(idioms):
     idioms(doubling.turn, doubling.double)
     found = [(site.op, site.target) for site in recognise(Document(doubling.UPSTREAM))]
     assert found == [
@@ -29,7 +29,7 @@ def test_idioms_are_asked_in_their_order(idioms: Any) -> None:
     ]
 
 
-def test_a_failing_idiom_is_named_with_the_module(idioms: Any) -> None:
+def test_a_failing_idiom_is_named_with_the_module(idioms):
     def broken(view: ModuleView) -> Iterator[Site]:
         raise KeyError("lost")
         yield
@@ -40,7 +40,7 @@ def test_a_failing_idiom_is_named_with_the_module(idioms: Any) -> None:
     assert caught.value.where == "pkg.broken" and isinstance(caught.value.__cause__, KeyError)
 
 
-def test_all_models_of_all_releases_are_covered_by_few_lines() -> None:
+def test_all_models_of_all_releases_are_covered_by_few_lines():
     patches = Path(recognise.__code__.co_filename).parents[1]
     specs = [*patches.glob("idioms/**/*.py"), *patches.glob("models/**/*.py")]
     lines = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in specs}
@@ -57,7 +57,7 @@ def test_all_models_of_all_releases_are_covered_by_few_lines() -> None:
         assert 0 < rooms[room] < most
 
 
-def test_no_idiom_asks_for_a_release() -> None:
+def test_no_idiom_asks_for_a_release():
     patches = Path(recognise.__code__.co_filename).parents[1]
     for path in [*patches.glob("idioms/**/*.py"), *patches.glob("graph/**/*.py")]:
         assert not re.search(
@@ -82,7 +82,7 @@ def test_every_idiom_says_what_it_is_for() -> None:
     "name",
     ["models.qwen3.modeling_qwen3", "models.qwen3_vl.modeling_qwen3_vl", "modeling_utils", "masking_utils"],
 )
-def test_an_idiom_that_is_not_asked_finds_nothing(name: str) -> None:
+def test_an_idiom_that_is_not_asked_finds_nothing(name):
     spec = find_spec("transformers")
     assert spec is not None and spec.submodule_search_locations is not None
     path = Path(spec.submodule_search_locations[0], *name.split(".")).with_suffix(".py")
@@ -92,7 +92,7 @@ def test_an_idiom_that_is_not_asked_finds_nothing(name: str) -> None:
     assert left_out and not any(list(idiom.find(ModuleView(document))) for idiom in left_out)
 
 
-def test_words_of_one_alternative_are_all_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_words_of_one_alternative_are_all_there(monkeypatch):
     monkeypatch.setitem(IDIOMS, "rotary", "turn( pairs | spin")
     (rotary,) = (idiom for idiom in idioms() if idiom.__name__.endswith(".rotary"))
     for text, is_asked in (("turn(x) # pairs", True), ("turn(x)", False), ("spin", True), ("", False)):

@@ -1,19 +1,17 @@
 """Definitions that the file itself replaces later are missed sites, with the line as reason."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.patches.idioms.replaced_module import SOURCE, module
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.engine import Origin, patch_source
 from veomni_hook.patches.idioms.recognise import recognise
-from veomni_hook.patches.site import Site, Status
+from veomni_hook.patches.site import Status
 
 LINE = module("").count("\n")  # of the first line below the definitions
 
 
-def found(text: str) -> dict[str, Site]:
+def found(text):
     return {f"{site.op} {site.target}": site for site in recognise(Document(text))}
 
 
@@ -32,7 +30,7 @@ BALANCE = [
 ]
 
 
-def test_all_of_it_is_routed_where_nothing_is_replaced() -> None:
+def test_all_of_it_is_routed_where_nothing_is_replaced():
     assert len(ALL) == 12 and {site.op for site in ALL.values()} == {
         *("rms_norm", "add_rms_norm", "rotary", "qk_norm_rotary", "gated_mlp", "moe_experts", "moe_router"),
         *("load_balancing_loss", "linear_cross_entropy"),
@@ -110,7 +108,7 @@ NAMES = {
 }
 
 
-def check(below: str, lost: list[str], *, only: bool) -> None:
+def check(below, lost, *, only):
     sites = found(module(below))
     for name in lost:
         # Without a site for the function there is none for its calls.
@@ -133,7 +131,7 @@ def check(below: str, lost: list[str], *, only: bool) -> None:
     [(("SomeRMSNorm", "_norm"), form) for form in METHOD]
     + [(place, METHOD[number]) for place in METHODS for number in (1, 4, 5, 15, 16)],
 )
-def test_a_method_that_is_replaced(place: tuple[str, str], form: str) -> None:
+def test_a_method_that_is_replaced(place, form):
     several = ("exec", "each.", "(each", "Alias.", "owner.", "NAME")
     check(form.format(*place), METHODS[place], only=not any(word in form for word in several))
 
@@ -143,15 +141,12 @@ def test_a_method_that_is_replaced(place: tuple[str, str], form: str) -> None:
     [("rotate_half", form) for form in NAME]
     + [(name, NAME[number]) for name in NAMES for number in (1, 2, 17)],
 )
-def test_a_name_that_is_bound_again(name: str, form: str) -> None:
+def test_a_name_that_is_bound_again(name, form):
     check(form.format(name), NAMES[name], only=not any(word in form for word in ("others)", "*", "exec")))
 
 
 OVERRIDES = {
-    "a mixin in front": (
-        "class Mixin:\n    def _norm(self, x):\n        return x / 2\n\n\n"
-        "class Sub(Mixin, SomeRMSNorm):\n    pass"
-    ),
+    "a mixin in front": "class Mixin:\n    def _norm(self, x):\n        return x / 2\n\n\nclass Sub(Mixin, SomeRMSNorm):\n    pass",
     "a mixin's base in front": (
         "class Base:\n    def _norm(self, x):\n        return x / 2\n\n\nclass Mixin(Base):\n    pass\n\n\n"
         "class Sub(Mixin, SomeRMSNorm):\n    pass"
@@ -162,16 +157,14 @@ OVERRIDES = {
         "class Sub(Mixin, Near):\n    pass"
     ),
     "a subclass under a condition": "if FLAG:\n    class Sub(SomeRMSNorm):\n        def _norm(self, x):\n            return x",
-    "a subclass that assigns it": (
-        "class Sub(SomeRMSNorm):\n    def __init__(self):\n        self._norm = other"
-    ),
+    "a subclass that assigns it": "class Sub(SomeRMSNorm):\n    def __init__(self):\n        self._norm = other",
     "a subclass whose method is set": "class Sub(SomeRMSNorm):\n    pass\n\n\nSub._norm = other",
     "a subclass made by type": "Sub = type('Sub', (SomeRMSNorm,), {'_norm': other})",
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", OVERRIDES)
-def test_a_helper_that_a_class_of_the_file_overrides(name: str) -> None:
+def test_a_helper_that_a_class_of_the_file_overrides(name):
     check(OVERRIDES[name], NORMS, only=True)
 
 
@@ -190,7 +183,7 @@ def test_a_helper_that_a_class_of_the_file_overrides(name: str) -> None:
         "def use(model):\n    model.forward = other\n    setattr(model, 'forward', other)\n    locals_ = vars(model)",
     ],
 )
-def test_what_replaces_nothing_costs_nothing(below: str) -> None:
+def test_what_replaces_nothing_costs_nothing(below):
     assert {name for name, site in found(module(below)).items() if site.status is Status.ROUTED} >= ALL.keys()
 
 
@@ -199,27 +192,18 @@ HELPER = (
 )
 FORWARD = "    def forward(self, x):\n        output = self._norm(x.float())\n"
 INSIDE = {
-    "defined again under a condition": (
-        HELPER,
-        f"{HELPER}\n    if FLAG:\n        def _norm(self, x):\n            return x\n",
-    ),
+    "defined again under a condition": (HELPER, f"{HELPER}\n    if FLAG:\n        def _norm(self, x):\n            return x\n"),
     "assigned again": (HELPER, f"{HELPER}\n    _norm = other(_norm)\n"),
     "deleted": (HELPER, f"{HELPER}\n    del _norm\n"),
-    "assigned to the instance": (
-        "        self.eps = eps\n",
-        "        self.eps = eps\n        self._norm = other\n",
-    ),
+    "assigned to the instance": ("        self.eps = eps\n", "        self.eps = eps\n        self._norm = other\n"),
     "an unknown decorator": ("class SomeRMSNorm(", "@other\nclass SomeRMSNorm("),
     "a metaclass": ("class SomeRMSNorm(nn.Module)", "class SomeRMSNorm(nn.Module, metaclass=Other)"),
-    "attributes by code": (
-        HELPER,
-        f"{HELPER}\n    def __getattribute__(self, name):\n        return other(name)\n",
-    ),
-}
+    "attributes by code": (HELPER, f"{HELPER}\n    def __getattribute__(self, name):\n        return other(name)\n"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", INSIDE)
-def test_a_helper_that_its_own_class_may_replace(name: str) -> None:
+def test_a_helper_that_its_own_class_may_replace(name):
     text = module(**dict([INSIDE[name]]))
     sites = found(text)
     for lost in NORMS:
@@ -235,7 +219,7 @@ def test_a_helper_that_its_own_class_may_replace(name: str) -> None:
         f"    _norm = None\n\n{HELPER}",
     ],
 )
-def test_the_last_definition_is_the_one_that_stays(before: str) -> None:
+def test_the_last_definition_is_the_one_that_stays(before):
     assert {site.status for site in found(module(**{HELPER: before})).values()} == {Status.ROUTED}
 
 
@@ -243,14 +227,10 @@ def test_the_last_definition_is_the_one_that_stays(before: str) -> None:
     ("old", "new", "reason"),
     [
         (FORWARD, f"    @halved\n{FORWARD}", "SomeRMSNorm.forward is decorated with halved"),
-        (
-            HELPER,
-            f"{HELPER}\n    def __call__(self, x):\n        return super().__call__(x) / 2\n",
-            "SomeRMSNorm defines __call__ (line ",
-        ),
+        (HELPER, f"{HELPER}\n    def __call__(self, x):\n        return super().__call__(x) / 2\n", "SomeRMSNorm defines __call__ (line "),
     ],
-)
-def test_a_norm_whose_call_is_more_than_its_forward_is_not_fused(old: str, new: str, reason: str) -> None:
+)  # fmt: skip
+def test_a_norm_whose_call_is_more_than_its_forward_is_not_fused(old, new, reason):
     sites = found(module(**{old: new}))
     assert sites[NORMS[0]].status is Status.ROUTED
     for lost in NORMS[1:]:
@@ -270,9 +250,7 @@ HEAD = "class SomeForCausalLM(nn.Module):\n"
     ],
 )
 @pytest.mark.parametrize("derived", [False, True])
-def test_a_head_with_a_call_of_its_own_is_left_alone(
-    head: str, below: str, reason: str, derived: bool
-) -> None:
+def test_a_head_with_a_call_of_its_own_is_left_alone(head, below, reason, derived):
     name = "Near" if derived else "SomeHead"
     classes = f"class SomeHead(nn.Linear):\n{head}\n\n\n" + (
         "class Near(SomeHead):\n    pass\n\n\n" if derived else ""
@@ -282,7 +260,7 @@ def test_a_head_with_a_call_of_its_own_is_left_alone(
     assert site.status is Status.MISSED and f"a Linear with a {reason}" in site.reason
 
 
-def test_a_missed_site_leaves_the_text_alone() -> None:
+def test_a_missed_site_leaves_the_text_alone():
     text = module("SomeRMSNorm._norm = other\nSomeExperts._apply_gate = other\nrotate_half = other")
     origin = Origin("pkg.modeling", "x.py", "pkg", "1")
     patched = patch_source(text, [], origin, idioms=True)

@@ -1,126 +1,77 @@
-from __future__ import annotations
-
 import textwrap
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import torch
 
-from tests.kernels.matching import TOLERANCE, close
-from tests.patches.idioms.applied import executed, spliced
+from tests.kernels.matching import TOLERANCE
+from tests.patches.idioms.applied import compared, sites_of, spliced
 from tests.patches.idioms.norm_lookalikes import FORMULAS, HEAD, HELPER, NEAR, NORM_METHOD, near, norm
 from veomni_hook.kernels.rms_norm.variants import OP
-from veomni_hook.kernels.selection.process_choice import get_choice, set_choice
-from veomni_hook.patches.code.document import Document
+from veomni_hook.kernels.selection.process_choice import set_choice
 from veomni_hook.patches.idioms import rms_norm
-from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.site import Site, Status
+from veomni_hook.patches.site import Status
 
 CASES = [(variant, number) for variant, spellings in FORMULAS.items() for number in range(len(spellings))]
 DTYPES = [(torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16), (torch.bfloat16, torch.float32)]
 
 
-def sites(text: str) -> list[Site]:
-    return list(rms_norm.find(ModuleView(Document(text))))
-
-
-def only(text: str) -> Site:
-    (site,) = sites(text)
+def only(text):
+    (site,) = sites_of(rms_norm, text)
     return site
 
 
-def module(variant: str, number: int) -> str:
+def module(variant, number):
     return norm(FORMULAS[variant][number], HELPER)
 
 
-@pytest.fixture
-def _references() -> Iterator[None]:
-    before = get_choice()
-    set_choice("rms_norm=reference")
-    yield
-    set_choice(before)
+def bits(text, dtypes, *options):
+    """What is computed, and what slots said; inputs of the first dtype, parameters of the second."""
+    gated = "gate" in text.split("def forward")[1][:40] and "no gate" not in options
+    inputs = [(torch.randn(2, 3, 8) * 3).to(dtypes[0]) for _ in range(1 + gated)]
+    arguments = (8, 1e-5, *(each for each in options if each != "no gate"))
+    # Parts of gradients are summed in another order.
+    tolerance = max(TOLERANCE[dtype] for dtype in dtypes)
+    return compared(
+        text, [only(text)], "SomeRMSNorm", inputs, arguments=arguments, dtype=dtypes[1], cast=False, tolerance=tolerance
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(("variant", "number"), CASES)
-def test_every_formula_is_routed(variant: str, number: int) -> None:
+def test_every_formula_is_routed(variant, number):
     site = only(module(variant, number))
     assert (site.op, site.status, site.variant, site.target) == (
-        "rms_norm",
-        Status.ROUTED,
-        variant,
-        "SomeRMSNorm.forward",
-    ), site.reason
+        "rms_norm", Status.ROUTED, variant, "SomeRMSNorm.forward"
+    ), site.reason  # fmt: skip
     assert [slot.name for slot in site.slots] == [f"veomni_rms_norm_{name}" for name in variant.split("|")]
     assert site.captures["eps"] in ("self.eps", "self.variance_epsilon")
 
 
-@pytest.mark.usefixtures("_references")
 @pytest.mark.parametrize("dtypes", DTYPES, ids=str)
 @pytest.mark.parametrize(("variant", "number"), CASES)
-def test_the_reference_has_upstreams_bits(
-    variant: str, number: int, dtypes: tuple[torch.dtype, torch.dtype]
-) -> None:
-    text = module(variant, number)
-    site = only(text)
-    upstream, patched = executed(text), executed(text, [site])
-    for options, taken in _ways(variant):
-        found = [
-            _run(scope, options, dtypes, gated="gate" in text.split("def forward")[1][:40])
-            for scope in (upstream, patched)
-        ]
-        for place, (got, expected) in enumerate(zip(found[1], found[0], strict=True)):
-            assert (got is None) == (expected is None)
-            if got is not None and expected is not None:
-                assert (got.dtype, got.shape) == (expected.dtype, expected.shape)
-                # Parts of gradients are summed in another order.
-                assert torch.equal(got, expected) or place
-                close(got, expected, max(TOLERANCE[got.dtype], TOLERANCE[dtypes[0]]))
-        slot = patched[f"veomni_rms_norm_{taken}"]
-        assert slot.outcome(patched["last"]).backend == "reference"
-
-
-def _ways(variant: str) -> list[tuple[dict[str, Any], str]]:
-    """The options of the module for which each formula of a variant runs."""
+def test_the_reference_has_upstreams_bits(variant, number, dtypes):
+    set_choice("rms_norm=reference")
     first, _, second = variant.partition("|")
-    if second == "unweighted":
-        return [({"scaled": True}, first), ({"scaled": False}, second)]
-    if second:
-        return [({"group_size": None}, first), ({"group_size": 4}, second)]
-    return [({}, first)]
+    # The group's size and whether a weight is there decide which formula of a variant runs.
+    ways = {"": [(4, True)], "unweighted": [(4, True), (4, False)]}.get(second, [(None, True), (4, True)])
+    for taken, options in zip(filter(None, (first, second)), ways, strict=True):
+        outcomes = bits(module(variant, number), dtypes, *options)
+        assert {name: outcome.backend for name, outcome in outcomes.items()} == {
+            taken if second else "rms_norm": "reference"
+        }
 
 
-def _run(
-    scope: dict[str, Any], options: dict[str, Any], dtypes: tuple[torch.dtype, torch.dtype], *, gated: bool
-) -> list[torch.Tensor | None]:
-    torch.manual_seed(3)
-    owner = scope["SomeRMSNorm"](8, **options)
-    for parameter in owner.parameters():
-        parameter.data = parameter.data.to(dtypes[1])
-    scope["last"] = owner
-    inputs = [(torch.randn(2, 3, 8) * 3).to(dtypes[0]).requires_grad_() for _ in range(1 + gated)]
-    result = owner(*inputs)
-    result.backward(torch.randn(result.shape, generator=torch.Generator().manual_seed(1)).to(result.dtype))
-    return [result.detach(), *(tensor.grad for tensor in inputs), owner.weight.grad]
-
-
-@pytest.mark.usefixtures("_references")
 @pytest.mark.parametrize("variant", ["gate_before_norm", "gate_before_norm_grouped"])
-def test_without_a_gate(variant: str) -> None:
-    text = module(variant, 0)
-    upstream, patched = (
-        _run(scope, {}, DTYPES[1], gated=False) for scope in (executed(text), executed(text, [only(text)]))
-    )
-    assert patched[0] is not None and upstream[0] is not None
-    assert torch.equal(patched[0], upstream[0])
+def test_without_a_gate(variant):
+    set_choice("rms_norm=reference")
+    bits(module(variant, 0), DTYPES[1], "no gate")
 
 
-def test_every_variant_has_a_lookalike() -> None:
+def test_every_variant_has_a_lookalike():
     assert {name for variant in FORMULAS for name in variant.split("|")} == set(OP.variants)
 
 
 @pytest.mark.parametrize("name", NEAR)
-def test_near_misses_are_missed(name: str) -> None:
+def test_near_misses_are_missed(name):
     ending, reason = NEAR[name]
     site = only(near(ending))
     assert site.status is Status.MISSED
@@ -147,7 +98,7 @@ def test_near_misses_are_missed(name: str) -> None:
         ("h = h.to(torch.float32)", "self.seen = h = h.to(torch.float32)"),
     ],
 )
-def test_a_changed_formula_is_missed(old: str, new: str) -> None:
+def test_a_changed_formula_is_missed(old, new):
     text = norm(FORMULAS["cast_before_weight"][0])
     assert old in text
     site = only(text.replace(old, new))
@@ -155,40 +106,40 @@ def test_a_changed_formula_is_missed(old: str, new: str) -> None:
     assert site.reason
 
 
-def test_a_weight_is_not_one_plus_weight() -> None:
+def test_a_weight_is_not_one_plus_weight():
     plain, shifted = only(module("weight_before_cast", 1)), only(module("one_plus_weight", 0))
     assert (plain.variant, shifted.variant) == ("weight_before_cast", "one_plus_weight")
     assert plain.form != shifted.form
 
 
-def test_where_one_way_is_unknown_nothing_is_routed() -> None:
+def test_where_one_way_is_unknown_nothing_is_routed():
     text = module("weight_before_cast|unweighted", 0).replace(
         "return out.type_as(v)", "else:\n            out = out + 1\n        return out.type_as(v)"
     )
     assert only(text).status is Status.MISSED
 
 
-def test_what_else_the_body_does_would_be_left_out() -> None:
+def test_what_else_the_body_does_would_be_left_out():
     for variant in ("cast_before_weight", "weight_before_cast|unweighted"):
         text = module(variant, 0)
         place = "out = self._norm" if "|" in variant else "kind = h.dtype"
         assert only(text.replace(place, f"self.count(1); {place}")).status is Status.MISSED
 
 
-def test_a_test_that_is_computed_is_no_test_for_a_guard() -> None:
+def test_a_test_that_is_computed_is_no_test_for_a_guard():
     text = module("weight_before_cast|unweighted", 0).replace("if self.scaled", "if v.sum() > 0")
     site = only(text)
     assert site.status is Status.MISSED
     assert "test" in site.reason
 
 
-def test_one_attribute_is_no_two_operands() -> None:
+def test_one_attribute_is_no_two_operands():
     site = only(near("return self.eps * h.to(kind)"))
     assert (site.status, site.edits) == (Status.MISSED, ())
     assert site.reason == "nearest is cast_before_weight: one value is used for two operands"
 
 
-def test_the_guard_as_text() -> None:
+def test_the_guard_as_text():
     text = module("cast_before_weight", 0)
     assert textwrap.dedent(
         """
@@ -202,7 +153,7 @@ def test_the_guard_as_text() -> None:
     ).strip() in textwrap.dedent(spliced(text, [only(text)]).split("self.activation = ")[1].split("\n", 1)[1])
 
 
-def test_the_guard_stands_after_checks_and_takes_a_free_name() -> None:
+def test_the_guard_stands_after_checks_and_takes_a_free_name():
     text = module("cast_before_weight", 2).replace("power", "kernel")
     body = spliced(text, [only(text)])
     assert (
@@ -212,7 +163,7 @@ def test_the_guard_stands_after_checks_and_takes_a_free_name() -> None:
     )
 
 
-def test_a_kernel_decides_by_all_that_it_computes_with_each_looked_up_once() -> None:
+def test_a_kernel_decides_by_all_that_it_computes_with_each_looked_up_once():
     text = module("cast_before_weight_gated", 1)
     body = spliced(text, [only(text)]).partition("[ROUTED]")[2]
     guard = body.partition("return ")[0]
@@ -220,7 +171,7 @@ def test_a_kernel_decides_by_all_that_it_computes_with_each_looked_up_once() -> 
     assert guard.count("ACT2FN") == 1
 
 
-def test_operands_are_looked_up_only_where_the_tests_hold() -> None:
+def test_operands_are_looked_up_only_where_the_tests_hold():
     text = module("weight_before_cast|unweighted", 0)
     lines = [line.strip() for line in spliced(text, [only(text)]).partition("[ROUTED]")[2].splitlines()]
     assert lines.index("if self.scaled:") < next(
@@ -229,12 +180,12 @@ def test_operands_are_looked_up_only_where_the_tests_hold() -> None:
     assert "if not self.scaled:" in lines
 
 
-def test_what_a_route_relies_on() -> None:
+def test_what_a_route_relies_on():
     assert only(module("one_plus_weight", 0)).relies_on == ("SomeRMSNorm._norm",)
     assert only(module("cast_before_weight", 3)).relies_on == ("_rms",)
 
 
-def test_a_helper_that_a_class_of_the_file_overrides() -> None:
+def test_a_helper_that_a_class_of_the_file_overrides():
     text = (
         module("one_plus_weight", 0)
         + "class Other(SomeRMSNorm):\n    def _norm(self, v):\n        return v\n"
@@ -242,9 +193,9 @@ def test_a_helper_that_a_class_of_the_file_overrides() -> None:
     assert only(text).status is Status.MISSED
 
 
-def test_an_inherited_forward_counts_with_its_parent() -> None:
+def test_an_inherited_forward_counts_with_its_parent():
     text = module("cast_before_weight", 0) + "class OtherRMSNorm(SomeRMSNorm):\n    pass\n"
-    assert [site.target for site in sites(text)] == ["SomeRMSNorm.forward"]
+    assert [site.target for site in sites_of(rms_norm, text)] == ["SomeRMSNorm.forward"]
 
 
 @pytest.mark.parametrize(
@@ -263,20 +214,20 @@ def test_an_inherited_forward_counts_with_its_parent() -> None:
         ("def other(self, v):\n    return v * v.pow(2).mean()\n", 0),
     ],
 )
-def test_candidates_by_structure(forward: str, count: int) -> None:
-    assert len(sites(norm(forward).replace("SomeRMSNorm", "Scale"))) == count
+def test_candidates_by_structure(forward, count):
+    assert len(sites_of(rms_norm, norm(forward).replace("SomeRMSNorm", "Scale"))) == count
 
 
-def test_candidates_by_name() -> None:
+def test_candidates_by_name():
     assert (
         only(HEAD + "class GatedRMSNorm:\n    def forward(self, x):\n        return self.norm(x)\n").status
         is Status.MISSED
     )
-    assert not sites(HEAD + "class RMSNorm(Base):\n    pass\n")
-    assert not sites(HEAD + "class LayerNorm:\n    def forward(self, x):\n        return x\n")
+    assert not sites_of(rms_norm, HEAD + "class RMSNorm(Base):\n    pass\n")
+    assert not sites_of(rms_norm, HEAD + "class LayerNorm:\n    def forward(self, x):\n        return x\n")
 
 
-def test_a_form_that_is_not_known_says_why() -> None:
+def test_a_form_that_is_not_known_says_why():
     site = only(HEAD + "class RMSNorm:\n    def forward(self, x):\n        while x:\n            pass\n")
     assert site.status is Status.MISSED
     line = HEAD.count("\n") + 3

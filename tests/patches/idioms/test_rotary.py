@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import ast
 import functools
 import textwrap
@@ -8,16 +6,15 @@ from importlib.resources import files
 import pytest
 import torch
 
+from tests.patches.idioms.applied import sites_of
 from veomni_hook.kernels.rotary import reference
 from veomni_hook.kernels.rotary.variants import OP as DECLARED
 from veomni_hook.kernels.selection.declaration import Kernel
-from veomni_hook.kernels.selection.process_choice import STATE, set_choice
+from veomni_hook.kernels.selection.process_choice import set_choice
 from veomni_hook.kernels.selection.registry import registry
 from veomni_hook.kernels.slot.arguments import binder_for
-from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.graph import reference_names
 from veomni_hook.patches.idioms import rotary
-from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Status
 
 HALVES = """
@@ -50,7 +47,7 @@ MODULE = HEAD + HALVES + APPLY + ATTENTION
 
 
 def sites(text):
-    return list(rotary.find(ModuleView(Document(text))))
+    return sites_of(rotary, text)
 
 
 def candidates(text):
@@ -86,11 +83,8 @@ def chosen(monkeypatch):
 
     for name in DECLARED.variants:
         monkeypatch.setattr(reference, name, recording(name, getattr(reference, name)))
-    before = STATE.choice
     set_choice("rotary=reference")
-    yield taken
-    STATE.choice = before
-    STATE.changed()
+    return taken
 
 
 # Recognition
@@ -125,11 +119,7 @@ def test_one_text_with_another_helper_is_another_formula(helper, variant):
     ("old", "new", "variant"),
     [
         # The same in other words.
-        (
-            "(q * cos) + (rotate_half(q) * sin)",
-            "torch.add(sin * rotate_half(q), torch.mul(cos, q))",
-            "half_split",
-        ),
+        ("(q * cos) + (rotate_half(q) * sin)", "torch.add(sin * rotate_half(q), torch.mul(cos, q))", "half_split"),
         ("cos.unsqueeze(unsqueeze_dim)", "torch.unsqueeze(cos, dim=unsqueeze_dim)", "half_split"),
         ("q_embed, k_embed", "tuple([q_embed, k_embed])", "half_split"),
         # Casts.
@@ -161,7 +151,7 @@ def test_one_text_with_another_helper_is_another_formula(helper, variant):
         ("    q_embed =", "    note(q)\n    q_embed =", ""),
         ("    return q_embed", "    if q.shape[1] > 4:\n        return q, k\n    return q_embed", ""),
     ],
-)
+)  # fmt: skip
 def test_near_forms(old, new, variant):
     assert old in MODULE
     site = only(MODULE.replace(old, new))

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import textwrap
-from functools import partial
-from typing import Any
 
 import pytest
 import torch
 
-from tests.kernels.matching import gradients
-from tests.patches.idioms.applied import executed, in_lines, spliced
-from veomni_hook.kernels.selection.process_choice import get_choice, set_choice
-from veomni_hook.patches.code.document import Document
+from tests.patches.idioms.applied import compared, executed, in_lines, sites_of, spliced
+from veomni_hook.kernels.selection.process_choice import set_choice
 from veomni_hook.patches.idioms import count_check as counts
 from veomni_hook.patches.idioms.row_merge import added, find, joined
-from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.site import Site, Status
+from veomni_hook.patches.site import Status
 
 HEAD = """
 import torch
@@ -30,37 +25,24 @@ CALL = "veomni_row_merge_rows.call(self, torch.Tensor.masked_scatter, {operands}
 
 
 @pytest.fixture(autouse=True)
-def _by_name() -> Any:
-    before = str(get_choice())
+def _by_name():
     set_choice("row_merge=torch")
-    yield
-    set_choice(before)
 
 
-def module(body: str, head: str = "forward(self, x, mask, s)") -> str:
+def module(body, head="forward(self, x, mask, s)"):
     return HEAD.format(head=head) + textwrap.indent(textwrap.dedent(body).strip("\n"), "        ") + "\n"
 
 
-def site_of(text: str, idiom: Any) -> Site:
-    (site,) = idiom.find(ModuleView(Document(text, "transformers.models.a.modeling_a")))
+def site_of(text, idiom):
+    (site,) = sites_of(idiom, text, "transformers.models.a.modeling_a")
     return site
 
 
-def compared(text: str, site: Site, mask: torch.Tensor, *given: torch.Tensor) -> tuple[str, str]:
-    """Outputs and gradients are equal, with the edits and without; returns what the slot answered."""
-    results, scope = [], {}
-    for routed in ([], [site]):
-        scope = executed(text, routed)
-        model = scope["Model"]()
-        outputs, grads = gradients(partial(_forward, model, mask), given, [True, True])
-        results.append([*outputs, *grads])
-    assert all(map(torch.equal, *results))
-    (slot,) = [value for name, value in scope.items() if name.startswith("veomni_row_merge")]
-    return slot.outcome(model)
+def outcome_of(text, site, mask, *operands):
+    def call(model, x, s):
+        return model(x, mask, s)
 
-
-def _forward(model: Any, mask: torch.Tensor, x: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
-    return model(x, mask, s)
+    return compared(text, [site], "Model", operands, call=call, cast=False)["row_merge"]
 
 
 X, S = torch.randn(2, 5, 6), torch.randn(6, 6)
@@ -73,14 +55,8 @@ CALLS: dict[str, tuple[str, str]] = {
         "return x.to(s.device).masked_scatter(mask.to(x.device), s.to(x.device, x.dtype))",
         "x.to(s.device), mask.to(x.device), s.to(x.device, x.dtype)",
     ),
-    "on several lines": (
-        "return (\n    x.masked_scatter(\n        mask,  # where\n        s,\n    ) * 2\n)",
-        "x, mask, s",
-    ),
-    "one after another": (
-        "x = x.masked_scatter(mask, s)\nreturn x.masked_scatter(~mask, s.repeat(2, 1))",
-        "x, ~mask, s.repeat(2, 1)",
-    ),
+    "on several lines": ("return (\n    x.masked_scatter(\n        mask,  # where\n        s,\n    ) * 2\n)", "x, mask, s"),
+    "one after another": ("x = x.masked_scatter(mask, s)\nreturn x.masked_scatter(~mask, s.repeat(2, 1))", "x, ~mask, s.repeat(2, 1)"),
     "one in another": (
         "return x.masked_scatter(mask, s.masked_scatter(mask[0, :1], s * 2))",
         "x, mask, veomni_row_merge_rows.call(self, torch.Tensor.masked_scatter, s, mask[0, :1], s * 2)",
@@ -94,7 +70,7 @@ CALLS: dict[str, tuple[str, str]] = {
         "return a_name_of_some_length",
         "x, mask.to(x.device), s.to(device=x.device, dtype=x.dtype)",
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -107,33 +83,27 @@ def test_calls_are_routed_and_compute_the_same(name):
     patched = spliced(text, [site])
     assert CALL.format(operands=operands) in in_lines(patched)
     assert max(map(len, patched.splitlines())) <= 120
-    assert compared(text, site, MASK.unsqueeze(-1), X, S) == ("torch", "chosen")
+    assert outcome_of(text, site, MASK.unsqueeze(-1), X, S) == ("torch", "chosen")
     if "~" not in body and name != "one in another":  # these need a mask of their own
-        assert compared(text, site, MASK.unsqueeze(-1).expand_as(X), X, S) == ("torch", "chosen")
+        assert outcome_of(text, site, MASK.unsqueeze(-1).expand_as(X), X, S) == ("torch", "chosen")
 
 
 def test_a_mask_of_elements_runs_as_it_is():
     text = module("return x.masked_scatter(mask, s)")
-    backend, reason = compared(text, site_of(text, find), torch.rand(2, 5, 6) < 0.5, X, torch.randn(60))
+    backend, reason = outcome_of(text, site_of(text, find), torch.rand(2, 5, 6) < 0.5, X, torch.randn(6, 10))
     assert backend == "eager" and "not of whole rows" in reason
 
 
 MISSED = {
-    "in place": (
-        "x = x.clone()\nx.masked_scatter_(mask, s)\nreturn x",
-        "masked_scatter_ changes a tensor in place",
-    ),
+    "in place": ("x = x.clone()\nx.masked_scatter_(mask, s)\nreturn x", "masked_scatter_ changes a tensor in place"),
     "keywords": ("return x.masked_scatter(mask=mask, source=s)", "not called with a mask and a source"),
     "a star": ("return x.masked_scatter(*[mask, s])", "not called with a mask and a source"),
     "torch's function": ("return torch.masked_scatter(x, mask, s)", "not called with a mask and a source"),
-    "a chain": (
-        "return x.masked_scatter(mask, s).masked_scatter(mask, s)",
-        "it is called on the result of another masked_scatter",
-    ),
+    "a chain": ("return x.masked_scatter(mask, s).masked_scatter(mask, s)", "it is called on the result of another masked_scatter"),
     "brackets": ("return (x * 2).masked_scatter(mask, s)", "in brackets"),
     "another self": ("self, y = s, x\nreturn y.masked_scatter(mask, s)", "self is not the method's module"),
     "another torch": ("torch = s\nreturn x.masked_scatter(mask, torch)", "torch has another name here"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", MISSED)
@@ -181,8 +151,8 @@ def test_added_rows_are_routed_and_compute_the_same(name):
     assert (site.op, site.part, site.variant) == ("row_merge", "addition", "rows_added"), site.reason
     assert site.status is Status.ROUTED
     for source in (S[:4], S[:4].bfloat16()):
-        assert compared(text, site, MASK, X, source) == ("torch", "chosen")
-    assert compared(text, site, MASK, X, S[:1])[0] == "eager"
+        assert outcome_of(text, site, MASK, X, source) == ("torch", "chosen")
+    assert outcome_of(text, site, MASK, X, S[:1])[0] == "eager"
 
 
 MISSED_ADDITIONS = {
@@ -219,7 +189,7 @@ def test_joins_of_another_form_are_missed(size):
     assert site.status is Status.MISSED and "read from the device (line 8)" in site.reason
     assert site_of(module("count = mask.sum()\n" + body.replace("mask.sum()", "count")), joined).lineno == 9
     others = [body.replace("mask.sum()", "len(s)"), "return x.new_zeros(mask.sum(), 6)"]
-    assert not [site for each in others for site in joined.find(ModuleView(Document(module(each))))]
+    assert not [site for each in others for site in sites_of(joined, module(each))]
 
 
 JOIN = """
@@ -253,7 +223,7 @@ NEAR_JOINS = {
 }
 
 
-def join(form: str) -> str:
+def join(form):
     start, size, keep, whole = JOINS[form]
     text = JOIN.format(start=start, size=size, keep=keep, whole=whole)
     return module(text, "forward(self, x, mask, s, t)")
@@ -305,7 +275,7 @@ EQUAL = "x[mask].numel() == s.numel()"
 SAID = 'f"Features and tokens do not match, tokens: {n}, features: {s.shape[0]}"'
 
 
-def check(condition: str = EQUAL, message: str = SAID) -> str:
+def check(condition=EQUAL, message=SAID):
     return module(
         CHECK.format(condition=condition, message=message), "get_placeholder_mask(self, x, mask, s)"
     )
@@ -313,21 +283,14 @@ def check(condition: str = EQUAL, message: str = SAID) -> str:
 
 #: Conditions and messages, and what they become.
 CHECKS: dict[str, tuple[str, str, str, str]] = {
-    "elements at a mask": (
-        EQUAL, SAID, "veomni_counts.selected(x, mask) == s.numel()", "lambda n=n: "
-    ),
+    "elements at a mask": (EQUAL, SAID, "veomni_counts.selected(x, mask) == s.numel()", "lambda n=n: "),
     "a product": ("n * x.shape[-1] == s.numel()", SAID, "n * x.shape[-1] == s.numel()", "lambda n=n: "),
-    "two names": (
-        "n == len_", 'f"tokens: {n}, features {len_} {n}"', "n == len_", "lambda n=n, len_=len_: "
-    ),
+    "two names": ("n == len_", 'f"tokens: {n}, features {len_} {n}"', "n == len_", "lambda n=n, len_=len_: "),
     "sizes": (
         EQUAL, 'f"tokens and features {s.size()[:-1].numel()} {s.shape[0] * s.shape[1]}"',
         "veomni_counts.selected(x, mask) == s.numel()", "lambda: ",
     ),
-    "two strings": (
-        EQUAL, 'f"tokens {n}"\n    f" features {s.shape[0]}"', "veomni_counts.selected(x, mask) == s.numel()",
-        "lambda n=n: ",
-    ),
+    "two strings": (EQUAL, 'f"tokens {n}"\n    f" features {s.shape[0]}"', "veomni_counts.selected(x, mask) == s.numel()", "lambda n=n: "),
 }  # fmt: skip
 
 
@@ -386,4 +349,4 @@ def test_checks_of_another_kind():
     )
     assert "not transformers' own" in site_of(own, counts).reason
     others = [check(message='"All examples must have tokens"'), module(raising)]
-    assert not [site for each in others for site in counts.find(ModuleView(Document(each)))]
+    assert not [site for each in others for site in sites_of(counts, each)]

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import textwrap
 
 import pytest
@@ -7,8 +5,8 @@ import torch
 from torch import nn
 
 from tests.kernels.matching import close
-from tests.patches.idioms.applied import executed, spliced
-from veomni_hook.kernels.selection.process_choice import STATE, set_choice
+from tests.patches.idioms.applied import executed, sites_of, spliced
+from veomni_hook.kernels.selection.process_choice import set_choice
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.idioms.linear_cross_entropy import find as linear_cross_entropy
 from veomni_hook.patches.idioms.linear_cross_entropy import sequence_classification as idiom
@@ -57,17 +55,8 @@ def source(tail):
 
 
 def site_of(tail):
-    (found,) = idiom.find(ModuleView(Document(source(tail))))
+    (found,) = sites_of(idiom, source(tail))
     return found
-
-
-@pytest.fixture(autouse=True)
-def process_state():
-    held = (STATE.choice, STATE.active)
-    torch.manual_seed(0)
-    yield
-    STATE.choice, STATE.active = held
-    STATE.changed()
 
 
 def inputs():
@@ -206,25 +195,13 @@ def test_all_positions_are_scored_for_who_may_look_at_them(change, reason):
 PICK = "pooled_logits = logits[torch.arange(batch, device=logits.device), last]"
 MISSED = {
     "a mean": (TAIL.replace(PICK, "pooled_logits = logits.mean(dim=1)"), "for every row"),
-    "rows by a mask, which takes positions too": (
-        TAIL.replace(PICK, "pooled_logits = logits[ids.bool(), last]"),
-        "for every row",
-    ),
-    "chosen in a branch": (
-        TAIL.replace(PICK, f"if batch:\n    {PICK}\nelse:\n    pooled_logits = logits[:, 0]"),
-        "pooled in a branch",
-    ),
+    "rows by a mask, which takes positions too": (TAIL.replace(PICK, "pooled_logits = logits[ids.bool(), last]"), "for every row"),
+    "chosen in a branch": (TAIL.replace(PICK, f"if batch:\n    {PICK}\nelse:\n    pooled_logits = logits[:, 0]"), "pooled in a branch"),
     "scores edited": (TAIL.replace(PICK, f"logits[..., 0] = 0\n{PICK}"), "used in another way"),
     "scores bound again": (TAIL.replace(PICK, f"logits = logits * 2\n{PICK}"), "bound more than once"),
     "scores read": (TAIL.replace("loss = None", "loss = logits.mean()"), "used in another way"),
-    "the loss reads them as well": (
-        TAIL.replace("pooled_logits=pooled_logits, ", ""),
-        "used in another way",
-    ),
-    "a length of another dimension": (
-        TAIL.replace("ids.shape[-1]", "logits.shape[1]"),
-        "used in another way",
-    ),
+    "the loss reads them as well": (TAIL.replace("pooled_logits=pooled_logits, ", ""), "used in another way"),
+    "a length of another dimension": (TAIL.replace("ids.shape[-1]", "logits.shape[1]"), "used in another way"),
     "scores of several modules": (
         TAIL.replace("logits = self.score(hidden)", "logits = other = self.score(hidden)"),
         "bound more than once",
@@ -238,11 +215,8 @@ MISSED = {
         "bound more than once, or in a branch",
     ),
     "a second argument": (TAIL.replace("self.score(hidden)", "self.score(hidden, 1)"), "takes more than"),
-    "costly hidden states": (
-        TAIL.replace("self.score(hidden)", "self.score(self.body(ids))"),
-        "takes more than",
-    ),
-}
+    "costly hidden states": (TAIL.replace("self.score(hidden)", "self.score(self.body(ids))"), "takes more than"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", MISSED)
@@ -268,9 +242,7 @@ def test_a_name_of_the_forwards_own_is_left_alone():
 
 
 def test_the_first_position_is_no_candidate():
-    assert not list(
-        idiom.find(ModuleView(Document(source(TAIL.replace(PICK, "pooled_logits = logits[:, 0]")))))
-    )
+    assert not list(sites_of(idiom, source(TAIL.replace(PICK, "pooled_logits = logits[:, 0]"))))
 
 
 def test_locals_may_have_other_names():
@@ -280,7 +252,7 @@ def test_locals_may_have_other_names():
     )
     text = text.replace("logits = self", "scores = self").replace("logits[torch", "scores[torch")
     text = text.replace("logits=logits", "logits=scores").replace("logits.", "scores.")
-    (site,) = idiom.find(ModuleView(Document(text)))
+    (site,) = sites_of(idiom, text)
     assert site.status is Status.ROUTED, site.reason
     assert site.captures["logits"] == "scores"
 
@@ -289,4 +261,4 @@ def test_each_forward_is_listed_once():
     view = ModuleView(Document(source(TAIL)))
     assert not list(linear_cross_entropy.find(view))
     plain = MODULE.replace("{tail}", "        loss, pooled_logits = None, hidden")
-    assert not list(idiom.find(ModuleView(Document(plain))))
+    assert not sites_of(idiom, plain)

@@ -5,21 +5,17 @@ from __future__ import annotations
 import ast
 import logging
 import warnings
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from tests.patches.idioms.applied import executed
+from tests.patches.idioms.applied import executed, sites_of
 from veomni_hook import PatchConfig
 from veomni_hook.errors import SpeechError, VeomniHookWarning
 from veomni_hook.multimodal import speech
-from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.engine import Origin, patch_source
-from veomni_hook.patches.idioms.speech import find
-from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.site import Site, Status
+from veomni_hook.patches.idioms import speech as speech_idiom
+from veomni_hook.patches.site import Status
 
 MODEL = '''
 import torch
@@ -89,27 +85,23 @@ class Config:
         self.width = 4096
 
 
-def sites_of(source: str) -> list[Site]:
-    return list(find(ModuleView(Document(source))))
-
-
-def patched_class(source: str = MODEL) -> Any:
+def patched_class(source=MODEL):
     scope = {"__name__": "lookalike"}
     exec(patched(source), scope)
     return scope["Model"]
 
 
-def patched(source: str = MODEL, *configs: PatchConfig, optional: tuple[str, ...] = ("speech",)) -> str:
+def patched(source=MODEL, *configs, optional=("speech",)):
     return patch_source(source, list(configs), ORIGIN, idioms=True, optional=optional).text
 
 
 @pytest.fixture(autouse=True)
-def nothing_said() -> None:
+def nothing_said():
     speech._said.clear()
 
 
-def test_four_places_and_one_candidate() -> None:
-    sites = sites_of(MODEL)
+def test_four_places_and_one_candidate():
+    sites = sites_of(speech_idiom, MODEL)
     assert {(site.status, site.variant) for site in sites} == {(Status.ROUTED, "left_out")}
     counted = [site.target for site in sites if site.counted]
     others = [site.target for site in sites if not site.counted]
@@ -118,12 +110,12 @@ def test_four_places_and_one_candidate() -> None:
     assert sites[0].captures == {"field": "speaks", "parts": "voice"}
 
 
-def test_it_applies_only_with_the_setting() -> None:
+def test_it_applies_only_with_the_setting():
     assert patched(optional=()) == MODEL
     assert "veomni_speech.left_out" in patched()
 
 
-def test_a_model_is_built_without_the_parts() -> None:
+def test_a_model_is_built_without_the_parts():
     given = Config()
     model = patched_class()(given)
     assert not hasattr(model, "voice") and model.has_talker is False and model.done
@@ -133,13 +125,13 @@ def test_a_model_is_built_without_the_parts() -> None:
     assert type(model)._no_split_modules == ["Voice", "Reader"]
 
 
-def test_a_configuration_without_speech_is_used_as_it_is() -> None:
+def test_a_configuration_without_speech_is_used_as_it_is():
     given = Config(speaks=False)
     model = patched_class()(given)
     assert model.config is given and model._keys_to_ignore_on_load_unexpected is None
 
 
-def test_forward_is_that_of_the_rest() -> None:
+def test_forward_is_that_of_the_rest():
     import inspect
 
     model = patched_class()(Config())
@@ -150,7 +142,7 @@ def test_forward_is_that_of_the_rest() -> None:
     assert patched_class(own)(Config())() == 1
 
 
-def test_text_is_generated_and_speech_is_an_error() -> None:
+def test_text_is_generated_and_speech_is_an_error():
     model, ids = patched_class()(Config()), torch.arange(3)
     assert model.generate(ids, speech=False) is ids
     with pytest.raises(SpeechError, match="VEOMNI_SPEECH=0"):
@@ -168,7 +160,7 @@ BY_MODE = MODEL.replace(
 )
 
 
-def test_text_is_the_default_where_options_say_what_is_asked_for() -> None:
+def test_text_is_the_default_where_options_say_what_is_asked_for():
     model, ids = patched_class(BY_MODE)(Config()), torch.arange(3)
     for options in ({}, {"return_audio": False}, {"generation_mode": "text"}, {"generation_mode": None}):
         assert model.generate(ids, **options) is ids
@@ -182,14 +174,14 @@ def test_text_is_the_default_where_options_say_what_is_asked_for() -> None:
     assert "text_by_default" not in patched() + patched(BY_MODE.replace("kwargs.pop(", "dict.pop(kwargs, "))
 
 
-def test_parts_that_are_built_later_are_used() -> None:
+def test_parts_that_are_built_later_are_used():
     model = patched_class()(Config())
     model.enable_talker()
     weight, pad = model.generate(torch.arange(3))
     assert weight is model.voice.weight and pad == {"pad": 7}
 
 
-def test_the_file_that_loading_reads_is_saved(tmp_path: Path) -> None:
+def test_the_file_that_loading_reads_is_saved(tmp_path):
     model = patched_class()(Config())
     model.speakers = {"one": 1}
     model.save_pretrained(tmp_path)
@@ -201,7 +193,7 @@ def test_the_file_that_loading_reads_is_saved(tmp_path: Path) -> None:
         assert not list((tmp_path / name).iterdir())
 
 
-def test_what_is_left_out_is_said_once_with_its_size(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_left_out_is_said_once_with_its_size(caplog):
     model = patched_class()
     state = torch.random.get_rng_state()
     with caplog.at_level(logging.INFO, "veomni_hook"):
@@ -213,7 +205,7 @@ def test_what_is_left_out_is_said_once_with_its_size(caplog: pytest.LogCaptureFi
     assert torch.equal(torch.random.get_rng_state(), state)
 
 
-def test_a_subclass_may_build_more(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_subclass_may_build_more(caplog):
     class Louder(patched_class()):  # type: ignore[misc]
         def enable_talker(self) -> None:
             super().enable_talker()
@@ -225,7 +217,7 @@ def test_a_subclass_may_build_more(caplog: pytest.LogCaptureFixture) -> None:
     assert "8.0 MiB" in caplog.text
 
 
-def test_a_size_that_cannot_be_found_out_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_size_that_cannot_be_found_out_is_left_out(caplog):
     given = Config()
     del given.width
     with caplog.at_level(logging.INFO, "veomni_hook"):
@@ -237,18 +229,12 @@ DIFFERENT = {
     "does not set has_talker to a field": ("self.has_talker = config.speaks", "self.has_talker = True"),
     "settings is not a parameter": ("config.speaks", "settings.speaks"),
     "binds config again": ("self.config = config", "self.config = config = other(config)"),
-    "nothing depends on has_talker": (
-        "if self.has_talker:\n            self.enable",
-        "if True:\n            self.enable",
-    ),
+    "nothing depends on has_talker": ("if self.has_talker:\n            self.enable", "if True:\n            self.enable"),
     "not one call of a method": (
         "            self.enable_talker()\n        self.done",
         "            self.enable_talker()\n            self.more()\n        self.done",
     ),
-    "build_voice is not one of its methods": (
-        "            self.enable_talker()\n",
-        "            self.build_voice()\n",
-    ),
+    "build_voice is not one of its methods": ("            self.enable_talker()\n", "            self.build_voice()\n"),
     "does not assign parts to attributes": ("self.voice = Voice(", "self.voice = imported("),
     "builds these parts itself": ("self.done = True", "self.voice = None"),
     "not one module with a forward": ("self.done = True", "self.second = Reader()"),
@@ -256,20 +242,20 @@ DIFFERENT = {
         "__init__(self, config):\n        super().__init__()\n        self.config",
         "build(self, config):\n        self.config",
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("reason", DIFFERENT)
-def test_other_code_is_refused_with_a_reason(reason: str) -> None:
+def test_other_code_is_refused_with_a_reason(reason):
     old, new = DIFFERENT[reason]
     source = MODEL.replace(old, new)
     assert source != MODEL
-    (site,) = sites_of(source)
+    (site,) = sites_of(speech_idiom, source)
     assert reason in site.reason and site.counted
     assert site.status is (Status.MISSED if "no __init__" in reason else Status.REFUSED)
 
 
-def test_a_refused_model_says_so_when_it_is_built() -> None:
+def test_a_refused_model_says_so_when_it_is_built():
     old, new = DIFFERENT["not one module with a forward"]
     model = patched_class(MODEL.replace(old, new))
     with pytest.warns(VeomniHookWarning, match="VEOMNI_SPEECH=0 does not apply to Model: without them"):
@@ -280,7 +266,7 @@ def test_a_refused_model_says_so_when_it_is_built() -> None:
         model(Config())
 
 
-def test_the_field_itself_may_decide() -> None:
+def test_the_field_itself_may_decide():
     source = MODEL.replace(
         "if self.has_talker:\n            self.enable", "if config.speaks:\n            self.enable"
     )
@@ -288,11 +274,11 @@ def test_the_field_itself_may_decide() -> None:
     assert not hasattr(patched_class(source)(Config()), "voice")
 
 
-def test_a_class_without_such_parts_is_no_candidate() -> None:
-    assert sites_of(MODEL.partition("class Model")[0]) == []
+def test_a_class_without_such_parts_is_no_candidate():
+    assert sites_of(speech_idiom, MODEL.partition("class Model")[0]) == []
 
 
-def test_a_config_may_replace_one_of_the_places() -> None:
+def test_a_config_may_replace_one_of_the_places():
     config = PatchConfig(ORIGIN.module)
 
     @config.add_method("Model.forward")
@@ -303,7 +289,7 @@ def test_a_config_may_replace_one_of_the_places() -> None:
     assert "veomni_speech.left_out" in text and "veomni_speech.taking_what" not in text
 
 
-def test_upstreams_code_stays() -> None:
+def test_upstreams_code_stays():
     upstream = ast.unparse(ast.parse(MODEL)).splitlines()
     lines = iter(ast.unparse(ast.parse(patched())).splitlines())
     changed = "pad = {'pad': self.voice.pad}"

@@ -6,11 +6,9 @@ import pytest
 import torch
 from torch.nn import functional
 
-from tests.patches.idioms.applied import executed, spliced
-from veomni_hook.patches.code.document import Document
+from tests.patches.idioms.applied import executed, sites_of, spliced
 from veomni_hook.patches.idioms import varlen_attention as idiom
-from veomni_hook.patches.routes.view import ModuleView
-from veomni_hook.patches.site import Site, Status
+from veomni_hook.patches.site import Status
 
 HEAD = '''
 import torch
@@ -85,8 +83,8 @@ NEAR_MISSES = {
 }  # fmt: skip
 
 
-def found(body: str) -> Site:
-    [site] = idiom.find(ModuleView(Document(HEAD + body.lstrip("\n"), "lookalike")))
+def found(body):
+    [site] = sites_of(idiom, HEAD + body.lstrip("\n"), "lookalike")
     return site
 
 
@@ -105,7 +103,7 @@ def test_a_near_miss_says_where_it_differs(miss):
     old, new, reason = NEAR_MISSES[miss]
     source = HEAD + BODIES["a comprehension"].lstrip("\n")
     assert old in source
-    [site] = idiom.find(ModuleView(Document(source.replace(old, new), "lookalike")))
+    [site] = sites_of(idiom, source.replace(old, new), "lookalike")
     assert site.status is Status.MISSED
     assert reason in site.reason
 
@@ -118,7 +116,7 @@ def test_code_that_reads_what_a_kernel_does_not_compute_is_a_miss():
 
 def test_a_method_without_boundaries_is_no_candidate():
     source = (HEAD + BODIES["inline"]).replace("cu_seqlens", "ends")
-    assert not list(idiom.find(ModuleView(Document(source, "lookalike"))))
+    assert not sites_of(idiom, source, "lookalike")
 
 
 class Table:

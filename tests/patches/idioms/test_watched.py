@@ -1,7 +1,5 @@
 """Slots compare every definition of a module that their kernels skip: read from the patched text, without idioms."""
 
-from __future__ import annotations
-
 import ast
 import importlib.metadata
 import importlib.util
@@ -18,24 +16,17 @@ from veomni_hook.patches.engine import Origin, patch_source
 MODELS = Path(transformers.__file__).parent / "models"
 #: Families with guards of all forms, and with helpers of every kind.
 FAMILIES = (
-    "qwen3_next",
-    "kimi_linear",
-    "gemma3",
-    "qwen3_moe",
-    "gpt_oss",
-    "deepseek_v4",
-    "muse_spark",
-    "lfm2",
-)
+    "qwen3_next", "kimi_linear", "gemma3", "qwen3_moe", "gpt_oss", "deepseek_v4", "muse_spark", "lfm2",
+)  # fmt: skip
 
 
-def names(families: tuple[str, ...] = ("*",)) -> list[str]:
+def names(families=("*",)):
     found = [path for family in families for path in sorted(MODELS.glob(f"{family}/modeling_*.py"))]
     return [f"transformers.models.{path.parent.name}.{path.stem}" for path in found]
 
 
 @cache
-def patched(module: str) -> str:
+def patched(module):
     path = importlib.util.find_spec(module).origin
     origin = Origin(module, path, "transformers", importlib.metadata.version("transformers"))
     return patch_source(Path(path).read_text(encoding="utf-8"), [], origin, idioms=True).text
@@ -74,7 +65,7 @@ def test_each_comparison_is_missed_where_it_is_left_out(family):
                 )
 
 
-def with_skips(text: str, slot: str, skips: dict[str, list[str]]) -> str:
+def with_skips(text, slot, skips):
     """The text of a module with other definitions to compare."""
     tree = ast.parse(text)
     made = next(

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import subprocess
 import sys
 import zipfile
@@ -13,7 +11,7 @@ PACKAGE = "veomni_hook.patches.models"
 
 
 @pytest.fixture
-def specs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def specs(tmp_path, monkeypatch):
     """A folder of specs that replaces the package's own; none of them can be imported."""
     for name in ("one", "two", "_private"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit\n")
@@ -36,11 +34,11 @@ def specs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("", []),
     ],
 )
-def test_specs_are_found_by_file_name(module: str, found: list[str], specs: Path) -> None:
+def test_specs_are_found_by_file_name(module, found, specs):
     assert models.spec_modules(module) == found
 
 
-def test_families_lists_what_spec_modules_finds(specs: Path) -> None:
+def test_families_lists_what_spec_modules_finds(specs):
     assert models.families() == {
         "one": ("transformers.models.one.modeling_one",),
         "two": ("transformers.models.two.modeling_two",),
@@ -50,7 +48,7 @@ def test_families_lists_what_spec_modules_finds(specs: Path) -> None:
         assert all(models.spec_modules(module) for module in covered)
 
 
-def test_a_package_in_a_zip_file_answers_too(specs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_in_a_zip_file_answers_too(specs, monkeypatch):
     archive = specs / "site.zip"
     with zipfile.ZipFile(archive, "w") as file:
         file.write(specs / "one.py", "models/one.py")
@@ -60,7 +58,7 @@ def test_a_package_in_a_zip_file_answers_too(specs: Path, monkeypatch: pytest.Mo
     assert list(models.families()) == ["one"]
 
 
-def test_asking_imports_no_spec_and_nothing_heavy() -> None:
+def test_asking_imports_no_spec_and_nothing_heavy():
     code = (
         "import sys; before = set(sys.modules)\n"  # .pth files of an environment may import anything
         "import veomni_hook.patches.models as m\n"

@@ -1,7 +1,5 @@
 """The parameter that is a cache is found by what the code does with it, under any name."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 from pathlib import Path
@@ -40,7 +38,7 @@ NAME = re.compile(r"\b(past_key_values|cache_params|(?<!, )cache)\b")
 WITHOUT = [("llama", sample_boundaries), ("mamba2", layer_loop)]
 
 
-def upstreams(family: str) -> str:
+def upstreams(family):
     spec = importlib.util.find_spec(f"transformers.models.{family}.modeling_{family}")
     return Path(spec.origin).read_text("utf-8")
 

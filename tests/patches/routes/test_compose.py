@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -74,15 +73,15 @@ class Text:
         return "".join(lines[last.lineno - 1 :]).replace("veomni_C_f", "f")
 
 
-def indent(line: str) -> str:
+def indent(line):
     return f"    {line}"
 
 
-def unindent(line: str) -> str:
+def unindent(line):
     return line.removeprefix("    ")
 
 
-def _lines(text: str, change: Callable[[str], str]) -> str:
+def _lines(text, change):
     """Change the lines of a method that are not in its string."""
     lines = text.splitlines(keepends=True)
     return "".join(change(line) if line.strip() and line not in IN_STRING else line for line in lines)
@@ -110,7 +109,7 @@ def f(x):
 
 
 @pytest.mark.parametrize("order", ["call first", "guard first"])
-def test_a_marker_in_an_else_stands_at_its_statement(order: str) -> None:
+def test_a_marker_in_an_else_stands_at_its_statement(order):
     text = Text()
     steps = [lambda: text.bind(0, 0), lambda: text.take_over(1, 1, 3), lambda: text.bind(2, 1)]
     for step in steps if order == "call first" else (steps[1], steps[0], steps[2]):
@@ -121,7 +120,7 @@ def test_a_marker_in_an_else_stands_at_its_statement(order: str) -> None:
     )
 
 
-def test_an_else_in_an_else() -> None:
+def test_an_else_in_an_else():
     text = Text()
     text.take_over(1, 1, 3)
     text.take_over(2, 3, 3)
@@ -139,7 +138,7 @@ def test_an_else_in_an_else() -> None:
     assert text.written().replace("[ROUTED] ", "").endswith(wanted)
 
 
-def test_two_guards_at_one_statement_go_in_as_they_come() -> None:
+def test_two_guards_at_one_statement_go_in_as_they_come():
     text = Text()
     text.take_over(1, 1, 3)
     text.take_over(2, 1, 1)
@@ -151,7 +150,7 @@ def test_two_guards_at_one_statement_go_in_as_they_come() -> None:
     assert len(rest) == 2 and ast.unparse(body[2]) == "return d"
 
 
-def test_a_guard_that_was_given_before_stays_in_front() -> None:
+def test_a_guard_that_was_given_before_stays_in_front():
     text = Text()
     made = before_statement(text.view, text.function, text.function.body[1], "if ask(0):\n    return 0", "no")
     text.edits += [replace(edit, patch=0) for edit in made]
@@ -161,7 +160,7 @@ def test_a_guard_that_was_given_before_stays_in_front() -> None:
 
 
 @pytest.mark.parametrize("ranges", [((1, 2), (2, 3)), ((2, 3), (1, 2)), ((1, 1), (1, 3))])
-def test_guards_that_cross_are_refused(ranges: tuple[tuple[int, int], ...]) -> None:
+def test_guards_that_cross_are_refused(ranges):
     text = Text()
     for step, (first, last) in enumerate(ranges):
         text.take_over(step, first, last)
@@ -169,7 +168,7 @@ def test_guards_that_cross_are_refused(ranges: tuple[tuple[int, int], ...]) -> N
         text.written()
 
 
-def test_the_method_itself_stays_but_for_what_is_inserted() -> None:
+def test_the_method_itself_stays_but_for_what_is_inserted():
     text = Text()
     text.take_over(1, 1, 3)
     document = text.view.document
@@ -183,7 +182,7 @@ def test_the_method_itself_stays_but_for_what_is_inserted() -> None:
     )
 
 
-def test_a_guard_that_moves_code_is_in_a_method() -> None:
+def test_a_guard_that_moves_code_is_in_a_method():
     text = Text()
     text.view.document = Document(SOURCE)
     text.edits = [Edit(12, 20, "    ", fuses="may(1)")]
@@ -191,7 +190,7 @@ def test_a_guard_that_moves_code_is_in_a_method() -> None:
         text.written()
 
 
-def test_strings_of_inserted_code_stay() -> None:
+def test_strings_of_inserted_code_stay():
     text = Text()
     code = "note('''\none\n''')"
     text.take_over(0, 1, 3)
@@ -209,7 +208,7 @@ def f(x):
 """
 
 
-def test_a_line_that_becomes_too_long_is_wrapped_as_one_edit() -> None:
+def test_a_line_that_becomes_too_long_is_wrapped_as_one_edit():
     text = Text(SOURCE.replace("b = turn(a)", "b = turn(a, second_operand, third_operand)"))
     text.bind(0, 0, f"a_slot_with_a_long_name_of_its_own_and_more{'_' * 30}.at(self, turn)")
     text.take_over(1, 1, 3)
@@ -223,7 +222,7 @@ def test_a_line_that_becomes_too_long_is_wrapped_as_one_edit() -> None:
     assert ast.dump(ast.parse(alone.written())) == ast.dump(ast.parse(unwrapped))
 
 
-def test_a_bracket_that_closes_at_the_end_of_a_long_line_is_wrapped_with_it() -> None:
+def test_a_bracket_that_closes_at_the_end_of_a_long_line_is_wrapped_with_it():
     source = "def f(x):\n    return turn(first_operand, second_operand, third_operand, fourth_operand, fifth_operand)\n"
     document = Document(source)
     value = source.index("turn(")
@@ -235,7 +234,7 @@ def test_a_bracket_that_closes_at_the_end_of_a_long_line_is_wrapped_with_it() ->
     assert len(edits) == 1 and max(map(len, written.split("\n"))) <= 120
 
 
-def test_calls_that_share_a_line_share_its_edit() -> None:
+def test_calls_that_share_a_line_share_its_edit():
     text = Text(CALL)
     text.bind(0, 0, LONG)
     text.bind(1, 1, LONG)
@@ -247,7 +246,7 @@ def test_calls_that_share_a_line_share_its_edit() -> None:
     assert max(map(len, written.split("\n"))) <= 120 and "# why" in written
 
 
-def test_lines_that_others_edit_are_not_wrapped() -> None:
+def test_lines_that_others_edit_are_not_wrapped():
     text = Text(CALL)
     text.bind(0, 1, LONG)
     at = text.view.document.source.index("number")
@@ -257,14 +256,14 @@ def test_lines_that_others_edit_are_not_wrapped() -> None:
     )
 
 
-def test_upstreams_own_long_lines_stay() -> None:
+def test_upstreams_own_long_lines_stay():
     long = f"b = turn(a, {', '.join(['operand'] * 14)})"
     text = Text(SOURCE.replace("b = turn(a)", long))
     text.take_over(0, 1, 3)
     assert f"        {long}\n" in text.written()
 
 
-def test_a_line_of_several_in_an_else_is_wrapped() -> None:
+def test_a_line_of_several_in_an_else_is_wrapped():
     text = Text(CALL)
     text.bind(0, 1, LONG)
     text.take_over(1, 0, 0)

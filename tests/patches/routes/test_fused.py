@@ -1,7 +1,5 @@
 """Which methods can have a copy beside their class, where kernels replace several statements."""
 
-from __future__ import annotations
-
 import pytest
 
 from veomni_hook.patches.code.document import Document

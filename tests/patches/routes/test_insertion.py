@@ -1,51 +1,42 @@
-from __future__ import annotations
-
 import ast
-from typing import Any
 
 import pytest
 
 from veomni_hook.patches.code.document import Document
-from veomni_hook.patches.code.edit import Edit, apply_edits
+from veomni_hook.patches.code.edit import apply_edits
 from veomni_hook.patches.routes import guards
 from veomni_hook.patches.routes.view import ModuleView
 
 
-def view(text: str) -> ModuleView:
+def view(text):
     return ModuleView(Document(text))
 
 
-def edited(module: ModuleView, *edits: Edit, markers: bool = True) -> str:
+def edited(module, *edits, markers=True):
     return apply_edits(module.document.source, edits, markers=markers)
 
 
-def function(module: ModuleView) -> Any:
+def function(module):
     return next(n for n in ast.walk(module.document.tree) if isinstance(n, ast.FunctionDef))
 
 
 BODIES = [
     ("def f(x):\n    return x\n", "def f(x):\n    # [ROUTED] why\n    go()\n    return x\n"),
-    (
-        "def f(x):\n    'd'\n    return x\n",
-        "def f(x):\n    'd'\n    # [ROUTED] why\n    go()\n    return x\n",
-    ),
+    ("def f(x):\n    'd'\n    return x\n", "def f(x):\n    'd'\n    # [ROUTED] why\n    go()\n    return x\n"),
     ("def f(x): return x\n", "def f(x):  # [ROUTED] why\n    go()\n    return x\n"),
     ("def f(x): 'd'; return x\n", "def f(x):\n    'd';  # [ROUTED] why\n    go()\n    return x\n"),
     ("def f(x):\n    'd'\n", "def f(x):\n    'd'\n    # [ROUTED] why\n    go()\n"),
-    (
-        "def f(x):\n    # c\n    return x\n",
-        "def f(x):\n    # [ROUTED] why\n    go()\n    # c\n    return x\n",
-    ),
+    ("def f(x):\n    # c\n    return x\n", "def f(x):\n    # [ROUTED] why\n    go()\n    # c\n    return x\n"),
     ("class A:\n\tdef f(x):\n\t\tpass\n", "class A:\n\tdef f(x):\n\t\t# [ROUTED] why\n\t\tgo()\n\t\tpass\n"),
     (
         "def f(x):\n    '''\n    # no comment\n    '''\n    return x\n",
         "def f(x):\n    '''\n    # no comment\n    '''\n    # [ROUTED] why\n    go()\n    return x\n",
     ),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("text", "wanted"), BODIES)
-def test_before_body(text: str, wanted: str) -> None:
+def test_before_body(text, wanted):
     module = view(text)
     edits = guards.before_body(module, function(module), "go()\n", "why")
     assert edited(module, *edits) == wanted
@@ -53,7 +44,7 @@ def test_before_body(text: str, wanted: str) -> None:
     assert "why" not in bare and ast.dump(ast.parse(bare)) == ast.dump(ast.parse(wanted))
 
 
-def test_after_body_at_its_end() -> None:
+def test_after_body_at_its_end():
     module = view("def f(x):\n    if x:\n        x = 1  # c\n\n\ny = 2\n")
     wanted = "def f(x):\n    if x:\n        x = 1  # c\n    # [ROUTED] why\n    import a\n\n    a.go()\n\n\ny = 2\n"
     made = guards.after_body(module, function(module), "import a\n\na.go()", "why")
@@ -63,7 +54,7 @@ def test_after_body_at_its_end() -> None:
         guards.after_body(short, function(short), "go()", "why")
 
 
-def test_before_statement_at_its_indentation() -> None:
+def test_before_statement_at_its_indentation():
     module = view("def f(x):\n    if x:\n        # c\n        y = 1\n    return x\n")
     statement = function(module).body[0].body[0]
     edits = guards.before_statement(module, function(module), statement, "if x:\n    go()", "why @a")
@@ -81,7 +72,7 @@ def test_before_statement_at_its_indentation() -> None:
         "def f(x):\n    if x:\n        a = 1\n",
     ],
 )
-def test_no_statement_can_be_put_in_the_middle_of_a_line(text: str) -> None:
+def test_no_statement_can_be_put_in_the_middle_of_a_line(text):
     module = view(text.replace("if x:\n        a = 1", "if x:\n        a = 1\n    elif y:\n        a = 2"))
     found = function(module)
     last = found.body[-1]
@@ -107,7 +98,7 @@ def test_no_statement_can_be_put_in_the_middle_of_a_line(text: str) -> None:
         ("lambda: 1", "(lambda: 1)"),
     ],
 )
-def test_in_place_is_one_operand_wherever_it_stands(text: str, written: str) -> None:
+def test_in_place_is_one_operand_wherever_it_stands(text, written):
     module = view("y = -x ** 2\n")
     node = next(n for n in ast.walk(module.document.tree) if isinstance(n, ast.Name) and n.id == "x")
     result = edited(module, guards.in_place(module, node, text))
@@ -116,20 +107,20 @@ def test_in_place_is_one_operand_wherever_it_stands(text: str, written: str) -> 
     assert ast.dump(power.left) == ast.dump(ast.parse(text, mode="eval").body)
 
 
-def test_in_place_takes_expressions_only() -> None:
+def test_in_place_takes_expressions_only():
     module = view("y = x\n")
     with pytest.raises(SyntaxError):
         guards.in_place(module, module.document.tree.body[0], "a = 1")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("decorators", ["", "@a\n@b(1)\n"])
-def test_decorate_goes_above_all_others(decorators: str) -> None:
+def test_decorate_goes_above_all_others(decorators):
     module = view(f"x = 1\n{decorators}class A: pass\n")
     edits = guards.decorate(module, module.classes["A"], "slot.reached", "why")
     assert edited(module, *edits) == f"x = 1\n# [ROUTED] why\n@slot.reached\n{decorators}class A: pass\n"
 
 
-def test_decorate_at_the_indentation_of_the_class() -> None:
+def test_decorate_at_the_indentation_of_the_class():
     module = view("if 1:\n    class A: pass\n")
     owner = next(n for n in ast.walk(module.document.tree) if isinstance(n, ast.ClassDef))
     edits = guards.decorate(module, owner, "slot.reached", "why")
@@ -147,5 +138,5 @@ def test_decorate_at_the_indentation_of_the_class() -> None:
         ("return x.kernel", "kernel"),
     ],
 )
-def test_free_name(body: str, name: str) -> None:
+def test_free_name(body, name):
     assert guards.free_name(function(view(f"def f(x):\n    {body}\n")), "kernel") == name

@@ -1,7 +1,3 @@
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 
 from veomni_hook.patches.code.document import Document
@@ -45,35 +41,35 @@ class A:
 DOCUMENT = Document(SOURCE)
 
 
-def edit(start: str, end: str = "", text: str = "", **fields: Any) -> Edit:
+def edit(start, end="", text="", **fields):
     at = SOURCE.index(start, SOURCE.index("def forward"))
     return Edit(at, at + len(end), text, **fields)
 
 
-def site(*edits: Edit, target: str = "A.forward", **fields: Any) -> Site:
+def site(*edits, target="A.forward", **fields):
     return Site("o", target, Status.ROUTED, edits=edits, **fields)
 
 
-def texts(found: Site) -> list[str]:
+def texts(found):
     return [SOURCE[start:end] for start, end in covered(DOCUMENT, found)]
 
 
-def test_code_in_place_answers_for_what_it_replaces() -> None:
+def test_code_in_place_answers_for_what_it_replaces():
     assert texts(site(edit("apply", "apply", "slot.at(self, apply)"))) == ["apply"]
 
 
-def test_an_inserted_statement_answers_for_all_that_follows() -> None:
+def test_an_inserted_statement_answers_for_all_that_follows():
     (text,) = texts(site(edit("        return Helper", text="        go()\n")))
     assert text == "        return Helper(y)"
     (text,) = texts(site(edit("    first", "    ", "\n    go()\n    ")))
     assert text.lstrip().startswith("first =") and text.endswith("Helper(y)")
 
 
-def test_a_marker_answers_for_nothing() -> None:
+def test_a_marker_answers_for_nothing():
     assert texts(site(edit("first", text="# why\n", marker=True))) == []
 
 
-def test_what_stands_above_a_function_answers_for_the_function() -> None:
+def test_what_stands_above_a_function_answers_for_the_function():
     above = Edit(SOURCE.index("class A"), SOURCE.index("class A"), "@slot.reached\n")
     (text,) = texts(site(above))
     assert text.startswith("def forward") and text.endswith("Helper(y)")
@@ -90,10 +86,10 @@ def test_what_stands_above_a_function_answers_for_the_function() -> None:
         ((edit("x)", "x", "x"),), ()),
     ],
 )
-def test_what_a_route_relies_on(edits: tuple[Edit, ...], names: tuple[str, ...]) -> None:
+def test_what_a_route_relies_on(edits, names):
     assert relied_on(DOCUMENT, site(*edits)) == names
 
 
-def test_a_site_may_name_more() -> None:
+def test_a_site_may_name_more():
     found = site(edit("x)", "x", "x"), relies_on=("rotate",))
     assert relied_on(DOCUMENT, found) == ("deep", "rotate")

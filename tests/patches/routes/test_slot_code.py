@@ -9,13 +9,13 @@ import pytest
 from veomni_hook.patches.routes.guards import ask, parameters_as, tuple_of
 
 
-def function(text: str) -> ast.FunctionDef:
+def function(text):
     (node,) = ast.parse(text).body
     assert isinstance(node, ast.FunctionDef)
     return node
 
 
-def run(code: str, **names: object) -> object:
+def run(code, **names):
     body = "\n".join(f"    {line}" for line in code.splitlines())
     made: dict = dict(names)
     exec(f"def f():\n{body}\n    return 'upstream'", made)
@@ -32,14 +32,14 @@ class Slot:
         return self.run
 
 
-def test_the_kernel_is_called_with_what_the_slot_was_asked_with() -> None:
+def test_the_kernel_is_called_with_what_the_slot_was_asked_with():
     slot = Slot(lambda a, b: a + b)
     code = ask(function("def f(): pass"), "slot", "this", ["a", "b"])
     assert run(code, slot=slot, this="module", a=1, b=2) == 3
     assert slot.asked == [("module", 1, 2)]
 
 
-def test_upstream_runs_where_there_is_no_kernel() -> None:
+def test_upstream_runs_where_there_is_no_kernel():
     code = ask(function("def f(): pass"), "slot", "this", ["a"])
     assert run(code, slot=Slot(None), this=0, a=1) == "upstream"
 
@@ -47,24 +47,24 @@ def test_upstream_runs_where_there_is_no_kernel() -> None:
 @pytest.mark.parametrize(
     ("tests", "asked"), [(["on"], 1), (["off"], 0), (["on", "off or on"], 1), (["on", "off"], 0)]
 )
-def test_every_test_has_to_hold(tests, asked) -> None:
+def test_every_test_has_to_hold(tests, asked):
     slot = Slot(len)
     run(ask(function("def f(): pass"), "slot", "0", ["a"], tests), slot=slot, a="", on=True, off=False)
     assert len(slot.asked) == asked
 
 
-def test_nothing_is_looked_up_where_a_test_fails() -> None:
+def test_nothing_is_looked_up_where_a_test_fails():
     code = ask(function("def f(): pass"), "slot", "0", ["missing"], ["off"])
     assert run(code, slot=Slot(len), off=False) == "upstream"
 
 
-def test_names_of_the_function_are_left_alone() -> None:
+def test_names_of_the_function_are_left_alone():
     code = ask(function("def f(kernel, operands): return kernel"), "slot", "self", ["kernel"])
     assert "veomni_kernel := " in code
     assert code.startswith("veomni_operands = (kernel,)")
 
 
-def test_a_long_tuple_has_a_line_each() -> None:
+def test_a_long_tuple_has_a_line_each():
     assert tuple_of(["a"]) == "(a,)"
     assert tuple_of(["a", "b"]) == "(a, b)"
     long = ["a" * 50, "b" * 50]
@@ -72,7 +72,7 @@ def test_a_long_tuple_has_a_line_each() -> None:
     assert tuple_of(long).count("\n") == 3
 
 
-def said(signature: str, operands: dict[str, str], **fixed: object) -> str | None:
+def said(signature, operands, **fixed):
     (function,) = ast.parse(f"def f({signature}): pass").body
     assert isinstance(function, ast.FunctionDef)
     return parameters_as(function, operands, fixed)
@@ -88,11 +88,11 @@ def said(signature: str, operands: dict[str, str], **fixed: object) -> str | Non
         ("q, scale=(1, 2)", {"q": "q"}, "q, scale=(1, 2)"),
     ],
 )
-def test_names_defaults_and_kinds_are_kept(signature, operands, expected) -> None:
+def test_names_defaults_and_kinds_are_kept(signature, operands, expected):
     assert said(signature, operands) == expected
 
 
-def test_a_fixed_operand_is_a_keyword_with_its_value() -> None:
+def test_a_fixed_operand_is_a_keyword_with_its_value():
     assert said("q", {"q": "q"}, unsqueeze_dim=2) == "q, *, unsqueeze_dim=2"
     assert said("q, *, k", {"q": "q", "k": "k"}, dim="x") == "q, *, k, dim='x'"
 
@@ -105,9 +105,9 @@ def test_a_fixed_operand_is_a_keyword_with_its_value() -> None:
         ("states, q", {"states": "q"}),  # another parameter has the name q
     ],
 )
-def test_what_does_not_say_the_operands(signature, operands) -> None:
+def test_what_does_not_say_the_operands(signature, operands):
     assert said(signature, operands) is None
 
 
-def test_a_parameter_with_the_name_of_a_fixed_operand() -> None:
+def test_a_parameter_with_the_name_of_a_fixed_operand():
     assert said("q, dim=1", {"q": "q"}, dim=2) is None

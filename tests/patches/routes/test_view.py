@@ -1,7 +1,5 @@
 """An idiom's view of a module."""
 
-from __future__ import annotations
-
 import ast
 
 from veomni_hook.patches.code.document import Document
@@ -25,11 +23,11 @@ def plain(): pass
 """
 
 
-def view() -> ModuleView:
+def view():
     return ModuleView(Document(SOURCE))
 
 
-def test_every_method_then_every_function() -> None:
+def test_every_method_then_every_function():
     methods = ["Base.__init__", "Base.shared", "Model.shared", "Model.forward"]
     assert [target for target, _, _ in view().every_method()] == methods
     found = [(target, owner.name if owner else "") for target, owner, _ in view().every_function()]
@@ -37,14 +35,14 @@ def test_every_method_then_every_function() -> None:
     assert found == [*((target, target.partition(".")[0]) for target in methods), *functions]
 
 
-def test_a_class_overrides_what_it_inherits() -> None:
+def test_a_class_overrides_what_it_inherits():
     module = view()
     found = module.inherited_methods(module.classes["Model"])
     assert found.keys() == {"__init__", "shared", "forward"}
     assert ast.unparse(found["shared"].body[0]) == "return 2"
 
 
-def test_functions_whose_names_may_mean_something_else() -> None:
+def test_functions_whose_names_may_mean_something_else():
     module = view()
     reasons = {name: module.why_unclear(function) for name, function in module.functions.items()}
     assert reasons == {
@@ -66,7 +64,7 @@ class Model(Base):
 """
 
 
-def test_a_method_and_those_that_it_uses_are_followed() -> None:
+def test_a_method_and_those_that_it_uses_are_followed():
     module = ModuleView(Document(OBJECT))
     model = module.classes["Model"]
     forward = module.methods(model)["forward"]
@@ -76,7 +74,7 @@ def test_a_method_and_those_that_it_uses_are_followed() -> None:
     assert used[0] == "bias" and sorted(used) == ["bias", "scale", "weight"]
 
 
-def test_the_text_of_a_node_has_the_edits_inside_it() -> None:
+def test_the_text_of_a_node_has_the_edits_inside_it():
     module = ModuleView(Document(OBJECT))
     first = module.methods(module.classes["Model"])["first"]
     start, at = OBJECT.index("self.weight"), OBJECT.index("self.bias")

@@ -1,7 +1,3 @@
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 
 from veomni_hook.errors import PatchConflictError, PatchTargetError, ReplacementError
@@ -45,7 +41,7 @@ EVERYTHING = """
 """
 
 
-def test_order_and_markers(patched: Any) -> None:
+def test_order_and_markers(patched):
     result = patched(UPSTREAM, EVERYTHING.replace("A): pass", "object): pass"))
     assert (
         result.plain
@@ -93,25 +89,25 @@ def helper():
         ("import b  # noqa\n@d\ndef f(): pass\n", "import b  # noqa\nimport a\n@d\ndef f(): pass\n"),
     ],
 )
-def test_where_imports_go(patched: Any, upstream: str, expected: str) -> None:
+def test_where_imports_go(patched, upstream, expected):
     plain = patched(upstream, "config.add_import('a', is_from_import=False)").plain
     assert plain.replace("\r\n\r\n", "\r\n").replace("\n\n", "\n") == expected
 
 
-def test_future_import_goes_first(patched: Any, run: Any) -> None:
+def test_future_import_goes_first(patched, run):
     upstream = '"""Doc."""\nimport os\ndef f(x: nowhere): pass\n'
     result = patched(upstream, "config.add_import('__future__', names=['annotations'])")
     assert result.plain.startswith('"""Doc."""\nfrom __future__ import annotations\nimport os\n')
     assert run(result)["f"].__annotations__ == {"x": "nowhere"}
 
 
-def test_long_import_is_wrapped(patched: Any) -> None:
+def test_long_import_is_wrapped(patched):
     names = [f"a_rather_long_name_{n}" for n in range(9)]
     plain = patched("import os\n", f"config.add_import('pkg', names={names!r})").plain
     assert "from pkg import (\n    a_rather_long_name_0,\n" in plain
 
 
-def test_helper_after_a_replaced_and_a_nested_definition(patched: Any, run: Any) -> None:
+def test_helper_after_a_replaced_and_a_nested_definition(patched, run):
     upstream = "if 1:\n    class A: pass\nelse:\n    A = None\nclass B:\n    x = 1\n    # end\ny = 1\n"
     code = """
         class A: pass
@@ -124,7 +120,7 @@ def test_helper_after_a_replaced_and_a_nested_definition(patched: Any, run: Any)
     assert issubclass(module["C"], module["B"])
 
 
-def test_helper_is_inserted_once_however_often_it_comes(patched: Any) -> None:
+def test_helper_is_inserted_once_however_often_it_comes(patched):
     code = """
         @config.add_helper
         def h(): pass
@@ -141,17 +137,17 @@ def test_helper_is_inserted_once_however_often_it_comes(patched: Any) -> None:
 @pytest.mark.parametrize(
     "kind", ["@config.add_helper\ndef A(): pass", "config.add_slot('A', op='o', variant='v')"]
 )
-def test_name_that_upstream_defines(patched: Any, kind: str) -> None:
+def test_name_that_upstream_defines(patched, kind):
     with pytest.raises(PatchConflictError, match=r"line 12"):
         patched(UPSTREAM, kind)
 
 
-def test_name_of_an_excluded_definition_is_free(patched: Any, run: Any) -> None:
+def test_name_of_an_excluded_definition_is_free(patched, run):
     code = "config.exclude_from_output('A')\n@config.add_helper\ndef A(): return 1\n"
     assert run(patched(UPSTREAM, code))["A"]() == 1
 
 
-def test_helper_after_nothing(patched: Any) -> None:
+def test_helper_after_nothing(patched):
     with pytest.raises(PatchTargetError) as caught:
         patched("class Output: pass\n", "@config.add_helper_after('Outptu')\ndef h(): pass\n")
     assert caught.value.nearest == ("Output",)
@@ -162,6 +158,6 @@ def test_helper_after_nothing(patched: Any) -> None:
         )
 
 
-def test_helper_without_source(patched: Any) -> None:
+def test_helper_without_source(patched):
     with pytest.raises(ReplacementError):
         patched("x = 1\n", "config.add_helper(len)")

@@ -1,10 +1,8 @@
-from __future__ import annotations
-
 import importlib.util
 import re
 import sys
 import threading
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
 from torch import nn
@@ -95,7 +93,7 @@ def patched(*configs, upstream=UPSTREAM):
     return patch_source(upstream, configs, Origin("pkg.up", "/up.py", "pkg", "1"))
 
 
-def loaded(result, monkeypatch) -> ModuleType:
+def loaded(result, monkeypatch):
     module = importlib.util.module_from_spec(importlib.util.spec_from_loader("pkg.up", None))
     monkeypatch.setitem(sys.modules, "pkg.up", module)
     exec(compile(result.text, "up.py", "exec"), vars(module))

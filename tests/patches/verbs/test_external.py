@@ -1,18 +1,13 @@
-from __future__ import annotations
-
 import sys
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 from veomni_hook.errors import SignatureError
-from veomni_hook.patches.engine import PatchedSource
 from veomni_hook.patches.verbs.external import external_function, known_names
 
 
 @pytest.fixture
-def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def package(tmp_path, monkeypatch):
     root = tmp_path / "external_of_test"
     (root / "sub").mkdir(parents=True)
     (root / "__init__.py").write_text("raise RuntimeError('imported')\nfrom .plain import x\n")
@@ -29,7 +24,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return root.name
 
 
-def test_names_are_read_without_importing(package: str) -> None:
+def test_names_are_read_without_importing(package):
     assert known_names(f"{package}.plain") == {"os", "f", "C", "v"}
     assert known_names(f"{package}.sub.leaf") == {"y"}
     assert {"x", "plain", "sub"} <= (known_names(package) or set())
@@ -37,21 +32,21 @@ def test_names_are_read_without_importing(package: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["lazy", "swap", "broken"])
-def test_what_cannot_be_told_is_taken_on_trust(package: str, name: str) -> None:
+def test_what_cannot_be_told_is_taken_on_trust(package, name):
     assert known_names(f"{package}.{name}") == set()
 
 
-def test_missing_modules(package: str) -> None:
+def test_missing_modules(package):
     for name in ("no_such_package", f"{package}.none", f"{package}.plain.none", "no_such.sub.module"):
         assert known_names(name) is None
 
 
-def test_loaded_and_built_in_modules() -> None:
+def test_loaded_and_built_in_modules():
     assert "OrderedDict" in (known_names("collections") or set())
     assert known_names("_sre") is not None
 
 
-def test_star_imports_are_followed_from_file_to_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_star_imports_are_followed_from_file_to_file(tmp_path, monkeypatch):
     package = tmp_path / "starry"
     (package / "inner").mkdir(parents=True)
     (package / "__init__.py").write_text("from .inner import *\nfrom starry.other import *\nown = 1\n")
@@ -66,18 +61,14 @@ def test_star_imports_are_followed_from_file_to_file(tmp_path: Path, monkeypatch
     assert "starry" not in sys.modules
 
 
-def test_a_star_import_of_a_module_that_tells_nothing_leaves_it_open(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_star_import_of_a_module_that_tells_nothing_leaves_it_open(tmp_path, monkeypatch):
     (tmp_path / "opaque.py").write_text("from lazyone import *\n")
     (tmp_path / "lazyone.py").write_text("def __getattr__(name): return 1\n")
     monkeypatch.syspath_prepend(tmp_path)
     assert known_names("opaque") == set()
 
 
-def test_parameters_of_an_external_function_are_compared(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, patched: Callable[..., PatchedSource]
-) -> None:
+def test_parameters_of_an_external_function_are_compared(tmp_path, monkeypatch, patched):
     (tmp_path / "fast.py").write_text("def rotate(q, past=None, **options): return g(q, past, **options)\n")
     monkeypatch.syspath_prepend(tmp_path)
     code = "config.add_patch(create_patch_from_external('rotate', 'fast', 'rotate', PatchType.FUNCTION_REPLACEMENT))"
@@ -87,7 +78,7 @@ def test_parameters_of_an_external_function_are_compared(
     assert "fast" not in sys.modules
 
 
-def test_functions_whose_file_does_not_say_their_parameters(package: str) -> None:
+def test_functions_whose_file_does_not_say_their_parameters(package):
     assert external_function(f"{package}.plain.f") is not None
     for name in ("plain.C", "plain.v", "broken.f", "none.f", "star.f"):
         assert external_function(f"{package}.{name}") is None

@@ -21,7 +21,7 @@ Write = Callable[[str], Any]
 
 
 @pytest.fixture
-def write(tmp_path: Path) -> Write:
+def write(tmp_path):
     """Write a function to its own file and return it, as if from a config module."""
     numbers = iter(range(1000))
 
@@ -37,15 +37,7 @@ def write(tmp_path: Path) -> Write:
     return written
 
 
-def planned(
-    source: str,
-    target: str,
-    guard: Any,
-    *,
-    before: str | None = None,
-    digests: tuple[str, ...] | None = None,
-    matches: int = 1,
-) -> tuple[str, str]:
+def planned(source, target, guard, *, before=None, digests=None, matches=1):
     """Patched text with and without markers."""
     document = Document(source, "pkg.mod")
     if digests is None:
@@ -89,7 +81,7 @@ GUARD = """
 """
 
 
-def test_a_guard_goes_in_front_of_the_body_and_changes_nothing_else(write: Write) -> None:
+def test_a_guard_goes_in_front_of_the_body_and_changes_nothing_else(write):
     text, plain = planned(SIMPLE, "A.forward", write(GUARD))
     assert text == SIMPLE.replace(
         "        # upstream's comment\n        y",
@@ -107,7 +99,7 @@ def test_a_guard_goes_in_front_of_the_body_and_changes_nothing_else(write: Write
     assert text.count(marker) == 1 and plain == text.replace(marker, "")
 
 
-def test_it_runs_before_upstream_and_falls_through(write: Write) -> None:
+def test_it_runs_before_upstream_and_falls_through(write):
     source = SIMPLE.replace("(B)", "").replace("    @deco\n", "")
     text, _ = planned(source, "A.forward", write(GUARD))
 
@@ -125,28 +117,13 @@ def test_it_runs_before_upstream_and_falls_through(write: Write) -> None:
 
 
 PLACES = {
-    "docstring": (
-        'def f(x):\n    """Doc.\n\n    More."""\n\n    return x\n',
-        'More."""\n\n{m}{g}    return x\n',
-    ),
+    "docstring": ('def f(x):\n    """Doc.\n\n    More."""\n\n    return x\n', 'More."""\n\n{m}{g}    return x\n'),
     "docstring only": ('def f(x):\n    """Doc."""\n', '"""\n{m}{g}'),
     "docstring only at the end of the text": ('def f(x):\n    """Doc."""', '"""  {M}\n{g}'),
-    "comments": (
-        "def f(x):\n    # c\n    # d\n    return x\n",
-        "def f(x):\n{m}{g}    # c\n    # d\n    return x\n",
-    ),
-    "comment apart": (
-        "def f(x):\n    # c\n\n    # d\n    return x\n",
-        "    # c\n\n{m}{g}    # d\n    return x\n",
-    ),
-    "header like a comment": (
-        'def f(x="""\n    # d"""):\n    return x\n',
-        '# d"""):\n{m}{g}    return x\n',
-    ),
-    "string like a comment": (
-        'def f(x):\n    """\n    # d"""\n    return x\n',
-        '# d"""\n{m}{g}    return x\n',
-    ),
+    "comments": ("def f(x):\n    # c\n    # d\n    return x\n", "def f(x):\n{m}{g}    # c\n    # d\n    return x\n"),
+    "comment apart": ("def f(x):\n    # c\n\n    # d\n    return x\n", "    # c\n\n{m}{g}    # d\n    return x\n"),
+    "header like a comment": ('def f(x="""\n    # d"""):\n    return x\n', '# d"""):\n{m}{g}    return x\n'),
+    "string like a comment": ('def f(x):\n    """\n    # d"""\n    return x\n', '# d"""\n{m}{g}    return x\n'),
     "inline": ("def f(x): return x  # c\ny = 1\n", "def f(x):  {M}\n{g}    return x  # c\ny = 1\n"),
     "inline twice": ("def f(x): z = x; return z\n", "def f(x):  {M}\n{g}    z = x; return z\n"),
     "inline docstring": ('def f(x): "Doc."; return x\n', 'def f(x):\n    "Doc.";  {M}\n{g}    return x\n'),
@@ -156,11 +133,11 @@ PLACES = {
     "async": ("async def f(x):\n    return x\n", "async def f(x):\n{m}{g}    return x\n"),
     "long header": ("def f(\n    x,\n) -> T:  # c\n    return x\n", "  # c\n{m}{g}    return x\n"),
     "conditional": ("if a:\n  def f(x):\n    return x\n", "  def f(x):\n{m}{g}    return x\n"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", PLACES)
-def test_every_form_of_body(name: str, write: Write) -> None:
+def test_every_form_of_body(name, write):
     source, wanted = PLACES[name]
     guard = write("def guard(x):\n    if slot:\n        return slot(x)\n")
     text, plain = planned(source, "f", guard)
@@ -175,7 +152,7 @@ def test_every_form_of_body(name: str, write: Write) -> None:
         assert (value in source) == (value in text)
 
 
-def test_tabs_crlf_and_form_feeds(write: Write) -> None:
+def test_tabs_crlf_and_form_feeds(write):
     guard = write("def guard(x):\n    if slot:\n        return '''a\n  b'''\n")
     source = "class A:\r\n\tdef f(self, x):\r\n\t\treturn x\r\n\x0c\r\nb = 1"
     text, _ = planned(source, "A.f", guard)
@@ -225,7 +202,7 @@ LOSS_GUARD = """
 """
 
 
-def test_captures_of_before_are_put_in(write: Write) -> None:
+def test_captures_of_before_are_put_in(write):
     text, plain = planned(LOSS, "M.forward", write(LOSS_GUARD), before=BEFORE)
     inserted = """\
         # [PATCHED METHOD] M.forward: Why. (conf:c)
@@ -240,14 +217,14 @@ vocab_size=self.vocab, **kwargs)
     assert plain == text.replace(inserted.splitlines(keepends=True)[0], "")
 
 
-def test_before_needs_no_fingerprint_but_takes_one(write: Write) -> None:
+def test_before_needs_no_fingerprint_but_takes_one(write):
     text, _ = planned(LOSS, "M.forward", write(LOSS_GUARD), before=BEFORE, digests=())
     assert "[PATCHED METHOD]" in text
     with pytest.raises(PatchTargetError, match="not the code that the patch was written for"):
         planned(LOSS, "M.forward", write(LOSS_GUARD), before=BEFORE, digests=("0" * 16,))
 
 
-def test_before_in_an_inner_block(write: Write) -> None:
+def test_before_in_an_inner_block(write):
     source = "def f(x):\n    for y in x:\n        if y:\n            use(y + 1)\n    return x\n"
     text, _ = planned(
         source, "f", write("def guard(v):\n    if slot:\n        return v * 2\n"), before="use({v})"
@@ -260,7 +237,7 @@ def test_before_in_an_inner_block(write: Write) -> None:
     ]
 
 
-def test_several_places_have_one_marker(write: Write) -> None:
+def test_several_places_have_one_marker(write):
     source = "def f(x):\n    use(1)\n    use(2)\n    return x\n"
     guard = write("def guard(v):\n    log(v)\n")
     text, _ = planned(source, "f", guard, before="use({v})", matches=2)
@@ -273,7 +250,7 @@ def test_several_places_have_one_marker(write: Write) -> None:
     ]
 
 
-def test_nested_functions_are_not_searched(write: Write) -> None:
+def test_nested_functions_are_not_searched(write):
     source = "def f(x):\n    def g():\n        use(1)\n    return g\n"
     with pytest.raises(PatchTargetError, match="0 times"):
         planned(source, "f", write("def guard(v):\n    log(v)\n"), before="use({v})")
@@ -283,13 +260,13 @@ def test_nested_functions_are_not_searched(write: Write) -> None:
     ("source", "target", "nearest"),
     [(SIMPLE, "A.forwrad", "A.forward"), (SIMPLE, "AA.forward", "A.forward"), ("def g(): pass\n", "f", "")],
 )
-def test_a_missing_target_names_the_nearest(source: str, target: str, nearest: str, write: Write) -> None:
+def test_a_missing_target_names_the_nearest(source, target, nearest, write):
     with pytest.raises(PatchTargetError) as caught:
         planned(source, target, write(GUARD), digests=("0" * 16,))
     assert caught.value.nearest == ((nearest,) if nearest else ()) and caught.value.target == target
 
 
-def test_another_body_is_an_error_with_its_digest(write: Write) -> None:
+def test_another_body_is_an_error_with_its_digest(write):
     digest = fingerprint(Document(SIMPLE).find("A.forward")[0].node)
     with pytest.raises(PatchTargetError) as caught:
         planned(SIMPLE, "A.forward", write(GUARD), digests=("0" * 16, "1" * 16))
@@ -324,7 +301,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_could_disturb_upstream_is_refused(name: str, write: Write) -> None:
+def test_what_could_disturb_upstream_is_refused(name, write):
     code, what = REFUSED[name]
     with pytest.raises(PatchError, match=what) as caught:
         planned(SIMPLE, "A.forward", write(code))
@@ -335,28 +312,24 @@ def test_what_could_disturb_upstream_is_refused(name: str, write: Write) -> None
 REFUSED_CAPTURES = {
     "assigned": ("def guard(hidden):\n    hidden = 1\n", BEFORE, "assigns or shadows captured names: hidden"),
     "deleted": ("def guard(hidden):\n    del hidden\n", BEFORE, "assigns or shadows captured names: hidden"),
-    "shadowed": (
-        "def guard(hidden):\n    return [hidden for hidden in q]\n",
-        BEFORE,
-        "shadows captured names",
-    ),
+    "shadowed": ("def guard(hidden):\n    return [hidden for hidden in q]\n", BEFORE, "shadows captured names"),
     "misplaced": ("def guard(fields):\n    return fields\n", BEFORE, "is not valid in 'return fields'"),
     "undeclared": ("def guard(self):\n    return outputs\n", BEFORE, "not among its own parameters: outputs"),
     "ambiguous": ("def guard(labels):\n    return labels\n", "logits = self.lm_head({labels})", "could mean"),
     "no match": ("def guard(self):\n    return self\n", BEFORE.replace("None", "0"), "0 times"),
     "no pattern": ("def guard(self):\n    return self\n", "f(", "not valid Python"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", REFUSED_CAPTURES)
-def test_captures_that_cannot_be_used_so_are_refused(name: str, write: Write) -> None:
+def test_captures_that_cannot_be_used_so_are_refused(name, write):
     code, before, what = REFUSED_CAPTURES[name]
     with pytest.raises(PatchError, match=what):
         planned(LOSS, "M.forward", write(code), before=before)
 
 
 @pytest.mark.parametrize("value", ["await x", "(y := x)", "(yield x)"])
-def test_a_capture_that_must_run_once_is_refused(value: str, write: Write) -> None:
+def test_a_capture_that_must_run_once_is_refused(value, write):
     source = f"async def f(x):\n    use({value})\n"
     with pytest.raises(PatchError, match="cannot run twice"):
         planned(source, "f", write("def guard(v):\n    log(v)\n"), before="use({v})")
@@ -364,23 +337,20 @@ def test_a_capture_that_must_run_once_is_refused(value: str, write: Write) -> No
     assert "log(1)" in text
 
 
-def test_an_async_target_may_wait(write: Write) -> None:
+def test_an_async_target_may_wait(write):
     text, _ = planned(
         "async def f(x):\n    return x\n", "f", write("async def guard(x):\n    await slot(x)\n")
     )
     assert "    await slot(x)\n    return x\n" in text
 
 
-@pytest.mark.parametrize(
-    "source",
-    ["def f(x):\n    if x: use(x)\n", "def f(x):\n    y = 1; use(x)\n"],
-)
-def test_a_match_inside_a_line_is_refused(source: str, write: Write) -> None:
+@pytest.mark.parametrize("source", ["def f(x):\n    if x: use(x)\n", "def f(x):\n    y = 1; use(x)\n"])
+def test_a_match_inside_a_line_is_refused(source, write):
     with pytest.raises(PatchError, match="no statement can be put before line 2"):
         planned(source, "f", write("def guard(v):\n    log(v)\n"), before="use({v})")
 
 
-def test_an_elif_cannot_have_a_guard_before_it(write: Write) -> None:
+def test_an_elif_cannot_have_a_guard_before_it(write):
     source = "def f(x):\n    if x:\n        pass\n    elif use(x):\n        pass\n"
     with pytest.raises(PatchError, match="no statement can be put before line 4"):
         planned(source, "f", write("def guard(v):\n    log(v)\n"), before="if use({v}):\n    pass")
@@ -394,7 +364,7 @@ QWEN3_GUARDS = {
 
 
 @pytest.mark.parametrize("target", QWEN3_GUARDS)
-def test_guards_of_the_installed_qwen3(target: str, write: Write) -> None:
+def test_guards_of_the_installed_qwen3(target, write):
     spec = importlib.util.find_spec("transformers")
     assert spec is not None and spec.submodule_search_locations
     path = Path(spec.submodule_search_locations[0], "models", "qwen3", "modeling_qwen3.py")

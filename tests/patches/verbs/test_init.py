@@ -50,7 +50,7 @@ MODIFY = """
 """
 
 
-def test_upstream_init_stays_and_runs_inside(patched: Any, run: Any) -> None:
+def test_upstream_init_stays_and_runs_inside(patched, run):
     result = patched(UPSTREAM, MODIFY.format(target="Child"))
     child = run(result)["Child"]("c", 3, extra=1)
     assert vars(child) == {"config": "c", "layer_idx": 3, "kwargs": {"extra": 1}, "bound": "c", "own": child}
@@ -59,7 +59,7 @@ def test_upstream_init_stays_and_runs_inside(patched: Any, run: Any) -> None:
     assert UPSTREAM.endswith(after.split("del _modify_init\n")[1])
 
 
-def test_new_init_says_of_itself_what_the_original_says(patched: Any, run: Any) -> None:
+def test_new_init_says_of_itself_what_the_original_says(patched, run):
     original: dict[str, Any] = {"__name__": "m"}
     exec(compile(UPSTREAM, "m", "exec", dont_inherit=True), original)
     module = run(patched(UPSTREAM, MODIFY.format(target="Child")))
@@ -71,7 +71,7 @@ def test_new_init_says_of_itself_what_the_original_says(patched: Any, run: Any) 
     assert not hasattr(module["Child"], "_modify_init")
 
 
-def test_super_without_arguments_works_in_both(patched: Any, run: Any) -> None:
+def test_super_without_arguments_works_in_both(patched, run):
     module = run(patched(UPSTREAM, MODIFY.format(target="Child")))
 
     class Further(module["Child"]):  # type: ignore[misc]
@@ -80,7 +80,7 @@ def test_super_without_arguments_works_in_both(patched: Any, run: Any) -> None:
     assert Further("c").own.config == "c"
 
 
-def test_inherited_init(patched: Any, run: Any) -> None:
+def test_inherited_init(patched, run):
     original: dict[str, Any] = {"__name__": "m"}
     exec(compile(UPSTREAM, "m", "exec", dont_inherit=True), original)
     module = run(patched(UPSTREAM, MODIFY.format(target="Heir")))
@@ -90,14 +90,14 @@ def test_inherited_init(patched: Any, run: Any) -> None:
     assert not hasattr(module["Child"]("c"), "bound")
 
 
-def test_base_from_elsewhere_may_give_the_init(patched: Any, run: Any) -> None:
+def test_base_from_elsewhere_may_give_the_init(patched, run):
     upstream = "import collections\nclass E(collections.UserDict): ...  # why\n"
     code = "@config.modify_init('E')\ndef i(o, self, *a, **k):\n    o(self, *a, **k)\n    self.x = 1\n"
     made = run(patched(upstream, code))["E"]({1: 2})
     assert (made.data, made.x) == ({1: 2}, 1)
 
 
-def test_override_and_modification_of_one_init(patched: Any, run: Any) -> None:
+def test_override_and_modification_of_one_init(patched, run):
     code = (
         MODIFY.format(target="Child")
         + """
@@ -110,7 +110,7 @@ def test_override_and_modification_of_one_init(patched: Any, run: Any) -> None:
     assert (child.replaced, child.bound, hasattr(child, "config")) == (True, "c", False)
 
 
-def test_added_init_is_the_one_that_is_modified(patched: Any, run: Any) -> None:
+def test_added_init_is_the_one_that_is_modified(patched, run):
     code = (
         MODIFY.format(target="Heir")
         + """
@@ -123,14 +123,14 @@ def test_added_init_is_the_one_that_is_modified(patched: Any, run: Any) -> None:
     assert (heir.added, heir.bound, hasattr(heir, "config")) == (True, "c", False)
 
 
-def test_init_in_a_branch(patched: Any, run: Any) -> None:
+def test_init_in_a_branch(patched, run):
     upstream = "class A:\n    if 1:\n        def __init__(self, config): self.c = config\n    x = 1\n"
     made = run(patched(upstream, MODIFY.format(target="A")))["A"](1)
     assert (made.c, made.bound, made.x) == (1, 1, 1)
 
 
 @pytest.mark.parametrize("target", ["Bare", "BareHeir", "Data", "Chld"])
-def test_classes_without_init_to_modify(patched: Any, target: str) -> None:
+def test_classes_without_init_to_modify(patched, target):
     with pytest.raises(PatchTargetError) as caught:
         patched(UPSTREAM, MODIFY.format(target=target))
     assert caught.value.target == target
@@ -148,12 +148,12 @@ def test_classes_without_init_to_modify(patched: Any, target: str) -> None:
         "class f: pass",
     ],
 )
-def test_functions_of_another_form(patched: Any, function: str) -> None:
+def test_functions_of_another_form(patched, function):
     with pytest.raises(ReplacementError, match="original_init, self"):
         patched(UPSTREAM, f"@config.modify_init('Child')\n{function}\n")
 
 
-def test_dropped_parameters(patched: Any) -> None:
+def test_dropped_parameters(patched):
     with pytest.raises(SignatureError, match="layer_idx"):
         patched(
             UPSTREAM,
@@ -161,7 +161,7 @@ def test_dropped_parameters(patched: Any) -> None:
         )
 
 
-def test_signature_over_several_lines(patched: Any, run: Any) -> None:
+def test_signature_over_several_lines(patched, run):
     code = """
         @config.modify_init("Root")
         def f(

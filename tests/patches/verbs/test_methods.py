@@ -1,7 +1,3 @@
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 
 from veomni_hook.errors import PatchTargetError, ReplacementError, SignatureError
@@ -83,7 +79,7 @@ EMPTY = {
 }
 
 
-def test_override_keeps_decorators_comments_and_neighbours(patched: Any, run: Any) -> None:
+def test_override_keeps_decorators_comments_and_neighbours(patched, run):
     result = patched(
         UPSTREAM,
         '''
@@ -124,21 +120,19 @@ def test_override_keeps_decorators_comments_and_neighbours(patched: Any, run: An
         ("A.maybe", "self, x=0", "A().maybe()", ("new", 0)),
     ],
 )
-def test_every_kind_of_method(
-    patched: Any, run: Any, target: str, signature: str, call: str, expected: Any
-) -> None:
+def test_every_kind_of_method(patched, run, target, signature, call, expected):
     code = f"@config.override_method('{target}')\ndef f({signature}):\n    return 'new', x\n"
     assert eval(call, run(patched(UPSTREAM, code))) == expected
 
 
-def test_async_method(patched: Any, run: Any) -> None:
+def test_async_method(patched, run):
     result = patched(UPSTREAM, "@config.override_method('A.co')\nasync def f(self):\n    return 2\n")
     with pytest.raises(StopIteration) as done:
         run(result)["A"]().co().send(None)
     assert done.value.value == 2
 
 
-def test_getter_and_setter_are_two_targets(patched: Any, run: Any) -> None:
+def test_getter_and_setter_are_two_targets(patched, run):
     setter = "@config.override_method('A.p.setter')\ndef f(self, value):\n    self.q = [value]\n"
     both = setter + "@config.override_method('A.p')\ndef g(self):\n    return self.q\n"
     a = run(patched(UPSTREAM, setter))["A"]()
@@ -149,7 +143,7 @@ def test_getter_and_setter_are_two_targets(patched: Any, run: Any) -> None:
     assert a.p == [1]
 
 
-def test_equal_decorators_are_not_doubled(patched: Any, run: Any) -> None:
+def test_equal_decorators_are_not_doubled(patched, run):
     code = """
         def deco(f): return f
         @config.override_method("A.c")
@@ -163,7 +157,7 @@ def test_equal_decorators_are_not_doubled(patched: Any, run: Any) -> None:
     assert run(result)["A"].c(1)[0] == "deco"
 
 
-def test_own_decorators_come_below_upstreams(patched: Any, run: Any) -> None:
+def test_own_decorators_come_below_upstreams(patched, run):
     code = """
         import functools
         @config.override_method("A.m")
@@ -174,12 +168,12 @@ def test_own_decorators_come_below_upstreams(patched: Any, run: Any) -> None:
     assert "    @deco\n    @functools.lru_cache\n    def m(" in patched(UPSTREAM, code).plain
 
 
-def test_clashing_bindings_are_refused(patched: Any) -> None:
+def test_clashing_bindings_are_refused(patched):
     with pytest.raises(ReplacementError, match="staticmethod"):
         patched(UPSTREAM, "@config.override_method('A.s')\n@classmethod\ndef s(cls, x): pass\n")
 
 
-def test_last_of_several_definitions_in_one_block_is_meant(patched: Any, run: Any) -> None:
+def test_last_of_several_definitions_in_one_block_is_meant(patched, run):
     upstream = "class A:\n    def m(self): return 1\n    def m(self): return 2\n"
     result = patched(upstream, "@config.override_method('A.m')\ndef m(self): return 3\n")
     assert run(result)["A"]().m() == 3
@@ -187,7 +181,7 @@ def test_last_of_several_definitions_in_one_block_is_meant(patched: Any, run: An
 
 
 @pytest.mark.parametrize("form", EMPTY)
-def test_adding_methods_to_every_form_of_class(patched: Any, run: Any, form: str) -> None:
+def test_adding_methods_to_every_form_of_class(patched, run, form):
     upstream = EMPTY[form].replace("@staticmethod", "@(lambda c: c)")
     target = "O.E" if "class O" in upstream else "E"
     code = f"""
@@ -209,13 +203,13 @@ def test_adding_methods_to_every_form_of_class(patched: Any, run: Any, form: str
     assert [one.kind for one in result.report.applied] == ["method_addition"] * 2
 
 
-def test_added_method_follows_the_body(patched: Any) -> None:
+def test_added_method_follows_the_body(patched):
     result = patched("class A:\n    x = 1\n\n\ny = 1\n", "@config.add_method('A.m')\ndef m(self): pass\n")
     assert result.plain == "class A:\n    x = 1\n\n    def m(self): pass\n\n\ny = 1\n"
 
 
 @pytest.mark.parametrize("form", ["pass", "inline pass", "docstring", "inline with comment"])
-def test_result_reads_well(patched: Any, form: str) -> None:
+def test_result_reads_well(patched, form):
     result = patched(EMPTY[form], "@config.add_method('E.m')\ndef m(self): pass\n")
     assert (
         result.plain
@@ -231,19 +225,14 @@ def test_result_reads_well(patched: Any, form: str) -> None:
 @pytest.mark.parametrize(
     ("verb", "target", "nearest"),
     [
-        ("override_method", "A.mm", "A.m"),
-        ("override_method", "B.m", None),
-        ("override_method", "Aa.m", "A"),
-        ("override_method", "A.z", None),
-        ("override_method", "A.p.deleter", None),
-        ("override_method", "m", None),
-        ("add_method", "A.m", "A.m"),
-        ("add_method", "A.z", "A.z"),
-        ("add_method", "A.maybe", "A.maybe"),
+        ("override_method", "A.mm", "A.m"), ("override_method", "B.m", None),
+        ("override_method", "Aa.m", "A"), ("override_method", "A.z", None),
+        ("override_method", "A.p.deleter", None), ("override_method", "m", None),
+        ("add_method", "A.m", "A.m"), ("add_method", "A.z", "A.z"), ("add_method", "A.maybe", "A.maybe"),
         ("add_method", "Bb.new", None),
     ],
-)
-def test_wrong_targets(patched: Any, verb: str, target: str, nearest: str | None) -> None:
+)  # fmt: skip
+def test_wrong_targets(patched, verb, target, nearest):
     with pytest.raises(PatchTargetError) as caught:
         patched(UPSTREAM, f"@config.{verb}('{target}')\ndef f(self): pass\n")
     error = caught.value
@@ -254,18 +243,18 @@ def test_wrong_targets(patched: Any, verb: str, target: str, nearest: str | None
         assert nearest in str(error)
 
 
-def test_missing_method_points_to_add_method(patched: Any) -> None:
+def test_missing_method_points_to_add_method(patched):
     with pytest.raises(PatchTargetError, match="add_method"):
         patched(UPSTREAM, "@config.override_method('A.entirely_new')\ndef f(self): pass\n")
 
 
-def test_one_name_in_two_branches_is_refused(patched: Any) -> None:
+def test_one_name_in_two_branches_is_refused(patched):
     upstream = "class A:\n    if 1:\n        def m(self): pass\n    else:\n        def m(self): pass\n"
     with pytest.raises(PatchTargetError, match="lines 3, 5"):
         patched(upstream, "@config.override_method('A.m')\ndef f(self): pass\n")
 
 
-def test_dropped_parameter(patched: Any, run: Any) -> None:
+def test_dropped_parameter(patched, run):
     code = "@config.override_method('A.m'{})\ndef f(self, x): return x\n"
     with pytest.raises(SignatureError, match="drops y"):
         patched(UPSTREAM, code.format(""))
@@ -273,13 +262,13 @@ def test_dropped_parameter(patched: Any, run: Any) -> None:
     assert run(patched(UPSTREAM, allowed))["A"]().m(1) == ("deco", 1)
 
 
-def test_class_as_method_is_refused(patched: Any) -> None:
+def test_class_as_method_is_refused(patched):
     for verb, target in (("add_method", "A.n"), ("override_method", "A.m")):
         with pytest.raises(ReplacementError):
             patched(UPSTREAM, f"@config.{verb}('{target}')\nclass C: pass\n")
 
 
-def test_external_methods(patched: Any, run: Any) -> None:
+def test_external_methods(patched, run):
     code = """
         add = lambda kind, target: config.add_patch(create_patch_from_external(target, "operator", "index", kind))
         add(PatchType.METHOD_ADDITION, "A.n")

@@ -1,7 +1,3 @@
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 
 from veomni_hook.errors import ExcludedNameError, PatchTargetError
@@ -35,17 +31,17 @@ __all__ = [
 """
 
 
-def exclude(patched: Any, upstream: str, *names: str) -> str:
+def exclude(patched, upstream, *names):
     return patched(upstream, f"config.exclude_from_output(*{names!r})").plain
 
 
-def test_class_with_what_belongs_to_it(patched: Any) -> None:
+def test_class_with_what_belongs_to_it(patched):
     plain = exclude(patched, UPSTREAM, "A")
     start, end = UPSTREAM.index("\n# about A"), UPSTREAM.index("\n# about f")
     assert plain == (UPSTREAM[:start] + UPSTREAM[end:]).replace('    "A",\n', "")
 
 
-def test_everything(patched: Any) -> None:
+def test_everything(patched):
     plain = exclude(patched, UPSTREAM, "A", "f", "X", "a", "b", "g")
     assert plain == "import os\n\nif os:\n    pass\nelse:\n    pass\n\n__all__ = [\n]\n"
 
@@ -65,20 +61,20 @@ def test_everything(patched: Any) -> None:
         ('other = ["A"]', 'other = ["A"]'),
     ],
 )
-def test_all_is_filtered(patched: Any, before: str, after: str) -> None:
+def test_all_is_filtered(patched, before, after):
     assert exclude(patched, f"class A: pass\n{before}\n", "A").strip() == after
 
 
-def test_every_definition_of_a_name_goes(patched: Any) -> None:
+def test_every_definition_of_a_name_goes(patched):
     upstream = "class A: pass\nA = staticmethod(A)\ny = 1\n"
     assert exclude(patched, upstream, "A").strip() == "y = 1"
 
 
-def test_statement_that_shares_its_line(patched: Any) -> None:
+def test_statement_that_shares_its_line(patched):
     assert exclude(patched, "x = 1; y = 2; z = 3\n", "y") == "x = 1; pass; z = 3\n"
 
 
-def test_every_remaining_use_is_listed(patched: Any) -> None:
+def test_every_remaining_use_is_listed(patched):
     upstream = """\
 class A: pass
 class B(A):
@@ -104,30 +100,30 @@ A.x = 1
     assert all(use in str(caught.value) for use in caught.value.uses)
 
 
-def test_use_in_patch_code_is_listed_too(patched: Any) -> None:
+def test_use_in_patch_code_is_listed_too(patched):
     code = "config.exclude_from_output('A')\n@config.add_helper\ndef h():\n    return A\n"
     with pytest.raises(ExcludedNameError, match="the code for h"):
         patched("import os\nclass A: pass\n", code)
 
 
-def test_use_in_what_is_excluded_too_is_fine(patched: Any) -> None:
+def test_use_in_what_is_excluded_too_is_fine(patched):
     assert exclude(patched, "class A: pass\nclass B(A): pass\nx = 1\n", "A", "B") == "\nx = 1\n"
 
 
 @pytest.mark.parametrize("name", ["AA", "os", "m"])
-def test_name_that_is_not_defined(patched: Any, name: str) -> None:
+def test_name_that_is_not_defined(patched, name):
     with pytest.raises(PatchTargetError) as caught:
         exclude(patched, "import os\nclass A:\n    def m(self): pass\n", name)
     assert caught.value.target == name
     assert caught.value.nearest == (("A",) if name == "AA" else ())
 
 
-def test_name_assigned_together_with_others(patched: Any) -> None:
+def test_name_assigned_together_with_others(patched):
     with pytest.raises(PatchTargetError, match="together with b"):
         exclude(patched, UPSTREAM, "a")
 
 
-def drop(patched: Any, upstream: str, *names: str, more: str = "") -> str:
+def drop(patched, upstream, *names, more=""):
     return patched(upstream, f"config.drop_import_names(*{names!r})\n{more}").plain
 
 
@@ -162,24 +158,22 @@ def drop(patched: Any, upstream: str, *names: str, more: str = "") -> str:
         ("import z\r\nfrom a import b\r\nx = 1\r\n", ["b"], "import z\r\nx = 1\r\n"),
     ],
 )
-def test_names_are_dropped_and_the_rest_stays(
-    patched: Any, upstream: str, names: list[str], expected: str
-) -> None:
+def test_names_are_dropped_and_the_rest_stays(patched, upstream, names, expected):
     assert drop(patched, upstream, *names) == expected
 
 
-def test_imports_in_functions_stay(patched: Any) -> None:
+def test_imports_in_functions_stay(patched):
     upstream = "import a\ndef f():\n    import a\n    return a\n"
     assert drop(patched, upstream, "a") == "\ndef f():\n    import a\n    return a\n"
 
 
-def test_name_that_is_not_imported(patched: Any) -> None:
+def test_name_that_is_not_imported(patched):
     with pytest.raises(PatchTargetError) as caught:
         drop(patched, "from typing import Optional\ndef f():\n    import Optinal\n", "Optinal")
     assert caught.value.nearest == ("Optional",)
 
 
-def test_name_that_is_still_used(patched: Any) -> None:
+def test_name_that_is_still_used(patched):
     upstream = "from a import b, c\nx = 1\n\ndef f(q: 'b'):\n    return b\n\ndef g(b): return b\n"
     with pytest.raises(PatchTargetError, match="still used 2 times") as caught:
         drop(patched, upstream, "b")
@@ -196,16 +190,16 @@ def test_name_that_is_still_used(patched: Any) -> None:
         "@config.add_helper\ndef b(): pass",
     ],
 )
-def test_name_that_the_patches_provide(patched: Any, provided: str) -> None:
+def test_name_that_the_patches_provide(patched, provided):
     assert "return b" in drop(patched, "from a import b\ndef f():\n    return b\n", "b", more=provided)
 
 
-def test_use_in_patch_code_counts(patched: Any) -> None:
+def test_use_in_patch_code_counts(patched):
     more = "@config.add_helper\ndef h():\n    return b\n"
     with pytest.raises(PatchTargetError, match="the code for h"):
         drop(patched, "from a import b\n", "b", more=more)
 
 
-def test_all_dropped_names_are_reported(patched: Any) -> None:
+def test_all_dropped_names_are_reported(patched):
     result = patched("from a import b, c\nimport d\n", "config.drop_import_names('b', 'c', 'd')")
     assert [(one.kind, one.target) for one in result.report.applied] == [("drop_import", n) for n in "bcd"]

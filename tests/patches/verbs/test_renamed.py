@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -53,16 +51,14 @@ OVERRIDES = {
 }
 
 
-def scope(text: str) -> dict[str, Any]:
+def scope(text):
     names: dict[str, Any] = {}
     exec(compile(text, "patched", "exec"), names)
     return names
 
 
 @pytest.fixture
-def applied(
-    patched: Callable[..., PatchedSource], load: Callable[..., ModuleType]
-) -> Callable[..., PatchedSource]:
+def applied(patched, load):
     def apply(code: str, verb: str = 'override_method("Layer.forward")') -> PatchedSource:
         return patched(UPSTREAM, f"{HEAD}@config.{verb}\n{code}")
 
@@ -73,9 +69,7 @@ HEAD = "from veomni_hook import PatchConfig\nconfig = PatchConfig('pkg.upstream'
 
 
 @pytest.mark.parametrize("override", OVERRIDES)
-def test_a_replacement_takes_the_new_name_and_the_old(
-    override: str, applied: Callable[..., PatchedSource]
-) -> None:
+def test_a_replacement_takes_the_new_name_and_the_old(override, applied):
     result = applied(OVERRIDES[override])
     names = scope(result.text)
     assert names["Model"]().forward(1, cache=2) == (1, 2, {"use": 1})
@@ -85,7 +79,7 @@ def test_a_replacement_takes_the_new_name_and_the_old(
     assert remark.what.startswith("renamed: past is cache in this pkg, and takes the old name until 9.9")
 
 
-def test_functions_and_classes_too(applied: Callable[..., PatchedSource]) -> None:
+def test_functions_and_classes_too(applied):
     names = scope(applied("def mask(x, *, past): return past, x\n", 'replace_function("mask")').text)
     assert names["mask"](1, cache=2) == names["mask"](1, past=2) == (2, 1)
     code = "class New:\n    def forward(self, x, past=None, **kwargs):\n        return past, kwargs\n"
@@ -93,15 +87,13 @@ def test_functions_and_classes_too(applied: Callable[..., PatchedSource]) -> Non
     assert names["Model"]().forward(1, cache=2) == (2, {"use": 1})
 
 
-def test_a_replacement_that_uses_the_new_name_for_something_else_is_an_error(
-    applied: Callable[..., PatchedSource],
-) -> None:
+def test_a_replacement_that_uses_the_new_name_for_something_else_is_an_error(applied):
     code = "def forward(self, x, past=None, **kwargs):\n    cache = {}\n    return x, past, cache, kwargs\n"
     with pytest.raises(SignatureError, match=r"nobody passes past .*: upstream has cache \(for past\)"):
         applied(code)
 
 
-def test_new_names_stay(applied: Callable[..., PatchedSource]) -> None:
+def test_new_names_stay(applied):
     code = "def forward(self, x, cache=None, past=None, **kwargs):\n    return x, cache, past, kwargs\n"
     result = applied(code)
     assert "past = cache" not in result.text and not result.report.remarks
@@ -122,7 +114,7 @@ EARLIER = {
 
 
 @pytest.mark.parametrize("options", EARLIER)
-def test_a_guard_for_the_code_with_the_old_name(options: str, patched: Callable[..., PatchedSource]) -> None:
+def test_a_guard_for_the_code_with_the_old_name(options, patched):
     result = patched(UPSTREAM, HEAD + GUARDED.format(options=EARLIER[options]))
     names = scope(result.text)
     assert names["Model"]().forward(1, cache=2) == names["Layer"]().forward(1, past=2) == ("ours", 1, 2)
@@ -131,7 +123,7 @@ def test_a_guard_for_the_code_with_the_old_name(options: str, patched: Callable[
     assert remark.harmless and remark.what.startswith("renamed: past is cache in this pkg")
 
 
-def test_a_guard_for_other_code_is_an_error(patched: Callable[..., PatchedSource]) -> None:
+def test_a_guard_for_other_code_is_an_error(patched):
     other = UPSTREAM.replace("return x, cache, kwargs", "return cache, x, kwargs")
     for options in EARLIER.values():
         with pytest.raises(PatchTargetError):
@@ -146,7 +138,7 @@ REWRITES = {
 
 
 @pytest.mark.parametrize("name", REWRITES)
-def test_a_rewrite_of_the_code_with_the_old_name(name: str, patched: Callable[..., PatchedSource]) -> None:
+def test_a_rewrite_of_the_code_with_the_old_name(name, patched):
     pattern, replacement = REWRITES[name]
     target = "Model.forward" if name == "a call" else "Layer.forward"
     code = f"config.rewrite({target!r}, pattern={pattern!r}, replacement={replacement!r})\n"
@@ -158,7 +150,7 @@ def test_a_rewrite_of_the_code_with_the_old_name(name: str, patched: Callable[..
     assert [each.harmless for each in result.report.remarks] == [True]
 
 
-def test_what_relies_on_code_with_old_names(patched: Callable[..., PatchedSource]) -> None:
+def test_what_relies_on_code_with_old_names(patched):
     relies = f"relies_on={{'Layer.forward': {DIGEST!r}}}"
     code = f"config.rewrite('Model.forward', pattern='1', replacement='2', {relies})\n"
     names = scope(patched(UPSTREAM, HEAD + code).text)

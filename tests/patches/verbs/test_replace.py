@@ -1,7 +1,3 @@
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 
 from veomni_hook.errors import PatchTargetError, ReplacementError, SignatureError
@@ -44,7 +40,7 @@ x: int = 1
 '''
 
 
-def test_function(patched: Any, run: Any) -> None:
+def test_function(patched, run):
     result = patched(
         UPSTREAM,
         """
@@ -63,7 +59,7 @@ def test_function(patched: Any, run: Any) -> None:
     assert run(result)["g"](5) == ("deco", 5)
 
 
-def test_inline_and_nested_and_conditional_functions(patched: Any, run: Any) -> None:
+def test_inline_and_nested_and_conditional_functions(patched, run):
     result = patched(
         UPSTREAM,
         """
@@ -81,7 +77,7 @@ def test_inline_and_nested_and_conditional_functions(patched: Any, run: Any) -> 
     assert "\n    def maybe(): return 3\nelse:\n    maybe = None\n" in result.plain
 
 
-def test_class_brings_its_own_decorators_only(patched: Any, run: Any) -> None:
+def test_class_brings_its_own_decorators_only(patched, run):
     result = patched(
         UPSTREAM,
         """
@@ -103,7 +99,7 @@ def test_class_brings_its_own_decorators_only(patched: Any, run: Any) -> None:
     assert module["A"]().forward(1) == (module["A"], 1, 2)
 
 
-def test_name_map(patched: Any, run: Any) -> None:
+def test_name_map(patched, run):
     result = patched(
         "class Qwen3MoeMLP: pass\nclass Qwen3MoeBase: pass\n",
         """
@@ -118,13 +114,13 @@ def test_name_map(patched: Any, run: Any) -> None:
     assert 'class Qwen3MoeMLP(Qwen3MoeBase):\n    note = "Qwen3MoeMLP, Qwen3MoeMLP"' in result.plain
 
 
-def test_nested_class(patched: Any, run: Any) -> None:
+def test_nested_class(patched, run):
     upstream = "class A:\n    class B:\n        x = 1\n    y = 1\n"
     result = patched(upstream, "@config.replace_class('A.B')\nclass C:\n    x = 2\n")
     assert result.plain == "class A:\n    class B:\n        x = 2\n    y = 1\n"
 
 
-def test_external_class_and_function(patched: Any, run: Any) -> None:
+def test_external_class_and_function(patched, run):
     code = """
         config.add_patch(create_patch_from_external("A", "collections", "OrderedDict"))
         config.add_patch(
@@ -139,7 +135,7 @@ def test_external_class_and_function(patched: Any, run: Any) -> None:
     assert module["g"](2) == ("deco", 4)
 
 
-def test_alias_is_not_written_where_it_is_the_name(patched: Any) -> None:
+def test_alias_is_not_written_where_it_is_the_name(patched):
     code = "config.add_patch(create_patch_from_external('Decimal', 'decimal', 'Decimal'))"
     assert patched("class Decimal: pass\n", code).plain == "from decimal import Decimal\n"
 
@@ -156,7 +152,7 @@ def test_alias_is_not_written_where_it_is_the_name(patched: Any) -> None:
         ("replace_function", "def", "x", None),
     ],
 )
-def test_wrong_targets(patched: Any, verb: str, kind: str, target: str, nearest: str | None) -> None:
+def test_wrong_targets(patched, verb, kind, target, nearest):
     rest = "class C: pass" if kind == "class" else "def c(): pass"
     with pytest.raises(PatchTargetError) as caught:
         patched(UPSTREAM, f"@config.{verb}('{target}')\n{rest}\n")
@@ -165,19 +161,19 @@ def test_wrong_targets(patched: Any, verb: str, kind: str, target: str, nearest:
         assert nearest in caught.value.nearest
 
 
-def test_method_given_as_function_points_to_override_method(patched: Any) -> None:
+def test_method_given_as_function_points_to_override_method(patched):
     with pytest.raises(PatchTargetError, match="override_method"):
         patched(UPSTREAM, "@config.replace_function('A.forward')\ndef c(): pass\n")
 
 
-def test_kinds_must_agree(patched: Any) -> None:
+def test_kinds_must_agree(patched):
     with pytest.raises(ReplacementError, match="is a function"):
         patched(UPSTREAM, "@config.replace_class('A')\ndef c(): pass\n")
     with pytest.raises(ReplacementError, match="is a class"):
         patched(UPSTREAM, "@config.replace_function('f')\nclass C: pass\n")
 
 
-def test_signatures(patched: Any) -> None:
+def test_signatures(patched):
     with pytest.raises(SignatureError, match=r"f drops k"):
         patched(UPSTREAM, "@config.replace_function('f')\ndef c(q): pass\n")
     with pytest.raises(SignatureError, match=r"A.forward drops y"):
@@ -196,15 +192,13 @@ def test_signatures(patched: Any) -> None:
         ("json", "decodr", "decoder"),
     ],
 )
-def test_external_replacement_that_does_not_exist(
-    patched: Any, module: str, name: str, nearest: str | None
-) -> None:
+def test_external_replacement_that_does_not_exist(patched, module, name, nearest):
     with pytest.raises(ReplacementError, match="does not exist") as caught:
         patched(UPSTREAM, f"config.add_patch(create_patch_from_external('A', '{module}', '{name}'))")
     assert nearest is None or nearest in caught.value.fix
 
 
-def test_accessors_of_a_property_are_compared_with_their_like(patched: Any) -> None:
+def test_accessors_of_a_property_are_compared_with_their_like(patched):
     upstream = "class A:\n    @property\n    def p(self): pass\n    @p.setter\n    def p(self, v): pass\n"
     code = upstream.replace("class A", "@config.replace_class('A')\nclass New")
     assert patched(upstream, code).plain == upstream
@@ -212,7 +206,7 @@ def test_accessors_of_a_property_are_compared_with_their_like(patched: Any) -> N
         patched(upstream, code.replace("self, v", "self"))
 
 
-def test_locals_of_the_same_name_are_not_renamed(patched: Any, run: Any) -> None:
+def test_locals_of_the_same_name_are_not_renamed(patched, run):
     code = """
         @config.replace_function("g")
         def x(x):

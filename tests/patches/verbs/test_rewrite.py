@@ -18,15 +18,7 @@ from veomni_hook.patches.spec import Patch, PatchType
 from veomni_hook.patches.verbs.rewrite import plan_rewrite
 
 
-def planned(
-    source: str,
-    pattern: str,
-    replacement: str,
-    *,
-    target: str = "f",
-    matches: int = 1,
-    digests: tuple[str, ...] = (),
-) -> tuple[str, str]:
+def planned(source, pattern, replacement, *, target="f", matches=1, digests=()):
     """Rewritten text with and without markers."""
     document = Document(source, "pkg.mod")
     patch = Patch(
@@ -61,7 +53,7 @@ class Attention:
 """
 
 
-def test_a_call_is_rewritten_and_nothing_else() -> None:
+def test_a_call_is_rewritten_and_nothing_else():
     text, plain = planned(
         ATTENTION,
         "rope({q}, {k}, {cos}, {sin})",
@@ -83,26 +75,21 @@ EXPRESSIONS = [
     ("y = g(x)", "g({a})", "{a} if c else d", "y = x if c else d"),
     ("y = g(x).z", "g({a})", "{a} if c else d", "y = (x if c else d).z"),
     ("y = -g(x + 1)", "g({a})", "{a} * 2", "y = -((x + 1) * 2)"),
-    (
-        "y = g(x, 1, *z, b=2)",
-        "g({a}, *{rest}, **{kw})",
-        "h({a}, *{rest}, c=3, **{kw})",
-        "y = h(x, 1, *z, c=3, b=2)",
-    ),
+    ("y = g(x, 1, *z, b=2)", "g({a}, *{rest}, **{kw})", "h({a}, *{rest}, c=3, **{kw})", "y = h(x, 1, *z, c=3, b=2)"),
     ("y = (g)(x)", "g", "h", "y = (h)(x)"),
     ("y = g(x)", "g({a})", "g({a})", "y = g(x)"),
     ("y = x.float().mean()", "{a}.float()", "{a}", "y = x.mean()"),
     ("y = 'ü', g('ñ')", "g({a})", "h({a})", "y = 'ü', h('ñ')"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("line", "pattern", "replacement", "result"), EXPRESSIONS)
-def test_expressions(line: str, pattern: str, replacement: str, result: str) -> None:
+def test_expressions(line, pattern, replacement, result):
     _, plain = planned(f"def f(x):\n    {line}\n", pattern, replacement)
     assert plain == f"def f(x):\n    {result}\n"
 
 
-def test_a_replacement_on_several_lines_is_indented_like_its_statement() -> None:
+def test_a_replacement_on_several_lines_is_indented_like_its_statement():
     _, plain = planned(
         "class A:\n  def f(self, x):\n    if x:\n        y = g(x)\n",
         "g({a})",
@@ -120,7 +107,7 @@ def test_a_replacement_on_several_lines_is_indented_like_its_statement() -> None
     )
 
 
-def test_several_matches_have_one_marker() -> None:
+def test_several_matches_have_one_marker():
     text, plain = planned("def f(x):\n    y = g(x)\n    return g(y)\n", "g({a})", "h({a})", matches=2)
     assert plain == "def f(x):\n    y = h(x)\n    return h(y)\n"
     assert text.splitlines()[1] == "    # [PATCHED FUNCTION] f: Why. (conf:c)"
@@ -141,7 +128,7 @@ MARKED = [
 
 
 @pytest.mark.parametrize(("source", "line"), MARKED)
-def test_the_marker_never_falls_into_code(source: str, line: int) -> None:
+def test_the_marker_never_falls_into_code(source, line):
     text, plain = planned(source, "g(x)", "h(x)")
     lines = text.splitlines(keepends=True)
     assert lines[line - 1].strip() == "# [PATCHED FUNCTION] f: Why. (conf:c)"
@@ -159,7 +146,7 @@ def f(x):
 """
 
 
-def test_statements_give_way_to_statements() -> None:
+def test_statements_give_way_to_statements():
     _, plain = planned(
         STATEMENTS,
         "b = second({v})\nc = third(b)",
@@ -178,7 +165,7 @@ def test_statements_give_way_to_statements() -> None:
     )
 
 
-def test_line_endings_and_tabs_of_the_module_are_kept() -> None:
+def test_line_endings_and_tabs_of_the_module_are_kept():
     source = "def f(x):\r\n\tif x:\r\n\t\ty = g(x)\r\n\treturn y"
     text, _ = planned(source, "y = g({a})", "if a:\n    y = {a}\n")
     assert text == (
@@ -197,12 +184,7 @@ REFUSED: dict[str, tuple[str, str, str, str]] = {
     "unknown capture": ("g(x)", "g({a})", "h({b})", r"does not make \(a\): b"),
     "capture misplaced": ("g(x, b=1)", "g(x, **{kw})", "h({kw})", "keyword arguments here"),
     "shadowing": ("g(x + n)", "g({a})", "[{a} for n in z]", "binds names that f uses itself: n"),
-    "shadowing in statements": (
-        "y = g(x + n)",
-        "y = g({a})",
-        "y = [{a} for n in z]",
-        "hides names .* uses: n",
-    ),
+    "shadowing in statements": ("y = g(x + n)", "y = g({a})", "y = [{a} for n in z]", "hides names .* uses: n"),
     "walrus": ("g(x)", "g({a})", "(x := {a})", "binds names that f uses itself: x"),
     "twice": ("g(h(x))", "g({a})", "k({a}, {a})", "more than once: a"),
     "keyword twice": ("g(x, b=1)", "g(x, **{kw})", "h(b=2, **{kw})", "passes b twice"),
@@ -211,28 +193,28 @@ REFUSED: dict[str, tuple[str, str, str, str]] = {
     "inline": ("if z: y = g(x)", "y = g(x)", "y = 2", "share a line"),
     "target of a deletion": ("y = g(x)", "y", "2", "0 times"),
     "overlap": ("g(g(x))", "g({a})", "h({a})", "2 times"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_rewritten_is_refused(name: str) -> None:
+def test_what_cannot_be_rewritten_is_refused(name):
     line, pattern, replacement, what = REFUSED[name]
     with pytest.raises(PatchError, match=what) as caught:
         planned(f"def f(x):\n    {line}\n", pattern, replacement)
     assert caught.value.target == "f" and "declared in" in caught.value.where and caught.value.fix
 
 
-def test_an_elif_is_no_statement_of_its_own() -> None:
+def test_an_elif_is_no_statement_of_its_own():
     source = "def f(x):\n    if x:\n        pass\n    elif g(x):\n        pass\n"
     with pytest.raises(PatchError, match="share a line"):
         planned(source, "if g(x):\n    pass", "pass")
 
 
-def test_a_captured_call_may_be_used_once() -> None:
+def test_a_captured_call_may_be_used_once():
     assert planned("def f(x):\n    g(h(x))\n", "g({a})", "k({a})")[1] == "def f(x):\n    k(h(x))\n"
 
 
-def test_target_body_and_number_are_checked() -> None:
+def test_target_body_and_number_are_checked():
     source = "def f(x):\n    return g(x)\n"
     digest = fingerprint(Document(source).definitions()[0].node)
     assert planned(source, "g(x)", "h(x)", digests=(digest,))[1] == "def f(x):\n    return h(x)\n"
@@ -244,7 +226,7 @@ def test_target_body_and_number_are_checked() -> None:
         planned(source, "g(x)", "h(x)", matches=2)
 
 
-def test_the_rotary_call_of_the_installed_qwen3() -> None:
+def test_the_rotary_call_of_the_installed_qwen3():
     spec = importlib.util.find_spec("transformers")
     assert spec is not None and spec.submodule_search_locations
     path = Path(spec.submodule_search_locations[0], "models", "qwen3", "modeling_qwen3.py")
@@ -263,7 +245,7 @@ def test_the_rotary_call_of_the_installed_qwen3() -> None:
     )
 
 
-def test_the_rewritten_code_runs() -> None:
+def test_the_rewritten_code_runs():
     source = "def f(x):\n    y = [g(i) for i in x]\n    return -g(y[0]) * 2\n"
     text, _ = planned(source, "g({a})", "{a} + k", matches=2)
     namespace: dict[str, Any] = {"k": 10}
@@ -274,13 +256,13 @@ def test_the_rewritten_code_runs() -> None:
 IDENTITIES = ["{x}.transpose({a}, {b})", "nn.Linear(*{a}, **{k})", "torch.cat({a}, **{k})"]
 
 
-def modeling_files() -> list[Path]:
+def modeling_files():
     spec = importlib.util.find_spec("transformers")
     assert spec is not None and spec.submodule_search_locations
     return sorted(Path(spec.submodule_search_locations[0], "models").glob("*/modeling_*.py"))
 
 
-def rewrite_to_itself(path: Path) -> int:
+def rewrite_to_itself(path):
     """Rewrite every match in every function of a module to itself, one function at a time."""
     source = path.read_text(encoding="utf-8")
     document = Document(source)
@@ -305,12 +287,12 @@ def rewrite_to_itself(path: Path) -> int:
     return rewritten
 
 
-def test_rewriting_code_to_itself_changes_nothing() -> None:
+def test_rewriting_code_to_itself_changes_nothing():
     (path,) = (path for path in modeling_files() if path.stem == "modeling_qwen3")
     assert rewrite_to_itself(path) >= 4
 
 
 @pytest.mark.slow
-def test_rewriting_installed_code_to_itself_changes_nothing() -> None:
+def test_rewriting_installed_code_to_itself_changes_nothing():
     paths = modeling_files()
     assert sum(map(rewrite_to_itself, paths[:: max(1, len(paths) // 20)])) > 100

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -31,18 +31,18 @@ class Slot:
 
 
 @pytest.fixture(autouse=True)
-def slots(monkeypatch: pytest.MonkeyPatch) -> None:
+def slots(monkeypatch):
     monkeypatch.setattr("veomni_hook.kernels.slot.Slot", Slot)
 
 
-def routed(target: str, *edits: Edit, op: str = "op") -> Callable[[ModuleView], Iterator[Site]]:
+def routed(target, *edits, op="op"):
     def find(view: ModuleView) -> Iterator[Site]:
         yield Site(op, target, Status.ROUTED, "formula", edits=edits)
 
     return find
 
 
-def test_routes_ask_their_slots_and_fall_through(patched: Any, run: Any, idioms: Any) -> None:
+def test_routes_ask_their_slots_and_fall_through(patched, run, idioms):
     idioms(doubling.double, doubling.turn)
     module = run(patched(UPSTREAM, idioms=True))
     assert module["Double"]().forward(4) == ("double/times_two", 4)
@@ -54,7 +54,7 @@ def test_routes_ask_their_slots_and_fall_through(patched: Any, run: Any, idioms:
     assert module["veomni_double_times_two"].parameters == ""
 
 
-def test_the_text_around_routes_stays(patched: Any, idioms: Any) -> None:
+def test_the_text_around_routes_stays(patched, idioms):
     idioms(doubling.double, doubling.turn)
     result = patched(UPSTREAM, idioms=True)
     changed = [line for line in result.plain.splitlines() if line not in UPSTREAM.splitlines()]
@@ -75,7 +75,7 @@ def test_the_text_around_routes_stays(patched: Any, idioms: Any) -> None:
     assert "[ROUTED]" not in unified_diff(UPSTREAM, result, "pkg.upstream")
 
 
-def test_the_report_names_op_formula_and_captures(patched: Any, idioms: Any) -> None:
+def test_the_report_names_op_formula_and_captures(patched, idioms):
     idioms(doubling.double, doubling.turn)
     report = patched(UPSTREAM, idioms=True).report
     routes = [one for one in report.applied if one.kind == "route"]
@@ -90,7 +90,7 @@ def test_the_report_names_op_formula_and_captures(patched: Any, idioms: Any) -> 
     assert "expected 2, found 3" in missed.reason
 
 
-def test_lines_of_a_route_are_those_of_its_code(patched: Any, idioms: Any) -> None:
+def test_lines_of_a_route_are_those_of_its_code(patched, idioms):
     idioms(doubling.double)
     result = patched(UPSTREAM, idioms=True)
     (route,) = (one for one in result.report.applied if one.kind == "route")
@@ -102,13 +102,13 @@ def test_lines_of_a_route_are_those_of_its_code(patched: Any, idioms: Any) -> No
     ]
 
 
-def test_idioms_are_asked_only_if_wanted(patched: Any, idioms: Any) -> None:
+def test_idioms_are_asked_only_if_wanted(patched, idioms):
     idioms(doubling.double)
     result = patched(UPSTREAM)
     assert result.text == UPSTREAM and not result.report.applied and not result.report.missed
 
 
-def test_a_module_without_sites_stays_as_it_is(patched: Any, idioms: Any) -> None:
+def test_a_module_without_sites_stays_as_it_is(patched, idioms):
     idioms(doubling.double)
     upstream = UPSTREAM.replace("x * 2", "x * 4")
     result = patched(upstream, idioms=True)
@@ -128,7 +128,7 @@ def test_a_module_without_sites_stays_as_it_is(patched: Any, idioms: Any) -> Non
         "if 1:\n\tclass A:\n\t\tdef forward(self, x):\n\t\t\treturn x * 2\nclass B: pass\n",
     ],
 )
-def test_layouts(patched: Any, run: Any, idioms: Any, upstream: str, newline: str) -> None:
+def test_layouts(patched, run, idioms, upstream, newline):
     def anywhere(view: ModuleView) -> Iterator[Site]:
         (definition,) = view.document.find("A.forward")
         code = f"if (kernel := {doubling.DOUBLE.name}.kernel(self, x)) is not None:\n    return kernel(x)"
@@ -144,14 +144,14 @@ def test_layouts(patched: Any, run: Any, idioms: Any, upstream: str, newline: st
     assert (module.forward(3), module.forward(-3)) == (("double/times_two", 3), -6)
 
 
-def test_a_comment_above_the_body_stays_above_the_route(patched: Any, idioms: Any) -> None:
+def test_a_comment_above_the_body_stays_above_the_route(patched, idioms):
     idioms(doubling.double)
     upstream = UPSTREAM.replace("        return x * 2", "        # upstream's reason\n        return x * 2")
     text = patched(upstream, idioms=True).plain
     assert text.index("kernel :=") < text.index("# upstream's reason")
 
 
-def test_two_routes_of_one_function(patched: Any, run: Any, idioms: Any) -> None:
+def test_two_routes_of_one_function(patched, run, idioms):
     idioms(doubling.double, doubling.turn)
     upstream = UPSTREAM.replace("return x * 2", "x = turn(x)\n        return x * 2")
     result = patched(upstream, idioms=True)
@@ -160,7 +160,7 @@ def test_two_routes_of_one_function(patched: Any, run: Any, idioms: Any) -> None
     assert run(result)["Double"]().forward(-1) == 2
 
 
-def test_overlapping_routes_name_both_idioms(patched: Any, idioms: Any) -> None:
+def test_overlapping_routes_name_both_idioms(patched, idioms):
     start = UPSTREAM.index("x * 2")
     here = Edit(start, start + 5, "x")
     idioms(routed("Double.forward", here, op="one"), routed("Double.forward", here, op="other"))
@@ -168,7 +168,7 @@ def test_overlapping_routes_name_both_idioms(patched: Any, idioms: Any) -> None:
         patched(UPSTREAM, idioms=True)
 
 
-def test_a_route_cannot_write_outside_of_its_definition(patched: Any, idioms: Any) -> None:
+def test_a_route_cannot_write_outside_of_its_definition(patched, idioms):
     start = UPSTREAM.index("x * 3")
     idioms(routed("Double.forward", Edit(start, start + 5, "x")))
     with pytest.raises(IdiomError, match=r"op/formula of Double\.forward writes outside") as caught:
@@ -176,7 +176,7 @@ def test_a_route_cannot_write_outside_of_its_definition(patched: Any, idioms: An
     assert "pkg.upstream" in caught.value.where
 
 
-def test_a_route_cannot_bind_what_the_function_uses(patched: Any, run: Any, idioms: Any) -> None:
+def test_a_route_cannot_bind_what_the_function_uses(patched, run, idioms):
     upstream = UPSTREAM.replace("return x * 2", "return x * 2 if kernel else 0").replace("x * 3", "x * 2")
     start = upstream.index("        return x * 2 if")
     guard = Edit(start, start, "        if (kernel := 0): return 1\n")
@@ -195,18 +195,12 @@ def test_a_route_cannot_bind_what_the_function_uses(patched: Any, run: Any, idio
     [
         ("kernel = x\n        y = 1\n        return kernel", "if (kernel := 0): return 1", True),
         ("kernel = x\n        y = 1\n        return kernel", "if (k := 0): return 1", False),
-        (
-            "kernel = x\n        y = 1\n        return kernel",
-            "if x:\n            kernel = 2\n            return 1",
-            False,
-        ),
+        ("kernel = x\n        y = 1\n        return kernel", "if x:\n            kernel = 2\n            return 1", False),
         ("y = 1\n        return kernel", "if x:\n            kernel = 2\n            return 1", True),
         ("y = 1\n        return x", "if x:\n            kernel = 2\n            return 1", False),
     ],
-)
-def test_which_bindings_disturb_upstream(
-    patched: Any, idioms: Any, body: str, guard: str, taken: bool
-) -> None:
+)  # fmt: skip
+def test_which_bindings_disturb_upstream(patched, idioms, body, guard, taken):
     upstream = UPSTREAM.replace("return x * 2", body)
     start = upstream.index("        y = 1")
     idioms(routed("Double.forward", Edit(start, start, f"        {guard}\n")))
@@ -227,7 +221,7 @@ def test_which_bindings_disturb_upstream(
         ("return kernel(x * 2)", "slot(lambda kernel: kernel)", False),
     ],
 )
-def test_what_an_expression_may_bind(patched: Any, idioms: Any, body: str, edit: str, taken: bool) -> None:
+def test_what_an_expression_may_bind(patched, idioms, body, edit, taken):
     upstream = UPSTREAM.replace("return x * 2", body)
     start = upstream.index("x * 2")
     idioms(routed("Double.forward", Edit(start, start + 5, edit)))
@@ -239,7 +233,7 @@ def test_what_an_expression_may_bind(patched: Any, idioms: Any, body: str, edit:
 
 
 @pytest.mark.parametrize("name", ["kernel", "other"])
-def test_what_a_statement_that_goes_on_in_upstreams_may_bind(patched: Any, idioms: Any, name: str) -> None:
+def test_what_a_statement_that_goes_on_in_upstreams_may_bind(patched, idioms, name):
     upstream = UPSTREAM.replace("return x * 2", "y = x\n        return y if kernel else x")
     start = upstream.index("        y = x")
     text = f"        if ({name} := x):\n            y = 0\n        else:\n"
@@ -252,14 +246,14 @@ def test_what_a_statement_that_goes_on_in_upstreams_may_bind(patched: Any, idiom
         patched(upstream, idioms=True)
 
 
-def test_a_comment_binds_nothing(patched: Any, idioms: Any) -> None:
+def test_a_comment_binds_nothing(patched, idioms):
     start = UPSTREAM.index("        return x * 2")
     guard = Edit(start, start, "        if (kernel := None): return 1\n")
     idioms(routed("Double.forward", Edit(start, start, "        # x = (x := 1)\n", marker=True), guard))
     assert "# x = (x := 1)" in patched(UPSTREAM, idioms=True).text
 
 
-def test_a_route_may_end_its_definition_and_stand_above_it(patched: Any, run: Any, idioms: Any) -> None:
+def test_a_route_may_end_its_definition_and_stand_above_it(patched, run, idioms):
     upstream = "if 1:\n    class A(object):\n        def forward(self, x):\n            x += 1\nB = 1\n"
     above, below = upstream.index("    class"), upstream.index("B = 1")
     idioms(
@@ -274,7 +268,7 @@ def test_a_route_may_end_its_definition_and_stand_above_it(patched: Any, run: An
     assert module.made == 1 and module().forward(1) == 2
 
 
-def test_what_a_user_binds_in_the_same_function_is_his(patched: Any, run: Any, idioms: Any) -> None:
+def test_what_a_user_binds_in_the_same_function_is_his(patched, run, idioms):
     idioms(doubling.turn)
     code = """
         config.rewrite(
@@ -284,7 +278,7 @@ def test_what_a_user_binds_in_the_same_function_is_his(patched: Any, run: Any, i
     assert run(patched(UPSTREAM, code, idioms=True))["Attention"]().forward(1) == 1020
 
 
-def test_a_route_may_stand_in_what_another_relies_on(patched: Any, run: Any, idioms: Any) -> None:
+def test_a_route_may_stand_in_what_another_relies_on(patched, run, idioms):
     start = UPSTREAM.index("rotate(x) * angle")
     idioms(doubling.turn, routed("turn", Edit(start, start + 9, "rotate(-x)"), op="inner"))
     result = patched(UPSTREAM, idioms=True)
@@ -298,7 +292,7 @@ TAKEN = """def forward(self, x):
         return x * 2"""
 
 
-def test_code_of_a_route_that_is_no_python_is_named(patched: Any, idioms: Any) -> None:
+def test_code_of_a_route_that_is_no_python_is_named(patched, idioms):
     start = UPSTREAM.index("x * 2")
     idioms(routed("Double.forward", Edit(start, start, "if (")))
     with pytest.raises(Exception, match="not valid Python") as caught:
@@ -306,7 +300,7 @@ def test_code_of_a_route_that_is_no_python_is_named(patched: Any, idioms: Any) -
     assert "Double.forward" in str(caught.value)
 
 
-def test_the_name_of_a_slot_must_be_free(patched: Any, idioms: Any) -> None:
+def test_the_name_of_a_slot_must_be_free(patched, idioms):
     idioms(doubling.double)
     with pytest.raises(IdiomError, match="has the name of something that the module defines"):
         patched(UPSTREAM + "\n\nveomni_double_times_two = 1\n", idioms=True)

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import ast
 import re
 
@@ -12,9 +10,7 @@ from veomni_hook.patches.spec import Patch, PatchType
 from veomni_hook.patches.verbs.signature import check_signature
 
 
-def check(
-    before: str, after: str, *, owner: str = "", calls: str = "", body: str = "", only_used: bool = False
-) -> None:
+def check(before, after, *, owner="", calls="", body="", only_used=False):
     decorator = "@staticmethod\n" if owner == "static" else ""
     document = Document(f"{decorator}def f({before}): pass\n{calls}\n")
     keywords = re.search(r"\*\*(\w+)", after)
@@ -42,7 +38,7 @@ def check(
         ("*args", "a, *args", ""),
     ],
 )
-def test_compatible(before: str, after: str, owner: str) -> None:
+def test_compatible(before, after, owner):
     check(before, after, owner=owner)
 
 
@@ -59,12 +55,7 @@ def test_compatible(before: str, after: str, owner: str) -> None:
             "C",
             r"nobody passes past to the replacement of f: upstream has cache \(for past\)",
         ),
-        (
-            "x, mask, cache, **kw",
-            "x, past_cache=None, mask=None, **kw",
-            "",
-            r"upstream has cache \(for past_cache\)",
-        ),
+        ("x, mask, cache, **kw", "x, past_cache=None, mask=None, **kw", "", r"upstream has cache \(for past_cache\)"),
         ("a, *, b", "a, *args", "", "drops b"),
         ("a, *args", "a", "", r"drops \*args"),
         ("a, **kwargs", "a", "", r"drops \*\*kwargs"),
@@ -73,8 +64,8 @@ def test_compatible(before: str, after: str, owner: str) -> None:
         ("a", "a, b", "", "needs .* b"),
         ("a", "a, *, b", "", "needs .* b"),
     ],
-)
-def test_incompatible(before: str, after: str, owner: str, named: str) -> None:
+)  # fmt: skip
+def test_incompatible(before, after, owner, named):
     with pytest.raises(SignatureError, match=named) as caught:
         check(before, after, owner=owner)
     assert f"upstream: ({before}); replacement: ({after})" in caught.value.where
@@ -84,17 +75,12 @@ def test_incompatible(before: str, after: str, owner: str, named: str) -> None:
 @pytest.mark.parametrize(
     ("calls", "owner", "refused"),
     [
-        ("f(1)", "", False),
-        ("f(1, b=2)", "", True),
-        ("f(1, 2)", "", True),
-        ("f(*a, **k)", "", False),
-        ("g(1, b=2)", "", False),
-        ("x.f(1, b=2)", "", False),
-        ("x.f(1, b=2)", "C", True),
+        ("f(1)", "", False), ("f(1, b=2)", "", True), ("f(1, 2)", "", True), ("f(*a, **k)", "", False),
+        ("g(1, b=2)", "", False), ("x.f(1, b=2)", "", False), ("x.f(1, b=2)", "C", True),
         ("f(1, b=2)", "C", False),
     ],
-)
-def test_only_used_ones_matter_to_patchgens_configs(calls: str, owner: str, refused: bool) -> None:
+)  # fmt: skip
+def test_only_used_ones_matter_to_patchgens_configs(calls, owner, refused):
     self = "self, " if owner else ""
     if refused:
         with pytest.raises(SignatureError, match="drops b"):
@@ -103,7 +89,7 @@ def test_only_used_ones_matter_to_patchgens_configs(calls: str, owner: str, refu
         check(f"{self}a, b=1", f"{self}a", owner=owner, calls=calls, only_used=True)
 
 
-def test_calls_of_an_instance_count_for_forward() -> None:
+def test_calls_of_an_instance_count_for_forward():
     source = """
 class C:
     def forward(self, a, b=1): pass
@@ -122,7 +108,7 @@ class D:
     assert [remark.what for remark in task.plan.remarks] == ["the replacement of C.forward drops b"]
 
 
-def test_unknown_keywords_need_kwargs() -> None:
+def test_unknown_keywords_need_kwargs():
     with pytest.raises(SignatureError, match=r"drops \*\*kwargs"):
         check("a, **kwargs", "a", calls="f(1, z=2)", only_used=True)
     check("a, **kwargs", "a", calls="f(1, **z)", only_used=True)

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import ast
 
 import pytest
@@ -30,37 +28,37 @@ else:
 """
 
 
-def test_overloads_do_not_count() -> None:
+def test_overloads_do_not_count():
     document = Document(SOURCE)
     assert document.lineno(document.start(resolve(task_for(SOURCE, "f"), ("function",)).node)) == 6
 
 
-def test_a_name_may_be_assigned_besides() -> None:
+def test_a_name_may_be_assigned_besides():
     assert isinstance(class_named(task_for(SOURCE, "A"))[1], ast.ClassDef)
 
 
-def test_branches_are_refused_with_their_lines() -> None:
+def test_branches_are_refused_with_their_lines():
     with pytest.raises(PatchTargetError, match="lines 15, 17"):
         resolve(task_for(SOURCE, "g"), ("function",))
 
 
-def test_error_says_what_the_name_is_instead() -> None:
+def test_error_says_what_the_name_is_instead():
     with pytest.raises(PatchTargetError, match=r"A\.x is an assignment, not a method") as caught:
         resolve(task := task_for(SOURCE, "whole"), ("method",), target="A.x")
     assert (caught.value.where, caught.value.target) == (task.where, "whole")
 
 
-def test_members() -> None:
+def test_members():
     assert list(members(class_named(task_for(SOURCE, "A"))[1])) == ["x", "m", "n", "B"]
 
 
-def test_top_level() -> None:
+def test_top_level():
     document = Document(SOURCE)
     assert len(top_level(document, "g")) == 2
     assert top_level(document, "A.m") == top_level(document, "A.x") == []
 
 
-def test_overloads_in_a_branch_do_not_count() -> None:
+def test_overloads_in_a_branch_do_not_count():
     source = "if TYPE_CHECKING:\n    @typing.overload\n    def f(): ...\ndef f(): pass\n"
     document = Document(source)
     assert document.lineno(document.start(resolve(task_for(source, "f"), ("function",)).node)) == 4

@@ -1,7 +1,5 @@
 """Loops: carried values, and what a form does not depend on."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.patches.graph.code import form, outcome, unknown
@@ -17,7 +15,7 @@ def f(xs, w):
 """
 
 
-def same(first: str, second: str) -> bool:
+def same(first, second):
     return digest(form(first)) == digest(form(second))
 
 
@@ -34,7 +32,7 @@ def same(first: str, second: str) -> bool:
         SUM.replace("    total = ", "    for z in w:\n        pass\n    total = "),
     ],
 )
-def test_one_loop(other: str) -> None:
+def test_one_loop(other):
     assert same(SUM, other)
 
 
@@ -50,24 +48,24 @@ def test_one_loop(other: str) -> None:
         SUM.replace("total.add_(y)", "total.add_(y * total)"),
     ],
 )
-def test_another_loop(other: str) -> None:
+def test_another_loop(other):
     assert not same(SUM, other)
 
 
-def test_a_skipped_round_is_a_way() -> None:
+def test_a_skipped_round_is_a_way():
     skipping = SUM.replace("        y =", "        if x is None:\n            continue\n        y =")
     guarded = SUM.replace("        total.add_(y)", "        if x is not None:\n            total.add_(y)")
     assert same(skipping, guarded)
 
 
-def test_values_that_depend_on_each_other_are_carried_together() -> None:
+def test_values_that_depend_on_each_other_are_carried_together():
     text = "def f(n, a, b):\n    for _ in range(n):\n        a, b = b, a + b\n    return a\n"
     found = form(text).result
     assert (found.op, len(found.args)) == ("loop", 5)
     assert not same(text, text.replace("return a", "return b"))
 
 
-def test_nested_loops() -> None:
+def test_nested_loops():
     text = """
     def f(xs, w):
         total = torch.zeros_like(w)
@@ -96,12 +94,12 @@ def test_nested_loops() -> None:
         "late = total\n    for x in xs:\n        total += x\n        late = total",
     ],
 )
-def test_loops_that_are_not_followed(body: str) -> None:
+def test_loops_that_are_not_followed(body):
     text = f"def f(self, xs, w):\n    total = torch.zeros_like(w)\n    {body}\n    return total\n"
     assert isinstance(outcome(text), Unknown)
 
 
-def test_a_name_that_only_the_loop_binds_is_not_known_after_it() -> None:
+def test_a_name_that_only_the_loop_binds_is_not_known_after_it():
     assert "bound" in unknown("def f(xs):\n    for x in xs:\n        y = x\n    return y\n")
 
 
@@ -125,7 +123,7 @@ class M(nn.Module):
 """
 
 
-def test_a_loop_over_experts() -> None:
+def test_a_loop_over_experts():
     from tests.patches.graph.code import method_form
 
     first = digest(method_form(EXPERTS))

@@ -1,7 +1,5 @@
 """Statements: locals are substituted, in-place changes are followed or refused, branches split and join."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest
@@ -11,7 +9,7 @@ from tests.patches.graph.code import executed, form, method_form, one, outcome, 
 from veomni_hook.patches.graph import Form, Unknown, digest
 
 
-def equal(first: str, second: str) -> bool:
+def equal(first, second):
     return digest(form(first)) == digest(form(second))
 
 
@@ -28,7 +26,7 @@ def equal(first: str, second: str) -> bool:
         "*rest, last = (1, 2, x.float())\n    return last * rest[1]",
     ],
 )
-def test_locals_go_forward(body: str) -> None:
+def test_locals_go_forward(body):
     assert equal(f"def f(x):\n    {body}\n", one("x.float() * 2"))
 
 
@@ -42,7 +40,7 @@ def test_locals_go_forward(body: str) -> None:
         "y = x.clone() + 1.5\n    y.mul_(2)\n    return y".replace(".clone()", ""),
     ],
 )
-def test_what_is_the_functions_own_may_change_in_place(body: str) -> None:
+def test_what_is_the_functions_own_may_change_in_place(body):
     changed, plain = (
         f"def f(x):\n    {body}\n",
         "def f(x):\n    y = (x + 1.5) * 2\n    return y.to((x + 1.5).dtype)\n",
@@ -52,7 +50,7 @@ def test_what_is_the_functions_own_may_change_in_place(body: str) -> None:
     assert torch.equal(executed(changed)(x), executed(plain)(x))
 
 
-def test_an_in_place_change_keeps_the_dtype() -> None:
+def test_an_in_place_change_keeps_the_dtype():
     changed = "def f(x, y):\n    z = x * 2\n    z *= y\n    return z\n"
     assert not equal(changed, one("x * 2 * y", "x, y"))
     assert equal(changed, "def f(x, y):\n    z = x * 2\n    return (z * y).to(z.dtype)\n")
@@ -89,19 +87,19 @@ def test_an_in_place_change_keeps_the_dtype() -> None:
         "y = x + 1\n    z = y.mul_(2) if g else 0\n    return y",
     ],
 )
-def test_a_change_that_others_may_see_is_refused(body: str) -> None:
+def test_a_change_that_others_may_see_is_refused(body):
     reason = unknown(f"def f(x, g):\n    {body}\n")
     assert any(words in reason for words in ("in place", "changes a value", "writes to a tensor"))
 
 
-def test_a_helper_may_not_change_its_callers_tensor() -> None:
+def test_a_helper_may_not_change_its_callers_tensor():
     helper = "def h(y):\n    y += 1\n    return y\n"
     assert "in place" in unknown(f"{helper}def f(x):\n    y = x * 2\n    z = h(y)\n    return y\n")
     assert "in place" in unknown(f"{helper}def f(x):\n    return h(x)\n")
 
 
 @pytest.mark.parametrize("test", ["if g > 0:", "for _ in range(2):"])
-def test_nor_may_it_in_a_branch_or_loop(test: str) -> None:
+def test_nor_may_it_in_a_branch_or_loop(test):
     helper = f"def h(y, g):\n    {test}\n        y += 1\n    return y\n\n\n"
     assert "in place" in unknown(f"{helper}def f(x, g):\n    y = x * 2\n    z = h(y, g)\n    return y + z\n")
 
@@ -124,14 +122,14 @@ def test_nor_may_it_in_a_branch_or_loop(test: str) -> None:
         "return (y := x) and (z := y) and z",
     ],
 )
-def test_what_is_not_followed_has_no_form(body: str) -> None:
+def test_what_is_not_followed_has_no_form(body):
     found = outcome(f"def f(x):\n    {body}\n")
     assert isinstance(found, Unknown)
     assert found.reason
     assert found.lineno > 5
 
 
-def test_an_async_function_has_no_form() -> None:
+def test_an_async_function_has_no_form():
     import ast
 
     from veomni_hook.patches.graph import Scope, canonical
@@ -151,30 +149,30 @@ BRANCHES = [
 
 
 @pytest.mark.parametrize(("one_way", "other_way"), list(itertools.combinations(BRANCHES, 2)))
-def test_ways_meet_again(one_way: str, other_way: str) -> None:
+def test_ways_meet_again(one_way, other_way):
     assert equal(f"def f(x, c):\n    {one_way}\n", f"def f(x, c):\n    {other_way}\n")
 
 
-def test_an_early_return_parts_the_ways() -> None:
+def test_an_early_return_parts_the_ways():
     early = "def f(x, c):\n    if c is None:\n        return x\n    y = x * 2\n    return y\n"
     assert equal(early, "def f(x, c):\n    return x if c is None else x * 2\n")
     assert not equal(early, "def f(x, c):\n    return x * 2 if c is None else x\n")
 
 
-def test_the_same_on_both_ways_needs_no_test() -> None:
+def test_the_same_on_both_ways_needs_no_test():
     assert equal(
         "def f(x, c):\n    if c:\n        y = x * 2\n    else:\n        y = 2 * x\n    return y\n",
         one("x * 2", "x, c"),
     )
 
 
-def test_a_check_is_a_way_that_raises() -> None:
+def test_a_check_is_a_way_that_raises():
     raising = form("def f(x, c):\n    if c:\n        raise ValueError\n    return x\n")
     assert digest(raising) == digest(form("def f(x, c):\n    assert not c\n    return x\n"))
     assert digest(raising) != digest(form(one("x", "x, c")))
 
 
-def test_effects_are_part_of_the_form() -> None:
+def test_effects_are_part_of_the_form():
     quiet = form("def f(x, log):\n    return x * 2\n")
     loud = form("def f(x, log):\n    log(x)\n    return x * 2\n")
     assert not quiet.effects
@@ -184,7 +182,7 @@ def test_effects_are_part_of_the_form() -> None:
     assert digest(pure) == digest(quiet)
 
 
-def test_what_a_method_sets_it_reads_again() -> None:
+def test_what_a_method_sets_it_reads_again():
     found = method_form(
         "class M:\n    def forward(self, x):\n        self.seen = x * 2\n        return self.seen\n"
     )
@@ -192,27 +190,27 @@ def test_what_a_method_sets_it_reads_again() -> None:
     assert found.result.op == "mul"
 
 
-def test_an_effect_on_one_way_has_its_test() -> None:
+def test_an_effect_on_one_way_has_its_test():
     found = method_form(
         "class M:\n    def forward(self, x):\n        if self.on:\n            self.seen = x\n        return x\n"
     )
     assert [effect.op for effect in found.effects] == ["branch"]
 
 
-def test_two_calls_are_two_values() -> None:
+def test_two_calls_are_two_values():
     twice = "def f(x, g):\n    return g(x) * g(x)\n"
     once = "def f(x, g):\n    y = g(x)\n    return y * y\n"
     assert not equal(twice, once)
 
 
-def test_a_call_that_draws_is_no_function_of_its_arguments() -> None:
+def test_a_call_that_draws_is_no_function_of_its_arguments():
     twice = one("F.dropout(x, 0.5) + F.dropout(x, 0.5)")
     once = "def f(x):\n    y = F.dropout(x, 0.5)\n    return y + y\n"
     assert not equal(twice, once)
     assert equal(one("F.elu(x) + F.elu(x)"), "def f(x):\n    y = F.elu(x)\n    return y + y\n")
 
 
-def test_contexts() -> None:
+def test_contexts():
     plain = "def f(x):\n    y = x * 2\n    return y\n"
     held = "def f(x):\n    with torch.no_grad():\n        y = x * 2\n    return y\n"
     assert not equal(plain, held)
@@ -232,20 +230,20 @@ def test_contexts() -> None:
     assert not isinstance(outcome(f"def f(x):\n    {sometimes}\n        return x * 2\n"), Unknown)
 
 
-def test_a_very_long_function_is_given_up() -> None:
+def test_a_very_long_function_is_given_up():
     body = "\n".join("    y = x + 1" for _ in range(9000))
     found = outcome(f"def f(x):\n{body}\n    return x\n")
     assert isinstance(found, Unknown)
     assert "long" in found.reason
 
 
-def test_a_very_deep_function_is_given_up() -> None:
+def test_a_very_deep_function_is_given_up():
     body = "\n".join("    x = x + 1" for _ in range(900))
     found = outcome(f"def f(x):\n{body}\n    return x\n")
     assert isinstance(found, Unknown)
     assert "deep" in found.reason
 
 
-def test_a_chain_of_uses_of_one_value_is_cheap() -> None:
+def test_a_chain_of_uses_of_one_value_is_cheap():
     body = "\n".join("    x = (x + y * 2) * (x - y.sum())" for _ in range(20))
     assert isinstance(outcome(f"def f(x, y):\n{body}\n    return x.to(y.dtype)\n"), Form)
