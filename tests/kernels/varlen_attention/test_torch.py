@@ -161,9 +161,9 @@ def test_a_replaced_function_of_torch_is_not_skipped(monkeypatch):
 
 def test_flash_attention_says_what_it_cannot_take():
     (q, k, v), _ = operands([4, 2], torch.bfloat16, width=72, value_width=72)
-    assert flash.unfit(q, k, v) is None
-    assert "half precision" in flash.unfit(q.float(), k.float(), v.float())
-    assert "one multiple of 8" in flash.unfit(q[..., :36], k[..., :36], v[..., :36])
-    assert "one multiple of 8" in flash.unfit(q, k, v[..., :64])
+    assert flash.unfit(None, q, k, v) is None
+    assert "half precision" in flash.unfit(None, q.float(), k.float(), v.float())
+    assert "one multiple of 8" in flash.unfit(None, q[..., :36], k[..., :36], v[..., :36])
+    assert "one multiple of 8" in flash.unfit(None, q, k, v[..., :64])
     strided = q.transpose(2, 3).contiguous().transpose(2, 3)
-    assert "not contiguous" in flash.unfit(strided, k, v)
+    assert "not contiguous" in flash.unfit(None, strided, k, v)
