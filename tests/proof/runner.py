@@ -137,7 +137,7 @@ def prover(site: Any) -> Callable[[Any, Any], Proof]:
         "load_balancing_loss": losses.prove_load_balancing_loss,
         "linear_cross_entropy": losses.prove_linear_cross_entropy,
     }
-    if find_spec(f"tests.kernels.{site.op}.proof") is not None:
+    if (Path(__file__).parents[1] / "kernels" / site.op / "proof.py").exists():
         own: Callable[[Any, Any], Proof] = importlib.import_module(f"tests.kernels.{site.op}.proof").prove
         return own
     return by_op.get(site.op, provers.class_prover(inputs.layer_calls))

@@ -5,12 +5,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from tests.proof import __main__
 from tests.proof.compare import Degenerate, Differs, Run, agree, meaningful
-from tests.proof.runner import OUTCOMES, Verdict
+from tests.proof.runner import OUTCOMES, Verdict, prover
 
 ROOT = Path(__file__).parents[2]
 
@@ -32,6 +33,13 @@ SPOILED = {
     "nothing but zeros": dict.fromkeys((NORM, LAYER, FUSED, MLP), "degenerate"),
     "no bound call": {CALL: "unreached"},
 }
+
+
+@pytest.mark.parametrize(
+    "op", ["count_check", "absent_modality", "sample_boundaries", "rms_norm", "log_decay"]
+)
+def test_an_op_has_a_prover_with_a_folder_of_tests_and_without(op):
+    assert callable(prover(SimpleNamespace(op=op, counted=True)))
 
 
 def run(*command, cache):
