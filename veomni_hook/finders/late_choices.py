@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection
+from functools import cache
 
 from veomni_hook.finders.log import warn_once
-from veomni_hook.finders.outcome import NOTHING, Outcome
+from veomni_hook.finders.outcome import NOTHING
 from veomni_hook.finders.state import STATE
 from veomni_hook.kernels.selection.registry import registry
 from veomni_hook.layout import shortened
@@ -36,12 +37,14 @@ def _lacks(module: str, op: str) -> bool:
     outcome = STATE.outcomes[module]
     if outcome.patched:
         return any((s["op"], s["status"]) == (op, "unchosen") for s in outcome.report.get("missed", ()))
-    return outcome.reason == NOTHING and op in _ops_of(outcome)
+    return outcome.reason == NOTHING and op in _ops_of(module, outcome.origin)
 
 
-def _ops_of(outcome: Outcome) -> set[str]:
+# A choice may be made in every step.
+@cache
+def _ops_of(module: str, origin: str) -> set[str]:
     from veomni_hook.patches.code.document import Document  # reports of unpatched modules are not kept
     from veomni_hook.patches.idioms.recognise import recognise
 
-    with open(outcome.origin, encoding="utf-8") as file:
-        return {site.op for site in recognise(Document(file.read(), outcome.module)) if site.edits}
+    with open(origin, encoding="utf-8") as file:
+        return {site.op for site in recognise(Document(file.read(), module)) if site.edits}

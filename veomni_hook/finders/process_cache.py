@@ -70,7 +70,7 @@ def stage1(upstream: Upstream, settings: Settings, names: Sequence[str]) -> str:
     """The first-stage key: everything that affects the output and is known without loading a config."""
     from veomni_hook.kernels.selection import process_choice as kernels  # the first key loads the registry
 
-    kernels.STATE.named = _notice
+    kernels.STATE.named = _notice  # here, because modules that are not edited tell slots nothing
     inprocess: list[tuple[str, str]] = []
     if registered := registered_for(upstream.module):
         from veomni_hook.finders.config_digest import config_digest  # loads ast; most processes register none
