@@ -32,6 +32,7 @@ __all__ = [
     "Refusal",
     "calls",
     "cases",
+    "in_order",
     "refusals",
 ]
 
@@ -126,24 +127,23 @@ class Call:
         ]
         functions = declared.pair(kernel.op, kernel.variant, kernel.backend)
         self.ours, self.theirs = (partial(self._run, function) for function in functions)
-        self._rule = declared.refusal(kernel.op, kernel.variant, kernel.backend)
+        rule = declared.refusal(kernel.op, kernel.variant, kernel.backend)
+        self._rule = None if self.case.rule is None else partial(self.case.rule, partial(rule, None))
 
     @property
     def tensors(self) -> list[torch.Tensor]:
         """The operands that are tensors."""
         return [self.operands[name] for name in self.names]
 
-    def _run(self, function: Callable[..., Any], *tensors: torch.Tensor) -> Any:
-        operands = {**self.operands, **dict(zip(self.names, tensors, strict=True))}
-        return self.case.call(function, *operands.values())
+    def _with(self, tensors: Sequence[torch.Tensor]) -> list[Any]:
+        return [*(self.operands | dict(zip(self.names, tensors, strict=True))).values()]
 
-    def refused(self) -> str | None:
-        """Why the kernel does not take this call."""
-        return (
-            None
-            if self.case.rule is None
-            else self.case.rule(partial(self._rule, None), *self.operands.values())
-        )
+    def _run(self, function: Callable[..., Any], *tensors: torch.Tensor) -> Any:
+        return self.case.call(function, *self._with(tensors))
+
+    def refused(self, *tensors: torch.Tensor) -> str | None:
+        """Why the kernel does not take this call, or one with other tensors."""
+        return self._rule and self._rule(*self._with(tensors or self.tensors))
 
 
 @cache
@@ -167,11 +167,13 @@ def refusals(op: str) -> Iterator[tuple[Kernel, Refusal]]:
                 yield of_backend[variant], refusal
 
 
-def calls(turn: int, test: str, *, sizes: bool = False, operators: bool = False) -> list[Any]:
+def calls(
+    turn: int, test: str, *, sizes: bool = False, operators: bool = False, cheap: bool = False
+) -> list[Any]:
     """The cases of a test: every kernel, or every kernel, size and dtype.
 
     The default suite takes one kernel of each file, another one in every turn. Of sizes and dtypes, it takes one pair
-    for each kernel, and all sizes in float32 for the first. With ``operators``, only kernels that have some.
+    for each kernel, and all sizes in float32 for the first. With ``operators``, only kernels that have some; with ``cheap``, all that are not interpreted.
     """
     found = []
     for op, backend in product(OPS, BACKENDS):
@@ -189,7 +191,7 @@ def calls(turn: int, test: str, *, sizes: bool = False, operators: bool = False)
             if (test, backend) in case.unlike or (test in {"batches", "rounds"} and case.batch is None):
                 continue
             every: list[tuple[Any, ...]] = [()]
-            taken = every if kernel in leading else []
+            taken = every if kernel in leading or (cheap and backend != "triton") else []
             if sizes:
                 every = list(product(case.sizes, case.dtypes))
                 # Where operands are rounded does not hang on sizes.

@@ -17,7 +17,6 @@ from veomni_hook.kernels.selection.registry import registry
 pytestmark = pytest.mark.usefixtures("operators")
 
 VARIANTS = [*declared.kernels("add_rms_norm", "npu")]
-DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 refuses = refusal("add_rms_norm", "cast_before_weight", "npu")
 
@@ -33,13 +32,6 @@ def inputs(shape, dtype, weight_dtype=None):
 
 def test_every_variant_has_a_kernel():
     assert set(VARIANTS) == registry.ops()["add_rms_norm"].variants.keys()
-
-
-@pytest.mark.parametrize("dtypes", [*((each, None) for each in DTYPES), (DTYPES[1], DTYPES[0])], ids=str)
-@pytest.mark.parametrize("shape", [(3, 5, 7), (2, 0, 8), (6,)], ids=str)
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_equals_the_reference(variant, shape, dtypes):
-    assert_matches(*pair(variant), inputs(shape, *dtypes))
 
 
 def test_one_operator_adds_and_normalises(called):
@@ -66,20 +58,6 @@ def test_the_sum_alone_has_a_gradient(called):
 def test_what_does_not_fit_is_added_first(change, called):
     assert_matches(*pair("cast_before_weight"), change(*inputs((4, 6), torch.float32)))
     assert called[0] == "npu_rms_norm"
-
-
-def test_compiles_without_a_break():
-    torch.compiler.reset()
-    ours, upstream = pair("cast_before_weight")
-    assert_matches(
-        torch.compile(ours, backend="aot_eager", fullgraph=True), upstream, inputs((4, 6), torch.float32)
-    )
-
-
-def test_the_operator_keeps_its_contract():
-    torch.library.opcheck(
-        torch.ops.veomni_hook.npu_add_rms_norm.default, (*inputs((3, 2, 4), torch.float32), 1e-6)
-    )
 
 
 def test_refuses():

@@ -23,7 +23,6 @@ EPS = 1e-3
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 VARIANTS = sorted(OP.variants)
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
-SHAPES = [(3, 5, 7), (2, 0, 8), (1, 3), (129, 33), (2, 3, 4, 128)]
 
 refuses = refusal("add_rms_norm", "cast_before_weight", "triton")
 
@@ -35,14 +34,6 @@ def pair(variant):
 def inputs(shape, dtype=torch.float32, weight_dtype=None):
     weight = torch.rand(shape[-1]) + 0.5
     return [*(torch.randn(shape).to(DEVICE, dtype) for _ in "ab"), weight.to(DEVICE, weight_dtype or dtype)]
-
-
-@pytest.mark.sample(12)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_equals_the_reference(variant, shape, dtype):
-    assert_matches(*pair(variant), inputs(shape, dtype))
 
 
 def wide():
@@ -97,14 +88,6 @@ def test_two_blocks_equal_the_reference(split_early, variant, columns, dtype):
     assert_matches(*pair(variant), inputs((67, columns), dtype))
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize(
-    "dtypes", [(torch.bfloat16, torch.float32), (torch.float32, torch.bfloat16)], ids=str
-)
-def test_a_weight_of_another_dtype(variant, dtypes):
-    assert_matches(*pair(variant), inputs((5, 48), *dtypes))
-
-
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("weight_dtype", [torch.float32, None], ids=str)
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -114,13 +97,6 @@ def test_the_sum_has_upstreams_bits_and_casts_stand_where_upstreams_do(variant, 
     (found_sum, found), (true_sum, truth) = (run(*given) for run in pair(variant))
     assert torch.equal(found_sum, true_sum)
     assert (~torch.isclose(found.float(), truth.float(), rtol=2e-6, atol=0)).float().mean() < 0.01
-
-
-@pytest.mark.parametrize(
-    "wanted", [(True, True, False), (True, False, True), (False, True, False), (False,) * 3]
-)
-def test_gradients_only_where_wanted(wanted):
-    assert_matches(*pair("cast_before_weight"), inputs((4, 9)), wanted)
 
 
 def test_only_the_norm_is_used():
@@ -164,27 +140,6 @@ def test_an_addend_that_is_used_elsewhere():
     assert_matches(*map(around, pair("weight_before_cast")), [a, weight])
 
 
-def test_strided_operands_and_gradients():
-    a = torch.randn(6, 4, 10, device=DEVICE).transpose(0, 1)
-    b = torch.randn(4, 6, 20, device=DEVICE)[..., 10:]
-    weight = torch.rand(10, device=DEVICE)
-
-    def turned(run):
-        def call(*given):
-            total, y = run(*given)
-            return total.transpose(0, 1), y.transpose(0, 1)
-
-        return call
-
-    for given in (
-        [a, b, weight],
-        [b, a, weight],
-        [a.permute(1, 0, 2)[:, ::2], b.transpose(0, 1)[:, ::2], weight],
-    ):
-        assert_matches(*pair("cast_before_weight"), given)
-        assert_matches(*map(turned, pair("cast_before_weight")), given)
-
-
 def test_what_does_not_fit_is_computed_upstreams_way():
     a, b, weight = inputs((4, 9))
     for given in ([a, b.bfloat16(), weight], [a, b[:1], weight], [a.double(), b.double(), weight]):
@@ -194,36 +149,12 @@ def test_what_does_not_fit_is_computed_upstreams_way():
     torch.testing.assert_close(ours, upstream, rtol=0, atol=0)
 
 
-@pytest.mark.sample(2)
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_equal_bits_from_run_to_run_and_for_a_row_in_any_batch(variant):
-    a, b, weight = inputs((64, 130))
-    assert_batch_invariant(lambda *given: torch.cat(pair(variant)[0](*given), -1), [a, b], [weight])
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(2))
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_equal_bits_where_one_result_alone_has_a_gradient(variant, part):
     a, b, weight = inputs((64, 130))
     assert_batch_invariant(lambda *given: pair(variant)[0](*given)[part], [a, b], [weight])
-
-
-@pytest.mark.sample(2)
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_compiles_without_a_break(variant):
-    ours, upstream = pair(variant)
-    torch.compiler.reset()
-    compiled = torch.compile(ours, backend="aot_eager", fullgraph=True)
-    assert_matches(compiled, upstream, inputs((5, 48)))
-
-
-def test_the_operators_keep_their_contracts():
-    a, b, weight = inputs((3, 5, 8))
-    operators = torch.ops.veomni_hook
-    for variant in VARIANTS:
-        call = (a, b, weight.bfloat16(), EPS, variant)
-        torch.library.opcheck(operators.add_rms_norm.default, call)
 
 
 class Norm(nn.Module):

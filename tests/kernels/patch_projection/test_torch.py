@@ -31,33 +31,9 @@ def strides(tensor):
     return [step for step, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("name", CASES)
-def test_equals_the_call_of_the_module(name, dtype):
-    assert_matches(*pair(name), inputs(CASES[name], dtype))
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_the_reference_equals_it(name):
     assert_matches(*pair(name, reference.disjoint_blocks), inputs(CASES[name], torch.float32))
-
-
-@pytest.mark.parametrize("wanted", list(product((True, False), repeat=3)), ids=str)
-@pytest.mark.parametrize("name", ["one block of 3 dimensions", "an image"])
-def test_gradients_only_where_wanted(name, wanted):
-    assert_matches(*pair(name), inputs(CASES[name], torch.float32), wanted)
-
-
-@pytest.mark.parametrize("name", ["one block of 3 dimensions", "an image with a remainder"])
-def test_second_gradients(name):
-    case = CASES[name]
-    given = inputs(case, torch.float64)
-    results = []
-    for function in pair(name):
-        leaves = [each.clone().requires_grad_() for each in given]
-        first = torch.autograd.grad(function(*leaves).square().sum(), leaves, create_graph=True)
-        results.append(torch.autograd.grad(sum(each.square().sum() for each in first), leaves))
-    torch.testing.assert_close(*results)
 
 
 def _transposed(x: torch.Tensor) -> torch.Tensor:
@@ -157,14 +133,6 @@ def test_copies(name, copies):
         assert not {"clone", "copy_", "_to_copy"} & set(seen.names)
     assert seen.names[:made].count("addmm") == 1 and not any("convolution" in each for each in seen.names)
     assert gradients[0].is_contiguous() and gradients[0].shape == leaves[1].shape
-
-
-def test_without_gradients_nothing_is_kept():
-    function, theirs = pair("one block of 3 dimensions")
-    given = inputs(CASES["one block of 3 dimensions"], torch.float32)
-    with torch.no_grad():
-        torch.testing.assert_close(function(*(each.requires_grad_() for each in given)), theirs(*given))
-        assert function(*given).grad_fn is None
 
 
 @pytest.mark.parametrize("dtypes", list(product([torch.float32, torch.bfloat16], repeat=2)), ids=str)

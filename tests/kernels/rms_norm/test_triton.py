@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from itertools import product
 
 import pytest
 import torch
@@ -20,12 +19,7 @@ from veomni_hook.kernels.rms_norm import tiles
 from veomni_hook.kernels.rms_norm import triton as kernels
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-ONE_OF_EACH = [
-    (each, torch.float32)
-    for each in ("cast_before_weight", "without_cast", "gate_before_norm_grouped", "weight_before_cast_gated")
-]
 VARIANTS = sorted(k.variant for k in registry.kernels("rms_norm") if k.backend == "triton")
-SHAPES = [(3, 5, 7), (2, 0, 8), (1, 3), (129, 33), (2, 3, 4, 128)]
 
 
 pair = partial(variants.pair, "triton")
@@ -34,25 +28,6 @@ inputs = partial(variants.inputs, device=DEVICE)
 
 def test_every_variant_has_a_kernel():
     assert VARIANTS == sorted(registry.ops()["rms_norm"].variants)
-
-
-@pytest.mark.sample(19)
-@pytest.mark.parametrize(
-    ("shape", "dtype"),
-    [
-        # In 16 bits one shape by default: where operands are rounded does not hang on sizes.
-        pytest.param(
-            *each, marks=[] if each[0] == SHAPES[0] or each[1] is torch.float32 else pytest.mark.slow
-        )
-        for each in product(SHAPES, DTYPES)
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_equals_the_reference(variant, shape, dtype):
-    if variant == "one_plus_weight_grouped" and 0 in shape:
-        pytest.skip("upstream's code cannot make groups of nothing")
-    assert_matches(*pair(variant, shape[-1]), inputs(variant, shape, dtype))
 
 
 def wide():
@@ -198,102 +173,6 @@ def test_parts_cover_a_row():
             ahead = columns <= 28672
             assert not ahead or found.lines // 2 * 128 < columns * size <= found.lines * 128
             assert ahead == bool(found.lines) and not tiles.wide(columns, size, fetched=False).lines
-
-
-@pytest.mark.sample(5)
-@pytest.mark.parametrize("weight_dtype", [torch.float32, None], ids=str)
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_rounds_where_upstream_rounds(variant, weight_dtype):
-    ours, upstream = pair(variant, 96)
-    # The interpreter cuts bfloat16 off.
-    dtype = torch.bfloat16 if DEVICE == "cuda" else torch.float16
-    given = inputs(variant, (257, 96), dtype, weight_dtype)
-    got, expected = ours(*given), upstream(*given)
-    # A cast at another place changes a quarter of the results, another order of a sum hardly any.
-    other = ~torch.isclose(got.float(), expected.float(), rtol=2e-6, atol=0)
-    assert other.float().mean() < 0.01
-
-
-@pytest.mark.sample(5)
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize(
-    "dtypes", [(torch.bfloat16, torch.float32), (torch.float32, torch.bfloat16)], ids=str
-)
-def test_a_weight_of_another_dtype(variant, dtypes):
-    assert_matches(*pair(variant, 48), inputs(variant, (5, 48), *dtypes))
-
-
-@pytest.mark.parametrize("wanted", [(True, False), (False, True), (False, False)])
-def test_gradients_only_where_wanted(wanted):
-    assert_matches(*pair("cast_before_weight"), inputs("cast_before_weight", (4, 9), torch.float32), wanted)
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: torch.randn(6, 4, 10).transpose(0, 1),
-        lambda: torch.randn(2, 5, 3, 24)[..., 8:16],
-        lambda: torch.randn(4, 3, 5, 6, 8).permute(3, 1, 0, 2, 4),
-        lambda: torch.randn(10, 6).t(),
-        lambda: torch.randn(1, 8).expand(5, 8),
-    ],
-    ids=["swapped", "part of a row", "more steps than three", "columns apart", "one row for all"],
-)
-def test_strided_input(make):
-    with torch.device(DEVICE):
-        x = make()
-        weight = torch.rand(x.shape[-1])
-    ours, upstream = pair("cast_before_weight")
-    results = []
-    for function in (ours, upstream):
-        leaf = x.detach().requires_grad_()
-        y = function(leaf, weight)
-        torch.manual_seed(1)
-        (grad,) = torch.autograd.grad(y, leaf, torch.randn(y.shape).to(y))
-        results.append((y, grad))
-    torch.testing.assert_close(*results)
-
-
-def test_a_gradient_in_the_layout_of_attention():
-    ours, upstream = pair("weight_before_cast")
-    turned = [lambda *given, f=f: f(*given).transpose(1, 2) for f in (ours, upstream)]
-    assert_matches(*turned, inputs("weight_before_cast", (2, 5, 3, 16), torch.float32))
-
-
-def test_the_operators_keep_their_contracts():
-    x, weight, dy = (torch.randn(shape, device=DEVICE) for shape in ((3, 5, 8), (8,), (3, 5, 8)))
-    for middle, factor, held in ((torch.bfloat16, 1, weight), (torch.float32, 0, None)):
-        call = (x, held, EPS, factor, middle, torch.float32)
-        torch.library.opcheck(torch.ops.veomni_hook.rms_norm.default, call)
-        scale = torch.ops.veomni_hook.rms_norm(*call)[1]
-        for direct in (None, torch.randn_like(x)):
-            call = (x, held, scale, dy, direct, factor, middle, held is not None)
-            torch.library.opcheck(torch.ops.veomni_hook.rms_norm_backward.default, call)
-
-
-@pytest.mark.sample(3)
-@pytest.mark.parametrize(
-    ("variant", "dtype"),
-    [
-        # By default one formula of each file of kernels.
-        pytest.param(*each, marks=[] if each in ONE_OF_EACH else pytest.mark.slow)
-        for each in product(VARIANTS, (torch.float32, torch.bfloat16))
-    ],
-    ids=str,
-)
-def test_equal_bits_from_run_to_run_and_for_a_row_in_any_batch(variant, dtype):
-    given = inputs(variant, (64, 130), dtype)
-    rows, weights = [x for x in given if x.ndim == 2], [x for x in given if x.ndim == 1]
-    assert_batch_invariant(pair(variant, 130)[0], rows, weights)
-
-
-@pytest.mark.sample(3)
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_compiles_without_a_break(variant):
-    ours, upstream = pair(variant, 48)
-    torch.compiler.reset()
-    compiled = torch.compile(ours, backend="aot_eager", fullgraph=True)
-    assert_matches(compiled, upstream, inputs(variant, (5, 48), torch.float32))
 
 
 @pytest.mark.parametrize(

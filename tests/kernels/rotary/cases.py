@@ -72,8 +72,10 @@ def operands(variant, size, dtype, others):
 
 
 def case(variant):
+    formula = declared.reference("rotary", variant)
+
     def asked(rule, *operands):
-        return rule(*operands, declared.reference("rotary", variant))
+        return rule(*operands, formula)
 
     turned = [name for name in operand_names("rotary", variant) if name in "qkvx"] or ["freqs"]
     # Upstream's code cannot pair columns of no rows.

@@ -85,38 +85,6 @@ def test_memory_of_projections_is_neither_moved_nor_left():
     assert turned.stride() == q.stride() != turned.contiguous().stride()
 
 
-def test_second_derivatives():
-    def squared(function):
-        def run(x):
-            y = function(x, **given)
-            (dx,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
-            return dx.square().sum()
-
-        return run
-
-    cos, sin = tables("half_split", 2, 5, 16, F32)
-    given = {"cos": cos, "sin": sin}
-    sides = [squared(each) for each in declared.pair("rotary", "half_split_single", "npu")]
-    assert_matches(*sides, [states(2, 3, 5, 16, F32)], tolerance=1e-5)
-
-
-@pytest.mark.sample(2)
-@pytest.mark.parametrize("variant", SOME)
-def test_compiles_to_one_graph(variant):
-    ours, upstream, xs = call("npu", variant)
-    torch.compiler.reset()
-    assert_matches(torch.compile(ours, backend="aot_eager", fullgraph=True), upstream, xs)
-
-
-def test_the_operator_keeps_its_contract():
-    x, (cos, sin) = (
-        torch.randn(2, 5, 3, 8),
-        (each.unsqueeze(2) for each in tables("half_split", 1, 5, 8, F32)),
-    )
-    for mode in ("half", "interleave"):
-        torch.library.opcheck(torch.ops.veomni_hook.npu_rotary.default, (x, cos, sin, mode))
-
-
 def test_refuses_what_the_operator_does_not_take():
     q, (cos, sin) = states(1, 1, 2, 896, F32), tables("half_split", 1, 2, 896, F32)
     assert "less than 896" in npu.rule("half_split")(None, q, q, cos, sin, 1, reference.half_split)

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import inspect
 from functools import partial
 
 import pytest
@@ -10,7 +9,6 @@ from transformers.models.qwen3.modeling_qwen3 import apply_rotary_pos_emb
 from tests.kernels.matching import assert_matches
 from veomni_hook.kernels.rotary import reference
 from veomni_hook.kernels.rotary.torch import loses, refuses, rotary
-from veomni_hook.kernels.selection.registry import load_attribute, registry
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64]
 
@@ -37,16 +35,6 @@ def test_has_upstreams_bits(shape, dtype):
     assert_matches(reference.half_split, apply_rotary_pos_emb, given, QUERY_AND_KEY, exact=True)
 
 
-def test_contiguous_operands():
-    given = [tensor.contiguous() for tensor in operands()]
-    assert_matches(rotary, apply_rotary_pos_emb, given, QUERY_AND_KEY, exact=True)
-
-
-@pytest.mark.parametrize("wanted", [(True, False), (False, True), (False, False)])
-def test_gradients_only_where_wanted(wanted):
-    assert_matches(rotary, apply_rotary_pos_emb, operands(), (*wanted, False, False), exact=True)
-
-
 def test_only_what_depends_on_a_parameter_requires_a_gradient():
     query, key, cos, sin = operands()
     turned = rotary(query.requires_grad_(), key, cos, sin)
@@ -58,13 +46,6 @@ def test_a_loss_of_one_output_only():
     query.requires_grad_(), key.requires_grad_()
     rotary(query, key, cos, sin)[0].sum().backward()
     assert query.grad is not None and key.grad is None
-
-
-def test_second_derivative():
-    query, key, cos, sin = operands(length=2, width=4, dtype=torch.float64)
-    query.requires_grad_(), key.requires_grad_()
-    assert torch.autograd.gradcheck(lambda q, k: rotary(q, k, cos, sin), (query, key))
-    assert torch.autograd.gradgradcheck(lambda q, k: rotary(q, k, cos, sin), (query, key))
 
 
 def asked(given, upstream=apply_rotary_pos_emb, heads_at=1):
@@ -140,74 +121,6 @@ def test_auto_leaves_small_calls_without_gradients_to_upstream():
         assert loses(None, query, key, cos, sin, 1, apply_rotary_pos_emb)
         large = torch.empty(1, 32, 2048, 64)
         assert loses(None, large, large, cos, sin, 1, apply_rotary_pos_emb) is None
-
-
-def of(variant):
-    """A variant's tensors to turn, by name, and its other operands."""
-    half = "half_width" in variant or "doubled" in variant or "trailing" in variant
-    cos, sin = torch.randn(2, 2, 5, 4 if half else 8)
-    given = {
-        "cos": cos, "sin": sin, "freqs": torch.complex(*torch.randn(2, 2, 5, 4)), "angles": torch.randn(5, 4),
-        "position_ids": torch.randint(0, 5, (2, 5)), "mrope_section": [1, 2, 1], "num_heads": 3, "head_size": 8,
-        "tables": torch.randn(2, 5, 1, 1, 8),
-    }  # fmt: skip
-    shape = (2, 3, 5, 8)
-    if variant.endswith("_first_positions_single") or "broadcast" in variant or variant == PARTIAL64:
-        given |= {"cos": cos.unsqueeze(1), "sin": sin.unsqueeze(1)}
-    if variant.startswith("half_width") and variant.endswith("_single"):
-        given |= {"cos": cos.unsqueeze(1), "sin": sin.unsqueeze(1)}
-    if "gathered" in variant:
-        given |= {"cos": cos[0], "sin": sin[0]}
-    if variant == "half_split_sections":
-        given |= {"cos": torch.randn(3, 2, 5, 8), "sin": torch.randn(3, 2, 5, 8)}
-    if variant == "half_split_after_prefix":
-        given |= {"cos": cos[0, 2:], "sin": sin[0, 2:]}
-    if variant in ("pairs_doubled_single", "complex_pairs"):
-        shape = (2, 5, 3, 8)
-    if variant == "half_split_of_angles_fp32_single":
-        shape = (1, 5, 3, 8)
-    if variant == "half_split_packed_heads":
-        shape = (2, 5, 24)
-    if variant == "sections":
-        given["freqs"] = torch.randn(3, 2, 5, 4)
-    names = [n for n in inspect.signature(getattr(reference, variant)).parameters if n != "unsqueeze_dim"]
-    turned = [n for n in names if n in ("q", "k", "v", "x")] or ["freqs"]
-    tensors = [given.pop(n) if n in given else torch.randn(shape) for n in turned]
-    return turned, tensors, {n: given[n] for n in names if n not in turned}
-
-
-PARTIAL64 = "pairs_partial_fp64_single"
-#: Of each kind of call one: two tensors, one, positions, parts, tables of other widths, no function.
-KINDS = {
-    *("half_split", "half_split_single", "half_split_gathered", "half_split_partial_optional_key"),
-    *("half_split_packed_heads", "sections", "pairs_to_halves", "complex_pairs", PARTIAL64),
-}
-
-
-@pytest.mark.sample(2)
-@pytest.mark.parametrize(
-    "variant",
-    [
-        each if each in KINDS else pytest.param(each, marks=pytest.mark.slow)
-        for each in registry.ops()["rotary"].variants
-    ],
-)
-def test_every_variant_keeps_its_tables_alone_and_is_traced(variant):
-    (kernel,) = (each for each in registry.kernels("rotary", variant) if each.backend == "torch")
-    assert kernel.automatic == (variant == "half_split") and kernel.traceable
-    turned, tensors, given = of(variant)
-
-    def side(function):
-        return lambda *xs: function(**dict(zip(turned, xs, strict=True)), **given)
-
-    ours, truth = side(load_attribute(kernel.load)), side(getattr(reference, variant))
-    torch.compiler.reset()
-    assert_matches(torch.compile(ours, backend="aot_eager", fullgraph=True), truth, tensors)
-    leaves, saved = [each.requires_grad_() for each in tensors], []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
-        ours(*leaves)
-    heads = leaves[0].numel()
-    assert all(each.numel() < heads and not each.requires_grad for each in saved)
 
 
 class Strange(torch.Tensor):

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.kernels import declared
 from tests.kernels.matching import assert_matches
 from veomni_hook.kernels.row_merge import rules
-from veomni_hook.kernels.row_merge import torch as in_torch
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 METHOD = torch.Tensor.masked_scatter
@@ -120,18 +117,6 @@ def test_operands_with_strides_of_their_own(backend):
 def test_wide_rows(backend):
     inputs, mask = torch.randn(3, 9000, device=DEVICE), mask_of("the last", 3, 1)
     assert_merges(kernel(backend, "rows"), inputs, mask, torch.randn(2, 9000, device=DEVICE))
-
-
-@pytest.mark.parametrize("wanted", list(product([True, False], repeat=2)), ids=str)
-def test_gradients_only_where_wanted(backend, wanted):
-    inputs, mask = torch.randn(4, 6, device=DEVICE), mask_of("alternating", 4, 1)
-    source = torch.randn(3, 6, device=DEVICE)
-    assert_merges(kernel(backend, "rows"), inputs, mask, source, wanted=wanted)
-    call = kernel(backend, "rows_added")
-    formula = declared.reference("row_merge", "rows_added")
-    assert_matches(
-        lambda x, s: call(x, mask[:, 0], s), lambda x, s: formula(x, mask[:, 0], s), [inputs, source[:2]], wanted
-    )  # fmt: skip
 
 
 def upstream_added(hidden_states: torch.Tensor, mask: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
@@ -296,14 +281,6 @@ def test_compiles_without_a_break(backend):
     assert_matches(compiled, theirs, [torch.randn(4, 6, 8, device=DEVICE), torch.randn(12, 8, device=DEVICE)])
     with pytest.raises(RuntimeError, match="fewer rows"):
         compiled(torch.randn(4, 6, 8, device=DEVICE), torch.randn(11, 8, device=DEVICE))
-
-
-@pytest.mark.parametrize("backend", ["torch", "triton"])
-def test_without_gradients_nothing_is_recorded(backend):
-    with torch.no_grad():
-        y = kernel(backend, "rows")(X, M, nn.Parameter(S), METHOD)
-    assert y.grad_fn is None and torch.equal(y, S.view(2, 3, 4))
-    assert in_torch.rows(X, M, S, METHOD).grad_fn is None
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="a GPU's synchronisations")
