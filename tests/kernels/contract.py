@@ -61,6 +61,7 @@ class Case:
             Floating-point tensors have gradients.
         sizes: what ``operands`` takes. The first is small; 16-bit dtypes are compared in it by default.
         batch: a size of 64 rows and some columns.
+        deep: a size of rows in three dimensions, where three strides lead to a row.
         rows: the operands whose first dimension is the batch.
         fixed: tensors without gradients.
         call: ``(function, *operands)`` -> the results, where a call is not the operands in their order.
@@ -78,6 +79,7 @@ class Case:
     operands: Callable[[Any, torch.dtype, torch.dtype], Mapping[str, Any]]
     sizes: Sequence[Any]
     batch: Any = None
+    deep: Any = None
     rows: Sequence[str] = ("hidden_states",)
     fixed: Sequence[str] = ()
     call: Callable[..., Any] = lambda function, *operands: function(*operands)
@@ -173,7 +175,7 @@ def calls(
     """The cases of a test: every kernel, or every kernel, size and dtype.
 
     The default suite takes one kernel of each file, another one in every turn. Of sizes and dtypes, it takes one pair
-    for each kernel, and all sizes in float32 for the first. With ``operators``, only kernels that have some; with ``cheap``, all that are not interpreted.
+    for each kernel, and all sizes in float32 for the first. With ``operators``, only kernels that have some; with ``cheap``, it takes all.
     """
     found = []
     for op, backend in product(OPS, BACKENDS):
@@ -191,7 +193,7 @@ def calls(
             if (test, backend) in case.unlike or (test in {"batches", "rounds"} and case.batch is None):
                 continue
             every: list[tuple[Any, ...]] = [()]
-            taken = every if kernel in leading or (cheap and backend != "triton") else []
+            taken = every if kernel in leading or cheap else []
             if sizes:
                 every = list(product(case.sizes, case.dtypes))
                 # Where operands are rounded does not hang on sizes.

@@ -84,30 +84,32 @@ LAYOUTS = {
     "one row for all": lambda x: x[:1].expand(x.shape),
 }
 
+DEEP = {"first swapped": lambda x: x.transpose(0, 1).contiguous().transpose(0, 1)}
+
 
 @pytest.mark.parametrize("kernel", calls(2, "strides"))
 def test_operands_and_gradients_of_any_strides(kernel):
     plain = of(kernel)
+    rows = [name for name in plain.names if name in plain.case.rows]
+    others = [name for name in plain.names if name not in rows]
+    laid = [(layout, None, names) for names in (rows, others) for layout in LAYOUTS]
+    if plain.case.deep:
+        laid += [("first swapped", plain.case.deep, rows)]
     taken = set()
-    rows = set(plain.case.rows)
-    for names in (rows, set(plain.names) - rows):
-        for layout, change in LAYOUTS.items():
-            laid = [
-                name
-                for name in names
-                if plain.operands[name].ndim > (layout not in {"part of a row", "every second column"})
-            ]
-            call = of(kernel, **dict.fromkeys(laid, change))
-            if not laid or call.refused() is not None or not computes(call):
-                continue
-            taken.add(layout)
-            # The gradients that arrive are laid apart, too.
-            sides = [
-                lambda *tensors, side=side: tuple(map(turned, results(side(*tensors))))
-                for side in (call.ours, call.theirs)
-            ]
-            call.ours, call.theirs = sides
-            compare(call, kernel)
+    for layout, size, names in laid:
+        least = 1 + (layout not in {"part of a row", "every second column"})
+        names = [name for name in names if plain.operands[name].ndim >= least]
+        call = of(kernel, size, **dict.fromkeys(names, (LAYOUTS | DEEP)[layout]))
+        if not names or call.refused() is not None or not computes(call):
+            continue
+        taken.add(layout)
+        # The gradients that arrive are laid apart, too.
+        sides = [
+            lambda *tensors, side=side: tuple(map(turned, results(side(*tensors))))
+            for side in (call.ours, call.theirs)
+        ]
+        call.ours, call.theirs = sides
+        compare(call, kernel)
     assert len(taken) > 1
 
 

@@ -15,6 +15,7 @@ CASES = {
         partial(operands, ROWS),
         SIZES,
         batch=((64, 130), 2),
+        deep=((2, 3, 4, 6), 2),
         rows=ROWS,
         call=partial(called, 2),
         rule=partial(called, 2),

@@ -24,6 +24,7 @@ CASE = Case(
     operands,
     SHAPES[:-1],
     batch=(64, 130),
+    deep=(2, 3, 4, 6),
     rows=("residual", "hidden_states"),
     # A rule is asked about the layer and its norm; what does not fit is computed by the formula.
     rule=None,

@@ -35,7 +35,10 @@ def operands(variant, size, dtype, others):
 def case(variant):
     grouped = variant not in {"weight_and_bias_before_cast", "unweighted"}
     return Case(
-        lambda *of: operands(variant, *of), [*SIZES, *(GROUPS if grouped else ())], batch=((64, 130), 1)
+        lambda *of: operands(variant, *of),
+        [*SIZES, *(GROUPS if grouped else ())],
+        batch=((64, 130), 1),
+        deep=((2, 3, 4, 6), 1),
     )
 
 

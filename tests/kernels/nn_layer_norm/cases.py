@@ -44,6 +44,7 @@ CASES = {
         partial(operands, ["hidden_states"]),
         SIZES,
         batch=((64, 130), 2),
+        deep=((2, 3, 4, 6), 2),
         call=partial(called, 1),
         rule=partial(called, 1),
         unlike=ONE_DTYPE,

@@ -37,6 +37,7 @@ def case(variant):
         lambda *of: operands(variant, *of),
         shapes,
         batch=(64, 130),
+        deep=(2, 3, 4, 6),
         rows=("hidden_states", "gate") if "gate" in variant else ("hidden_states",),
         exact=() if variant == "cast_before_weight" else ("torch",),
         unlike=ROUNDED_INSIDE if "cast_before_weight" in variant or variant == "cast_to_weight" else {},
