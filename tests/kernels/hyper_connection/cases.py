@@ -50,7 +50,6 @@ def case(variant):
     return Case(
         lambda *of: operands(variant, *of),
         SIZES,
-        batch=(2, (64, 1), 8),
         rows=("hidden_streams", "post", "comb", "output") if variant == "mix" else ("hidden_streams",),
         exact=("torch",),
         # Sums of four thousand products, and gradients that are differences of them.
