@@ -17,8 +17,8 @@ from tests.kernels.declared import refusal
 from tests.kernels.gated_delta_rule.test_channels import bounds, exact, operands
 from tests.kernels.gated_delta_rule.test_long import agree, carried, whole
 from tests.kernels.matching import assert_matches
-from veomni_hook.kernels.gated_delta_rule import channel_triton as ours
-from veomni_hook.kernels.gated_delta_rule import channels as chunked
+from veomni_hook.kernels.gated_delta_rule import torch as chunked
+from veomni_hook.kernels.gated_delta_rule import triton as ours
 
 kimi = pytest.importorskip("transformers.models.kimi_linear.modeling_kimi_linear")
 

@@ -9,7 +9,7 @@ import torch
 
 from tests.kernels.matching import assert_matches, close
 from veomni_hook.kernels.gated_delta_rule import operand_checks, reference
-from veomni_hook.kernels.gated_delta_rule.channels import channel_decay
+from veomni_hook.kernels.gated_delta_rule.torch import channel_decay
 
 kimi = pytest.importorskip("transformers.models.kimi_linear.modeling_kimi_linear")
 

@@ -10,7 +10,7 @@ import torch
 from tests.kernels.gated_delta_rule import test_channels as by_channel
 from tests.kernels.gated_delta_rule import test_torch as by_head
 from tests.kernels.matching import close
-from veomni_hook.kernels.gated_delta_rule import channels, reference
+from veomni_hook.kernels.gated_delta_rule import reference
 from veomni_hook.kernels.gated_delta_rule import torch as chunked
 
 FORMS = {
@@ -18,7 +18,7 @@ FORMS = {
         rule=chunked.scalar_decay, truth=reference.scalar_decay, operands=by_head.operands, heads={"keys": 1}
     ),
     "a decay for each channel": SimpleNamespace(
-        rule=channels.channel_decay, truth=reference.channel_decay, operands=by_channel.operands, heads={}
+        rule=chunked.channel_decay, truth=reference.channel_decay, operands=by_channel.operands, heads={}
     ),
 }
 
