@@ -63,7 +63,7 @@ def _upstream(*operands: torch.Tensor) -> torch.Tensor:
     return output
 
 
-def _fla(query: Any, key: Any, value: Any, g: Any, beta: Any, *options: Any) -> Any:
+def _fla(query: object, key: object, value: object, g: object, beta: object, *options: object) -> Any:
     from fla.ops.kda import chunk_kda
 
     *_, normalise, bounds = options

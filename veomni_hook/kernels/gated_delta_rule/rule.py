@@ -181,7 +181,7 @@ def rule(
         *others, last = slopes(dy, dfinal if final else None, *operands, initial, *options)
         return *others, last if initial is None else last.to(initial.dtype)
 
-    def definition(*operands: Any) -> tuple[Tensor, Tensor | None]:
+    def definition(*operands: object) -> tuple[Tensor, Tensor | None]:
         *tensors, cu_seqlens, normalise, _ = operands
         return formula(*tensors, True, normalise, cu_seqlens)
 
@@ -243,7 +243,7 @@ def _gradients_fake(
     return (*(each.new_empty(each.shape) for each in (q, k, v, g, beta)), dinitial)
 
 
-def unfit(owner: Any, query: Tensor, key: Tensor, value: Tensor, *others: Any) -> str | None:
+def unfit(owner: object, query: Tensor, key: Tensor, value: Tensor, *others: object) -> str | None:
     """Return why the kernels refuse operands of these dtypes and sizes, beside `operand_checks`, or None."""
     if query.dtype not in _DTYPES or not query.dtype == key.dtype == value.dtype:
         return f"query, key and value are {query.dtype}, {key.dtype} and {value.dtype}"

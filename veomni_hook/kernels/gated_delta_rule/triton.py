@@ -13,8 +13,6 @@ chunk's inverse, 64 elements for each position and head. Mutates: nothing. Deter
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from veomni_hook.kernels.gated_delta_rule import (
@@ -220,7 +218,7 @@ scalar_decay = rule("gated_delta_rule", _ScalarLaunches, in_torch.scalar_decay)
 channel_decay = rule("channel_delta_rule", _ChannelLaunches, in_torch.channel_decay)
 
 
-def refuses(owner: Any, query: Tensor, key: Tensor, value: Tensor, *others: Any) -> str | None:
+def refuses(owner: object, query: Tensor, key: Tensor, value: Tensor, *others: object) -> str | None:
     """Return what the kernels refuse, beside `operand_checks`, or None."""
     reason = unfit(owner, query, key, value)
     if reason is None and query.shape[-1] > 128 and _loads_late(query.device):

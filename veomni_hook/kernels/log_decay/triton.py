@@ -8,9 +8,8 @@ sigmoid(b). Mutates: nothing. Deterministic: programs have fixed rows, and there
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
 
 import torch
 
@@ -180,7 +179,13 @@ def _definition(a: Tensor, b: Tensor | None, log_rate: Tensor, bias: Tensor) -> 
     return reference.softplus(a, log_rate, bias), None if b is None else b.sigmoid()
 
 
-def _gradients(saved: Sequence[Any], _: Any, __: Any, dg: Tensor, dbeta: Tensor) -> tuple[Tensor | None, ...]:
+def _gradients(
+    saved: tuple[Tensor, Tensor | None, Tensor, Tensor, Tensor],
+    _: object,
+    __: object,
+    dg: Tensor,
+    dbeta: Tensor,
+) -> tuple[Tensor | None, ...]:
     a, b, log_rate, bias, beta = saved
     if b is None:
         return _log_decay_backward(a, None, log_rate, bias, dg, None)
