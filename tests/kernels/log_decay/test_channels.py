@@ -8,9 +8,9 @@ import torch
 pytest.importorskip("triton")
 
 from tests.kernels.matching import assert_matches
-from veomni_hook.kernels.log_decay import channel_triton as ours
 from veomni_hook.kernels.log_decay import reference, rules
 from veomni_hook.kernels.log_decay import torch as recomputed
+from veomni_hook.kernels.log_decay import triton as ours
 
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
@@ -143,15 +143,17 @@ def test_an_operand_of_another_shape_is_the_formulas():
 
 def test_what_is_refused():
     x, log_rate, bias = operands(2, 3, 4, 4)
-    assert ours.refuses(None, x, log_rate, bias, None, False, None) is None
-    assert ours.refuses(None, x, log_rate, bias, torch.float16, True, -5) is None
+    assert ours.refuses_channels(None, x, log_rate, bias, None, False, None) is None
+    assert ours.refuses_channels(None, x, log_rate, bias, torch.float16, True, -5) is None
     assert "bound is a NoneType" in rules.refuses_channels(None, x, log_rate, bias, None, True, None)
     assert "bound is a Tensor" in rules.refuses_channels(None, x, log_rate, bias, None, True, bias[0])
     assert "one per channel" in rules.refuses_channels(None, x, log_rate, bias[None], None, False, None)
-    assert "float64" in ours.refuses(None, x, log_rate, bias, torch.float64, False, None)
-    assert "int32" in ours.refuses(None, x, log_rate, bias.int(), None, False, None)
-    assert "not contiguous" in ours.refuses(None, x, log_rate, bias[::2], None, False, None)
-    assert "wider" in ours.refuses(None, x, log_rate, torch.randn(8192, device=DEVICE), None, False, None)
+    assert "float64" in ours.refuses_channels(None, x, log_rate, bias, torch.float64, False, None)
+    assert "int32" in ours.refuses_channels(None, x, log_rate, bias.int(), None, False, None)
+    assert "not contiguous" in ours.refuses_channels(None, x, log_rate, bias[::2], None, False, None)
+    assert "wider" in ours.refuses_channels(
+        None, x, log_rate, torch.randn(8192, device=DEVICE), None, False, None
+    )
 
 
 @pytest.mark.parametrize("form", LOWER)

@@ -42,7 +42,7 @@ _FUNCTIONS: dict[Any, str] = {
 }
 
 
-def note(mask: Any, window: int | None) -> None:
+def note(mask: object, window: int | None) -> None:
     """Note that ``mask`` shows each query the last ``window`` keys up to its own position; None: all of them.
 
     Call it where nothing else was combined into ``mask`` ``[batch, 1, queries, keys]``. With fewer queries
@@ -51,7 +51,7 @@ def note(mask: Any, window: int | None) -> None:
     _note()
 
 
-def is_noted(mask: Any) -> bool:
+def is_noted(mask: object) -> bool:
     """Return whether `note` was called for ``mask``."""
     return _is_noted()
 

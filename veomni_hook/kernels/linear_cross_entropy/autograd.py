@@ -174,7 +174,7 @@ class _Statistics(torch.autograd.Function):
 
     @staticmethod
     def backward(
-        ctx: Any, to_log_probs: torch.Tensor | None, to_entropy: torch.Tensor | None, _: Any
+        ctx: Any, to_log_probs: torch.Tensor | None, to_entropy: torch.Tensor | None, _: object
     ) -> _Tensors:
         x, weight, bias, target, lse, entropy = ctx.saved_tensors
         if is_recorded():
@@ -278,7 +278,7 @@ def _scaled(
 
 
 def _differentiable(
-    ctx: Any, again: Callable[..., Any], inputs: tuple[torch.Tensor | None, ...], incoming: tuple[Any, ...]
+    ctx: Any, again: Callable[..., object], inputs: tuple[torch.Tensor | None, ...], incoming: tuple[Any, ...]
 ) -> tuple[torch.Tensor | None, ...]:
     """Return differentiable gradients, from the plain definition."""
 

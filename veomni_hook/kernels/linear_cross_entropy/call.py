@@ -71,7 +71,7 @@ class Call(NamedTuple):
         known = losses.reads_shift_labels(self.model.loss_function) and shift_labels is not None
         return shift_labels if known else self.labels
 
-    def shifted(self, labels: Any, filled: float) -> torch.Tensor:
+    def shifted(self, labels: object, filled: float) -> torch.Tensor:
         """Align values given per label with the positions that predict the labels, ``[rows]``."""
         shift_labels = self.loss_kwargs.get("shift_labels")
         if labels is not self.labels and shift_labels is not None:

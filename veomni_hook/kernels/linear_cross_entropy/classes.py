@@ -82,7 +82,7 @@ def output(model: Any, labels: torch.Tensor | None, made: Any) -> Any:
     return traced.finish(made, more) if compiling else outputs.with_deferred_logits(made, more)
 
 
-def _refuses(model: Any, labels: torch.Tensor, made: Any) -> str | None:
+def _refuses(model: Any, labels: torch.Tensor, made: object) -> str | None:
     """Return why this output can have neither fields nor another loss, or None."""
     if not isinstance(made, ModelOutput):
         return f"the output is a {type(made).__name__}"

@@ -86,7 +86,7 @@ def linear_cross_entropy(
 
 
 def token_log_probs(
-    hidden_states: torch.Tensor | Any,
+    hidden_states: torch.Tensor | object,
     weight: torch.Tensor,
     target: torch.Tensor,
     temperature: float = 1.0,
@@ -145,7 +145,7 @@ def is_eager() -> bool:
     return decided((_OP, EAGER), lambda: STATE.effective.backend(_OP) == EAGER)
 
 
-def _last_of(output: Any) -> torch.Tensor:
+def _last_of(output: object) -> torch.Tensor:
     """Return the hidden states that a head takes, of a model's output."""
     last = getattr(output, "last_hidden_state", None)
     if last is None and (every := getattr(output, "hidden_states", None)):

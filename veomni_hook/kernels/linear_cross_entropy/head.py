@@ -52,7 +52,7 @@ class LossRequest:
     """
 
     def __init__(
-        self, compute: Callable[..., torch.Tensor], target: torch.Tensor, options: Mapping[str, Any]
+        self, compute: Callable[..., torch.Tensor], target: torch.Tensor, options: Mapping[str, object]
     ) -> None:
         self._compute = compute
         self._target = target
@@ -137,7 +137,7 @@ _pytree.register_pytree_node(
 )
 
 
-def last_linear(model: Any, head: Any) -> Any:
+def last_linear(model: object, head: object) -> Any:
     """Return the module inside ``head`` that computes logits; ``head`` itself if no other is known.
 
     Of a module that PEFT trains as a whole, it is the copy that a call reaches now.
@@ -228,7 +228,7 @@ def _carrying(linear: Any, request: LossRequest | LogitsRequest) -> Any:
     )
 
 
-def refuses(head: Any, linear: Any) -> str | None:
+def refuses(head: Any, linear: object) -> str | None:
     """Return why ``head``, whose last Linear is ``linear``, cannot compute a loss, or None."""
     reason = _linear_refuses(linear)
     if reason is not None or linear is head:
@@ -295,7 +295,7 @@ def _accelerate_forward(head: nn.Module) -> bool:
     )
 
 
-def _origin(hook: Any) -> str:
+def _origin(hook: object) -> str:
     home = written_in(hook)[0]
     while home.startswith("torch._dynamo") and hasattr(hook, "__wrapped__"):
         hook = hook.__wrapped__  # `torch.compiler.disable` around it

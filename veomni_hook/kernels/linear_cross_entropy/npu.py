@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from veomni_hook.kernels.linear_cross_entropy import autograd, causal_lm, rowwise
@@ -113,16 +112,12 @@ def unable(x: Tensor, weight: Tensor, objective: Objective, wanted: Wanted) -> s
     return None if weight.numel() else "the weight is empty"
 
 
-def causal_lm_output(*call: Any) -> causal_lm.Fused:
+def causal_lm_output(*call: object) -> causal_lm.Fused:
     """Return a language model's loss computed here; see `causal_lm.fused_output`."""
     return causal_lm.fused_output(loss_and_statistics, token_statistics, causal_lm.Call.of(*call))
 
 
-def refuses(model: Any, *operands: Any) -> str | None:
-    """Return why the loss of this call cannot be computed here, or None; see `causal_lm.refuses`."""
-    return causal_lm.refuses(model, *operands) or _unfit(operands[0])
-
-
-def _unfit(hidden_states: torch.Tensor) -> str | None:
-    dtype = autograd.compute_dtype(hidden_states)
+def refuses(model: object, *operands: Any) -> str | None:
+    """Return why the loss of this call cannot be computed here, beside `causal_lm.refuses`, or None."""
+    dtype = autograd.compute_dtype(operands[0])
     return None if dtype in ascend.DTYPES else f"logits have dtype {dtype}"

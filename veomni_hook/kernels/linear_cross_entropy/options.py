@@ -84,7 +84,7 @@ class LossOptions:
         return tuple(name for name, given in is_set.items() if given)
 
 
-def named(value: Any, where: str) -> tuple[str, ...]:
+def named(value: object, where: str) -> tuple[str, ...]:
     """Return the fields that ``value`` requests (True: all), in the order of `TOKEN_OUTPUTS`.
 
     Raises:
@@ -300,7 +300,7 @@ def loss_options(
         )
 
 
-def refused(model: Any, reason: str) -> None:
+def refused(model: object, reason: str) -> None:
     """Record that upstream code computes the loss of ``model``; raise KernelError if options change it."""
     held = active(model)
     note(model, following(), None)
@@ -316,7 +316,7 @@ def refused(model: Any, reason: str) -> None:
         )
 
 
-def token_outputs_of(model: Any) -> tuple[str, ...]:
+def token_outputs_of(model: object) -> tuple[str, ...]:
     """Return the fields that `loss_options`, or else the config of ``model``, ask for, in their order.
 
     Raises:
@@ -329,7 +329,7 @@ def token_outputs_of(model: Any) -> tuple[str, ...]:
     return named(value, f"{type(model).__name__}.config.token_outputs") if value else ()
 
 
-def leave_to_upstream(model: Any, reason: str) -> None:
+def leave_to_upstream(model: object, reason: str) -> None:
     """Tell `loss_options` that upstream computes the loss of ``model``, and why.
 
     Raises:

@@ -113,7 +113,7 @@ class LazyLogits(ModelOutput):  # type: ignore[misc]
             _compute(self)
         return self
 
-    def _unread(self, deferred: Any) -> torch.Tensor | None:
+    def _unread(self, deferred: object) -> torch.Tensor | None:
         """Return what stands for ``deferred``, or None: the logits are here, or nobody reads them."""
         if not isinstance(deferred, DeferredLogits) or torch.compiler.is_compiling():
             return None
@@ -127,7 +127,7 @@ class LazyLogits(ModelOutput):  # type: ignore[misc]
             return unread
         return OrderedDict.__getitem__(self._read() if key == FIELD else self, key)
 
-    def get(self, key: str, default: Any = None) -> Any:
+    def get(self, key: str, default: object = None) -> Any:
         """Return the value of ``key``, or ``default``."""
         if key == FIELD and (unread := self._unread(OrderedDict.get(self, key))) is not None:
             return unread
@@ -264,7 +264,7 @@ def _flatten_with_keys(output: LazyLogits) -> tuple[list[tuple[Any, Any]], Any]:
 
 
 def _unflatten(
-    cls: type[LazyLogits], values: Iterable[Any], context: tuple[tuple[str, ...], DeferredLogits | None]
+    cls: type[LazyLogits], values: Iterable[object], context: tuple[tuple[str, ...], DeferredLogits | None]
 ) -> LazyLogits:
     names, deferred = context
     held: dict[str, Any] = dict(zip(names, values, strict=True))
@@ -293,7 +293,7 @@ def lazy_class(output_class: type, more: tuple[str, ...] = (), *, traced: bool =
     return made
 
 
-def with_deferred_logits(made: Any, more: Mapping[str, Any] = MappingProxyType({})) -> Any:
+def with_deferred_logits(made: Any, more: Mapping[str, object] = MappingProxyType({})) -> Any:
     """Return ``made`` as an output whose `DeferredLogits` are computed when first read.
 
     ``more`` are further fields and their values. An output that is not a ``ModelOutput`` cannot defer logits
@@ -308,5 +308,5 @@ def with_deferred_logits(made: Any, more: Mapping[str, Any] = MappingProxyType({
     return lazy_class(made.__class__, tuple(more))(**values, **more)
 
 
-def _rebuilt(output_class: type, more: tuple[str, ...], values: tuple[Any, ...]) -> LazyLogits:
+def _rebuilt(output_class: type, more: tuple[str, ...], values: tuple[object, ...]) -> LazyLogits:
     return lazy_class(output_class, more)(*values)

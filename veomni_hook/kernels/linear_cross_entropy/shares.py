@@ -40,7 +40,7 @@ class Shared:
 SHARED = Shared()
 
 
-def share_of(model: Any, rows: int) -> Group | None:
+def share_of(model: object, rows: int) -> Group | None:
     """Return the group that shares the ``rows`` of this model's loss, or None."""
     group = None if SHARED.find is None else SHARED.find(model)
     return None if group is None or rows < group.size else group

@@ -237,13 +237,13 @@ def unable(x: torch.Tensor, weight: torch.Tensor, objective: Objective, wanted: 
     return None if autograd.compute_dtype(x).is_floating_point else f"hidden states have dtype {x.dtype}"
 
 
-def causal_lm_output(*call: Any) -> causal_lm.Fused:
+def causal_lm_output(*call: object) -> causal_lm.Fused:
     """Return a language model's loss computed here; see `causal_lm.fused_output`."""
     return causal_lm.fused_output(loss_and_statistics, token_statistics, causal_lm.Call.of(*call))
 
 
 def loses(
-    owner: Any, hidden_states: torch.Tensor, head: Any, labels: Any, vocab_size: int, *_: Any
+    owner: object, hidden_states: torch.Tensor, head: object, labels: object, vocab_size: int, *_: object
 ) -> str | None:
     """Return why upstream was measured to be faster here, or None."""
     if token_outputs_of(owner) or active() is not None:

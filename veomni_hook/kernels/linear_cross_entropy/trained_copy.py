@@ -26,13 +26,13 @@ def called_by(module: Any) -> Any:
     return copies[names[0]]
 
 
-def still_called(head: nn.Module, linear: Any) -> bool:
+def still_called(head: nn.Module, linear: object) -> bool:
     """Return whether a call of ``head`` reaches ``linear``, as far as wrappers decide it."""
     wrappers = (each for each in head.modules() if _wraps(each) and _holds(each, linear))
     return all(_holds(called_by(each), linear) for each in wrappers)
 
 
-def _wraps(module: Any) -> bool:
+def _wraps(module: object) -> bool:
     held = getattr(module, "_modules", {})
     return isinstance(held.get("modules_to_save"), nn.ModuleDict) and held.get("original_module") is not None
 

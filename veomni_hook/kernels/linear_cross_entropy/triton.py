@@ -332,16 +332,13 @@ def unable(x: Tensor, weight: Tensor, objective: Objective, wanted: Wanted) -> s
     return None if weight.numel() else "the weight is empty"
 
 
-def causal_lm_output(*call: Any) -> causal_lm.Fused:
+def causal_lm_output(*call: object) -> causal_lm.Fused:
     """Return a language model's loss computed here; see `causal_lm.fused_output`."""
     return causal_lm.fused_output(loss_and_statistics, token_statistics, causal_lm.Call.of(*call))
 
 
-def refuses(model: Any, *operands: Any) -> str | None:
-    """Return why the loss of this call cannot be computed here, or None; see `causal_lm.refuses`."""
-    reason = causal_lm.refuses(model, *operands)
-    if reason is not None:
-        return reason
+def refuses(model: object, *operands: Any) -> str | None:
+    """Return why the loss of this call cannot be computed here, beside `causal_lm.refuses`, or None."""
     dtype = autograd.compute_dtype(operands[0])
     reason = None if dtype in _DTYPES else f"logits have dtype {dtype}"
     # With auto, the torch backend is tried next.
