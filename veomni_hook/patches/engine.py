@@ -272,14 +272,12 @@ def _applied(task: Task, placed: list[Placed], patched: Document) -> AppliedPatc
     if not ranges:
         ranges = [(patched.lineno(one.start), patched.lineno(one.start)) for one in spots]
     lines = min(start for start, _ in ranges), max(end for _, end in ranges)
-    site = step.site
     return AppliedPatch(
         task.kind,
         step.target,
         step.reason,
         step.config.name,
-        lines,
-        op=site.op if site is not None else "",
-        variant=site.variant if site is not None else "",
+        *step.formula,
+        lines=lines,
         declared=step.declared if step.declared != step.target else "",
     )

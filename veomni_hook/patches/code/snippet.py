@@ -160,8 +160,12 @@ def body_text(document: Document, node: FunctionNode) -> str:
         begin = document.next_line(document.end(node.body[0]))
     else:
         begin = document.line_start(document.span(body[0])[0])
-        while begin and _is_blank_or_comment(document, begin - 1):
-            begin = document.line_start(begin - 1)
+        # And the comments above.
+        while begin and document.source[(line := document.line_start(begin - 1)) : begin].strip()[:1] in (
+            "",
+            "#",
+        ):
+            begin = line
     return reindent(document.source[begin:end], document.indent(body[0]), "").strip("\n")
 
 
@@ -257,11 +261,6 @@ def _candidates(document: Document, found: Any) -> Iterator[Definition]:
             line = document.lineno(document.span(definition.node)[0])
             if line == getattr(found, "__firstlineno__", line):
                 yield definition
-
-
-def _is_blank_or_comment(document: Document, offset: int) -> bool:
-    line = document.source[document.line_start(offset) : document.line_end(offset)].strip()
-    return not line or line.startswith("#")
 
 
 def _without_verbs(text: str) -> str:

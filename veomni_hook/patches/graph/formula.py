@@ -323,12 +323,10 @@ def _indices(node: ast.expr, frame: Frame[Node]) -> list[Node]:
 def _within(value: Node, contexts: Iterable[Node]) -> Node:
     for context in contexts:
         # Integers and booleans have no gradient anyway.
-        if not (_is_discrete(value) and "grad" in str(context.args[0].value)):
+        source = value
+        while source.op in ("permute", "transpose", "item", "slice", "unsqueeze", "reshape", "sum"):
+            source = source.args[0]
+        discrete = source.op in _DISCRETE or is_number(source)
+        if not (discrete and "grad" in str(context.args[0].value)):
             value = Node("within", (value, context))
     return value
-
-
-def _is_discrete(value: Node) -> bool:
-    while value.op in ("permute", "transpose", "item", "slice", "unsqueeze", "reshape", "sum"):
-        value = value.args[0]
-    return value.op in _DISCRETE or is_number(value)
