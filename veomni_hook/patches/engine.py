@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from veomni_hook.errors import ConfigError, IdiomError, PatchTargetError, VeomniHookError
 from veomni_hook.patches.adopt import adopt
@@ -76,7 +75,7 @@ class PatchedSource:
     report: PatchReport
 
 
-def applicable(configs: Iterable[Any], module: str, device: str) -> list[PatchConfig]:
+def applicable(configs: Iterable[object], module: str, device: str) -> list[PatchConfig]:
     """Return the configs for a module on a device, each once; patchgen configs are adopted.
 
     A base comes before the configs that extend it. It applies even if only the extending config was given,

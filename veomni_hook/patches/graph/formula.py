@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from veomni_hook.patches.code.tree import walk_ast
 from veomni_hook.patches.graph import normal_forms
-from veomni_hook.patches.graph.calls import Trace, attribute, call
+from veomni_hook.patches.graph.calls import Trace, attribute, call, elements
 from veomni_hook.patches.graph.changes import loop, write
 from veomni_hook.patches.graph.nodes import UNBOUND, Node, constant
 from veomni_hook.patches.graph.operations import DTYPES, is_number
@@ -142,14 +142,7 @@ class Formula(Domain[Node]):
         return Node("or" if decisive else "and", tuple(operands), None, node)
 
     def sequence(self, node: ast.Tuple | ast.List, frame: Frame[Node]) -> Node:
-        elements: list[Node] = []
-        for element in node.elts:
-            if isinstance(element, ast.Starred):
-                value = evaluate(element.value, frame)
-                elements.extend(value.args if value.op == "tuple" else (Node("star", (value,)),))
-            else:
-                elements.append(evaluate(element, frame))
-        return Node("tuple", tuple(elements), None, node)
+        return Node("tuple", tuple(elements(node.elts, frame)), None, node)
 
     def subscript(self, value: Node, node: ast.Subscript, frame: Frame[Node]) -> Node:
         single = not isinstance(node.slice, ast.Tuple)
