@@ -1,6 +1,6 @@
 """Kernels of two checkouts: `python -m benchmarks.bench_against --against CHECKOUT [OP...]`.
 
-`veomni-hook bench --quick --side ours`, with this checkout and with one of an earlier commit by turns, op by
+`veomni-hook bench --quick --side SIDE`, with this checkout and with one of an earlier commit by turns, op by
 op. Times are the best of all rounds. Entries named host or wall contain the host's time and vary by tens of
 per cent on most machines; the others are the device's. Rows are printed, and the record is written, after
 each op.
@@ -32,6 +32,7 @@ def main() -> None:
     parser.add_argument("ops", nargs="*", metavar="OP", help="default: all")
     parser.add_argument("--against", type=Path, required=True, help="a checkout of an earlier commit")
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--side", default="ours", help="default: ours")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     out = options.out or RESULTS / f"bench_against-{options.device}.json"
@@ -39,7 +40,7 @@ def main() -> None:
     best: dict[str, dict[str, float]] = {"before": {}, "now": {}}
     of_device: list[float] = []
     for op in options.ops or _ops():
-        facts, rows = _by_turns(sides, op, options.device)
+        facts, rows = _by_turns(sides, op, options.side, options.device)
         for side, entries in rows.items():
             best[side] |= entries
         for entry, before in rows["before"].items():
@@ -47,7 +48,7 @@ def main() -> None:
                 print(f"{now / before:6.3f} {before:9.4f} {now:9.4f} ms  {entry}", flush=True)
                 if entry.split()[1] not in ("host", "wall"):
                     of_device.append(now / before)
-        command = "python -m benchmarks.bench_against --against CHECKOUT"
+        command = f"python -m benchmarks.bench_against --against CHECKOUT --side {options.side}"
         record = {**facts, "benchmark": "bench_against", "command": " ".join([command, *options.ops])}
         out.write_text(json.dumps({**record, "milliseconds": best}, indent=1) + "\n")
     print(f"{len(of_device)} entries of the device: median {statistics.median(of_device):.4f}, ", end="")
@@ -72,7 +73,7 @@ def _worker(checkout: Path) -> subprocess.Popen[str]:
 
 
 def _by_turns(
-    sides: dict[str, subprocess.Popen[str]], op: str, device: str
+    sides: dict[str, subprocess.Popen[str]], op: str, implementation: str, device: str
 ) -> tuple[dict[str, Any], dict[str, dict[str, float]]]:
     """What the last run says of the machine, and the best time of every entry by side."""
     best: dict[str, dict[str, float]] = defaultdict(dict)
@@ -80,7 +81,7 @@ def _by_turns(
     for _ in range(ROUNDS):
         for side, worker in sides.items():
             assert worker.stdin and worker.stdout
-            print(op, device, file=worker.stdin, flush=True)
+            print(op, implementation, device, file=worker.stdin, flush=True)
             facts = json.loads(worker.stdout.readline())
             for row in facts.pop("rows"):
                 for name, milliseconds in row["milliseconds"].items():
@@ -93,8 +94,8 @@ def measure() -> None:
     """Run the command of the package that can be imported for every op that is asked for."""
     with tempfile.NamedTemporaryFile(suffix=".json") as out:
         for line in sys.stdin:
-            op, device = line.split()
-            sys.argv = ["", "bench", op, "--quick", "--side", "ours", "--device", device, "--out", out.name]
+            op, side, device = line.split()
+            sys.argv = ["", "bench", op, "--quick", "--side", side, "--device", device, "--out", out.name]
             with contextlib.redirect_stdout(sys.stderr), contextlib.suppress(SystemExit):
                 runpy.run_module("veomni_hook", run_name="__main__")
             print(json.dumps(json.loads(Path(out.name).read_text())), flush=True)
