@@ -185,7 +185,7 @@ CALLS: list[int] = []
 
 def kernel(*operands: Any) -> Any:
     CALLS.append(1)
-    return reference.gated(*operands)
+    return reference.of("gated")(*operands)
 
 
 if __name__ == "__main__":

@@ -94,7 +94,9 @@ def power(base: Node, exponent: Node, origin: ast.expr | None = None) -> Node:
 
 
 def compare(op: str, left: Node, right: Node, origin: ast.expr | None = None) -> Node:
-    """A comparison; ``a > b`` is ``b < a``."""
+    """A comparison; ``a > b`` is ``b < a``, and two texts are equal or not."""
+    if op == "eq" and isinstance(left.value, str) and left.op == right.op == "constant":
+        return constant(left == right, origin)
     if op in ("gt", "ge"):
         return Node("lt" if op == "gt" else "le", (right, left), None, origin)
     return Node(op, (left, right), None, origin)

@@ -102,8 +102,7 @@ def places_in(text: str, slots: Sequence[SlotSpec]) -> list[Place]:
         held = node.func.value
         if isinstance(held, ast.Name) and held.id in named:
             slot = named[held.id]
-            op = registry.ops().get(slot.op)
-            variant = op.variants.get(slot.variant) if op is not None else None
+            variant = registry.variant(slot.op, slot.variant) if slot.op in registry.names() else None
             formula = variant.formula if variant is not None else ""
             found.append(
                 Place(node.lineno, copied.get(owner, owner), slot.name, slot.op, slot.variant, formula)
