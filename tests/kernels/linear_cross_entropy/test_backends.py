@@ -24,8 +24,7 @@ from tests.kernels.linear_cross_entropy.objectives import (
 from tests.kernels.matching import assert_matches, gradients
 from veomni_hook.kernels.linear_cross_entropy import chunks, npu, reference, rowwise
 from veomni_hook.kernels.linear_cross_entropy import torch as chunked
-from veomni_hook.kernels.linear_cross_entropy.objective import NOTHING, Objective, Wanted
-from veomni_hook.kernels.linear_cross_entropy.transform import Transform
+from veomni_hook.kernels.linear_cross_entropy.objective import NOTHING, Objective, Transform, Wanted
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

@@ -8,8 +8,7 @@ from torch.nn import functional
 from tests.kernels.matching import assert_matches, close
 from veomni_hook.kernels.linear_cross_entropy import reference
 from veomni_hook.kernels.linear_cross_entropy import torch as chunked
-from veomni_hook.kernels.linear_cross_entropy.objective import NOTHING, Objective
-from veomni_hook.kernels.linear_cross_entropy.transform import IDENTITY, Transform
+from veomni_hook.kernels.linear_cross_entropy.objective import IDENTITY, NOTHING, Objective, Transform
 
 TRANSFORMS = {
     "nothing": IDENTITY,

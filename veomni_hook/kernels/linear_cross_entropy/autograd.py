@@ -14,8 +14,13 @@ from typing import Any, NamedTuple
 import torch
 
 from veomni_hook.kernels.linear_cross_entropy import reference
-from veomni_hook.kernels.linear_cross_entropy.objective import NOTHING, Objective, TokenStatistics, Wanted
-from veomni_hook.kernels.linear_cross_entropy.transform import Transform
+from veomni_hook.kernels.linear_cross_entropy.objective import (
+    NOTHING,
+    Objective,
+    TokenStatistics,
+    Transform,
+    Wanted,
+)
 from veomni_hook.kernels.shared.autograd import gradients, is_recorded
 from veomni_hook.kernels.shared.operand_checks import wants_grad
 
