@@ -112,18 +112,11 @@ def test_nothing_runs_in_steps_of_decoding():
     assert model.calls == 1
 
 
-def test_nothing_runs_in_one_process():
-    model = Model(image_size=5)
-    embeds = torch.zeros(1, 1, 4)
+def test_nothing_runs_in_one_process_and_it_compiles_without_breaks():
+    model, embeds = Model(image_size=5), torch.randn(1, 2, 4)
     assert model.run(embeds) is embeds
+    assert torch.equal(torch.compile(model.run, fullgraph=True, backend="eager")(embeds), embeds)
     assert model.calls == 0
-
-
-def test_one_process_compiles_without_breaks():
-    model = Model(image_size=5)
-    compiled = torch.compile(model.run, fullgraph=True, backend="eager")
-    embeds = torch.randn(1, 2, 4)
-    assert torch.equal(compiled(embeds), embeds)
 
 
 @pytest.mark.usefixtures("shared")

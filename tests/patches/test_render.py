@@ -120,8 +120,8 @@ REPORT = PatchReport(
     version="1.2.3",
     distribution="dist",
     applied=(
-        AppliedPatch("guard", "A.f", "Fast\n@deco.", "conf:c", (1, 2)),
-        AppliedPatch("helper", "h", "H.", "conf:d", (3, 3)),
+        AppliedPatch("guard", "A.f", "Fast\n@deco.", "conf:c", lines=(1, 2)),
+        AppliedPatch("helper", "h", "H.", "conf:d", lines=(3, 3)),
     ),
     yielded=(YieldedPatch("rewrite", "B.g", "user:c patches it", "built:in"),),
     slots=(SlotSpec("slot", "rms_norm", "weight"),),
@@ -149,13 +149,14 @@ def test_the_header_is_comments_only_and_leaves_the_rest_out_if_there_is_none():
 
 
 def route(op, target):
-    return AppliedPatch("route", target, f"{op}/v: eps=self.eps", "idioms", (1, 2), op=op, variant="v")
+    return AppliedPatch("route", target, f"{op}/v: eps=self.eps", "idioms", lines=(1, 2), op=op, variant="v")
 
 
 def test_routes_are_listed_by_formula():
     norms = [route("rms_norm", f"Model{number}RMSNorm.forward") for number in range(10)]
     slots = [
-        AppliedPatch("slot", f"veomni_{op}_v", "a slot", "idioms", (1, 1)) for op in ("rms_norm", "rotary")
+        AppliedPatch("slot", f"veomni_{op}_v", "a slot", "idioms", lines=(1, 1))
+        for op in ("rms_norm", "rotary")
     ]
     report = PatchReport(
         MODULE,
@@ -177,7 +178,7 @@ def test_routes_are_listed_by_formula():
 
 
 def test_the_header_names_patches_and_routes_apart():
-    guard = AppliedPatch("guard", "C.forward", "why", "conf:c", (1, 2))
+    guard = AppliedPatch("guard", "C.forward", "why", "conf:c", lines=(1, 2))
     lines = header(PatchReport(MODULE, "1", applied=(guard, route("rms_norm", "A.forward"))), "x")
     assert lines[-5:] == [
         "# Patches applied: 1",
@@ -193,7 +194,7 @@ def test_entries_of_the_header_are_folded():
     report = PatchReport(
         MODULE,
         "1",
-        applied=(AppliedPatch("guard", "C.forward", long, "conf:c", (1, 2)),),
+        applied=(AppliedPatch("guard", "C.forward", long, "conf:c", lines=(1, 2)),),
         missed=(MissedSite("rotary", "apply", "missed", long),),
         yielded=(YieldedPatch("rewrite", "B.g", long, "built:in"),),
     )

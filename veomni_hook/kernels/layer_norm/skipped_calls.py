@@ -5,48 +5,40 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-import torch
 from torch import nn
 from torch.nn import functional
 
+from veomni_hook.kernels.selection.binding import wanted_by
+from veomni_hook.kernels.selection.choice import AUTO
 from veomni_hook.kernels.shared.module_calls import call_is_seen
 from veomni_hook.kernels.shared.operand_checks import not_plain, untraceable
 from veomni_hook.kernels.shared.origin import written_in
 
-__all__ = ["refuses", "refuses_norm"]
-
-
-def _as_written(function: Any, *place: str) -> bool:
-    return written_in(function) == place
+__all__ = ["chosen_apart", "refuses"]
 
 
 #: Torch's own code; None if it was replaced before this module was imported: then every call is refused. As
 #: attributes, which dynamo guards on.
 _TORCHS = SimpleNamespace(
     forward=nn.LayerNorm.forward.__code__
-    if _as_written(nn.LayerNorm.forward, nn.LayerNorm.__module__, "LayerNorm.forward")
+    if written_in(nn.LayerNorm.forward) == (nn.LayerNorm.__module__, "LayerNorm.forward")
     else None,
     operator=functional.layer_norm
-    if _as_written(functional.layer_norm, "torch.nn.functional", "layer_norm")
+    if written_in(functional.layer_norm) == ("torch.nn.functional", "layer_norm")
     else None,
 )
 
 
-def refuses(owner: Any, hidden_states: torch.Tensor, norm: Any) -> str | None:
+def refuses(owner: object, *operands: Any) -> str | None:
     """Return why this call must run the upstream code, or None.
 
     Args:
         owner: the module whose method calls the norm.
-        hidden_states: what it is called with.
-        norm: what is called. A subclass or a wrapped module (FSDP2 changes the class of modules that it
-            shards by themselves) may do more in a call.
+        operands: what the norm is called with, or two addends (or tensors from which they are computed); and
+            what is called. A subclass or a wrapped module (FSDP2 changes the class of modules that it shards
+            by themselves) may do more in a call.
     """
-    reason = refuses_norm(norm)
-    return reason if reason is not None else not_plain(hidden_states) or untraceable()
-
-
-def refuses_norm(norm: Any) -> str | None:
-    """Return why a call of ``norm`` must not be skipped, or None."""
+    *tensors, norm = operands
     kind = type(norm)
     if kind is not nn.LayerNorm:
         return f"the norm is a {kind.__module__}.{kind.__qualname__}, not torch's LayerNorm"
@@ -54,6 +46,14 @@ def refuses_norm(norm: Any) -> str | None:
         return f"the norm {seen}, which a kernel would skip"
     if getattr(kind.forward, "__code__", None) is not _TORCHS.forward:
         return "torch.nn.LayerNorm.forward was replaced"
-    return (
-        None if functional.layer_norm is _TORCHS.operator else "torch.nn.functional.layer_norm was replaced"
-    )
+    if functional.layer_norm is not _TORCHS.operator:
+        return "torch.nn.functional.layer_norm was replaced"
+    return not_plain(*tensors) or untraceable()
+
+
+def chosen_apart(owner: object, *_: object) -> str | None:
+    """Return why ``auto`` leaves the norm to its own kernel (one was selected by name), or None."""
+    chosen = wanted_by(owner, "nn_layer_norm") if isinstance(owner, nn.Module) else AUTO
+    if chosen == AUTO:
+        return None
+    return f"nn_layer_norm={chosen} is chosen, and a fused kernel would bypass it"

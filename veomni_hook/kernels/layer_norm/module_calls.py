@@ -1,10 +1,10 @@
-"""Torch's ``nn.LayerNorm`` with the Triton kernels of `veomni_hook.kernels.layer_norm.triton`.
+"""Calls of torch's ``nn.LayerNorm`` with the kernels of `veomni_hook.kernels.layer_norm.triton`.
 
 Everything is computed in float32 and rounded once, as in torch's operator. Under autocast on a GPU, this
 operator casts its operands to float32, and so its result has this dtype; the kernel reads the operands as
 they are, without copies in float32, and returns the same.
 
-Saved: the input, the weight, the mean and the scale of each row in float32. Mutates: nothing.
+Shapes: hidden_states, or residual and hidden_states, [..., hidden]; weight, bias [hidden] or None.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from veomni_hook.kernels.layer_norm import triton as norms
+from veomni_hook.kernels.layer_norm import reference
+from veomni_hook.kernels.layer_norm.triton import added_norm
+from veomni_hook.kernels.layer_norm.triton import norm as plain_norm
 from veomni_hook.kernels.rms_norm.tiles import DTYPES, MOST_COLUMNS
-from veomni_hook.kernels.shared.operand_checks import not_plain
+from veomni_hook.kernels.shared.operand_checks import not_plain, unfit_addends, untraceable
 
-__all__ = ["cast_by_autocast", "loses", "parameters", "refuses", "rounded_once", "unfit"]
+__all__ = ["cast_by_autocast", "loses", "refuses", "refuses_sum", "rounded_once", "sum_rounded_once"]
 
 #: Under `auto`, calls with a smaller input run torch's operator, whose launches cost the host less. On an
 #: H200's host, forward and backward took 97 us more than torch's; its GPU saved 39 us in them at 8,192 x
@@ -29,12 +31,28 @@ LEAST_BYTES = 128 << 20
 
 def rounded_once(hidden_states: torch.Tensor, norm: nn.LayerNorm) -> torch.Tensor:
     """Return what ``norm`` makes of ``hidden_states`` ``[..., hidden]``."""
-    weight, bias = parameters(norm)
+    weight, bias = _parameters(norm)
     out = torch.float32 if cast_by_autocast(hidden_states) else hidden_states.dtype
-    return norms.norm(hidden_states, weight, bias, norm.eps, torch.float32, torch.float32, out)
+    return plain_norm(hidden_states, weight, bias, norm.eps, torch.float32, torch.float32, out)
 
 
-def parameters(norm: nn.LayerNorm) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+def sum_rounded_once(
+    residual: torch.Tensor, hidden_states: torch.Tensor, norm: nn.LayerNorm
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the sum and what ``norm`` makes of it; the reference computes unsupported operands."""
+    # The addends may be computed only after the kernel was selected.
+    if (
+        not_plain(residual, hidden_states)
+        or untraceable()
+        or refuses_sum(None, residual, hidden_states, norm)
+    ):
+        return reference.sum_rounded_once(residual, hidden_states, norm)
+    weight, bias = _parameters(norm)
+    out = torch.float32 if cast_by_autocast(residual) else residual.dtype
+    return added_norm(residual, hidden_states, weight, bias, norm.eps, out)
+
+
+def _parameters(norm: nn.LayerNorm) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     """Return the weight and the bias, which may be other tensors than parameters (FSDP sets some)."""
     found = norm._parameters
     weight, bias = found.get("weight"), found.get("bias")
@@ -46,21 +64,23 @@ def cast_by_autocast(hidden_states: torch.Tensor) -> bool:
     return hidden_states.is_cuda and torch.is_autocast_enabled("cuda")
 
 
-def refuses(owner: Any, hidden_states: torch.Tensor, norm: Any) -> str | None:
-    """Return what the kernel refuses, beside `skipped_calls`, or None."""
-    return unfit(hidden_states, norm)
+def refuses_sum(
+    owner: object, residual: torch.Tensor, hidden_states: torch.Tensor, norm: nn.LayerNorm
+) -> str | None:
+    """`refuses` for a sum."""
+    return unfit_addends(residual, hidden_states) or refuses(None, residual, norm)
 
 
-def loses(owner: Any, hidden_states: torch.Tensor, norm: Any) -> str | None:
-    """Return why torch's operator is faster for this call, or None."""
+def loses(owner: object, hidden_states: torch.Tensor, *_: object) -> str | None:
+    """Return why torch's operator, of a sum if there are two addends, is faster for this call, or None."""
     if hidden_states.nbytes < LEAST_BYTES:
         return f"torch's operator costs the host less, and the input has less than {LEAST_BYTES >> 20} MiB"
     return None
 
 
-def unfit(hidden_states: torch.Tensor, norm: nn.LayerNorm) -> str | None:
-    """Return why the kernels cannot take this plain input of a plain norm, or None."""
-    weight, bias = parameters(norm)
+def refuses(owner: object, hidden_states: torch.Tensor, norm: nn.LayerNorm) -> str | None:
+    """Return why the kernels cannot take plain input of a plain norm, beside `skipped_calls`, or None."""
+    weight, bias = _parameters(norm)
     shape, dtype = hidden_states.shape, hidden_states.dtype
     # One expression for the usual case, because each call takes time.
     if (
