@@ -202,7 +202,7 @@ def reference_output(*call: object) -> Fused:
     return fused_output(reference.loss_and_statistics, reference.token_statistics, Call.of(*call))
 
 
-def _as_it_is(made: object) -> Any:
+def _as_it_is(made: object) -> object:
     return made
 
 
