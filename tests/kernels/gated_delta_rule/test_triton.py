@@ -128,9 +128,9 @@ def test_no_positions(form):
 @both
 def test_what_is_not_wanted_is_not_computed(form):
     """Without an initial state or a gradient of the output; strides as those of a split projection."""
-    *tensors, beta, _ = there(form.operands(1, 66, dtype=torch.float16, keys=1))
+    *tensors, beta, _ = there(form.operands(1, 66, dtype=torch.float16, groups=1))
     tensors = tensors if form.channels else tensors[:3]
-    g = () if form.channels else there(form.operands(1, 66, dtype=torch.float16, keys=1))[3:4]
+    g = () if form.channels else there(form.operands(1, 66, dtype=torch.float16, groups=1))[3:4]
 
     def of(kernel, leaf):
         parts = leaf.split([each[0, 0].numel() for each in tensors], dim=2)

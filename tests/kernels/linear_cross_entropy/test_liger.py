@@ -13,9 +13,8 @@ from tests.kernels.linear_cross_entropy.objectives import operands
 from tests.kernels.linear_cross_entropy.routed import batch, pair
 from veomni_hook.errors import KernelError
 from veomni_hook.kernels.linear_cross_entropy import causal_lm, liger, reference
-from veomni_hook.kernels.linear_cross_entropy.objective import Objective, Wanted
+from veomni_hook.kernels.linear_cross_entropy.objective import Objective, Transform, Wanted
 from veomni_hook.kernels.linear_cross_entropy.options import loss_options
-from veomni_hook.kernels.linear_cross_entropy.transform import Transform
 
 PREDICTIONS = Wanted(predictions=True)
 

@@ -94,7 +94,7 @@ def _is_switched_on() -> bool:
     return torch._C._get_flash_sdp_enabled()
 
 
-def loses(owner: object, query: Any, *others: object) -> str | None:
+def loses(owner: object, query: torch.Tensor, *others: object) -> str | None:
     """Return why ``auto`` leaves this call to the upstream code, or None."""
     if query.shape[2] < SHORTEST:
         return f"fewer than {SHORTEST} queries: not measured to be faster"

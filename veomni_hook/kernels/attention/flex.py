@@ -140,7 +140,7 @@ def refuses(
     return _refuses_mask(query, key, attention_mask)
 
 
-def loses(owner: object, query: Any, *others: object) -> str | None:
+def loses(owner: object, query: torch.Tensor, *others: object) -> str | None:
     """Return why ``auto`` leaves this call to the upstream code, or None."""
     if query.shape[2] < SHORTEST:
         return f"fewer than {SHORTEST} queries: not measured to be faster"
@@ -163,7 +163,7 @@ def _refuses_mask(query: torch.Tensor, key: torch.Tensor, mask: object) -> str |
     return None
 
 
-def _refuses_traced_mask(query: torch.Tensor, key: torch.Tensor, mask: Any) -> str | None:
+def _refuses_traced_mask(query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor) -> str | None:
     if keys_seen(mask, query) is None or not mask.dtype.is_floating_point:
         return "the attention mask is not known, while tracing, to be causal or a causal window alone"
     if key.shape[2] != query.shape[2]:

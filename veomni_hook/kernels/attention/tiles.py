@@ -94,7 +94,7 @@ def refuses(
     return "the attention mask wants a gradient" if attention_mask.requires_grad else None
 
 
-def loses(owner: object, query: Any, key: Any, *others: object) -> str | None:
+def loses(owner: object, query: torch.Tensor, key: torch.Tensor, *others: object) -> str | None:
     """Return why ``auto`` leaves this call to the upstream code, or None."""
     if query.shape[2] < _SHORTEST:
         return f"fewer than {_SHORTEST} queries: not measured to be faster"
@@ -151,7 +151,7 @@ class _Kernel(NamedTuple):
 
     name: str
     tile: _Tile
-    constants: tuple[Any, ...]
+    constants: tuple[object, ...]
 
 
 def _kernel(name: str, query: Tensor, key: Tensor, value: Tensor | None) -> _Kernel:

@@ -12,7 +12,6 @@ kernel that needs only the note, nothing in the graph uses the mask, and it is n
 from __future__ import annotations
 
 import operator
-from typing import Any
 
 import torch
 from torch.fx import Node
@@ -34,7 +33,7 @@ _NEW = {operator.and_: "and_", torch.where: "where"}
 _VIEWS = frozenset("contiguous detach expand getitem to unsqueeze view".split())
 #: What only reads a mask: all that attention does with it.
 _READERS = _VIEWS | frozenset("add logical_not ndim scaled_dot_product_attention size where".split())
-_FUNCTIONS: dict[Any, str] = {
+_FUNCTIONS: dict[object, str] = {
     function: name
     for home in (operator, torch, torch.nn.functional)
     for name in _READERS

@@ -136,7 +136,7 @@ def _text(position_ids: object) -> torch.Tensor | None:
     return position_ids[0] if position_ids.dim() == 3 and position_ids.shape[0] == _WITH_TEXT else None
 
 
-def _shown(position_ids: Any, bounds: torch.Tensor, rows: int, first: int | None = None) -> bool:
+def _shown(position_ids: torch.Tensor, bounds: torch.Tensor, rows: int, first: int | None = None) -> bool:
     """Return whether positions show where samples begin; ``first``: the position of each beginning.
 
     On a GPU the host waits for them, as it does for transformers' masks.

@@ -112,7 +112,7 @@ def _kernel(
     return kernel(*operands, None, False, True, bounds)[0]
 
 
-def _fla(query: object, key: object, value: object, g: object, beta: object, *options: object) -> Any:
+def _fla(query: object, key: object, value: object, g: object, beta: object, *options: object) -> object:
     from fla.ops.gated_delta_rule import chunk_gated_delta_rule
 
     *_, normalise, bounds = options

@@ -12,7 +12,6 @@ times that.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 
@@ -63,7 +62,7 @@ def _upstream(*operands: torch.Tensor) -> torch.Tensor:
     return output
 
 
-def _fla(query: object, key: object, value: object, g: object, beta: object, *options: object) -> Any:
+def _fla(query: object, key: object, value: object, g: object, beta: object, *options: object) -> object:
     from fla.ops.kda import chunk_kda
 
     *_, normalise, bounds = options

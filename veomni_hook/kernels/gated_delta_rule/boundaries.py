@@ -76,7 +76,9 @@ def found(
     return hand(owner, handed) if _check(owner, handed, given, inputs) else handed
 
 
-def _with_boundaries(owner: object, kwargs: dict[str, Any], given: Given, inputs: Any) -> dict[str, Any]:
+def _with_boundaries(
+    owner: object, kwargs: dict[str, object], given: Given, inputs: torch.Tensor
+) -> dict[str, object]:
     """Return ``kwargs``, with boundaries if samples share a row."""
     position_ids = given.position_ids
     known = not STATE.active or inputs is None or inputs.shape[1] < _FEWEST or given_in(kwargs)

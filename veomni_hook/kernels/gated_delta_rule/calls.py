@@ -25,7 +25,7 @@ __all__ = ["separated"]
 _OP = "gated_delta_rule"
 
 
-def separated(slot: object, owner: object, upstream: Callable[..., object]) -> Callable[..., Any]:
+def separated(slot: object, owner: object, upstream: Callable[..., object]) -> Callable[..., object]:
     """Return what to call instead of ``upstream``, with the same arguments.
 
     Args:

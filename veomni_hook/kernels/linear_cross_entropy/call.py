@@ -11,9 +11,8 @@ from torch import nn
 from veomni_hook.errors import KernelError
 from veomni_hook.kernels.linear_cross_entropy import head as heads
 from veomni_hook.kernels.linear_cross_entropy import losses, token_outputs
-from veomni_hook.kernels.linear_cross_entropy.objective import NOTHING, Objective, Wanted
+from veomni_hook.kernels.linear_cross_entropy.objective import IDENTITY, NOTHING, Objective, Transform, Wanted
 from veomni_hook.kernels.linear_cross_entropy.options import active, token_outputs_of
-from veomni_hook.kernels.linear_cross_entropy.transform import IDENTITY, Transform
 
 __all__ = ["Call"]
 

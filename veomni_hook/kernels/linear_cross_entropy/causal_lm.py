@@ -14,8 +14,14 @@ from veomni_hook.kernels.linear_cross_entropy.autograd import compute_dtype
 from veomni_hook.kernels.linear_cross_entropy.call import Call
 from veomni_hook.kernels.linear_cross_entropy.deferred import DeferredLogits, logits_are_read, note_refusal
 from veomni_hook.kernels.linear_cross_entropy.objective import NOTHING, TokenStatistics
-from veomni_hook.kernels.linear_cross_entropy.options import active, leave_to_upstream, note, token_outputs_of
-from veomni_hook.kernels.linear_cross_entropy.remedies import EVALUATION, NO_GRADIENTS
+from veomni_hook.kernels.linear_cross_entropy.options import (
+    EVALUATION,
+    NO_GRADIENTS,
+    active,
+    leave_to_upstream,
+    note,
+    token_outputs_of,
+)
 from veomni_hook.kernels.selection.binding import wanted_by
 from veomni_hook.kernels.selection.declaration import REFERENCE
 from veomni_hook.kernels.shared.history import following
@@ -196,7 +202,7 @@ def reference_output(*call: object) -> Fused:
     return fused_output(reference.loss_and_statistics, reference.token_statistics, Call.of(*call))
 
 
-def _as_it_is(made: object) -> Any:
+def _as_it_is(made: object) -> object:
     return made
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from transformers.utils import ModelOutput
 
-from veomni_hook.kernels.linear_cross_entropy.objective import NOTHING, Objective
+from veomni_hook.kernels.linear_cross_entropy.objective import IDENTITY, NOTHING, Objective
 from veomni_hook.kernels.linear_cross_entropy.options import (
     LossOptions,
     active,
@@ -20,7 +20,6 @@ from veomni_hook.kernels.linear_cross_entropy.options import (
     note,
     token_outputs_of,
 )
-from veomni_hook.kernels.linear_cross_entropy.transform import IDENTITY
 from veomni_hook.kernels.selection.process_choice import STATE
 from veomni_hook.kernels.shared.history import following
 

@@ -23,8 +23,8 @@ from torch.utils import _pytree
 from veomni_hook.errors import VeomniHookWarning
 from veomni_hook.kernels.linear_cross_entropy.head import keeps_weights, logits_of
 from veomni_hook.kernels.linear_cross_entropy.linear_call import LinearCall
-from veomni_hook.kernels.linear_cross_entropy.remedies import READ, READ_IN_EVALUATION, SWITCHED_OFF
-from veomni_hook.kernels.linear_cross_entropy.transform import Transform
+from veomni_hook.kernels.linear_cross_entropy.objective import Transform
+from veomni_hook.kernels.linear_cross_entropy.options import READ, READ_IN_EVALUATION, SWITCHED_OFF
 
 __all__ = ["DeferredLogits", "UnreadLogits", "logits_are_read", "note_refusal"]
 

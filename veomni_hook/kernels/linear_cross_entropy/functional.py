@@ -9,8 +9,13 @@ from typing import Any
 import torch
 
 from veomni_hook.errors import KernelError
-from veomni_hook.kernels.linear_cross_entropy.objective import NOTHING, Objective, TokenStatistics, Wanted
-from veomni_hook.kernels.linear_cross_entropy.transform import Transform
+from veomni_hook.kernels.linear_cross_entropy.objective import (
+    NOTHING,
+    Objective,
+    TokenStatistics,
+    Transform,
+    Wanted,
+)
 from veomni_hook.kernels.selection.choice import Choice
 from veomni_hook.kernels.selection.declaration import EAGER, REFERENCE
 from veomni_hook.kernels.selection.process_choice import STATE

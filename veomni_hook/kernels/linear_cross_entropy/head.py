@@ -6,7 +6,9 @@ passes it, with the weights that hooks have gathered, to ``torch.nn.functional.l
 Checks that need the gathered weights run in `LossRequest.answer`, which returns the logits if they fail.
 
 A head may be a module around that Linear, also PEFT's around a copy of the head that is trained. It is
-called as usual, and its result is accepted only if it is the loss that was computed inside it.
+called as usual, and its result is accepted only if it is the loss that was computed inside it. PEFT's wrapper
+(``modules_to_save``) holds the ``original_module`` and one copy for each adapter. It is recognised by this
+structure, so that PEFT need not be imported.
 """
 
 from __future__ import annotations
@@ -22,9 +24,7 @@ from torch.nn.modules import module as module_globals
 from torch.utils import _pytree
 
 from veomni_hook.errors import KernelError
-from veomni_hook.kernels.linear_cross_entropy.linear_call import WEIGHTS_CHANGED, LinearCall
-from veomni_hook.kernels.linear_cross_entropy.sample import Sample, differ
-from veomni_hook.kernels.linear_cross_entropy.trained_copy import called_by, still_called
+from veomni_hook.kernels.linear_cross_entropy.linear_call import WEIGHTS_CHANGED, LinearCall, Sample, differ
 from veomni_hook.kernels.shared.module_calls import call_is_overridden, is_linear
 from veomni_hook.kernels.shared.operand_checks import not_plain
 from veomni_hook.kernels.shared.origin import written_in
@@ -33,11 +33,13 @@ __all__ = [
     "LossInput",
     "LossRequest",
     "ask",
+    "called_by",
     "calls_refuse",
     "keeps_weights",
     "last_linear",
     "logits_of",
     "refuses",
+    "still_called",
     "unsuited",
 ]
 
@@ -150,6 +152,33 @@ def last_linear(model: object, head: object) -> Any:
     return called_by(found if within else head)
 
 
+def called_by(module: Any) -> Any:
+    """Return what ``module`` calls with its arguments, or ``module`` itself if it is no wrapper."""
+    if not _wraps(module):
+        return module
+    original, copies = module.original_module, module.modules_to_save
+    active = getattr(module, "active_adapter", None) or ()
+    names = (active,) if isinstance(active, str) else tuple(active)
+    if getattr(module, "disable_adapters", False) or not names or any(name not in copies for name in names):
+        return original
+    return copies[names[0]]
+
+
+def still_called(head: nn.Module, linear: object) -> bool:
+    """Return whether a call of ``head`` reaches ``linear``, as far as wrappers decide it."""
+    wrappers = (each for each in head.modules() if _wraps(each) and _holds(each, linear))
+    return all(_holds(called_by(each), linear) for each in wrappers)
+
+
+def _wraps(module: object) -> bool:
+    held = getattr(module, "_modules", {})
+    return isinstance(held.get("modules_to_save"), nn.ModuleDict) and held.get("original_module") is not None
+
+
+def _holds(module: Any, inner: Any) -> bool:
+    return any(each is inner for each in module.modules())
+
+
 def ask(head: Any, linear: Any, hidden_states: torch.Tensor, request: LossRequest) -> torch.Tensor:
     """Call ``head``, whose last Linear is ``linear``, and return the loss.
 
@@ -181,7 +210,7 @@ def logits_of(
     """Return the logits of ``head``, and why they may be others than with the weights ``before``, or None.
 
     Sharded weights are compared after hooks have gathered them. A call that reaches another copy of
-    ``linear`` (`trained_copy`) uses other weights.
+    ``linear`` uses other weights.
 
     Raises:
         KernelError: the weights do not fit the hidden states any more.

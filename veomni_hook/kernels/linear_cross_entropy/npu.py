@@ -17,7 +17,7 @@ from torch import Tensor
 
 from veomni_hook.kernels.linear_cross_entropy import autograd, causal_lm, rowwise
 from veomni_hook.kernels.linear_cross_entropy.autograd import Form
-from veomni_hook.kernels.linear_cross_entropy.objective import NOTHING, Objective, TokenStatistics, Wanted
+from veomni_hook.kernels.linear_cross_entropy.objective import Objective, TokenStatistics, Wanted
 from veomni_hook.kernels.linear_cross_entropy.rowwise import Rows
 from veomni_hook.kernels.linear_cross_entropy.torch import chunked
 from veomni_hook.kernels.shared import ascend
@@ -25,7 +25,6 @@ from veomni_hook.kernels.shared.operators import operator
 
 __all__ = [
     "causal_lm_output",
-    "linear_cross_entropy",
     "loss_and_statistics",
     "refuses",
     "token_statistics",
@@ -95,13 +94,6 @@ def loss_and_statistics(*call: Any) -> tuple[Tensor, TokenStatistics]:
 def token_statistics(*call: Any) -> TokenStatistics:
     """Return statistics with gradients; operands of `reference.token_statistics`."""
     return autograd.token_statistics(_BACKEND, *call)
-
-
-def linear_cross_entropy(
-    hidden_states: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, **objective: Any
-) -> Tensor:
-    """Return the loss of ``hidden_states`` ``[rows, hidden]``; ``objective``: fields of `Objective`."""
-    return loss_and_statistics(hidden_states, weight, bias, target, Objective(**objective), NOTHING)[0]
 
 
 def unable(x: Tensor, weight: Tensor, objective: Objective, wanted: Wanted) -> str | None:

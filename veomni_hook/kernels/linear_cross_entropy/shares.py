@@ -7,7 +7,7 @@ loss. `veomni_hook.parallel.loss` says which models have such a group.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
@@ -34,7 +34,7 @@ class Group(Protocol):
 class Shared:
     """What finds the group of a model, the model being the argument; None: no model has one."""
 
-    find: Callable[[Any], Group | None] | None = None
+    find: Callable[[object], Group | None] | None = None
 
 
 SHARED = Shared()

@@ -15,15 +15,21 @@ import torch
 
 from veomni_hook.kernels.linear_cross_entropy import autograd, causal_lm, rowwise
 from veomni_hook.kernels.linear_cross_entropy.autograd import Backend, Form, Found, Gradients, Needed
-from veomni_hook.kernels.linear_cross_entropy.chunks import ALIGNED, Chunk, Head, Sums, chunks, divisor
-from veomni_hook.kernels.linear_cross_entropy.objective import NOTHING, Objective, TokenStatistics, Wanted
+from veomni_hook.kernels.linear_cross_entropy.chunks import (
+    ALIGNED,
+    Chunk,
+    Head,
+    Sums,
+    chunks,
+    divisor,
+    precision,
+)
+from veomni_hook.kernels.linear_cross_entropy.objective import Objective, TokenStatistics, Wanted
 from veomni_hook.kernels.linear_cross_entropy.options import active, token_outputs_of
-from veomni_hook.kernels.linear_cross_entropy.weight_gradient import precision
 
 __all__ = [
     "causal_lm_output",
     "chunked",
-    "linear_cross_entropy",
     "loses",
     "loss_and_statistics",
     "token_statistics",
@@ -214,22 +220,6 @@ def loss_and_statistics(*call: Any) -> tuple[torch.Tensor, TokenStatistics]:
 def token_statistics(*call: Any) -> TokenStatistics:
     """Return statistics with gradients; operands of `reference.token_statistics`."""
     return autograd.token_statistics(_BACKEND, *call)
-
-
-def linear_cross_entropy(
-    hidden_states: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    target: torch.Tensor,
-    **objective: Any,
-) -> torch.Tensor:
-    """Return the loss: by default the mean cross-entropy over positions that are not ignored; float32.
-
-    ``hidden_states`` is ``[rows, hidden]``, ``weight`` ``[vocab, hidden]``, ``bias`` ``[vocab]``, ``target``
-    ``[rows]`` (int64). ``objective``: fields of `Objective`. At most one chunk of logits exists at a time.
-    On a CPU, raises IndexError for a target outside the vocabulary.
-    """
-    return loss_and_statistics(hidden_states, weight, bias, target, Objective(**objective), NOTHING)[0]
 
 
 def unable(x: torch.Tensor, weight: torch.Tensor, objective: Objective, wanted: Wanted) -> str | None:

@@ -21,9 +21,8 @@ from torch import Tensor
 
 from veomni_hook.kernels.linear_cross_entropy import autograd, causal_lm, device
 from veomni_hook.kernels.linear_cross_entropy.autograd import Backend, Form, Found, Gradients, Needed
-from veomni_hook.kernels.linear_cross_entropy.chunks import Head, Sums, chunks, divisor
-from veomni_hook.kernels.linear_cross_entropy.objective import NOTHING, Objective, TokenStatistics, Wanted
-from veomni_hook.kernels.linear_cross_entropy.weight_gradient import precision
+from veomni_hook.kernels.linear_cross_entropy.chunks import Head, Sums, chunks, divisor, precision
+from veomni_hook.kernels.linear_cross_entropy.objective import Objective, TokenStatistics, Wanted
 from veomni_hook.kernels.selection.binding import wanted_by
 from veomni_hook.kernels.selection.choice import AUTO
 from veomni_hook.kernels.shared.launch import power
@@ -31,7 +30,6 @@ from veomni_hook.kernels.shared.operators import operator
 
 __all__ = [
     "causal_lm_output",
-    "linear_cross_entropy",
     "loss_and_statistics",
     "refuses",
     "token_statistics",
@@ -311,17 +309,6 @@ def loss_and_statistics(*call: Any) -> tuple[Tensor, TokenStatistics]:
 def token_statistics(*call: Any) -> TokenStatistics:
     """Return statistics with gradients; operands of `reference.token_statistics`."""
     return autograd.token_statistics(_BACKEND, *call)
-
-
-def linear_cross_entropy(
-    hidden_states: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    target: Tensor,
-    **objective: Any,
-) -> Tensor:
-    """Return the loss of ``hidden_states`` ``[rows, hidden]``; ``objective``: fields of `Objective`."""
-    return loss_and_statistics(hidden_states, weight, bias, target, Objective(**objective), NOTHING)[0]
 
 
 def unable(x: Tensor, weight: Tensor, objective: Objective, wanted: Wanted) -> str | None:

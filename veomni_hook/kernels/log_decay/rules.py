@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from veomni_hook.kernels.shared.operand_checks import not_plain, untraceable
@@ -11,7 +9,7 @@ from veomni_hook.kernels.shared.operand_checks import not_plain, untraceable
 __all__ = ["fits", "fits_channels", "refuses", "refuses_channels", "refuses_with_sigmoid"]
 
 
-def refuses(owner: object, x: object, log_rate: Any, bias: Any) -> str | None:
+def refuses(owner: object, x: torch.Tensor, log_rate: torch.Tensor, bias: torch.Tensor) -> str | None:
     """Return why this call must run the upstream code, or None.
 
     ``x`` is ``a``, or a tensor from which upstream's code will compute it: kernels look at that (`fits`).
@@ -21,7 +19,9 @@ def refuses(owner: object, x: object, log_rate: Any, bias: Any) -> str | None:
     return None if log_rate.ndim == bias.ndim == 1 else "the rate and the bias are not one per head"
 
 
-def refuses_with_sigmoid(owner: object, a: Any, log_rate: object, bias: object, b: Any) -> str | None:
+def refuses_with_sigmoid(
+    owner: object, a: torch.Tensor, log_rate: torch.Tensor, bias: torch.Tensor, b: torch.Tensor
+) -> str | None:
     """Return why this call must run the upstream code, or None."""
     if not isinstance(b, torch.Tensor):
         return f"an operand is a {type(b).__name__}"
@@ -37,7 +37,13 @@ def fits(a: torch.Tensor, log_rate: torch.Tensor, bias: torch.Tensor) -> bool:
 
 
 def refuses_channels(
-    owner: object, x: object, log_rate: object, bias: Any, dtype: object, bounded: object, lower: object
+    owner: object,
+    x: torch.Tensor,
+    log_rate: torch.Tensor,
+    bias: torch.Tensor,
+    dtype: object,
+    bounded: object,
+    lower: object,
 ) -> str | None:
     """Return why this call must run the upstream code, or None; ``x`` as in `refuses`."""
     if (reason := _unsuited(x, log_rate, bias)) is not None:

@@ -44,7 +44,7 @@ def full(
 
 def packed(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cu_seqlens: torch.Tensor
-) -> list[Any]:
+) -> list[object]:
     """Return the tensors as ``[positions, heads, width]``, the int32 boundaries, and the longest length."""
     dtype = dtype_of(query)
     tensors = [each[0].to(dtype).transpose(0, 1) for each in (query, key, value)]
@@ -60,7 +60,7 @@ def refuses(owner: Any, query: Any, key: Any, value: Any, *others: object) -> st
 
 
 def loses(
-    owner: object, query: Any, key: object, value: object, cu_seqlens: Any, *others: object
+    owner: object, query: torch.Tensor, key: object, value: object, cu_seqlens: torch.Tensor, *others: object
 ) -> str | None:
     """Return why calls for each run of segments are faster than one call, or None."""
     calls, pairs = derived(cu_seqlens, _calls)
