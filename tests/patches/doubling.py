@@ -1,7 +1,5 @@
 """Two idioms for tests: `double` guards forwards that multiply by 2, `turn` replaces calls of `turn`."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 

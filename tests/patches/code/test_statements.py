@@ -2,7 +2,7 @@ import ast
 
 import pytest
 
-from veomni_hook.patches.code.tree import binding, blocks, initialised, module_statements, statements_of_init
+from veomni_hook.patches.code.tree import binding, blocks, initialised, module_statements
 
 SOURCE = """\
 import a
@@ -62,7 +62,7 @@ def forward(self, x, flag):
 def test_blocks_of_a_function(nested, texts):
     (function,) = ast.parse(FUNCTION).body
     first, *inner = blocks(function, nested=nested)
-    assert len(first) == 4 and sorted(ast.unparse(block[0]) for block in inner) == sorted(texts)  # type: ignore[type-var]
+    assert len(first) == 4 and sorted(ast.unparse(block[0]) for block in inner) == sorted(texts)
 
 
 @pytest.mark.parametrize(
@@ -75,32 +75,6 @@ def test_blocks_of_a_function(nested, texts):
 def test_binding(text, name, value):
     found, node = binding(ast.parse(text).body[0])
     assert found == name and (node is None if value is None else ast.unparse(node) == value)
-
-
-TEXT = """
-class A:
-    x = 1
-    def __init__(self, n):
-        self.a = n
-        other.b = n
-        c = self.a
-        if n:
-            self.d, self.e = n
-            self.f = self.g = Linear(n)
-    def forward(self):
-        self.h = 1
-"""
-
-
-def owner():
-    (node,) = ast.parse(TEXT).body
-    assert isinstance(node, ast.ClassDef)
-    return node
-
-
-def test_only_plain_assignments_of_init_to_self():
-    found = {name: ast.unparse(value) for name, value in initialised(owner())}
-    assert found == {"a": "n", "f": "Linear(n)", "g": "Linear(n)"}
 
 
 def test_locals_that_are_bound_once_and_methods_that_init_calls():
@@ -119,12 +93,5 @@ def test_locals_that_are_bound_once_and_methods_that_init_calls():
         "    def later(self):\n"
         "        self.e = 2\n"
     ).body
-    assert isinstance(node, ast.ClassDef)
     found = {name: ast.unparse(value) for name, value in initialised(node)}
     assert found == {"a": "Linear(n)", "b": "wide", "d": "Linear(3)"}
-
-
-def test_a_class_without_init():
-    (node,) = ast.parse("class A: pass").body
-    assert isinstance(node, ast.ClassDef)
-    assert list(initialised(node)) == list(statements_of_init(node)) == []

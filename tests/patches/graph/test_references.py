@@ -50,11 +50,6 @@ def test_the_first_formula_that_the_code_is():
     }
 
 
-def test_only_the_names_that_are_asked_for():
-    found = recognised(MLP, form("def f(a, b, act): return b * act(a)"), {}, names=("clamped",))
-    assert isinstance(found, Difference)
-
-
 @pytest.mark.parametrize(("otherwise", "known"), [(ANY, True), (ARGUMENT, False)])
 def test_operands_without_a_rule(otherwise, known):
     found = recognised(MLP, form("def f(a, b, act): return b.c * act(a)"), {}, otherwise=otherwise)

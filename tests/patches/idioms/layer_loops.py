@@ -1,7 +1,5 @@
 """A small decoder in upstream's form, for changes that an idiom must notice."""
 
-from __future__ import annotations
-
 DECODER = """\
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """A modeling file with a site of every idiom; code below its definitions may replace them."""
 
-from __future__ import annotations
-
 _BODY = """
 import sys
 import functools

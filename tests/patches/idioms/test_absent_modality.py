@@ -1,7 +1,5 @@
 """Calls of towers below a condition: forms that upstream writes, and near misses with their reasons."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 
@@ -47,18 +45,6 @@ TAIL = """
         return self.language_model(inputs_embeds)
 """
 FORMS = {
-    "None first": (
-        """
-        if None is not pixel_values and None is given.get("image"):
-            x = self.get_image_features(pixel_values, image_grid_thw, return_dict=True, **kwargs).pooler_output
-            inputs_embeds = inputs_embeds + x
-""",
-        (
-            "pixel_values is None and None is given.get('image')",
-            "(pixel_values, image_grid_thw, return_dict=True)",
-            '("pooler_output",)',
-        ),
-    ),
     "an attribute of the call": (
         """
         if pixel_values is not None:
@@ -113,27 +99,6 @@ FORMS = {
 """,
         ("pixel_values is None", "(pixel_values, image_grid_thw)", '("pooler_output",)'),
     ),
-    "another name that was None": (
-        """
-        outputs = None
-        if pixel_values is not None:
-            x = self.get_image_features(pixel_values, image_grid_thw)
-            outputs = x
-            inputs_embeds = inputs_embeds + outputs.pooler_output
-""",
-        ("pixel_values is None", "(pixel_values, image_grid_thw)", '("pooler_output",)'),
-    ),
-    "an else without calls": (
-        """
-        if pixel_values is not None:
-            x = self.get_image_features(pixel_values, image_grid_thw)
-        else:
-            x = None
-        if x is not None:
-            inputs_embeds = inputs_embeds + x
-""",
-        ("pixel_values is None", "(pixel_values, image_grid_thw)", "()"),
-    ),
     "arguments that may be absent": (
         """
         if pixel_values is not None and inputs_embeds.shape[1] != 1:
@@ -159,6 +124,18 @@ FORMS = {
             '("pooler_output",)',
         ),
     ),
+    "the result itself": (
+        """
+        if pixel_values is not None and pixel_values.size(0) > 0:
+            x = self.get_video_features(pixel_values, image_grid_thw)
+            inputs_embeds = inputs_embeds + x
+""",
+        (
+            "not (pixel_values is not None and pixel_values.size(0) > 0)",
+            "(pixel_values, image_grid_thw)",
+            "()",
+        ),
+    ),
     "a chain": (
         """
         if pixel_values is not None and given is not None:
@@ -172,26 +149,6 @@ FORMS = {
 """,
         ("pixel_values is None", "(pixel_values, image_grid_thw)", "()"),
     ),
-    "the result itself": (
-        """
-        if pixel_values is not None and pixel_values.size(0) > 0:
-            x = self.get_video_features(pixel_values, image_grid_thw)
-            inputs_embeds = inputs_embeds + x
-""",
-        (
-            "not (pixel_values is not None and pixel_values.size(0) > 0)",
-            "(pixel_values, image_grid_thw)",
-            "()",
-        ),
-    ),
-    "an option": (
-        """
-        if pixel_values is not None:
-            x = self.get_image_features(pixel_values, image_grid_thw, vision_feature_layer=input_ids[0])
-            inputs_embeds = inputs_embeds + x
-""",
-        ("pixel_values is None", "(pixel_values, image_grid_thw, vision_feature_layer=input_ids[0])", "()"),
-    ),
 }
 CALL = "x = self.get_image_features(pixel_values, image_grid_thw)"
 MISSED = {
@@ -203,8 +160,6 @@ MISSED = {
     ),
     "an else": (f"if pixel_values is not None:\n    {CALL}\nelse:\n    x = self.embed(0)", "its condition has an else that calls"),
     "two conditions": (f"if video_grid_thw is not None:\n    if pixel_values is not None:\n        {CALL}", "several"),
-    "three conditions": (f"if pixel_values is not None:\n    if given:\n        if given.get(1) is None:\n            {CALL}", "several"),
-    "a condition inside": (f"if pixel_values is not None:\n    if input_ids is None:\n        {CALL}", "several"),
     "not about data": (f"if pixel_values is not None and input_ids.shape[1] != 1:\n    {CALL}", "not about data alone: input_ids.shape"),
     "other data": (f"if input_ids is not None:\n    {CALL}", "does not ask whether its data is None"),
     "always": (f"if given.get(1) is None:\n    {CALL}", "every batch calls it, unless features are given"),
@@ -215,10 +170,6 @@ MISSED = {
     "asked and raised": (
         "if pixel_values is not None:\n    x = self.get_image_features(pixel_values, needed=given)",
         "what its argument needed is without data is not known",
-    ),
-    "another call of a tower": (
-        "if pixel_values is not None:\n    x = self.get_image_features(pixel_values, more=given)",
-        "what its argument more is without data is not known",
     ),
     "computed": (
         "if pixel_values is not None:\n    x = self.get_image_features(pixel_values[:1], image_grid_thw)",
@@ -335,14 +286,6 @@ PLACES = {
             "(pixel_values is not None,)",
         ],
     ),
-    "videos first": (
-        VIDEOS + IMAGES,
-        [
-            "(pixel_values is not None or given.get('image') is None,)",
-            "(films is not None and inputs_embeds.shape[1] != 1,)",
-        ],
-    ),
-    "features cannot be given": (IMAGES + WITHOUT_FEATURES, ["(inputs_embeds.shape[1] != 1,)", "(pixel_values is not None,)"]),
     "always": (
         IMAGES + WITHOUT_FEATURES.partition(" and inputs")[0] + ":" + WITHOUT_FEATURES.partition(":")[2],
         ["(True,)", "(pixel_values is not None,)"],
@@ -353,7 +296,6 @@ PLACES = {
     ),
     "only one of them runs": ("if input_ids is None:" + indented(IMAGES) + "else:" + indented(VIDEOS), ["", ""]),
     "other towers": (IMAGES + VIDEOS.replace("get_video_features", "get_audio_features"), ["", ""]),
-    "other results": (IMAGES + VIDEOS + "inputs_embeds += given['image'].pooled + given['video'].deepstack", ["", ""]),
 }  # fmt: skip
 
 

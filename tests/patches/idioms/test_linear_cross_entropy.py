@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.kernels.matching import close
-from tests.patches.idioms.applied import executed, sites_of, spliced
+from tests.patches.idioms.applied import executed, sites_of
 from veomni_hook.kernels.linear_cross_entropy.output import LazyLogits
 from veomni_hook.kernels.selection.process_choice import set_choice
 from veomni_hook.patches.code.edit import Edit
@@ -108,19 +108,14 @@ ROUTED = {
         RETURN,
     ),
     "no keywords": tail(HEAD, LOSS.replace(", **kwargs", ""), RETURN),
-    "annotated": tail(HEAD, LOSS.replace("loss = None", "loss: torch.Tensor | None = None"), RETURN),
-    "one more keyword": tail(HEAD, LOSS.replace("**kwargs", "ignore_index=-100, **kwargs"), RETURN),
     "sliced": tail("logits = self.lm_head(hidden[:, 0:, :])", LOSS, RETURN),
     "cast input": tail("logits = self.lm_head(hidden.to(self.lm_head.weight.dtype)).float()", LOSS, RETURN),
     "contiguous": tail("logits = self.lm_head(hidden).contiguous()", LOSS, RETURN),
     "one of several heads": tail("logits = self.heads[index](hidden)", LOSS, RETURN),
-    "a head with a head": tail("logits = self.lm_head(self.norm(hidden))", LOSS, RETURN),
     "module head": tail("logits = self.cls(hidden)", LOSS, RETURN),
     "scaled": tail(HEAD, "logits = logits * self.config.scale", LOSS, RETURN),
-    "scaled at once": tail("logits = self.lm_head(hidden) * self.config.scale", LOSS, RETURN),
     "divided": tail(HEAD, "logits = logits / self.config.scale", LOSS, RETURN),
     "scaled if": tail(HEAD, "if self.config.scale is not None:", "    logits = logits * self.config.scale", LOSS, RETURN),
-    "not scaled": tail(HEAD, "if self.config.off is not None:", "    logits = logits * self.config.off", LOSS, RETURN),
     "capped": tail(
         HEAD, "if self.config.cap is not None:", "    logits = logits / self.config.cap",
         "    logits = torch.tanh(logits)", "    logits = logits * self.config.cap", LOSS, RETURN,
@@ -134,14 +129,6 @@ ROUTED = {
         RETURN,
     ),
     "capped with a local": tail(HEAD, "cap = self.config.cap", "logits = F.tanh(logits / cap) * cap", LOSS, RETURN),
-    "capped with getattr": tail(
-        HEAD,
-        'cap = getattr(self.config, "cap", None)',
-        "if cap is not None:",
-        "    logits = cap * torch.tanh(logits / cap)",
-        LOSS,
-        RETURN,
-    ),
     "capped with a walrus": tail(
         HEAD, "if (cap := self.config.cap) is not None:", "    logits = logits / cap",
         "    logits = torch.tanh(logits)", "    logits = logits * cap", LOSS, RETURN,
@@ -320,13 +307,6 @@ def test_a_changed_module_that_caps_logits_is_called(change):
     assert all(expected in said for expected, said in reasons)
 
 
-@pytest.mark.parametrize("name", ROUTED)
-def test_upstreams_statements_stay(name):
-    before = source(ROUTED[name])
-    lines = iter(spliced(before, [site_of(ROUTED[name])]).splitlines())
-    assert all(line in lines for line in before.splitlines())
-
-
 def test_without_labels_and_for_tuples_upstream_answers():
     set_choice("linear_cross_entropy=torch")
     site = site_of(ROUTED["tuple on request"])
@@ -364,8 +344,8 @@ def test_a_branch_that_uses_logits_is_left_to_upstream():
 
 BRANCHES = {
     "a step with something else than what is tested": "    logits = logits * self.config.scale",
-    "back to what was there before": "    logits = raw",
     "two things at once": "    logits = logits * self.config.cap\n    hidden = hidden * 2",
+    "back to what was there before": "    logits = raw",
 }
 
 
@@ -388,10 +368,8 @@ def test_a_branch_that_kernels_cannot_repeat_is_left_to_upstream(name):
 
 MISSED = {
     "logits edited in place": (tail(HEAD, "logits[..., 0] = 0", LOSS, RETURN), "another way"),
-    "logits edited by a method": (tail(HEAD, "logits.clamp_(max=3)", LOSS, RETURN), "another way"),
     "an unknown function of logits": (tail(HEAD, "logits = squash(logits)", LOSS, RETURN), "another way"),
     "tanh is the file's own": (tail("tanh = squash", HEAD, "logits = tanh(logits)", LOSS, RETURN), "another way"),
-    "a module that does more": (tail(HEAD, "logits = self.bent(logits)", LOSS, RETURN), "another way"),
     "a module's cap and another": (tail(HEAD, "logits = torch.tanh(self.cap(logits) / 3.0) * 3.0", LOSS, RETURN), "unknown order"),
     "tanh without a cap": (tail(HEAD, "logits = torch.tanh(logits)", LOSS, RETURN), "unknown order"),
     "two caps": (tail(HEAD, "logits = torch.tanh(logits / self.config.cap) * self.config.scale", LOSS, RETURN), "unknown order"),
@@ -405,9 +383,7 @@ MISSED = {
         ),
         "unknown order",
     ),
-    "scaled, then cast": (tail("logits = (self.lm_head(hidden) * self.config.scale).float()", LOSS, RETURN), "unknown order"),
     "divides the other way": (tail(HEAD, "logits = self.config.scale / logits", LOSS, RETURN), "another way"),
-    "added": (tail(HEAD, "logits = logits + self.config.scale", LOSS, RETURN), "another way"),
     "scaled in one branch of two": (
         tail(
             HEAD, "if self.config.scale is not None:", "    logits = logits * self.config.scale", "else:",
@@ -427,11 +403,9 @@ MISSED = {
         "different logits",
     ),
     "logits changed after the loss": (tail(HEAD, LOSS, "logits = logits * 2", RETURN), "another way"),
-    "logits read after the loss": (tail(HEAD, LOSS, "self.seen = logits.mean()", RETURN), "another way"),
     "logits read in the output": (tail(HEAD, LOSS, "return Output(loss=loss, logits=logits, aux_loss=logits.mean())"), "only as logits"),
     "a branch on the loss": (tail(HEAD, LOSS, "if loss is not None:", "    loss = loss + logits.mean()", RETURN), "another way"),
     "labels changed by a call": (tail(HEAD, "labels = labels.roll(1)", LOSS, RETURN), "not plain"),
-    "labels changed in place": (tail(HEAD, "labels.fill_(3)", LOSS, RETURN), "not plain"),
     "labels changed in a branch": (tail(HEAD, "if index:", "    labels = labels[:, :1]", LOSS, RETURN), "a branch between"),
     "several losses": (tail(HEAD, LOSS, LOSS, RETURN), "several losses (lines "),
     "the loss in a loop": (tail(HEAD, "for _ in range(1):", textwrap.indent(LOSS, "    "), RETURN), "nested branch, or not bound"),
@@ -448,11 +422,8 @@ MISSED = {
         "in an else",
     ),
     "the loss not bound": (tail(HEAD, LOSS.replace("loss = self.loss_function", "loss = 2 * self.loss_function"), RETURN), "not bound"),
-    "logits of another model": (tail("logits = hidden[0]", LOSS, RETURN), "where no head is called"),
     "a head with a second argument": (tail("logits = self.lm_head(hidden, index)", LOSS, RETURN), "more than"),
-    "a head of something costly": (tail("logits = self.lm_head(F.dropout(hidden))", LOSS, RETURN), "more than"),
     "logits bound by a with": (tail("with torch.no_grad():", "    logits = self.lm_head(hidden)", LOSS, RETURN), "bound in a with"),
-    "no output": (tail(HEAD, LOSS, "return loss, logits"), "creating an output"),
     "an output without logits": (tail(HEAD, LOSS, "return Output(loss=loss)"), "an output with the logits"),
     "a popped keyword used again": (
         tail(
@@ -462,11 +433,11 @@ MISSED = {
         "used after the loss",
     ),
     "what is popped are the labels": (ROUTED["popped keyword"].replace("labels=labels", "labels=shifted"), "uses a value popped"),
+    "what is popped goes elsewhere": (ROUTED["popped keyword"].replace('"shift_labels"', '"ignore_index"'), "popped from kwargs"),
     "what is popped goes nowhere": (
         ROUTED["popped keyword"].replace("shift_labels=shifted, ", ""),
         "'shift_labels' is popped from kwargs and not passed to the loss",
     ),
-    "what is popped goes elsewhere": (ROUTED["popped keyword"].replace('"shift_labels"', '"ignore_index"'), "popped from kwargs"),
 }  # fmt: skip
 
 
@@ -524,6 +495,12 @@ def test_what_is_copied_asks_the_slots_of_other_sites(monkeypatch):
     assert slot not in site_of(ROUTED["auxiliary loss"]).slots
 
 
+def test_a_forward_in_one_line_cannot_take_a_guard():
+    text = ROUTED["plain"].replace("logits = self.lm_head", "pass; logits = self.lm_head")
+    site = site_of(text)
+    assert site.status is Status.MISSED and "does not begin" in site.reason
+
+
 LISTED = '''
 class Detector:
     def forward(self, images, labels):
@@ -575,9 +552,3 @@ def test_a_head_that_is_a_linear_of_the_files_own(kind, reason):
     (site,) = sites_of(idiom, text)
     assert site.status is (Status.ROUTED if reason is None else Status.MISSED)
     assert reason is None or f"self.lm_head is a {reason}" in site.reason
-
-
-def test_a_forward_in_one_line_cannot_take_a_guard():
-    text = ROUTED["plain"].replace("logits = self.lm_head", "pass; logits = self.lm_head")
-    site = site_of(text)
-    assert site.status is Status.MISSED and "does not begin" in site.reason
