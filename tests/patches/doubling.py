@@ -16,10 +16,8 @@ UPSTREAM = """\
 def rotate(x):
     return -x
 
-
 def turn(x, angle=1):
     return rotate(x) * angle
-
 
 class Double(object):
     def forward(self, x):
@@ -28,18 +26,15 @@ class Double(object):
     def other(self, x):
         return x
 
-
 class Triple(object):
     def forward(self, x):
         return x * 3
-
 
 class Attention(object):
     def forward(self, x):
         before = x + 1
         y = turn(before)
         return y + 10
-
 
 class Plain(object):
     def forward(self, x):

@@ -16,7 +16,6 @@ UPSTREAM = """\
 def helper(x):
     return x
 
-
 class A:
     def __init__(self):
         self.x = 1
@@ -29,7 +28,6 @@ class A:
 
     @p.setter
     def p(self, v): pass
-
 
 class B(A):
     def m(self, x):

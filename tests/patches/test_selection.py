@@ -17,15 +17,12 @@ ORIGIN = Origin("pkg.a.upstream", "/site/pkg/a/upstream.py", "pkg", "1.0")
 UPSTREAM = """\
 import math
 
-
 def helper(x):
     return x
-
 
 class OneNorm(object):
     def forward(self, x):
         return helper(x) * 2
-
 
 class TwoNorm(object):
     def __init__(self):
@@ -36,7 +33,6 @@ class TwoNorm(object):
 
     def extra(self):
         return 1
-
 
 class Other(object):
     def forward(self, x):

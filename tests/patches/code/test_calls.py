@@ -41,12 +41,6 @@ def test_calls_where_self_is_at_hand(body):
     assert found(in_method(body)) == [("self", "Attention.forward")]
 
 
-def test_the_instance_may_have_another_name():
-    assert found(in_method("return turn(q, k)", signature="def forward(this, q, k):")) == [
-        ("this", "Attention.forward")
-    ]
-
-
 @pytest.mark.parametrize(
     ("body", "where"),
     [

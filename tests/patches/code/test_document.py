@@ -112,13 +112,6 @@ def test_line_endings(newline):
     assert document.source[document.next_line(deep) :].lstrip().startswith("local = 1")
 
 
-def test_form_feed_ends_no_line_and_resets_indentation():
-    document = Document("class A:\n    x = 1\n\f    def f(self):\n        return 1\n\fy = 2\n")
-    assert document.lineno(document.start(node(document, "y"))) == 5
-    assert document.indent(node(document, "A.f")) == "    "
-    assert document.text(node(document, "y")) == "y = 2"
-
-
 @given(st.text(alphabet="a\n\r\f\t é𝒳", max_size=30), st.integers(0, 30))
 def test_lines_agree_with_pythons(text, offset):
     document = Document("'''" + text + "'''")

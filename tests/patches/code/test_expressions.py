@@ -8,7 +8,6 @@ from veomni_hook.patches.code.tree import (
     decorator_name,
     is_plain,
     last_name,
-    own_attribute,
 )
 
 
@@ -45,11 +44,6 @@ def test_plain(text):
 )
 def test_not_plain(text):
     assert not is_plain(expression(text))
-
-
-def test_attributes_of_self():
-    texts = ("self.a", "self.a.b", "this.a", "self", "self.a[0]")
-    assert [own_attribute(ast.parse(text, mode="eval").body) for text in texts] == ["a", "", "", "", ""]
 
 
 @pytest.mark.parametrize(

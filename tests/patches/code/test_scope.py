@@ -9,8 +9,6 @@ from veomni_hook.patches.code.scope import (
     local_names,
     nested_names,
     own_names,
-    parameter_names,
-    parameters,
     used_names,
 )
 
@@ -46,11 +44,6 @@ assert isinstance(FUNCTION, ast.FunctionDef)
 
 LOCALS = set("a b c d e p s v w x y z aa2 bb cc ff hh jj kk ll mm pp tt wx xx ab".split())
 INNER = set("nn qq rr ss uu vv zz".split())
-
-
-def test_parameters():
-    assert [parameter.arg for parameter in parameters(FUNCTION)] == list("abcde")
-    assert parameter_names(FUNCTION) == set("abcde")
 
 
 def test_locals_are_those_of_the_functions_own_scope():

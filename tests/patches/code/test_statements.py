@@ -34,12 +34,6 @@ def test_module_statements_stay_out_of_functions_and_classes():
     assert sorted(found) == ["b = 1", "b = 2", "c = 1", "d = 1", "e = 1", "import a", "import b"]
 
 
-def test_blocks_hold_every_statement_once():
-    tree = ast.parse(SOURCE)
-    seen = [id(statement) for block in blocks(tree) for statement in block]
-    assert len(seen) == len(set(seen))
-
-
 FUNCTION = """
 def forward(self, x, flag):
     try:

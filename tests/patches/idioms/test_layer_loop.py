@@ -138,8 +138,8 @@ SHORT = "hidden_states, attention_mask=causal_mask, position_embeddings=position
                 ),
                 ("        return hidden_states + self.mlp", "        return (hidden_states + self.mlp"),
                 (
-                    "self.mlp(hidden_states)\n\n\nclass TinyModel",
-                    "self.mlp(hidden_states), None)\n\n\nclass TinyModel",
+                    "self.mlp(hidden_states)\n\nclass TinyModel",
+                    "self.mlp(hidden_states), None)\n\nclass TinyModel",
                 ),
             ],
             CUT,

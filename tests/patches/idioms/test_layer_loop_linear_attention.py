@@ -14,7 +14,6 @@ FUNCTIONS = """
 def causal_conv1d_fn(hidden_states, weight, bias=None, activation=None, **kwargs):
     return hidden_states.cumsum(2)
 
-
 @use_kernel_func_from_hub_with_fallback("chunk_gated_delta_rule", "fla")
 def chunk_gated_delta_rule(
     query, key, value, g, beta, chunk_size=64, initial_state=None, output_final_state=False,
@@ -22,12 +21,10 @@ def chunk_gated_delta_rule(
 ):
     return value.cumsum(1), None
 
-
 def without_padding(hidden_states, attention_mask):
     if attention_mask is not None:
         hidden_states = hidden_states * attention_mask[:, :, None]
     return hidden_states
-
 
 """
 BODY = """\
@@ -54,7 +51,6 @@ BODY = """\
         if past_key_values is not None:
             past_key_values.update_recurrent_state(state, self.layer_idx)
         return self.o_proj(x.reshape(rows, length, -1)), None
-
 
 """
 

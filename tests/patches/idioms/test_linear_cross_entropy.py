@@ -22,7 +22,6 @@ from torch import nn
 from transformers.loss.loss_utils import ForCausalLMLoss
 from transformers.modeling_outputs import MoeCausalLMOutputWithPast as Output
 
-
 class Decoder(nn.Module):
     """A head around its Linear."""
 
@@ -33,7 +32,6 @@ class Decoder(nn.Module):
     def forward(self, hidden):
         return self.out(F.gelu(self.dense(hidden)))
 
-
 class Cap(nn.Module):
     def __init__(self, most):
         super().__init__()
@@ -42,19 +40,15 @@ class Cap(nn.Module):
     def forward(self, x):
         return torch.tanh(x / self.most) * self.most
 
-
 class Bent(Cap):
     def forward(self, x):
         return torch.tanh(x / self.most) * self.most * 2
 
-
 def balance(router, weight):
     return router.pow(2).mean() * weight
 
-
 def squash(x):
     return x.sigmoid()
-
 
 class Tiny(nn.Module):
     loss_function = staticmethod(ForCausalLMLoss)
@@ -506,7 +500,6 @@ class Detector:
     def forward(self, images, labels):
         return self.loss_function(self.head(images), labels, self.device, self.config, boxes=1)
 
-
 class Classifier:
     def forward(self, x, labels):
         logits = self.score(x)
@@ -514,12 +507,10 @@ class Classifier:
         loss = self.loss_function(logits=logits, pooled_logits=pooled_logits, labels=labels)
         return Output(loss=loss, logits=pooled_logits)
 
-
 class Quiet:
     def forward(self, x):
         """Names self.loss_function and calls nothing."""
         return x
-
 
 class Language:
     def compute(self, x, labels):

@@ -22,7 +22,6 @@ import torch
 from torch import nn
 from transformers.loss.loss_utils import ForSequenceClassificationLoss
 
-
 class Tiny(nn.Module):
     loss_function = staticmethod(ForSequenceClassificationLoss)
 
@@ -227,23 +226,11 @@ def test_the_text_and_the_site():
     )
     assert site.captures == {"score": "self.score", "hidden_states": "hidden", "logits": "logits"}
     assert site.slots == (SlotSpec(SLOT, "linear_cross_entropy", "last_token"),)
-    assert (site.target, site.part, site.lineno) == ("Tiny.forward", idiom.PART, 20)
+    assert (site.target, site.part, site.lineno) == ("Tiny.forward", idiom.PART, 19)
 
 
 def test_the_first_position_is_no_candidate():
     assert not list(sites_of(idiom, source(TAIL.replace(PICK, "pooled_logits = logits[:, 0]"))))
-
-
-def test_locals_may_have_other_names():
-    text = source(TAIL).replace("pooled_logits=pooled_logits", "pooled_logits=chosen")
-    text = text.replace("pooled_logits = ", "chosen = ").replace(
-        "loss=loss, logits=pooled_logits", "loss=loss, logits=chosen"
-    )
-    text = text.replace("logits = self", "scores = self").replace("logits[torch", "scores[torch")
-    text = text.replace("logits=logits", "logits=scores").replace("logits.", "scores.")
-    (site,) = sites_of(idiom, text)
-    assert site.status is Status.ROUTED, site.reason
-    assert site.captures["logits"] == "scores"
 
 
 def test_each_forward_is_listed_once():

@@ -85,13 +85,6 @@ def test_decorate_goes_above_all_others(decorators):
     assert edited(module, *edits) == f"x = 1\n# [ROUTED] why\n@slot.reached\n{decorators}class A: pass\n"
 
 
-def test_decorate_at_the_indentation_of_the_class():
-    module = view("if 1:\n    class A: pass\n")
-    owner = next(n for n in ast.walk(module.document.tree) if isinstance(n, ast.ClassDef))
-    edits = guards.decorate(module, owner, "slot.reached", "why")
-    assert "    # [ROUTED] why\n    @slot.reached\n    class A: pass" in edited(module, *edits)
-
-
 @pytest.mark.parametrize(
     ("body", "name"),
     [

@@ -21,26 +21,21 @@ from veomni_hook.patches.spec import PatchConfig
 UPSTREAM = """\
 from torch import nn
 
-
 class Norm(nn.Module):
     def __init__(self, size, eps=1e-6):
         super().__init__()
 
-
 class MLP(nn.Module):
     pass
 
-
 class BigMLP(MLP):
     pass
-
 
 class Layer(nn.Module):
     def __init__(self, size):
         super().__init__()
         self.norm, self.other = Norm(size), [Norm(size, eps=1)][0]
         self.mlp, self.big = MLP(), BigMLP()
-
 
 class Model(nn.Module):
     _no_split_modules = ["Norm", "Layer"]
@@ -112,11 +107,9 @@ RENAMED = """\
 from torch import nn
 from pkg.tools import renames
 
-
 class Attention(nn.Module):
     def forward(self, x, cache=None, **kwargs):
         return x
-
 
 class Model(nn.Module):
     def __init__(self):

@@ -22,12 +22,10 @@ def renamed(old, until, *, new_name):
         return call
     return wrap
 
-
 class Layer:
     @renamed("past", "9.9", new_name="cache")
     def forward(self, x, cache=None, **kwargs):
         return x, cache, kwargs
-
 
 class Model:
     def __init__(self):
@@ -36,7 +34,6 @@ class Model:
     @renamed("past", "9.9", new_name="cache")
     def forward(self, x, cache=None):
         return self.layer.forward(x, cache=cache, use=1)
-
 
 @renamed("past", "9.9", new_name="cache")
 def mask(x, *, cache):

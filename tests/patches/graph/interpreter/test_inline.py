@@ -86,11 +86,6 @@ def test_methods_are_followed():
     assert digest(found) == digest(form(one("x.float() - x.float().mean(-1, keepdim=True)")))
 
 
-def test_a_method_of_a_base_class_is_followed():
-    text = f"{NORM}class B(A):\n    def forward(self, x):\n        return self._norm(x) * 2\n"
-    assert method_form(text, "B").inlined == ("A._norm",)
-
-
 def test_a_method_that_a_class_of_the_file_overrides_is_not_followed():
     overriding = f"{NORM}class B(A):\n    def _norm(self, x):\n        return x\n"
     assert method_form(overriding, "A").result.op == "call"
