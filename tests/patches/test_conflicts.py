@@ -180,16 +180,8 @@ def routes_left(result):
         ("config.rewrite('Attention.forward', pattern='{y} + 10', replacement='{y} + 20')\n", {"double", "turn"}, ""),
         ("config.rewrite('Attention.forward', pattern='turn({x})', replacement='{x}')\n", {"double"}, "same target"),
         ("config.rewrite('Double.forward', pattern='x * 2', replacement='x * 4')\n", {"turn"}, "same target"),
-        (
-            "@config.insert_guard('Double.forward', fingerprints=[], before='return {a} * 2')\ndef g(x):\n    if x: return 0\n",
-            {"turn"},
-            "same target",
-        ),
-        (
-            "@config.insert_guard('Attention.forward', fingerprints=[], before='return {a} + 10')\ndef g(x):\n    if x: return 0\n",
-            {"double", "turn"},
-            "",
-        ),
+        ("@config.insert_guard('Double.forward', fingerprints=[], before='return {a} * 2')\ndef g(x):\n    if x: return 0\n", {"turn"}, "same target"),
+        ("@config.insert_guard('Attention.forward', fingerprints=[], before='return {a} + 10')\ndef g(x):\n    if x: return 0\n", {"double", "turn"}, ""),
     ],
 )  # fmt: skip
 def test_routes_give_way_to_what_is_named(patched, load, idioms, tier, code, left, reason):

@@ -128,6 +128,17 @@ def test_external_patch():
     assert made.get_class_replacements() == {"A": patch}
 
 
+def test_getters():
+    made = config()
+    made.override_method("A.m", function)
+    made.replace_function("f", function)
+    made.modify_init("A", function)
+    assert list(made.get_method_overrides()) == ["A.m"]
+    assert list(made.get_function_replacements()) == ["f"]
+    assert list(made.get_init_modifications()) == ["A"]
+    assert [patch.target for patch in made.get_patches_for_target("A")] == ["A.m", "A"]
+
+
 def test_importing_the_language_loads_no_engine():
     code = "import sys, veomni_hook.patches.spec; print(*sorted(m.split('.')[-1] for m in sys.modules if 'patches.' in m))"
     done = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, check=True)

@@ -62,21 +62,9 @@ FORMULAS = {
         "product",
         "y = kernel(self.gate_proj(x), self.up_proj(x), self.act_fn)\n    else:",
     ),
-    "first half": (
-        HALVES + "return self.down_proj(up * self.act_fn(gate))",
-        "product",
-        "return self.down_proj(kernel(gate, up, self.act_fn))",
-    ),
-    "second half": (
-        HALVES + "return self.down_proj(self.act_fn(up) * gate)",
-        "product",
-        "return self.down_proj(kernel(up, gate, self.act_fn))",
-    ),
-    "function": (
-        "return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))",
-        "product",
-        "kernel(self.gate_proj(x), self.up_proj(x), F.silu)",
-    ),
+    "first half": (HALVES + "return self.down_proj(up * self.act_fn(gate))", "product", "return self.down_proj(kernel(gate, up, self.act_fn))"),
+    "second half": (HALVES + "return self.down_proj(self.act_fn(up) * gate)", "product", "return self.down_proj(kernel(up, gate, self.act_fn))"),
+    "function": ("return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))", "product", "kernel(self.gate_proj(x), self.up_proj(x), F.silu)"),
     "float32": (
         "gate, up = self.gate_proj(x), self.up_proj(x)\n"
         "return self.down_proj((self.act_fn(gate.float()) * up.to(torch.float32)).type_as(gate))",
@@ -108,11 +96,7 @@ FORMULAS = {
         "product",
         "kernel(gate, up, self.act_fn)",
     ),
-    "the name is taken": (
-        "kernel = 2.0\nreturn self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x)) * kernel",
-        "product",
-        "if (veomni_kernel := ",
-    ),
+    "the name is taken": ("kernel = 2.0\nreturn self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x)) * kernel", "product", "if (veomni_kernel := "),
     "two products": (
         "y = self.act_fn(self.gate_proj(x)) * self.up_proj(x)\ny = self.down_proj(y)\n"
         "z = self.act_fn(self.gate_proj(x)) * self.up_proj(x)\nreturn y + self.down_proj(z)",

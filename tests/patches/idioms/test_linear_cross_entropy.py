@@ -127,13 +127,7 @@ ROUTED = {
         HEAD, "if (cap := self.config.cap) is not None:", "    logits = logits / cap",
         "    logits = torch.tanh(logits)", "    logits = logits * cap", LOSS, RETURN,
     ),
-    "scaled and capped": tail(
-        HEAD,
-        "logits = logits * self.config.scale",
-        "logits = torch.tanh(logits / self.config.cap) * self.config.cap",
-        LOSS,
-        RETURN,
-    ),
+    "scaled and capped": tail(HEAD, "logits = logits * self.config.scale", "logits = torch.tanh(logits / self.config.cap) * self.config.cap", LOSS, RETURN),
     "labels moved": tail(HEAD, LOSS.replace("not None:\n", "not None:\n    labels = labels.to(logits.device)\n"), RETURN),
     "other labels": tail(
         HEAD,
@@ -177,11 +171,7 @@ ROUTED = {
         "return Output(loss=loss, logits=scores, aux_loss=asked + kernel + finish)",
     ),
     "capped by a module": tail("logits = self.lm_head(hidden).float()", "logits = self.cap(logits)", LOSS, RETURN),
-    "the width of the logits": tail(
-        "logits = self.cap(self.lm_head(hidden))",
-        LOSS.replace("self.config.vocab_size", "logits.shape[-1]"),
-        RETURN,
-    ),
+    "the width of the logits": tail("logits = self.cap(self.lm_head(hidden))", LOSS.replace("self.config.vocab_size", "logits.shape[-1]"), RETURN),
     "no test": tail(HEAD, "loss = self.loss_function(logits, labels, self.config.vocab_size)", RETURN),
 }  # fmt: skip
 
@@ -386,16 +376,10 @@ MISSED = {
         "another way",
     ),
     "vocabulary cut": (tail(HEAD, "logits = logits[..., :7]", LOSS, RETURN), "another way"),
-    "the loss of other logits": (
-        tail(HEAD, "other = self.heads[0](hidden)", LOSS.replace("logits=logits", "logits=other"), RETURN),
-        "different logits",
-    ),
+    "the loss of other logits": (tail(HEAD, "other = self.heads[0](hidden)", LOSS.replace("logits=logits", "logits=other"), RETURN), "different logits"),
     "two heads added": (tail("logits = self.lm_head(hidden) + self.heads[0](hidden)", LOSS, RETURN), "where no head is called"),
     "the loss of a part": (tail(HEAD, LOSS.replace("=logits", "=logits[:, 1:]"), RETURN), "from logits"),
-    "the output of other logits": (
-        tail(HEAD, "raw = logits", "logits = logits * 2", LOSS, RETURN.replace("=logits", "=raw")),
-        "different logits",
-    ),
+    "the output of other logits": (tail(HEAD, "raw = logits", "logits = logits * 2", LOSS, RETURN.replace("=logits", "=raw")), "different logits"),
     "logits changed after the loss": (tail(HEAD, LOSS, "logits = logits * 2", RETURN), "another way"),
     "logits read in the output": (tail(HEAD, LOSS, "return Output(loss=loss, logits=logits, aux_loss=logits.mean())"), "only as logits"),
     "a branch on the loss": (tail(HEAD, LOSS, "if loss is not None:", "    loss = loss + logits.mean()", RETURN), "another way"),

@@ -198,14 +198,8 @@ MISSED = {
     "chosen in a branch": (TAIL.replace(PICK, f"if batch:\n    {PICK}\nelse:\n    pooled_logits = logits[:, 0]"), "pooled in a branch"),
     "scores edited": (TAIL.replace(PICK, f"logits[..., 0] = 0\n{PICK}"), "used in another way"),
     "the loss reads them as well": (TAIL.replace("pooled_logits=pooled_logits, ", ""), "used in another way"),
-    "scores of several modules": (
-        TAIL.replace("logits = self.score(hidden)", "logits = other = self.score(hidden)"),
-        "bound more than once",
-    ),
-    "a name for the scores": (
-        TAIL.replace("logits = self.score(hidden)", "scores = self.score(hidden)\nlogits = scores"),
-        "not the result of a module",
-    ),
+    "scores of several modules": (TAIL.replace("logits = self.score(hidden)", "logits = other = self.score(hidden)"), "bound more than once"),
+    "a name for the scores": (TAIL.replace("logits = self.score(hidden)", "scores = self.score(hidden)\nlogits = scores"), "not the result of a module"),
     "a second argument": (TAIL.replace("self.score(hidden)", "self.score(hidden, 1)"), "takes more than"),
     "costly hidden states": (TAIL.replace("self.score(hidden)", "self.score(self.body(ids))"), "takes more than"),
 }  # fmt: skip

@@ -122,6 +122,12 @@ def test_a_model_is_built_without_the_parts():
     assert type(model)._no_split_modules == ["Voice", "Reader"]
 
 
+def test_a_configuration_without_speech_is_used_as_it_is():
+    given = Config(speaks=False)
+    model = patched_class()(given)
+    assert model.config is given and model._keys_to_ignore_on_load_unexpected is None
+
+
 def test_forward_is_that_of_the_rest():
     import inspect
 
@@ -206,6 +212,14 @@ def test_a_subclass_may_build_more(caplog):
         model = Louder(Config())
     assert [name for name, _ in model.named_children()] == ["reader"]
     assert "8.0 MiB" in caplog.text
+
+
+def test_a_size_that_cannot_be_found_out_is_left_out(caplog):
+    given = Config()
+    del given.width
+    with caplog.at_level(logging.INFO, "veomni_hook"):
+        patched_class()(given)
+    assert caplog.messages == ["Model is built without speech (VEOMNI_SPEECH=0): voice left out"]
 
 
 DIFFERENT = {

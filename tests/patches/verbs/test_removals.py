@@ -41,6 +41,11 @@ def test_class_with_what_belongs_to_it(patched):
     assert plain == (UPSTREAM[:start] + UPSTREAM[end:]).replace('    "A",\n', "")
 
 
+def test_everything(patched):
+    plain = exclude(patched, UPSTREAM, "A", "f", "X", "a", "b", "g")
+    assert plain == "import os\n\nif os:\n    pass\nelse:\n    pass\n\n__all__ = [\n]\n"
+
+
 @pytest.mark.parametrize(
     ("before", "after"),
     [

@@ -44,12 +44,7 @@ def test_compatible(before, after, owner):
         ("a, b", "a", "", "drops b"),
         ("a, b", "a, *, c=1", "", "drops b, and has c, which nobody passes"),
         ("a, b", "b, a", "", "has a, b at other positions"),
-        (
-            "self, x, cache=None, **kwargs",
-            "self, x, past=None, **kwargs",
-            "C",
-            r"nobody passes past to the replacement of f: upstream has cache \(for past\)",
-        ),
+        ("self, x, cache=None, **kwargs", "self, x, past=None, **kwargs", "C", r"nobody passes past to the replacement of f: upstream has cache \(for past\)"),
         ("x, mask, cache, **kw", "x, past_cache=None, mask=None, **kw", "", r"upstream has cache \(for past_cache\)"),
         ("a, **kwargs", "a", "", r"drops \*\*kwargs"),
         ("self, a", "a", "C", "drops a"),
