@@ -75,18 +75,6 @@ def test_keywords(text, call, result):
 
 
 @pytest.mark.parametrize(
-    ("text", "call", "result"),
-    [
-        ("g(x, *rest)", "take(1, *b)", "g(x, 1, *b)"),
-        ("g(*rest, x)", "take()", "g(x)"),
-        ("g(x, *rest)", "take()", "g(x)"),
-    ],
-)
-def test_positionals(text, call, result):
-    assert put(text, "take(*{rest})", call) == result
-
-
-@pytest.mark.parametrize(
     ("text", "result"),
     [
         ("g(*rest, **kw)", "g()"),

@@ -102,16 +102,6 @@ def test_span_takes_decorators_in_with_their_at():
     assert lone.span(lone.tree.body[0]) == (0, len(lone.source))
 
 
-@pytest.mark.parametrize("newline", ["\n", "\r\n", "\r"])
-def test_line_endings(newline):
-    document = Document(SAMPLE.replace("\n", newline))
-    assert document.newline == ("\r\n" if newline == "\r\n" else "\n")
-    assert document.text(node(document, "K.other")) == 'other = "ö"'
-    deep = document.start(node(document, "K.Inner.m.deep"))
-    assert document.source[document.line_start(deep) : document.line_end(deep)].strip() == "def deep(): pass"
-    assert document.source[document.next_line(deep) :].lstrip().startswith("local = 1")
-
-
 @given(st.text(alphabet="a\n\r\f\t é𝒳", max_size=30), st.integers(0, 30))
 def test_lines_agree_with_pythons(text, offset):
     document = Document("'''" + text + "'''")

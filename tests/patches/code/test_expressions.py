@@ -7,7 +7,6 @@ from veomni_hook.patches.code.tree import (
     compared_with_none,
     decorator_name,
     is_plain,
-    last_name,
 )
 
 
@@ -44,18 +43,6 @@ def test_plain(text):
 )
 def test_not_plain(text):
     assert not is_plain(expression(text))
-
-
-@pytest.mark.parametrize(
-    ("text", "name"),
-    [
-        ("a.b.c", "c"),
-        ("f().c", "c"),
-        ("c()", ""),
-    ],
-)
-def test_last_name(text, name):
-    assert last_name(expression(text)) == name
 
 
 @pytest.mark.parametrize("text", ["a.hub", "hub", "a.hub(1)(2)"])

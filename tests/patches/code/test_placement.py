@@ -45,18 +45,6 @@ def test_before_a_statement_and_its_comments():
     assert filled(document, place) == "def f():\n  if a:\n    b\n    # c\n    go()\n    # why\n    c\n"
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "def f():\n  a; b\n",
-    ],
-)
-def test_no_place_in_the_middle_of_a_line(text):
-    document, function = parsed(text)
-    last = function.body[-1]
-    assert before(document, function, last.body[0] if isinstance(last, ast.If) else last) is None
-
-
 def test_no_place_before_an_elif():
     document, function = parsed("def f():\n  if a:\n    b\n  elif c:\n    d\n")
     (branch,) = function.body

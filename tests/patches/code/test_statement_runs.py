@@ -3,7 +3,7 @@ import textwrap
 
 import pytest
 
-from veomni_hook.patches.code.statement_runs import Run, at_hand, called, put_together, simple_target
+from veomni_hook.patches.code.statement_runs import Run, at_hand, called, put_together
 
 
 def statements(text):
@@ -80,17 +80,6 @@ def test_called():
     assert ast.unparse(called(whole, "kernel", "gate")) == "g"
     whole = ast.parse("d(kernel(g, u))", mode="eval").body
     assert ast.unparse(called(whole, "kernel", "gate")) == "g"
-
-
-@pytest.mark.parametrize(
-    ("text", "name"),
-    [
-        ("a = b", "a"), ("a: int = b", "a"), ("a: int", None), ("a = b = c", None), ("a, b = c", None),
-        ("a += b", None), ("a = (b := c)", None),
-    ],
-)  # fmt: skip
-def test_simple_target(text, name):
-    assert simple_target(statements(text)[0]) == name
 
 
 FUNCTION = """

@@ -2,7 +2,7 @@ import ast
 
 import pytest
 
-from veomni_hook.patches.code.tree import binding, blocks, initialised, module_statements
+from veomni_hook.patches.code.tree import blocks, initialised, module_statements
 
 SOURCE = """\
 import a
@@ -57,18 +57,6 @@ def test_blocks_of_a_function(nested, texts):
     (function,) = ast.parse(FUNCTION).body
     first, *inner = blocks(function, nested=nested)
     assert len(first) == 4 and sorted(ast.unparse(block[0]) for block in inner) == sorted(texts)
-
-
-@pytest.mark.parametrize(
-    ("text", "name", "value"),
-    [
-        ("a = f(x)", "a", "f(x)"), ("a: int = 1", "a", "1"), ("a: int", "", None), ("a = b = 1", "", None),
-        ("a, b = c", "", None), ("a.b = c", "", None), ("a += 1", "", None), ("f(a)", "", None),
-    ],
-)  # fmt: skip
-def test_binding(text, name, value):
-    found, node = binding(ast.parse(text).body[0])
-    assert found == name and (node is None if value is None else ast.unparse(node) == value)
 
 
 def test_locals_that_are_bound_once_and_methods_that_init_calls():

@@ -161,12 +161,6 @@ def test_near_misses(form):
     assert reason in site.reason
 
 
-def test_embeddings_must_exist_before():
-    head = HEAD.replace("inputs_embeds = self.embed(input_ids)", "pass")
-    (site,) = sites_of(idiom, head + FORMS["a name"][0] + TAIL)
-    assert "inputs_embeds is not computed before it" in site.reason
-
-
 def test_patches_of_a_feature_must_be_known():
     (site,) = sites_of(idiom, HEAD.replace(" // self.sight.merge**2", "") + FORMS["a name"][0] + TAIL)
     assert "how many patches become one feature" in site.reason

@@ -259,16 +259,6 @@ def edited(model, scope):
     return "logits are not capped by Cap as it is written"
 
 
-def test_a_cap_that_is_none_is_upstreams_error():
-    set_choice("linear_cross_entropy=torch")
-    name = "capped by a module"
-    scope = executed(source(ROUTED[name]), [site_of(ROUTED[name])])
-    model = scope["Tiny"]().train()
-    model.cap.most = None
-    with pytest.raises(TypeError, match="unsupported operand"):
-        model(torch.randn(2, 6, 8), labels=torch.arange(12).reshape(2, 6) % 11)
-
-
 def without_a_width(model, scope):
     model.lm_head = torch.nn.Sequential(model.lm_head)
     return ""

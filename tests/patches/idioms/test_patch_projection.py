@@ -196,13 +196,6 @@ def test_no_candidates(proj):
     assert sites(module(proj=proj).replace("class Layer", own)) == []
 
 
-def test_a_name_that_the_file_defines_is_not_torchs():
-    text = module(proj="Conv2d(3, 4, 2, 2)").replace(
-        "from torch.nn import Conv2d", "class Conv2d(nn.Module):\n    pass"
-    )
-    assert sites(text) == []
-
-
 @part_changes
 def test_a_convolution_whose_call_matters_is_called(change, reason):
     backend, why = outcome_of(module(), lambda layer: change(layer, "proj"), (2, 3, 4, 4))

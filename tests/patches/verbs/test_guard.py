@@ -191,19 +191,6 @@ vocab_size=self.vocab, **kwargs)
     assert plain == text.replace(inserted.splitlines(keepends=True)[0], "")
 
 
-def test_before_in_an_inner_block(write):
-    source = "def f(x):\n    for y in x:\n        if y:\n            use(y + 1)\n    return x\n"
-    text, _ = planned(
-        source, "f", write("def guard(v):\n    if slot:\n        return v * 2\n"), before="use({v})"
-    )
-    assert text.splitlines()[3:7] == [
-        "            # [PATCHED FUNCTION] f: Why. (conf:c)",
-        "            if slot:",
-        "                return (y + 1) * 2",
-        "            use(y + 1)",
-    ]
-
-
 def test_nested_functions_are_not_searched(write):
     source = "def f(x):\n    def g():\n        use(1)\n    return g\n"
     with pytest.raises(PatchTargetError, match="0 times"):

@@ -87,16 +87,6 @@ def test_the_report_names_op_formula_and_captures(patched, idioms):
     assert "expected 2, found 3" in missed.reason
 
 
-def test_a_module_without_sites_stays_as_it_is(patched, idioms):
-    idioms(doubling.double)
-    upstream = UPSTREAM.replace("x * 2", "x * 4")
-    result = patched(upstream, idioms=True)
-    assert result.text == result.plain == upstream
-    assert not result.report.applied
-    assert {one.target for one in result.report.missed} == {"Double.forward", "Triple.forward"}
-    assert "Plain" in result.report.untouched
-
-
 def test_overlapping_routes_name_both_idioms(patched, idioms):
     start = UPSTREAM.index("x * 2")
     here = Edit(start, start + 5, "x")
