@@ -74,7 +74,11 @@ def _losses(report: Report) -> dict[str, object]:
     ]
     plain, hooked = report["curves"]["without"], report["curves"]["with"]
     losses = [
-        (step + 1, *("-" if loss is None else f"{loss:.6f}" for loss in pair), *_shares((between, own), step))
+        (
+            step + 1,
+            *("-" if loss is None else f"{loss:.6f}" for loss in pair),
+            *("-" if step >= len(column) else f"{column[step]:.1e}" for column in (between, own)),
+        )
         for step, pair in enumerate(zip(plain, hooked, strict=False))
     ]
     title = "Largest relative difference of losses (logarithmic)"
@@ -84,11 +88,6 @@ def _losses(report: Report) -> dict[str, object]:
         "curves": chart("Loss by step, every run", curves, lambda value: f"{value:.4g}"),
         "differences": chart(title, differences, lambda value: f"{value:.0e}", log=True),
     }
-
-
-def _shares(columns: Iterable[Sequence[float | None]], step: int) -> list[str]:
-    values = [column[step] if step < len(column) else None for column in columns]
-    return ["-" if value is None else f"{value:.1e}" for value in values]
 
 
 def _line(run: dict[str, Any], values: Sequence[float | None], first: int = 1) -> Line:
