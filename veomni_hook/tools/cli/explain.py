@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -28,6 +28,7 @@ from veomni_hook.tools.cli.inputs.options import (
 from veomni_hook.tools.cli.inputs.targets import complete_family, families
 from veomni_hook.tools.cli.sites.kernel import Asked, asked, chosen, machine
 from veomni_hook.tools.cli.usage import UsageError
+from veomni_hook.tools.facts import Facts
 
 OP_HEADERS = ("op", "variant", "backend", "chosen", "reason", "description")
 
@@ -89,7 +90,7 @@ def explain(
         show(facts, _place(module))
 
 
-def show(facts: dict[str, Any], place: str) -> None:
+def show(facts: Facts, place: str) -> None:
     """Print what `explained` returns, and where the patched source is."""
     from veomni_hook.patches.reasons import remedies
     from veomni_hook.tools.coverage import NO_KERNEL, ROUTED
@@ -115,7 +116,7 @@ def show(facts: dict[str, Any], place: str) -> None:
     output.emit_text(f"  {', '.join(facts['untouched']) or 'nothing'}\n")
 
 
-def explained(module: Prepared, place: Callable[[], System] | None = None) -> dict[str, Any]:
+def explained(module: Prepared, place: Callable[[], System] | None = None) -> Facts:
     """Return everything that `explain` shows about a module as JSON-ready values.
 
     Args:
@@ -179,7 +180,7 @@ def _place(module: Prepared) -> str:
     return f"in memory only: {module.reason}" if module.reason else "in memory only"
 
 
-def _section(title: str, columns: tuple[str, ...], rows: list[dict[str, Any]]) -> None:
+def _section(title: str, columns: tuple[str, ...], rows: list[Facts]) -> None:
     if not rows:
         return
     output.emit_heading(f"\n{title}")
@@ -187,7 +188,7 @@ def _section(title: str, columns: tuple[str, ...], rows: list[dict[str, Any]]) -
     output.emit_table(shown, [[_cell(row, column) for column in shown] for row in rows])
 
 
-def _cell(row: dict[str, Any], column: str) -> object:
+def _cell(row: Facts, column: str) -> object:
     if column == "lines":
         return "-".join(map(str, row[column]))
     return "; ".join(row[column]) if column == "decisions" else row.get(column)
@@ -209,7 +210,7 @@ def tell_ops(op: str | None, choice: Choice, place: System, *, as_json: bool) ->
         show_ops(rows, presets, f"{place}; kernels = {choice}")
 
 
-def show_ops(rows: Sequence[Mapping[str, Any]], presets: Mapping[str, Sequence[str]], heading: str) -> None:
+def show_ops(rows: Sequence[Facts], presets: Mapping[str, Sequence[str]], heading: str) -> None:
     """Print the kernels with the decisions about them, and the meaning of each preset."""
     output.emit_heading(heading)
     output.emit_table(OP_HEADERS, [[row[header] for header in OP_HEADERS] for row in rows])
@@ -232,7 +233,7 @@ def is_op(name: str) -> bool:
     return name in ops
 
 
-def _op_rows(op: Op, variant: str, answer: Asked) -> list[dict[str, Any]]:
+def _op_rows(op: Op, variant: str, answer: Asked) -> list[Facts]:
     """A row for each backend of a variant, and one for the upstream code."""
     kernels = {kernel.backend: kernel for kernel in registry.kernels(op.name, variant)}
     rows = []

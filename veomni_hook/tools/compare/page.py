@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from shlex import join
-from typing import Any
 
 from veomni_hook.kernels.selection.declaration import EAGER
 from veomni_hook.tools.compare.charts import Line, chart
 from veomni_hook.tools.compare.kernels import named
 from veomni_hook.tools.compare.report import Report
 from veomni_hook.tools.compare.verdict import readable_time
+from veomni_hook.tools.facts import Facts
 from veomni_hook.tools.report.page import page
 
 __all__ = ["page_of"]
@@ -90,7 +90,7 @@ def _losses(report: Report) -> dict[str, object]:
     }
 
 
-def _line(run: dict[str, Any], values: Sequence[float | None], first: int = 1) -> Line:
+def _line(run: Facts, values: Sequence[float | None], first: int = 1) -> Line:
     return Line(
         "with the hook" if run["hooked"] else "without", "hooked" if run["hooked"] else "plain", values, first
     )

@@ -14,7 +14,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
@@ -24,6 +23,7 @@ from torch.optim import Optimizer
 from veomni_hook.tools.compare.measures import Moment, device_name, is_capturing, peak_memory, seconds_of
 from veomni_hook.tools.compare.plan import PROGRESS, RESULT, Plan
 from veomni_hook.tools.compare.profile import StepProfile
+from veomni_hook.tools.facts import Facts
 
 __all__ = ["Mark", "Recorder", "Track", "tokens_of"]
 
@@ -87,7 +87,7 @@ class Recorder:
         self._progress: int | None = None
         self._written = False
         #: What is known after the last step, while one more is profiled.
-        self._found_before: dict[str, Any] | None = None
+        self._found_before: Facts | None = None
         self._profile: StepProfile | None = None
         self._profiled_from = 0
 
@@ -198,11 +198,11 @@ class Recorder:
         os.replace(f"{path}.part", path)
         return True
 
-    def _found(self) -> dict[str, Any]:
+    def _found(self) -> Facts:
         rank, world = rank_and_world()
         track = max(self._ended, key=lambda each: len(each.marks), default=None)
         device = self._device or "cpu"
-        found: dict[str, Any] = {
+        found: Facts = {
             "rank": rank,
             "world": world,
             "pid": os.getpid(),
@@ -235,7 +235,7 @@ class Recorder:
             self._add_kernels(found)
         return found
 
-    def _add_steps(self, found: dict[str, Any], track: Track, device: str) -> None:
+    def _add_steps(self, found: Facts, track: Track, device: str) -> None:
         moments = [mark.moment for mark in track.marks]
         first = self._first_call
         before = seconds_of([*moments, *([first] if first is not None else [])], Moment(device), device)
@@ -252,7 +252,7 @@ class Recorder:
             for earlier, later in pairwise(known)
         ]
 
-    def _add_kernels(self, found: dict[str, Any]) -> None:
+    def _add_kernels(self, found: Facts) -> None:
         # Only now, after the last step: they load kernels.
         from veomni_hook.finders.state import STATE
         from veomni_hook.tools.compare.kernels import explained, kernels_of

@@ -6,7 +6,6 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from veomni_hook.patches.plan import Origin
 from veomni_hook.patches.spec import PatchConfig
@@ -15,6 +14,7 @@ from veomni_hook.tools.cli.inputs.configs import BUILT_IN, Source
 from veomni_hook.tools.cli.inputs.release import Releases
 from veomni_hook.tools.cli.inputs.sources import SourceTree, read_source, source_tree
 from veomni_hook.tools.cli.usage import UsageError
+from veomni_hook.tools.facts import Facts
 from veomni_hook.tools.migration.judge import FAILS, MOVED, Judgement, absent, judge
 from veomni_hook.tools.migration.written import written_for
 
@@ -47,7 +47,7 @@ class Judged:
         """Whether every patch applies or is unnecessary."""
         return all(one.is_fine for one in self.judgements)
 
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self) -> list[Facts]:
         """Return the judgements as `check --json` shows them."""
         return [
             {

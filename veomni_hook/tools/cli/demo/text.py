@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from veomni_hook.tools.cli import output
 from veomni_hook.tools.cli.demo.models import RANDOM
 from veomni_hook.tools.cli.demo.shapes import Part, Report
 from veomni_hook.tools.compare.verdict import readable_time
+from veomni_hook.tools.facts import Facts
 from veomni_hook.tools.significance import FEW, NOISY, SAME
 
 SHOWN_STEPS = 8
@@ -82,7 +82,7 @@ def _agreement(part: Part, tolerance: float) -> str:
     return f"{found} (largest relative difference {largest:.1e}, limit {tolerance:.0e})"
 
 
-def ratio(found: dict[str, Any]) -> str:
+def ratio(found: Facts) -> str:
     """Return a sentence about a ratio of times; ``found`` is what `significance.compare` returned."""
     if found["verdict"] == FEW:
         return "too few steps to tell a difference (--steps 20)"
