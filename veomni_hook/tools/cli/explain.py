@@ -123,18 +123,25 @@ def explained(module: Prepared, place: Callable[[], System] | None = None) -> Fa
         module: the module, patched.
         place: finds the system for which the kernel of each slot is selected; None: none is.
     """
+    from veomni_hook.settings import resolve
     from veomni_hook.tools.cli.sites.table import supply
+    from veomni_hook.tools.coverage import missed
+    from veomni_hook.tools.report.class_mapping import registered_for
 
     facts = facts_of(module)
-    facts["class_mapping"] = _replaced(module)
+    replaced = registered_for(_definitions(module))
+    facts["class_mapping"] = [
+        {"class": name, "registered": by, "replacement": new} for name, by, new in replaced
+    ]
     if module.report is None:
         distribution = module.module.partition(".")[0]
+        sites = missed(module.module, module.original) if resolve().settings.idioms else ()
         facts.update(
             distribution=distribution,
             version=installed(distribution) or "of unknown version",
             untouched=_definitions(module),
         )
-        return {**facts, "applied": [], "yielded": [], "slots": [], "missed": _missed(module)}
+        return {**facts, "applied": [], "yielded": [], "slots": [], "missed": [asdict(one) for one in sites]}
     facts.update(module.report.to_dict())
     for slot in facts["slots"]:
         slot["status"], _ = supply(slot["op"], slot["variant"])
@@ -147,29 +154,11 @@ def explained(module: Prepared, place: Callable[[], System] | None = None) -> Fa
     return facts
 
 
-def _replaced(module: Prepared) -> list[dict[str, str]]:
-    """Classes of the module that transformers' own class mapping replaces, as configs have registered it."""
-    from veomni_hook.tools.report.class_mapping import registered_for
-
-    found = registered_for(_definitions(module))
-    return [{"class": name, "registered": by, "replacement": new} for name, by, new in found]
-
-
 def _definitions(module: Prepared) -> list[str]:
     import ast
 
     defined = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     return [node.name for node in ast.parse(module.original).body if isinstance(node, defined)]
-
-
-def _missed(module: Prepared) -> list[dict[str, str]]:
-    """Code that looks like an op in a module that nothing applies to; empty if idioms are disabled."""
-    from veomni_hook.settings import resolve
-    from veomni_hook.tools.coverage import missed
-
-    if not resolve().settings.idioms:
-        return []
-    return [asdict(site) for site in missed(module.module, module.original)]
 
 
 def _place(module: Prepared) -> str:

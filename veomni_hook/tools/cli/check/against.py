@@ -90,7 +90,8 @@ def judged(
     with Releases() as releases:
         tree = releases.get(release, AGAINST)
         for config in configs:
-            base = _base(config, releases, written)
+            made_for = written or written_for(config)
+            base = releases.get(made_for, WRITTEN_FOR) if made_for else source_tree()
             modules = [module for module in _modules(config, tree, base) if not wanted or module in wanted]
             judgements += [_judged(config, module, tree, base) for module in output.track(modules, "judging")]
     if not judgements:
@@ -143,12 +144,6 @@ def made_elsewhere(sources: Sequence[Source]) -> list[str]:
         for name, release in made.items()
         if release != installed
     ]
-
-
-def _base(config: PatchConfig, releases: Releases, written: str | None) -> SourceTree:
-    """The release that a config was made for."""
-    release = written or written_for(config)
-    return releases.get(release, WRITTEN_FOR) if release else source_tree()
 
 
 def _modules(config: PatchConfig, tree: SourceTree, base: SourceTree) -> list[str]:
