@@ -131,9 +131,9 @@ def _judged(
     if covers.complete:
         return Judgement(kind, target, UNNECESSARY, covers.by, "", one.diff, patch, one.ops, covers, fits)
     if one.status == MOVED:
-        detail, fix = (
-            (f"{one.detail}; does not apply: {error.what}", error.fix) if error else (one.detail, "")
-        )
+        detail, fix = one.detail, ""
+        if error is not None:
+            detail, fix = f"{detail}; does not apply: {error.what}", error.fix
         return Judgement(kind, target, MOVED, detail, fix, one.diff, patch, one.ops, covers)
     if error is not None:
         return Judgement(kind, target, FAILS, _told(error), error.fix, one.diff, patch, one.ops, covers)

@@ -110,22 +110,17 @@ def _judge(
         report = PatchReport(upstream.module, upstream.version, missed=sites)
     return [
         *(verdict for config in configs for verdict in _declared(config, report, shown)),
-        *(
-            Verdict(
-                report.module,
-                shown,
-                one.config,
-                "-",
-                one.target,
-                REMARK,
-                f"{one.what} ({one.where})",
-                one.fix,
-            )
-            for one in report.remarks
-            if not one.harmless  # the patch's own verdict says the others
-        ),
+        *_remarks(report, shown),
         *_routes(report, shown),
     ], report
+
+
+def _remarks(report: PatchReport, shown: str) -> Iterator[Verdict]:
+    for one in report.remarks:
+        if one.harmless:
+            continue  # the patch's own verdict says it
+        detail = f"{one.what} ({one.where})"
+        yield Verdict(report.module, shown, one.config, "-", one.target, REMARK, detail, one.fix)
 
 
 def _routes(report: PatchReport, shown: str) -> Iterator[Verdict]:
