@@ -201,7 +201,7 @@ def _library_of(kind: type) -> str:
     return "" if home is not None or kind.__module__ == "__main__" else kind.__module__
 
 
-def _own(module: Any, members: frozenset[str]) -> str:
+def _own(module: object, members: frozenset[str]) -> str:
     """Return why a module cannot be adopted: an instance attribute shadows a changed method; else empty."""
     own = sorted(members & vars(module).keys())
     if not own:

@@ -21,7 +21,6 @@ TYPE_CHECKING = False  # typing costs 5 ms to import; type checkers treat this n
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from types import CodeType
-    from typing import Any
 
     from veomni_hook.cache.clearing import ClearResult
     from veomni_hook.cache.inputs import Inputs
@@ -92,7 +91,7 @@ class Store:
         patch_hash: str,
         text: str,
         code_factory: Callable[[str], CodeType],
-        report: Mapping[str, Any],
+        report: Mapping[str, object],
         absent: Sequence[tuple[str, str]] = (),
     ) -> Hit | NotStored:
         """Store a patched module and return what a lookup would.

@@ -93,7 +93,7 @@ def points_in_force(setting: str, named: Iterable[str] = ()) -> dict[str, EntryP
     return {point.value: point for point in points if point.value not in named}
 
 
-def as_configs(holder: Any, where: str) -> tuple[PatchConfig, ...]:
+def as_configs(holder: object, where: str) -> tuple[PatchConfig, ...]:
     """Return the config that an object is, or the configs that it holds.
 
     Args:
@@ -127,7 +127,7 @@ def as_configs(holder: Any, where: str) -> tuple[PatchConfig, ...]:
     return (adopt(holder),)
 
 
-def _snapshot(module: str, name: str, value: Any) -> Any:
+def _snapshot(module: str, name: str, value: object) -> Any:
     """A config made for patchgen as it is when its module has just been loaded; anything else as it is.
 
     The config of a module for another device may be the same object, which that module changes.

@@ -37,7 +37,7 @@ class Outcome:
         origin: str = "",
         stored: str | None = None,
         patch_hash: str = "",
-        report: Callable[[], Mapping[str, Any]] | None = None,
+        report: Callable[[], Mapping[str, object]] | None = None,
         consult: bool = False,
     ) -> None:
         self.module = module

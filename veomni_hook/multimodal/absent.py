@@ -42,7 +42,7 @@ _said: set[tuple[type, tuple[str, ...]]] = set()
 def plus_zero(  # noqa: PLR0913 - what the place in the code says, by keyword
     module: nn.Module,
     inputs_embeds: torch.Tensor,
-    call: Callable[..., Any],
+    call: Callable[..., object],
     *,
     data: tuple[str, ...],
     towers: tuple[str, ...],
@@ -86,7 +86,7 @@ def plus_zero(  # noqa: PLR0913 - what the place in the code says, by keyword
 def _plus_zero(  # noqa: PLR0913, PLR0917 - what `plus_zero` takes
     module: nn.Module,
     inputs_embeds: torch.Tensor,
-    call: Callable[..., Any],
+    call: Callable[..., object],
     data: tuple[str, ...],
     towers: tuple[str, ...],
     outputs: tuple[str, ...],
@@ -198,7 +198,7 @@ def _statistics(towers: Sequence[nn.Module]) -> Iterator[None]:
             norm._buffers.update(own)
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
+def _tensors(value: object) -> Iterator[torch.Tensor]:
     """The floating-point tensors in nested tuples, lists and mappings."""
     if isinstance(value, torch.Tensor):
         if value.is_floating_point():

@@ -22,7 +22,7 @@ class Carried(torch.Tensor):
     is still such a tensor; everything else that is computed from it is a plain tensor.
     """
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+    def __deepcopy__(self, memo: dict[int, object]) -> Any:
         """A copy is such a tensor, too; torch's own asks for ``new_empty`` of the class."""
         if id(self) not in memo:
             memo[id(self)] = carried(copy.deepcopy(_plain(self), memo))
@@ -49,7 +49,7 @@ def carried(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.as_subclass(Carried) if tensor.device.type == "cpu" else tensor
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     return value.as_subclass(torch.Tensor) if type(value) is Carried else value
 
 

@@ -85,17 +85,17 @@ def values(tensor: Any) -> Any:
     return host_copy(tensor) if not _traced() and _is_size(tensor, floats=True) else tensor
 
 
-def place(device: Any) -> Any:
+def place(device: object) -> Any:
     """Return where the caller computes what it reads at once: the host; ``device`` while code is traced."""
     return device if _traced() else "cpu"
 
 
-def of_sizes(compute: Callable[..., Any], *sizes: Any) -> Any:
+def of_sizes(compute: Callable[..., object], *sizes: object) -> Any:
     """Return ``compute(*sizes)``, computed on the host; tensors of it are where ``sizes`` are."""
     return computed()(compute)(*sizes)
 
 
-def sent(tensor: Any, device: torch.device) -> Any:
+def sent(tensor: object, device: torch.device) -> Any:
     """Return ``tensor``, which the host made, on a device; nobody waits, and reading it costs nothing.
 
     Numbers and lists are returned as they are.
@@ -140,7 +140,7 @@ def chosen(mask: Any) -> Any:
     return tuple(each.to(mask.device, non_blocking=True) for each in indices)
 
 
-def picked(index: Any) -> Any:
+def picked(index: object) -> Any:
     """Return what selects the elements that ``index`` selects; of a mask, the host finds the true ones."""
     return chosen(index) if isinstance(index, torch.Tensor) and index.dtype is torch.bool else index
 
@@ -186,7 +186,7 @@ def read_together(sizes: Iterable[Any], positions: Iterable[Any] = ()) -> None:
         host_copies(*found, *(each for each in positions if _is_size(each, floats=True)))
 
 
-def _is_size(value: Any, *, floats: bool) -> bool:
+def _is_size(value: object, *, floats: bool) -> bool:
     return (
         isinstance(value, torch.Tensor)
         and value.device.type not in _ELSEWHERE
@@ -200,7 +200,7 @@ def _traced() -> bool:
     return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
 
 
-def _moved(result: Any, device: torch.device) -> Any:
+def _moved(result: object, device: torch.device) -> Any:
     """Return what a function returned, with its tensors on ``device`` and their values noted."""
     if isinstance(result, tuple):
         return tuple(_moved(each, device) for each in result)

@@ -15,7 +15,9 @@ __all__ = ["expected"]
 _OTHER_NAME = "audios"
 
 
-def expected(images: Any, videos: Any, audio: Any, others: Mapping[str, Any]) -> dict[str, Any] | None:
+def expected(
+    images: object, videos: object, audio: object, others: Mapping[str, object]
+) -> dict[str, Any] | None:
     """Return the keyword arguments that a processor expects instead of those it was given.
 
     Args:
@@ -43,5 +45,5 @@ def expected(images: Any, videos: Any, audio: Any, others: Mapping[str, Any]) ->
     return None if unchanged else {**found, **rest}
 
 
-def _is_empty(value: Any) -> bool:
+def _is_empty(value: object) -> bool:
     return isinstance(value, list | tuple) and not value

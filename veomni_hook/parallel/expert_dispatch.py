@@ -209,7 +209,7 @@ class _Delivered(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, weights: Tensor, routing: Routing, group: Any, sources: Tensor, places: Tensor
+        ctx: Any, weights: Tensor, routing: Routing, group: object, sources: Tensor, places: Tensor
     ) -> Tensor:
         ctx.save_for_backward(sources, places)
         ctx.group, ctx.sent, ctx.received = group, routing.sent, routing.received
