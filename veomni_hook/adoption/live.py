@@ -89,7 +89,7 @@ def _layers(found: object) -> Iterator[FunctionType]:
         function = _peeled(getattr(function, "__wrapped__", None) or _of_hub(function))
 
 
-def _peeled(found: Any) -> Any:
+def _peeled(found: Any) -> object:
     while True:
         if isinstance(found, (MethodType, staticmethod, classmethod)):
             found = found.__func__
@@ -103,7 +103,7 @@ def _peeled(found: Any) -> Any:
             return found
 
 
-def _of_hub(function: FunctionType) -> Any:
+def _of_hub(function: FunctionType) -> object:
     """Return the function that a ``kernels`` module, made of that function, calls in its forward, or None."""
     if hasattr(function, "kernel_layer_name") or function.__name__ != "forward":
         return None

@@ -170,7 +170,7 @@ def _modules_of_units() -> Iterator[nn.Module]:
     from torch.distributed._composable_state import _module_state_mapping
 
     for held in list(_module_state_mapping.values()):
-        state: Any = held() if isinstance(held, weakref.ref) else held
+        state: object = held() if isinstance(held, weakref.ref) else held
         groups = getattr(state, "_fsdp_param_groups", None)
         for group in groups if groups is not None else [getattr(state, "_fsdp_param_group", None)]:
             for parameter in getattr(group, "fsdp_params", ()):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import wraps
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 import torch
 
@@ -58,7 +58,7 @@ def computed(
 
     def decorate(function: _Function) -> _Function:
         @wraps(function)
-        def on_host(*args: Any, **kwargs: Any) -> Any:
+        def on_host(*args: object, **kwargs: Any) -> Any:
             if _traced():
                 return function(*args, **kwargs)
             given = kwargs.get("kwargs") or {}
@@ -80,7 +80,7 @@ def computed(
     return decorate
 
 
-def values(tensor: Any) -> Any:
+def values(tensor: object) -> Any:
     """Return the copy of ``tensor`` on the host, whose values the caller reads at once."""
     return host_copy(tensor) if not _traced() and _is_size(tensor, floats=True) else tensor
 
@@ -116,7 +116,7 @@ def made(numbers: Any, *, device: Any, **options: Any) -> torch.Tensor:
     return found.to(where)  # what has no values, as on the meta device, is not sent
 
 
-def converted(tensor: Any, result: torch.Tensor) -> torch.Tensor:
+def converted(tensor: object, result: torch.Tensor) -> torch.Tensor:
     """Return ``result``, which is ``tensor`` in another dtype; reading it reads ``tensor``."""
     if _traced() or result is tensor or not _is_size(tensor, floats=True):
         return result
@@ -124,7 +124,7 @@ def converted(tensor: Any, result: torch.Tensor) -> torch.Tensor:
     return note_origin(result, lambda copy: copy.to(dtype), tensor)
 
 
-def followed(compute: Callable[[Any], torch.Tensor], tensor: Any) -> torch.Tensor:
+def followed(compute: Callable[[Any], torch.Tensor], tensor: object) -> torch.Tensor:
     """Return ``compute(tensor)``; reading it reads ``tensor``."""
     result = compute(tensor)
     if _traced() or not _is_size(tensor, floats=True):
@@ -132,7 +132,7 @@ def followed(compute: Callable[[Any], torch.Tensor], tensor: Any) -> torch.Tenso
     return note_origin(result, compute, tensor)
 
 
-def chosen(mask: Any) -> Any:
+def chosen(mask: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
     """Return what selects the true elements of ``mask``: their indices, if the host has to know how many."""
     if _traced() or not _is_size(mask, floats=True):
         return mask.bool()
@@ -149,7 +149,7 @@ def lengths(function: _Function) -> _Function:
     """Decorate a function of lengths, which it maps to lengths: reading its results reads its arguments."""
 
     @wraps(function)
-    def with_origins(*args: Any, **kwargs: Any) -> Any:
+    def with_origins(*args: object, **kwargs: object) -> Any:
         results = function(*args, **kwargs)
         if _traced():
             return results
@@ -172,7 +172,7 @@ def lengths(function: _Function) -> _Function:
     return with_origins  # type: ignore[return-value]
 
 
-def read_together(sizes: Iterable[Any], positions: Iterable[Any] = ()) -> None:
+def read_together(sizes: Iterable[object], positions: Iterable[object] = ()) -> None:
     """Copy to the host, at once, what a forward pass is going to read; without ``sizes`` nothing.
 
     Args:
@@ -186,7 +186,7 @@ def read_together(sizes: Iterable[Any], positions: Iterable[Any] = ()) -> None:
         host_copies(*found, *(each for each in positions if _is_size(each, floats=True)))
 
 
-def _is_size(value: object, *, floats: bool) -> bool:
+def _is_size(value: object, *, floats: bool) -> TypeGuard[torch.Tensor]:
     return (
         isinstance(value, torch.Tensor)
         and value.device.type not in _ELSEWHERE

@@ -60,7 +60,7 @@ class Positions:
         self.config = config
         self._names = (module, kind)
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         if name.startswith("_"):
             raise AttributeError(name)
         module, kind = self._names

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch import distributed
 
@@ -28,7 +28,7 @@ _WHERE = "the setting `parallel` (VEOMNI_PARALLEL)"
 _ATTRIBUTE = "_veomni_ep"
 
 
-def settled(kind: type, given: object, options: Mapping[str, object]) -> Any:
+def settled(kind: type, given: object, options: Mapping[str, object]) -> object:
     """Return the ``distributed_config`` with which ``kind.from_pretrained`` goes on.
 
     Args:

@@ -59,12 +59,12 @@ def over_sequence(op: str, owner: nn.Module, call: Callable[..., object]) -> Cal
     return partial(_outside_of_graphs, run, call, owner, sharding)
 
 
-def _outside_of_graphs(run: Callable[..., object], /, *args: object, **kwargs: object) -> Any:
+def _outside_of_graphs(run: Callable[..., object], /, *args: object, **kwargs: object) -> object:
     # Boundaries are values, which compiled code does not have.
     return (_eagerly if given_in(kwargs) and traced() else _directly)(run, *args, **kwargs)
 
 
-def _directly(run: Callable[..., object], /, *args: object, **kwargs: object) -> Any:
+def _directly(run: Callable[..., object], /, *args: object, **kwargs: object) -> object:
     return run(*args, **kwargs)
 
 

@@ -36,7 +36,7 @@ _OF_CACHES = (
 
 def shard(
     module: nn.Module, hidden_states: torch.Tensor, *others: object, cache: object = None
-) -> tuple[Any, ...]:
+) -> tuple[object, ...]:
     """Return this process's positions of what enters the layers of ``module``, or the very same objects.
 
     Args:
@@ -118,7 +118,7 @@ def rows_to_add(
     hidden_states: torch.Tensor,
     mask: torch.Tensor | None,
     rows: Sequence[torch.Tensor] | None,
-) -> Any:
+) -> object:
     """Return what `added` takes in place of ``rows``: the same object if the layers are not split.
 
     Args:

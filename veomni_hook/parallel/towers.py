@@ -58,7 +58,7 @@ def shard(
     hidden_states: torch.Tensor,
     boundaries: Sequence[torch.Tensor],
     *tables: object,
-) -> tuple[Any, ...]:
+) -> tuple[object, ...]:
     """Return this process's share of what enters the layers of a tower, or the very same objects.
 
     Args:
