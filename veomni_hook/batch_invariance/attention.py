@@ -112,11 +112,8 @@ def _with_flash(
                 0, at if at is not None else torch.arange(len(q), device=q.device), found
             )
     assert result is not None  # noqa: S101 - a call without segments has gaps
-    return result[:, :, :wide].view(batch, queries, -1, wide) if width == wide else _cut(result, batch, wide)
-
-
-def _cut(result: Tensor, batch: int, wide: int) -> Tensor:
-    return result.view(batch, -1, *result.shape[1:])[..., :wide].contiguous()
+    result = result.view(batch, queries, -1, width)
+    return result if width == wide else result[..., :wide].contiguous()
 
 
 def _flash(

@@ -209,7 +209,10 @@ def open_store(cache_dir: str | None = None, *, process: int | None = None) -> S
     """
 
     def substitute(problem: str) -> Store:
-        return _temporary_store(problem, process)
+        folder = location.make_temporary(process)
+        if folder.problem:
+            return Store("", mode="memory", reason=f"{problem}; {folder.problem}")
+        return Store(folder.path, mode="temporary", reason=problem)
 
     if cache_dir == location.NOWHERE:
         return Store("", mode="memory")
@@ -217,13 +220,6 @@ def open_store(cache_dir: str | None = None, *, process: int | None = None) -> S
     if chosen.problem:
         return substitute(chosen.problem)
     return Store(chosen.path, reason=write_problem(chosen.path), substitute=substitute)
-
-
-def _temporary_store(problem: str, process: int | None) -> Store:
-    folder = location.make_temporary(process)
-    if folder.problem:
-        return Store("", mode="memory", reason=f"{problem}; {folder.problem}")
-    return Store(folder.path, mode="temporary", reason=problem)
 
 
 def _lookup(root: Root, key: str, module: str, process: Inputs | None) -> Hit | Unpatched:

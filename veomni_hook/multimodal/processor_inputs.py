@@ -40,10 +40,7 @@ def expected(
                 fix="pass audio= alone",
             )
         given["audio"] = rest.pop(_OTHER_NAME)
-    found = {name: None if _is_empty(value) else value for name, value in given.items()}
+    empty = {name for name, value in given.items() if isinstance(value, list | tuple) and not value}
+    found = {name: None if name in empty else value for name, value in given.items()}
     unchanged = len(rest) == len(others) and all(found[name] is given[name] for name in given)
     return None if unchanged else {**found, **rest}
-
-
-def _is_empty(value: object) -> bool:
-    return isinstance(value, list | tuple) and not value
