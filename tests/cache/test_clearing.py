@@ -68,8 +68,7 @@ def test_clear_spares_what_a_running_process_uses(store, root, publish, running)
 
 def test_forced_clear_takes_used_entries_too(store, root, running):
     cleared = store.clear(force=True)
-    assert cleared.removed == (str(root / "pkg-1.2.3/c0ffee"),)
-    assert cleared.in_use == ()
+    assert (cleared.removed, cleared.in_use) == ((str(root / "pkg-1.2.3/c0ffee"),), ())
     assert os.listdir(root) == []
 
 

@@ -8,7 +8,6 @@ import os
 import shutil
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -169,10 +168,7 @@ def test_only_a_pattern_file_is_read_as_one(path):
 
 
 def test_engine_digest_from_a_zip_file_is_the_same(copied, tmp_path):
-    archive = tmp_path / "site.zip"
-    with zipfile.ZipFile(archive, "w") as file:
-        for path in sorted(copied.rglob("*.py")):
-            file.write(path, path.relative_to(copied).as_posix())
+    archive = Path(shutil.make_archive(str(tmp_path / "archive"), "zip", copied))
     assert _digest_in(archive) == _digest_in(copied)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from types import CodeType, FunctionType, MethodType, ModuleType
+from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from veomni_hook.kernels.shared.origin import home_of, name_of
@@ -112,7 +112,7 @@ def _of_hub(function: FunctionType) -> object:
     return inner[0] if len(inner) == 1 and home_of(function).startswith("kernels.") else None
 
 
-def _is_filled(cell: Any) -> bool:
+def _is_filled(cell: CellType) -> bool:
     try:
         return cell.cell_contents is not None
     except ValueError:  # unbound variable

@@ -180,19 +180,10 @@ def trainer(folder: Path, checkpointing: bool) -> dict[str, Any]:
 
     def trained(resume: Any = None, output: str = f"trainer{checkpointing}", **best: Any) -> Any:
         arguments = transformers.TrainingArguments(
-            output_dir=str(folder / output),
-            max_steps=4,
-            save_strategy="steps",
-            save_steps=2,
-            per_device_train_batch_size=2,
-            learning_rate=1e-2,
-            max_grad_norm=0.1,
-            gradient_checkpointing=checkpointing,
-            use_cpu=True,
-            report_to="none",
-            disable_tqdm=True,
-            **best,
-        )
+            str(folder / output), max_steps=4, save_strategy="steps", save_steps=2, per_device_train_batch_size=2,
+            learning_rate=1e-2, max_grad_norm=0.1, gradient_checkpointing=checkpointing, use_cpu=True,
+            report_to="none", disable_tqdm=True, **best,
+        )  # fmt: skip
         model = transformers.AutoModelForCausalLM.from_pretrained(path)
         made = transformers.Trainer(model=model, args=arguments, train_dataset=data, eval_dataset=data[:4])
         made.train(resume_from_checkpoint=resume)
