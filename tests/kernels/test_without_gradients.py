@@ -17,7 +17,7 @@ from torch.nn import functional
 from tests.kernels.nn_layer_norm.norms import of_tensors
 from veomni_hook.kernels.add_rms_norm import triton as added
 from veomni_hook.kernels.gated_mlp import triton as gated
-from veomni_hook.kernels.layer_norm import module_calls as called
+from veomni_hook.kernels.layer_norm import modules as called
 from veomni_hook.kernels.qk_norm_rotary import triton as qk
 from veomni_hook.kernels.rms_norm import triton as norms
 

@@ -16,7 +16,7 @@ from veomni_hook.kernels.layer_norm import reference
 
 pytest.importorskip("triton")
 
-from veomni_hook.kernels.layer_norm import module_calls as kernels
+from veomni_hook.kernels.layer_norm import modules as kernels
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 SHAPES = [(3, 5, 7), (2, 0, 8), (1, 3), (129, 33), (2, 3, 4, 128)]

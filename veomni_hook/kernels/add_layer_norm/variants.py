@@ -11,9 +11,9 @@ __all__ = ["OP", "VARIANTS"]
 # Not automatic for the reason that `veomni_hook.kernels.nn_layer_norm.variants` gives.
 _TRITON = backend(
     "triton",
-    "..layer_norm.module_calls:sum_{variant}",
-    refuses="..layer_norm.module_calls:refuses_sum",
-    loses="..layer_norm.module_calls:loses",
+    "..layer_norm.modules:sum_{variant}",
+    refuses="..layer_norm.modules:refuses_sum",
+    loses="..layer_norm.modules:loses",
     requires=TRITON,
     priority=10,
     traceable=True,

@@ -249,7 +249,7 @@ added_norm: Callable[..., tuple[torch.Tensor, torch.Tensor]] = differentiable(
 def refuses(variant: str) -> Callable[..., str | None]:
     """Return the rule of a variant: why a call must run the upstream code, or None."""
 
-    def rule(owner: Any, hidden_states: torch.Tensor, *operands: Any) -> str | None:
+    def rule(owner: object, hidden_states: torch.Tensor, *operands: Any) -> str | None:
         reason = unfit(variant, hidden_states, operands) or untraceable()
         if reason is None and hidden_states.shape[-1] > MOST_COLUMNS:
             return f"the kernel supports rows of at most {MOST_COLUMNS} values"
@@ -258,7 +258,7 @@ def refuses(variant: str) -> Callable[..., str | None]:
     return rule
 
 
-def loses(owner: Any, hidden_states: torch.Tensor, *operands: Any) -> str | None:
+def loses(owner: object, hidden_states: torch.Tensor, *operands: Any) -> str | None:
     """Return why ``auto`` leaves this call to torch's operator, or None."""
     if hidden_states.numel() < SMALLEST:
         return f"fewer than {SMALLEST:,} values: torch's operator costs the host less"

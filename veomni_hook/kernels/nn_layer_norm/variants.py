@@ -14,9 +14,9 @@ __all__ = ["OP", "VARIANTS"]
 # torch's operator, so what they save counts only where the GPU is the limit.
 _TRITON = backend(
     "triton",
-    "..layer_norm.module_calls:{variant}",
-    refuses="..layer_norm.module_calls:refuses",
-    loses="..layer_norm.module_calls:loses",
+    "..layer_norm.modules:{variant}",
+    refuses="..layer_norm.modules:refuses",
+    loses="..layer_norm.modules:loses",
     requires=TRITON,
     priority=10,
     traceable=True,

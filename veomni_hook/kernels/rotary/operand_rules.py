@@ -50,17 +50,17 @@ class _Reach(NamedTuple):
     whole: bool = True
 
 
-def _both(reach: _Reach, owner: Any, *operands: Any) -> str | None:
+def _both(reach: _Reach, owner: object, *operands: Any) -> str | None:
     q, k, cos, sin, place, _ = operands
     return _unfit(cos, sin, q, k) or _misplaced(reach, cos.shape, place, q, k)
 
 
-def _one(reach: _Reach, owner: Any, *operands: Any) -> str | None:
+def _one(reach: _Reach, owner: object, *operands: Any) -> str | None:
     x, cos, sin, place, _ = operands
     return _unfit(cos, sin, x) or _misplaced(reach, cos.shape, place, x)
 
 
-def _broadcast(reach: _Reach, owner: Any, *operands: Any) -> str | None:
+def _broadcast(reach: _Reach, owner: object, *operands: Any) -> str | None:
     *xs, cos, sin, _ = operands
     reason = _unfit(cos, sin, *xs)
     if reason is not None:
@@ -71,17 +71,17 @@ def _broadcast(reach: _Reach, owner: Any, *operands: Any) -> str | None:
     return _misfit(reach, table.shape, heads_at, *xs)
 
 
-def _optional_key(reach: _Reach, owner: Any, *operands: Any) -> str | None:
+def _optional_key(reach: _Reach, owner: object, *operands: Any) -> str | None:
     q, k, *others = operands
     return _one(reach, owner, q, *others) if k is None else _both(reach, owner, q, k, *others)
 
 
-def _key_last(reach: _Reach, owner: Any, *operands: Any) -> str | None:
+def _key_last(reach: _Reach, owner: object, *operands: Any) -> str | None:
     q, cos, sin, k, *others = operands
     return _optional_key(reach, owner, q, k, cos, sin, *others)
 
 
-def _complex(reach: _Reach, owner: Any, *operands: Any) -> str | None:
+def _complex(reach: _Reach, owner: object, *operands: Any) -> str | None:
     """`_both` with cos and sin as one complex table."""
     q, k, freqs, place, _ = operands
     reason = not_plain(freqs)
@@ -92,7 +92,7 @@ def _complex(reach: _Reach, owner: Any, *operands: Any) -> str | None:
     return _both(reach, owner, q, k, freqs.real, freqs.imag, place, None)
 
 
-def _gathered(reach: _Reach, owner: Any, *operands: Any) -> str | None:
+def _gathered(reach: _Reach, owner: object, *operands: Any) -> str | None:
     """`_both` with tables ``[positions, head_dim]`` and row indices."""
     q, k, cos, sin, position_ids, place, _ = operands
     reason = _unfit(cos, sin, q, k) or not_plain(position_ids)
@@ -142,7 +142,7 @@ def _unfit(cos: Any, sin: Any, *xs: Any) -> str | None:
     return None
 
 
-def _misplaced(reach: _Reach, table: tuple[int, ...], place: Any, *xs: torch.Tensor) -> str | None:
+def _misplaced(reach: _Reach, table: tuple[int, ...], place: object, *xs: torch.Tensor) -> str | None:
     dimensions = xs[0].ndim
     if type(place) is not int or not -dimensions <= place < dimensions:
         return f"unsqueeze_dim is {place!r}, which is out of range"

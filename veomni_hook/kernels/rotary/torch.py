@@ -67,7 +67,7 @@ def _rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tens
     return _rotate(x, cos, sin)
 
 
-def refuses(owner: Any, *operands: Any) -> str | None:  # noqa: PLR0911 - one return a refusal
+def refuses(owner: object, *operands: Any) -> str | None:  # noqa: PLR0911 - one return a refusal
     """Return why this call must run the upstream code, or None.
 
     ``operands`` are all operands of `rotary`, and the upstream function.
@@ -96,7 +96,7 @@ def refuses(owner: Any, *operands: Any) -> str | None:  # noqa: PLR0911 - one re
     return None
 
 
-def loses(owner: Any, *operands: Any) -> str | None:
+def loses(owner: object, *operands: Any) -> str | None:
     """Return why upstream was measured to be faster here, or None."""
     q, k = operands[:2]
     if q.numel() < FORWARD_ONLY_ELEMENTS and not wants_grad(q, k):

@@ -25,7 +25,7 @@ __all__ = ["FUSED", "OP", "Fused"]
 
 
 class Fused(NamedTuple):
-    """What the fused kernels rotate: the formula, and which operands a call has (`signatures`, `calls`)."""
+    """What the fused kernels rotate: the formula, and which operands a call has (`signatures`)."""
 
     form: Form
     call: str = "both"

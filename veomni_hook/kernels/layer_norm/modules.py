@@ -9,8 +9,6 @@ Shapes: hidden_states, or residual and hidden_states, [..., hidden]; weight, bia
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import nn
 
@@ -100,7 +98,7 @@ def refuses(owner: object, hidden_states: torch.Tensor, norm: nn.LayerNorm) -> s
     ):
         return not_plain(weight, bias)
     given = {"weight": weight, "bias": bias}
-    reasons = (_unfit_parameter(hidden_states, *each) for each in given.items() if each[1] is not None)
+    reasons = (_unfit_parameter(hidden_states, *each) for each in given.items())
     return _unfit_input(hidden_states, norm) or next(filter(None, reasons), None)
 
 
@@ -115,7 +113,9 @@ def _unfit_input(hidden_states: torch.Tensor, norm: nn.LayerNorm) -> str | None:
     return None if isinstance(norm.eps, (float, int)) else f"eps is a {type(norm.eps).__name__}"
 
 
-def _unfit_parameter(hidden_states: torch.Tensor, name: str, given: Any) -> str | None:
+def _unfit_parameter(hidden_states: torch.Tensor, name: str, given: torch.Tensor | None) -> str | None:
+    if given is None:
+        return None
     if (reason := not_plain(given)) is not None:
         return reason
     # Of another dtype, torch's operator on a GPU raises an error, unless autocast casts all operands.
