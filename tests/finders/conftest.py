@@ -21,7 +21,7 @@ TINY = "transformers.models.tiny.modeling_tiny"
 HOOK = "import veomni_hook.install\n"
 #: Prints what a class of the stand-in computes: 3, and patched by tiny_config 103.
 SHOW = f"from {TINY} import TinyNorm; print(TinyNorm().forward(1))"
-#: As HOOK and SHOW, for tests that write modules into the working directory.
+#: For tests that write modules into the working directory.
 HERE = "import sys; sys.path.insert(0, '.')\n"
 
 

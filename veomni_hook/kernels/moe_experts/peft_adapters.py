@@ -165,8 +165,10 @@ def _read_slots(kind: type) -> Iterator[Slot]:
     code, scope = getattr(forward, "__code__", None), getattr(forward, "__globals__", {})
     for name in () if code is None else code.co_names:
         slot = scope.get(name)
-        if type(slot) is Slot and slot.op == "moe_experts" and slot.variant in LAYOUTS:
-            yield slot
+        if type(slot) is Slot and slot.op == "moe_experts":
+            layout = LAYOUTS.get(slot.variant)
+            if layout is not None and layout.fused:
+                yield slot
 
 
 def _why_left(wrapper: Any, owner: Any, names: list[str], answers: Answers) -> str | None:

@@ -23,7 +23,7 @@ from veomni_hook.kernels.selection.declaration import (
     Variant,
 )
 
-__all__ = ["ANYWHERE", "LIGER", "RECOMPUTED", "TRITON", "backend", "op"]
+__all__ = ["ANYWHERE", "LIGER", "RECOMPUTED", "TRITON", "backend", "completed", "op"]
 
 #: A `Kernel` for rows: of the op and the variant that list it.
 backend = partial(Kernel, "", "")
@@ -45,11 +45,12 @@ def op(
     **codes: str,
 ) -> Op:
     """Return the `Op` that a table declares, with complete references; ``codes`` are its other fields."""
-    variants = {variant: _row(name, variant, row) for variant, row in rows.items()}
+    variants = {variant: completed(name, variant, row) for variant, row in rows.items()}
     return Op(name, variants, parts=parts, invariant=invariant, **_complete(name, codes, {}))
 
 
-def _row(op: str, variant: str, row: Variant) -> Variant:
+def completed(op: str, variant: str, row: Variant) -> Variant:
+    """Return a row of a table with complete references."""
     names = {"variant": variant}
     names["reference"] = _code(op, row.reference, names)
     kernels = []

@@ -116,6 +116,8 @@ def attribute(base: Node, node: ast.Attribute, frame: Frame[Node]) -> Node:
     if base.op == "global" and base.value not in DTYPES.values():
         path = f"{base.value}.{name}"
         value = Node("global", (), DTYPES.get(path, path), node)
+    elif base.op == "record" and isinstance(base.value, tuple):
+        value = constant(dict(base.value)[name])
     elif base.op == "self":
         value = frame.values.get(f"self.{name}") or Node("attribute", (), name, node)
     elif name == "dtype":

@@ -94,7 +94,9 @@ def power(base: Node, exponent: Node, origin: ast.expr | None = None) -> Node:
 
 
 def compare(op: str, left: Node, right: Node, origin: ast.expr | None = None) -> Node:
-    """A comparison; ``a > b`` is ``b < a``."""
+    """A comparison; ``a > b`` is ``b < a``, and two texts are equal or not."""
+    if op == "eq" and isinstance(left.value, str) and left.op == right.op == "constant":
+        return constant(left == right, origin)
     if op in ("gt", "ge"):
         return Node("lt" if op == "gt" else "le", (right, left), None, origin)
     return Node(op, (left, right), None, origin)
@@ -212,7 +214,11 @@ def subscript(value: Node, elements: Sequence[Node], *, single: bool, origin: as
         if element.op == "constant" and type(element.value) is int:
             return item(value, element.value, origin)
         if element.op == "bounds" and value.op in ("shape", "tuple", "bounds"):
-            return _part_of_sequence(value, element, origin)
+            limits = [bound.value for bound in element.args if bound.op == "constant"]
+            if len(limits) == 3 and length(value) is not None:
+                bounds = slice(*(limit if type(limit) is int else None for limit in limits))
+                return Node("tuple", value.args[bounds], None, origin)
+            return Node("part", (value, *element.args), None, origin)
         if element.op == "bounds" and value.op in _LIST_OR_TENSOR:
             # Along the first dimension, slicing a list and slicing a tensor look the same.
             return sliced(value, _ZERO, _bounds(element), origin)
@@ -268,14 +274,6 @@ def _part_of_split(sequence: Node, number: int, origin: ast.expr | None) -> Node
     number %= 2
     bounds = (first, NONE, NONE) if number else (NONE, first, NONE)
     return sliced(tensor, dim, bounds, origin)
-
-
-def _part_of_sequence(value: Node, element: Node, origin: ast.expr | None) -> Node:
-    limits = [bound.value for bound in element.args if bound.op == "constant"]
-    start, stop, step = (limit if type(limit) is int else None for limit in [*limits, *[None] * 3][:3])
-    if len(limits) == 3 and length(value) is not None:
-        return Node("tuple", value.args[start:stop:step], None, origin)
-    return Node("part", (value, *element.args), None, origin)
 
 
 _Origin = ast.expr | None
