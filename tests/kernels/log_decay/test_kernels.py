@@ -98,6 +98,14 @@ def test_numbers_that_are_none_stay(form):
     torch.testing.assert_close(found, expected, equal_nan=True)
 
 
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_heads_that_are_a_part_of_a_projections_columns(kernel):
+    a, log_rate, bias, _ = operands("softplus and sigmoid", 2, 9, 12)
+    halves = [a[..., :6].transpose(0, 1), log_rate[:6], bias[:6], a[..., 6:].transpose(0, 1)]
+    sides = (function(home, "softplus and sigmoid") for home in (KERNELS[kernel], reference))
+    assert_matches(*sides, halves)
+
+
 def test_gradients_of_one_result_only():
     for take in (0, 1):
         tensors = [each.requires_grad_() for each in operands("softplus and sigmoid", 2, 9, 6)]
