@@ -116,10 +116,10 @@ def _with_softcap(scale: float, softcap: float | None, dtype: torch.dtype, *oper
 
 def refuses(
     owner: object,
-    query: Any,
-    key: Any,
-    value: Any,
-    attention_mask: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
     module: object,
     scaling: object,
     dropout: object,

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import torch
+
 from veomni_hook.kernels.shared.samples import indices_of, of_rows
 from veomni_hook.kernels.shared.separation import Packed, call, expect_boundaries, with_parameter
 from veomni_hook.kernels.shared.whole_sequences import whole
@@ -56,13 +58,13 @@ def _run(
 
 
 def _operands(
-    hidden_states: Any,
-    weight: object,
-    bias: object = None,
+    hidden_states: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
     activation: str | None = None,
-    cu_seq_lens_q: Any = None,
-    cu_seqlens: Any = None,
-    seq_idx: Any = None,
+    cu_seq_lens_q: torch.Tensor | None = None,
+    cu_seqlens: torch.Tensor | None = None,
+    seq_idx: torch.Tensor | None = None,
     **others: object,
 ) -> tuple[Any, ...]:
     """Return the operands of the op."""

@@ -28,7 +28,7 @@ from veomni_hook.kernels.shared.history import following
 from veomni_hook.kernels.shared.module_calls import call_is_seen, is_as_written
 from veomni_hook.kernels.shared.operand_checks import not_plain, untraceable
 
-__all__ = ["Call", "Fused", "fused_output", "reference_output", "refuses", "settled"]
+__all__ = ["Call", "Fused", "fused_by", "fused_output", "reference_output", "refuses", "settled"]
 
 Compute = Callable[..., tuple[torch.Tensor, TokenStatistics]]
 Statistics = Callable[..., TokenStatistics]
@@ -137,7 +137,9 @@ def fused_output(compute: Compute, statistics: Statistics, call: Call) -> Fused:
     target = call.shifted(call.labels, objective.ignore_index).to(hidden_states.device)
     found: list[TokenStatistics] = []
 
-    def loss_of(rows: torch.Tensor, weight: object, bias: object, target: torch.Tensor) -> torch.Tensor:
+    def loss_of(
+        rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, target: torch.Tensor
+    ) -> torch.Tensor:
         group = None if reports else shares.share_of(model, rows.shape[0])
         if names:
             request = (rows, weight, bias, target, objective)
@@ -176,6 +178,19 @@ def fused_output(compute: Compute, statistics: Statistics, call: Call) -> Fused:
     return Fused(loss, deferred, partial(output.with_deferred_logits, more=more))
 
 
+def fused_by(compute: Compute, statistics: Statistics) -> Callable[..., Fused]:
+    """Return `fused_output` as a function of the fields of a `Call`."""
+
+    def causal_lm_output(*call: object) -> Fused:
+        return fused_output(compute, statistics, Call.of(*call))
+
+    return causal_lm_output
+
+
+#: By the plain definition.
+reference_output = fused_by(reference.loss_and_statistics, reference.token_statistics)
+
+
 def _traced_output(
     compute: Compute, statistics: Statistics, call: Call, hidden_states: torch.Tensor
 ) -> Fused:
@@ -195,11 +210,6 @@ def _traced_output(
         return traced.finish(made, more)
 
     return Fused(loss, logits, finish)
-
-
-def reference_output(*call: object) -> Fused:
-    """Return the loss from the plain definition; see `fused_output`."""
-    return fused_output(reference.loss_and_statistics, reference.token_statistics, Call.of(*call))
 
 
 def _as_it_is(made: object) -> object:

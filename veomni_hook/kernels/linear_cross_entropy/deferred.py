@@ -17,6 +17,7 @@ from typing import Any
 from weakref import WeakKeyDictionary, WeakValueDictionary, ref
 
 import torch
+from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils import _pytree
 
@@ -78,7 +79,7 @@ class DeferredLogits:
         self,
         model: Any,
         head: Any,
-        linear: object,
+        linear: nn.Module,
         hidden_states: torch.Tensor,
         call: LinearCall,
         transform: Transform,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 from types import ModuleType
-from typing import Any
+from typing import TypeAlias
 
 import torch
 
@@ -26,6 +26,8 @@ from veomni_hook.kernels.shared.repeated import decided
 
 __all__ = ["is_eager", "linear_cross_entropy", "token_log_probs"]
 
+#: Rows, weight, bias and targets.
+_Operands: TypeAlias = "tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor]"
 _OP, _VARIANT = "linear_cross_entropy", "next_token"
 _BACKENDS = ("triton", "npu", "torch", "liger", REFERENCE)
 
@@ -171,7 +173,7 @@ def _rows(
     bias: torch.Tensor | None,
     target: torch.Tensor,
     objective: Objective,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor]:
+) -> _Operands:
     given = tuple(each for each in (hidden_states, weight, bias, target) if each is not None)
     positions, rows = [*hidden_states.shape[:-1]], [*weight.shape]
     wrong = fix = None
@@ -195,7 +197,7 @@ def _rows(
     return hidden_states.reshape(-1, weight.shape[1]), weight, bias, target.reshape(-1)
 
 
-def _module(name: str | None, call: Any, objective: Objective, wanted: Wanted) -> ModuleType:
+def _module(name: str | None, call: _Operands, objective: Objective, wanted: Wanted) -> ModuleType:
     kind = call[0].device.type
     if torch.compiler.is_compiling():
         found = _traced(kind, name)

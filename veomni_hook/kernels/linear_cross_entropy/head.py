@@ -22,6 +22,7 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.modules import module as module_globals
 from torch.utils import _pytree
+from torch.utils.hooks import RemovableHandle
 
 from veomni_hook.errors import KernelError
 from veomni_hook.kernels.linear_cross_entropy.linear_call import WEIGHTS_CHANGED, LinearCall, Sample, differ
@@ -175,11 +176,13 @@ def _wraps(module: object) -> bool:
     return isinstance(held.get("modules_to_save"), nn.ModuleDict) and held.get("original_module") is not None
 
 
-def _holds(module: Any, inner: Any) -> bool:
+def _holds(module: nn.Module, inner: object) -> bool:
     return any(each is inner for each in module.modules())
 
 
-def ask(head: Any, linear: Any, hidden_states: torch.Tensor, request: LossRequest) -> torch.Tensor:
+def ask(
+    head: nn.Module, linear: nn.Module, hidden_states: torch.Tensor, request: LossRequest
+) -> torch.Tensor:
     """Call ``head``, whose last Linear is ``linear``, and return the loss.
 
     On failure, returns logits and leaves ``request.loss`` None; ``request.reason`` says why.
@@ -205,7 +208,7 @@ def ask(head: Any, linear: Any, hidden_states: torch.Tensor, request: LossReques
 
 
 def logits_of(
-    head: Any, linear: Any, hidden_states: torch.Tensor, before: Sample
+    head: nn.Module, linear: nn.Module, hidden_states: torch.Tensor, before: Sample
 ) -> tuple[torch.Tensor, str | None]:
     """Return the logits of ``head``, and why they may be others than with the weights ``before``, or None.
 
@@ -241,7 +244,7 @@ def logits_of(
     return logits, unknown if request.changed is None else WEIGHTS_CHANGED if request.changed else None
 
 
-def keeps_weights(head: Any, linear: Any) -> bool:
+def keeps_weights(head: nn.Module, linear: object) -> bool:
     """Return whether no hook around a call of ``linear`` in ``head`` can bring weights and take them away."""
     around = (module for module in head.modules() if any(inner is linear for inner in module.modules()))
     return not any(
@@ -250,7 +253,7 @@ def keeps_weights(head: Any, linear: Any) -> bool:
     )
 
 
-def _carrying(linear: Any, request: LossRequest | LogitsRequest) -> Any:
+def _carrying(linear: nn.Module, request: LossRequest | LogitsRequest) -> RemovableHandle:
     """Attach ``request`` to calls of ``linear`` until the returned hook is removed."""
     return linear.register_forward_pre_hook(
         lambda _, args: (LossInput(args[0], request), *args[1:]) if args else None
@@ -332,7 +335,7 @@ def _origin(hook: object) -> str:
     return home
 
 
-def _global_hooks() -> tuple[Any, ...]:
+def _global_hooks() -> tuple[object, ...]:
     return (
         module_globals._global_forward_hooks,
         module_globals._global_forward_pre_hooks,

@@ -89,6 +89,5 @@ def refuses(model: object, *operands: object) -> str | None:
     return causal_lm.settled(model, unable(call.hidden_states, weight, *call.objective))
 
 
-def causal_lm_output(*call: object) -> causal_lm.Fused:
-    """Return a language model's loss, computed by Liger; see `causal_lm.fused_output`."""
-    return causal_lm.fused_output(loss_and_statistics, token_statistics, causal_lm.Call.of(*call))
+#: Returns a language model's loss, computed by Liger.
+causal_lm_output = causal_lm.fused_by(loss_and_statistics, token_statistics)

@@ -11,13 +11,14 @@ which its gradient overwrites.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from torch import Tensor
 
 from veomni_hook.kernels.linear_cross_entropy import autograd, causal_lm, rowwise
 from veomni_hook.kernels.linear_cross_entropy.autograd import Form
-from veomni_hook.kernels.linear_cross_entropy.objective import Objective, TokenStatistics, Wanted
+from veomni_hook.kernels.linear_cross_entropy.objective import Objective, Wanted
 from veomni_hook.kernels.linear_cross_entropy.rowwise import Rows
 from veomni_hook.kernels.linear_cross_entropy.torch import chunked
 from veomni_hook.kernels.shared import ascend
@@ -84,16 +85,11 @@ def _loss(
 
 
 _BACKEND = chunked(_loss)
-
-
-def loss_and_statistics(*call: Any) -> tuple[Tensor, TokenStatistics]:
-    """Return the loss and statistics without a gradient; operands of `reference.loss_and_statistics`."""
-    return autograd.loss_and_statistics(_BACKEND, *call)
-
-
-def token_statistics(*call: Any) -> TokenStatistics:
-    """Return statistics with gradients; operands of `reference.token_statistics`."""
-    return autograd.token_statistics(_BACKEND, *call)
+#: Operands and results are those of `reference.loss_and_statistics` and `reference.token_statistics`.
+loss_and_statistics = partial(autograd.loss_and_statistics, _BACKEND)
+token_statistics = partial(autograd.token_statistics, _BACKEND)
+#: Returns a language model's loss computed here.
+causal_lm_output = causal_lm.fused_by(loss_and_statistics, token_statistics)
 
 
 def unable(x: Tensor, weight: Tensor, objective: Objective, wanted: Wanted) -> str | None:
@@ -102,11 +98,6 @@ def unable(x: Tensor, weight: Tensor, objective: Objective, wanted: Wanted) -> s
     if dtype not in ascend.DTYPES:
         return f"logits have dtype {dtype}"
     return None if weight.numel() else "the weight is empty"
-
-
-def causal_lm_output(*call: object) -> causal_lm.Fused:
-    """Return a language model's loss computed here; see `causal_lm.fused_output`."""
-    return causal_lm.fused_output(loss_and_statistics, token_statistics, causal_lm.Call.of(*call))
 
 
 def refuses(model: object, *operands: Any) -> str | None:

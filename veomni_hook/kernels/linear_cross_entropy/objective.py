@@ -12,7 +12,8 @@ row with weight 0 counts as ignored. Label smoothing is torch's, z-loss that of 
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -147,6 +148,6 @@ class TokenStatistics(NamedTuple):
     entropy: torch.Tensor | None = None
     predictions: torch.Tensor | None = None
 
-    def shaped(self, shape: Any) -> TokenStatistics:
+    def shaped(self, shape: Sequence[int]) -> TokenStatistics:
         """Return the same statistics with rows in another shape."""
         return TokenStatistics(*(None if each is None else each.reshape(shape) for each in self))

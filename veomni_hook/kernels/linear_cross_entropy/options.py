@@ -19,7 +19,7 @@ around a whole model recomputes its loss in backward, with the options of the fo
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -176,7 +176,7 @@ class LossReport:
         return ((predictions == target) & counts).sum() / counts.sum()
 
     def take(
-        self, found: TokenStatistics | None, target: torch.Tensor, ignore_index: int, shape: Any
+        self, found: TokenStatistics | None, target: torch.Tensor, ignore_index: int, shape: Sequence[int]
     ) -> None:
         """Store the statistics of a fused loss for ``target`` ``[rows]``; ``shape`` is that of the labels."""
         found = TokenStatistics() if found is None else found

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -210,26 +210,16 @@ def chunked(of_rows: OfRows) -> Backend:
 
 
 _BACKEND = chunked(rowwise.loss)
-
-
-def loss_and_statistics(*call: Any) -> tuple[torch.Tensor, TokenStatistics]:
-    """Return the loss and statistics without a gradient; operands of `reference.loss_and_statistics`."""
-    return autograd.loss_and_statistics(_BACKEND, *call)
-
-
-def token_statistics(*call: Any) -> TokenStatistics:
-    """Return statistics with gradients; operands of `reference.token_statistics`."""
-    return autograd.token_statistics(_BACKEND, *call)
+#: Operands and results are those of `reference.loss_and_statistics` and `reference.token_statistics`.
+loss_and_statistics = partial(autograd.loss_and_statistics, _BACKEND)
+token_statistics = partial(autograd.token_statistics, _BACKEND)
+#: Returns a language model's loss computed here.
+causal_lm_output = causal_lm.fused_by(loss_and_statistics, token_statistics)
 
 
 def unable(x: torch.Tensor, weight: torch.Tensor, objective: Objective, wanted: Wanted) -> str | None:
     """Return why this cannot be computed here, or None."""
     return None if autograd.compute_dtype(x).is_floating_point else f"hidden states have dtype {x.dtype}"
-
-
-def causal_lm_output(*call: object) -> causal_lm.Fused:
-    """Return a language model's loss computed here; see `causal_lm.fused_output`."""
-    return causal_lm.fused_output(loss_and_statistics, token_statistics, causal_lm.Call.of(*call))
 
 
 def loses(

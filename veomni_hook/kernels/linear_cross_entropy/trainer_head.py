@@ -43,7 +43,7 @@ def compacts(use_triton: Callable[[torch.device], bool], device: torch.device) -
     return use_triton(device)
 
 
-def log_probs(model: Any, function: Any, *operands: Any) -> tuple[torch.Tensor | None, ...]:
+def log_probs(model: object, function: Any, *operands: Any) -> tuple[torch.Tensor | None, ...]:
     """Return what ``function.apply(*operands)`` does, from `token_log_probs` where it computes this.
 
     Args:
@@ -87,7 +87,7 @@ def told(model: object) -> dict[str | None, int]:
     return dict(_CALLS.get(model, {}))
 
 
-def _refuses(function: object, operands: tuple[object, ...]) -> str | None:
+def _refuses(function: Any, operands: tuple[Any, ...]) -> str | None:
     """Return why TRL's function computes this, or None."""
     if not _is_known(function) or len(operands) != len(_PARAMETERS) - 1:
         return "the parameters of TRL's function are not those that this release of veomni-hook knows"
@@ -110,7 +110,9 @@ def _not_computed(softcap: Any, scale: object, outputs: Any) -> Iterator[str]:
         yield f"the scale of the logits is a {type(scale).__name__}"
 
 
-def _unsuited(hidden: Any, weight: Any, bias: Any, targets: Any) -> str | None:
+def _unsuited(
+    hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, targets: torch.Tensor
+) -> str | None:
     """Return why these tensors do not suit our kernel, or None."""
     if hasattr(weight, "ds_id"):
         return "DeepSpeed gathers the weight of the head inside TRL's function"
@@ -118,7 +120,7 @@ def _unsuited(hidden: Any, weight: Any, bias: Any, targets: Any) -> str | None:
 
 
 @lru_cache(maxsize=8)
-def _is_known(function: Any) -> bool:
+def _is_known(function: type[torch.autograd.Function]) -> bool:
     """Whether the parameters, and the order of the outputs, are those that `log_probs` reads."""
     try:
         parameters = inspect.signature(function.forward).parameters

@@ -14,6 +14,7 @@ Mutates: nothing. Ignored rows go through the products, too: counting them would
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -299,16 +300,11 @@ def _wanted(form: Form, *found: Tensor) -> TokenStatistics:
 
 
 _BACKEND = Backend(_loss, _statistics, _gradients, _scale)
-
-
-def loss_and_statistics(*call: Any) -> tuple[Tensor, TokenStatistics]:
-    """Return the loss and statistics without a gradient; operands of `reference.loss_and_statistics`."""
-    return autograd.loss_and_statistics(_BACKEND, *call)
-
-
-def token_statistics(*call: Any) -> TokenStatistics:
-    """Return statistics with gradients; operands of `reference.token_statistics`."""
-    return autograd.token_statistics(_BACKEND, *call)
+#: Operands and results are those of `reference.loss_and_statistics` and `reference.token_statistics`.
+loss_and_statistics = partial(autograd.loss_and_statistics, _BACKEND)
+token_statistics = partial(autograd.token_statistics, _BACKEND)
+#: Returns a language model's loss computed here.
+causal_lm_output = causal_lm.fused_by(loss_and_statistics, token_statistics)
 
 
 def unable(x: Tensor, weight: Tensor, objective: Objective, wanted: Wanted) -> str | None:
@@ -317,11 +313,6 @@ def unable(x: Tensor, weight: Tensor, objective: Objective, wanted: Wanted) -> s
     if dtype not in _DTYPES:
         return f"logits have dtype {dtype}"
     return None if weight.numel() else "the weight is empty"
-
-
-def causal_lm_output(*call: object) -> causal_lm.Fused:
-    """Return a language model's loss computed here; see `causal_lm.fused_output`."""
-    return causal_lm.fused_output(loss_and_statistics, token_statistics, causal_lm.Call.of(*call))
 
 
 def refuses(model: object, *operands: Any) -> str | None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -75,7 +74,9 @@ def full(
     return _attention(*tensors, ends, scale).unsqueeze(0)
 
 
-def refuses(owner: object, query: Any, key: Any, value: Any, cu_seqlens: Any, *others: object) -> str | None:
+def refuses(
+    owner: object, query: Tensor, key: Tensor, value: Tensor, cu_seqlens: Tensor, *others: object
+) -> str | None:
     """Return what the operator refuses, beside `operand_checks`, or None."""
     if dtype_of(query) not in ascend.DTYPES:
         return f"operands have dtype {dtype_of(query)}"

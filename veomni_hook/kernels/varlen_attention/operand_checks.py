@@ -27,10 +27,10 @@ _READ = frozenset(("softcap", "output_attentions"))
 
 def refuses(
     owner: Any,
-    query: Any,
-    key: Any,
-    value: Any,
-    cu_seqlens: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    cu_seqlens: torch.Tensor,
     attention: Callable[..., Any],
     options: Mapping[str, Any],
 ) -> str | None:
