@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.processes import until
+from tests.processes import outputs, started, until
 from veomni_hook.cache import location
 from veomni_hook.cache.store import Hit, Miss, NotStored, Store, open_store
 
@@ -289,60 +287,44 @@ hit = store.publish(
 )
 assert isinstance(hit, Hit) and os.path.exists(hit.path)
 print(store.mode, store.root, flush=True)
-{then}
 """
+#: What the process does then, and whether the folder is there when it has ended.
+ENDS = {
+    "at once": ("", False),
+    "after a forked child": (
+        "child = os.fork()\nif child == 0: sys.exit(0)\nos.waitpid(child, 0)\n"
+        "assert os.path.exists(hit.path), 'removed by the child'\n",
+        False,
+    ),
+    "before a forked child": (
+        """if os.fork() == 0:
+    os.close(0); os.close(1); os.close(2)
+    parent = os.getppid()
+    while os.getppid() == parent: time.sleep(0.01)
+    open("seen.part", "w").write(str(os.path.exists(hit.path)))
+    os.rename("seen.part", "seen")
+    os._exit(0)
+""",
+        True,
+    ),
+}
 
 
-@pytest.fixture
-def run_refused(root, package_path, temporary_folders):
-    """Run a script whose cache folder is refused; answer its temporary folder after it ended."""
-
-    def run(then: str) -> Path:
-        root.mkdir()
-        root.chmod(0o777)
-        done = subprocess.run(
-            [sys.executable, "-c", SCRIPT.replace("{then}", then), str(root)],
-            env={**os.environ, "PYTHONPATH": package_path, "TMPDIR": str(temporary_folders)},
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 0, done.stderr
-        assert done.stderr == ""
-        mode, _, folder = done.stdout.splitlines()[0].partition(" ")
-        assert mode == "temporary"
-        assert Path(folder).parent == temporary_folders
-        return Path(folder)
-
-    return run
-
-
-def test_temporary_folder_is_removed_when_its_process_ends(run_refused):
-    assert not run_refused("").exists()
-
-
-def test_temporary_folder_outlives_a_forked_child(run_refused):
-    script = (
-        "child = os.fork()\n"
-        "if child == 0: sys.exit(0)\n"
-        "os.waitpid(child, 0)\n"
-        "assert os.path.exists(hit.path), 'removed by the child'\n"
-    )
-    assert not run_refused(script).exists()
-
-
-def test_temporary_folder_stays_for_a_child_that_outlives_its_parent(run_refused, tmp_path):
-    script = (
-        "if os.fork() == 0:\n"
-        "    os.close(0); os.close(1); os.close(2)\n"
-        "    parent = os.getppid()\n"
-        "    while os.getppid() == parent: time.sleep(0.01)\n"
-        f"    open({str(tmp_path / 'seen')!r} + '.part', 'w').write(str(os.path.exists(hit.path)))\n"
-        f"    os.rename({str(tmp_path / 'seen')!r} + '.part', {str(tmp_path / 'seen')!r})\n"
-        "    os._exit(0)\n"
-    )
-    assert (run_refused(script) / "pkg-1/h/mod.py").exists()
-    until((tmp_path / "seen").exists)
-    assert (tmp_path / "seen").read_text() == "True"
+@pytest.mark.parametrize("how", ENDS)
+def test_the_temporary_folder_of_a_refused_cache_lives_as_long_as_its_processes(
+    root, tmp_path, temporary_folders, how
+):
+    then, stays = ENDS[how]
+    root.mkdir()
+    root.chmod(0o777)
+    process = started("-c", SCRIPT + then, root, cwd=tmp_path, TMPDIR=str(temporary_folders))
+    out, errors = outputs(process)
+    mode, _, folder = out.splitlines()[0].partition(" ")
+    assert (errors, mode, Path(folder).parent) == ("", "temporary", temporary_folders)
+    assert (Path(folder) / "pkg-1/h/mod.py").exists() == Path(folder).exists() == stays
+    if stays:
+        until((tmp_path / "seen").exists)
+        assert (tmp_path / "seen").read_text() == "True"
 
 
 def test_only_the_making_process_removes_the_temporary_folder(publish):

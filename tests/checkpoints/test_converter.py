@@ -271,7 +271,10 @@ def test_memory_that_does_not_fit(held):
     refused(converter, single, singles()[single], "cannot be copied into")
 
 
-def test_layers_that_the_model_does_not_have():
+def test_layers_that_the_model_does_not_have_and_other_tensors():
+    refused(
+        checkpoints.from_any(SIZES), "lm_head.weight", torch.zeros(2, 2), "does not belong to routed experts"
+    )
     name = "model.layers.99.mlp.experts.down_proj"
     converter = checkpoints.from_any(SIZES, expected=[*own(), "lm_head.weight"])
     refused(converter, name, torch.zeros(SIZES.down), "which the model does not have")
@@ -325,12 +328,6 @@ def test_a_block_with_another_name_in_memory():
     refused(converter, name, router, "came before: a duplicate")
     saver = checkpoints.to_per_expert(SIZES, block=block, projections=("w1", "w3", "w2"))
     assert saver.convert(renamed, router) == [(name, router)]
-
-
-def test_other_tensors_are_refused():
-    refused(
-        checkpoints.from_any(SIZES), "lm_head.weight", torch.zeros(2, 2), "does not belong to routed experts"
-    )
 
 
 def test_the_way_back_is_checked_too():

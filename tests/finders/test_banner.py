@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.finders.conftest import TINY
+from tests.finders.conftest import HOOK, SHOW
 from veomni_hook.finders import banner
 from veomni_hook.finders.handle import activate_late
 from veomni_hook.finders.outcome import Outcome
@@ -25,7 +25,6 @@ ROUTES = [
     ("rotary", "half_split", "Attention.forward"),
     ("linear_cross_entropy", "next_token", "Model.forward"),
 ]
-SHOW = f"from {TINY} import TinyNorm; print(TinyNorm().forward(1))"
 NEWER = f"transformers 5.99.0 is newer than what was tested, {span('transformers')}"
 SAID = ["tiny patched at 1 place (tiny_config: 1); details: veomni-hook explain tiny", NEWER]
 
@@ -175,20 +174,15 @@ def test_a_progress_bar_stays_whole(patched):
 
 
 def test_a_module_with_patches_of_users_alone(python):
-    code = f"import veomni_hook.install, subprocess, sys\n{SHOW}\nsubprocess.run([sys.executable, '-c', sys.argv[1]])"
-    child = f"import veomni_hook.install\n{SHOW}"
+    code = f"{HOOK}import subprocess, sys\n{SHOW}\nsubprocess.run([sys.executable, '-c', sys.argv[1]])"
+    child = HOOK + SHOW
     ran = python(code, child, VEOMNI_BANNER=None)
     said = "".join(f"veomni-hook: {line}\n" for line in SAID)
     assert (ran.out, ran.err) == ("103\n103\n", said), "the child has said it already"
     assert python(child, VEOMNI_BANNER="0").err == ""
-    logged = python(
-        f"import logging; logging.basicConfig(level='INFO', format='%(name)s %(message)s')\n{child}"
-    )
-    assert "veomni_hook tiny patched" not in logged.err, "the fixture switches it off"
-    logged = python(
-        f"import logging; logging.basicConfig(level='INFO', format='%(name)s %(message)s')\n{child}",
-        VEOMNI_BANNER="1",
-    )
+    log = "import logging; logging.basicConfig(level='INFO', format='%(name)s %(message)s')\n"
+    assert "veomni_hook tiny patched" not in python(log + child).err, "the fixture switches it off"
+    logged = python(log + child, VEOMNI_BANNER="1")
     assert logged.err == "".join(f"veomni_hook {line}\n" for line in SAID), "logged, and not printed"
 
 

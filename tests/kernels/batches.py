@@ -11,19 +11,24 @@ PARTS = (slice(17, 18), slice(5, 40), slice(0, -1))
 
 
 def assert_batch_invariant(
-    function: Callable[..., torch.Tensor], rows: Sequence[torch.Tensor], more: Sequence[torch.Tensor] = ()
+    function: Callable[..., torch.Tensor],
+    rows: Sequence[torch.Tensor],
+    more: Sequence[torch.Tensor] = (),
+    fixed: Sequence[torch.Tensor] = (),
 ) -> None:
     """Results and gradients of ``rows``, tensors ``[batch, columns]``, have the same bits in any batch.
 
-    ``more`` are operands that belong to no row; their gradients are sums over rows, and not compared.
+    ``more`` are operands that belong to no row; their gradients are sums over rows, and not compared. ``fixed`` are rows
+    without gradients.
     """
     torch.manual_seed(3)
-    whole = function(*rows, *more)
+    whole = function(*rows, *more, *fixed)
     dy = torch.randn(whole.shape, device=whole.device).to(whole.dtype)
-    expected = _run(function, rows, more, dy)
+    expected = _run(function, rows, (*more, *fixed), dy)
     for again in (slice(None), *PARTS):
         # Copies: as the results of other operations they begin at addresses of their own.
-        found = _run(function, [row[again].clone() for row in rows], more, dy[again].clone())
+        beside = [row[again].clone() for row in fixed]
+        found = _run(function, [row[again].clone() for row in rows], (*more, *beside), dy[again].clone())
         for got, truth in zip(found, expected, strict=True):
             assert torch.equal(got, truth[again]), again
 

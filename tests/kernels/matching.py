@@ -84,5 +84,7 @@ class _Saved:
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    if 0 in tensor.stride():  # expanded: there is no place for each value
+        return tensor.detach()
     made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
     return made.copy_(tensor)

@@ -15,10 +15,9 @@ pytest.importorskip("triton")
 from torch.nn import functional
 
 from tests.kernels.nn_layer_norm.norms import of_tensors
-from veomni_hook.kernels.add_layer_norm import triton as summed
 from veomni_hook.kernels.add_rms_norm import triton as added
 from veomni_hook.kernels.gated_mlp import triton as gated
-from veomni_hook.kernels.nn_layer_norm import triton as called
+from veomni_hook.kernels.layer_norm import module_calls as called
 from veomni_hook.kernels.qk_norm_rotary import triton as qk
 from veomni_hook.kernels.rms_norm import triton as norms
 
@@ -45,7 +44,7 @@ def layer_norm() -> tuple[Callable[..., Any], list[torch.Tensor]]:
 
 def add_layer_norm() -> tuple[Callable[..., Any], list[torch.Tensor]]:
     operands = [random(2, 3, 8), random(2, 3, 8), random(8), random(8)]
-    return of_tensors(summed.rounded_once, "weight and bias", 8), operands
+    return of_tensors(called.sum_rounded_once, "weight and bias", 8), operands
 
 
 def qk_norm_rotary() -> tuple[Callable[..., Any], list[torch.Tensor]]:

@@ -216,10 +216,15 @@ def batch(family: str, samples: list[list[tuple[str, Any]]], *, side: str = "rig
     return inputs
 
 
+def samples_of_a_row(family: str) -> list[list[tuple[str, Any]]]:
+    """The samples of `packed`."""
+    return PACKED_SOUNDS if family in SPEECH else PACKED
+
+
 def packed(family: str, positions: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
     """Samples in one row, as docs/multimodal.md packs them; ``positions`` are those of one sample."""
     parts, rows = [], []
-    for sample in PACKED_SOUNDS if family in SPEECH else PACKED:
+    for sample in samples_of_a_row(family):
         whole = batch(family, [sample])
         text = torch.arange(whole["input_ids"].shape[1]).view(1, 1, -1)
         rows.append(torch.cat([text, positions(whole)]))

@@ -10,7 +10,6 @@ from transformers.models.olmo_hybrid import modeling_olmo_hybrid as modeling
 
 import veomni_hook
 from tests.parallel import small
-from tests.parallel.facts_of_models import relative
 from tests.parallel.facts_of_sequence import gradients, refusal
 from veomni_hook.parallel import process
 
@@ -89,7 +88,7 @@ def autocast() -> tuple[float, dict[str, Any]]:
     finally:
         modeling.torch_chunk_gated_delta_rule = original
     norms = [torch.cat([each.flatten() for each in found.values()]).norm() for found in (one, split)]
-    return relative(norms[1], norms[0]), seen[-1]
+    return small.relative(norms[1], norms[0]), seen[-1]
 
 
 def facts() -> dict[str, Any]:

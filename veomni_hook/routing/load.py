@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import distributed, nn
@@ -70,7 +70,7 @@ class Load:
         """Return the tokens of the busiest expert in multiples of the mean; it waits for no device."""
         return {name: each.max() / each.double().mean() for name, each in self.counts.items()}
 
-    def reduce(self, group: Any = None) -> None:
+    def reduce(self, group: object = None) -> None:
         """Add up what the processes of ``group`` (None: all) have counted, in each of them.
 
         Every process of the group has to call it, with the same routers. Processes that share sequences count

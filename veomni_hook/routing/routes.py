@@ -179,7 +179,7 @@ class Routes:
             )
         return calls[0]
 
-    def _changed(self, change: Any) -> Routes:
+    def _changed(self, change: object) -> Routes:
         return self._of({name: [call.map(change) for call in calls] for name, calls in self._calls.items()})
 
 

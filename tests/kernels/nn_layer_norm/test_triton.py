@@ -12,11 +12,11 @@ from tests.kernels.batches import assert_batch_invariant
 from tests.kernels.declared import refusal
 from tests.kernels.matching import assert_matches
 from tests.kernels.nn_layer_norm.norms import DEVICE, EPS, FORMS, inputs, of_tensors
-from veomni_hook.kernels.nn_layer_norm import reference
+from veomni_hook.kernels.layer_norm import reference
 
 pytest.importorskip("triton")
 
-from veomni_hook.kernels.nn_layer_norm import triton as kernels
+from veomni_hook.kernels.layer_norm import module_calls as kernels
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 SHAPES = [(3, 5, 7), (2, 0, 8), (1, 3), (129, 33), (2, 3, 4, 128)]

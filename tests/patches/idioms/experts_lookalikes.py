@@ -1,7 +1,5 @@
 """Experts classes in the style of transformers, one for each variant, with the formula of their experts."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 HEAD = """

@@ -25,7 +25,7 @@ __all__ = ["separated"]
 _OP = "gated_delta_rule"
 
 
-def separated(slot: Any, owner: Any, upstream: Callable[..., Any]) -> Callable[..., Any]:
+def separated(slot: object, owner: object, upstream: Callable[..., object]) -> Callable[..., object]:
     """Return what to call instead of ``upstream``, with the same arguments.
 
     Args:
@@ -40,7 +40,7 @@ def separated(slot: Any, owner: Any, upstream: Callable[..., Any]) -> Callable[.
     run = whole(_OP, owner, partial(call, _CALLS, slot, owner, upstream))
 
     # A name for errors of Python about arguments: that of a partial object is all it holds.
-    def gated_delta_rule(*args: Any, **kwargs: Any) -> Any:
+    def gated_delta_rule(*args: object, **kwargs: object) -> Any:
         expect_boundaries(owner, kwargs)
         return run(*args, **kwargs)
 

@@ -9,8 +9,13 @@ from typing import Any
 import torch
 
 from veomni_hook.errors import KernelError
-from veomni_hook.kernels.linear_cross_entropy.objective import NOTHING, Objective, TokenStatistics, Wanted
-from veomni_hook.kernels.linear_cross_entropy.transform import Transform
+from veomni_hook.kernels.linear_cross_entropy.objective import (
+    NOTHING,
+    Objective,
+    TokenStatistics,
+    Transform,
+    Wanted,
+)
 from veomni_hook.kernels.selection.choice import Choice
 from veomni_hook.kernels.selection.declaration import EAGER, REFERENCE
 from veomni_hook.kernels.selection.process_choice import STATE
@@ -86,7 +91,7 @@ def linear_cross_entropy(
 
 
 def token_log_probs(
-    hidden_states: torch.Tensor | Any,
+    hidden_states: torch.Tensor | object,
     weight: torch.Tensor,
     target: torch.Tensor,
     temperature: float = 1.0,
@@ -145,7 +150,7 @@ def is_eager() -> bool:
     return decided((_OP, EAGER), lambda: STATE.effective.backend(_OP) == EAGER)
 
 
-def _last_of(output: Any) -> torch.Tensor:
+def _last_of(output: object) -> torch.Tensor:
     """Return the hidden states that a head takes, of a model's output."""
     last = getattr(output, "last_hidden_state", None)
     if last is None and (every := getattr(output, "hidden_states", None)):

@@ -15,15 +15,21 @@ import torch
 
 from veomni_hook.kernels.linear_cross_entropy import autograd, causal_lm, rowwise
 from veomni_hook.kernels.linear_cross_entropy.autograd import Backend, Form, Found, Gradients, Needed
-from veomni_hook.kernels.linear_cross_entropy.chunks import ALIGNED, Chunk, Head, Sums, chunks, divisor
-from veomni_hook.kernels.linear_cross_entropy.objective import NOTHING, Objective, TokenStatistics, Wanted
+from veomni_hook.kernels.linear_cross_entropy.chunks import (
+    ALIGNED,
+    Chunk,
+    Head,
+    Sums,
+    chunks,
+    divisor,
+    precision,
+)
+from veomni_hook.kernels.linear_cross_entropy.objective import Objective, TokenStatistics, Wanted
 from veomni_hook.kernels.linear_cross_entropy.options import active, token_outputs_of
-from veomni_hook.kernels.linear_cross_entropy.weight_gradient import precision
 
 __all__ = [
     "causal_lm_output",
     "chunked",
-    "linear_cross_entropy",
     "loses",
     "loss_and_statistics",
     "token_statistics",
@@ -216,34 +222,18 @@ def token_statistics(*call: Any) -> TokenStatistics:
     return autograd.token_statistics(_BACKEND, *call)
 
 
-def linear_cross_entropy(
-    hidden_states: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    target: torch.Tensor,
-    **objective: Any,
-) -> torch.Tensor:
-    """Return the loss: by default the mean cross-entropy over positions that are not ignored; float32.
-
-    ``hidden_states`` is ``[rows, hidden]``, ``weight`` ``[vocab, hidden]``, ``bias`` ``[vocab]``, ``target``
-    ``[rows]`` (int64). ``objective``: fields of `Objective`. At most one chunk of logits exists at a time.
-    On a CPU, raises IndexError for a target outside the vocabulary.
-    """
-    return loss_and_statistics(hidden_states, weight, bias, target, Objective(**objective), NOTHING)[0]
-
-
 def unable(x: torch.Tensor, weight: torch.Tensor, objective: Objective, wanted: Wanted) -> str | None:
     """Return why this cannot be computed here, or None."""
     return None if autograd.compute_dtype(x).is_floating_point else f"hidden states have dtype {x.dtype}"
 
 
-def causal_lm_output(*call: Any) -> causal_lm.Fused:
+def causal_lm_output(*call: object) -> causal_lm.Fused:
     """Return a language model's loss computed here; see `causal_lm.fused_output`."""
     return causal_lm.fused_output(loss_and_statistics, token_statistics, causal_lm.Call.of(*call))
 
 
 def loses(
-    owner: Any, hidden_states: torch.Tensor, head: Any, labels: Any, vocab_size: int, *_: Any
+    owner: object, hidden_states: torch.Tensor, head: object, labels: object, vocab_size: int, *_: object
 ) -> str | None:
     """Return why upstream was measured to be faster here, or None."""
     if token_outputs_of(owner) or active() is not None:

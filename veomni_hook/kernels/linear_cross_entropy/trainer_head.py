@@ -82,12 +82,12 @@ def log_probs(model: Any, function: Any, *operands: Any) -> tuple[torch.Tensor |
     return found.log_probs, found.entropy, None, mean, hits
 
 
-def told(model: Any) -> dict[str | None, int]:
+def told(model: object) -> dict[str | None, int]:
     """Return how often our function ran for ``model`` (None), and TRL's for each reason."""
     return dict(_CALLS.get(model, {}))
 
 
-def _refuses(function: Any, operands: tuple[Any, ...]) -> str | None:
+def _refuses(function: object, operands: tuple[object, ...]) -> str | None:
     """Return why TRL's function computes this, or None."""
     if not _is_known(function) or len(operands) != len(_PARAMETERS) - 1:
         return "the parameters of TRL's function are not those that this release of veomni-hook knows"
@@ -98,7 +98,7 @@ def _refuses(function: Any, operands: tuple[Any, ...]) -> str | None:
     return reason or _unsuited(hidden, weight, bias, targets)
 
 
-def _not_computed(softcap: Any, scale: Any, outputs: Any) -> Iterator[str]:
+def _not_computed(softcap: Any, scale: object, outputs: Any) -> Iterator[str]:
     """Yield what our kernel does not compute."""
     if unknown := [name for name in outputs if name not in ("log_probs", *_OUTPUTS)]:
         yield f"unknown outputs: {', '.join(unknown)}"

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from veomni_hook.kernels.rotary.called_function import replaced
 from veomni_hook.kernels.rotary.variants import FUSED
 from veomni_hook.kernels.shared.operand_checks import not_plain, untraceable
 
@@ -52,18 +51,18 @@ class _Reach(NamedTuple):
 
 
 def _both(reach: _Reach, owner: Any, *operands: Any) -> str | None:
-    q, k, cos, sin, place, upstream = operands
-    return _unfit(cos, sin, upstream, q, k) or _misplaced(reach, cos.shape, place, q, k)
+    q, k, cos, sin, place, _ = operands
+    return _unfit(cos, sin, q, k) or _misplaced(reach, cos.shape, place, q, k)
 
 
 def _one(reach: _Reach, owner: Any, *operands: Any) -> str | None:
-    x, cos, sin, place, upstream = operands
-    return _unfit(cos, sin, upstream, x) or _misplaced(reach, cos.shape, place, x)
+    x, cos, sin, place, _ = operands
+    return _unfit(cos, sin, x) or _misplaced(reach, cos.shape, place, x)
 
 
 def _broadcast(reach: _Reach, owner: Any, *operands: Any) -> str | None:
-    *xs, cos, sin, upstream = operands
-    reason = _unfit(cos, sin, upstream, *xs)
+    *xs, cos, sin, _ = operands
+    reason = _unfit(cos, sin, *xs)
     if reason is not None:
         return reason
     table, heads_at = without_heads(xs[0], cos)
@@ -84,19 +83,19 @@ def _key_last(reach: _Reach, owner: Any, *operands: Any) -> str | None:
 
 def _complex(reach: _Reach, owner: Any, *operands: Any) -> str | None:
     """`_both` with cos and sin as one complex table."""
-    q, k, freqs, place, upstream = operands
+    q, k, freqs, place, _ = operands
     reason = not_plain(freqs)
     if reason is not None:
         return reason
     if freqs.dtype is not torch.complex64:
         return f"cos and sin have dtype {freqs.dtype}, not complex64"
-    return _both(reach, owner, q, k, freqs.real, freqs.imag, place, upstream)
+    return _both(reach, owner, q, k, freqs.real, freqs.imag, place, None)
 
 
 def _gathered(reach: _Reach, owner: Any, *operands: Any) -> str | None:
     """`_both` with tables ``[positions, head_dim]`` and row indices."""
-    q, k, cos, sin, position_ids, place, upstream = operands
-    reason = _unfit(cos, sin, upstream, q, k) or not_plain(position_ids)
+    q, k, cos, sin, position_ids, place, _ = operands
+    reason = _unfit(cos, sin, q, k) or not_plain(position_ids)
     if reason is not None:
         return reason
     if position_ids.dtype not in _INTEGERS or cos.ndim != 2:
@@ -125,8 +124,8 @@ def rule(variant: str) -> Callable[..., str | None]:
     return partial(_RULES[fused.call], _Reach(fused.form.ratio, whole=fused.form.reach == "full"))
 
 
-def _unfit(cos: Any, sin: Any, upstream: Any, *xs: Any) -> str | None:
-    reason = not_plain(cos, sin, *xs) or untraceable() or replaced(upstream)
+def _unfit(cos: Any, sin: Any, *xs: Any) -> str | None:
+    reason = not_plain(cos, sin, *xs) or untraceable()
     if reason is not None:
         return reason
     dtype, table = xs[0].dtype, cos.dtype

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from veomni_hook.kernels.rotary.called_function import replaced
 from veomni_hook.kernels.shared.operand_checks import not_plain, untraceable, wants_grad
 
 __all__ = ["loses", "refuses", "rotary"]
@@ -73,8 +72,8 @@ def refuses(owner: Any, *operands: Any) -> str | None:  # noqa: PLR0911 - one re
 
     ``operands`` are all operands of `rotary`, and the upstream function.
     """
-    q, k, cos, sin, heads_at, upstream = operands
-    reason = not_plain(q, k, cos, sin) or untraceable() or replaced(upstream)
+    q, k, cos, sin, heads_at, _ = operands
+    reason = not_plain(q, k, cos, sin) or untraceable()
     if reason is not None:
         return reason
     if not (q.dtype is k.dtype is cos.dtype is sin.dtype) or not q.is_floating_point():

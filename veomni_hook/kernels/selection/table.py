@@ -17,15 +17,13 @@ from typing import Any
 
 from veomni_hook.accelerator import TYPES
 from veomni_hook.kernels.selection.declaration import (
-    REFERENCE,
-    REFERENCE_DESCRIPTION,
     Kernel,
     Op,
     Requirement,
     Variant,
 )
 
-__all__ = ["ANYWHERE", "LIGER", "RECOMPUTED", "TRITON", "backend", "checked_reference", "completed", "op"]
+__all__ = ["ANYWHERE", "LIGER", "RECOMPUTED", "TRITON", "backend", "completed", "op"]
 
 #: A `Kernel` for rows: of the op and the variant that list it.
 backend = partial(Kernel, "", "")
@@ -36,11 +34,6 @@ RECOMPUTED = "..shared.recompute:recomputed({reference})"
 #: What our Triton kernels need, and those of liger-kernel.
 TRITON = Requirement(devices=("cuda",), min_capability=(8, 0), triton=True)
 LIGER = Requirement(devices=("cuda",), triton=True, distributions=("liger_kernel",))
-
-
-def checked_reference(refuses: str, load: str = ".reference:{variant}") -> Kernel:
-    """Return the kernel of backend ``reference`` with a rule; rows without one get it without a rule."""
-    return backend(REFERENCE, load, refuses=refuses, description=REFERENCE_DESCRIPTION, automatic=False)
 
 
 def op(

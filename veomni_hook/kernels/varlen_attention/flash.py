@@ -28,8 +28,8 @@ def full(
     key: torch.Tensor,
     value: torch.Tensor,
     cu_seqlens: torch.Tensor,
-    attention: Callable[..., Any],
-    options: Mapping[str, Any],
+    attention: Callable[..., object],
+    options: Mapping[str, object],
 ) -> torch.Tensor:
     """Return attention within the segments; see `reference.full`.
 
@@ -44,7 +44,7 @@ def full(
 
 def packed(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cu_seqlens: torch.Tensor
-) -> list[Any]:
+) -> list[object]:
     """Return the tensors as ``[positions, heads, width]``, the int32 boundaries, and the longest length."""
     dtype = dtype_of(query)
     tensors = [each[0].to(dtype).transpose(0, 1) for each in (query, key, value)]
@@ -52,14 +52,16 @@ def packed(
     return [*tensors, bounds, max(lengths_of(cu_seqlens))]
 
 
-def refuses(owner: Any, query: Any, key: Any, value: Any, *others: Any) -> str | None:
+def refuses(owner: Any, query: Any, key: Any, value: Any, *others: object) -> str | None:
     """Return what the kernel refuses, beside `operand_checks`, or None."""
     if not torch._C._get_flash_sdp_enabled():
         return "flash attention is switched off in torch"
     return unfit(owner, query, key, value)
 
 
-def loses(owner: Any, query: Any, key: Any, value: Any, cu_seqlens: Any, *others: Any) -> str | None:
+def loses(
+    owner: object, query: torch.Tensor, key: object, value: object, cu_seqlens: torch.Tensor, *others: object
+) -> str | None:
     """Return why calls for each run of segments are faster than one call, or None."""
     calls, pairs = derived(cu_seqlens, _calls)
     if calls > 1 and pairs * query.shape[1] * query.shape[3] < _LEAST_WORK * calls:
@@ -74,7 +76,7 @@ def _calls(cu_seqlens: torch.Tensor) -> tuple[int, int]:
 
 
 def unfit(
-    owner: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *others: Any
+    owner: object, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *others: object
 ) -> str | None:
     """Return why flash attention cannot take these operands, beside `operand_checks`, or None."""
     if dtype_of(query) not in _DTYPES:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
 
@@ -17,8 +16,8 @@ def full(
     key: torch.Tensor,
     value: torch.Tensor,
     cu_seqlens: torch.Tensor,
-    attention: Callable[..., Any],
-    options: Mapping[str, Any],
+    attention: Callable[..., object],
+    options: Mapping[str, object],
 ) -> torch.Tensor:
     """Return attention within the segments; see `reference.full`."""
     from flash_attn import flash_attn_varlen_func

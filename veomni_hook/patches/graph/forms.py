@@ -96,7 +96,7 @@ def _interpreted(
     try:
         result = run(body, frame) or Node("constant")
     except UnclearError as error:
-        return Unknown(error.words, error.lineno or function.lineno)
+        return Unknown(error.args[0], error.reason.line or function.lineno)
     used = {node.key for node in walk(result, *frame.effects)}
     unused = [call for call in domain.trace.calls if call.key not in used]
     return Form(names, result, (*frame.effects, *unused), tuple(domain.followed), receiver, function.lineno)

@@ -1,0 +1,24 @@
+"""Calls of add_layer_norm."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from tests.kernels.contract import Case
+from tests.kernels.nn_layer_norm.cases import ONE_DTYPE, SIZES, called, operands
+
+__all__ = ["CASES"]
+
+ROWS = ("residual", "hidden_states")
+CASES = {
+    "rounded_once": Case(
+        partial(operands, ROWS),
+        SIZES,
+        batch=((64, 130), 2),
+        rows=ROWS,
+        call=partial(called, 2),
+        rule=partial(called, 2),
+        rereads={"triton": (0,)},
+        unlike=ONE_DTYPE,
+    )
+}

@@ -1,0 +1,32 @@
+"""Calls of add_rms_norm."""
+
+from __future__ import annotations
+
+import torch
+
+from tests.kernels.contract import Case
+from tests.kernels.rms_norm.cases import EPS, SHAPES
+from veomni_hook.kernels.selection.registry import registry
+
+__all__ = ["CASES"]
+
+
+def operands(shape, dtype, others):
+    return {
+        "residual": torch.randn(shape).to(dtype),
+        "hidden_states": torch.randn(shape).to(dtype),
+        "weight": (torch.rand(shape[-1]) + 0.5).to(others),
+        "eps": EPS,
+    }
+
+
+CASE = Case(
+    operands,
+    SHAPES[:-1],
+    batch=(64, 130),
+    rows=("residual", "hidden_states"),
+    # A rule is asked about the layer and its norm; what does not fit is computed by the formula.
+    rule=None,
+    rereads={"triton": (0,), "npu": (0,), "torch": (0,)},
+)
+CASES = dict.fromkeys(registry.ops()["add_rms_norm"].variants, CASE)

@@ -1,0 +1,42 @@
+"""Calls of layer_norm."""
+
+from __future__ import annotations
+
+import torch
+
+from tests.kernels.contract import Case, in_order
+from veomni_hook.kernels.selection.registry import registry
+
+__all__ = ["CASES", "EPS", "operands"]
+
+EPS = 1e-5
+#: Of rows, and how many of their dimensions the parameters have: with two, there is a weight for each group.
+SIZES = [
+    ((3, 5, 7), 1), ((2, 0, 8), 1), ((0, 8), 1), ((1, 3), 1), ((129, 33), 1), ((2, 3, 4, 128), 1),
+]  # fmt: skip
+GROUPS = [((2, 5, 3, 16), 2), ((67, 2, 24), 2), ((3, 1, 8), 2), ((4, 0, 8), 2)]
+
+
+def operands(variant, size, dtype, others):
+    shape, dimensions = size
+    if variant == "weight_and_bias_before_cast":
+        others = torch.float32  # all that upstream's operator takes
+    weight, bias = (torch.rand(shape[-dimensions:]) + offset for offset in (0.5, -0.5))
+    made = {
+        "hidden_states": (torch.randn(shape) + 0.5).to(dtype),
+        "normalized_shape": shape[-1:],
+        "weight": weight.to(others),
+        "bias": bias.to(others),
+        "eps": EPS,
+    }
+    return in_order("layer_norm", variant, made)
+
+
+def case(variant):
+    grouped = variant not in {"weight_and_bias_before_cast", "unweighted"}
+    return Case(
+        lambda *of: operands(variant, *of), [*SIZES, *(GROUPS if grouped else ())], batch=((64, 130), 1)
+    )
+
+
+CASES = {variant: case(variant) for variant in registry.ops()["layer_norm"].variants}

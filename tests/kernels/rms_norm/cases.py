@@ -1,0 +1,50 @@
+"""Calls of rms_norm."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional
+
+from tests.kernels.contract import Case, Refusal, in_order
+from veomni_hook.kernels.selection.registry import registry
+
+__all__ = ["CASES", "EPS", "SHAPES", "operands"]
+
+EPS = 1e-3
+SHAPES = [(3, 5, 7), (2, 0, 8), (6,), (129, 33), (2, 3, 4, 128), (2, 1, 1, 1, 1, 1, 1, 2, 4)]
+
+
+def operands(variant, shape, dtype, others):
+    width = shape[-1]
+    made = {
+        "hidden_states": torch.randn(shape).to(dtype),
+        "gate": torch.randn(shape).to(dtype),
+        "weight": (torch.rand(width) + 0.5).to(others),
+        "eps": EPS,
+        "group_size": next(size for size in range(max(width // 2, 1), 0, -1) if width % size == 0),
+        "activation": functional.silu,
+    }
+    return in_order("rms_norm", variant, made)
+
+
+def case(variant):
+    # Upstream's code cannot make groups of nothing.
+    shapes = SHAPES if variant != "one_plus_weight_grouped" else [each for each in SHAPES if 0 not in each]
+    kept = {"npu": 2} if variant.endswith("_gated") else {}
+    return Case(
+        lambda *of: operands(variant, *of),
+        shapes,
+        batch=(64, 130),
+        rows=("hidden_states", "gate") if "gate" in variant else ("hidden_states",),
+        kept={**kept, "torch": 1} if variant == "cast_before_weight" else kept,
+    )
+
+
+CASES = {variant: case(variant) for variant in registry.ops()["rms_norm"].variants}
+
+ROWS = torch.randn(2, 8)
+SPARSE = torch.sparse_coo_tensor(size=(2, 8), check_invariants=True)
+SOME = ["cast_before_weight"]
+REFUSED = [
+    Refusal("float64", {"hidden_states": ROWS.double()}, SOME, ["triton", "npu", "torch"]),
+]

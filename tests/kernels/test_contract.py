@@ -1,0 +1,295 @@
+"""What holds for every kernel of every op: the cases are those of ``tests/kernels/<op>/cases.py``."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tests.kernels.batches import assert_batch_invariant
+from tests.kernels.contract import DTYPES, ELSEWHERE, OPS, Call, calls, cases, refusals
+from tests.kernels.matching import assert_matches, close
+from veomni_hook.kernels.selection.declaration import Kernel
+from veomni_hook.kernels.selection.registry import registry
+
+F32, F16, B16 = DTYPES
+
+
+@pytest.fixture(autouse=True)
+def runs(request):
+    """Skips what cannot run here, and doubles torch_npu."""
+    kernel = request.node.callspec.params.get("kernel")
+    backend = kernel and kernel.backend
+    if backend == "triton":
+        pytest.importorskip("triton")
+    elif backend == "npu":
+        request.getfixturevalue("operators")
+
+
+def of(kernel: Kernel, size: Any = None, *dtypes: torch.dtype, **changed: Any) -> Call:
+    return Call(
+        kernel, cases(kernel.op)[kernel.variant].sizes[0] if size is None else size, *dtypes, **changed
+    )
+
+
+def results(made: Any) -> tuple[torch.Tensor, ...]:
+    return made if isinstance(made, tuple) else (made,)
+
+
+def compare(call: Call, kernel: Kernel, *, wanted: list[bool] | None = None) -> None:
+    tolerance = call.case.tolerance.get(
+        min((x.dtype for x in call.tensors if x.is_floating_point()), key=bits)
+    )
+    exact = kernel.backend in call.case.exact
+    wanted = call.wanted if wanted is None else wanted
+    assert_matches(call.ours, call.theirs, call.tensors, wanted, exact=exact, tolerance=tolerance)
+
+
+def bits(dtype: torch.dtype) -> int:
+    return torch.finfo(dtype).bits
+
+
+@pytest.mark.parametrize("op", registry.names())
+def test_every_variant_is_declared(op):
+    if op not in ELSEWHERE:
+        assert cases(op).keys() == registry.ops()[op].variants.keys()
+
+
+@pytest.mark.parametrize(("kernel", "size", "dtype"), calls(0, "equals", sizes=True))
+def test_equals_the_reference(kernel, size, dtype):
+    call = of(kernel, size, dtype)
+    if call.refused() is None:
+        compare(call, kernel)
+    else:
+        assert size is not call.case.sizes[0]
+
+
+@pytest.mark.parametrize("kernel", calls(1, "wanted"))
+def test_gradients_only_where_wanted(kernel):
+    call = of(kernel)
+    places = [place for place, wanted in enumerate(call.wanted) if wanted]
+    for chosen in ((), *((place,) for place in places), *(pairwise(places) if len(places) > 2 else ())):
+        compare(call, kernel, wanted=[place in chosen for place in range(len(call.wanted))])
+
+
+LAYOUTS = {
+    "swapped": lambda x: x.transpose(0, -2).contiguous().transpose(0, -2),
+    "columns first": lambda x: x.transpose(-1, -2).contiguous().transpose(-1, -2),
+    "part of a row": lambda x: torch.cat((x, x), -1)[..., : x.shape[-1]],
+    "every second column": lambda x: torch.stack((x, x), -1)[..., 0],
+    "one row for all": lambda x: x[:1].expand(x.shape),
+}
+
+
+@pytest.mark.parametrize("kernel", calls(2, "strides"))
+def test_operands_and_gradients_of_any_strides(kernel):
+    plain = of(kernel)
+    taken = set()
+    rows = set(plain.case.rows)
+    for names in (rows, set(plain.names) - rows):
+        for layout, change in LAYOUTS.items():
+            laid = [
+                name
+                for name in names
+                if plain.operands[name].ndim > (layout not in {"part of a row", "every second column"})
+            ]
+            call = of(kernel, **dict.fromkeys(laid, change))
+            if not laid or call.refused() is not None or not computes(call):
+                continue
+            taken.add(layout)
+            # The gradients that arrive are laid apart, too.
+            sides = [
+                lambda *tensors, side=side: tuple(map(turned, results(side(*tensors))))
+                for side in (call.ours, call.theirs)
+            ]
+            call.ours, call.theirs = sides
+            compare(call, kernel)
+    assert len(taken) > 1
+
+
+def turned(x: torch.Tensor) -> torch.Tensor:
+    return x.transpose(0, -1)
+
+
+@pytest.mark.parametrize("kernel", calls(3, "dtypes"))
+def test_operands_of_different_dtypes(kernel):
+    plain = of(kernel)
+    taken = 0
+    mixed = [of(kernel, None, *dtypes) for dtypes in ((F16, F32), (F32, F16), (B16, F32), (torch.float64,))]
+    mixed = [call for call in mixed if call.tensors[0].dtype in (*plain.case.dtypes, torch.float64)]
+    differentiable = [name for name, wanted in zip(plain.names, plain.wanted, strict=True) if wanted]
+    for name in (differentiable[0], differentiable[-1]):
+        mixed.append(of(kernel, **{name: torch.Tensor.half}))
+    for call in mixed:
+        dtypes = {x.dtype for x in call.tensors if x.is_floating_point()}
+        if dtypes != {F32} and call.refused() is None and computes(call):
+            compare(call, kernel)
+            taken += 1
+    assert taken
+
+
+def computes(call: Call) -> bool:
+    """Whether the formula takes these dtypes together, and these strides."""
+    try:
+        call.theirs(*call.tensors)
+    except RuntimeError as error:
+        assert any(word in str(error) for word in ("dtype", "scalar type", "stride")), error
+        return False
+    return True
+
+
+@pytest.mark.parametrize("kernel", calls(4, "rounds"))
+def test_rounds_where_the_reference_rounds(kernel):
+    """In float16, where the interpreter rounds as a device does."""
+    for others in (F16, F32):
+        call = of(kernel, cases(kernel.op)[kernel.variant].batch, F16, others)
+        if call.refused() is not None:
+            continue
+        for got, expected in zip(
+            results(call.ours(*call.tensors)), results(call.theirs(*call.tensors)), strict=True
+        ):
+            assert got.dtype is expected.dtype
+            # A cast at another place changes a quarter of the results, another order of a sum hardly any.
+            apart = ~torch.isclose(got.float(), expected.float(), rtol=2e-6, atol=1e-6)
+            assert apart.float().mean() < call.case.rounds
+
+
+@pytest.mark.parametrize("kernel", calls(5, "batches"))
+def test_equal_bits_from_run_to_run_and_for_a_row_in_any_batch(kernel):
+    call = of(kernel, cases(kernel.op)[kernel.variant].batch)
+    rows = [name for name in call.names if name in call.case.rows]
+    fixed = [name for name in rows if not call.wanted[call.names.index(name)]]
+    rows = [name for name in rows if name not in fixed]
+    others = [name for name in call.names if name not in (*rows, *fixed)]
+
+    def run(*tensors: torch.Tensor) -> torch.Tensor:
+        named = dict(zip((*rows, *others, *fixed), tensors, strict=True))
+        found = results(call.ours(*(named[name] for name in call.names)))
+        return torch.cat([each.flatten(1) for each in found], -1)
+
+    assert_batch_invariant(run, *([call.operands[name] for name in names] for names in (rows, others, fixed)))
+
+
+class Watching(TorchDispatchMode):
+    """Keeps a call of each of our operators."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: dict[Any, tuple[Any, ...]] = {}
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function.namespace == "veomni_hook":
+            self.seen[function] = args
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("kernel", calls(6, "operators", operators=True))
+def test_operators_keep_their_contracts(kernel):
+    call = of(kernel)
+    leaves = [x.requires_grad_(wanted) for x, wanted in zip(call.tensors, call.wanted, strict=True)]
+    with Watching() as mode:
+        found = [y for y in results(call.ours(*leaves)) if y.requires_grad]
+        torch.autograd.backward(found, [torch.randn_like(y) for y in found])
+    assert mode.seen
+    for operator, operands in mode.seen.items():
+        torch.library.opcheck(
+            operator, tuple(x.detach() if isinstance(x, torch.Tensor) else x for x in operands)
+        )
+
+
+@pytest.mark.parametrize("kernel", calls(7, "graphs"))
+def test_compiles_without_a_break(kernel):
+    assert kernel.traceable
+    call = of(kernel)
+    torch.compiler.reset()
+    call.ours = torch.compile(call.ours, backend="aot_eager", fullgraph=True)
+    compare(call, kernel)
+
+
+@pytest.mark.parametrize("kernel", calls(8, "twice"))
+def test_second_derivatives(kernel):
+    call = of(kernel)
+    found = []
+    for side in (call.ours, call.theirs):
+        operands = [x.detach().requires_grad_(w) for x, w in zip(call.tensors, call.wanted, strict=True)]
+        leaves = [x for x in operands if x.requires_grad]
+        total = sum(y.double().sin().sum() for y in results(side(*operands)))
+        first = torch.autograd.grad(total, leaves, create_graph=True)
+        found.append((*first, *torch.autograd.grad(sum(x.square().sum() for x in first), leaves)))
+    for ours, truth in zip(*found, strict=True):
+        close(ours.detach(), truth.detach(), 1e-4)
+
+
+@pytest.mark.parametrize("kernel", calls(9, "kept"))
+def test_operands_alone_are_kept_for_the_backward(kernel):
+    call, kept = of(kernel), []
+    leaves = [x.requires_grad_(wanted) for x, wanted in zip(call.tensors, call.wanted, strict=True)]
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
+        found = results(call.ours(*leaves))
+    known = {x.untyped_storage().data_ptr() for x in leaves}
+    spared = {call.operands[name].untyped_storage().data_ptr() for name in call.case.spared}
+    known |= {
+        found[place].untyped_storage().data_ptr() for place in call.case.rereads.get(kernel.backend, ())
+    }
+    others = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in kept}
+    assert not spared & others.keys()
+    rows = call.operands[call.case.rows[0]]
+    # And a number or two a row, as a norm's scale.
+    allowed = call.case.kept.get(kernel.backend, 0) * rows.nbytes + 8 * rows.numel() // rows.shape[-1]
+    assert sum(size for place, size in others.items() if place not in known) <= allowed
+
+
+@pytest.mark.parametrize("kernel", calls(10, "without"))
+def test_calls_without_gradients(kernel):
+    """They skip the dispatcher and autograd: equal results, without a node, and whoever watches sees them."""
+    for names in ((), cases(kernel.op)[kernel.variant].rows):
+        call = of(kernel, **dict.fromkeys(names, LAYOUTS["swapped"]))
+        leaves = [x.requires_grad_(wanted) for x, wanted in zip(call.tensors, call.wanted, strict=True)]
+        trained = results(call.ours(*leaves))
+        assert all(y.requires_grad for y in trained)
+        found = [results(call.ours(*(x.detach() for x in leaves)))]
+        for mode in (torch.no_grad(), torch.inference_mode()):
+            with mode:
+                found.append(results(call.ours(*leaves)))
+        for others in found:
+            for one, other in zip(trained, others, strict=True):
+                assert other.grad_fn is None and not other.requires_grad
+                assert torch.equal(one, other) and one.stride() == other.stride()
+
+
+@pytest.mark.parametrize("kernel", calls(11, "watched", operators=True))
+def test_who_watches_sees_the_operators_and_changes_nothing(kernel):
+    call = of(kernel)
+    for gradients in (False, True):
+        leaves = [x.requires_grad_(wanted) for x, wanted in zip(call.tensors, call.wanted, strict=True)]
+        with torch.set_grad_enabled(gradients):
+            before = results(call.ours(*leaves))  # also makes what later calls reuse
+            with Watching() as mode:
+                watched = results(call.ours(*leaves))
+            after = results(call.ours(*leaves))
+        assert mode.seen
+        for found in (watched, after):
+            assert all(map(torch.equal, before, found))
+    with torch.no_grad(), FakeTensorMode() as fake:
+        found = results(call.ours(*map(fake.from_tensor, call.tensors)))
+    assert [(y.shape, y.dtype, y.stride()) for y in found] == [(y.shape, y.dtype, y.stride()) for y in before]
+
+
+def refused():
+    return [
+        pytest.param(kernel, each, id=f"{op} {kernel.backend} {kernel.variant}: {each.reason}")
+        for op in OPS
+        for kernel, each in refusals(op)
+    ]
+
+
+@pytest.mark.parametrize(("kernel", "refusal"), refused())
+def test_refuses(kernel, refusal):
+    call = of(kernel)
+    assert call.refused() is None
+    call.operands |= refusal.change
+    assert refusal.reason in call.refused()
