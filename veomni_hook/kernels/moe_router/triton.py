@@ -189,7 +189,7 @@ class _Router(torch.autograd.Function):
 
     @staticmethod
     def backward(
-        ctx: Any, dweights: torch.Tensor | None, _: Any, dchosen: torch.Tensor | None
+        ctx: Any, dweights: torch.Tensor | None, _: object, dchosen: torch.Tensor | None
     ) -> tuple[torch.Tensor | None, ...]:
         logits, indices = ctx.saved_tensors
         form, epsilon = ctx.form
@@ -296,7 +296,7 @@ def _fits(router_logits: torch.Tensor, top_k: int, bias: torch.Tensor | None = N
     )
 
 
-def refuses(owner: Any, router_logits: torch.Tensor, *others: Any) -> str | None:
+def refuses(owner: object, router_logits: torch.Tensor, *others: Any) -> str | None:
     """Return why this call must run the upstream code, or None."""
     return (
         operand_checks.refuses(owner, router_logits, *others)
@@ -305,7 +305,7 @@ def refuses(owner: Any, router_logits: torch.Tensor, *others: Any) -> str | None
     )
 
 
-def refuses_in_autocast(owner: Any, router_logits: torch.Tensor, *others: Any) -> str | None:
+def refuses_in_autocast(owner: object, router_logits: torch.Tensor, *others: Any) -> str | None:
     """`refuses`, and also rejects logits whose softmax or sum autocast computes in float32."""
     reason = operand_checks.refuses_in_autocast(owner, router_logits, *others)
     return reason or untraceable() or _beyond(router_logits, others)
