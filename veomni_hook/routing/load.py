@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import distributed, nn
 
+from veomni_hook.kernels.moe_router.variants import LAYOUTS
 from veomni_hook.routing.plot import heat_map
 from veomni_hook.routing.session import Routed, Session, opened
 
@@ -153,7 +154,8 @@ def _probabilities(routed: Routed) -> torch.Tensor:
     """The router's probabilities ``[..., experts]``, float32."""
     if routed.variant in ("softmax_topk", "topk_softmax"):
         return torch.softmax(routed.logits, -1, dtype=torch.float32)
-    score = torch.sigmoid if routed.variant == "grouped_topk" else routed.operand("score")
+    layout = LAYOUTS.get(routed.variant)
+    score = routed.operand("score") if layout is None or layout.any_score else torch.sigmoid
     scores = score(routed.logits).float()
     return scores / scores.sum(-1, keepdim=True)
 

@@ -105,7 +105,7 @@ def kept_dtype(operands: Operands, form: Form) -> torch.dtype:
     return form.dtype if bias is None else torch.promote_types(form.dtype, bias.dtype)
 
 
-def refuses(owner: Any, *operands: Any) -> str | None:
+def refuses(owner: object, *operands: Any) -> str | None:
     """Return why the upstream code of the experts ``owner`` must run, or None."""
     tensors, rest = taken_apart(operands)
     return unsuited(tensors) or unknown_rest(rest) or untraceable()

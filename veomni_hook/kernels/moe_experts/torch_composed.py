@@ -91,6 +91,6 @@ def _each(function: Callable[[Tensor], Tensor], rows: Tensor, bias: Tensor | Non
     return torch.cat(found)
 
 
-def refuses(owner: Any, *operands: Any) -> str | None:
+def refuses(owner: object, *operands: Any) -> str | None:
     """Return why the upstream code of the experts ``owner`` must run, or None."""
     return unsuited(taken_apart(operands)[0]) or untraceable()

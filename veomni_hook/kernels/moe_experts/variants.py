@@ -13,7 +13,7 @@ from veomni_hook.kernels.selection.declaration import NPU, Requirement, Variant
 from veomni_hook.kernels.selection.table import LIGER, TRITON, backend, op
 from veomni_hook.patterns import combinations
 
-__all__ = ["LAYOUTS", "OP", "Layout", "derived"]
+__all__ = ["LAYOUTS", "OP", "Layout", "Whole", "derived"]
 
 
 #: What experts with stacked weights differ in, an axis a table: a part of a variant's name, around the names
@@ -74,6 +74,12 @@ class Layout(NamedTuple):
     def fused(self) -> bool:
         """Whether the kernels know all that is between and after the products."""
         return self.gate != "jointly" and not self.normalised
+
+
+class Whole(NamedTuple):
+    """A variant whose call is not ``(hidden states, ids, weights)``: why experts are not divided by it."""
+
+    reason: str
 
 
 LAYOUTS = {name: Layout(**meant) for name, meant in combinations(AXES).items()}
@@ -153,6 +159,10 @@ VARIANTS = {
     "gated_or_identity": Variant(
         "gated; the experts from num_experts on return their input",
         kernels=_OR_IDENTITY,
+        form=Whole(
+            "experts without weights are numbered after those with weights, so equal parts of the numbers "
+            "are not equal parts of the weights"
+        ),
     ),
     "alpha_gated": Variant("sum_k w_k * ((up + 1) * gate * sigmoid(alpha * gate)) Wd^T, gate and up clamped"),
     "biased_interleaved_alpha_gated": Variant(
@@ -160,10 +170,22 @@ VARIANTS = {
     ),
     "biased_alpha_gated_float32": Variant("alpha_gated with biases, transposed, all in float32"),
     "ungated": Variant("sum_k w_k * act(x Wu^T) Wd^T, added up in the dtype of w"),
-    "batched_gated": Variant("every expert on its own equal share of the rows: (up * act(gate)) Wd"),
-    "shared_gated": Variant("every token through all experts: sum_e (w_e * act(gate) * up) Wd^T, in float32"),
-    "grouped_linear": Variant("rows sorted by expert: x_e W_e^T"),
-    "modules": Variant("sum_k w_k * expert_k(x), each expert a module"),
+    "batched_gated": Variant(
+        "every expert on its own equal share of the rows: (up * act(gate)) Wd",
+        form=Whole("every expert gets an equal share of the rows, not those that a router sends"),
+    ),
+    "shared_gated": Variant(
+        "every token through all experts: sum_e (w_e * act(gate) * up) Wd^T, in float32",
+        form=Whole("every token goes through all experts"),
+    ),
+    "grouped_linear": Variant(
+        "rows sorted by expert: x_e W_e^T",
+        form=Whole("its projections are separate modules that get rows sorted by expert"),
+    ),
+    "modules": Variant(
+        "sum_k w_k * expert_k(x), each expert a module",
+        form=Whole("each expert is a module of its own, not a part of stacked weights"),
+    ),
 }
 
 
