@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -11,25 +12,32 @@ import pytest
 from .conftest import DATA, REPOSITORY, Command, Done
 from .transcript import compare, here
 
+#: What says more about the process than about a command: what it holds of a cache, and the settings in force.
+APART = ("cache", "explain")
 
-@pytest.mark.parametrize("name", ["cache", "check", "doctor", "explain", "list", "source", "wrong_use"])
+
+@pytest.mark.parametrize(
+    "name", ["cache", "check", "doctor", "explain", "list", "source", "upgrade", "wrong_use"]
+)
 def test_what_is_printed(name: str, tiny: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     variables = {
-        "VEOMNI_CACHE_DIR": str(tmp_path / "cache"),
-        "VEOMNI_PATCHES": "tiny_config",
-        "VEOMNI_BANNER": "0",
-    }
+        "VEOMNI_CACHE_DIR": str(tmp_path / "cache"), "VEOMNI_PATCHES": "tiny_config", "VEOMNI_BANNER": "0",
+    }  # fmt: skip
     for variable in [one for one in os.environ if one.startswith("VEOMNI_")]:
         monkeypatch.delenv(variable)
     for variable, value in variables.items():
         monkeypatch.setenv(variable, value)
-    for folder in (DATA / "configs", DATA / "hub"):
+    installed = DATA / "hub"
+    if name == "upgrade":  # it changes what is installed
+        installed = shutil.copytree(
+            installed, tmp_path / "site", ignore=shutil.ignore_patterns("__pycache__")
+        )
+    for folder in (DATA / "configs", installed):
         monkeypatch.syspath_prepend(str(folder))
 
     def run(words: list[str], changed: dict[str, str | None]) -> Done:
-        # Processes hold what they use of a cache, and the settings with which they activated the hook.
-        if name in ("cache", "explain") or words[0] == "run" or "PYTHONSAFEPATH" in changed:
+        if name in APART or words[0] == "run" or "PYTHONSAFEPATH" in changed:
             return tiny(*words, **variables | changed)
         done = here(words, changed)
         for module, imported in list(sys.modules.items()):
