@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from .conftest import DATA, REPOSITORY, Command, Done
-from .transcript import compare, here
+from .transcript import compare, here, installed
 
-#: What says more about the process than about a command: what it holds of a cache, and the settings in force.
-APART = ("cache", "explain")
+#: What says more about the process than about a command: what it has imported and holds of a cache, and the
+#: settings in force.
+APART = ("cache", "doctor", "explain")
 
 
 @pytest.mark.parametrize(
@@ -28,13 +29,10 @@ def test_what_is_printed(name: str, tiny: Command, tmp_path: Path, monkeypatch: 
         monkeypatch.delenv(variable)
     for variable, value in variables.items():
         monkeypatch.setenv(variable, value)
-    installed = DATA / "hub"
+    site = DATA / "hub"
     if name == "upgrade":  # it changes what is installed
-        installed = shutil.copytree(
-            installed, tmp_path / "site", ignore=shutil.ignore_patterns("__pycache__")
-        )
-    for folder in (DATA / "configs", installed):
-        monkeypatch.syspath_prepend(str(folder))
+        site = shutil.copytree(site, tmp_path / "site", ignore=shutil.ignore_patterns("__pycache__"))
+    installed(DATA / "configs", site, monkeypatch=monkeypatch)
 
     def run(words: list[str], changed: dict[str, str | None]) -> Done:
         if name in APART or words[0] == "run" or "PYTHONSAFEPATH" in changed:
