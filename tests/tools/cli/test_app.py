@@ -192,10 +192,10 @@ def test_the_script_of_bash_completes_in_bash(environ: dict[str, str], tmp_path:
 
 
 @pytest.mark.parametrize("arguments", [["explain"], ["explain", "qwen3"], ["report", "qwen3"]])
-def test_what_needs_torch_says_so(tmp_path: Path, arguments: list[str]) -> None:
+def test_what_needs_torch_says_so(environ: dict[str, str], tmp_path: Path, arguments: list[str]) -> None:
     (tmp_path / "torch.py").write_text("raise ModuleNotFoundError('No module named torch', name='torch')\n")
     path = f"{tmp_path}{os.pathsep}{REPOSITORY}"
-    environment = {**os.environ, "PYTHONPATH": path, "VEOMNI_CACHE_DIR": str(tmp_path / "cache")}
+    environment = {**environ, "PYTHONPATH": path, "VEOMNI_CACHE_DIR": str(tmp_path / "cache")}
     command = [sys.executable, "-m", "veomni_hook", *arguments]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 2

@@ -24,15 +24,16 @@ from tests.tools.migration.example import (
 from veomni_hook.tools.cli.inputs import release
 
 from .conftest import DATA, Done
-from .transcript import compare, here
+from .transcript import compare, here, installed
 
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with configs for 5.9.0, which is installed; beside them a copy of it, and 5.23.0. None is downloaded."""
     monkeypatch.chdir(tmp_path)
-    for place in (DATA, tmp_path / "configs", tmp_path / "installed", tmp_path / "made"):
-        monkeypatch.syspath_prepend(str(place))
+    installed(
+        *(DATA, tmp_path / "configs", tmp_path / "installed", tmp_path / "made"), monkeypatch=monkeypatch
+    )
     monkeypatch.delenv("VEOMNI_PATCHES", raising=False)
     (tmp_path / "made").mkdir()
     monkeypatch.setattr(release.subprocess, "run", lambda *_, **__: pytest.fail("a download"))

@@ -21,6 +21,7 @@ import json
 import os
 import re
 import shlex
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from difflib import unified_diff
 from pathlib import Path
@@ -45,6 +46,14 @@ _FILE, _ERROR, _STATUS = "    ", "  ! ", "  = "
 
 
 Run = Callable[[list[str], dict[str, str | None]], Done]
+
+
+def installed(*folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let modules be found in these folders first, and forget transformers if other tests have imported it."""
+    for name in [one for one in sys.modules if one.partition(".")[0] == "transformers"]:
+        monkeypatch.delitem(sys.modules, name)
+    for folder in folders:
+        monkeypatch.syspath_prepend(str(folder))
 
 
 def here(words: list[str], variables: dict[str, str | None]) -> Done:
