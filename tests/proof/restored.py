@@ -103,9 +103,9 @@ class _Restored(ast.NodeTransformer):
                 return ast.Call(given[0], [given[1], given[2].body], [])  # type: ignore[attr-defined]
             case _, "separated" if len(given) == 3:
                 return given[2]
-            case "veomni_row_merge_rows", "call" if ast.unparse(given[1]) == "torch.Tensor.masked_scatter":
-                return ast.Call(ast.Attribute(given[2], "masked_scatter", ast.Load()), given[3:], [])
             case _, "call" if owner in self.slots and getattr(given[0], "id", "") == "self":
+                if ast.unparse(given[1]) == "torch.Tensor.masked_scatter":
+                    return ast.Call(ast.Attribute(given[2], "masked_scatter", ast.Load()), given[3:], [])
                 return ast.Call(given[1], given[2:], [])
         return node
 
