@@ -1,26 +1,29 @@
 """Kernels of two checkouts: `python -m benchmarks.bench_against --against CHECKOUT [OP...]`.
 
-Our side of `veomni-hook bench --quick`, with this checkout and with another one of an earlier commit by
-turns, in one run. Times are the best of all rounds. Entries named host or wall contain the host's time and
-vary by tens of per cent on most machines; the others are the device's.
+`veomni-hook bench --quick --side SIDE`, with this checkout and with one of an earlier commit by turns, op by
+op. Times are the best of all rounds. Entries named host or wall contain the host's time and vary by tens of
+per cent on most machines; the others are the device's. Rows are printed, and the record is written, after
+each op.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
+import runpy
 import statistics
 import subprocess
 import sys
-from dataclasses import asdict, replace
+import tempfile
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 ROUNDS = 2
-PEERS = ("eager", "compile", "liger", "quack", "sonic")
 
 
 def main() -> None:
@@ -29,60 +32,74 @@ def main() -> None:
     parser.add_argument("ops", nargs="*", metavar="OP", help="default: all")
     parser.add_argument("--against", type=Path, required=True, help="a checkout of an earlier commit")
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--side", default="ours", help="default: ours")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
+    out = options.out or RESULTS / f"bench_against-{options.device}.json"
+    sides = {"before": _worker(options.against.resolve()), "now": _worker(ROOT)}
     best: dict[str, dict[str, float]] = {"before": {}, "now": {}}
+    of_device: list[float] = []
+    for op in options.ops or _ops():
+        facts, rows = _by_turns(sides, op, options.side, options.device)
+        for side, entries in rows.items():
+            best[side] |= entries
+        for entry, before in rows["before"].items():
+            if (now := rows["now"].get(entry)) is not None:
+                print(f"{now / before:6.3f} {before:9.4f} {now:9.4f} ms  {entry}", flush=True)
+                if entry.split()[1] not in ("host", "wall"):
+                    of_device.append(now / before)
+        command = f"python -m benchmarks.bench_against --against CHECKOUT --side {options.side}"
+        record = {**facts, "benchmark": "bench_against", "command": " ".join([command, *options.ops])}
+        out.write_text(json.dumps({**record, "milliseconds": best}, indent=1) + "\n")
+    print(f"{len(of_device)} entries of the device: median {statistics.median(of_device):.4f}, ", end="")
+    print(f"{min(of_device):.3f} to {max(of_device):.3f}")
+
+
+def _ops() -> list[str]:
+    from veomni_hook.tools.bench.cases import benchmarks
+
+    return [*benchmarks()]
+
+
+def _worker(checkout: Path) -> subprocess.Popen[str]:
+    # -P: without this file's folder. Of the other checkout comes everything but this script.
+    return subprocess.Popen(
+        [sys.executable, "-P", __file__, "--measure"],
+        env=os.environ | {"PYTHONPATH": str(checkout)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def _by_turns(
+    sides: dict[str, subprocess.Popen[str]], op: str, implementation: str, device: str
+) -> tuple[dict[str, Any], dict[str, dict[str, float]]]:
+    """What the last run says of the machine, and the best time of every entry by side."""
+    best: dict[str, dict[str, float]] = defaultdict(dict)
     facts: dict[str, Any] = {}
     for _ in range(ROUNDS):
-        for side, checkout in (("before", options.against.resolve()), ("now", ROOT)):
-            facts = _run(checkout, options.device, options.ops)
+        for side, worker in sides.items():
+            assert worker.stdin and worker.stdout
+            print(op, implementation, device, file=worker.stdin, flush=True)
+            facts = json.loads(worker.stdout.readline())
             for row in facts.pop("rows"):
                 for name, milliseconds in row["milliseconds"].items():
                     entry = f"{row['op']} {row['part']} {row['dtype']} {row['shape']}: {name}"
                     best[side][entry] = min(milliseconds, best[side].get(entry, milliseconds))
-    ratios = {name: best["now"][name] / time for name, time in best["before"].items() if name in best["now"]}
-    for name, ratio in sorted(ratios.items(), key=lambda item: item[1]):
-        print(f"{ratio:6.3f} {best['before'][name]:9.4f} {best['now'][name]:9.4f} ms  {name}")
-    of_device = [ratio for name, ratio in ratios.items() if name.split()[1] not in ("host", "wall")]
-    print(f"{len(of_device)} entries of the device: median {statistics.median(of_device):.4f}, ", end="")
-    print(f"{min(of_device):.3f} to {max(of_device):.3f}")
-    out = options.out or RESULTS / f"bench_against-{options.device}.json"
-    command = "python -m benchmarks.bench_against --against CHECKOUT"
-    record = {**facts, "command": " ".join([command, *options.ops]), "milliseconds": best}
-    out.write_text(json.dumps(record, indent=1) + "\n")
+    return facts, best
 
 
-def _run(checkout: Path, device: str, ops: list[str]) -> dict[str, Any]:
-    # -P: without this file's folder. Of the other checkout comes everything but this script.
-    command = [sys.executable, "-P", __file__, "--measure", device, *ops]
-    done = subprocess.run(
-        command, env=os.environ | {"PYTHONPATH": str(checkout)}, check=True, stdout=subprocess.PIPE
-    )
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
-
-
-def measure(device: str, ops: list[str]) -> dict[str, Any]:
-    """Return the machine and the rows of the package that can be imported."""
-    import torch
-
-    from veomni_hook.tools.bench import record
-    from veomni_hook.tools.bench.cases import benchmarks, problems
-    from veomni_hook.tools.bench.run import measured
-
-    torch.manual_seed(0)
-    ours = (
-        replace(one, sides={name: one.sides[name] for name in one.sides if name.split(",")[0] not in PEERS})
-        for op in ops or benchmarks()
-        for one in problems(op, device, quick=True)
-    )
-    rows = list(measured(ours, device))
-    facts = record.described(", ".join(ops or benchmarks()), device, rows, [])
-    return {**facts, "rows": [asdict(row) for row in rows]}
+def measure() -> None:
+    """Run the command of the package that can be imported for every op that is asked for."""
+    with tempfile.NamedTemporaryFile(suffix=".json") as out:
+        for line in sys.stdin:
+            op, side, device = line.split()
+            sys.argv = ["", "bench", op, "--quick", "--side", side, "--device", device, "--out", out.name]
+            with contextlib.redirect_stdout(sys.stderr), contextlib.suppress(SystemExit):
+                runpy.run_module("veomni_hook", run_name="__main__")
+            print(json.dumps(json.loads(Path(out.name).read_text())), flush=True)
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--measure"]:
-        print(json.dumps(measure(sys.argv[2], sys.argv[3:])))
-    else:
-        main()
+    measure() if sys.argv[1:2] == ["--measure"] else main()

@@ -17,43 +17,30 @@ from veomni_hook.tools.cli.bench import bench
 from veomni_hook.tools.cli.sites import kernel
 
 
-class Double:
+def doubled():
     """One device; notes what it is asked for."""
+    asked = []
 
-    def __init__(self) -> None:
-        self.asked: list[str] = []
+    def noted(word):
+        return lambda: asked.append(word)
 
-    def is_available(self) -> bool:
-        return True
-
-    def synchronize(self) -> None:
-        self.asked.append("synchronize")
-
-    def reset_peak_memory_stats(self) -> None:
-        self.asked.append("reset")
-
-    def memory_allocated(self) -> int:
-        return 100
-
-    def max_memory_allocated(self) -> int:
-        return 350
-
-    def get_device_name(self) -> str:
-        return "Ascend 910"
-
-    def Event(self, *, enable_timing: bool) -> SimpleNamespace:
+    def event(*, enable_timing):
         assert enable_timing
         return SimpleNamespace(
-            record=lambda: self.asked.append("record"),
-            synchronize=lambda: self.asked.append("wait"),
-            elapsed_time=lambda end: 2.5,
+            record=noted("record"), synchronize=noted("wait"), elapsed_time=lambda end: 2.5
         )
+
+    return SimpleNamespace(
+        asked=asked, Event=event, is_available=lambda: True, get_device_name=lambda: "Ascend 910",
+        synchronize=noted("synchronize"), reset_peak_memory_stats=noted("reset"), memory_allocated=lambda: 100,
+        max_memory_allocated=lambda: 350,
+    )  # fmt: skip
 
 
 @pytest.fixture
 def npu(monkeypatch):
     """A ``torch.npu``; the device type stays unknown to torch, which learns one for good."""
-    double, generic = Double(), torch.get_device_module
+    double, generic = doubled(), torch.get_device_module
     monkeypatch.setattr(torch, "npu", double, raising=False)
     monkeypatch.setattr(torch, "get_device_module", lambda kind: double if kind == "npu" else generic(kind))
     accelerator.module.cache_clear()

@@ -1,14 +1,12 @@
 """The README, tried: what it shows is what the tools print, and what it says can be typed works."""
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 from typer.testing import CliRunner
 
 from hatch_build import absolute
+from tests.processes import outputs, started
 from veomni_hook.tools.cli.app import app
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -23,15 +21,7 @@ def block(word):
 
 def veomni_hook(folder, *arguments):
     """Run the command line in a folder, with a cache of its own."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("VEOMNI_")}
-    return subprocess.run(
-        [sys.executable, "-m", "veomni_hook", *arguments],
-        cwd=folder,
-        env={**environment, "PYTHONPATH": str(ROOT), "VEOMNI_CACHE_DIR": str(folder / "cache")},
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
+    return outputs(started("-m", "veomni_hook", *arguments, cwd=folder, cache=folder / "cache"))[0]
 
 
 def test_the_excerpt_is_what_dump_prints(tmp_path):

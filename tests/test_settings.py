@@ -104,11 +104,20 @@ def test_illegal_values(tmp_path, environment, overrides, parts):
     assert all(part in str(caught.value) for part in parts)
 
 
-def test_an_unreadable_file_is_named(tmp_path):
-    (tmp_path / "veomni-hook.toml").write_text("kernels = \n")
-    with pytest.raises(SettingsError) as caught:
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (b"kernels = \n", "cannot be read"),
+        (b"kernels = '\xff'\n", "cannot be read"),
+        (b'cache_dir = "a\\u0000b"\n', "illegal value"),
+    ],
+    ids=["no TOML", "no text", "a null byte"],
+)
+def test_an_unreadable_file_is_named(tmp_path, text, said):
+    (tmp_path / "veomni-hook.toml").write_bytes(text)
+    with pytest.raises(SettingsError, match=said) as caught:
         resolve({}, str(tmp_path))
-    assert caught.value.where == str(tmp_path / "veomni-hook.toml")
+    assert str(tmp_path / "veomni-hook.toml") in caught.value.where
 
 
 def test_unknown_variables_of_ours_are_listed_not_refused(tmp_path):
@@ -125,6 +134,13 @@ class TestFilesOfOthers:
     @pytest.fixture(autouse=True)
     def nothing_said(self, monkeypatch):
         monkeypatch.setattr(settings, "_said", set())
+
+    @pytest.fixture
+    def path(self, tmp_path):
+        """A settings file that is obeyed."""
+        path = tmp_path / "veomni-hook.toml"
+        path.write_text("strict = true\n")
+        return path
 
     @pytest.fixture
     def give_away(self, monkeypatch):
@@ -160,9 +176,7 @@ class TestFilesOfOthers:
             warnings.simplefilter("error")
             resolve({}, str(tmp_path))  # said already
 
-    def test_the_superuser_obeys_no_other_users_file(self, tmp_path, monkeypatch):
-        path = tmp_path / "veomni-hook.toml"
-        path.write_text("strict = true\n")
+    def test_the_superuser_obeys_no_other_users_file(self, tmp_path, path, monkeypatch):
         if os.geteuid() == 0:
             os.chown(path, 1000, 1000)
         monkeypatch.setattr(os, "geteuid", lambda: 0)
@@ -177,9 +191,7 @@ class TestFilesOfOthers:
     @pytest.mark.parametrize(
         ("mode", "obeyed"), [(0o644, True), (0o600, True), (0o646, False), (0o666, False)]
     )
-    def test_a_file_that_every_user_can_write(self, tmp_path, mode, obeyed):
-        path = tmp_path / "veomni-hook.toml"
-        path.write_text("strict = true\n")
+    def test_a_file_that_every_user_can_write(self, tmp_path, path, mode, obeyed):
         path.chmod(mode)
         if obeyed:
             assert resolve({}, str(tmp_path)).settings.strict
@@ -195,9 +207,7 @@ class TestFilesOfOthers:
             ("me", "staff", [], False),
         ],
     )
-    def test_a_file_that_a_group_can_write(self, tmp_path, monkeypatch, user, group, members, obeyed):
-        path = tmp_path / "veomni-hook.toml"
-        path.write_text("strict = true\n")
+    def test_a_file_that_a_group_can_write(self, tmp_path, path, monkeypatch, user, group, members, obeyed):
         path.chmod(0o664)
         gid = path.stat().st_gid
         monkeypatch.setattr("pwd.getpwuid", lambda _: SimpleNamespace(pw_gid=gid, pw_name=user))
@@ -207,12 +217,10 @@ class TestFilesOfOthers:
             monkeypatch.setattr("pwd.getpwuid", lambda _: SimpleNamespace(pw_gid=gid + 1, pw_name=user))
         self.refused(tmp_path, "can be written by other users (mode 0664)")
 
-    def test_a_group_without_a_name_is_nobodys_own(self, tmp_path, monkeypatch):
+    def test_a_group_without_a_name_is_nobodys_own(self, tmp_path, path, monkeypatch):
         def unknown(_: int) -> None:
             raise KeyError
 
-        path = tmp_path / "veomni-hook.toml"
-        path.write_text("strict = true\n")
         path.chmod(0o664)
         monkeypatch.setattr("pwd.getpwuid", unknown)
         self.refused(tmp_path, "mode 0664")
@@ -267,9 +275,7 @@ class TestFilesOfOthers:
         resolved = resolve({}, str(tmp_path))
         assert (resolved.file, resolved.ignored) == (None, ())
 
-    def test_a_file_that_cannot_be_read_is_ignored_with_a_reason(self, tmp_path, monkeypatch):
-        path = tmp_path / "veomni-hook.toml"
-        path.write_text("strict = true\n")
+    def test_a_file_that_cannot_be_read_is_ignored_with_a_reason(self, tmp_path, path, monkeypatch):
 
         def closed(name: str, *_: object) -> int:
             raise PermissionError(13, "Permission denied", name)
@@ -277,24 +283,10 @@ class TestFilesOfOthers:
         monkeypatch.setattr(settings_file.os, "open", closed)
         self.refused(tmp_path, "cannot be read: Permission denied")
 
-    def test_a_system_without_user_ids_obeys_any_file(self, tmp_path, monkeypatch):
-        path = tmp_path / "veomni-hook.toml"
-        path.write_text("strict = true\n")
+    def test_a_system_without_user_ids_obeys_any_file(self, tmp_path, path, monkeypatch):
         path.chmod(0o666)
         monkeypatch.delattr(os, "geteuid")
         assert resolve({}, str(tmp_path)).settings.strict
-
-
-def test_bytes_that_are_no_text_are_said_to_be_none(tmp_path):
-    (tmp_path / "veomni-hook.toml").write_bytes(b"kernels = '\xff'\n")
-    with pytest.raises(SettingsError, match="cannot be read"):
-        resolve({}, str(tmp_path))
-
-
-def test_a_folder_with_a_null_byte_is_illegal(tmp_path):
-    (tmp_path / "veomni-hook.toml").write_text('cache_dir = "a\\u0000b"\n')
-    with pytest.raises(SettingsError, match="illegal value"):
-        resolve({}, str(tmp_path))
 
 
 def test_sizes_of_parallel_axes(tmp_path):

@@ -35,18 +35,9 @@ def installed(wheel, tmp_path_factory):
     folder = tmp_path_factory.mktemp("environment")
     venv.create(folder, with_pip=False, symlinks=True)
     python = folder / ("Scripts" if os.name == "nt" else "bin") / "python"
-    pip = [
-        sys.executable,
-        "-m",
-        "pip",
-        "--python",
-        str(python),
-        "install",
-        "--no-deps",
-        "--no-index",
-        "--quiet",
-    ]
-    subprocess.run([*pip, str(wheel)], check=True, capture_output=True)
+    options = "--no-deps", "--no-index", "--quiet"
+    pip = sys.executable, "-m", "pip", "--python", str(python), "install", *options, str(wheel)
+    subprocess.run(pip, check=True, capture_output=True)
     (site,) = {path.parent for path in folder.rglob("site-packages/veomni_hook")}
     # A folder that a .pth file names is searched last, and its own .pth files (an editable install's) are not
     # read: what this environment installed wins, and the checkout stays out of reach.

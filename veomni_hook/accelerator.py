@@ -63,7 +63,7 @@ def torch_version() -> str:
 
 
 @cache
-def _build() -> dict[str, Any]:
+def _build() -> dict[str, object]:
     """What torch's file ``version.py`` says about its build; empty if there is none."""
     spec = PathFinder.find_spec("torch")
     for folder in (spec and spec.submodule_search_locations) or ():

@@ -6,7 +6,12 @@ what an idiom recognises, and therefore the patched text. No other file there af
 
 from __future__ import annotations
 
-__all__ = ["PATTERN_FILES", "pattern_file", "pattern_source"]
+TYPE_CHECKING = False  # typing costs 5 ms to import; type checkers treat this name as true
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from typing import Any
+
+__all__ = ["PATTERN_FILES", "combinations", "pattern_file", "pattern_source"]
 
 #: The names of these files in an op's folder.
 PATTERN_FILES = frozenset(("reference.py", "spellings.py", "variants.py"))
@@ -30,3 +35,20 @@ def pattern_source(path: str) -> str:
     from importlib.resources import files
 
     return files("veomni_hook").joinpath(path).read_text("utf-8")
+
+
+def combinations(axes: Iterable[Mapping[str, Mapping[str, Any]]]) -> dict[str, dict[str, Any]]:
+    """Return what every combination of axes means, by its name.
+
+    Args:
+        axes: for each, its values: a text with ``{}`` for the name of the axes before it (none in the first),
+            and what it means, which may replace what an axis before it meant.
+    """
+    found: dict[str, dict[str, Any]] = {"": {}}
+    for axis in axes:
+        found = {
+            text.format(name): {**before, **meant}
+            for name, before in found.items()
+            for text, meant in axis.items()
+        }
+    return found

@@ -140,7 +140,7 @@ step(model)
 facts["bound"] = {row.backend for row in veomni_hook.explain(model).rows} == {"eager"}
 facts["again"] = veomni_hook.adopt(model).to_dict()
 
-mine_report = veomni_hook.adopt(mine)
+veomni_hook.adopt(mine)
 facts["mine"] = {
     "difference": difference(before["qwen3"], step(mine)),
     "calls": mine.calls,

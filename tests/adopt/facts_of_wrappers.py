@@ -34,16 +34,9 @@ def train(folder, *, callbacks=(), **model):
     from transformers import Trainer, TrainingArguments
 
     arguments = TrainingArguments(
-        folder,
-        max_steps=3,
-        per_device_train_batch_size=2,
-        report_to="none",
-        logging_steps=1,
-        save_strategy="no",
-        disable_tqdm=True,
-        use_cpu=True,
-        seed=0,
-    )
+        folder, max_steps=3, per_device_train_batch_size=2, report_to="none", logging_steps=1, save_strategy="no",
+        disable_tqdm=True, use_cpu=True, seed=0,
+    )  # fmt: skip
     trainer = Trainer(args=arguments, train_dataset=Tokens(), callbacks=[*callbacks], **model)
     trainer.train()
     return trainer, [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]

@@ -24,14 +24,6 @@ LATENT = {
 def model_of(family):
     import transformers
 
-    if family == "qwen3":
-        return transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**COMMON))
-    if family == "llama":
-        return transformers.LlamaForCausalLM(transformers.LlamaConfig(**COMMON))
-    if family == "qwen3_moe":
-        return transformers.Qwen3MoeForCausalLM(
-            transformers.Qwen3MoeConfig(**COMMON, **EXPERTS, num_experts=32)
-        )
     others = {
         "n_routed_experts": 32,
         "n_group": 2,
@@ -39,9 +31,15 @@ def model_of(family):
         "n_shared_experts": 1,
         "first_k_dense_replace": 1,
     }
-    common = {key: value for key, value in COMMON.items() if key not in ("head_dim", "num_key_value_heads")}
-    config = transformers.DeepseekV3Config(**common, **EXPERTS, **LATENT, **others, num_key_value_heads=2)
-    return transformers.DeepseekV3ForCausalLM(config)
+    name, sizes = {
+        "qwen3": ("Qwen3", {}),
+        "llama": ("Llama", {}),
+        "qwen3_moe": ("Qwen3Moe", {**EXPERTS, "num_experts": 32}),
+        "deepseek_v3": ("DeepseekV3", {**EXPERTS, **LATENT, **others, "num_key_value_heads": 2}),
+    }[family]
+    common = {key: value for key, value in COMMON.items() if family != "deepseek_v3" or key != "head_dim"}
+    config = getattr(transformers, f"{name}Config")(**{**common, **sizes})
+    return getattr(transformers, f"{name}ForCausalLM")(config)
 
 
 def bits(family, dtype, device):

@@ -1,30 +1,24 @@
 """Bits of whole models in the batch-invariant mode: a trainer's forward pass against rollouts."""
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests.processes import facts, outputs, started
+
 FAMILIES = ("qwen3", "llama", "qwen3_moe", "deepseek_v3")
 
 
 def bits(dtype, mode, *families):
-    script = Path(__file__).with_name("bits.py")
-    done = subprocess.run(
-        [sys.executable, script, dtype, mode, *families],
-        capture_output=True, text=True, timeout=300, check=False,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    return facts(started(Path(__file__).with_name("bits.py"), dtype, mode, *families))
 
 
-def test_a_row_has_the_same_bits_in_any_batch():
-    for family, found in bits("float32", "batch_invariant", *FAMILIES).items():
+@pytest.mark.parametrize(
+    "dtype", ["float32", *(pytest.param(each, marks=pytest.mark.slow) for each in ("bfloat16", "float16"))]
+)
+def test_a_row_has_the_same_bits_in_any_batch(dtype):
+    for family, found in bits(dtype, "batch_invariant", *FAMILIES).items():
         assert all(found.values()), (family, found)
 
 
@@ -42,10 +36,7 @@ for name in ("sdpa", "eager"):
         Qwen3Model(config)(torch.ones(1, 3, dtype=torch.long))
     print(name, [str(one.message) for one in said if "batch" in str(one.message)])
 """
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=600
-    )
-    fused, eager = done.stdout.splitlines()[-2:]
+    fused, eager = outputs(started("-c", script))[0].splitlines()[-2:]
     assert fused == "sdpa []"
     assert "attn_implementation='eager' is not batch-invariant" in eager
 
@@ -54,13 +45,6 @@ for name in ("sdpa", "eager"):
 def test_without_the_mode_bits_differ():
     found = bits("float32", "none", "qwen3")
     assert not all(found["qwen3"].values()), "then the test above could not fail"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_half_precision(dtype):
-    for family, found in bits(dtype, "batch_invariant", *FAMILIES).items():
-        assert all(found.values()), (family, found)
 
 
 @pytest.mark.gpu

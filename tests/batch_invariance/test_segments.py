@@ -20,42 +20,42 @@ def masks(*rows):
     return torch.stack(rows)[:, None]
 
 
-def test_one_row():
-    assert of_mask(masks(causal(5, 5))) == (Segment(0, (0, 5), (0, 5), True),)
+PADDED, SAMPLE = causal(6, 6), torch.tensor([0, 1, 2, 2, 2, 3, 3])
+PADDED[:, :2] = False
+ADDED = torch.zeros(1, 1, 4, 4).masked_fill(~causal(4, 4), torch.finfo(torch.float32).min)
 
 
-def test_a_prompt_in_a_cache_continues():
-    assert of_mask(masks(causal(2, 7))) == (Segment(0, (0, 2), (0, 7), True),)
-
-
-def test_padding_on_the_left_is_in_no_segment():
-    mask = causal(6, 6)
-    mask[:, :2] = False
-    assert of_mask(masks(mask, causal(6, 6))) == (
-        Segment(0, (2, 6), (2, 6), True),
-        Segment(1, (0, 6), (0, 6), True),
-    )
-
-
-def test_packed_samples():
-    sample = torch.tensor([0, 1, 2, 2, 2, 3, 3])
-    mask = causal(7, 7) & (sample[:, None] == sample[None, :])
-    found = of_mask(masks(mask))
-    # The first query of a sample sees only itself: a window of one, as the samples of one position before it.
-    assert found[-2:] == (Segment(0, (3, 5), (2, 5), True), Segment(0, (5, 7), (5, 7), True))
-
-
-def test_a_window():
-    assert of_mask(masks(causal(9, 9, window=4))) == (Segment(0, (0, 9), (0, 9), True, 4),)
-
-
-def test_all_see_all():
-    assert of_mask(torch.ones(1, 1, 3, 4, dtype=torch.bool)) == (Segment(0, (0, 3), (0, 4), False),)
-
-
-def test_added_numbers():
-    mask = torch.zeros(1, 1, 4, 4).masked_fill(~causal(4, 4), torch.finfo(torch.float32).min)
-    assert of_mask(mask) == (Segment(0, (0, 4), (0, 4), True),)
+@pytest.mark.parametrize(
+    ("mask", "segments"),
+    [
+        (masks(causal(5, 5)), [Segment(0, (0, 5), (0, 5), True)]),
+        (masks(causal(2, 7)), [Segment(0, (0, 2), (0, 7), True)]),
+        (masks(PADDED, causal(6, 6)), [Segment(0, (2, 6), (2, 6), True), Segment(1, (0, 6), (0, 6), True)]),
+        # The first query of a sample sees only itself: a window of one, as the samples of one position before it.
+        (
+            masks(causal(7, 7) & (SAMPLE[:, None] == SAMPLE[None, :])),
+            [
+                Segment(0, (0, 3), (0, 3), True, 1),
+                Segment(0, (3, 5), (2, 5), True),
+                Segment(0, (5, 7), (5, 7), True),
+            ],
+        ),
+        (masks(causal(9, 9, window=4)), [Segment(0, (0, 9), (0, 9), True, 4)]),
+        (torch.ones(1, 1, 3, 4, dtype=torch.bool), [Segment(0, (0, 3), (0, 4), False)]),
+        (ADDED, [Segment(0, (0, 4), (0, 4), True)]),
+    ],
+    ids=[
+        "a row",
+        "a cache",
+        "padding on the left",
+        "packed samples",
+        "a window",
+        "all see all",
+        "added numbers",
+    ],
+)
+def test_segments_of_masks(mask, segments):
+    assert of_mask(mask) == tuple(segments)
 
 
 @pytest.mark.parametrize(

@@ -1,34 +1,18 @@
 """Sequence parallelism in the batch-invariant mode: two processes compute the bits of one."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests.processes import outputs, started
+
 
 def log_probs(processes, saved):
+    launch = "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"
     script = Path(__file__).with_name("shared.py")
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        f"--nproc_per_node={processes}",
-        script,
-    ]
-    done = subprocess.run(
-        [*command, saved],
-        capture_output=True, text=True, timeout=600, check=False,
-        env={
-            **os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1",
-            "VEOMNI_PARALLEL": f"sp={processes}",
-        },
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert "not batch-invariant" not in done.stderr
+    _, errors = outputs(started(*launch, script, saved, VEOMNI_PARALLEL=f"sp={processes}"))
+    assert "not batch-invariant" not in errors
     return torch.load(saved)
 
 

@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import CodeType
 from typing import Any
 
 import pytest
 
+from tests.processes import environment
 from veomni_hook.cache import lease
 from veomni_hook.cache.inputs import observe
 from veomni_hook.cache.store import Hit, NotStored, Store
@@ -68,8 +71,9 @@ class Publisher:
         return published
 
 
-def inputs_of(file: Path) -> Mapping[tuple[str, str], str]:
-    """A file as what a config was read from."""
+def inputs_of(file: Path, text: str) -> Mapping[tuple[str, str], str]:
+    """A file, which is written, as what a config was read from."""
+    file.write_text(text)
     return {("file", str(file)): observe("file", str(file))}
 
 
@@ -147,7 +151,27 @@ def open_folder():
     shutil.rmtree(folder)
 
 
-@pytest.fixture
-def package_path():
-    """The folder that the package is imported from, for PYTHONPATH of child processes."""
-    return str(Path(lease.__file__).parents[2])
+def waiting(script: str, *arguments: str) -> subprocess.Popen[str]:
+    """A process that has printed ``ready`` and goes on at a line of input."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", script, *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment(),
+    )
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    return process
+
+
+def go_on(*processes: subprocess.Popen[str]) -> Iterator[None]:
+    """Let processes go on, once each while they all run; they must end well."""
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.close()
+    while any(process.poll() is None for process in processes):
+        yield
+    for process in processes:
+        assert process.wait() == 0 and process.stdout is not None
+        process.stdout.close()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import time
 
 import pytest
@@ -14,7 +12,7 @@ from veomni_hook.cache.inventory import TRASH_PREFIX
 from veomni_hook.cache.store import Hit, Miss
 from veomni_hook.cache.trusted_folder import Root
 
-from .conftest import KEY, MODULE
+from .conftest import KEY, MODULE, go_on, waiting
 
 OTHER = "cd" * 20
 
@@ -41,26 +39,17 @@ import sys
 from veomni_hook.cache.store import Hit, Store
 hit = Store(sys.argv[1]).lookup(sys.argv[2], sys.argv[3])
 assert isinstance(hit, Hit), hit
-print(hit.path, flush=True)
+print("ready", flush=True)
 sys.stdin.readline()
 print(open(hit.path, encoding="utf-8").read() == hit.source(), flush=True)
 """
 
 
 @pytest.fixture
-def running(store, publish, package_path):
+def running(store, publish):
     """Another process that got a hit on the entry and runs on."""
     _unused(store, publish)
-    process = subprocess.Popen(
-        [sys.executable, "-c", USER, store.root, KEY, MODULE],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": package_path},
-    )
-    with process:
-        assert process.stdout is not None
-        assert process.stdout.readline().startswith(store.root)
+    with waiting(USER, store.root, KEY, MODULE) as process:
         yield process
         process.communicate()
 
@@ -79,22 +68,18 @@ def test_clear_spares_what_a_running_process_uses(store, root, publish, running)
 
 def test_forced_clear_takes_used_entries_too(store, root, running):
     cleared = store.clear(force=True)
-    assert cleared.removed == (str(root / "pkg-1.2.3/c0ffee"),)
-    assert cleared.in_use == ()
+    assert (cleared.removed, cleared.in_use) == ((str(root / "pkg-1.2.3/c0ffee"),), ())
     assert os.listdir(root) == []
 
 
-def test_process_does_not_clear_what_it_uses_itself(store, publish):
-    publish.hit(store)
+def test_process_does_not_clear_what_it_uses_itself(store, root, publish):
+    published = publish.hit(store)
     assert len(store.clear().in_use) == 1
     assert isinstance(store.lookup(KEY, MODULE), Hit)
-
-
-def test_failed_lookup_keeps_nothing_in_use(store, root, publish):
-    _unused(store, publish)
-    (root / "pkg-1.2.3/c0ffee/models/one/modeling_one.py").write_bytes(b"")
+    lease.release(store.root)
+    (root / published.path).write_bytes(b"")
     assert isinstance(store.lookup(KEY, MODULE), Miss)
-    assert store.clear().in_use == ()
+    assert store.clear().in_use == (), "a failed lookup keeps nothing in use"
 
 
 def test_unrelated_files_and_folders_stay(store, root, publish):
@@ -183,23 +168,8 @@ while removed < 10:
 """
 
 
-def test_publishing_and_clearing_at_once_never_break_each_other(store, publish, package_path):
-    clearers = [
-        subprocess.Popen(
-            [sys.executable, "-c", CLEARER, store.root],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": package_path},
-        )
-        for _ in range(2)
-    ]
-    for clearer in clearers:
-        assert clearer.stdin is not None
-        assert clearer.stdout is not None
-        assert clearer.stdout.readline() == b"ready\n"
-        clearer.stdin.write(b"\n")
-        clearer.stdin.close()
-    while any(clearer.poll() is None for clearer in clearers):
+def test_publishing_and_clearing_at_once_never_break_each_other(store, publish):
+    for _ in go_on(*(waiting(CLEARER, store.root) for _ in range(2))):
         published = publish(store)
         assert isinstance(published, Hit), published
         assert os.path.exists(published.path)
@@ -210,10 +180,6 @@ def test_publishing_and_clearing_at_once_never_break_each_other(store, publish, 
             assert found.source() == publish.text
         lease.release(store.root)
         time.sleep(0.001)  # the moment in which nobody uses the entry
-    for clearer in clearers:
-        assert clearer.wait() == 0
-        assert clearer.stdout is not None
-        clearer.stdout.close()
 
 
 def test_a_folder_of_keys_that_is_removed_before_each_write_is_made_again(store, publish, monkeypatch):

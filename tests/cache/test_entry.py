@@ -22,14 +22,13 @@ def test_layout_is_the_documented_one():
     assert entry.bytecode_name("d-1/h/sub/mod.py", TAG) == "d-1/h/sub/__pycache__/mod.cpython-311.veomni"
 
 
-@pytest.mark.parametrize("name", ["", ".", "..", ".hidden", "a/b", "a\\b", "c:", "a\0b", "a\nb"])
-def test_name_that_leads_elsewhere_is_not_plain(name):
-    assert not entry.is_plain(name)
-
-
-@pytest.mark.parametrize("name", ["5.23.0+cu121", "1!2.0", "torch_npu", "größe", "a-b"])
-def test_ordinary_name_is_plain(name):
-    assert entry.is_plain(name)
+def test_plain_names_lead_nowhere_else():
+    assert [
+        name
+        for name in ("", ".", "..", ".hidden", "a/b", "a\\b", "c:", "a\0b", "a\nb")
+        if entry.is_plain(name)
+    ] == []
+    assert all(map(entry.is_plain, ("5.23.0+cu121", "1!2.0", "torch_npu", "größe", "a-b")))
 
 
 def test_bytecode_container_gives_back_the_code():
@@ -73,17 +72,7 @@ def test_manifest_gives_back_its_fields(opened):
     written = _manifest()
     opened.write("keys/k1", written.encode())
     found = entry.read_manifest(opened, "k1")
-    for name in (
-        "key",
-        "module",
-        "distribution",
-        "version",
-        "patch_hash",
-        "tag",
-        "text_seal",
-        "inputs",
-        "report",
-    ):
+    for name in "key module distribution version patch_hash tag text_seal inputs report".split():
         assert getattr(found, name) == getattr(written, name), name
     assert (found.entry, found.text) == ("pkg-1/h", "pkg-1/h/mod.py")
 

@@ -105,8 +105,7 @@ def test_verify_names_each_defect(store, root, publish, name, spoil):
 
 def test_verify_tells_stale_from_defective(store, publish, tmp_path):
     config = tmp_path / "config.py"
-    config.write_text("x = 1")
-    inputs = inputs_of(config)
+    inputs = inputs_of(config, "x = 1")
     publish.hit(store, inputs=inputs)
     publish.unpatched(store, "pkg.three", inputs, OTHER)
     config.write_text("x = 2")

@@ -58,14 +58,11 @@ def test_one_descriptor_an_entry_is_kept(opened):
 
 
 def test_descriptor_does_not_reach_executed_programs(opened):
+    with pytest.raises(Vanished, match="is missing"):  # without a lock file
+        lease.share(opened, ENTRY)
     descriptor = lease.share(opened, ENTRY, create=True)
     assert not os.get_inheritable(descriptor)
     os.close(descriptor)
-
-
-def test_entry_without_a_lock_file_is_missing(opened):
-    with pytest.raises(Vanished, match="is missing"):
-        lease.share(opened, ENTRY)
 
 
 def test_entry_that_is_being_removed_is_not_shared(opened):

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.processes import until
+from tests.processes import outputs, started, until
 from veomni_hook.cache import location
 from veomni_hook.cache.store import Hit, Miss, NotStored, Store, open_store
 
@@ -50,11 +48,13 @@ def test_default_is_the_users_cache_folder(tmp_path, monkeypatch):
     assert "veomni-hook" in expected
 
 
-def test_home_and_relative_names_are_resolved(tmp_path, monkeypatch):
+def test_home_relative_names_and_own_links_are_resolved(root, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    assert open_store("~/one").root == str(tmp_path / "one")
-    assert open_store("two").root == str(tmp_path / "two")
+    root.mkdir(mode=0o700)
+    (tmp_path / "link").symlink_to(root)
+    asked = {"~/one": tmp_path / "one", "two": tmp_path / "two", "link": root, "link/sub": root / "sub"}
+    assert {name: open_store(name).root for name in asked} == {name: str(at) for name, at in asked.items()}
 
 
 def test_user_without_a_home_gets_no_folder_named_tilde(tmp_path, temporary_folders, monkeypatch):
@@ -62,6 +62,14 @@ def test_user_without_a_home_gets_no_folder_named_tilde(tmp_path, temporary_fold
     monkeypatch.setattr(os.path, "expanduser", lambda path: path)
     assert "no home folder" in _refused(Path("~/one"), temporary_folders)
     assert not (tmp_path / "~").exists()
+
+
+def _served(cache_dir, publish):
+    """How a store serves, why, and where it stores; its temporary folder is removed."""
+    store = open_store(cache_dir)
+    found = [store.mode, store.reason, publish.hit(store).path]
+    location._remove_temporary(store.root, os.getpid())
+    return found
 
 
 def _as_container_user(work, in_child, **variables):
@@ -106,13 +114,7 @@ def test_user_without_a_passwd_entry_gets_a_temporary_folder(
     open_folder.chmod(0o1777)
     monkeypatch.setattr(tempfile, "tempdir", str(open_folder))
 
-    def work() -> list[str]:
-        store = open_store(None)
-        found = [store.mode, store.reason, publish.hit(store).path]
-        location._remove_temporary(store.root, os.getpid())
-        return found
-
-    mode, why, path = _as_container_user(work, in_child, **variables)
+    mode, why, path = _as_container_user(lambda: _served(None, publish), in_child, **variables)
     assert mode == "temporary"
     assert reason in why
     assert path.startswith(str(open_folder / "veomni-hook-"))
@@ -162,13 +164,6 @@ def test_the_null_device_asks_for_no_cache_on_the_disk(publish, temporary_folder
     assert os.listdir(temporary_folders) == []
 
 
-def test_own_links_are_followed(root, tmp_path):
-    root.mkdir(mode=0o700)
-    (tmp_path / "link").symlink_to(root)
-    assert open_store(str(tmp_path / "link")).root == str(root)
-    assert open_store(str(tmp_path / "link" / "sub")).root == str(root / "sub")
-
-
 @pytest.mark.parametrize("sub", ["", "sub"])
 def test_link_of_another_user_is_refused(root, tmp_path, temporary_folders, give_away, sub):
     root.mkdir(mode=0o700)
@@ -187,7 +182,13 @@ def test_folder_that_others_can_write_is_refused(root, temporary_folders, mode):
     assert f"can be written by other users (mode {mode:04o})" in _refused(root, temporary_folders)
 
 
-def test_folder_of_another_user_is_refused(root, temporary_folders, give_away):
+def test_folder_of_another_user_and_a_file_in_its_place_are_refused(
+    root, tmp_path, temporary_folders, give_away
+):
+    (tmp_path / "file").write_bytes(b"precious")
+    for place in (tmp_path / "file", tmp_path / "file" / "sub"):
+        assert str(tmp_path / "file") in _refused(place, temporary_folders)
+    assert (tmp_path / "file").read_bytes() == b"precious"
     root.mkdir(mode=0o700)
     give_away(root)
     assert "belongs to user" in _refused(root, temporary_folders)
@@ -211,13 +212,6 @@ def test_system_without_user_ids_takes_any_folder(root, monkeypatch):
     assert open_store(str(root / "cache")).mode == "disk"
 
 
-def test_file_in_the_folders_place_is_refused(root, temporary_folders):
-    root.write_bytes(b"precious")
-    assert str(root) in _refused(root, temporary_folders)
-    assert str(root) in _refused(root / "sub", temporary_folders)
-    assert root.read_bytes() == b"precious"
-
-
 def test_folder_that_cannot_be_made_gives_a_temporary_one(open_folder, publish, in_child, monkeypatch):
     import platformdirs
 
@@ -227,13 +221,8 @@ def test_folder_that_cannot_be_made_gives_a_temporary_one(open_folder, publish, 
     if os.geteuid() == 0:
         os.chown(open_folder / "closed", NOBODY, NOBODY)
 
-    def work() -> list[str]:
-        store = open_store(str(open_folder / "closed/cache"))
-        found = [store.mode, store.reason, publish.hit(store).path]
-        location._remove_temporary(store.root, os.getpid())
-        return found
-
-    mode, reason, path = in_child(work, user=NOBODY)
+    cache = str(open_folder / "closed/cache")
+    mode, reason, path = in_child(lambda: _served(cache, publish), user=NOBODY)
     assert mode == "temporary"
     assert "closed" in reason
     assert "Permission denied" in reason
@@ -289,60 +278,44 @@ hit = store.publish(
 )
 assert isinstance(hit, Hit) and os.path.exists(hit.path)
 print(store.mode, store.root, flush=True)
-{then}
 """
+#: What the process does then, and whether the folder is there when it has ended.
+ENDS = {
+    "at once": ("", False),
+    "after a forked child": (
+        "child = os.fork()\nif child == 0: sys.exit(0)\nos.waitpid(child, 0)\n"
+        "assert os.path.exists(hit.path), 'removed by the child'\n",
+        False,
+    ),
+    "before a forked child": (
+        """if os.fork() == 0:
+    os.close(0); os.close(1); os.close(2)
+    parent = os.getppid()
+    while os.getppid() == parent: time.sleep(0.01)
+    open("seen.part", "w").write(str(os.path.exists(hit.path)))
+    os.rename("seen.part", "seen")
+    os._exit(0)
+""",
+        True,
+    ),
+}
 
 
-@pytest.fixture
-def run_refused(root, package_path, temporary_folders):
-    """Run a script whose cache folder is refused; answer its temporary folder after it ended."""
-
-    def run(then: str) -> Path:
-        root.mkdir()
-        root.chmod(0o777)
-        done = subprocess.run(
-            [sys.executable, "-c", SCRIPT.replace("{then}", then), str(root)],
-            env={**os.environ, "PYTHONPATH": package_path, "TMPDIR": str(temporary_folders)},
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 0, done.stderr
-        assert done.stderr == ""
-        mode, _, folder = done.stdout.splitlines()[0].partition(" ")
-        assert mode == "temporary"
-        assert Path(folder).parent == temporary_folders
-        return Path(folder)
-
-    return run
-
-
-def test_temporary_folder_is_removed_when_its_process_ends(run_refused):
-    assert not run_refused("").exists()
-
-
-def test_temporary_folder_outlives_a_forked_child(run_refused):
-    script = (
-        "child = os.fork()\n"
-        "if child == 0: sys.exit(0)\n"
-        "os.waitpid(child, 0)\n"
-        "assert os.path.exists(hit.path), 'removed by the child'\n"
-    )
-    assert not run_refused(script).exists()
-
-
-def test_temporary_folder_stays_for_a_child_that_outlives_its_parent(run_refused, tmp_path):
-    script = (
-        "if os.fork() == 0:\n"
-        "    os.close(0); os.close(1); os.close(2)\n"
-        "    parent = os.getppid()\n"
-        "    while os.getppid() == parent: time.sleep(0.01)\n"
-        f"    open({str(tmp_path / 'seen')!r} + '.part', 'w').write(str(os.path.exists(hit.path)))\n"
-        f"    os.rename({str(tmp_path / 'seen')!r} + '.part', {str(tmp_path / 'seen')!r})\n"
-        "    os._exit(0)\n"
-    )
-    assert (run_refused(script) / "pkg-1/h/mod.py").exists()
-    until((tmp_path / "seen").exists)
-    assert (tmp_path / "seen").read_text() == "True"
+@pytest.mark.parametrize("how", ENDS)
+def test_the_temporary_folder_of_a_refused_cache_lives_as_long_as_its_processes(
+    root, tmp_path, temporary_folders, how
+):
+    then, stays = ENDS[how]
+    root.mkdir()
+    root.chmod(0o777)
+    process = started("-c", SCRIPT + then, root, cwd=tmp_path, TMPDIR=str(temporary_folders))
+    out, errors = outputs(process)
+    mode, _, folder = out.splitlines()[0].partition(" ")
+    assert (errors, mode, Path(folder).parent) == ("", "temporary", temporary_folders)
+    assert (Path(folder) / "pkg-1/h/mod.py").exists() == Path(folder).exists() == stays
+    if stays:
+        until((tmp_path / "seen").exists)
+        assert (tmp_path / "seen").read_text() == "True"
 
 
 def test_only_the_making_process_removes_the_temporary_folder(publish):

@@ -46,28 +46,22 @@ def test_read_gives_back_what_was_written_and_leaves_nothing_aside(opened, root)
     assert os.listdir(root / "a/b") == ["file"]
 
 
-def test_short_reads_are_continued(opened, monkeypatch):
-    read = os.read
+def test_short_reads_and_writes_are_continued(opened, monkeypatch):
+    read, write = os.read, os.write
     monkeypatch.setattr(os, "read", lambda descriptor, size: read(descriptor, min(size, 3)))
-    assert opened.read("a/b/file") == b"content"
-
-
-def test_short_writes_are_continued(opened, monkeypatch):
-    write = os.write
     monkeypatch.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:3]))
     opened.write("a/b/file", b"another content")
     assert opened.read("a/b/file") == b"another content"
 
 
 def test_failed_write_keeps_the_old_file_and_no_leftover(opened, root, monkeypatch):
-    def full(descriptor: int, data: bytes) -> int:
+    def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "write", full)
     with pytest.raises(OSError, match="No space left"):
         opened.write("a/b/file", b"new")
-    assert opened.read("a/b/file") == b"content"
-    assert os.listdir(root / "a/b") == ["file"]
+    assert opened.read("a/b/file") == b"content" and os.listdir(root / "a/b") == ["file"]
 
 
 def test_write_that_the_system_cuts_short_keeps_the_old_file(opened, root, in_child):
@@ -85,12 +79,38 @@ def test_write_that_the_system_cuts_short_keeps_the_old_file(opened, root, in_ch
     assert os.listdir(root / "a/b") == ["file"]
 
 
-@pytest.mark.parametrize("bits", [0o020, 0o002])
-@pytest.mark.parametrize("name", ["", "a", "a/b"])
-def test_folder_that_others_can_write_is_refused(opened, root, name, bits):
-    (root / name).chmod(0o700 | bits)
-    with pytest.raises(Defect, match="can be written by other users"):
-        Root(str(root)).check_folders("a/b")
+def _link(path):
+    path.rename(path.with_name("target"))
+    path.symlink_to(path.with_name("target"))
+
+
+#: What is refused of folders and of files.
+BAD = [
+    (
+        lambda path: path.chmod(path.stat().st_mode & 0o700 | 0o020),
+        r"can be written by other users \(mode 0\d20\)",
+    ),
+    (
+        lambda path: path.chmod(path.stat().st_mode & 0o700 | 0o002),
+        r"can be written by other users \(mode 0\d02\)",
+    ),
+    (_link, "is a symbolic link"),
+]
+
+
+@pytest.mark.parametrize("name", ["", "a", "a/b", "a/b/file"])
+@pytest.mark.parametrize(("spoil", "reason"), BAD)
+def test_what_others_can_write_and_links_are_refused(opened, root, name, spoil, reason):
+    spoil(root / name)
+    with pytest.raises(Defect, match=reason):
+        opened.read(name) if name.endswith("file") else Root(str(root)).check_folders("a/b")
+
+
+@pytest.mark.parametrize("name", ["", "a", "a/b", "a/b/file"])
+def test_what_belongs_to_another_user_is_refused(opened, root, name, give_away):
+    give_away(root / name)
+    with pytest.raises(Defect, match="belongs to user"):
+        opened.read(name) if name.endswith("file") else Root(str(root)).check_folders("a/b")
 
 
 @pytest.mark.parametrize("mode", [0o700, 0o755, 0o500])
@@ -100,26 +120,11 @@ def test_folder_that_others_can_only_read_is_accepted(opened, root, mode):
     Root(str(root)).check_folders("a/b")
 
 
-@pytest.mark.parametrize("name", ["", "a", "a/b"])
-def test_folder_of_another_user_is_refused(opened, root, name, give_away):
-    give_away(root / name)
-    with pytest.raises(Defect, match="belongs to user"):
-        Root(str(root)).check_folders("a/b")
-
-
 def test_folder_of_the_superuser_is_accepted(opened, root, monkeypatch):
     monkeypatch.setattr(ownership, "_SUPERUSER", os.geteuid())
     user = os.geteuid()
     monkeypatch.setattr(os, "geteuid", lambda: user + 1)
     Root(str(root)).check_folders("a/b")
-
-
-@pytest.mark.parametrize("name", ["", "a", "a/b"])
-def test_symbolic_link_in_a_folders_place_is_refused(opened, root, name, tmp_path):
-    (root / name).rename(tmp_path / "elsewhere")
-    (root / name).symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(Defect, match="is a symbolic link"):
-        Root(str(root)).check_folders("a/b")
 
 
 @pytest.mark.parametrize("name", ["a", "a/b"])
@@ -150,40 +155,13 @@ def test_missing_things_are_told_from_bad_ones(opened, root):
             act()
 
 
-def _make_pipe(path):
-    path.unlink()
-    os.mkfifo(path, 0o600)
-
-
-def _make_link(path):
-    path.rename(path.with_name("target"))
-    path.symlink_to("target")
-
-
-def _make_folder(path):
-    path.unlink()
-    path.mkdir()
-
-
 @pytest.mark.parametrize(
-    ("spoil", "reason"),
-    [
-        (_make_pipe, "is a named pipe, not a regular file"),
-        (_make_link, "is a symbolic link"),
-        (_make_folder, "is a folder, not a regular file"),
-        (lambda path: path.chmod(0o620), r"can be written by other users \(mode 0620\)"),
-        (lambda path: path.chmod(0o602), r"can be written by other users \(mode 0602\)"),
-    ],
+    ("make", "kind"), [(lambda path: os.mkfifo(path, 0o600), "a named pipe"), (os.mkdir, "a folder")]
 )
-def test_bad_file_is_refused(opened, root, spoil, reason):
-    spoil(root / "a/b/file")
-    with pytest.raises(Defect, match=reason):
-        opened.read("a/b/file")
-
-
-def test_file_of_another_user_is_refused(opened, root, give_away):
-    give_away(root / "a/b/file")
-    with pytest.raises(Defect, match="belongs to user"):
+def test_what_is_no_file_is_refused(opened, root, make, kind):
+    (root / "a/b/file").unlink()
+    make(root / "a/b/file")
+    with pytest.raises(Defect, match=f"is {kind}, not a regular file"):
         opened.read("a/b/file")
 
 

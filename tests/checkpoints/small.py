@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -143,6 +143,3 @@ def same(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> boo
     return all(
         found[name].dtype == wanted[name].dtype and torch.equal(found[name], wanted[name]) for name in wanted
     )
-
-
-Factory = Callable[..., Any]

@@ -25,24 +25,22 @@ def test_names_without_a_gap():
     check_names([f"{name}_scale_inv" for name in names()] + names())
 
 
-@pytest.mark.parametrize("expert", [0, 2])
-def test_a_missing_expert_though_their_number_is_right(expert):
+ROLES = ("gate_proj", "up_proj", "down_proj")
+
+
+@pytest.mark.parametrize(
+    ("expert", "roles"),
+    [(0, ROLES), (2, ROLES), (4, ("up_proj",))],
+    ids=["first", "inner", "a projection of the last"],
+)
+def test_what_is_missing_though_the_number_may_be_right(expert, roles):
     # transformers would stack experts 0, 1, 3, 4 as 0, 1, 2, 3.
-    given = [name for name in names(experts=5) if f"layers.1.mlp.experts.{expert}." not in name]
-    with pytest.raises(CheckpointError, match=f"layers.1.mlp.experts.{expert}.up_proj is missing") as caught:
-        check_names(given)
-    module = "model.layers.1.mlp.experts"
-    assert set(caught.value.tensors) == {
-        f"{module}.{expert}.{role}" for role in ("gate_proj", "up_proj", "down_proj")
-    }
-
-
-def test_a_missing_projection_of_the_last_expert():
-    given = names()
-    given.remove("model.layers.0.mlp.experts.3.up_proj.weight")
-    with pytest.raises(CheckpointError) as caught:
-        check_names(given)
-    assert caught.value.tensors == ("model.layers.0.mlp.experts.3.up_proj",)
+    module = f"model.layers.1.mlp.experts.{expert}"
+    gone = {f"{module}.{role}" for role in roles}
+    found = [name for name in names(experts=5) if name.removesuffix(".weight") not in gone]
+    with pytest.raises(CheckpointError, match=f"{module}.up_proj is missing") as caught:
+        check_names(found)
+    assert set(caught.value.tensors) == gone
 
 
 def test_layers_that_the_model_ignores():

@@ -18,6 +18,21 @@ from tests import processes
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "tests" / "data"
 TINY = "transformers.models.tiny.modeling_tiny"
+HOOK = "import veomni_hook.install\n"
+#: Prints what a class of the stand-in computes: 3, and patched by tiny_config 103.
+SHOW = f"from {TINY} import TinyNorm; print(TinyNorm().forward(1))"
+#: For tests that write modules into the working directory.
+HERE = "import sys; sys.path.insert(0, '.')\n"
+
+
+def config_of(body: str = "", module: str = TINY) -> str:
+    """The text of a config module; ``body`` makes patches."""
+    return f"from veomni_hook import PatchConfig\nconfig = PatchConfig({module!r})\n{body}\n"
+
+
+def warnings_of(err: str) -> list[str]:
+    """The lines of warnings in an error output."""
+    return [line for line in err.splitlines() if "Warning: " in line]
 
 
 @dataclass

@@ -4,18 +4,14 @@ import shutil
 
 import pytest
 
-from tests.finders.conftest import DATA, TINY
+from tests.finders.conftest import DATA, HERE, HOOK, SHOW, TINY, config_of
 from veomni_hook.finders.absent_modules import problem
 
-SHOW = f"from {TINY} import TinyNorm; print(TinyNorm().forward(1))"
-RUN = f"import sys; sys.path.insert(0, '.'); import veomni_hook.install\n{SHOW}\nimport transformers.models.still.modeling_still"
+RUN = f"{HERE}{HOOK}{SHOW}\nimport transformers.models.still.modeling_still"
 
 
 def misnamed(tmp_path, module):
-    (tmp_path / "misnamed.py").write_text(
-        f"from veomni_hook import PatchConfig\nconfig = PatchConfig({module!r})\n"
-        "config.add_post_import_block('X = 1')\n"
-    )
+    (tmp_path / "misnamed.py").write_text(config_of("config.add_post_import_block('X = 1')", module))
 
 
 @pytest.mark.sample(1)
@@ -76,18 +72,26 @@ def test_registered_configs(python):
     assert "ConfigError: no installed module matches a.b" in strict.err
 
 
-def test_the_real_transformers():
-    misspelt = "transformers.models.qwen33.modeling_qwen33"
-    assert problem("transformers.models.qwen3.modeling_qwen3") == ""
-    assert problem("transformers.modeling_utils") == ""
-    assert problem("transformers.models.*.modeling_*") == ""
-    assert problem("transformers.models.qwen3*.modeling_*") == ""
-    assert problem("transformers.model*utils") == ""
-    assert problem(misspelt).startswith(
-        f"no installed module matches {misspelt}; nearest: transformers.models.qwen3.modeling_qwen3"
-    )
-    assert problem("transformers.models.qwen33*.modeling_*").startswith("no installed module matches")
-    assert "no installed module matches mytransformers" in problem("mytransformers.models.x.modeling_x")
+MISSPELT = "transformers.models.qwen33.modeling_qwen33"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "said"),
+    [
+        ("transformers.models.qwen3.modeling_qwen3", ""),
+        ("transformers.modeling_utils", ""),
+        ("transformers.models.*.modeling_*", ""),
+        ("transformers.model*utils", ""),
+        (
+            MISSPELT,
+            f"no installed module matches {MISSPELT}; nearest: transformers.models.qwen3.modeling_qwen3",
+        ),
+        ("transformers.models.qwen33*.modeling_*", "no installed module matches"),
+        ("mytransformers.models.x.modeling_x", "no installed module matches mytransformers"),
+    ],
+)
+def test_the_real_transformers(pattern, said):
+    assert problem(pattern).startswith(said) and bool(problem(pattern)) == bool(said)
 
 
 def test_a_module_that_is_no_target_is_patched_only_where_its_config_is_registered():

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.finders.conftest import TINY
+from tests.finders.conftest import HOOK, SHOW
 from veomni_hook.finders import banner
 from veomni_hook.finders.handle import activate_late
 from veomni_hook.finders.outcome import Outcome
@@ -25,7 +25,6 @@ ROUTES = [
     ("rotary", "half_split", "Attention.forward"),
     ("linear_cross_entropy", "next_token", "Model.forward"),
 ]
-SHOW = f"from {TINY} import TinyNorm; print(TinyNorm().forward(1))"
 NEWER = f"transformers 5.99.0 is newer than what was tested, {span('transformers')}"
 SAID = ["tiny patched at 1 place (tiny_config: 1); details: veomni-hook explain tiny", NEWER]
 
@@ -91,61 +90,54 @@ def test_names_of_families_modules_and_remote_code(patched, capsys):
     assert second.endswith("details: veomni_hook.explain(model)")
 
 
-def test_what_is_chosen_counts(patched, capsys):
+@pytest.fixture
+def heard(patched, capsys):
+    """What is said of a module as if it were the first time."""
+
+    def hear(device: str | None = "cpu") -> str:
+        patched()
+        STATE.announced.clear()
+        banner.kernels_are_chosen(MODULE, device)
+        return str(capsys.readouterr().err)
+
+    return hear
+
+
+def test_what_is_chosen_counts(heard):
     from veomni_hook.kernels.selection.binding import use_kernels
 
-    patched()
     with use_kernels("eager"):
-        banner.kernels_are_chosen(MODULE, None)
-    assert "(upstream's code: 3)" in capsys.readouterr().err
-    STATE.announced.clear()
+        assert "(upstream's code: 3)" in heard(None)
     with use_kernels(rms_norm="torch", rotary="reference", linear_cross_entropy="eager"):
-        banner.kernels_are_chosen(MODULE, "cpu")
-    assert "(reference: 1, torch: 1, upstream's code: 1)" in capsys.readouterr().err
+        assert "(reference: 1, torch: 1, upstream's code: 1)" in heard()
 
 
-def test_checks_of_counts_ask_for_no_kernel(patched, capsys, monkeypatch):
+def test_checks_of_counts_ask_for_no_kernel(heard, monkeypatch):
     check = ("count_check", "asserted_on_device", "Model.get_placeholder_mask")
     monkeypatch.setitem(globals(), "ROUTES", [check])
-    patched()
-    banner.kernels_are_chosen(MODULE, "cpu")
-    assert "patched at 1 place (checks of counts: 1)" in capsys.readouterr().err
+    assert "patched at 1 place (checks of counts: 1)" in heard()
 
 
 @pytest.mark.parametrize("variable", banner._RANKS)
-def test_other_ranks_say_nothing(patched, capsys, monkeypatch, variable):
-    patched()
+def test_other_ranks_say_nothing(heard, monkeypatch, variable):
     monkeypatch.setenv(variable, "1")
-    banner.kernels_are_chosen(MODULE, "cpu")
-    assert capsys.readouterr().err == ""
-    STATE.announced.clear()
+    assert heard() == ""
     monkeypatch.setenv(variable, "0")
-    banner.kernels_are_chosen(MODULE, "cpu")
-    assert "qwen3 patched" in capsys.readouterr().err
+    assert "qwen3 patched" in heard()
 
 
-def test_torchs_rank_decides_where_there_is_one(patched, capsys, monkeypatch):
-    def world(rank: int) -> None:
-        STATE.announced.clear()
+def test_torchs_rank_decides_where_there_is_one(heard, monkeypatch):
+    def world(rank: int) -> str:
         fake = SimpleNamespace(is_available=lambda: True, is_initialized=lambda: True, get_rank=lambda: rank)
         monkeypatch.setitem(sys.modules, "torch.distributed", fake)  # type: ignore[arg-type]
-        banner.kernels_are_chosen(MODULE, "cpu")
+        return str(heard())
 
-    patched()
-    world(1)
-    assert capsys.readouterr().err == ""
+    assert world(1) == ""
     monkeypatch.setattr("multiprocessing.process.parent_process", lambda: object())
-    world(0)
-    assert "qwen3 patched" in capsys.readouterr().err
+    assert "qwen3 patched" in world(0)
 
 
-def test_helpers_and_children_say_nothing(patched, capsys, monkeypatch):
-    def heard() -> str:
-        STATE.announced.clear()
-        banner.kernels_are_chosen(MODULE, "cpu")
-        return capsys.readouterr().err
-
-    patched()
+def test_helpers_and_children_say_nothing(heard, monkeypatch):
     with monkeypatch.context() as context:
         context.setattr("multiprocessing.process.parent_process", lambda: object())
         assert heard() == ""
@@ -175,20 +167,15 @@ def test_a_progress_bar_stays_whole(patched):
 
 
 def test_a_module_with_patches_of_users_alone(python):
-    code = f"import veomni_hook.install, subprocess, sys\n{SHOW}\nsubprocess.run([sys.executable, '-c', sys.argv[1]])"
-    child = f"import veomni_hook.install\n{SHOW}"
+    code = f"{HOOK}import subprocess, sys\n{SHOW}\nsubprocess.run([sys.executable, '-c', sys.argv[1]])"
+    child = HOOK + SHOW
     ran = python(code, child, VEOMNI_BANNER=None)
     said = "".join(f"veomni-hook: {line}\n" for line in SAID)
     assert (ran.out, ran.err) == ("103\n103\n", said), "the child has said it already"
     assert python(child, VEOMNI_BANNER="0").err == ""
-    logged = python(
-        f"import logging; logging.basicConfig(level='INFO', format='%(name)s %(message)s')\n{child}"
-    )
-    assert "veomni_hook tiny patched" not in logged.err, "the fixture switches it off"
-    logged = python(
-        f"import logging; logging.basicConfig(level='INFO', format='%(name)s %(message)s')\n{child}",
-        VEOMNI_BANNER="1",
-    )
+    log = "import logging; logging.basicConfig(level='INFO', format='%(name)s %(message)s')\n"
+    assert "veomni_hook tiny patched" not in python(log + child).err, "the fixture switches it off"
+    logged = python(log + child, VEOMNI_BANNER="1")
     assert logged.err == "".join(f"veomni_hook {line}\n" for line in SAID), "logged, and not printed"
 
 

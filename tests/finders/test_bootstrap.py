@@ -9,10 +9,9 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.finders.conftest import ROOT, TINY, Ran
+from tests.finders.conftest import ROOT, SHOW, TINY, Ran
 from veomni_hook.finders.children import BOOTSTRAP
 
-SHOW = f"from {TINY} import TinyNorm; print(TinyNorm().forward(1))"
 Own = Callable[[str], Ran]
 
 

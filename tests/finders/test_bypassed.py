@@ -2,10 +2,9 @@
 
 import pytest
 
-from tests.finders.conftest import TINY, calls_of
+from tests.finders.conftest import SHOW, TINY, calls_of, warnings_of
 from veomni_hook.finders.finder import PatchFinder
 
-SHOW = f"from {TINY} import TinyNorm; print(TinyNorm().forward(1))"
 #: As typeguard's, jaxtyping's and beartype's: a finder at the front that gives a loader of its own to what it takes.
 DOUBLE = """
 import sys
@@ -27,10 +26,6 @@ def take(prefix): install_import_hook(prefix, "beartype.beartype")
 """
 AFTERWARDS = "import colorsys, tabnanny\n"  # any import that the other hook leaves alone
 STILL = "import transformers.models.still.modeling_still\n"
-
-
-def warnings_of(err):
-    return [line for line in err.splitlines() if "Warning: " in line]
 
 
 @pytest.mark.sample(1)

@@ -6,12 +6,12 @@ import os
 
 import pytest
 
-from tests.finders.conftest import ROOT, TINY
+from tests.finders.conftest import DATA, HERE, HOOK, ROOT, SHOW, TINY
 from veomni_hook.finders import children
 from veomni_hook.finders.children import BOOTSTRAP, environment
 from veomni_hook.settings import Settings
 
-SHOW = f"from {TINY} import TinyNorm; print(TinyNorm().forward(1))"
+HUB = [str(DATA / "hub"), str(DATA / "configs"), str(ROOT)]
 
 
 def test_only_what_differs_from_the_default_travels():
@@ -33,47 +33,21 @@ def test_the_users_path_stays_and_ours_does_not_pile_up():
     assert empty.split(os.pathsep)[:3] == [BOOTSTRAP, "", "mine"], "an empty entry is the working directory"
 
 
-def child(python, code):
-    parent = os.pathsep.join(
-        [BOOTSTRAP, str(ROOT / "tests/data/hub"), str(ROOT / "tests/data/configs"), str(ROOT)]
-    )
-    ran = python(code, PYTHONPATH=parent, VEOMNI_HOOK="1")
-    assert ran.code == 0, ran.err
-    return ran.out.strip()
-
-
 def test_a_plain_child_is_patched_and_its_path_is_clean(python):
-    assert child(python, SHOW) == "103"
-    assert child(python, f"import sys; print({BOOTSTRAP!r} in sys.path)") == "False"
-    ran = python(SHOW, PYTHONPATH=os.pathsep.join([BOOTSTRAP, str(ROOT / "tests/data/hub"), str(ROOT)]))
-    assert ran.out.strip() == "3", "without VEOMNI_HOOK=1 the bootstrap does nothing"
+    path = os.pathsep.join([BOOTSTRAP, *HUB])
+    ran = python(f"{SHOW}\nimport sys; print({BOOTSTRAP!r} in sys.path)", PYTHONPATH=path, VEOMNI_HOOK="1")
+    assert ran.out.split() == ["103", "False"], ran.err
+    assert python(SHOW, PYTHONPATH=path).out.strip() == "3", (
+        "without VEOMNI_HOOK=1 the bootstrap does nothing"
+    )
 
 
 def test_the_sitecustomize_that_ours_hides_still_runs(python, tmp_path):
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text("import builtins; builtins.HIDDEN = 'ran'\n")
-    paths = [
-        BOOTSTRAP,
-        str(tmp_path / "site"),
-        str(ROOT / "tests/data/hub"),
-        str(ROOT / "tests/data/configs"),
-        str(ROOT),
-    ]
-    ran = python(f"print(HIDDEN)\n{SHOW}", PYTHONPATH=os.pathsep.join(paths), VEOMNI_HOOK="1")
+    path = os.pathsep.join([BOOTSTRAP, str(tmp_path / "site"), *HUB])
+    ran = python(f"print(HIDDEN)\n{SHOW}", PYTHONPATH=path, VEOMNI_HOOK="1")
     assert ran.out.split() == ["ran", "103"], ran.err
-
-
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("method", ["spawn", "forkserver", "fork"])
-def test_multiprocessing_children(python, tmp_path, method):
-    (tmp_path / "work.py").write_text(
-        f"def work(_):\n    from {TINY} import TinyNorm\n    return TinyNorm().forward(1)\n"
-    )
-    code = (
-        "import sys; sys.path.insert(0, '.')\nimport multiprocessing as mp, work\n"
-        f"if __name__ == '__main__':\n    with mp.get_context({method!r}).Pool(2) as pool: print(pool.map(work.work, [0, 1]))"
-    )
-    assert child(python, code) == "[103, 103]"
 
 
 def test_what_was_put_is_taken_out_exactly():
@@ -85,21 +59,15 @@ def test_what_was_put_is_taken_out_exactly():
         assert environ == before
 
 
-def test_what_others_changed_meanwhile_stays():
+def test_what_others_changed_meanwhile_or_put_before_stays():
     environ = {"PYTHONPATH": "mine", "VEOMNI_STRICT": "0"}
     put = children.put(Settings(kernels="torch", strict=True), environ)
     environ["PYTHONPATH"] = os.pathsep.join(["theirs", environ["PYTHONPATH"], "more"])
     environ["VEOMNI_KERNELS"] = "eager"
     children.take_out(put, environ)
-    assert environ == {
-        "PYTHONPATH": os.pathsep.join(["theirs", "mine", "more"]),
-        "VEOMNI_STRICT": "0",
-        "VEOMNI_KERNELS": "eager",
-    }
-
-
-def test_what_was_there_before_is_not_taken_out():
-    environ: dict[str, str] = {}
+    path = os.pathsep.join(["theirs", "mine", "more"])
+    assert environ == {"PYTHONPATH": path, "VEOMNI_STRICT": "0", "VEOMNI_KERNELS": "eager"}
+    environ = {}
     outer = children.put(Settings(), environ)
     whole = dict(environ)
     children.take_out(children.put(Settings(), environ), environ)
@@ -137,13 +105,10 @@ def test_who_inherits(python, tmp_path, start, install, expected, with_children)
     (tmp_path / "work.py").write_text(
         f"def work(_):\n    from {TINY} import TinyNorm\n    return TinyNorm().forward(1)\n"
     )
-    hub = [str(ROOT / "tests/data/hub"), str(ROOT / "tests/data/configs"), str(ROOT)]
-    code = START[start].format(show=SHOW, deaf=f"import sys; sys.path[:0] = {hub!r}; {SHOW}")
-    top, below = (
-        ("import veomni_hook.install", "") if install == "top" else ("", "import veomni_hook.install")
-    )
+    code = START[start].format(show=SHOW, deaf=f"import sys; sys.path[:0] = {HUB!r}; {SHOW}")
+    top, below = (HOOK, "") if install == "top" else ("", HOOK.strip())
     (tmp_path / "script.py").write_text(
-        f"import os, sys; sys.path.insert(0, '.')\n{top}\nif __name__ == '__main__':\n    {below}\n    {code}\n"
+        f"{HERE}import os\n{top}\nif __name__ == '__main__':\n    {below}\n    {code}\n"
     )
     run = "import os, sys; os.execv(sys.executable, [sys.executable, 'script.py'])"
     for variable, wanted in ((None, expected), ("1", with_children)):
@@ -196,16 +161,13 @@ print(json.dumps([*got, is_inherited(), os.environ.get("VEOMNI_KERNELS"), "VEOMN
 @pytest.mark.parametrize("name", ["veomni-hook.toml", "pyproject.toml"])
 def test_a_settings_file_says_children(python, tmp_path, name):
     table = "[tool.veomni-hook]\n" if name == "pyproject.toml" else ""
-    (tmp_path / name).write_text(f"{table}children = true\n")
     code = (
         "import os, subprocess, sys, veomni_hook.install\n"
         f"print(subprocess.run([sys.executable, '-c', {SHOW!r}], capture_output=True, text=True, cwd='/').stdout)"
     )
-    assert python(code).out.strip() == HOOKED
-    (tmp_path / name).write_text(f"{table}# children = true\n")
-    assert python(code).out.strip() == PLAIN
-    (tmp_path / name).write_text(f"{table}children = true\n")
-    assert python(code, VEOMNI_HOOK="0").out.strip() == PLAIN
+    for said, hook, expected in (("", None, HOOKED), ("# ", None, PLAIN), ("", "0", PLAIN)):
+        (tmp_path / name).write_text(f"{table}{said}children = true\n")
+        assert python(code, VEOMNI_HOOK=hook).out.strip() == expected
 
 
 def test_an_illegal_value_undoes_the_activation(python):

@@ -6,9 +6,7 @@ import shutil
 
 import pytest
 
-from tests.finders.conftest import DATA, TINY
-
-SHOW = f"from {TINY} import TinyNorm; print(TinyNorm().forward(1))"
+from tests.finders.conftest import DATA, HERE, HOOK, SHOW, TINY, config_of
 
 
 def test_a_config_may_import_the_module_that_it_patches(python):
@@ -24,46 +22,34 @@ print(json.dumps([TinyNorm().forward(1), TinyModel().norm.forward(1), m.TinyNorm
 
 def test_modules_that_no_config_is_for_are_imported_once(python, tmp_path):
     """While a config loads, too: whatever else it imports keeps their classes."""
-    (tmp_path / "holding_config.py").write_text(
-        f"""
-import transformers.modeling_layers as layers, transformers.models.scaled.modeling_scaled as scaled
-from veomni_hook import PatchConfig
-
-config = PatchConfig("{TINY}")
-
-@config.override_method("TinyNorm.forward")
-def forward(self, x):
-    return 103
-""",
-        encoding="utf-8",
-    )
-    code = f"""
-import json, sys, veomni_hook.install
-{SHOW}
-import holding_config as config
-print(json.dumps([module is sys.modules[module.__name__] for module in (config.layers, config.scaled)]))
-"""
+    held = "import transformers.modeling_layers as layers, transformers.models.scaled.modeling_scaled as scaled\n"
+    override = "@config.override_method('TinyNorm.forward')\ndef forward(self, x):\n    return 103"
+    (tmp_path / "holding_config.py").write_text(held + config_of(override))
+    same = "[module is sys.modules[module.__name__] for module in (config.layers, config.scaled)]"
+    code = f"{HOOK}import json, sys\n{SHOW}\nimport holding_config as config\nprint(json.dumps({same}))"
     ran = python(code, VEOMNI_PATCHES="holding_config")
-    assert ran.result == [True, True]
-    assert ran.out.startswith("103")
+    assert ran.result == [True, True] and ran.out.startswith("103")
 
 
 def test_a_config_module_imported_first_by_the_user_does_not_leave_upstream_behind_silently(python):
     """The config's own import comes before the hook knows of it, so the module is patched by that import."""
-    ran = python(f"import veomni_hook.install\nimport tiny_config\n{SHOW}")
+    ran = python(f"{HOOK}import tiny_config\n{SHOW}")
     assert ran.out.strip() == "103", ran.err
 
 
-def test_a_broken_config_is_named(python):
-    ran = python(f"import veomni_hook.install\n{SHOW}", VEOMNI_PATCHES="broken_config")
-    assert ran.code == 1
-    for part in ("ConfigError", "broken_config", "RuntimeError: this config is broken", "VEOMNI_PATCHES"):
-        assert part in ran.err
-
-
-def test_a_missing_config_attribute_is_named(python):
-    ran = python(f"import veomni_hook.install\n{SHOW}", VEOMNI_PATCHES="tiny_config:confg")
-    assert "tiny_config has no attribute 'confg'" in ran.err
+@pytest.mark.parametrize(
+    ("config", "parts"),
+    [
+        (
+            "broken_config",
+            ("ConfigError", "broken_config", "RuntimeError: this config is broken", "VEOMNI_PATCHES"),
+        ),
+        ("tiny_config:confg", ("tiny_config has no attribute 'confg'",)),
+    ],
+)
+def test_a_broken_config_or_a_missing_attribute_is_named(python, config, parts):
+    ran = python(HOOK + SHOW, VEOMNI_PATCHES=config)
+    assert ran.code == 1 and [part for part in parts if part not in ran.err] == []
 
 
 def test_an_attribute_selects_one_config(python):
@@ -71,21 +57,12 @@ def test_an_attribute_selects_one_config(python):
     assert python(code, VEOMNI_PATCHES="tiny_config:pair_b").result == ["upstream a", "patched b"]
 
 
-def test_entry_points_announce_configs(python, tmp_path):
-    info = tmp_path / "announcing-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: announcing\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[veomni_hook.patches]\ntiny = tiny_config\n")
-    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import veomni_hook.install\n{SHOW}"
-    assert python(code, VEOMNI_PATCHES=None).out.strip() == "103"
-
-
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("changed", ["tables.py", "table_config.py"])
 def test_a_changed_config_or_sibling_makes_the_entry_stale(python, tmp_path, changed):
     for name in ("tables.py", "table_config.py"):
         shutil.copy(DATA / "configs" / name, tmp_path / name)
-    code = f"import sys; sys.path.insert(0, '.'); import veomni_hook.install\n{SHOW}\nprint(veomni_hook.install.handle.status())"
+    code = f"{HERE}{HOOK}{SHOW}\nprint(veomni_hook.install.handle.status())"
 
     def run() -> list[str]:
         ran = python(code, VEOMNI_PATCHES="table_config")
@@ -100,26 +77,21 @@ def test_a_changed_config_or_sibling_makes_the_entry_stale(python, tmp_path, cha
     assert [run(), run()] == [[expected, "miss"], [expected, "hit"]]
 
 
-def test_a_hit_loads_no_config(python):
-    code = f"import veomni_hook.install, sys, json\n{SHOW}\nprint(json.dumps([n in sys.modules for n in ('tiny_config', 'veomni_hook.patches.engine')]))"
-    assert python(code).result == [True, True]
-    assert python(code).result == [False, False]
-
-
-def test_that_nothing_applies_is_remembered(python):
-    code = "import veomni_hook.install, sys, json, transformers.models.auto.modeling_auto\nprint(json.dumps('tiny_config' in sys.modules))"
-    assert python(code).result is True
-    assert python(code).result is False
+@pytest.mark.parametrize(
+    "what", [SHOW, "import transformers.models.auto.modeling_auto"], ids=["hit", "nothing applies"]
+)
+def test_what_is_stored_loads_no_config(python, what):
+    look = "print(json.dumps([n in sys.modules for n in ('tiny_config', 'veomni_hook.patches.engine')]))"
+    code = f"{HOOK}import sys, json\n{what}\n{look}"
+    cold, warm = (python(code).result for _ in range(2))
+    assert cold[0] is True and warm == [False, False]
 
 
 def test_two_projects_with_configs_of_one_name_share_no_entry(python, tmp_path):
     for project in ("one", "two"):
         (tmp_path / project).mkdir()
-        (tmp_path / project / "mine.py").write_text(
-            "from veomni_hook import PatchConfig\n"
-            f"config = PatchConfig({TINY!r})\n"
-            f"config.add_post_import_block({f'PROJECT = {project!r}'!r})\n"
-        )
+        block = f"PROJECT = {project!r}"
+        (tmp_path / project / "mine.py").write_text(config_of(f"config.add_post_import_block({block!r})"))
     code = f"import sys; sys.path.insert(0, sys.argv[1]); import veomni_hook.install, json, {TINY} as m; print(json.dumps(m.PROJECT))"
     ran = [python(code, project, VEOMNI_PATCHES="mine").result for project in ("one", "two", "one")]
     assert ran == ["one", "two", "one"]
@@ -131,7 +103,6 @@ def test_configs_that_import_each_other_are_an_error_that_names_them(python, tmp
             f"from {other} import config as taken\nfrom veomni_hook import PatchConfig\n"
             f'config = PatchConfig("{TINY}", base=taken)\n'
         )
-    code = f"import sys; sys.path.insert(0, '')\nimport veomni_hook.install\n{SHOW}"
-    ran = python(code, VEOMNI_PATCHES="one_config")
+    ran = python(HERE + HOOK + SHOW, VEOMNI_PATCHES="one_config")
     assert ran.code == 1 and "ConfigError: the patch config one_config cannot be imported" in ran.err
     assert "circular import" in ran.err and "RecursionError" not in ran.err

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.finders.conftest import TINY
+from tests.finders.conftest import HERE, HOOK, TINY, config_of
 
 CODE = f"import veomni_hook.install, {TINY} as m; print(m.__file__)"
 
@@ -44,7 +44,23 @@ def test_a_dump_folder_that_cannot_be_made_is_a_warning(python, tmp_path):
     assert "cannot be dumped to file" in ran.err
 
 
-VICTIM = "precious = 1\n"
+@pytest.mark.parametrize("link", ["", "models", "models/tiny", "models/tiny/modeling_tiny.py"])
+def test_a_dump_follows_no_link(python, tmp_path, link):
+    inside = tmp_path / "home" / "models" / "tiny"
+    inside.mkdir(parents=True)
+    (inside / "modeling_tiny.py").write_text("precious = 1\n")
+    place = tmp_path / "out" / link if link else tmp_path / "out"
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.symlink_to(tmp_path / "home" / link)
+    ran = python(CODE, VEOMNI_DUMP_PATCHED="1", VEOMNI_DUMP_DIR="out")
+    assert ran.code == 0, ran.err
+    assert (inside / "modeling_tiny.py").read_text() == "precious = 1\n"
+    assert not (inside / "modeling_tiny.diff").exists()
+    if link.endswith(".py"):  # the link itself is replaced
+        assert not place.is_symlink() and "+ 100" in place.read_text()
+    else:
+        assert "cannot be dumped to out" in ran.err and "is a symbolic link" in ran.err
+        assert "VEOMNI_DUMP_DIR" in ran.err
 
 
 def test_a_settings_file_of_another_user_writes_nothing(python, tmp_path):
@@ -63,26 +79,6 @@ def test_a_settings_file_of_another_user_writes_nothing(python, tmp_path):
     assert ran.err.count("is ignored: it ") == 1 and str(theirs) in ran.err
     strict = python(f"import os; os.chdir({str(shared)!r})\n{CODE}", VEOMNI_STRICT="1")
     assert strict.code == 1 and "SettingsError" in strict.err
-
-
-@pytest.mark.parametrize("link", ["", "models", "models/tiny", "models/tiny/modeling_tiny.py"])
-def test_a_dump_follows_no_link(python, tmp_path, link):
-    home = tmp_path / "home"
-    inside = home / "models" / "tiny"
-    inside.mkdir(parents=True)
-    (inside / "modeling_tiny.py").write_text(VICTIM)
-    place = tmp_path / "out" / link if link else tmp_path / "out"
-    place.parent.mkdir(parents=True, exist_ok=True)
-    place.symlink_to(home / link)
-    ran = python(CODE, VEOMNI_DUMP_PATCHED="1", VEOMNI_DUMP_DIR="out")
-    assert ran.code == 0, ran.err
-    assert (inside / "modeling_tiny.py").read_text() == VICTIM
-    assert not (inside / "modeling_tiny.diff").exists()
-    if link.endswith(".py"):  # the link itself is replaced
-        assert not place.is_symlink() and "a hundred more" not in VICTIM and "+ 100" in place.read_text()
-    else:
-        assert "cannot be dumped to out" in ran.err and "is a symbolic link" in ran.err
-        assert "VEOMNI_DUMP_DIR" in ran.err
 
 
 @pytest.mark.parametrize("below", ["", "models"])
@@ -117,13 +113,12 @@ def test_a_folder_that_another_user_could_swap_is_not_written(python, tmp_path, 
 
 def test_a_module_without_a_package_is_dumped_into_the_folder(python, tmp_path):
     (tmp_path / "alone.py").write_text("def which():\n    return 1\n")
-    ran = python(
-        "import sys; sys.path.insert(0, '.')\nimport veomni_hook.install\n"
-        "from veomni_hook import PatchConfig, register\nconfig = PatchConfig('alone')\n"
-        "config.add_post_import_block('EARLIER = 1')\nregister(config)\nimport alone; print(alone.EARLIER)",
-        VEOMNI_DUMP_PATCHED="1",
-        VEOMNI_PATCHES=None,
+    (tmp_path / "alone_config.py").write_text(
+        config_of("config.add_post_import_block('EARLIER = 1')", "alone")
     )
+    register = "import veomni_hook, alone_config; veomni_hook.register(alone_config.config)\n"
+    code = f"{HERE}{HOOK}{register}import alone; print(alone.EARLIER)"
+    ran = python(code, VEOMNI_DUMP_PATCHED="1", VEOMNI_PATCHES=None)
     assert ran.out == "1\n", ran.err
     assert sorted(path.name for path in (tmp_path / "veomni_patched").iterdir()) == ["alone.diff", "alone.py"]
     assert not (tmp_path / "veomni_patched.py").exists()

@@ -4,14 +4,11 @@ import zipfile
 
 import pytest
 
-from tests.finders.conftest import DATA, TINY
+from tests.finders.conftest import DATA, HERE, HOOK, SHOW, TINY, config_of
 from veomni_hook.finders.finder import PatchFinder
 from veomni_hook.finders.targets import is_target
 
 PATCHED = "103"  # double(1) + bias 1 + 100
-SHOW = (
-    "import json; from transformers.models.tiny.modeling_tiny import TinyNorm; print(TinyNorm().forward(1))"
-)
 
 
 @pytest.mark.parametrize(
@@ -66,15 +63,37 @@ def test_an_unrelated_name_loads_nothing_of_the_pipeline(python):
 def test_every_way_of_importing_gives_the_patched_class(python, statement):
     ran = python(f"import veomni_hook.install\n{statement}\nprint(TinyNorm().forward(1))")
     assert ran.out.strip() == PATCHED, ran.err
-    assert python(f"{statement}\nprint(TinyNorm().forward(1))").out.strip() == "3", (
-        "unpatched without the hook"
-    )
 
 
-def test_circular_imports_are_both_patched(python):
-    code = "import veomni_hook.install, json, transformers.models.pair_{0}.modeling_pair_{0} as m; print(json.dumps(m.both()))"
-    assert python(code.format("a")).result == ["patched a", "patched b"]
-    assert python(code.format("b")).result == ["patched b", "patched a"]
+def test_without_the_hook_nothing_is_patched(python):
+    assert python(SHOW).out.strip() == "3"
+
+
+IMPORTS = {
+    "one end of a circle": "import transformers.models.pair_a.modeling_pair_a as m; got = m.both()",
+    "its other end": "import transformers.models.pair_b.modeling_pair_b as m; got = m.both()",
+    "a namespace package": "import transformers.models.namespaced.modeling_namespaced as m; got = m.which()",
+    "a reload": (
+        f"import importlib, {TINY} as m; m.TinyNorm.forward = None\n"
+        "got = [importlib.reload(m) is m, m.TinyNorm().forward(1)]"
+    ),
+    "a target that nothing patches": (
+        "import transformers.models.auto.modeling_auto as m\n"
+        "got = [type(m.__loader__).__name__, m.__file__[-21:]]"
+    ),
+}
+EXPECTED = [
+    ["patched a", "patched b"],
+    ["patched b", "patched a"],
+    "patched",
+    [True, 103],
+    ["SourceFileLoader", "auto/modeling_auto.py"],
+]
+
+
+@pytest.mark.parametrize(("name", "expected"), [*zip(IMPORTS, EXPECTED, strict=True)], ids=[*IMPORTS])
+def test_imports_of_other_kinds(python, name, expected):
+    assert python(f"{HOOK}import json\n{IMPORTS[name]}\nprint(json.dumps(got))").result == expected
 
 
 def test_many_threads_import_once_and_patched(python):
@@ -97,38 +116,19 @@ print(json.dumps([len(got), len(set(got)), sum(o.patched for o in handle.status(
     assert ran.result == [16, 4, 4], ran.err
 
 
-def test_reload_executes_the_patched_source_again(python):
-    ran = python(
-        f"import veomni_hook.install, importlib, {TINY} as m\n"
-        "m.TinyNorm.forward = None\n"
-        "again = importlib.reload(m)\n"
-        "print(again is m, m.TinyNorm().forward(1))"
-    )
-    assert ran.out.split() == ["True", PATCHED], ran.err
-
-
-def test_namespace_package(python):
-    name = "transformers.models.namespaced.modeling_namespaced"
-    assert python(f"import veomni_hook.install, {name} as m; print(m.which())").out.strip() == "patched"
-
-
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("flags", [("-O",), ("-OO",), ("-X", "importtime"), ("-X", "dev"), ("-B",)])
 def test_interpreter_flags(python, flags):
     for _ in range(2):  # cold, then from the cache
-        ran = python("import veomni_hook.install\n" + SHOW, flags=flags)
+        ran = python(HOOK + SHOW, flags=flags)
         assert ran.out.strip() == PATCHED, ran.err
-    assert python("import veomni_hook.install\n" + SHOW).out.strip() == PATCHED
+    assert python(HOOK + SHOW).out.strip() == PATCHED
 
 
 def test_asserts_follow_the_interpreters_optimisation(python, tmp_path):
-    (tmp_path / "asserting.py").write_text(
-        "from veomni_hook import PatchConfig\n"
-        f"config = PatchConfig({TINY!r})\n"
-        "@config.override_method('TinyNorm.forward')\n"
-        "def forward(self, x):\n    assert x > 1, 'too small'\n    return x\n"
-    )
-    code = f"import sys; sys.path.insert(0, '.'); import veomni_hook.install\n{SHOW}"
+    override = "@config.override_method('TinyNorm.forward')\ndef forward(self, x):\n    assert x > 1, 'too small'\n    return x"
+    (tmp_path / "asserting.py").write_text(config_of(override))
+    code = HERE + HOOK + SHOW
     assert python(code, flags=("-O",), VEOMNI_PATCHES="asserting").out.strip() == "1"
     assert "too small" in python(code, VEOMNI_PATCHES="asserting").err
 
@@ -138,13 +138,12 @@ def test_a_zipped_transformers_is_left_alone_with_a_reason(python, tmp_path):
     with zipfile.ZipFile(archive, "w") as zipped:
         for path in (DATA / "hub").rglob("*.py"):
             zipped.write(path, path.relative_to(DATA / "hub"))
-    code = f"import sys; sys.path[:] = [{str(archive)!r}] + [p for p in sys.path if not p.endswith('hub')]\nimport veomni_hook.install\n{SHOW}"
+    code = f"import sys; sys.path[:] = [{str(archive)!r}] + [p for p in sys.path if not p.endswith('hub')]\n{HOOK}{SHOW}"
     ran = python(code)
     assert ran.out.strip() == "3"
     assert f"{TINY} is left unpatched: no source file: loaded by zipimporter" in ran.err
     strict = python(code, VEOMNI_STRICT="1")
-    assert strict.code == 1
-    assert "cannot be patched: no source file" in strict.err
+    assert strict.code == 1 and "cannot be patched: no source file" in strict.err
 
 
 def test_a_module_without_source_is_left_alone_with_a_reason(python, tmp_path):
@@ -162,20 +161,11 @@ def test_a_module_without_source_is_left_alone_with_a_reason(python, tmp_path):
     assert "is left unpatched: no source file: loaded by SourcelessFileLoader" in ran.err
 
 
-def test_a_missing_module_is_an_ordinary_import_error(python):
-    ran = python("import veomni_hook.install, transformers.models.nothing.modeling_nothing")
-    assert "ModuleNotFoundError: No module named 'transformers.models.nothing'" in ran.err
-    ran = python("import veomni_hook.install, transformers.models.tiny.modeling_nothing")
-    assert "ModuleNotFoundError: No module named 'transformers.models.tiny.modeling_nothing'" in ran.err
-
-
-def test_a_target_that_nothing_patches_stays_an_ordinary_module(python):
-    ran = python(
-        "import veomni_hook.install, json, transformers.models.auto.modeling_auto as m\n"
-        "print(json.dumps([type(m.__loader__).__name__, m.__file__]))"
-    )
-    assert ran.result[0] == "SourceFileLoader"
-    assert ran.result[1].endswith("auto/modeling_auto.py")
+@pytest.mark.parametrize("missing", ["nothing.modeling_nothing", "tiny.modeling_nothing"])
+def test_a_missing_module_is_an_ordinary_import_error(python, missing):
+    ran = python(f"{HOOK}import transformers.models.{missing}")
+    named = missing.removesuffix(".modeling_nothing") if missing.startswith("nothing") else missing
+    assert f"ModuleNotFoundError: No module named 'transformers.models.{named}'" in ran.err
 
 
 def test_a_failing_patch_leaves_no_module_behind(python):
@@ -237,26 +227,20 @@ def test_beside_beartypes_claw(python, ours_first):
     assert ran.out.split() == [PATCHED, "BeartypeCallHintParamViolation"], ran.err
 
 
+JAXTYPING = "from jaxtyping import install_import_hook\ninstall_import_hook({!r}, 'beartype.beartype')\n"
+
+
 def test_beside_jaxtypings_hook(python):
-    ran = python(
-        "from jaxtyping import install_import_hook\n"
-        "install_import_hook('tables', 'beartype.beartype')\n"
-        "import veomni_hook.install, tables, sys\n"
-        f"{SHOW}\nprint(type(sys.modules['tables'].__loader__).__name__)"
-    )
+    show = f"import tables, sys\n{SHOW}\nprint(type(sys.modules['tables'].__loader__).__name__)"
+    ran = python(JAXTYPING.format("tables") + HOOK + show)
     assert ran.out.split() == [PATCHED, "_JaxtypingLoader"], ran.err
 
 
 def test_a_hook_that_claims_a_target_before_ours_is_named(python):
-    ran = python(
-        "import veomni_hook.install\n"
-        "from jaxtyping import install_import_hook\n"
-        "install_import_hook('transformers.models.tiny', 'beartype.beartype')\n"
-        f"{SHOW}\nprint(veomni_hook.install.handle.status())"
-    )
-    assert ran.out.split()[0] == "3"
+    jaxtyping = JAXTYPING.format("transformers.models.tiny")
+    ran = python(f"{HOOK}{jaxtyping}{SHOW}\nprint(veomni_hook.install.handle.status())")
+    assert ran.out.split()[0] == "3" and "_JaxtypingFinder" in ran.out
     assert f"{TINY}: not patched: imported before the hook was active, or taken by a finder" in ran.out
-    assert "_JaxtypingFinder" in ran.out
 
 
 def test_beside_pytests_rewriter(python, tmp_path):

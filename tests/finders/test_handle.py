@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.finders.conftest import TINY
+from tests.finders.conftest import HOOK, TINY
 from tests.processes import outputs, started
 from veomni_hook.finders.targets import LAYERS, SHARED, TRAINING
 
@@ -16,54 +16,38 @@ def fresh():
 """
 
 
-def test_deactivate_restores_meta_path_and_is_idempotent(python):
-    ran = python(
-        FRESH
-        + "import json; before = list(sys.meta_path); import veomni_hook\n"
-        + "handle = veomni_hook.activate(); during = fresh()\n"
-        + "handle.deactivate(); handle.deactivate()\n"
-        + "print(json.dumps([during, fresh(), sys.meta_path == before, handle.status().active]))"
-    )
-    assert ran.result == [103, 3, True, False]
+ACTIVATIONS = {
+    "deactivated, once and twice": (
+        "handle = activate(); during = fresh(); handle.deactivate(); handle.deactivate()\n"
+        "got = [during, fresh(), sys.meta_path == before, handle.status().active]",
+        [103, 3, True, False],
+    ),
+    "a context": (
+        "with activate() as handle: inside = [fresh(), handle.status().active]\n"
+        "got = [*inside, fresh(), handle.status().active]",
+        [103, True, 3, False],
+    ),
+    "an error in a context": (
+        "try:\n    with activate(): raise KeyError\nexcept KeyError: pass\ngot = fresh()",
+        3,
+    ),
+    "nested": (
+        "outer = activate(); inner = activate(); got = [len([f for f in sys.meta_path if 'PatchFinder' in repr(f)])]\n"
+        "outer.deactivate(); got.append(fresh()); inner.deactivate(); got.append(fresh())",
+        [1, 103, 3],
+    ),
+    "activate() wins over the environment": (
+        "import os; os.environ['VEOMNI_HOOK'] = '0'; import veomni_hook.install\n"
+        "got = [fresh()]; activate(enabled=True); got.append(fresh())",
+        [3, 103],
+    ),
+}
 
 
-def test_a_handle_is_a_context_manager(python):
-    ran = python(
-        FRESH
-        + "import json; from veomni_hook import activate\n"
-        + "with activate() as handle: inside = [fresh(), handle.status().active]\n"
-        + "print(json.dumps([*inside, fresh(), handle.status().active]))"
-    )
-    assert ran.result == [103, True, 3, False]
-
-
-def test_an_exception_inside_the_context_still_undoes_it(python):
-    ran = python(
-        FRESH
-        + "from veomni_hook import activate\n"
-        + "try:\n    with activate(): raise KeyError\nexcept KeyError: pass\nprint(fresh())"
-    )
-    assert ran.result == 3
-
-
-def test_activations_nest(python):
-    ran = python(
-        FRESH
-        + "import json; from veomni_hook import activate\n"
-        + "outer = activate(); inner = activate(); got = [len([f for f in sys.meta_path if 'PatchFinder' in repr(f)])]\n"
-        + "outer.deactivate(); got.append(fresh()); inner.deactivate(); got.append(fresh())\n"
-        + "print(json.dumps(got))"
-    )
-    assert ran.result == [1, 103, 3]
-
-
-def test_the_environment_can_switch_it_off(python):
-    ran = python(FRESH + "import veomni_hook.install\nprint(fresh())", VEOMNI_HOOK="0")
-    assert ran.result == 3
-    ran = python(
-        FRESH + "import veomni_hook\nveomni_hook.activate(enabled=True)\nprint(fresh())", VEOMNI_HOOK="0"
-    )
-    assert ran.result == 103, "activate() wins over the environment"
+@pytest.mark.parametrize(("code", "result"), ACTIVATIONS.values(), ids=ACTIVATIONS)
+def test_activations_and_their_end(python, code, result):
+    head = "import json; before = list(sys.meta_path); from veomni_hook import activate\n"
+    assert python(f"{FRESH}{head}{code}\nprint(json.dumps(got))").result == result
 
 
 def test_an_illegal_setting_fails_at_once_and_leaves_nothing(python):
@@ -98,13 +82,11 @@ def test_modules_imported_too_early_are_named_with_the_remedy(python):
     )
     ran = python(code)
     assert ran.out.strip() == "on"
-    for part in (
-        "AlreadyImportedWarning: imported too early to be patched: tiny. They stay unpatched. Fix:",
-        f"INFO:veomni_hook:imported too early to be patched: {TINY} (",
-        "modeling_tiny.py)",
-        "above the first import of transformers",
-    ):
-        assert part in ran.err
+    assert (
+        "AlreadyImportedWarning: imported too early to be patched: tiny. They stay unpatched. Fix:" in ran.err
+    )
+    assert f"INFO:veomni_hook:imported too early to be patched: {TINY} (" in ran.err
+    assert "modeling_tiny.py)" in ran.err and "above the first import of transformers" in ran.err
     strict = python(code, VEOMNI_STRICT="1")
     assert strict.code == 1
     assert "AlreadyImportedError" in strict.err
@@ -125,31 +107,24 @@ def test_all_that_models_share_says_what_is_lost():
         assert losses and not any("transformers." in loss for loss in losses)
 
 
+def test_early_imports_of_patched_modules_are_noticed_and_no_others(python):
+    ran = python(
+        f"import {TINY}\n{HOOK}import transformers.models.pair_a.modeling_pair_a as a; print(a.which())"
+    )
+    assert ran.out.strip() == "patched a" and "imported too early to be patched: tiny." in ran.err
+    unpatched = f"import transformers.models.auto.modeling_auto\n{HOOK}print('on')"
+    patched = (
+        f"{HOOK}from veomni_hook import activate, register\nimport tiny_config\n"
+        f"register(tiny_config.config)\nimport {TINY}\nactivate(); print('on')"
+    )
+    for code, patches in ((unpatched, "tiny_config"), (patched, None)):
+        ran = python(code, VEOMNI_PATCHES=patches)
+        assert (ran.out.strip(), ran.err) == ("on", "")
+
+
 def test_the_log_counts_the_patches(python):
-    ran = python(f"import logging\nlogging.basicConfig(level='INFO')\nimport veomni_hook.install, {TINY}")
+    ran = python(f"import logging\nlogging.basicConfig(level='INFO')\n{HOOK}import {TINY}")
     assert f"INFO:veomni_hook:patched {TINY} (1 patch)" in ran.err.splitlines()
-
-
-def test_early_import_is_noticed_when_a_named_config_covers_it(python):
-    ran = python(
-        f"import {TINY}\nimport veomni_hook.install, transformers.models.pair_a.modeling_pair_a as a\nprint(a.which())"
-    )
-    assert ran.out.strip() == "patched a"
-    assert "imported too early to be patched: tiny." in ran.err
-
-
-def test_early_import_of_an_unpatched_target_is_no_ones_business(python):
-    ran = python("import transformers.models.auto.modeling_auto, veomni_hook.install\nprint('on')")
-    assert (ran.out.strip(), ran.err) == ("on", "")
-
-
-def test_a_module_that_is_patched_already_is_not_too_early(python):
-    ran = python(
-        f"import veomni_hook.install\nfrom veomni_hook import activate, register\nimport tiny_config\n"
-        f"register(tiny_config.config)\nimport {TINY}\nactivate(); print('on')",
-        VEOMNI_PATCHES=None,
-    )
-    assert (ran.out.strip(), ran.err) == ("on", "")
 
 
 def test_strict_activation_that_fails_is_undone(python):
@@ -185,19 +160,11 @@ print(m.VALUE)
 
 def test_register_reaches_modules_outside_transformers(python):
     ran = python(
-        """
-import veomni_hook.install
-from veomni_hook import PatchConfig, register
-config = PatchConfig("tables")
-config.add_post_import_block("ADDED = BONUS + 1")
-register(config)
-import tables
-print(tables.ADDED)
-"""
+        f"{HOOK}from veomni_hook import PatchConfig, register\nconfig = PatchConfig('tables')\n"
+        "config.add_post_import_block('ADDED = BONUS + 1')\nregister(config)\nimport tables"
     )
     assert ran.code == 1, "BONUS is defined after the import block"
-    assert "NameError" in ran.err
-    assert "tables.py" in ran.err
+    assert "NameError" in ran.err and "tables.py" in ran.err
 
 
 def test_registering_something_else_is_an_error(python):

@@ -4,12 +4,14 @@ import json
 
 import pytest
 
-from tests.finders.conftest import TINY
+from tests.finders.conftest import HERE, TINY, config_of
 
 SCALED = "transformers.models.scaled.modeling_scaled"
 STILL = "transformers.models.still.modeling_still"
 LAYERS = "transformers.modeling_layers"
-HOOK = "import thousand; thousand.install(); import veomni_hook.install\n"
+QUIET = "import veomni_hook.install\n"
+HOOK = f"import thousand; thousand.install(); {QUIET}"
+BOTH = f"import {SCALED} as m; print(m.Scaled().forward(1), m.Other().forward(1))"
 LOOK = """
 import json, sys
 def look(*names):
@@ -23,29 +25,20 @@ def look(*names):
 
 
 def test_a_module_that_no_config_names_is_patched(python):
-    code = f"{HOOK}import {SCALED} as m; print(m.Scaled().forward(1), m.Other().forward(1))"
-    assert python(code, VEOMNI_PATCHES=None).out.split() == ["1002", "2"]
-    unhooked = f"import {SCALED} as m; print(m.Scaled().forward(1))"
-    assert python(unhooked, VEOMNI_PATCHES=None).out.strip() == "2"
+    assert python(HOOK + BOTH, VEOMNI_PATCHES=None).out.split() == ["1002", "2"]
+    assert python(BOTH, VEOMNI_PATCHES=None).out.split() == ["2", "2"]
 
 
-def test_what_idioms_found_or_not_is_remembered(python):
-    names = (SCALED, STILL, LAYERS)
+@pytest.mark.parametrize("names", [(SCALED, STILL, LAYERS), ("transformers.models.auto.modeling_auto", TINY)])
+def test_what_idioms_found_or_not_is_remembered(python, names):
+    """A warm import recognises nothing; of what does not compute with tensors, a cold one neither."""
     code = f"{LOOK}look(*{names})"
-    cold, engine = python(HOOK + code, VEOMNI_PATCHES=None).result
-    assert engine is True
-    assert cold == {
-        SCALED: [True, "miss", ["route"]],
-        STILL: [False, "", []],
-        LAYERS: [True, "miss", ["route"]],
-    }
-    warm, engine = python("import veomni_hook.install\n" + code, VEOMNI_PATCHES=None).result
-    assert engine is False, "a warm import recognises nothing"
-    assert warm == {
-        SCALED: [True, "hit", ["route"]],
-        STILL: [False, "", []],
-        LAYERS: [True, "hit", ["route"]],
-    }
+    asked = SCALED in names
+    for hook, cache, engine in ((HOOK if asked else QUIET, "miss", asked), (QUIET, "hit", False)):
+        found = {
+            name: [True, cache, ["route"]] if name in (SCALED, LAYERS) else [False, "", []] for name in names
+        }
+        assert python(hook + code, VEOMNI_PATCHES=None).result == [found, engine]
 
 
 @pytest.mark.slow
@@ -57,48 +50,24 @@ def test_the_setting_turns_them_off_and_is_part_of_the_key(python):
     assert got == [1002, 2, 1002], "beside configs of the user's"
 
 
-def test_a_module_that_does_not_compute_with_tensors_is_not_asked_about(python):
-    names = "transformers.models.auto.modeling_auto", TINY
-    quiet = "import veomni_hook.install\n"
-    found, engine = python(f"{quiet}{LOOK}look(*{names})", VEOMNI_PATCHES=None).result
-    assert found == {name: [False, "", []] for name in names}
-    assert engine is False
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("defect", ["fail", "garble"])
-def test_a_failing_idiom_is_a_warning_and_configs_still_apply(python, tmp_path, defect):
+@pytest.mark.parametrize(("defect", "said"), [("fail", "a defect"), ("garble", "the idioms of scaling")])
+def test_a_failing_idiom_is_a_warning_an_error_under_strict_and_leaves_nothing(
+    python, tmp_path, defect, said
+):
     (tmp_path / "adding.py").write_text(
-        f"from veomni_hook import PatchConfig\nconfig = PatchConfig({SCALED!r})\n"
-        "config.rewrite('Other.forward', pattern='{x} + 1', replacement='{x} + 5')\n"
+        config_of("config.rewrite('Other.forward', pattern='{x} + 1', replacement='{x} + 5')", SCALED)
     )
-    fail = f"import sys; sys.path.insert(0, '.')\nimport thousand; thousand.install(thousand.{defect})\n"
-    code = (
-        fail
-        + f"import veomni_hook.install, {SCALED} as m; print(m.Scaled().forward(1), m.Other().forward(1))"
-    )
-    for _ in range(2):
-        ran = python(code, VEOMNI_PATCHES="adding")
-        assert ran.out.split() == ["2", "6"], ran.err
-        assert f"{SCALED} is patched without idioms, because one failed" in ran.err
-        assert {"fail": "a defect", "garble": "the idioms of scaling"}[defect] in ran.err
-    healthy = python(code.replace(f"thousand.{defect}", ""), VEOMNI_PATCHES="adding")
-    assert healthy.out.split() == ["1002", "6"], "what a failure left is not in the cache"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("defect", ["fail", "garble"])
-def test_a_failing_idiom_is_an_error_under_strict_and_leaves_nothing(python, defect):
-    fail = f"import thousand; thousand.install(thousand.{defect})\nimport veomni_hook.install, {SCALED} as m"
-    ran = python(fail, VEOMNI_PATCHES=None, VEOMNI_STRICT="1")
-    assert ran.code == 1
-    assert "IdiomError" in ran.err and SCALED in ran.err
-    lenient = python(f"{fail}; print(m.Scaled().forward(1))", VEOMNI_PATCHES=None)
-    assert lenient.result == 2
-    assert (
-        python(f"{HOOK}import {SCALED} as m; print(m.Scaled().forward(1))", VEOMNI_PATCHES=None).result
-        == 1002
-    )
+    fails = f"{HERE}import thousand; thousand.install(thousand.{defect})\n{QUIET}{BOTH}"
+    strict = python(fails, VEOMNI_PATCHES=None, VEOMNI_STRICT="1")
+    assert strict.code == 1 and "IdiomError" in strict.err and SCALED in strict.err
+    for patches, shown in ((None, ["2", "2"]), ("adding", ["2", "6"]), ("adding", ["2", "6"])):
+        ran = python(fails, VEOMNI_PATCHES=patches)
+        assert ran.out.split() == shown, ran.err
+        assert f"{SCALED} is patched without idioms, because one failed" in ran.err and said in ran.err
+    for patches, shown in ((None, ["1002", "2"]), ("adding", ["1002", "6"])):
+        healthy = python(fails.replace(f"thousand.{defect}", ""), VEOMNI_PATCHES=patches)
+        assert healthy.out.split() == shown, "what a failure left is not in the cache"
 
 
 @pytest.mark.sample(1)
@@ -116,12 +85,8 @@ def test_only_modules_that_would_be_patched_are_too_early(python, strict):
 
 def test_a_registered_pattern_reaches_modules_outside_transformers(python):
     ran = python(
-        "import veomni_hook.install\n"
-        "from veomni_hook import PatchConfig, register\n"
-        "config = PatchConfig('table*')\n"
-        "config.add_post_import_block('EARLIER = 1')\n"
-        "register(config)\n"
-        "import tables, table_config\n"
+        f"{QUIET}from veomni_hook import PatchConfig, register\nconfig = PatchConfig('table*')\n"
+        "config.add_post_import_block('EARLIER = 1')\nregister(config)\nimport tables, table_config\n"
         "print([m.EARLIER for m in (tables, table_config)], hasattr(__import__('tiny_config'), 'EARLIER'))",
         VEOMNI_PATCHES=None,
     )
@@ -129,16 +94,11 @@ def test_a_registered_pattern_reaches_modules_outside_transformers(python):
 
 
 def test_a_pattern_config_of_the_settings_reaches_every_modeling_module(python, tmp_path):
-    (tmp_path / "everywhere.py").write_text(
-        "from veomni_hook import PatchConfig\nconfig = PatchConfig('transformers.models.*.modeling_*')\n"
-        "config.rewrite('Oth*.forward', pattern='{x} + 1', replacement='{x} + 5')\n"
-    )
-    code = (
-        "import sys; sys.path.insert(0, '.')\nimport json, veomni_hook.install\n"
-        f"import {SCALED} as a, {STILL} as b\nprint(json.dumps([a.Other().forward(1), b.Still().forward(1)]))"
-    )
+    rewrite = "config.rewrite('Oth*.forward', pattern='{x} + 1', replacement='{x} + 5')"
+    (tmp_path / "everywhere.py").write_text(config_of(rewrite, "transformers.models.*.modeling_*"))
+    code = f"{HERE}{QUIET}{BOTH}\nimport {STILL} as b; print(b.Still().forward(1))"
     for _ in range(2):
-        assert python(code, VEOMNI_PATCHES="everywhere", VEOMNI_IDIOMS="0").result == [6, 1]
+        assert python(code, VEOMNI_PATCHES="everywhere", VEOMNI_IDIOMS="0").out.split() == ["2", "6", "1"]
 
 
 def test_early_modules_of_a_pattern_are_named(python):

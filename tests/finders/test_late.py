@@ -37,26 +37,20 @@ def test_a_config_registered_after_the_import_is_named(python):
 
 
 @pytest.mark.parametrize(
-    "config",
+    ("config", "named"),
     [
-        'mine(device="npu")',
-        'mine("transformers.models.*.modeling_*", "Missing*.forward")',
-        "tiny_config.config",
+        ("mine(device='npu')", False),
+        ("mine('transformers.models.*.modeling_*', 'Missing*.forward')", False),
+        ("mine('transformers.models.*.modeling_*', 'Tiny*.forward')", True),
+        ("tiny_config.config", False),
+        ("before", False),
     ],
 )
-def test_one_that_changes_nothing_there_or_was_in_force_is_not(python, config):
-    assert judged(python, f"import {TINY}\nfound = told(register, {config})") == []
-
-
-def test_one_that_was_registered_before_is_not(python):
-    code = f"config = mine(); register(config)\nimport {TINY}\nfound = told(register, config)"
-    assert judged(python, code, VEOMNI_PATCHES=None) == []
-
-
-def test_a_config_for_a_pattern_of_modules_is_named_where_it_has_a_target(python):
-    code = f"import {TINY}\nfound = told(register, mine('transformers.models.*.modeling_*', 'Tiny*.forward'))"
-    (said,) = judged(python, code)
-    assert "has no effect on tiny," in said
+def test_only_one_that_would_change_something_there_is_named(python, config, named):
+    before = "before = mine(); register(before)\n" if config == "before" else ""
+    code = f"{before}import {TINY}\nfound = told(register, {config})"
+    said = judged(python, code, VEOMNI_PATCHES=None if config == "before" else "tiny_config")
+    assert ["has no effect on tiny," in each for each in said] == [True] * named
 
 
 VERBS = {
@@ -103,32 +97,25 @@ found = told(lambda: [config.override_method(name + "*.forward", forward) for na
     assert "a method_override of TinyM*.forward" in said
 
 
-def test_a_class_that_is_mapped_may_be_mapped_anew(python):
+def test_what_is_mapped_may_be_mapped_anew(python):
+    """A class, and an expression with the classes that it meant: TinyModel, too, which the module never constructs."""
     code = f"""
-config = PatchConfig({TINY!r}, label="mine:config")
-config.map_class("TinyNorm", "torch.nn:Identity"); register(config)
+one, other = (PatchConfig({TINY!r}, label=label) for label in ("mine:config", "other:config"))
+every = re.compile("^Tiny")
+one.map_class("TinyNorm", "torch.nn:Identity"); other.map_class(every, "torch.nn:Identity")
+register({{}})
 import {TINY}
 def again():
-    config.unmap_class("TinyNorm")
-    config.map_class("TinyNorm", "torch.nn:Flatten")
-    config.map_class(re.compile("Norm$"), "torch.nn:Identity")
-def more():
-    config.map_class(re.compile("^Tiny"), "torch.nn:Identity")
-found = told(again), told(more)
+    one.unmap_class("TinyNorm")
+    one.map_class("TinyNorm", "torch.nn:Flatten")
+    one.map_class(re.compile("Norm$"), "torch.nn:Identity")
+def every_again():
+    other.unmap_class(every)
+    other.map_class(every, "torch.nn:Flatten")
+found = told({{}})
 """
-    silent, said = judged(python, code, VEOMNI_PATCHES=None)
-    assert silent == [] and len(said) == 1 and "a class_mapping of ^Tiny" in said[0]
-
-
-def test_an_expression_that_is_mapped_anew_means_the_classes_that_it_meant(python):
-    code = f"""
-config = PatchConfig({TINY!r}, label="mine:config")
-every = re.compile("^Tiny")  # TinyModel, too, which the module never constructs
-config.map_class(every, "torch.nn:Identity"); register(config)
-import {TINY}
-def again():
-    config.unmap_class(every)
-    config.map_class(every, "torch.nn:Flatten")
-found = told(again)
-"""
-    assert judged(python, code, VEOMNI_PATCHES=None) == []
+    assert judged(python, code.format("one", "again"), VEOMNI_PATCHES=None) == []
+    assert judged(python, code.format("other", "every_again"), VEOMNI_PATCHES=None) == []
+    more = "lambda: one.map_class(every, 'torch.nn:Identity')"
+    (said,) = judged(python, code.format("one", more), VEOMNI_PATCHES=None)
+    assert "a class_mapping of ^Tiny" in said

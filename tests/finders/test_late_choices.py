@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.processes import facts, started
 
 SCRIPT = """
 import json, sys, warnings
@@ -33,14 +31,9 @@ print(json.dumps([slots, [str(one.message) for one in told], read]))
 @pytest.mark.parametrize("family", ["gpt2", "bros"], ids=["patched", "with no other op"])
 def test_a_name_that_comes_late_is_told_once(family: str, kernels: str, tmp_path: Path) -> None:
     module = f"transformers.models.{family}.modeling_{family}"
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("VEOMNI_")}
-    environment |= {"VEOMNI_KERNELS": kernels, "VEOMNI_CACHE_DIR": str(tmp_path), "VEOMNI_BANNER": "0"}
     for _ in ("miss", "hit"):
-        done = subprocess.run(
-            [sys.executable, "-c", SCRIPT, module],
-            capture_output=True, text=True, check=True, env=environment, cwd=Path(__file__).parents[2],
-        )  # fmt: skip
-        slots, told, read = json.loads(done.stdout.splitlines()[-1])
+        process = started("-c", SCRIPT, module, cache=tmp_path, VEOMNI_KERNELS=kernels, VEOMNI_BANNER="0")
+        slots, told, read = facts(process)
         assert len(read) == len({*read}), "a choice in every step would read the modules again"
         if kernels == "auto":
             assert not slots and len(told) == 1

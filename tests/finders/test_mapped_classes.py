@@ -2,10 +2,12 @@
 
 import json
 import os
-import subprocess
 import sys
 
 import pytest
+
+from tests.finders.conftest import HERE, config_of
+from tests.processes import LIMIT, started
 
 CLASSES = """
 import torch
@@ -142,19 +144,12 @@ def outcome(tmp_path):
 
     def run(script, *arguments):
         path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
-        environment = {"PYTHONPATH": path, "VEOMNI_BANNER": "0", "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(
-            [sys.executable, "-c", HEAD + script, *arguments],
-            env=os.environ | environment,
-            capture_output=True,
-            text=True,
-            timeout=600,
-            check=False,
-        )
-        if "in apply_patches" in done.stderr and "No module named 'torchvision'" in done.stderr:
+        process = started("-c", HEAD + script, *arguments, PYTHONPATH=path, VEOMNI_BANNER="0")
+        out, errors = process.communicate(timeout=LIMIT)
+        if "in apply_patches" in errors and "No module named 'torchvision'" in errors:
             pytest.skip("this release's own apply_patches imports every image processor")
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout.splitlines()[-1])
+        assert process.returncode == 0, errors
+        return json.loads(out.splitlines()[-1])
 
     return run
 
@@ -168,8 +163,11 @@ def test_checkpoints_of_upstream_load_into_the_replacement_and_are_saved_as_they
     assert "class mapping" not in said[1]
 
 
-def judge(found):
-    first, second, said, said_then = found
+@pytest.mark.slow
+@pytest.mark.parametrize("order", [("activate", "register"), ("register", "activate")])
+def test_what_is_registered_with_transformers_wins_and_explain_says_so(outcome, order):
+    pytest.importorskip("transformers.monkey_patching")
+    first, second, said, said_then = outcome(BOTH, *order)
     assert (first, second) == ("Half", "Joined")
     assert "transformers' class mapping '^Qwen3ML': 2 modules of the class registered_class.Half" in said
     assert "of mapped_config:config gave way: Qwen3MLP was already replaced by registered_class.Half" in said
@@ -177,72 +175,54 @@ def judge(found):
 
 
 @pytest.mark.slow
-def test_what_is_registered_with_transformers_wins_and_explain_says_so(outcome):
-    pytest.importorskip("transformers.monkey_patching")
-    judge(outcome(BOTH, "activate", "register"))
-
-
-@pytest.mark.slow
-def test_registered_with_transformers_first(outcome):
-    pytest.importorskip("transformers.monkey_patching")
-    judge(outcome(BOTH, "register", "activate"))
-
-
-@pytest.mark.slow
 def test_hidden_states_of_a_layer_that_subclasses_nothing_are_recorded(outcome):
     assert outcome(RECORDS) == [3, ["Layer", "Qwen3DecoderLayer"], False]
 
 
+TINY = "transformers.models.tiny.modeling_tiny"
+LAYERS = f"""
+import torch
+from {TINY} import TinyNorm
+class Mine(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+"""
+SHOW = (
+    f"import veomni_hook.install, json\nimport {{first}}\nimport {TINY} as tiny\n"
+    "print(json.dumps([type(tiny.TinyModel().norm).__name__, tiny.__file__.count('5.99.0')]))"
+)
+EXTERNAL = (
+    "from veomni_hook import create_patch_from_external as external\n"
+    'config.add_patch(external("TinyNorm", "layers", "Mine"))'
+)
+
+
 @pytest.mark.sample(1)
-@pytest.mark.parametrize("external", [False, True])
-def test_a_module_of_layers_may_be_imported_first(python, tmp_path, external):
+@pytest.mark.parametrize(
+    "verb", ['config.map_class("TinyNorm", "layers:Mine")', EXTERNAL], ids=["mapped", "external"]
+)
+def test_a_module_of_layers_may_be_imported_first(python, tmp_path, verb):
     """It imports the modeling module, which its own class replaces: neither the order nor the cache matters."""
-    (tmp_path / "layers.py").write_text(
-        "import torch\nfrom transformers.models.tiny.modeling_tiny import TinyNorm\n"
-        "class Mine(torch.nn.Module):\n    def __init__(self):\n        super().__init__()\n"
-    )
-    verb = (
-        'config.add_patch(create_patch_from_external("TinyNorm", "layers", "Mine"))'
-        if external
-        else 'config.map_class("TinyNorm", "layers:Mine")'
-    )
-    (tmp_path / "mapping_config.py").write_text(
-        "from veomni_hook import PatchConfig, create_patch_from_external\n"
-        f'config = PatchConfig("transformers.models.tiny.modeling_tiny")\n{verb}\n'
-    )
-    show = "import transformers.models.tiny.modeling_tiny as tiny\nprint(json.dumps(type(tiny.TinyModel().norm).__name__))"
-    for first in ("layers", "transformers.models.tiny.modeling_tiny"):
+    (tmp_path / "layers.py").write_text(LAYERS)
+    (tmp_path / "mapping_config.py").write_text(config_of(verb))
+    for first in ("layers", TINY):
         for _ in ("a cold cache", "a warm one"):
-            ran = python(
-                f"import sys; sys.path.insert(0, '.'); import veomni_hook.install, json\nimport {first}\n{show}",
-                VEOMNI_PATCHES="mapping_config",
-                VEOMNI_CACHE_DIR=str(tmp_path / first),
-            )
-            if external:  # its statement is in the patched module: always a circle
+            code, cache = HERE + SHOW.format(first=first), str(tmp_path / first)
+            ran = python(code, VEOMNI_PATCHES="mapping_config", VEOMNI_CACHE_DIR=cache)
+            if verb == EXTERNAL:  # its statement is in the patched module: always a circle
                 assert "circular import" in ran.err
             else:
-                assert ran.result == "Mine", ran.err
+                assert ran.result == ["Mine", 1], ran.err
 
 
 @pytest.mark.sample(1)
-@pytest.mark.parametrize("first", ["layers", "class_config", "transformers.models.tiny.modeling_tiny"])
+@pytest.mark.parametrize("first", ["layers", "class_config", TINY])
 @pytest.mark.parametrize("way", ["from layers import Mine", "import layers; Mine = layers.Mine"])
 def test_a_config_that_needs_a_module_that_imports_what_it_patches(python, tmp_path, first, way):
     """While it is imported, it sees upstream's code, as all that configs import; then the module is patched."""
-    (tmp_path / "layers.py").write_text(
-        "import torch\nfrom transformers.models.tiny.modeling_tiny import TinyNorm\n"
-        "class Mine(torch.nn.Module):\n    def __init__(self):\n        super().__init__()\n"
-    )
-    (tmp_path / "class_config.py").write_text(
-        f"from veomni_hook import PatchConfig\n{way}\n"
-        'config = PatchConfig("transformers.models.tiny.modeling_tiny")\nconfig.map_class("TinyNorm", Mine)\n'
-    )
+    (tmp_path / "layers.py").write_text(LAYERS)
+    (tmp_path / "class_config.py").write_text(f"{way}\n" + config_of('config.map_class("TinyNorm", Mine)'))
     for _ in range(2):
-        ran = python(
-            f"import sys; sys.path.insert(0, '.'); import veomni_hook.install, json\nimport {first}\n"
-            "import transformers.models.tiny.modeling_tiny as tiny\n"
-            "print(json.dumps([type(tiny.TinyModel().norm).__name__, tiny.__file__.count('5.99.0')]))",
-            VEOMNI_PATCHES="class_config",
-        )
+        ran = python(HERE + SHOW.format(first=first), VEOMNI_PATCHES="class_config")
         assert ran.result == ["Mine", 1], ran.err
-        assert ("layers imports transformers.models.tiny.modeling_tiny" in ran.err) == (first == "layers")
+        assert (f"layers imports {TINY}" in ran.err) == (first == "layers")

@@ -36,30 +36,23 @@ def test_which_modules_a_config_may_name(name, expected):
 def test_they_are_patched_where_a_config_names_them(python):
     ran = python(BOTH + RESULT, VEOMNI_PATCHES="processing_config")
     assert ran.result == ["nothing", True] and not ran.err
-    outcomes = (
-        "print(json.dumps({n.rpartition('.')[2]: o.cache for n, o in "
-        "veomni_hook.install.handle.status().modules.items() if o.patched}))"
-    )
+    modules = "veomni_hook.install.handle.status().modules.items()"
+    outcomes = f"print(json.dumps({{n.rsplit('.', 1)[1]: o.cache for n, o in {modules} if o.patched}}))"
     again = python(BOTH + outcomes, VEOMNI_PATCHES="processing_config")
     assert again.result == {"processing_tiny": "hit", "configuration_tiny": "hit"}
 
 
 def test_nothing_is_asked_where_none_does(python):
-    brought = "print(json.dumps([n for n in sys.modules if n.startswith('veomni_hook.cache')]))"
-    asked = "from veomni_hook.finders.state import STATE; print(json.dumps([sorted(STATE.asked), STATE.store is None]))"
+    brought = "[n for n in sys.modules if n.startswith('veomni_hook.cache')]"
+    show = f"from veomni_hook.finders.state import STATE; print(json.dumps([{brought}, sorted(STATE.asked), STATE.store is None]))"
     for patches in ("tiny_config", None):
         assert python(BOTH + RESULT, VEOMNI_PATCHES=patches).result == ["none", False]
-        assert python(BOTH + brought, VEOMNI_PATCHES=patches).result == []
-        assert python(BOTH + asked, VEOMNI_PATCHES=patches).result == [[], True]
+        assert python(BOTH + show, VEOMNI_PATCHES=patches).result == [[], [], True]
 
 
 def test_a_registered_config_applies(python):
-    code = (
-        "import veomni_hook, processing_config; veomni_hook.register(processing_config.config)\n"
-        + BOTH
-        + RESULT
-    )
-    assert python(code, VEOMNI_PATCHES=None).result == ["nothing", False]
+    register = "import veomni_hook, processing_config; veomni_hook.register(processing_config.config)\n"
+    assert python(register + BOTH + RESULT, VEOMNI_PATCHES=None).result == ["nothing", False]
 
 
 @pytest.mark.parametrize("first", [True, False])

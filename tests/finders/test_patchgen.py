@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from tests.finders.conftest import DATA, TINY
+from tests.finders.conftest import DATA, HERE, TINY
 
 CONFIG = "family.tiny_gpu_patch_gen_config"
 RUN = f"""
@@ -57,7 +57,7 @@ def test_an_own_config_keeps_its_errors(python, tmp_path):
     text = (DATA / "configs" / "family" / "tiny_gpu_patch_gen_config.py").read_text()
     text = text.replace("from patchgen.patch_spec import", "from veomni_hook import")
     (tmp_path / "own_config.py").write_text(text.replace('"a description, as patchgen takes it"', ""))
-    ran = python("import sys; sys.path.insert(0, '')\n" + RUN, VEOMNI_PATCHES="own_config")
+    ran = python(HERE + RUN, VEOMNI_PATCHES="own_config")
     assert ran.code == 1 and "ReplacementError: the external replacement" in ran.err
 
 
@@ -65,7 +65,7 @@ def test_an_installed_patchgen_comes_first(python, tmp_path):
     (tmp_path / "patchgen").mkdir()
     (tmp_path / "patchgen" / "__init__.py").write_text("")
     (tmp_path / "patchgen" / "patch_spec.py").write_text("raise RuntimeError('the installed one')\n")
-    code = "import sys; sys.path.insert(0, '')\n" + RUN
+    code = HERE + RUN
     ran = python(code, VEOMNI_PATCHES=CONFIG)
     assert ran.code == 1 and "RuntimeError: the installed one" in ran.err
 
@@ -79,7 +79,7 @@ def test_an_installed_patchgen_comes_first(python, tmp_path):
 )
 def test_what_a_config_lacks_is_named(python, tmp_path, text, said):
     (tmp_path / "lacking_config.py").write_text(f"{text}\n")
-    ran = python("import sys; sys.path.insert(0, '')\n" + RUN, VEOMNI_PATCHES="lacking_config")
+    ran = python(HERE + RUN, VEOMNI_PATCHES="lacking_config")
     assert ran.code == 1 and "ConfigError" in ran.err and said in ran.err
 
 
@@ -99,7 +99,7 @@ def test_a_module_of_its_package_that_imports_models_is_not_imported_in_a_circle
         '@config.override_method("TinyNorm.forward")\n'
         "def forward(self, x):\n    return Output.made\n"
     )
-    first = "import sys; sys.path.insert(0, '')\nimport json, veomni_hook.install\n"
+    first = f"{HERE}import json, veomni_hook.install\n"
     last = f"from {TINY} import TinyNorm; print(json.dumps(TinyNorm().forward(1)))"
     patches = "runtime.tiny_gpu_patch_gen_config"
     for before in ("", "", "import runtime.outputs\n"):  # a miss, a hit, the runtime first
@@ -128,8 +128,7 @@ def test_a_config_that_another_module_takes_over_stays_as_it_was(python, tmp_pat
         'from gpu_config import config\nconfig.target_file = "patched_npu.py"\n'
         '@config.override_method("TinyModel.forward")\ndef forward(self, x):\n    return "npu"\n'
     )
-    code = f"""
-import sys; sys.path.insert(0, "")
+    code = f"""{HERE}
 import json, veomni_hook.install
 from {TINY} import TinyModel, TinyNorm
 print(json.dumps([TinyNorm().forward(1), TinyModel().forward(1)]))
@@ -142,8 +141,7 @@ print(json.dumps([TinyNorm().forward(1), TinyModel().forward(1)]))
 
 @pytest.mark.slow
 def test_a_package_that_is_installed_or_removed_later_counts(python, tmp_path):
-    code = f"""
-import sys; sys.path.insert(0, "")
+    code = f"""{HERE}
 import json, veomni_hook.install
 from {TINY} import TinyModel
 print(json.dumps(getattr(TinyModel, "installed", False)))

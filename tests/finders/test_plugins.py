@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 
 import pytest
 
-from tests.finders.conftest import DATA, ROOT, TINY, Ran
+from tests.finders.conftest import DATA, HOOK, ROOT, SHOW, TINY, Ran, config_of
 
-SHOW = f"from {TINY} import TinyNorm; print(TinyNorm().forward(1))"
 PAIR = "from transformers.models.pair_a.modeling_pair_a import which; print(which())"
-HOOK = "import veomni_hook.install\n"
 CODE = f"{HOOK}{SHOW}\n{PAIR}\nimport transformers.models.scaled.modeling_scaled"
 Run = Callable[..., Ran]
 
@@ -36,7 +35,9 @@ def installed(python, tmp_path):
 
 
 GOOD = ("Good.Dist", "tiny_config", "")
-MISSING = "from veomni_hook import PatchConfig\nconfig = PatchConfig({!r})\n@config.override_method({!r})\ndef forward(self, x):\n    return x\n"
+FAILING = ("bad", "bad_config", "raise RuntimeError('broken')\n")
+EXITING = ("bad", "bad_config", "raise SystemExit(3)\n")
+MAIN = "import sys\nfrom veomni_hook.tools.cli.app import main\nsys.argv[0] = 'veomni-hook'\nsys.argv[1:] = {!r}; main()"
 
 
 @pytest.mark.sample(1)
@@ -63,14 +64,12 @@ def test_one_that_fails_is_named_once_and_everything_else_goes_on(installed, tex
 
 @pytest.mark.slow
 def test_it_is_an_error_under_strict_and_nothing_of_it_is_kept(installed):
-    bad = ("bad", "bad_config", "raise SystemExit(3)\n")
-    strict = installed(CODE, GOOD, bad, VEOMNI_STRICT="1")
+    strict = installed(CODE, GOOD, EXITING, VEOMNI_STRICT="1")
     assert strict.code == 1
     assert "of bad (veomni_hook.patches)" in strict.err and "SystemExit: 3" in strict.err
     for _ in range(2):
         assert installed(CODE).err.count("is left out") == 1
-    mended = "from veomni_hook import PatchConfig\nconfig = PatchConfig('transformers.models.tiny.modeling_tiny')\n"
-    ran = installed(CODE, ("bad", "bad_config", mended))
+    ran = installed(CODE, ("bad", "bad_config", config_of()))
     assert (ran.out, ran.err) == ("103\npatched a\n", "")
 
 
@@ -81,8 +80,7 @@ def test_an_interrupt_passes(installed):
 
 def test_what_is_stored_without_it_is_what_a_process_without_plugins_stores(installed):
     look = f"{HOOK}{SHOW}\nprint(veomni_hook.install.handle.status())"
-    bad = ("bad", "bad_config", "raise RuntimeError('broken')\n")
-    first = installed(look, bad, VEOMNI_PATCHES="tiny_config")
+    first = installed(look, FAILING, VEOMNI_PATCHES="tiny_config")
     assert "patched (miss)" in first.out, first.err
     assert "patched (hit)" in installed(look, VEOMNI_PATCHES="tiny_config", VEOMNI_PLUGINS="0").out
     again = installed(look, VEOMNI_PATCHES="tiny_config")
@@ -109,22 +107,15 @@ def test_the_setting_says_which_are_in_force(installed, plugins, shown):
 
 
 def test_an_activation_and_a_settings_file_say_it_too(installed, tmp_path):
-    code = f"import veomni_hook; veomni_hook.activate(plugins=[])\n{SHOW}"
-    assert installed(code, GOOD).out == "3\n"
-    (tmp_path / "veomni-hook.toml").write_text('plugins = ["good-dist"]\n')
-    assert installed(f"{HOOK}{SHOW}").out == "103\n"
-    (tmp_path / "veomni-hook.toml").write_text("plugins = false\n")
-    assert installed(f"{HOOK}{SHOW}").out == "3\n"
-
-
-def test_a_child_of_run_inherits_it(installed, tmp_path):
-    (tmp_path / "veomni-hook.toml").write_text("plugins = false\n")
+    assert installed(f"import veomni_hook; veomni_hook.activate(plugins=[])\n{SHOW}", GOOD).out == "3\n"
+    for text, shown in (('["good-dist"]', "103\n"), ("false", "3\n")):
+        (tmp_path / "veomni-hook.toml").write_text(f"plugins = {text}\n")
+        assert installed(f"{HOOK}{SHOW}").out == shown
     (tmp_path / "script.py").write_text(f"import os; os.chdir('/')\n{SHOW}\n")
-    code = (
-        "import subprocess, sys\n"
-        "sys.exit(subprocess.run([sys.executable, '-m', 'veomni_hook', 'run', 'script.py']).returncode)"
+    child = (
+        "import subprocess, sys; subprocess.run([sys.executable, '-m', 'veomni_hook', 'run', 'script.py'])"
     )
-    assert installed(code, GOOD).out == "3\n"
+    assert installed(child).out == "3\n"
 
 
 def test_a_name_that_nothing_has_is_said(installed):
@@ -136,8 +127,8 @@ def test_a_name_that_nothing_has_is_said(installed):
 
 
 def test_a_patch_of_theirs_that_does_not_apply_names_them(installed):
-    bad = ("bad", "bad_config", MISSING.format(TINY, "TinyNrom.forward"))
-    ran = installed(f"{HOOK}{SHOW}", bad)
+    override = "@config.override_method('TinyNrom.forward')\ndef forward(self, x):\n    return x"
+    ran = installed(f"{HOOK}{SHOW}", ("bad", "bad_config", config_of(override)))
     assert ran.code == 1
     assert "PatchTargetError" in ran.err and "TinyNorm" in ran.err
     assert "of bad (veomni_hook.patches), which VEOMNI_PLUGINS=0 leaves out" in ran.err
@@ -145,35 +136,23 @@ def test_a_patch_of_theirs_that_does_not_apply_names_them(installed):
 
 
 def test_one_that_the_settings_name_as_well_is_the_users_own_error(installed):
-    bad = ("bad", "bad_config", "raise SystemExit(3)\n")
-    ran = installed(f"{HOOK}{SHOW}", bad, VEOMNI_PATCHES="bad_config")
+    ran = installed(f"{HOOK}{SHOW}", EXITING, VEOMNI_PATCHES="bad_config")
     assert ran.code == 1 and "ConfigError" in ran.err and "VEOMNI_PATCHES" in ran.err
 
 
 def test_the_dump_and_the_command_line_go_on_as_well(installed, tmp_path):
-    bad = ("bad", "bad_config", "raise RuntimeError('broken')\n")
-    ran = installed(f"{HOOK}{SHOW}", GOOD, bad, VEOMNI_DUMP_PATCHED="1")
+    ran = installed(f"{HOOK}{SHOW}", GOOD, FAILING, VEOMNI_DUMP_PATCHED="1")
     assert ran.out == "103\n" and ran.err.count("is left out") == 1
     assert (tmp_path / "veomni_patched" / "models" / "tiny" / "modeling_tiny.py").exists()
-    code = "import sys\nfrom veomni_hook.tools.cli.app import main\nsys.argv[0] = 'veomni-hook'\nmain()"
-    ran = command(installed, code, "dump", TINY)
+    ran = installed(MAIN.format(["dump", TINY]))
     assert "+ 100" in ran.out and "is left out" in ran.err
-
-
-def command(installed, code, *arguments, **variables):
-    return installed(code.replace("main()", f"sys.argv[1:] = {list(arguments)!r}; main()"), **variables)
 
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("fast", [True, False])
 def test_doctor_lists_them(installed, fast):
-    import json
-
-    bad = ("bad", "bad_config", "raise RuntimeError('broken')\n")
-    code = "import sys\nfrom veomni_hook.tools.cli.app import main\nmain()"
-    installed("", GOOD, bad)
-    options = ["doctor", "--json", *(["--fast"] if fast else [])]
-    found = json.loads(command(installed, code, *options, VEOMNI_PLUGINS=None).out)
+    doctor = MAIN.format(["doctor", "--json", *(["--fast"] if fast else [])])
+    found = json.loads(installed(doctor, GOOD, FAILING).out)
     rows = {row["distribution"]: row for row in found["plugins"]}
     assert rows["Good.Dist"] == {
         "plugin": "Good.Dist-patches",
@@ -184,6 +163,6 @@ def test_doctor_lists_them(installed, fast):
     }
     assert ("broken" in rows["bad"]["state"]) == (not fast)
     assert any("of bad (veomni_hook.patches)" in problem for problem in found["problems"]) == (not fast)
-    off = json.loads(command(installed, code, *options, VEOMNI_PLUGINS="good-dist,god").out)
+    off = json.loads(installed(doctor, VEOMNI_PLUGINS="good-dist,god").out)
     assert [row["state"] for row in off["plugins"]] == ["switched off", "in force"]
     assert any("names god:" in problem for problem in off["problems"])

@@ -2,11 +2,15 @@
 
 from tests.finders.conftest import TINY
 
-PREPARE = """
+PREPARE = f"""
 import json, sys
+from veomni_hook import PatchConfig, VeomniHookError
 from veomni_hook.locate import locate
 from veomni_hook.finders.prepare import prepare
 from veomni_hook.finders.settings_in_force import current_settings
+TINY = {TINY!r}
+def prepared(module, **options):
+    return prepare(module, current_settings(), **options)
 def show(p):
     return [p.cache, p.stored_path, p.patched is not None, p.reason, "+ 100" in p.stored_text]
 """
@@ -16,65 +20,43 @@ def test_nothing_is_imported_and_the_import_hits(python):
     ran = python(
         PREPARE
         + f"""
-p = prepare({TINY!r}, current_settings())
-assert not any(name.startswith("transformers") for name in sys.modules)
-import veomni_hook.install, {TINY} as m
-outcome = veomni_hook.install.handle.status().modules[m.__name__]
-print(json.dumps([p.cache, outcome.cache, p.stored_path == m.__file__, open(m.__file__).read() == p.stored_text, p.patch_hash == outcome.patch_hash, json.loads(json.dumps(p.report.to_dict())) == outcome.report]))
-"""
-    )
-    assert ran.result == ["miss", "hit", True, True, True, True]
-
-
-def test_the_reports_lines_are_the_stored_files(python):
-    ran = python(
-        PREPARE
-        + f"""
-p = prepare({TINY!r}, current_settings())
+p = prepared(TINY)
 start, end = p.report.applied[0].lines
-print(json.dumps("\\n".join(p.stored_text.splitlines()[start - 1 : end])))
+imported = any(name.startswith("transformers") for name in sys.modules)
+import veomni_hook.install, {TINY} as m
+outcome = veomni_hook.install.handle.status().modules[TINY]
+equal = [p.stored_path == m.__file__, open(m.__file__).read() == p.stored_text, p.patch_hash == outcome.patch_hash,
+         json.loads(json.dumps(p.report.to_dict())) == outcome.report]
+print(json.dumps([imported, p.cache, outcome.cache, equal, p.stored_text.splitlines()[start - 1 : end]]))
 """
     )
-    lines = ran.result.splitlines()
-    assert any("def forward" in line for line in lines)
-    assert "+ 100" in lines[-1]
+    *found, lines = ran.result
+    assert found == [False, "miss", "hit", [True] * 4]
+    assert any("def forward" in line for line in lines) and "+ 100" in lines[-1], (
+        "lines are the stored file's"
+    )
 
 
-def test_explicit_configs_leave_the_cache_alone(python):
+def test_other_modules_and_configs(python):
+    """Configs that are given leave the cache alone; what nothing patches, and what is not there."""
     ran = python(
         PREPARE
-        + f"""
-from veomni_hook import PatchConfig
-config = PatchConfig({TINY!r})
+        + """
+config = PatchConfig(TINY)
 config.add_post_import_block("X = 1")
-print(json.dumps(show(prepare({TINY!r}, current_settings(), configs=[config]))))
+found = [show(prepared(TINY, configs=[config])), show(prepared("transformers.models.auto.modeling_auto"))]
+try:
+    prepared("transformers.models.x.modeling_x")
+except VeomniHookError as error:
+    found.append(error.what)
+found.append([locate(TINY).origin.endswith("modeling_tiny.py"), locate("json.decoder.x") is None,
+              locate("transformers.models.namespaced.modeling_namespaced") is not None, "transformers" in sys.modules])
+print(json.dumps(found))
 """
     )
-    assert ran.result == ["memory", None, True, "the cache is not used if configs are given", False]
-
-
-def test_a_module_that_nothing_patches(python):
-    ran = python(
-        PREPARE
-        + "print(json.dumps(show(prepare('transformers.models.auto.modeling_auto', current_settings()))))"
-    )
-    assert ran.result == ["", None, False, "no patch applies", False]
-
-
-def test_a_module_that_does_not_exist(python):
-    ran = python(
-        PREPARE
-        + "from veomni_hook import VeomniHookError\n"
-        + "try:\n    prepare('transformers.models.x.modeling_x', current_settings())\n"
-        + "except VeomniHookError as error: print(error.what)"
-    )
-    assert ran.out.strip() == "transformers.models.x.modeling_x cannot be read: it is not installed"
-
-
-def test_locate_imports_no_package(python):
-    ran = python(
-        PREPARE
-        + f"print(json.dumps([locate({TINY!r}).origin.endswith('modeling_tiny.py'), locate('json.decoder.x') is None,"
-        + " locate('transformers.models.namespaced.modeling_namespaced') is not None, 'transformers' in sys.modules]))"
-    )
-    assert ran.result == [True, True, True, False]
+    assert ran.result == [
+        ["memory", None, True, "the cache is not used if configs are given", False],
+        ["", None, False, "no patch applies", False],
+        "transformers.models.x.modeling_x cannot be read: it is not installed",
+        [True, True, True, False],
+    ]

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
-from tests.finders.conftest import TINY, Python
+from tests.finders.conftest import TINY, Python, Ran
 
 #: Prints the value that the config wrote, how the cache answered, and whether the config was loaded.
 SHOW = f"""
@@ -46,20 +44,19 @@ class Project:
         self.write("team/__init__.py", "")
         self.write("team/patches.py", CONFIG.format(value=value))
 
+    def run(self, code: str, *arguments: str, **changes: str | None) -> Ran:
+        variables = {"VEOMNI_PATCHES": "team.patches", **self.variables, **changes}
+        ran = self.python(f"import json, sys; sys.path[:0] = {self.path!r}\n{code}", *arguments, **variables)
+        assert ran.code == 0, ran.err
+        return ran
+
     def start(self, **changes: str | None) -> list[Any]:
         """Start the script; return the value, how the cache answered, and whether the config was loaded."""
-        variables = {"VEOMNI_PATCHES": "team.patches", **self.variables, **changes}
-        path = f"import json, sys; sys.path[:0] = {self.path!r}\n"
-        ran = self.python(path + self.before + SHOW, **variables)
-        assert ran.code == 0, ran.err
-        return list(json.loads(ran.out.splitlines()[-1]))
+        return list(self.run(self.before + SHOW, **changes).result)
 
     def dumped(self) -> str:
         """What `veomni-hook dump` prints."""
-        code = f"import sys; sys.path[:0] = {self.path!r}\nfrom veomni_hook.tools.cli.app import main; main()"
-        ran = self.python(code, "dump", TINY, VEOMNI_PATCHES="team.patches", **self.variables)
-        assert ran.code == 0, ran.err
-        return ran.out
+        return self.run("from veomni_hook.tools.cli.app import main; main()", "dump", TINY).out
 
 
 @pytest.fixture
@@ -68,135 +65,87 @@ def project(python, tmp_path):
 
 
 class Case(NamedTuple):
-    """How a config gets its value, the files that are there first, and a change after which it is another one."""
+    """How a config gets its value, the files that are there first, and those or the variables after the change."""
 
     value: str
     files: dict[str, str]
-    change: Callable[[Project], object]
+    changed: dict[str, str | None]
 
 
-def rewritten(name, text):
-    return lambda project: project.write(name, text)
-
-
-def variable(name, value):
-    return lambda project: project.variables.update({name: value})
-
-
-DATA_FILE = {"data.txt": "old"}
-NEW_DATA = rewritten("data.txt", "new")
 HERE = "import os, pathlib; here = pathlib.Path(__file__).parents[1]; "
+DATA, NEW_DATA = {"data.txt": "old"}, {"data.txt": "new"}
+OTHER, NEW_OTHER = {"other.py": "value = 'old'"}, {"other.py": "value = 'new'"}
+VARIABLE, IN_TEAM = {"TEAM": "new"}, {"team/data.txt": "new"}
 
 CASES = {
     "a module of a module": Case(
         "from team.common.tables import value",
-        {
-            "team/common/__init__.py": "",
-            "team/common/tables.py": "from team.common.consts import value",
-            "team/common/consts.py": "value = 'old'",
-        },
-        rewritten("team/common/consts.py", "value = 'new'"),
+        {"team/common/__init__.py": "", "team/common/tables.py": "from other import value", **OTHER},
+        NEW_OTHER,
     ),
     "a namespace package": Case(
-        "from space.deep import value", {"space/deep.py": "value = 'old'"}, rewritten("space/deep.py", "value = 'new'")
+        "from space.deep import value", {"space/deep.py": "value = 'old'"}, {"space/deep.py": "value = 'new'"}
     ),
     "a package's own code": Case(
         "import common.consts as consts; from common import value",
         {"common/__init__.py": "value = 'old'", "common/consts.py": ""},
-        rewritten("common/__init__.py", "value = 'new'"),
+        {"common/__init__.py": "value = 'new'"},
     ),
-    "importlib": Case(
-        "from importlib import import_module; value = import_module('oth' + 'er').value",
-        {"other.py": "value = 'old'"},
-        rewritten("other.py", "value = 'new'"),
-    ),
+    "importlib": Case("from importlib import import_module; value = import_module('oth' + 'er').value", OTHER, NEW_OTHER),
     "an import in a function": Case(
         "from lazily import get; value = get()",
-        {"lazily.py": "def get():\n    from other import value\n    return value", "other.py": "value = 'old'"},
-        rewritten("other.py", "value = 'new'"),
+        {"lazily.py": "def get():\n    from other import value\n    return value", **OTHER},
+        NEW_OTHER,
     ),
-    "runpy": Case(
-        HERE + "import runpy; value = runpy.run_path(str(here / 'other.py'))['value']",
-        {"other.py": "value = 'old'"},
-        rewritten("other.py", "value = 'new'"),
-    ),
-    "a module that is not there": Case(
-        "try:\n    from absent import value\nexcept ImportError:\n    value = 'old'",
-        {},
-        rewritten("absent.py", "value = 'new'"),
-    ),
+    "runpy": Case(HERE + "import runpy; value = runpy.run_path(str(here / 'other.py'))['value']", OTHER, NEW_OTHER),
+    "a module that is not there": Case("try:\n    from other import value\nexcept ImportError:\n    value = 'old'", {}, NEW_OTHER),
     "a submodule that is not there": Case(
         "import team\ntry:\n    from team import extra; value = extra.value\nexcept ImportError:\n    value = 'old'",
         {},
-        rewritten("team/extra.py", "value = 'new'"),
+        {"team/extra.py": "value = 'new'"},
     ),
-    "a module that another folder hides": Case(
-        "from other import value",
-        {"second/other.py": "value = 'old'"},
-        rewritten("other.py", "value = 'new'"),
-    ),
-    "open": Case(HERE + "value = open(here / 'data.txt').read()", DATA_FILE, NEW_DATA),
-    "pathlib": Case(HERE + "value = (here / 'data.txt').read_text()", DATA_FILE, NEW_DATA),
-    "os.open": Case(HERE + "value = os.read(os.open(here / 'data.txt', 0), 9).decode()", DATA_FILE, NEW_DATA),
-    "io.FileIO": Case(HERE + "import io; value = io.FileIO(here / 'data.txt').read().decode()", DATA_FILE, NEW_DATA),
+    "a module that another folder hides": Case("from other import value", {"second/other.py": "value = 'old'"}, NEW_OTHER),
+    "open": Case(HERE + "value = open(here / 'data.txt').read()", DATA, NEW_DATA),
+    "pathlib": Case(HERE + "value = (here / 'data.txt').read_text()", DATA, NEW_DATA),
+    "os.open": Case(HERE + "value = os.read(os.open(here / 'data.txt', 0), 9).decode()", DATA, NEW_DATA),
+    "io.FileIO": Case(HERE + "import io; value = io.FileIO(here / 'data.txt').read().decode()", DATA, NEW_DATA),
     "a module that reads": Case(
-        "from parts.reader import value",
-        {**DATA_FILE, "parts/reader.py": HERE + "value = (here / 'data.txt').read_text()"},
-        NEW_DATA,
+        "from parts.reader import value", {**DATA, "parts/reader.py": HERE + "value = (here / 'data.txt').read_text()"}, NEW_DATA
     ),
     "importlib.resources": Case(
-        "from importlib.resources import files; value = files('team').joinpath('data.txt').read_text()",
-        {"team/data.txt": "old"},
-        rewritten("team/data.txt", "new"),
+        "from importlib.resources import files; value = files('team').joinpath('data.txt').read_text()", {"team/data.txt": "old"}, IN_TEAM
     ),
-    "pkgutil.get_data": Case(
-        "import pkgutil; value = pkgutil.get_data('team', 'data.txt').decode()",
-        {"team/data.txt": "old"},
-        rewritten("team/data.txt", "new"),
-    ),
-    "json": Case(
-        HERE + "import json; value = json.load(open(here / 'data.json'))['value']",
-        {"data.json": '{"value": "old"}'},
-        rewritten("data.json", '{"value": "new"}'),
-    ),
+    "pkgutil.get_data": Case("import pkgutil; value = pkgutil.get_data('team', 'data.txt').decode()", {"team/data.txt": "old"}, IN_TEAM),
     "a file that is not there": Case(
         HERE + "\ntry:\n    value = open(here / 'data.txt').read()\nexcept OSError:\n    value = 'old'", {}, NEW_DATA
     ),
     "a file that is asked for": Case(HERE + "value = 'new' if os.path.exists(here / 'data.txt') else 'old'", {}, NEW_DATA),
     "a path that is asked for": Case(HERE + "value = 'new' if (here / 'data.txt').is_file() else 'old'", {}, NEW_DATA),
-    "os.listdir": Case(HERE + "value = 'new' if 'data.txt' in os.listdir(here / 'team') else 'old'", {}, rewritten("team/data.txt", "")),
-    "os.scandir": Case(
-        HERE + "value = 'new' if 'data.txt' in [e.name for e in os.scandir(here / 'team')] else 'old'",
-        {},
-        rewritten("team/data.txt", ""),
-    ),
-    "glob": Case(HERE + "import glob; value = 'new' if glob.glob(f'{here}/team/*.txt') else 'old'", {}, rewritten("team/data.txt", "")),
+    "os.listdir": Case(HERE + "value = 'new' if 'data.txt' in os.listdir(here / 'team') else 'old'", {}, IN_TEAM),
+    "os.scandir": Case(HERE + "value = 'new' if 'data.txt' in [e.name for e in os.scandir(here / 'team')] else 'old'", {}, IN_TEAM),
+    "glob": Case(HERE + "import glob; value = 'new' if glob.glob(f'{here}/team/*.txt') else 'old'", {}, IN_TEAM),
     "a glob of a path": Case(
         HERE + "value = 'new' if [*(here / 'team').glob('**/*.txt')] else 'old'",
         {"team/deep/er/x.py": ""},
-        rewritten("team/deep/er/data.txt", ""),
+        {"team/deep/er/data.txt": ""},
     ),
-    "os.environ[]": Case("import os; value = os.environ['TEAM']", {}, variable("TEAM", "new")),
-    "os.environ.get": Case("import os; value = os.environ.get('TEAM')", {}, variable("TEAM", "new")),
-    "os.getenv": Case("from os import getenv; value = getenv('TEAM')", {}, variable("TEAM", "new")),
-    "environ from os": Case("from os import environ; value = environ['TEAM']", {}, variable("TEAM", "new")),
-    "os.environb": Case("import os; value = os.environb[b'TEAM'].decode()", {}, variable("TEAM", "new")),
-    "in os.environ": Case("import os; value = 'old' if 'TEAM' in os.environ else 'new'", {}, variable("TEAM", None)),
-    "an unset variable": Case("import os; value = os.environ.get('UNSET', 'old')", {}, variable("UNSET", "new")),
-    "expandvars": Case("import os; value = os.path.expandvars('$TEAM')", {}, variable("TEAM", "new")),
-    "expanduser": Case("import pathlib; value = pathlib.Path('~/x').expanduser().parent.name", {}, variable("HOME", "/new")),
-    "a module that reads a variable": Case(
-        "from reader import value",
-        {"reader.py": "import os; value = os.environ['TEAM']"},
-        variable("TEAM", "new"),
-    ),
+    "os.environ[]": Case("import os; value = os.environ['TEAM']", {}, VARIABLE),
+    "os.environ.get": Case("import os; value = os.environ.get('TEAM')", {}, VARIABLE),
+    "os.getenv": Case("from os import getenv; value = getenv('TEAM')", {}, VARIABLE),
+    "environ from os": Case("from os import environ; value = environ['TEAM']", {}, VARIABLE),
+    "os.environb": Case("import os; value = os.environb[b'TEAM'].decode()", {}, VARIABLE),
+    "in os.environ": Case("import os; value = 'old' if 'TEAM' in os.environ else 'new'", {}, {"TEAM": None}),
+    "an unset variable": Case("import os; value = os.environ.get('UNSET', 'old')", {}, {"UNSET": "new"}),
+    "expandvars": Case("import os; value = os.path.expandvars('$TEAM')", {}, VARIABLE),
+    "expanduser": Case("import pathlib; value = pathlib.Path('~/x').expanduser().parent.name", {}, {"HOME": "/new"}),
+    "a module that reads a variable": Case("from reader import value", {"reader.py": "import os; value = os.environ['TEAM']"}, VARIABLE),
 }  # fmt: skip
 
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("name", CASES)
 def test_a_change_of_what_a_config_depends_on_is_seen(project, name):
-    value, files, change = CASES[name]
+    value, files, changed = CASES[name]
     project.variables = {"TEAM": "old", "HOME": "/old"}
     project.path.append(str(project.folder / "second"))
     for path, text in files.items():
@@ -204,7 +153,8 @@ def test_a_change_of_what_a_config_depends_on_is_seen(project, name):
     project.config(value)
     assert [project.start(), project.start()] == [["old", *MISS], ["old", *HIT]]
     assert "VALUE = 'old'" in project.dumped()
-    change(project)
+    for place, text in changed.items():
+        project.write(place, text) if "." in place else project.variables.update({place: text})
     assert [project.start(), project.start()] == [["new", *MISS], ["new", *HIT]]
     assert "VALUE = 'new'" in project.dumped()
 
@@ -268,59 +218,64 @@ def test_a_package_that_the_script_has_imported_does_not_count_for_its_submodule
 def test_each_value_of_a_variable_has_its_own_entry(project):
     """As where ranks differ: an entry of another one is found by what the configs say, and nothing is patched."""
     project.config("import os; value = os.environ['TEAM']")
-    answers = []
-    for value in ("a", "b", "a", "a", "b"):
-        project.variables = {"TEAM": value}
-        answers.append(project.start())
+    answers = [project.start(TEAM=value) for value in ("a", "b", "a", "a", "b")]
     assert answers == [["a", *MISS], ["b", *MISS], ["a", *ASKED], ["a", *HIT], ["b", *ASKED]]
 
 
 def test_a_relative_path_is_relative_to_where_the_script_starts(project):
     project.config("import os; value = os.path.abspath('.')[-5:] + open('data.txt').read()")
-    for folder in ("one-1", "two-2"):
-        project.write(f"{folder}/data.txt", folder[-1])
     answers = []
     for folder in ("one-1", "one-1", "two-2"):
+        project.write(f"{folder}/data.txt", folder[-1])
         project.before = f"import os; os.chdir({str(project.folder / folder)!r})\n"
         answers.append(project.start())
     assert answers == [["one-11", *MISS], ["one-11", *HIT], ["two-22", *MISS]]
 
 
-def test_a_link_that_leads_elsewhere_now_is_a_change(project):
-    project.config(HERE + "value = (here / 'current').resolve().joinpath('data.txt').read_text()")
-    for name in ("old", "new"):
-        project.write(f"{name}/data.txt", name)
-    (project.folder / "current").symlink_to("old")
-    assert [project.start(), project.start()] == [["old", *MISS], ["old", *HIT]]
-    (project.folder / "current").unlink()
-    (project.folder / "current").symlink_to("new")
-    assert project.start() == ["new", *MISS]
+def linked(project, value):
+    (project.folder / "current").unlink(missing_ok=True)
+    (project.folder / "current").symlink_to(value)
+    project.write(f"{value}/data.txt", value)
 
 
-@pytest.mark.slow
-def test_a_zipped_module_is_a_change_of_its_archive(project):
-    archive = project.folder / "zipped.zip"
-    project.path.append(str(archive))
-    project.config("from zipped_consts import value")
-    for value in ("old", "new"):
-        with zipfile.ZipFile(archive, "w") as file:
-            file.writestr("zipped_consts.py", f"value = {value!r}")
-        assert [project.start(), project.start()] == [[value, *MISS], [value, *HIT]]
+def zipped(project, value):
+    project.path.append(str(project.folder / "zipped.zip"))
+    with zipfile.ZipFile(project.folder / "zipped.zip", "w") as file:
+        file.writestr("zipped_consts.py", f"value = {value!r}")
 
 
-@pytest.mark.slow
-def test_an_editable_install_is_watched_by_its_files(project):
-    project.config("from editable_consts import value")
-    project.before = """
+def editable(project, value):
+    project.before = f"""
 import importlib.util
 class Finder:
     def find_spec(self, name, path=None, target=None):
         if name == "editable_consts":
-            return importlib.util.spec_from_file_location(name, ROOT + "/elsewhere/consts.py")
+            return importlib.util.spec_from_file_location(name, {str(project.folder / "elsewhere/consts.py")!r})
 sys.meta_path.append(Finder())
-""".replace("ROOT", repr(str(project.folder)))
+"""
+    project.write("elsewhere/consts.py", f"value = {value!r}")
+
+
+def distributed(project, value):
+    project.write("team-1.dist-info/RECORD", "team/__init__.py,,\nteam/patches.py,,\nteam/consts.py,,\n")
+    project.write("team/consts.py", f"value = {value!r}")
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize(
+    ("config", "write"),
+    [
+        (HERE + "value = (here / 'current').resolve().joinpath('data.txt').read_text()", linked),
+        ("from zipped_consts import value", zipped),
+        ("from editable_consts import value", editable),
+        ("from team.consts import value", distributed),
+    ],
+    ids=["a link", "an archive", "an editable install", "a config's own distribution"],
+)
+def test_a_value_from_elsewhere_is_watched(project, config, write):
+    project.config(config)
     for value in ("old", "new"):
-        project.write("elsewhere/consts.py", f"value = {value!r}")
+        write(project, value)
         assert [project.start(), project.start()] == [[value, *MISS], [value, *HIT]]
 
 
@@ -348,15 +303,6 @@ def test_an_installed_distribution_counts_by_its_list_of_files(project):
     assert [project.start(), project.start()] == [["new", *MISS], ["new", *HIT]]
 
 
-@pytest.mark.slow
-def test_a_config_in_an_installed_distribution_is_watched_by_its_files(project):
-    project.config("from team.consts import value")
-    project.write("team-1.dist-info/RECORD", "team/__init__.py,,\nteam/patches.py,,\nteam/consts.py,,\n")
-    for value in ("old", "new"):
-        project.write("team/consts.py", f"value = {value!r}")
-        assert [project.start(), project.start()] == [[value, *MISS], [value, *HIT]]
-
-
 def test_a_changed_comment_above_a_replacement_is_a_change(project):
     """Also where configs are registered: the whole text that is taken over is in the key."""
     project.before = "from veomni_hook import register; import team.patches; register(team.patches.config)\n"
@@ -365,11 +311,8 @@ def test_a_changed_comment_above_a_replacement_is_a_change(project):
         text = (project.folder / "team/patches.py").read_text()
         override = f'\n# said: {value}\n@config.override_method("TinyNorm.forward")\ndef forward(self, x):\n    return 1\n'
         project.write("team/patches.py", text + override)
-        ran = project.python(
-            f"import sys; sys.path[:0] = {project.path!r}\nimport veomni_hook.install\n{project.before}"
-            f"import {TINY} as tiny; print(open(tiny.__file__).read())",
-            VEOMNI_PATCHES=None,
-        )
+        show = f"import {TINY} as tiny; print(open(tiny.__file__).read())"
+        ran = project.run(f"import veomni_hook.install\n{project.before}{show}", VEOMNI_PATCHES=None)
         assert f"# said: {value}" in ran.out, ran.err
 
 
@@ -385,8 +328,7 @@ before = state()
 import atexit
 atexit.register(lambda: print(state() == before, file=sys.stderr))
 """
-    ran = project.python(f"import json, sys; sys.path[:0] = {project.path!r}\n" + project.before + SHOW,
-                         VEOMNI_PATCHES="team.patches", **project.variables)  # fmt: skip
+    ran = project.run(project.before + SHOW)
     assert ran.result == [["old", True], *MISS]
     assert ran.err.splitlines()[-1] == "True"
 
@@ -395,9 +337,8 @@ def test_what_a_config_wraps_itself_stays_wrapped(project):
     project.config(
         "import os; first = os.stat\ndef stat(*a, **k):\n    return first(*a, **k)\nos.stat = stat\nvalue = 1"
     )
-    code = f"import json, sys; sys.path[:0] = {project.path!r}\nimport veomni_hook.install, {TINY}, os\n"
-    code += "print(json.dumps([os.stat.__name__, os.stat('.').st_size > 0]))"
-    assert project.python(code, VEOMNI_PATCHES="team.patches").result == ["stat", True]
+    code = "print(json.dumps([os.stat.__name__, os.stat('.').st_size > 0]))"
+    assert project.run(f"import veomni_hook.install, {TINY}, os\n{code}").result == ["stat", True]
 
 
 def test_other_threads_are_not_recorded(project):
@@ -421,15 +362,12 @@ atexit.register(ended.set)
 def test_a_definition_that_is_taken_from_an_installed_module_is_watched(project):
     """Edited in place, too; a module that a patch only names is not imported for it."""
     project.config("from installed import consts, named; value = 'same'")
-    text = (
-        (project.folder / "team/patches.py").read_text()
-        + """
+    with (project.folder / "team/patches.py").open("a") as file:
+        file.write("""
 config.replace_class("TinyNorm", consts.Norm)
 from veomni_hook import create_patch_from_external
 config.add_patch(create_patch_from_external("TinyModel", "installed.external", "TinyModel"))
-"""
-    )
-    project.write("team/patches.py", text)
+""")
     project.path.append(str(project.folder / "site"))
     project.write("site/installed/__init__.py", "")
     project.write("site/installed/named.py", "")

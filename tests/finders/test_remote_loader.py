@@ -6,12 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.finders.conftest import DATA
+from tests.finders.conftest import DATA, HERE
 
 NAME = "transformers_modules.repo.modeling_remote"
-HOOK = (
-    "import sys; sys.path.insert(0, '.')\nimport thousand; thousand.install(); import veomni_hook.install\n"
-)
+HOOK = f"{HERE}import thousand; thousand.install(); import veomni_hook.install\n"
 
 
 @pytest.fixture
@@ -38,44 +36,35 @@ def test_what_the_finder_finds_is_patched_where_it_is_turned_on(remote, tmp_path
         value, file, name = remote(code).result
         assert (value, file) == (1002, original)
         assert Path(name).parts[-2:] == ("repo", "modeling_remote.py") and name != original
-    assert remote(code, VEOMNI_REMOTE_CODE=None).result == [2, original, original]
-    assert remote(code, VEOMNI_IDIOMS="0").result == [2, original, original]
-    assert remote(code, VEOMNI_HOOK="0").result == [2, original, original]
+    for off in ({"VEOMNI_REMOTE_CODE": None}, {"VEOMNI_IDIOMS": "0"}, {"VEOMNI_HOOK": "0"}):
+        assert remote(code, **off).result == [2, original, original]
 
 
 def test_packages_stay_as_they_are(remote):
-    ran = remote(
-        f"import json, {NAME}, transformers_modules.repo as p\nprint(json.dumps(type(p.__loader__).__name__))"
-    )
-    assert ran.result == "SourceFileLoader"
+    show = "print(json.dumps(type(p.__loader__).__name__))"
+    assert remote(f"import json, {NAME}, transformers_modules.repo as p\n{show}").result == "SourceFileLoader"
 
 
-def test_a_reload_reads_the_file_again(remote):
+AGAIN = {
+    "reload": "importlib.reload(m)",
+    "executed": "spec = spec_from_file_location(m.__name__, path); spec.loader.exec_module(m)\n"
+    "assert m.__loader__ is m.__spec__.loader is spec.loader",
+}
+
+
+@pytest.mark.parametrize("again", AGAIN)
+def test_a_module_that_is_executed_again_answers_with_its_new_source(remote, again):
     ran = remote(
         f"""
 import importlib, inspect, json, pathlib, {NAME} as m
-path = pathlib.Path(m.__file__)
-path.write_text(path.read_text().replace("scale = 2", "scale = 7  # changed"))
-importlib.reload(m)
-print(json.dumps([m.Scaled().forward(1), "# changed" in m.__loader__.get_source(m.__name__), "1000" in inspect.getsource(m.Scaled.forward)]))
-"""
-    )
-    assert ran.result == [1007, True, True]
-
-
-def test_a_module_that_is_executed_again_answers_with_its_new_source(remote):
-    ran = remote(
-        f"""
-import json, pathlib, {NAME} as m
 from veomni_hook.finders.remote import spec_from_file_location
 path = pathlib.Path(m.__file__)
 path.write_text(path.read_text().replace("scale = 2", "scale = 7  # changed"))
-spec = spec_from_file_location(m.__name__, path)
-spec.loader.exec_module(m)
-print(json.dumps([m.Scaled().forward(1), m.__loader__ is m.__spec__.loader is spec.loader, "# changed" in m.__loader__.get_source(m.__name__)]))
+{AGAIN[again]}
+print(json.dumps([m.Scaled().forward(1), "# changed" in m.__loader__.get_source(m.__name__), "1000" in inspect.getsource(m.Scaled.forward)]))
 """
     )
-    assert ran.result == [1007, True, True]
+    assert ran.result == [1007, True, True], ran.err
 
 
 def test_in_memory_only_source_and_traceback_are_the_patched_ones(remote, tmp_path):
@@ -119,7 +108,7 @@ print(json.dumps(kinds))
 
 
 def test_early_remote_modules_are_named(python, remote):
-    early = f"import sys; sys.path.insert(0, '.')\nimport transformers, {NAME}\n"
+    early = f"{HERE}import transformers, {NAME}\n"
     ran = python(early + HOOK, VEOMNI_PATCHES=None, VEOMNI_REMOTE_CODE="1")
     assert f"imported too early to be patched: {NAME}." in ran.err
     assert python(early + HOOK, VEOMNI_PATCHES=None).err == ""

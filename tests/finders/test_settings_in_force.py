@@ -2,10 +2,8 @@
 
 import pytest
 
-from tests.finders.conftest import TINY
+from tests.finders.conftest import HOOK, SHOW, warnings_of
 from veomni_hook.finders.settings_in_force import meant
-
-SHOW = f"import veomni_hook.install; from {TINY} import TinyNorm; print(TinyNorm().forward(1))"
 
 
 @pytest.mark.parametrize(
@@ -31,18 +29,17 @@ def test_what_is_meant(variable, expected):
 
 
 def test_one_warning_in_a_run_names_the_nearest(python):
-    code = f"{SHOW}\nimport veomni_hook\nwith veomni_hook.activate(): import transformers.models.pair_a.modeling_pair_a"
+    code = f"{HOOK}{SHOW}\nimport veomni_hook\nwith veomni_hook.activate(): import transformers.models.pair_a.modeling_pair_a"
     ran = python(
         code, flags=("-W", "always"), VEOMNI_KERNEL="torch", VEOMNI_USE_LIGER_KERNEL="1", VEOMNI_HOK=""
     )
     assert ran.out.strip() == "103", ran.err
-    said = [line for line in ran.err.splitlines() if "Warning: " in line]
-    assert len(said) == 1, ran.err
-    assert "VEOMNI_KERNEL is not a variable of veomni-hook" in said[0] and "set VEOMNI_KERNELS" in said[0]
+    (said,) = warnings_of(ran.err)
+    assert "VEOMNI_KERNEL is not a variable of veomni-hook" in said and "set VEOMNI_KERNELS" in said
 
 
 def test_under_strict_it_is_an_error(python):
-    ran = python(SHOW, VEOMNI_KERNEL="torch", VEOMNI_STRICT="1")
+    ran = python(HOOK + SHOW, VEOMNI_KERNEL="torch", VEOMNI_STRICT="1")
     assert ran.code == 1
     assert "SettingsError: VEOMNI_KERNEL is not a variable of veomni-hook" in ran.err
     assert "set VEOMNI_KERNELS, or unset VEOMNI_KERNEL" in ran.err

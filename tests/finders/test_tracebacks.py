@@ -31,11 +31,13 @@ def test_a_patch_that_does_not_apply(python):
     assert full.err.splitlines()[-3:] == ran.err.splitlines()[-3:], "the message is the same"
 
 
-def test_the_setting_may_come_from_the_script(python):
-    script = SCRIPT.replace(
-        "import veomni_hook.install", "import veomni_hook as v; v.activate(traceback='full')"
-    )
+def test_the_setting_may_come_from_the_script_and_an_illegal_one_is_folded(python):
+    full = "import veomni_hook as v; v.activate(traceback='full')"
+    script = SCRIPT.replace("import veomni_hook.install", full)
     assert ours(python(script, VEOMNI_PATCHES="misspelt_config")) > 5
+    ran = python(SCRIPT, VEOMNI_DEVICE="tpu")
+    assert "SettingsError" in ran.err and ours(ran) == 1
+    assert ours(python(SCRIPT, VEOMNI_DEVICE="tpu", VEOMNI_TRACEBACK="full")) > 1
 
 
 def test_a_config_that_fails_shows_its_own_frames_as_the_cause(python):
@@ -57,9 +59,3 @@ def test_a_defect_of_ours_keeps_its_frames(python):
     ran = python(fails, VEOMNI_PATCHES=None, VEOMNI_STRICT="1")
     assert "IdiomError" in ran.err and "a defect" in ran.err
     assert ours(ran) > 5
-
-
-def test_a_setting_that_is_illegal(python, tmp_path):
-    ran = python(SCRIPT, VEOMNI_DEVICE="tpu")
-    assert "SettingsError" in ran.err and ours(ran) == 1
-    assert ours(python(SCRIPT, VEOMNI_DEVICE="tpu", VEOMNI_TRACEBACK="full")) > 1

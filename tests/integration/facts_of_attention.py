@@ -42,41 +42,37 @@ LENGTH, BATCH = 41, 2
 LABELS = "labels"
 
 
-def gpt_oss(layers: int = 2, **options: Any) -> Any:
-    config = transformers.GptOssConfig(
-        **SIZES | {"num_hidden_layers": layers},
-        num_local_experts=4,
-        num_experts_per_tok=2,
-        rope_parameters={"rope_type": "default", "rope_theta": 1e4},
-        layer_types=["sliding_attention", "full_attention"][:layers],
-        **options,
-    )
+def seeded(kind: str, config: Any) -> Any:
+    """A causal model of a class, with other sinks than zeros."""
     torch.manual_seed(0)
-    model = transformers.GptOssForCausalLM(config)
-    for layer in model.model.layers:
-        nn.init.normal_(layer.self_attn.sinks)
+    model = getattr(transformers, f"{kind}ForCausalLM")(config)
+    for module in attentions(model):
+        if hasattr(module, "sinks"):
+            nn.init.normal_(module.sinks)
     return model
 
 
+def gpt_oss(layers: int = 2, **options: Any) -> Any:
+    sizes = {
+        **SIZES, "num_hidden_layers": layers, "num_local_experts": 4, "num_experts_per_tok": 2,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+        "layer_types": ["sliding_attention", "full_attention"][:layers],
+    }  # fmt: skip
+    return seeded("GptOss", transformers.GptOssConfig(**sizes, **options))
+
+
 def gemma2(**options: Any) -> Any:
-    config = transformers.Gemma2Config(
-        **SIZES, attn_logit_softcapping=2.0, query_pre_attn_scalar=16, **options
-    )
-    torch.manual_seed(0)
-    return transformers.Gemma2ForCausalLM(config)
+    sizes = {**SIZES, "attn_logit_softcapping": 2.0, "query_pre_attn_scalar": 16}
+    return seeded("Gemma2", transformers.Gemma2Config(**sizes, **options))
 
 
 def gemma3() -> Any:
-    return transformers.Gemma3ForCausalLM(transformers.Gemma3TextConfig(**SIZES))
+    return seeded("Gemma3", transformers.Gemma3TextConfig(**SIZES))
 
 
 def deepseek_v4() -> Any:
     _, _, sizes = CONFIGURATIONS["deepseek_v4"]
-    torch.manual_seed(0)
-    model = transformers.DeepseekV4ForCausalLM(transformers.DeepseekV4Config(**sizes))
-    for layer in model.model.layers:
-        nn.init.normal_(layer.self_attn.sinks)
-    return model.train()
+    return seeded("DeepseekV4", transformers.DeepseekV4Config(**sizes)).train()
 
 
 def attentions(model: Any) -> list[Any]:
@@ -260,32 +256,17 @@ def choices() -> dict[str, Any]:
     assigned = gpt_oss()
     assigned.config._attn_implementation = "eager"
     found["assigned eager"] = run(assigned)
-    found["dropout"] = run(gpt_oss(attention_dropout=0.1))
-    evaluated = gpt_oss(attention_dropout=0.1).bfloat16().eval()
-    evaluated(input_ids=batch["input_ids"])
-    found["dropout, evaluated"] = runs(evaluated)
     wanting = gpt_oss()
     found["output_attentions"] = run(wanting, output_attentions=True)
     wanted = wanting(input_ids=batch["input_ids"], output_attentions=True).attentions
     found["attentions"] = [list(each.shape) for each in wanted]
     found["afterwards"] = run(wanting)
-    hooked = gpt_oss()
-    for module in attentions(hooked):
-        module.register_forward_hook(lambda *_: None)
-    found["hooked"] = run(hooked)
     replaced = gpt_oss()
     modeling = sys.modules[type(replaced).__module__]
     original = modeling.eager_attention_forward
     modeling.eager_attention_forward = lambda *args, **kwargs: original(*args, **kwargs)
     found["replaced"] = run(replaced)
     modeling.eager_attention_forward = original
-    dense = torch.zeros(BATCH, 1, LENGTH, LENGTH, dtype=torch.bfloat16)
-    found["a mask of one's own"] = run(
-        gpt_oss(), attention_mask={"full_attention": dense, "sliding_attention": dense}
-    )
-    short = gpt_oss().bfloat16()
-    short(input_ids=batch["input_ids"][:, :2])
-    found["short"] = runs(short)
     return found | other_implementations(batch)
 
 
@@ -311,19 +292,16 @@ def other_implementations(batch: dict[str, torch.Tensor]) -> dict[str, Any]:
             model = transformers.GptOssForCausalLM.from_pretrained(folder, **how).bfloat16()
             model(input_ids=batch["input_ids"])
             found[name] = runs(model)
-    whole = gpt_oss(layers=1).bfloat16()
-    whole.compile(backend="eager")
-    whole(input_ids=batch["input_ids"], use_cache=False)
-    found["compiled"] = runs(whole)
-    masked = gpt_oss(layers=1).bfloat16()
-    masked.compile(backend="eager")
-    masked(**inputs()["left"], use_cache=False)
-    found["compiled, padded"] = runs(masked)
-    layers = gpt_oss(layers=1).bfloat16()
-    for layer in layers.model.layers:
-        layer.compile(backend="eager")
-    layers(input_ids=batch["input_ids"], use_cache=False)
-    found["compiled layers"] = runs(layers)
+    for name, padded, whole in (
+        ("compiled", False, True),
+        ("compiled, padded", True, True),
+        ("compiled layers", False, False),
+    ):
+        model = gpt_oss(layers=1).bfloat16()
+        for part in [model] if whole else model.model.layers:
+            part.compile(backend="eager")
+        model(**(inputs()["left"] if padded else {"input_ids": batch["input_ids"]}), use_cache=False)
+        found[name] = runs(model)
     return found
 
 

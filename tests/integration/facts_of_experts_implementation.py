@@ -5,6 +5,7 @@ Run by `test_experts_implementation`, with transformers imported ``before`` or `
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import pickle
@@ -31,18 +32,9 @@ SIZES = {
     "num_key_value_heads": 1, "vocab_size": 32, "num_local_experts": 4, "head_dim": 8, "pad_token_id": 0,
 }  # fmt: skip
 TEXT = {
-    "hidden_size": 16,
-    "intermediate_size": 16,
-    "moe_intermediate_size": 8,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "vocab_size": 32,
-    "num_experts": 2,
-    "num_experts_per_tok": 1,
-    "head_dim": 8,
+    **SIZES, "moe_intermediate_size": 8, "num_experts": 2, "num_experts_per_tok": 1,
     "rope_parameters": {"rope_type": "default", "mrope_section": [2, 1, 1], "rope_theta": 1e4},
-}
+}  # fmt: skip
 VISION = {
     "depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 16,
     "deepstack_visual_indexes": [0],
@@ -72,74 +64,55 @@ def choice(model: Any) -> str | None:
 
 def models() -> dict[str, Any]:
     """Reasons by how the model was made; ``value`` is what its config ends up with."""
-    plain = causal_lm()
+    plain, requested, inner, generating, wrong = (causal_lm() for _ in range(5))
     explicit = MixtralForCausalLM._from_config(
         copy.deepcopy(plain.config), experts_implementation="grouped_mm"
     )
-    requested, inner = causal_lm(), causal_lm()
     requested.set_experts_implementation("grouped_mm")
     inner.model.set_experts_implementation("eager")
-    generating = causal_lm()
     generating.generate(torch.tensor([[1, 2]]), max_new_tokens=2, do_sample=False)
-    wrong = causal_lm()
-    try:
+    with contextlib.suppress(ValueError):
         wrong.set_experts_implementation("nonsense")
-    except ValueError:
-        pass
-    found = {
-        "value": plain.config._experts_implementation,
-        "default": choice(plain),
-        "inner base model": choice(plain.model),
-        "second model of the config": choice(MixtralModel(plain.config)),
-        "model of a deep copy": choice(MixtralModel(copy.deepcopy(plain.config))),
-        "pickled": choice(pickle.loads(pickle.dumps(plain))),
-        "generated": choice(generating),
-        "refused request": choice(wrong),
-        "explicit, the default's value": choice(explicit),
-        "explicit, second model": choice(MixtralModel(explicit.config)),
-        "explicit, deep copy": choice(MixtralModel(copy.deepcopy(explicit.config))),
-        "explicit, pickled": choice(pickle.loads(pickle.dumps(explicit))),
-        "explicit, in the config": choice(causal_lm(experts_implementation="eager")),
-        "explicit, requested": choice(requested),
-        "explicit, of the inner model": choice(inner),
-    }
-    return found | nested_models() | loaded_models(plain, explicit)
-
-
-def nested_models() -> dict[str, Any]:
-    by_name, all_parts, inner, other = nested(), nested(), nested(), nested()
+    by_name, of_part, other = nested(), nested(), nested()
     by_name.set_experts_implementation({"text_config": "eager"})
-    all_parts.set_experts_implementation("eager")
-    inner.model.language_model.set_experts_implementation("grouped_mm")
+    of_part.model.language_model.set_experts_implementation("grouped_mm")
     other.config._experts_implementation = {"vision_config": "eager"}
-    return {
-        "nested": choice(nested()),
-        "nested, another part chosen": choice(other),
-        "explicit, nested, by name": choice(by_name),
-        "explicit, nested, for all": choice(all_parts),
-        "explicit, nested, of the part": choice(inner),
-        "explicit, nested, in the config": choice(nested(experts_implementation="eager")),
+    made = {
+        "default": plain,
+        "inner base model": plain.model,
+        "second model of the config": MixtralModel(plain.config),
+        "model of a deep copy": MixtralModel(copy.deepcopy(plain.config)),
+        "pickled": pickle.loads(pickle.dumps(plain)),
+        "generated": generating,
+        "refused request": wrong,
+        "nested": nested(),
+        "nested, another part chosen": other,
+        "explicit, the default's value": explicit,
+        "explicit, second model": MixtralModel(explicit.config),
+        "explicit, deep copy": MixtralModel(copy.deepcopy(explicit.config)),
+        "explicit, pickled": pickle.loads(pickle.dumps(explicit)),
+        "explicit, in the config": causal_lm(experts_implementation="eager"),
+        "explicit, requested": requested,
+        "explicit, of the inner model": inner,
+        "explicit, nested, by name": by_name,
+        "explicit, nested, of the part": of_part,
+        "explicit, nested, in the config": nested(experts_implementation="eager"),
     }
-
-
-def loaded_models(plain: Any, explicit: Any) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         explicit.save_pretrained(folder)
         saved = Path(folder, "config.json").read_text(encoding="utf-8")
-        load = MixtralForCausalLM.from_pretrained
-        resolved = plain.config
-        return {
-            "saved": "veomni" in saved or "veomni" in repr(explicit.config),
-            "loaded": choice(load(folder)),
-            "loaded with a used config": choice(load(folder, config=resolved)),
-            "explicit, loaded": choice(load(folder, experts_implementation="batched_mm")),
-            "explicit, loaded with a used config": choice(
-                load(folder, config=resolved, experts_implementation="grouped_mm")
-            ),
-            "explicit, by auto": choice(
-                transformers.AutoModelForCausalLM.from_pretrained(folder, experts_implementation="eager")
-            ),
+        load, auto = MixtralForCausalLM.from_pretrained, transformers.AutoModelForCausalLM.from_pretrained
+        made |= {
+            "loaded": load(folder),
+            "loaded with a used config": load(folder, config=plain.config),
+            "explicit, loaded": load(folder, experts_implementation="batched_mm"),
+            "explicit, by auto": auto(folder, experts_implementation="eager"),
         }
+    return {
+        "value": plain.config._experts_implementation,
+        "saved": "veomni" in saved or "veomni" in repr(explicit.config),
+        **{name: choice(model) for name, model in made.items()},
+    }
 
 
 def runs() -> dict[str, Any]:
@@ -185,7 +158,7 @@ CALLS: list[int] = []
 
 def kernel(*operands: Any) -> Any:
     CALLS.append(1)
-    return reference.gated(*operands)
+    return reference.of("gated")(*operands)
 
 
 if __name__ == "__main__":

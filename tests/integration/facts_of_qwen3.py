@@ -90,41 +90,6 @@ def training() -> dict[str, object]:
     }
 
 
-def compiled() -> dict[str, object]:
-    """Each class compiled whole, no graph break allowed; the values must stay."""
-    import torch._dynamo
-
-    torch.manual_seed(0)
-    model = module.Qwen3ForCausalLM(module.Qwen3Config(**CONFIG)).eval()
-    layer, x = model.model.layers[0], torch.randn(2, 16, 32)
-    rotary = model.model.rotary_emb(x, torch.arange(16)[None])
-    mask = None
-    calls = {
-        "Qwen3RMSNorm": (layer.input_layernorm, (x,), {}),
-        "Qwen3MLP": (layer.mlp, (x,), {}),
-        "Qwen3RotaryEmbedding": (model.model.rotary_emb, (x, torch.arange(16)[None]), {}),
-        "Qwen3Attention": (layer.self_attn, (x, rotary, mask), {}),
-        "Qwen3DecoderLayer": (layer, (x,), {"position_embeddings": rotary}),
-        "Qwen3Model": (model.model, (), {"input_ids": torch.arange(16)[None], "use_cache": False}),
-        "Qwen3ForCausalLM": (model, (), {"input_ids": torch.arange(16)[None], "use_cache": False}),
-        "training": (
-            copy.deepcopy(model).train(),
-            (),
-            {"input_ids": torch.arange(16)[None], "labels": torch.arange(16)[None], "use_cache": False},
-        ),
-    }
-    results: dict[str, object] = {}
-    for name, (target, arguments, keywords) in calls.items():
-        torch._dynamo.reset()
-        run = torch.compile(target, fullgraph=True, backend="eager")
-        got, expected = run(*arguments, **keywords), target(*arguments, **keywords)
-        if name == "training":
-            got, expected = got.loss, expected.loss
-        got, expected = (v[0] if isinstance(v, tuple) else getattr(v, "logits", getattr(v, "last_hidden_state", v)) for v in (got, expected))  # fmt: skip
-        results[name] = torch.allclose(got, expected, atol=1e-6)
-    return results
-
-
 facts = {
     "classes": {n: facts_of_class(v) for n, v in QUALIFIED.items() if inspect.isclass(v)},
     "functions": {n: facts_of_callable(v) for n, v in QUALIFIED.items() if inspect.isfunction(v)},
@@ -132,7 +97,6 @@ facts = {
     "names": sorted(n for n in vars(module) if not n.startswith("__")),
     "can_set_experts": module.Qwen3ForCausalLM._can_set_experts_implementation(),
     "training": training(),
-    "compiled": compiled(),
     "file": module.__file__,
     "version": transformers.__version__,
 }

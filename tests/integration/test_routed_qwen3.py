@@ -182,7 +182,9 @@ def test_models_copy_pickle_and_save_as_upstream_does(patched, tmp_path):
 
 
 @pytest.mark.sample(1)
-@pytest.mark.parametrize("name", ["Qwen3RMSNorm", "Qwen3MLP", "Qwen3Attention", "Qwen3ForCausalLM"])
+@pytest.mark.parametrize(
+    "name", ["Qwen3RMSNorm", "Qwen3MLP", "Qwen3Attention", "Qwen3DecoderLayer", "Qwen3ForCausalLM"]
+)
 def test_compiles_in_one_graph(patched, name):
     set_choice("torch")
     settings = tiny_config(num_hidden_layers=1)
@@ -192,6 +194,7 @@ def test_compiles_in_one_graph(patched, name):
         "Qwen3RMSNorm": lambda cls: (cls(32), (hidden,), {}),
         "Qwen3MLP": lambda cls: (cls(settings), (hidden,), {}),
         "Qwen3Attention": lambda cls: (cls(settings, 0), (hidden, (cos, sin), None), {}),
+        "Qwen3DecoderLayer": lambda cls: (cls(settings, 0), (hidden,), {"position_embeddings": (cos, sin)}),
         "Qwen3ForCausalLM": lambda cls: (cls(settings), (), {**batch(1, 6), "use_cache": False}),
     }
     settings._attn_implementation = "sdpa"

@@ -46,7 +46,7 @@ ELSEWHERE = {
     **dict.fromkeys(("attention", "varlen_attention"), "masks and layers decide what is computed"),
     **dict.fromkeys(("linear_cross_entropy", "load_balancing_loss"), "a loss of many operands, in chunks"),
     **dict.fromkeys(("moe_experts", "moe_router", "low_rank_linear"), "routings and modules are operands"),
-    **dict.fromkeys(("gated_delta_rule", "causal_conv", "log_decay"), "sequences have boundaries"),
+    **dict.fromkeys(("gated_delta_rule", "causal_conv"), "sequences have boundaries"),
 }
 _COMPOSED = "shared.recompute"
 OPS = [op for op in registry.names() if op not in ELSEWHERE]

@@ -73,10 +73,10 @@ def _register() -> None:
 def faked() -> Iterator[None]:
     """Choose these kernels for the ops that a decoder layer has, inside the block."""
     names = [f"veomni_hook.kernels.{op}" for op in (*OPS, "layer_norm")]
-    hosts = [import_module(f"{name}.triton") for name in names]
-    for other in ("rms_norm.tiles", "qk_norm_rotary.plans", "layer_norm.plans"):
-        with suppress(ImportError):  # earlier checkouts, which benchmarks compare with
-            hosts.append(import_module(f"veomni_hook.kernels.{other}"))
+    hosts, tiles = [], "veomni_hook.kernels.rms_norm.tiles"
+    for host in (tiles, *(f"{name}.{part}" for name in names for part in ("triton", "plans"))):
+        with suppress(ImportError):
+            hosts.append(import_module(host))
     with ExitStack() as stack:
         stack.enter_context(registry.restored())
         stack.enter_context(STATE.restored())
@@ -84,7 +84,7 @@ def faked() -> Iterator[None]:
         for name in names:
             with suppress(ImportError):  # nn_layer_norm has those of layer_norm
                 device = import_module(f"{name}.device")
-            for each in ("forward", "backward", "rotate", "add_up"):
+            for each in ("forward", "forward_of_sum", "backward", "rotate", "add_up"):
                 if hasattr(device, each):
                     stack.enter_context(mock.patch.object(device, each, _Function()))
         changes = {"_HANDLES": True, "_stream": lambda device: 7, "_device": lambda: 0}

@@ -16,9 +16,9 @@ from tests.kernels.batches import assert_batch_invariant
 from tests.kernels.rms_norm import variants as norms
 from veomni_hook.kernels.gated_mlp import reference as formulas
 from veomni_hook.kernels.gated_mlp.torch import gated_silu
+from veomni_hook.kernels.linear_cross_entropy import chunks
 from veomni_hook.kernels.linear_cross_entropy import reference as losses
 from veomni_hook.kernels.linear_cross_entropy import torch as chunked
-from veomni_hook.kernels.linear_cross_entropy import weight_gradient
 from veomni_hook.kernels.linear_cross_entropy.objective import Objective, Wanted
 from veomni_hook.kernels.rms_norm.torch import rms_norm
 from veomni_hook.kernels.rotary import reference
@@ -127,7 +127,7 @@ def test_norm_and_rotation_past_two_to_the_31_elements():
 def test_linear_cross_entropy(dtype, rows_a_chunk, in_float32, monkeypatch):
     monkeypatch.setattr(chunked, "CHUNK_ROWS", rows_a_chunk)
     monkeypatch.setattr(chunked, "CHUNK_LOGITS_GPU", 0)
-    monkeypatch.setattr(weight_gradient, "ADDS_IN_FLOAT32", in_float32 and weight_gradient.ADDS_IN_FLOAT32)
+    monkeypatch.setattr(chunks, "ADDS_IN_FLOAT32", in_float32 and chunks.ADDS_IN_FLOAT32)
     target = torch.randint(0, 501, (130,), device="cuda")
     target[::5] = -100
 
@@ -135,7 +135,7 @@ def test_linear_cross_entropy(dtype, rows_a_chunk, in_float32, monkeypatch):
         return ForCausalLMLoss(functional.linear(x, weight, bias)[None], None, 501, shift_labels=target[None])
 
     compare(
-        lambda x, weight, bias: chunked.linear_cross_entropy(x, weight, bias, target),
+        lambda *leaves: chunked.loss_and_statistics(*leaves, target, Objective(), Wanted())[0],
         upstream,
         [random(130, 64, dtype=dtype), random(501, 64, dtype=dtype), random(501, dtype=dtype)],
         dtype,
@@ -325,7 +325,8 @@ def test_fused_linear_cross_entropy_waits_for_nothing():
         try:
             for items in (None, 7, torch.tensor(7), known):
                 leaves = [x.detach().requires_grad_(), weight.detach().requires_grad_()]
-                fused.linear_cross_entropy(*leaves, None, target, num_items=items).backward()
+                call = (*leaves, None, target, Objective(num_items=items), Wanted())
+                fused.loss_and_statistics(*call)[0].backward()
         finally:
             torch.cuda.set_sync_debug_mode("default")
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.once import shared_folder
+from tests.processes import environment
 
 ROOT = Path(__file__).parents[2]
 #: Seconds for one process.
@@ -20,13 +21,8 @@ Facts = Callable[..., str]
 
 
 def _environment(cache: Path, changes: dict[str, str]) -> dict[str, str]:
-    held = {name: value for name, value in os.environ.items() if not name.startswith("VEOMNI_")}
-    return {
-        **held, "VEOMNI_CACHE_DIR": str(cache), "VEOMNI_BANNER": "0", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1",
-        # Asking for a GPU in the server must not start CUDA, which would not survive a fork.
-        "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
-        **changes,
-    }  # fmt: skip
+    # Asking for a GPU in the server must not start CUDA, which would not survive a fork.
+    return environment(cache, VEOMNI_BANNER="0", PYTORCH_NVML_BASED_CUDA_CHECK="1") | changes
 
 
 @pytest.fixture(scope="session")
@@ -49,7 +45,6 @@ def facts(tmp_path_factory, cache):
         servers.clear()
 
     def run(module: str, *arguments: str, **changes: str) -> str:
-        environment = _environment(cache, changes)
         if not servers:
             servers.append(
                 subprocess.Popen(
@@ -63,7 +58,7 @@ def facts(tmp_path_factory, cache):
                 )
             )
         order = {
-            "module": f"tests.multimodal.{module}", "arguments": arguments, "environment": environment,
+            "module": f"tests.multimodal.{module}", "arguments": arguments, "environment": _environment(cache, changes),
             "log": str(folder / module),
         }  # fmt: skip
         server = servers[0]

@@ -17,17 +17,7 @@ if os.environ.get("FACTS_HOOK") == "1":
 
 import torch
 
-from tests.multimodal.families import (
-    FAMILIES,
-    PACKED,
-    PACKED_SOUNDS,
-    SPEECH,
-    accepted,
-    batch,
-    batches,
-    model,
-    packed,
-)
+from tests.multimodal.families import FAMILIES, accepted, batch, batches, model, packed, samples_of_a_row
 from veomni_hook.errors import MultimodalError, SamplesError
 from veomni_hook.multimodal import position_ids
 
@@ -59,10 +49,7 @@ def packing_of(family: str, made: Any) -> tuple[float, float] | str:
 
 def _packed(family: str, made: Any) -> tuple[float, float]:
     made.eval()
-    separate = [
-        _logits(made, accepted(made, batch(family, [sample])))
-        for sample in (PACKED_SOUNDS if family in SPEECH else PACKED)
-    ]
+    separate = [_logits(made, accepted(made, batch(family, [sample]))) for sample in samples_of_a_row(family)]
     found = _logits(made, accepted(made, packed(family, position_ids(made.config))))
     made.train()
     truth = torch.cat(separate)

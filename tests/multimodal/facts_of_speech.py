@@ -50,14 +50,9 @@ def trained(model: Any) -> dict[str, Any]:
     before = {name: each.detach().clone() for name, each in model.named_parameters()}
     rows = [{name: each[row] for name, each in batch().items()} for row in range(2)]
     arguments = transformers.TrainingArguments(
-        output_dir=os.path.join(sys.argv[2], "trainer"),
-        max_steps=1,
-        per_device_train_batch_size=2,
-        report_to=[],
-        save_strategy="no",
-        use_cpu=True,
-        disable_tqdm=True,
-    )
+        os.path.join(sys.argv[2], "trainer"), max_steps=1, per_device_train_batch_size=2, report_to=[],
+        save_strategy="no", use_cpu=True, disable_tqdm=True,
+    )  # fmt: skip
     done = transformers.Trainer(model, arguments, train_dataset=rows).train()
     changed = [name for name, each in model.named_parameters() if not torch.equal(each, before[name])]
     return {"loss": done.training_loss, "changed": sorted({name.split(".")[0] for name in changed})}

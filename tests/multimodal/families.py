@@ -51,85 +51,45 @@ _SOUND = {
     "d_model": 16, "max_source_positions": 60, "n_window": 50, "output_dim": 32,
 }  # fmt: skip
 
-#: By family: the class, its configuration's class, and what that is called with.
-FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "qwen2_vl": (
-        "Qwen2VLForConditionalGeneration",
-        "Qwen2VLConfig",
-        {
-            "text_config": {**_TEXT, "rope_parameters": _SECTIONS},
-            "vision_config": {"depth": 3, "embed_dim": 16, "num_heads": 2, "hidden_size": 32},
-            **_TOKENS,
-        },
-    ),
-    "qwen2_5_vl": (
-        "Qwen2_5_VLForConditionalGeneration",
-        "Qwen2_5_VLConfig",
-        {
-            "text_config": {**_TEXT, "rope_parameters": _SECTIONS},
-            "vision_config": {**_SIGHT, **_WINDOWS},
-            **_TOKENS,
-        },
-    ),
-    "qwen3_vl": (
-        "Qwen3VLForConditionalGeneration",
-        "Qwen3VLConfig",
-        {"text_config": {**_HEAD, **_INTERLEAVED}, "vision_config": _DEEP, **_TOKENS},
-    ),
-    "qwen3_vl_moe": (
-        "Qwen3VLMoeForConditionalGeneration",
-        "Qwen3VLMoeConfig",
-        {"text_config": {**_HEAD, **_EXPERTS, **_INTERLEAVED}, "vision_config": _DEEP, **_TOKENS},
-    ),
-    "qwen3_5": (
-        "Qwen3_5ForConditionalGeneration",
-        "Qwen3_5Config",
-        {"text_config": _LINEAR, "vision_config": {**_SIGHT, **_PLACES}, **_TOKENS},
-    ),
+
+def _with_tower(text: dict[str, Any], vision: dict[str, Any], **others: Any) -> dict[str, Any]:
+    return {"text_config": text, "vision_config": vision, **(others or _TOKENS)}
+
+
+_SECTIONED = {**_TEXT, "rope_parameters": _SECTIONS}
+#: By family: the name that its model and its configuration begin with, and what the latter is called with.
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen2_vl": ("Qwen2VL", _with_tower(_SECTIONED, {"depth": 3, "embed_dim": 16, "num_heads": 2, "hidden_size": 32})),
+    "qwen2_5_vl": ("Qwen2_5_VL", _with_tower(_SECTIONED, {**_SIGHT, **_WINDOWS})),
+    "qwen3_vl": ("Qwen3VL", _with_tower({**_HEAD, **_INTERLEAVED}, _DEEP)),
+    "qwen3_vl_moe": ("Qwen3VLMoe", _with_tower({**_HEAD, **_EXPERTS, **_INTERLEAVED}, _DEEP)),
+    "qwen3_5": ("Qwen3_5", _with_tower(_LINEAR, {**_SIGHT, **_PLACES})),
     "qwen3_5_moe": (
-        "Qwen3_5MoeForConditionalGeneration",
-        "Qwen3_5MoeConfig",
-        {
-            "text_config": {**_LINEAR, **_EXPERTS, "shared_expert_intermediate_size": 24},
-            "vision_config": {**_SIGHT, **_PLACES},
-            **_TOKENS,
-        },
+        "Qwen3_5Moe",
+        _with_tower({**_LINEAR, **_EXPERTS, "shared_expert_intermediate_size": 24}, {**_SIGHT, **_PLACES}),
     ),
     "glm4v": (
-        "Glm4vForConditionalGeneration",
-        "Glm4vConfig",
-        {
-            "text_config": {**_TEXT, "rope_parameters": _SECTIONS},
-            "vision_config": {
-                "depth": 3, "hidden_size": 16, "num_heads": 2, "intermediate_size": 24, "image_size": 56,
-                "out_hidden_size": 32, "patch_size": 14,
-            },
-            "image_token_id": IMAGE, "video_token_id": VIDEO,
-            "image_start_token_id": VISION_START, "image_end_token_id": VISION_END,
-            "video_start_token_id": VIDEO_START, "video_end_token_id": VIDEO_END,
-        },
+        "Glm4v",
+        _with_tower(
+            _SECTIONED, {**_SIGHT, "image_size": 56, "patch_size": 14},
+            image_token_id=IMAGE, video_token_id=VIDEO, image_start_token_id=VISION_START, image_end_token_id=VISION_END,
+            video_start_token_id=VIDEO_START, video_end_token_id=VIDEO_END,
+        ),
     ),
     "qwen2_5_omni": (
-        "Qwen2_5OmniThinkerForConditionalGeneration",
-        "Qwen2_5OmniThinkerConfig",
-        {
-            "text_config": {**_TEXT, "rope_parameters": _SECTIONS},
-            "vision_config": {**_SIGHT, **_WINDOWS},
-            "audio_config": _SOUND,
-            "image_token_index": IMAGE, "video_token_index": VIDEO, "audio_token_index": AUDIO,
-            **_STARTS,
-        },
+        "Qwen2_5OmniThinker",
+        _with_tower(
+            _SECTIONED, {**_SIGHT, **_WINDOWS}, audio_config=_SOUND,
+            image_token_index=IMAGE, video_token_index=VIDEO, audio_token_index=AUDIO, **_STARTS,
+        ),
     ),
     "qwen3_omni_moe": (
-        "Qwen3OmniMoeThinkerForConditionalGeneration",
-        "Qwen3OmniMoeThinkerConfig",
-        {
-            "text_config": {**_HEAD, **_EXPERTS, **_INTERLEAVED},
-            "vision_config": _DEEP,
-            "audio_config": {**_SOUND, "downsample_hidden_size": 8, "n_window_infer": 100},
-            "audio_token_id": AUDIO, "image_token_id": IMAGE, "video_token_id": VIDEO,
-            **_STARTS,
-        },
+        "Qwen3OmniMoeThinker",
+        _with_tower(
+            {**_HEAD, **_EXPERTS, **_INTERLEAVED}, _DEEP,
+            audio_config={**_SOUND, "downsample_hidden_size": 8, "n_window_infer": 100},
+            image_token_id=IMAGE, video_token_id=VIDEO, audio_token_id=AUDIO, **_STARTS,
+        ),
     ),
 }  # fmt: skip
 SPEECH = ("qwen2_5_omni", "qwen3_omni_moe")
@@ -170,12 +130,12 @@ def batches(family: str) -> dict[str, list[list[tuple[str, Any]]]]:
 
 def model(family: str, **changes: Any) -> Any:
     """A small model of a family, always with the same weights; ``changes`` are of the configuration."""
-    name, config_name, values = FAMILIES[family]
+    name, values = FAMILIES[family]
     configuration = import_module(f"transformers.models.{family}.configuration_{family}")
-    config = getattr(configuration, config_name)(**values, **changes)
+    config = getattr(configuration, f"{name}Config")(**values, **changes)
     modeling = import_module(f"transformers.models.{family}.modeling_{family}")
     torch.manual_seed(0)
-    made = getattr(modeling, name)(config).train()
+    made = getattr(modeling, f"{name}ForConditionalGeneration")(config).train()
     with torch.no_grad():
         for parameter in made.parameters():
             if parameter.dim() == 1:
@@ -216,10 +176,15 @@ def batch(family: str, samples: list[list[tuple[str, Any]]], *, side: str = "rig
     return inputs
 
 
+def samples_of_a_row(family: str) -> list[list[tuple[str, Any]]]:
+    """The samples of `packed`."""
+    return PACKED_SOUNDS if family in SPEECH else PACKED
+
+
 def packed(family: str, positions: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
     """Samples in one row, as docs/multimodal.md packs them; ``positions`` are those of one sample."""
     parts, rows = [], []
-    for sample in PACKED_SOUNDS if family in SPEECH else PACKED:
+    for sample in samples_of_a_row(family):
         whole = batch(family, [sample])
         text = torch.arange(whole["input_ids"].shape[1]).view(1, 1, -1)
         rows.append(torch.cat([text, positions(whole)]))

@@ -27,7 +27,6 @@ _READING = {
     "_local_scalar_dense", "nonzero", "masked_select", "equal", "is_nonzero", "_unique2", "unique_dim",
     "unique_consecutive", "bincount", "argwhere", "nonzero_static",
 }  # fmt: skip
-_FREE = {"detach", "alias", "view", "_unsafe_view", "t", "transpose"}
 
 
 def register() -> None:

@@ -112,18 +112,11 @@ def test_nothing_runs_in_steps_of_decoding():
     assert model.calls == 1
 
 
-def test_nothing_runs_in_one_process():
-    model = Model(image_size=5)
-    embeds = torch.zeros(1, 1, 4)
+def test_nothing_runs_in_one_process_and_it_compiles_without_breaks():
+    model, embeds = Model(image_size=5), torch.randn(1, 2, 4)
     assert model.run(embeds) is embeds
+    assert torch.equal(torch.compile(model.run, fullgraph=True, backend="eager")(embeds), embeds)
     assert model.calls == 0
-
-
-def test_one_process_compiles_without_breaks():
-    model = Model(image_size=5)
-    compiled = torch.compile(model.run, fullgraph=True, backend="eager")
-    embeds = torch.randn(1, 2, 4)
-    assert torch.equal(compiled(embeds), embeds)
 
 
 @pytest.mark.usefixtures("shared")
@@ -144,62 +137,63 @@ def test_an_unknown_size_is_an_error_in_strict_mode(monkeypatch):
         Model().run(torch.zeros(1, 1, 4))
 
 
-def test_placeholders_have_the_sizes_of_the_tower():
-    def of(names: tuple[str, ...], layer: nn.Module, **config: Any) -> list[Any]:
-        layout = config.pop("layout", "")
-        layer.config = SimpleNamespace(**config)
-        made = placeholders(names, [layer], layout=layout, dtype=torch.bfloat16, device=torch.device("cpu"))
-        return [None if each is None else (tuple(each.shape), each.dtype) for each in made]
+PIXELS, GRID = ("pixel_values",), ("pixel_values", "image_grid_thw")
+SIZES, MERGED = ("pixel_values", "image_sizes"), (*GRID, "image_merge_sizes")
+VIDEO = ("pixel_values_videos", "video_grid_thw")
+PLACES = ("pixel_values_videos", "video_position_ids", "num_frames_per_video")
+SHAPES = ("pixel_values", "spatial_shapes", "pixel_attention_mask")
+SOUND = ("input_features", "feature_attention_mask", "audio_feature_lengths")
+TILES = {"image_grid_pinpoints": [[16, 24], [8, 17]], "image_size": 8}
+HALVES = nn.Sequential(nn.Conv2d(1, 5, 3, 2), nn.Conv2d(5, 6, 3, 2), nn.Linear(18, 8))
 
-    grid = ("pixel_values", "image_grid_thw")
-    half, whole = torch.bfloat16, torch.int64
-    assert of(grid, nn.Conv3d(3, 8, (2, 7, 7)), spatial_merge_size=2) == [((16, 294), half), ((1, 3), whole)]
-    assert of(grid, nn.Conv2d(3, 8, 7), merge_kernel_size=(1, 1)) == [((4, 3, 7, 7), half), ((1, 3), whole)]
-    assert of(grid, nn.Conv2d(3, 8, 7), spatial_merge_size=1, layout="flat")[0] == ((4, 147), half)
-    assert of(grid, nn.Linear(12, 8), spatial_merge_size=1) == [((4, 12), half), ((1, 3), whole)]
-    assert of(("pixel_values",), nn.Conv2d(1, 8, 7), image_size=(8, 9)) == [((1, 1, 8, 9), half)]
-    assert of(("pixel_values",), nn.Conv2d(1, 8, 7), image_size=8, layout="groups") == [
-        ((1, 1, 1, 8, 8), half)
-    ]
-    assert of(("pixel_values",), nn.Conv2d(3, 8, 7, 4)) == [((1, 3, 8, 8), half)]
-    assert of(("pixel_values",), nn.Sequential(nn.Linear(9, 8)), image_size=8, num_channels=2) == [
-        ((1, 2, 8, 8), half)
-    ]
-    assert of(("pixel_values",), nn.Linear(9, 8)) == [((1, 9), half)]
-    sizes = ("pixel_values", "image_sizes")
-    tiles = {"image_grid_pinpoints": [[16, 24], [8, 17]], "image_size": 8}
-    assert of(sizes, nn.Conv2d(3, 8, 4), **tiles) == [((1, 4, 3, 8, 8), half), ((1, 2), whole)]
-    assert of(sizes, Sized(), patch_size=4) == [((1, 3, 8, 8), half), ((1, 2), whole)]
-    assert of(sizes, nn.Conv2d(3, 8, 4), image_size=8) == [((1, 3, 8, 8), half), None]
-    merged = (*grid, "image_merge_sizes")
-    assert of(merged, nn.Linear(12, 8)) == [((4, 12), half), ((1, 3), whole), ((1,), whole)]
-    video = ("pixel_values_videos", "video_grid_thw")
-    assert of(video, nn.Linear(12, 8), spatial_merge_size=1, temporal_merge_size=2)[0] == ((8, 12), half)
-    places = ("pixel_values_videos", "video_position_ids", "num_frames_per_video")
-    assert of(places, nn.Linear(12, 8), pooling_kernel_size=3) == [
-        ((1, 9, 12), half),
-        ((1, 9, 2), whole),
-        ((1,), whole),
-    ]
-    shapes = ("pixel_values", "spatial_shapes", "pixel_attention_mask")
-    assert of(shapes, nn.Linear(12, 8), downsample_factor=2) == [
-        ((1, 16, 12), half),
-        ((1, 2), whole),
-        ((1, 16), whole),
-    ]
-    sound = ("input_features", "feature_attention_mask", "audio_feature_lengths")
-    assert of(sound, nn.Conv1d(9, 8, 3), num_mel_bins=9, n_window=5, max_source_positions=7) == [
-        ((1, 9, 10), half),
-        ((1, 10), whole),
-        None,
-    ]
-    assert of(sound[:2], nn.Conv1d(9, 8, 3), num_mel_bins=9, max_source_positions=7)[0] == ((1, 9, 14), half)
-    assert of(sound[:2], nn.Conv1d(9, 8, 3)) == [((1, 9, 64), half), ((1, 64), whole)]
-    assert of(sound[:1], nn.Linear(12, 8)) == [((1, 64, 12), half)]
-    assert of(sound[:1], nn.Linear(12, 8), num_mel_bins=4, subsampling_factor=3) == [((1, 64, 4), half)]
-    halves = nn.Sequential(nn.Conv2d(1, 5, 3, 2), nn.Conv2d(5, 6, 3, 2), nn.Linear(18, 8))
-    assert of(sound[:2], halves) == [((1, 64, 12), half), ((1, 64), whole)]
-    assert of(sound[:2], halves, n_window=5, num_mel_bins=7)[0] == ((1, 7, 10), half)
+
+@pytest.mark.parametrize(
+    ("names", "layer", "config", "shapes"),
+    [
+        (GRID, nn.Conv3d(3, 8, (2, 7, 7)), {"spatial_merge_size": 2}, [(16, 294), (1, 3)]),
+        (GRID, nn.Conv2d(3, 8, 7), {"merge_kernel_size": (1, 1)}, [(4, 3, 7, 7), (1, 3)]),
+        (GRID, nn.Conv2d(3, 8, 7), {"spatial_merge_size": 1, "layout": "flat"}, [(4, 147), (1, 3)]),
+        (GRID, nn.Linear(12, 8), {"spatial_merge_size": 1}, [(4, 12), (1, 3)]),
+        (PIXELS, nn.Conv2d(1, 8, 7), {"image_size": (8, 9)}, [(1, 1, 8, 9)]),
+        (PIXELS, nn.Conv2d(1, 8, 7), {"image_size": 8, "layout": "groups"}, [(1, 1, 1, 8, 8)]),
+        (PIXELS, nn.Conv2d(3, 8, 7, 4), {}, [(1, 3, 8, 8)]),
+        (PIXELS, nn.Sequential(nn.Linear(9, 8)), {"image_size": 8, "num_channels": 2}, [(1, 2, 8, 8)]),
+        (PIXELS, nn.Linear(9, 8), {}, [(1, 9)]),
+        (SIZES, nn.Conv2d(3, 8, 4), TILES, [(1, 4, 3, 8, 8), (1, 2)]),
+        (SIZES, Sized(), {"patch_size": 4}, [(1, 3, 8, 8), (1, 2)]),
+        (SIZES, nn.Conv2d(3, 8, 4), {"image_size": 8}, [(1, 3, 8, 8), None]),
+        (MERGED, nn.Linear(12, 8), {}, [(4, 12), (1, 3), (1,)]),
+        (VIDEO, nn.Linear(12, 8), {"spatial_merge_size": 1, "temporal_merge_size": 2}, [(8, 12), (1, 3)]),
+        (PLACES, nn.Linear(12, 8), {"pooling_kernel_size": 3}, [(1, 9, 12), (1, 9, 2), (1,)]),
+        (SHAPES, nn.Linear(12, 8), {"downsample_factor": 2}, [(1, 16, 12), (1, 2), (1, 16)]),
+        (
+            SOUND,
+            nn.Conv1d(9, 8, 3),
+            {"num_mel_bins": 9, "n_window": 5, "max_source_positions": 7},
+            [(1, 9, 10), (1, 10), None],
+        ),
+        (
+            SOUND[:2],
+            nn.Conv1d(9, 8, 3),
+            {"num_mel_bins": 9, "max_source_positions": 7},
+            [(1, 9, 14), (1, 14)],
+        ),
+        (SOUND[:2], nn.Conv1d(9, 8, 3), {}, [(1, 9, 64), (1, 64)]),
+        (SOUND[:1], nn.Linear(12, 8), {}, [(1, 64, 12)]),
+        (SOUND[:1], nn.Linear(12, 8), {"num_mel_bins": 4, "subsampling_factor": 3}, [(1, 64, 4)]),
+        (SOUND[:2], HALVES, {}, [(1, 64, 12), (1, 64)]),
+        (SOUND[:2], HALVES, {"n_window": 5, "num_mel_bins": 7}, [(1, 7, 10), (1, 10)]),
+    ],
+)
+def test_placeholders_have_the_sizes_of_the_tower(names, layer, config, shapes):
+    layer.config = SimpleNamespace(**{name: each for name, each in config.items() if name != "layout"})
+    how = {"layout": config.get("layout", ""), "dtype": torch.bfloat16, "device": torch.device("cpu")}
+    made = placeholders(names, [layer], **how)
+    assert [each if each is None else tuple(each.shape) for each in made] == shapes
+    assert [each.dtype for each in made if each is not None][1:] == [torch.int64] * (
+        len(names) - 1 - (None in shapes)
+    )
+    assert made[0].dtype is torch.bfloat16
 
 
 @pytest.mark.parametrize("names", [("pixel_values", "image_grid_thw"), ("input_features", "audio_mask")])

@@ -34,28 +34,16 @@ def speech(request, facts, tmp_path_factory):
 
 @pytest.mark.sample(1)
 def test_the_parts_are_not_built(speech):
-    full, text = speech["full"], speech["text"]
+    full, text, silent = speech["full"], speech["text"], speech["silent"]
     assert full["children"] == ["thinker", *PARTS[speech["family"]]] and full["has_talker"]
     assert text["children"] == ["thinker"] and not text["has_talker"]
-
-
-@pytest.mark.sample(1)
-def test_the_rest_is_what_upstream_builds_without_speech(speech):
-    text, silent = speech["text"], speech["silent"]
+    # The rest is what upstream builds without speech.
     assert text["weights"] == silent["weights"] and text["random"] == silent["random"]
-    assert text["text"] == speech["full"]["text"]
-
-
-@pytest.mark.sample(1)
-def test_the_given_configuration_does_not_change(speech):
-    text = speech["text"]
+    assert text["text"] == full["text"]
+    # The configuration that is given does not change.
     assert text["given"] is True and text["own"] is False and text["shared"]
-
-
-@pytest.mark.sample(1)
-def test_the_list_of_undivided_layers_names_no_absent_class(speech):
-    assert speech["text"]["absent"] == []
-    assert speech["silent"]["absent"]  # upstream's list does, and FSDP refuses such a model
+    # The list of undivided layers names no absent class; upstream's does, and FSDP refuses such a model.
+    assert text["absent"] == [] and silent["absent"]
 
 
 @pytest.mark.sample(1)
@@ -68,39 +56,25 @@ def test_the_log_says_what_is_left_out(speech):
 
 
 @pytest.mark.sample(1)
-def test_forward_is_that_of_the_thinker(speech):
-    assert speech["text"]["logits"] and speech["text"]["signature"]
+def test_forward_and_training_are_those_of_the_thinker(speech):
+    text = speech["text"]
+    assert text["logits"] and text["signature"]
     assert "logits" not in speech["full"]  # upstream's class has none
+    assert text["trained"]["changed"] == ["thinker"] and text["trained"]["loss"] > 0
 
 
 @pytest.mark.sample(1)
-def test_trainer_trains_the_thinker(speech):
-    assert speech["text"]["trained"]["changed"] == ["thinker"]
-    assert speech["text"]["trained"]["loss"] > 0
-
-
-@pytest.mark.sample(1)
-def test_speech_is_an_error_that_names_the_setting(speech):
-    assert (
-        speech["text"]["speech"].startswith("SpeechError") and "VEOMNI_SPEECH=1" in speech["text"]["speech"]
-    )
+def test_text_is_the_default_and_speech_an_error_that_names_the_setting(speech):
+    text = speech["text"]
+    assert isinstance(text["text"], list) and text["default"] == [text["text"]] * 2
+    assert text["speech"].startswith("SpeechError") and "VEOMNI_SPEECH=1" in text["speech"]
     assert "VEOMNI_SPEECH" not in speech["full"]["speech"] + speech["silent"]["speech"]
 
 
 @pytest.mark.sample(1)
-def test_text_is_the_default(speech):
-    assert isinstance(speech["text"]["text"], list)
-    assert speech["text"]["default"] == [speech["text"]["text"]] * 2
-
-
-@pytest.mark.sample(1)
-def test_a_full_checkpoint_is_loaded_without_the_parts(speech):
-    loaded = speech["text"]["saved-full"]
-    assert loaded == {"children": ["thinker"], "weights": speech["full"]["weights"], "reported": []}
-
-
-@pytest.mark.sample(1)
-def test_what_is_saved_is_loaded_without_this_package(speech):
-    assert speech["text"]["saved"] is False and speech["full"]["saved"] is True
-    here, there = speech["text"]["saved-text"], speech["silent"]["saved-text"]
+def test_checkpoints_of_either_kind_are_loaded_with_and_without_this_package(speech):
+    full, text = speech["full"], speech["text"]
+    assert text["saved-full"] == {"children": ["thinker"], "weights": full["weights"], "reported": []}
+    assert text["saved"] is False and full["saved"] is True
+    here, there = text["saved-text"], speech["silent"]["saved-text"]
     assert here == there and there["children"] == ["thinker"] and there["reported"] == []

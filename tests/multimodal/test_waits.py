@@ -29,31 +29,18 @@ def waits(facts, family, tmp_path_factory):
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("family", RUN)
-def test_a_step_waits_once_at_most(waits, family):
+def test_a_step_waits_once_at_most_and_never_with_metadata_or_host_values(waits, family):
+    """Nor where towers are called for batches without data."""
     assert waits.keys() - {"packed"} == batches(family).keys()
     assert "packed" in waits or RELEASE < Version("5.17")
-    for name, found in waits.items():
-        plain = found["plain"]
-        assert (plain["forward"], plain["backward"]) == (1, 0), (name, plain["where"])
-
-
-@pytest.mark.sample(2)
-@pytest.mark.parametrize("family", RUN)
-def test_a_step_with_metadata_or_host_values_never_waits(waits, family):
-    for name, found in waits.items():
-        for way in ("metadata", "host_values"):
-            assert found[way]["where"] == {}, (name, way)
-            assert found[way]["loss"] == found["plain"]["loss"]
-
-
-@pytest.mark.sample(2)
-@pytest.mark.parametrize("family", RUN)
-def test_towers_that_are_called_for_batches_without_data_do_not_wait(waits, family):
     assert "pixel_values" in waits["text"]["absent"]["called"]
     assert waits["images"]["absent"]["called"] != waits["text"]["absent"]["called"]
     for name, found in waits.items():
-        assert found["absent"]["where"] == {}, name
-        assert found["absent"]["loss"] == found["plain"]["loss"]
+        plain = found["plain"]
+        assert (plain["forward"], plain["backward"]) == (1, 0), (name, plain["where"])
+        for way in ("metadata", "host_values", "absent"):
+            assert found[way]["where"] == {}, (name, way)
+            assert found[way]["loss"] == plain["loss"]
 
 
 def test_without_the_hook_it_waits_many_times(facts):

@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tests.multimodal.facts_of_absent import small
 from tests.multimodal.families import accepted, batch, model
-from tests.parallel.facts_of_models import relative
+from tests.parallel.small import relative
 from veomni_hook.kernels.selection.process_choice import set_active, set_choice
 from veomni_hook.parallel import process
 

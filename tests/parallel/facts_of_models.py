@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import distributed
 
 from tests.parallel import small
 from veomni_hook.kernels.selection.process_choice import set_choice
@@ -31,14 +30,7 @@ def run(
         values["logits"] = output.logits.detach()
     if output.get("hidden_states"):
         values |= {f"hidden {n}": x.detach() for n, x in enumerate(output.hidden_states)}
-    gradients = {
-        f"gradient of {n}": p.grad.clone() for n, p in model.named_parameters() if p.grad is not None
-    }
-    if sizes:
-        for each in gradients.values():
-            distributed.all_reduce(each)
-            each /= distributed.get_world_size()
-    return values | gradients
+    return values | {f"gradient of {name}": each for name, each in small.gradients(model, sizes).items()}
 
 
 def compare(case: str, sizes: str) -> dict[str, Any]:
@@ -57,16 +49,9 @@ def compare(case: str, sizes: str) -> dict[str, Any]:
         model.gradient_checkpointing_enable(checkpoint)
     batch = {**small.batch(kind, int(length)), **given}
     one, split = run(model, batch, "", options), run(model, batch, sizes, options)
-    assert one.keys() == split.keys(), one.keys() ^ split.keys()
-    worst, name = max((relative(split[name], one[name]), name) for name in one)
+    worst, name = small.worst(split, one)
     calls = sum(module.__dict__.get("_veomni_sequence") is not None for module in model.modules())
     return {"worst": worst, "name": name, "tensors": len(one), "split": calls}
-
-
-def relative(a: torch.Tensor, b: torch.Tensor) -> float:
-    assert a.shape == b.shape, (a.shape, b.shape)
-    error = float((a - b).abs().max() / b.abs().max().clamp(min=1e-6))
-    return error if error == error else 1e9  # not a number
 
 
 def facts(cases: Sequence[str], sizes: str, kernels: str) -> dict[str, Any]:

@@ -17,7 +17,6 @@ from torch.distributed.fsdp import fully_shard
 
 import veomni_hook
 from tests.parallel import small
-from tests.parallel.facts_of_models import relative
 from veomni_hook.errors import ParallelError
 from veomni_hook.parallel import process
 
@@ -41,21 +40,14 @@ def gradients(model: Any, sizes: str, run: Callable[[], torch.Tensor]) -> dict[s
     process.tell(sizes)
     model.zero_grad()
     run().backward()
-    found = {name: p.grad.clone() for name, p in model.named_parameters()}
-    if sizes:
-        for each in found.values():
-            distributed.all_reduce(each)
-            each /= distributed.get_world_size()
+    found = small.gradients(model, sizes)
     process.tell("sp=2")
     return found
 
 
-def worst(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
-    return max(relative(other[name], one[name]) for name in one)
-
-
 def compared(model: Any, run: Callable[[], torch.Tensor]) -> float:
-    return worst(gradients(model, "", run), gradients(model, "sp=2", run))
+    plain = gradients(model, "", run)
+    return small.worst(gradients(model, "sp=2", run), plain)[0]
 
 
 @check
@@ -140,15 +132,18 @@ def heads_that_cannot_be_divided() -> str:
 
 
 @check
-def caches() -> Any:
-    model = small.model("llama")
-    ids = small.batch("plain")["input_ids"]
-    output = model(input_ids=ids, use_cache=True)
-    filled = output.past_key_values
-    after = refusal(lambda: model(input_ids=ids, past_key_values=filled))
+def filled_caches() -> str:
+    model, ids = small.model("llama"), small.batch("plain")["input_ids"]
+    filled = model(input_ids=ids, use_cache=True).past_key_values
+    return refusal(lambda: model(input_ids=ids, past_key_values=filled))
+
+
+@check
+def kept_caches() -> str:
+    model, ids = small.model("llama"), small.batch("plain")["input_ids"]
     with torch.no_grad():
-        whole = model(input_ids=ids, use_cache=True).past_key_values
-    return {"filled": after, "kept": refusal(lambda: model(input_ids=ids, past_key_values=whole))}
+        kept = model(input_ids=ids, use_cache=True).past_key_values
+    return refusal(lambda: model(input_ids=ids, past_key_values=kept))
 
 
 @check
@@ -267,7 +262,10 @@ def dropout() -> Any:
     number = torch.rand(())
     numbers = [torch.empty(()) for _ in range(2)]
     distributed.all_gather(numbers, number)
-    return {"recomputed": worst(plain, again), "generators agree": numbers[0].item() == numbers[1].item()}
+    return {
+        "recomputed": small.worst(again, plain)[0],
+        "generators agree": numbers[0].item() == numbers[1].item(),
+    }
 
 
 @check
@@ -313,7 +311,8 @@ def fully_sharded_training() -> float:
         full = ((name, getattr(p, "full_tensor", lambda p=p: p)()) for name, p in model.named_parameters())
         return {name: value.detach() for name, value in full}
 
-    return worst(trained(small.model("llama"), ""), trained(small.model("llama"), "sp=2"))
+    plain = trained(small.model("llama"), "")
+    return small.worst(trained(small.model("llama"), "sp=2"), plain)[0]
 
 
 @check

@@ -12,7 +12,8 @@ from torch.distributed.fsdp import fully_shard
 
 import veomni_hook
 from tests.multimodal.families import accepted, batch, model
-from tests.parallel.facts_of_models import relative, run
+from tests.parallel.facts_of_models import run
+from tests.parallel.small import relative, worst
 from veomni_hook.errors import ParallelError
 from veomni_hook.kernels.selection.process_choice import set_choice
 from veomni_hook.parallel import process
@@ -29,19 +30,34 @@ BATCHES: dict[str, list[list[tuple[str, Any]]]] = {
 }
 
 
+TOWERS = ("visual", "vision_tower", "audio_tower")
+
+
 class _Rows:
     """How many rows the layers of each tower get."""
 
     def __init__(self, made: nn.Module) -> None:
         self.seen: list[int] = []
         for name, part in made.named_modules():
-            inside = any(f"{each}." in name for each in ("visual", "vision_tower", "audio_tower"))
+            inside = any(f"{each}." in name for each in TOWERS)
             inside = inside and "language_model" not in name
             if inside and isinstance(part, nn.ModuleList) and name.rpartition(".")[2] in ("blocks", "layers"):
                 part[0].register_forward_pre_hook(self.note, with_kwargs=True)
 
     def note(self, _: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
         self.seen.append((given[0] if given else named["hidden_states"]).shape[0])
+
+
+def compared(made: nn.Module, inputs: dict[str, Any]) -> dict[str, Any]:
+    """How far a model is from one process, where, and the rows of the layers in one and in several."""
+    rows, found = _Rows(made), []
+    for sizes in ("", "sp=2" if distributed.get_world_size() == 2 else "sp=4"):
+        found.append((run(made, {**inputs, "use_cache": False}, sizes, []), rows.seen))
+        rows.seen = []
+    (one, whole), (split, own) = found
+    far, name = worst(split, one)
+    tower = sum(any(each in name for each in TOWERS) for name in one)
+    return {"worst": far, "name": name, "tower": tower, "whole": whole, "rows": own}
 
 
 def facts(family: str, kernels: str, batches: list[str]) -> dict[str, Any]:
@@ -51,15 +67,7 @@ def facts(family: str, kernels: str, batches: list[str]) -> dict[str, Any]:
         made = model(family)
         # Now: the first import of a model tells the settings of the server.
         set_choice(kernels)
-        rows = _Rows(made)
-        inputs = {**accepted(made, batch(family, BATCHES[name])), "use_cache": False}
-        one = run(made, inputs, "", [])
-        whole, rows.seen = rows.seen, []
-        split = run(made, inputs, f"sp={distributed.get_world_size()}", [])
-        assert one.keys() == split.keys(), one.keys() ^ split.keys()
-        worst = max((relative(split[each], one[each]), each) for each in one)
-        tower = sum("visual" in each or "audio_tower" in each for each in one)
-        found[name] = {"worst": worst[0], "name": worst[1], "tower": tower, "whole": whole, "rows": rows.seen}
+        found[name] = compared(made, accepted(made, batch(family, BATCHES[name])))
     return found
 
 
@@ -71,15 +79,8 @@ def check(function: Callable[[], Any]) -> Callable[[], Any]:
     return function
 
 
-def _compared(made: Any, name: str = "images", **given: Any) -> dict[str, Any]:
-    """How far a model is from one process, and the rows of the layers with and without ``sp``."""
-    rows = _Rows(made)
-    inputs = {**accepted(made, batch("qwen3_vl", BATCHES[name])), "use_cache": False, **given}
-    one = run(made, inputs, "", [])
-    whole, rows.seen = rows.seen, []
-    split = run(made, inputs, "sp=2", [])
-    assert one.keys() == split.keys()
-    return {"worst": max(relative(split[each], one[each]) for each in one), "whole": whole, "rows": rows.seen}
+def _compared(made: Any, **given: Any) -> dict[str, Any]:
+    return compared(made, {**accepted(made, batch("qwen3_vl", BATCHES["images"])), **given})
 
 
 @check
@@ -134,15 +135,8 @@ def arguments_behind_the_layers() -> Any:
             nn.init.normal_(each)
     tokens = [each for _, h, w in sizes.tolist() for each in (3, *[image] * (h * w // 4), 5)]
     ids = torch.tensor([tokens])
-    rows, inputs = _Rows(made), {"input_ids": ids, "labels": ids, "image_grid_thw": sizes, "use_cache": False}
-    inputs["pixel_values"] = torch.randn(int(sizes.prod(1).sum()), 3, 14, 14)
-    one = run(made, dict(inputs), "", [])
-    whole, rows.seen = rows.seen, []
-    split = run(made, dict(inputs), "sp=2", [])
-    assert one.keys() == split.keys()
-    tower = sum("vision_tower" in each for each in one)
-    worst = max(relative(split[each], one[each]) for each in one)
-    return {"worst": worst, "tower": tower, "whole": whole, "rows": rows.seen}
+    pixels = torch.randn(int(sizes.prod(1).sum()), 3, 14, 14)
+    return compared(made, {"input_ids": ids, "labels": ids, "image_grid_thw": sizes, "pixel_values": pixels})
 
 
 @check

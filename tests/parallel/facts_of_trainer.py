@@ -25,25 +25,12 @@ def rows(count: int, ignored: int) -> list[dict[str, torch.Tensor]]:
 def logged() -> dict[str, Any]:
     """Train, evaluate and predict."""
     with tempfile.TemporaryDirectory() as folder:
-        trainer = Trainer(
-            small.model("llama"),
-            TrainingArguments(
-                folder,
-                use_cpu=True,
-                max_steps=3,
-                per_device_train_batch_size=2,
-                per_device_eval_batch_size=1,
-                gradient_accumulation_steps=2,
-                learning_rate=1e-2,
-                logging_steps=1,
-                report_to=[],
-                save_strategy="no",
-                disable_tqdm=True,
-                ddp_find_unused_parameters=False,
-            ),
-            train_dataset=rows(32, 5),
-            eval_dataset=rows(6, 1),
-        )
+        arguments = TrainingArguments(
+            folder, use_cpu=True, max_steps=3, per_device_train_batch_size=2, per_device_eval_batch_size=1,
+            gradient_accumulation_steps=2, learning_rate=1e-2, logging_steps=1, report_to=[], save_strategy="no",
+            disable_tqdm=True, ddp_find_unused_parameters=False,
+        )  # fmt: skip
+        trainer = Trainer(small.model("llama"), arguments, train_dataset=rows(32, 5), eval_dataset=rows(6, 1))
         trainer.train()
         seen = trainer.predict(rows(6, 1))
     entries = [entry for entry in trainer.state.log_history if "loss" in entry]

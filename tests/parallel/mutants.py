@@ -28,45 +28,44 @@ def change(place: str, old: str, new: str) -> None:
     function.__code__ = names[function.__name__].__code__
 
 
-def model(case: str, kernels: str) -> float:
+def model(case: str, _: Path) -> float:
     """How far a split model is from one process."""
-    return facts_of_models.facts([case], "sp=2", kernels)[case]["worst"]
+    unfused = case.startswith(("qwen3/", "llama/eager"))
+    return facts_of_models.facts([case], "sp=2", "eager" if unfused else "torch")[case]["worst"]
 
 
-def layer(folder: Path, routing: str) -> float:
+def layer(routing: str, folder: Path) -> float:
     """How far dispatched experts are from one process."""
     return max(cases.layer(folder, routing).values())
 
 
-def recompute(folder: Path, perturbed: str) -> float:
+def recompute(perturbed: str, folder: Path) -> float:
     """How far gradients are where a router decides otherwise, or in another order, when it is recomputed."""
     found = cases.recompute(folder, perturbed=perturbed, reentrant=False)
     far = found["far"] if perturbed == "order" else found["of_experts"]
     return far if found["splits"][:2] == found["splits"][2:4] else 1.0
 
 
-def norm(folder: Path) -> float:
+def norm(kind: str, folder: Path) -> float:
     """How far the norm over two meshes is from that of whole gradients."""
-    return training_cases.clip(folder, ep=2, kind="2")["far"]
+    return training_cases.clip(folder, ep=2, kind=kind)["far"]
 
 
-def tower(batch: str) -> float:
+def tower(batch: str, _: Path) -> float:
     """How far a model whose tower is split is from one process."""
     return facts_of_towers.facts("qwen2_5_vl", "eager", [batch])[batch]["worst"]
 
 
-CHECKS: dict[str, Callable[..., float]] = {
+CHECKS: dict[str, Callable[[str, Path], float]] = {
     "model": model, "tower": tower, "layer": layer, "recompute": recompute, "norm": norm,
 }  # fmt: skip
 
 
-def facts(mutation: list[str], check: str, given: dict[str, Any]) -> list[Any]:
+def facts(mutation: list[str], check: str, given: str, folder: Path) -> list[Any]:
     """Return how far results are before and after the change; an error is the message."""
-    if "folder" in given:
-        given["folder"] = Path(given["folder"])
-    before = CHECKS[check](**given)
+    before = CHECKS[check](given, folder)
     change(*mutation)
     try:
-        return [before, CHECKS[check](**given)]
+        return [before, CHECKS[check](given, folder)]
     except Exception as error:
         return [before, f"{type(error).__name__}: {error}"]

@@ -18,6 +18,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from tests.processes import environment
+
 ROOT = Path(__file__).parents[2]
 SERVER = Path(__file__).with_name("rank_server.py")
 #: The modeling modules that cases use: patched before, not while sizes are told.
@@ -72,21 +74,13 @@ class Ranks:
         return self._known[key]
 
     def _start(self) -> None:
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("VEOMNI_")}
-        environment |= {
-            "CUDA_VISIBLE_DEVICES": "",
-            "HF_HUB_OFFLINE": "1",
-            "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": str(ROOT),
-            "TOKENIZERS_PARALLELISM": "false",
-            "TRANSFORMERS_VERBOSITY": "error",
-            "VEOMNI_BANNER": "0",
-            "VEOMNI_PARALLEL": "sp=2,ep=2",  # so that modules are patched for both; each case tells its own
-        }
+        quiet = {"TOKENIZERS_PARALLELISM": "false", "TRANSFORMERS_VERBOSITY": "error", "VEOMNI_BANNER": "0"}
+        # So that modules are patched for both; each case tells its own.
+        sizes = {"VEOMNI_PARALLEL": "sp=2,ep=2"}
         self.folder.mkdir(parents=True, exist_ok=True)
         self._server = subprocess.Popen(
             [sys.executable, str(SERVER), str(self.folder)],
-            env=environment,
+            env=environment(CUDA_VISIBLE_DEVICES="", **quiet, **sizes),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=(self.folder / "server.log").open("w"),

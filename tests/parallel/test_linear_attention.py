@@ -8,7 +8,6 @@ processes.
 import pytest
 
 from tests.parallel.test_models import check
-from tests.parallel.test_mutants import found
 
 UPSTREAMS = ["plain/15", "padded/13/checkpoint=", "plain/4"]
 PACKED = ["packed/15/checkpoint=reentrant", "packed/12", "packed/21"]
@@ -71,34 +70,3 @@ def test_dtypes_of_mixed_precision(facts):
 def test_explain_says_what_a_rule_gets(facts):
     told = "rules of linear attention get all positions and 2 of 4 value heads"
     assert [told in each for each in facts["explain"]] == [True, True]
-
-
-MUTANTS = {
-    "a process reads its own last positions": (
-        "parallel.linear_attention:_last_of_others", "group.rank * last", "(group.rank + 1) * last", "plain/15",
-    ),
-    "nothing is read across a border": (
-        "parallel.linear_attention:_last_of_others", "everyones = gathered", "everyones = 0 * gathered", "plain/15",
-    ),
-    "samples begin a position later": (
-        "parallel.linear_attention:_local", "place - start for row", "place - start + 1 for row", "packed/15",
-    ),
-    "a rule sees no samples": ("parallel.linear_attention:_recurred", '{**rest, "cu_seqlens": bounds}', "rest", "packed/15"),
-    "heads in another order": (
-        "parallel.linear_attention:_recurred", "return to_positions(output, group), state", "return to_positions(output.flip(2), group), state", "plain/15",
-    ),
-    "decays of other channels": ("parallel.linear_attention:_recurred", "call(*wide, g, beta", "call(*wide, g.flip(3), beta", "plain/15"),
-    "the mask of the first process": (
-        "parallel.sequence:part_of_mask", "own_part(mask, 1, sharding.group)", "mask[:, : -(-mask.shape[1] // 2)]", "padded/15",
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("name", MUTANTS)
-def test_a_change_in_linear_attention_is_found(ranks, name):
-    *mutation, case = MUTANTS[name]
-    family = "kimi_linear" if "channels" in name else "olmo_hybrid"
-    given = {"case": f"{family}/sdpa/{case}", "kernels": "torch"}
-    told = ranks.run("mutants:facts", 2, "sp=2", mutation=mutation, check="model", given=given)
-    found(max(told, key=lambda pair: str(pair[1])))

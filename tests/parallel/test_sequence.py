@@ -35,9 +35,18 @@ def test_gradients_are_those_of_one_process(facts, name):
         ("heads_that_cannot_be_divided", ["LlamaAttention", "sp=2 does not divide its 3 heads"]),
         ("attention_weights", ["LlamaModel was asked for `attentions`", "output_attentions"]),
         ("layers_that_bypass_the_interface", ["LlamaModel", "only 1 of its 2 layers"]),
+        ("filled_caches", ["this cache was filled in a pass with gradients"]),
+        ("kept_caches", ["its cache holds keys already"]),
+        (
+            "explanations",
+            [
+                "sp=2: with gradients, each of 2 processes runs the layers of LlamaModel",
+                "attention (sdpa) gets all positions and 2 of 4 heads (of 1 key head, repeated first)",
+            ],
+        ),
     ],
 )
-def test_refusals(facts, name, parts):
+def test_what_is_refused_and_explained(facts, name, parts):
     assert [part for part in parts if part not in facts[name]] == [], facts[name]
 
 
@@ -53,12 +62,6 @@ def test_copies_and_saved_models_know_nothing_of_processes(facts):
     assert told["names us"] is False
     assert told["states"] is True
     assert told["copy"] < CLOSE
-
-
-def test_caches_with_a_part_of_the_keys_cannot_be_used(facts):
-    told = facts["caches"]
-    assert "this cache was filled in a pass with gradients" in told["filled"]
-    assert "its cache holds keys already" in told["kept"]
 
 
 def test_generation_is_not_split(facts):
@@ -83,9 +86,3 @@ def test_cumulative_lengths_are_those_of_whole_sequences(facts):
 def test_dropout_differs_by_process_and_is_recomputed_alike(facts):
     assert facts["dropout"] == {"recomputed": 0.0, "generators agree": True}
     assert facts["own_dropout_in_each_process"] is True
-
-
-def test_explain_says_what_is_shared(facts):
-    told = facts["explanations"]
-    assert "sp=2: with gradients, each of 2 processes runs the layers of LlamaModel" in told
-    assert "attention (sdpa) gets all positions and 2 of 4 heads (of 1 key head, repeated first)" in told

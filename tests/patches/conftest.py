@@ -1,7 +1,5 @@
 """Fixtures: configs written to files, as users write them, and upstream modules given as text."""
 
-from __future__ import annotations
-
 import importlib.util
 import itertools
 import sys

@@ -1,7 +1,5 @@
 """Two idioms for tests: `double` guards forwards that multiply by 2, `turn` replaces calls of `turn`."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 
@@ -18,10 +16,8 @@ UPSTREAM = """\
 def rotate(x):
     return -x
 
-
 def turn(x, angle=1):
     return rotate(x) * angle
-
 
 class Double(object):
     def forward(self, x):
@@ -30,18 +26,15 @@ class Double(object):
     def other(self, x):
         return x
 
-
 class Triple(object):
     def forward(self, x):
         return x * 3
-
 
 class Attention(object):
     def forward(self, x):
         before = x + 1
         y = turn(before)
         return y + 10
-
 
 class Plain(object):
     def forward(self, x):

@@ -1,7 +1,5 @@
 """An idiom for tests: `forward` methods that name `scale`, distinguished only by their operators."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from types import ModuleType
@@ -49,5 +47,5 @@ def find(view: ModuleView) -> Iterator[Site]:
 def module() -> ModuleType:
     """The idiom as a module, as the recogniser expects it."""
     found = ModuleType("veomni_hook.patches.idioms.scaling")
-    found.OP, found.CANDIDATES, found.find = OP, CANDIDATES, find  # type: ignore[attr-defined]
+    found.OP, found.CANDIDATES, found.find = OP, CANDIDATES, find
     return found

@@ -1,7 +1,5 @@
 """One patch as a task of a plan, for tests of what verbs share."""
 
-from __future__ import annotations
-
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.plan import Origin, Plan, Step, Task
 from veomni_hook.patches.spec import Patch, PatchConfig, PatchType

@@ -1,7 +1,4 @@
-from __future__ import annotations
-
 import ast
-import importlib.util
 import os
 import subprocess
 import sys
@@ -12,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from veomni_hook.errors import ConfigError, PatchTargetError
+from tests.patches.upstream import modeling_files
+from veomni_hook.errors import ConfigError
 from veomni_hook.patches.code.document import Document
-from veomni_hook.patches.code.edit import Edit, apply_edits
 from veomni_hook.patches.engine import Origin, applicable, patch_source
 from veomni_hook.patches.report import PatchReport
 from veomni_hook.patches.spec import PatchConfig
@@ -59,12 +56,6 @@ CODE = """
     def new(self):
         return 2
 """
-
-
-def modeling_files():
-    spec = importlib.util.find_spec("transformers")
-    assert spec is not None and spec.origin is not None
-    return sorted(Path(spec.origin).parent.glob("models/*/modeling_*.py"))
 
 
 def unpatched(path):
@@ -137,11 +128,6 @@ def test_markers_stand_in_text_only(patched):
     unmarked = [line for line in result.text.splitlines() if not line.strip().startswith("# [")]
     assert unmarked == result.plain.splitlines()
     assert ast.dump(ast.parse(result.text)) == ast.dump(ast.parse(result.plain))
-
-
-def test_untouched_code_is_upstreams(patched):
-    plain = patched(UPSTREAM, "@config.replace_function('f')\ndef f(q): return 2\n").plain
-    assert plain == UPSTREAM.replace("def f(q):\n    return q", "def f(q): return 2")
 
 
 @given(st.sampled_from(["\n", "\r\n"]), st.booleans(), st.sampled_from(["    ", "\t", "  "]))
@@ -220,41 +206,3 @@ def test_configs_for_other_modules_and_devices():
     for wrong in (other, npu):
         with pytest.raises(ConfigError, match=wrong.source_module):
             patch_source("", [wrong], ORIGIN)
-
-
-def test_source_that_is_not_python():
-    with pytest.raises(SyntaxError):
-        patch_source("def (", [], ORIGIN)
-
-
-def test_several_configs_of_one_module(patched):
-    result = patched(
-        UPSTREAM,
-        "@config.override_method('A.m')\ndef m(self, x): return 2\n",
-        "@config.override_method('A.n')\ndef n(self): return 3\n",
-    )
-    assert "# [MODIFIED CLASS] A: m, n\n" in result.text
-    assert len({one.config for one in result.report.applied}) == 2
-
-
-def test_error_names_module_version_and_config(patched):
-    with pytest.raises(PatchTargetError) as caught:
-        patched(UPSTREAM, "@config.replace_class('Aa')\nclass X: pass\n")
-    for part in ("pkg.upstream", "1.0", "/site/pkg/upstream.py", "config_of_test"):
-        assert part in caught.value.where
-
-
-@given(st.data())
-def test_splices_of_definitions_leave_the_others(data):
-    document = Document(UPSTREAM)
-    chosen = data.draw(st.sets(st.sampled_from(["A.m", "A.n", "f", "B", "C"])))
-    nodes = {name: document.find(name)[0].node for name in chosen}
-    edits = [Edit(*document.span(node), f"{name[-1]} = 0") for name, node in nodes.items()]
-    tree = ast.parse(apply_edits(UPSTREAM, edits))
-    kept = {
-        ast.dump(node) for node in document.tree.body if getattr(node, "name", "") in {"A", "B", "f"} - chosen
-    }
-    changed = {"A"} if chosen & {"A.m", "A.n"} else set()
-    assert kept - {ast.dump(document.find(name)[0].node) for name in changed} <= {
-        ast.dump(node) for node in tree.body
-    }

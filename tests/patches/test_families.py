@@ -1,10 +1,8 @@
 """The patched text of the installed families: markers at their statements, lines within 120 columns."""
 
-import importlib.util
-from pathlib import Path
-
 import pytest
 
+from tests.patches.upstream import ROOT, modeling_files
 from veomni_hook.patches.code.wrap import WIDTH
 from veomni_hook.patches.engine import Origin, patch_source
 from veomni_hook.patches.render import header
@@ -18,12 +16,9 @@ _MODULES = ("modeling_layers", "modeling_utils", "configuration_utils", "masking
 
 
 def modules(families):
-    spec = importlib.util.find_spec("transformers")
-    assert spec is not None and spec.submodule_search_locations
-    root = Path(spec.submodule_search_locations[0])
-    for path in sorted([*root.glob("models/*/modeling_*.py"), *(root / f"{name}.py" for name in _MODULES)]):
+    for path in sorted([*modeling_files(), *(ROOT / f"{name}.py" for name in _MODULES)]):
         if not families or path.parent.name in families:
-            yield ".".join(("transformers", *path.relative_to(root).with_suffix("").parts)), path
+            yield ".".join(("transformers", *path.relative_to(ROOT).with_suffix("").parts)), path
 
 
 def _indent(line):

@@ -1,19 +1,16 @@
 """Layouts that no release of transformers has: tabs, form feeds, other line endings, unusual encodings."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Callable
 from functools import cache
 from importlib.util import decode_source
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import transformers
 
+from tests.patches.upstream import source_of
 from veomni_hook.errors import IdiomError, PatchTargetError
-from veomni_hook.patches.code.edit import reindent, string_lines
+from veomni_hook.patches.code.edit import string_lines
 from veomni_hook.patches.engine import Origin, patch_source
 from veomni_hook.patches.idioms import recognise
 from veomni_hook.patches.spec import PatchConfig
@@ -62,12 +59,6 @@ LAYOUTS: dict[str, Callable[[str], str]] = {
 }
 
 
-@cache
-def _upstream(family):
-    path = Path(transformers.__file__).parent / "models" / family / f"modeling_{family}.py"
-    return path.read_text(encoding="utf-8")
-
-
 def _patched(source, family):
     module = f"transformers.models.{family}.modeling_{family}"
     return patch_source(source, [], Origin(module, "m.py", "transformers", "0"), idioms=True)
@@ -75,7 +66,7 @@ def _patched(source, family):
 
 @cache
 def _expected(family):
-    return _patched(_upstream(family), family)
+    return _patched(source_of(family), family)
 
 
 @pytest.mark.parametrize(
@@ -83,8 +74,8 @@ def _expected(family):
     [*((family, "tabs") for family in FAMILIES), *(("mixtral", layout) for layout in [*LAYOUTS][1:])],
 )
 def test_any_layout_is_routed_as_upstreams_own(family, layout):
-    source = LAYOUTS[layout](_upstream(family))
-    assert source != _upstream(family)
+    source = LAYOUTS[layout](source_of(family))
+    assert source != source_of(family)
     expected, found = _expected(family), _patched(source, family)
     sites = [(one.kind, one.target, one.op, one.variant) for one in found.report.applied]
     assert sites == [(one.kind, one.target, one.op, one.variant) for one in expected.report.applied]
@@ -99,14 +90,10 @@ def test_any_layout_is_routed_as_upstreams_own(family, layout):
     [("utf-8-sig", ""), ("latin-1", "# -*- coding: latin-1 -*-\n"), ("utf-8", "# coding: utf-8\n")],
 )
 def test_marks_and_declarations_of_an_encoding(encoding, head):
-    source = f"{head}{_upstream('qwen3')}\nNAME = 'größer'\n"
+    source = f"{head}{source_of('qwen3')}\nNAME = 'größer'\n"
     result = _patched(decode_source(source.encode(encoding, "replace")), "qwen3")
     assert len(result.report.applied) == len(_expected("qwen3").report.applied)
-    assert ast.parse(result.text).body[-1].value.value == "größer"  # type: ignore[attr-defined]
-
-
-def test_a_form_feed_in_the_indentation_is_no_part_of_it():
-    assert reindent("\f    if x:\n \f        y\n\f\n    z", "    ", "") == "if x:\n    y\n\nz"
+    assert ast.parse(result.text).body[-1].value.value == "größer"
 
 
 class TestWhatAnIdiomsEditRaises:
@@ -147,7 +134,7 @@ class TestWhatAnIdiomsEditRaises:
         from veomni_hook.patches import engine
 
         def fail(plan: object) -> None:
-            if list(plan.of_kind("route")):  # type: ignore[attr-defined]
+            if list(plan.of_kind("route")):
                 raise error
 
         monkeypatch.setattr(engine, "_PLANNERS", ((frozenset({"route"}), fail),))

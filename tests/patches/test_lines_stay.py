@@ -6,16 +6,15 @@ What may change is a call, in place. Everything else is inserted in whole lines.
 import ast
 import importlib.metadata
 import importlib.util
-from pathlib import Path
 from unittest import mock
 
 import pytest
 
+from tests.patches.upstream import MODELS
 from veomni_hook.patches import engine
 from veomni_hook.patches.code.edit import apply_edits, place_edits
 from veomni_hook.patches.plan import Origin
 
-MODELS = Path(importlib.util.find_spec("transformers").origin).parent / "models"
 VERSION = importlib.metadata.version("transformers")
 FAMILIES = ("llama", "qwen3", "qwen3_moe", "qwen3_5", "gemma3", "qwen3_vl", "deepseek_v4", "jetmoe", "bert")
 #: Of 415,000 lines; 3,424 of transformers 5.23.0.

@@ -1,7 +1,5 @@
 """Where something is declared: the line of the decorator, of the call, or of the function."""
 
-from __future__ import annotations
-
 import re
 from types import SimpleNamespace
 from typing import Any
@@ -107,11 +105,3 @@ def test_a_patch_of_patchgens_has_the_line_of_its_function():
     config = adopt(theirs)
     assert config.place_of(config.patches[0]) == f"{__file__}:{f.__code__.co_firstlineno}"
     assert config.place_of("A") == config.origin
-
-
-def test_what_a_distribution_adds_stays(load):
-    config = load("").config
-    made = config.origin
-    config.origin += ", entry point 'x' of y"
-    assert config.announced == ", entry point 'x' of y"
-    assert config.place_of("anything") == made

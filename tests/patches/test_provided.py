@@ -1,7 +1,5 @@
 """Code of a patch that uses an undefined name: an error at patch time, with a suggestion."""
 
-import os
-
 import pytest
 
 from veomni_hook.errors import UnresolvedNameError
@@ -33,13 +31,7 @@ OVERRIDE = "@config.override_method('A.forward')\ndef forward(self, x, y=1):\n  
         ("def scale(x): return x\n", "scale(x)", "scale: config.add_helper(scale)"),
         ("class Scale: pass\n", "Scale()", "Scale: config.add_helper(Scale)"),
         ("import math\n", "math.sqrt(x)", "math: config.add_import('math', is_from_import=False)"),
-        (
-            "import os.path as places\n",
-            "places.join(x)",
-            f"places: config.add_import('{os.path.__name__}', alias='places', is_from_import=False)",
-        ),
         ("from textwrap import dedent as flat\n", "flat(x)", "flat: config.add_import('textwrap', names=['dedent as flat'])"),
-        ("from textwrap import dedent\n", "dedent(x)", "dedent: config.add_import('textwrap', names=['dedent'])"),
         ("LIMIT = 3\n", "x * LIMIT", "LIMIT: config.add_post_import_block(...) with the assignment of LIMIT"),
         ("", "rotate_hlaf(x)", "rotate_hlaf: write rotate_half, or provide it by add_helper, add_import"),
         ("", "x + yy", "yy: write y"),
@@ -58,15 +50,12 @@ def test_the_error_names_what_to_write(patched, before, body, fix):
     "config",
     [
         "@config.replace_class('A')\nclass A:\n    def forward(self, x, y=1): return nothing\n",
-        "@config.replace_function('rotate_half')\ndef rotate_half(x): return nothing\n",
         "@config.add_method('A.extra')\ndef extra(self): return nothing\n",
         "@config.modify_init('A')\ndef init(original_init, self):\n    original_init(self)\n    nothing\n",
         "config.rewrite('A.forward', pattern='rotate_half({x})', replacement='nothing({x})')\n",
         "config.add_post_import_block('def f(): return nothing')\n",
         "@config.add_helper\ndef f(): return nothing\n",
         "@config.add_helper_after('A')\ndef f(): return nothing\n",
-        "def given(x): return x\n@config.add_helper\ndef f(x=nothing): return x\n",
-        "config.add_post_import_block('made = nothing')\n",
     ],
 )
 def test_every_verb(patched, config):
@@ -91,7 +80,6 @@ def test_two_names_of_two_patches(patched):
     [
         OVERRIDE + "torch.relu(nn.functional.gelu(rotate_half(x))), len(A.__name__), __name__\n",
         "config.add_import('math', is_from_import=False)\n" + OVERRIDE + "math.sqrt(x)\n",
-        "config.add_import('math')\n" + OVERRIDE + "sqrt(x)\n",
         "@config.add_helper\ndef scale(x): return x\n" + OVERRIDE + "scale(x)\n",
         "config.add_post_import_block('LIMIT = 3')\n" + OVERRIDE + "x * LIMIT\n",
         "config.add_slot('fast', op='rms_norm', variant='cast_before_weight')\n" + OVERRIDE + "fast(x)\n",

@@ -1,7 +1,4 @@
-from __future__ import annotations
-
 import ast
-import importlib.util
 import re
 from pathlib import Path
 from typing import Any
@@ -9,6 +6,7 @@ from typing import Any
 import pytest
 
 import veomni_hook
+from tests.patches.upstream import modeling_files
 from veomni_hook.finders.build import stored_form
 from veomni_hook.patches import reasons
 from veomni_hook.patches.engine import PatchedSource
@@ -49,13 +47,6 @@ def test_a_reason_keeps_its_cause():
     assert (behind, behind.code) == ("nearest is a: it is odd", Code.IN_PLACE)
 
 
-def test_a_miss_has_the_cause_that_it_names():
-    (node,) = ast.parse("\n\nx").body
-    reason = Missed("it is odd", node, Code.DECORATED).reason
-    assert (reason, reason.code, reason.line) == ("it is odd (line 3)", Code.DECORATED, 3)
-    assert Missed("it is odd").reason.code is Code.NOT_FOLLOWED
-
-
 def test_what_the_reader_says_becomes_a_reason():
     unknown, other = (Unknown("a loop", 5).why, Difference("expected +, found - (line 6)", 0.5).why)
     assert (unknown, unknown.code) == ("a loop (line 5)", Code.NOT_FOLLOWED)
@@ -92,10 +83,7 @@ def test_every_site_that_is_not_routed_has_a_code(families):
 
 
 def rows(families):
-    spec = importlib.util.find_spec("transformers")
-    assert spec is not None and spec.origin is not None
-    models = Path(spec.origin).parent / "models"
-    files = [path for path in models.glob("*/modeling_*.py") if not families or path.parent.name in families]
+    files = [path for path in modeling_files() if not families or path.parent.name in families]
     assert files
     return [row for path in files for row in examine(path.stem, path.read_text("utf-8"), optional=OPTIONAL)]
 

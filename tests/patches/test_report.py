@@ -9,10 +9,10 @@ REPORT = PatchReport(
     module="pkg.models.a.modeling_a",
     version="5.23.0",
     applied=(
-        AppliedPatch("guard", "A.f", "Fast.", "conf:c", (3, 7)),
-        AppliedPatch("helper", "help", "Helps.", "conf:c", (10, 10)),
-        AppliedPatch("route", "C.f", "op/v: x=1", "idioms", (11, 12), op="op", variant="v"),
-        AppliedPatch("rewrite", "D.f", "Rewrites.", "conf:c", (13, 13), declared="*.f"),
+        AppliedPatch("guard", "A.f", "Fast.", "conf:c", lines=(3, 7)),
+        AppliedPatch("helper", "help", "Helps.", "conf:c", lines=(10, 10)),
+        AppliedPatch("route", "C.f", "op/v: x=1", "idioms", lines=(11, 12), op="op", variant="v"),
+        AppliedPatch("rewrite", "D.f", "Rewrites.", "conf:c", lines=(13, 13), declared="*.f"),
     ),
     yielded=(
         YieldedPatch("rewrite", "B.g", "conf:user patches B.g", "built:in"),

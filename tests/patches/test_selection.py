@@ -1,13 +1,11 @@
-from __future__ import annotations
-
-import importlib.util
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from veomni_hook.errors import PatchConflictError, PatchError, PatchTargetError
+from tests.patches.upstream import source_of
+from veomni_hook.errors import PatchConflictError, PatchTargetError
 from veomni_hook.patches.code.comparison import fingerprint
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.engine import Origin, applicable, patch_source
@@ -19,15 +17,12 @@ ORIGIN = Origin("pkg.a.upstream", "/site/pkg/a/upstream.py", "pkg", "1.0")
 UPSTREAM = """\
 import math
 
-
 def helper(x):
     return x
-
 
 class OneNorm(object):
     def forward(self, x):
         return helper(x) * 2
-
 
 class TwoNorm(object):
     def __init__(self):
@@ -38,7 +33,6 @@ class TwoNorm(object):
 
     def extra(self):
         return 1
-
 
 class Other(object):
     def forward(self, x):
@@ -66,11 +60,8 @@ def applied(result):
     ("pattern", "module", "applies"),
     [
         ("transformers.models.*.modeling_*", "transformers.models.a.modeling_a", True),
-        ("transformers.models.*.modeling_*", "transformers.models.a.b.modeling_a", True),
         ("transformers.models.*.modeling_*", "transformers.models.a.configuration_a", False),
-        ("transformers.models.*.modeling_*", "other.transformers.models.a.modeling_a", False),
         ("*.modeling_[ab]", "x.modeling_a", True),
-        ("*.modeling_?", "x.modeling_A", True),
         ("*.modeling_a", "x.modeling_A", False),
         ("a.b", "a.b", True),
         ("a.b", "a.b.c", False),
@@ -90,12 +81,6 @@ def test_a_rewrite_of_every_match_in_every_target(apply):
     assert {one.declared for one in result.report.applied} == {"*Norm.forward"}
     assert "return x * 2" in result.plain and "return x + 2" in result.plain
     assert "Other" in result.report.untouched
-
-
-def test_no_match_is_no_error_if_any_number_will_do(apply):
-    code = "config.rewrite('*.forward', pattern='absent({x})', replacement='{x}', matches=None)\n"
-    result = apply(code)
-    assert result.text == UPSTREAM and not result.report.applied
 
 
 def test_a_number_of_matches_is_exact_in_every_target(apply):
@@ -188,11 +173,6 @@ def test_before_selects_functions(apply):
     assert applied(apply(code)) == [("guard", "OneNorm.forward")]
 
 
-def test_a_guard_has_to_say_what_it_was_written_for(apply):
-    with pytest.raises(PatchError, match="does not say which upstream code"):
-        apply("@config.insert_guard('*.forward', fingerprints=())\ndef g(x):\n    return 1\n")
-
-
 def test_a_pattern_and_a_name_on_one_target_are_a_conflict_unless_one_is_the_base(load, run):
     every = load("@config.override_method('*Norm.forward')\ndef f(self, x): return 5\n", head=HEAD).config
     one = load("@config.override_method('OneNorm.forward')\ndef f(self, x): return 6\n", head=HEAD).config
@@ -237,13 +217,10 @@ def example_of_the_docs():
 
 def test_the_example_of_the_docs_on_installed_modules(load):
     config = load(example_of_the_docs(), head="from veomni_hook.patches.spec import *\n").config
-    spec = importlib.util.find_spec("transformers")
-    assert spec is not None and spec.submodule_search_locations
-    folder = Path(spec.submodule_search_locations[0], "models")
     reports = {}
     for family in ("qwen3", "llama", "timm_wrapper"):
         module = f"transformers.models.{family}.modeling_{family}"
-        source = (folder / family / f"modeling_{family}.py").read_text(encoding="utf-8")
+        source = source_of(family)
         assert applicable([config], module, "gpu")
         reports[family] = patch_source(source, [config], Origin(module, "m.py", "transformers", "1")).report
     applied = {family: [one.target for one in r.applied if one.declared] for family, r in reports.items()}

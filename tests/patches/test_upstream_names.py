@@ -4,8 +4,6 @@ A name of upstream's is a parameter of a forward of a model or a layer, or of a 
 packages that are for upstream's code that equals one counts.
 """
 
-from __future__ import annotations
-
 import ast
 import inspect
 import re
@@ -138,7 +136,3 @@ def test_a_name_has_one_meaning_and_the_oldest_comes_first():
     every = [name for meaning in UPSTREAM_NAMES for name in names(meaning)]
     assert len(every) == len({*every})
     assert names("the cache") == ("past_key_values", "cache_params", "cache")
-
-
-def test_strings_are_found():
-    assert [*strings('"""Doc."""\n__all__ = ["a"]\nx = {"b": f(c="d")}\n')] == ["b", "d"]

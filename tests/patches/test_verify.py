@@ -43,7 +43,7 @@ def test_definition_that_is_swallowed():
         )
 
 
-@pytest.mark.parametrize("text", ["def (", "return", "x = 'a", "from __future__ import annotations", "\0"])
+@pytest.mark.parametrize("text", ["def (", "x = 'a", "from __future__ import annotations", "\0"])
 def test_invalid_code_names_the_patch(text):
     made = plan()
     result, placed = place_edits(SOURCE, [Edit(22, 22, f"\n{text}\n", 1)])
@@ -57,8 +57,3 @@ def test_overlaps_name_both_patches():
     check_overlaps(made, [Edit(0, 2, "", 0), Edit(2, 3, "", 1), Edit(2, 2, "", 1)])
     with pytest.raises(PatchConflictError, match=r"one .* two"):
         check_overlaps(made, [Edit(0, 3, "", 0), Edit(2, 4, "", 1)])
-
-
-def test_broken_replacement_is_found_in_the_engine(patched):
-    with pytest.raises(PatchError, match="not valid Python"):
-        patched("import os\n", "config.add_post_import_block('x = (')")

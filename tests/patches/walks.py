@@ -1,17 +1,15 @@
 """Counts the files of the package that run, for `test_walks`: `python -m tests.patches.walks NAME`."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import veomni_hook
+from tests.patches.upstream import source_of
 
 _ROOT = Path(veomni_hook.__file__).parent
 _MODULE = "transformers.models.qwen3.modeling_qwen3"
@@ -35,10 +33,7 @@ def entered(run: Callable[[], object]) -> list[str]:
 
 def upstream() -> str:
     """Return the text of a module of upstream."""
-    spec = find_spec("transformers")
-    assert spec is not None and spec.submodule_search_locations is not None
-    path = Path(spec.submodule_search_locations[0], *_MODULE.split(".")[1:]).with_suffix(".py")
-    return path.read_text(encoding="utf-8")
+    return source_of("qwen3")
 
 
 def norms(*, spliced: bool) -> list[str]:

@@ -17,7 +17,7 @@ from tests.proof.build import build, randomise
 from tests.proof.compare import MODE
 from tests.proof.configs import HIDDEN
 from tests.proof.inputs import Inputs
-from tests.proof.provers import Proof, Tally, Unfit, Unreached, both, slots_of, typed
+from tests.proof.provers import Proof, Tally, Unreached, slots_of, typed
 from veomni_hook.patches.code.scope import bound_names, loaded
 from veomni_hook.patches.routes.compose import copy_name
 
@@ -43,14 +43,7 @@ def prove_addition(site: Any, module: Any) -> Proof:
             (mixed, given) for mixed in MODE.mixed() for given in _inputs(names, width)
         ):
             owner.to(held)
-            try:
-                result = both(slots, owner, call, typed(inputs, dtype))
-            except Unfit as error:
-                tally.note(str(error))
-                continue
-            for refusal in result[3]:
-                tally.note(refusal)
-            tally.add(*result[:3], dtype, names, counts=held is dtype)
+            tally.compare(slots, owner, call, typed(inputs, dtype), dtype, names, counts=held is dtype)
     return tally.proof()
 
 

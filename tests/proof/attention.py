@@ -16,7 +16,7 @@ from tests.proof.build import Unbuildable, build, family_config, randomise, real
 from tests.proof.compare import MODE
 from tests.proof.configs import HIDDEN, Small
 from tests.proof.inputs import Inputs
-from tests.proof.provers import Proof, Tally, Unfit, both, slots_of, typed
+from tests.proof.provers import Proof, Tally, slots_of, typed
 from veomni_hook.kernels.shared import function_modes
 
 BATCH, LENGTH = 2, 5
@@ -37,14 +37,9 @@ def prove_attention(site: Any, module: Any) -> Proof:
         for inputs in _calls(owner, dtype):
             if tally.enough():
                 return tally.proof()
-            try:
-                result = both(slots, owner, partial(_with_scores, owner), typed(inputs, dtype))
-            except Unfit as error:
-                tally.note(str(error))
-                continue
-            for refusal in result[3]:
-                tally.note(refusal)
-            tally.add(*result[:3], dtype, ["hidden_states"], counts=held is dtype or not tally.fits(dtype))
+            counts = held is dtype or not tally.fits(dtype)
+            call, given = partial(_with_scores, owner), typed(inputs, dtype)
+            tally.compare(slots, owner, call, given, dtype, ["hidden_states"], counts=counts)
     return tally.proof()
 
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import ast
 from collections import Counter
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
+from tests.patches.idioms.applied import spliced
 from tests.proof.compare import Differs
 from tests.proof.provers import Proof, Unreached
-from veomni_hook.patches.code.document import has_docstring
-from veomni_hook.patches.routes.compose import copy_name
+from tests.proof.texts import definition, patched, upstream_of, with_copies_in_place
 
 
 def prove_call_site(site: Any, module: Any, variants: Mapping[str, str]) -> Proof:
@@ -19,9 +18,8 @@ def prove_call_site(site: Any, module: Any, variants: Mapping[str, str]) -> Proo
 
     ``variants`` are the variants for which functions of the module are proved, by their names.
     """
-    loader: Any = module.__spec__.loader
-    upstream = Path(loader.upstream).read_text(encoding="utf-8")
-    edited = ast.parse(_spliced(upstream, site.edits))
+    upstream = upstream_of(module)
+    edited = with_copies_in_place(ast.parse(spliced(upstream, [site])))
     bound = _Calls({slot.name for slot in site.slots})
     bound.visit(definition(edited, site.target))
     if not bound.found:
@@ -29,9 +27,9 @@ def prove_call_site(site: Any, module: Any, variants: Mapping[str, str]) -> Proo
     if ast.dump(_Unbound(bound.slots).visit(edited)) != ast.dump(ast.parse(upstream)):
         raise Differs("what the site edits is not upstream's around its bound calls")
     # Edits of all sites together: the calls are still there.
-    patched = _Calls(bound.slots)
-    patched.visit(definition(ast.parse(Path(module.__file__).read_text(encoding="utf-8")), site.target))
-    if bound.found - patched.found:
+    all_ = _Calls(bound.slots)
+    all_.visit(patched(module, site.target))
+    if bound.found - all_.found:
         raise Unreached("the patched module lacks a bound call")
     for callee in bound.callees:
         function = getattr(module, callee, None)
@@ -40,12 +38,6 @@ def prove_call_site(site: Any, module: Any, variants: Mapping[str, str]) -> Proo
         if site.variant not in variants.get(callee, "").split("|"):
             raise Unreached(f"{callee} is not proved to be {site.variant}")
     return Proof(gradients=0)
-
-
-def _spliced(source: str, edits: Any) -> str:
-    for edit in sorted(edits, key=lambda edit: edit.start, reverse=True):
-        source = source[: edit.start] + edit.text + source[edit.end :]
-    return source
 
 
 def _callee(node: ast.Call, slots: set[str]) -> ast.expr | None:
@@ -84,29 +76,3 @@ class _Unbound(ast.NodeTransformer):
     def visit_Call(self, node: ast.Call) -> ast.AST:
         self.generic_visit(node)
         return _callee(node, self.slots) or node
-
-
-def with_copies_in_place(tree: ast.Module) -> ast.Module:
-    """Patched code with the copies of methods, where kernels replace several statements, for the methods."""
-    functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
-    for owner in tree.body:
-        for method in owner.body if isinstance(owner, ast.ClassDef) else ():
-            name = copy_name(f"{owner.name}.{getattr(method, 'name', '')}")
-            if isinstance(method, ast.FunctionDef) and name in functions:
-                docstring = method.body[: int(has_docstring(method))]
-                method.body = [*docstring, *functions[name].body]
-                tree.body.remove(functions[name])
-    return tree
-
-
-def definition(tree: ast.Module, target: str) -> ast.AST:
-    """The definition that a target names; for a method with a copy, with the code of the copy."""
-    tree = with_copies_in_place(tree)
-    body: list[ast.stmt] = tree.body
-    found: ast.stmt | None = None
-    for part in target.split("."):
-        kinds = (ast.FunctionDef, ast.ClassDef)
-        found = next(s for s in reversed(body) if isinstance(s, kinds) and s.name == part)
-        body = found.body
-    assert found is not None
-    return found

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from tests.proof.call_sites import definition
 from tests.proof.compare import Differs
 from tests.proof.inputs import Inputs, positional
 from tests.proof.provers import Proof, Unreached, class_prover
+from tests.proof.texts import definition, patched, upstream_of
 from veomni_hook.kernels.hyper_connection import reference
 
 
@@ -32,17 +31,14 @@ def _streams(owner: nn.Module, method: str) -> Iterator[Inputs]:
 
 
 def _prove_mixtures(site: Any, module: Any) -> Proof:
-    patched = definition(ast.parse(Path(module.__file__).read_text(encoding="utf-8")), site.target)
     found = [
         node
-        for node in ast.walk(patched)
+        for node in ast.walk(patched(module, site.target))
         if isinstance(node, ast.IfExp) and "veomni_hyper_connection_mix.kernel(" in ast.unparse(node.test)
     ]
     if not found:
         raise Unreached("the patched module lacks the inserted code")
-    upstream = ast.unparse(
-        definition(ast.parse(Path(module.__spec__.loader.upstream).read_text(encoding="utf-8")), site.target)
-    )
+    upstream = ast.unparse(definition(ast.parse(upstream_of(module)), site.target))
     errors = {}
     for number, node in enumerate(found):
         assert isinstance(node.body, ast.Call)

@@ -7,15 +7,14 @@ gradients. So only the statements that compute scores are run.
 from __future__ import annotations
 
 import ast
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from tests.proof.call_sites import definition
 from tests.proof.compare import MODE
-from tests.proof.provers import Proof, Tally, Unfit, Unreached, both, instances, slots_of, typed
+from tests.proof.provers import Proof, Tally, Unreached, instances, slots_of, typed
+from tests.proof.texts import patched
 from veomni_hook.patches.code.tree import binding, blocks
 
 _BATCH, _QUERIES, _KEYS, _WIDTH = 2, 3, 5, 8
@@ -23,10 +22,10 @@ _BATCH, _QUERIES, _KEYS, _WIDTH = 2, 3, 5, 8
 
 def prove_index_scores(site: Any, module: Any) -> Proof:
     """Scores with kernels are those of upstream's statements, and so are the gradients of everything read."""
-    patched = definition(ast.parse(Path(module.__file__).read_text(encoding="utf-8")), site.target)
-    guarded = _guarded(patched, site.slots[0].name)
+    method = patched(module, site.target)
+    guarded = _guarded(method, site.slots[0].name)
     weights = site.captures["weights"]
-    made = [each for block in blocks(patched) for each in block if binding(each)[0] == weights]
+    made = [each for block in blocks(method) for each in block if binding(each)[0] == weights]
     owner = next(instances(getattr(module, site.target.partition(".")[0])))
     code = ast.unparse(made[0]) if weights.isidentifier() else weights
     read = {node.id for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Name)} - {"self", weights}
@@ -43,14 +42,7 @@ def prove_index_scores(site: Any, module: Any) -> Proof:
             site.captures["key"]: torch.randn(_BATCH, _KEYS, _WIDTH),
             states: torch.randn(_BATCH, _QUERIES, linear.in_features),
         }
-        try:
-            result = both(slots, owner.to(held), call(owner), typed(inputs, dtype))
-        except Unfit as error:
-            tally.note(str(error))
-            continue
-        for refusal in result[3]:
-            tally.note(refusal)
-        tally.add(*result[:3], dtype, inputs, counts=counts)
+        tally.compare(slots, owner.to(held), call(owner), typed(inputs, dtype), dtype, inputs, counts=counts)
     return tally.proof()
 
 

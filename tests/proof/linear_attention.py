@@ -6,18 +6,15 @@ reference, in every release.
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from tests.patches.idioms.applied import spliced
-from tests.proof.call_sites import definition
 from tests.proof.compare import MODE, Differs, run, tensors
 from tests.proof.provers import Proof, Unreached, slots_of, with_kernels
+from tests.proof.restored import prove_inserted_code
 
 #: Sums over chunks are taken in another order.
 _TOLERANCE, _HALF = 2e-5, 5e-2
@@ -25,14 +22,7 @@ _TOLERANCE, _HALF = 2e-5, 5e-2
 
 def prove_linear_attention(site: Any, module: Any) -> Proof:
     """A site's edits, taken back, leave upstream's code; and the function it calls is the op's formula."""
-    loader: Any = module.__spec__.loader
-    upstream = Path(loader.upstream).read_text(encoding="utf-8")
-    restored, patched = _Restored(), _Restored()
-    if ast.dump(restored.visit(ast.parse(spliced(upstream, [site])))) != ast.dump(ast.parse(upstream)):
-        raise Differs("what the site edits is not upstream's without the inserted code")
-    patched.visit(definition(ast.parse(Path(module.__file__).read_text(encoding="utf-8")), site.target))
-    if not restored.count or patched.count < restored.count:
-        raise Unreached("the patched module lacks the inserted code")
+    prove_inserted_code(site, module)
     calls = {"gated_delta_rule": _rule, "causal_conv": _convolution}
     if site.op not in calls:
         return Proof(gradients=0)
@@ -85,29 +75,3 @@ def _convolution() -> tuple[dict[str, Any], dict[str, Any]]:
     torch.manual_seed(0)
     inputs = {"hidden_states": torch.randn(2, 6, 9), "weight": torch.randn(6, 4), "bias": torch.randn(6)}
     return inputs, {"activation": "silu"}
-
-
-class _Restored(ast.NodeTransformer):
-    """Takes the inserted code out, and counts it."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def visit_Assign(self, node: ast.Assign) -> ast.AST | None:
-        if ast.unparse(node.value).startswith("veomni_boundaries.found("):
-            self.count += 1
-            return None
-        return self.generic_visit(node)
-
-    def visit_Expr(self, node: ast.Expr) -> ast.AST | None:
-        if ast.unparse(node.value).startswith("veomni_boundaries.refuse("):
-            self.count += 1
-            return None
-        return self.generic_visit(node)
-
-    def visit_Call(self, node: ast.Call) -> ast.AST:
-        self.generic_visit(node)
-        if ast.unparse(node.func).endswith(".separated") and len(node.args) == 3:
-            self.count += 1
-            return node.args[2]
-        return node

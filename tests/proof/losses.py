@@ -6,9 +6,7 @@ import ast
 import inspect
 import itertools
 import re
-import sys
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,19 +17,9 @@ from tests.proof.compare import MODE, Differs, Run, tensors
 from tests.proof.configs import EXPERTS, HIDDEN, TOP_K, VOCABULARY
 from tests.proof.provers import UNFIT, Proof, Tally, Unreached, both, slots_of, typed, with_kernels
 from tests.proof.stubs import Inner, model_around
+from tests.proof.texts import definition, upstream_of
 
 BATCH, LENGTH, CODEBOOKS = 2, 7, 3
-
-
-def forward_of(module: Any, target: str) -> ast.FunctionDef:
-    """The upstream definition that a target names."""
-    source = Path(str(sys.modules[module.__name__].__spec__.loader.upstream)).read_text(encoding="utf-8")  # type: ignore[union-attr]
-    body: list[ast.stmt] = ast.parse(source).body
-    for part in target.split("."):
-        found = next(s for s in body if isinstance(s, ast.ClassDef | ast.FunctionDef) and s.name == part)
-        body = found.body
-    assert isinstance(found, ast.FunctionDef)
-    return found
 
 
 def prove_linear_cross_entropy(site: Any, module: Any) -> Proof:
@@ -67,7 +55,9 @@ class Tail:
     def __init__(self, site: Any, module: Any) -> None:
         self._site, self._module = site, module
         self._cls = _concrete(getattr(module, site.target.partition(".")[0]))
-        self._forward = forward_of(module, site.target)
+        forward = definition(ast.parse(upstream_of(module)), site.target)
+        assert isinstance(forward, ast.FunctionDef)
+        self._forward = forward
         head = site.captures.get("head") or site.captures.get("score") or "self.lm_head"
         self.head = re.split(r"[.\[]", head.removeprefix("self."))[0]
         self.counts_items = site.variant == "next_token" and self._forward.args.kwarg is not None

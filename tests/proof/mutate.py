@@ -8,12 +8,10 @@ than its body is a false positive. `tests.proof.judge` says what else may become
 from __future__ import annotations
 
 import json
-import multiprocessing
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -24,21 +22,18 @@ from rich.progress import Progress
 from rich.table import Table
 
 from tests.proof.judge import FAILURES, OUTCOMES, Form, Judged, forms, judge
-from tests.proof.runner import _start, modules
+from tests.proof.runner import in_processes, modules
 
 
 def run(chosen: list[Form], count: int, seed: int, workers: int) -> Iterator[list[Judged]]:
     """Judge mutants of forms in parallel; yields what became of those of each form."""
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=context, initializer=_start) as pool:
-        running = {pool.submit(judge, form, count, seed): form for form in chosen}
-        for done in as_completed(running):
-            form = running[done]
-            try:
-                yield done.result()
-            except Exception as error:  # a form that cannot be judged is a failure, and no end of the run
-                detail = f"{type(error).__name__}: {error}"
-                yield [Judged(form.op, *form.sites[0], "unproved", "the form", detail)]
+    for form, result in in_processes(judge, {form: (form, count, seed) for form in chosen}, workers):
+        if isinstance(
+            result, BaseException
+        ):  # a form that cannot be judged is a failure, and no end of the run
+            detail = f"{type(result).__name__}: {result}"
+            result = [Judged(form.op, *form.sites[0], "unproved", "the form", detail)]
+        yield result
 
 
 def main(

@@ -126,6 +126,27 @@ class Tally:
             self._gradients += len(expected.gradients)
             self._reached |= {(variant, dtype) for variant in taken if counts}
 
+    def compare(
+        self,
+        slots: list[Slot],
+        owner: nn.Module,
+        call: Callable[..., Any],
+        inputs: Inputs,
+        dtype: torch.dtype,
+        needed: Iterable[str],
+        *,
+        counts: bool = True,
+    ) -> None:
+        """Run and compare a call, where upstream's body takes it; keep a note where it does not, and of refusals."""
+        try:
+            expected, found, taken, refusals = both(slots, owner, call, inputs)
+        except Unfit as error:
+            self.note(str(error))
+            return
+        for refusal in refusals:
+            self.note(refusal)
+        self.add(expected, found, taken, dtype, needed, counts=counts)
+
     def enough(self) -> bool:
         """Whether further calls would only repeat: all derivatives of every variant were compared."""
         return MODE.run is not None and self._reached >= set(itertools.product(self._wanted, MODE.dtypes))
@@ -193,14 +214,8 @@ def _prove_class(site: Any, module: Any, calls: Calls) -> Proof:
             for inputs in calls(owner, method):
                 if tally.enough():
                     return tally.proof()
-                try:
-                    result = both(slots, owner, getattr(owner, method), typed(inputs, dtype))
-                except Unfit as error:
-                    tally.note(str(error))
-                    continue
-                for refusal in result[3]:
-                    tally.note(refusal)
-                tally.add(*result[:3], dtype, list(inputs)[:1], counts=counts)
+                given, call = typed(inputs, dtype), getattr(owner, method)
+                tally.compare(slots, owner, call, given, dtype, list(inputs)[:1], counts=counts)
     return tally.proof()
 
 

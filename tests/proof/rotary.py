@@ -14,7 +14,7 @@ from torch import nn
 
 from tests.proof.compare import MODE, run
 from tests.proof.inputs import Inputs, packed_rotary_calls
-from tests.proof.provers import UNFIT, Proof, Tally, Unfit, Unreached, both, class_prover, slots_of
+from tests.proof.provers import UNFIT, Proof, Tally, Unreached, class_prover, slots_of
 from veomni_hook.kernels.selection.registry import registry
 
 BATCH, HEADS, LENGTH, WIDTH = 2, 3, 5, 16
@@ -40,14 +40,7 @@ def prove_rotary(site: Any, module: Any) -> Proof:
         ):
             given = {name: _typed(name, v, dtype, table_dtype) for name, v in inputs.items()}
             call = partial(_through, slot, owner, upstream, options)
-            try:
-                result = both([slot], owner, call, given)
-            except Unfit as error:
-                tally.note(str(error))
-                continue
-            for refusal in result[3]:
-                tally.note(refusal)
-            tally.add(*result[:3], dtype, [_rotated(given)])
+            tally.compare([slot], owner, call, given, dtype, [_rotated(given)])
     return tally.proof()
 
 

@@ -8,7 +8,7 @@ import logging
 import multiprocessing
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
@@ -101,42 +101,39 @@ def prover(site: Any) -> Callable[[Any, Any], Proof]:
     from tests.proof.hyper_connections import prove_hyper_connection
     from tests.proof.index_scores import prove_index_scores
     from tests.proof.linear_attention import prove_linear_attention
-    from tests.proof.module_calls import prove_module_calls
-    from tests.proof.row_merges import prove_row_merge
-    from tests.proof.towers import prove_tower
+    from tests.proof.restored import prove_inserted_code
+    from tests.proof.row_merges import prove_added_rows
 
     if site.op == "host_metadata":
-        return prove_tower
+        return prove_inserted_code
     if site.op == "layer_loop":
         return lambda *_: provers.Proof(gradients=0)  # its calls are compared as all inserted ones
     if not site.counted:
         return lambda site, module: prove_call_site(
             site, module, {s.target: s.variant for s in routed(module.__name__, (site.op,)) if s.counted}
         )
+    if site.op == "row_merge" and site.part == "addition":
+        return prove_added_rows
     by_op: dict[str, Callable[[Any, Any], Proof]] = {
-        "rms_norm": provers.class_prover(inputs.norm_calls),
-        "add_rms_norm": additions.prove_addition,
-        "layer_norm": provers.class_prover(inputs.norm_calls),
-        "add_layer_norm": additions.prove_addition,
-        "nn_layer_norm": prove_module_calls,
-        "row_merge": prove_row_merge,
-        "count_check": prove_row_merge,
-        "absent_modality": prove_tower,
-        "row_join": prove_tower,
-        "varlen_attention": prove_tower,
-        "gated_delta_rule": prove_linear_attention,
-        "causal_conv": prove_linear_attention,
+        **dict.fromkeys(("rms_norm", "layer_norm"), provers.class_prover(inputs.norm_calls)),
+        **dict.fromkeys(("add_rms_norm", "add_layer_norm"), additions.prove_addition),
+        **dict.fromkeys(
+            (
+                "nn_layer_norm", "patch_projection", "row_merge", "count_check", "absent_modality", "row_join",
+                "varlen_attention", "sample_boundaries",
+            ),
+            prove_inserted_code,
+        ),
+        **dict.fromkeys(("gated_delta_rule", "causal_conv"), prove_linear_attention),
         "hyper_connection": prove_hyper_connection,
         "index_scores": prove_index_scores,
-        "sample_boundaries": prove_linear_attention,
-        "patch_projection": prove_module_calls,
         "rotary": rotary.prove_rotary,
         "qk_norm_rotary": attention.prove_attention,
         "attention": eager_attention.prove_eager_attention,
         "moe_experts": provers.class_prover(inputs.expert_calls),
         "load_balancing_loss": losses.prove_load_balancing_loss,
         "linear_cross_entropy": losses.prove_linear_cross_entropy,
-    }
+    }  # fmt: skip
     if (Path(__file__).parents[1] / "kernels" / site.op / "proof.py").exists():
         own: Callable[[Any, Any], Proof] = importlib.import_module(f"tests.kernels.{site.op}.proof").prove
         return own
@@ -242,6 +239,17 @@ def _interpret() -> None:
             registry.replace(replace(kernel, requires=Requirement(triton=True)))
 
 
+def in_processes(
+    work: Callable[..., Any], items: Mapping[Any, tuple[Any, ...]], workers: int, *start: Any
+) -> Iterator[tuple[Any, Any]]:
+    """Do some work with the arguments of each item, where the hook is active; yields items with results, or errors."""
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, mp_context=context, initializer=_start, initargs=start) as pool:
+        running = {pool.submit(work, *arguments): item for item, arguments in items.items()}
+        for done in as_completed(running):
+            yield running[done], done.exception() or done.result()
+
+
 def prove(
     names: Sequence[str],
     ops: Sequence[str] = (),
@@ -252,14 +260,8 @@ def prove(
     device: str = "cpu",
 ) -> Iterator[tuple[str, list[Verdict]]]:
     """Prove many modules in parallel; yields each module with its verdicts as it is done."""
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(
-        workers, mp_context=context, initializer=_start, initargs=(kernels, derived, device)
-    ) as pool:
-        running = {pool.submit(prove_module, name, tuple(ops)): name for name in names}
-        for done in as_completed(running):
-            name = running[done]
-            try:
-                yield name, done.result()
-            except Exception as error:  # an import that fails is a verdict too
-                yield name, [Verdict(name, "", "", "", "unbuildable", f"{type(error).__name__}: {error}")]
+    items = {name: (name, tuple(ops)) for name in names}
+    for name, result in in_processes(prove_module, items, workers, kernels, derived, device):
+        if isinstance(result, BaseException):  # an import that fails is a verdict too
+            result = [Verdict(name, "", "", "", "unbuildable", f"{type(result).__name__}: {result}")]
+        yield name, result

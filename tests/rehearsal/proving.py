@@ -9,13 +9,11 @@ from __future__ import annotations
 import hashlib
 import importlib
 import json
-import multiprocessing
 import os
 import subprocess
 import sys
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -92,11 +90,10 @@ def _digest(values: Iterable[torch.Tensor]) -> str:
 
 
 def _main(jobs: int, modules: Sequence[str]) -> None:
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, mp_context=context, initializer=runner._start) as pool:
-        running = {pool.submit(_proved, module): module for module in modules}
-        for done in as_completed(running):
-            print(json.dumps({running[done]: done.result()}), flush=True)
+    for module, result in runner.in_processes(_proved, {module: (module,) for module in modules}, jobs):
+        if isinstance(result, BaseException):
+            raise result
+        print(json.dumps({module: result}), flush=True)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
 
-from tests.proof.call_sites import definition
+from tests.proof.texts import definition
 from veomni_hook.patches import engine
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.code.scope import parameter_names

@@ -227,119 +227,89 @@ def test_names_of_routes():
     assert {name: each.tolist() for name, each in dict(routes).items()} == {"a": [[0, 1]], "b": [[1, 2]]}
 
 
-class Fails:
-    """What must be an error, by what its message says."""
-
-    @staticmethod
-    def other_tokens(model, routes):
-        with replay(model, routes):
-            model(input_ids=BATCH["input_ids"][:, :5])
-
-    @staticmethod
-    def another_top_k(model, routes):
-        ids = {name: routes[name][:, :2] for name in routes.calls}
-        with replay(model, Routes(ids, 8)):
-            model(**BATCH)
-
-    @staticmethod
-    def more_experts(model, routes):
-        with replay(model, Routes({name: routes[name] for name in routes.calls}, 9)):
-            model(**BATCH)
-
-    @staticmethod
-    def twice(model, routes):
-        with replay(model, routes):
-            model(**BATCH)
-            model(**BATCH)
-
-    @staticmethod
-    def never(model, routes):
-        with replay(model, routes):
-            pass
-
-    @staticmethod
-    def half(model, routes):
-        twice = Routes({name: [routes[name]] * 2 for name in routes.calls}, 8)
-        with replay(model, twice):
-            model(**BATCH)
-
-    @staticmethod
-    def a_rollout(model, routes):
-        with record(model.eval()) as calls:
-            sequences = model.generate(
-                BATCH["input_ids"], max_new_tokens=3, min_new_tokens=3, do_sample=False
-            )
-        with replay(model, calls):
-            model(sequences)
-
-    @staticmethod
-    def a_rollout_by_name(model, routes):
-        Routes({name: [routes[name]] * 2 for name in routes}, 8)["model.layers.0.mlp.gate"]
-
-    @staticmethod
-    def another_number_of_sequences(model, routes):
-        Routes({name: [routes[name], routes[name][:2]] for name in routes}, 8).as_sequences(3)
-
-    @staticmethod
-    def no_sequences(model, routes):
-        routes.as_sequences(0)
-
-    @staticmethod
-    def rollouts_of_different_models(model, routes):
-        Routes({"gate": [torch.tensor([[0, 1]]), torch.tensor([[0, 1, 2]])]}, 8).as_sequences(1)
-
-    @staticmethod
-    def other_names(model, routes):
-        with replay(model.model, routes):
-            pass
-
-    @staticmethod
-    def replaced(model, routes):
-        model.model.layers[1].mlp.gate.forward = lambda hidden: (hidden, hidden, hidden)
-        with record(model):
-            model.model.layers[0].mlp(torch.randn(1, 3, 32))
-
-    @staticmethod
-    def wrong_numbers(model, routes):
-        Routes({"gate": torch.tensor([[0, 8]])}, 8)
-
-    @staticmethod
-    def doubled_numbers(model, routes):
-        Routes({"gate": torch.tensor([[5, 1, 5]])}, 8)
-
-    @staticmethod
-    def unpatched(model, routes):
-        with record(torch.nn.Linear(2, 2)):
-            pass
+def replayed(model, routes, *batches):
+    with replay(model, routes):
+        for each in batches:
+            model(**each)
 
 
-@pytest.mark.parametrize(
-    ("case", "said"),
-    [
-        ("other_tokens", "for 24 tokens, but the router chooses 3 of 8 for 10"),
-        ("another_top_k", "are 2 of 8 experts"),
-        ("more_experts", "3 of 9 experts"),
-        ("twice", "for the 2. time, but 1 call of it was recorded"),
-        ("never", "2 routers did not ask"),
-        ("half", r"(?s)recorded calls of 2 routers were not replayed.*as_sequences\(batch\)"),
-        ("a_rollout", r"Routes\.as_sequences\(batch\) makes one call"),
-        ("a_rollout_by_name", r"as_sequences\(batch\) makes one call"),
-        ("another_number_of_sequences", "had 24? tokens: not the same number for each of 3"),
-        ("no_sequences", "not the same number for each of 0"),
-        ("rollouts_of_different_models", "differ in the number of experts"),
-        ("other_names", "no recognised router model.layers.0.mlp.gate"),
-        ("replaced", "model.layers.1.mlp.gate"),
-        ("wrong_numbers", "numbers outside of 0 to 7"),
-        ("doubled_numbers", "an expert twice for one token"),
-        ("unpatched", "has no kernel slots"),
-    ],
-)
-def test_what_does_not_fit_is_an_error(case, said, folder):
+def rolled_out(model, _):
+    options = {"max_new_tokens": 3, "min_new_tokens": 3, "do_sample": False}
+    with record(model.eval()) as calls:
+        sequences = model.generate(BATCH["input_ids"], **options)
+    replayed(model, calls, {"input_ids": sequences})
+
+
+def replaced(model, _):
+    model.model.layers[1].mlp.gate.forward = lambda hidden: (hidden, hidden, hidden)
+    with record(model):
+        model.model.layers[0].mlp(torch.randn(1, 3, 32))
+
+
+def cut(routes, experts=8, width=3, calls=1):
+    return Routes({name: [routes[name][:, :width]] * calls for name in routes.calls}, experts)
+
+
+def unequal(routes):
+    return Routes({name: [routes[name], routes[name][:2]] for name in routes}, 8)
+
+
+GATE = "model.layers.0.mlp.gate"
+#: What is done, and what the error says.
+FAILS = {
+    "other tokens": (
+        lambda model, routes: replayed(model, routes, {"input_ids": BATCH["input_ids"][:, :5]}),
+        "for 24 tokens, but the router chooses 3 of 8 for 10",
+    ),
+    "another top k": (
+        lambda model, routes: replayed(model, cut(routes, width=2), BATCH),
+        "are 2 of 8 experts",
+    ),
+    "more experts": (lambda model, routes: replayed(model, cut(routes, 9), BATCH), "3 of 9 experts"),
+    "twice": (
+        lambda model, routes: replayed(model, routes, BATCH, BATCH),
+        "for the 2. time, but 1 call of it was recorded",
+    ),
+    "never": (replayed, "2 routers did not ask"),
+    "half": (
+        lambda model, routes: replayed(model, cut(routes, calls=2), BATCH),
+        r"(?s)recorded calls of 2 routers were not replayed.*as_sequences\(batch\)",
+    ),
+    "a rollout": (rolled_out, r"Routes\.as_sequences\(batch\) makes one call"),
+    "a rollout by name": (
+        lambda _, routes: cut(routes, calls=2)[GATE],
+        r"as_sequences\(batch\) makes one call",
+    ),
+    "another number of sequences": (
+        lambda _, routes: unequal(routes).as_sequences(3),
+        "had 24? tokens: not the same number for each of 3",
+    ),
+    "no sequences": (lambda _, routes: routes.as_sequences(0), "not the same number for each of 0"),
+    "rollouts of different models": (
+        lambda *_: Routes({GATE: [torch.tensor([[0, 1]]), torch.tensor([[0, 1, 2]])]}, 8).as_sequences(1),
+        "differ in the number of experts",
+    ),
+    "other names": (
+        lambda model, routes: replayed(model.model, routes),
+        "no recognised router model.layers.0.mlp.gate",
+    ),
+    "replaced": (replaced, "model.layers.1.mlp.gate"),
+    "wrong numbers": (lambda *_: Routes({GATE: torch.tensor([[0, 8]])}, 8), "numbers outside of 0 to 7"),
+    "doubled numbers": (
+        lambda *_: Routes({GATE: torch.tensor([[5, 1, 5]])}, 8),
+        "an expert twice for one token",
+    ),
+    "unpatched": (lambda *_: record(torch.nn.Linear(2, 2)).__enter__(), "has no kernel slots"),
+}
+
+
+@pytest.mark.parametrize(("act", "said"), FAILS.values(), ids=FAILS)
+def test_what_does_not_fit_is_an_error(act, said, folder):
     model = made("qwen3_moe", folder)
     with record(model) as routes:
         model(**BATCH)
     with pytest.raises((RoutingError, KernelError), match=said):
-        getattr(Fails, case)(model, routes)
+        act(model, routes)
 
 
 def test_routers_that_are_not_recognised_are_named(folder):

@@ -239,12 +239,10 @@ def dependencies(folder: Path, count: int, seed: int, changes: int = 25) -> Part
             hits[name] += not found.get("loaded", True)
             where = f"world {number}, {name}, {targets}, after {world.before}"
             if "error" in fresh or found.get("texts") != fresh["texts"]:
-                line.wrong += 1
-                part.failures.append(f"{where}: {found} instead of {fresh}")
+                part.fail(line, "wrong", f"{where}: {found} instead of {fresh}")
             elif found["loaded"] and world.recorded and not world.before and name in _NO_CHANGES:
                 if {*targets} <= {*known}:
-                    line.failed += 1
-                    part.failures.append(f"{where}: a config was loaded: {found['reasons']}")
+                    part.fail(line, "failed", f"{where}: a config was loaded: {found['reasons']}")
             # What is known is the state that it was started in, by a script that imports nothing itself.
             known = [*(known if name in _NO_CHANGES else ()), *targets] if not world.before else []
         for path in (place, cache):

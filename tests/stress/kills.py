@@ -118,7 +118,7 @@ class _Trial:
         died = stand.wait(*stand.fork(lambda: (killing(), stand.outcome(self.cache))), may_be_killed=True)
         where = f"{situation}, operation {number}{', halfway' if half else ''}"
         if died is not None:
-            self._fail(line, "failed", f"{where}: the start was not killed: {died}")
+            self.part.fail(line, "failed", f"{where}: the start was not killed: {died}")
         line.count += 1
         self._look(line, where, complete, situation)
 
@@ -155,29 +155,27 @@ class _Trial:
     def _look(self, line: Line, where: str, complete: dict[str, str], situation: str) -> None:
         now = complete_entries(self.cache)
         for key in complete.keys() - {key for key, found in now.items() if found == complete.get(key)}:
-            self._fail(line, "lost", f"{where}: the entry of {key} is gone or another")
+            self.part.fail(line, "lost", f"{where}: the entry of {key} is gone or another")
         damaged = {path for path, _ in defects(self.cache)}
         if not situation.startswith(("damaged", "missing")) and damaged:
-            self._fail(line, "lost", f"{where}: a kill left a defect: {damaged}")
+            self.part.fail(line, "lost", f"{where}: a kill left a defect: {damaged}")
         self._right(line, f"{where}: the next start", stand.start(self.cache))
         again = stand.start(self.cache)
         self._right(line, f"{where}: the start after it", again)
         if (held := len(complete_entries(self.cache))) != self.keys or defects(self.cache):
-            self._fail(line, "lost", f"{where}: {held} of {self.keys} entries, defects {defects(self.cache)}")
+            self.part.fail(
+                line, "lost", f"{where}: {held} of {self.keys} entries, defects {defects(self.cache)}"
+            )
         if set(again.get("cache", {}).values()) != {"hit"}:
-            self._fail(line, "failed", f"{where}: the cache was not whole after one start: {again}")
+            self.part.fail(line, "failed", f"{where}: the cache was not whole after one start: {again}")
         if left := leftovers(self.cache):
-            self._fail(line, "failed", f"{where}: `clear` leaves {left}")
+            self.part.fail(line, "failed", f"{where}: `clear` leaves {left}")
 
     def _right(self, line: Line, what: str, found: stand.Started) -> None:
         if "error" in found or found["warnings"]:
-            self._fail(line, "failed", f"{what}: {found.get('error') or found['warnings']}")
+            self.part.fail(line, "failed", f"{what}: {found.get('error') or found['warnings']}")
         elif stand.expected(found) != self.expected:
-            self._fail(line, "wrong", f"{what}: {stand.expected(found)}")
-
-    def _fail(self, line: Line, kind: str, what: str) -> None:
-        setattr(line, kind, getattr(line, kind) + 1)
-        self.part.failures.append(what)
+            self.part.fail(line, "wrong", f"{what}: {stand.expected(found)}")
 
 
 def _remove_one(cache: Path, module: str) -> None:

@@ -52,6 +52,11 @@ class Part:
         """Whether something was tried and nothing went wrong."""
         return any(line.count for line in self.lines) and not any(line.bad for line in self.lines)
 
+    def fail(self, line: Line, kind: str, text: str) -> None:
+        """Count a failure in a line, by the field of its kind, and keep it in words."""
+        setattr(line, kind, getattr(line, kind) + 1)
+        self.failures.append(text)
+
     def total(self) -> Line:
         """All lines in one."""
         sums = {

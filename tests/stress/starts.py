@@ -76,8 +76,7 @@ def _together(part: Part, folder: Path, what: str, program: str, count: int) -> 
     line = Line(what, count)
 
     def fail(kind: str, text: str) -> None:
-        setattr(line, kind, getattr(line, kind) + 1)
-        part.failures.append(f"{what}: {text}")
+        part.fail(line, kind, f"{what}: {text}")
 
     found = _run(folder, program, count, fail)
     again = _run(folder, program, 1, fail, "again")

@@ -90,7 +90,7 @@ class _Trial:
             one.act(replace(scene, byte=byte), piece)
             kind, reason = _looked_up(self.cache, self.keys[module], module)
             if kind != "Miss" or not reason:
-                self._fail(line, "wrong", f"{one.name} ({piece}, byte {byte}): {kind} {reason}")
+                self.part.fail(line, "wrong", f"{one.name} ({piece}, byte {byte}): {kind} {reason}")
             path.write_bytes(right)
 
     def attempt(self, line: Line, one: Tampering, piece: str, byte: int = 0) -> None:
@@ -113,10 +113,10 @@ class _Trial:
             for descriptor in scene.locks:
                 os.close(descriptor)
         if scene.canary.exists():
-            self._fail(line, "wrong", f"{where}: what was planted was executed")
+            self.part.fail(line, "wrong", f"{where}: what was planted was executed")
         after = {path: data for path, data in _content(scene.outside).items() if path not in moved}
         if {path: data for path, data in before.items() if path in after} != after:
-            self._fail(line, "failed", f"{where}: something outside of the cache was changed")
+            self.part.fail(line, "failed", f"{where}: something outside of the cache was changed")
 
     def _tried(self) -> dict[str, Any]:
         looked = {module: _looked_up(self.cache, key, module) for module, key in self.keys.items()}
@@ -126,21 +126,21 @@ class _Trial:
         self, line: Line, where: str, found: dict[str, Any], outcome: str, piece: str, *, first: bool
     ) -> None:
         if "error" in found:
-            self._fail(line, "failed", f"{where}: {found['error']}")
+            self.part.fail(line, "failed", f"{where}: {found['error']}")
             return
         started = found["start"]
         if stand.expected(started) != self.expected:
-            self._fail(line, "wrong", f"{where}: {stand.expected(started)}")
+            self.part.fail(line, "wrong", f"{where}: {stand.expected(started)}")
         concerned = stand.PATCHED if piece in (ROOT, *FOLDERS[:2]) else (_module(piece),)
         looked = [found["looked"][module] for module in concerned]
         missed = [kind == "Miss" for kind, _ in looked]
         if any(kind == "Miss" and not reason for kind, reason in looked):
-            self._fail(line, "failed", f"{where}: a miss without a reason")
+            self.part.fail(line, "failed", f"{where}: a miss without a reason")
         if outcome == HARMLESS or (outcome == REPAIRED and not first):
             if any(missed) or set(started["cache"].values()) != {"hit"}:
-                self._fail(line, "lost", f"{where}: {found['looked']}, {started['cache']}")
+                self.part.fail(line, "lost", f"{where}: {found['looked']}, {started['cache']}")
         elif not all(missed):
-            self._fail(line, "wrong", f"{where}: what was tampered with is a hit")
+            self.part.fail(line, "wrong", f"{where}: what was tampered with is a hit")
 
     def _scene(self, byte: int = 0) -> Scene:
         for path in (self.cache, self.folder / "tmp", self.folder / "outside"):
@@ -247,10 +247,6 @@ class _Trial:
         kept = self.folder / "foreign"
         kept.mkdir()
         return {name: Path(shutil.copy(path, kept / name)) for name, path in held.items()}
-
-    def _fail(self, line: Line, kind: str, what: str) -> None:
-        setattr(line, kind, getattr(line, kind) + 1)
-        self.part.failures.append(what)
 
 
 def _module(piece: str) -> str:

@@ -48,7 +48,7 @@ def with_copies(made: type, former: type) -> type:
         # Not `__newobj__`: pickle would compare the class with the object's.
         return (_RECONSTRUCT, (former, object, None), *found[2:])
 
-    def __deepcopy__(self: Any, memo: dict[int, Any]) -> Any:
+    def __deepcopy__(self: object, memo: dict[int, object]) -> Any:
         new = memo[id(self)] = _empty(self)
         new.__setstate__(copy.deepcopy(self.__getstate__(), memo))
         return new
@@ -66,6 +66,6 @@ def with_copies(made: type, former: type) -> type:
     return made
 
 
-def _empty(module: Any) -> Any:
+def _empty(module: object) -> Any:
     kind: Any = type(module)
     return kind.__new__(kind)

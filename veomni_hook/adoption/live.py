@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from types import CodeType, FunctionType, MethodType, ModuleType
+from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from veomni_hook.kernels.shared.origin import home_of, name_of
@@ -26,7 +26,7 @@ def definitions(code: CodeType, inside: str = "") -> Iterator[tuple[str, CodeTyp
             yield from definitions(each, f"{place}.")
 
 
-def code_like(written: CodeType, found: Any) -> CodeType | None:
+def code_like(written: CodeType, found: object) -> CodeType | None:
     """Return the code object of ``found``, or of what it wraps, that equals ``written``, or None."""
     for function in _layers(found):
         if function.__code__ == written:
@@ -49,7 +49,7 @@ def replaced(written: CodeType | None, module: ModuleType, kind: type, members: 
     return ""
 
 
-def _covered(code: CodeType, standing: Any, module: ModuleType, place: str) -> str:
+def _covered(code: CodeType, standing: object, module: ModuleType, place: str) -> str:
     """Return why ``standing`` is not, below upstream decorators, the function with this code; else empty."""
     outer = standing
     for function in _layers(standing):
@@ -80,7 +80,7 @@ def set_class_cell(made: type, body: CodeType | None, kind: type) -> bool:
     return False
 
 
-def _layers(found: Any) -> Iterator[FunctionType]:
+def _layers(found: object) -> Iterator[FunctionType]:
     """Yield a function and what it wraps, outermost first."""
     function, seen = _peeled(found), set[int]()
     while isinstance(function, FunctionType) and id(function) not in seen:
@@ -89,7 +89,7 @@ def _layers(found: Any) -> Iterator[FunctionType]:
         function = _peeled(getattr(function, "__wrapped__", None) or _of_hub(function))
 
 
-def _peeled(found: Any) -> Any:
+def _peeled(found: Any) -> object:
     while True:
         if isinstance(found, (MethodType, staticmethod, classmethod)):
             found = found.__func__
@@ -103,7 +103,7 @@ def _peeled(found: Any) -> Any:
             return found
 
 
-def _of_hub(function: FunctionType) -> Any:
+def _of_hub(function: FunctionType) -> object:
     """Return the function that a ``kernels`` module, made of that function, calls in its forward, or None."""
     if hasattr(function, "kernel_layer_name") or function.__name__ != "forward":
         return None
@@ -112,7 +112,7 @@ def _of_hub(function: FunctionType) -> Any:
     return inner[0] if len(inner) == 1 and home_of(function).startswith("kernels.") else None
 
 
-def _is_filled(cell: Any) -> bool:
+def _is_filled(cell: CellType) -> bool:
     try:
         return cell.cell_contents is not None
     except ValueError:  # unbound variable

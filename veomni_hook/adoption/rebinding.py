@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from veomni_hook.adoption.classes import former_class, subclass_for
 from veomni_hook.adoption.forms import Form, Unchanged, form_of, is_in_question
@@ -192,7 +192,7 @@ def _from_forms(kind: type, forms: dict[type, Form]) -> _Plan:
 
 def _library_of(kind: type) -> str:
     """Return the module that created a class at run time (FSDP2, parametrizations do); empty if none did."""
-    home: Any = sys.modules.get(kind.__module__)
+    home: object = sys.modules.get(kind.__module__)
     for part in kind.__qualname__.split("."):
         if part == "<locals>":
             return ""
@@ -201,7 +201,7 @@ def _library_of(kind: type) -> str:
     return "" if home is not None or kind.__module__ == "__main__" else kind.__module__
 
 
-def _own(module: Any, members: frozenset[str]) -> str:
+def _own(module: object, members: frozenset[str]) -> str:
     """Return why a module cannot be adopted: an instance attribute shadows a changed method; else empty."""
     own = sorted(members & vars(module).keys())
     if not own:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from veomni_hook.adoption.classes import former_class
 from veomni_hook.errors import AdoptionError
@@ -84,7 +84,7 @@ class Adoption:
                 fix="undo the adoption before the model is sharded or its modules are parametrized",
             )
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return the fields as JSON-ready values."""
         lists = {
             name: [asdict(each) for each in getattr(self, name)] for name in ("adopted", "before", "refused")

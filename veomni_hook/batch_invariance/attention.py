@@ -34,7 +34,7 @@ def sdpa(  # noqa: PLR0913, PLR0917 - the parameters of transformers' function
     dropout: float = 0.0,
     scaling: float | None = None,
     is_causal: bool | None = None,  # noqa: FBT001
-    **options: Any,
+    **options: object,
 ) -> tuple[Tensor, None]:
     """Return attention as `transformers.integrations.sdpa_attention.sdpa_attention_forward`, and None.
 
@@ -65,7 +65,7 @@ def _segments(mask: Tensor, batch: int, keys: int) -> tuple[Segment, ...]:
 
 
 def _with_blocks(
-    module: Any, query: Tensor, key: Tensor, value: Tensor, segments: tuple[Segment, ...], scale: float
+    module: object, query: Tensor, key: Tensor, value: Tensor, segments: tuple[Segment, ...], scale: float
 ) -> Tensor:
     batch, heads, queries, _ = query.shape
     groups = heads // key.shape[1]
@@ -88,7 +88,7 @@ def _with_blocks(
 
 
 def _with_flash(
-    module: Any, query: Tensor, key: Tensor, value: Tensor, segments: tuple[Segment, ...], scale: float
+    module: object, query: Tensor, key: Tensor, value: Tensor, segments: tuple[Segment, ...], scale: float
 ) -> Tensor:
     wide = value.shape[3]
     width = -(-max(query.shape[3], wide) // _MULTIPLE) * _MULTIPLE
@@ -112,11 +112,8 @@ def _with_flash(
                 0, at if at is not None else torch.arange(len(q), device=q.device), found
             )
     assert result is not None  # noqa: S101 - a call without segments has gaps
-    return result[:, :, :wide].view(batch, queries, -1, wide) if width == wide else _cut(result, batch, wide)
-
-
-def _cut(result: Tensor, batch: int, wide: int) -> Tensor:
-    return result.view(batch, -1, *result.shape[1:])[..., :wide].contiguous()
+    result = result.view(batch, queries, -1, width)
+    return result if width == wide else result[..., :wide].contiguous()
 
 
 def _flash(
@@ -162,7 +159,7 @@ def _has_gaps(segments: tuple[Segment, ...], batch: int, queries: int) -> bool:
     return sum(last - first for _, (first, last), *_ in segments) < batch * queries
 
 
-def _check(module: Any, query: Tensor, key: Tensor, dropout: float, options: dict[str, Any]) -> None:
+def _check(module: Any, query: Tensor, key: Tensor, dropout: float, options: dict[str, object]) -> None:
     if dropout > 0 and module.training:
         _refuse(module, f"there is dropout ({dropout})")
     for name in ("softcap", "s_aux", "position_bias", "cache"):
@@ -183,7 +180,7 @@ def _check_window(
         _refuse(module, f"its cache holds no more than a window of {window} keys")
 
 
-def _refuse(module: Any, what: str) -> None:
+def _refuse(module: object, what: str) -> None:
     raise KernelError(
         f"{type(module).__name__} cannot be batch-invariant: {what}",
         where="deterministic=batch_invariant",

@@ -59,7 +59,7 @@ def replace_attention() -> None:
     mapping[_NAME] = sdpa
 
     @wraps(look_up)
-    def get_interface(self: Any, attn_implementation: Any, default: Any) -> Any:
+    def get_interface(self: Any, attn_implementation: Any, default: object) -> Any:
         found = look_up(self, attn_implementation, default)
         # Where processes share sequences, what is found is wrapped.
         if self.get(attn_implementation) is not sdpa and str(attn_implementation) not in _said:
@@ -71,7 +71,7 @@ def replace_attention() -> None:
     _undo.extend((lambda: setattr(kind, "get_interface", look_up), lambda: mapping.update({_NAME: upstream})))
 
 
-def _warn(implementation: Any) -> None:
+def _warn(implementation: object) -> None:
     import warnings
 
     warnings.warn(

@@ -84,7 +84,7 @@ def _original(name: str, device: str) -> Callable[..., Any]:
     kernel: Any = torch.library.get_kernel(f"aten::{name}", device)
     keys = torch._C.DispatchKeySet(_KEYS[device])
 
-    def call(*operands: Any, **options: Any) -> Any:
+    def call(*operands: object, **options: object) -> Any:
         return kernel.call_boxed(keys, *operands, **options)
 
     return call

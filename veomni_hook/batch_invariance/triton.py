@@ -7,7 +7,7 @@ bits on the GPU at hand.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -88,7 +88,7 @@ def product(
     return c
 
 
-def _operand(x: torch.Tensor, high: int, wide: int) -> tuple[Any, bool]:
+def _operand(x: torch.Tensor, high: int, wide: int) -> tuple[object, bool]:
     """Return what the kernel reads of ``[batch, a, b]`` in tiles of ``high`` by ``wide``; is it turned?
 
     Hardware copies the tiles of one matrix of 16-bit numbers whose rows, or columns, are contiguous.

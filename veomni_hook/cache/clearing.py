@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 import stat
 import time
+from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Any
 
 from veomni_hook.cache import entry, lease
 from veomni_hook.cache.inventory import (
@@ -138,7 +138,7 @@ def _remove_file(root: Root, name: str, clearing: _Clearing) -> bool:
     return True
 
 
-def _remove_leftovers(root: Root, manifests: dict[str, Any], clearing: _Clearing) -> None:
+def _remove_leftovers(root: Root, manifests: Collection[str], clearing: _Clearing) -> None:
     for name in key_names(root):
         path = f"{entry.KEYS}/{name}"
         if name not in manifests and _is_abandoned(root, path):

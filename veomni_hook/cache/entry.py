@@ -21,7 +21,6 @@ from veomni_hook.cache.trusted_folder import Defect, Root
 TYPE_CHECKING = False  # typing costs 5 ms to import; type checkers treat this name as true
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from typing import Any
 
     from veomni_hook.cache.inputs import Inputs
 
@@ -110,7 +109,7 @@ class Manifest:
         """The manifest file's bytes."""
         import json
 
-        fields: dict[str, Any] = {name: getattr(self, name) for name in self._FIELDS}
+        fields: dict[str, object] = {name: getattr(self, name) for name in self._FIELDS}
         inputs = sorted((*key, seen) for key, seen in self.inputs.items())
         fields |= {"inputs": inputs, "absent": self.absent, "consult": self.consult}
         body = json.dumps(fields).encode() + b"\n" + self.report + b"\n"

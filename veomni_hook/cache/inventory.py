@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import stat
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from veomni_hook.cache import entry, lease
 from veomni_hook.cache.inputs import check_inputs
@@ -67,7 +67,7 @@ class Result:
 
     root: str
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """The result as JSON types."""
         return asdict(self)
 

@@ -72,7 +72,7 @@ class Hit:
         """The patch report as it was published; a new dict each time."""
         import json
 
-        report: dict[str, Any] = json.loads(self._report)
+        report: dict[str, object] = json.loads(self._report)
         return report
 
 

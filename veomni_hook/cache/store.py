@@ -21,7 +21,6 @@ TYPE_CHECKING = False  # typing costs 5 ms to import; type checkers treat this n
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from types import CodeType
-    from typing import Any
 
     from veomni_hook.cache.clearing import ClearResult
     from veomni_hook.cache.inputs import Inputs
@@ -92,7 +91,7 @@ class Store:
         patch_hash: str,
         text: str,
         code_factory: Callable[[str], CodeType],
-        report: Mapping[str, Any],
+        report: Mapping[str, object],
         absent: Sequence[tuple[str, str]] = (),
     ) -> Hit | NotStored:
         """Store a patched module and return what a lookup would.
@@ -210,7 +209,10 @@ def open_store(cache_dir: str | None = None, *, process: int | None = None) -> S
     """
 
     def substitute(problem: str) -> Store:
-        return _temporary_store(problem, process)
+        folder = location.make_temporary(process)
+        if folder.problem:
+            return Store("", mode="memory", reason=f"{problem}; {folder.problem}")
+        return Store(folder.path, mode="temporary", reason=problem)
 
     if cache_dir == location.NOWHERE:
         return Store("", mode="memory")
@@ -218,13 +220,6 @@ def open_store(cache_dir: str | None = None, *, process: int | None = None) -> S
     if chosen.problem:
         return substitute(chosen.problem)
     return Store(chosen.path, reason=write_problem(chosen.path), substitute=substitute)
-
-
-def _temporary_store(problem: str, process: int | None) -> Store:
-    folder = location.make_temporary(process)
-    if folder.problem:
-        return Store("", mode="memory", reason=f"{problem}; {folder.problem}")
-    return Store(folder.path, mode="temporary", reason=problem)
 
 
 def _lookup(root: Root, key: str, module: str, process: Inputs | None) -> Hit | Unpatched:

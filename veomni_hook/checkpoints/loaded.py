@@ -16,9 +16,12 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from veomni_hook.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 __all__ = [
     "after_loading",
@@ -54,7 +57,7 @@ def give_list(output_loading_info: object) -> None:
     _LISTED.set([] if output_loading_info else None)
 
 
-def before_loading(state_dict: Iterable[str], model: Any) -> None:
+def before_loading(state_dict: Iterable[str], model: object) -> None:
     """Run `check_names`; if the caller gets the list, keep the missing tensors for it."""
     listed = _LISTED.get()
     if listed is None:
@@ -63,7 +66,7 @@ def before_loading(state_dict: Iterable[str], model: Any) -> None:
         listed += _gaps(state_dict, model)
 
 
-def after_loading(model: Any, loading_info: Any) -> None:
+def after_loading(model: object, loading_info: object) -> None:
     """Run `check_loaded`; if the caller gets the list, add the missing experts to it."""
     listed = _LISTED.get()
     _LISTED.set(None)
@@ -73,7 +76,7 @@ def after_loading(model: Any, loading_info: Any) -> None:
         _field(loading_info, "missing_keys").update(listed)
 
 
-def check_names(names: Iterable[str], model: Any = None) -> None:
+def check_names(names: Iterable[str], model: object = None) -> None:
     """Raise unless the single experts of every module and projection are numbered from 0 without gaps.
 
     Names that ``model`` ignores when it loads (``_keys_to_ignore_on_load_unexpected``) are skipped, and so
@@ -87,7 +90,7 @@ def check_names(names: Iterable[str], model: Any = None) -> None:
         raise _error(model, [f"{name} is missing" for name in missing], missing)
 
 
-def check_loaded(model: Any, loading_info: Any) -> None:
+def check_loaded(model: PreTrainedModel, loading_info: object) -> None:
     """Raise if expert tensors were missing, had another shape, or were left over.
 
     ``loading_info`` is what ``from_pretrained(..., output_loading_info=True)`` returns with the model. A
@@ -115,7 +118,7 @@ def check_loaded(model: Any, loading_info: Any) -> None:
         raise _error(model, [lines[name] for name in sorted(lines)], sorted(lines))
 
 
-def _gaps(names: Iterable[str], model: Any) -> list[str]:
+def _gaps(names: Iterable[str], model: object) -> list[str]:
     """Missing projections of single experts with numbers below the highest one in their module."""
     ignored = [re.compile(each) for each in getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()]
     found: dict[str, dict[str, set[int]]] = {}
@@ -134,17 +137,17 @@ def _gaps(names: Iterable[str], model: Any) -> list[str]:
     ]
 
 
-def _field(loading_info: Any, key: str) -> Any:
+def _field(loading_info: object, key: str) -> Any:
     return loading_info[key] if isinstance(loading_info, dict) else getattr(loading_info, key)
 
 
-def _of_experts(name: str, modules: dict[str, Any]) -> bool:
+def _of_experts(name: str, modules: dict[str, object]) -> bool:
     """Whether a parameter is in ``experts``, or belongs to a module of a class ``…Experts``."""
     owner = modules.get(name.rpartition(".")[0])
     return "experts" in name.split(".") or type(owner).__name__.endswith("Experts")
 
 
-def _layer_exists(name: str, modules: dict[str, Any], prefix: str) -> bool:
+def _layer_exists(name: str, modules: dict[str, object], prefix: str) -> bool:
     """Whether the model has the layer of an expert tensor, with or without the base model's prefix."""
     parts = name.split(".")
     above = parts[: parts.index("experts")]
@@ -154,7 +157,7 @@ def _layer_exists(name: str, modules: dict[str, Any], prefix: str) -> bool:
     return any(each in modules for each in (layer, layer.removeprefix(f"{prefix}."), f"{prefix}.{layer}"))
 
 
-def _error(model: Any, lines: list[str], tensors: list[str]) -> CheckpointError:
+def _error(model: object, lines: list[str], tensors: list[str]) -> CheckpointError:
     shown = lines if len(lines) <= _SHOWN else [*lines[:_SHOWN], f"and {len(lines) - _SHOWN} more"]
     return CheckpointError(
         "the checkpoint's experts are not the model's:\n    " + "\n    ".join(shown),

@@ -204,12 +204,9 @@ def patch(
     if not (fitting or idioms):
         return None
     source = decode_source(upstream.data)
-    patched = patch_source(source, fitting, _origin_of(upstream), device=device, idioms=idioms, **chosen)
+    origin = Origin(upstream.module, upstream.path, upstream.distribution, upstream.version)
+    patched = patch_source(source, fitting, origin, device=device, idioms=idioms, **chosen)
     return patched if patched.report.applied else None
-
-
-def _origin_of(upstream: Upstream) -> Origin:
-    return Origin(upstream.module, upstream.path, upstream.distribution, upstream.version)
 
 
 @dataclass(frozen=True)

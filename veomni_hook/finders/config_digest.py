@@ -9,7 +9,6 @@ import functools
 import hashlib
 import inspect
 from collections.abc import Iterator
-from typing import Any
 
 from veomni_hook.cache.inputs import observe, origin
 from veomni_hook.errors import ReplacementError
@@ -31,7 +30,7 @@ def config_digest(config: PatchConfig) -> str:
     return state.hexdigest()
 
 
-def _texts(value: Any) -> Iterator[str]:
+def _texts(value: object) -> Iterator[str]:
     """The value as text, field by field: objects as their source, everything else as its repr."""
     if hasattr(value, "__dataclass_fields__"):
         names = [name for name in value.__dataclass_fields__ if name not in _PROVENANCE]
@@ -58,7 +57,7 @@ def _texts(value: Any) -> Iterator[str]:
         yield repr(value)
 
 
-def _source(definition: Any) -> Iterator[str]:
+def _source(definition: object) -> Iterator[str]:
     try:
         snippet = read_snippet(definition, where="")
     except ReplacementError:  # the engine raises it when it needs this source

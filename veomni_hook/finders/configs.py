@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from types import MappingProxyType, ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from veomni_hook import plugins
 from veomni_hook.errors import ConfigError
@@ -93,7 +93,7 @@ def points_in_force(setting: str, named: Iterable[str] = ()) -> dict[str, EntryP
     return {point.value: point for point in points if point.value not in named}
 
 
-def as_configs(holder: Any, where: str) -> tuple[PatchConfig, ...]:
+def as_configs(holder: object, where: str) -> tuple[PatchConfig, ...]:
     """Return the config that an object is, or the configs that it holds.
 
     Args:
@@ -127,7 +127,7 @@ def as_configs(holder: Any, where: str) -> tuple[PatchConfig, ...]:
     return (adopt(holder),)
 
 
-def _snapshot(module: str, name: str, value: Any) -> Any:
+def _snapshot(module: str, name: str, value: object) -> object:
     """A config made for patchgen as it is when its module has just been loaded; anything else as it is.
 
     The config of a module for another device may be the same object, which that module changes.
@@ -171,7 +171,7 @@ def _load(name: str) -> Loaded:
 
 
 def _configs_in(module: ModuleType, attribute: str, name: str) -> tuple[PatchConfig, ...]:
-    holder: Any = module
+    holder: object = module
     if attribute:
         try:
             holder = getattr(module, attribute)

@@ -58,7 +58,7 @@ def _watch() -> None:
 
     seen: set[type] = set()
 
-    def look(parent: Any, name: str, child: Any) -> None:
+    def look(parent: object, name: str, child: object) -> None:
         kinds = {type(parent), type(child)} - seen
         seen.update(kinds)
         used = STATE.unused.intersection(home for kind in kinds for home in _homes(kind))

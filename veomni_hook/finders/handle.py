@@ -16,7 +16,6 @@ from veomni_hook.finders.targets import is_remote, is_target, is_target_if_named
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import TracebackType
-    from typing import Any
 
     from veomni_hook.finders.outcome import Status
 
@@ -30,7 +29,7 @@ class Handle:
         overrides: the settings given to `activate`.
     """
 
-    def __init__(self, overrides: dict[str, Any]) -> None:
+    def __init__(self, overrides: dict[str, object]) -> None:
         self.overrides = overrides
 
     def deactivate(self) -> None:
@@ -68,7 +67,7 @@ class Handle:
         return f"<veomni_hook Handle, {'active' if self in STATE.handles else 'inactive'}>"
 
 
-def activate(**settings: Any) -> Handle:
+def activate(**settings: object) -> Handle:
     """Patch transformers' modeling modules from now on, as they are imported.
 
     Args:
@@ -93,12 +92,12 @@ def activate(**settings: Any) -> Handle:
         raise error  # VEOMNI_TRACEBACK=full shows the frames of veomni_hook, too
 
 
-def activate_late(**settings: Any) -> Handle:
+def activate_late(**settings: object) -> Handle:
     """Activate for models that are already loaded, without warnings about modules imported before."""
     return _activate(settings, late=True)
 
 
-def _activate(settings: dict[str, Any], *, late: bool) -> Handle:
+def _activate(settings: dict[str, object], *, late: bool) -> Handle:
     handle = Handle(settings)
     if settings:
         from veomni_hook.settings import resolve

@@ -36,20 +36,20 @@ _FIX = (
 class _Declarations(list[Any]):
     """A list of a registered config: tells what is added to it."""
 
-    def __init__(self, held: Iterable[Any], added: Callable[[list[Any]], None]) -> None:
+    def __init__(self, held: Iterable[object], added: Callable[[list[object]], None]) -> None:
         super().__init__(held)
         self._added = added
 
-    def append(self, entry: Any) -> None:
+    def append(self, entry: object) -> None:
         super().append(entry)
         self._added([entry])
 
-    def extend(self, entries: Iterable[Any]) -> None:
+    def extend(self, entries: Iterable[object]) -> None:
         entries = list(entries)
         super().extend(entries)
         self._added(entries)
 
-    def __iadd__(self, entries: Iterable[Any]) -> _Declarations:  # type: ignore[misc]
+    def __iadd__(self, entries: Iterable[object]) -> _Declarations:  # type: ignore[misc]
         self.extend(entries)
         return self
 
@@ -77,7 +77,7 @@ def watch(config: PatchConfig) -> None:
             setattr(config, name, _Declarations(value, partial(_added, config)))
 
 
-def _added(config: PatchConfig, entries: list[Any]) -> None:
+def _added(config: PatchConfig, entries: list[object]) -> None:
     loaded = _loaded(config)
     for entry in entries:
         if names := [name for name in loaded if _is_late(config, entry, name)]:
@@ -87,7 +87,7 @@ def _added(config: PatchConfig, entries: list[Any]) -> None:
             _tell(f"{what} in {config.name}", names, "declared", config.place_of(entry))
 
 
-def _is_late(config: PatchConfig, entry: Any, name: str) -> bool:
+def _is_late(config: PatchConfig, entry: object, name: str) -> bool:
     module = sys.modules[name]
     if not isinstance(entry, Patch):
         return True

@@ -37,7 +37,7 @@ class Outcome:
         origin: str = "",
         stored: str | None = None,
         patch_hash: str = "",
-        report: Callable[[], Mapping[str, Any]] | None = None,
+        report: Callable[[], Mapping[str, object]] | None = None,
         consult: bool = False,
     ) -> None:
         self.module = module
@@ -55,7 +55,7 @@ class Outcome:
         """`PatchReport.to_dict()`, read from the cache on demand; empty when not patched."""
         return self._read_report() if self._read_report else {}
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return the fields as JSON-ready values."""
         names = ("module", "patched", "reason", "cache", "origin", "stored", "patch_hash")
         return {**{name: getattr(self, name) for name in names}, "report": dict(self.report)}
@@ -85,7 +85,7 @@ class Status:
         self.active = active
         self.modules = modules
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return both fields as JSON-ready values."""
         return {
             "active": self.active,

@@ -122,7 +122,7 @@ def _end() -> None:
                 setattr(holder, name, function)
 
 
-def _replace(holder: Any, name: str, wrap: Callable[[Any], Any]) -> None:
+def _replace(holder: object, name: str, wrap: Callable[[Any], object]) -> None:
     function = getattr(holder, name)
     ours = wrap(function)
     _REPLACED.append((holder, name, function, ours))
@@ -253,11 +253,11 @@ def _starting(function: Any) -> Any:
 class _Asking:
     """A function of `os` that is recorded. It equals the function, for sets such as `os.supports_dir_fd`."""
 
-    def __init__(self, function: Callable[..., Any], kind: str) -> None:
+    def __init__(self, function: Callable[..., object], kind: str) -> None:
         self.function, self.kind = function, kind
         self.__name__, self.__doc__ = function.__name__, function.__doc__
 
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
+    def __call__(self, *arguments: object, **named: object) -> Any:
         if LOADING.recorded:
             if named.get("dir_fd") is not None:
                 _cannot("a config asks for a file below a descriptor")
@@ -276,7 +276,7 @@ class _Asking:
 class _Environment(os._Environ):  # type: ignore[type-arg]
     """The class of `os.environ` during a load. All variables together are never the same again."""
 
-    def __getitem__(self, key: Any) -> Any:
+    def __getitem__(self, key: object) -> Any:
         if LOADING.recorded and isinstance(key, str | bytes):
             _see("variable", key)
         return super().__getitem__(key)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from types import ModuleType
-from typing import Any
 
 from veomni_hook.finders import absent_modules, already_imported, late
 from veomni_hook.finders.configs import as_configs
@@ -14,7 +13,7 @@ from veomni_hook.patches.spec import PatchConfig
 __all__ = ["register"]
 
 
-def register(config: PatchConfig | ModuleType | Any) -> PatchConfig:
+def register(config: PatchConfig | ModuleType | object) -> PatchConfig:
     """Add a patch config to this process; it applies to modules imported from now on.
 
     Args:

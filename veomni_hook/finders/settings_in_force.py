@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from typing import Any
 
 from veomni_hook import plugins
 from veomni_hook.errors import SettingsError
@@ -23,7 +22,7 @@ __all__ = ["current_settings", "meant"]
 def current_settings() -> Settings:
     """The settings in force: resolved once per activation, at the first call."""
     if STATE.resolved is None:
-        overrides: dict[str, Any] = {}
+        overrides: dict[str, object] = {}
         for settings in STATE.handles.values():
             overrides.update(settings)
         resolved = resolve(overrides=overrides)

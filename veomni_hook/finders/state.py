@@ -12,7 +12,6 @@ import sys
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from typing import Any
 
     from _typeshed.importlib import MetaPathFinderProtocol
 
@@ -59,7 +58,7 @@ class State:
     """
 
     def __init__(self) -> None:
-        self.handles: dict[object, Mapping[str, Any]] = {}
+        self.handles: dict[object, Mapping[str, object]] = {}
         self.finder: MetaPathFinderProtocol | None = None
         self.resolved: Resolved | None = None
         self.store: Store | None = None

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import distributed
 from transformers import TrainerCallback
 
 from veomni_hook.routing import Load, monitor
+
+if TYPE_CHECKING:
+    from transformers import TrainerControl, TrainerState, TrainingArguments
 
 __all__ = ["RouterLoadCallback"]
 
@@ -45,19 +48,33 @@ class RouterLoadCallback(TrainerCallback):  # type: ignore[misc]  # transformers
         self._plot, self._entropy, self._leave = plot, entropy, leave
         self._open: AbstractContextManager[Load] | None = None
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+    def on_train_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        model: Any = None,
+        **kwargs: object,
+    ) -> None:
         """Begin to count."""
         self._open = monitor(model, entropy=self._entropy, leave=self._leave)
         self.load = self._open.__enter__()
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
         """Stop counting."""
         if self._open is not None:
             held, self._open = self._open, None
             held.__exit__(None, None, None)
 
     def on_log(
-        self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, float] | None = None,
+        **kwargs: object,
     ) -> None:
         """Add the values to a log of the training loss, and count from zero."""
         if logs is None or "loss" not in logs or self.load is None or not self.load.counts:

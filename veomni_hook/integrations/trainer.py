@@ -6,7 +6,7 @@ transformers reads no entry points. It accepts callbacks, and callbacks get the 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 from weakref import ref
 
 from transformers import TrainerCallback
@@ -17,6 +17,9 @@ from veomni_hook.finders.handle import Handle, activate_late
 from veomni_hook.finders.log import say, warn
 from veomni_hook.finders.settings_in_force import current_settings
 from veomni_hook.finders.state import STATE
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, TrainerControl, TrainerState, TrainingArguments
 
 __all__ = ["VeomniCallback"]
 
@@ -40,23 +43,37 @@ class VeomniCallback(TrainerCallback):  # type: ignore[misc]  # transformers has
         SettingsError: a setting is unknown or invalid.
     """
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, **settings: object) -> None:
         self.handle: Handle | None = None
         self.report: Adoption | None = None
-        self._model: Any = None
+        self._model: ref[PreTrainedModel] | None = None
         if settings or not STATE.handles:
             self.handle = activate_late(**settings)
 
-    def on_init_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+    def on_init_end(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        model: PreTrainedModel | None = None,
+        **kwargs: object,
+    ) -> None:
         """Adopt the trainer's model."""
         self._adopt(model, state)
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+    def on_train_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        model: PreTrainedModel | None = None,
+        **kwargs: object,
+    ) -> None:
         """Adopt the model, if it is not the one that the trainer was created with."""
         if self._model is None or self._model() is not model:
             self._adopt(model, state)
 
-    def _adopt(self, model: Any, state: Any) -> None:
+    def _adopt(self, model: PreTrainedModel, state: TrainerState) -> None:
         self._model, self.report = ref(model), None
         try:
             self.report = adopt(model)

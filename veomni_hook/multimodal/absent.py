@@ -42,7 +42,7 @@ _said: set[tuple[type, tuple[str, ...]]] = set()
 def plus_zero(  # noqa: PLR0913 - what the place in the code says, by keyword
     module: nn.Module,
     inputs_embeds: torch.Tensor,
-    call: Callable[..., Any],
+    call: Callable[..., object],
     *,
     data: tuple[str, ...],
     towers: tuple[str, ...],
@@ -86,7 +86,7 @@ def plus_zero(  # noqa: PLR0913 - what the place in the code says, by keyword
 def _plus_zero(  # noqa: PLR0913, PLR0917 - what `plus_zero` takes
     module: nn.Module,
     inputs_embeds: torch.Tensor,
-    call: Callable[..., Any],
+    call: Callable[..., object],
     data: tuple[str, ...],
     towers: tuple[str, ...],
     outputs: tuple[str, ...],
@@ -170,7 +170,7 @@ def _modules_of_units() -> Iterator[nn.Module]:
     from torch.distributed._composable_state import _module_state_mapping
 
     for held in list(_module_state_mapping.values()):
-        state: Any = held() if isinstance(held, weakref.ref) else held
+        state: object = held() if isinstance(held, weakref.ref) else held
         groups = getattr(state, "_fsdp_param_groups", None)
         for group in groups if groups is not None else [getattr(state, "_fsdp_param_group", None)]:
             for parameter in getattr(group, "fsdp_params", ()):
@@ -198,7 +198,7 @@ def _statistics(towers: Sequence[nn.Module]) -> Iterator[None]:
             norm._buffers.update(own)
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
+def _tensors(value: object) -> Iterator[torch.Tensor]:
     """The floating-point tensors in nested tuples, lists and mappings."""
     if isinstance(value, torch.Tensor):
         if value.is_floating_point():

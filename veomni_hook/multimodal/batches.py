@@ -20,7 +20,7 @@ __all__ = ["sent", "to"]
 _FEW = 1024
 
 
-def sent(send: Callable[..., Any], batch: Any, *arguments: Any, **options: Any) -> Any:
+def sent(send: Callable[..., object], batch: object, *arguments: object, **options: object) -> Any:
     """Return ``send(batch, *arguments, **options)``, with the values of integers noted, and of few floats.
 
     Args:
@@ -50,7 +50,7 @@ def _note(tensor: torch.Tensor, moved: torch.Tensor) -> None:
         note_copy(moved, tensor.detach().to(moved.dtype, copy=True))
 
 
-def _tensors(batch: Any) -> Iterator[torch.Tensor]:
+def _tensors(batch: object) -> Iterator[torch.Tensor]:
     if isinstance(batch, torch.Tensor):
         yield batch
     elif isinstance(batch, Mapping):

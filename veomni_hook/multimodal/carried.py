@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ class Carried(torch.Tensor):
     is still such a tensor; everything else that is computed from it is a plain tensor.
     """
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+    def __deepcopy__(self, memo: dict[int, object]) -> Any:
         """A copy is such a tensor, too; torch's own asks for ``new_empty`` of the class."""
         if id(self) not in memo:
             memo[id(self)] = carried(copy.deepcopy(_plain(self), memo))
@@ -30,7 +31,11 @@ class Carried(torch.Tensor):
 
     @classmethod
     def __torch_function__(
-        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        cls,
+        func: Callable[..., object],
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, object] | None = None,
     ) -> Any:
         """Run ``func`` on plain tensors; keep track of moves."""
         with torch._C.DisableTorchFunctionSubclass():
@@ -49,7 +54,7 @@ def carried(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.as_subclass(Carried) if tensor.device.type == "cpu" else tensor
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     return value.as_subclass(torch.Tensor) if type(value) is Carried else value
 
 

@@ -25,7 +25,7 @@ _DISABLED = "TRANSFORMERS_DISABLE_TORCH_CHECK"
 _ON_DEVICE = "on the device"
 
 
-def check(upstream: Callable[..., Any], condition: Any, message: Callable[..., str]) -> None:
+def check(upstream: Callable[..., object], condition: Any, message: Callable[..., str]) -> None:
     """Check a condition as ``upstream(condition, message())`` does, without a value read from a GPU.
 
     Args:
@@ -59,7 +59,7 @@ def selected(tensor: Any, mask: Any) -> Any:
     return tensor[mask].numel()
 
 
-def asserts(value: Any) -> bool:
+def asserts(value: object) -> bool:
     """Return whether ``value`` is on a device that checks assertions by itself."""
     # ROCm leaves device assertions out. Compiled code has assertions of its own.
     return (
@@ -70,6 +70,6 @@ def asserts(value: Any) -> bool:
     )
 
 
-def _told(value: Any) -> Any:
+def _told(value: object) -> Any:
     """Return what a message shows for a value, which is not read if it is on a device."""
     return _ON_DEVICE if isinstance(value, torch.Tensor) and value.device.type != "cpu" else value

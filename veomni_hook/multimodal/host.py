@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import wraps
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 import torch
 
@@ -58,7 +58,7 @@ def computed(
 
     def decorate(function: _Function) -> _Function:
         @wraps(function)
-        def on_host(*args: Any, **kwargs: Any) -> Any:
+        def on_host(*args: object, **kwargs: Any) -> Any:
             if _traced():
                 return function(*args, **kwargs)
             given = kwargs.get("kwargs") or {}
@@ -80,22 +80,22 @@ def computed(
     return decorate
 
 
-def values(tensor: Any) -> Any:
+def values(tensor: object) -> Any:
     """Return the copy of ``tensor`` on the host, whose values the caller reads at once."""
     return host_copy(tensor) if not _traced() and _is_size(tensor, floats=True) else tensor
 
 
-def place(device: Any) -> Any:
+def place(device: object) -> Any:
     """Return where the caller computes what it reads at once: the host; ``device`` while code is traced."""
     return device if _traced() else "cpu"
 
 
-def of_sizes(compute: Callable[..., Any], *sizes: Any) -> Any:
+def of_sizes(compute: Callable[..., object], *sizes: object) -> Any:
     """Return ``compute(*sizes)``, computed on the host; tensors of it are where ``sizes`` are."""
     return computed()(compute)(*sizes)
 
 
-def sent(tensor: Any, device: torch.device) -> Any:
+def sent(tensor: object, device: torch.device) -> Any:
     """Return ``tensor``, which the host made, on a device; nobody waits, and reading it costs nothing.
 
     Numbers and lists are returned as they are.
@@ -116,7 +116,7 @@ def made(numbers: Any, *, device: Any, **options: Any) -> torch.Tensor:
     return found.to(where)  # what has no values, as on the meta device, is not sent
 
 
-def converted(tensor: Any, result: torch.Tensor) -> torch.Tensor:
+def converted(tensor: object, result: torch.Tensor) -> torch.Tensor:
     """Return ``result``, which is ``tensor`` in another dtype; reading it reads ``tensor``."""
     if _traced() or result is tensor or not _is_size(tensor, floats=True):
         return result
@@ -124,7 +124,7 @@ def converted(tensor: Any, result: torch.Tensor) -> torch.Tensor:
     return note_origin(result, lambda copy: copy.to(dtype), tensor)
 
 
-def followed(compute: Callable[[Any], torch.Tensor], tensor: Any) -> torch.Tensor:
+def followed(compute: Callable[[Any], torch.Tensor], tensor: object) -> torch.Tensor:
     """Return ``compute(tensor)``; reading it reads ``tensor``."""
     result = compute(tensor)
     if _traced() or not _is_size(tensor, floats=True):
@@ -132,7 +132,7 @@ def followed(compute: Callable[[Any], torch.Tensor], tensor: Any) -> torch.Tenso
     return note_origin(result, compute, tensor)
 
 
-def chosen(mask: Any) -> Any:
+def chosen(mask: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
     """Return what selects the true elements of ``mask``: their indices, if the host has to know how many."""
     if _traced() or not _is_size(mask, floats=True):
         return mask.bool()
@@ -140,7 +140,7 @@ def chosen(mask: Any) -> Any:
     return tuple(each.to(mask.device, non_blocking=True) for each in indices)
 
 
-def picked(index: Any) -> Any:
+def picked(index: object) -> Any:
     """Return what selects the elements that ``index`` selects; of a mask, the host finds the true ones."""
     return chosen(index) if isinstance(index, torch.Tensor) and index.dtype is torch.bool else index
 
@@ -149,7 +149,7 @@ def lengths(function: _Function) -> _Function:
     """Decorate a function of lengths, which it maps to lengths: reading its results reads its arguments."""
 
     @wraps(function)
-    def with_origins(*args: Any, **kwargs: Any) -> Any:
+    def with_origins(*args: object, **kwargs: object) -> Any:
         results = function(*args, **kwargs)
         if _traced():
             return results
@@ -172,7 +172,7 @@ def lengths(function: _Function) -> _Function:
     return with_origins  # type: ignore[return-value]
 
 
-def read_together(sizes: Iterable[Any], positions: Iterable[Any] = ()) -> None:
+def read_together(sizes: Iterable[object], positions: Iterable[object] = ()) -> None:
     """Copy to the host, at once, what a forward pass is going to read; without ``sizes`` nothing.
 
     Args:
@@ -186,7 +186,7 @@ def read_together(sizes: Iterable[Any], positions: Iterable[Any] = ()) -> None:
         host_copies(*found, *(each for each in positions if _is_size(each, floats=True)))
 
 
-def _is_size(value: Any, *, floats: bool) -> bool:
+def _is_size(value: object, *, floats: bool) -> TypeGuard[torch.Tensor]:
     return (
         isinstance(value, torch.Tensor)
         and value.device.type not in _ELSEWHERE
@@ -200,7 +200,7 @@ def _traced() -> bool:
     return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
 
 
-def _moved(result: Any, device: torch.device) -> Any:
+def _moved(result: object, device: torch.device) -> Any:
     """Return what a function returned, with its tensors on ``device`` and their values noted."""
     if isinstance(result, tuple):
         return tuple(_moved(each, device) for each in result)

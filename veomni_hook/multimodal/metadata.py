@@ -73,8 +73,8 @@ class Named:
 
 
 def collate_metadata(
-    config: Any,
-    collate: Callable[[Any], Any] | None = None,
+    config: object,
+    collate: Callable[[object], object] | None = None,
     *,
     positions: bool | None = None,
     use_audio_in_video: bool | None = None,
@@ -168,7 +168,7 @@ class CollateMetadata:
                 yield name, carried(value) if _is_read(value) else value
 
 
-def _warn_of_audio(batch: Mapping[str, Any]) -> None:
+def _warn_of_audio(batch: Mapping[str, object]) -> None:
     """Warn, once, that positions of videos are computed as without sounds, if a batch may mean otherwise."""
     has = {name for name, value in batch.items() if value is not None}
     if {f"video_{_SIZES}", _SOUNDS} <= has and _AUDIO not in has and _AUDIO not in _said:
@@ -182,16 +182,16 @@ def _warn_of_audio(batch: Mapping[str, Any]) -> None:
         )
 
 
-def _is_read(value: Any) -> bool:
+def _is_read(value: object) -> bool:
     """Whether the host may read a result: boundaries are vectors of integers."""
     return isinstance(value, torch.Tensor) and value.dim() == 1 and not value.is_floating_point()
 
 
-def _filled(argument: Any, known: Mapping[str, Any]) -> Any:
+def _filled(argument: object, known: Mapping[str, object]) -> Any:
     return known[argument.name] if isinstance(argument, Named) else argument
 
 
-def _steps(config: Any) -> Iterator[Step]:
+def _steps(config: object) -> Iterator[Step]:
     """Yield the calls in the forward of the vision tower that take precomputed results."""
     sight = getattr(config, "vision_config", None)
     module = modeling_of(config)
@@ -223,7 +223,7 @@ def _named(step: Step) -> set[str]:
     return {each.name for each in given if isinstance(each, Named)}
 
 
-def _is_tower(kind: Any, sight: Any) -> bool:
+def _is_tower(kind: object, sight: object) -> bool:
     expected = getattr(kind, "config_class", None)
     forward = getattr(kind, "forward", None)
     return (
@@ -237,7 +237,7 @@ def _is_tower(kind: Any, sight: Any) -> bool:
     )
 
 
-def _step(node: ast.Assign, module: Any, tower: Any) -> Step | None:
+def _step(node: ast.Assign, module: object, tower: object) -> Step | None:
     """The step of an assignment ``a, b = function(..., kwargs=kwargs)``; None for other statements."""
     if not isinstance(node.value, ast.Call) or len(node.targets) != 1:
         return None
@@ -259,7 +259,7 @@ def _step(node: ast.Assign, module: Any, tower: Any) -> Step | None:
     return Step(results, call.func.id, arguments, keywords)
 
 
-def _argument(node: ast.expr, tower: Any) -> Any:
+def _argument(node: ast.expr, tower: object) -> Any:
     """The value of an argument: the name of an earlier result, a literal, or a part of the tower.
 
     Raises:

@@ -10,12 +10,15 @@ import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from veomni_hook.multimodal import host
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 __all__ = ["Underivable", "placeholders"]
 
@@ -40,7 +43,7 @@ def placeholders(
     *,
     dtype: torch.dtype,
     device: torch.device,
-    config: Any = None,
+    config: object = None,
     layout: str = "",
 ) -> list[torch.Tensor | None]:
     """Return one value for each argument.
@@ -94,7 +97,7 @@ class _Tower:
     """The modules that use the values, the tower first, and what values are made with."""
 
     modules: Sequence[nn.Module]
-    config: Any
+    config: PretrainedConfig
     dtype: torch.dtype
     device: torch.device
 
@@ -105,7 +108,7 @@ class _Tower:
         found: torch.Tensor = host.sent(torch.ones(*shape, dtype=torch.int64, device="cpu"), self.device)
         return found.to(self.device)
 
-    def numbers(self, values: Any) -> torch.Tensor:
+    def numbers(self, values: object) -> torch.Tensor:
         return host.made(values, dtype=torch.int64, device=self.device)
 
     def layers(self, part: str = "") -> list[nn.Module]:

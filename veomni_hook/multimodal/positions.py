@@ -6,11 +6,14 @@ import inspect
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from veomni_hook.errors import MultimodalError
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 __all__ = ["Positions", "has_positions", "modeling_of", "position_ids", "understanding"]
 
@@ -20,7 +23,7 @@ _BASES = ("transformers.modeling_", "transformers.utils.", "transformers.integra
 _COMPUTE = "compute_3d_position_ids"
 
 
-def position_ids(config: Any) -> Positions:
+def position_ids(config: PretrainedConfig) -> Positions:
     """Return a function of a batch that gives its ``position_ids``; it can be pickled.
 
     Args:
@@ -41,7 +44,7 @@ def position_ids(config: Any) -> Positions:
     return Positions(config, module.__name__, kind.__qualname__)
 
 
-def has_positions(config: Any) -> bool:
+def has_positions(config: PretrainedConfig) -> bool:
     """Return whether `position_ids` can compute the positions of a model."""
     return _computing(understanding(config)) is not None
 
@@ -53,11 +56,11 @@ class Positions:
     the model.
     """
 
-    def __init__(self, config: Any, module: str, kind: str) -> None:
+    def __init__(self, config: PretrainedConfig, module: str, kind: str) -> None:
         self.config = config
         self._names = (module, kind)
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         if name.startswith("_"):
             raise AttributeError(name)
         module, kind = self._names
@@ -67,7 +70,7 @@ class Positions:
             return getattr(self.config.vision_config, name)
         return found.__get__(self) if inspect.isfunction(found) else found
 
-    def __call__(self, batch: Mapping[str, Any]) -> torch.Tensor | None:
+    def __call__(self, batch: Mapping[str, object]) -> torch.Tensor | None:
         """Return the positions ``[3, batch, positions]`` of a batch; None if the model derives them later.
 
         Args:
@@ -85,12 +88,12 @@ class Positions:
         return found
 
 
-def understanding(config: Any) -> Any:
+def understanding(config: PretrainedConfig) -> PretrainedConfig:
     """Return the configuration of the part that understands, if a model also speaks; else ``config``."""
     return getattr(config, "thinker_config", config)
 
 
-def modeling_of(config: Any) -> ModuleType:
+def modeling_of(config: PretrainedConfig) -> ModuleType:
     """Return the module that defines the models of a configuration.
 
     A class that a user derives from a configuration of transformers has the models of that: the first module
@@ -102,7 +105,7 @@ def modeling_of(config: Any) -> ModuleType:
     return next(computing, beside[0] if beside else import_module(type(config).__module__))
 
 
-def _modelings(config: Any) -> Iterator[tuple[ModuleType, bool]]:
+def _modelings(config: PretrainedConfig) -> Iterator[tuple[ModuleType, bool]]:
     """Yield the modeling modules of a configuration's classes, and whether each is the class's own module."""
     for kind in type(config).__mro__:
         name = kind.__module__.replace(_CONFIGURATION, "modeling_")
@@ -114,12 +117,12 @@ def _modelings(config: Any) -> Iterator[tuple[ModuleType, bool]]:
                     raise
 
 
-def _computing(config: Any) -> type | None:
+def _computing(config: PretrainedConfig) -> type | None:
     """Return the first class for a configuration that computes positions by a method of its own."""
     return _computing_in(modeling_of(config), config)
 
 
-def _computing_in(module: ModuleType, config: Any) -> type | None:
+def _computing_in(module: ModuleType, config: PretrainedConfig) -> type | None:
     for kind in list(vars(module).values()):
         if inspect.isclass(kind) and kind.__module__ == module.__name__ and hasattr(kind, _COMPUTE):
             expected = getattr(kind, "config_class", None)

@@ -15,7 +15,9 @@ __all__ = ["expected"]
 _OTHER_NAME = "audios"
 
 
-def expected(images: Any, videos: Any, audio: Any, others: Mapping[str, Any]) -> dict[str, Any] | None:
+def expected(
+    images: object, videos: object, audio: object, others: Mapping[str, object]
+) -> dict[str, Any] | None:
     """Return the keyword arguments that a processor expects instead of those it was given.
 
     Args:
@@ -38,10 +40,7 @@ def expected(images: Any, videos: Any, audio: Any, others: Mapping[str, Any]) ->
                 fix="pass audio= alone",
             )
         given["audio"] = rest.pop(_OTHER_NAME)
-    found = {name: None if _is_empty(value) else value for name, value in given.items()}
+    empty = {name for name, value in given.items() if isinstance(value, list | tuple) and not value}
+    found = {name: None if name in empty else value for name, value in given.items()}
     unchanged = len(rest) == len(others) and all(found[name] is given[name] for name in given)
     return None if unchanged else {**found, **rest}
-
-
-def _is_empty(value: Any) -> bool:
-    return isinstance(value, list | tuple) and not value

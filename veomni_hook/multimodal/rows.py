@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
@@ -12,11 +11,12 @@ from veomni_hook.multimodal.counts import asserts
 
 __all__ = ["joined"]
 
-_Features = Sequence[Any]
+#: Of each layer, whole or in parts.
+_Features = Sequence[torch.Tensor | Sequence[torch.Tensor]]
 
 
 def joined(
-    visual: Any, first: tuple[Any, _Features], second: tuple[Any, _Features]
+    visual: torch.Tensor, first: tuple[torch.Tensor, _Features], second: tuple[torch.Tensor, _Features]
 ) -> list[torch.Tensor] | None:
     """Return each pair of features as one tensor in the order of tokens; None: upstream's code must run.
 
@@ -39,7 +39,7 @@ def joined(
     return [torch.cat((one, other.to(one.dtype))).index_select(0, order) for one, other in pairs]
 
 
-def _whole(features: Any) -> torch.Tensor:
+def _whole(features: torch.Tensor | Sequence[torch.Tensor]) -> torch.Tensor:
     return features if isinstance(features, torch.Tensor) else torch.cat(tuple(features), dim=0)
 
 

@@ -12,7 +12,7 @@ import logging
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -20,6 +20,9 @@ from transformers.integrations import is_deepspeed_zero3_enabled
 
 from veomni_hook.errors import SpeechError, VeomniHookWarning
 from veomni_hook.printable import printable
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
 
 __all__ = ["kept", "left_out", "refuse", "save_speakers", "taking_what", "text_by_default"]
 
@@ -32,7 +35,9 @@ logger = logging.getLogger("veomni_hook")
 _said: set[type] = set()
 
 
-def left_out(model: Any, config: Any, field: str, build: Callable[[], object], *parts: str) -> Any:
+def left_out(
+    model: PreTrainedModel, config: PretrainedConfig, field: str, build: Callable[[], object], *parts: str
+) -> Any:
     """Return a configuration with which a model builds no parts for speech.
 
     Args:
@@ -88,7 +93,7 @@ def kept(model: type, reason: str) -> None:
         )
 
 
-def text_by_default(model: Any, options: dict[str, Any]) -> None:
+def text_by_default(model: PreTrainedModel, options: dict[str, object]) -> None:
     """Let a model without the parts for speech generate text, unless ``options`` ask for speech.
 
     Args:
@@ -122,11 +127,11 @@ def refuse(model: type) -> None:
 
 
 def save_speakers(
-    speakers: Mapping[str, Any],
+    speakers: Mapping[str, object],
     folder: str | os.PathLike[str],
     file: str,
-    args: Sequence[Any],
-    options: Mapping[str, Any],
+    args: Sequence[object],
+    options: Mapping[str, object],
 ) -> None:
     """Write the file of speakers that ``from_pretrained`` demands; ``save_pretrained`` does not write it.
 
@@ -141,7 +146,7 @@ def save_speakers(
         torch.save(dict(speakers), os.path.join(folder, file))
 
 
-def _say(model: type, config: Any, build: str, parts: Sequence[str]) -> None:
+def _say(model: type, config: object, build: str, parts: Sequence[str]) -> None:
     """Log, once per class, which parts are left out, and how much memory that saves."""
     if model in _said or not logger.isEnabledFor(logging.INFO):
         return
@@ -155,7 +160,7 @@ def _say(model: type, config: Any, build: str, parts: Sequence[str]) -> None:
     )
 
 
-def _size(model: type, config: Any, build: str) -> int:
+def _size(model: type, config: object, build: str) -> int:
     """The bytes of the weights that a method of a model builds; 0 if it cannot be tried.
 
     The parts are built without memory, on the meta device, in a model that has nothing else.

@@ -25,7 +25,8 @@ from veomni_hook.parallel.sharding import Sharding, in_force
 
 __all__ = ["over_sequence"]
 
-Implementation = Callable[..., tuple[torch.Tensor, Any]]
+Implementation = Callable[..., tuple[torch.Tensor, object]]
+Operands = dict[str, Any]
 
 #: Operands of some implementations that are per query, or per pair of positions: nobody splits them yet.
 _REFUSED = ("position_bias", "head_mask", "indices", "block_indices", "cache")
@@ -48,7 +49,7 @@ def _attend(
     attention_mask: Any = None,
     *others: Any,
     **operands: Any,
-) -> tuple[torch.Tensor, Any]:
+) -> tuple[torch.Tensor, object]:
     sharding = in_force(module)
     if sharding is None:
         return implementation(module, query, key, value, attention_mask, *others, **operands)
@@ -81,7 +82,9 @@ def _attend(
     return to_positions(output, group), None
 
 
-def _positions(sharding: Sharding, module: nn.Module, part: int, mask: Any, operands: dict[str, Any]) -> int:
+def _positions(
+    sharding: Sharding, module: nn.Module, part: int, mask: object, operands: dict[str, object]
+) -> int:
     """Return how many positions the implementation gets; see `Sharding.positions`."""
     causal = operands.get("is_causal")
     causal = getattr(module, "is_causal", False) if causal is None else causal
@@ -92,7 +95,7 @@ def _positions(sharding: Sharding, module: nn.Module, part: int, mask: Any, oper
     return positions
 
 
-def _told(sharding: Sharding, part: int, mask: Any, operands: dict[str, Any]) -> int | None:
+def _told(sharding: Sharding, part: int, mask: Any, operands: dict[str, object]) -> int | None:
     """Return the number of positions in the operands of a call, or None."""
     if mask is not None:
         return int(mask.shape[-1])
@@ -110,7 +113,7 @@ def _check(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    operands: dict[str, Any],
+    operands: dict[str, object],
     group: SequenceGroup,
 ) -> None:
     """Raise if the exchange would not be right for this call."""
@@ -127,7 +130,7 @@ def _check(
             _refuse(module, f"it has the operand `{name}`, which nobody splits", group)
 
 
-def _per_head(mask: Any, heads: int) -> bool:
+def _per_head(mask: object, heads: int) -> bool:
     return heads > 1 and isinstance(mask, torch.Tensor) and mask.dim() == 4 and mask.shape[1] == heads
 
 
@@ -141,7 +144,7 @@ def _of_heads(x: torch.Tensor, dim: int, heads: int, group: SequenceGroup) -> to
 def _for_heads(module: nn.Module, heads: int, repeats: int, group: SequenceGroup) -> Iterator[None]:
     """Let ``module`` say what is true of this process's heads while its implementation runs."""
     held = module.__dict__
-    changed: dict[str, Any] = {}
+    changed: dict[str, object] = {}
     if repeats > 1 and _GROUPS in held:
         changed[_GROUPS] = held[_GROUPS] // repeats
     for name in _PER_HEAD_ATTRIBUTES:

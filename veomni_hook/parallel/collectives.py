@@ -13,7 +13,7 @@ The operators are those of torch's functional collectives, which dynamo and Indu
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Protocol
 
 import torch
 
@@ -143,20 +143,24 @@ def _all_to_all(x: torch.Tensor, group: SequenceGroup) -> torch.Tensor:
     return out
 
 
+class _Context(Protocol):
+    group: SequenceGroup
+
+
 class _AllToAll(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, group: SequenceGroup) -> torch.Tensor:
+    def forward(ctx: _Context, x: torch.Tensor, group: SequenceGroup) -> torch.Tensor:
         ctx.group = group
         return _all_to_all(x, group)
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+    def backward(ctx: _Context, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
         return _exchange(grad, ctx.group), None
 
 
 class _Gather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, group: SequenceGroup) -> torch.Tensor:
+    def forward(ctx: _Context, x: torch.Tensor, group: SequenceGroup) -> torch.Tensor:
         ctx.group = group
         whole: torch.Tensor = _OPS.wait_tensor(
             _OPS.all_gather_into_tensor(x.contiguous(), group.size, group.name)
@@ -164,13 +168,13 @@ class _Gather(torch.autograd.Function):
         return whole
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+    def backward(ctx: _Context, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
         return _sum_of_parts(grad, ctx.group), None
 
 
 class _SumOfParts(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, group: SequenceGroup) -> torch.Tensor:
+    def forward(ctx: _Context, x: torch.Tensor, group: SequenceGroup) -> torch.Tensor:
         ctx.group = group
         part: torch.Tensor = _OPS.wait_tensor(
             _OPS.reduce_scatter_tensor(x.contiguous(), "sum", group.size, group.name)
@@ -178,19 +182,19 @@ class _SumOfParts(torch.autograd.Function):
         return part
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+    def backward(ctx: _Context, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
         return _gather(grad, ctx.group), None
 
 
 class _Sum(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, group: SequenceGroup) -> torch.Tensor:
+    def forward(ctx: _Context, x: torch.Tensor, group: SequenceGroup) -> torch.Tensor:
         ctx.group = group
         summed: torch.Tensor = _OPS.wait_tensor(_OPS.all_reduce(x.contiguous(), "sum", group.name))
         return summed
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+    def backward(ctx: _Context, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
         return _sum(grad, ctx.group), None
 
 

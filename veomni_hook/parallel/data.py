@@ -7,7 +7,7 @@ Trainer makes for evaluation divide their data among all processes: its metrics 
 from __future__ import annotations
 
 from contextvars import ContextVar
-from typing import Any
+from typing import Protocol
 
 from veomni_hook.errors import ParallelError
 from veomni_hook.parallel import process
@@ -17,7 +17,15 @@ __all__ = ["count", "index", "prepared"]
 _evaluating: ContextVar[bool] = ContextVar("veomni_evaluating", default=False)
 
 
-def count(accelerator: Any) -> int:
+class _Accelerator(Protocol):
+    num_processes: int
+    process_index: int
+    state: object
+
+    def prepare(self, loader: object) -> object: ...
+
+
+def count(accelerator: _Accelerator) -> int:
     """Return how many shares of the data there are, for a loader that ``accelerator`` prepares.
 
     A script that has given accelerate a mesh of its own gets its own parallelism, and a warning.
@@ -28,12 +36,12 @@ def count(accelerator: Any) -> int:
     return int(accelerator.num_processes) // _size(accelerator)
 
 
-def index(accelerator: Any) -> int:
+def index(accelerator: _Accelerator) -> int:
     """Return which share this process reads; raises like `count`."""
     return int(accelerator.process_index) // _size(accelerator)
 
 
-def prepared(accelerator: Any, loader: Any, training: bool) -> Any:  # noqa: FBT001 - as Trainer passes it
+def prepared(accelerator: _Accelerator, loader: object, training: bool) -> object:  # noqa: FBT001 - as Trainer passes it
     """Return a loader of Trainer's, prepared by its accelerator."""
     token = _evaluating.set(not training)
     try:
@@ -42,7 +50,7 @@ def prepared(accelerator: Any, loader: Any, training: bool) -> Any:  # noqa: FBT
         _evaluating.reset(token)
 
 
-def _size(accelerator: Any) -> int:
+def _size(accelerator: _Accelerator) -> int:
     size = 1 if _evaluating.get() else process.sizes().sp
     if size == 1:
         return 1

@@ -9,7 +9,7 @@ saved with `torch.distributed.checkpoint`, by the names of parameters, so it loa
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import distributed
@@ -17,17 +17,20 @@ from torch.distributed.tensor import DTensor
 
 from veomni_hook.parallel.expert_loading import is_ours
 
+if TYPE_CHECKING:
+    from transformers import Trainer
+
 __all__ = ["load_best", "load_model", "load_optimizer", "resumes", "save_optimizer"]
 
 _FOLDER, _SCHEDULER = "optimizer", "scheduler.pt"
 
 
-def resumes(trainer: Any) -> bool:
+def resumes(trainer: Trainer) -> bool:
     """Whether checkpoints of a trainer's model can be saved and resumed here."""
     return is_ours(getattr(trainer, "model", None))
 
 
-def save_optimizer(trainer: Any, folder: str) -> None:
+def save_optimizer(trainer: Trainer, folder: str) -> None:
     """Save the optimizer's and the scheduler's state into ``folder``. All ranks must call."""
     if not resumes(trainer):
         trainer._save_optimizer_and_scheduler(folder)
@@ -41,7 +44,7 @@ def save_optimizer(trainer: Any, folder: str) -> None:
     distributed.barrier()
 
 
-def load_optimizer(trainer: Any, folder: str | None) -> None:
+def load_optimizer(trainer: Trainer, folder: str | None) -> None:
     """Load what `save_optimizer` saved; nothing if there is none. All ranks must call."""
     if not resumes(trainer) or folder is None:
         trainer._load_optimizer_and_scheduler(folder)
@@ -57,7 +60,7 @@ def load_optimizer(trainer: Any, folder: str | None) -> None:
 
 
 @torch.no_grad()
-def load_model(trainer: Any, folder: str) -> None:
+def load_model(trainer: Trainer, folder: str) -> None:
     """Load the weights of a checkpoint into the trainer's model. All ranks must call.
 
     They go through `from_pretrained`, which knows how a family's checkpoint names and stacks its tensors.
@@ -77,7 +80,7 @@ def load_model(trainer: Any, folder: str) -> None:
         _local(tensor).copy_(_local(theirs[name]))
 
 
-def load_best(trainer: Any) -> None:
+def load_best(trainer: Trainer) -> None:
     """Load the weights of the best checkpoint of this training. All ranks must call."""
     if resumes(trainer):
         load_model(trainer, trainer.state.best_model_checkpoint)
@@ -90,6 +93,7 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
     return local
 
 
-def _plain(optimizer: Any) -> Any:
+def _plain(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     """Return the optimizer that accelerate has wrapped."""
-    return getattr(optimizer, "optimizer", optimizer)
+    plain: torch.optim.Optimizer = getattr(optimizer, "optimizer", optimizer)
+    return plain

@@ -7,7 +7,7 @@ once: the result does not depend on the order in which programs run.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -56,27 +56,35 @@ def collect(rows: Tensor, copies: Copies) -> Tensor:
     return _Collect.apply(rows, *copies)  # type: ignore[no-untyped-call,no-any-return]
 
 
+class Saved(Protocol):
+    """What a function keeps for its gradient."""
+
+    saved_tensors: tuple[Tensor, ...]
+
+    def save_for_backward(self, *tensors: Tensor) -> None: ...
+
+
 class _Spread(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, sources: Tensor, places: Tensor) -> Tensor:
+    def forward(ctx: Saved, rows: Tensor, sources: Tensor, places: Tensor) -> Tensor:
         ctx.save_for_backward(sources, places)
         return rows.index_select(0, sources)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Saved, grad: Tensor) -> tuple[Tensor, None, None]:
         return collect(grad, Copies(*ctx.saved_tensors)), None, None
 
 
 class _Collect(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, sources: Tensor, places: Tensor) -> Tensor:
+    def forward(ctx: Saved, rows: Tensor, sources: Tensor, places: Tensor) -> Tensor:
         # Saved on every rank, whatever it received: the recompute of a checkpoint, which ends with the last
         # saved tensor, then runs the same exchanges on all ranks.
         ctx.save_for_backward(sources, places)
         return sum_of_copies(rows, Copies(sources, places))
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Saved, grad: Tensor) -> tuple[Tensor, None, None]:
         return spread(grad, Copies(*ctx.saved_tensors)), None, None
 
 

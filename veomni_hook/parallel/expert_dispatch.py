@@ -15,7 +15,7 @@ Saved:     the received rows and weights, and four tables of numbers.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
@@ -26,7 +26,7 @@ from torch.distributed._functional_collectives import (
 )
 from transformers.distributed.expert_parallel import EPImplementation, EPImplementationInterface
 
-from veomni_hook.parallel.expert_copies import Copies, collect, copies_of, spread
+from veomni_hook.parallel.expert_copies import Copies, Saved, collect, copies_of, spread
 from veomni_hook.parallel.expert_records import current, record_checkpoints
 from veomni_hook.parallel.expert_release import NAME
 
@@ -192,13 +192,19 @@ class _Arrived(torch.autograd.Function):
     """Waits for an exchange: kernels must not get a tensor whose data may still arrive."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor) -> Tensor:
+    def forward(ctx: object, rows: Tensor) -> Tensor:
         arrived: Tensor = wait_tensor(rows)  # type: ignore[no-untyped-call]
         return arrived
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
+    def backward(ctx: object, grad: Tensor) -> Tensor:
         return grad.contiguous()
+
+
+class _Sent(Saved, Protocol):
+    group: Any
+    sent: list[int]
+    received: list[int]
 
 
 class _Delivered(torch.autograd.Function):
@@ -209,14 +215,14 @@ class _Delivered(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, weights: Tensor, routing: Routing, group: Any, sources: Tensor, places: Tensor
+        ctx: _Sent, weights: Tensor, routing: Routing, group: object, sources: Tensor, places: Tensor
     ) -> Tensor:
         ctx.save_for_backward(sources, places)
         ctx.group, ctx.sent, ctx.received = group, routing.sent, routing.received
         return routing.weights.clone()
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: _Sent, grad: Tensor) -> tuple[Tensor | None, ...]:
         back = all_to_all_single_autograd(grad.contiguous(), ctx.sent, ctx.received, ctx.group)
         return collect(_arrived(back), Copies(*ctx.saved_tensors)), None, None, None, None
 

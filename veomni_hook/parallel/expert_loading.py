@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from torch import distributed
 
@@ -18,13 +18,17 @@ from veomni_hook.errors import ParallelError
 from veomni_hook.parallel import expert_release, process
 from veomni_hook.parallel.expert_plans import plan_of
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+    from transformers.distributed import DistributedConfig
+
 __all__ = ["is_ours", "planned", "settled"]
 
 _WHERE = "the setting `parallel` (VEOMNI_PARALLEL)"
 _ATTRIBUTE = "_veomni_ep"
 
 
-def settled(kind: type, given: Any, options: Mapping[str, Any]) -> Any:
+def settled(kind: type, given: object, options: Mapping[str, object]) -> object:
     """Return the ``distributed_config`` with which ``kind.from_pretrained`` goes on.
 
     Args:
@@ -67,7 +71,7 @@ def settled(kind: type, given: Any, options: Mapping[str, Any]) -> Any:
     return _config(world, size)
 
 
-def planned(model: Any) -> Any:
+def planned(model: PreTrainedModel) -> PreTrainedModel:
     """Give the model the plan of its experts, if `settled` made its config; return the model.
 
     Raises:
@@ -79,7 +83,7 @@ def planned(model: Any) -> Any:
     return model
 
 
-def is_ours(model: Any) -> bool:
+def is_ours(model: object) -> bool:
     """Whether a model's experts are divided because the setting asked for it."""
     config = getattr(getattr(model, "config", None), "distributed_config", None)
     return getattr(config, _ATTRIBUTE, False)
@@ -88,7 +92,7 @@ def is_ours(model: Any) -> bool:
 class _Refusing:
     """Refuses adapters: they may be added after the model was loaded."""
 
-    def __call__(self, model: Any, args: Any) -> None:
+    def __call__(self, model: object, args: object) -> None:
         if "peft_config" in vars(model) or getattr(model, "_hf_peft_config_loaded", False):
             raise ParallelError(
                 "expert parallelism does not support adapters of PEFT, which "
@@ -98,10 +102,10 @@ class _Refusing:
             )
 
 
-def _config(world: int, size: int) -> Any:
+def _config(world: int, size: int) -> DistributedConfig:
     from transformers.distributed import DistributedConfig  # exists from transformers 5.9 on
 
-    options: dict[str, Any] = {"fsdp_size": world, "ep_size": size}
+    options: dict[str, object] = {"fsdp_size": world, "ep_size": size}
     if expert_release.dispatches():
         _register()
         options["ep_implementation"] = expert_release.NAME
@@ -140,7 +144,7 @@ def _accelerate_splits() -> bool:
     return getattr(state, "_shared_state", {}).get("parallelism_config") is not None
 
 
-def _refused(options: Mapping[str, Any]) -> Any:
+def _refused(options: Mapping[str, object]) -> Iterator[tuple[str, str]]:
     """Yield what the script uses and expert parallelism does not support, and what to do."""
     if os.environ.get("FSDP_OFFLOAD_PARAMS", "").lower() in ("1", "true"):
         yield "CPU offload (FSDP_OFFLOAD_PARAMS)", "switch the offload off, or remove ep"

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from veomni_hook.errors import ParallelError
 from veomni_hook.kernels.explain.places import places_of
+from veomni_hook.kernels.moe_experts.variants import Whole
+from veomni_hook.kernels.selection.registry import registry
 
 if TYPE_CHECKING:
     from torch import nn
@@ -22,15 +24,6 @@ __all__ = ["experts_of", "plan_of"]
 _OP = "moe_experts"
 _WHERE = "the setting `parallel` (VEOMNI_PARALLEL)"
 _DISPATCHED, _DIVIDED = "ep_dispatch_experts", "grouped_gemm"
-#: Variants whose call is not ``(hidden states, ids, weights)``: why they are not dispatched.
-_OTHERWISE = {
-    "modules": "each expert is a module of its own, not a part of stacked weights",
-    "grouped_linear": "its projections are separate modules that get rows sorted by expert",
-    "gated_or_identity": "experts without weights are numbered after those with weights, so equal parts of "
-    "the numbers are not equal parts of the weights",
-    "batched_gated": "every expert gets an equal share of the rows, not those that a router sends",
-    "shared_gated": "every token goes through all experts",
-}
 
 
 def plan_of(model: Any, size: int) -> dict[str, str]:
@@ -88,8 +81,9 @@ def experts_of(model: nn.Module) -> Iterator[tuple[str, Any]]:
 def _indivisible(module: Any) -> str | None:
     """Return why the experts of a module cannot be divided, or None."""
     (place, *_) = (place for place in places_of(type(module)) if place.slot.op == _OP)
-    if place.slot.variant in _OTHERWISE:
-        return _OTHERWISE[place.slot.variant]
+    row = registry.variant(_OP, place.slot.variant)
+    if row is not None and isinstance(row.form, Whole):
+        return row.form.reason
     parameters = dict(module.named_parameters(recurse=False))
     if not hasattr(module, "num_experts"):
         return "they have no num_experts, which transformers divides"

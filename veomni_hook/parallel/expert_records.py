@@ -33,7 +33,7 @@ class Record:
         self._entries: list[tuple[object, Any]] = []
         self._next = 0
 
-    def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def run(self, function: Callable[..., object], *args: object, **kwargs: object) -> Any:
         """Call ``function``; `current` returns this record in it."""
         self._next = 0
         token = _CURRENT.set(self)
@@ -43,7 +43,7 @@ class Record:
             _CURRENT.reset(token)
             self.replaying = True
 
-    def take(self, owner: object, make: Callable[[], Any]) -> Any:
+    def take(self, owner: object, make: Callable[[], object]) -> Any:
         """Return what ``make`` returned in the first pass at this point, where ``owner`` asked for it.
 
         Raises:
@@ -69,7 +69,7 @@ def current() -> Record | None:
     return _CURRENT.get()
 
 
-def recorded(function: Callable[..., Any]) -> Callable[..., Any]:
+def recorded(function: Callable[..., object]) -> Callable[..., Any]:
     """Return ``function`` for one call of a checkpoint: its recompute dispatches as its first pass did."""
     outer = _CURRENT.get()
     record = Record() if outer is None else outer.take(recorded, Record)

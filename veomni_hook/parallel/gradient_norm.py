@@ -8,7 +8,6 @@ and then of these norms. It is the norm of the whole model, the same on every ra
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,7 +35,7 @@ def clip_grad_norm_(
         RuntimeError: the norm is not finite and ``error_if_nonfinite``.
     """
     given = [parameters] if isinstance(parameters, Tensor) else [*parameters]
-    by_mesh: dict[Any, list[Tensor]] = {}
+    by_mesh: dict[object, list[Tensor]] = {}
     for parameter in given:
         if parameter.grad is not None:
             mesh = parameter.grad.device_mesh if isinstance(parameter.grad, DTensor) else None

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import distributed
@@ -40,7 +39,7 @@ class SequenceGroup:
 
 
 #: The world's process group and the sequence group made for it: a job may start anew in one process.
-_made: tuple[Any, SequenceGroup] | None = None
+_made: tuple[object, SequenceGroup] | None = None
 
 
 def sequence_group() -> SequenceGroup:

@@ -32,13 +32,16 @@ __all__ = ["attach", "over_sequence"]
 _CUMULATIVE, _INDICES = ("cu_seq_lens_q", "cu_seqlens"), "seq_idx"
 _NAMES = (*_CUMULATIVE, _INDICES)
 
+Call = Callable[..., Any]
+Named = dict[str, Any]
+
 
 def attach() -> None:
     """Let calls of convolutions and rules ask which modules have a part of the positions."""
     SEQUENCES.wrap = over_sequence
 
 
-def over_sequence(op: str, owner: Any, call: Callable[..., Any]) -> Callable[..., Any]:
+def over_sequence(op: str, owner: nn.Module, call: Callable[..., object]) -> Call:
     """Return ``call``, with upstream's arguments, for a module whose sequences several processes share.
 
     Args:
@@ -56,27 +59,27 @@ def over_sequence(op: str, owner: Any, call: Callable[..., Any]) -> Callable[...
     return partial(_outside_of_graphs, run, call, owner, sharding)
 
 
-def _outside_of_graphs(run: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+def _outside_of_graphs(run: Callable[..., object], /, *args: object, **kwargs: object) -> object:
     # Boundaries are values, which compiled code does not have.
     return (_eagerly if given_in(kwargs) and traced() else _directly)(run, *args, **kwargs)
 
 
-def _directly(run: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+def _directly(run: Callable[..., object], /, *args: object, **kwargs: object) -> object:
     return run(*args, **kwargs)
 
 
-_eagerly: Callable[..., Any] = torch.compiler.disable(_directly)  # type: ignore[no-untyped-call]
+_eagerly: Call = torch.compiler.disable(_directly)  # type: ignore[no-untyped-call]
 
 
 def _convolved(
     call: Callable[..., torch.Tensor],
-    owner: Any,
+    owner: nn.Module,
     sharding: Sharding,
     /,
     hidden_states: torch.Tensor,
     weight: torch.Tensor,
-    *others: Any,
-    **named: Any,
+    *others: object,
+    **named: object,
 ) -> torch.Tensor:
     """Return the convolution ``[rows, channels, part]``; ``weight`` is ``[channels, taps]``."""
     group = sharding.group
@@ -123,8 +126,8 @@ def _local(
 
 
 def _recurred(  # noqa: PLR0913, PLR0917 - upstream's operands
-    call: Callable[..., tuple[torch.Tensor, Any]],
-    owner: Any,
+    call: Callable[..., tuple[torch.Tensor, object]],
+    owner: nn.Module,
     sharding: Sharding,
     /,
     query: torch.Tensor,
@@ -132,9 +135,9 @@ def _recurred(  # noqa: PLR0913, PLR0917 - upstream's operands
     value: torch.Tensor,
     g: torch.Tensor,
     beta: torch.Tensor,
-    *others: Any,
-    **named: Any,
-) -> tuple[torch.Tensor, Any]:
+    *others: object,
+    **named: object,
+) -> tuple[torch.Tensor, object]:
     """Return the rule ``[rows, part, heads, width]``, and the state of this process's heads or None."""
     group, (rows, part, heads, _) = sharding.group, value.shape
     _check(owner, sharding, key, value, named)
@@ -164,7 +167,7 @@ def _recurred(  # noqa: PLR0913, PLR0917 - upstream's operands
 
 
 def _check(
-    owner: Any, sharding: Sharding, key: torch.Tensor, value: torch.Tensor, named: dict[str, Any]
+    owner: nn.Module, sharding: Sharding, key: torch.Tensor, value: torch.Tensor, named: dict[str, object]
 ) -> None:
     """Raise if the exchange would not be right for this call."""
     group, heads, keys = sharding.group, value.shape[2], key.shape[2]
@@ -178,9 +181,7 @@ def _check(
         _refuse(owner, "the convolution in front of its rule saw a part of the sequence alone", group)
 
 
-def _samples(
-    sharding: Sharding, rows: int, part: int, named: dict[str, Any]
-) -> tuple[torch.Tensor | None, dict[str, Any]]:
+def _samples(sharding: Sharding, rows: int, part: int, named: Named) -> tuple[torch.Tensor | None, Named]:
     """Return the boundaries of samples in whole rows, or None, and the arguments without them."""
     rest = {name: each for name, each in named.items() if name not in _NAMES}
     if not given_in(named):
@@ -191,7 +192,7 @@ def _samples(
     return of_rows(rows, full, ends, named.get(_INDICES)), rest
 
 
-def _refuse(owner: Any, reason: str, group: SequenceGroup) -> None:
+def _refuse(owner: nn.Module, reason: str, group: SequenceGroup) -> None:
     name = type(owner).__name__
     raise ParallelError(
         f"{name} cannot run with sequences that {group.size} processes share: {reason}",

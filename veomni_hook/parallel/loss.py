@@ -7,7 +7,6 @@ no process repeats the products of the head. Upstream's loss and other heads rep
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -41,7 +40,7 @@ def attach() -> None:
     SHARED.find = _find
 
 
-def _find(model: Any) -> _Rows | None:
+def _find(model: object) -> _Rows | None:
     """Return the group of a model whose base model is split, or None."""
     if process.sizes().sp == 1 or not torch.is_grad_enabled() or not isinstance(model, torch.nn.Module):
         return None

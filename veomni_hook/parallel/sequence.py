@@ -34,7 +34,9 @@ _OF_CACHES = (
 )
 
 
-def shard(module: nn.Module, hidden_states: torch.Tensor, *others: Any, cache: Any = None) -> tuple[Any, ...]:
+def shard(
+    module: nn.Module, hidden_states: torch.Tensor, *others: object, cache: object = None
+) -> tuple[object, ...]:
     """Return this process's positions of what enters the layers of ``module``, or the very same objects.
 
     Args:
@@ -116,7 +118,7 @@ def rows_to_add(
     hidden_states: torch.Tensor,
     mask: torch.Tensor | None,
     rows: Sequence[torch.Tensor] | None,
-) -> Any:
+) -> object:
     """Return what `added` takes in place of ``rows``: the same object if the layers are not split.
 
     Args:
@@ -145,7 +147,7 @@ def rows_to_add(
 
 
 def added(
-    method: Callable[..., torch.Tensor], hidden_states: torch.Tensor, mask: torch.Tensor | None, rows: Any
+    method: Callable[..., torch.Tensor], hidden_states: torch.Tensor, mask: torch.Tensor | None, rows: object
 ) -> torch.Tensor:
     """Return ``method(hidden_states, mask, rows)``, or for rows of `rows_to_add` the sum with them."""
     if isinstance(rows, _Added):
@@ -188,7 +190,7 @@ def _linked_while_tracing() -> bool:
     return True
 
 
-def _part(value: Any, length: int, group: SequenceGroup) -> Any:
+def _part(value: object, length: int, group: SequenceGroup) -> Any:
     if isinstance(value, torch.Tensor):
         if value.dim() >= 2 and value.shape[-2] == length:
             return own_part(value, -2, group)
@@ -206,13 +208,13 @@ def _part(value: Any, length: int, group: SequenceGroup) -> Any:
     return value
 
 
-def _check_cache(name: str, cache: Any, group: SequenceGroup) -> None:
+def _check_cache(name: str, cache: object, group: SequenceGroup) -> None:
     length = getattr(cache, "get_seq_length", None)
     if not is_dynamo_compiling() and length is not None and length() > 0:
         _refuse(name, group.size, "its cache holds keys already (generate without gradients)")
 
 
-def _unusable(*_: Any, **__: Any) -> NoReturn:
+def _unusable(*_: object, **__: object) -> NoReturn:
     raise ParallelError(
         "this cache was filled in a pass with gradients, so each process has the keys of its positions only",
         where="a cache of keys and values, with sequences that several processes share",

@@ -7,7 +7,7 @@ belongs to a pass that was split, because no other pass is recomputed.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 from weakref import ref
 
 import torch
@@ -18,6 +18,9 @@ from veomni_hook.errors import ParallelError
 from veomni_hook.kernels.shared.traced_frame import answered_while_tracing
 from veomni_hook.parallel.collectives import part_length
 from veomni_hook.parallel.groups import SequenceGroup
+
+if TYPE_CHECKING:
+    from transformers import Cache
 
 __all__ = ["Sharding", "in_force", "link", "sharding_of"]
 
@@ -50,14 +53,14 @@ class Sharding:
         self.lengths: dict[int, set[int]] = {}
         self.calls = 0
         self.compiled = False
-        self.cache: Any = None
-        self.convolved: Any = None
+        self.cache: Cache | None = None
+        self.convolved: object = None
 
     def __reduce__(self) -> tuple[object, ...]:
         # A model that is copied or saved leaves it behind: the copy gets its own with its first batch.
         return type(None), ()
 
-    def enter(self, full: int, cache: Any) -> None:
+    def enter(self, full: int, cache: Cache | None) -> None:
         """Note that a batch of ``full`` positions enters the layers, which fill ``cache``."""
         self.in_layers, self.full, self.cache = True, full, cache
         self.compiled = False
@@ -72,21 +75,21 @@ class Sharding:
         else:
             self.calls += 1
 
-    def note_convolution(self, module: Any) -> None:
+    def note_convolution(self, module: object) -> None:
         """Note that a module has convolved its positions with those in front of them."""
         if is_dynamo_compiling():
             self.compiled = True
         else:
             self.convolved = module
 
-    def has_convolved(self, module: Any) -> bool:
+    def has_convolved(self, module: object) -> bool:
         """Return whether that was noted of ``module`` since its last rule, or may be in compiled code."""
         if is_dynamo_compiling() or self.compiled:
             return True
         convolved, self.convolved = self.convolved, None
         return convolved is module
 
-    def leave(self) -> Any:
+    def leave(self) -> Cache | None:
         """Note that the batch has left the layers; return the cache that they have filled."""
         cache, self.in_layers, self.cache = self.cache, False, None
         return cache

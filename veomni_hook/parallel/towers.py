@@ -57,8 +57,8 @@ def shard(
     module: nn.Module,
     hidden_states: torch.Tensor,
     boundaries: Sequence[torch.Tensor],
-    *tables: Any,
-) -> tuple[Any, ...]:
+    *tables: object,
+) -> tuple[object, ...]:
     """Return this process's share of what enters the layers of a tower, or the very same objects.
 
     Args:
@@ -150,7 +150,7 @@ def _homes(module: nn.Module) -> Iterator[str]:
             yield getattr(function, "__module__", None) or ""
 
 
-def _has_rows(table: Any, rows: int) -> bool:
+def _has_rows(table: object, rows: int) -> bool:
     if isinstance(table, tuple | list):
         return all(_has_rows(each, rows) for each in table)
     return isinstance(table, torch.Tensor) and table.dim() == 2 and table.shape[0] == rows

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from veomni_hook.errors import ConfigError, IdiomError, PatchTargetError, VeomniHookError
 from veomni_hook.patches.adopt import adopt
@@ -76,7 +75,7 @@ class PatchedSource:
     report: PatchReport
 
 
-def applicable(configs: Iterable[Any], module: str, device: str) -> list[PatchConfig]:
+def applicable(configs: Iterable[object], module: str, device: str) -> list[PatchConfig]:
     """Return the configs for a module on a device, each once; patchgen configs are adopted.
 
     A base comes before the configs that extend it. It applies even if only the extending config was given,
@@ -272,14 +271,12 @@ def _applied(task: Task, placed: list[Placed], patched: Document) -> AppliedPatc
     if not ranges:
         ranges = [(patched.lineno(one.start), patched.lineno(one.start)) for one in spots]
     lines = min(start for start, _ in ranges), max(end for _, end in ranges)
-    site = step.site
     return AppliedPatch(
         task.kind,
         step.target,
         step.reason,
         step.config.name,
-        lines,
-        op=site.op if site is not None else "",
-        variant=site.variant if site is not None else "",
+        *step.formula,
+        lines=lines,
         declared=step.declared if step.declared != step.target else "",
     )

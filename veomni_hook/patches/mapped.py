@@ -24,6 +24,8 @@ from veomni_hook.errors import CheckpointError, ReplacementError, SignatureError
 from veomni_hook.patches.mappings import MAPPED, follow_at_load
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from veomni_hook.patches.records import Patch
 
 __all__ = ["MAPPED", "MappedClass", "Replacement", "loaded_instances", "set_active", "use_mapped_classes"]
@@ -96,7 +98,7 @@ class Replacement:
         """Whether ``kind`` is the class, if a model has been built with it; imports nothing."""
         return vars(self).get("kind") is kind
 
-    def construct(self, *args: Any, **kwargs: Any) -> Any:
+    def construct(self, *args: object, **kwargs: object) -> object:
         """Return an instance of the class.
 
         Raises:
@@ -113,7 +115,7 @@ class Replacement:
             ) from error
         return self.kind(*args, **kwargs)
 
-    def conversions(self, *, quantised: bool) -> list[Any]:
+    def conversions(self, *, quantised: bool) -> list[object]:
         """Return transformers' conversions from upstream's checkpoints, made or copied for one use.
 
         Raises:
@@ -188,11 +190,11 @@ class MappedClass:
         self.replacements = {replacement: self.current}
         self.declared, self.targets = declared, {declared}
         self._listed = {replacement}  # the module's text has it
-        self.gave_way: Callable[..., Any] | None = None
+        self.gave_way: Callable[..., object] | None = None
         MAPPED[home, name] = self
         follow_at_load(self)
 
-    def __call__(self, current: Callable[..., Any]) -> Callable[..., Any]:
+    def __call__(self, current: Callable[..., object]) -> Callable[..., object]:
         """Return what to call with the constructor's arguments.
 
         Args:
@@ -259,7 +261,7 @@ class _Either(type):
         return isinstance(instance, attributes["own"]) or attributes["mapped"].is_instance(instance)
 
 
-def loaded_instances(model: Any) -> Iterator[Replacement]:
+def loaded_instances(model: nn.Module) -> Iterator[Replacement]:
     """Yield the replacements whose classes ``model`` has, each once."""
     kinds = {type(module) for module in model.modules()}
     for mapped in list(MAPPED.values()):
@@ -287,7 +289,7 @@ def serve_conversions() -> None:
             return
 
         @wraps(upstream)
-        def get_model_conversion_mapping(model: Any, *args: Any, **kwargs: Any) -> list[Any]:
+        def get_model_conversion_mapping(model: nn.Module, *args: object, **kwargs: object) -> list[object]:
             conversions = upstream(model, *args, **kwargs)
             quantised = getattr(model, "hf_quantizer", None) is not None
             ours = [one.conversions(quantised=quantised) for one in loaded_instances(model) if one.weights]

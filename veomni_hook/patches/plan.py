@@ -66,12 +66,17 @@ class Step:
         return self.payload.site if isinstance(self.payload, Patch) else None
 
     @property
+    def formula(self) -> tuple[str, str]:
+        """The op and the variant of a route, else empty."""
+        return (self.site.op, self.site.variant) if self.site is not None else ("", "")
+
+    @property
     def declaration(self) -> str:
         """The line that declares it, and the config; for errors."""
         return f"declared in {self.config.place_of(self.payload)} ({self.config.name}{self.config.announced})"
 
     def __str__(self) -> str:
-        formula = f" {self.site.op}/{self.site.variant}" if self.site is not None else ""
+        formula = f" {'/'.join(self.formula)}" if self.site is not None else ""
         return f"{self.kind}{formula} of {self.target}"
 
     @property

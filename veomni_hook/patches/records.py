@@ -93,7 +93,7 @@ class PositionedHelper:
     """A helper that is emitted right after a top-level definition of the source module."""
 
     target: str
-    helper: Any
+    helper: object
     placement: str = "after"
 
 

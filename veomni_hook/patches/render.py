@@ -121,7 +121,7 @@ def unified_diff(original: str, patched: PatchedSource, module: str) -> str:
     )
 
 
-def _entry(patch: AppliedPatch | YieldedPatch) -> str:
+def _entry(patch: YieldedPatch | AppliedPatch) -> str:
     if patch.kind == _ROUTE:
         return f"[{patch.kind}] {patch.target}: {patch.op}/{patch.variant}: {patch.reason}"
     return f"[{patch.kind}] {patch.target}: {patch.reason} ({patch.config})"

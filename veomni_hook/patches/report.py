@@ -6,7 +6,7 @@ Built from what was applied, never from what was declared. Plain data that survi
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from veomni_hook.patches.spec import SlotSpec
@@ -15,35 +15,37 @@ __all__ = ["AppliedPatch", "MissedSite", "PatchReport", "Remark", "YieldedPatch"
 
 
 @dataclass(frozen=True, slots=True)
-class AppliedPatch:
-    """A patch that took effect.
+class _Entry:
+    """What happened to one step of a config.
 
     ``kind`` is a `PatchType` value, or ``helper``, ``post_import_block``, ``drop_import``, ``exclude``.
-    ``reason`` is its description; ``config`` is the ``module:name`` of the config that declares it. ``lines``
-    is the first and last line in the patched text that it changed, counted from 1 (equal if no text is left).
-    ``op`` and ``variant`` are set for routes; ``declared`` is the target pattern that matched ``target``.
+    ``config`` is the ``module:name`` of the config that declares it; ``op`` and ``variant`` are a
+    route's.
     """
 
     kind: str
     target: str
     reason: str
     config: str
-    lines: tuple[int, int]
     op: str = ""
     variant: str = ""
-    declared: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class YieldedPatch:
+class YieldedPatch(_Entry):
     """A built-in patch or a route that yielded; ``reason`` says to what."""
 
-    kind: str
-    target: str
-    reason: str
-    config: str
-    op: str = ""
-    variant: str = ""
+
+@dataclass(frozen=True, slots=True)
+class AppliedPatch(_Entry):
+    """A patch that took effect; ``reason`` is its description.
+
+    ``lines`` is the first and last line in the patched text that it changed, counted from 1 (equal if no text
+    is left). ``declared`` is the target pattern that matched ``target``.
+    """
+
+    lines: tuple[int, int] = field(kw_only=True)
+    declared: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +115,11 @@ class PatchReport:
         """The report as JSON-ready values; optional fields are omitted from entries that lack them."""
         data = asdict(self)
         for name in ("applied", "yielded", "slots"):
-            data[name] = [_compact(entry) for entry in data[name]]
+            optional = {"declared", "parameters", "skips", *(("op", "variant") if name != "slots" else ())}
+            data[name] = [
+                {key: value for key, value in entry.items() if value or key not in optional}
+                for entry in data[name]
+            ]
         return data
 
     @classmethod
@@ -127,7 +133,9 @@ class PatchReport:
             module=data["module"],
             version=data["version"],
             applied=tuple(
-                AppliedPatch(**{**patch, "lines": _pair(patch["lines"])}) for patch in data["applied"]
+                AppliedPatch(**{**patch, "lines": (start, end)})
+                for patch in data["applied"]
+                for start, end in [patch["lines"]]
             ),
             yielded=tuple(YieldedPatch(**patch) for patch in data["yielded"]),
             untouched=tuple(data["untouched"]),
@@ -142,13 +150,3 @@ class PatchReport:
             companions=tuple(data["companions"]),
             wanting=tuple(data["wanting"]),
         )
-
-
-def _compact(entry: dict[str, Any]) -> dict[str, Any]:
-    optional = {"declared", "parameters", "skips", *(("op", "variant") if "kind" in entry else ())}
-    return {name: value for name, value in entry.items() if value or name not in optional}
-
-
-def _pair(lines: Any) -> tuple[int, int]:
-    start, end = lines
-    return int(start), int(end)

@@ -94,7 +94,10 @@ def _targets(patch: Patch, document: Document, where: str) -> Iterator[str]:
         for definition in document.definitions()
         if definition.kind in kinds and _is_meant(plain(definition.qualname), patch)
     ]
-    if matching and _relied_on(patch, document):
+    if matching and all(
+        found and all(fingerprint(definition.node) in digests for definition in found)
+        for found, digests in ((document.find(name), digests) for name, digests in patch.relies_on.items())
+    ):
         fitting = (d.qualname for d in matching if _fits(d, patch, document, where))
         yield from dict.fromkeys(fitting)
 
@@ -114,13 +117,6 @@ def _owners(target: str, document: Document) -> Iterator[str]:
         if isinstance(node, ast.ClassDef) and fnmatchcase(plain(definition.qualname), owner):
             if method not in members(node):
                 yield f"{definition.qualname}.{method}"
-
-
-def _relied_on(patch: Patch, document: Document) -> bool:
-    return all(
-        found and all(fingerprint(definition.node) in digests for definition in found)
-        for found, digests in ((document.find(name), digests) for name, digests in patch.relies_on.items())
-    )
 
 
 def _fits(definition: Definition, patch: Patch, document: Document, where: str) -> bool:

@@ -68,7 +68,7 @@ class PatchConfig:
     patches: list[Patch] = field(default_factory=list)
     additional_imports: list[ImportSpec] = field(default_factory=list)
     post_import_blocks: list[str] = field(default_factory=list)
-    helpers: list[Any] = field(default_factory=list)
+    helpers: list[object] = field(default_factory=list)
     positioned_helpers: list[PositionedHelper] = field(default_factory=list)
     drop_imported_names: set[str] = field(default_factory=set)
     exclude: list[str] = field(default_factory=list)
@@ -79,12 +79,12 @@ class PatchConfig:
     origin: str = field(default="", kw_only=True)
     label: str = field(default="", kw_only=True)
     lenient: bool = field(default=False, kw_only=True, repr=False)
-    adopted_from: Any = field(default=None, kw_only=True, repr=False)
+    adopted_from: object = field(default=None, kw_only=True, repr=False)
 
     def __post_init__(self) -> None:
         # The caller of __init__ (2 frames up: dataclass's __init__, then the config file).
         frame = sys._getframe(2)
-        self._namespace: Mapping[str, Any] = frame.f_globals
+        self._namespace: Mapping[str, object] = frame.f_globals
         self.origin = self.origin or f"{frame.f_code.co_filename}:{frame.f_lineno}"
         self._made_at = self.origin
         #: Where names and blocks are declared: they are plain strings and cannot carry their own place.
@@ -129,57 +129,40 @@ class PatchConfig:
         allow_signature_change: bool = False,
     ) -> Any:
         """Replace ``target_class`` with a class; only the new class's decorators apply."""
-        return self._register(
-            PatchType.CLASS_REPLACEMENT,
-            target_class,
-            replacement,
-            description,
-            name_map=name_map,
-            allow_signature_change=allow_signature_change,
-        )
+        options = dict(name_map=name_map, allow_signature_change=allow_signature_change)
+        return self._register(PatchType.CLASS_REPLACEMENT, target_class, replacement, description, **options)
 
     def replace_function(
         self,
         target_func: str,
-        replacement: Callable[..., Any] | None = None,
+        replacement: Callable[..., object] | None = None,
         name_map: NameMap | None = None,
         description: str | None = None,
         *,
         allow_signature_change: bool = False,
     ) -> Any:
         """Replace a module-level or nested function; upstream's decorators stay."""
-        return self._register(
-            PatchType.FUNCTION_REPLACEMENT,
-            target_func,
-            replacement,
-            description,
-            name_map=name_map,
-            allow_signature_change=allow_signature_change,
-        )
+        options = dict(name_map=name_map, allow_signature_change=allow_signature_change)
+        kind = PatchType.FUNCTION_REPLACEMENT
+        return self._register(kind, target_func, replacement, description, **options)
 
     def override_method(
         self,
         target_method: str,
-        replacement: Any = None,
+        replacement: object = None,
         name_map: NameMap | None = None,
         description: str | None = None,
         *,
         allow_signature_change: bool = False,
     ) -> Any:
         """Replace ``Class.method``, which must exist; upstream's decorators stay."""
-        return self._register(
-            PatchType.METHOD_OVERRIDE,
-            target_method,
-            replacement,
-            description,
-            name_map=name_map,
-            allow_signature_change=allow_signature_change,
-        )
+        options = dict(name_map=name_map, allow_signature_change=allow_signature_change)
+        return self._register(PatchType.METHOD_OVERRIDE, target_method, replacement, description, **options)
 
     def add_method(
         self,
         target_method: str,
-        replacement: Any = None,
+        replacement: object = None,
         name_map: NameMap | None = None,
         description: str | None = None,
     ) -> Any:
@@ -191,7 +174,7 @@ class PatchConfig:
     def modify_init(
         self,
         target_class: str,
-        replacement: Callable[..., Any] | None = None,
+        replacement: Callable[..., object] | None = None,
         description: str | None = None,
     ) -> Any:
         """Run ``function(original_init, self, *args, **kwargs)`` as the class's ``__init__``."""
@@ -247,7 +230,7 @@ class PatchConfig:
     def insert_guard(
         self,
         target: str,
-        replacement: Callable[..., Any] | None = None,
+        replacement: Callable[..., object] | None = None,
         *,
         fingerprints: Collection[str],
         before: str | None = None,

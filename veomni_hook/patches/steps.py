@@ -131,7 +131,12 @@ def declared_steps(
             if loser is not None:
                 lost[id(loser)] = reason
     kept = [claim.step for claim in claims if id(claim) not in lost]
-    yielded = [_yielded(claim, lost[id(claim)]) for claim in claims if id(claim) in lost]
+    yielded = [
+        YieldedPatch(step.kind, step.target, lost[id(claim)], step.config.name, *step.formula)
+        for claim in claims
+        if id(claim) in lost
+        for step in [claim.step]
+    ]
     steps = []
     for config in configs:
         own = [step for step in kept if step.config is config]
@@ -165,13 +170,6 @@ class _Claim:
 
     def __str__(self) -> str:
         return f"{self.step.kind} of {self.step.target} ({self.step.config.name})"
-
-
-def _yielded(claim: _Claim, reason: str) -> YieldedPatch:
-    step, site = claim.step, claim.step.site
-    if site is None:
-        return YieldedPatch(step.kind, step.target, reason, step.config.name)
-    return YieldedPatch(step.kind, step.target, reason, step.config.name, site.op, site.variant)
 
 
 def _settle(first: _Claim, second: _Claim, origin: Origin) -> tuple[_Claim | None, str]:

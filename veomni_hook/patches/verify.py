@@ -180,7 +180,10 @@ def check_provided(plan: Plan, placed: Sequence[Placed], patched: Document) -> N
         first = min(first, index if index >= 0 else first)
         places.append(f"{name} in {'a patch' if use is None else _place(plan, use, placed, patched)}")
         step = plan.steps[index] if index >= 0 else None
-        remedies.append(remedy(name, step, bound | _bound_around(patched, use)))
+        # Names bound in any scope of the top-level statement that holds the use: a local name may be meant.
+        lineno = use.node.lineno if use is not None else 0
+        holders = [n for n in patched.tree.body if n.lineno <= lineno <= (n.end_lineno or n.lineno)]
+        remedies.append(remedy(name, step, bound | bound_names(holders)))
     first = first if first < len(plan.steps) else 0
     what = f"a patch uses {listed(sorted(missing))}, which neither the module nor the patch provides"
     where = f"{plan.tasks[first].where}; {'; '.join(places)}"
@@ -189,13 +192,6 @@ def check_provided(plan: Plan, placed: Sequence[Placed], patched: Document) -> N
     raise UnresolvedNameError(
         what, where=where, fix="; ".join(remedies), target=plan.steps[first].target, names=sorted(missing)
     )
-
-
-def _bound_around(patched: Document, use: Use | None) -> set[str]:
-    """Names bound in any scope of the top-level statement that holds a use: a local name may be meant."""
-    lineno = use.node.lineno if use is not None else 0
-    holders = (n for n in patched.tree.body if n.lineno <= lineno <= (n.end_lineno or n.lineno))
-    return bound_names(list(holders))
 
 
 def _place(plan: Plan, use: Use, placed: Sequence[Placed], patched: Document) -> str:

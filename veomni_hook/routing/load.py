@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import distributed, nn
 
+from veomni_hook.kernels.moe_router.variants import LAYOUTS
 from veomni_hook.routing.plot import heat_map
 from veomni_hook.routing.session import Routed, Session, opened
 
@@ -69,7 +70,7 @@ class Load:
         """Return the tokens of the busiest expert in multiples of the mean; it waits for no device."""
         return {name: each.max() / each.double().mean() for name, each in self.counts.items()}
 
-    def reduce(self, group: Any = None) -> None:
+    def reduce(self, group: object = None) -> None:
         """Add up what the processes of ``group`` (None: all) have counted, in each of them.
 
         Every process of the group has to call it, with the same routers. Processes that share sequences count
@@ -153,7 +154,8 @@ def _probabilities(routed: Routed) -> torch.Tensor:
     """The router's probabilities ``[..., experts]``, float32."""
     if routed.variant in ("softmax_topk", "topk_softmax"):
         return torch.softmax(routed.logits, -1, dtype=torch.float32)
-    score = torch.sigmoid if routed.variant == "grouped_topk" else routed.operand("score")
+    layout = LAYOUTS.get(routed.variant)
+    score = routed.operand("score") if layout is None or layout.any_score else torch.sigmoid
     scores = score(routed.logits).float()
     return scores / scores.sum(-1, keepdim=True)
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, KeysView, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, KeysView, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 
@@ -29,7 +28,7 @@ class Call:
     ids: torch.Tensor
     weights: torch.Tensor | None = None
 
-    def map(self, change: Any) -> Call:
+    def map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Call:
         """Return the call with both tensors changed."""
         weights = None if self.weights is None else change(self.weights)
         return replace(self, ids=change(self.ids), weights=weights)
@@ -179,7 +178,7 @@ class Routes:
             )
         return calls[0]
 
-    def _changed(self, change: Any) -> Routes:
+    def _changed(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Routes:
         return self._of({name: [call.map(change) for call in calls] for name, calls in self._calls.items()})
 
 

@@ -146,7 +146,7 @@ def _settle() -> None:
         install(None)
 
 
-def _around(slot: Slot, router: nn.Module, run: Kernel | None, operands: tuple[Any, ...]) -> Kernel | None:
+def _around(slot: Slot, router: nn.Module, run: Kernel | None, operands: tuple[object, ...]) -> Kernel | None:
     if in_backward():
         given = _history.recall(router)
         return run if given is None else partial(_repeated, at_given(slot.variant, run), given)

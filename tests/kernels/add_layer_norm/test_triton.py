@@ -9,13 +9,12 @@ from torch import nn
 from tests.kernels.declared import refusal
 from tests.kernels.matching import assert_matches
 from tests.kernels.nn_layer_norm.norms import DEVICE, FORMS, inputs, of_tensors
-from veomni_hook.kernels.add_layer_norm import reference, skipped_calls
+from veomni_hook.kernels.layer_norm import reference, skipped_calls
 from veomni_hook.kernels.selection.process_choice import set_choice
 
 pytest.importorskip("triton")
 
-from veomni_hook.kernels.add_layer_norm import triton as kernels
-from veomni_hook.kernels.nn_layer_norm import triton as norms
+from veomni_hook.kernels.layer_norm import modules as kernels
 
 FORM = "weight and bias"
 
@@ -28,13 +27,13 @@ def upstream(residual, hidden_states, norm):
 
 
 def pair(form, width):
-    return [of_tensors(each, form, width) for each in (kernels.rounded_once, upstream)]
+    return [of_tensors(each, form, width) for each in (kernels.sum_rounded_once, upstream)]
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_the_reference_has_their_bits(form):
     given = inputs(form, (3, 5, 7), torch.bfloat16, 2)
-    assert_matches(of_tensors(reference.rounded_once, form, 7), pair(form, 7)[1], given, exact=True)
+    assert_matches(of_tensors(reference.sum_rounded_once, form, 7), pair(form, 7)[1], given, exact=True)
 
 
 def test_the_sum_has_upstreams_bits_and_the_norm_is_rounded_once():
@@ -80,7 +79,7 @@ def test_what_does_not_fit_is_computed_upstreams_way():
 
 
 def test_under_autocast_as_on_a_gpu_the_norm_is_float32(monkeypatch):
-    monkeypatch.setattr(norms, "cast_by_autocast", lambda x: True)
+    monkeypatch.setattr(kernels, "cast_by_autocast", lambda x: True)
 
     def cast(residual, hidden_states, norm):
         total = residual + hidden_states
@@ -88,7 +87,7 @@ def test_under_autocast_as_on_a_gpu_the_norm_is_float32(monkeypatch):
         return total, nn.functional.layer_norm(total.float(), norm.normalized_shape, weight, bias, norm.eps)
 
     given = inputs(FORM, (5, 48), torch.bfloat16, 2, torch.float32)
-    assert_matches(of_tensors(kernels.rounded_once, FORM, 48), of_tensors(cast, FORM, 48), given)
+    assert_matches(of_tensors(kernels.sum_rounded_once, FORM, 48), of_tensors(cast, FORM, 48), given)
 
 
 def test_refuses():

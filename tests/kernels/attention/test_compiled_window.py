@@ -59,6 +59,11 @@ def upstreams(network, **inputs: Any) -> list[torch.Tensor]:
         return results(network, **inputs)
 
 
+def agree(found, expected, dtype=torch.float32):
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, **CLOSE[dtype])
+
+
 def masked(graphs) -> list[bool]:
     """Whether each attention in the graphs, with those inside checkpoints, has upstream's mask."""
     inner = [each for graph in graphs for each in graph.modules() if hasattr(each, "graph")]
@@ -101,8 +106,7 @@ def test_a_window_is_computed_without_its_mask_and_equals_upstream(slot, dtype, 
     expected = upstreams(network, use_cache=False)
     run, counter = compiled(network)
     for _ in range(2):
-        for one, other in zip(results(network, run, use_cache=False), expected, strict=True):
-            torch.testing.assert_close(one, other, **CLOSE[dtype])
+        agree(results(network, run, use_cache=False), expected, dtype)
     assert counter.frame_count == 1 and masked(counter.graphs) == [False] * len(masked(counter.graphs))
     assert outcomes(slot, network) == ["flash"] * 2
 
@@ -115,8 +119,7 @@ def test_layers_without_a_window_have_no_mask_either(slot):
     found = results(network, run, use_cache=False)
     assert counter.frame_count == 1
     assert outcomes(slot, network) == ["flash"]
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other, **CLOSE[torch.float32])
+    agree(found, expected)
 
 
 def test_the_graphs_have_torchs_operator_and_no_mask(slot, monkeypatch):
@@ -161,54 +164,41 @@ def test_what_only_values_can_tell_stays_with_upstream(slot, inputs, backend):
     network = model()
     expected = upstreams(network, **inputs)
     run, counter = compiled(network, backend)
-    for one, other in zip(results(network, run, **inputs), expected, strict=True):
-        torch.testing.assert_close(one, other, **CLOSE[torch.float32])
+    agree(results(network, run, **inputs), expected)
     assert masked(counter.graphs) == [True] * 2 and outcomes(slot, network) == []
 
 
+@pytest.fixture
+def switched_off():
+    torch.backends.cuda.enable_flash_sdp(False)
+    yield
+    torch.backends.cuda.enable_flash_sdp(True)
+
+
+#: The reason, what is changed of the model, its dtype, and what is changed of the backend.
+REFUSED = {
+    "has dropout": ({"attention_dropout": 0.1}, torch.float32, {}),
+    "multiple of 8": ({"head_dim": 12}, torch.float32, {}),
+    "half precision": ({}, torch.float64, {}),
+    "fewer than 13 queries": ({}, torch.float32, {"SHORTEST": LENGTH + 1}),
+    "has no window here": ({}, torch.float32, {"_HAS_WINDOW": False}),
+    "switched off in torch": ({}, torch.float32, {}),
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("change", "dtype", "reason"),
-    [
-        ({"attention_dropout": 0.1}, torch.float32, "has dropout"),
-        ({"head_dim": 12}, torch.float32, "multiple of 8"),
-        ({}, torch.float64, "half precision"),
-    ],
-    ids=["dropout", "width", "dtype"],
-)
-def test_calls_that_flash_attention_cannot_take_stay_with_upstream(slot, change, dtype, reason):
+@pytest.mark.parametrize("reason", REFUSED)
+def test_what_refuses_uncompiled_refuses_compiled(slot, reason, monkeypatch, request):
+    change, dtype, constants = REFUSED[reason]
+    if "switched off" in reason:
+        request.getfixturevalue("switched_off")
+    for name, value in constants.items():
+        monkeypatch.setattr(flash, name, value)
     network = model(**change).to(dtype)
     run, counter = compiled(network, "eager")
     forward(run)
     assert masked(counter.graphs) == [True] * 2
     assert all(reason in each for each in outcomes(slot, network))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "value", "reason"),
-    [("SHORTEST", LENGTH + 1, "fewer than 13 queries"), ("_HAS_WINDOW", False, "has no window here")],
-)
-def test_what_refuses_uncompiled_refuses_compiled(slot, monkeypatch, name, value, reason):
-    monkeypatch.setattr(flash, name, value)
-    network = model()
-    run, counter = compiled(network, "eager")
-    forward(run)
-    assert masked(counter.graphs) == [True] * 2
-    assert all(reason in each for each in outcomes(slot, network))
-
-
-@pytest.mark.slow
-def test_flash_attention_that_is_switched_off(slot):
-    network = model()
-    run, counter = compiled(network, "eager")
-    try:
-        torch.backends.cuda.enable_flash_sdp(False)
-        forward(run)
-    finally:
-        torch.backends.cuda.enable_flash_sdp(True)
-    assert masked(counter.graphs) == [True] * 2
-    assert all("switched off in torch" in each for each in outcomes(slot, network))
 
 
 @pytest.mark.slow
@@ -245,8 +235,7 @@ def test_lengths_that_change_are_compiled_once(slot, dynamic, checkpointed):
     for length in (12, 17, 9, 30):
         ids = batch(length)
         expected = upstreams(network, ids=ids, use_cache=False)
-        for one, other in zip(results(network, run, ids, use_cache=False), expected, strict=True):
-            torch.testing.assert_close(one, other, **CLOSE[torch.float32])
+        agree(results(network, run, ids, use_cache=False), expected)
         counts.append(counter.frame_count)
     assert counts[0 if dynamic else 1] == counts[-1] <= 2
     assert not any(masked(counter.graphs))
@@ -260,8 +249,7 @@ def test_layers_that_are_compiled_one_by_one_stay_with_upstream(slot):
         layer.compile(backend=counter, fullgraph=True)
     found = results(network, use_cache=False)
     assert all(masked(counter.graphs)) and outcomes(slot, network) == []
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other, **CLOSE[torch.float32])
+    agree(found, expected)
 
 
 @pytest.mark.slow
@@ -381,9 +369,7 @@ def test_masks_of_a_function_that_the_user_registered_are_unknown(slot, monkeypa
     network = model()
     run = compiled(network, "eager")[0] if compile_it else network
     found = results(network, run, use_cache=False)
-    with veomni_hook.use_kernels("eager"):
-        for one, other in zip(found, results(network, use_cache=False), strict=True):
-            torch.testing.assert_close(one, other, **CLOSE[torch.float32])
+    agree(found, upstreams(network, use_cache=False))
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from veomni_hook.kernels.linear_cross_entropy.objective import Objective, Wanted
-from veomni_hook.kernels.linear_cross_entropy.transform import Transform
+from veomni_hook.kernels.linear_cross_entropy.objective import Objective, Transform, Wanted
 
 ROWS, HIDDEN, VOCAB = 11, 16, 141
 EVERYTHING = Wanted(True, True, True)

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import nn
 
+from tests.kernels.declared import refusal
 from tests.kernels.linear_cross_entropy.objectives import operands
 from tests.kernels.linear_cross_entropy.routed import batch, pair
 from veomni_hook.errors import KernelError
 from veomni_hook.kernels.linear_cross_entropy import causal_lm, liger, reference
-from veomni_hook.kernels.linear_cross_entropy.objective import Objective, Wanted
+from veomni_hook.kernels.linear_cross_entropy.objective import Objective, Transform, Wanted
 from veomni_hook.kernels.linear_cross_entropy.options import loss_options
-from veomni_hook.kernels.linear_cross_entropy.transform import Transform
 
 PREDICTIONS = Wanted(predictions=True)
 
@@ -107,4 +107,4 @@ def test_refuses_calls_of_a_model_or_raises_for_options(patched):
     with pytest.raises(KernelError, match="weights of tokens"), loss_options(loss_weights=torch.ones(2, 12)):
         liger.refuses(model, *call)
     assert isinstance(liger.causal_lm_output(model, *call), causal_lm.Fused)
-    assert "eval" in liger.refuses(nn.Module().eval(), *call)
+    assert "eval" in refusal("linear_cross_entropy", "next_token", "liger")(nn.Module().eval(), *call)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from veomni_hook.kernels.linear_cross_entropy.sample import differ, sample
+from veomni_hook.kernels.linear_cross_entropy.linear_call import differ, sample
 
 
 @pytest.mark.parametrize(

@@ -188,64 +188,58 @@ class TestLogits:
             assert out.logits.shape == (1, 6, 61)
 
 
-class TestUpstream:
-    """Calls that the upstream code computes, in one graph."""
+class Loss(nn.Module):
+    """A callable that is no function."""
 
-    @pytest.fixture(autouse=True)
-    def named(self):
-        set_choice("linear_cross_entropy=torch")
+    def forward(self, logits, labels, **kwargs):
+        return logits.sum() * 0 + 4
 
-    @staticmethod
-    def assert_upstream(model, **more):
-        run, counter = compiled(model, "eager")
-        out = run(**batch(), use_cache=False, **more)
-        assert counter.frame_count == 1
-        assert isinstance(out.logits, torch.Tensor)
-        assert type(out) is CausalLMOutputWithPast
-        return out
 
-    def test_in_evaluation(self, models):
-        self.assert_upstream(models[1].eval())
+class Thrice(nn.Linear):
+    def forward(self, hidden_states):
+        return super().forward(hidden_states) * 3
 
-    def test_without_gradients(self, models):
-        with torch.no_grad():
-            self.assert_upstream(models[1])
 
-    @pytest.mark.slow
-    def test_a_loss_function_of_the_models_own(self, models):
-        def loss_function(logits, labels, **kwargs):
-            return logits.sum() * 0 + 3
+def with_head_of_another_class(model):
+    weight = model.lm_head.weight
+    model.lm_head = Thrice(weight.shape[1], weight.shape[0], bias=False)
+    model.lm_head.weight = weight
 
-        models[1].loss_function = loss_function
-        assert self.assert_upstream(models[1]).loss == 3
 
-    def test_a_callable_that_is_no_function(self, models):
-        class Loss(nn.Module):
-            def forward(self, logits, labels, **kwargs):
-                return logits.sum() * 0 + 4
+def doubled(module, args, result):
+    return result * 2
 
-        models[1]._loss_function = Loss()
-        assert self.assert_upstream(models[1]).loss == 4
 
-    @pytest.mark.slow
-    def test_a_head_that_is_watched(self, models):
-        models[1].lm_head.register_forward_hook(lambda module, args, result: result * 2)
-        expected = models[0](**batch()).logits * 2
-        close(self.assert_upstream(models[1]).logits, expected, 1e-5)
+#: What is done to a model, and by what its logits are multiplied, or its loss.
+UPSTREAMS = {
+    "evaluation": (lambda model: model.eval(), 1, None),
+    "without gradients": (lambda model: None, 1, None),
+    "a loss of its own": (
+        lambda model: setattr(model, "loss_function", lambda logits, **_: logits.sum() * 0 + 3),
+        1,
+        3,
+    ),
+    "a callable that is no function": (lambda model: setattr(model, "_loss_function", Loss()), 1, 4),
+    "a head that is watched": (lambda model: model.lm_head.register_forward_hook(doubled), 2, None),
+    "a head of another class": (with_head_of_another_class, 3, None),
+    "bound to eager": (lambda model: bind(model, "eager"), 1, None),
+}
 
-    def test_a_head_of_another_class(self, models):
-        class Head(nn.Linear):
-            def forward(self, hidden_states):
-                return super().forward(hidden_states) * 3
 
-        weight = models[1].lm_head.weight
-        models[1].lm_head = Head(weight.shape[1], weight.shape[0], bias=False)
-        models[1].lm_head.weight = weight
-        close(self.assert_upstream(models[1]).logits, models[0](**batch()).logits * 3, 1e-5)
-
-    def test_a_model_that_is_bound_to_eager(self, models):
-        bind(models[1], "eager")
-        self.assert_upstream(models[1])
+@pytest.mark.sample(5)
+@pytest.mark.parametrize("name", UPSTREAMS)
+def test_calls_that_upstream_computes_in_one_graph(models, name):
+    set_choice("linear_cross_entropy=torch")
+    change, factor, loss = UPSTREAMS[name]
+    upstream, model = models
+    change(model)
+    run, counter = compiled(model, "eager")
+    with torch.set_grad_enabled(name != "without gradients"):
+        out = run(**batch(), use_cache=False)
+    assert counter.frame_count == 1
+    assert isinstance(out.logits, torch.Tensor) and type(out) is CausalLMOutputWithPast
+    close(out.logits, upstream(**batch()).logits * factor, 1e-5)
+    assert loss is None or out.loss == loss
 
 
 class TestLossOptions:

@@ -10,9 +10,9 @@ from tests.kernels.linear_cross_entropy.routed import TrainedCopies, batch, pair
 from tests.kernels.matching import close
 from veomni_hook.errors import KernelError, VeomniHookWarning
 from veomni_hook.kernels.linear_cross_entropy import head as heads
+from veomni_hook.kernels.linear_cross_entropy.head import called_by, still_called
 from veomni_hook.kernels.linear_cross_entropy.options import loss_options
 from veomni_hook.kernels.linear_cross_entropy.output import LazyLogits
-from veomni_hook.kernels.linear_cross_entropy.trained_copy import called_by, still_called
 from veomni_hook.kernels.selection.process_choice import set_choice
 
 

@@ -47,19 +47,88 @@ def assert_equal(found, expected, tolerance):
         close(found[name], truth, tolerance)
 
 
+class _Kept(nn.Linear):
+    """A layer that needs its result in backward, and returns a view of it."""
+
+    def forward(self, x):
+        return super().forward(x).sigmoid().view(*x.shape[:-1], -1)
+
+
+class _Same(nn.Linear):
+    """A layer that returns something that it holds."""
+
+    def forward(self, x):
+        self.held = super().forward(x)
+        return self.held
+
+
+def freezing(frozen):
+    """Set what is trained: all but the parameters whose name contains ``frozen``."""
+
+    def change(layer):
+        for name, parameter in layer.named_parameters():
+            parameter.requires_grad_(frozen not in name)
+
+    return {"change": change}
+
+
+def hook(layer):
+    layer.base_layer.register_forward_hook(lambda module, args, y: y * 2)
+
+
+TWO = {"names": ("one", "two")}
+#: The shape of inputs, what makes inputs of them, the layer, what is done to it, and PEFT's options.
+CASES = {
+    "a batch": {},
+    "rows, rank 1": {"shape": (7, 24), "rank": 1, "base": {"bias": False}},
+    "one row": {"shape": (24,), "rank": 3},
+    "no rows": {"shape": (0, 24)},
+    "rank 256": {"shape": (2, 3, 4, 24), "rank": 256},
+    "transposed": {"shape": (5, 2, 24), "laid": lambda x: x.transpose(0, 1)},
+    "strided": {"shape": (2, 5, 48), "laid": lambda x: x[..., ::2]},
+    "expanded": {"shape": (1, 5, 24), "laid": lambda x: x.expand(2, 5, 24)},
+    "frozen layer": freezing("base"),
+    "frozen layer and input": {**freezing("base"), "to_x": False},
+    "frozen weight": freezing("base_layer.weight"),
+    "frozen bias": freezing("base_layer.bias"),
+    "frozen adapter": freezing("lora"),
+    "frozen A": freezing("lora_A"),
+    "frozen B": freezing("lora_B"),
+    "dropout": {"lora_dropout": 0.4},
+    "dropout of two": {"lora_dropout": 0.4, **TWO},
+    "another scale": {"use_rslora": True},
+    "two": TWO,
+    # As quantised layers: the term is added.
+    "a result that is kept": {"kind": _Kept, **TWO},
+    "a result that is held": {"kind": _Same, **TWO},
+    "hooks": {"change": hook},
+}
+
+
 @pytest.mark.parametrize("dtypes", DTYPES)
-@pytest.mark.parametrize(
-    ("shape", "rank", "bias"), [((2, 5, 24), 4, True), ((7, 24), 1, False), ((24,), 3, True), ((0, 24), 4, True),
-                                ((2, 3, 4, 24), 256, True)]
-)  # fmt: skip
-def test_results_and_gradients_are_upstreams(patched, dtypes, shape, rank, bias):
+@pytest.mark.parametrize("case", CASES)
+def test_results_and_gradients_are_upstreams(patched, dtypes, case):
     dtype, factors = DTYPES[dtypes]
-    theirs, ours = pair(patched, base_of(dtype=dtype, bias=bias), factors, rank=rank)
-    expected, found = (results(layer, inputs(shape, dtype)) for layer in (theirs, ours))
-    assert outcome(patched, ours).backend == "torch"
-    assert len(found) == 4
+    options = dict(CASES[case])
+    shape, laid = options.pop("shape", (2, 5, 24)), options.pop("laid", lambda x: x)
+    change, to_x = options.pop("change", lambda layer: None), options.pop("to_x", True)
+    base, kind = base_of(dtype=dtype, **options.pop("base", {})), options.pop("kind", None)
+    base = base if kind is None else kind(24, 40).to(dtype)
+    layers = pair(patched, base, factors, **options)
+    for layer in layers:
+        change(layer)
+    x = laid(inputs(shape, dtype))
+    expected, found = (results(layer, x, to_x=to_x) for layer in layers)
+    assert case == "hooks" or outcome(patched, layers[1]).backend == "torch"
+    assert case != "a batch" or len(found) == 4
     if found["y"].numel():
         assert_equal(found, expected, TOLERANCE[dtype])
+    if kind is _Same:  # stays as it is
+        assert torch.equal(*(layer.base_layer.held for layer in layers))
+    if "lora_dropout" in options:
+        without = [results(layer.eval(), x) for layer in layers]
+        assert not torch.allclose(without[1]["y"], found["y"], atol=0.05)
+        assert_equal(without[1], without[0], TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("dtypes", DTYPES)
@@ -101,103 +170,12 @@ def test_float32_factors_in_bfloat16_parts_as_on_a_gpu(patched, monkeypatch):
         close(found[name], expected[name], tolerance)
 
 
-@pytest.mark.parametrize("dtypes", DTYPES)
-@pytest.mark.parametrize("form", ["transposed", "strided", "expanded"])
-def test_inputs_that_are_not_contiguous(patched, dtypes, form):
-    dtype, factors = DTYPES[dtypes]
-    x = {
-        "transposed": inputs((5, 2, 24), dtype).transpose(0, 1),
-        "strided": inputs((2, 5, 48), dtype)[..., ::2],
-        "expanded": inputs((1, 5, 24), dtype).expand(2, 5, 24),
-    }[form]
-    expected, found = (results(layer, x) for layer in pair(patched, base_of(dtype=dtype), factors))
-    assert_equal(found, expected, TOLERANCE[dtype])
-
-
-@pytest.mark.parametrize("dtypes", DTYPES)
-@pytest.mark.parametrize("frozen", ["x", "base", "weight", "bias", "adapter", "A", "B"])
-def test_every_choice_of_what_is_trained(patched, dtypes, frozen):
-    dtype, factors = DTYPES[dtypes]
-    layers = pair(patched, base_of(dtype=dtype), factors)
-    for layer in layers:
-        for name, each in layer.named_parameters():
-            each.requires_grad_(not (frozen in ("base", "x") and "base" in name))
-            if name == f"base_layer.{frozen}":
-                each.requires_grad_(False)
-            if (frozen == "adapter" and "lora" in name) or f"lora_{frozen}" in name:
-                each.requires_grad_(False)
-    expected, found = (results(layer, inputs((3, 24), dtype), to_x=frozen != "x") for layer in layers)
-    assert_equal(found, expected, TOLERANCE[dtype])
-
-
-@pytest.mark.parametrize("dtypes", DTYPES)
-@pytest.mark.parametrize("names", [("one",), ("one", "two")])
-def test_dropout_has_upstreams_random_numbers(patched, dtypes, names):
-    dtype, factors = DTYPES[dtypes]
-    layers = pair(patched, base_of(dtype=dtype), factors, lora_dropout=0.4, names=names)
-    expected, found = (results(layer, inputs((2, 5, 24), dtype)) for layer in layers)
-    assert outcome(patched, layers[1]).backend == "torch"
-    assert_equal(found, expected, TOLERANCE[dtype])
-    for layer in layers:
-        layer.eval()
-    without = results(layers[1], inputs((2, 5, 24), dtype))
-    assert not torch.allclose(without["y"], found["y"], atol=0.05)
-    assert_equal(without, results(layers[0], inputs((2, 5, 24), dtype)), TOLERANCE[dtype])
-
-
-@pytest.mark.parametrize("dtypes", DTYPES)
-@pytest.mark.parametrize("options", [{"use_rslora": True}, {"names": ("one", "two")}])
-def test_other_scales_and_several_adapters(patched, dtypes, options):
-    dtype, factors = DTYPES[dtypes]
-    layers = pair(patched, base_of(dtype=dtype), factors, **options)
-    expected, found = (results(layer, inputs((2, 5, 24), dtype)) for layer in layers)
-    assert outcome(patched, layers[1]).backend == "torch"
-    assert_equal(found, expected, TOLERANCE[dtype])
-
-
 def test_adapters_of_two_dtypes(patched):
     layers = pair(patched, base_of(dtype=BF16), F32, names=("one", "two"))
     for layer in layers:
         layer.lora_A["two"].to(BF16), layer.lora_B["two"].to(BF16)
     expected, found = (results(layer, inputs((2, 5, 24), BF16)) for layer in layers)
     assert_equal(found, expected, TOLERANCE[BF16])
-
-
-class _Kept(nn.Linear):
-    """A layer that needs its result in backward, and returns a view of it."""
-
-    def forward(self, x):
-        return super().forward(x).sigmoid().view(*x.shape[:-1], -1)
-
-
-class _Same(nn.Linear):
-    """A layer that returns something that it holds."""
-
-    def forward(self, x):
-        self.held = super().forward(x)
-        return self.held
-
-
-@pytest.mark.parametrize("dtypes", DTYPES)
-@pytest.mark.parametrize("kind", [_Kept, _Same])
-def test_layers_that_must_be_called_keep_their_results(patched, dtypes, kind):
-    """As quantised layers: the term is added, and what the layer has returned stays as it is."""
-    dtype, factors = DTYPES[dtypes]
-    base = kind(24, 40).to(dtype)
-    layers = pair(patched, base, factors, names=("one", "two"))
-    expected, found = (results(layer, inputs((2, 5, 24), dtype)) for layer in layers)
-    assert outcome(patched, layers[1]).backend == "torch"
-    assert_equal(found, expected, TOLERANCE[dtype])
-    if kind is _Same:
-        assert torch.equal(*(layer.base_layer.held for layer in layers))
-
-
-def test_hooks_of_the_layer_are_called(patched):
-    layers = pair(patched, base_of())
-    for layer in layers:
-        layer.base_layer.register_forward_hook(lambda module, args, y: y * 2)
-    expected, found = (results(layer, inputs((2, 5, 24), F32)) for layer in layers)
-    assert_equal(found, expected, TOLERANCE[F32])
 
 
 def test_a_layer_with_a_result_of_another_dtype(patched):

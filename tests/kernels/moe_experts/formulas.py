@@ -1,25 +1,17 @@
-"""The variants once more, in other words: a formula for one token and one expert, and a loop like upstream's."""
+"""The layouts once more, in other words: a formula for one token and one expert, and a loop like upstream's."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import copy
 
 import torch
 from torch.nn.functional import gelu, linear, one_hot, silu
 
+from veomni_hook.kernels.moe_experts.variants import LAYOUTS, OP, Layout
+
 HIDDEN, INNER, EXPERTS, TOKENS, TOP_K = 12, 10, 5, 17, 3
 ALPHA, LIMIT = 1.3, 0.4  # a limit that bites
 SENTINEL = EXPERTS
-
-
-def halves(values):
-    return values[..., : values.shape[-1] // 2], values[..., values.shape[-1] // 2 :]
-
-
-def alpha_gate(gate, up):
-    gate, up = gate.clamp(None, LIMIT), up.clamp(-LIMIT, LIMIT)
-    return (up + 1) * (gate * torch.sigmoid(gate * ALPHA))
 
 
 def squashed(gate, up):
@@ -30,92 +22,73 @@ def scaled(rows):
     return rows * torch.rsqrt(rows.pow(2).mean(-1, keepdim=True) + 1e-5)
 
 
-def gated(x, gate_up, down, act):
-    gate, up = halves(linear(x, gate_up))
-    return linear(act(gate) * up, down)
+def alpha_gate(gate, up, alpha, limit):
+    gate, up = gate.clamp(None, limit), up.clamp(-limit, limit)
+    return (up + 1) * (gate * torch.sigmoid(gate * alpha))
 
 
-def gated_clamped(x, gate_up, down, act, limit):
-    gate, up = halves(linear(x, gate_up))
-    return linear(act(gate.clamp(None, limit)) * up.clamp(-limit, limit), down)
+#: By the name of a layout's gate: the formula, and what it is called with.
+GATES = {
+    "product": (lambda gate, up, act: act(gate) * up, (silu,)),
+    "clamped": (lambda gate, up, act, limit: act(gate.clamp(None, limit)) * up.clamp(-limit, limit), (gelu, LIMIT)),
+    "clamped_after": (lambda gate, up, act, limit: act(gate).clamp(None, limit) * up.clamp(-limit, limit), (silu, LIMIT)),
+    "product_float32": (lambda gate, up, act: (act(gate.float()) * up.float()).to(gate.dtype), (silu,)),
+    "jointly": (lambda gate, up, act: act(gate, up), (squashed,)),
+    "scaled_sigmoid": (alpha_gate, (ALPHA, LIMIT)),
+    "activation": (lambda both, act: act(both), (gelu,)),
+}  # fmt: skip
 
 
-def gated_clamped_after(x, gate_up, down, act, limit):
-    gate, up = halves(linear(x, gate_up))
-    return linear(act(gate).clamp(None, limit) * up.clamp(-limit, limit), down)
-
-
-def gated_float32_product(x, gate_up, down, act):
-    gate, up = halves(linear(x, gate_up))
-    return linear((act(gate.float()) * up.float()).to(x.dtype), down)
-
-
-def gated_jointly(x, gate_up, down, act):
-    return linear(act(*halves(linear(x, gate_up))), down)
-
-
-def gated_normalised(x, gate_up, down, act, norm):
-    return norm(gated(x, gate_up, down, act))
-
-
-def gated_transposed(x, gate_up, down, act):
-    gate, up = halves(x @ gate_up)
-    return (act(gate) * up) @ down
-
-
-def alpha_gated(x, gate_up, down, alpha, limit):
-    return linear(alpha_gate(*halves(linear(x, gate_up))), down)
-
-
-def biased_interleaved_alpha_gated(x, gate_up, gate_up_bias, down, down_bias, alpha, limit):
-    both = x @ gate_up + gate_up_bias
-    return alpha_gate(both[..., 0::2], both[..., 1::2]) @ down + down_bias
-
-
-def biased_alpha_gated_float32(x, gate_up, gate_up_bias, down, down_bias, alpha, limit):
-    both = x.float() @ gate_up.float() + gate_up_bias.float()
-    return alpha_gate(*halves(both)) @ down.float() + down_bias.float()
-
-
-def ungated(x, up, down, act):
-    return linear(act(linear(x, up)), down)
-
-
-ROWS = {"gate_up": (2 * INNER, HIDDEN), "down": (HIDDEN, INNER)}
-COLUMNS = {"gate_up": (HIDDEN, 2 * INNER), "down": (INNER, HIDDEN)}
-BIASED = {"gate_up": (HIDDEN, 2 * INNER), "b": (2 * INNER,), "down": (INNER, HIDDEN), "c": (HIDDEN,)}
-
-
-@dataclass(frozen=True)
 class Case:
-    """A variant with what it is tested on; ``dtype`` is what its results are added up in."""
+    """A layout: one expert's formula, the shapes of its weights, and the operands after them."""
 
-    expert: Callable[..., torch.Tensor]
-    shapes: dict[str, tuple[int, ...]]
-    rest: tuple[object, ...]
-    dtype: str = "hidden"
+    def __init__(self, name):
+        self.layout = layout = LAYOUTS[name]
+        self.gate, rest = GATES[layout.gate]
+        self.rest = (*rest, *(scaled,) * layout.normalised)
+        sizes = ((1 if layout.gate == "activation" else 2) * INNER, HIDDEN), (HIDDEN, INNER)
+        shapes = [size[::-1] if layout.transposed else size for size in sizes]
+        if layout.biased:
+            shapes = [shapes[0], sizes[0][:1], shapes[1], sizes[1][:1]]
+        self.shapes = dict(zip(layout.operands, shapes, strict=False))
+
+    def resized(self, sizes):
+        """This layout with weights of other ``sizes``, by those that they have."""
+        found = copy.copy(self)
+        found.shapes = {name: tuple(sizes[size] for size in shape) for name, shape in self.shapes.items()}
+        return found
+
+    def expert(self, x, *operands):
+        layout, count = self.layout, len(self.shapes)
+        weights, rest = operands[:count], operands[count:]
+        if layout.in_float32:
+            x, weights = x.float(), [each.float() for each in weights]
+        biases = weights[1::2] if layout.biased else (None, None)
+        first, last = weights[:: count // 2]
+
+        def product(rows, weight, bias):
+            if not layout.transposed:
+                return linear(rows, weight, bias)
+            return rows @ weight if bias is None else rows @ weight + bias
+
+        both = product(x, first, biases[0])
+        half = both.shape[-1] // 2
+        parts = (
+            (both[..., 0::2], both[..., 1::2]) if layout.interleaved else (both[..., :half], both[..., half:])
+        )
+        parts = (both,) if layout.gate == "activation" else parts
+        out = product(self.gate(*parts, *rest[: len(rest) - layout.normalised]), last, biases[1])
+        return rest[-1](out) if layout.normalised else out
 
 
-CASES = {
-    "gated": Case(gated, ROWS, (silu,)),
-    "gated_clamped": Case(gated_clamped, ROWS, (gelu, LIMIT)),
-    "gated_clamped_after": Case(gated_clamped_after, ROWS, (silu, LIMIT)),
-    "gated_float32_product": Case(gated_float32_product, ROWS, (silu,)),
-    "gated_jointly": Case(gated_jointly, ROWS, (squashed,), "float32"),
-    "gated_normalised": Case(gated_normalised, ROWS, (silu, scaled)),
-    "gated_transposed": Case(gated_transposed, COLUMNS, (silu,)),
-    "alpha_gated": Case(alpha_gated, ROWS, (ALPHA, LIMIT)),
-    "biased_interleaved_alpha_gated": Case(biased_interleaved_alpha_gated, BIASED, (ALPHA, LIMIT)),
-    "biased_alpha_gated_float32": Case(biased_alpha_gated_float32, BIASED, (ALPHA, LIMIT), "float32"),
-    "ungated": Case(ungated, {"up": (INNER, HIDDEN), "down": (HIDDEN, INNER)}, (gelu,), "weights"),
-}
+#: Those with a row in the table.
+CASES = {name: Case(name) for name, row in OP.variants.items() if isinstance(row.form, Layout)}
 
 
 def accumulation(case, hidden_states, top_k_weights):
     """The dtype that the results of ``case`` are added up in."""
-    return {"hidden": hidden_states.dtype, "weights": top_k_weights.dtype, "float32": torch.float32}[
-        case.dtype
-    ]
+    dtypes = {"hidden": hidden_states.dtype, "weights": top_k_weights.dtype, "float32": torch.float32}
+    return dtypes[case.layout.summed_in]
 
 
 def loop(case, hidden_states, top_k_index, top_k_weights, *weights):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 import torch
 
@@ -246,10 +244,7 @@ def test_grouped_products(name, monkeypatch):
 
     monkeypatch.setattr(ours, "torch_by_expert", torch_grouped)
     monkeypatch.setattr(formulas, "HIDDEN", 16)
-    wide = {12: 16, 10: 8, 20: 16}
-    case = CASES[name]
-    shapes = {key: tuple(wide[size] for size in shape) for key, shape in case.shapes.items()}
-    monkeypatch.setitem(CASES, name, dataclasses.replace(case, shapes=shapes))
+    monkeypatch.setitem(CASES, name, CASES[name].resized({12: 16, 10: 8, 20: 16}))
     try:
         torch._grouped_mm(torch.ones(1, 8), torch.ones(1, 8, 8), offs=torch.ones(1, dtype=torch.int32))
     except (AttributeError, RuntimeError, NotImplementedError) as error:

@@ -30,7 +30,7 @@ def test_equals_the_reference():
     assert (ids == SENTINEL).any()
     sides = [
         lambda x, routing, *weights, home=home: home(x, ids, routing, *weights, functional.silu)
-        for home in (gated, reference.gated)
+        for home in (gated, reference.of("gated"))
     ]
     assert_matches(*sides, [x, routing, *weights], tolerance=2e-2)  # its products are in tf32
 

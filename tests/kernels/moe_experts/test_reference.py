@@ -21,12 +21,13 @@ from tests.kernels.moe_experts.formulas import (
 )
 from veomni_hook.kernels.moe_experts import reference
 from veomni_hook.kernels.moe_experts.variants import OP
+from veomni_hook.kernels.selection.registry import load_attribute
 
 every_case = pytest.mark.parametrize("name", CASES)
 
 
 def ours(name, case, *operands):
-    return getattr(reference, name)(*operands, *case.rest)
+    return reference.of(name)(*operands, *case.rest)
 
 
 def assert_same(name, operands, oracle=loop, **options):
@@ -40,7 +41,7 @@ def _seeded():
 
 
 def test_every_variant_is_declared_and_has_a_reference():
-    assert all(callable(getattr(reference, name)) for name in OP.variants)
+    assert all(callable(load_attribute(row.reference)) for row in OP.variants.values())
     assert set(CASES) < set(OP.variants)
 
 
@@ -92,8 +93,8 @@ def test_ids_past_the_sentinel_add_nothing_either():
 
 def test_the_limit_acts_before_or_after_the_activation():
     operands = inputs(CASES["gated_clamped"])
-    before = reference.gated_clamped(*operands, functional.silu, LIMIT)
-    after = reference.gated_clamped_after(*operands, functional.silu, LIMIT)
+    before = reference.of("gated_clamped")(*operands, functional.silu, LIMIT)
+    after = reference.of("gated_clamped_after")(*operands, functional.silu, LIMIT)
     assert not torch.allclose(before, after)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 import torch
 from torch.nn import functional
@@ -120,11 +118,6 @@ def test_without_gradients_nothing_is_kept(monkeypatch):
 ALIGNED = {HIDDEN: 16, INNER: 8, 2 * INNER: 16}
 
 
-def aligned(name):
-    shapes = {key: tuple(map(ALIGNED.get, shape)) for key, shape in CASES[name].shapes.items()}
-    return dataclasses.replace(CASES[name], shapes=shapes)
-
-
 @every_gate
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("tokens", [3, 70])
@@ -137,7 +130,7 @@ def test_grouped_products(name, dtype, tokens, monkeypatch):
         torch._grouped_mm(torch.ones(1, 8), torch.ones(1, 8, 8), offs=torch.ones(1, dtype=torch.int32))
     except (RuntimeError, NotImplementedError) as error:
         pytest.skip(f"this torch has none on a CPU: {error}")
-    operands = inputs(aligned(name), dtype, tokens=tokens)
+    operands = inputs(CASES[name].resized(ALIGNED), dtype, tokens=tokens)
     assert_same(name, operands)
     some = [True, False, *[False] * (len(operands) - 2)]
     assert_same(name, operands, wanted=some)

@@ -96,7 +96,7 @@ def operands(variant, ids, dtype, hidden, inner):
 def by_reference(variant, x, ids, weights, parameters, dout):
     """The result and all gradients, those of what is None left out; computed in float64."""
     leaves = [t.double().requires_grad_() for t in (x, weights, *parameters) if t is not None]
-    function = getattr(reference, variant.name)
+    function = reference.of(variant.name)
     if variant.name == "biased_alpha_gated_float32":
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(torch.Tensor, "float", torch.Tensor.double)

@@ -13,6 +13,7 @@ from tests.kernels.batches import assert_batch_invariant
 from tests.kernels.matching import assert_matches, close, gradients
 from veomni_hook.kernels.moe_router import given, reference
 from veomni_hook.kernels.moe_router import torch as plain
+from veomni_hook.kernels.moe_router.variants import LAYOUTS
 from veomni_hook.kernels.selection.registry import load_attribute, registry
 
 pytest.importorskip("triton")
@@ -35,11 +36,14 @@ KINDS = {
     "groups": ("grouped_topk", (4, 2, False, -math.inf, True)),
     "groups, normalised": ("grouped_topk", (4, 2, True, 0.0, True)),
     "one group": ("grouped_topk", (1, 1, True, -math.inf, True)),
+    # Combinations of axes that are not in the table.
+    "sigmoid, not divided": ("biased_topk_of_any_score", (torch.sigmoid, False, 0.0, True)),
+    "groups by sqrt softplus": ("grouped_topk_of_any_score", (4, 2, SQRT_SOFTPLUS, True, 0.25, 0.0, True)),
 }
 EVERY_KIND = pytest.mark.parametrize(
     "kind",
     [
-        pytest.param(name, marks=pytest.mark.skipif(each[1][:1] == (None,), reason="this release has none"))
+        pytest.param(name, marks=pytest.mark.skipif(None in each[1], reason="this release has none"))
         for name, each in KINDS.items()
     ],
 )
@@ -48,13 +52,20 @@ EVERY_KIND = pytest.mark.parametrize(
 OF_TRUTH = {torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 6e-2}
 
 
+def function_of(module, variant):
+    """The function of a variant in a module of formulas or of kernels."""
+    if variant not in LAYOUTS:
+        return getattr(module, variant)
+    return (module.of if module in (reference, given) else module.kernel)(variant)
+
+
 def call(module, kind, bias, top_k):
     """The routing of ``kind``, of logits alone."""
     variant, others = KINDS[kind]
-    function = getattr(module, variant)
+    function = function_of(module, variant)
     if variant.endswith("softmax") or variant.startswith("softmax"):
         return lambda logits: function(logits, top_k, *others)
-    if variant == "grouped_topk":
+    if variant.startswith("grouped"):
         others = (bias.numel(), *others)
     return lambda logits: function(logits, bias, top_k, *others)
 
@@ -85,7 +96,9 @@ def test_every_variant_has_both_kernels():
         kernels = {each.variant: each for each in registry.kernels("moe_router") if each.backend == backend}
         assert kernels.keys() == set(every)
         for variant, kernel in kernels.items():
-            assert load_attribute(kernel.load) is getattr(module, variant)
+            loaded = load_attribute(kernel.load)
+            home = loaded.func if variant in LAYOUTS else loaded
+            assert home.__module__ == module.__name__
             assert callable(load_attribute(kernel.refuses))
 
 
@@ -145,11 +158,11 @@ def test_many_experts(module, kind, experts, top_k):
 @pytest.mark.parametrize("fill", [0.0, -math.inf])
 def test_groups_of_other_sizes(module, groups, fill):
     logits, bias = torch.randn(9, 60, device=DEVICE), torch.randn(60, device=DEVICE) * 0.1 + 0.5
+    others = bias, 2, 60, *groups, True, fill, True
     sides = [
-        partial(each.grouped_topk, bias=bias, top_k=2, num_experts=60, num_group=groups[0],
-                topk_group=groups[1], normalise=True, fill=fill, sorted_=True)
+        lambda logits, each=each: function_of(each, "grouped_topk")(logits, *others)
         for each in (module, reference)
-    ]  # fmt: skip
+    ]
     assert torch.equal(sides[0](logits)[1], sides[1](logits)[1])
     assert_matches(*map(weighed, sides), [logits], tolerance=1e-5)
 
@@ -160,7 +173,7 @@ def test_what_the_other_groups_count_as(module, fill, expected):
     # Below zero, the good group is better than minus infinity and worse than zero.
     logits = torch.tensor([[4.0, 3.0, -4.0, -4.0]], device=DEVICE)
     bias = torch.tensor([-3.0, -3.0, -5.0, -5.0], device=DEVICE)
-    found = module.grouped_topk(logits, bias, 2, 4, 2, 1, False, fill, False)[1]
+    found = module.kernel("grouped_topk")(logits, bias, 2, 4, 2, 1, False, fill, False)[1]
     assert set(found[0].tolist()) == expected
 
 
@@ -321,10 +334,11 @@ def test_the_bias_gets_no_gradient(module, kind):
 def test_under_autocast(module):
     backend = "torch" if module is plain else "triton"
     logits, bias = apart(8, torch.bfloat16)
-    with torch.autocast(DEVICE, dtype=torch.bfloat16):
-        for kind, (variant, _) in KINDS.items():
-            if KINDS[kind][1][:1] == (None,):
+    with torch.autocast(DEVICE, dtype=torch.bfloat16), registry.restored():
+        for kind, (variant, others) in KINDS.items():
+            if None in others:
                 continue
+            registry.check("moe_router", variant)  # a combination becomes a variant
             (kernel,) = (each for each in registry.kernels("moe_router", variant) if each.backend == backend)
             if load_attribute(kernel.refuses)(None, logits) is not None:
                 assert module is fused and variant != "softmax_topk"
@@ -391,18 +405,18 @@ def test_what_the_guard_did_not_show_goes_the_upstream_way(launches):
         ("grouped_topk", (bias, 33, 64, 4, 3, True, 0.0, True)),
     ]
     for variant, others in calls:
-        found, expected = (getattr(each, variant)(logits, *others) for each in (fused, reference))
+        found, expected = (function_of(each, variant)(logits, *others) for each in (fused, reference))
         assert torch.equal(found[0], expected[0]) and torch.equal(found[1], expected[1])
     assert not launches
     with pytest.raises(RuntimeError):
-        fused.grouped_topk(logits, bias, 2, 64, 64, 2, True, 0.0, True)  # no two experts in a group
+        fused.kernel("grouped_topk")(logits, bias, 2, 64, 64, 2, True, 0.0, True)  # no two experts in a group
     fused.softmax_topk(logits, 32, True)
     assert launches
 
 
 def test_nothing_as_large_as_the_logits_is_kept():
     for kind, (_, others) in KINDS.items():
-        if others[:1] == (None,) or kind == "softmax":  # whose backward needs the probabilities of all
+        if None in others or kind == "softmax":  # whose backward needs the probabilities of all
             continue
         logits, bias = apart(64, torch.float32)
         for module in (plain, fused):
@@ -463,5 +477,6 @@ def at(module, kind, bias, top_k, indices):
     """The routing of ``kind`` at given experts, of logits alone."""
     variant, others = KINDS[kind]
     first = () if variant in ("softmax_topk", "topk_softmax") else (bias,)
-    more = (bias.numel(),) if variant == "grouped_topk" else ()
-    return lambda logits: getattr(module, variant)(logits, *first, top_k, *more, *others, indices=indices)
+    more = (bias.numel(),) if variant.startswith("grouped") else ()
+    function = function_of(module, variant)
+    return lambda logits: function(logits, *first, top_k, *more, *others, indices=indices)

@@ -68,13 +68,13 @@ def test_the_bias_chooses_and_does_not_weigh():
         chosen = largest([score + more for score, more in zip(scores, bias.tolist(), strict=True)], 3)
         total = sum(scores[index] for index in chosen) + 0.25
         expected.append({index: scores[index] / total for index in chosen})
-    assert_routes(reference.biased_topk(logits, bias, 3, torch.sigmoid, 0.25, False), expected)
+    assert_routes(reference.of("biased_topk")(logits, bias, 3, torch.sigmoid, 0.25, False), expected)
 
 
 @pytest.mark.parametrize("normalise", [True, False])
 def test_grouped_topk_stays_in_the_best_groups(normalise):
     logits, bias = torch.randn(TOKENS, EXPERTS), torch.randn(EXPERTS) * 0.1
-    found = reference.grouped_topk(logits, bias, 3, EXPERTS, 4, 2, normalise, -math.inf, False)
+    found = reference.of("grouped_topk")(logits, bias, 3, EXPERTS, 4, 2, normalise, -math.inf, False)
     expected = []
     for row in logits.tolist():
         scores = [sigmoid(value) for value in row]
@@ -93,8 +93,8 @@ def test_what_the_other_groups_count_as_matters():
     bias = torch.tensor([0.0, 0.0, -2.0, -2.0])
     # Within the good group even a negative choice is better than minus infinity, and worse than zero.
     bias = bias - 3.0
-    kept = reference.grouped_topk(logits, bias, 2, 4, 2, 1, False, -math.inf, True)[1]
-    lost = reference.grouped_topk(logits, bias, 2, 4, 2, 1, False, 0.0, True)[1]
+    kept = reference.of("grouped_topk")(logits, bias, 2, 4, 2, 1, False, -math.inf, True)[1]
+    lost = reference.of("grouped_topk")(logits, bias, 2, 4, 2, 1, False, 0.0, True)[1]
     assert kept.tolist() == [[0, 1]]
     assert sorted(lost.tolist()[0]) == [2, 3]
 
@@ -105,7 +105,7 @@ def test_a_number_may_stand_for_the_bias(name):
     others = {"biased_topk": (3, torch.sigmoid, 1e-20, True), "grouped_topk": (3, 8, 4, 2, True, 0.0, True)}[
         name
     ]
-    for module in (reference, in_torch):
-        got = getattr(module, name)(logits, 0.5, *others)
-        expected = getattr(reference, name)(logits, torch.full((8,), 0.5), *others)
+    for function in (reference.of(name), in_torch.kernel(name)):
+        got = function(logits, 0.5, *others)
+        expected = reference.of(name)(logits, torch.full((8,), 0.5), *others)
         torch.testing.assert_close(got, expected)

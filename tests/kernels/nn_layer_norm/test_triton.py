@@ -9,11 +9,11 @@ from torch import nn
 from tests.kernels.declared import refusal
 from tests.kernels.matching import assert_matches
 from tests.kernels.nn_layer_norm.norms import DEVICE, FORMS, inputs, of_tensors
-from veomni_hook.kernels.nn_layer_norm import reference
+from veomni_hook.kernels.layer_norm import reference
 
 pytest.importorskip("triton")
 
-from veomni_hook.kernels.nn_layer_norm import triton as kernels
+from veomni_hook.kernels.layer_norm import modules as kernels
 
 refuses = refusal("nn_layer_norm", "rounded_once", "triton")
 

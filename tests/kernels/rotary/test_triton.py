@@ -241,9 +241,3 @@ def test_refuses_wide_heads_and_other_tables():
     assert "do not match the positions" in asked(
         "half_split_gathered", position_ids=torch.zeros(2, 4, dtype=torch.int64)
     )
-
-
-def test_refuses_where_a_hub_kernel_stands():
-    q = states(2, 3, 5, 16, F32)
-    cos, sin = tables("half_split", 2, 5, 16, F32)
-    assert "hub" in operand_rules.rule("half_split")(None, q, q, cos, sin, 1, torch.nn.Identity())

@@ -7,7 +7,7 @@ import pytest
 from veomni_hook.errors import KernelError
 from veomni_hook.kernels.selection.declaration import Kernel, Variant
 from veomni_hook.kernels.selection.registry import Registry, built_in, load_attribute, registry
-from veomni_hook.kernels.selection.table import RECOMPUTED, backend, checked_reference, op
+from veomni_hook.kernels.selection.table import RECOMPUTED, backend, op
 from veomni_hook.patches.graph import variant_names
 
 HERE = "veomni_hook.kernels.toy"
@@ -24,14 +24,13 @@ def test_names_and_modules_are_filled_in():
             backend("fast", ".fast:{variant}", refuses=".fast:refuses", loses="..shared.rows:loses"),
             backend("torch", RECOMPUTED),
             backend("theirs", "theirs:run({variant})"),
-            checked_reference(".calls:refuses"),
         ),
     )
     toy = op("toy", {"plus_one": row}, yields=".calls:chosen", parts=("rms_norm",))
     variant = toy.variants["plus_one"]
     assert variant.reference == f"{HERE}.reference:plus_one"
     assert (toy.yields, toy.parts, toy.offers) == (f"{HERE}.calls:chosen", ("rms_norm",), None)
-    fast, recomputed, theirs, reference = variant.kernels
+    fast, recomputed, theirs = variant.kernels
     assert fast == Kernel(
         "toy",
         "plus_one",
@@ -42,8 +41,6 @@ def test_names_and_modules_are_filled_in():
     )
     assert recomputed.load == f"veomni_hook.kernels.shared.recompute:recomputed({HERE}.reference:plus_one)"
     assert recomputed.refuses is None and theirs.load == "theirs:run(plus_one)"
-    assert (reference.load, reference.refuses) == (variant.reference, f"{HERE}.calls:refuses")
-    assert reference.backend == "reference" and not reference.automatic
 
 
 def test_a_registered_op_brings_its_kernels():

@@ -38,13 +38,11 @@ def crew(ranks):
 
 @pytest.fixture(scope="session")
 def two(crew):
-    """Two ranks."""
     return crew(2)
 
 
 @pytest.fixture(scope="session")
 def four(crew):
-    """Four ranks."""
     return crew(4)
 
 

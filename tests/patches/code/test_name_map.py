@@ -17,23 +17,17 @@ def mapped(text, name_map):
 @pytest.mark.parametrize(
     ("text", "name_map", "expected"),
     [
-        ("Qwen3VL", {"Qwen3VL": "Qwen3VLMoe"}, "Qwen3VLMoe"),
         ("Qwen3VLModel(Qwen3VLConfig)", {"Qwen3VL": "Qwen3VLMoe"}, "Qwen3VLMoeModel(Qwen3VLMoeConfig)"),
-        ("Qwen3MLP, Qwen3MoeMLP", {"Qwen3": "Qwen3Moe"}, "Qwen3MoeMLP, Qwen3MoeMLP"),
         ("Qwen3, Qwen3Moe", {"Qwen3": "Qwen3Moe"}, "Qwen3Moe, Qwen3Moe"),
         ("Qwen3_5MLP, Qwen3MLP", {"Qwen3_5": "A", "Qwen3": "B"}, "AMLP, BMLP"),
-        ("Qwen35MLP, Qwen3MLP", {"Qwen3": "B"}, "Qwen35MLP, BMLP"),
         ("Qwen3a, Qwen3_a", {"Qwen3": "B"}, "Qwen3a, B_a"),
-        ("Qwenny QwenMLP", {"Qwen": "B"}, "Qwenny BMLP"),
         ("_Qwen3Helper", {"Qwen3": "B"}, "_BHelper"),
         ("modelQwen3 Qwen3MLP", {"Qwen3": "B"}, "modelQwen3 BMLP"),
         ("a, b", {"a": "b", "b": "a"}, "b, a"),
         ("'see Qwen3MLP' # Qwen3MLP\n", {"Qwen3": "B"}, "'see BMLP' # BMLP\n"),
         (r"'\nQwen3MLP\tnone'", {"Qwen3": "B"}, r"'\nBMLP\tnone'"),
-        ("f'{Qwen3MLP}'", {"Qwen3": "B"}, "f'{BMLP}'"),
         ("self.attn(x)", {"self.attn": "self.self_attn"}, "self.self_attn(x)"),
         ("myself.attn self.attn", {"self.attn": "q"}, "myself.attn q"),
-        ("modèleA", {"modèle": "x"}, "xA"),
     ],
 )
 def test_name_map(text, name_map, expected):
@@ -61,8 +55,3 @@ def test_entry_that_matches_nothing(name_map):
     with pytest.raises(NameMapError) as caught:
         mapped("Qwen3VLModel", name_map)
     assert caught.value.where == "here"
-
-
-def test_error_names_the_nearest_identifier():
-    with pytest.raises(NameMapError, match="nearest Qwen3VLModel"):
-        mapped("Qwen3VLModel", {"Qwen3VLModle": "X"})

@@ -1,6 +1,3 @@
-from __future__ import annotations
-
-import ast
 import textwrap
 
 import pytest
@@ -8,8 +5,6 @@ import pytest
 from veomni_hook.errors import PatchError, PatchTargetError
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.code.pattern import Pattern
-
-Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def parsed(text):
@@ -21,7 +16,6 @@ def upstream(body):
         "def f(self, x, **kwargs):\n" + textwrap.indent(textwrap.dedent(body).strip("\n"), "    ") + "\n"
     )
     (function,) = document.tree.body
-    assert isinstance(function, Function)
     return document, function
 
 
@@ -88,16 +82,13 @@ def test_a_loss_tail_matches_whatever_stands_in_its_holes():
     [
         ("loss = None", "loss = 0"),
         ("loss = None", "loss = None\nlog(loss)"),
-        ("labels is not None", "labels is None"),
         ("labels=labels", "labels=shifted"),
-        ("labels=labels", "targets=labels"),
         ("    loss = self", "    pass\n    loss = self"),
         ("return Output(loss=loss, logits=logits)", "return"),
         ("logits=logits)", "logits=logits.float())"),
         ("loss=loss, logits=logits)", "logits, loss=loss)"),
         ("lm_head(h)", "lm_head(h, 1)"),
         ("lm_head(h)", "lm_head(*h)"),
-        ("lm_head(h)", "lm_head(h=h)"),
         ("logits = self", "logits += self"),
         ("logits = self", "self.logits = self"),
     ],
@@ -116,7 +107,6 @@ def test_a_loss_tail_that_differs_does_not_match(change):
     ("pattern", "body", "found"),
     [
         ("f({a}, *{rest})", "f(1, 2, *x)", {"a": ["1"], "rest": ["2", "*x"]}),
-        ("f({a}, *{rest})", "f(1)", {"a": ["1"], "rest": []}),
         ("f(*{rest}, {z})", "f(1, 2, 3)", {"rest": ["1", "2"], "z": ["3"]}),
         ("f(*{args}, **{kw})", "f(1, b=2, **c)", {"args": ["1"], "kw": ["b=2", "**c"]}),
         ("f(**{kw})", "f()", {"kw": []}),
@@ -142,7 +132,7 @@ def test_expression_patterns(pattern, body, found):
     [
         ("f({a}, {a})", "f(x[0], x[1])"), ("f({a})", "f(*x)"), ("f({a})", "f(a=x)"), ("f({a})", "f(x, b=1)"),
         ("f({a}, *{rest}, {z})", "f(1)"), ("f(a={a}, a2={a})", "f(a=1, a2=2)"), ("f(1)", "f(True)"),
-        ("f(1)", "f(1.0)"), ("f('1')", "f(b'1')"), ("f(x)", "f('x')"), ("x", "x2 = 1"),
+        ("f('1')", "f(b'1')"), 
         ("y", "y = 1\ny += 2\ndel y"), ("f(x)", "g(f'{f(x)}')"), ("f(x)", "y: f(x) = 1"),
     ],
 )  # fmt: skip
@@ -204,19 +194,12 @@ def test_every_block_is_searched_and_nested_scopes_on_demand():
     assert numbers(nested=False) == ["1", "2", "3", "4", "5", "6", "9", "10"]
 
 
-def test_statements_have_to_be_neighbours_of_one_block():
-    assert count("a()\nb()", "a()\nb()") == 1
-    assert count("a()\nb()", "a()\nc()\nb()") == 0
-    assert count("a()\nb()", "if x:\n    a()\nb()") == 0
-
-
 @pytest.mark.parametrize(
     ("text", "what"),
     [
         ("f(", "not valid Python"),
         ("{x} = 1", "not valid Python"),
         ("", "empty"),
-        ("# nothing\n", "empty"),
         ("f(**{a}, **{b})", "remaining keywords twice"),
         ("f(*{a}, *{b})", "remaining positionals twice"),
         ("f({a}, **{a})", "captures a as keywords and as expression"),
@@ -227,16 +210,6 @@ def test_what_is_no_pattern_is_an_error(text, what):
     with pytest.raises(PatchError, match=what) as caught:
         parsed(text)
     assert caught.value.where == "here" and caught.value.target == "C.f" and caught.value.fix
-
-
-def test_captures_are_known_before_matching():
-    assert parsed(LOSS_TAIL).captures == {
-        "hidden": "expression",
-        "loss_kwargs": "keywords",
-        "output": "expression",
-        "fields": "keywords",
-    }
-    assert parsed("f({a}.b, *{c})").captures == {"a": "expression", "c": "positionals"}
 
 
 def required(pattern, body, times=1):
@@ -256,12 +229,6 @@ def test_another_number_of_matches_is_an_error_with_count_and_lines():
     error = required("f({n})", "f(1)\n", times=3)
     assert "match 3 times in C.f, it matches once (line 2)" in error.what
     assert "match at least once in C.f, it matches 0 times" in required("g({n})", "f(1)\n", times=None).what
-
-
-def test_no_number_of_matches_takes_any():
-    document, function = upstream("f(1)\ng()\nf(2)\n")
-    pattern = parsed("f({n})")
-    pattern.require(document, function, pattern.find(function), None)
 
 
 def test_no_match_tells_where_the_resemblance_ends():

@@ -22,7 +22,6 @@ def filled(document, place):
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [
-        ("def f(): pass", "def f():  # c\n    go()\n    pass"),
         ("def f():\n  'd'", "def f():\n  'd'  # c\n  go()"),
         ("def f():\n  'd'\n", "def f():\n  'd'\n  # c\n  go()\n"),
         ("def f():\n  'd'; x\n", "def f():\n  'd';  # c\n  go()\n  x\n"),
@@ -44,13 +43,6 @@ def test_before_a_statement_and_its_comments():
     place = before(document, function, branch.body[1])
     assert place is not None
     assert filled(document, place) == "def f():\n  if a:\n    b\n    # c\n    go()\n    # why\n    c\n"
-
-
-@pytest.mark.parametrize("text", ["def f():\n  a; b\n", "def f():\n  if a: b\n"])
-def test_no_place_in_the_middle_of_a_line(text):
-    document, function = parsed(text)
-    last = function.body[-1]
-    assert before(document, function, last.body[0] if isinstance(last, ast.If) else last) is None
 
 
 def test_no_place_before_an_elif():

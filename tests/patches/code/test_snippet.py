@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import functools
 import textwrap
 from pathlib import Path
@@ -74,25 +72,6 @@ def test_every_verb_is_stripped(load):
         """
     )
     assert read(module.f) == "\ndef f(): pass"
-
-
-def test_classes_nested_and_redefined(load):
-    module = load(
-        """
-        def make():
-            # above
-            class Local:
-                x = 1
-            return Local
-        class Twice:
-            x = 1
-        class Twice:
-            x = 2
-        Local = make()
-        """
-    )
-    assert read(module.Local) == "# above\nclass Local:\n    x = 1"
-    assert read(module.Twice) == "\nclass Twice:\n    x = 2"
 
 
 def test_wrappers_are_seen_through(load):
@@ -184,7 +163,6 @@ def test_file_changed_under_a_running_process_is_refused(load):
             (("x",), "# why\nif x:\n    y\n# end"),
         ),
         ("def f(\n    x,\n):\n\n    # first\n\n    return x", (("x",), "# first\n\nreturn x")),
-        ("def f(x): return x", (("x",), "return x")),
         ('def f():\n    "Doc."', ((), "")),
         ('def f():\n    return """\n  a"""', ((), 'return """\n  a"""')),
     ],

@@ -18,13 +18,6 @@ def test_swapped_copies_and_leaves_the_tree_alone():
     assert means("f(b)\nx ; y", new) and not means("f(b)", new) and not means("f(", new)
 
 
-def test_one_part_of_an_expression():
-    whole = expression("f(x).to(y)")
-    part = next(node for node in ast.walk(whole) if ast.unparse(node) == "f(x)")
-    new = swapped(whole, {id(part): (ast.Name("w", ast.Load()),)})
-    assert (ast.unparse(new), ast.unparse(whole)) == ("w.to(y)", "f(x).to(y)")
-
-
 def test_names_stand_for_expressions():
     node = expression("a + b.a[a]")
     assert substituted(node, {"c": expression("1")}) is node

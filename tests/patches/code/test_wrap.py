@@ -82,12 +82,6 @@ def test_what_cannot_be_broken_stays(text):
     assert wrapped(text) == text
 
 
-def test_other_lines_stay_as_they_are():
-    text = f"a  =  f( 1,2 )\nfirst = kernel({NAMES})\n\nb  =  [ 1 ]  # odd\n"
-    made = wrapped(text)
-    assert made.startswith("a  =  f( 1,2 )\nfirst = kernel(\n") and made.endswith(")\n\nb  =  [ 1 ]  # odd\n")
-
-
 def test_strings_keep_their_blanks_and_brackets():
     text = f'value = function(f\'{{one  }} ) {{two}}\', \'( , \', """a,  b""", {NAMES})'
     made = wrapped(text)

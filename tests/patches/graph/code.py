@@ -1,7 +1,5 @@
 """Helpers that turn code into a form, and that execute the same code."""
 
-from __future__ import annotations
-
 import ast
 import textwrap
 from collections.abc import Callable

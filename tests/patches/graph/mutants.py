@@ -1,7 +1,5 @@
 """Every small change of a function, one at a time."""
 
-from __future__ import annotations
-
 import ast
 import copy
 from collections.abc import Iterator

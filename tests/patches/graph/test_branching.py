@@ -12,13 +12,6 @@ def test_branches_are_formulas_with_tests():
     assert plain.node == forward("return h.float().to(h.dtype)").result
 
 
-def test_a_test_decides_everywhere():
-    text = "y = h * 2 if self.a else h\n        z = y + 1 if self.a else y\n        return z - 3 if self.b else z"
-    leaves = branches(forward(text))
-    assert len(leaves) == 4
-    assert leaves[0].node == forward("return h * 2 + 1 - 3").result
-
-
 def test_many_tests_are_not_taken_apart():
     body = (
         "\n        ".join(f"h = h + {n} if self.t{n} else h * {n + 2}" for n in range(8))

@@ -11,10 +11,8 @@ from veomni_hook.patches.graph import (
     ATTRIBUTE,
     FUNCTION,
     NUMBER,
-    TENSOR,
     Difference,
     Match,
-    Node,
     Rule,
     find,
     match,
@@ -30,7 +28,6 @@ RULES = {"x": ARGUMENT, "w": ATTRIBUTE, "eps": NUMBER}
     [
         ("return self.gain * (h.float() + self.epsilon).to(h.dtype)", "self.epsilon"),
         ("y = h.to(torch.float32)\n        return (y + 1e-6).type_as(h) * self.gain", "1e-06"),
-        ("return self.gain * (self.cfg.eps + h.float()).to(h.dtype)", "self.cfg.eps"),
         ("return self.gain * (h.float() + 1).to(h.dtype)", "1.0"),
     ],
 )
@@ -66,14 +63,6 @@ def test_the_first_difference_in_words(body, words):
     assert 0 <= found.depth < 1
 
 
-def test_nearer_is_deeper():
-    near = match(SCALED, forward("return self.gain * (h.float() + k).to(h.dtype)", "h, k"), RULES)
-    far = match(SCALED, forward("return h - 1"), RULES)
-    assert isinstance(near, Difference)
-    assert isinstance(far, Difference)
-    assert near.depth > far.depth
-
-
 def test_both_orders_are_tried_together():
     # The first product matches in either order; only one of them leaves `b` for the second.
     pattern = form("def f(a, b):\n    return (a * b) - b\n")
@@ -81,12 +70,6 @@ def test_both_orders_are_tried_together():
     assert isinstance(found, Match)
     assert {name: source(node) for name, node in found.bindings.items()} == {"a": "q", "b": "p"}
     assert isinstance(match(pattern, form("def f(p, q, r):\n    return (q * p) - r\n")), Difference)
-
-
-def test_a_hole_that_occurs_twice_is_one_value():
-    pattern = form("def f(a, b):\n    return a - a.float() * b\n")
-    assert isinstance(match(pattern, form("def f(p, q):\n    return p - p.float() * q\n")), Match)
-    assert isinstance(match(pattern, form("def f(p, q):\n    return p - q.float() * q\n")), Difference)
 
 
 def test_effects_have_to_match():
@@ -158,12 +141,6 @@ def test_a_formula_on_every_way_and_in_loops():
     assert sorted(source(one.bindings["act"]) for one in found) == ["F.silu", "self.act", "self.act"]
 
 
-def test_origins_are_upstreams_expressions():
-    found = forward("y = h.float()\n        z = y * self.w\n        return z.to(h.dtype)")
-    assert ast.unparse(found.result.origin or ast.Pass()) == "z.to(h.dtype)"
-    assert ast.unparse(found.result.args[0].origin or ast.Pass()) == "y * self.w"
-
-
 def test_what_stands_for_a_followed_call_is_the_call():
     text = """
     class M(nn.Module):
@@ -183,24 +160,3 @@ def test_a_sign_that_moved_is_nobodys_expression():
     assert found.op == "neg"
     assert ast.unparse(found.origin or ast.Pass()) == "-x * y"
     assert found.args[0].origin is None
-
-
-def test_rules():
-    argument, attribute, number = (
-        Node("argument", (), "x"),
-        Node("attribute", (), "w"),
-        Node("constant", (), 0.5),
-    )
-    accepted = {
-        rule.words: [rule.accepts(node) for node in (argument, attribute, number)]
-        for rule in (ARGUMENT, ATTRIBUTE, TENSOR, NUMBER, FUNCTION)
-    }
-    assert list(accepted.values()) == [
-        [True, False, False],
-        [False, True, False],
-        [True, True, False],
-        [False, True, True],
-        [False, True, False],
-    ]
-    assert not NUMBER.accepts(Node("constant", (), None))
-    assert not NUMBER.accepts(Node("constant", (), True))

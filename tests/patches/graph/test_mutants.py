@@ -1,7 +1,5 @@
 """A changed function has another form or computes the same bits: every small change, and pairs of changes."""
 
-from __future__ import annotations
-
 import ast
 import random
 from types import SimpleNamespace
@@ -82,14 +80,12 @@ def f(self, x, gate):
 
 def parsed(text):
     (function,) = ast.parse(text).body
-    assert isinstance(function, ast.FunctionDef)
     return function
 
 
 def form_of(function):
     header = ast.parse("import torch\nimport torch.nn.functional as F\nclass M: pass\n")
     owner = header.body[-1]
-    assert isinstance(owner, ast.ClassDef)
     owner.body = [function]
     found = canonical(function, Scope(header), owner)
     return digest(found) if isinstance(found, Form) else None
@@ -159,30 +155,3 @@ def test_pairs_of_changes(name):
     for mutant in draw.sample(list(mutants(function)), 8):
         for second in draw.sample(list(mutants(mutant)), 10):
             check(second, expected, truth)
-
-
-def test_the_change_of_a_helper_counts():
-    helper = parsed(
-        "def turn(x):\n    a, b = x[..., ::2], x[..., 1::2]\n    return torch.stack((-b, a), dim=-1).flatten(-2)\n"
-    )
-    user = parsed("def f(x, cos, sin):\n    return x * cos + turn(x) * sin\n")
-
-    def form(changed: ast.FunctionDef) -> str | None:
-        tree = ast.Module([*ast.parse("import torch").body, changed, user], [])
-        found = canonical(user, Scope(tree))
-        return digest(found) if isinstance(found, Form) else None
-
-    def turned(changed: ast.FunctionDef) -> object:
-        space: dict[str, object] = {"torch": torch}
-        exec(compile(ast.Module([changed, user], []), "<mutant>", "exec"), space)
-        torch.manual_seed(1)
-        try:
-            return space["f"](torch.randn(2, 8), torch.randn(2, 8), torch.randn(2, 8))  # type: ignore[operator]
-        except Exception as error:
-            return type(error).__name__
-
-    expected, truth = form(helper), turned(helper)
-    assert expected is not None
-    for mutant in mutants(helper):
-        if form(mutant) == expected:
-            assert same(turned(mutant), truth), ast.unparse(mutant)

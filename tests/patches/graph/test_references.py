@@ -5,8 +5,6 @@ import ast
 import pytest
 
 from veomni_hook.patches.graph import (
-    ANY,
-    ARGUMENT,
     Difference,
     Scope,
     Unknown,
@@ -48,17 +46,6 @@ def test_the_first_formula_that_the_code_is():
         "up": "b",
         "activation": "act",
     }
-
-
-def test_only_the_names_that_are_asked_for():
-    found = recognised(MLP, form("def f(a, b, act): return b * act(a)"), {}, names=("clamped",))
-    assert isinstance(found, Difference)
-
-
-@pytest.mark.parametrize(("otherwise", "known"), [(ANY, True), (ARGUMENT, False)])
-def test_operands_without_a_rule(otherwise, known):
-    found = recognised(MLP, form("def f(a, b, act): return b.c * act(a)"), {}, otherwise=otherwise)
-    assert isinstance(found, tuple) is known
 
 
 def test_the_difference_names_the_nearest():

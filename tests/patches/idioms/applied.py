@@ -1,6 +1,6 @@
 """What every idiom is asked: which sites a text has, how the patched text reads, and what it computes."""
 
-from __future__ import annotations
+from __future__ import annotations  # and so code that is compiled here evaluates none
 
 import ast
 from collections.abc import Callable, Iterable, Sequence

@@ -1,7 +1,5 @@
 """Experts classes in the style of transformers, one for each variant, with the formula of their experts."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 HEAD = """
@@ -158,6 +156,30 @@ LOOKALIKES = {
         ("self.first", "self.second", "self.act"),
         "torch.zeros_like(rows, dtype=shares.dtype)",
         "return total.to(rows.dtype)",
+    ),
+}  # fmt: skip
+
+#: Combinations of axes that no release of transformers has.
+COMBINED = {
+    "biased_gated_clamped_not_transposed": Lookalike(
+        f"{_ROWS}{_BIASES}{_ACT}\n{_LIMIT}",
+        "gate, up = fn.linear(rows[row], self.first[bank], self.first_bias[bank]).chunk(2, dim=-1)\n"
+        "out = self.act(gate.clamp(max=self.bound)) * up.clamp(min=-self.bound, max=self.bound)\n"
+        "out = fn.linear(out, self.second[bank], self.second_bias[bank])",
+        ("self.first", "self.first_bias", "self.second", "self.second_bias", "self.act", "self.bound"),
+    ),
+    "interleaved_gated_transposed": Lookalike(
+        _COLUMNS + _ACT,
+        "both = rows[row] @ self.first[bank]\n"
+        "out = (self.act(both[..., ::2]) * both[..., 1::2]) @ self.second[bank]",
+        ("self.first", "self.second", "self.act"),
+    ),
+    "gated_clamped_normalised_transposed": Lookalike(
+        f"{_COLUMNS}{_ACT}\n{_LIMIT}\nself.norm = nn.LayerNorm(width)",
+        "gate, up = (rows[row] @ self.first[bank]).chunk(2, dim=-1)\n"
+        "out = self.act(gate.clamp(max=self.bound)) * up.clamp(min=-self.bound, max=self.bound)\n"
+        "out = self.norm(out @ self.second[bank])",
+        ("self.first", "self.second", "self.act", "self.bound", "self.norm"),
     ),
 }  # fmt: skip
 

@@ -5,10 +5,6 @@ In a process of its own, with VEOMNI_PARALLEL set. Arguments: families, then wha
 largest value, and how often positions were cut and joined.
 """
 
-from __future__ import annotations  # noqa: I001 - the hook comes before what it patches
-
-import veomni_hook.install  # noqa: F401
-
 import importlib
 import json
 import sys
@@ -18,6 +14,7 @@ import torch
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+import veomni_hook.install  # noqa: F401
 from veomni_hook.parallel import sequence
 
 SMALL = {

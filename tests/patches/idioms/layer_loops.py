@@ -1,7 +1,5 @@
 """A small decoder in upstream's form, for changes that an idiom must notice."""
 
-from __future__ import annotations
-
 DECODER = """\
 import torch
 from torch import nn
@@ -10,7 +8,6 @@ from ...activations import ACT2FN
 from ...masking_utils import create_causal_mask
 from ...modeling_layers import GradientCheckpointingLayer
 from ...modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
-
 
 class TinyNorm(nn.Module):
     def __init__(self, hidden_size, eps=1e-6):
@@ -21,7 +18,6 @@ class TinyNorm(nn.Module):
     def forward(self, x):
         variance = x.pow(2).mean(-1, keepdim=True)
         return self.weight * (x * torch.rsqrt(variance + self.eps))
-
 
 class TinyRotary(nn.Module):
     def __init__(self, config):
@@ -35,23 +31,19 @@ class TinyRotary(nn.Module):
         emb = torch.cat((freqs, freqs), dim=-1)
         return emb.cos(), emb.sin()
 
-
 def rotate_half(x):
     x1 = x[..., : x.shape[-1] // 2]
     x2 = x[..., x.shape[-1] // 2 :]
     return torch.cat((-x2, x1), dim=-1)
-
 
 def apply_rotary_pos_emb(q, k, cos, sin, unsqueeze_dim=1):
     cos = cos.unsqueeze(unsqueeze_dim)
     sin = sin.unsqueeze(unsqueeze_dim)
     return q * cos + rotate_half(q) * sin, k * cos + rotate_half(k) * sin
 
-
 def eager_attention_forward(module, query, key, value, attention_mask, scaling, dropout=0.0, **kwargs):
     weights = torch.matmul(query, key.transpose(2, 3)) * scaling
     return torch.matmul(weights, value).transpose(1, 2), weights
-
 
 class TinyAttention(nn.Module):
     def __init__(self, config, layer_idx):
@@ -83,7 +75,6 @@ class TinyAttention(nn.Module):
         attn_output = attn_output.reshape(*input_shape, -1).contiguous()
         return self.o_proj(attn_output), attn_weights
 
-
 class TinyMLP(nn.Module):
     def __init__(self, config):
         super().__init__()
@@ -93,7 +84,6 @@ class TinyMLP(nn.Module):
 
     def forward(self, x):
         return self.down_proj(self.act_fn(self.up_proj(x)))
-
 
 class TinyLayer(GradientCheckpointingLayer):
     def __init__(self, config, layer_idx):
@@ -112,7 +102,6 @@ class TinyLayer(GradientCheckpointingLayer):
         )
         hidden_states = residual + hidden_states
         return hidden_states + self.mlp(hidden_states)
-
 
 class TinyModel(PreTrainedModel):
     def __init__(self, config):

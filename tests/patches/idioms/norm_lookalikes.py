@@ -1,7 +1,5 @@
 """Normalisations as a model's file may write them, one or more for each formula, not copied from upstream."""
 
-from __future__ import annotations
-
 import textwrap
 
 HEAD = """

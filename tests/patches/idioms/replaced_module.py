@@ -1,7 +1,5 @@
 """A modeling file with a site of every idiom; code below its definitions may replace them."""
 
-from __future__ import annotations
-
 _BODY = """
 import sys
 import functools
@@ -12,7 +10,6 @@ from ...activations import ACT2FN
 from ...modeling_outputs import CausalLMOutputWithPast
 
 FLAG = False
-
 
 class SomeRMSNorm(nn.Module):
     def __init__(self, size, eps=1e-6):
@@ -28,12 +25,10 @@ class SomeRMSNorm(nn.Module):
         output = output * (1.0 + self.weight.float())
         return output.type_as(x)
 
-
 def rotate_half(x):
     x1 = x[..., : x.shape[-1] // 2]
     x2 = x[..., x.shape[-1] // 2 :]
     return torch.cat((-x2, x1), dim=-1)
-
 
 def apply_rotary_pos_emb(q, k, cos, sin, unsqueeze_dim=1):
     cos = cos.unsqueeze(unsqueeze_dim)
@@ -41,7 +36,6 @@ def apply_rotary_pos_emb(q, k, cos, sin, unsqueeze_dim=1):
     q_embed = (q * cos) + (rotate_half(q) * sin)
     k_embed = (k * cos) + (rotate_half(k) * sin)
     return q_embed, k_embed
-
 
 class SomeAttention(nn.Module):
     def __init__(self, config):
@@ -57,7 +51,6 @@ class SomeAttention(nn.Module):
         query_states, key_states = apply_rotary_pos_emb(query_states, key_states, cos, sin)
         return self.o_proj(query_states, key_states)
 
-
 class SomeMLP(nn.Module):
     def __init__(self, config):
         super().__init__()
@@ -68,7 +61,6 @@ class SomeMLP(nn.Module):
 
     def forward(self, x):
         return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
-
 
 class SomeExperts(nn.Module):
     def __init__(self, config):
@@ -101,7 +93,6 @@ class SomeExperts(nn.Module):
             final_hidden_states.index_add_(0, token_idx, current_hidden_states.to(final_hidden_states.dtype))
         return final_hidden_states
 
-
 class SomeRouter(nn.Module):
     def forward(self, hidden_states):
         hidden_states = hidden_states.reshape(-1, self.hidden_dim)
@@ -110,7 +101,6 @@ class SomeRouter(nn.Module):
         router_top_value, router_indices = torch.topk(router_probs, self.top_k, dim=-1)
         router_top_value = router_top_value / router_top_value.sum(dim=-1, keepdim=True)
         return router_logits, router_top_value, router_indices
-
 
 def load_balancing_loss_func(gate_logits, num_experts=None, top_k=2, attention_mask=None):
     if gate_logits is None or not isinstance(gate_logits, tuple):
@@ -148,7 +138,6 @@ def load_balancing_loss_func(gate_logits, num_experts=None, top_k=2, attention_m
     overall_loss = torch.sum(tokens_per_expert * router_prob_per_expert.unsqueeze(0))
     return overall_loss * num_experts
 
-
 class SomeLayer(nn.Module):
     def __init__(self, config):
         super().__init__()
@@ -160,7 +149,6 @@ class SomeLayer(nn.Module):
         hidden_states = self.norm(hidden_states)
         return self.mlp(hidden_states) + residual
 
-
 class SomeForCausalLM(nn.Module):
     def forward(self, x, labels=None, **kwargs):
         outputs = self.model(x)
@@ -171,7 +159,6 @@ class SomeForCausalLM(nn.Module):
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
             loss += load_balancing_loss_func(outputs.router_logits, 4, 2)
         return CausalLMOutputWithPast(loss=loss, logits=logits)
-
 
 class SomeForSequenceClassification(nn.Module):
     def forward(self, x, positions, labels=None, **kwargs):

@@ -20,7 +20,6 @@ NORM = """
 import torch
 from torch import nn
 
-
 class SomeNorm(nn.Module):
     def __init__(self, size, eps=1e-3):
         super().__init__()
@@ -33,26 +32,21 @@ class SomeNorm(nn.Module):
         x = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)
         return self.weight * x.to(dtype)
 
-
 class SameNorm(SomeNorm):
     pass
-
 
 class OneNorm(SomeNorm):
     def forward(self, x):
         y = x.float() * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + self.eps)
         return (y * (1.0 + self.weight.float())).type_as(x)
 
-
 class OtherNorm(SomeNorm):
     def forward(self, x):
         return self.weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)
 
-
 class LikeRMSNorm(SomeNorm):
     def forward(self, x):
         return self.weight * x * torch.rsqrt(x.abs().mean(-1, keepdim=True) + self.eps)
-
 
 class Checked(SomeNorm):
     def forward(self, x):

@@ -72,7 +72,6 @@ def test_a_kernel_runs_in_the_place_of_the_function(variant):
 
 CHANGED = {
     "another sign of the sink": ("torch.cat([scores, sink], dim=-1)", "torch.cat([scores, -sink], dim=-1)"),
-    "the sink's column is kept": ("dtype=logits.dtype)[..., :-1]", "dtype=logits.dtype)[..., 1:]"),
     "the mask is multiplied": ("scores = scores + attention_mask", "scores = scores * attention_mask"),
     "another scale": (") * scaling", ") * scaling * 2"),
     "keys of other heads": ("keys, values = _of_all_heads(key, module), ", "keys, values = key, "),
@@ -87,14 +86,6 @@ def test_other_formulas_are_missed(name):
     (found,) = sites_of(attention, HEAD + text.replace(old, new) + MODEL)
     assert found.status is Status.MISSED
     assert found.reason
-
-
-def test_another_softcap_is_missed():
-    text = function("softcap").replace(
-        "torch.tanh(scores / softcap) * softcap", "torch.tanh(scores) * softcap"
-    )
-    (found,) = sites_of(attention, HEAD + text + MODEL)
-    assert found.status is Status.MISSED
 
 
 def test_a_decorated_or_repeated_function_is_missed():

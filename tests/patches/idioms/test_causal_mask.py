@@ -1,15 +1,13 @@
 import ast
-import importlib.util
-from pathlib import Path
 
 import pytest
 
 from tests.patches.idioms.applied import sites_of, spliced
+from tests.patches.upstream import ROOT
 from veomni_hook.patches.idioms import causal_mask
 from veomni_hook.patches.site import Status
 
-INSTALLED = Path(importlib.util.find_spec("transformers").origin).with_name("masking_utils.py")
-SOURCE = INSTALLED.read_text(encoding="utf-8")
+SOURCE = (ROOT / "masking_utils.py").read_text("utf-8")
 ANSWERS = {
     "find_packed_sequence_indices": "is_one_sequence(position_ids)",
     "_ignore_causal_mask_sdpa": "is_causal_suffices(padding_mask, ",
@@ -34,13 +32,6 @@ def by_target(source):
     return {site.target: site for site in sites_of(causal_mask, source)}
 
 
-def test_the_installed_release_is_recognised():
-    sites = by_target(SOURCE)
-    assert sites.keys() == ANSWERS.keys()
-    for site in sites.values():
-        assert (site.op, site.status, site.counted, site.slots) == ("causal_mask", Status.ROUTED, False, ())
-
-
 def test_each_function_asks_first_and_only_dynamo():
     patched = ast.parse(spliced(SOURCE, by_target(SOURCE).values()))
     for function in patched.body:
@@ -49,11 +40,6 @@ def test_each_function_asks_first_and_only_dynamo():
             assert isinstance(guard, ast.If)
             assert ast.unparse(guard.test) == "torch.compiler.is_dynamo_compiling()"
             assert ANSWERS[function.name] in ast.unparse(guard)
-
-
-def test_upstreams_lines_all_stay():
-    lines = iter(spliced(SOURCE, by_target(SOURCE).values()).splitlines())
-    assert all(line in lines for line in SOURCE.splitlines())
 
 
 def test_another_name_for_the_queries_and_no_offset():
@@ -70,7 +56,6 @@ def test_another_name_for_the_queries_and_no_offset():
         ("kv_offset, local", "kv_offset, sinks, local", "its parameters differ: sinks"),
         ("padding_mask, query_length", "padding, query_length", "its parameters differ: padding, padding_mask"),
         ("query_length == 1 or", "query_length == 2 or", "it has no QUERIES == 1 or kv_length == QUERIES"),
-        ("kv_length < local", "kv_length + 1 < local", "it has no kv_length < local_attention_size"),
         ("import torch\n", "import torch as t\n", "the module does not import torch"),
     ],
 )  # fmt: skip
@@ -93,7 +78,3 @@ def test_other_packing_is_a_miss(old, new):
 
 def test_a_function_that_is_the_same_while_tracing_needs_nothing():
     assert by_target(OLD.replace("not is_tracing(padding_mask)\n        and ", "")) == {}
-
-
-def test_nothing_elsewhere():
-    assert by_target("import torch\n\ndef ignore(padding_mask):\n    return is_tracing(padding_mask)\n") == {}

@@ -62,26 +62,9 @@ FORMULAS = {
         "product",
         "y = kernel(self.gate_proj(x), self.up_proj(x), self.act_fn)\n    else:",
     ),
-    "first half": (
-        HALVES + "return self.down_proj(up * self.act_fn(gate))",
-        "product",
-        "return self.down_proj(kernel(gate, up, self.act_fn))",
-    ),
-    "second half": (
-        HALVES + "return self.down_proj(self.act_fn(up) * gate)",
-        "product",
-        "return self.down_proj(kernel(up, gate, self.act_fn))",
-    ),
-    "parts": (
-        "both = self.gate_up_proj(x).split(8, dim=-1)\nreturn self.down_proj(self.act_fn(both[0]) * both[1])",
-        "product",
-        ".kernel(self, x, self.act_fn)",
-    ),
-    "function": (
-        "return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))",
-        "product",
-        "kernel(self.gate_proj(x), self.up_proj(x), F.silu)",
-    ),
+    "first half": (HALVES + "return self.down_proj(up * self.act_fn(gate))", "product", "return self.down_proj(kernel(gate, up, self.act_fn))"),
+    "second half": (HALVES + "return self.down_proj(self.act_fn(up) * gate)", "product", "return self.down_proj(kernel(up, gate, self.act_fn))"),
+    "function": ("return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))", "product", "kernel(self.gate_proj(x), self.up_proj(x), F.silu)"),
     "float32": (
         "gate, up = self.gate_proj(x), self.up_proj(x)\n"
         "return self.down_proj((self.act_fn(gate.float()) * up.to(torch.float32)).type_as(gate))",
@@ -113,18 +96,7 @@ FORMULAS = {
         "product",
         "kernel(gate, up, self.act_fn)",
     ),
-    "two-sided gate": (
-        "gate = self.gate_proj(x).clamp(-self.limit, self.limit)\n"
-        "up = self.up_proj(x).clamp(-self.limit, self.limit)\nreturn self.down_proj(self.act_fn(gate) * up)",
-        "product",
-        "kernel(gate, up, self.act_fn)",
-    ),
-    "two activations": ("return self.down_proj(self.act_fn(self.gate_proj(x)) * self.act_fn(self.up_proj(x)))", "product", "kernel("),
-    "the name is taken": (
-        "kernel = 2.0\nreturn self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x)) * kernel",
-        "product",
-        "if (veomni_kernel := ",
-    ),
+    "the name is taken": ("kernel = 2.0\nreturn self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x)) * kernel", "product", "if (veomni_kernel := "),
     "two products": (
         "y = self.act_fn(self.gate_proj(x)) * self.up_proj(x)\ny = self.down_proj(y)\n"
         "z = self.act_fn(self.gate_proj(x)) * self.up_proj(x)\nreturn y + self.down_proj(z)",
@@ -135,7 +107,6 @@ FORMULAS = {
 NEAR_MISSES = {
     "activation of the product": "return self.down_proj(self.act_fn(self.gate_proj(x) * self.up_proj(x)))",
     "sigmoid by hand": "gate = self.gate_proj(x)\nreturn self.down_proj(gate * torch.sigmoid(gate) * self.up_proj(x))",
-    "sum": "return self.down_proj(self.act_fn(self.gate_proj(x)) + self.up_proj(x))",
     "used twice": "gate = self.act_fn(self.gate_proj(x))\ny = self.down_proj(gate * self.up_proj(x))\nreturn y + gate.sum()",
     "something between": (
         "gate = self.act_fn(self.gate_proj(x))\nx = self.norm(gate).sum(-1, keepdim=True) + x\n"
@@ -177,24 +148,14 @@ def outcome_of(text, activation=SILU, dtype=torch.float32, change=lambda layer: 
     ).get("gated_mlp")
 
 
-@pytest.mark.parametrize("name", FORMULAS)
-def test_every_formula_is_routed(name):
-    body, variant, guard = FORMULAS[name]
-    assert_routed(gated_mlp, module(body), variant, "SomeMLP.forward", guard)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("activation", [SILU, GELU], ids=["silu", "gelu"])
 @pytest.mark.parametrize("name", FORMULAS)
 def test_the_guarded_path_is_the_upstream_one(name, activation, dtype):
     set_choice("gated_mlp=reference")
-    assert outcome_of(module(FORMULAS[name][0]), activation, dtype).backend == "reference"
-
-
-@pytest.mark.parametrize("name", FORMULAS)
-def test_upstreams_path_is_still_there(name):
-    set_choice("eager")
-    assert (outcome := outcome_of(module(FORMULAS[name][0]))) is None or outcome.backend == "eager"
+    body, variant, guard = FORMULAS[name]
+    assert_routed(gated_mlp, module(body), variant, "SomeMLP.forward", guard)
+    assert outcome_of(module(body), activation, dtype).backend == "reference"
 
 
 @pytest.mark.parametrize("name", ["nested", "up first", "branch behind", "function", "clamped"])
@@ -251,11 +212,6 @@ def test_other_names_count_where_projections_are_multiplied():
         assert [site.target for site in sites(each)] == ["SomeBlock.forward"]
 
 
-@pytest.mark.parametrize("name", ["SomeExperts", "SomeNaiveMoe"])
-def test_experts_are_none(name):
-    assert sites(module(FORMULAS["nested"][0], name)) == []
-
-
 def test_stacked_weights_are_experts():
     text = module(FORMULAS["nested"][0]).replace(
         "self.limit", "self.stacked = nn.Parameter(torch.empty(2, 3, 4))\n        self.limit", 1
@@ -267,11 +223,6 @@ def test_digests_do_not_depend_on_names():
     one = only(module(FORMULAS["nested"][0]))
     other = only(module(FORMULAS["by name"][0].replace("y", "result")))
     assert one.form == other.form != only(module(FORMULAS["clamped"][0])).form
-
-
-def test_projections_of_another_name_are_captured():
-    site = only(module(FORMULAS["second half"][0]))
-    assert dict(site.captures) == {"gate": "up", "up": "gate", "activation": "self.act_fn"}
 
 
 TOGETHER = "kernel(*veomni_gated_mlp_product.projected(self.gate_proj, self.up_proj, x), self.act_fn)"

@@ -118,7 +118,6 @@ def test_sizes_that_upstream_sends_to_a_device_are_on_the_host_from_the_begin_on
     [
         ("counts = pixels.sum(-1)\n        return counts.tolist()", "what the method computes (counts)"),
         ("return (sizes * pixels).tolist()", "several arguments"),
-        ("return torch.ones(sizes, device=pixels.device).tolist()", "several arguments"),
         ("return (sizes * self.scale).tolist()", "a tensor of self"),
     ],
 )
@@ -221,7 +220,6 @@ def test_a_tower_that_computes_sizes_itself():
         ("grid_thw):\n        for", "grid_thw, more):\n        for", ["Tower.forward"]),
         # What a statement computes follows from something else.
         ("grid_thw[:, 0])", "states)", ["Tower.positions"]),
-        ("grid_thw[:, 0])", "self.counts)", ["Tower.positions"]),
         ("ends = torch", "torch = ends = torch", ["Tower.positions"]),
         # Nothing waits for it.
         ("torch.repeat_interleave(grid_thw[:, 1], grid_thw[:, 0]).cumsum(0)", "grid_thw[0]", ["Tower.positions"]),
@@ -289,18 +287,14 @@ def test_what_follows_from_lengths_stays_on_the_host():
         ("feature_lens=None", "feature_sizes=None"),
         # Names that something else takes part in.
         ("feature_lens / self.window", "feature_lens / self.scale"),
-        ("feature_lens / self.window", "feature_lens / states.shape[1]"),
         ("torch.ceil(feature_lens", "torch.rand_like(feature_lens"),
         ("part_lens[part_lens == 0] = 2", "part_lens[states[0]] = 2"),
-        ("part_lens[part_lens == 0] = 2", "part_lens.index_fill_(0, states[0], 2)"),
-        ("part_lens[part_lens == 0] = 2", "part_lens += states[0]"),
         ("part_lens[part_lens == 0] = 2", "part_lens = part_lens if self.window else states[0]"),
         ("part_lens[part_lens == 0] = 2", "for part_lens in states: pass"),
         ("count = torch", "self.count, count = torch"),
         # It may be the copy that others read.
         ("torch.full((count.sum(),), self.window, device=feature_lens.device)", "count[1:]"),
         ("self.window, device=feature_lens.device", "self.window, device=self.where"),
-        ("self.window, device=feature_lens.device", "self.window, device='cuda'"),
         ("(count.sum(),), self.window, device=feature_lens.device", "count, 'cuda'"),
     ],
 )
@@ -332,7 +326,6 @@ def test_a_tower_whose_names_are_bound_in_other_ways_is_left_alone(old, new):
         ("n = lens + states", "", ""),
         ("n = lens.max()\nm = n + 1\nn = states", "", ""),
         ("a = b = lens.max()", "", ""),
-        ("a: int = lens.max()", "", ""),
         # It changes what others read.
         ("part = lens[1:]\npart += 1", "", ""),
         ("part = lens\npart[0] = 1", "", ""),

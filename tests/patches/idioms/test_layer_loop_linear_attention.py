@@ -14,7 +14,6 @@ FUNCTIONS = """
 def causal_conv1d_fn(hidden_states, weight, bias=None, activation=None, **kwargs):
     return hidden_states.cumsum(2)
 
-
 @use_kernel_func_from_hub_with_fallback("chunk_gated_delta_rule", "fla")
 def chunk_gated_delta_rule(
     query, key, value, g, beta, chunk_size=64, initial_state=None, output_final_state=False,
@@ -22,12 +21,10 @@ def chunk_gated_delta_rule(
 ):
     return value.cumsum(1), None
 
-
 def without_padding(hidden_states, attention_mask):
     if attention_mask is not None:
         hidden_states = hidden_states * attention_mask[:, :, None]
     return hidden_states
-
 
 """
 BODY = """\
@@ -54,7 +51,6 @@ BODY = """\
         if past_key_values is not None:
             past_key_values.update_recurrent_state(state, self.layer_idx)
         return self.o_proj(x.reshape(rows, length, -1)), None
-
 
 """
 
@@ -211,13 +207,11 @@ def test_what_one_branch_knows_of_a_choice_does_not_hold_after_it():
     "change",
     [
         ("self.kind = config.kinds[layer_idx]", "self.kind = config.kinds[layer_idx + 1]"),
-        ("self.kind = config.kinds[layer_idx]", "self.kind = config.others[layer_idx]"),
         ("self.kind = config.kinds[layer_idx]", "layer_idx = 0\n        self.kind = config.kinds[layer_idx]"),
         ("self.kind = config.kinds[layer_idx]", "self.kind = self.kind = config.kinds[layer_idx]"),
         ('if self.kind == "linear":', 'self.kind = "full"\n        if self.kind == "linear":'),
         ('if self.kind == "linear":', 'if self.kind != "linear":'),
         ('if self.kind == "linear":', 'if self.mode == "linear":'),
-        ('if self.kind == "linear":', 'if self.kind == "full":'),
         ('if config.kinds[layer_idx] == "full"', 'if config.kinds[layer_idx] != "full"'),
     ],
 )
@@ -230,7 +224,6 @@ def test_a_choice_that_may_be_another_one_is_refused(change):
     [
         ("cos = kwargs.get('other')", ""),
         ("cos = kwargs['position_embeddings'][0]", "it reads a part of the positions from **kwargs"),
-        ("kwargs.pop('position_embeddings')", "it reads a part of the positions from **kwargs"),
         ("kwargs.items()", "it reads a part of the positions from **kwargs"),
         ("beyond(**kwargs)", "it calls beyond, which is not followed"),
         ("beyond(kwargs)", "it calls beyond, which is not followed"),
@@ -254,7 +247,6 @@ IN_MLP = "        return self.down_proj(self.act_fn(self.up_proj(x)))\n"
         ("x[..., 1] = 0", ""),
         ("x = x[:, slice(0, 4)]", "takes a part of the positions"),
         ("x[:, 0] = 0", "picks positions by an index"),
-        ("x[..., 0] = x.transpose(1, 2)", "TinyMLP.forward: "),
         ("x[..., 0:1] = x[..., 0]", "TinyMLP.forward: "),
         ("x[..., 0] = x.cumsum(1)[..., 0]", "a cumulative sum along the positions"),
         ("if isinstance(x, tuple):\n            x = x.cumsum(1)", ""),

@@ -12,11 +12,9 @@ from torch import nn
 from ...modeling_flash_attention_utils import is_flash_attention_requested
 from ...modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
 
-
 def eager_attention_forward(module, query, key, value, attention_mask, scaling, **kwargs):
     weights = torch.matmul(query, key.transpose(2, 3)) * scaling
     return torch.matmul(weights, value).transpose(1, 2), weights
-
 
 class SightAttention(nn.Module):
     def __init__(self, config):
@@ -55,7 +53,6 @@ class SightAttention(nn.Module):
         attn_output = attn_output.reshape(seq_length, -1).contiguous()
         return self.proj(attn_output)
 
-
 class SightBlock(nn.Module):
     def __init__(self, config):
         super().__init__()
@@ -68,7 +65,6 @@ class SightBlock(nn.Module):
             self.norm(hidden_states), cu_seqlens=cu_seqlens, position_embeddings=position_embeddings, **kwargs
         )
         return hidden_states + self.mlp(hidden_states)
-
 
 class SightModel(PreTrainedModel):
     def __init__(self, config):

@@ -1,7 +1,5 @@
 """LayerNorm as a model's file may write it, not copied from upstream; near misses; upstream's own classes."""
 
-from __future__ import annotations
-
 import textwrap
 
 import pytest

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.kernels.matching import close
-from tests.patches.idioms.applied import executed, sites_of, spliced
+from tests.patches.idioms.applied import executed, sites_of
 from veomni_hook.kernels.linear_cross_entropy.output import LazyLogits
 from veomni_hook.kernels.selection.process_choice import set_choice
 from veomni_hook.patches.code.edit import Edit
@@ -22,7 +22,6 @@ from torch import nn
 from transformers.loss.loss_utils import ForCausalLMLoss
 from transformers.modeling_outputs import MoeCausalLMOutputWithPast as Output
 
-
 class Decoder(nn.Module):
     """A head around its Linear."""
 
@@ -33,7 +32,6 @@ class Decoder(nn.Module):
     def forward(self, hidden):
         return self.out(F.gelu(self.dense(hidden)))
 
-
 class Cap(nn.Module):
     def __init__(self, most):
         super().__init__()
@@ -42,19 +40,15 @@ class Cap(nn.Module):
     def forward(self, x):
         return torch.tanh(x / self.most) * self.most
 
-
 class Bent(Cap):
     def forward(self, x):
         return torch.tanh(x / self.most) * self.most * 2
 
-
 def balance(router, weight):
     return router.pow(2).mean() * weight
 
-
 def squash(x):
     return x.sigmoid()
-
 
 class Tiny(nn.Module):
     loss_function = staticmethod(ForCausalLMLoss)
@@ -108,19 +102,14 @@ ROUTED = {
         RETURN,
     ),
     "no keywords": tail(HEAD, LOSS.replace(", **kwargs", ""), RETURN),
-    "annotated": tail(HEAD, LOSS.replace("loss = None", "loss: torch.Tensor | None = None"), RETURN),
-    "one more keyword": tail(HEAD, LOSS.replace("**kwargs", "ignore_index=-100, **kwargs"), RETURN),
     "sliced": tail("logits = self.lm_head(hidden[:, 0:, :])", LOSS, RETURN),
     "cast input": tail("logits = self.lm_head(hidden.to(self.lm_head.weight.dtype)).float()", LOSS, RETURN),
     "contiguous": tail("logits = self.lm_head(hidden).contiguous()", LOSS, RETURN),
     "one of several heads": tail("logits = self.heads[index](hidden)", LOSS, RETURN),
-    "a head with a head": tail("logits = self.lm_head(self.norm(hidden))", LOSS, RETURN),
     "module head": tail("logits = self.cls(hidden)", LOSS, RETURN),
     "scaled": tail(HEAD, "logits = logits * self.config.scale", LOSS, RETURN),
-    "scaled at once": tail("logits = self.lm_head(hidden) * self.config.scale", LOSS, RETURN),
     "divided": tail(HEAD, "logits = logits / self.config.scale", LOSS, RETURN),
     "scaled if": tail(HEAD, "if self.config.scale is not None:", "    logits = logits * self.config.scale", LOSS, RETURN),
-    "not scaled": tail(HEAD, "if self.config.off is not None:", "    logits = logits * self.config.off", LOSS, RETURN),
     "capped": tail(
         HEAD, "if self.config.cap is not None:", "    logits = logits / self.config.cap",
         "    logits = torch.tanh(logits)", "    logits = logits * self.config.cap", LOSS, RETURN,
@@ -134,25 +123,11 @@ ROUTED = {
         RETURN,
     ),
     "capped with a local": tail(HEAD, "cap = self.config.cap", "logits = F.tanh(logits / cap) * cap", LOSS, RETURN),
-    "capped with getattr": tail(
-        HEAD,
-        'cap = getattr(self.config, "cap", None)',
-        "if cap is not None:",
-        "    logits = cap * torch.tanh(logits / cap)",
-        LOSS,
-        RETURN,
-    ),
     "capped with a walrus": tail(
         HEAD, "if (cap := self.config.cap) is not None:", "    logits = logits / cap",
         "    logits = torch.tanh(logits)", "    logits = logits * cap", LOSS, RETURN,
     ),
-    "scaled and capped": tail(
-        HEAD,
-        "logits = logits * self.config.scale",
-        "logits = torch.tanh(logits / self.config.cap) * self.config.cap",
-        LOSS,
-        RETURN,
-    ),
+    "scaled and capped": tail(HEAD, "logits = logits * self.config.scale", "logits = torch.tanh(logits / self.config.cap) * self.config.cap", LOSS, RETURN),
     "labels moved": tail(HEAD, LOSS.replace("not None:\n", "not None:\n    labels = labels.to(logits.device)\n"), RETURN),
     "other labels": tail(
         HEAD,
@@ -196,11 +171,7 @@ ROUTED = {
         "return Output(loss=loss, logits=scores, aux_loss=asked + kernel + finish)",
     ),
     "capped by a module": tail("logits = self.lm_head(hidden).float()", "logits = self.cap(logits)", LOSS, RETURN),
-    "the width of the logits": tail(
-        "logits = self.cap(self.lm_head(hidden))",
-        LOSS.replace("self.config.vocab_size", "logits.shape[-1]"),
-        RETURN,
-    ),
+    "the width of the logits": tail("logits = self.cap(self.lm_head(hidden))", LOSS.replace("self.config.vocab_size", "logits.shape[-1]"), RETURN),
     "no test": tail(HEAD, "loss = self.loss_function(logits, labels, self.config.vocab_size)", RETURN),
 }  # fmt: skip
 
@@ -288,16 +259,6 @@ def edited(model, scope):
     return "logits are not capped by Cap as it is written"
 
 
-def test_a_cap_that_is_none_is_upstreams_error():
-    set_choice("linear_cross_entropy=torch")
-    name = "capped by a module"
-    scope = executed(source(ROUTED[name]), [site_of(ROUTED[name])])
-    model = scope["Tiny"]().train()
-    model.cap.most = None
-    with pytest.raises(TypeError, match="unsupported operand"):
-        model(torch.randn(2, 6, 8), labels=torch.arange(12).reshape(2, 6) % 11)
-
-
 def without_a_width(model, scope):
     model.lm_head = torch.nn.Sequential(model.lm_head)
     return ""
@@ -318,13 +279,6 @@ def test_a_changed_module_that_caps_logits_is_called(change):
     assert torch.equal(outputs[0].loss, outputs[1].loss)
     assert torch.equal(outputs[0].logits, outputs[1].logits)
     assert all(expected in said for expected, said in reasons)
-
-
-@pytest.mark.parametrize("name", ROUTED)
-def test_upstreams_statements_stay(name):
-    before = source(ROUTED[name])
-    lines = iter(spliced(before, [site_of(ROUTED[name])]).splitlines())
-    assert all(line in lines for line in before.splitlines())
 
 
 def test_without_labels_and_for_tuples_upstream_answers():
@@ -364,8 +318,8 @@ def test_a_branch_that_uses_logits_is_left_to_upstream():
 
 BRANCHES = {
     "a step with something else than what is tested": "    logits = logits * self.config.scale",
-    "back to what was there before": "    logits = raw",
     "two things at once": "    logits = logits * self.config.cap\n    hidden = hidden * 2",
+    "back to what was there before": "    logits = raw",
 }
 
 
@@ -388,10 +342,8 @@ def test_a_branch_that_kernels_cannot_repeat_is_left_to_upstream(name):
 
 MISSED = {
     "logits edited in place": (tail(HEAD, "logits[..., 0] = 0", LOSS, RETURN), "another way"),
-    "logits edited by a method": (tail(HEAD, "logits.clamp_(max=3)", LOSS, RETURN), "another way"),
     "an unknown function of logits": (tail(HEAD, "logits = squash(logits)", LOSS, RETURN), "another way"),
     "tanh is the file's own": (tail("tanh = squash", HEAD, "logits = tanh(logits)", LOSS, RETURN), "another way"),
-    "a module that does more": (tail(HEAD, "logits = self.bent(logits)", LOSS, RETURN), "another way"),
     "a module's cap and another": (tail(HEAD, "logits = torch.tanh(self.cap(logits) / 3.0) * 3.0", LOSS, RETURN), "unknown order"),
     "tanh without a cap": (tail(HEAD, "logits = torch.tanh(logits)", LOSS, RETURN), "unknown order"),
     "two caps": (tail(HEAD, "logits = torch.tanh(logits / self.config.cap) * self.config.scale", LOSS, RETURN), "unknown order"),
@@ -405,9 +357,7 @@ MISSED = {
         ),
         "unknown order",
     ),
-    "scaled, then cast": (tail("logits = (self.lm_head(hidden) * self.config.scale).float()", LOSS, RETURN), "unknown order"),
     "divides the other way": (tail(HEAD, "logits = self.config.scale / logits", LOSS, RETURN), "another way"),
-    "added": (tail(HEAD, "logits = logits + self.config.scale", LOSS, RETURN), "another way"),
     "scaled in one branch of two": (
         tail(
             HEAD, "if self.config.scale is not None:", "    logits = logits * self.config.scale", "else:",
@@ -416,22 +366,14 @@ MISSED = {
         "another way",
     ),
     "vocabulary cut": (tail(HEAD, "logits = logits[..., :7]", LOSS, RETURN), "another way"),
-    "the loss of other logits": (
-        tail(HEAD, "other = self.heads[0](hidden)", LOSS.replace("logits=logits", "logits=other"), RETURN),
-        "different logits",
-    ),
+    "the loss of other logits": (tail(HEAD, "other = self.heads[0](hidden)", LOSS.replace("logits=logits", "logits=other"), RETURN), "different logits"),
     "two heads added": (tail("logits = self.lm_head(hidden) + self.heads[0](hidden)", LOSS, RETURN), "where no head is called"),
     "the loss of a part": (tail(HEAD, LOSS.replace("=logits", "=logits[:, 1:]"), RETURN), "from logits"),
-    "the output of other logits": (
-        tail(HEAD, "raw = logits", "logits = logits * 2", LOSS, RETURN.replace("=logits", "=raw")),
-        "different logits",
-    ),
+    "the output of other logits": (tail(HEAD, "raw = logits", "logits = logits * 2", LOSS, RETURN.replace("=logits", "=raw")), "different logits"),
     "logits changed after the loss": (tail(HEAD, LOSS, "logits = logits * 2", RETURN), "another way"),
-    "logits read after the loss": (tail(HEAD, LOSS, "self.seen = logits.mean()", RETURN), "another way"),
     "logits read in the output": (tail(HEAD, LOSS, "return Output(loss=loss, logits=logits, aux_loss=logits.mean())"), "only as logits"),
     "a branch on the loss": (tail(HEAD, LOSS, "if loss is not None:", "    loss = loss + logits.mean()", RETURN), "another way"),
     "labels changed by a call": (tail(HEAD, "labels = labels.roll(1)", LOSS, RETURN), "not plain"),
-    "labels changed in place": (tail(HEAD, "labels.fill_(3)", LOSS, RETURN), "not plain"),
     "labels changed in a branch": (tail(HEAD, "if index:", "    labels = labels[:, :1]", LOSS, RETURN), "a branch between"),
     "several losses": (tail(HEAD, LOSS, LOSS, RETURN), "several losses (lines "),
     "the loss in a loop": (tail(HEAD, "for _ in range(1):", textwrap.indent(LOSS, "    "), RETURN), "nested branch, or not bound"),
@@ -448,11 +390,8 @@ MISSED = {
         "in an else",
     ),
     "the loss not bound": (tail(HEAD, LOSS.replace("loss = self.loss_function", "loss = 2 * self.loss_function"), RETURN), "not bound"),
-    "logits of another model": (tail("logits = hidden[0]", LOSS, RETURN), "where no head is called"),
     "a head with a second argument": (tail("logits = self.lm_head(hidden, index)", LOSS, RETURN), "more than"),
-    "a head of something costly": (tail("logits = self.lm_head(F.dropout(hidden))", LOSS, RETURN), "more than"),
     "logits bound by a with": (tail("with torch.no_grad():", "    logits = self.lm_head(hidden)", LOSS, RETURN), "bound in a with"),
-    "no output": (tail(HEAD, LOSS, "return loss, logits"), "creating an output"),
     "an output without logits": (tail(HEAD, LOSS, "return Output(loss=loss)"), "an output with the logits"),
     "a popped keyword used again": (
         tail(
@@ -462,11 +401,11 @@ MISSED = {
         "used after the loss",
     ),
     "what is popped are the labels": (ROUTED["popped keyword"].replace("labels=labels", "labels=shifted"), "uses a value popped"),
+    "what is popped goes elsewhere": (ROUTED["popped keyword"].replace('"shift_labels"', '"ignore_index"'), "popped from kwargs"),
     "what is popped goes nowhere": (
         ROUTED["popped keyword"].replace("shift_labels=shifted, ", ""),
         "'shift_labels' is popped from kwargs and not passed to the loss",
     ),
-    "what is popped goes elsewhere": (ROUTED["popped keyword"].replace('"shift_labels"', '"ignore_index"'), "popped from kwargs"),
 }  # fmt: skip
 
 
@@ -524,11 +463,16 @@ def test_what_is_copied_asks_the_slots_of_other_sites(monkeypatch):
     assert slot not in site_of(ROUTED["auxiliary loss"]).slots
 
 
+def test_a_forward_in_one_line_cannot_take_a_guard():
+    text = ROUTED["plain"].replace("logits = self.lm_head", "pass; logits = self.lm_head")
+    site = site_of(text)
+    assert site.status is Status.MISSED and "does not begin" in site.reason
+
+
 LISTED = '''
 class Detector:
     def forward(self, images, labels):
         return self.loss_function(self.head(images), labels, self.device, self.config, boxes=1)
-
 
 class Classifier:
     def forward(self, x, labels):
@@ -537,12 +481,10 @@ class Classifier:
         loss = self.loss_function(logits=logits, pooled_logits=pooled_logits, labels=labels)
         return Output(loss=loss, logits=pooled_logits)
 
-
 class Quiet:
     def forward(self, x):
         """Names self.loss_function and calls nothing."""
         return x
-
 
 class Language:
     def compute(self, x, labels):
@@ -575,9 +517,3 @@ def test_a_head_that_is_a_linear_of_the_files_own(kind, reason):
     (site,) = sites_of(idiom, text)
     assert site.status is (Status.ROUTED if reason is None else Status.MISSED)
     assert reason is None or f"self.lm_head is a {reason}" in site.reason
-
-
-def test_a_forward_in_one_line_cannot_take_a_guard():
-    text = ROUTED["plain"].replace("logits = self.lm_head", "pass; logits = self.lm_head")
-    site = site_of(text)
-    assert site.status is Status.MISSED and "does not begin" in site.reason

@@ -17,17 +17,16 @@ ROUTED = {
         "softplus_and_sigmoid",
         "beta, g = kernel(a, self.A_log, self.dt_bias, b)",
     ),
-    "torch's function": (
-        "a, b = self.a_proj(x), self.b_proj(x)\nbeta = torch.sigmoid(b)\n"
-        "g = -(torch.exp(self.A_log.float()) * nn.functional.softplus(a.float() + self.dt_bias))\n",
-        "softplus_and_sigmoid",
-        "beta, g = kernel(a, self.A_log, self.dt_bias, b)",
-    ),
     "a call": (
         "beta = self.b_proj(x).sigmoid()\nbeta = beta * 2.0\n"
         + DECAY.replace("a.float", "self.a_proj(x).float"),
         "softplus",
         "g = kernel(self.a_proj(x), self.A_log, self.dt_bias)",
+    ),
+    "another sigmoid": (
+        "a, b = self.a_proj(x), self.b_proj(x)\nbeta = b.sigmoid() * 2\n" + DECAY,
+        "softplus",
+        "g = kernel(a, self.A_log, self.dt_bias)",
     ),
     "the sigmoid is used": (
         "a, b = self.a_proj(x), self.b_proj(x)\nbeta = b.sigmoid()\n"
@@ -35,18 +34,12 @@ ROUTED = {
         "softplus",
         "g = kernel(a * beta, self.A_log, self.dt_bias)",
     ),
-    "another sigmoid": (
-        "a, b = self.a_proj(x), self.b_proj(x)\nbeta = b.sigmoid() * 2\n" + DECAY,
-        "softplus",
-        "g = kernel(a, self.A_log, self.dt_bias)",
-    ),
 }
 NEAR_MISSES = {
     "not float32": DECAY.replace("a.float()", "a"),
     "another sign": DECAY.replace("g = -", "g = "),
     "another threshold": DECAY.replace("self.dt_bias)", "self.dt_bias, threshold=10.0)"),
     "no rate in float32": DECAY.replace("self.A_log.float()", "self.A_log"),
-    "a product": DECAY.replace("+ self.dt_bias", "* self.dt_bias"),
 }
 
 
@@ -90,12 +83,6 @@ CHANNELS = {
         "kernel(self.a_proj(x).reshape(shape), self.A_log.view(1, 1, self.heads, 1), self.dt_bias, x.dtype,"
         " self.safe, self.lower)",
     ),
-    "a rate in other words": (
-        FLAT.replace("self.A_log.float()", "self.A_log").replace("torch.exp(A_log)", "A_log.exp()"),
-        "1, 1, 3, 1",
-        "channels_rounded_rate",
-        "kernel(a.reshape(shape), self.A_log, self.dt_bias, None, False, None)",
-    ),
     "always bounded": (
         FLAT.replace("-rate * softplus", "-5.0 * torch.sigmoid(g * rate)"),
         "1, 1, 3, 1",
@@ -106,14 +93,10 @@ CHANNELS = {
 NEAR_CHANNELS = {
     "another sign": FLAT.replace("-rate *", "rate *"),
     "another threshold": FLAT.replace("20.0", "10.0"),
-    "another branch": FLAT.replace("20.0, g,", "20.0, 2 * g,"),
     "log(2 + exp)": FLAT.replace("log(1.0", "log(2.0"),
-    "x is not cast": FLAT.replace("a.float()", "a"),
-    "a bias for each head": FLAT.replace("view(1, 1, -1)", "view(1, -1, 1)"),
     "a rate for each channel": BOUND.replace("view(1, 1, self.heads, 1)", "view(1, 1, 1, self.heads)"),
     "no bias": FLAT.replace("a.float() + self.dt_bias.float().view(1, 1, -1)", "a.float() * self.dt_bias"),
     "a bias of another shape": FLAT.replace("view(1, 1, -1)", "view(1, 1, -1, 1)"),
-    "one of two bounds": BOUND.replace("return -rate * softplus", "return -9.0 * torch.sigmoid(rate * g)"),
     "two bounds": BOUND.replace(
         "softplus = ", "if self.safe:\n    return -9.0 * torch.sigmoid(rate * g)\nsoftplus = "
     ),
@@ -149,24 +132,14 @@ def of_channels(body, shape="1, 1, 3, 1"):
     return module(body, OF_CHANNELS.replace("SHAPE", shape))
 
 
-@pytest.mark.parametrize("name", ROUTED)
-def test_forms(name):
-    body, variant, call = ROUTED[name]
-    assert_routed(log_decay, of_heads(body), variant, "Some.forward", call)
-
-
-@pytest.mark.parametrize("name", CHANNELS)
-def test_forms_of_channels(name):
-    body, shape, variant, call = CHANNELS[name]
-    assert_routed(log_decay, of_channels(body, shape), variant, "Some.forward", f"return {call}")
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("backend", ["reference", "torch"])
 @pytest.mark.parametrize("name", ROUTED)
 def test_the_guarded_path_is_the_upstream_one(name, backend, dtype):
     set_choice(f"log_decay={backend}")
-    text = of_heads(ROUTED[name][0])
+    body, variant, call = ROUTED[name]
+    text = of_heads(body)
+    assert_routed(log_decay, text, variant, "Some.forward", call)
     outcomes = compared(text, sites_of(log_decay, text), "Some", [X], dtype=dtype)
     assert outcomes["log_decay"].backend == backend
 
@@ -177,7 +150,9 @@ def test_the_guarded_path_is_the_upstream_one(name, backend, dtype):
 @pytest.mark.parametrize("name", CHANNELS)
 def test_the_guarded_path_of_channels(name, backend, lower, dtype):
     set_choice(f"log_decay={backend}")
-    text = of_channels(*CHANNELS[name][:2])
+    body, shape, variant, call = CHANNELS[name]
+    text = of_channels(body, shape)
+    assert_routed(log_decay, text, variant, "Some.forward", f"return {call}")
     # The logarithm of 1 + exp(g) rounds more than torch's softplus.
     exact = (
         "where" not in text or "sigmoid(g * rate)" in text or ("is not None:" in text and lower is not None)

@@ -7,6 +7,7 @@ import torch
 from tests.patches.idioms.applied import compared, executed, in_lines, sites_of, spliced
 from tests.patches.idioms.experts_lookalikes import (
     BATCHED,
+    COMBINED,
     GROUPED,
     HEAD,
     LOOKALIKES,
@@ -15,6 +16,7 @@ from tests.patches.idioms.experts_lookalikes import (
     SHARED,
 )
 from veomni_hook.kernels.selection.process_choice import set_choice
+from veomni_hook.kernels.selection.registry import registry
 from veomni_hook.patches.idioms.moe_experts import find as moe_experts
 from veomni_hook.patches.site import Status
 
@@ -25,6 +27,8 @@ GATED = LOOKALIKES["gated"].source
 @pytest.fixture(autouse=True)
 def _references():
     set_choice("moe_experts=reference")
+    with registry.restored():  # combinations become variants
+        yield
 
 
 def site_of(source):
@@ -67,34 +71,35 @@ def assert_runs_alike(source, site, sentinel=COUNT - 1):
         assert outcomes["moe_experts"].backend == "reference"
 
 
-every_variant = pytest.mark.parametrize("variant", LOOKALIKES)
+EVERY = LOOKALIKES | COMBINED
+every_variant = pytest.mark.parametrize("variant", EVERY)
 
 
 @every_variant
 def test_recognises(variant):
-    site = site_of(LOOKALIKES[variant].source)
+    site = site_of(EVERY[variant].source)
     assert (site.status, site.variant, site.target) == (Status.ROUTED, variant, "BankExperts.forward")
-    assert tuple(site.captures.values()) == ("rows", "chosen", "shares", *LOOKALIKES[variant].operands)
+    assert tuple(site.captures.values()) == ("rows", "chosen", "shares", *EVERY[variant].operands)
     assert [slot.name for slot in site.slots] == [f"veomni_moe_experts_{variant}"]
     assert site.counted and site.form
 
 
 @every_variant
 def test_the_guard_computes_what_upstream_computes(variant):
-    source = LOOKALIKES[variant].source
+    source = EVERY[variant].source
     assert_runs_alike(source, site_of(source), sentinel=COUNT)
 
 
 @every_variant
 def test_a_mask_without_the_sentinel_makes_no_difference(variant):
-    source = changed(LOOKALIKES[variant].source, ("num_classes=self.count + 1", "num_classes=self.count"))
+    source = changed(EVERY[variant].source, ("num_classes=self.count + 1", "num_classes=self.count"))
     site = site_of(source)
-    assert site.form == site_of(LOOKALIKES[variant].source).form
+    assert site.form == site_of(EVERY[variant].source).form
     assert_runs_alike(source, site)
 
 
 def test_variants_have_forms_of_their_own():
-    assert len({site_of(each.source).form for each in LOOKALIKES.values()}) == len(LOOKALIKES)
+    assert len({site_of(each.source).form for each in EVERY.values()}) == len(EVERY)
 
 
 LOOP_OF_NAMES = [

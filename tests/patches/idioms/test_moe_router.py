@@ -16,6 +16,7 @@ from tests.patches.idioms.applied import (
     spliced,
 )  # fmt: skip
 from veomni_hook.kernels.selection.process_choice import set_choice
+from veomni_hook.kernels.selection.registry import registry
 from veomni_hook.patches.idioms import moe_router
 from veomni_hook.patches.site import Status
 
@@ -47,6 +48,14 @@ GROUPED = LOGITS.replace("F.linear", "F.linear") + (
     "choice = choice.masked_fill(~mask.reshape(-1, self.num_experts).bool(), FILL)\n"
     "indices = torch.topk(choice, k=self.top_k, dim=-1, sorted=False)[1]\nweights = scores.gather(1, indices)\n"
 )
+
+
+@pytest.fixture(autouse=True)
+def _restored():
+    with registry.restored():  # combinations become variants
+        yield
+
+
 # Body of forward(self, x), variant, and the kernel's arguments in the guard.
 FORMULAS = {
     "softmax": (
@@ -153,6 +162,23 @@ FORMULAS = {
         GROUPED.replace("FILL", "0.0") + "return weights, indices",
         "grouped_topk",
         "self.kept_groups, False, 0.0, False)",
+    ),
+    "bias, not divided": (
+        BIASED + "return weights, indices",
+        "biased_topk_of_any_score",
+        "kernel(logits.float(), self.bias, self.top_k, torch.sigmoid, False, 0.0, False)",
+    ),
+    "bias, divided by a flag": (
+        BIASED + "if self.renormalise:\n    weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-9)\n"
+        "return weights, indices",
+        "biased_topk_of_any_score",
+        "kernel(logits.float(), self.bias, self.top_k, torch.sigmoid, self.renormalise, 1e-09, False)",
+    ),
+    "groups, another score and no epsilon": (
+        GROUPED.replace("logits.sigmoid()", "self.score_fn(logits)").replace("FILL", "0.0")
+        + "weights = weights / weights.sum(dim=-1, keepdim=True)\nreturn weights, indices",
+        "grouped_topk_of_any_score",
+        "self.kept_groups, self.score_fn, True, 0.0, 0.0, False)",
     ),
 }
 NEAR_MISSES = {

@@ -138,9 +138,7 @@ def test_classes_of_one_file():
 #: The construction, the body, and why it is missed.
 MISSED = {
     "padding": ("nn.Conv2d(3, 4, 2, 2, padding=1)", BODY, "has padding=1"),
-    "padding that is not known": ("nn.Conv2d(3, 4, 2, 2, flag)", BODY, "has padding=flag"),
     "dilation": ("nn.Conv2d(3, 4, 2, 2, dilation=2)", BODY, "has dilation=2"),
-    "groups": ("nn.Conv2d(3, 4, 2, 2, groups=3)", BODY, "has groups=3"),
     "two operands": (USUAL, "return self.proj(x, x)", "more than one operand"),
     "a keyword": (USUAL, "return self.proj(input=x)", "more than one operand"),
     "another self": (USUAL, "self = self.proj\nreturn self.proj(x)", "self is not the method's module"),
@@ -159,7 +157,6 @@ def test_calls_that_are_missed(name):
     "line",
     [
         "self.proj = nn.Sequential(nn.Conv2d(3, 4, 2, 2), nn.GELU())",
-        "self.proj = nn.ModuleList([nn.Conv2d(3, 4, 2, 2)])",
         "proj = nn.Conv2d(3, 4, 2, 2)",
     ],
 )
@@ -190,10 +187,8 @@ def test_convolutions_of_classes_that_are_named_so_count(proj):
     "proj",
     [
         "nn.Conv2d(3, 4, 1, 1)",
-        "nn.Conv2d(3, 4, kernel_size=(1, 1), stride=(1, 1))",
         "nn.Conv2d(3, 4, patch_size)",
         "nn.ConvTranspose2d(3, 4, 2, 2)",
-        "Own(3, 4, 2, 2)",
     ],
 )
 def test_no_candidates(proj):
@@ -201,19 +196,7 @@ def test_no_candidates(proj):
     assert sites(module(proj=proj).replace("class Layer", own)) == []
 
 
-def test_a_name_that_the_file_defines_is_not_torchs():
-    text = module(proj="Conv2d(3, 4, 2, 2)").replace(
-        "from torch.nn import Conv2d", "class Conv2d(nn.Module):\n    pass"
-    )
-    assert sites(text) == []
-
-
 @part_changes
 def test_a_convolution_whose_call_matters_is_called(change, reason):
     backend, why = outcome_of(module(), lambda layer: change(layer, "proj"), (2, 3, 4, 4))
     assert backend == "eager" and reason in why
-
-
-def test_a_stride_that_was_changed_is_looked_at():
-    backend, why = outcome_of(module(), lambda layer: setattr(layer.proj, "stride", (1, 1)), (2, 3, 4, 4))
-    assert backend == "eager" and "stride is (1, 1), its kernel (2, 2)" in why

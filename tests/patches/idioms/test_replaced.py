@@ -41,24 +41,18 @@ def test_all_of_it_is_routed_where_nothing_is_replaced():
 METHOD = [
     "{0}.{1} = other",
     "{0}.{1} = functools.wraps({0}.{1})(other)",
-    "{0}.{1}: object = other",
     "{0}.other, {0}.{1} = {0}.{1}, None",
     "setattr({0}, '{1}', other)",
     "setattr({0}, NAME, other)",
     "type.__setattr__({0}, '{1}', other)",
-    "del {0}.{1}",
     "delattr({0}, '{1}')",
-    "if FLAG:\n    {0}.{1} = other",
     "try:\n    import kernels\nexcept ImportError:\n    pass\nelse:\n    {0}.{1} = kernels.it",
     "for each in ({0},):\n    each.{1} = other",
     "for each in ({0},):\n    setattr(each, '{1}', other)",
-    "with torch.no_grad():\n    {0}.{1} = other",
     "Alias = {0}\nAlias.{1} = other",
     "def change():\n    {0}.{1} = other\n\n\nchange()",
     "def change(owner):\n    owner.{1} = other\n\n\nchange({0})",
-    "class Changes:\n    def __init__(self):\n        setattr({0}, '{1}', other)",
     "{0}.{1}.__code__ = other.__code__",
-    "[setattr(each, '{1}', other) for each in ({0},)]",
     "exec('{0}.{1} = other')",
 ]
 METHODS = {
@@ -80,21 +74,15 @@ NAME = [
     "globals()['{0}'] = other",
     "globals().update({0}=other)",
     "globals().update(others)",
-    "vars()['{0}'] = other",
     "sys.modules[__name__].__dict__['{0}'] = other",
     "setattr(sys.modules[__name__], '{0}', other)",
     "sys.modules[__name__].{0} = other",
     "del {0}",
-    "if FLAG:\n    {0} = other",
     "for {0} in others:\n    pass",
-    "with other as {0}:\n    pass",
-    "({0} := other)",
     "try:\n    pass\nexcept ValueError as {0}:\n    pass",
-    "import other as {0}",
     "from kernels import *",
     "def change():\n    global {0}\n    {0} = other",
     "def change():\n    if FLAG:\n        global {0}\n        {0} = other",
-    "def change():\n    globals()['{0}'] = other",
     "def change():\n    vars(sys.modules[__name__])['{0}'] = other",
     "def change():\n    __import__(__name__).{0} = other",
     "{0}.__code__ = other.__code__",
@@ -129,7 +117,7 @@ def check(below, lost, *, only):
 @pytest.mark.parametrize(
     ("place", "form"),
     [(("SomeRMSNorm", "_norm"), form) for form in METHOD]
-    + [(place, METHOD[number]) for place in METHODS for number in (1, 4, 5, 15, 16)],
+    + [(place, METHOD[number]) for place in METHODS for number in (1, 3, 4, 11, 12)],
 )
 def test_a_method_that_is_replaced(place, form):
     several = ("exec", "each.", "(each", "Alias.", "owner.", "NAME")
@@ -139,7 +127,7 @@ def test_a_method_that_is_replaced(place, form):
 @pytest.mark.parametrize(
     ("name", "form"),
     [("rotate_half", form) for form in NAME]
-    + [(name, NAME[number]) for name in NAMES for number in (1, 2, 17)],
+    + [(name, NAME[number]) for name in NAMES for number in (1, 2, 12)],
 )
 def test_a_name_that_is_bound_again(name, form):
     check(form.format(name), NAMES[name], only=not any(word in form for word in ("others)", "*", "exec")))
@@ -147,10 +135,6 @@ def test_a_name_that_is_bound_again(name, form):
 
 OVERRIDES = {
     "a mixin in front": "class Mixin:\n    def _norm(self, x):\n        return x / 2\n\n\nclass Sub(Mixin, SomeRMSNorm):\n    pass",
-    "a mixin's base in front": (
-        "class Base:\n    def _norm(self, x):\n        return x / 2\n\n\nclass Mixin(Base):\n    pass\n\n\n"
-        "class Sub(Mixin, SomeRMSNorm):\n    pass"
-    ),
     "a mixin of another file in front": "class Sub(other.Mixin, SomeRMSNorm):\n    pass",
     "a mixin of a subclass's": (
         "class Near(SomeRMSNorm):\n    pass\n\n\nclass Mixin:\n    def _norm(self, x):\n        return x\n\n\n"
@@ -158,7 +142,6 @@ OVERRIDES = {
     ),
     "a subclass under a condition": "if FLAG:\n    class Sub(SomeRMSNorm):\n        def _norm(self, x):\n            return x",
     "a subclass that assigns it": "class Sub(SomeRMSNorm):\n    def __init__(self):\n        self._norm = other",
-    "a subclass whose method is set": "class Sub(SomeRMSNorm):\n    pass\n\n\nSub._norm = other",
     "a subclass made by type": "Sub = type('Sub', (SomeRMSNorm,), {'_norm': other})",
 }  # fmt: skip
 
@@ -193,8 +176,6 @@ HELPER = (
 FORWARD = "    def forward(self, x):\n        output = self._norm(x.float())\n"
 INSIDE = {
     "defined again under a condition": (HELPER, f"{HELPER}\n    if FLAG:\n        def _norm(self, x):\n            return x\n"),
-    "assigned again": (HELPER, f"{HELPER}\n    _norm = other(_norm)\n"),
-    "deleted": (HELPER, f"{HELPER}\n    del _norm\n"),
     "assigned to the instance": ("        self.eps = eps\n", "        self.eps = eps\n        self._norm = other\n"),
     "an unknown decorator": ("class SomeRMSNorm(", "@other\nclass SomeRMSNorm("),
     "a metaclass": ("class SomeRMSNorm(nn.Module)", "class SomeRMSNorm(nn.Module, metaclass=Other)"),

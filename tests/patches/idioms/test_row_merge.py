@@ -1,7 +1,5 @@
 """Rows that are merged, added, joined and counted: what is routed, what is missed, and what it computes."""
 
-from __future__ import annotations
-
 import textwrap
 
 import pytest
@@ -61,10 +59,6 @@ CALLS: dict[str, tuple[str, str]] = {
         "return x.masked_scatter(mask, s.masked_scatter(mask[0, :1], s * 2))",
         "x, mask, veomni_row_merge_rows.call(self, torch.Tensor.masked_scatter, s, mask[0, :1], s * 2)",
     ),
-    "long arguments on a line of their own": (
-        "x = x.masked_scatter(\n    mask.to(x.device), s.to(x.device, x.dtype) * torch.ones(6, 6, dtype=x.dtype)\n)\nreturn x",
-        "x, mask.to(x.device), s.to(x.device, x.dtype) * torch.ones(6, 6, dtype=x.dtype)",
-    ),
     "a long line": (
         "a_name_of_some_length = x.masked_scatter(mask.to(x.device), s.to(device=x.device, dtype=x.dtype))\n"
         "return a_name_of_some_length",
@@ -97,8 +91,6 @@ def test_a_mask_of_elements_runs_as_it_is():
 MISSED = {
     "in place": ("x = x.clone()\nx.masked_scatter_(mask, s)\nreturn x", "masked_scatter_ changes a tensor in place"),
     "keywords": ("return x.masked_scatter(mask=mask, source=s)", "not called with a mask and a source"),
-    "a star": ("return x.masked_scatter(*[mask, s])", "not called with a mask and a source"),
-    "torch's function": ("return torch.masked_scatter(x, mask, s)", "not called with a mask and a source"),
     "a chain": ("return x.masked_scatter(mask, s).masked_scatter(mask, s)", "it is called on the result of another masked_scatter"),
     "brackets": ("return (x * 2).masked_scatter(mask, s)", "in brackets"),
     "another self": ("self, y = s, x\nreturn y.masked_scatter(mask, s)", "self is not the method's module"),
@@ -158,10 +150,9 @@ def test_added_rows_are_routed_and_compute_the_same(name):
 MISSED_ADDITIONS = {
     "in place of the caller's tensor": DEEPSTACK.replace("x = x.clone()\n", ""),
     "a product": DEEPSTACK.replace("+ s", "+ s * 2"),
-    "other rows": DEEPSTACK.replace("x[mask, :] = local_this", "x[~mask, :] = local_this"),
     "a difference in the casts": DEEPSTACK.replace("s = s.to(x.device, x.dtype)\n", ""),
-    "something before": "x = x * 2\n" + DEEPSTACK,
     "an addition in place": "x = x.clone()\nx[mask] += s\nreturn x",
+    "something before": "x = x * 2\n" + DEEPSTACK,
 }
 
 
@@ -321,12 +312,9 @@ MISSED_CHECKS: dict[str, tuple[str, str, str]] = {
     "a function": (EQUAL, f"lambda: {SAID}", "the message is not an f-string"),
     "no number": (EQUAL, '"tokens and features"', "the message is not an f-string"),
     "a value that is read": (EQUAL, 'f"tokens {n.item()} features"', "may read n.item() from the device"),
-    "an attribute": (EQUAL, 'f"tokens {self.n} features"', "may read self.n from the device"),
     "a format": (EQUAL, 'f"tokens {n:d} features"', "formats a value in its own way"),
-    "a conversion": (EQUAL, 'f"tokens {n!r} features"', "formats a value in its own way"),
     "a name and its size": (EQUAL, 'f"tokens {s} features {s.shape[0]}"', "shows s and a size of it"),
     "another comparison": ("n <= s.shape[0]", SAID, "not that two numbers are equal"),
-    "a bool": ("not (n == s.shape[0])", SAID, "not that two numbers are equal"),
     "a call": ("n == len(s)", SAID, "len(s) is neither a number nor a size"),
     "brackets": ("(n == s.shape[0])", SAID, "in brackets"),
     "more arguments": (EQUAL, f"{SAID}, RuntimeError", "other arguments than a condition and a message"),

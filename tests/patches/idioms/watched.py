@@ -4,8 +4,6 @@ This follows calls by their names only, and knows nothing of what idioms recogni
 guard calls and the code of the guard does not is skipped, with all that it calls in turn.
 """
 
-from __future__ import annotations
-
 import ast
 from collections import Counter
 from collections.abc import Iterator

@@ -23,14 +23,11 @@ def specs(tmp_path, monkeypatch):
     ("module", "found"),
     [
         ("transformers.models.one.modeling_one", [f"{PACKAGE}.one"]),
-        ("transformers.models.two.modeling_two", [f"{PACKAGE}.two"]),
         ("transformers.models.three.modeling_three", []),
         ("transformers.models.one.configuration_one", []),
         ("transformers.models.one.modeling_two", []),
-        ("transformers.models.one", []),
         ("transformers.models._private.modeling__private", []),
         ("other.models.one.modeling_one", []),
-        ("transformers.models.one.modeling_one.inner", []),
         ("", []),
     ],
 )

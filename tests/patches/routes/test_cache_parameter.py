@@ -1,11 +1,10 @@
 """The parameter that is a cache is found by what the code does with it, under any name."""
 
-import importlib.util
 import re
-from pathlib import Path
 
 import pytest
 
+from tests.patches.upstream import source_of
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.idioms import sample_boundaries
 from veomni_hook.patches.idioms.layer_loop import find as layer_loop
@@ -21,12 +20,9 @@ class Other(nn.Module): ...
 """
 FORMS = {
     "def forward(self, x, memory: Cache | None = None): ...": ["memory"],
-    'def forward(self, x, memory: "Own | None" = None): ...': ["memory"],
     "def forward(self, x, memory=None):\n        memory = Growing(config=self.config)": ["memory"],
-    "def forward(self, x, memory=None):\n        if memory is None: memory = Plain()": ["memory"],
     "def forward(self, x, *, memory=None):\n        seen = memory.get_seq_length()": ["memory"],
     "def forward(self, x, past_key_values=None): ...": ["past_key_values"],
-    "def forward(self, memory: Cache, cache=None): ...": ["memory"],
     "def forward(self, x, cache_position=None): ...": [],
     "def forward(self, x, other: Other):\n        other = Other()": [],
     "def forward(self, x, memory):\n        local = Growing()": [],
@@ -36,11 +32,6 @@ FORMS = {
 #: What 5.23 and 5.24 call it. `shard` has a parameter of one of these names.
 NAME = re.compile(r"\b(past_key_values|cache_params|(?<!, )cache)\b")
 WITHOUT = [("llama", sample_boundaries), ("mamba2", layer_loop)]
-
-
-def upstreams(family):
-    spec = importlib.util.find_spec(f"transformers.models.{family}.modeling_{family}")
-    return Path(spec.origin).read_text("utf-8")
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -53,7 +44,7 @@ def test_forms(form):
 @pytest.mark.parametrize("idiom", [layer_loop, sample_boundaries])
 @pytest.mark.parametrize("family", ["qwen3_next", "mamba2", "llama"])
 def test_a_renamed_cache_is_handed_on(idiom, family):
-    source = upstreams(family)
+    source = source_of(family)
 
     def inserted(text):
         edits = [edit.text for site in idiom.find(ModuleView(Document(text))) for edit in site.edits]
@@ -64,7 +55,7 @@ def test_a_renamed_cache_is_handed_on(idiom, family):
 
 
 def test_a_model_with_two_caches_is_a_miss():
-    source = upstreams("qwen3_next").replace(
+    source = source_of("qwen3_next").replace(
         "use_cache: bool | None = None,\n        **kwargs",
         "use_cache: bool | None = None, other: Cache = None,\n        **kwargs",
     )

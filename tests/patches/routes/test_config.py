@@ -11,7 +11,7 @@ TEXT = (Edit(0, 0, "x\n"),)
 
 
 def site(target="A.forward", status=Status.ROUTED, **fields):
-    return Site("o", target, status, **{"variant": "v", "edits": TEXT, "slots": (SLOT,), **fields})  # type: ignore[arg-type]
+    return Site("o", target, status, **{"variant": "v", "edits": TEXT, "slots": (SLOT,), **fields})
 
 
 def test_every_routed_site_with_text_becomes_one_route():

@@ -8,14 +8,11 @@ from veomni_hook.patches.routes.compose import method_at, with_copies
 
 METHODS = {
     "a method": ("    def f(self, x=1, *, y: int = 2, **more):\n        return x\n", True),
-    "a parameter named after a method": ("    def f(self, g=1):\n        return g\n", True),
     "a decorated one": ("    @torch.no_grad()\n    def f(self):\n        return 1\n", True),
     "super": ("    def f(self):\n        return super().f()\n", False),
-    "the class itself": ("    def f(self):\n        return __class__\n", False),
     "a private name": ("    def f(self):\n        return self.__own\n", False),
     "a name of Python's": ("    def f(self):\n        return self.__dict__\n", True),
     "a default of the class": ("    def f(self, x=LIMIT):\n        return x\n", False),
-    "an annotation of the class": ("    def f(self) -> LIMIT:\n        return 1\n", False),
     "a static method": ("    @staticmethod\n    def f(x):\n        return x\n", False),
     "defined twice": ("    def f(self):\n        return 1\n\n    def f(self):\n        return 2\n", False),
     "in a class in a class": ("    class D:\n        def f(self):\n            return 1\n", False),

@@ -20,30 +20,6 @@ def function(module):
     return next(n for n in ast.walk(module.document.tree) if isinstance(n, ast.FunctionDef))
 
 
-BODIES = [
-    ("def f(x):\n    return x\n", "def f(x):\n    # [ROUTED] why\n    go()\n    return x\n"),
-    ("def f(x):\n    'd'\n    return x\n", "def f(x):\n    'd'\n    # [ROUTED] why\n    go()\n    return x\n"),
-    ("def f(x): return x\n", "def f(x):  # [ROUTED] why\n    go()\n    return x\n"),
-    ("def f(x): 'd'; return x\n", "def f(x):\n    'd';  # [ROUTED] why\n    go()\n    return x\n"),
-    ("def f(x):\n    'd'\n", "def f(x):\n    'd'\n    # [ROUTED] why\n    go()\n"),
-    ("def f(x):\n    # c\n    return x\n", "def f(x):\n    # [ROUTED] why\n    go()\n    # c\n    return x\n"),
-    ("class A:\n\tdef f(x):\n\t\tpass\n", "class A:\n\tdef f(x):\n\t\t# [ROUTED] why\n\t\tgo()\n\t\tpass\n"),
-    (
-        "def f(x):\n    '''\n    # no comment\n    '''\n    return x\n",
-        "def f(x):\n    '''\n    # no comment\n    '''\n    # [ROUTED] why\n    go()\n    return x\n",
-    ),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("text", "wanted"), BODIES)
-def test_before_body(text, wanted):
-    module = view(text)
-    edits = guards.before_body(module, function(module), "go()\n", "why")
-    assert edited(module, *edits) == wanted
-    bare = edited(module, *edits, markers=False)
-    assert "why" not in bare and ast.dump(ast.parse(bare)) == ast.dump(ast.parse(wanted))
-
-
 def test_after_body_at_its_end():
     module = view("def f(x):\n    if x:\n        x = 1  # c\n\n\ny = 2\n")
     wanted = "def f(x):\n    if x:\n        x = 1  # c\n    # [ROUTED] why\n    import a\n\n    a.go()\n\n\ny = 2\n"
@@ -68,7 +44,6 @@ def test_before_statement_at_its_indentation():
     "text",
     [
         "def f(x):\n    a = 1; y = 2\n",
-        "def f(x):\n    if x: y = 2\n",
         "def f(x):\n    if x:\n        a = 1\n",
     ],
 )
@@ -86,13 +61,9 @@ def test_no_statement_can_be_put_in_the_middle_of_a_line(text):
     ("text", "written"),
     [
         ("a.b", "a.b"),
-        ("a(1)(2)", "a(1)(2)"),
-        ("[1][0]", "[1][0]"),
         ("a if b else c", "(a if b else c)"),
-        ("a or b", "(a or b)"),
         ("(a) + (b)", "((a) + (b))"),
         ("(a + b)", "(a + b)"),
-        ("(k := a)", "(k := a)"),
         ("-1", "(-1)"),
         ("(\n    a\n    or b\n)", "(\n    a\n    or b\n)"),
         ("lambda: 1", "(lambda: 1)"),
@@ -103,14 +74,8 @@ def test_in_place_is_one_operand_wherever_it_stands(text, written):
     node = next(n for n in ast.walk(module.document.tree) if isinstance(n, ast.Name) and n.id == "x")
     result = edited(module, guards.in_place(module, node, text))
     assert result == f"y = -{written} ** 2\n"
-    power = ast.parse(result).body[0].value.operand  # type: ignore[attr-defined]
+    power = ast.parse(result).body[0].value.operand
     assert ast.dump(power.left) == ast.dump(ast.parse(text, mode="eval").body)
-
-
-def test_in_place_takes_expressions_only():
-    module = view("y = x\n")
-    with pytest.raises(SyntaxError):
-        guards.in_place(module, module.document.tree.body[0], "a = 1")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("decorators", ["", "@a\n@b(1)\n"])
@@ -120,19 +85,10 @@ def test_decorate_goes_above_all_others(decorators):
     assert edited(module, *edits) == f"x = 1\n# [ROUTED] why\n@slot.reached\n{decorators}class A: pass\n"
 
 
-def test_decorate_at_the_indentation_of_the_class():
-    module = view("if 1:\n    class A: pass\n")
-    owner = next(n for n in ast.walk(module.document.tree) if isinstance(n, ast.ClassDef))
-    edits = guards.decorate(module, owner, "slot.reached", "why")
-    assert "    # [ROUTED] why\n    @slot.reached\n    class A: pass" in edited(module, *edits)
-
-
 @pytest.mark.parametrize(
     ("body", "name"),
     [
         ("return x", "kernel"),
-        ("return kernel(x)", "veomni_kernel"),
-        ("kernel = 1", "veomni_kernel"),
         ("return [kernel for kernel in x]", "veomni_kernel"),
         ("return veomni_kernel(kernel)", "veomni_veomni_kernel"),
         ("return x.kernel", "kernel"),

@@ -88,8 +88,3 @@ def test_what_stands_above_a_function_answers_for_the_function():
 )
 def test_what_a_route_relies_on(edits, names):
     assert relied_on(DOCUMENT, site(*edits)) == names
-
-
-def test_a_site_may_name_more():
-    found = site(edit("x)", "x", "x"), relies_on=("rotate",))
-    assert relied_on(DOCUMENT, found) == ("deep", "rotate")

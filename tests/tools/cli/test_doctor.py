@@ -38,35 +38,6 @@ def test_the_whole_report(tiny: Command, cache_dir: Path) -> None:
     assert kernels.startswith("eager for ")
 
 
-def test_the_readable_form_shows_what_a_setting_beat(tiny: Command, tmp_path: Path) -> None:
-    (tmp_path / "veomni-hook.toml").write_text('kernels = "torch"\n')
-    done = tiny("doctor", "--fast", VEOMNI_KERNELS="eager")
-    line = next(line for line in done.out.splitlines() if line.startswith("kernels  ") and "VEOMNI" in line)
-    assert (
-        "VEOMNI_KERNELS" in line
-        and f"'torch' ({tmp_path / 'veomni-hook.toml'})" in line
-        and "(default)" in line
-    )
-    assert "hardware" not in done.out
-
-
-def test_problems_end_in_status_1_and_hide_nothing_else(tiny: Command) -> None:
-    done = tiny("doctor", "--fast", "--json", VEOMNI_STRICT="perhaps", VEOMNI_TYPO="1")
-    assert done.status == 1
-    assert any("VEOMNI_STRICT" in problem and "fix:" in problem for problem in done.json["problems"])
-    assert done.json["versions"]["python"] and done.json["settings"]
-
-
-def test_hazards(tiny: Command, tmp_path: Path) -> None:
-    loose = tmp_path / "loose"
-    loose.mkdir()
-    loose.chmod(0o777)
-    done = tiny("doctor", "--fast", "--json", VEOMNI_HOOK="0", VEOMNI_TYPO="1", VEOMNI_CACHE_DIR=str(loose))
-    hazards = "\n".join(done.json["hazards"])
-    assert done.status == 0
-    assert "switched off" in hazards and "VEOMNI_TYPO" in hazards and str(loose) in hazards
-
-
 def test_a_broken_config_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(DATA / "configs"))
     findings, settings = Findings(), Settings(patches=("broken_config",))
@@ -88,11 +59,6 @@ def test_a_config_for_a_module_that_is_not_installed_is_a_problem(tiny: Command,
     assert done.status == 1
     (problem,) = [each for each in done.json["problems"] if "misnamed:config patches nothing" in each]
     assert "no installed module matches transformers.models.qwen33.modeling_qwen33; nearest: " in problem
-
-
-def test_inside_a_hooked_process(tiny: Command) -> None:
-    report = tiny("run", "-m", "veomni_hook", "doctor", "--fast", "--json").json
-    assert report["hook"]["active here"] is True and report["hook"]["children activate"] is True
 
 
 class Foreign:

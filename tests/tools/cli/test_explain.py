@@ -6,32 +6,7 @@ import pytest
 
 from veomni_hook.patches.reasons import Code
 
-from .conftest import TINY, Command
-
-
-def test_what_was_patched_why_and_where(tiny: Command) -> None:
-    facts = tiny("explain", "tiny", "--json").json
-    (applied,) = facts["applied"]
-    assert (applied["kind"], applied["target"]) == ("method_override", "TinyNorm.forward")
-    assert (applied["reason"], applied["config"]) == ("a hundred more", "tiny_config:config")
-    first, last = applied["lines"]
-    shown = tiny("dump", "tiny").out.splitlines()[first - 1 : last]
-    assert "[PATCHED METHOD]" in shown[0] and "+ 100" in shown[-1]
-    assert facts["module"] == TINY and facts["version"] == "5.99.0"
-    assert "TinyModel" in facts["untouched"] and "TinyNorm" not in facts["untouched"]
-
-
-def test_the_readable_form_has_the_same(tiny: Command) -> None:
-    done = tiny("explain", "tiny")
-    assert done.status == 0
-    for part in (TINY, "5.99.0", "TinyNorm.forward", "a hundred more", "left as installed\n  TinyModel"):
-        assert part in done.out
-
-
-def test_a_module_without_patches(tiny: Command) -> None:
-    done = tiny("explain", "auto")
-    assert done.status == 0 and "no: no patch applies" in done.out
-    assert tiny("explain", "pair_a", "--json", VEOMNI_PATCHES=None).json["untouched"] == ["which", "both"]
+from .conftest import Command
 
 
 def test_slots_of_the_installed_qwen3_and_their_kernels(veomni: Command) -> None:

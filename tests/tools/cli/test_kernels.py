@@ -6,14 +6,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from veomni_hook.errors import KernelError
 from veomni_hook.kernels.selection.choice import Choice
 from veomni_hook.kernels.selection.registry import registry
 from veomni_hook.kernels.selection.system import System
 from veomni_hook.tools.cli.app import app
 from veomni_hook.tools.cli.sites import kernel
-
-from .conftest import Command
 
 CPU = System("cpu", torch="2.13.0")
 
@@ -60,14 +57,6 @@ def test_a_backend_by_name_that_cannot_run_is_none(monkeypatch: pytest.MonkeyPat
     assert answer.reason.endswith("cannot use 'triton': needs a device of type cuda, found npu")
 
 
-def test_a_choice_that_cannot_run_is_wrong_use(tiny: Command) -> None:
-    done = tiny("explain", VEOMNI_KERNELS="rms_norm=tritn")
-    assert (done.status, done.out) == (2, "")
-    assert "tritn" in done.err and "torch" in done.err
-    with pytest.raises(KernelError):
-        kernel.asked("rms_norm", "no_such_variant", Choice(), CPU)
-
-
 def test_another_system_needs_no_such_machine() -> None:
     report = explained("--system", "sm90")
     assert report["system"] == "cuda, SM90, all packages assumed"
@@ -91,21 +80,6 @@ def test_a_preset_shows_where_a_call_is_an_error(monkeypatch: pytest.MonkeyPatch
 def test_one_op() -> None:
     report = explained("rotary", "--system", "cpu")
     assert {row["op"] for row in report["kernels"]} == {"rotary"} and report["presets"] == {}
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("--system", "sm9"), "sm100"),
-        (("rms_nrm",), "nearest ops: rms_norm"),
-        (("tinny",), "nearest names: tiny"),
-        (("rotary", "--fast"), "--device and --fast are about a module"),
-    ],
-)
-def test_wrong_use(tiny: Command, arguments: tuple[str, ...], said: str) -> None:
-    done = tiny("explain", *arguments)
-    assert (done.status, done.out) == (2, "")
-    assert said in done.err
 
 
 def test_the_places_of_a_family_get_kernels_of_another_system(monkeypatch: pytest.MonkeyPatch) -> None:

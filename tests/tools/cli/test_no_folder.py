@@ -44,8 +44,3 @@ def test_no_cache_on_the_disk(tiny: Command, tmp_path: Path) -> None:
         done = tiny("run", "script.py", **variables)
         assert (done.out, done.err) == ("103 True\n", "")
     assert list((tmp_path / "temporary").iterdir()) == []
-    found = tiny("cache", "info", "--json", **variables)
-    assert (found.json["mode"], found.json["root"], found.err) == ("memory", "", "")
-    assert tiny("doctor", "--fast", "--json", **variables).json["cache"]["mode"] == "memory"
-    done = tiny("cache", "verify", **variables)
-    assert done.status == 1 and "the settings do not use a cache on disk" in done.err

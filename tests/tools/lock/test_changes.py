@@ -23,13 +23,10 @@ def edited(old: str, new: str) -> str:
     return NORM.replace(old, new)
 
 
-def test_the_same_code_is_no_change(after: Compare) -> None:
-    assert after(NORM) == []
-
-
 @pytest.mark.parametrize(
     "text",
     [
+        NORM,
         edited("# a comment", "# another"),
         edited("(self, x)", "(self, x: int) -> int"),
         edited("        # a comment\n", '        """Docstring."""\n'),

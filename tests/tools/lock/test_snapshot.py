@@ -5,16 +5,6 @@ from veomni_hook.tools.lock import snapshot
 from .conftest import NORM
 
 
-def test_routed_sites_with_the_code_that_they_use() -> None:
-    held = snapshot("m", NORM)
-    (site,) = held.sites
-    assert (site.op, site.target, site.variant, site.form) == ("scaling", "Norm.forward", "times", "Mult")
-    assert site.bodies == ("Norm.forward", "double")
-    body = held.bodies["Norm.forward"]
-    assert (body.line, body.signature) == (7, "(self, x)")
-    assert body.text[0] == "def forward(self, x):" and body.text[1] == "    # a comment"
-
-
 def test_a_site_that_is_routed_where_it_is_called_has_the_code_that_it_uses() -> None:
     (site,) = snapshot("m", NORM.replace("class Norm", "class WholeNorm")).sites
     assert site.bodies == ("WholeNorm.forward", "double")
@@ -34,11 +24,6 @@ def test_docstrings_are_left_out() -> None:
     assert snapshot("m", only).bodies["double"].text == ("def double(x):", '    """Nothing else."""')
     one_line = NORM.replace("    return 2 * x", '    """Words."""; return 2 * x')
     assert snapshot("m", one_line).bodies["double"].text[1] == '    """Words."""; return 2 * x'
-
-
-def test_sites_that_are_not_routed_have_their_reason() -> None:
-    held = snapshot("m", NORM.replace("self.scale * y", "y / self.scale"))
-    assert held.sites == () and "found Div" in held.unrouted["scaling", "Norm.forward"]
 
 
 def test_known_definitions_are_recorded_as_far_as_they_are_there() -> None:

@@ -173,7 +173,7 @@ def test_places_in_the_copy_of_a_method_belong_to_the_method() -> None:
     assert [(place.target, place.slot) for place in found] == [
         ("Layer.forward", "ROTARY"), ("Layer.forward", "NORM"), ("Layer.forward", "ROTARY")
     ]  # fmt: skip
-    patch = AppliedPatch("route", "Layer.forward", "", "c", (1, 99), op="rotary", variant="half_split")
+    patch = AppliedPatch("route", "Layer.forward", "", "c", lines=(1, 99), op="rotary", variant="half_split")
     (change,) = _changes([patch], found)
     assert [place.slot for place in change.places] == ["ROTARY", "NORM"], (
         "asked by the method and by its copy"

@@ -136,7 +136,7 @@ def vision_rotary(backend: str) -> Callable[..., tuple[Tensor, Tensor]]:
     turned = _rotary("half_split_fp32", backend)
 
     def both(
-        q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, position_ids: Any = None, unsqueeze_dim: int = 1
+        q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, position_ids: object = None, unsqueeze_dim: int = 1
     ) -> tuple[Tensor, Tensor]:
         # Upstream gives these tables their heads at -2, whatever it is told.
         return turned(q, k, cos, sin, unsqueeze_dim=-2)
@@ -148,7 +148,7 @@ def _rotary(variant: str, backend: str) -> Callable[..., tuple[Tensor, Tensor]]:
     kernel = Backend("rotary", variant, backend)
 
     def both(
-        q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, position_ids: Any = None, unsqueeze_dim: int = 1
+        q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, position_ids: object = None, unsqueeze_dim: int = 1
     ) -> tuple[Tensor, Tensor]:
         operands = q, k, cos, sin, unsqueeze_dim
         # The rule's last operand is the function that the kernel replaces: any function of modeling code.
@@ -240,7 +240,10 @@ def load_balancing_loss(backend: str) -> Callable[..., Tensor | int]:
     kernel = Backend("load_balancing_loss", "softmax_topk", backend)
 
     def loss(
-        gate_logits: Any, num_experts: int | None = None, top_k: int = 2, attention_mask: Tensor | None = None
+        gate_logits: object,
+        num_experts: int | None = None,
+        top_k: int = 2,
+        attention_mask: Tensor | None = None,
     ) -> Tensor | int:
         if not isinstance(gate_logits, tuple):
             return 0

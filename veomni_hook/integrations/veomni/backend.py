@@ -68,11 +68,11 @@ class Backend:
         self._formula = load_attribute(registry.op(op).variants[variant].reference)
         self._site = Site(op, variant, "veomni", set())
 
-    def __call__(self, *operands: Any) -> Any:
+    def __call__(self, *operands: object) -> Any:
         """Compute the variant from the operands of its reference."""
         return self.asked(*operands)(*operands)
 
-    def asked(self, *operands: Any) -> Callable[..., Any]:
+    def asked(self, *operands: object) -> Callable[..., Any]:
         """Return what computes a call: the kernel, or the formula if the kernel refuses these operands.
 
         ``operands`` are those that guards pass to the kernel's rule.

@@ -28,7 +28,11 @@ _HOME = "veomni.ops.kernels.cross_entropy"
 _TEACHERS = ("teacher_topk_ids", "teacher_topk_log_probs")
 
 
-def causal_lm_loss(backend: str) -> Callable[..., tuple[Any, Any, Any]]:
+#: Loss, logits, and what else VeOmni's own loss returns.
+Outputs = tuple[Any, Any, Any]
+
+
+def causal_lm_loss(backend: str) -> Callable[..., Outputs]:
     """``(logits, labels, vocab_size, ..., hidden_states=, weights=)`` for the next token.
 
     Returns ``loss, logits, aux``. With ``return_log_probs=True``, loss and logits are None and ``aux`` has
@@ -43,11 +47,11 @@ def causal_lm_loss(backend: str) -> Callable[..., tuple[Any, Any, Any]]:
         logits: Tensor | None = None,
         labels: Tensor | None = None,
         vocab_size: int | None = None,
-        num_items_in_batch: Any = None,
+        num_items_in_batch: object = None,
         ignore_index: int = -100,
         shift_labels: Tensor | None = None,
-        **kwargs: Any,
-    ) -> tuple[Any, Any, Any]:
+        **kwargs: object,
+    ) -> Outputs:
         distilled = any(kwargs.get(name) is not None for name in _TEACHERS)
         if kwargs.get("return_log_probs") and not distilled:
             target = shift_labels
@@ -55,7 +59,7 @@ def causal_lm_loss(backend: str) -> Callable[..., tuple[Any, Any, Any]]:
                 # Under sequence parallelism, the collator has shifted the labels.
                 target = labels if state().sp_enabled else _next(labels, ignore_index)
             return None, None, make_aux(**_statistics(backend, target, ignore_index, kwargs))
-        found: tuple[Any, Any, Any] = wrapper(
+        found: Outputs = wrapper(
             logits, labels, vocab_size, num_items_in_batch, ignore_index, shift_labels,
             cross_entropy_fn=of_rows, **kwargs,
         )  # fmt: skip
@@ -65,7 +69,7 @@ def causal_lm_loss(backend: str) -> Callable[..., tuple[Any, Any, Any]]:
     return loss
 
 
-def sequence_classification_loss(backend: str) -> Callable[..., tuple[Any, Any, Any]]:
+def sequence_classification_loss(backend: str) -> Callable[..., Outputs]:
     """``(logits, labels, num_labels, ..., hidden_states=, weights=)`` with a label for each position."""
     wrapper = attribute(_HOME, "ForSequenceClassificationLoss")
     return partial(wrapper, cross_entropy_fn=_cross_entropy(backend))
@@ -84,7 +88,7 @@ def _cross_entropy(backend: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
         *,
         hidden_states: Tensor | None = None,
         weights: Tensor | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> tuple[Tensor, Tensor | None]:
         hidden_states, weights = _needed(hidden_states, weights)
         loss = linear_cross_entropy(

@@ -213,7 +213,7 @@ def _offer(veomni: Veomni, offer: _Offer, backend: str) -> OfferedKernel:
     return OfferedKernel(op, variant, name, offer.field, "/".join(offer.ours), device)
 
 
-def _factory(make: Callable[[str], Any], backend: str) -> Callable[[], Any]:
+def _factory(make: Callable[[str], object], backend: str) -> Callable[[], Any]:
     # A plain function: VeOmni reads the __code__ of a factory that replaces another.
     def factory() -> Any:
         return make(backend)

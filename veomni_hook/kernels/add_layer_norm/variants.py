@@ -11,9 +11,9 @@ __all__ = ["OP", "VARIANTS"]
 # Not automatic for the reason that `veomni_hook.kernels.nn_layer_norm.variants` gives.
 _TRITON = backend(
     "triton",
-    ".triton:{variant}",
-    refuses=".triton:refuses",
-    loses=".triton:loses",
+    "..layer_norm.modules:sum_{variant}",
+    refuses="..layer_norm.modules:refuses_sum",
+    loses="..layer_norm.modules:loses",
     requires=TRITON,
     priority=10,
     traceable=True,
@@ -25,14 +25,15 @@ _TRITON = backend(
 VARIANTS = {
     "rounded_once": Variant(
         f"x = residual + hidden_states; {NORMS['rounded_once'].formula}",
+        "..layer_norm.reference:sum_{variant}",
         kernels=(_TRITON,),
-        refuses=".skipped_calls:refuses",
+        refuses="..layer_norm.skipped_calls:refuses",
     ),
 }
 OP = op(
     "add_layer_norm",
     VARIANTS,
     invariant=ANYWHERE,
-    yields=".skipped_calls:chosen_apart",
+    yields="..layer_norm.skipped_calls:chosen_apart",
     parts=("nn_layer_norm",),
 )

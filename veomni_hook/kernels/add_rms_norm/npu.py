@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -40,7 +39,7 @@ def _npu_add_rms_norm(
 
 
 def _gradients(
-    saved: Sequence[Tensor], _: Any, wanted: Sequence[bool], dtotal: Tensor | None, dy: Tensor | None
+    saved: Sequence[Tensor], _: object, wanted: Sequence[bool], dtotal: Tensor | None, dy: Tensor | None
 ) -> tuple[Tensor | None, ...]:
     if dy is None:
         return dtotal, None
@@ -87,7 +86,7 @@ def apart(variant: str) -> Callable[..., tuple[Tensor, Tensor]]:
 
 
 def refuses(
-    owner: Any, residual: Tensor, hidden_states: Tensor, norm: Any, norm_class: type[nn.Module]
+    owner: object, residual: Tensor, hidden_states: Tensor, norm: nn.Module, norm_class: type[nn.Module]
 ) -> str | None:
     """Return what the kernel refuses, beside `skipped_calls`, or None."""
     parameters = [held for held in norm._parameters.values() if held is not None]

@@ -5,8 +5,6 @@ The slot has already checked that its class has the recognised forward (`veomni_
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import nn
 
@@ -19,7 +17,7 @@ __all__ = ["chosen_apart", "refuses"]
 
 
 def chosen_apart(
-    owner: Any, residual: torch.Tensor, hidden_states: torch.Tensor, norm: Any, *_: Any
+    owner: object, residual: torch.Tensor, hidden_states: torch.Tensor, norm: nn.Module, *_: object
 ) -> str | None:
     """Return why ``auto`` leaves the norm to its own kernel (one was selected by name), or None."""
     chosen = wanted_by(norm, "rms_norm") if isinstance(norm, nn.Module) else AUTO
@@ -27,7 +25,11 @@ def chosen_apart(
 
 
 def refuses(
-    owner: Any, residual: torch.Tensor, hidden_states: torch.Tensor, norm: Any, norm_class: type[nn.Module]
+    owner: object,
+    residual: torch.Tensor,
+    hidden_states: torch.Tensor,
+    norm: nn.Module,
+    norm_class: type[nn.Module],
 ) -> str | None:
     """Return why this call must run the upstream code, or None.
 

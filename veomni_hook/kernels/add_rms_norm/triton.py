@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import cache, lru_cache, partial
 from math import prod
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -213,7 +213,9 @@ def kernel(variant: str) -> Callable[..., _Pair]:
     return partial(_added, reference.of(variant), variant)
 
 
-def unfit(residual: Any, hidden_states: Any, weight: Any, eps: Any) -> str | None:
+def unfit(
+    residual: torch.Tensor, hidden_states: torch.Tensor, weight: torch.Tensor, eps: float
+) -> str | None:
     """Return why the kernels cannot take these operands, or None."""
     reason = (
         not_plain(residual, hidden_states, weight) or untraceable() or unfit_addends(residual, hidden_states)
@@ -222,7 +224,11 @@ def unfit(residual: Any, hidden_states: Any, weight: Any, eps: Any) -> str | Non
 
 
 def refuses(
-    owner: Any, residual: torch.Tensor, hidden_states: torch.Tensor, norm: Any, norm_class: type[nn.Module]
+    owner: object,
+    residual: torch.Tensor,
+    hidden_states: torch.Tensor,
+    norm: nn.Module,
+    norm_class: type[nn.Module],
 ) -> str | None:
     """Return what the kernel refuses, beside `skipped_calls`, or None."""
     if (reason := unfit_addends(residual, hidden_states)) is not None:

@@ -17,7 +17,12 @@ _CAPTURING = "transformers.utils.output_capturing"
 
 
 def refuses_call(
-    owner: Any, query: Any, key: Any, value: Any, dropout: Any, dtypes: Collection[torch.dtype]
+    owner: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    dropout: Any,
+    dtypes: Collection[torch.dtype],
 ) -> str | None:
     """Return why a kernel that stores no weights, and computes in ``dtypes``, refuses a call, or None."""
     if (reason := not_plain(query, key, value) or untraceable()) is not None:

@@ -24,7 +24,7 @@ def causal_blocks(length: int, keys: int, device: torch.device) -> BlockMask:
     count = (length + _BLOCK - 1) // _BLOCK
     near, far = (count, count) if keys == 0 else (max(keys // _BLOCK - 1, 0), (keys + _BLOCK - 2) // _BLOCK)
 
-    def is_visible(batch: Any, head: Any, query: Any, key: Any) -> Any:
+    def is_visible(batch: object, head: object, query: Any, key: Any) -> Any:
         return query >= key if keys == 0 else (query >= key) & (query - key < keys)
 
     own = torch.arange(count, dtype=torch.int32, device=device)

@@ -36,7 +36,7 @@ def sliding_window(
     key: torch.Tensor,
     value: torch.Tensor,
     attention_mask: torch.Tensor,
-    module: Any,
+    module: object,
     scaling: float | None = None,
     dropout: float = 0.0,
 ) -> tuple[torch.Tensor, None]:
@@ -59,8 +59,8 @@ def refuses(  # noqa: PLR0911 - the operands of the op, one return a refusal
     key: Any,
     value: Any,
     attention_mask: Any,
-    module: Any,
-    scaling: Any,
+    module: object,
+    scaling: object,
     dropout: Any,
 ) -> str | None:
     """Return why this call must run the upstream code, or None."""
@@ -94,7 +94,7 @@ def _is_switched_on() -> bool:
     return torch._C._get_flash_sdp_enabled()
 
 
-def loses(owner: Any, query: Any, *others: Any) -> str | None:
+def loses(owner: object, query: torch.Tensor, *others: object) -> str | None:
     """Return why ``auto`` leaves this call to the upstream code, or None."""
     if query.shape[2] < SHORTEST:
         return f"fewer than {SHORTEST} queries: not measured to be faster"

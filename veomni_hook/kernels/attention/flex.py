@@ -115,15 +115,15 @@ def _with_softcap(scale: float, softcap: float | None, dtype: torch.dtype, *oper
 
 
 def refuses(
-    owner: Any,
-    query: Any,
-    key: Any,
-    value: Any,
-    attention_mask: Any,
-    module: Any,
-    scaling: Any,
-    dropout: Any,
-    *others: Any,
+    owner: object,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    module: object,
+    scaling: object,
+    dropout: object,
+    *others: object,
 ) -> str | None:
     """Return why this call must run the upstream code, or None."""
     if (reason := refuses_call(owner, query, key, value, dropout, _DTYPES) or _uncompilable()) is not None:
@@ -140,7 +140,7 @@ def refuses(
     return _refuses_mask(query, key, attention_mask)
 
 
-def loses(owner: Any, query: Any, *others: Any) -> str | None:
+def loses(owner: object, query: torch.Tensor, *others: object) -> str | None:
     """Return why ``auto`` leaves this call to the upstream code, or None."""
     if query.shape[2] < SHORTEST:
         return f"fewer than {SHORTEST} queries: not measured to be faster"
@@ -149,7 +149,7 @@ def loses(owner: Any, query: Any, *others: Any) -> str | None:
     return None
 
 
-def _refuses_mask(query: torch.Tensor, key: torch.Tensor, mask: Any) -> str | None:
+def _refuses_mask(query: torch.Tensor, key: torch.Tensor, mask: object) -> str | None:
     if not isinstance(mask, torch.Tensor):
         return f"the attention mask is a {type(mask).__name__}"
     found = known(mask)
@@ -163,7 +163,7 @@ def _refuses_mask(query: torch.Tensor, key: torch.Tensor, mask: Any) -> str | No
     return None
 
 
-def _refuses_traced_mask(query: torch.Tensor, key: torch.Tensor, mask: Any) -> str | None:
+def _refuses_traced_mask(query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor) -> str | None:
     if keys_seen(mask, query) is None or not mask.dtype.is_floating_point:
         return "the attention mask is not known, while tracing, to be causal or a causal window alone"
     if key.shape[2] != query.shape[2]:
@@ -254,13 +254,13 @@ def _change(softcap: float | None, sees: torch.Tensor | None) -> Callable[..., A
     cap: Any = softcap
     visible: Any = sees
 
-    def capped(score: Any, batch: Any, head: Any, query: Any, key: Any) -> Any:
+    def capped(score: object, batch: object, head: object, query: object, key: object) -> Any:
         return 2 * cap * torch.sigmoid(score * (2 / cap)) - cap
 
-    def seen(score: Any, batch: Any, head: Any, query: Any, key: Any) -> Any:
+    def seen(score: object, batch: object, head: object, query: object, key: object) -> Any:
         return score * visible[batch, query]
 
-    def capped_and_seen(score: Any, batch: Any, head: Any, query: Any, key: Any) -> Any:
+    def capped_and_seen(score: object, batch: object, head: object, query: object, key: object) -> Any:
         return (2 * cap * torch.sigmoid(score * (2 / cap)) - cap) * visible[batch, query]
 
     if sees is None:
@@ -268,7 +268,7 @@ def _change(softcap: float | None, sees: torch.Tensor | None) -> Callable[..., A
     return seen if softcap is None else capped_and_seen
 
 
-def _run(kind: tuple[Any, ...], operands: tuple[Any, ...]) -> tuple[torch.Tensor, torch.Tensor | None]:
+def _run(kind: tuple[object, ...], operands: tuple[Any, ...]) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Run the compiled code; where torch would compile no further variant, begin anew.
 
     Traced code has the same operations in its own graph.

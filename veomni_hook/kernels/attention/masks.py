@@ -83,7 +83,7 @@ def watch(*_: object) -> None:
         return
 
     @wraps(upstream)
-    def eager_mask(*args: Any, **kwargs: Any) -> Any:
+    def eager_mask(*args: object, **kwargs: object) -> Any:
         mask = upstream(*args, **kwargs)
         if not torch.compiler.is_compiling():
             _remember(mask)
@@ -100,14 +100,14 @@ def known(dense: torch.Tensor) -> Mask | None:
     return found if found is not None and found.dense() is dense else None
 
 
-def _remember(mask: Any) -> None:
+def _remember(mask: object) -> None:
     # Tensors of inference mode have no version that would tell a change in place.
     if type(mask) is torch.Tensor and mask.dim() == 4 and not (mask.is_meta or mask.is_inference()):
         key = id(mask)
         _KNOWN[key] = Mask(mask, lambda gone: _forget(key, gone))
 
 
-def _forget(key: int, gone: Any) -> None:
+def _forget(key: int, gone: object) -> None:
     # Another tensor may have this id by now.
     if (found := _KNOWN.get(key)) is not None and found.dense is gone:
         del _KNOWN[key]
@@ -124,7 +124,7 @@ def _blocks(dense: torch.Tensor, *, uniform: bool) -> Blocks:
     counts = padded.view(shape).sum((2, 4))[:, None]
     full = counts == BLOCK * BLOCK
 
-    def is_visible(batch: Any, head: Any, query: Any, key: Any) -> Any:
+    def is_visible(batch: Any, head: object, query: Any, key: Any) -> Any:
         return visible[batch, query, key]
 
     mask = BlockMask.from_kv_blocks(

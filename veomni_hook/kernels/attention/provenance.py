@@ -8,8 +8,6 @@ attention. Patched transformers records the user's values here
 
 from __future__ import annotations
 
-from typing import Any
-
 from veomni_hook.kernels.selection.declaration import EAGER
 from veomni_hook.kernels.shared.recorded_choice import RecordedChoice, is_watched
 
@@ -23,7 +21,7 @@ forget_choice = _RECORD.forget_choice
 _TORCH = "sdpa"
 
 
-def users_choice(owner: Any, *operands: Any) -> str | None:
+def users_choice(owner: object, *operands: object) -> str | None:
     """Return why ``auto`` leaves the attention module ``owner`` to transformers, or None without a choice."""
     config = getattr(owner, "config", None)
     if config is None or not hasattr(config, "_attn_implementation"):
@@ -44,7 +42,7 @@ def users_choice(owner: Any, *operands: Any) -> str | None:
     return None
 
 
-def bypassed(owner: Any, variant: str) -> str | None:
+def bypassed(owner: object, variant: str) -> str | None:
     """Return why, under ``auto``, no kernel of ``variant`` is asked for the module ``owner``, or None."""
     used = getattr(getattr(owner, "config", None), "_attn_implementation", None)
     if used == _TORCH and variant != "sliding_window":
@@ -53,7 +51,7 @@ def bypassed(owner: Any, variant: str) -> str | None:
     return users_choice(owner)
 
 
-def overridden(owner: Any, wanted: str) -> str | None:
+def overridden(owner: object, wanted: str) -> str | None:
     """Return the ``attn_implementation`` that ``wanted``, a backend selected by name, overrides."""
     chosen = vars(getattr(owner, "config", object)).get(_RECORD.key)
     return None if chosen is None or wanted == EAGER else f"attn_implementation={chosen!r}"

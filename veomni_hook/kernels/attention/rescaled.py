@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any
 
 import torch
 
@@ -89,7 +88,7 @@ def _by_head(y: torch.Tensor) -> tuple[int, int, int]:
 
 
 def _gradients(
-    saved: Sequence[torch.Tensor], _: Any, wanted: Sequence[bool], dy: torch.Tensor | None
+    saved: Sequence[torch.Tensor], _: object, wanted: Sequence[bool], dy: torch.Tensor | None
 ) -> tuple[torch.Tensor | None, ...]:
     if dy is None:  # a recorded backward of what `with_formula` has wrapped
         return None, None, None

@@ -1,9 +1,8 @@
 """Attention with sinks under any dense mask, in Triton: no score is stored, no key is repeated for its heads.
 
 Made for DeepSeek-V4: 64 heads share one key, which is the value, too, and the mask holds a causal window
-beside chosen positions. `tiles_device` has the formulas, `tiles_shared_device` the backward where keys are
-the values. The mask is read for what it adds; tiles of keys that it hides from all of a block of queries are
-skipped.
+beside chosen positions. `tiles_device` has the formulas. The mask is read for what it adds; tiles of keys
+that it hides from all of a block of queries are skipped.
 
 Shapes: query ``[batch, heads, queries, width]``, key and value ``[batch, heads / groups, keys, width]`` in
 one dtype of float32, bfloat16, float16, strided; values may be of another width; mask
@@ -68,15 +67,15 @@ def with_sinks(
 
 
 def refuses(
-    owner: Any,
+    owner: object,
     query: Any,
     key: Any,
     value: Any,
     attention_mask: Any,
-    module: Any,
-    scaling: Any,
-    dropout: Any,
-    *others: Any,
+    module: object,
+    scaling: object,
+    dropout: object,
+    *others: object,
 ) -> str | None:
     """Return why this call must run the upstream code, or None."""
     if (reason := refuses_call(owner, query, key, value, dropout, _DTYPES)) is not None:
@@ -95,7 +94,7 @@ def refuses(
     return "the attention mask wants a gradient" if attention_mask.requires_grad else None
 
 
-def loses(owner: Any, query: Any, key: Any, *others: Any) -> str | None:
+def loses(owner: object, query: torch.Tensor, key: torch.Tensor, *others: object) -> str | None:
     """Return why ``auto`` leaves this call to the upstream code, or None."""
     if query.shape[2] < _SHORTEST:
         return f"fewer than {_SHORTEST} queries: not measured to be faster"
@@ -146,15 +145,13 @@ class _Kernel(NamedTuple):
 
     Attributes:
         name: of its function.
-        shared: whether keys are the values; the backward then has functions of its own.
         tile: its sizes of tiles.
         constants: what is compiled into it.
     """
 
     name: str
-    shared: bool
     tile: _Tile
-    constants: tuple[Any, ...]
+    constants: tuple[object, ...]
 
 
 def _kernel(name: str, query: Tensor, key: Tensor, value: Tensor | None) -> _Kernel:
@@ -164,11 +161,8 @@ def _kernel(name: str, query: Tensor, key: Tensor, value: Tensor | None) -> _Ker
         widths.append(value.shape[3])
     kind = name if shared or name == "forward" else "backward"
     tile = _tile(kind, query.device, query.element_size(), heads // kv, *widths)
-    if name == "forward" and shared:
-        widths *= 2
-    sizes = [size for width in widths for size in (width, _columns_of(width))]
-    flags = (shared,) if name == "forward" else ()
-    return _Kernel(name, shared, tile, (kv, heads // kv, *sizes, *tile[:4], *flags))
+    sizes = [size for width in (widths * 2)[:2] for size in (width, _columns_of(width))]
+    return _Kernel(name, tile, (kv, heads // kv, *sizes, *tile[:4], shared))
 
 
 @lru_cache(maxsize=LAUNCHES)
@@ -176,15 +170,14 @@ def _launch(
     kernel: _Kernel,
     device: torch.device,
     dtypes: tuple[torch.dtype, ...],
-    numbers: tuple[Any, ...],
-    constants: tuple[Any, ...],
+    numbers: tuple[object, ...],
+    constants: tuple[object, ...],
 ) -> Launch:
     """A launch; ``numbers`` are strides and the scale, on which Triton specialises."""
     # Here, because not every machine has Triton.
-    from veomni_hook.kernels.attention import tiles_device, tiles_shared_device
+    from veomni_hook.kernels.attention import tiles_device
 
-    module = tiles_shared_device if kernel.shared and kernel.name != "forward" else tiles_device
-    function = getattr(module, kernel.name)
+    function = getattr(tiles_device, kernel.name)
     return Launch(function, len(dtypes), *kernel.constants, *constants, num_warps=kernel.tile.warps)
 
 
@@ -219,15 +212,15 @@ def _run(
     grid: tuple[int, int, int],
     tensors: tuple[Tensor, ...],
     sizes: tuple[int, int],
-    numbers: tuple[Any, ...],
-    *constants: Any,
+    numbers: tuple[object, ...],
+    *constants: object,
 ) -> None:
     """Launch a kernel; ``sizes``: the numbers of queries and keys, on which Triton does not specialise."""
     launch = _launch(kernel, tensors[0].device, tuple(each.dtype for each in tensors), numbers, constants)
     launch(grid, *tensors, *sizes, *numbers)
 
 
-def _empty(query: Tensor, key: Tensor, value: Tensor | None, *others: Any) -> tuple[Tensor, Tensor]:
+def _empty(query: Tensor, key: Tensor, value: Tensor | None, *others: object) -> tuple[Tensor, Tensor]:
     batch, heads, queries, _ = query.shape
     width = (key if value is None else value).shape[-1]
     lse = query.new_empty(batch, heads, queries, dtype=torch.float32)
@@ -235,7 +228,7 @@ def _empty(query: Tensor, key: Tensor, value: Tensor | None, *others: Any) -> tu
 
 
 def _empty_gradients(
-    query: Tensor, key: Tensor, value: Tensor | None, mask: Tensor, out: Tensor, lse: Tensor, *_: Any
+    query: Tensor, key: Tensor, value: Tensor | None, mask: Tensor, out: Tensor, lse: Tensor, *_: object
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     dvalue = key.new_empty(0) if value is None else value.new_empty(value.shape)
     return query.new_empty(query.shape), key.new_empty(key.shape), dvalue, lse.new_empty(lse.shape)
@@ -276,7 +269,7 @@ def _attention_tiles_backward(
     dquery, dkey, dvalue, delta = _empty_gradients(query, key, value, mask, out, lse)
     if not (out.numel() and key.numel()):
         return dquery.zero_(), dkey.zero_(), dvalue.zero_(), delta.zero_()
-    operands = (query, key, mask) if value is None else (query, key, _columns(value), mask)
+    operands = query, key, key if value is None else _columns(value), mask
     kernel = _kernel("backward_query", query, key, value)
     seen, chunks = _seen(mask, kernel.tile), cdiv(heads // kv, kernel.tile.heads)
     counts, tiles = in_order(seen)
@@ -294,17 +287,15 @@ def _attention_tiles_backward(
     grid = parts * chunks, seen.shape[1], batch * kv
     numbers = batch, *_strides(operands, seen), scale
 
-    def sums(result: Tensor, *flags: bool) -> None:
+    def sums(result: Tensor, *, of_values: bool) -> None:
         found = result.new_empty(parts * chunks, *result.shape, dtype=torch.float32)
         tensors = *operands, dout, lse, delta, blocks, counts, order, found
-        _run(kernel, grid, tensors, sizes, numbers, parts, *flags)
+        _run(kernel, grid, tensors, sizes, numbers, parts, of_values)
         result.copy_(found.sum(0))
 
-    if value is None:
-        sums(dkey)
-    else:
-        sums(dkey, False)
-        sums(dvalue, True)
+    sums(dkey, of_values=False)
+    if value is not None:
+        sums(dvalue, of_values=True)
     return dquery, dkey, dvalue, delta
 
 

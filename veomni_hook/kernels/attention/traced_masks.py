@@ -12,7 +12,6 @@ kernel that needs only the note, nothing in the graph uses the mask, and it is n
 from __future__ import annotations
 
 import operator
-from typing import Any
 
 import torch
 from torch.fx import Node
@@ -34,7 +33,7 @@ _NEW = {operator.and_: "and_", torch.where: "where"}
 _VIEWS = frozenset("contiguous detach expand getitem to unsqueeze view".split())
 #: What only reads a mask: all that attention does with it.
 _READERS = _VIEWS | frozenset("add logical_not ndim scaled_dot_product_attention size where".split())
-_FUNCTIONS: dict[Any, str] = {
+_FUNCTIONS: dict[object, str] = {
     function: name
     for home in (operator, torch, torch.nn.functional)
     for name in _READERS
@@ -42,7 +41,7 @@ _FUNCTIONS: dict[Any, str] = {
 }
 
 
-def note(mask: Any, window: int | None) -> None:
+def note(mask: object, window: int | None) -> None:
     """Note that ``mask`` shows each query the last ``window`` keys up to its own position; None: all of them.
 
     Call it where nothing else was combined into ``mask`` ``[batch, 1, queries, keys]``. With fewer queries
@@ -51,7 +50,7 @@ def note(mask: Any, window: int | None) -> None:
     _note()
 
 
-def is_noted(mask: Any) -> bool:
+def is_noted(mask: object) -> bool:
     """Return whether `note` was called for ``mask``."""
     return _is_noted()
 

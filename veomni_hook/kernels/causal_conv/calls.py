@@ -9,6 +9,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import torch
+
 from veomni_hook.kernels.shared.samples import indices_of, of_rows
 from veomni_hook.kernels.shared.separation import Packed, call, expect_boundaries, with_parameter
 from veomni_hook.kernels.shared.whole_sequences import whole
@@ -18,7 +20,7 @@ __all__ = ["separated"]
 _OP = "causal_conv"
 
 
-def separated(slot: Any, owner: Any, upstream: Callable[..., Any]) -> Callable[..., Any]:
+def separated(slot: object, owner: object, upstream: Callable[..., object]) -> Callable[..., object]:
     """Return what to call instead of ``upstream``, with the same arguments.
 
     Args:
@@ -32,7 +34,7 @@ def separated(slot: Any, owner: Any, upstream: Callable[..., Any]) -> Callable[.
     run = whole(_OP, owner, partial(call, _CALLS, slot, owner, upstream))
 
     # A name for errors of Python about arguments: that of a partial object is all it holds.
-    def causal_conv(*args: Any, **kwargs: Any) -> Any:
+    def causal_conv(*args: object, **kwargs: object) -> object:
         expect_boundaries(owner, kwargs)
         return run(*args, **kwargs)
 
@@ -43,8 +45,8 @@ def _run(
     slot: Any,
     owner: Any,
     upstream: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    args: tuple[object, ...],
+    kwargs: dict[str, object],
     operands: tuple[Any, ...],
 ) -> Any:
     hidden_states, bounds = operands[0], operands[-1]
@@ -56,14 +58,14 @@ def _run(
 
 
 def _operands(
-    hidden_states: Any,
-    weight: Any,
-    bias: Any = None,
+    hidden_states: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
     activation: str | None = None,
-    cu_seq_lens_q: Any = None,
-    cu_seqlens: Any = None,
-    seq_idx: Any = None,
-    **others: Any,
+    cu_seq_lens_q: torch.Tensor | None = None,
+    cu_seqlens: torch.Tensor | None = None,
+    seq_idx: torch.Tensor | None = None,
+    **others: object,
 ) -> tuple[Any, ...]:
     """Return the operands of the op."""
     rows, _, positions = hidden_states.shape

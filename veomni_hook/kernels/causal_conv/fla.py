@@ -5,8 +5,6 @@ Its function takes channels last, and samples that share a row in a batch of one
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from veomni_hook.kernels.shared.autograd import differentiated_once
@@ -39,7 +37,7 @@ def depthwise(
 
 
 def refuses(
-    owner: Any, hidden_states: Tensor, weight: Tensor, bias: Tensor | None, *others: Any
+    owner: object, hidden_states: Tensor, weight: Tensor, bias: Tensor | None, *others: object
 ) -> str | None:
     """Return what the kernel refuses, beside `operand_checks`, or None."""
     dtypes = {each.dtype for each in (hidden_states, weight, bias) if each is not None}

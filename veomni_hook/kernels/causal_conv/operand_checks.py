@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from veomni_hook.kernels.shared.hub_functions import is_upstreams
@@ -17,13 +15,13 @@ _ACTIVATIONS = (None, "silu", "swish")
 
 
 def refuses(
-    owner: Any,
+    owner: object,
     hidden_states: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     activation: str | None,
     cu_seqlens: torch.Tensor | None,
-    upstream: Any,
+    upstream: object,
 ) -> str | None:
     """Return why this call must run the upstream code, or None. Operands: see `reference.depthwise`."""
     if not is_upstreams(upstream, owner):

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
 
 import torch
 
@@ -43,7 +42,7 @@ def _launch(
     dtypes: tuple[torch.dtype, ...],
     backward: bool,
     block: int,
-    *constants: Any,
+    *constants: object,
 ) -> Launch:
     function, tensors = (kernels.backward, 7) if backward else (kernels.forward, 5)
     return Launch(
@@ -165,7 +164,7 @@ def depthwise(
 
 
 def refuses(
-    owner: Any, hidden_states: Tensor, weight: Tensor, bias: Tensor | None, *others: Any
+    owner: object, hidden_states: Tensor, weight: Tensor, bias: Tensor | None, *others: object
 ) -> str | None:
     """Return what the kernel refuses, beside `operand_checks`, or None."""
     if weight.shape[1] > _MOST_TAPS:

@@ -25,7 +25,7 @@ __all__ = ["is_causal_suffices", "is_one_sequence", "needs_no_mask"]
 
 
 def is_causal_suffices(
-    padding_mask: Any, query_length: Any, kv_length: Any, window: Any = None, query_offset: Any = 0
+    padding_mask: object, query_length: Any, kv_length: Any, window: Any = None, query_offset: Any = 0
 ) -> bool:
     """Return whether attention with ``is_causal`` alone equals attention with the causal mask.
 
@@ -38,7 +38,7 @@ def is_causal_suffices(
     return whole and (window is None or kv_length < window)
 
 
-def needs_no_mask(padding_mask: Any, kv_length: Any, window: Any = None) -> bool:
+def needs_no_mask(padding_mask: object, kv_length: Any, window: Any = None) -> bool:
     """Return whether attention without a mask equals attention with the bidirectional mask."""
     if padding_mask is not None or not _answers():
         return False

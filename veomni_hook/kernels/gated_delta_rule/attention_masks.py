@@ -46,14 +46,14 @@ class Given:
     masks_positions: bool = True
 
 
-def attends(owner: Any) -> bool:
+def attends(owner: object) -> bool:
     """Return whether a model has attention layers beside those that get boundaries."""
     config = getattr(owner, "config", None)
     kinds = getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or ()
     return any(map(_is_attention, kinds))
 
 
-def check(owner: Any, kwargs: Mapping[str, Any], given: Given, bounds: torch.Tensor, rows: int) -> None:
+def check(owner: Any, kwargs: Mapping[str, object], given: Given, bounds: torch.Tensor, rows: int) -> None:
     """Raise SamplesError if attention layers of a model would mix the samples of a row.
 
     Args:
@@ -97,7 +97,7 @@ def _masked(owner: Any, given: Given, bounds: torch.Tensor, rows: int) -> tuple[
 
 
 def _flash(
-    kwargs: Mapping[str, Any], given: Given, bounds: torch.Tensor, rows: int
+    kwargs: Mapping[str, object], given: Given, bounds: torch.Tensor, rows: int
 ) -> tuple[str, str] | None:
     if any(
         _is_of_padding(each) and not bool(host_copy(each).all())
@@ -116,18 +116,18 @@ def _is_attention(kind: object) -> bool:
     return "attention" in str(kind) and not str(kind).startswith("linear")
 
 
-def _of_attention(attention_mask: Any) -> list[Any]:
+def _of_attention(attention_mask: object) -> list[Any]:
     """Return the masks that attention layers are given."""
     if not isinstance(attention_mask, dict):
         return [attention_mask]
     return [mask for kind, mask in attention_mask.items() if _is_attention(kind)]
 
 
-def _is_of_padding(mask: Any) -> bool:
+def _is_of_padding(mask: object) -> bool:
     return isinstance(mask, torch.Tensor) and mask.dim() == 2
 
 
-def _text(position_ids: Any) -> torch.Tensor | None:
+def _text(position_ids: object) -> torch.Tensor | None:
     """Return the positions of text, of which transformers makes masks; None: there are none."""
     if not isinstance(position_ids, torch.Tensor):
         return None
@@ -136,7 +136,7 @@ def _text(position_ids: Any) -> torch.Tensor | None:
     return position_ids[0] if position_ids.dim() == 3 and position_ids.shape[0] == _WITH_TEXT else None
 
 
-def _shown(position_ids: Any, bounds: torch.Tensor, rows: int, first: int | None = None) -> bool:
+def _shown(position_ids: torch.Tensor, bounds: torch.Tensor, rows: int, first: int | None = None) -> bool:
     """Return whether positions show where samples begin; ``first``: the position of each beginning.
 
     On a GPU the host waits for them, as it does for transformers' masks.
@@ -155,7 +155,7 @@ def _shown(position_ids: Any, bounds: torch.Tensor, rows: int, first: int | None
     return True
 
 
-def _not_shown(position_ids: Any) -> tuple[str, str]:
+def _not_shown(position_ids: object) -> tuple[str, str]:
     begin = "position_ids that begin with 0 at each sample"
     if position_ids is None:
         return "its masks are made of position_ids, which were not passed", f"pass {begin}"

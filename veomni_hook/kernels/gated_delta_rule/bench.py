@@ -107,12 +107,12 @@ def _upstream(*operands: torch.Tensor) -> torch.Tensor:
 
 
 def _kernel(
-    *operands: torch.Tensor, kernel: Callable[..., tuple[torch.Tensor, Any]], bounds: torch.Tensor | None
+    *operands: torch.Tensor, kernel: Callable[..., tuple[torch.Tensor, object]], bounds: torch.Tensor | None
 ) -> torch.Tensor:
     return kernel(*operands, None, False, True, bounds)[0]
 
 
-def _fla(query: Any, key: Any, value: Any, g: Any, beta: Any, *options: Any) -> Any:
+def _fla(query: object, key: object, value: object, g: object, beta: object, *options: object) -> object:
     from fla.ops.gated_delta_rule import chunk_gated_delta_rule
 
     *_, normalise, bounds = options

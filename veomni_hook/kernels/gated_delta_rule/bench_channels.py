@@ -12,12 +12,11 @@ times that.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 
 from veomni_hook import accelerator
-from veomni_hook.kernels.gated_delta_rule import channels
+from veomni_hook.kernels.gated_delta_rule import torch as chunked
 from veomni_hook.kernels.gated_delta_rule.bench import problem
 from veomni_hook.kernels.problem import Problem, Side, made
 
@@ -30,7 +29,7 @@ _ACCELERATOR = (
     ("16,384 in 16 samples", 1, 16384, 16, 32, 128),
     ("2 rows of 4,096", 2, 4096, 0, 32, 128),
 )
-_TRITON = "veomni_hook.kernels.gated_delta_rule.channel_triton:channel_decay"
+_TRITON = "veomni_hook.kernels.gated_delta_rule.triton:channel_decay"
 _CPU = (("2 rows of 128", 2, 128, 0, 2, 64), ("256 in 8 samples", 1, 256, 8, 2, 64))
 
 
@@ -50,7 +49,7 @@ def problems(device: str, *, quick: bool) -> Iterator[Problem]:
             [query, key, value, g, beta],
             samples,
             sides,
-            {"fla": _fla, "torch": channels.channel_decay, "triton": _TRITON},
+            {"fla": _fla, "torch": chunked.channel_decay, "triton": _TRITON},
         )
 
 
@@ -63,7 +62,7 @@ def _upstream(*operands: torch.Tensor) -> torch.Tensor:
     return output
 
 
-def _fla(query: Any, key: Any, value: Any, g: Any, beta: Any, *options: Any) -> Any:
+def _fla(query: object, key: object, value: object, g: object, beta: object, *options: object) -> object:
     from fla.ops.kda import chunk_kda
 
     *_, normalise, bounds = options

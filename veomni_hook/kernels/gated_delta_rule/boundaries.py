@@ -34,12 +34,12 @@ _FEWEST = 2
 
 def found(
     owner: Any,
-    kwargs: dict[str, Any],
-    position_ids: Any,
-    attention_mask: Any,
-    cache: Any,
+    kwargs: dict[str, object],
+    position_ids: object,
+    attention_mask: object,
+    cache: object,
     inputs: Any,
-    use_cache: Any,
+    use_cache: object,
     masks_positions: bool = True,
 ) -> dict[str, Any]:
     """Return the arguments that a model hands to its layers, with the boundaries of samples that share rows.
@@ -76,7 +76,9 @@ def found(
     return hand(owner, handed) if _check(owner, handed, given, inputs) else handed
 
 
-def _with_boundaries(owner: Any, kwargs: dict[str, Any], given: Given, inputs: Any) -> dict[str, Any]:
+def _with_boundaries(
+    owner: object, kwargs: dict[str, object], given: Given, inputs: torch.Tensor
+) -> dict[str, object]:
     """Return ``kwargs``, with boundaries if samples share a row."""
     position_ids = given.position_ids
     known = not STATE.active or inputs is None or inputs.shape[1] < _FEWEST or given_in(kwargs)
@@ -101,7 +103,7 @@ def _with_boundaries(owner: Any, kwargs: dict[str, Any], given: Given, inputs: A
     return {**kwargs, "cu_seq_lens_q": boundaries(ends, inputs.device)}
 
 
-def _check(owner: Any, kwargs: dict[str, Any], given: Given, inputs: torch.Tensor) -> bool:
+def _check(owner: object, kwargs: dict[str, object], given: Given, inputs: torch.Tensor) -> bool:
     """Return whether samples share a row; raise SamplesError if attention layers would mix them."""
     bounds = _shared(kwargs, inputs)
     if bounds is not None:
@@ -122,11 +124,11 @@ def _shared(kwargs: dict[str, Any], inputs: torch.Tensor) -> torch.Tensor | None
 def refuse(
     owner: Any,
     kwargs: dict[str, Any],
-    position_ids: Any,
-    attention_mask: Any,
-    cache: Any,
+    position_ids: object,
+    attention_mask: object,
+    cache: object,
     inputs: Any,
-    use_cache: Any,
+    use_cache: object,
     layers: Layers,
 ) -> None:
     """Raise SamplesError if samples share a row and a layer of the model would mix them.
@@ -157,8 +159,8 @@ def refuse(
 
 def _refuse(
     owner: Any,
-    kwargs: dict[str, Any],
-    handed: dict[str, Any],
+    kwargs: dict[str, object],
+    handed: dict[str, object],
     given: Given,
     inputs: torch.Tensor,
     layers: Layers,
@@ -181,7 +183,7 @@ def _refuse(
 _refuse_eagerly: Callable[..., None] = torch.compiler.disable(_refuse)  # type: ignore[no-untyped-call]
 
 
-def _mixes(layer: Any, kind: type, functions: Functions, kwargs: dict[str, Any]) -> str:
+def _mixes(layer: object, kind: type, functions: Functions, kwargs: dict[str, object]) -> str:
     """Return why a layer mixes samples, or an empty string."""
     if not functions:
         return "the code of this layer has no boundaries of samples"
@@ -198,7 +200,7 @@ def _mixes(layer: Any, kind: type, functions: Functions, kwargs: dict[str, Any])
     return ""
 
 
-def _continues(cache: Any) -> bool:
+def _continues(cache: object) -> bool:
     """Return whether a cache holds positions. Caches of old releases that cannot say so hold none."""
     for layer in getattr(cache, "layers", None) or (cache,):
         states = getattr(layer, "has_previous_state", False)
@@ -210,7 +212,7 @@ def _continues(cache: Any) -> bool:
     return False
 
 
-def _mask(attention_mask: Any) -> torch.Tensor | None:
+def _mask(attention_mask: object) -> torch.Tensor | None:
     """Return the mask of positions among what a model is given."""
     given = attention_mask.values() if isinstance(attention_mask, dict) else (attention_mask,)
     return next((each for each in given if isinstance(each, torch.Tensor) and each.dim() == 2), None)
@@ -252,7 +254,7 @@ def _attended(begins: torch.Tensor, position_ids: torch.Tensor, mask: torch.Tens
     return begins
 
 
-def _assert_one_sample_a_row(position_ids: torch.Tensor, mask: torch.Tensor | None, owner: Any) -> None:
+def _assert_one_sample_a_row(position_ids: torch.Tensor, mask: torch.Tensor | None, owner: object) -> None:
     begins = _begins(position_ids)
     if mask is not None:
         begins = _attended(begins, position_ids, mask)

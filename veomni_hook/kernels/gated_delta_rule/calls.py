@@ -9,6 +9,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import torch
+
 from veomni_hook.kernels.shared.samples import last_of_rows, of_rows
 from veomni_hook.kernels.shared.separation import (
     Packed,
@@ -25,7 +27,7 @@ __all__ = ["separated"]
 _OP = "gated_delta_rule"
 
 
-def separated(slot: Any, owner: Any, upstream: Callable[..., Any]) -> Callable[..., Any]:
+def separated(slot: object, owner: object, upstream: Callable[..., object]) -> Callable[..., object]:
     """Return what to call instead of ``upstream``, with the same arguments.
 
     Args:
@@ -40,7 +42,7 @@ def separated(slot: Any, owner: Any, upstream: Callable[..., Any]) -> Callable[.
     run = whole(_OP, owner, partial(call, _CALLS, slot, owner, upstream))
 
     # A name for errors of Python about arguments: that of a partial object is all it holds.
-    def gated_delta_rule(*args: Any, **kwargs: Any) -> Any:
+    def gated_delta_rule(*args: object, **kwargs: object) -> Any:
         expect_boundaries(owner, kwargs)
         return run(*args, **kwargs)
 
@@ -67,18 +69,18 @@ def _run(
 
 
 def _operands(
-    query: Any,
-    key: Any,
-    value: Any,
-    g: Any,
-    beta: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
     chunk_size: int = 64,
-    initial_state: Any = None,
+    initial_state: torch.Tensor | None = None,
     output_final_state: bool = False,
     use_qk_l2norm_in_kernel: bool = False,
-    cu_seq_lens_q: Any = None,
-    cu_seqlens: Any = None,
-    seq_idx: Any = None,
+    cu_seq_lens_q: torch.Tensor | None = None,
+    cu_seqlens: torch.Tensor | None = None,
+    seq_idx: torch.Tensor | None = None,
     **others: Any,
 ) -> tuple[Any, ...]:
     """Return the operands of the op; the length of chunks changes only the rounding."""

@@ -113,7 +113,7 @@ def _triton() -> tuple[int, ...]:
     return tuple(int(part) for part in version("triton").split("+")[0].split(".")[:3])
 
 
-def refuses(owner: Any, query: Tensor, key: Tensor, value: Tensor, *others: Any) -> str | None:
+def refuses(owner: object, query: Tensor, key: Tensor, value: Tensor, *others: object) -> str | None:
     """Return what the package refuses, beside `operand_checks`, or None."""
     if query.dtype not in _HALF or not query.dtype == key.dtype == value.dtype:
         return f"query, key and value are {query.dtype}, {key.dtype} and {value.dtype}"

@@ -15,17 +15,17 @@ __all__ = ["refuses", "refuses_channels"]
 
 
 def refuses(  # noqa: PLR0911 - one return a refusal; the operands
-    owner: Any,
+    owner: object,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
     g: torch.Tensor,
     beta: torch.Tensor,
     initial_state: torch.Tensor | None,
-    output_final_state: Any,
-    use_qk_l2norm_in_kernel: Any,
+    output_final_state: object,
+    use_qk_l2norm_in_kernel: object,
     cu_seqlens: torch.Tensor | None,
-    upstream: Any,
+    upstream: object,
 ) -> str | None:
     """Return why this call must run the upstream code, or None. Operands: see `reference.scalar_decay`."""
     if not is_upstreams(upstream, owner):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import lru_cache
+from typing import Any, ClassVar
 
 import torch
 
@@ -11,10 +13,10 @@ from veomni_hook.kernels.gated_delta_rule.chunks import LENGTH
 from veomni_hook.kernels.gated_delta_rule.scans import Parts, Scanned, Scans, state_of
 from veomni_hook.kernels.gated_delta_rule.tables import Tables, tables_of
 from veomni_hook.kernels.shared.autograd import differentiable
-from veomni_hook.kernels.shared.launch import Launch
+from veomni_hook.kernels.shared.launch import LAUNCHES, Launch
 from veomni_hook.kernels.shared.operators import operator
 
-__all__ = ["Launches", "Operands", "by_token", "rule", "unfit"]
+__all__ = ["Launches", "Operands", "rule", "unfit"]
 
 Tensor = torch.Tensor
 Operands = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
@@ -23,18 +25,24 @@ _DTYPES = frozenset((torch.bfloat16, torch.float16))
 _MOST = 256
 
 
-class Launches:
-    """The launches for one kind of operands.
+class Launches(ABC):
+    """The launches for one kind of operands: heads, heads a key head, widths, strides.
 
     Attributes:
+        channels: whether each channel has a decay.
         scans: those of the scan over chunks.
         solve: computes what the scan needs of every chunk, its inverse among it.
         local: the same where the inverses are known.
     """
 
-    scans: Scans
+    channels: ClassVar[bool]
     solve: Launch
     local: Launch
+
+    def __init__(
+        self, device: torch.device, dtype: torch.dtype, sizes: tuple[int, ...], normalise: bool
+    ) -> None:
+        self.scans = Scans(sizes[:4], dtype, device, channels=self.channels)
 
     def parts(self, operands: Operands, tables: Tables, solved: Tensor | None) -> Parts:
         """Return what the scan needs of every chunk; ``solved``: the inverses, if they are known."""
@@ -50,24 +58,70 @@ class Launches:
         self, operands: Operands, tables: Tables, parts: Parts, scanned: Scanned, dy: Tensor
     ) -> tuple[Tensor, ...]:
         """Return the gradients of the operands."""
-        raise NotImplementedError
+        results = tuple(torch.empty_like(each, memory_format=torch.contiguous_format) for each in operands)
+        if chunks := tables.starts.numel():
+            grid = (chunks, operands[0].shape[2], 1)
+            self._gradients(grid, operands, (tables.starts, tables.ends), parts, scanned, dy, results)
+        return results
+
+    @abstractmethod
+    def _gradients(
+        self,
+        grid: tuple[int, int, int],
+        operands: Operands,
+        places: tuple[Tensor, Tensor],
+        parts: Parts,
+        scanned: Scanned,
+        dy: Tensor,
+        results: tuple[Tensor, ...],
+    ) -> None:
+        """Write the gradients of the operands to ``results``; ``places``: where chunks begin and end."""
+
+
+@lru_cache(maxsize=LAUNCHES)
+def _launches(
+    kind: type[Launches],
+    device: torch.device,
+    dtypes: tuple[torch.dtype, ...],
+    sizes: tuple[int, ...],
+    normalise: bool,
+) -> Launches:
+    return kind(device, dtypes[0], sizes, normalise)
+
+
+def _prepared(kind: type[Launches], operands: Operands, normalise: bool) -> tuple[Operands, Launches]:
+    """Return the operands as the kernels read them, and the launches."""
+    q, k, v, g, beta = map(_by_token, operands)
+    strided = (q, k, v, g) if kind.channels else (q, k, v)
+    strides = [each.stride(dim) for each in strided for dim in (1, 2)]
+    sizes = (v.shape[2], v.shape[2] // q.shape[2], q.shape[3], v.shape[3], *strides)
+    dtypes = (q.dtype, g.dtype, beta.dtype)
+    return (q, k, v, g, beta), _launches(kind, q.device, dtypes, sizes, normalise)
+
+
+def _by_token(x: Tensor) -> Tensor:
+    """Return x, or a copy if its elements are not next to each other, or its tokens have no one stride.
+
+    What has no channels is read without strides.
+    """
+    if x.dim() < 4:
+        return x.contiguous()
+    fits = x.stride(3) == 1 and (x.shape[0] == 1 or x.stride(0) == x.shape[1] * x.stride(1))
+    return x if fits else x.contiguous()
 
 
 def rule(
     name: str,
-    prepared: Callable[..., tuple[Operands, Launches]],
+    kind: type[Launches],
     formula: Callable[..., tuple[Tensor, Tensor | None]],
-) -> Callable[..., tuple[Tensor, Tensor]]:
-    """Define the operators of one form of the rule, and return the op with gradients.
+) -> Callable[..., tuple[Tensor, Tensor | None]]:
+    """Define the operators of one form of the rule, and return what `reference` says, with gradients.
 
-    It takes q, k, v, g, beta, the initial states or None, cu_seqlens or None, whether to normalise and
-    whether final states are wanted. It returns the outputs and the final states. The backward saves every
-    chunk's inverse ``[chunks, heads, 64, 64]``.
+    The backward saves every chunk's inverse ``[chunks, heads, 64, 64]``.
 
     Args:
         name: of the forward; that of the backward ends in ``_backward``.
-        prepared: takes q, k, v, g, beta and whether to normalise; returns these operands as the kernels read
-            them, and the launches.
+        kind: the launches.
         formula: the rule in PyTorch, as `reference.scalar_decay`.
     """
 
@@ -83,7 +137,7 @@ def rule(
         normalise: bool,
         final: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        operands, launches = prepared(q, k, v, g, beta, normalise)
+        operands, launches = _prepared(kind, (q, k, v, g, beta), normalise)
         tables = tables_of(v, cu_seqlens)
         parts = launches.parts(operands, tables, None)
         return *launches.scans.outputs(parts, tables, v, initial, final), parts.solved
@@ -107,7 +161,7 @@ def rule(
         normalise: bool,
         to_initial: bool,
     ) -> tuple[Tensor, ...]:
-        operands, launches = prepared(q, k, v, g, beta, normalise)
+        operands, launches = _prepared(kind, (q, k, v, g, beta), normalise)
         tables, dy = tables_of(v, cu_seqlens), dy.contiguous()
         parts = launches.parts(operands, tables, solved)
         scanned, dinitial = launches.scans.gradients(parts, tables, dy, initial, dfinal, to_initial)
@@ -127,18 +181,29 @@ def rule(
         *others, last = slopes(dy, dfinal if final else None, *operands, initial, *options)
         return *others, last if initial is None else last.to(initial.dtype)
 
-    def definition(*operands: Any) -> tuple[Tensor, Tensor | None]:
+    def definition(*operands: object) -> tuple[Tensor, Tensor | None]:
         *tensors, cu_seqlens, normalise, _ = operands
         return formula(*tensors, True, normalise, cu_seqlens)
 
     # Not saved as a tensor: ``cu_seqlens``. What the host knows of it belongs to this object.
-    return differentiable(outputs, gradients, definition, tensors=6, results=2, sparse=True)
+    run = differentiable(outputs, gradients, definition, tensors=6, results=2, sparse=True)
 
+    def computed(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        g: Tensor,
+        beta: Tensor,
+        initial_state: Tensor | None = None,
+        output_final_state: bool = False,
+        use_qk_l2norm_in_kernel: bool = False,
+        cu_seqlens: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        options = (bool(use_qk_l2norm_in_kernel), bool(output_final_state))
+        output, final = run(query, key, value, g, beta, initial_state, cu_seqlens, *options)
+        return output, final if output_final_state else None
 
-def by_token(x: Tensor) -> Tensor:
-    """Return x, or a copy if its elements are not next to each other, or its tokens have no one stride."""
-    fits = x.stride(3) == 1 and (x.shape[0] == 1 or x.stride(0) == x.shape[1] * x.stride(1))
-    return x if fits else x.contiguous()
+    return computed
 
 
 def _outputs_fake(
@@ -178,7 +243,7 @@ def _gradients_fake(
     return (*(each.new_empty(each.shape) for each in (q, k, v, g, beta)), dinitial)
 
 
-def unfit(owner: Any, query: Tensor, key: Tensor, value: Tensor, *others: Any) -> str | None:
+def unfit(owner: object, query: Tensor, key: Tensor, value: Tensor, *others: object) -> str | None:
     """Return why the kernels refuse operands of these dtypes and sizes, beside `operand_checks`, or None."""
     if query.dtype not in _DTYPES or not query.dtype == key.dtype == value.dtype:
         return f"query, key and value are {query.dtype}, {key.dtype} and {value.dtype}"

@@ -31,12 +31,7 @@ _FLA = backend(
     description="flash-linear-attention; an error instead of its backward where Triton miscompiles it",
     automatic=False,
 )
-_CHANNELS = replace(_TRITON, load=".channel_triton:{variant}", refuses=".rule:unfit")
-_CHANNELS_TORCH = backend(
-    "torch",
-    ".channels:{variant}",
-    description="chunk by chunk with torch's products, all samples at once; any device",
-)
+_CHANNELS = replace(_TRITON, refuses=".rule:unfit")
 
 VARIANTS = {
     "scalar_decay": Variant(
@@ -46,7 +41,7 @@ VARIANTS = {
     ),
     "channel_decay": Variant(
         "S = exp(g) * S + k (beta * (v - (exp(g) * S)^T k))^T, o = S^T q for each position; one g a channel",
-        kernels=(_CHANNELS, _CHANNELS_TORCH, _FLA),
+        kernels=(_CHANNELS, _TORCH, _FLA),
         refuses=".operand_checks:refuses_channels",
     ),
 }

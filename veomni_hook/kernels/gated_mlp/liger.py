@@ -44,7 +44,7 @@ def product(
     return differentiated_once("gated_mlp=liger", _FUNCTIONS[name_of(activation)].apply(gate, up))
 
 
-def refuses(owner: Any, x: torch.Tensor, activation: Any) -> str | None:
+def refuses(owner: object, x: torch.Tensor, activation: object) -> str | None:
     """Return why this call of the MLP ``owner`` must run the upstream code, or None."""
     name = name_of(activation)
     if name not in _FUNCTIONS:

@@ -9,7 +9,6 @@ Mutates: nothing. The operator documents no rounding between activation and prod
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -84,6 +83,6 @@ def clamped(gate: Tensor, up: Tensor, activation: _Activation, limit: float) -> 
     return product(gate.clamp(max=limit), up.clamp(min=-limit, max=limit), activation)
 
 
-def refuses(owner: Any, x: Tensor, activation: Any) -> str | None:
+def refuses(owner: object, x: Tensor, activation: object) -> str | None:
     """Return why this call of the MLP ``owner`` must run the upstream code, or None."""
     return unknown(activation, "SiLU") if name_of(activation) != "silu" else ascend.unfit(x)

@@ -104,7 +104,7 @@ def _forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _gradients(
-    saved: Sequence[Tensor], _: Any, wanted: Sequence[bool], dy: Tensor
+    saved: Sequence[Tensor], _: object, wanted: Sequence[bool], dy: Tensor
 ) -> tuple[Tensor | None, ...]:
     x, weight, _bias = saved
     to_x, to_weight, to_bias = wanted

@@ -245,7 +245,7 @@ def _number(activation: Activation) -> int:
     return ACTIVATIONS[name]
 
 
-def refuses(owner: Any, x: Tensor, activation: Any = torch.sigmoid) -> str | None:
+def refuses(owner: object, x: Tensor, activation: object = torch.sigmoid) -> str | None:
     """Return why this call of the MLP ``owner`` must run the upstream code, or None.
 
     ``x`` is a tensor available before the projections. A guard without an activation means a sigmoid.

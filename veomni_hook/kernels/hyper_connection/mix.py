@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any
 
 import torch
 
@@ -67,7 +66,7 @@ def _definition(x: Tensor, post: Tensor, comb: Tensor, output: Tensor) -> Tensor
     return reference.mix(post, comb, output, x, x.dtype)
 
 
-def _gradients(saved: Sequence[Tensor], _: Any, __: Any, dy: Tensor) -> tuple[Tensor, ...]:
+def _gradients(saved: Sequence[Tensor], _: object, __: object, dy: Tensor) -> tuple[Tensor, ...]:
     x, *weights = saved
     dpost, dcomb, doutput, dx = _hyper_connection_mix_backward(dy, *weights, x)
     return dx, dpost, dcomb, doutput
@@ -81,6 +80,8 @@ def mix(post: Tensor, comb: Tensor, output: Tensor, hidden_streams: Tensor, dtyp
     return _apply(hidden_streams, post, comb, output)
 
 
-def refuses(owner: Any, post: Any, comb: Any, output: Any, hidden_streams: Any, dtype: Any) -> str | None:
+def refuses(
+    owner: object, post: Tensor, comb: Tensor, output: Tensor, hidden_streams: Tensor, dtype: object
+) -> str | None:
     """Return what the kernels refuse, beside `rules.refuses_mix`, or None."""
     return unsupported(hidden_streams, post, comb)

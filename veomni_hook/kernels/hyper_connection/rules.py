@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from veomni_hook.kernels.shared.module_calls import call_is_seen
 from veomni_hook.kernels.shared.operand_checks import not_plain, untraceable
@@ -17,16 +18,16 @@ __all__ = ["refuses", "refuses_collapse", "refuses_mix"]
 
 
 def refuses(
-    owner: Any,
-    hidden_streams: Any,
+    owner: object,
+    hidden_streams: Tensor,
     norm: Any,
-    norm_class: Any,
-    fn: Any,
-    base: Any,
-    scale: Any,
-    streams: Any,
-    iterations: Any,
-    eps: Any,
+    norm_class: object,
+    fn: Tensor,
+    base: Tensor,
+    scale: Tensor,
+    streams: object,
+    iterations: object,
+    eps: object,
 ) -> str | None:
     """Return why this call must run the upstream code, or None; operands are those of the reference."""
     reason = _unfit(hidden_streams, norm, norm_class, fn, base, scale, eps)
@@ -40,7 +41,14 @@ def refuses(
 
 
 def refuses_collapse(
-    owner: Any, hidden_streams: Any, norm: Any, norm_class: Any, fn: Any, base: Any, scale: Any, eps: Any
+    owner: object,
+    hidden_streams: Tensor,
+    norm: Any,
+    norm_class: object,
+    fn: Tensor,
+    base: Tensor,
+    scale: Tensor,
+    eps: object,
 ) -> str | None:
     """Return why this call must run the upstream code, or None; operands are those of the reference."""
     reason = _unfit(hidden_streams, norm, norm_class, fn, base, scale, eps)
@@ -48,7 +56,13 @@ def refuses_collapse(
 
 
 def _unfit(
-    hidden_streams: Any, norm: Any, norm_class: Any, fn: Any, base: Any, scale: Any, eps: Any
+    hidden_streams: Tensor,
+    norm: Any,
+    norm_class: object,
+    fn: Tensor,
+    base: Tensor,
+    scale: Tensor,
+    eps: object,
 ) -> str | None:
     if type(norm) is not norm_class:
         return f"the norm is a {type(norm).__module__}.{type(norm).__qualname__}, not the recognised class"
@@ -59,7 +73,14 @@ def _unfit(
     return _unlike(hidden_streams, fn, base, scale)
 
 
-def refuses_mix(owner: Any, post: Any, comb: Any, output: Any, hidden_streams: Any, dtype: Any) -> str | None:
+def refuses_mix(
+    owner: object,
+    post: Tensor,
+    comb: Tensor,
+    output: Tensor,
+    hidden_streams: Tensor,
+    dtype: object,
+) -> str | None:
     """Return why streams must be mixed by upstream's code, or None.
 
     Args:
@@ -81,7 +102,7 @@ def refuses_mix(owner: Any, post: Any, comb: Any, output: Any, hidden_streams: A
     return None
 
 
-def _unlike(streams: Any, *others: Any) -> str | None:
+def _unlike(streams: Tensor, *others: Tensor) -> str | None:
     """Return why streams ``[batch, length, N, D]`` and other operands cannot be computed with, or None."""
     if (reason := not_plain(streams, *others) or untraceable()) is not None:
         return reason
@@ -95,7 +116,7 @@ def _unlike(streams: Any, *others: Any) -> str | None:
     return "autocast is active, which casts products" if autocast else None
 
 
-def _unshaped(x: Any, fn: Any, base: Any, scale: Any, weights: int, scales: int) -> str | None:
+def _unshaped(x: Tensor, fn: Tensor, base: Tensor, scale: Tensor, weights: int, scales: int) -> str | None:
     columns = x.shape[2] * x.shape[3]
     if (fn.shape, base.shape, scale.shape) == ((weights, columns), (weights,), (scales,)):
         return None

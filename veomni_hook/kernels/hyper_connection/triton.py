@@ -142,7 +142,7 @@ def _definition(
 
 
 def _gradients(
-    saved: Sequence[Tensor], rest: Sequence[Any], _: Any, dpost: Tensor, dcomb: Tensor, dy: Tensor
+    saved: Sequence[Tensor], rest: Sequence[Any], _: object, dpost: Tensor, dcomb: Tensor, dy: Tensor
 ) -> tuple[Tensor, ...]:
     return _hyper_connection_backward(dy, dpost, dcomb, saved, *rest)
 
@@ -156,7 +156,7 @@ _apply: Callable[..., tuple[Tensor, Tensor, Tensor]] = differentiable(
 def sinkhorn(
     hidden_streams: Tensor,
     norm: Any,
-    norm_class: Any,
+    norm_class: object,
     fn: Tensor,
     base: Tensor,
     scale: Tensor,
@@ -169,12 +169,18 @@ def sinkhorn(
 
 
 def collapse(
-    hidden_streams: Tensor, norm: Any, norm_class: Any, fn: Tensor, base: Tensor, scale: Tensor, eps: float
+    hidden_streams: Tensor,
+    norm: Any,
+    norm_class: object,
+    fn: Tensor,
+    base: Tensor,
+    scale: Tensor,
+    eps: float,
 ) -> Tensor:
     """Return what `reference.collapse` says."""
     return _apply(hidden_streams, fn, base, scale, [norm.eps, eps], 0)[2]
 
 
-def refuses(owner: Any, x: Any, norm: Any, norm_class: Any, *operands: Any) -> str | None:
+def refuses(owner: object, x: Tensor, norm: object, norm_class: object, *operands: Any) -> str | None:
     """Return what the kernels refuse, beside `rules`, or None."""
     return unsupported(x, *operands[:3])

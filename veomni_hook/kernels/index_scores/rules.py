@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from torch import Tensor
 
 from veomni_hook.kernels.shared.operand_checks import not_plain, untraceable
 
 __all__ = ["refuses"]
 
 
-def refuses(owner: Any, query: Any, key: Any, scale: Any) -> str | None:
+def refuses(owner: object, query: Tensor, key: Tensor, scale: object) -> str | None:
     """Return why this call must run the upstream code, or None.
 
     Weights are not known yet: upstream computes them later.

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -54,7 +54,7 @@ def _tiles(
     return _Tiles(Launch(kernels.forward, 4, *constants, num_warps=4, num_stages=3), queries, keys)
 
 
-def _empty(query: Tensor, key: Tensor, *_: Any) -> Tensor:
+def _empty(query: Tensor, key: Tensor, *_: object) -> Tensor:
     return query.new_empty((query.shape[0], query.shape[1], key.shape[1]), dtype=torch.float32)
 
 
@@ -125,7 +125,7 @@ def einsum(query: Tensor, key: Tensor, weights: Tensor, scale: float) -> Tensor:
     return _scores(query, key, weights, float(scale), False)
 
 
-def refuses(owner: Any, query: Any, key: Any, scale: Any) -> str | None:
+def refuses(owner: object, query: Tensor, key: Tensor, scale: float) -> str | None:
     """Return what the kernel refuses, beside `rules`, or None."""
     if query.dtype not in _DTYPES or key.dtype != query.dtype:
         return f"the kernel does not support a query of {query.dtype} with a key of {key.dtype}"

@@ -6,6 +6,7 @@ Forward:  y = (weight * xhat.to(MIDDLE)).to(INNER) + bias
 Backward: dx = s * (g - mean(g) - xhat * mean(g * xhat)) + direct, g = weight * dy
           dweight = sum over rows of dy * xhat.to(MIDDLE), dbias = sum over rows of dy
           direct is a gradient that x also has, and is added only if ADDED.
+Of a sum: x = (residual + hidden).to(dtype), which is a result, too; GROUPS is 1, MIDDLE and INNER float32.
 Shapes: rows have GROUPS groups of COLUMNS columns. Strides and dtypes: as in
 `veomni_hook.kernels.rms_norm.device`, whose kernels are apart: what only LayerNorm reads and writes would
 make every launch of RMSNorm dearer.
@@ -16,7 +17,7 @@ import triton.language as tl
 
 from veomni_hook.kernels.rms_norm.device import load_factor, row_begin
 
-__all__ = ["backward", "forward", "standardised"]
+__all__ = ["backward", "forward", "forward_of_sum"]
 
 
 @triton.jit
@@ -73,6 +74,53 @@ def forward(
         moment = moments + row * GROUPS + tl.program_id(1)
         tl.store(moment, m, mask=row < rows)
         tl.store(moment + rows.to(tl.int64) * GROUPS, s, mask=row < rows)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def forward_of_sum(
+    residual,  # [rows, COLUMNS], strided: an addend
+    hidden,  # [rows, COLUMNS], strided, the dtype of residual: the other addend
+    weight,  # [COLUMNS]; not read unless WEIGHTED
+    bias,  # [COLUMNS]; not read unless BIASED
+    total,  # [rows, COLUMNS], the dtype of residual: a result, the sum
+    y,  # [rows, COLUMNS]: a result, the sum's norm
+    moments,  # [2, rows], float32: the mean and the scale of the sum; not written unless KEEP
+    rows,
+    size_residual_1, size_residual_2, stride_residual_0, stride_residual_1, stride_residual_2,
+    size_hidden_1, size_hidden_2, stride_hidden_0, stride_hidden_1, stride_hidden_2,
+    eps,
+    COLUMNS: tl.constexpr,
+    BLOCK: tl.constexpr,  # a power of two that holds COLUMNS
+    ROWS: tl.constexpr,  # per program
+    WEIGHTED: tl.constexpr,  # 0 or 1
+    BIASED: tl.constexpr,  # 0 or 1
+    KEEP: tl.constexpr,  # whether a backward needs the moments
+):  # fmt: skip
+    """The sum, its norm and its moments, as above. Grid: cdiv(rows, ROWS)."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    inside = column < COLUMNS
+    kept = (row < rows)[:, None] & inside[None, :]
+    residual_begin = row_begin(
+        row, size_residual_1, size_residual_2, stride_residual_0, stride_residual_1, stride_residual_2
+    )  # fmt: skip
+    hidden_begin = row_begin(
+        row, size_hidden_1, size_hidden_2, stride_hidden_0, stride_hidden_1, stride_hidden_2
+    )  # fmt: skip
+    a = tl.load(residual + residual_begin[:, None] + column[None, :], mask=kept, other=0.0).to(tl.float32)
+    b = tl.load(hidden + hidden_begin[:, None] + column[None, :], mask=kept, other=0.0).to(tl.float32)
+    place = row[:, None] * COLUMNS + column[None, :]
+    added = (a + b).to(total.dtype.element_ty)
+    tl.store(total + place, added, mask=kept)
+    factor = load_factor(weight, column, inside, WEIGHTED, BLOCK)
+    xhat, m, s = standardised(added.to(tl.float32), kept, eps, COLUMNS)
+    result = xhat * factor[None, :]
+    if BIASED:
+        result += tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)[None, :]
+    tl.store(y + place, result.to(y.dtype.element_ty), mask=kept)
+    if KEEP:
+        tl.store(moments + row, m, mask=row < rows)
+        tl.store(moments + rows.to(tl.int64) + row, s, mask=row < rows)
 
 
 @triton.jit(do_not_specialize=["rows"])

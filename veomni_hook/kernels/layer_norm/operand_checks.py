@@ -33,7 +33,7 @@ def unfit(variant: str, hidden_states: torch.Tensor, operands: tuple[Any, ...]) 
     return _other_result(variant, hidden_states, parameters) if shaped else None
 
 
-def _unfit_input(hidden_states: torch.Tensor, eps: Any) -> str | None:
+def _unfit_input(hidden_states: torch.Tensor, eps: object) -> str | None:
     if hidden_states.layout is not torch.strided or not hidden_states.ndim:
         return "the input is not a strided tensor with a dimension"
     if hidden_states.dtype not in _DTYPES:

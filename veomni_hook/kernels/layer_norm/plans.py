@@ -21,7 +21,7 @@ from veomni_hook.kernels.rms_norm.tiles import (
 from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, power, room
 from veomni_hook.kernels.shared.rows import Rows, contiguous_strides, rows_at
 
-__all__ = ["Plan", "backward_plan", "forward_plan"]
+__all__ = ["Plan", "backward_plan", "forward_plan", "sum_plan"]
 
 _Strides = tuple[int, ...]
 
@@ -29,6 +29,8 @@ _Strides = tuple[int, ...]
 #: reached 58 % of a copy's bandwidth with a weight that stays, 86 % with one that is read for every row.
 #: And the most rows in flight then.
 _MOST_HELD, _FEWEST_TILES = 8192, 3
+#: Elements per program of a sum and its norm, as in the addition and RMSNorm; and columns that are wide.
+_SUM_TILE, _SUM_WIDE_TILE, _WIDE = 2048, 8192, 4096
 
 
 class Plan(NamedTuple):
@@ -84,6 +86,29 @@ def forward_plan(
         device, dtypes, (columns, groups), x_rows, rounded, large=rows >= LARGE, keep=keep
     )
     return Plan(launch, (-(-rows // size), groups, 1), (rows, *x_rows), kept, like)
+
+
+@lru_cache(maxsize=LAUNCHES)
+def sum_plan(
+    device: torch.device,
+    dtypes: tuple[torch.dtype | None, ...],
+    shape: torch.Size,
+    strides: tuple[_Strides, _Strides],
+    keep: bool,
+) -> Plan | None:
+    """Return the plan of a sum and its norm, or None if an addend must be copied first; as `forward_plan`."""
+    residual_rows, hidden_rows = (rows_at(shape, each) for each in strides)
+    if residual_rows is None or hidden_rows is None:
+        return None
+    columns, rows = shape[-1], prod(shape[:-1])
+    sizes = (2, *shape[:-1])
+    kept = sizes, contiguous_strides(sizes)
+    like = strides[0] == contiguous_strides(shape)
+    if not columns or not rows:
+        return Plan(None, (0, 0, 0), (), kept, like)
+    numbers = rows, *residual_rows, *hidden_rows
+    launch, size = _sum_launch(device, dtypes, columns, numbers[1:], large=rows >= LARGE, keep=keep)
+    return Plan(launch, (-(-rows // size), 1, 1), numbers, kept, like)
 
 
 @lru_cache(maxsize=LAUNCHES)
@@ -153,6 +178,23 @@ def _forward_launch(
     fused = bias is None or rounded[1] is torch.float32
     launch = Launch(kernels.forward, 5, *constants, num_warps=warps_of(tile), enable_fp_fusion=fused)
     return launch, tile // block
+
+
+@lru_cache(maxsize=LAUNCHES)
+def _sum_launch(
+    device: torch.device,
+    dtypes: tuple[torch.dtype | None, ...],
+    columns: int,
+    where: tuple[int, ...],
+    *,
+    large: bool,
+    keep: bool,
+) -> tuple[Launch, int]:
+    """Return the launcher of a sum and its norm, and the rows per program."""
+    block = power(columns)
+    tile = max(block, _SUM_WIDE_TILE if columns == block >= _WIDE else _SUM_TILE)
+    constants = columns, block, tile // block, int(dtypes[1] is not None), int(dtypes[2] is not None), keep
+    return Launch(kernels.forward_of_sum, 7, *constants, num_warps=warps_of(tile)), tile // block
 
 
 @lru_cache(maxsize=LAUNCHES)

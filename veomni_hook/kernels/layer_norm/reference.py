@@ -3,7 +3,8 @@
 Every function normalises the last dimension of ``hidden_states`` ``[..., hidden]``. ``weight`` and ``bias``
 are ``[hidden]``, or ``[groups, hidden]`` for ``hidden_states`` ``[..., groups, hidden]``.
 ``normalized_shape`` is ``(hidden,)``, as torch's operator takes it. The formulas differ in where they cast.
-The idiom reads this file as text: each body is the formula, step by step.
+The idiom reads this file as text: each body is the formula, step by step. The last two are what torch's
+``nn.LayerNorm`` computes where a method calls it: torch's own operator, which rounds once.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch import nn
 from torch.nn import functional
 
 
@@ -60,3 +62,16 @@ def unweighted(hidden_states: torch.Tensor, normalized_shape: Sequence[int], eps
     """Return ``xhat`` from torch's operator in float32, cast to the input's dtype."""
     x32 = hidden_states.float()
     return functional.layer_norm(x32, normalized_shape, None, None, eps).to(hidden_states.dtype)
+
+
+def rounded_once(hidden_states: torch.Tensor, norm: nn.LayerNorm) -> torch.Tensor:
+    """Return ``norm(hidden_states)`` without the call of the module; weight and bias may be None."""
+    return functional.layer_norm(hidden_states, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
+
+
+def sum_rounded_once(
+    residual: torch.Tensor, hidden_states: torch.Tensor, norm: nn.LayerNorm
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the sum and what ``norm`` makes of it."""
+    total = residual + hidden_states
+    return total, rounded_once(total, norm)

@@ -22,7 +22,7 @@ __all__ = ["refuses", "unweighted", "weight_before_cast"]
 def refuses(variant: str) -> Callable[..., str | None]:
     """Return the rule of a variant: why a call must run the upstream code, or None."""
 
-    def rule(owner: Any, hidden_states: torch.Tensor, *operands: Any) -> str | None:
+    def rule(owner: object, hidden_states: torch.Tensor, *operands: Any) -> str | None:
         reason = unfit(variant, hidden_states, operands)
         if reason is not None or variant == "unweighted":
             return reason

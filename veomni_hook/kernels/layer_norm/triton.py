@@ -18,7 +18,7 @@ import torch
 from torch.nn import functional
 
 from veomni_hook.kernels.layer_norm.operand_checks import unfit
-from veomni_hook.kernels.layer_norm.plans import backward_plan, forward_plan
+from veomni_hook.kernels.layer_norm.plans import backward_plan, forward_plan, sum_plan
 from veomni_hook.kernels.rms_norm.tiles import MOST_COLUMNS, summed
 from veomni_hook.kernels.shared.autograd import differentiable
 from veomni_hook.kernels.shared.operand_checks import untraceable
@@ -26,6 +26,7 @@ from veomni_hook.kernels.shared.operators import operator
 
 __all__ = [
     "SMALLEST",
+    "added_norm",
     "cast_before_weight_and_bias",
     "loses",
     "norm",
@@ -121,7 +122,7 @@ def _layer_norm_backward(
     return dx, summed(partial, out)
 
 
-def backward(
+def _backward(
     saved: Sequence[Any],
     dy: torch.Tensor,
     direct: torch.Tensor | None,
@@ -154,7 +155,7 @@ def backward(
     )
 
 
-def formula(
+def _formula(
     x: torch.Tensor,
     weight: torch.Tensor | None,
     bias: torch.Tensor | None,
@@ -171,8 +172,8 @@ def formula(
 
 norm: Callable[..., torch.Tensor] = differentiable(
     _layer_norm,
-    lambda saved, rest, wanted, dy: backward(saved, dy, None, rest[1], wanted[1:]),
-    formula,
+    lambda saved, rest, wanted, dy: _backward(saved, dy, None, rest[1], wanted[1:]),
+    _formula,
     tensors=3,
     direct={"keep": False},
 )
@@ -188,11 +189,67 @@ Args:
 """
 
 
+@operator(
+    lambda residual, hidden_states, weight, bias, eps, out: (
+        residual.new_empty(residual.shape),
+        residual.new_empty(residual.shape, dtype=out),
+        residual.new_empty((2, *residual.shape[:-1]), dtype=torch.float32),
+    )
+)
+def _add_layer_norm(
+    residual: torch.Tensor,
+    hidden_states: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    eps: float,
+    out: torch.dtype,
+    keep: bool = True,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    device, shape, dtype = residual.device, residual.shape, residual.dtype
+    # The kernel does not access the placeholders of absent parameters.
+    factor, factor_dtype = (residual, None) if weight is None else (weight, weight.dtype)
+    addend, addend_dtype = (residual, None) if bias is None else (bias, bias.dtype)
+    kind = device, (dtype, factor_dtype, addend_dtype, out), shape
+    plan = sum_plan(*kind, (residual.stride(), hidden_states.stride()), keep)
+    if plan is None:
+        residual, hidden_states = residual.contiguous(), hidden_states.contiguous()
+        plan = sum_plan(*kind, (residual.stride(), hidden_states.stride()), keep)
+        assert plan is not None  # noqa: S101
+    launch, grid, numbers, sizes, like = plan
+    total = torch.empty_like(residual) if like else torch.empty(shape, dtype=dtype, device=device)
+    y = torch.empty_like(residual) if like and out is dtype else torch.empty(shape, dtype=out, device=device)
+    moments = torch.empty_strided(*sizes, dtype=torch.float32, device=device) if keep else y
+    if launch is not None:
+        launch(grid, residual, hidden_states, factor, addend, total, y, moments, *numbers, float(eps))
+    return total, y, moments
+
+
+#: Return the sum of two addends of one dtype and its norm; takes them, the weight, the bias, eps and the
+#: norm's dtype. The backward adds the gradient of the sum in float32, so that dx, the gradient of both
+#: addends, is rounded once. Saved: the sum in place of x.
+added_norm: Callable[..., tuple[torch.Tensor, torch.Tensor]] = differentiable(
+    _add_layer_norm,
+    lambda saved, rest, wanted, dtotal, dy: (
+        (dtotal, None, None) if dy is None else _backward(saved, dy, dtotal, torch.float32, wanted[1:])
+    ),
+    lambda total, weight, bias, eps, out: (
+        total,
+        _formula(total, weight, bias, eps, torch.float32, torch.float32, out),
+    ),
+    tensors=4,
+    results=2,
+    addends=2,
+    # The last layer's sum, or an unused norm, has no gradient: do not allocate zeros for it.
+    sparse=True,
+    direct={"keep": False},
+)
+
+
 @cache
 def refuses(variant: str) -> Callable[..., str | None]:
     """Return the rule of a variant: why a call must run the upstream code, or None."""
 
-    def rule(owner: Any, hidden_states: torch.Tensor, *operands: Any) -> str | None:
+    def rule(owner: object, hidden_states: torch.Tensor, *operands: Any) -> str | None:
         reason = unfit(variant, hidden_states, operands) or untraceable()
         if reason is None and hidden_states.shape[-1] > MOST_COLUMNS:
             return f"the kernel supports rows of at most {MOST_COLUMNS} values"
@@ -201,7 +258,7 @@ def refuses(variant: str) -> Callable[..., str | None]:
     return rule
 
 
-def loses(owner: Any, hidden_states: torch.Tensor, *operands: Any) -> str | None:
+def loses(owner: object, hidden_states: torch.Tensor, *operands: Any) -> str | None:
     """Return why ``auto`` leaves this call to torch's operator, or None."""
     if hidden_states.numel() < SMALLEST:
         return f"fewer than {SMALLEST:,} values: torch's operator costs the host less"

@@ -68,7 +68,7 @@ def told() -> dict[str | None, int]:
     return dict(_CALLS)
 
 
-def _refuses(function: Any, operands: tuple[Any, ...]) -> str | None:
+def _refuses(function: type[torch.autograd.Function], operands: tuple[Any, ...]) -> str | None:
     """Return why verl's function computes this, or None."""
     if not _is_known(function) or len(operands) != len(_PARAMETERS) - 1:
         return "its parameters are not those that this release of veomni-hook knows"
@@ -79,7 +79,7 @@ def _refuses(function: Any, operands: tuple[Any, ...]) -> str | None:
 
 
 @lru_cache(maxsize=8)
-def _is_known(function: Any) -> bool:
+def _is_known(function: type[torch.autograd.Function]) -> bool:
     try:
         return tuple(inspect.signature(function.forward).parameters) == _PARAMETERS
     except (AttributeError, TypeError, ValueError):

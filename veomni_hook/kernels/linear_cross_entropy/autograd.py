@@ -14,8 +14,13 @@ from typing import Any, NamedTuple
 import torch
 
 from veomni_hook.kernels.linear_cross_entropy import reference
-from veomni_hook.kernels.linear_cross_entropy.objective import NOTHING, Objective, TokenStatistics, Wanted
-from veomni_hook.kernels.linear_cross_entropy.transform import Transform
+from veomni_hook.kernels.linear_cross_entropy.objective import (
+    NOTHING,
+    Objective,
+    TokenStatistics,
+    Transform,
+    Wanted,
+)
 from veomni_hook.kernels.shared.autograd import gradients, is_recorded
 from veomni_hook.kernels.shared.operand_checks import wants_grad
 
@@ -132,7 +137,7 @@ class _Loss(torch.autograd.Function):
                 ctx.form.z_loss, loss_weights,
             )  # fmt: skip
 
-            def again(x: Any, weight: Any, bias: Any) -> torch.Tensor:
+            def again(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
                 return reference.loss_and_statistics(x, weight, bias, target, objective, NOTHING)[0]
 
             return *_differentiable(ctx, again, (x, weight, bias), (grad,)), *[None] * 5
@@ -174,7 +179,7 @@ class _Statistics(torch.autograd.Function):
 
     @staticmethod
     def backward(
-        ctx: Any, to_log_probs: torch.Tensor | None, to_entropy: torch.Tensor | None, _: Any
+        ctx: Any, to_log_probs: torch.Tensor | None, to_entropy: torch.Tensor | None, _: object
     ) -> _Tensors:
         x, weight, bias, target, lse, entropy = ctx.saved_tensors
         if is_recorded():
@@ -182,7 +187,7 @@ class _Statistics(torch.autograd.Function):
             incoming = tuple(each for each in (to_log_probs, to_entropy) if each is not None)
             wanted = Wanted(to_log_probs is not None, to_entropy is not None)
 
-            def again(x: Any, weight: Any, bias: Any) -> tuple[torch.Tensor, ...]:
+            def again(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> tuple[torch.Tensor, ...]:
                 found = reference.token_statistics(x, weight, bias, target, objective, wanted)
                 return tuple(each for each in found if each is not None)
 
@@ -278,7 +283,7 @@ def _scaled(
 
 
 def _differentiable(
-    ctx: Any, again: Callable[..., Any], inputs: tuple[torch.Tensor | None, ...], incoming: tuple[Any, ...]
+    ctx: Any, again: Callable[..., object], inputs: tuple[torch.Tensor | None, ...], incoming: tuple[Any, ...]
 ) -> tuple[torch.Tensor | None, ...]:
     """Return differentiable gradients, from the plain definition."""
 

@@ -11,9 +11,8 @@ from torch import nn
 from veomni_hook.errors import KernelError
 from veomni_hook.kernels.linear_cross_entropy import head as heads
 from veomni_hook.kernels.linear_cross_entropy import losses, token_outputs
-from veomni_hook.kernels.linear_cross_entropy.objective import NOTHING, Objective, Wanted
+from veomni_hook.kernels.linear_cross_entropy.objective import IDENTITY, NOTHING, Objective, Transform, Wanted
 from veomni_hook.kernels.linear_cross_entropy.options import active, token_outputs_of
-from veomni_hook.kernels.linear_cross_entropy.transform import IDENTITY, Transform
 
 __all__ = ["Call"]
 
@@ -71,7 +70,7 @@ class Call(NamedTuple):
         known = losses.reads_shift_labels(self.model.loss_function) and shift_labels is not None
         return shift_labels if known else self.labels
 
-    def shifted(self, labels: Any, filled: float) -> torch.Tensor:
+    def shifted(self, labels: object, filled: float) -> torch.Tensor:
         """Align values given per label with the positions that predict the labels, ``[rows]``."""
         shift_labels = self.loss_kwargs.get("shift_labels")
         if labels is not self.labels and shift_labels is not None:

@@ -14,13 +14,21 @@ from veomni_hook.kernels.linear_cross_entropy.autograd import compute_dtype
 from veomni_hook.kernels.linear_cross_entropy.call import Call
 from veomni_hook.kernels.linear_cross_entropy.deferred import DeferredLogits, logits_are_read, note_refusal
 from veomni_hook.kernels.linear_cross_entropy.objective import NOTHING, TokenStatistics
-from veomni_hook.kernels.linear_cross_entropy.options import active, leave_to_upstream, note, token_outputs_of
-from veomni_hook.kernels.linear_cross_entropy.remedies import EVALUATION, NO_GRADIENTS
+from veomni_hook.kernels.linear_cross_entropy.options import (
+    EVALUATION,
+    NO_GRADIENTS,
+    active,
+    leave_to_upstream,
+    note,
+    token_outputs_of,
+)
+from veomni_hook.kernels.selection.binding import wanted_by
+from veomni_hook.kernels.selection.declaration import REFERENCE
 from veomni_hook.kernels.shared.history import following
 from veomni_hook.kernels.shared.module_calls import call_is_seen, is_as_written
 from veomni_hook.kernels.shared.operand_checks import not_plain, untraceable
 
-__all__ = ["Call", "Fused", "cannot", "fused_output", "reference_output", "refuses", "settled"]
+__all__ = ["Call", "Fused", "fused_by", "fused_output", "reference_output", "refuses", "settled"]
 
 Compute = Callable[..., tuple[torch.Tensor, TokenStatistics]]
 Statistics = Callable[..., TokenStatistics]
@@ -34,12 +42,13 @@ class Fused(NamedTuple):
     finish: Callable[[Any], Any]
 
 
-def refuses(model: Any, *operands: Any) -> str | None:
+def refuses(model: object, *operands: object) -> str | None:
     """Return why the upstream code should, or must, compute the loss of this call, or None.
 
-    Raises KernelError if it must, but `loss_options` change the loss.
+    The formula, which is chosen for checks, computes each loss that it can. Raises KernelError if upstream's
+    code must, but `loss_options` change the loss.
     """
-    if token_outputs_of(model):
+    if token_outputs_of(model) or wanted_by(model, "linear_cross_entropy") == REFERENCE:
         return settled(model, _cannot(model, *operands))
     if torch.compiler.is_compiling():
         return _untrained(model) or _cannot(model, *operands)
@@ -48,12 +57,7 @@ def refuses(model: Any, *operands: Any) -> str | None:
     return settled(model, reason or logits_are_read(model) or _cannot(model, *operands))
 
 
-def cannot(model: Any, *operands: Any) -> str | None:
-    """Return why the upstream code must compute the loss of this call, or None; raises like `refuses`."""
-    return settled(model, _cannot(model, *operands))
-
-
-def settled(model: Any, reason: str | None) -> str | None:
+def settled(model: object, reason: str | None) -> str | None:
     """Return ``reason``, after telling `loss_options` and `token_outputs` that the upstream code runs."""
     if reason is not None:
         leave_to_upstream(model, reason)
@@ -66,7 +70,7 @@ def _untrained(model: Any) -> str | None:
     return None if torch.is_grad_enabled() else NO_GRADIENTS
 
 
-def _cannot(model: Any, *operands: Any) -> str | None:
+def _cannot(model: Any, *operands: object) -> str | None:
     if getattr(model, "_is_replica", False):
         return "the model is a replica of nn.DataParallel, which gathers logits"
     call = Call.of(model, *operands)
@@ -133,7 +137,9 @@ def fused_output(compute: Compute, statistics: Statistics, call: Call) -> Fused:
     target = call.shifted(call.labels, objective.ignore_index).to(hidden_states.device)
     found: list[TokenStatistics] = []
 
-    def loss_of(rows: torch.Tensor, weight: Any, bias: Any, target: torch.Tensor) -> torch.Tensor:
+    def loss_of(
+        rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, target: torch.Tensor
+    ) -> torch.Tensor:
         group = None if reports else shares.share_of(model, rows.shape[0])
         if names:
             request = (rows, weight, bias, target, objective)
@@ -172,6 +178,19 @@ def fused_output(compute: Compute, statistics: Statistics, call: Call) -> Fused:
     return Fused(loss, deferred, partial(output.with_deferred_logits, more=more))
 
 
+def fused_by(compute: Compute, statistics: Statistics) -> Callable[..., Fused]:
+    """Return `fused_output` as a function of the fields of a `Call`."""
+
+    def causal_lm_output(*call: object) -> Fused:
+        return fused_output(compute, statistics, Call.of(*call))
+
+    return causal_lm_output
+
+
+#: By the plain definition.
+reference_output = fused_by(reference.loss_and_statistics, reference.token_statistics)
+
+
 def _traced_output(
     compute: Compute, statistics: Statistics, call: Call, hidden_states: torch.Tensor
 ) -> Fused:
@@ -187,18 +206,13 @@ def _traced_output(
     vector, _ = token_outputs.packed(compute, statistics, request, wanted, names)
     loss, more = token_outputs.fields(vector, names, call.given.shape, objective.num_items)
 
-    def finish(made: Any) -> Any:
+    def finish(made: object) -> Any:
         return traced.finish(made, more)
 
     return Fused(loss, logits, finish)
 
 
-def reference_output(*call: Any) -> Fused:
-    """Return the loss from the plain definition; see `fused_output`."""
-    return fused_output(reference.loss_and_statistics, reference.token_statistics, Call.of(*call))
-
-
-def _as_it_is(made: Any) -> Any:
+def _as_it_is(made: object) -> object:
     return made
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from transformers.utils import ModelOutput
 
-from veomni_hook.kernels.linear_cross_entropy.objective import NOTHING, Objective
+from veomni_hook.kernels.linear_cross_entropy.objective import IDENTITY, NOTHING, Objective
 from veomni_hook.kernels.linear_cross_entropy.options import (
     LossOptions,
     active,
@@ -20,7 +20,6 @@ from veomni_hook.kernels.linear_cross_entropy.options import (
     note,
     token_outputs_of,
 )
-from veomni_hook.kernels.linear_cross_entropy.transform import IDENTITY
 from veomni_hook.kernels.selection.process_choice import STATE
 from veomni_hook.kernels.shared.history import following
 
@@ -82,7 +81,7 @@ def output(model: Any, labels: torch.Tensor | None, made: Any) -> Any:
     return traced.finish(made, more) if compiling else outputs.with_deferred_logits(made, more)
 
 
-def _refuses(model: Any, labels: torch.Tensor, made: Any) -> str | None:
+def _refuses(model: Any, labels: torch.Tensor, made: object) -> str | None:
     """Return why this output can have neither fields nor another loss, or None."""
     if not isinstance(made, ModelOutput):
         return f"the output is a {type(made).__name__}"

@@ -17,14 +17,15 @@ from typing import Any
 from weakref import WeakKeyDictionary, WeakValueDictionary, ref
 
 import torch
+from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils import _pytree
 
 from veomni_hook.errors import VeomniHookWarning
 from veomni_hook.kernels.linear_cross_entropy.head import keeps_weights, logits_of
 from veomni_hook.kernels.linear_cross_entropy.linear_call import LinearCall
-from veomni_hook.kernels.linear_cross_entropy.remedies import READ, READ_IN_EVALUATION, SWITCHED_OFF
-from veomni_hook.kernels.linear_cross_entropy.transform import Transform
+from veomni_hook.kernels.linear_cross_entropy.objective import Transform
+from veomni_hook.kernels.linear_cross_entropy.options import READ, READ_IN_EVALUATION, SWITCHED_OFF
 
 __all__ = ["DeferredLogits", "UnreadLogits", "logits_are_read", "note_refusal"]
 
@@ -50,7 +51,7 @@ def logits_are_read(model: Any) -> str | None:
     return _upstream_only[bool(model.training)].get(model)
 
 
-def note_refusal(model: Any, reason: str, *, training: bool) -> None:
+def note_refusal(model: object, reason: str, *, training: bool) -> None:
     """Make ``model`` use the upstream code from its next call on, in training or in evaluation."""
     _upstream_only[training][model] = reason
 
@@ -78,7 +79,7 @@ class DeferredLogits:
         self,
         model: Any,
         head: Any,
-        linear: Any,
+        linear: nn.Module,
         hidden_states: torch.Tensor,
         call: LinearCall,
         transform: Transform,
@@ -115,7 +116,7 @@ class DeferredLogits:
         """Return deferred logits that will be cast to float32, as accelerate does with outputs."""
         return self.to(dtype=torch.float32)
 
-    def to(self, device: Any = None, dtype: torch.dtype | None = None, **_: Any) -> DeferredLogits:
+    def to(self, device: Any = None, dtype: torch.dtype | None = None, **_: object) -> DeferredLogits:
         """Return deferred logits that will be moved to ``device`` and cast to ``dtype``."""
         other = object.__new__(type(self))
         moved = self._moved if device is None else torch.device(device)
@@ -196,7 +197,7 @@ class UnreadLogits(torch.Tensor):
 
     @staticmethod
     def of(
-        deferred: DeferredLogits, hidden_states: torch.Tensor, indices: tuple[Any, ...] = ()
+        deferred: DeferredLogits, hidden_states: torch.Tensor, indices: tuple[object, ...] = ()
     ) -> torch.Tensor:
         """Return the tensor that stands for the logits of ``hidden_states``, which ``indices`` select."""
         attached = deferred._grad and (not indices or torch.is_grad_enabled())
@@ -212,7 +213,7 @@ class UnreadLogits(torch.Tensor):
     @staticmethod
     def empty(
         deferred: DeferredLogits,
-        indices: tuple[Any, ...],
+        indices: tuple[object, ...],
         attached: bool,
         hidden_states: torch.Tensor,
         weight: torch.Tensor,
@@ -245,10 +246,10 @@ class UnreadLogits(torch.Tensor):
     @classmethod
     def __torch_function__(
         cls,
-        func: Callable[..., Any],
+        func: Callable[..., object],
         types: Iterable[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
         with torch._C.DisableTorchFunctionSubclass():
@@ -281,7 +282,7 @@ class _Edge(torch.autograd.Function):
     def forward(
         ctx: Any,
         deferred: DeferredLogits,
-        indices: tuple[Any, ...],
+        indices: tuple[object, ...],
         attached: bool,
         hidden_states: torch.Tensor,
         weight: torch.Tensor,
@@ -334,7 +335,7 @@ def _selected(logits: UnreadLogits, index: Any) -> torch.Tensor | None:
     return UnreadLogits.of(logits._deferred, logits._hidden_states[index], (*logits._selection, index))
 
 
-def _selects_positions(index: Any, ndim: int) -> bool:
+def _selects_positions(index: object, ndim: int) -> bool:
     """Return whether an index of a tensor of ``ndim`` dimensions leaves the last one as it is."""
     items = index if isinstance(index, tuple) else (index,)
     if any(isinstance(item, bool) or not isinstance(item, _INDICES) for item in items):
@@ -345,7 +346,7 @@ def _selects_positions(index: Any, ndim: int) -> bool:
     return not any(item is Ellipsis for item in items[:-1]) and sum(map(_dimensions, items)) < ndim
 
 
-def _dimensions(item: Any) -> int:
+def _dimensions(item: object) -> int:
     """Return how many dimensions of a tensor an item of an index is about."""
     if item is None or item is Ellipsis:
         return 0
@@ -358,13 +359,13 @@ def _detached(logits: UnreadLogits) -> torch.Tensor | None:
         return _selected(logits, Ellipsis)
 
 
-def _computed(arguments: Any, *, to_be_changed: bool) -> Any:
+def _computed(arguments: object, *, to_be_changed: bool) -> Any:
     return _pytree.tree_map_only(
         UnreadLogits, lambda logits: logits.computed(to_be_changed=to_be_changed), arguments
     )
 
 
-def _changes(func: Callable[..., Any], kwargs: Mapping[str, Any]) -> bool:
+def _changes(func: Callable[..., object], kwargs: Mapping[str, object]) -> bool:
     """Return whether ``func`` may write into its arguments, as far as torch's names tell."""
     name = getattr(func, "__name__", "")
     in_place = name.endswith("_") and not name.endswith("__")
@@ -376,7 +377,7 @@ def _watch_optimizers() -> None:
     register_optimizer_step_pre_hook(_compute_living)
 
 
-def _compute_living(*_: Any) -> None:
+def _compute_living(*_: object) -> None:
     """Compute the logits that somebody holds, before an optimizer changes the weights."""
     for unread in list(_living.values()):
         unread.computed()

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from functools import lru_cache
 from types import ModuleType
-from typing import Any
+from typing import TypeAlias
 
 import torch
 
 from veomni_hook.errors import KernelError
-from veomni_hook.kernels.linear_cross_entropy.objective import NOTHING, Objective, TokenStatistics, Wanted
-from veomni_hook.kernels.linear_cross_entropy.transform import Transform
+from veomni_hook.kernels.linear_cross_entropy.objective import (
+    NOTHING,
+    Objective,
+    TokenStatistics,
+    Transform,
+    Wanted,
+)
 from veomni_hook.kernels.selection.choice import Choice
 from veomni_hook.kernels.selection.declaration import EAGER, REFERENCE
 from veomni_hook.kernels.selection.process_choice import STATE
@@ -21,6 +26,8 @@ from veomni_hook.kernels.shared.repeated import decided
 
 __all__ = ["is_eager", "linear_cross_entropy", "token_log_probs"]
 
+#: Rows, weight, bias and targets.
+_Operands: TypeAlias = "tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor]"
 _OP, _VARIANT = "linear_cross_entropy", "next_token"
 _BACKENDS = ("triton", "npu", "torch", "liger", REFERENCE)
 
@@ -86,7 +93,7 @@ def linear_cross_entropy(
 
 
 def token_log_probs(
-    hidden_states: torch.Tensor | Any,
+    hidden_states: torch.Tensor | object,
     weight: torch.Tensor,
     target: torch.Tensor,
     temperature: float = 1.0,
@@ -145,7 +152,7 @@ def is_eager() -> bool:
     return decided((_OP, EAGER), lambda: STATE.effective.backend(_OP) == EAGER)
 
 
-def _last_of(output: Any) -> torch.Tensor:
+def _last_of(output: object) -> torch.Tensor:
     """Return the hidden states that a head takes, of a model's output."""
     last = getattr(output, "last_hidden_state", None)
     if last is None and (every := getattr(output, "hidden_states", None)):
@@ -166,7 +173,7 @@ def _rows(
     bias: torch.Tensor | None,
     target: torch.Tensor,
     objective: Objective,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor]:
+) -> _Operands:
     given = tuple(each for each in (hidden_states, weight, bias, target) if each is not None)
     positions, rows = [*hidden_states.shape[:-1]], [*weight.shape]
     wrong = fix = None
@@ -190,7 +197,7 @@ def _rows(
     return hidden_states.reshape(-1, weight.shape[1]), weight, bias, target.reshape(-1)
 
 
-def _module(name: str | None, call: Any, objective: Objective, wanted: Wanted) -> ModuleType:
+def _module(name: str | None, call: _Operands, objective: Objective, wanted: Wanted) -> ModuleType:
     kind = call[0].device.type
     if torch.compiler.is_compiling():
         found = _traced(kind, name)

@@ -6,7 +6,9 @@ passes it, with the weights that hooks have gathered, to ``torch.nn.functional.l
 Checks that need the gathered weights run in `LossRequest.answer`, which returns the logits if they fail.
 
 A head may be a module around that Linear, also PEFT's around a copy of the head that is trained. It is
-called as usual, and its result is accepted only if it is the loss that was computed inside it.
+called as usual, and its result is accepted only if it is the loss that was computed inside it. PEFT's wrapper
+(``modules_to_save``) holds the ``original_module`` and one copy for each adapter. It is recognised by this
+structure, so that PEFT need not be imported.
 """
 
 from __future__ import annotations
@@ -20,11 +22,10 @@ from torch import nn
 from torch.nn import functional
 from torch.nn.modules import module as module_globals
 from torch.utils import _pytree
+from torch.utils.hooks import RemovableHandle
 
 from veomni_hook.errors import KernelError
-from veomni_hook.kernels.linear_cross_entropy.linear_call import WEIGHTS_CHANGED, LinearCall
-from veomni_hook.kernels.linear_cross_entropy.sample import Sample, differ
-from veomni_hook.kernels.linear_cross_entropy.trained_copy import called_by, still_called
+from veomni_hook.kernels.linear_cross_entropy.linear_call import WEIGHTS_CHANGED, LinearCall, Sample, differ
 from veomni_hook.kernels.shared.module_calls import call_is_overridden, is_linear
 from veomni_hook.kernels.shared.operand_checks import not_plain
 from veomni_hook.kernels.shared.origin import written_in
@@ -33,11 +34,13 @@ __all__ = [
     "LossInput",
     "LossRequest",
     "ask",
+    "called_by",
     "calls_refuse",
     "keeps_weights",
     "last_linear",
     "logits_of",
     "refuses",
+    "still_called",
     "unsuited",
 ]
 
@@ -52,7 +55,7 @@ class LossRequest:
     """
 
     def __init__(
-        self, compute: Callable[..., torch.Tensor], target: torch.Tensor, options: Mapping[str, Any]
+        self, compute: Callable[..., torch.Tensor], target: torch.Tensor, options: Mapping[str, object]
     ) -> None:
         self._compute = compute
         self._target = target
@@ -137,7 +140,7 @@ _pytree.register_pytree_node(
 )
 
 
-def last_linear(model: Any, head: Any) -> Any:
+def last_linear(model: object, head: object) -> Any:
     """Return the module inside ``head`` that computes logits; ``head`` itself if no other is known.
 
     Of a module that PEFT trains as a whole, it is the copy that a call reaches now.
@@ -150,7 +153,36 @@ def last_linear(model: Any, head: Any) -> Any:
     return called_by(found if within else head)
 
 
-def ask(head: Any, linear: Any, hidden_states: torch.Tensor, request: LossRequest) -> torch.Tensor:
+def called_by(module: Any) -> Any:
+    """Return what ``module`` calls with its arguments, or ``module`` itself if it is no wrapper."""
+    if not _wraps(module):
+        return module
+    original, copies = module.original_module, module.modules_to_save
+    active = getattr(module, "active_adapter", None) or ()
+    names = (active,) if isinstance(active, str) else tuple(active)
+    if getattr(module, "disable_adapters", False) or not names or any(name not in copies for name in names):
+        return original
+    return copies[names[0]]
+
+
+def still_called(head: nn.Module, linear: object) -> bool:
+    """Return whether a call of ``head`` reaches ``linear``, as far as wrappers decide it."""
+    wrappers = (each for each in head.modules() if _wraps(each) and _holds(each, linear))
+    return all(_holds(called_by(each), linear) for each in wrappers)
+
+
+def _wraps(module: object) -> bool:
+    held = getattr(module, "_modules", {})
+    return isinstance(held.get("modules_to_save"), nn.ModuleDict) and held.get("original_module") is not None
+
+
+def _holds(module: nn.Module, inner: object) -> bool:
+    return any(each is inner for each in module.modules())
+
+
+def ask(
+    head: nn.Module, linear: nn.Module, hidden_states: torch.Tensor, request: LossRequest
+) -> torch.Tensor:
     """Call ``head``, whose last Linear is ``linear``, and return the loss.
 
     On failure, returns logits and leaves ``request.loss`` None; ``request.reason`` says why.
@@ -176,12 +208,12 @@ def ask(head: Any, linear: Any, hidden_states: torch.Tensor, request: LossReques
 
 
 def logits_of(
-    head: Any, linear: Any, hidden_states: torch.Tensor, before: Sample
+    head: nn.Module, linear: nn.Module, hidden_states: torch.Tensor, before: Sample
 ) -> tuple[torch.Tensor, str | None]:
     """Return the logits of ``head``, and why they may be others than with the weights ``before``, or None.
 
     Sharded weights are compared after hooks have gathered them. A call that reaches another copy of
-    ``linear`` (`trained_copy`) uses other weights.
+    ``linear`` uses other weights.
 
     Raises:
         KernelError: the weights do not fit the hidden states any more.
@@ -212,7 +244,7 @@ def logits_of(
     return logits, unknown if request.changed is None else WEIGHTS_CHANGED if request.changed else None
 
 
-def keeps_weights(head: Any, linear: Any) -> bool:
+def keeps_weights(head: nn.Module, linear: object) -> bool:
     """Return whether no hook around a call of ``linear`` in ``head`` can bring weights and take them away."""
     around = (module for module in head.modules() if any(inner is linear for inner in module.modules()))
     return not any(
@@ -221,14 +253,14 @@ def keeps_weights(head: Any, linear: Any) -> bool:
     )
 
 
-def _carrying(linear: Any, request: LossRequest | LogitsRequest) -> Any:
+def _carrying(linear: nn.Module, request: LossRequest | LogitsRequest) -> RemovableHandle:
     """Attach ``request`` to calls of ``linear`` until the returned hook is removed."""
     return linear.register_forward_pre_hook(
         lambda _, args: (LossInput(args[0], request), *args[1:]) if args else None
     )
 
 
-def refuses(head: Any, linear: Any) -> str | None:
+def refuses(head: Any, linear: object) -> str | None:
     """Return why ``head``, whose last Linear is ``linear``, cannot compute a loss, or None."""
     reason = _linear_refuses(linear)
     if reason is not None or linear is head:
@@ -295,7 +327,7 @@ def _accelerate_forward(head: nn.Module) -> bool:
     )
 
 
-def _origin(hook: Any) -> str:
+def _origin(hook: object) -> str:
     home = written_in(hook)[0]
     while home.startswith("torch._dynamo") and hasattr(hook, "__wrapped__"):
         hook = hook.__wrapped__  # `torch.compiler.disable` around it
@@ -303,7 +335,7 @@ def _origin(hook: Any) -> str:
     return home
 
 
-def _global_hooks() -> tuple[Any, ...]:
+def _global_hooks() -> tuple[object, ...]:
     return (
         module_globals._global_forward_hooks,
         module_globals._global_forward_pre_hooks,

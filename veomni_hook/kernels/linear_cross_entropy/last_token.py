@@ -7,6 +7,7 @@ rounds a position by what the others contain, as dynamic float8 does with one sc
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -31,7 +32,7 @@ _LOSS_HOME = ("transformers.loss.loss_utils", "ForSequenceClassificationLoss")
 class Scores:
     """Replaces ``score(hidden_states)`` for code that reads its device and shape and indexes rows."""
 
-    def __init__(self, hidden_states: torch.Tensor, score: Any) -> None:
+    def __init__(self, hidden_states: torch.Tensor, score: Callable[[torch.Tensor], torch.Tensor]) -> None:
         self._hidden_states = hidden_states
         self._score = score
 
@@ -47,8 +48,7 @@ class Scores:
 
     def __getitem__(self, index: Any) -> torch.Tensor:
         """Return the scores ``[rows, labels]`` at ``index``, a pair (rows, positions)."""
-        scores: torch.Tensor = self._score(self._hidden_states[index])
-        return scores
+        return self._score(self._hidden_states[index])
 
 
 def _may_mix_rows(module: nn.Module) -> str | None:
@@ -62,12 +62,12 @@ def _may_mix_rows(module: nn.Module) -> str | None:
     return None if known else kind.__name__
 
 
-def last_token(hidden_states: torch.Tensor, score: Any) -> Scores:
+def last_token(hidden_states: torch.Tensor, score: Callable[[torch.Tensor], torch.Tensor]) -> Scores:
     """Return the scores of ``hidden_states`` ``[batch, length, hidden]``, computed when indexed."""
     return Scores(hidden_states, score)
 
 
-def refuses(owner: Any, hidden_states: torch.Tensor, score: Any) -> str | None:
+def refuses(owner: object, hidden_states: torch.Tensor, score: object) -> str | None:
     """Return why all positions must be scored, or None."""
     if not isinstance(score, nn.Module):
         return f"score is a {type(score).__name__}, not a module"

@@ -58,7 +58,7 @@ def _function() -> Any:
     return LigerFusedLinearCrossEntropyFunction
 
 
-def token_statistics(*call: Any) -> TokenStatistics:
+def token_statistics(*call: object) -> TokenStatistics:
     """Raise KernelError: Liger has no such function."""
     raise KernelError(
         "liger cannot compute log-probabilities of tokens",
@@ -82,16 +82,12 @@ def unable(x: torch.Tensor, weight: torch.Tensor, objective: Objective, wanted: 
     return None
 
 
-def refuses(model: Any, *operands: Any) -> str | None:
-    """Return why the upstream code must compute the loss of this call, or None."""
-    reason = causal_lm.refuses(model, *operands)
-    if reason is not None:
-        return reason
+def refuses(model: object, *operands: object) -> str | None:
+    """Return why the upstream code must compute this loss, beside `causal_lm.refuses`, or None."""
     call = causal_lm.Call.of(model, *operands)
     weight = last_linear(model, call.head).weight
     return causal_lm.settled(model, unable(call.hidden_states, weight, *call.objective))
 
 
-def causal_lm_output(*call: Any) -> causal_lm.Fused:
-    """Return a language model's loss, computed by Liger; see `causal_lm.fused_output`."""
-    return causal_lm.fused_output(loss_and_statistics, token_statistics, causal_lm.Call.of(*call))
+#: Returns a language model's loss, computed by Liger.
+causal_lm_output = causal_lm.fused_by(loss_and_statistics, token_statistics)

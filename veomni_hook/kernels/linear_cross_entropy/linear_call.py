@@ -3,20 +3,71 @@
 The weights are held with the memory that they had. So what happens to the head later (hooks, another weight,
 ``p.data = ...``, ``model.to(dtype)``, the end of a ``functional_call``) changes nothing. What is written into
 that memory is noticed.
+
+A tensor's version does not tell whether weights have changed: a fused optimizer, ``p.data`` and a new
+Parameter leave it as it is, and sharded weights are gathered into new tensors each time. So numbers are
+compared: of small weights all, of others a sample with at least one number from every row, and from every
+column if there are at least as many rows as columns. It detects an optimizer step, but may miss a change of a
+few single numbers in a large weight. For 151,936 rows in bfloat16 it copies 300 KB.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from math import gcd
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn import functional
 
-from veomni_hook.kernels.linear_cross_entropy.sample import differ, sample
-
-__all__ = ["WEIGHTS_CHANGED", "LinearCall"]
+__all__ = ["WEIGHTS_CHANGED", "LinearCall", "Sample", "differ", "sample"]
 
 WEIGHTS_CHANGED = "the weights of the head have changed"
+_WHOLE = 1 << 18
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+class Sample(NamedTuple):
+    """Sampled numbers of a weight and its bias, and the weight's shape."""
+
+    shape: tuple[int, ...]
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+
+
+def sample(weight: torch.Tensor, bias: torch.Tensor | None) -> Sample:
+    """Return a sample of a weight ``[rows, columns]`` and of its bias, both plain tensors."""
+    taken = None if bias is None else bias.detach().clone()
+    return Sample(tuple(weight.shape), _taken(weight.detach()).clone(), taken)
+
+
+def differ(before: Sample, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
+    """Whether a weight or its bias, both plain tensors, have changed."""
+    if tuple(weight.shape) != before.shape or (bias is None) != (before.bias is None):
+        return True
+    if not _equal(before.weight, _taken(weight.detach())):
+        return True
+    return bias is not None and before.bias is not None and not _equal(before.bias, bias.detach())
+
+
+def _taken(weight: torch.Tensor) -> torch.Tensor:
+    if not weight.is_contiguous():
+        # A column and a row, to avoid a copy of the whole weight.
+        return torch.cat([weight[:, 0], weight[0]]) if weight.numel() > _WHOLE else weight.reshape(-1)
+    step = 1
+    if weight.numel() > _WHOLE:
+        # A step below the row length that shares no factor with it reaches every column.
+        step = min(weight.shape) - 1
+        while gcd(step, weight.shape[1]) > 1:
+            step -= 1
+    return weight.view(-1)[:: max(step, 1)]
+
+
+def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether bits are equal, so that NaN equals NaN."""
+    if one.dtype is not other.dtype:
+        return False
+    bits = _BITS[one.element_size()]
+    return torch.equal(one.contiguous().view(bits), other.contiguous().view(bits).to(one.device))
 
 
 class LinearCall:

@@ -51,13 +51,13 @@ def refuses(loss_function: Any) -> str | None:
     return reason
 
 
-def reads_shift_labels(loss_function: Any) -> bool:
+def reads_shift_labels(loss_function: object) -> bool:
     """Return whether it uses next-token labels, which a caller may have shifted already."""
     return home_of(loss_function)[1] != _SAME_TOKEN
 
 
 def targets(
-    loss_function: Any, labels: Any, shift_labels: torch.Tensor | None, ignore_index: float
+    loss_function: object, labels: Any, shift_labels: torch.Tensor | None, ignore_index: float
 ) -> torch.Tensor:
     """Return the label of each position, ``[rows]``, as ``loss_function`` determines it."""
     if not reads_shift_labels(loss_function):
@@ -67,7 +67,7 @@ def targets(
     return shift_labels.reshape(-1)
 
 
-def home_of(loss_function: Any) -> tuple[str, str]:
+def home_of(loss_function: object) -> tuple[str, str]:
     """Return the module and the name of a function, or of an object's class."""
     name = getattr(loss_function, "__qualname__", type(loss_function).__qualname__)
     return str(getattr(loss_function, "__module__", "")), str(name)

@@ -11,14 +11,14 @@ which its gradient overwrites.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from veomni_hook.kernels.linear_cross_entropy import autograd, causal_lm, rowwise
 from veomni_hook.kernels.linear_cross_entropy.autograd import Form
-from veomni_hook.kernels.linear_cross_entropy.objective import NOTHING, Objective, TokenStatistics, Wanted
+from veomni_hook.kernels.linear_cross_entropy.objective import Objective, Wanted
 from veomni_hook.kernels.linear_cross_entropy.rowwise import Rows
 from veomni_hook.kernels.linear_cross_entropy.torch import chunked
 from veomni_hook.kernels.shared import ascend
@@ -26,7 +26,6 @@ from veomni_hook.kernels.shared.operators import operator
 
 __all__ = [
     "causal_lm_output",
-    "linear_cross_entropy",
     "loss_and_statistics",
     "refuses",
     "token_statistics",
@@ -86,23 +85,11 @@ def _loss(
 
 
 _BACKEND = chunked(_loss)
-
-
-def loss_and_statistics(*call: Any) -> tuple[Tensor, TokenStatistics]:
-    """Return the loss and statistics without a gradient; operands of `reference.loss_and_statistics`."""
-    return autograd.loss_and_statistics(_BACKEND, *call)
-
-
-def token_statistics(*call: Any) -> TokenStatistics:
-    """Return statistics with gradients; operands of `reference.token_statistics`."""
-    return autograd.token_statistics(_BACKEND, *call)
-
-
-def linear_cross_entropy(
-    hidden_states: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, **objective: Any
-) -> Tensor:
-    """Return the loss of ``hidden_states`` ``[rows, hidden]``; ``objective``: fields of `Objective`."""
-    return loss_and_statistics(hidden_states, weight, bias, target, Objective(**objective), NOTHING)[0]
+#: Operands and results are those of `reference.loss_and_statistics` and `reference.token_statistics`.
+loss_and_statistics = partial(autograd.loss_and_statistics, _BACKEND)
+token_statistics = partial(autograd.token_statistics, _BACKEND)
+#: Returns a language model's loss computed here.
+causal_lm_output = causal_lm.fused_by(loss_and_statistics, token_statistics)
 
 
 def unable(x: Tensor, weight: Tensor, objective: Objective, wanted: Wanted) -> str | None:
@@ -113,16 +100,7 @@ def unable(x: Tensor, weight: Tensor, objective: Objective, wanted: Wanted) -> s
     return None if weight.numel() else "the weight is empty"
 
 
-def causal_lm_output(*call: Any) -> causal_lm.Fused:
-    """Return a language model's loss computed here; see `causal_lm.fused_output`."""
-    return causal_lm.fused_output(loss_and_statistics, token_statistics, causal_lm.Call.of(*call))
-
-
-def refuses(model: Any, *operands: Any) -> str | None:
-    """Return why the loss of this call cannot be computed here, or None; see `causal_lm.refuses`."""
-    return causal_lm.refuses(model, *operands) or _unfit(operands[0])
-
-
-def _unfit(hidden_states: torch.Tensor) -> str | None:
-    dtype = autograd.compute_dtype(hidden_states)
+def refuses(model: object, *operands: Any) -> str | None:
+    """Return why the loss of this call cannot be computed here, beside `causal_lm.refuses`, or None."""
+    dtype = autograd.compute_dtype(operands[0])
     return None if dtype in ascend.DTYPES else f"logits have dtype {dtype}"

@@ -19,7 +19,7 @@ around a whole model recomputes its loss in backward, with the options of the fo
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -28,13 +28,22 @@ from typing import Any, NamedTuple
 import torch
 
 from veomni_hook.errors import KernelError
-from veomni_hook.kernels.linear_cross_entropy.objective import NOTHING, Objective, TokenStatistics, Wanted
-from veomni_hook.kernels.linear_cross_entropy.remedies import UNROUTED, remedy
-from veomni_hook.kernels.linear_cross_entropy.transform import IDENTITY
+from veomni_hook.kernels.linear_cross_entropy.objective import (
+    IDENTITY,
+    NOTHING,
+    Objective,
+    TokenStatistics,
+    Wanted,
+)
 from veomni_hook.kernels.shared.history import History, following, in_backward
 
 __all__ = [
+    "EVALUATION",
+    "NO_GRADIENTS",
     "OPEN",
+    "READ",
+    "READ_IN_EVALUATION",
+    "SWITCHED_OFF",
     "TOKEN_OUTPUTS",
     "Active",
     "LossOptions",
@@ -48,6 +57,30 @@ __all__ = [
     "token_outputs_of",
 ]
 
+#: Why upstream's code computes a loss although a kernel could.
+EVALUATION = "the model is in eval mode, where callers read the logits"
+NO_GRADIENTS = "gradients are disabled"
+READ = "outputs.logits was read in a training step, so the forward computes the logits"
+READ_IN_EVALUATION = "outputs.logits was read in evaluation, so the forward computes the logits there"
+
+#: What to do where no model has asked for a kernel.
+UNROUTED = (
+    "pass `labels`; the model's loss must be routed (`veomni-hook list FAMILY`): veomni_hook has to be "
+    "active when the model's module is imported"
+)
+
+_UNREAD = "do not read outputs.logits of this model, or pass token_outputs=True, for which this is no matter"
+#: Said once for a model, with its class and the line that reads.
+SWITCHED_OFF = (
+    "%s: the fused loss is switched off from the next step on, because outputs.logits is read at %s; "
+    f"{_UNREAD}"
+)
+_REMEDIES = {
+    EVALUATION: "pass evaluation=True to loss_options",
+    NO_GRADIENTS: "pass evaluation=True to loss_options",
+    READ: _UNREAD,
+    READ_IN_EVALUATION: _UNREAD,
+}
 #: The fields of token statistics, in the order in which outputs have them.
 TOKEN_OUTPUTS = ("log_probs", "entropy", "token_accuracy")
 _PLURAL = ("loss_weights", "token_outputs")
@@ -84,7 +117,12 @@ class LossOptions:
         return tuple(name for name, given in is_set.items() if given)
 
 
-def named(value: Any, where: str) -> tuple[str, ...]:
+def _remedy(reason: str) -> str:
+    """Return what a user of `loss_options` can do about ``reason``."""
+    return _REMEDIES.get(reason, "remove the cause, or do not use loss_options")
+
+
+def named(value: object, where: str) -> tuple[str, ...]:
     """Return the fields that ``value`` requests (True: all), in the order of `TOKEN_OUTPUTS`.
 
     Raises:
@@ -138,7 +176,7 @@ class LossReport:
         return ((predictions == target) & counts).sum() / counts.sum()
 
     def take(
-        self, found: TokenStatistics | None, target: torch.Tensor, ignore_index: int, shape: Any
+        self, found: TokenStatistics | None, target: torch.Tensor, ignore_index: int, shape: Sequence[int]
     ) -> None:
         """Store the statistics of a fused loss for ``target`` ``[rows]``; ``shape`` is that of the labels."""
         found = TokenStatistics() if found is None else found
@@ -152,7 +190,7 @@ class LossReport:
     def refuse(self, reason: str) -> None:
         """Record that the upstream code computed the last loss, and why."""
         self._found, self._target, self._counts = TokenStatistics(), None, None
-        self._why, self._fix = f"upstream's code computed the loss: {reason}", remedy(reason)
+        self._why, self._fix = f"upstream's code computed the loss: {reason}", _remedy(reason)
 
     def _read(self, name: str, asked_as: str = "") -> torch.Tensor:
         value: torch.Tensor | None = getattr(self._found, name)
@@ -300,7 +338,7 @@ def loss_options(
         )
 
 
-def refused(model: Any, reason: str) -> None:
+def refused(model: object, reason: str) -> None:
     """Record that upstream code computes the loss of ``model``; raise KernelError if options change it."""
     held = active(model)
     note(model, following(), None)
@@ -312,11 +350,11 @@ def refused(model: Any, reason: str) -> None:
         raise KernelError(
             f"{names} {are} not available: upstream's code computes this loss, because {reason}",
             where=type(model).__name__,
-            fix=remedy(reason),
+            fix=_remedy(reason),
         )
 
 
-def token_outputs_of(model: Any) -> tuple[str, ...]:
+def token_outputs_of(model: object) -> tuple[str, ...]:
     """Return the fields that `loss_options`, or else the config of ``model``, ask for, in their order.
 
     Raises:
@@ -329,7 +367,7 @@ def token_outputs_of(model: Any) -> tuple[str, ...]:
     return named(value, f"{type(model).__name__}.config.token_outputs") if value else ()
 
 
-def leave_to_upstream(model: Any, reason: str) -> None:
+def leave_to_upstream(model: object, reason: str) -> None:
     """Tell `loss_options` that upstream computes the loss of ``model``, and why.
 
     Raises:

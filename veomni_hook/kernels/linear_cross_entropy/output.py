@@ -113,7 +113,7 @@ class LazyLogits(ModelOutput):  # type: ignore[misc]
             _compute(self)
         return self
 
-    def _unread(self, deferred: Any) -> torch.Tensor | None:
+    def _unread(self, deferred: object) -> torch.Tensor | None:
         """Return what stands for ``deferred``, or None: the logits are here, or nobody reads them."""
         if not isinstance(deferred, DeferredLogits) or torch.compiler.is_compiling():
             return None
@@ -127,7 +127,7 @@ class LazyLogits(ModelOutput):  # type: ignore[misc]
             return unread
         return OrderedDict.__getitem__(self._read() if key == FIELD else self, key)
 
-    def get(self, key: str, default: Any = None) -> Any:
+    def get(self, key: str, default: object = None) -> Any:
         """Return the value of ``key``, or ``default``."""
         if key == FIELD and (unread := self._unread(OrderedDict.get(self, key))) is not None:
             return unread
@@ -141,11 +141,11 @@ class LazyLogits(ModelOutput):  # type: ignore[misc]
         """Return the values that are not None."""
         return OrderedDict.values(self._read())
 
-    def popitem(self, last: bool = True) -> tuple[str, Any]:
+    def popitem(self, last: bool = True) -> tuple[str, object]:
         """Remove the last (or first) name and return it with its value."""
         return OrderedDict.popitem(self._read(), last)
 
-    def copy(self) -> Any:
+    def copy(self) -> object:
         """Return a shallow copy."""
         return OrderedDict.copy(self._read())
 
@@ -174,7 +174,7 @@ class LazyLogits(ModelOutput):  # type: ignore[misc]
         """Return the values that are not None."""
         return tuple(self.values())
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         reduced = super().__reduce__
         self._read()
         if not isinstance(self, LazyLogits):
@@ -188,7 +188,7 @@ class LazyLogits(ModelOutput):  # type: ignore[misc]
 
 
 @property  # type: ignore[misc]
-def _dict(output: LazyLogits) -> dict[str, Any]:
+def _dict(output: LazyLogits) -> dict[str, object]:
     """Return the ``__dict__`` of an output, as ``vars`` does, which may see the logits."""
     return _dict_of(output._read())
 
@@ -245,10 +245,10 @@ def _only_walks(frame: FrameType | None) -> bool:
     return moves
 
 
-def _flatten(output: LazyLogits) -> tuple[list[Any], tuple[tuple[str, ...], DeferredLogits | None]]:
+def _flatten(output: LazyLogits) -> tuple[list[object], tuple[tuple[str, ...], DeferredLogits | None]]:
     if not torch.compiler.is_compiling() and not _only_walks(sys._getframe(1)):
         _compute(output)
-    held: dict[str, Any] = dict(OrderedDict.items(output))
+    held: dict[str, object] = dict(OrderedDict.items(output))
     deferred = held.get(FIELD)
     if not isinstance(deferred, DeferredLogits):
         return list(held.values()), (tuple(held), None)
@@ -264,10 +264,10 @@ def _flatten_with_keys(output: LazyLogits) -> tuple[list[tuple[Any, Any]], Any]:
 
 
 def _unflatten(
-    cls: type[LazyLogits], values: Iterable[Any], context: tuple[tuple[str, ...], DeferredLogits | None]
+    cls: type[LazyLogits], values: Iterable[object], context: tuple[tuple[str, ...], DeferredLogits | None]
 ) -> LazyLogits:
     names, deferred = context
-    held: dict[str, Any] = dict(zip(names, values, strict=True))
+    held: dict[str, object] = dict(zip(names, values, strict=True))
     stand_in = held.get(FIELD)
     if deferred is not None and isinstance(stand_in, torch.Tensor) and not stand_in.numel():
         held[FIELD] = deferred.to(stand_in.device, stand_in.dtype)
@@ -281,7 +281,7 @@ def lazy_class(output_class: type, more: tuple[str, ...] = (), *, traced: bool =
     ``more`` are further fields, which are the last. ``traced``: dynamo traces its instances.
     """
     name, bases = output_class.__name__, (LazyLogits, output_class)
-    namespace: dict[str, Any] = {} if traced else {"__dict__": _dict}
+    namespace: dict[str, object] = {} if traced else {"__dict__": _dict}
     if not more:
         namespace.update(__module__=output_class.__module__, __qualname__=output_class.__qualname__)
         return type(name, bases, namespace if traced else {**namespace, "_plain": output_class})
@@ -293,7 +293,7 @@ def lazy_class(output_class: type, more: tuple[str, ...] = (), *, traced: bool =
     return made
 
 
-def with_deferred_logits(made: Any, more: Mapping[str, Any] = MappingProxyType({})) -> Any:
+def with_deferred_logits(made: Any, more: Mapping[str, object] = MappingProxyType({})) -> Any:
     """Return ``made`` as an output whose `DeferredLogits` are computed when first read.
 
     ``more`` are further fields and their values. An output that is not a ``ModelOutput`` cannot defer logits
@@ -308,5 +308,5 @@ def with_deferred_logits(made: Any, more: Mapping[str, Any] = MappingProxyType({
     return lazy_class(made.__class__, tuple(more))(**values, **more)
 
 
-def _rebuilt(output_class: type, more: tuple[str, ...], values: tuple[Any, ...]) -> LazyLogits:
+def _rebuilt(output_class: type, more: tuple[str, ...], values: tuple[object, ...]) -> LazyLogits:
     return lazy_class(output_class, more)(*values)

@@ -7,7 +7,7 @@ loss. `veomni_hook.parallel.loss` says which models have such a group.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
@@ -34,13 +34,13 @@ class Group(Protocol):
 class Shared:
     """What finds the group of a model, the model being the argument; None: no model has one."""
 
-    find: Callable[[Any], Group | None] | None = None
+    find: Callable[[object], Group | None] | None = None
 
 
 SHARED = Shared()
 
 
-def share_of(model: Any, rows: int) -> Group | None:
+def share_of(model: object, rows: int) -> Group | None:
     """Return the group that shares the ``rows`` of this model's loss, or None."""
     group = None if SHARED.find is None else SHARED.find(model)
     return None if group is None or rows < group.size else group

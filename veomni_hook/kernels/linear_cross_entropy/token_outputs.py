@@ -11,8 +11,7 @@ the loss and the fields together. With label smoothing or z-loss it needs a pass
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import torch
 from torch.nn import functional
@@ -31,9 +30,9 @@ def wanted_for(names: tuple[str, ...], beside: Wanted) -> Wanted:
 
 
 def packed(
-    compute: Callable[..., Any],
+    compute: Callable[..., tuple[torch.Tensor, TokenStatistics]],
     statistics: Callable[..., TokenStatistics],
-    call: tuple[Any, ...],
+    call: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor, Objective],
     wanted: Wanted,
     names: tuple[str, ...],
     group: Group | None = None,
@@ -67,7 +66,7 @@ def packed(
 
 
 def values(
-    found: TokenStatistics, target: torch.Tensor, ignored: int, names: tuple[str, ...], shape: Any
+    found: TokenStatistics, target: torch.Tensor, ignored: int, names: tuple[str, ...], shape: Sequence[int]
 ) -> dict[str, torch.Tensor]:
     """Return the fields ``names``, float32 in ``shape``, of the statistics of the targets ``[rows]``."""
     every = {"log_probs": found.log_probs, "entropy": found.entropy}
@@ -88,7 +87,7 @@ def _mean(found: TokenStatistics, target: torch.Tensor, objective: Objective) ->
 
 
 def fields(
-    vector: torch.Tensor, names: tuple[str, ...], shape: Any, num_items: torch.Tensor | float | None
+    vector: torch.Tensor, names: tuple[str, ...], shape: Sequence[int], num_items: torch.Tensor | float | None
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """Return the loss, in the shape of ``num_items``, and the fields, ``shape`` each, that `packed` joined.
 

@@ -9,21 +9,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from veomni_hook.kernels.linear_cross_entropy import autograd, causal_lm, rowwise
 from veomni_hook.kernels.linear_cross_entropy.autograd import Backend, Form, Found, Gradients, Needed
-from veomni_hook.kernels.linear_cross_entropy.chunks import ALIGNED, Chunk, Head, Sums, chunks, divisor
-from veomni_hook.kernels.linear_cross_entropy.objective import NOTHING, Objective, TokenStatistics, Wanted
+from veomni_hook.kernels.linear_cross_entropy.chunks import (
+    ALIGNED,
+    Chunk,
+    Head,
+    Sums,
+    chunks,
+    divisor,
+    precision,
+)
+from veomni_hook.kernels.linear_cross_entropy.objective import Objective, TokenStatistics, Wanted
 from veomni_hook.kernels.linear_cross_entropy.options import active, token_outputs_of
-from veomni_hook.kernels.linear_cross_entropy.weight_gradient import precision
 
 __all__ = [
     "causal_lm_output",
     "chunked",
-    "linear_cross_entropy",
     "loses",
     "loss_and_statistics",
     "token_statistics",
@@ -204,32 +210,11 @@ def chunked(of_rows: OfRows) -> Backend:
 
 
 _BACKEND = chunked(rowwise.loss)
-
-
-def loss_and_statistics(*call: Any) -> tuple[torch.Tensor, TokenStatistics]:
-    """Return the loss and statistics without a gradient; operands of `reference.loss_and_statistics`."""
-    return autograd.loss_and_statistics(_BACKEND, *call)
-
-
-def token_statistics(*call: Any) -> TokenStatistics:
-    """Return statistics with gradients; operands of `reference.token_statistics`."""
-    return autograd.token_statistics(_BACKEND, *call)
-
-
-def linear_cross_entropy(
-    hidden_states: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    target: torch.Tensor,
-    **objective: Any,
-) -> torch.Tensor:
-    """Return the loss: by default the mean cross-entropy over positions that are not ignored; float32.
-
-    ``hidden_states`` is ``[rows, hidden]``, ``weight`` ``[vocab, hidden]``, ``bias`` ``[vocab]``, ``target``
-    ``[rows]`` (int64). ``objective``: fields of `Objective`. At most one chunk of logits exists at a time.
-    On a CPU, raises IndexError for a target outside the vocabulary.
-    """
-    return loss_and_statistics(hidden_states, weight, bias, target, Objective(**objective), NOTHING)[0]
+#: Operands and results are those of `reference.loss_and_statistics` and `reference.token_statistics`.
+loss_and_statistics = partial(autograd.loss_and_statistics, _BACKEND)
+token_statistics = partial(autograd.token_statistics, _BACKEND)
+#: Returns a language model's loss computed here.
+causal_lm_output = causal_lm.fused_by(loss_and_statistics, token_statistics)
 
 
 def unable(x: torch.Tensor, weight: torch.Tensor, objective: Objective, wanted: Wanted) -> str | None:
@@ -237,13 +222,8 @@ def unable(x: torch.Tensor, weight: torch.Tensor, objective: Objective, wanted: 
     return None if autograd.compute_dtype(x).is_floating_point else f"hidden states have dtype {x.dtype}"
 
 
-def causal_lm_output(*call: Any) -> causal_lm.Fused:
-    """Return a language model's loss computed here; see `causal_lm.fused_output`."""
-    return causal_lm.fused_output(loss_and_statistics, token_statistics, causal_lm.Call.of(*call))
-
-
 def loses(
-    owner: Any, hidden_states: torch.Tensor, head: Any, labels: Any, vocab_size: int, *_: Any
+    owner: object, hidden_states: torch.Tensor, head: object, labels: object, vocab_size: int, *_: object
 ) -> str | None:
     """Return why upstream was measured to be faster here, or None."""
     if token_outputs_of(owner) or active() is not None:

@@ -52,7 +52,7 @@ def refuses(call: Call) -> str | None:
     return not_plain(*weights) or heads.unsuited(call.hidden_states, head.weight, head.bias)
 
 
-def loss_function_refuses(loss_function: Any) -> str | None:
+def loss_function_refuses(loss_function: object) -> str | None:
     """Return why ``loss_function`` is not a known one, or None."""
     if type(loss_function) is not FunctionType:
         return "the model has its own loss_function"
@@ -67,7 +67,7 @@ def loss_function_refuses(loss_function: Any) -> str | None:
     return reason
 
 
-def _examine(loss_function: Any) -> bool:
+def _examine(loss_function: object) -> bool:
     _REASONS[loss_function] = losses.refuses(loss_function)
     return True
 

@@ -43,7 +43,7 @@ def compacts(use_triton: Callable[[torch.device], bool], device: torch.device) -
     return use_triton(device)
 
 
-def log_probs(model: Any, function: Any, *operands: Any) -> tuple[torch.Tensor | None, ...]:
+def log_probs(model: object, function: Any, *operands: Any) -> tuple[torch.Tensor | None, ...]:
     """Return what ``function.apply(*operands)`` does, from `token_log_probs` where it computes this.
 
     Args:
@@ -82,7 +82,7 @@ def log_probs(model: Any, function: Any, *operands: Any) -> tuple[torch.Tensor |
     return found.log_probs, found.entropy, None, mean, hits
 
 
-def told(model: Any) -> dict[str | None, int]:
+def told(model: object) -> dict[str | None, int]:
     """Return how often our function ran for ``model`` (None), and TRL's for each reason."""
     return dict(_CALLS.get(model, {}))
 
@@ -98,7 +98,7 @@ def _refuses(function: Any, operands: tuple[Any, ...]) -> str | None:
     return reason or _unsuited(hidden, weight, bias, targets)
 
 
-def _not_computed(softcap: Any, scale: Any, outputs: Any) -> Iterator[str]:
+def _not_computed(softcap: Any, scale: object, outputs: Any) -> Iterator[str]:
     """Yield what our kernel does not compute."""
     if unknown := [name for name in outputs if name not in ("log_probs", *_OUTPUTS)]:
         yield f"unknown outputs: {', '.join(unknown)}"
@@ -110,7 +110,9 @@ def _not_computed(softcap: Any, scale: Any, outputs: Any) -> Iterator[str]:
         yield f"the scale of the logits is a {type(scale).__name__}"
 
 
-def _unsuited(hidden: Any, weight: Any, bias: Any, targets: Any) -> str | None:
+def _unsuited(
+    hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, targets: torch.Tensor
+) -> str | None:
     """Return why these tensors do not suit our kernel, or None."""
     if hasattr(weight, "ds_id"):
         return "DeepSpeed gathers the weight of the head inside TRL's function"
@@ -118,7 +120,7 @@ def _unsuited(hidden: Any, weight: Any, bias: Any, targets: Any) -> str | None:
 
 
 @lru_cache(maxsize=8)
-def _is_known(function: Any) -> bool:
+def _is_known(function: type[torch.autograd.Function]) -> bool:
     """Whether the parameters, and the order of the outputs, are those that `log_probs` reads."""
     try:
         parameters = inspect.signature(function.forward).parameters

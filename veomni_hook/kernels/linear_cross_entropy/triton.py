@@ -14,6 +14,7 @@ Mutates: nothing. Ignored rows go through the products, too: counting them would
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -21,9 +22,8 @@ from torch import Tensor
 
 from veomni_hook.kernels.linear_cross_entropy import autograd, causal_lm, device
 from veomni_hook.kernels.linear_cross_entropy.autograd import Backend, Form, Found, Gradients, Needed
-from veomni_hook.kernels.linear_cross_entropy.chunks import Head, Sums, chunks, divisor
-from veomni_hook.kernels.linear_cross_entropy.objective import NOTHING, Objective, TokenStatistics, Wanted
-from veomni_hook.kernels.linear_cross_entropy.weight_gradient import precision
+from veomni_hook.kernels.linear_cross_entropy.chunks import Head, Sums, chunks, divisor, precision
+from veomni_hook.kernels.linear_cross_entropy.objective import Objective, TokenStatistics, Wanted
 from veomni_hook.kernels.selection.binding import wanted_by
 from veomni_hook.kernels.selection.choice import AUTO
 from veomni_hook.kernels.shared.launch import power
@@ -31,7 +31,6 @@ from veomni_hook.kernels.shared.operators import operator
 
 __all__ = [
     "causal_lm_output",
-    "linear_cross_entropy",
     "loss_and_statistics",
     "refuses",
     "token_statistics",
@@ -301,27 +300,11 @@ def _wanted(form: Form, *found: Tensor) -> TokenStatistics:
 
 
 _BACKEND = Backend(_loss, _statistics, _gradients, _scale)
-
-
-def loss_and_statistics(*call: Any) -> tuple[Tensor, TokenStatistics]:
-    """Return the loss and statistics without a gradient; operands of `reference.loss_and_statistics`."""
-    return autograd.loss_and_statistics(_BACKEND, *call)
-
-
-def token_statistics(*call: Any) -> TokenStatistics:
-    """Return statistics with gradients; operands of `reference.token_statistics`."""
-    return autograd.token_statistics(_BACKEND, *call)
-
-
-def linear_cross_entropy(
-    hidden_states: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    target: Tensor,
-    **objective: Any,
-) -> Tensor:
-    """Return the loss of ``hidden_states`` ``[rows, hidden]``; ``objective``: fields of `Objective`."""
-    return loss_and_statistics(hidden_states, weight, bias, target, Objective(**objective), NOTHING)[0]
+#: Operands and results are those of `reference.loss_and_statistics` and `reference.token_statistics`.
+loss_and_statistics = partial(autograd.loss_and_statistics, _BACKEND)
+token_statistics = partial(autograd.token_statistics, _BACKEND)
+#: Returns a language model's loss computed here.
+causal_lm_output = causal_lm.fused_by(loss_and_statistics, token_statistics)
 
 
 def unable(x: Tensor, weight: Tensor, objective: Objective, wanted: Wanted) -> str | None:
@@ -332,16 +315,8 @@ def unable(x: Tensor, weight: Tensor, objective: Objective, wanted: Wanted) -> s
     return None if weight.numel() else "the weight is empty"
 
 
-def causal_lm_output(*call: Any) -> causal_lm.Fused:
-    """Return a language model's loss computed here; see `causal_lm.fused_output`."""
-    return causal_lm.fused_output(loss_and_statistics, token_statistics, causal_lm.Call.of(*call))
-
-
-def refuses(model: Any, *operands: Any) -> str | None:
-    """Return why the loss of this call cannot be computed here, or None; see `causal_lm.refuses`."""
-    reason = causal_lm.refuses(model, *operands)
-    if reason is not None:
-        return reason
+def refuses(model: object, *operands: Any) -> str | None:
+    """Return why the loss of this call cannot be computed here, beside `causal_lm.refuses`, or None."""
     dtype = autograd.compute_dtype(operands[0])
     reason = None if dtype in _DTYPES else f"logits have dtype {dtype}"
     # With auto, the torch backend is tried next.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from veomni_hook.kernels.selection.declaration import NPU, Variant
-from veomni_hook.kernels.selection.table import LIGER, TRITON, backend, checked_reference, op
+from veomni_hook.kernels.selection.declaration import NPU, REFERENCE, REFERENCE_DESCRIPTION, Variant
+from veomni_hook.kernels.selection.table import LIGER, TRITON, backend, op
 
 __all__ = ["OP"]
 
@@ -33,7 +33,6 @@ _NPU = backend(
 _TORCH = backend(
     "torch",
     ".torch:causal_lm_output",
-    refuses=".causal_lm:refuses",
     loses=".torch:loses",
     invariant=("cpu",),
     description="rows in chunks; the forward also computes the gradients; skips ignored positions",
@@ -47,7 +46,9 @@ _LIGER = backend(
     description="liger_kernel's fused linear cross-entropy",
     automatic=False,
 )
-_REFERENCE = checked_reference(".causal_lm:cannot", ".causal_lm:reference_output")
+_REFERENCE = backend(
+    REFERENCE, ".causal_lm:reference_output", description=REFERENCE_DESCRIPTION, automatic=False
+)
 _POOLED = backend(
     "torch",
     ".last_token:last_token",
@@ -65,6 +66,7 @@ VARIANTS = {
         unasked="the model was never asked for a loss: its forward got no labels, "
         "or the trainer computes the loss itself, as TRL's do",
         kernels=(_TRITON, _NPU, _TORCH, _LIGER, _REFERENCE),
+        refuses=".causal_lm:refuses",
         asks=".options:token_outputs_of",
         settles=".options:leave_to_upstream",
     ),

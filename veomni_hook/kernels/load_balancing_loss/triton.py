@@ -150,7 +150,7 @@ def _loss(
 
 
 def refuses(
-    owner: Any, gate_logits: Any, num_experts: Any, top_k: Any, attention_mask: Any = None, *upstream: Any
+    owner: object, gate_logits: Any, num_experts: Any, top_k: Any, attention_mask: Any = None, *upstream: Any
 ) -> str | None:
     """Return what the kernel refuses, beside `row_weights`, or None."""
     if gate_logits[0].dtype not in _DTYPES:

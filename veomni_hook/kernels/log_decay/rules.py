@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from veomni_hook.kernels.shared.operand_checks import not_plain, untraceable
@@ -11,7 +9,7 @@ from veomni_hook.kernels.shared.operand_checks import not_plain, untraceable
 __all__ = ["fits", "fits_channels", "refuses", "refuses_channels", "refuses_with_sigmoid"]
 
 
-def refuses(owner: Any, x: Any, log_rate: Any, bias: Any) -> str | None:
+def refuses(owner: object, x: torch.Tensor, log_rate: torch.Tensor, bias: torch.Tensor) -> str | None:
     """Return why this call must run the upstream code, or None.
 
     ``x`` is ``a``, or a tensor from which upstream's code will compute it: kernels look at that (`fits`).
@@ -21,7 +19,9 @@ def refuses(owner: Any, x: Any, log_rate: Any, bias: Any) -> str | None:
     return None if log_rate.ndim == bias.ndim == 1 else "the rate and the bias are not one per head"
 
 
-def refuses_with_sigmoid(owner: Any, a: Any, log_rate: Any, bias: Any, b: Any) -> str | None:
+def refuses_with_sigmoid(
+    owner: object, a: torch.Tensor, log_rate: torch.Tensor, bias: torch.Tensor, b: torch.Tensor
+) -> str | None:
     """Return why this call must run the upstream code, or None."""
     if not isinstance(b, torch.Tensor):
         return f"an operand is a {type(b).__name__}"
@@ -37,7 +37,13 @@ def fits(a: torch.Tensor, log_rate: torch.Tensor, bias: torch.Tensor) -> bool:
 
 
 def refuses_channels(
-    owner: Any, x: Any, log_rate: Any, bias: Any, dtype: Any, bounded: Any, lower: Any
+    owner: object,
+    x: torch.Tensor,
+    log_rate: torch.Tensor,
+    bias: torch.Tensor,
+    dtype: object,
+    bounded: object,
+    lower: object,
 ) -> str | None:
     """Return why this call must run the upstream code, or None; ``x`` as in `refuses`."""
     if (reason := _unsuited(x, log_rate, bias)) is not None:
@@ -55,7 +61,7 @@ def fits_channels(x: torch.Tensor, log_rate: torch.Tensor, bias: torch.Tensor) -
     return log_rate.shape == (1, 1, heads, 1) and bias.shape == (heads * width,)
 
 
-def _unsuited(*operands: Any) -> str | None:
+def _unsuited(*operands: object) -> str | None:
     for operand in operands:
         if not isinstance(operand, torch.Tensor):
             return f"an operand is a {type(operand).__name__}"

@@ -1,30 +1,31 @@
 """Decays in Triton: one launch forward, one backward, and one that adds up the sums over positions.
 
 `veomni_hook.kernels.log_decay.device` has the formulas. Shapes: a, b ``[..., heads]`` in float32, bfloat16 or
-float16, strided; log_rate, bias ``[heads]`` in any of these. Saved: a, log_rate, bias and sigmoid(b).
-Mutates: nothing. Deterministic: programs have fixed rows, and there are no atomics.
+float16, strided; log_rate, bias ``[heads]`` in any of these. With a decay for each channel: x ``[batch,
+positions, heads, width]``, log_rate ``[1, 1, heads, 1]``, bias ``[heads * width]``. Saved: the operands, and
+sigmoid(b). Mutates: nothing. Deterministic: programs have fixed rows, and there are no atomics.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
 
 import torch
 
 from veomni_hook.kernels.log_decay import device as kernels
 from veomni_hook.kernels.log_decay import reference
-from veomni_hook.kernels.log_decay.rules import fits
+from veomni_hook.kernels.log_decay.rules import fits, fits_channels
 from veomni_hook.kernels.shared.autograd import differentiable
 from veomni_hook.kernels.shared.launch import LAUNCHES, Launch, cdiv, power, room
 from veomni_hook.kernels.shared.operators import operator
 from veomni_hook.kernels.shared.rows import Rows, readable
 
 __all__ = [
-    "add_up",
-    "forward_programs",
+    "channels",
+    "channels_rounded_rate",
     "refuses",
+    "refuses_channels",
     "softplus",
     "softplus_and_sigmoid",
 ]
@@ -36,6 +37,10 @@ _DTYPES = frozenset((torch.float32, torch.bfloat16, torch.float16))
 _TILE, _MOST_HEADS, _PROGRAMS = 1024, 1024, 8
 # Blocks of a forward program: the more, the less often it reads rates and biases.
 _STEPS = 4
+# With a decay for each channel: columns and rows of a program's tile, columns of a warp (8 of each thread),
+# the widest head, and the backward's warps for each multiprocessor: each program of it writes sums of its
+# columns.
+_COLUMNS, _ROWS, _WARP, _WIDEST, _WARPS = 1024, 4, 256, 1024, 16
 
 
 # Cached by all that Triton specialises on.
@@ -56,6 +61,32 @@ def _backward_launch(
 
 
 @lru_cache(maxsize=LAUNCHES)
+def _channel_launch(
+    device: torch.device,
+    dtypes: tuple[torch.dtype, ...],
+    sizes: tuple[int, int],
+    at: Rows,
+    *,
+    bounded: bool,
+    rounded: bool,
+    back: bool,
+) -> Launch:
+    columns, width = sizes
+    block = _block(columns)
+    constants = columns, width, block, _ROWS, bounded, rounded
+    function, tensors = (kernels.backward_channels, 6) if back else (kernels.forward_channels, 4)
+    return Launch(function, tensors, *constants, num_warps=_warps(block))
+
+
+def _block(columns: int) -> int:
+    return min(_COLUMNS, power(columns))
+
+
+def _warps(block: int) -> int:
+    return max(1, block // _WARP)
+
+
+@lru_cache(maxsize=LAUNCHES)
 def _sums_launch(
     device: torch.device, dtypes: tuple[torch.dtype, ...], columns: int, width: int, *, rounded: bool
 ) -> Launch:
@@ -64,7 +95,7 @@ def _sums_launch(
     return Launch(kernels.add_up, 4, columns, width, block, rows, rounded, num_warps=4)
 
 
-def add_up(
+def _add_up(
     partial: Tensor, log_rate: Tensor, bias: Tensor, factor: float, *, rounded: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Return the gradients of ``log_rate`` and ``bias`` from what a backward's programs have summed up.
@@ -85,7 +116,7 @@ def add_up(
     return of_rate, of_bias
 
 
-def forward_programs(blocks: int, across: int, device: torch.device) -> int:
+def _forward_programs(blocks: int, across: int, device: torch.device) -> int:
     """Return how many programs share ``blocks`` blocks of rows, with ``across`` beside each other."""
     return max(1, cdiv(blocks, _STEPS), min(blocks, _PROGRAMS * room(device)[0] // across))
 
@@ -110,7 +141,7 @@ def _log_decay(a: Tensor, b: Tensor | None, log_rate: Tensor, bias: Tensor) -> t
     if rows := a.numel() // max(heads, 1):
         dtypes = a.dtype, b.dtype, log_rate.dtype, bias.dtype
         launch = _forward_launch(a.device, dtypes, heads, (at, b_at), both=both)
-        grid = forward_programs(cdiv(rows, _rows(power(heads))), 1, a.device), 1, 1
+        grid = _forward_programs(cdiv(rows, _rows(power(heads))), 1, a.device), 1, 1
         launch(grid, a, b, log_rate, bias, g, beta, rows, *at, *b_at)
     return g, beta if both else g.new_empty(0)
 
@@ -141,14 +172,20 @@ def _log_decay_backward(
     launch = _backward_launch(a.device, dtypes, heads, at, both=both)
     operands = a, beta, log_rate, bias, dg, dbeta, da, db if both else da, partial
     launch((programs, 1, 1), *operands, rows, *at)
-    return da, db, *add_up(partial, log_rate, bias, -1.0)
+    return da, db, *_add_up(partial, log_rate, bias, -1.0)
 
 
 def _definition(a: Tensor, b: Tensor | None, log_rate: Tensor, bias: Tensor) -> tuple[Tensor, Tensor | None]:
     return reference.softplus(a, log_rate, bias), None if b is None else b.sigmoid()
 
 
-def _gradients(saved: Sequence[Any], _: Any, __: Any, dg: Tensor, dbeta: Tensor) -> tuple[Tensor | None, ...]:
+def _gradients(
+    saved: tuple[Tensor, Tensor | None, Tensor, Tensor, Tensor],
+    _: object,
+    __: object,
+    dg: Tensor,
+    dbeta: Tensor,
+) -> tuple[Tensor | None, ...]:
     a, b, log_rate, bias, beta = saved
     if b is None:
         return _log_decay_backward(a, None, log_rate, bias, dg, None)
@@ -176,13 +213,148 @@ def softplus_and_sigmoid(a: Tensor, log_rate: Tensor, bias: Tensor, b: Tensor) -
     return beta, g
 
 
-def refuses(owner: Any, x: Tensor, log_rate: Tensor, bias: Tensor, *b: Tensor) -> str | None:
+def _factor(lower: float | None) -> float:
+    return -1.0 if lower is None else lower
+
+
+@operator(lambda x, log_rate, bias, dtype, lower, rounded: x.new_empty(x.shape, dtype=dtype))
+def _log_decay_channels(
+    x: Tensor,
+    log_rate: Tensor,
+    bias: Tensor,
+    dtype: torch.dtype,
+    lower: float | None,
+    rounded: bool,
+) -> Tensor:
+    width, (flat, at) = x.shape[-1], readable(x.flatten(-2))
+    columns = flat.shape[-1]
+    g = torch.empty(x.shape, dtype=dtype, device=x.device)
+    if g.numel():
+        dtypes = x.dtype, log_rate.dtype, bias.dtype, dtype
+        launch = _channel_launch(
+            x.device, dtypes, (columns, width), at, bounded=lower is not None, rounded=rounded, back=False
+        )
+        rows, across = flat.numel() // columns, cdiv(columns, _block(columns))
+        grid = across, _forward_programs(cdiv(rows, _ROWS), across, x.device), 1
+        launch(grid, flat, log_rate, bias, g, rows, _factor(lower), *at)
+    return g
+
+
+@operator(
+    lambda x, log_rate, bias, *others: (
+        x.new_empty(x.shape),
+        log_rate.new_empty(log_rate.shape),
+        bias.new_empty(bias.shape),
+    )
+)
+def _log_decay_channels_backward(
+    x: Tensor,
+    log_rate: Tensor,
+    bias: Tensor,
+    dg: Tensor,
+    lower: float | None,
+    rounded: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    width, (flat, at) = x.shape[-1], readable(x.flatten(-2))
+    columns = flat.shape[-1]
+    dx = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    if not dx.numel():
+        return dx, torch.zeros_like(log_rate), torch.zeros_like(bias)
+    dg = dg.contiguous()
+    dtypes = x.dtype, log_rate.dtype, bias.dtype, dg.dtype
+    launch = _channel_launch(
+        x.device, dtypes, (columns, width), at, bounded=lower is not None, rounded=rounded, back=True
+    )
+    block = _block(columns)
+    rows, across = flat.numel() // columns, cdiv(columns, block)
+    most = _WARPS * room(x.device)[0] // (_warps(block) * across)
+    programs = max(1, min(most, cdiv(rows, _ROWS)))
+    partial = torch.empty(programs, 2, columns, dtype=torch.float32, device=x.device)
+    launch((across, programs, 1), flat, log_rate, bias, dg, dx, partial, rows, _factor(lower), *at)
+    return dx, *_add_up(partial, log_rate, bias, _factor(lower), rounded=rounded)
+
+
+def _channel_definition(
+    x: Tensor,
+    log_rate: Tensor,
+    bias: Tensor,
+    dtype: torch.dtype,
+    lower: float | None,
+    rounded: bool,
+) -> Tensor:
+    formula = reference.channels_rounded_rate if rounded else reference.channels
+    return formula(x, log_rate, bias, dtype, lower is not None, lower)
+
+
+_channel_decay: Callable[..., Tensor] = differentiable(
+    _log_decay_channels,
+    lambda saved, rest, wanted, dg: _log_decay_channels_backward(*saved, dg, *rest[1:]),
+    _channel_definition,
+    tensors=3,
+)
+
+
+def channels(
+    x: Tensor,
+    log_rate: Tensor,
+    bias: Tensor,
+    dtype: torch.dtype | None,
+    bounded: bool,
+    lower: float | None,
+) -> Tensor:
+    """Return the decay of each channel in ``dtype`` (None: float32), shaped as ``x``."""
+    return _of_channels(x, log_rate, bias, dtype, lower if bounded else None, rounded=False)
+
+
+def channels_rounded_rate(
+    x: Tensor,
+    log_rate: Tensor,
+    bias: Tensor,
+    dtype: torch.dtype | None,
+    bounded: bool,
+    lower: float | None,
+) -> Tensor:
+    """Return `channels`, with ``exp(log_rate)`` rounded to the dtype of ``log_rate``."""
+    return _of_channels(x, log_rate, bias, dtype, lower if bounded else None, rounded=True)
+
+
+def _of_channels(
+    x: Tensor,
+    log_rate: Tensor,
+    bias: Tensor,
+    dtype: torch.dtype | None,
+    lower: float | None,
+    *,
+    rounded: bool,
+) -> Tensor:
+    dtype = dtype or torch.float32
+    if not fits_channels(x, log_rate, bias) or x.dtype not in _DTYPES:
+        return _channel_definition(x, log_rate, bias, dtype, lower, rounded)
+    # Autocast lets torch's exponential return float32.
+    rounded = rounded and not (x.is_cuda and torch.is_autocast_enabled("cuda"))
+    return _channel_decay(x, log_rate, bias, dtype, None if lower is None else float(lower), rounded)
+
+
+def refuses(owner: object, x: Tensor, log_rate: Tensor, bias: Tensor, *b: Tensor) -> str | None:
     """Return what the kernels refuse, beside `rules`, or None."""
-    for each in (x, log_rate, bias, *b):
-        if each.dtype not in _DTYPES:
-            return f"the kernel does not support {each.dtype}"
-        if each.device != x.device:
-            return "the operands are on different devices"
-    if not (log_rate.is_contiguous() and bias.is_contiguous()):
-        return "a parameter is not contiguous"
-    return None if len(log_rate) <= _MOST_HEADS else f"more than {_MOST_HEADS} heads"
+    reason = _unsuited((x, log_rate, bias, *b))
+    return reason or (None if len(log_rate) <= _MOST_HEADS else f"more than {_MOST_HEADS} heads")
+
+
+def refuses_channels(
+    owner: object, x: Tensor, log_rate: Tensor, bias: Tensor, dtype: torch.dtype | None, *bound: object
+) -> str | None:
+    """Return what the kernels of a decay for each channel refuse, beside `rules`, or None."""
+    if (reason := _unsuited((x, log_rate, bias), dtype or torch.float32)) is not None:
+        return reason
+    return None if len(bias) <= _WIDEST * log_rate.numel() else f"heads are wider than {_WIDEST}"
+
+
+def _unsuited(operands: tuple[Tensor, ...], *dtypes: torch.dtype) -> str | None:
+    for dtype in (*(each.dtype for each in operands), *dtypes):
+        if dtype not in _DTYPES:
+            return f"the kernel does not support {dtype}"
+    if any(each.device != operands[0].device for each in operands):
+        return "the operands are on different devices"
+    parameters = operands[1:3]
+    return None if all(each.is_contiguous() for each in parameters) else "a parameter is not contiguous"

@@ -8,11 +8,11 @@ from veomni_hook.kernels.selection.table import ANYWHERE, TRITON, backend, op
 __all__ = ["OP", "VARIANTS"]
 
 
-def _decay(formula: str, refuses: str, *, file: str = ".triton") -> Variant:
+def _decay(formula: str, refuses: str, *, of_triton: str = "refuses") -> Variant:
     triton = backend(
         "triton",
-        f"{file}:{{variant}}",
-        refuses=f"{file}:refuses",
+        ".triton:{variant}",
+        refuses=f".triton:{of_triton}",
         requires=TRITON,
         priority=10,
         traceable=True,
@@ -32,7 +32,7 @@ def _decay(formula: str, refuses: str, *, file: str = ".triton") -> Variant:
 
 def _channels(rate: str) -> Variant:
     formula = f"-r * softplus(float32(x) + bias), or lower * sigmoid(r * (float32(x) + bias)), r = {rate}"
-    return _decay(formula, "refuses_channels", file=".channel_triton")
+    return _decay(formula, "refuses_channels", of_triton="refuses_channels")
 
 
 VARIANTS = {

@@ -29,7 +29,7 @@ def autocast_dtype(x: torch.Tensor) -> torch.dtype | None:
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
 
 
-def refuses(owner: Any, x: torch.Tensor, linear: nn.Module, adapters: Sequence[Adapter]) -> str | None:
+def refuses(owner: object, x: torch.Tensor, linear: nn.Module, adapters: Sequence[Adapter]) -> str | None:
     """Return why this call of the adapted layer ``owner`` must run the upstream code, or None."""
     if not adapters:
         return "no adapter is active"
@@ -46,7 +46,7 @@ def refuses(owner: Any, x: torch.Tensor, linear: nn.Module, adapters: Sequence[A
     return None
 
 
-def loses(owner: Any, x: torch.Tensor, linear: nn.Module, adapters: Sequence[Adapter]) -> str | None:
+def loses(owner: object, x: torch.Tensor, linear: nn.Module, adapters: Sequence[Adapter]) -> str | None:
     """Return why upstream was measured to be faster here, or None."""
     if widens(x) or autocast_dtype(x) is not None:
         return None
@@ -56,7 +56,7 @@ def loses(owner: Any, x: torch.Tensor, linear: nn.Module, adapters: Sequence[Ada
     return None
 
 
-def remark(owner: Any, backend: str) -> str | None:
+def remark(owner: object, backend: str) -> str | None:
     """Return what becomes of the adapters of the layer ``owner``, which ``backend`` computes, or None."""
     if (state := inactive(owner)) is not None:
         return f"adapter {state}: the layer alone runs"
@@ -99,7 +99,7 @@ def _weights_refused(x: torch.Tensor, adapter: Adapter, *, converts: bool) -> st
     return None
 
 
-def _cast_refused(owner: Any) -> str | None:
+def _cast_refused(owner: object) -> str | None:
     """Return why the owner may not convert its input to the adapter's dtype, or None."""
     if not getattr(owner, "cast_input_dtype_enabled", True):
         return "the input's dtype is not to be converted"

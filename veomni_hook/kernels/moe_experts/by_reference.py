@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -17,13 +15,10 @@ __all__ = ["by_reference"]
 
 def by_reference(operands: Operands, form: Form) -> Tensor:
     """Return the result of ``form`` for ``operands``, in the dtype of the hidden states; differentiable."""
-    rest: tuple[Any, ...] = (FUNCTIONS[form.activation], form.limit)
-    if LAYOUTS[form.variant].gate == "scaled_sigmoid":
-        rest = (form.alpha, form.limit)
-    elif not LAYOUTS[form.variant].gate.startswith("clamped"):
-        rest = rest[:1]
+    known = {"act_fn": FUNCTIONS[form.activation], "alpha": form.alpha, "limit": form.limit}
+    rest = [known[name] for name in LAYOUTS[form.variant].rest]
     x, index, weights, *stacked = operands
     cast = [each.to(form.dtype) for each in stacked if each is not None]
     with torch.autocast(x.device.type, enabled=False):
-        result: Tensor = getattr(reference, form.variant)(x.to(form.dtype), index, weights, *cast, *rest)
+        result: Tensor = reference.of(form.variant)(x.to(form.dtype), index, weights, *cast, *rest)
     return result.to(x.dtype)

@@ -75,14 +75,11 @@ def taken_apart(operands: Sequence[Any]) -> tuple[Operands, Sequence[Any]]:
 
 def form_of(variant: str, operands: Operands, rest: Sequence[Any]) -> Form:
     """Return the form of a call; ``rest`` are the non-tensor operands of the variant's reference."""
-    alpha = 0.0
-    if LAYOUTS[variant].gate == "scaled_sigmoid":
-        activation, alpha, limit = "sigmoid", *rest
-    else:
-        name = name_of(rest[0])
-        assert name is not None, unknown(rest[0])  # noqa: S101 - `refuses` was asked
-        activation, limit = name, rest[1] if len(rest) > 1 else 0.0
-    return Form(variant, activation, float(limit), float(alpha), compute_dtype(variant, operands))
+    named = dict(zip(LAYOUTS[variant].rest, rest, strict=True))
+    activation = name_of(named["act_fn"]) if "act_fn" in named else "sigmoid"
+    assert activation is not None, unknown(named["act_fn"])  # noqa: S101 - `refuses` was asked
+    alpha, limit = (float(named.get(name, 0.0)) for name in ("alpha", "limit"))
+    return Form(variant, activation, limit, alpha, compute_dtype(variant, operands))
 
 
 def compute_dtype(variant: str, operands: Operands) -> torch.dtype:
@@ -108,7 +105,7 @@ def kept_dtype(operands: Operands, form: Form) -> torch.dtype:
     return form.dtype if bias is None else torch.promote_types(form.dtype, bias.dtype)
 
 
-def refuses(owner: Any, *operands: Any) -> str | None:
+def refuses(owner: object, *operands: Any) -> str | None:
     """Return why the upstream code of the experts ``owner`` must run, or None."""
     tensors, rest = taken_apart(operands)
     return unsuited(tensors) or unknown_rest(rest) or untraceable()

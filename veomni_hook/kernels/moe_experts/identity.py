@@ -39,7 +39,7 @@ def experts_or_identity(
     return same + gated(hidden_states, top_k_index, top_k_weights, *stacked, act_fn)
 
 
-def identity_refuses(refuses: Callable[..., str | None], owner: Any, *operands: Any) -> str | None:
+def identity_refuses(refuses: Callable[..., str | None], owner: object, *operands: Any) -> str | None:
     """Return why the upstream code of the experts ``owner`` must run; ``refuses`` checks ``gated``."""
     *tensors, activation, num_experts = operands[:7]
     if len(operands) > 7 and operands[7] is not None and (seen := call_is_seen(operands[7])) is not None:

@@ -39,7 +39,7 @@ def gated(
     return differentiated_once("moe_experts=liger", found)
 
 
-def refuses(owner: Any, *operands: Any) -> str | None:
+def refuses(owner: object, *operands: Any) -> str | None:
     """Return why the upstream code of the experts ``owner`` must run, or None."""
     reason = forms.refuses(owner, *operands)
     if reason is not None:

@@ -22,7 +22,7 @@ from typing import Any
 from weakref import WeakKeyDictionary, ref
 
 import torch
-from torch import Tensor, compiler
+from torch import Tensor, compiler, nn
 
 from veomni_hook.kernels.moe_experts.low_rank import AdaptedWeight, Part
 from veomni_hook.kernels.moe_experts.variants import LAYOUTS
@@ -77,7 +77,7 @@ def watch(*_: object) -> None:
     setattr(kind, _METHOD, activate)
 
 
-def remark(owner: Any, backend: str) -> str | None:
+def remark(owner: object, backend: str) -> str | None:
     """Return what became of the adapters of the experts ``owner``, which ``backend`` computed, or None."""
     told, fused = [], []
     for name, (wrapper, why) in sorted(_LEFT.get(owner, {}).items()):
@@ -100,7 +100,7 @@ def remark(owner: Any, backend: str) -> str | None:
     return "; ".join(told) or None
 
 
-def _at_first_call(_: str, owner: Any) -> None:
+def _at_first_call(_: str, owner: object) -> None:
     # Only a module that PEFT has changed already, at its first call, needs this.
     if hasattr(owner, "parametrizations"):
         watch()
@@ -151,7 +151,7 @@ def _sides(wrapper: Any, name: str) -> tuple[Tensor, Tensor]:
     return a.transpose(1, 2), b.transpose(1, 2)
 
 
-def _slots_of(owner: Any) -> tuple[Slot, ...]:
+def _slots_of(owner: object) -> tuple[Slot, ...]:
     """Return the slots of experts with stacked weights that a module's forward asks."""
     kind = type(owner)
     found = _SLOTS.get(kind)
@@ -165,11 +165,13 @@ def _read_slots(kind: type) -> Iterator[Slot]:
     code, scope = getattr(forward, "__code__", None), getattr(forward, "__globals__", {})
     for name in () if code is None else code.co_names:
         slot = scope.get(name)
-        if type(slot) is Slot and slot.op == "moe_experts" and slot.variant in LAYOUTS:
-            yield slot
+        if type(slot) is Slot and slot.op == "moe_experts":
+            layout = LAYOUTS.get(slot.variant)
+            if layout is not None and layout.fused:
+                yield slot
 
 
-def _why_left(wrapper: Any, owner: Any, names: list[str], answers: Answers) -> str | None:
+def _why_left(wrapper: Any, owner: nn.Module, names: list[str], answers: Answers) -> str | None:
     """Return why PEFT's own sum has to stand in the weight's place, or None."""
     name = wrapper.parameter_name
     weight = owner._parameters.get(name)

@@ -32,7 +32,7 @@ note_request = _RECORD.note_request
 forget_choice = _RECORD.forget_choice
 
 
-def users_choice(owner: Any, *operands: Any) -> str | None:
+def users_choice(owner: object, *operands: Any) -> str | None:
     """Return why ``auto`` leaves the experts module ``owner`` to transformers, or None without a choice.
 
     Only an ``owner`` with the ``config`` that ``@use_experts_implementation`` reads can have a choice.
@@ -52,7 +52,7 @@ def users_choice(owner: Any, *operands: Any) -> str | None:
     return None
 
 
-def overridden(owner: Any, wanted: str) -> str | None:
+def overridden(owner: object, wanted: str) -> str | None:
     """Return the ``experts_implementation`` that ``wanted``, a backend selected by name, overrides."""
     if chose_ours(owner):
         return f"experts_implementation={OURS!r}"
@@ -60,6 +60,6 @@ def overridden(owner: Any, wanted: str) -> str | None:
     return None if chosen is None or wanted == EAGER else f"experts_implementation={chosen!r}"
 
 
-def chose_ours(owner: Any) -> bool:
+def chose_ours(owner: object) -> bool:
     """Whether transformers' ``experts_implementation`` selects this package's kernels."""
     return getattr(getattr(owner, "config", None), "_experts_implementation", None) == OURS

@@ -1,10 +1,12 @@
-"""Experts by definition: one function a variant, which is its oracle and its backend ``reference``.
+"""Experts by definition: the oracle of every variant, and its backend ``reference``.
 
-The functions named ``*_expert`` hold the formula of one expert with its casts; their source text is also what
-the recogniser compares upstream code with (`veomni_hook.patches.idioms.moe_experts.find`).
+`expert` has the formula of one expert with its casts, for every `Layout`; its source text is also what the
+recogniser compares upstream code with (`veomni_hook.patches.idioms.moe_experts.find`), which follows it for
+one layout after the other.
 
 Shapes, where nothing else is said: ``hidden_states`` [tokens, hidden], ``top_k_index`` and ``top_k_weights``
-[tokens, k], weights stacked over experts: ``gate_up_proj`` [E, 2I, H] (gate first), ``down_proj`` [E, H, I].
+[tokens, k], weights stacked over experts: ``gate_up_proj`` [E, 2I, H] (gate first; [E, I, H] without gate),
+``down_proj`` [E, H, I], both transposed if the layout says so, biases [E, 2I] and [E, H].
 An id that no expert has, like the sentinel E of expert parallelism, adds nothing. The result has the shape
 and dtype of ``hidden_states``.
 """
@@ -12,282 +14,87 @@ and dtype of ``hidden_states``.
 # ruff: noqa: D103 - a formula has the operands that it has, and its text says what it is
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable
+from functools import cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from veomni_hook.kernels.moe_experts.variants import LAYOUTS, Layout
 
-def gated(
-    hidden_states: Tensor,
-    top_k_index: Tensor,
-    top_k_weights: Tensor,
-    gate_up_proj: Tensor,
-    down_proj: Tensor,
-    act_fn: Callable[[Tensor], Tensor],
-) -> Tensor:
-    """Return the sum over k of ``w_k * down(act(gate) * up)``."""
-    expert = partial(gated_expert, act_fn=act_fn)
-    return _through_experts(hidden_states, top_k_index, top_k_weights, expert, (gate_up_proj, down_proj))
+#: Of one tensor, or of gate and up: nothing is known of it.
+Function = Callable[..., Tensor]
+#: What `expert` gets for operands that a layout does not have.
+_ABSENT: dict[str, Any] = dict.fromkeys(("gate_up_bias", "down_bias", "act_fn", "norm", "alpha", "limit"))
 
 
-def gated_expert(
-    states: Tensor, routing: Tensor, gate_up_proj: Tensor, down_proj: Tensor, act_fn: Any
-) -> Any:
-    gate, up = functional.linear(states, gate_up_proj).chunk(2, dim=-1)
-    return functional.linear(act_fn(gate) * up, down_proj) * routing
-
-
-def gated_clamped(
-    hidden_states: Tensor,
-    top_k_index: Tensor,
-    top_k_weights: Tensor,
-    gate_up_proj: Tensor,
-    down_proj: Tensor,
-    act_fn: Callable[[Tensor], Tensor],
-    limit: float,
-) -> Tensor:
-    """`gated` with gate at most ``limit`` and up within ``±limit``, both before the activation."""
-    expert = partial(gated_clamped_expert, act_fn=act_fn, limit=limit)
-    return _through_experts(hidden_states, top_k_index, top_k_weights, expert, (gate_up_proj, down_proj))
-
-
-def gated_clamped_expert(
-    states: Tensor, routing: Tensor, gate_up_proj: Tensor, down_proj: Tensor, act_fn: Any, limit: Any
-) -> Any:
-    gate, up = functional.linear(states, gate_up_proj).chunk(2, dim=-1)
-    product = act_fn(gate.clamp(max=limit)) * up.clamp(min=-limit, max=limit)
-    return functional.linear(product, down_proj) * routing
-
-
-def gated_clamped_after(
-    hidden_states: Tensor,
-    top_k_index: Tensor,
-    top_k_weights: Tensor,
-    gate_up_proj: Tensor,
-    down_proj: Tensor,
-    act_fn: Callable[[Tensor], Tensor],
-    limit: float,
-) -> Tensor:
-    """`gated` with the activated gate at most ``limit`` and up within ``±limit``."""
-    expert = partial(gated_clamped_after_expert, act_fn=act_fn, limit=limit)
-    return _through_experts(hidden_states, top_k_index, top_k_weights, expert, (gate_up_proj, down_proj))
-
-
-def gated_clamped_after_expert(
-    states: Tensor, routing: Tensor, gate_up_proj: Tensor, down_proj: Tensor, act_fn: Any, limit: Any
-) -> Any:
-    gate, up = functional.linear(states, gate_up_proj).chunk(2, dim=-1)
-    product = act_fn(gate).clamp(max=limit) * up.clamp(min=-limit, max=limit)
-    return functional.linear(product, down_proj) * routing
-
-
-def gated_float32_product(
-    hidden_states: Tensor,
-    top_k_index: Tensor,
-    top_k_weights: Tensor,
-    gate_up_proj: Tensor,
-    down_proj: Tensor,
-    act_fn: Callable[[Tensor], Tensor],
-) -> Tensor:
-    """`gated` with activation and product in float32."""
-    expert = partial(gated_float32_product_expert, act_fn=act_fn)
-    return _through_experts(hidden_states, top_k_index, top_k_weights, expert, (gate_up_proj, down_proj))
-
-
-def gated_float32_product_expert(
-    states: Tensor, routing: Tensor, gate_up_proj: Tensor, down_proj: Tensor, act_fn: Any
-) -> Any:
-    gate, up = functional.linear(states, gate_up_proj).chunk(2, dim=-1)
-    product = (act_fn(gate.float()) * up.float()).to(gate.dtype)
-    return functional.linear(product, down_proj) * routing
-
-
-def gated_jointly(
-    hidden_states: Tensor,
-    top_k_index: Tensor,
-    top_k_weights: Tensor,
-    gate_up_proj: Tensor,
-    down_proj: Tensor,
-    act_fn: Callable[[Tensor, Tensor], Tensor],
-) -> Tensor:
-    """Return the sum over k of ``w_k * down(act(gate, up))``, added up in float32."""
-    expert = partial(gated_jointly_expert, act_fn=act_fn)
-    weights = (gate_up_proj, down_proj)
-    return _through_experts(
-        hidden_states, top_k_index, top_k_weights, expert, weights, dtype=torch.float32
-    ).to(hidden_states.dtype)
-
-
-def gated_jointly_expert(
-    states: Tensor, routing: Tensor, gate_up_proj: Tensor, down_proj: Tensor, act_fn: Any
-) -> Any:
-    gate, up = functional.linear(states, gate_up_proj).chunk(2, dim=-1)
-    return functional.linear(act_fn(gate, up), down_proj) * routing
-
-
-def gated_normalised(
-    hidden_states: Tensor,
-    top_k_index: Tensor,
-    top_k_weights: Tensor,
-    gate_up_proj: Tensor,
-    down_proj: Tensor,
-    act_fn: Callable[[Tensor], Tensor],
-    norm: Callable[[Tensor], Tensor],
-) -> Tensor:
-    """Return the sum over k of ``w_k * norm(down(act(gate) * up))``."""
-    expert = partial(gated_normalised_expert, act_fn=act_fn, norm=norm)
-    return _through_experts(hidden_states, top_k_index, top_k_weights, expert, (gate_up_proj, down_proj))
-
-
-def gated_normalised_expert(
-    states: Tensor, routing: Tensor, gate_up_proj: Tensor, down_proj: Tensor, act_fn: Any, norm: Any
-) -> Any:
-    gate, up = functional.linear(states, gate_up_proj).chunk(2, dim=-1)
-    return norm(functional.linear(act_fn(gate) * up, down_proj)) * routing
-
-
-def gated_transposed(
-    hidden_states: Tensor,
-    top_k_index: Tensor,
-    top_k_weights: Tensor,
-    gate_up_proj: Tensor,
-    down_proj: Tensor,
-    act_fn: Callable[[Tensor], Tensor],
-) -> Tensor:
-    """`gated` with ``gate_up_proj`` [E, H, 2I] and ``down_proj`` [E, I, H]."""
-    expert = partial(gated_transposed_expert, act_fn=act_fn)
-    return _through_experts(hidden_states, top_k_index, top_k_weights, expert, (gate_up_proj, down_proj))
-
-
-def gated_transposed_expert(
-    states: Tensor, routing: Tensor, gate_up_proj: Tensor, down_proj: Tensor, act_fn: Any
-) -> Any:
-    gate, up = (states @ gate_up_proj).chunk(2, dim=-1)
-    return (act_fn(gate) * up) @ down_proj * routing
-
-
-def alpha_gated(
-    hidden_states: Tensor,
-    top_k_index: Tensor,
-    top_k_weights: Tensor,
-    gate_up_proj: Tensor,
-    down_proj: Tensor,
-    alpha: float,
-    limit: float,
-) -> Tensor:
-    """Return the sum over k of ``w_k * down((up + 1) * gate * sigmoid(alpha * gate))``, both clamped."""
-    expert = partial(alpha_gated_expert, alpha=alpha, limit=limit)
-    return _through_experts(hidden_states, top_k_index, top_k_weights, expert, (gate_up_proj, down_proj))
-
-
-def alpha_gated_expert(
-    states: Tensor, routing: Tensor, gate_up_proj: Tensor, down_proj: Tensor, alpha: Any, limit: Any
-) -> Any:
-    gate, up = functional.linear(states, gate_up_proj).chunk(2, dim=-1)
-    gate = gate.clamp(max=limit)
-    up = up.clamp(min=-limit, max=limit)
-    return functional.linear((up + 1) * (gate * torch.sigmoid(gate * alpha)), down_proj) * routing
-
-
-def biased_interleaved_alpha_gated(
-    hidden_states: Tensor,
-    top_k_index: Tensor,
-    top_k_weights: Tensor,
-    gate_up_proj: Tensor,
-    gate_up_bias: Tensor,
-    down_proj: Tensor,
-    down_bias: Tensor,
-    alpha: float,
-    limit: float,
-) -> Tensor:
-    """`alpha_gated` with biases; ``gate_up_proj`` [E, H, 2I], gate in its even columns.
-
-    ``down_proj`` is [E, I, H], the biases are [E, 2I] and [E, H].
-    """
-    expert = partial(biased_interleaved_alpha_gated_expert, alpha=alpha, limit=limit)
-    weights = (gate_up_proj, gate_up_bias, down_proj, down_bias)
-    return _through_experts(hidden_states, top_k_index, top_k_weights, expert, weights)
-
-
-def biased_interleaved_alpha_gated_expert(
+def expert(
     states: Tensor,
     routing: Tensor,
     gate_up_proj: Tensor,
     gate_up_bias: Tensor,
     down_proj: Tensor,
     down_bias: Tensor,
-    alpha: Any,
-    limit: Any,
-) -> Any:
-    gate_up = states @ gate_up_proj + gate_up_bias
-    gate = gate_up[..., ::2].clamp(max=limit)
-    up = gate_up[..., 1::2].clamp(min=-limit, max=limit)
-    product = (up + 1) * (gate * torch.sigmoid(gate * alpha))
-    return (product @ down_proj + down_bias) * routing
-
-
-def biased_alpha_gated_float32(
-    hidden_states: Tensor,
-    top_k_index: Tensor,
-    top_k_weights: Tensor,
-    gate_up_proj: Tensor,
-    gate_up_bias: Tensor,
-    down_proj: Tensor,
-    down_bias: Tensor,
+    act_fn: Function,
     alpha: float,
     limit: float,
+    norm: Function,
+    layout: Layout,
 ) -> Tensor:
-    """`alpha_gated` with biases, all in float32; ``gate_up_proj`` [E, H, 2I], gate in its first half.
-
-    ``down_proj`` is [E, I, H], the biases are [E, 2I] and [E, H].
-    """
-    expert = partial(biased_alpha_gated_float32_expert, alpha=alpha, limit=limit)
-    weights = (gate_up_proj, gate_up_bias, down_proj, down_bias)
-    return _through_experts(
-        hidden_states, top_k_index, top_k_weights, expert, weights, dtype=torch.float32
-    ).to(hidden_states.dtype)
+    """Return what one expert makes of its rows [rows, H], weighted by ``routing`` [rows, 1]."""
+    both = product(states, gate_up_proj, gate_up_bias, layout)
+    rows = product(gate(both, act_fn, alpha, limit, layout), down_proj, down_bias, layout)
+    if layout.normalised:
+        rows = norm(rows)
+    return rows * (routing.float() if layout.in_float32 else routing)
 
 
-def biased_alpha_gated_float32_expert(
-    states: Tensor,
-    routing: Tensor,
-    gate_up_proj: Tensor,
-    gate_up_bias: Tensor,
-    down_proj: Tensor,
-    down_bias: Tensor,
-    alpha: Any,
-    limit: Any,
-) -> Any:
-    gate_up = states.float() @ gate_up_proj.float() + gate_up_bias.float()
-    gate, up = gate_up.chunk(2, dim=-1)
-    gate = gate.clamp(max=limit)
+def product(rows: Tensor, weight: Tensor, bias: Tensor, layout: Layout) -> Tensor:
+    if layout.in_float32:
+        rows, weight, bias = rows.float(), weight.float(), bias.float() if layout.biased else bias
+    if layout.transposed:
+        return rows @ weight + bias if layout.biased else rows @ weight
+    return functional.linear(rows, weight, bias if layout.biased else None)
+
+
+def gate(  # noqa: PLR0911 - one return a gate
+    both: Tensor, act_fn: Function, alpha: float, limit: float, layout: Layout
+) -> Tensor:
+    """Return what is between the two products, with the casts of upstream."""
+    if layout.gate == "activation":
+        return act_fn(both)
+    gate, up = (both[..., ::2], both[..., 1::2]) if layout.interleaved else both.chunk(2, dim=-1)
+    if layout.gate == "jointly":
+        return act_fn(gate, up)
+    if layout.gate == "product":
+        return act_fn(gate) * up
+    if layout.gate == "product_float32":
+        return (act_fn(gate.float()) * up.float()).to(gate.dtype)
     up = up.clamp(min=-limit, max=limit)
-    product = (up + 1) * (gate * torch.sigmoid(gate * alpha))
-    return (product.float() @ down_proj.float() + down_bias.float()) * routing.float()
+    if layout.gate == "clamped_after":
+        return act_fn(gate).clamp(max=limit) * up
+    gate = gate.clamp(max=limit)
+    if layout.gate == "clamped":
+        return act_fn(gate) * up
+    return (up + 1) * (gate * torch.sigmoid(gate * alpha))
 
 
-def ungated(
-    hidden_states: Tensor,
-    top_k_index: Tensor,
-    top_k_weights: Tensor,
-    up_proj: Tensor,
-    down_proj: Tensor,
-    act_fn: Callable[[Tensor], Tensor],
-) -> Tensor:
-    """Return the sum over k of ``w_k * down(act(up))``, added up in the dtype of the routing weights."""
-    expert = partial(ungated_expert, act_fn=act_fn)
-    weights = (up_proj, down_proj)
-    return _through_experts(
-        hidden_states, top_k_index, top_k_weights, expert, weights, dtype=top_k_weights.dtype
-    ).to(hidden_states.dtype)
+@cache
+def of(variant: str) -> Callable[..., Tensor]:
+    """Return the formula of a layout: the sum over k of ``w_k * expert_k(x)``."""
+    layout = LAYOUTS[variant]
 
+    def formula(hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor, *operands: Any) -> Tensor:
+        named = dict(zip(layout.operands, operands, strict=True))
+        dtype = {"weights": top_k_weights.dtype, "float32": torch.float32}.get(layout.summed_in)
+        result = torch.zeros_like(hidden_states, dtype=dtype)
+        for index in range(len(operands[0])):
+            _add_rows(result, hidden_states, top_k_weights, top_k_index == index, _one(layout, index, named))
+        return result.to(hidden_states.dtype)
 
-def ungated_expert(states: Tensor, routing: Tensor, up_proj: Tensor, down_proj: Tensor, act_fn: Any) -> Any:
-    return functional.linear(act_fn(functional.linear(states, up_proj)), down_proj) * routing
+    return formula
 
 
 def gated_or_identity(
@@ -306,13 +113,13 @@ def gated_or_identity(
     """
     result = torch.zeros_like(hidden_states)
     for index in torch.unique(top_k_index).tolist():
-        expert: Callable[..., Tensor] = identity_expert
+        one: Function = identity_expert
         if identity is not None:
-            expert = partial(module_expert, module=identity)
+            one = partial(module_expert, module=identity)
         if index < num_experts and gate_up_proj is not None and down_proj is not None:
-            weights = [gate_up_proj[index], down_proj[index]]
-            expert = partial(_of_one_expert, partial(gated_expert, act_fn=act_fn), weights)
-        _add_rows(result, hidden_states, top_k_weights, top_k_index == index, expert)
+            operands = {"gate_up_proj": gate_up_proj, "down_proj": down_proj, "act_fn": act_fn}
+            one = _one(LAYOUTS["gated"], index, operands)
+        _add_rows(result, hidden_states, top_k_weights, top_k_index == index, one)
     return result
 
 
@@ -329,8 +136,8 @@ def modules(
     """
     result = torch.zeros_like(hidden_states)
     for index, module in zip(range(expert_mask.shape[-1]), experts, strict=False):
-        expert = partial(module_expert, module=module)
-        _add_rows(result, hidden_states, routing_weights, expert_mask[..., index] > 0, expert)
+        one = partial(module_expert, module=module)
+        _add_rows(result, hidden_states, routing_weights, expert_mask[..., index] > 0, one)
     return result
 
 
@@ -381,26 +188,12 @@ def grouped_linear(inputs: Tensor, expert_size: Any, weight: Tensor) -> Tensor:
     return torch.cat([functional.linear(*pair) for pair in zip(rows, weight, strict=True)], dim=0)
 
 
-def _through_experts(
-    hidden_states: Tensor,
-    top_k_index: Tensor,
-    top_k_weights: Tensor,
-    expert: Callable[..., Tensor],
-    weights: Sequence[Tensor],
-    dtype: torch.dtype | None = None,
-) -> Tensor:
-    """Add up ``expert(states, routing, *its weights)`` in ``dtype`` (None: that of ``hidden_states``)."""
-    result = torch.zeros_like(hidden_states, dtype=dtype)
-    for index in range(len(weights[0])):
-        rows = partial(_of_one_expert, expert, [weight[index] for weight in weights])
-        _add_rows(result, hidden_states, top_k_weights, top_k_index == index, rows)
-    return result
-
-
-def _of_one_expert(
-    expert: Callable[..., Tensor], weights: Sequence[Tensor], states: Tensor, routing: Tensor
-) -> Tensor:
-    return expert(states, routing, *weights)
+def _one(layout: Layout, index: int, operands: dict[str, Any]) -> Callable[[Tensor, Tensor], Tensor]:
+    """Expert number ``index``, with its share of the stacked operands."""
+    own = {
+        name: held[index] if name.endswith(("_proj", "_bias")) else held for name, held in operands.items()
+    }
+    return partial(expert, **_ABSENT | own, layout=layout)
 
 
 def _add_rows(

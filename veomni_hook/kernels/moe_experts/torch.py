@@ -67,7 +67,7 @@ _BACKEND = define_backend("moe_experts_torch", _forward, _backward, _like_kept, 
 kernel = partial(kernel_of, _BACKEND)
 
 
-def refuses(owner: Any, *operands: Any) -> str | None:
+def refuses(owner: object, *operands: Any) -> str | None:
     """Return why the upstream code of the experts ``owner`` must run, or None."""
     if is_adapted(operands):
         operands = (*without_adapters(operands),)
@@ -79,7 +79,12 @@ refuses_or_identity = partial(identity_refuses, refuses)
 
 
 def loses(  # noqa: PLR0911 - one return a reason
-    owner: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor, up: Tensor | None, *_: Any
+    owner: object,
+    hidden_states: Tensor,
+    top_k_index: Tensor,
+    top_k_weights: Tensor,
+    up: Tensor | None,
+    *_: object,
 ) -> str | None:
     """Return why upstream is preferred (measured to be as fast, or not measured), or None."""
     if chose_ours(owner):

@@ -1,7 +1,7 @@
 """Experts with arbitrary functions between or after the grouped products, on a CPU.
 
-Forward:  result[token] += w * end(middle(x[token] U_e) D_e); the functions are called once for each expert
-          that has tokens, with its rows, as upstream calls them
+Forward:  result[token] += w * end(middle(x[token] U_e + u_e) D_e + d_e); the functions are called once for
+          each expert that has tokens, with its rows, as upstream calls them
 Backward: autograd's, except for the products: dx = dy W_e', dW_e = x' dy
 Saved: x[token], the first product, the input of D_e, the result of each pair, and what the functions save.
 Sums over k are in float32 (float64 for float64). Mutates: nothing.
@@ -10,19 +10,20 @@ Sums over k are in float32 (float64 for float64). Mutates: nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from veomni_hook.kernels.moe_experts import torch_by_expert
-from veomni_hook.kernels.moe_experts.forms import Form, Operands, compute_dtype, unsuited
+from veomni_hook.kernels.moe_experts import reference, torch_by_expert
+from veomni_hook.kernels.moe_experts.forms import Form, compute_dtype, taken_apart, unsuited
 from veomni_hook.kernels.moe_experts.torch_routing import Chunk, sorted_pairs
 from veomni_hook.kernels.moe_experts.variants import LAYOUTS
 from veomni_hook.kernels.shared.autograd import differentiable
 from veomni_hook.kernels.shared.operand_checks import untraceable
 
-__all__ = ["gated_jointly", "gated_normalised", "refuses"]
+__all__ = ["kernel", "refuses"]
 
 
 def _forward(x: Tensor, weights: Tensor, chunk: Chunk, form: Form) -> Tensor:
@@ -54,39 +55,29 @@ def _definition(x: Tensor, weights: Tensor, chunk: Chunk, form: Form) -> Tensor:
 _product: Callable[..., Tensor] = differentiable(_forward, _gradients, _definition, tensors=2)
 
 
-def gated_jointly(*operands: Any) -> Tensor:
-    """Compute `reference.gated_jointly` from its operands."""
-    *tensors, act_fn = operands
-    return _experts(tensors, lambda both: act_fn(*both.chunk(2, dim=-1)), None)
+def kernel(variant: str) -> Callable[..., Tensor]:
+    """Return the kernel of a layout, which takes the operands of its reference."""
+    return partial(_experts, variant)
 
 
-def gated_normalised(*operands: Any) -> Tensor:
-    """Compute `reference.gated_normalised` from its operands."""
-    *tensors, act_fn, norm = operands
-
-    def middle(both: Tensor) -> Tensor:
-        gate, up = both.chunk(2, dim=-1)
-        return act_fn(gate) * up  # type: ignore[no-any-return]
-
-    return _experts(tensors, middle, norm)
-
-
-def _experts(
-    tensors: list[Any], middle: Callable[[Tensor], Tensor], end: Callable[[Tensor], Tensor] | None
-) -> Tensor:
-    x, index, weights, up, down = tensors
-    operands = Operands(x, index, weights, up, None, down, None)
-    form = Form("gated", "", 0.0, 0.0, compute_dtype("gated", operands))
+def _experts(variant: str, *operands: Any) -> Tensor:
+    tensors, rest = taken_apart(operands)
+    x, index, weights, up, up_bias, down, down_bias = tensors
+    layout = LAYOUTS[variant]
+    known = {"act_fn": None, "alpha": 0.0, "limit": 0.0, **dict(zip(layout.rest, rest, strict=False))}
+    middle = partial(reference.gate, layout=layout, **known)
+    form = Form(variant, "", 0.0, 0.0, compute_dtype(variant, tensors))
     result = x.new_zeros(x.shape, dtype=torch.promote_types(form.dtype, torch.float32))
     pairs = sorted_pairs(index, up.shape[0])
     for chunk in pairs.chunks(index.numel()):  # at most one
         token = chunk.places // pairs.top_k
-        rows = _each(middle, _multiplied(x.index_select(0, token), up, chunk, form), chunk)
+        rows = _each(middle, _multiplied(x.index_select(0, token), up, chunk, form), up_bias, chunk)
         rows = _multiplied(rows, down, chunk, form)
-        rows = rows if end is None else _each(end, rows, chunk)
+        if layout.normalised or down_bias is not None:
+            rows = _each(rest[-1] if layout.normalised else torch.clone, rows, down_bias, chunk)
         rows = rows * weights.reshape(-1)[chunk.places, None]
         result = result.index_add(0, token, rows.to(result.dtype))
-    return result.to(x.dtype)  # type: ignore[no-any-return]
+    return result.to(x.dtype)
 
 
 def _multiplied(x: Tensor, weights: Tensor, chunk: Chunk, form: Form) -> Tensor:
@@ -94,11 +85,12 @@ def _multiplied(x: Tensor, weights: Tensor, chunk: Chunk, form: Form) -> Tensor:
         return _product(x, weights, chunk, form)
 
 
-def _each(function: Callable[[Tensor], Tensor], rows: Tensor, chunk: Chunk) -> Tensor:
-    return torch.cat([function(rows[part]) for _, part in chunk.experts])
+def _each(function: Callable[[Tensor], Tensor], rows: Tensor, bias: Tensor | None, chunk: Chunk) -> Tensor:
+    """The function of each expert's rows and its bias."""
+    found = [function(rows[part] if bias is None else rows[part] + bias[e]) for e, part in chunk.experts]
+    return torch.cat(found)
 
 
-def refuses(owner: Any, *operands: Any) -> str | None:
+def refuses(owner: object, *operands: Any) -> str | None:
     """Return why the upstream code of the experts ``owner`` must run, or None."""
-    x, index, weights, up, down = operands[:5]
-    return unsuited(Operands(x, index, weights, up, None, down, None)) or untraceable()
+    return unsuited(taken_apart(operands)[0]) or untraceable()

@@ -10,6 +10,7 @@ Saved: nothing, ``backward`` recomputes y. Mutates: nothing. Every step is in th
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -25,15 +26,6 @@ _ops = torch.ops.aten
 _below = torch.le if AT_LIMIT else torch.lt
 
 
-def _gelu_tanh_backward(grad: Tensor, x: Tensor) -> Tensor:
-    found: Tensor = _ops.gelu_backward(grad, x, approximate="tanh")
-    return found
-
-
-def _quick_gelu_backward(grad: Tensor, x: Tensor) -> Tensor:
-    return _scaled_sigmoid_backward(grad, x, torch.sigmoid(1.702 * x), 1.702)
-
-
 def _scaled_sigmoid_backward(grad: Tensor, x: Tensor, sigmoid: Tensor, alpha: float) -> Tensor:
     """The gradient of ``x * sigmoid(alpha * x)``."""
     return grad * sigmoid * (1 + alpha * x * (1 - sigmoid))
@@ -41,12 +33,12 @@ def _scaled_sigmoid_backward(grad: Tensor, x: Tensor, sigmoid: Tensor, alpha: fl
 
 _BACKWARD: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
     "silu": _ops.silu_backward,
-    "gelu_tanh": _gelu_tanh_backward,
+    "gelu_tanh": partial(_ops.gelu_backward, approximate="tanh"),
     "gelu": _ops.gelu_backward,
     "relu": lambda grad, x: grad * (x > 0),
     "relu_squared": lambda grad, x: grad * (2 * x.clamp(min=0)),
     "sigmoid": lambda grad, x: _ops.sigmoid_backward(grad, torch.sigmoid(x)),
-    "quick_gelu": _quick_gelu_backward,
+    "quick_gelu": lambda grad, x: _scaled_sigmoid_backward(grad, x, torch.sigmoid(1.702 * x), 1.702),
 }
 
 

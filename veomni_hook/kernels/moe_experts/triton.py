@@ -252,7 +252,7 @@ kernel = partial(kernel_of, _BACKEND)
 gated_or_identity = partial(experts_or_identity, kernel("gated"))
 
 
-def refuses(owner: Any, *operands: Any) -> str | None:
+def refuses(owner: object, *operands: Any) -> str | None:
     """Return why the upstream code of the experts ``owner`` must run, or None."""
     if is_adapted(operands):
         if (reason := _unsuited_rank(operands)) is not None:
@@ -279,7 +279,7 @@ def _unsuited_rank(operands: tuple[Any, ...]) -> str | None:
 refuses_or_identity = partial(identity_refuses, refuses)
 
 
-def loses(owner: Any, hidden_states: Tensor, *_: Any) -> str | None:
+def loses(owner: object, hidden_states: Tensor, *_: object) -> str | None:
     """Return why upstream is as fast here, or None."""
     if chose_ours(owner):
         return None
@@ -288,7 +288,7 @@ def loses(owner: Any, hidden_states: Tensor, *_: Any) -> str | None:
     return None
 
 
-def loses_in_float32(owner: Any, *_: Any) -> str | None:
+def loses_in_float32(owner: object, *_: object) -> str | None:
     """Return why upstream is as fast if products are in float32."""
     if chose_ours(owner):
         return None

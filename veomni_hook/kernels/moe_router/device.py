@@ -213,11 +213,12 @@ def forward_grouped(
     TOP_K: tl.constexpr,
     SLOTS: tl.constexpr,  # a power of two that holds TOP_K
     ROWS: tl.constexpr,  # per program
+    KIND: tl.constexpr,
     NORMALISE: tl.constexpr,
     CHOICE: tl.constexpr,  # dtype of score + bias
     GIVEN: tl.constexpr,  # experts are given
 ):  # fmt: skip
-    """w, of KIND 1, of the experts with the largest s(x) + bias within the BEST_GROUPS best groups.
+    """w, of KIND 1 or 2, of the experts with the largest s(x) + bias within the BEST_GROUPS best groups.
 
     A group is as good as the sum of its two best members. Grid: cdiv(rows, ROWS).
     """
@@ -231,7 +232,7 @@ def forward_grouped(
     x_row = x + (row * stride_x_row)[:, None]
     logits = tl.load(x_row + expert[None, :], mask=(row < rows)[:, None] & exists[None, :], other=0.0)
     bias32 = tl.load(bias + expert, mask=exists, other=0.0).to(tl.float32)
-    value = (_score(logits.to(tl.float32), 1, logits.dtype) + bias32[None, :]).to(CHOICE).to(tl.float32)
+    value = (_score(logits.to(tl.float32), KIND, logits.dtype) + bias32[None, :]).to(CHOICE).to(tl.float32)
     place = tl.zeros_like(value).to(tl.int32) + (BLOCK - 1 - expert)[None, :]
     keys = tl.reshape(_keys(value, place, exists[None, :], False), [ROWS, GROUP_BLOCK, MEMBER_BLOCK])
     first = tl.max(keys, axis=2)
@@ -253,7 +254,7 @@ def forward_grouped(
     index = BLOCK - 1 - (best & (BLOCK - 1)).to(tl.int32)
     kept_slot = (row < rows)[:, None] & (slot < TOP_K)[None, :]
     v = tl.load(x_row + index, mask=kept_slot, other=0.0).to(tl.float32)
-    w = _weights(v, kept_slot, epsilon, 1, NORMALISE, logits.dtype)
+    w = _weights(v, kept_slot, epsilon, KIND, NORMALISE, logits.dtype)
     result_place = row[:, None] * TOP_K + slot[None, :]
     tl.store(weights + result_place, w.to(weights.dtype.element_ty), mask=kept_slot)
     tl.store(indices + result_place, index.to(tl.int64), mask=kept_slot)

@@ -11,11 +11,15 @@ With the indices that the variant itself chooses, the results are bitwise those 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
-__all__ = ["biased_topk", "grouped_topk", "softmax_topk", "topk_softmax"]
+from veomni_hook.kernels.moe_router.reference import read
+from veomni_hook.kernels.moe_router.variants import LAYOUTS
+
+__all__ = ["of", "scored", "softmax_topk", "topk_softmax"]
 
 Routing = tuple[torch.Tensor, torch.Tensor]
 
@@ -33,34 +37,17 @@ def topk_softmax(router_logits: torch.Tensor, top_k: int, indices: torch.Tensor)
     return torch.softmax(router_logits.gather(-1, indices), dim=-1), indices
 
 
-def biased_topk(
-    router_logits: torch.Tensor,
-    bias: Any,
-    top_k: int,
-    score: Callable[[torch.Tensor], torch.Tensor],
-    epsilon: float,
-    sorted_: bool,
-    indices: torch.Tensor,
-) -> Routing:
-    """Return the scores of the given experts, divided by their sum."""
-    weights = score(router_logits).gather(-1, indices)
-    return weights / (weights.sum(dim=-1, keepdim=True) + epsilon), indices
-
-
-def grouped_topk(
-    router_logits: torch.Tensor,
-    bias: Any,
-    top_k: int,
-    num_experts: int,
-    num_group: int,
-    topk_group: int,
-    normalise: bool,
-    fill: float,
-    sorted_: bool,
-    indices: torch.Tensor,
-) -> Routing:
-    """Return the sigmoid scores of the given experts, divided by their sum if ``normalise``."""
-    weights = torch.sigmoid(router_logits).gather(-1, indices)
-    if normalise:
-        weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)
+def scored(variant: str, *operands: Any, indices: torch.Tensor) -> Routing:
+    """Return the scores of the given experts, divided by their sum if the operands say so."""
+    call = read(variant, operands)
+    weights = call.score(call.router_logits).gather(-1, indices)
+    if call.normalise:
+        weights = weights / (weights.sum(dim=-1, keepdim=True) + call.epsilon)
     return weights, indices
+
+
+def of(variant: str) -> Callable[..., Routing]:
+    """Return the function of a variant."""
+    if variant in LAYOUTS:
+        return partial(scored, variant)
+    return softmax_topk if variant == "softmax_topk" else topk_softmax

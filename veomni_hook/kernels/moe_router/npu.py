@@ -54,7 +54,7 @@ class _Router(torch.autograd.Function):
         return weights, indices
 
     @staticmethod
-    def backward(ctx: Any, dweights: Tensor, _: Any) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, dweights: Tensor, _: object) -> tuple[Tensor | None, ...]:
         x, weights, indices = ctx.saved_tensors
         if is_recorded():
             return (
@@ -103,16 +103,16 @@ def _route(*call: Any) -> Routing:
     return _Router.apply(*call)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def _fits(router_logits: Tensor, top_k: Any) -> bool:
+def _fits(router_logits: Tensor, top_k: object) -> bool:
     """Whether the operator supports operands that a guard may not have passed to `refuses`."""
     return is_count(top_k, min(_MOST_TOP_K, router_logits.shape[1])) and router_logits.shape[0] > 0
 
 
-def refuses(owner: Any, router_logits: Tensor, *others: Any) -> str | None:
+def refuses(owner: object, router_logits: Tensor, *others: object) -> str | None:
     """Return why this call must run the upstream code, or None."""
     return operand_checks.refuses(owner, router_logits, *others) or ascend.unfit(router_logits)
 
 
-def refuses_in_autocast(owner: Any, router_logits: Tensor, *others: Any) -> str | None:
+def refuses_in_autocast(owner: object, router_logits: Tensor, *others: object) -> str | None:
     """`refuses`, and also rejects logits whose softmax or sum autocast computes in float32."""
     return operand_checks.refuses_in_autocast(owner, router_logits, *others) or ascend.unfit(router_logits)

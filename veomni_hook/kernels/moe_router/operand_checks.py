@@ -7,8 +7,6 @@ kernel does not support them.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import nn
 
@@ -22,7 +20,7 @@ __all__ = ["SIGMOID", "SOFTMAX", "SQRT_SOFTPLUS", "is_count", "refuses", "refuse
 SOFTMAX, SIGMOID, SQRT_SOFTPLUS = 0, 1, 2
 
 
-def score_of(score: Any) -> int | None:
+def score_of(score: object) -> int | None:
     """Return which score the function or module ``score`` computes: SIGMOID, SQRT_SOFTPLUS or None."""
     if isinstance(score, nn.Module):
         kind = type(score)
@@ -31,12 +29,12 @@ def score_of(score: Any) -> int | None:
     return SIGMOID if name_of(score) == "sigmoid" else None
 
 
-def is_count(number: Any, most: int) -> bool:
+def is_count(number: object, most: int) -> bool:
     """Whether ``number`` is an int from 1 to ``most``."""
     return type(number) is int and 0 < number <= most
 
 
-def refuses(owner: Any, router_logits: torch.Tensor, *operands: Any) -> str | None:
+def refuses(owner: object, router_logits: torch.Tensor, *operands: object) -> str | None:
     """Return why this call must run the upstream code, or None."""
     reason = not_plain(router_logits)
     if reason is not None:
@@ -49,7 +47,7 @@ def refuses(owner: Any, router_logits: torch.Tensor, *operands: Any) -> str | No
     return f"the score function {unknown[0]!r} is not supported" if unknown else None
 
 
-def refuses_in_autocast(owner: Any, router_logits: torch.Tensor, *operands: Any) -> str | None:
+def refuses_in_autocast(owner: object, router_logits: torch.Tensor, *operands: object) -> str | None:
     """`refuses`, and also rejects logits whose softmax or sum autocast computes in float32."""
     reason = refuses(owner, router_logits, *operands)
     if reason is not None:

@@ -7,10 +7,15 @@ token's experts, both ``[tokens, top_k]``. ``sorted_`` is `torch.topk`'s ``sorte
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
+from typing import Any, NamedTuple
 
 import torch
 
+from veomni_hook.kernels.moe_router.variants import LAYOUTS, Layout
+
 Routing = tuple[torch.Tensor, torch.Tensor]
+Score = Callable[[torch.Tensor], torch.Tensor]
 
 
 def softmax_topk(router_logits: torch.Tensor, top_k: int, normalise: bool) -> Routing:
@@ -28,45 +33,69 @@ def topk_softmax(router_logits: torch.Tensor, top_k: int) -> Routing:
     return torch.softmax(largest, dim=-1), indices
 
 
-def biased_topk(
-    router_logits: torch.Tensor,
-    bias: torch.Tensor,
-    top_k: int,
-    score: Callable[[torch.Tensor], torch.Tensor],
-    epsilon: float,
-    sorted_: bool,
-) -> Routing:
-    """Return scores where ``scores + bias`` (``[num_experts]``) is largest, divided by their sum."""
-    scores = score(router_logits)
-    indices = torch.topk(scores + bias, top_k, dim=-1, sorted=sorted_)[1]
-    weights = torch.gather(scores, -1, indices)
-    return weights / (weights.sum(dim=-1, keepdim=True) + epsilon), indices
-
-
-def grouped_topk(
+def scored(
     router_logits: torch.Tensor,
     bias: torch.Tensor,
     top_k: int,
     num_experts: int,
     num_group: int,
     topk_group: int,
+    score: Score,
     normalise: bool,
+    epsilon: float,
     fill: float,
     sorted_: bool,
+    layout: Layout,
 ) -> Routing:
-    """Return sigmoid scores where ``scores + bias`` is largest within the ``topk_group`` best groups.
+    """Return scores where ``scores + bias`` (``[num_experts]``) is largest, of a `Layout`.
 
-    A group is as good as its two best experts together; what is in no good group counts as ``fill``.
+    With groups, within the ``topk_group`` best ones: a group is as good as its two best experts together, and
+    what is in no good group counts as ``fill``.
     """
-    scores = torch.sigmoid(router_logits)
+    scores = score(router_logits) if layout.any_score else torch.sigmoid(router_logits)
     biased = scores + bias
-    of_groups = biased.view(-1, num_group, num_experts // num_group).topk(2, dim=-1)[0].sum(dim=-1)
-    best = torch.topk(of_groups, topk_group, dim=-1, sorted=sorted_)[1]
-    chosen = torch.zeros_like(of_groups).scatter_(1, best, 1)
-    chosen = chosen.unsqueeze(-1).expand(-1, num_group, num_experts // num_group).reshape(-1, num_experts)
-    allowed = biased.masked_fill(~chosen.bool(), fill)
-    indices = torch.topk(allowed, top_k, dim=-1, sorted=sorted_)[1]
-    weights = scores.gather(1, indices)
-    if normalise:
-        weights /= weights.sum(dim=-1, keepdim=True) + 1e-20
+    if layout.grouped:
+        of_groups = biased.view(-1, num_group, num_experts // num_group).topk(2, dim=-1)[0].sum(dim=-1)
+        best = torch.topk(of_groups, topk_group, dim=-1, sorted=sorted_)[1]
+        chosen = torch.zeros_like(of_groups).scatter_(1, best, 1)
+        chosen = chosen.unsqueeze(-1).expand(-1, num_group, num_experts // num_group)
+        biased = biased.masked_fill(~chosen.reshape(-1, num_experts).bool(), fill)
+    indices = torch.topk(biased, top_k, dim=-1, sorted=sorted_)[1]
+    weights = scores.gather(-1, indices)
+    if layout.always or normalise:
+        total = weights.sum(dim=-1, keepdim=True) + (epsilon if layout.any_score else 1e-20)
+        if layout.grouped:
+            weights /= total  # in their dtype even if autocast sums in float32
+        else:
+            weights = weights / total
     return weights, indices
+
+
+class Scored(NamedTuple):
+    """The operands of `scored`, with what stands for those that a layout does not have."""
+
+    router_logits: torch.Tensor
+    bias: torch.Tensor
+    top_k: int
+    num_experts: int = 0
+    num_group: int = 1
+    topk_group: int = 1
+    score: Score = torch.sigmoid
+    normalise: bool = True
+    epsilon: float = 1e-20
+    fill: float = 0.0
+    sorted_: bool = True
+
+
+def read(variant: str, operands: tuple[Any, ...]) -> Scored:
+    """Return the operands of a call by name."""
+    return Scored(**dict(zip(LAYOUTS[variant].operands, operands, strict=True)))
+
+
+@cache
+def of(variant: str) -> Callable[..., Routing]:
+    """Return the formula of a variant."""
+    layout = LAYOUTS.get(variant)
+    if layout is None:
+        return softmax_topk if variant == "softmax_topk" else topk_softmax
+    return lambda *operands: scored(*read(variant, operands), layout)

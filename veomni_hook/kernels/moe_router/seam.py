@@ -60,7 +60,7 @@ def at_given(
         KernelError: ``run`` does not take ``indices``, as kernels of other packages may not.
     """
     if run is None or run is formula(variant):
-        return getattr(given, variant)  # type: ignore[no-any-return]
+        return given.of(variant)
     if not _takes_indices(run):
         raise KernelError(
             f"the kernel {getattr(run, '__qualname__', run)!r} cannot compute weights of given experts: "

@@ -18,13 +18,16 @@ With ``indices`` (``[tokens, top_k]``, int64) the experts are given, and nothing
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import torch
 
 from veomni_hook.kernels.moe_router import given, reference
 from veomni_hook.kernels.moe_router.operand_checks import refuses, score_of
+from veomni_hook.kernels.moe_router.variants import LAYOUTS
 
-__all__ = ["biased_topk", "grouped_topk", "refuses", "softmax_topk", "topk_softmax"]
+__all__ = ["kernel", "refuses", "softmax_topk", "topk_softmax"]
 
 Routing = tuple[torch.Tensor, torch.Tensor]
 
@@ -54,52 +57,30 @@ def softmax_topk(
     return torch.softmax(largest, dim=-1, dtype=torch.float32).clone(), indices
 
 
-def biased_topk(
-    router_logits: torch.Tensor,
-    bias: torch.Tensor,
-    top_k: int,
-    score: Callable[[torch.Tensor], torch.Tensor],
-    epsilon: float,
-    sorted_: bool,
-    indices: torch.Tensor | None = None,
-) -> Routing:
-    """Return scores where ``scores + bias`` (``[num_experts]``) is largest, divided by their sum."""
-    if score_of(score) is None:  # such as a softmax: part of it is not the softmax of the part
-        if indices is not None:
-            return given.biased_topk(router_logits, bias, top_k, score, epsilon, sorted_, indices)
-        return reference.biased_topk(router_logits, bias, top_k, score, epsilon, sorted_)
-    if indices is None:
-        biased = score(router_logits.detach()) + _apart(bias)
-        indices = torch.topk(biased, top_k, dim=-1, sorted=sorted_)[1]
-    weights = score(router_logits.gather(-1, indices))
-    return weights / (weights.sum(dim=-1, keepdim=True) + epsilon), indices
+def kernel(variant: str) -> Callable[..., Routing]:
+    """Return the kernel of a variant that chooses by scores and a bias."""
+    return partial(_scored, variant)
 
 
-def grouped_topk(
-    router_logits: torch.Tensor,
-    bias: torch.Tensor,
-    top_k: int,
-    num_experts: int,
-    num_group: int,
-    topk_group: int,
-    normalise: bool,
-    fill: float,
-    sorted_: bool,
-    indices: torch.Tensor | None = None,
-) -> Routing:
-    """Return sigmoid scores where ``scores + bias`` is largest within the ``topk_group`` best groups."""
+def _scored(variant: str, *operands: Any, indices: torch.Tensor | None = None) -> Routing:
+    call, layout = reference.read(variant, operands), LAYOUTS[variant]
+    # Such as a softmax: part of it is not the softmax of the part.
+    apart = score_of(call.score) is not None
     if indices is None:
-        groups = num_experts, num_group, topk_group
-        indices = reference.grouped_topk(
-            router_logits.detach(), _apart(bias), top_k, *groups, False, fill, sorted_
-        )[1]
-    weights = torch.sigmoid(router_logits.gather(1, indices))
-    if normalise:
-        # In their dtype even if autocast sums in float32.
-        weights = (weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)).to(weights.dtype)
-    else:
-        weights = weights.clone()
-    return weights, indices
+        if not apart:
+            return reference.of(variant)(*operands)
+        chosen_by = call._replace(
+            router_logits=call.router_logits.detach(), bias=_apart(call.bias), normalise=False
+        )
+        indices = reference.scored(*chosen_by, layout._replace(always=False))[1]
+    if not apart:
+        return given.scored(variant, *operands, indices=indices)
+    weights = call.score(call.router_logits.gather(-1, indices))
+    if not call.normalise:
+        return weights.clone(), indices
+    divided = weights / (weights.sum(dim=-1, keepdim=True) + call.epsilon)
+    # With groups, in their dtype even if autocast sums in float32.
+    return divided.to(weights.dtype) if layout.grouped else divided, indices
 
 
 def _apart(bias: torch.Tensor) -> torch.Tensor:

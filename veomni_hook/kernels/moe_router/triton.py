@@ -30,13 +30,14 @@ from torch.nn import functional
 from veomni_hook.kernels.moe_router import device as kernels
 from veomni_hook.kernels.moe_router import given, operand_checks, reference
 from veomni_hook.kernels.moe_router.operand_checks import SIGMOID, SOFTMAX, is_count, score_of
+from veomni_hook.kernels.moe_router.variants import LAYOUTS
 from veomni_hook.kernels.shared.autograd import gradients, is_recorded
 from veomni_hook.kernels.shared.launch import Launch, power
 from veomni_hook.kernels.shared.operand_checks import not_plain, untraceable
 from veomni_hook.kernels.shared.operators import operator
 from veomni_hook.kernels.shared.rows import readable
 
-__all__ = ["biased_topk", "grouped_topk", "refuses", "refuses_in_autocast", "softmax_topk", "topk_softmax"]
+__all__ = ["kernel", "refuses", "refuses_in_autocast", "softmax_topk", "topk_softmax"]
 
 Routing = tuple[torch.Tensor, torch.Tensor]
 #: A program holds whole rows.
@@ -47,7 +48,7 @@ _TL = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl
 # Logits per program. One warp reduces rows among its own threads, without synchronising in every round.
 _FORWARD_TILE, _BACKWARD_TILE, _BACKWARD_WARPS = 512, 2048, 4
 _LAUNCHES = 256
-#: The number of operands of `grouped_topk` after ``top_k``; no other function has as many.
+#: The least number of operands after ``top_k`` with groups; no variant without them has as many.
 _OF_GROUPS = 6
 #: From this number of rows on, row numbers need 64 bits and a separate compilation.
 _LARGE = 1 << 31
@@ -80,7 +81,7 @@ def _forward_launch(
         members = experts // groups
         blocks = power(groups), power(members)
         rows = max(1, _FORWARD_TILE // (blocks[0] * blocks[1]))
-        tile = groups, blocks[0], members, blocks[1], best, top_k, power(top_k), rows
+        tile = groups, blocks[0], members, blocks[1], best, top_k, power(top_k), rows, kind
         return Launch(kernels.forward_grouped, 6, *tile, normalise, last, given, num_warps=1), rows
     block = max(16, power(experts))
     rows = max(1, _FORWARD_TILE // block)
@@ -188,7 +189,7 @@ class _Router(torch.autograd.Function):
 
     @staticmethod
     def backward(
-        ctx: Any, dweights: torch.Tensor | None, _: Any, dchosen: torch.Tensor | None
+        ctx: Any, dweights: torch.Tensor | None, _: object, dchosen: torch.Tensor | None
     ) -> tuple[torch.Tensor | None, ...]:
         logits, indices = ctx.saved_tensors
         form, epsilon = ctx.form
@@ -239,44 +240,26 @@ def topk_softmax(router_logits: torch.Tensor, top_k: int, indices: torch.Tensor 
     return _route(router_logits, None, indices, form, (0.0, 0.0), router_logits.dtype)
 
 
-def biased_topk(
-    router_logits: torch.Tensor,
-    bias: torch.Tensor,
-    top_k: int,
-    score: Callable[[torch.Tensor], torch.Tensor],
-    epsilon: float,
-    sorted_: bool,
-    indices: torch.Tensor | None = None,
-) -> Routing:
-    """Return scores where ``scores + bias`` (``[num_experts]``) is largest, divided by their sum."""
-    kind = score_of(score)
-    if kind is None or not _fits(router_logits, top_k, bias):
-        return _formula("biased_topk", indices, router_logits, bias, top_k, score, epsilon, sorted_)
-    form = _Form(kind, router_logits.shape[1], top_k, True, given=indices is not None)
-    return _route(router_logits, bias.detach(), indices, form, (float(epsilon), 0.0), router_logits.dtype)
+def kernel(variant: str) -> Callable[..., Routing]:
+    """Return the kernel of a variant that chooses by scores and a bias."""
+    return partial(_scored, variant)
 
 
-def grouped_topk(
-    router_logits: torch.Tensor,
-    bias: torch.Tensor,
-    top_k: int,
-    num_experts: int,
-    num_group: int,
-    topk_group: int,
-    normalise: bool,
-    fill: float,
-    sorted_: bool,
-    indices: torch.Tensor | None = None,
-) -> Routing:
-    """Return sigmoid scores where ``scores + bias`` is largest within the ``topk_group`` best groups."""
-    groups = _groups(num_experts, num_group, topk_group)
-    if groups is None or num_experts != router_logits.shape[1] or not _fits(router_logits, top_k, bias):
-        numbers = num_experts, num_group, topk_group, normalise, fill, sorted_
-        return _formula("grouped_topk", indices, router_logits, bias, top_k, *numbers)
-    # If all groups are selected, grouping has no effect.
-    groups = (1, 1) if num_group == topk_group else groups
-    form = _Form(SIGMOID, num_experts, top_k, bool(normalise), groups, indices is not None)
-    return _route(router_logits, bias.detach(), indices, form, (1e-20, float(fill)), router_logits.dtype)
+def _scored(variant: str, *operands: Any, indices: torch.Tensor | None = None) -> Routing:
+    call, layout = reference.read(variant, operands), LAYOUTS[variant]
+    x, bias, top_k = call[:3]
+    kind, groups = score_of(call.score), (1, 1)
+    fits = kind is not None and _fits(x, top_k, bias)
+    if layout.grouped:
+        known = _groups(call.num_experts, call.num_group, call.topk_group)
+        fits = fits and known is not None and call.num_experts == x.shape[1]
+        # If all groups are selected, grouping has no effect.
+        groups = known if known is not None and call.num_group != call.topk_group else groups
+    if not fits or kind is None:
+        return _formula(variant, indices, *operands)
+    form = _Form(kind, x.shape[1], top_k, bool(call.normalise), groups, indices is not None)
+    numbers = float(call.epsilon), float(call.fill)
+    return _route(x, bias.detach(), indices, form, numbers, x.dtype)
 
 
 def _groups(num_experts: int, num_group: int, topk_group: int) -> tuple[int, int] | None:
@@ -291,9 +274,9 @@ def _groups(num_experts: int, num_group: int, topk_group: int) -> tuple[int, int
 
 def _formula(variant: str, indices: torch.Tensor | None, *operands: Any) -> Routing:
     """Compute in plain torch what no program can."""
-    if indices is None:
-        return getattr(reference, variant)(*operands)  # type: ignore[no-any-return]
-    return getattr(given, variant)(*operands, indices)  # type: ignore[no-any-return]
+    if indices is not None:
+        return given.of(variant)(*operands, indices=indices)
+    return reference.of(variant)(*operands)
 
 
 def _route(*call: Any) -> Routing:
@@ -313,7 +296,7 @@ def _fits(router_logits: torch.Tensor, top_k: int, bias: torch.Tensor | None = N
     )
 
 
-def refuses(owner: Any, router_logits: torch.Tensor, *others: Any) -> str | None:
+def refuses(owner: object, router_logits: torch.Tensor, *others: Any) -> str | None:
     """Return why this call must run the upstream code, or None."""
     return (
         operand_checks.refuses(owner, router_logits, *others)
@@ -322,7 +305,7 @@ def refuses(owner: Any, router_logits: torch.Tensor, *others: Any) -> str | None
     )
 
 
-def refuses_in_autocast(owner: Any, router_logits: torch.Tensor, *others: Any) -> str | None:
+def refuses_in_autocast(owner: object, router_logits: torch.Tensor, *others: Any) -> str | None:
     """`refuses`, and also rejects logits whose softmax or sum autocast computes in float32."""
     reason = operand_checks.refuses_in_autocast(owner, router_logits, *others)
     return reason or untraceable() or _beyond(router_logits, others)
@@ -341,6 +324,6 @@ def _beyond(router_logits: torch.Tensor, others: tuple[Any, ...]) -> str | None:
         bias, (top_k, *rest) = top_k, rest
     if not _fits(router_logits, top_k, bias):
         return f"the kernel needs a plain bias and a top_k of 1 to {MOST_TOP_K}, not {top_k!r}"
-    if len(rest) == _OF_GROUPS and (rest[0] != experts or _groups(*rest[:3]) is None):
+    if len(rest) >= _OF_GROUPS and (rest[0] != experts or _groups(*rest[:3]) is None):
         return f"the kernel does not support {rest[2]!r} of {rest[1]!r} groups of {rest[0]!r} experts"
     return None

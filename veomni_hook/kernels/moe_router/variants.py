@@ -2,12 +2,50 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any, NamedTuple
 
 from veomni_hook.kernels.selection.declaration import NPU, Variant
 from veomni_hook.kernels.selection.table import TRITON, backend, op
+from veomni_hook.patterns import combinations
 
-__all__ = ["OP"]
+__all__ = ["LAYOUTS", "OP", "Layout", "derived"]
+
+#: What variants that choose by scores and a bias differ in, an axis a table, in the form of
+#: `veomni_hook.kernels.moe_experts.variants.AXES`; `Layout` has the words.
+AXES: tuple[Mapping[str, Mapping[str, Any]], ...] = (
+    {
+        "biased_topk": {"grouped": False, "any_score": True, "always": True},
+        "grouped_topk": {"grouped": True, "any_score": False, "always": False},
+    },
+    {"{}": {}, "{}_of_any_score": {"any_score": True, "always": False}},
+)
+
+
+class Layout(NamedTuple):
+    """A variant that chooses by scores and a bias.
+
+    Attributes:
+        grouped: the choice is within the best groups.
+        any_score: the score and the epsilon are operands, not the sigmoid and 1e-20.
+        always: weights are divided by their sum, whatever an operand says.
+    """
+
+    grouped: bool
+    any_score: bool
+    always: bool
+
+    @property
+    def operands(self) -> tuple[str, ...]:
+        """The operands, in the order of `reference.scored`."""
+        groups = ("num_experts", "num_group", "topk_group") * self.grouped
+        score, flag = ("score",) * self.any_score, () if self.always else ("normalise",)
+        rest = (*("epsilon",) * self.any_score, *("fill",) * self.grouped, "sorted_")
+        return ("router_logits", "bias", "top_k", *groups, *score, *flag, *rest)
+
+
+LAYOUTS = {name: Layout(**meant) for name, meant in combinations(AXES).items()}
 
 _TRITON = backend(
     "triton",
@@ -59,12 +97,34 @@ VARIANTS = {
     ),
     "biased_topk": Variant(
         "scores = score(logits) at the top_k of scores + bias; weights / (sum(weights) + epsilon)",
-        kernels=(_TRITON, _TORCH_ON_NPU, _TORCH),
     ),
     "grouped_topk": Variant(
         "scores = sigmoid(logits) at the top_k of scores + bias within the topk_group best groups; "
         "weights / (sum(weights) + 1e-20) if normalise",
-        kernels=(_TRITON, _TORCH_ON_NPU, _TORCH),
     ),
 }
-OP = op("moe_router", VARIANTS, invariant=("cpu",), prepares=".seam:watch")
+
+
+def derived(name: str) -> Variant | None:
+    """Return the row of a combination of `AXES`, in the table or not; None for another name."""
+    layout = LAYOUTS.get(name)
+    if layout is None:
+        return None
+    base = name.removesuffix("_of_any_score")
+    row = VARIANTS.get(name, Variant(f"{base} with any score and epsilon, normalised or not"))
+    kernels = tuple(
+        replace(each, load=each.load.replace(":{variant}", ":kernel({variant})"))
+        for each in (_TRITON, _TORCH_ON_NPU, _TORCH)
+    )
+    return replace(
+        row, reference=".reference:of({variant})", operands=layout.operands, kernels=kernels, form=layout
+    )
+
+
+OP = op(
+    "moe_router",
+    {name: derived(name) or row for name, row in VARIANTS.items()},
+    invariant=("cpu",),
+    derives=".variants:derived",
+    prepares=".seam:watch",
+)

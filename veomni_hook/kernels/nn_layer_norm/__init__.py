@@ -2,6 +2,6 @@
 
 Patched code calls ``slot.call(self, self.norm, hidden_states)``; kernels are called with
 ``(hidden_states, norm)``. A kernel skips the call of the module ``norm``, so every kernel here refuses
-unless ``norm`` is exactly torch's class and nothing observes its calls (`skipped_calls`). `variants` declares
-the op.
+unless ``norm`` is exactly torch's class and nothing observes its calls. `variants` declares the op, whose
+code is that of `veomni_hook.kernels.layer_norm`.
 """

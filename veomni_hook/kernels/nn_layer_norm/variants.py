@@ -14,9 +14,9 @@ __all__ = ["OP", "VARIANTS"]
 # torch's operator, so what they save counts only where the GPU is the limit.
 _TRITON = backend(
     "triton",
-    ".triton:{variant}",
-    refuses=".triton:refuses",
-    loses=".triton:loses",
+    "..layer_norm.modules:{variant}",
+    refuses="..layer_norm.modules:refuses",
+    loses="..layer_norm.modules:loses",
     requires=TRITON,
     priority=10,
     traceable=True,
@@ -28,8 +28,9 @@ _TRITON = backend(
 VARIANTS = {
     "rounded_once": Variant(
         "(weight32 * ((x32 - m) * rs) + bias32).to(x.dtype); weight and bias may be absent",
+        "..layer_norm.reference:{variant}",
         kernels=(_TRITON,),
-        refuses=".skipped_calls:refuses",
+        refuses="..layer_norm.skipped_calls:refuses",
     ),
 }
 OP = op("nn_layer_norm", VARIANTS, invariant=("cpu",))

@@ -35,7 +35,7 @@ def _torchs(kind: type[Any]) -> SimpleNamespace:
 _TORCHS = SimpleNamespace(**{kind.__name__: _torchs(kind) for kind in (nn.Conv1d, nn.Conv2d, nn.Conv3d)})
 
 
-def refuses(owner: Any, x: torch.Tensor, convolution: Any) -> str | None:
+def refuses(owner: object, x: torch.Tensor, convolution: Any) -> str | None:
     """Return why this call must run the upstream code, or None.
 
     Args:
@@ -49,7 +49,7 @@ def refuses(owner: Any, x: torch.Tensor, convolution: Any) -> str | None:
     return reason if reason is not None else _unfit(x, convolution)
 
 
-def loses(owner: Any, x: torch.Tensor, convolution: Any) -> str | None:
+def loses(owner: object, x: torch.Tensor, convolution: Any) -> str | None:
     """Return why torch's convolution is or may be faster for this call, or None."""
     # Rows of several blocks are a copy. On a CPU (one thread of an AMD EPYC, float32, 224 x 224), steps took
     # 1.1 times as long as torch's with blocks of 16 x 16, and twice as long with 4 x 4. On an H200 (bfloat16,

@@ -22,7 +22,7 @@ __all__ = ["chosen_apart", "refuses"]
 _PARTS = ("rms_norm", "rotary")
 
 
-def chosen_apart(owner: Any, *operands: Any) -> str | None:
+def chosen_apart(owner: object, *operands: Any) -> str | None:
     """Return why ``auto`` leaves norms and rotation to their own kernels (selected by name), or None."""
     for part in _PARTS:
         chosen = wanted_by(owner, part)
@@ -31,7 +31,7 @@ def chosen_apart(owner: Any, *operands: Any) -> str | None:
     return None
 
 
-def refuses(owner: Any, *operands: Any) -> str | None:
+def refuses(owner: object, *operands: Any) -> str | None:
     """Return why this call must run the upstream code, or None.
 
     Args:
@@ -54,7 +54,7 @@ def _called(norm: nn.Module, norm_class: type[nn.Module]) -> str | None:
     return None if seen is None else f"a norm {seen}"
 
 
-def _tables(tables: Any) -> str | None:
+def _tables(tables: object) -> str | None:
     """Return why cos and sin, if known, are not supported, or None."""
     if tables is None:
         return None

@@ -327,7 +327,7 @@ def kernel(variant: str) -> _Kernel:
     return _Kernel(variant)
 
 
-def refuses(owner: Any, *operands: Any) -> str | None:
+def refuses(owner: object, *operands: Any) -> str | None:
     """Return why this call must run the upstream code, or None; `upstream` documents the operands."""
     hidden_states, q_norm, k_norm, _, _, tables = operands
     weights = parameter(q_norm, "weight"), parameter(k_norm, "weight")

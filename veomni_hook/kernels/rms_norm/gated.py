@@ -308,7 +308,12 @@ def _groups(hidden_states: torch.Tensor, group_size: int) -> int:
 
 
 def refuses_gate_after(
-    owner: Any, hidden_states: Any, gate: Any, weight: Any, eps: Any, activation: Any
+    owner: object,
+    hidden_states: torch.Tensor,
+    gate: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    activation: object,
 ) -> str | None:
     """Return why this call must run the upstream code, or None."""
     if name_of(activation) not in _ACTIVATIONS:
@@ -317,7 +322,7 @@ def refuses_gate_after(
 
 
 def refuses_gate_before(
-    owner: Any, hidden_states: torch.Tensor, gate: torch.Tensor | None, weight: torch.Tensor, eps: float
+    owner: object, hidden_states: torch.Tensor, gate: torch.Tensor | None, weight: torch.Tensor, eps: float
 ) -> str | None:
     """Return why this call must run the upstream code, or None."""
     reason = plain.refuses(owner, hidden_states, weight, eps)
@@ -334,7 +339,7 @@ def refuses_gate_before(
     return None
 
 
-def refuses_grouped(owner: Any, hidden_states: torch.Tensor, *operands: Any) -> str | None:
+def refuses_grouped(owner: object, hidden_states: torch.Tensor, *operands: Any) -> str | None:
     """Return why this call must run the upstream code, or None; the last operand is the group size."""
     *others, group_size = operands
     gate, weight, eps = others if len(others) == 3 else (None, *others)

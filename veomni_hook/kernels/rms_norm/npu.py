@@ -70,7 +70,9 @@ def npu_rms_norm_backward(dy: Tensor, x: Tensor, weight: Tensor, scale: Tensor) 
     return dx, dweight
 
 
-def _gradients(saved: Sequence[Tensor], _: Any, wanted: Sequence[bool], dy: Tensor) -> tuple[Tensor, Tensor]:
+def _gradients(
+    saved: Sequence[Tensor], _: object, wanted: Sequence[bool], dy: Tensor
+) -> tuple[Tensor, Tensor]:
     dx, dweight = npu_rms_norm_backward(dy.contiguous(), *saved)
     return dx, dweight.to(saved[1].dtype)
 
@@ -176,7 +178,7 @@ def _in_groups(x: Tensor, eps: float, group_size: int) -> Tensor:
     return normalised(x.reshape(-1, group_size), None, eps).view(x.shape)
 
 
-def refuses(owner: Any, hidden_states: Tensor, weight: Tensor, eps: float) -> str | None:
+def refuses(owner: object, hidden_states: Tensor, weight: Tensor, eps: float) -> str | None:
     """Return why this call must run the upstream code, or None."""
     reason = refuses_unweighted(owner, hidden_states, eps) or ascend.unfit(hidden_states, weight)
     if reason is not None:
@@ -186,7 +188,7 @@ def refuses(owner: Any, hidden_states: Tensor, weight: Tensor, eps: float) -> st
     return None
 
 
-def refuses_unweighted(owner: Any, hidden_states: Tensor, eps: float) -> str | None:
+def refuses_unweighted(owner: object, hidden_states: Tensor, eps: float) -> str | None:
     """Return why this call must run the upstream code, or None."""
     reason = ascend.unfit(hidden_states)
     if reason is not None:
@@ -197,14 +199,14 @@ def refuses_unweighted(owner: Any, hidden_states: Tensor, eps: float) -> str | N
 
 
 def refuses_gate_after(
-    owner: Any, hidden_states: Tensor, gate: Any, weight: Tensor, eps: float, activation: Any
+    owner: object, hidden_states: Tensor, gate: Tensor, weight: Tensor, eps: float, activation: object
 ) -> str | None:
     """Return why this call must run the upstream code, or None; any activation is supported."""
     return refuses_gate_before(owner, hidden_states, gate, weight, eps)
 
 
 def refuses_gate_before(
-    owner: Any, hidden_states: Tensor, gate: Tensor | None, weight: Tensor, eps: float
+    owner: object, hidden_states: Tensor, gate: Tensor | None, weight: Tensor, eps: float
 ) -> str | None:
     """Return why this call must run the upstream code, or None."""
     reason = refuses(owner, hidden_states, weight, eps)
@@ -215,7 +217,7 @@ def refuses_gate_before(
     return ascend.unfit(hidden_states, gate)
 
 
-def refuses_grouped(owner: Any, hidden_states: Tensor, *operands: Any) -> str | None:
+def refuses_grouped(owner: object, hidden_states: Tensor, *operands: Any) -> str | None:
     """Return why this call must run the upstream code, or None; the last operand is the group size."""
     *others, group_size = operands
     gate, weight, eps = others if len(others) == 3 else (None, *others)

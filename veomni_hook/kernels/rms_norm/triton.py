@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import lru_cache
 from math import prod
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -333,7 +333,7 @@ def unweighted(hidden_states: torch.Tensor, eps: float) -> torch.Tensor:
     return _norm(hidden_states, None, eps, NONE, torch.float32, hidden_states.dtype)
 
 
-def refuses(owner: Any, hidden_states: torch.Tensor, weight: torch.Tensor, eps: float) -> str | None:
+def refuses(owner: object, hidden_states: torch.Tensor, weight: torch.Tensor, eps: float) -> str | None:
     """Return why this call must run the upstream code, or None."""
     # One function, because each call takes time: guards of other ops ask this, too.
     reason = not_plain(weight, hidden_states) or untraceable()
@@ -370,7 +370,7 @@ def _unfit_weight(hidden_states: torch.Tensor, weight: torch.Tensor) -> str | No
     return None
 
 
-def refuses_unweighted(owner: Any, hidden_states: torch.Tensor, eps: float) -> str | None:
+def refuses_unweighted(owner: object, hidden_states: torch.Tensor, eps: float) -> str | None:
     """Return why this call must run the upstream code, or None."""
     reason = not_plain(hidden_states) or untraceable()
     return reason if reason is not None else _unfit_input(hidden_states, eps)

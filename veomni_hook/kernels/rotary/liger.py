@@ -52,7 +52,7 @@ def rotary(
     return differentiated_once("rotary=liger", q), differentiated_once("rotary=liger", k)
 
 
-def refuses(owner: Any, *operands: Any) -> str | None:
+def refuses(owner: object, *operands: Any) -> str | None:
     """Return why this call must run the upstream code, or None."""
     reason = _unfit(owner, *operands)
     if reason is not None:

@@ -117,7 +117,7 @@ def _rotate(form: Form, xs: tuple[Tensor, ...], cos: Tensor, sin: Tensor, heads_
 kernel = partial(signatures.kernel, _rotate)
 
 
-def _within(rule: Callable[..., str | None], owner: Any, *operands: Any) -> str | None:
+def _within(rule: Callable[..., str | None], owner: object, *operands: Any) -> str | None:
     """A rule of `veomni_hook.kernels.rotary.operand_rules`, plus the operator's limits."""
     reason = rule(owner, *operands)
     if reason is None and operands[0].shape[-1] >= _MOST_COLUMNS:

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from veomni_hook.kernels.rotary.called_function import replaced
 from veomni_hook.kernels.rotary.variants import FUSED
 from veomni_hook.kernels.shared.operand_checks import not_plain, untraceable
 
@@ -51,19 +50,19 @@ class _Reach(NamedTuple):
     whole: bool = True
 
 
-def _both(reach: _Reach, owner: Any, *operands: Any) -> str | None:
-    q, k, cos, sin, place, upstream = operands
-    return _unfit(cos, sin, upstream, q, k) or _misplaced(reach, cos.shape, place, q, k)
+def _both(reach: _Reach, owner: object, *operands: Any) -> str | None:
+    q, k, cos, sin, place, _ = operands
+    return _unfit(cos, sin, q, k) or _misplaced(reach, cos.shape, place, q, k)
 
 
-def _one(reach: _Reach, owner: Any, *operands: Any) -> str | None:
-    x, cos, sin, place, upstream = operands
-    return _unfit(cos, sin, upstream, x) or _misplaced(reach, cos.shape, place, x)
+def _one(reach: _Reach, owner: object, *operands: Any) -> str | None:
+    x, cos, sin, place, _ = operands
+    return _unfit(cos, sin, x) or _misplaced(reach, cos.shape, place, x)
 
 
-def _broadcast(reach: _Reach, owner: Any, *operands: Any) -> str | None:
-    *xs, cos, sin, upstream = operands
-    reason = _unfit(cos, sin, upstream, *xs)
+def _broadcast(reach: _Reach, owner: object, *operands: Any) -> str | None:
+    *xs, cos, sin, _ = operands
+    reason = _unfit(cos, sin, *xs)
     if reason is not None:
         return reason
     table, heads_at = without_heads(xs[0], cos)
@@ -72,31 +71,31 @@ def _broadcast(reach: _Reach, owner: Any, *operands: Any) -> str | None:
     return _misfit(reach, table.shape, heads_at, *xs)
 
 
-def _optional_key(reach: _Reach, owner: Any, *operands: Any) -> str | None:
+def _optional_key(reach: _Reach, owner: object, *operands: Any) -> str | None:
     q, k, *others = operands
     return _one(reach, owner, q, *others) if k is None else _both(reach, owner, q, k, *others)
 
 
-def _key_last(reach: _Reach, owner: Any, *operands: Any) -> str | None:
+def _key_last(reach: _Reach, owner: object, *operands: Any) -> str | None:
     q, cos, sin, k, *others = operands
     return _optional_key(reach, owner, q, k, cos, sin, *others)
 
 
-def _complex(reach: _Reach, owner: Any, *operands: Any) -> str | None:
+def _complex(reach: _Reach, owner: object, *operands: Any) -> str | None:
     """`_both` with cos and sin as one complex table."""
-    q, k, freqs, place, upstream = operands
+    q, k, freqs, place, _ = operands
     reason = not_plain(freqs)
     if reason is not None:
         return reason
     if freqs.dtype is not torch.complex64:
         return f"cos and sin have dtype {freqs.dtype}, not complex64"
-    return _both(reach, owner, q, k, freqs.real, freqs.imag, place, upstream)
+    return _both(reach, owner, q, k, freqs.real, freqs.imag, place, None)
 
 
-def _gathered(reach: _Reach, owner: Any, *operands: Any) -> str | None:
+def _gathered(reach: _Reach, owner: object, *operands: Any) -> str | None:
     """`_both` with tables ``[positions, head_dim]`` and row indices."""
-    q, k, cos, sin, position_ids, place, upstream = operands
-    reason = _unfit(cos, sin, upstream, q, k) or not_plain(position_ids)
+    q, k, cos, sin, position_ids, place, _ = operands
+    reason = _unfit(cos, sin, q, k) or not_plain(position_ids)
     if reason is not None:
         return reason
     if position_ids.dtype not in _INTEGERS or cos.ndim != 2:
@@ -125,8 +124,8 @@ def rule(variant: str) -> Callable[..., str | None]:
     return partial(_RULES[fused.call], _Reach(fused.form.ratio, whole=fused.form.reach == "full"))
 
 
-def _unfit(cos: Any, sin: Any, upstream: Any, *xs: Any) -> str | None:
-    reason = not_plain(cos, sin, *xs) or untraceable() or replaced(upstream)
+def _unfit(cos: Any, sin: Any, *xs: Any) -> str | None:
+    reason = not_plain(cos, sin, *xs) or untraceable()
     if reason is not None:
         return reason
     dtype, table = xs[0].dtype, cos.dtype
@@ -143,7 +142,7 @@ def _unfit(cos: Any, sin: Any, upstream: Any, *xs: Any) -> str | None:
     return None
 
 
-def _misplaced(reach: _Reach, table: tuple[int, ...], place: Any, *xs: torch.Tensor) -> str | None:
+def _misplaced(reach: _Reach, table: tuple[int, ...], place: object, *xs: torch.Tensor) -> str | None:
     dimensions = xs[0].ndim
     if type(place) is not int or not -dimensions <= place < dimensions:
         return f"unsqueeze_dim is {place!r}, which is out of range"

@@ -16,26 +16,15 @@ Tensor = torch.Tensor
 Tensors = tuple[torch.Tensor, torch.Tensor]
 
 
-def quarter_turn_of_halves(x: Tensor) -> Tensor:
-    """``(x1, x2) -> (-x2, x1)`` for the halves of the last dimension."""
-    half = x.shape[-1] // 2
-    return torch.cat((-x[..., half:], x[..., :half]), dim=-1)
-
-
 def quarter_turn_of_pairs(x: Tensor) -> Tensor:
     """``(x1, x2) -> (-x2, x1)`` for neighbours in the last dimension."""
     return torch.stack((-x[..., 1::2], x[..., ::2]), dim=-1).flatten(-2)
 
 
-def quarter_turn_of_couples(x: Tensor) -> Tensor:
-    """`quarter_turn_of_pairs` by way of a dimension of pairs."""
-    first, second = x.view(*x.shape[:-1], -1, 2).unbind(dim=-1)
-    return torch.stack((-second, first), dim=-1).flatten(-2)
-
-
 def turned_halves(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate the halves of the last dimension."""
-    return x * cos + quarter_turn_of_halves(x) * sin
+    half = x.shape[-1] // 2
+    return x * cos + torch.cat((-x[..., half:], x[..., :half]), dim=-1) * sin
 
 
 def turned_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -44,8 +33,9 @@ def turned_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def turned_couples(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate neighbours in the last dimension."""
-    return x * cos + quarter_turn_of_couples(x) * sin
+    """`turned_pairs` by way of a dimension of pairs."""
+    first, second = x.view(*x.shape[:-1], -1, 2).unbind(dim=-1)
+    return x * cos + torch.stack((-second, first), dim=-1).flatten(-2) * sin
 
 
 def turned_pairs_fp32(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from veomni_hook.kernels.rotary.called_function import replaced
 from veomni_hook.kernels.shared.operand_checks import not_plain, untraceable, wants_grad
 
 __all__ = ["loses", "refuses", "rotary"]
@@ -68,13 +67,13 @@ def _rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tens
     return _rotate(x, cos, sin)
 
 
-def refuses(owner: Any, *operands: Any) -> str | None:  # noqa: PLR0911 - one return a refusal
+def refuses(owner: object, *operands: Any) -> str | None:  # noqa: PLR0911 - one return a refusal
     """Return why this call must run the upstream code, or None.
 
     ``operands`` are all operands of `rotary`, and the upstream function.
     """
-    q, k, cos, sin, heads_at, upstream = operands
-    reason = not_plain(q, k, cos, sin) or untraceable() or replaced(upstream)
+    q, k, cos, sin, heads_at, _ = operands
+    reason = not_plain(q, k, cos, sin) or untraceable()
     if reason is not None:
         return reason
     if not (q.dtype is k.dtype is cos.dtype is sin.dtype) or not q.is_floating_point():
@@ -97,7 +96,7 @@ def refuses(owner: Any, *operands: Any) -> str | None:  # noqa: PLR0911 - one re
     return None
 
 
-def loses(owner: Any, *operands: Any) -> str | None:
+def loses(owner: object, *operands: Any) -> str | None:
     """Return why upstream was measured to be faster here, or None."""
     q, k = operands[:2]
     if q.numel() < FORWARD_ONLY_ELEMENTS and not wants_grad(q, k):

@@ -8,9 +8,9 @@ own error.
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
 
 import torch
+from torch import Tensor
 
 from veomni_hook.kernels.row_merge.views import rows_at
 from veomni_hook.kernels.shared.operand_checks import not_plain, untraceable
@@ -18,13 +18,13 @@ from veomni_hook.kernels.shared.operand_checks import not_plain, untraceable
 __all__ = ["loses", "refuses", "refuses_added"]
 
 #: Torch's own method, as an attribute, which dynamo guards on.
-_TORCHS = SimpleNamespace(method=torch.Tensor.masked_scatter)
+_TORCHS = SimpleNamespace(method=Tensor.masked_scatter)
 #: Row numbers have 32 bits.
 _MOST_ROWS = 1 << 31
 _DEVICES = ("cpu", "cuda")
 
 
-def refuses(owner: Any, inputs: Any, mask: Any, source: Any, method: Any) -> str | None:
+def refuses(owner: object, inputs: Tensor, mask: Tensor, source: Tensor, method: object) -> str | None:
     """Return why a call of ``masked_scatter`` must run as it is, or None.
 
     Args:
@@ -47,7 +47,7 @@ def refuses(owner: Any, inputs: Any, mask: Any, source: Any, method: Any) -> str
     return _too_few(rows_at(mask[..., 0], inputs), source.numel() // inputs.shape[-1], "fewer")
 
 
-def refuses_added(owner: Any, hidden_states: Any, mask: Any, source: Any) -> str | None:
+def refuses_added(owner: object, hidden_states: Tensor, mask: Tensor, source: Tensor) -> str | None:
     """Return why rows must be added by upstream's code, or None.
 
     Args:
@@ -70,12 +70,12 @@ def refuses_added(owner: Any, hidden_states: Any, mask: Any, source: Any) -> str
     return _too_few(rows_at(mask, hidden_states), source.shape[0], "another number of")
 
 
-def loses(owner: Any, inputs: torch.Tensor, *others: Any) -> str | None:
+def loses(owner: object, inputs: Tensor, *others: object) -> str | None:
     """Return why upstream's code is preferred for this call, or None."""
     return "on a CPU, there is no synchronisation to save" if inputs.device.type == "cpu" else None
 
 
-def _unfit(inputs: Any, mask: Any, source: Any) -> str | None:
+def _unfit(inputs: Tensor, mask: Tensor, source: Tensor) -> str | None:
     reason = not_plain(inputs, mask, source) or untraceable()
     if reason is not None:
         return reason
@@ -90,7 +90,7 @@ def _unfit(inputs: Any, mask: Any, source: Any) -> str | None:
     return None if inputs.shape[:-1].numel() < _MOST_ROWS else "there are too many rows"
 
 
-def _not_of_rows(inputs: torch.Tensor, mask: torch.Tensor, source: torch.Tensor) -> str | None:
+def _not_of_rows(inputs: Tensor, mask: Tensor, source: Tensor) -> str | None:
     if not 0 < mask.ndim <= inputs.ndim:
         return "the mask has another number of dimensions"
     whole = mask.shape[-1] == 1 or (mask.shape[-1] == inputs.shape[-1] and mask.stride(-1) == 0)
@@ -102,7 +102,7 @@ def _not_of_rows(inputs: torch.Tensor, mask: torch.Tensor, source: torch.Tensor)
     return None if all(size in (1, other) for size, other in sizes) else "the mask is larger than the inputs"
 
 
-def _too_few(at: torch.Tensor, rows: int, words: str) -> str | None:
+def _too_few(at: Tensor, rows: int, words: str) -> str | None:
     if at.device.type != "cpu" or torch.compiler.is_compiling():
         return None  # the kernels check it
     count = int(at.sum())

@@ -67,7 +67,7 @@ def check(count: Tensor, rows: int, *, added: bool) -> None:
     torch._assert_async(count == rows if added else count <= rows, OTHER if added else FEWER)
 
 
-def rows(inputs: Tensor, mask: Tensor, source: Tensor, method: Any) -> Tensor:
+def rows(inputs: Tensor, mask: Tensor, source: Tensor, method: object) -> Tensor:
     """Return what `views.merge_rows` says."""
     return merge_rows(_apply, inputs, mask, source)
 

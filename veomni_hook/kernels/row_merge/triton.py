@@ -120,7 +120,7 @@ class _Merge(torch.autograd.Function):
 _apply = applied(_Merge)
 
 
-def rows(inputs: Tensor, mask: Tensor, source: Tensor, method: Any) -> Tensor:
+def rows(inputs: Tensor, mask: Tensor, source: Tensor, method: object) -> Tensor:
     """Return what `views.merge_rows` says."""
     return merge_rows(_apply, inputs, mask, source)
 
@@ -130,6 +130,6 @@ def rows_added(hidden_states: Tensor, mask: Tensor, source: Tensor) -> Tensor:
     return add_rows(_apply, hidden_states, mask, source)
 
 
-def refuses(owner: Any, inputs: Tensor, *others: Any) -> str | None:
+def refuses(owner: object, inputs: Tensor, *others: Any) -> str | None:
     """Return what the kernels refuse, beside `rules`, or None."""
     return None if inputs.dtype in _DTYPES else f"the kernel does not support {inputs.dtype}"

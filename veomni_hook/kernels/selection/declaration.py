@@ -159,6 +159,8 @@ class Op:
     no effect because the backend ``wanted`` was chosen by name.
     ``remarks`` names a function ``(owner, backend) -> str | None`` that returns what else `explain` has to
     say of a module that ``backend`` computed.
+    ``derives`` names a function ``(name) -> Variant | None``: formulas that are not in ``variants``, such as
+    new combinations of what they differ in, become variants when they are first asked for.
     ``invariant``: as of a `Kernel`, for upstream's code: on a CPU it adds along one row after the other, on a
     GPU as the batch suggests.
     """
@@ -172,4 +174,5 @@ class Op:
     prepares: str | None = None
     bypassed: str | None = None
     remarks: str | None = None
+    derives: str | None = None
     invariant: tuple[str, ...] = ()

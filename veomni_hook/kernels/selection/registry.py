@@ -12,6 +12,7 @@ with. ``auto`` never selects it.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -31,6 +32,7 @@ from veomni_hook.kernels.selection.declaration import (
     Op,
     Variant,
 )
+from veomni_hook.kernels.selection.table import completed
 from veomni_hook.plugins import KERNELS, described, give_up, in_force, remedy
 
 if TYPE_CHECKING:
@@ -87,11 +89,7 @@ class Registry:
                 f"op {op.name!r} is declared twice", where="kernel registry", fix="rename one of them"
             )
         self._ops[op.name] = op
-        for name, variant in op.variants.items():
-            self._derive(op.name, name, variant)
-        for variant in op.variants.values():
-            for kernel in variant.kernels:
-                self.add(kernel)
+        self._add_variants(op.name, op.variants)
 
     def add(self, kernel: Kernel) -> None:
         """Declare ``kernel``. Raises KernelError for an unknown op or variant, and for a duplicate."""
@@ -139,7 +137,7 @@ class Registry:
         if op not in self.names():
             names = ", ".join(self.names())
             raise KernelError(f"there is no op {op!r}", where="kernel registry", fix=f"ops: {names}")
-        if variant is not None and variant not in self.op(op).variants:
+        if variant is not None and self.variant(op, variant) is None:
             names = ", ".join(self.op(op).variants)
             raise KernelError(
                 f"op {op!r} has no variant {variant!r}", where="kernel registry", fix=f"variants: {names}"
@@ -153,6 +151,19 @@ class Registry:
         """Return one op; KeyError if there is none of this name."""
         self._load((name,))
         return self._ops[name]
+
+    def variant(self, op: str, name: str) -> Variant | None:
+        """Return a variant of an op, which may derive it; None if there is none of this name."""
+        with _LOCK:
+            declared = self.op(op)
+            if name not in declared.variants and declared.derives is not None:
+                row: Variant | None = load_attribute(declared.derives)(name)
+                new = {} if row is None else {name: completed(op, name, row)}
+                version = self.version
+                self._ops[op] = dataclasses.replace(declared, variants={**declared.variants, **new})
+                self._add_variants(op, new)
+                self.version = version  # no slot has to look again
+            return self._ops[op].variants.get(name)
 
     def ops(self) -> Mapping[str, Op]:
         """Return every op by name."""
@@ -201,6 +212,13 @@ class Registry:
         """Return the ops that ``backend`` applies to as a preset: those it has kernels for."""
         listed = {kernel.op for kernel in self.kernels() if kernel.backend == backend}
         return tuple(op for op in self.names() if op in listed)
+
+    def _add_variants(self, op: str, variants: Mapping[str, Variant]) -> None:
+        for name, variant in variants.items():
+            self._derive(op, name, variant)
+        for variant in variants.values():
+            for kernel in variant.kernels:
+                self.add(kernel)
 
     def _put(self, key: tuple[str, str, str], kernel: Kernel) -> None:
         self._derived.discard(key)

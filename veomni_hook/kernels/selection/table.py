@@ -17,15 +17,13 @@ from typing import Any
 
 from veomni_hook.accelerator import TYPES
 from veomni_hook.kernels.selection.declaration import (
-    REFERENCE,
-    REFERENCE_DESCRIPTION,
     Kernel,
     Op,
     Requirement,
     Variant,
 )
 
-__all__ = ["ANYWHERE", "LIGER", "RECOMPUTED", "TRITON", "backend", "checked_reference", "op"]
+__all__ = ["ANYWHERE", "LIGER", "RECOMPUTED", "TRITON", "backend", "completed", "op"]
 
 #: A `Kernel` for rows: of the op and the variant that list it.
 backend = partial(Kernel, "", "")
@@ -38,11 +36,6 @@ TRITON = Requirement(devices=("cuda",), min_capability=(8, 0), triton=True)
 LIGER = Requirement(devices=("cuda",), triton=True, distributions=("liger_kernel",))
 
 
-def checked_reference(refuses: str, load: str = ".reference:{variant}") -> Kernel:
-    """Return the kernel of backend ``reference`` with a rule; rows without one get it without a rule."""
-    return backend(REFERENCE, load, refuses=refuses, description=REFERENCE_DESCRIPTION, automatic=False)
-
-
 def op(
     name: str,
     rows: Mapping[str, Variant],
@@ -52,11 +45,12 @@ def op(
     **codes: str,
 ) -> Op:
     """Return the `Op` that a table declares, with complete references; ``codes`` are its other fields."""
-    variants = {variant: _row(name, variant, row) for variant, row in rows.items()}
+    variants = {variant: completed(name, variant, row) for variant, row in rows.items()}
     return Op(name, variants, parts=parts, invariant=invariant, **_complete(name, codes, {}))
 
 
-def _row(op: str, variant: str, row: Variant) -> Variant:
+def completed(op: str, variant: str, row: Variant) -> Variant:
+    """Return a row of a table with complete references."""
     names = {"variant": variant}
     names["reference"] = _code(op, row.reference, names)
     kernels = []

@@ -1,9 +1,8 @@
-"""Attention by segment with torch's flash attention: one call, which takes the boundaries of all segments."""
+"""Attention by segment in one call with the boundaries of all: torch's flash attention, or flash-attn."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
 
@@ -11,7 +10,7 @@ from veomni_hook.kernels.shared.host_values import derived
 from veomni_hook.kernels.varlen_attention.operand_checks import dtype_of, lengths_of
 from veomni_hook.kernels.varlen_attention.torch import runs_of
 
-__all__ = ["full", "loses", "packed", "refuses", "unfit"]
+__all__ = ["full", "full_by_package", "loses", "refuses", "unfit"]
 
 #: Pairs of positions times columns of all heads, for a call of torch's fused attention. On an H200, 8 images
 #: of 5,476 patches took 0.63 of the time of flash attention with boundaries, and 720 windows of two lengths
@@ -28,23 +27,41 @@ def full(
     key: torch.Tensor,
     value: torch.Tensor,
     cu_seqlens: torch.Tensor,
-    attention: Callable[..., Any],
-    options: Mapping[str, Any],
+    attention: Callable[..., object],
+    options: Mapping[str, object],
 ) -> torch.Tensor:
     """Return attention within the segments; see `reference.full`.
 
     Saved: query, key, value, the output, and the logarithm of each row's sum in float32.
     """
-    *tensors, bounds, longest = packed(query, key, value, cu_seqlens)
+    *tensors, bounds, longest = _packed(query, key, value, cu_seqlens)
     output: torch.Tensor = _OPERATOR(
         *tensors, bounds, bounds, longest, longest, 0.0, False, False, scale=options.get("scaling")
     )[0]
     return output.unsqueeze(0)
 
 
-def packed(
+def full_by_package(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    cu_seqlens: torch.Tensor,
+    attention: Callable[..., object],
+    options: Mapping[str, object],
+) -> torch.Tensor:
+    """Return the same with the package flash-attn."""
+    from flash_attn import flash_attn_varlen_func
+
+    *tensors, bounds, longest = _packed(query, key, value, cu_seqlens)
+    output: torch.Tensor = flash_attn_varlen_func(
+        *tensors, bounds, bounds, longest, longest, softmax_scale=options.get("scaling")
+    )
+    return output.unsqueeze(0)
+
+
+def _packed(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cu_seqlens: torch.Tensor
-) -> list[Any]:
+) -> list[object]:
     """Return the tensors as ``[positions, heads, width]``, the int32 boundaries, and the longest length."""
     dtype = dtype_of(query)
     tensors = [each[0].to(dtype).transpose(0, 1) for each in (query, key, value)]
@@ -52,14 +69,18 @@ def packed(
     return [*tensors, bounds, max(lengths_of(cu_seqlens))]
 
 
-def refuses(owner: Any, query: Any, key: Any, value: Any, *others: Any) -> str | None:
+def refuses(
+    owner: object, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *others: object
+) -> str | None:
     """Return what the kernel refuses, beside `operand_checks`, or None."""
     if not torch._C._get_flash_sdp_enabled():
         return "flash attention is switched off in torch"
     return unfit(owner, query, key, value)
 
 
-def loses(owner: Any, query: Any, key: Any, value: Any, cu_seqlens: Any, *others: Any) -> str | None:
+def loses(
+    owner: object, query: torch.Tensor, key: object, value: object, cu_seqlens: torch.Tensor, *others: object
+) -> str | None:
     """Return why calls for each run of segments are faster than one call, or None."""
     calls, pairs = derived(cu_seqlens, _calls)
     if calls > 1 and pairs * query.shape[1] * query.shape[3] < _LEAST_WORK * calls:
@@ -74,7 +95,7 @@ def _calls(cu_seqlens: torch.Tensor) -> tuple[int, int]:
 
 
 def unfit(
-    owner: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *others: Any
+    owner: object, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *others: object
 ) -> str | None:
     """Return why flash attention cannot take these operands, beside `operand_checks`, or None."""
     if dtype_of(query) not in _DTYPES:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,7 +35,7 @@ def _forward(query: Tensor, key: Tensor, value: Tensor, ends: list[int], scale: 
     return y, largest, total
 
 
-def _gradients(saved: Sequence[Tensor], rest: tuple[list[int], float], _: Any, dy: Tensor) -> list[Tensor]:
+def _gradients(saved: Sequence[Tensor], rest: tuple[list[int], float], _: object, dy: Tensor) -> list[Tensor]:
     query, key, value, y, largest, total = saved
     ends, scale = rest
     # Later releases return the gradient of sinks as well.
@@ -63,8 +62,8 @@ def full(
     key: Tensor,
     value: Tensor,
     cu_seqlens: Tensor,
-    attention: Callable[..., Any],
-    options: Mapping[str, Any],
+    attention: Callable[..., object],
+    options: Mapping[str, object],
 ) -> Tensor:
     """Return attention within the segments; see `reference.full`."""
     dtype = dtype_of(query)
@@ -75,7 +74,9 @@ def full(
     return _attention(*tensors, ends, scale).unsqueeze(0)
 
 
-def refuses(owner: Any, query: Any, key: Any, value: Any, cu_seqlens: Any, *others: Any) -> str | None:
+def refuses(
+    owner: object, query: Tensor, key: Tensor, value: Tensor, cu_seqlens: Tensor, *others: object
+) -> str | None:
     """Return what the operator refuses, beside `operand_checks`, or None."""
     if dtype_of(query) not in ascend.DTYPES:
         return f"operands have dtype {dtype_of(query)}"

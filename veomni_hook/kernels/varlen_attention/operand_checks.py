@@ -27,10 +27,10 @@ _READ = frozenset(("softcap", "output_attentions"))
 
 def refuses(
     owner: Any,
-    query: Any,
-    key: Any,
-    value: Any,
-    cu_seqlens: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    cu_seqlens: torch.Tensor,
     attention: Callable[..., Any],
     options: Mapping[str, Any],
 ) -> str | None:
@@ -50,7 +50,7 @@ def refuses(
 
 
 def _unfit(  # noqa: PLR0911 - one return a refusal
-    owner: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    owner: object, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
 ) -> str | None:
     """Return why shapes or dtypes do not fit, or None."""
     if query.dim() != 4 or query.shape[0] != 1:
@@ -86,7 +86,7 @@ def dtype_of(tensor: torch.Tensor) -> torch.dtype:
     return tensor.dtype
 
 
-def _unknown_option(owner: Any, attention: Any, options: Mapping[str, Any]) -> str | None:
+def _unknown_option(owner: object, attention: object, options: Mapping[str, object]) -> str | None:
     if options.get("attention_mask") is not None:
         return "the segments have a mask"
     causal = options.get("is_causal")
@@ -102,12 +102,12 @@ def _unknown_option(owner: Any, attention: Any, options: Mapping[str, Any]) -> s
 
 
 @lru_cache(maxsize=8)
-def _read_options(attention: Callable[..., Any]) -> frozenset[str]:
+def _read_options(attention: Callable[..., object]) -> frozenset[str]:
     """Return the arguments that ``attention`` reads and kernels do not; a release may have more."""
     parameters = inspect.signature(attention).parameters.values()
     named = frozenset(each.name for each in parameters if each.kind is not each.VAR_KEYWORD)
     return (named | _READ) - _COMPUTED
 
 
-def _shares_heads(owner: Any, query: torch.Tensor, key: torch.Tensor) -> bool:
+def _shares_heads(owner: object, query: torch.Tensor, key: torch.Tensor) -> bool:
     return bool(getattr(owner, "num_key_value_groups", 1) == query.shape[1] // key.shape[1])

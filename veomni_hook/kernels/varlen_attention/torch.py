@@ -43,7 +43,7 @@ def full(
     key: torch.Tensor,
     value: torch.Tensor,
     cu_seqlens: torch.Tensor,
-    attention: Callable[..., Any],
+    attention: Callable[..., object],
     options: Mapping[str, Any],
 ) -> torch.Tensor:
     """Return attention within the segments; see `reference.full`. Saved: what torch's operator saves."""

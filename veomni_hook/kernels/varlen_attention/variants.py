@@ -17,7 +17,7 @@ _FLASH = backend(
 )
 _FLASH_ATTN = backend(
     "flash_attn",
-    ".flash_attn:{variant}",
+    ".flash:full_by_package",
     refuses=".flash:unfit",
     requires=Requirement(devices=("cuda",), min_capability=(8, 0), distributions=("flash_attn>=2.6",)),
     description="the package flash-attn, in the same way",

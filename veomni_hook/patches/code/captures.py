@@ -58,7 +58,8 @@ def find_places(tree: ast.AST, captures: Mapping[str, Capture], *, holes: bool) 
     elif isinstance(tree, ast.Call):
         arguments: tuple[_Argument, ...] = (*tree.args, *tree.keywords)
         for argument in arguments:
-            name = _name(_starred_value(argument), holes=holes)
+            spread = isinstance(argument, ast.Starred | ast.keyword) and not getattr(argument, "arg", None)
+            name = _name(getattr(argument, "value", None) if spread else None, holes=holes)
             if name in captures and captures[name].kind != "expression":
                 yield CapturePlace(name, argument, tree)
             else:
@@ -147,12 +148,6 @@ _USES = {
     "keywords": "as `**{0}` in a call",
     "positionals": "as `*{0}` in a call",
 }
-
-
-def _starred_value(argument: _Argument) -> ast.AST | None:
-    if isinstance(argument, ast.keyword):
-        return argument.value if argument.arg is None else None
-    return argument.value if isinstance(argument, ast.Starred) else None
 
 
 def _name(node: ast.AST | None, *, holes: bool) -> str:

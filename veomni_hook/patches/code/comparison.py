@@ -193,7 +193,7 @@ class Matching:
         name = self._hole(argument.value) if isinstance(argument, ast.Starred) else None
         return None if name is None else ("positionals", name)
 
-    def _each(self, patterns: Sequence[Any], nodes: Sequence[Any], bound: Bound) -> Iterator[Bound]:
+    def _each(self, patterns: Sequence[object], nodes: Sequence[object], bound: Bound) -> Iterator[Bound]:
         if len(patterns) != len(nodes):
             return
         if not patterns:
@@ -202,7 +202,7 @@ class Matching:
         for first in self._value(patterns[0], nodes[0], bound):
             yield from self._each(patterns[1:], nodes[1:], first)
 
-    def _value(self, pattern: Any, value: Any, bound: Bound) -> Iterator[Bound]:
+    def _value(self, pattern: object, value: object, bound: Bound) -> Iterator[Bound]:
         if isinstance(pattern, list) and isinstance(value, list):
             statements = isinstance(pattern[0], ast.stmt)
             return (self.block if statements else self._each)(pattern, value, bound)

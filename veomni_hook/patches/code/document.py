@@ -254,11 +254,6 @@ def _without_locals(qualname: str) -> str:
     return qualname.replace("<locals>.", "")
 
 
-def _accessor(node: FunctionNode) -> _Accessor:
-    decorators = {chain(decorator) for decorator in node.decorator_list}
-    return next((one for one in _ACCESSORS if f"{node.name}.{one}" in decorators), "")
-
-
 def _assigned_names(node: ast.Assign | ast.AnnAssign) -> Iterator[str]:
     targets: list[ast.expr] = list(node.targets) if isinstance(node, ast.Assign) else [node.target]
     while targets:
@@ -281,7 +276,8 @@ def _walk(
             yield from _walk(node.body, f"{prefix}{node.name}.", inside, node)
         elif isinstance(node, FUNCTIONS):
             in_class = isinstance(scope, ast.ClassDef)
-            accessor: _Accessor = _accessor(node) if in_class else ""
+            decorators = {chain(decorator) for decorator in node.decorator_list} if in_class else set()
+            accessor: _Accessor = next((one for one in _ACCESSORS if f"{node.name}.{one}" in decorators), "")
             name = f"{prefix}{node.name}" + (f".{accessor}" if accessor else "")
             yield Definition(name, node, parents, "method" if in_class else "function", accessor)
             yield from _walk(node.body, f"{name}.<locals>.", inside, node)

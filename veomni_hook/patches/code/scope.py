@@ -356,15 +356,11 @@ def _harmless(node: ast.AST, *, in_function: bool) -> Iterator[ast.AST]:
     """Code in which a missing name is not an error: it never runs, or it expects a NameError."""
     if in_function and isinstance(node, ast.AnnAssign):
         yield node.annotation
-    if isinstance(node, ast.Try) and any(_expects_name_error(handler) for handler in node.handlers):
-        yield from node.body
+    if isinstance(node, ast.Try):
+        expected = loaded(each.type for each in node.handlers if each.type is not None)
+        yield from node.body if "NameError" in expected else ()
     inside = in_function or isinstance(node, (*FUNCTIONS, ast.Lambda))
     if isinstance(node, ast.ClassDef):
         inside = False
     for child in ast.iter_child_nodes(node):
         yield from _harmless(child, in_function=inside)
-
-
-def _expects_name_error(handler: ast.ExceptHandler) -> bool:
-    caught = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
-    return any(isinstance(each, ast.Name) and each.id == "NameError" for each in caught)

@@ -89,11 +89,11 @@ class Snippet:
 
 
 def read_snippet(
-    replacement: Any,
+    replacement: object,
     *,
     where: str,
     target: str = "",
-    name_map: Any = None,
+    name_map: Mapping[str, str] | None = None,
     accessor: str = "",
     tolerate: Callable[[NameMapError], None] | None = None,
 ) -> Snippet:
@@ -128,7 +128,7 @@ def read_snippet(
     return Snippet(comments, Document(text, document.module))
 
 
-def function_body(replacement: Any, *, where: str = "", target: str = "") -> tuple[tuple[str, ...], str]:
+def function_body(replacement: object, *, where: str = "", target: str = "") -> tuple[tuple[str, ...], str]:
     """Return the parameter names of a function and its body as text, dedented, without its docstring.
 
     Comments in the body stay. The text has no final newline; it is empty if there is only a docstring.
@@ -160,8 +160,12 @@ def body_text(document: Document, node: FunctionNode) -> str:
         begin = document.next_line(document.end(node.body[0]))
     else:
         begin = document.line_start(document.span(body[0])[0])
-        while begin and _is_blank_or_comment(document, begin - 1):
-            begin = document.line_start(begin - 1)
+        # And the comments above.
+        while begin and document.source[(line := document.line_start(begin - 1)) : begin].strip()[:1] in (
+            "",
+            "#",
+        ):
+            begin = line
     return reindent(document.source[begin:end], document.indent(body[0]), "").strip("\n")
 
 
@@ -184,7 +188,7 @@ def _unwrapped(replacement: Any, accessor: str) -> Any:
     return replacement if inspect.isclass(replacement) else inspect.unwrap(replacement)
 
 
-def _locate(found: Any, replacement: Any, *, where: str, target: str) -> tuple[Document, Definition]:
+def _locate(found: object, replacement: object, *, where: str, target: str) -> tuple[Document, Definition]:
     name = getattr(replacement, "__qualname__", None) or repr(replacement)
 
     def unreadable(reason: str, fix: str) -> ReplacementError:
@@ -220,7 +224,7 @@ def _locate(found: Any, replacement: Any, *, where: str, target: str) -> tuple[D
     return document, definitions[-1]
 
 
-def _source_path(found: Any) -> str:
+def _source_path(found: object) -> str:
     if isinstance(found, types.FunctionType):
         return found.__code__.co_filename
     module = sys.modules.get(found.__module__)
@@ -232,10 +236,10 @@ def _source_path(found: Any) -> str:
     return next((code.co_filename for code in codes), "")
 
 
-def _file_text(path: str, found: Any) -> str:
+def _file_text(path: str, found: object) -> str:
     linecache.checkcache(path)
     if isinstance(found, types.FunctionType):
-        namespace: dict[str, Any] = found.__globals__
+        namespace: dict[str, object] = found.__globals__
     else:
         namespace = vars(sys.modules.get(found.__module__, types.ModuleType("")))
     return "".join(linecache.getlines(path, namespace))
@@ -257,11 +261,6 @@ def _candidates(document: Document, found: Any) -> Iterator[Definition]:
             line = document.lineno(document.span(definition.node)[0])
             if line == getattr(found, "__firstlineno__", line):
                 yield definition
-
-
-def _is_blank_or_comment(document: Document, offset: int) -> bool:
-    line = document.source[document.line_start(offset) : document.line_end(offset)].strip()
-    return not line or line.startswith("#")
 
 
 def _without_verbs(text: str) -> str:

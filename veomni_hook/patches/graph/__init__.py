@@ -10,6 +10,7 @@ Nodes and forms: `nodes`, `operations`, `normal_forms`. From code to a form: `sc
 from veomni_hook.patches.graph.calls import HARMLESS_DECORATORS
 from veomni_hook.patches.graph.forms import (
     canonical,
+    layouts,
     recognised,
     reference_form,
     reference_names,
@@ -76,6 +77,7 @@ __all__ = [
     "find",
     "has_source",
     "is_constant",
+    "layouts",
     "match",
     "rebuild",
     "receiver_name",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
+from collections.abc import Iterable
 from typing import TypeAlias
 
 from veomni_hook.patches.code.document import FunctionNode
@@ -115,6 +116,8 @@ def attribute(base: Node, node: ast.Attribute, frame: Frame[Node]) -> Node:
     if base.op == "global" and base.value not in DTYPES.values():
         path = f"{base.value}.{name}"
         value = Node("global", (), DTYPES.get(path, path), node)
+    elif base.op == "record" and isinstance(base.value, tuple):
+        value = constant(dict(base.value)[name])
     elif base.op == "self":
         value = frame.values.get(f"self.{name}") or Node("attribute", (), name, node)
     elif name == "dtype":
@@ -139,13 +142,7 @@ class _Call:
         self.node = node
         self.frame = frame
         self.trace = trace
-        self.positional: list[Node] = []
-        for argument in node.args:
-            if isinstance(argument, ast.Starred):
-                value = evaluate(argument.value, frame)
-                self.positional.extend(value.args if value.op == "tuple" else (Node("star", (value,)),))
-            else:
-                self.positional.append(evaluate(argument, frame))
+        self.positional = elements(node.args, frame)
         self.keywords: dict[str, Node] = {}
         for keyword in node.keywords:
             value = evaluate(keyword.value, frame)
@@ -337,6 +334,18 @@ def _operands(
         if default is not None:
             bound.setdefault(name, default)
     return {name: bound[name] for name in names} if len(bound) == len(names) else None
+
+
+def elements(nodes: Iterable[ast.expr], frame: Frame[Node]) -> list[Node]:
+    """The values of arguments or elements; those of a starred one that are not known are one ``star``."""
+    values: list[Node] = []
+    for node in nodes:
+        if isinstance(node, ast.Starred):
+            value = evaluate(node.value, frame)
+            values += value.args if value.op == "tuple" else (Node("star", (value,)),)
+        else:
+            values.append(evaluate(node, frame))
+    return values
 
 
 def _sequence(arguments: list[Node]) -> Node:

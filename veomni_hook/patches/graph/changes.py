@@ -34,7 +34,9 @@ def loop(statement: ast.For, frame: Frame[Node], number: int) -> None:
         raise UnclearError("else of a loop", statement)
     iterable = evaluate(statement.iter, frame)
     before = dict(frame.values)
-    bound, written = _bound_names(statement), _written_names(statement)
+    nodes = in_text_order(node for node in walk_ast(statement) if isinstance(node, ast.Name))
+    bound = list(dict.fromkeys(node.id for node in nodes if not isinstance(node.ctx, ast.Load)))
+    written = _written_names(statement)
     new = [name for name in bound if name not in before]
     names = [name for name in dict.fromkeys((*bound, *written)) if name in before]
     carried = {name: Node("carried", (before[name],), ("open", number, n)) for n, name in enumerate(names)}
@@ -93,12 +95,6 @@ def _final_value(
     closed[Node("each", (), ("open", number)).key] = Node("each", (), height)
     values = [rebuild(part, lambda node: closed.get(node.key), renormalised) for part in parts[1:]]
     return Node("loop", (iterable, *values), height)
-
-
-def _bound_names(statement: ast.For) -> list[str]:
-    """Names that the loop binds, in text order."""
-    names = in_text_order(node for node in walk_ast(statement) if isinstance(node, ast.Name))
-    return list(dict.fromkeys(node.id for node in names if not isinstance(node.ctx, ast.Load)))
 
 
 def _written_names(statement: ast.For) -> list[str]:

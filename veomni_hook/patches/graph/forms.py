@@ -7,7 +7,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 
 from veomni_hook.patches.code.document import FunctionNode
@@ -19,10 +20,11 @@ from veomni_hook.patches.graph.nodes import Form, Node, Unknown, brief, constant
 from veomni_hook.patches.graph.scope import Scope
 from veomni_hook.patches.interpreter.domain import Frame, UnclearError
 from veomni_hook.patches.interpreter.walk import receiver_name, run
-from veomni_hook.patterns import pattern_file, pattern_source
+from veomni_hook.patterns import combinations, pattern_file, pattern_source
 
 __all__ = [
     "canonical",
+    "layouts",
     "recognised",
     "reference_form",
     "reference_names",
@@ -62,10 +64,12 @@ def _interpreted(
     body: Sequence[ast.stmt],
     *,
     activations: bool = False,
+    records: Mapping[str, Mapping[str, Hashable]] | None = None,
 ) -> Form | Unknown:
     """The form of statements of a function, as `canonical` returns it, without a cache.
 
     Args:
+        records: parameters whose attributes are known, which are no arguments of the form.
         activations: a parameter annotated as a Callable keeps the dtype and shape of one tensor, and one
             annotated as an nn.Parameter has as many dimensions as an attribute: nobody knows how many.
     """
@@ -73,7 +77,8 @@ def _interpreted(
         return Unknown("an async function is not followed", function.lineno)
     static = any(getattr(decorator, "id", "") == "staticmethod" for decorator in function.decorator_list)
     receiver = receiver_name(function) if owner is not None and not static else ""
-    names = tuple(p.arg for p in parameters(function) if p.arg != receiver)
+    records = records or {}
+    names = tuple(p.arg for p in parameters(function) if p.arg != receiver and p.arg not in records)
     values = {p.arg: Node("argument", (), p.arg) for p in parameters(function)}
     for parameter in parameters(function) if activations else ():
         annotation = "" if parameter.annotation is None else ast.unparse(parameter.annotation)
@@ -81,6 +86,8 @@ def _interpreted(
             values[parameter.arg].facts["elementwise"] = None
         elif annotation.endswith("nn.Parameter"):
             values[parameter.arg].facts["dimension"] = constant(None)
+    for name, attributes in records.items():
+        values[name] = Node("record", (), tuple(attributes.items()))
     if receiver:
         values[receiver] = Node("self")
     domain = Formula(scope)
@@ -89,7 +96,7 @@ def _interpreted(
     try:
         result = run(body, frame) or Node("constant")
     except UnclearError as error:
-        return Unknown(error.words, error.lineno or function.lineno)
+        return Unknown(error.args[0], error.reason.line or function.lineno)
     used = {node.key for node in walk(result, *frame.effects)}
     unused = [call for call in domain.trace.calls if call.key not in used]
     return Form(names, result, (*frame.effects, *unused), tuple(domain.followed), receiver, function.lineno)
@@ -98,13 +105,27 @@ def _interpreted(
 @cache
 def variant_names(op: str) -> tuple[str, ...]:
     """The variants of an op, in the order of its table, which is read as text: no kernel is imported."""
+    table = _declared(op, "VARIANTS")
+    assert isinstance(table, ast.Dict)  # noqa: S101
+    return tuple(ast.literal_eval(key) for key in table.keys if key is not None)
+
+
+@cache
+def layouts(op: str) -> Mapping[str, Mapping[str, Hashable]]:
+    """What every combination of an op's ``AXES`` means, by name; those with a row in its table first."""
+    named = variant_names(op)
+    combined = combinations(ast.literal_eval(_declared(op, "AXES")))
+    return dict(sorted(combined.items(), key=lambda item: item[0] not in named))
+
+
+def _declared(op: str, wanted: str) -> ast.expr:
+    """The value of a name in an op's ``variants.py``."""
     path = pattern_file(op, "variants.py")
     for node in ast.parse(pattern_source(path)).body:
         name, value = binding(node)
-        if name == "VARIANTS":
-            assert isinstance(value, ast.Dict)  # noqa: S101
-            return tuple(ast.literal_eval(key) for key in value.keys if key is not None)
-    raise ValueError(f"{path} has no table VARIANTS")
+        if name == wanted and value is not None:
+            return value
+    raise ValueError(f"{path} has no table {wanted}")
 
 
 @cache
@@ -136,8 +157,11 @@ def reference_scope(path: str) -> Scope:
 
 
 @cache
-def reference_form(path: str, function: str) -> Form:
+def reference_form(path: str, function: str, layout: str = "") -> Form:
     """The form of a reference function, from its source text.
+
+    With a layout, that of a function of all `layouts`: its parameter ``layout`` is this one, and operands
+    that this one does not use are no arguments.
 
     A parameter annotated as a Callable is a function of one tensor that keeps dtype and shape; one annotated
     as an nn.Parameter may have no dimension, as an attribute.
@@ -145,6 +169,7 @@ def reference_form(path: str, function: str) -> Form:
     Args:
         path: the file, from the package's root: ``kernels/rms_norm/reference.py``.
         function: its name.
+        layout: the name of one of the op's `layouts`.
 
     Raises:
         ValueError: there is no such function, or it has no form.
@@ -153,10 +178,14 @@ def reference_form(path: str, function: str) -> Form:
     node = scope.functions.get(function)
     if node is None:
         raise ValueError(f"{path} defines no function {function}")
-    form = _interpreted(node, scope, None, node.body, activations=True)
+    records = {"layout": layouts(path.split("/")[1])[layout]} if layout else None
+    form = _interpreted(node, scope, None, node.body, activations=True, records=records)
     if isinstance(form, Unknown):
         raise ValueError(f"{function} in {path}, line {form.lineno}: {form.reason}")
-    return form
+    if not layout:
+        return form
+    used = {inner.value for inner in walk(form.result) if inner.op == "argument"}
+    return replace(form, arguments=tuple(name for name in form.arguments if name in used))
 
 
 def recognised(

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from veomni_hook.patches.code.tree import walk_ast
 from veomni_hook.patches.graph import normal_forms
-from veomni_hook.patches.graph.calls import Trace, attribute, call
+from veomni_hook.patches.graph.calls import Trace, attribute, call, elements
 from veomni_hook.patches.graph.changes import loop, write
 from veomni_hook.patches.graph.nodes import UNBOUND, Node, constant
 from veomni_hook.patches.graph.operations import DTYPES, is_number
@@ -142,14 +142,7 @@ class Formula(Domain[Node]):
         return Node("or" if decisive else "and", tuple(operands), None, node)
 
     def sequence(self, node: ast.Tuple | ast.List, frame: Frame[Node]) -> Node:
-        elements: list[Node] = []
-        for element in node.elts:
-            if isinstance(element, ast.Starred):
-                value = evaluate(element.value, frame)
-                elements.extend(value.args if value.op == "tuple" else (Node("star", (value,)),))
-            else:
-                elements.append(evaluate(element, frame))
-        return Node("tuple", tuple(elements), None, node)
+        return Node("tuple", tuple(elements(node.elts, frame)), None, node)
 
     def subscript(self, value: Node, node: ast.Subscript, frame: Frame[Node]) -> Node:
         single = not isinstance(node.slice, ast.Tuple)
@@ -323,12 +316,10 @@ def _indices(node: ast.expr, frame: Frame[Node]) -> list[Node]:
 def _within(value: Node, contexts: Iterable[Node]) -> Node:
     for context in contexts:
         # Integers and booleans have no gradient anyway.
-        if not (_is_discrete(value) and "grad" in str(context.args[0].value)):
+        source = value
+        while source.op in ("permute", "transpose", "item", "slice", "unsqueeze", "reshape", "sum"):
+            source = source.args[0]
+        discrete = source.op in _DISCRETE or is_number(source)
+        if not (discrete and "grad" in str(context.args[0].value)):
             value = Node("within", (value, context))
     return value
-
-
-def _is_discrete(value: Node) -> bool:
-    while value.op in ("permute", "transpose", "item", "slice", "unsqueeze", "reshape", "sum"):
-        value = value.args[0]
-    return value.op in _DISCRETE or is_number(value)

@@ -359,14 +359,16 @@ def _numbered(
                 args.sort(key=lambda argument: unnamed[argument.key])
                 if len({unnamed[argument.key] for argument in args}) < len(args):
                     # Equal except for names: operands whose names have numbers come in that order.
-                    args.sort(key=lambda argument: sorted(_numbers_in(argument, numbers)))
+                    args.sort(
+                        key=lambda argument: sorted(
+                            numbers.get(inner.key, len(numbers))
+                            for inner in walk(argument)
+                            if inner.op in _NAMED
+                        )
+                    )
             result = _hashed(node, [_numbered(argument, unnamed, numbers, done) for argument in args])
         done[node.key] = result
     return result
-
-
-def _numbers_in(node: Node, numbers: dict[bytes, int]) -> list[int]:
-    return [numbers.get(inner.key, len(numbers)) for inner in walk(node) if inner.op in _NAMED]
 
 
 def _hashed(node: Node, parts: list[bytes]) -> bytes:

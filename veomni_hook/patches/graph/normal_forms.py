@@ -94,7 +94,9 @@ def power(base: Node, exponent: Node, origin: ast.expr | None = None) -> Node:
 
 
 def compare(op: str, left: Node, right: Node, origin: ast.expr | None = None) -> Node:
-    """A comparison; ``a > b`` is ``b < a``."""
+    """A comparison; ``a > b`` is ``b < a``, and two texts are equal or not."""
+    if op == "eq" and isinstance(left.value, str) and left.op == right.op == "constant":
+        return constant(left == right, origin)
     if op in ("gt", "ge"):
         return Node("lt" if op == "gt" else "le", (right, left), None, origin)
     return Node(op, (left, right), None, origin)
@@ -212,11 +214,19 @@ def subscript(value: Node, elements: Sequence[Node], *, single: bool, origin: as
         if element.op == "constant" and type(element.value) is int:
             return item(value, element.value, origin)
         if element.op == "bounds" and value.op in ("shape", "tuple", "bounds"):
-            return _part_of_sequence(value, element, origin)
+            limits = [bound.value for bound in element.args if bound.op == "constant"]
+            if len(limits) == 3 and length(value) is not None:
+                bounds = slice(*(limit if type(limit) is int else None for limit in limits))
+                return Node("tuple", value.args[bounds], None, origin)
+            return Node("part", (value, *element.args), None, origin)
         if element.op == "bounds" and value.op in _LIST_OR_TENSOR:
             # Along the first dimension, slicing a list and slicing a tensor look the same.
             return sliced(value, _ZERO, _bounds(element), origin)
-    if all(_is_basic(element) for element in elements):
+    if all(
+        element.op == "bounds"
+        or (element.op == "constant" and (element.value in (None, ...) or type(element.value) is int))
+        for element in elements
+    ):
         return _basic(value, elements, origin)
     return Node("index", (value, *elements), None, origin)
 
@@ -224,12 +234,6 @@ def subscript(value: Node, elements: Sequence[Node], *, single: bool, origin: as
 def _bounds(element: Node) -> tuple[Node, Node, Node]:
     start, stop, step = element.args
     return start, stop, step
-
-
-def _is_basic(element: Node) -> bool:
-    if element.op == "bounds":
-        return True
-    return element.op == "constant" and (element.value in (None, ...) or type(element.value) is int)
 
 
 def _basic(value: Node, elements: Sequence[Node], origin: ast.expr | None) -> Node:
@@ -270,14 +274,6 @@ def _part_of_split(sequence: Node, number: int, origin: ast.expr | None) -> Node
     number %= 2
     bounds = (first, NONE, NONE) if number else (NONE, first, NONE)
     return sliced(tensor, dim, bounds, origin)
-
-
-def _part_of_sequence(value: Node, element: Node, origin: ast.expr | None) -> Node:
-    limits = [bound.value for bound in element.args if bound.op == "constant"]
-    start, stop, step = (limit if type(limit) is int else None for limit in [*limits, *[None] * 3][:3])
-    if len(limits) == 3 and length(value) is not None:
-        return Node("tuple", value.args[start:stop:step], None, origin)
-    return Node("part", (value, *element.args), None, origin)
 
 
 _Origin = ast.expr | None
@@ -329,11 +325,6 @@ def _size(tensor: Node, dim: Node, origin: _Origin) -> Node:
     return shape(tensor, origin) if dim == NONE else size(tensor, dim, origin)
 
 
-def _narrow(tensor: Node, dim: Node, start: Node, length: Node, origin: _Origin) -> Node:
-    stop = length if is_constant(start, 0) else binary("add", start, length)
-    return sliced(tensor, dim, (start, stop, NONE), origin)
-
-
 def _transpose(tensor: Node, first: Node, second: Node, origin: _Origin) -> Node:
     if type(first.value) is int and type(second.value) is int and first.value > second.value:
         first, second = second, first
@@ -358,7 +349,9 @@ _OF_OPERATIONS: dict[str, Callable[..., Node]] = {
     "mean": partial(_reduction, "mean"),
     "sum": partial(_reduction, "sum"),
     "size": _size,
-    "narrow": _narrow,
+    "narrow": lambda tensor, dim, start, length, origin: sliced(
+        tensor, dim, (start, length if is_constant(start, 0) else binary("add", start, length), NONE), origin
+    ),
     "transpose": _transpose,
     "t": lambda tensor, origin: Node("transpose", (tensor, constant(0), constant(1)), None, origin),
     "select": select,

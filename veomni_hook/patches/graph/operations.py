@@ -366,7 +366,9 @@ def _known_dtype(node: Node) -> Node | None:
         dtype = dtype_of(node.args[1])
     elif op in _FLAGGED["float"]:
         dtype = dtype_of(node.args[0])
-        dtype = dtype if is_float(dtype) and all(map(_keeps_dtype, node.args[1:])) else None
+        # No operand after the first may change it.
+        kept = all(each.op in ("constant", "tuple") or is_number(each) for each in node.args[1:])
+        dtype = dtype if is_float(dtype) and kept else None
     return dtype
 
 
@@ -397,11 +399,6 @@ def _is_activation(node: Node) -> bool:
         callee = callee.args[0]
         return callee.op == "global" and str(callee.value).endswith("activations.ACT2FN")
     return "elementwise" in callee.facts
-
-
-def _keeps_dtype(node: Node) -> bool:
-    """Whether an operand after the first cannot change the dtype."""
-    return node.op in ("constant", "tuple") or is_number(node)
 
 
 def is_fresh(node: Node) -> bool:

@@ -96,7 +96,9 @@ def find(view: ModuleView) -> Iterator[Site]:
     """The functions of transformers' own module; nothing elsewhere."""
     for name, decision in _DECISIONS.items():
         function = view.functions.get(name)
-        if function is None or not any(_is_one_of(node, _TRACES) for node in walk_ast(function)):
+        if function is None or not any(
+            isinstance(node, ast.Name) and node.id in _TRACES for node in walk_ast(function)
+        ):
             continue
         site = Site(OP, name, Status.MISSED, counted=False, lineno=function.lineno)
         try:
@@ -123,15 +125,8 @@ def _code(view: ModuleView, function: FunctionNode, decision: _Decision) -> str:
     for forms in decision.conditions:
         if not any(form.is_in(function) for form in forms):
             raise Missed(f"it has no {forms[0]}", function, Code.OTHER_FORM)
-    if not any(_imports_torch(node) for node in view.document.tree.body):
+    imported = (one for node in view.document.tree.body if isinstance(node, ast.Import) for one in node.names)
+    if not any(one.name == "torch" and not one.asname for one in imported):
         raise Missed("the module does not import torch", code=Code.REPLACED)
     arguments += [name for name in decision.optional if name in names]
     return _CODE.format(answer=decision.answer, arguments=", ".join(arguments), result=decision.result)
-
-
-def _is_one_of(node: ast.AST, names: tuple[str, ...]) -> bool:
-    return isinstance(node, ast.Name) and node.id in names
-
-
-def _imports_torch(node: ast.stmt) -> bool:
-    return isinstance(node, ast.Import) and any(one.name == "torch" and not one.asname for one in node.names)

@@ -51,7 +51,9 @@ def find(view: ModuleView) -> Iterator[Site]:
     """Every candidate of a module."""
     for target, _, function in view.every_function():
         calls = [each for each in calls_in(function) if _is_candidate(each)]
-        if calls or (function.name == _METHOD and _raises(function)):
+        if calls or (
+            function.name == _METHOD and any(isinstance(node, ast.Raise) for node in walk_ast(function))
+        ):
             yield _site(view, target, function, calls)
 
 
@@ -60,10 +62,6 @@ def _is_candidate(call: ast.Call) -> bool:
         return False
     said = " ".join(str(each.value) for each in ast.walk(call.args[1]) if isinstance(each, ast.Constant))
     return "tokens" in said and _COUNTED.search(said) is not None
-
-
-def _raises(function: FunctionNode) -> bool:
-    return any(isinstance(node, ast.Raise) for node in walk_ast(function))
 
 
 def _site(view: ModuleView, target: str, function: FunctionNode, calls: list[ast.Call]) -> Site:

@@ -213,20 +213,19 @@ def find(view: ModuleView) -> Iterator[Site]:
         text = view.text(owner)
         if _ACTIVATES.search(text) is None or holds_experts(owner):
             continue
+        texts = {
+            name: view.text(method) for name, method in view.methods(owner).items() if name != "__init__"
+        }
         methods = [
-            method
-            for name, method in view.methods(owner).items()
-            if name != "__init__" and _may_be_gated(view.text(method))
+            view.methods(owner)[name]
+            for name, code in texts.items()
+            if (" * " in code or "mul(" in code) and _ACTIVATES.search(code)
         ]
         products = gated_products(owner, methods) if methods else []
         attributes = set(_OWN.findall(text))
         fused = any("gate_up" in name for name in attributes)
         if products or fused or attributes >= _PROJECTIONS:
             yield from _sites(view, owner, methods, products)
-
-
-def _may_be_gated(text: str) -> bool:
-    return (" * " in text or "mul(" in text) and _ACTIVATES.search(text) is not None
 
 
 def _sites(

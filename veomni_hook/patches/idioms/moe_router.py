@@ -32,11 +32,12 @@ from veomni_hook.patches.graph import (
     decided,
     digest,
     dtype_of,
+    layouts,
     match,
     rebuild,
     reference_form,
     renormalised,
-    specific_first,
+    variant_names,
     walk,
 )
 from veomni_hook.patches.routes.guards import guard
@@ -126,19 +127,35 @@ class _Routing:
 
 @cache
 def _patterns() -> tuple[_Pattern, ...]:
-    """Every variant's formula, plus versions with each value of the flag, and without epsilon or cast."""
-    found = []
-    for variant in specific_first(OP):
-        form = reference_form(_REFERENCE, variant)
-        node = _flat(form.result)
-        found.append(_Pattern(variant, node))
-        for flag in (True, False) if "normalise" in form.arguments else ():
-            chosen = decided(node, _NORMALISE, outcome=flag)
-            found.append(_Pattern(variant, chosen, (("normalise", flag),)))
-        if "epsilon" in form.arguments:
-            found.append(_Pattern(variant, _without(node, "add", _EPSILON), (("epsilon", 0.0),)))
+    """Every variant's formula, plus versions with each value of the flag, and without epsilon or cast.
+
+    The large ones come first, and after those of the table the other combinations of axes.
+    """
+    found: list[_Pattern] = []
+    forms = {name: _form(name) for name in dict.fromkeys((*variant_names(OP), *layouts(OP)))}
+    sizes = {name: len([*walk(form.result)]) for name, form in forms.items()}
+    for variant in sorted(forms, key=lambda name: (name not in variant_names(OP), -sizes[name])):
+        arguments = forms[variant].arguments
+        made = [_Pattern(variant, _flat(forms[variant].result))]
+        for flag in (True, False) if "normalise" in arguments else ():
+            chosen = decided(made[0].node, _NORMALISE, outcome=flag)
+            made.append(_Pattern(variant, chosen, (("normalise", flag),)))
+        for one in made[:] if "epsilon" in arguments else ():
+            node = _without(one.node, "add", _EPSILON)
+            made.append(_Pattern(variant, node, (*one.fixed, ("epsilon", 0.0))))
+        # Without the division there is no epsilon: the version that says so has all operands.
+        found += [one for one in made if {*arguments} <= {*dict(one.fixed), *_arguments(one.node)}]
     uncast = [replace(one, node=_without(one.node, "cast", FLOAT32, _LOGITS), uncast=True) for one in found]
     return (*found, *(one for one in uncast if all(one.node != other.node for other in found)))
+
+
+def _form(variant: str) -> Form:
+    function, layout = ("scored", variant) if variant in layouts(OP) else (variant, "")
+    return reference_form(_REFERENCE, function, layout)
+
+
+def _arguments(node: Node) -> list[str]:
+    return [str(inner.value) for inner in walk(node) if inner.op == "argument"]
 
 
 def _without(node: Node, op: str, second: Node, first: Node | None = None) -> Node:
@@ -284,7 +301,11 @@ class _Search(Method):
             made = match(pattern.node, pair, _RULES | known)
             if not isinstance(made, Difference):
                 yield pattern, made.bindings
-            elif not pattern.uncast and (self.nearest is None or made.depth > self.nearest.depth):
+            elif (
+                pattern.variant in variant_names(OP)
+                and not pattern.uncast
+                and (self.nearest is None or made.depth > self.nearest.depth)
+            ):
                 self.nearest = made
 
     def made_of(self, run: Run, name: str, node: Node) -> Iterator[Node]:
@@ -370,7 +391,7 @@ class _Search(Method):
         bound = bound_names(found.run.statements)
         fixed = dict(found.pattern.fixed)
         texts = {}
-        for name in reference_form(_REFERENCE, found.pattern.variant).arguments:
+        for name in _form(found.pattern.variant).arguments:
             if name in fixed:
                 texts[name] = repr(fixed[name])
                 continue

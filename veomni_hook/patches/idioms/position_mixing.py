@@ -112,7 +112,11 @@ def handed_down(view: ModuleView, name: str, argument: str, above: tuple[str, ..
     Models that hold layers in a list hand on what they were given to all of them, or they do not count. Those
     ``above`` are asked already.
     """
-    makers = {name, *_containers(view, name)}
+    # And the global names whose value has the class in it.
+    makers = {name}
+    for statement in view.document.tree.body:
+        if isinstance(statement, ast.Assign) and _mentions(statement.value, {name}):
+            makers.update(each.id for each in statement.targets if isinstance(each, ast.Name))
     known = False
     for owner in view.classes.values():
         methods = view.methods(owner)
@@ -154,13 +158,6 @@ def _computes_nothing(view: ModuleView, call: ast.Call) -> bool:
     function = view.functions.get(last_name(call.func)) if isinstance(call.func, ast.Name) else None
     body = function.body if function is not None else []
     return len(body) == 1 and any(form.match(body[0]) for form in NOTHING)
-
-
-def _containers(view: ModuleView, name: str) -> Iterator[str]:
-    """The global names whose value has the class in it."""
-    for statement in view.document.tree.body:
-        if isinstance(statement, ast.Assign) and _mentions(statement.value, {name}):
-            yield from (each.id for each in statement.targets if isinstance(each, ast.Name))
 
 
 def _held(init: FunctionNode | None, makers: set[str]) -> set[str]:

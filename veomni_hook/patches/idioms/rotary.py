@@ -64,7 +64,8 @@ def find(view: ModuleView) -> Iterator[Site]:
     if not _MENTIONED.search(view.document.source):
         return
     yield from view.imported(OP, _NAME)
-    found = [d for d in view.document.definitions() if isinstance(d.node, FunctionNode) and _is_rotary(d)]
+    every = view.document.definitions()
+    found = [d for d in every if isinstance(d.node, FunctionNode) and _NAME.search(d.node.name)]
     functions = [d for d in found if d.parents == (view.document.tree,)]
     known = {d.qualname: _known(view, d) for d in found}
     calls = Calls(view.document, [d.qualname for d in functions], notes=_NOTES)
@@ -213,7 +214,3 @@ def _parameters(function: FunctionNode, bindings: Mapping[str, Node]) -> str | N
             return None  # one argument for two operands
     fixed = {operand: node.value for operand, node in bindings.items() if node.op == "constant"}
     return parameters_as(function, arguments, fixed)
-
-
-def _is_rotary(definition: Definition) -> bool:
-    return bool(_NAME.search(definition.qualname.rpartition(".")[2]))

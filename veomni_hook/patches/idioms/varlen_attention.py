@@ -72,12 +72,10 @@ if maybe:
 def find(view: ModuleView) -> Iterator[Site]:
     """Every candidate of a module."""
     for target, _, method in view.every_method():
-        if any(_BOUNDARIES in each for each in parameter_names(method)) and _looks_up(method):
+        if any(_BOUNDARIES in each for each in parameter_names(method)) and any(
+            isinstance(node, ast.Attribute) and node.attr == _LOOK_UP for node in walk_ast(method)
+        ):
             yield _site(view, target, method)
-
-
-def _looks_up(method: FunctionNode) -> bool:
-    return any(isinstance(node, ast.Attribute) and node.attr == _LOOK_UP for node in walk_ast(method))
 
 
 def _site(view: ModuleView, target: str, method: FunctionNode) -> Site:
@@ -118,8 +116,12 @@ def _operands(method: FunctionNode, found: Found) -> str:
 def _answer(method: FunctionNode, found: Found) -> list[ast.stmt]:
     """The statements for the case that there is a kernel."""
     kernel, operands = free_name(method, "kernel"), free_name(method, "operands")
-    output = f"{found['OUTPUT']} = {kernel}(*{operands})\n"
-    return ast.parse(output + _without_weights(found)).body
+    answer = f"{found['OUTPUT']} = {kernel}(*{operands})\n"
+    # What the segments do besides, where a function returns no weights.
+    weights, absent = found["WEIGHTS"], found["ABSENT"]
+    if weights not in ("", absent):
+        answer += f"{weights} = [None] * (len({found['CU_SEQLENS']}) - 1)\n"
+    return ast.parse(answer + (f"{absent} = None\n" if absent else "")).body
 
 
 def read(function: FunctionNode) -> Found | None:
@@ -137,10 +139,3 @@ def read(function: FunctionNode) -> Found | None:
     if not {found[name] for name in "QKV"}.isdisjoint(loaded(options)):
         raise Missed("an argument of the call depends on the segment", found.first, Code.READS_VALUES)
     return found
-
-
-def _without_weights(found: Found) -> str:
-    """Statements that assign what the segments do besides the output, where a function returns no weights."""
-    weights, absent = found["WEIGHTS"], found["ABSENT"]
-    each = f"{weights} = [None] * (len({found['CU_SEQLENS']}) - 1)\n" if weights not in ("", absent) else ""
-    return f"{each}{absent} = None\n" if absent else each

@@ -18,16 +18,12 @@ class UnclearError(Missed):
     """The code does something that the values of a domain do not express.
 
     Attributes:
-        words: what it does.
-        lineno: its line; 0 if unknown.
         writes: whether it changes a tensor that other code may see.
     """
 
     def __init__(self, words: str, node: ast.AST | None = None, *, writes: bool = False) -> None:
         super().__init__(words, node)
-        self.words = words
         self.writes = writes
-        self.lineno: int = getattr(node, "lineno", 0)
 
 
 class Frame(Generic[V]):

@@ -139,21 +139,9 @@ def _annotated_assign(statement: ast.AnnAssign, frame: Frame[V]) -> None:
         assign(statement.target, evaluate(statement.value, frame), frame)
 
 
-def _augmented_assign(statement: ast.AugAssign, frame: Frame[V]) -> None:
-    frame.domain.augmented(statement, frame)
-
-
 def _expression(statement: ast.Expr, frame: Frame[V]) -> None:
     if not isinstance(statement.value, ast.Constant):
         evaluate(statement.value, frame)
-
-
-def _loop(statement: ast.For, frame: Frame[V]) -> None:
-    frame.domain.loop(statement, frame)
-
-
-def _pass(statement: ast.Pass, frame: Frame[V]) -> None:
-    """`pass`."""
 
 
 def _other(statement: ast.stmt, frame: Frame[V]) -> None:
@@ -163,10 +151,10 @@ def _other(statement: ast.stmt, frame: Frame[V]) -> None:
 _STATEMENTS: dict[type[ast.stmt], Callable[..., None]] = {
     ast.Assign: _assign,
     ast.AnnAssign: _annotated_assign,
-    ast.AugAssign: _augmented_assign,
+    ast.AugAssign: lambda statement, frame: frame.domain.augmented(statement, frame),
     ast.Expr: _expression,
-    ast.For: _loop,
-    ast.Pass: _pass,
+    ast.For: lambda statement, frame: frame.domain.loop(statement, frame),
+    ast.Pass: lambda statement, frame: None,
 }
 
 
@@ -205,25 +193,13 @@ def evaluate(node: ast.expr, frame: Frame[V]) -> V:
     return value
 
 
-def _constant(node: ast.Constant, frame: Frame[V]) -> V:
-    return frame.domain.constant(node.value, node)
-
-
 def _name(node: ast.Name, frame: Frame[V]) -> V:
     domain, value = frame.domain, frame.values.get(node.id)
     return domain.free(node, frame) if value is None or value is domain.unbound else value
 
 
-def _attribute(node: ast.Attribute, frame: Frame[V]) -> V:
-    return frame.domain.attribute(evaluate(node.value, frame), node, frame)
-
-
 def _binary(node: ast.BinOp, frame: Frame[V]) -> V:
     return frame.domain.binary(node.op, evaluate(node.left, frame), evaluate(node.right, frame), node)
-
-
-def _unary(node: ast.UnaryOp, frame: Frame[V]) -> V:
-    return frame.domain.unary(evaluate(node.operand, frame), node)
 
 
 def _compare(node: ast.Compare, frame: Frame[V]) -> V:
@@ -247,10 +223,6 @@ def conditional(node: ast.expr, frame: Frame[V]) -> V:
     return value
 
 
-def _subscript(node: ast.Subscript, frame: Frame[V]) -> V:
-    return frame.domain.subscript(evaluate(node.value, frame), node, frame)
-
-
 def _walrus(node: ast.NamedExpr, frame: Frame[V]) -> V:
     value = evaluate(node.value, frame)
     frame.values[node.target.id] = value
@@ -259,17 +231,17 @@ def _walrus(node: ast.NamedExpr, frame: Frame[V]) -> V:
 
 
 _EXPRESSIONS: dict[type[ast.expr], Callable[..., Any]] = {
-    ast.Constant: _constant,
+    ast.Constant: lambda node, frame: frame.domain.constant(node.value, node),
     ast.Name: _name,
-    ast.Attribute: _attribute,
+    ast.Attribute: lambda node, frame: frame.domain.attribute(evaluate(node.value, frame), node, frame),
     ast.BinOp: _binary,
-    ast.UnaryOp: _unary,
+    ast.UnaryOp: lambda node, frame: frame.domain.unary(evaluate(node.operand, frame), node),
     ast.Compare: _compare,
     ast.BoolOp: lambda node, frame: frame.domain.logic(node, frame),
     ast.IfExp: _choice,
     ast.Tuple: lambda node, frame: frame.domain.sequence(node, frame),
     ast.List: lambda node, frame: frame.domain.sequence(node, frame),
-    ast.Subscript: _subscript,
+    ast.Subscript: lambda node, frame: frame.domain.subscript(evaluate(node.value, frame), node, frame),
     ast.NamedExpr: _walrus,
     ast.Call: lambda node, frame: frame.domain.call(node, frame),
 }

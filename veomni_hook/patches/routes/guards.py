@@ -243,7 +243,11 @@ def guard(  # noqa: PLR0913 - all but the first five by keyword
     if code is None and method_at(view.document, view.document.start(run.statements[0])) is None:
         return None
     if code is None:
-        return _with_else(view, run, head + _indented(answer), comment, slot)
+        head += f"{_indented(answer)}\nelse:"
+        edits = before_statement(view, run.function, run.statements[0], head, comment)
+        indented = Edit(edits[0].start, view.document.end(run.statements[-1]), "    ")
+        fuses = f"{slot}.fuses({run.function.args.args[0].arg})"
+        return (*(replace(edit, form=FUSED) for edit in edits), replace(indented, fuses=fuses))
     return before_statement(view, run.function, run.statements[0], head + _indented(code), comment)
 
 
@@ -283,13 +287,6 @@ def _to_the_end(run: Run, answer: Sequence[ast.stmt]) -> list[ast.stmt] | None:
             return [*answer[:number], ast.Return(value)]
     value = put_together(tail)
     return [*answer, ast.Return(value)] if value is not None else None
-
-
-def _with_else(view: ModuleView, run: Run, code: str, comment: str, slot: str) -> tuple[Edit, ...]:
-    edits = before_statement(view, run.function, run.statements[0], f"{code}\nelse:", comment)
-    start, end = edits[0].start, view.document.end(run.statements[-1])
-    fuses = f"{slot}.fuses({run.function.args.args[0].arg})"
-    return (*(replace(edit, form=FUSED) for edit in edits), Edit(start, end, "    ", fuses=fuses))
 
 
 def _indented(statements: Iterable[ast.stmt]) -> str:

@@ -8,6 +8,7 @@ in the module if it is loaded; otherwise the import statement of the patched mod
 from __future__ import annotations
 
 import ast
+import pkgutil
 import sys
 from importlib.machinery import BuiltinImporter, FrozenImporter, ModuleSpec, PathFinder, SourceFileLoader
 from types import ModuleType
@@ -97,7 +98,10 @@ def known_names(module: str) -> set[str] | None:
     if "__getattr__" in names or replaces_itself:
         return set()
     starred = _starred(tree, module, spec)
-    return set() if starred is None else (names | starred | _submodules(spec)) - {"*"}
+    if starred is None:
+        return set()
+    submodules = {info.name for info in pkgutil.iter_modules(spec.submodule_search_locations or [])}
+    return (names | starred | submodules) - {"*"}
 
 
 def _tree(spec: ModuleSpec | None) -> ast.Module | None:
@@ -164,9 +168,3 @@ def _find_one(name: str, path: list[str] | None) -> ModuleSpec | None:
             if spec is not None:
                 return spec
     return None
-
-
-def _submodules(spec: ModuleSpec) -> set[str]:
-    import pkgutil
-
-    return {info.name for info in pkgutil.iter_modules(spec.submodule_search_locations or [])}

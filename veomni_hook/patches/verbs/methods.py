@@ -165,7 +165,9 @@ def _add(document: Document, qualname: str, node: ast.ClassDef, added: list[tupl
             added, leads = added[1:], False
         else:
             end = document.end(placeholder)
-            first.change(document.start(placeholder), _after_blanks(document, end), "")
+            while end < len(document.source) and document.source[end] in " \t\f;":
+                end += 1
+            first.change(document.start(placeholder), end, "")
     for number, (task, text) in enumerate(added):
         gap = 0 if leads and not number else 1
         task.append(offset, text, _marker(task, qualname), indent=indent, gap=gap)
@@ -187,10 +189,4 @@ def _is_placeholder(statement: ast.stmt) -> bool:
 def _before_blanks(document: Document, offset: int) -> int:
     while document.source[offset - 1] in " \t\f":
         offset -= 1
-    return offset
-
-
-def _after_blanks(document: Document, offset: int) -> int:
-    while offset < len(document.source) and document.source[offset] in " \t\f;":
-        offset += 1
     return offset

@@ -23,7 +23,7 @@ __all__ = ["block_text", "companions", "imported_module", "snippet_of", "with_co
 _INDEPENDENT = sys.stdlib_module_names | {"torch", "transformers", "veomni_hook"}
 
 
-def snippet_of(task: Task, given: Any, *, name_map: Any = None, accessor: str = "") -> Snippet:
+def snippet_of(task: Task, given: object, *, name_map: Any = None, accessor: str = "") -> Snippet:
     """Read the source of a function or class that a step brings along; see `read_snippet`.
 
     Raises:

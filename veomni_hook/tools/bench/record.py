@@ -6,16 +6,16 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from veomni_hook import accelerator
 from veomni_hook.releases import installed
 from veomni_hook.tools.bench.run import Row
 from veomni_hook.tools.bench.timing import bandwidth
+from veomni_hook.tools.facts import Facts
 from veomni_hook.tools.significance import FEW
 
 __all__ = ["cells", "circumstances", "described", "headers", "write"]
@@ -55,9 +55,7 @@ def _cell(row: Row, side: str) -> str:
     return ", ".join(words)
 
 
-def described(
-    benchmark: str, device: str, rows: Sequence[Row], unfinished: Sequence[str] = ()
-) -> dict[str, Any]:
+def described(benchmark: str, device: str, rows: Sequence[Row], unfinished: Sequence[str] = ()) -> Facts:
     """Return a run as JSON-ready values: what `circumstances` says, the ops not yet done, and the rows."""
     facts = circumstances(
         benchmark, device, copy_bytes_per_second=bandwidth(device), unfinished=list(unfinished)
@@ -65,7 +63,7 @@ def described(
     return {**facts, "rows": [asdict(row) for row in rows]}
 
 
-def circumstances(benchmark: str, device: str, **more: object) -> dict[str, Any]:
+def circumstances(benchmark: str, device: str, **more: object) -> Facts:
     """Return what every record says of its run: device, versions, date and command; and ``more``."""
     return {
         "benchmark": benchmark,
@@ -79,7 +77,7 @@ def circumstances(benchmark: str, device: str, **more: object) -> dict[str, Any]
     }
 
 
-def write(facts: Mapping[str, Any], path: Path) -> None:
+def write(facts: Facts, path: Path) -> None:
     """Write a run to a JSON file, which is the old one or the new one whole at every moment."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.part")

@@ -108,13 +108,6 @@ def _without(part: str, problem: Problem, reasons: Mapping[str, str]) -> Row:
     return Row(problem.op, part, problem.dtype, problem.shape, "", 0, {}, {}, {}, reasons)
 
 
-def _peak(problem: Problem, call: Callable[[], object], device: str) -> int:
-    """The bytes of a step; gradients of the operands are made in it."""
-    for leaf in problem.leaves:
-        leaf.grad = None
-    return peak_bytes(call, device)
-
-
 def _row(problem: Problem, part: str, calls: Mapping[str, Callable[[], object]], device: str) -> Row:
     work, products = problem.work[part], None
     if (floor := _floor(problem, work, device)) is None:
@@ -127,7 +120,11 @@ def _row(problem: Problem, part: str, calls: Mapping[str, Callable[[], object]],
         times = {name: statistics.median(taken) for name, taken in turns.items()}
         products = times.pop(_PRODUCTS)
         share = {name: portions * products / taken for name, taken in times.items()}
-    peak = {name: _peak(problem, call, device) for name, call in calls.items()} if part == "step" else {}
+    peak = {}
+    for name, call in calls.items() if part == "step" else ():
+        for leaf in problem.leaves:  # their gradients are made in the step
+            leaf.grad = None
+        peak[name] = peak_bytes(call, device)
     against = {
         name: compare([turns[EAGER]], [turns[name]]) for name in times if name != EAGER and EAGER in times
     }

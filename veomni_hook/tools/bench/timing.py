@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache, partial
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -114,16 +115,14 @@ def recorded_peak(device: str) -> Iterator[Callable[[], int]]:
         peak[0] = int(there.max_memory_allocated()) - held
         return
     with torch.profiler.profile(profile_memory=True) as profile:
-        yield lambda: _highest(profile.profiler)
 
+        def highest() -> int:
+            recorded: Any = profile.profiler
+            events = [event for event in recorded.kineto_results.events() if event.name() == "[memory]"]
+            ordered = sorted(events, key=lambda event: event.start_ns())
+            return max(accumulate((int(event.nbytes()) for event in ordered), initial=0))
 
-def _highest(recorded: Any) -> int:
-    events = [event for event in recorded.kineto_results.events() if event.name() == "[memory]"]
-    held = peak = 0
-    for event in sorted(events, key=lambda event: event.start_ns()):
-        held += event.nbytes()
-        peak = max(peak, held)
-    return peak
+        yield highest
 
 
 @cache

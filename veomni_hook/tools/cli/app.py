@@ -77,7 +77,7 @@ class Group(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command that the arguments name."""
-        warnings.showwarning = _show_warning
+        warnings.showwarning = lambda message, *_, **__: output.warn(str(message))
         try:
             return super().invoke(ctx)
         except VeomniHookError as error:
@@ -143,10 +143,6 @@ def _flowing(text: str | None) -> str:
     """A help text with one line per paragraph, for the terminal to wrap; indented lines are kept."""
     paragraphs = (text or "").split("\n\n")
     return "\n\n".join(one if "\n " in one or "\b" in one else " ".join(one.split()) for one in paragraphs)
-
-
-def _show_warning(message: Any, category: Any, filename: str, lineno: int, *_: Any, **__: Any) -> None:
-    output.warn(str(message))
 
 
 def main() -> None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from veomni_hook import accelerator
 from veomni_hook.tools.cli import output
 from veomni_hook.tools.cli.inputs.options import JsonOption
+from veomni_hook.tools.facts import Facts
 
 if TYPE_CHECKING:
     from veomni_hook.tools.bench.run import Row
@@ -87,7 +88,7 @@ def bench(  # noqa: PLR0913 - the options of the command
     torch.manual_seed(0)
     rows: list[Row] = []
 
-    def recorded(unfinished: Sequence[str]) -> dict[str, Any]:
+    def recorded(unfinished: Sequence[str]) -> Facts:
         facts = record.described(", ".join(names), place, rows, unfinished)
         if out is not None:
             record.write(facts, out)
@@ -131,7 +132,7 @@ def _said(row: Row) -> str:
     return f"{row.op} {row.part} {row.shape}: {taken}"
 
 
-def show(rows: Sequence[Row], facts: Mapping[str, Any]) -> None:
+def show(rows: Sequence[Row], facts: Facts) -> None:
     """Print the table of measurements, and what could not be measured."""
     from veomni_hook.tools.bench import record
 

@@ -15,6 +15,7 @@ from veomni_hook.tools.cli.inputs.options import JsonOption
 from veomni_hook.tools.cli.run.forwarding import ForwardingCommand
 from veomni_hook.tools.cli.run.program import command_of
 from veomni_hook.tools.cli.usage import FOUND, UsageError, write_file
+from veomni_hook.tools.facts import Facts
 
 if TYPE_CHECKING:
     from veomni_hook.tools.compare.report import Report
@@ -188,7 +189,12 @@ def _show(report: Report) -> None:
             output.emit("".join(f"  {line}\n" for line in run["last_lines"] or ["(it printed nothing)"]))
             output.emit("\n")
     if report["without"]["runs"] or report["with"]["runs"]:
-        _show_figures(report)
+        world = report["world"] or 1
+        ranks = f", {world} ranks (rank 0's figures; tokens of all)" if world > 1 else ""
+        name, device = ", ".join(report["models"]) or "the script", report["device"] or "an unknown device"
+        output.emit_heading(f"{name} on {device}, {report['optimizer']}{ranks}")
+        output.emit_table(("", "without", "with the hook", "with / without"), rows_of(report))
+        output.emit("\n")
         _show_losses(report)
         _show_kernels(report["kernels"])
     if report["notes"]:
@@ -198,15 +204,6 @@ def _show(report: Report) -> None:
     output.emit(f"{report['statement']}\n")
     if report["why"]:
         output.emit(f"Why: {' '.join(report['why'])}\n")
-
-
-def _show_figures(report: Report) -> None:
-    world = report["world"] or 1
-    ranks = f", {world} ranks (rank 0's figures; tokens of all)" if world > 1 else ""
-    name = ", ".join(report["models"]) or "the script"
-    output.emit_heading(f"{name} on {report['device'] or 'an unknown device'}, {report['optimizer']}{ranks}")
-    output.emit_table(("", "without", "with the hook", "with / without"), rows_of(report))
-    output.emit("\n")
 
 
 def rows_of(report: Report) -> list[tuple[str, str, str, str]]:
@@ -248,34 +245,15 @@ def _show_losses(report: Report) -> None:
         return
     count = len(between)
     chosen = sorted({round(index * (count - 1) / max(ROWS - 1, 1)) for index in range(ROWS)})
-    rows = [
-        (
-            step + 1,
-            _loss(plain, step),
-            _loss(hooked, step),
-            _difference(between, step),
-            _difference(own, step),
-        )
-        for step in chosen
-    ]
+    losses = [[None if value is None else f"{value:.5f}" for value in curve] for curve in (plain, hooked)]
+    losses += [["not a number" if v is None else f"{v:.1e}" for v in values] for values in (between, own)]
+    rows = [(step + 1, *(one[step] if step < len(one) else None for one in losses)) for step in chosen]
     output.emit_heading("Loss (largest relative differences between runs)")
     output.emit_table(("step", "without", "with", "without and with", "two without"), rows)
     output.emit("\n")
 
 
-def _loss(curve: Sequence[float | None], step: int) -> str:
-    value = curve[step] if step < len(curve) else None
-    return "-" if value is None else f"{value:.5f}"
-
-
-def _difference(values: Sequence[float | None], step: int) -> str:
-    if step >= len(values):
-        return "-"
-    value = values[step]
-    return "not a number" if value is None else f"{value:.1e}"
-
-
-def _show_kernels(kernels: Sequence[dict[str, Any]]) -> None:
+def _show_kernels(kernels: Sequence[Facts]) -> None:
     from veomni_hook.tools.compare.kernels import named
 
     if not kernels:

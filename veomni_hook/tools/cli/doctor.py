@@ -10,7 +10,7 @@ import os
 import sys
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -20,6 +20,7 @@ from veomni_hook.releases import SUPPORTED, installed, newer_than_tested
 from veomni_hook.tools.cli import output
 from veomni_hook.tools.cli.inputs.options import JsonOption, OutputOption
 from veomni_hook.tools.cli.usage import FOUND, UsageError
+from veomni_hook.tools.facts import Facts
 
 if TYPE_CHECKING:
     from veomni_hook.settings import Resolved, Settings
@@ -52,7 +53,7 @@ def doctor(
     """
     findings = Findings()
     resolved = _resolved(findings)
-    sections: dict[str, Any] = {
+    sections: Facts = {
         "versions": versions(findings),
         "hook": hook(findings, resolved.settings),
         "settings": settings_fields(resolved),
@@ -278,7 +279,7 @@ def _one_line(error: VeomniHookError) -> str:
     return f"{error.what} ({error.where}); fix: {error.fix}"
 
 
-def show(sections: dict[str, Any], findings: Findings) -> None:
+def show(sections: Facts, findings: Findings) -> None:
     """Print the sections and findings for a reader."""
     for name, content in sections.items():
         output.emit_heading(name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -28,6 +28,7 @@ from veomni_hook.tools.cli.inputs.options import (
 from veomni_hook.tools.cli.inputs.targets import complete_family, families
 from veomni_hook.tools.cli.sites.kernel import Asked, asked, chosen, machine
 from veomni_hook.tools.cli.usage import UsageError
+from veomni_hook.tools.facts import Facts
 
 OP_HEADERS = ("op", "variant", "backend", "chosen", "reason", "description")
 
@@ -89,7 +90,7 @@ def explain(
         show(facts, _place(module))
 
 
-def show(facts: dict[str, Any], place: str) -> None:
+def show(facts: Facts, place: str) -> None:
     """Print what `explained` returns, and where the patched source is."""
     from veomni_hook.patches.reasons import remedies
     from veomni_hook.tools.coverage import NO_KERNEL, ROUTED
@@ -115,25 +116,32 @@ def show(facts: dict[str, Any], place: str) -> None:
     output.emit_text(f"  {', '.join(facts['untouched']) or 'nothing'}\n")
 
 
-def explained(module: Prepared, place: Callable[[], System] | None = None) -> dict[str, Any]:
+def explained(module: Prepared, place: Callable[[], System] | None = None) -> Facts:
     """Return everything that `explain` shows about a module as JSON-ready values.
 
     Args:
         module: the module, patched.
         place: finds the system for which the kernel of each slot is selected; None: none is.
     """
+    from veomni_hook.settings import resolve
     from veomni_hook.tools.cli.sites.table import supply
+    from veomni_hook.tools.coverage import missed
+    from veomni_hook.tools.report.class_mapping import registered_for
 
     facts = facts_of(module)
-    facts["class_mapping"] = _replaced(module)
+    replaced = registered_for(_definitions(module))
+    facts["class_mapping"] = [
+        {"class": name, "registered": by, "replacement": new} for name, by, new in replaced
+    ]
     if module.report is None:
         distribution = module.module.partition(".")[0]
+        sites = missed(module.module, module.original) if resolve().settings.idioms else ()
         facts.update(
             distribution=distribution,
             version=installed(distribution) or "of unknown version",
             untouched=_definitions(module),
         )
-        return {**facts, "applied": [], "yielded": [], "slots": [], "missed": _missed(module)}
+        return {**facts, "applied": [], "yielded": [], "slots": [], "missed": [asdict(one) for one in sites]}
     facts.update(module.report.to_dict())
     for slot in facts["slots"]:
         slot["status"], _ = supply(slot["op"], slot["variant"])
@@ -146,29 +154,11 @@ def explained(module: Prepared, place: Callable[[], System] | None = None) -> di
     return facts
 
 
-def _replaced(module: Prepared) -> list[dict[str, str]]:
-    """Classes of the module that transformers' own class mapping replaces, as configs have registered it."""
-    from veomni_hook.tools.report.class_mapping import registered_for
-
-    found = registered_for(_definitions(module))
-    return [{"class": name, "registered": by, "replacement": new} for name, by, new in found]
-
-
 def _definitions(module: Prepared) -> list[str]:
     import ast
 
     defined = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     return [node.name for node in ast.parse(module.original).body if isinstance(node, defined)]
-
-
-def _missed(module: Prepared) -> list[dict[str, str]]:
-    """Code that looks like an op in a module that nothing applies to; empty if idioms are disabled."""
-    from veomni_hook.settings import resolve
-    from veomni_hook.tools.coverage import missed
-
-    if not resolve().settings.idioms:
-        return []
-    return [asdict(site) for site in missed(module.module, module.original)]
 
 
 def _place(module: Prepared) -> str:
@@ -179,7 +169,7 @@ def _place(module: Prepared) -> str:
     return f"in memory only: {module.reason}" if module.reason else "in memory only"
 
 
-def _section(title: str, columns: tuple[str, ...], rows: list[dict[str, Any]]) -> None:
+def _section(title: str, columns: tuple[str, ...], rows: list[Facts]) -> None:
     if not rows:
         return
     output.emit_heading(f"\n{title}")
@@ -187,7 +177,7 @@ def _section(title: str, columns: tuple[str, ...], rows: list[dict[str, Any]]) -
     output.emit_table(shown, [[_cell(row, column) for column in shown] for row in rows])
 
 
-def _cell(row: dict[str, Any], column: str) -> object:
+def _cell(row: Facts, column: str) -> object:
     if column == "lines":
         return "-".join(map(str, row[column]))
     return "; ".join(row[column]) if column == "decisions" else row.get(column)
@@ -209,7 +199,7 @@ def tell_ops(op: str | None, choice: Choice, place: System, *, as_json: bool) ->
         show_ops(rows, presets, f"{place}; kernels = {choice}")
 
 
-def show_ops(rows: Sequence[Mapping[str, Any]], presets: Mapping[str, Sequence[str]], heading: str) -> None:
+def show_ops(rows: Sequence[Facts], presets: Mapping[str, Sequence[str]], heading: str) -> None:
     """Print the kernels with the decisions about them, and the meaning of each preset."""
     output.emit_heading(heading)
     output.emit_table(OP_HEADERS, [[row[header] for header in OP_HEADERS] for row in rows])
@@ -232,7 +222,7 @@ def is_op(name: str) -> bool:
     return name in ops
 
 
-def _op_rows(op: Op, variant: str, answer: Asked) -> list[dict[str, Any]]:
+def _op_rows(op: Op, variant: str, answer: Asked) -> list[Facts]:
     """A row for each backend of a variant, and one for the upstream code."""
     kernels = {kernel.backend: kernel for kernel in registry.kernels(op.name, variant)}
     rows = []

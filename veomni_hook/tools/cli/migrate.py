@@ -7,13 +7,14 @@ import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from veomni_hook.tools.cli import output
 from veomni_hook.tools.cli.inputs.options import JsonOption, WrittenForOption, import_from_here
 from veomni_hook.tools.cli.usage import FOUND, UsageError, write_file
+from veomni_hook.tools.facts import Facts
 
 if TYPE_CHECKING:
     from veomni_hook.finders.upstream import Upstream
@@ -188,7 +189,7 @@ def _show(reduced: Reduced, release: str, made: str) -> None:
     output.emit_text(f"\n{said or 'no patches'}\n")
 
 
-def _document(reduced: Reduced, release: str, made: str, text: str, problems: list[str]) -> dict[str, Any]:
+def _document(reduced: Reduced, release: str, made: str, text: str, problems: list[str]) -> Facts:
     return {
         "config": reduced.config.name,
         "module": reduced.config.source_module,

@@ -83,13 +83,14 @@ def side(runs: Iterable[Run], warmup: int) -> Side:
     known = [run for run in runs if run.times]
     counted = [warm(run.seconds, warmup) for run in known]
     pooled = [seconds for each in counted for seconds in each]
+    quartiles = statistics.quantiles(pooled, n=4, method="inclusive") if len(pooled) > 1 else pooled * 3
     peaks = [run.facts["peak"] for run in known if run.facts.get("peak") is not None]
     first_steps = [run.times[0] - run.first_call for run in known if run.first_call is not None]
     return Side(
         runs=len(known),
         counted=len(pooled),
         median=statistics.median(pooled) if pooled else None,
-        quartiles=_quartiles(pooled) if pooled else None,
+        quartiles=(quartiles[0], quartiles[2]) if quartiles else None,
         medians=tuple(statistics.median(each) for each in counted if each),
         tokens_a_second=_tokens_a_second(known, warmup),
         peak=max(peaks, default=None),
@@ -155,13 +156,6 @@ def _tokens_a_second(runs: Iterable[Run], warmup: int) -> float | None:
                 return None
             rates.append(tokens / seconds if seconds else math.inf)
     return statistics.median(rates) if rates else None
-
-
-def _quartiles(values: Sequence[float]) -> tuple[float, float]:
-    if len(values) == 1:
-        return values[0], values[0]
-    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
-    return low, high
 
 
 def _median(values: Iterable[float]) -> float | None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from veomni_hook.tools.facts import Facts
 
 if TYPE_CHECKING:
     from torch import nn
@@ -10,14 +12,14 @@ if TYPE_CHECKING:
 __all__ = ["explained", "kernels_of", "named"]
 
 
-def kernels_of(model: nn.Module) -> list[dict[str, Any]]:
+def kernels_of(model: nn.Module) -> list[Facts]:
     """Return a row for each op, backend and reason: the number of places, and of calls in training.
 
     ``ran`` is false for places that no training call has reached; calls of compiled code are not counted.
     """
     from veomni_hook.tools.report.explanation import explain  # keeps the observer of a child process light
 
-    rows: dict[tuple[object, ...], dict[str, Any]] = {}
+    rows: dict[tuple[object, ...], Facts] = {}
     for each in explain(model).rows:
         calls = each.training or ((each.backend, each.reason, 0),)
         ran = bool(each.training) or (each.called and not each.evaluation)
@@ -50,7 +52,7 @@ def explained(model: nn.Module) -> list[str]:
     return [summary(rows)] if rows else []
 
 
-def named(row: dict[str, Any]) -> str:
+def named(row: Facts) -> str:
     """Return the backend of a row, and whether it has not run."""
     from veomni_hook.kernels.explain.rows import NOT_CALLED
 

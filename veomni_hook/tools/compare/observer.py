@@ -123,58 +123,50 @@ class Observation:
         while self._undo:
             self._undo.pop()()
 
-    def _replace(self, owner: Any, name: str, make: Callable[[Function], Function]) -> None:
+    def _replace(self, owner: Any, name: str, around: Function) -> None:
+        """Let ``around`` be called instead of a function, with the function before its arguments."""
         original, own = getattr(owner, name), name in vars(owner)
-        replacement = functools.wraps(original)(make(original))
+
+        @functools.wraps(original)
+        def replacement(*args: object, **kwargs: object) -> object:
+            return around(original, *args, **kwargs)
+
         setattr(owner, name, replacement)
         self._undo.append(lambda: setattr(owner, name, original) if own else delattr(owner, name))
 
-    def _backward(self, original: Function) -> Function:
+    def _backward(self, original: Function, *args: object, **kwargs: object) -> object:
         import torch
 
         recorder = self.recorder
+        # A call inside a call comes from a reentrant checkpoint.
+        if torch.compiler.is_compiling() or recorder.depth:
+            return original(*args, **kwargs)
+        self._note_models()
+        self._note_process()
+        recorder.note_backward(_scalars(*args, **kwargs))
+        recorder.depth += 1
+        try:
+            return original(*args, **kwargs)
+        finally:
+            recorder.depth -= 1
 
-        def backward(*args: object, **kwargs: object) -> object:
-            # A call inside a call comes from a reentrant checkpoint.
-            if torch.compiler.is_compiling() or recorder.depth:
-                return original(*args, **kwargs)
-            self._note_models()
-            self._note_process()
-            recorder.note_backward(_scalars(*args, **kwargs))
-            recorder.depth += 1
-            try:
-                return original(*args, **kwargs)
-            finally:
-                recorder.depth -= 1
+    def _optimizer_made(self, original: Function, *args: object, **kwargs: object) -> None:
+        # By now the model usually exists and has not been called yet.
+        self._note_models()
+        original(*args, **kwargs)
 
-        return backward
+    def _scaler_made(self, original: Function, scaler: object, *args: object, **kwargs: object) -> None:
+        for kind in type(scaler).__mro__:
+            if "scale" in vars(kind) and not hasattr(vars(kind)["scale"], "__wrapped__"):
+                self._replace(kind, "scale", _scale)
+        original(scaler, *args, **kwargs)
 
-    def _optimizer_made(self, original: Function) -> Function:
-        def __init__(optimizer: object, *args: object, **kwargs: object) -> None:
-            # By now the model usually exists and has not been called yet.
-            self._note_models()
-            original(optimizer, *args, **kwargs)
-
-        return __init__
-
-    def _scaler_made(self, original: Function) -> Function:
-        def __init__(scaler: object, *args: object, **kwargs: object) -> None:
-            for kind in type(scaler).__mro__:
-                if "scale" in vars(kind) and not hasattr(vars(kind)["scale"], "__wrapped__"):
-                    self._replace(kind, "scale", _scale)
-            original(scaler, *args, **kwargs)
-
-        return __init__
-
-    def _scaler_step(self, original: Function) -> Function:
-        def step(scaler: object, *args: object, **kwargs: object) -> object:
-            before = self.recorder.marks
-            result = original(scaler, *args, **kwargs)
-            if self.recorder.marks == before:
-                self.recorder.note_skipped()
-            return result
-
-        return step
+    def _scaler_step(self, original: Function, *args: object, **kwargs: object) -> object:
+        before = self.recorder.marks
+        result = original(*args, **kwargs)
+        if self.recorder.marks == before:
+            self.recorder.note_skipped()
+        return result
 
     def _stepped(self, optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
         import torch
@@ -196,7 +188,8 @@ class Observation:
         dynamo = importlib.import_module("torch._dynamo")
         note = dynamo.disable(self.recorder.note_call)
         self._replace(kind, "_call_impl", functools.partial(_observed_call, self.recorder, note))
-        dynamo.decorators.skip_code(vars(kind)["_call_impl"].__code__)
+        for function in (vars(kind)["_call_impl"], _observed_call):
+            dynamo.decorators.skip_code(function.__code__)
 
     def _note_process(self) -> None:
         """Make sure that a training process writes its record, however it ends."""
@@ -212,38 +205,34 @@ class Observation:
             Finalize(None, write, exitpriority=100)
 
 
-def _observed_call(recorder: Recorder, note: Callable[..., None], original: Function) -> Function:
+def _observed_call(
+    recorder: Recorder, note: Function, original: Function, model: object, *args: object, **kwargs: object
+) -> object:
     import torch
 
-    def _call_impl(model: object, *args: object, **kwargs: object) -> object:
-        calling = recorder.calling
-        if (
-            torch.compiler.is_compiling()
-            or recorder.depth
-            or getattr(calling, "inside", False)
-            or not torch.is_grad_enabled()
-        ):
-            return original(model, *args, **kwargs)
-        note(model, args, kwargs)
-        calling.inside = True
-        try:
-            return original(model, *args, **kwargs)
-        finally:
-            calling.inside = False
-
-    return _call_impl
+    calling = recorder.calling
+    if (
+        torch.compiler.is_compiling()
+        or recorder.depth
+        or getattr(calling, "inside", False)
+        or not torch.is_grad_enabled()
+    ):
+        return original(model, *args, **kwargs)
+    note(model, args, kwargs)
+    calling.inside = True
+    try:
+        return original(model, *args, **kwargs)
+    finally:
+        calling.inside = False
 
 
-def _scale(original: Function) -> Function:
+def _scale(original: Function, scaler: object, outputs: object) -> object:
     import torch
 
-    def scale(scaler: object, outputs: object) -> object:
-        scaled = original(scaler, outputs)
-        if isinstance(scaled, torch.Tensor) and scaled is not outputs:
-            scaled._veomni_compare_unscaled = outputs.detach()  # type: ignore[attr-defined]
-        return scaled
-
-    return scale
+    scaled = original(scaler, outputs)
+    if isinstance(scaled, torch.Tensor) and scaled is not outputs:
+        scaled._veomni_compare_unscaled = outputs.detach()  # type: ignore[attr-defined]
+    return scaled
 
 
 def _scalars(tensors: Any, grad_tensors: object = None, *_: object, **__: object) -> list[torch.Tensor]:

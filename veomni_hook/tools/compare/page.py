@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from shlex import join
-from typing import Any
 
 from veomni_hook.kernels.selection.declaration import EAGER
 from veomni_hook.tools.compare.charts import Line, chart
 from veomni_hook.tools.compare.kernels import named
 from veomni_hook.tools.compare.report import Report
 from veomni_hook.tools.compare.verdict import readable_time
+from veomni_hook.tools.facts import Facts
 from veomni_hook.tools.report.page import page
 
 __all__ = ["page_of"]
@@ -74,7 +74,11 @@ def _losses(report: Report) -> dict[str, object]:
     ]
     plain, hooked = report["curves"]["without"], report["curves"]["with"]
     losses = [
-        (step + 1, *("-" if loss is None else f"{loss:.6f}" for loss in pair), *_shares((between, own), step))
+        (
+            step + 1,
+            *("-" if loss is None else f"{loss:.6f}" for loss in pair),
+            *("-" if step >= len(column) else f"{column[step]:.1e}" for column in (between, own)),
+        )
         for step, pair in enumerate(zip(plain, hooked, strict=False))
     ]
     title = "Largest relative difference of losses (logarithmic)"
@@ -86,12 +90,7 @@ def _losses(report: Report) -> dict[str, object]:
     }
 
 
-def _shares(columns: Iterable[Sequence[float | None]], step: int) -> list[str]:
-    values = [column[step] if step < len(column) else None for column in columns]
-    return ["-" if value is None else f"{value:.1e}" for value in values]
-
-
-def _line(run: dict[str, Any], values: Sequence[float | None], first: int = 1) -> Line:
+def _line(run: Facts, values: Sequence[float | None], first: int = 1) -> Line:
     return Line(
         "with the hook" if run["hooked"] else "without", "hooked" if run["hooked"] else "plain", values, first
     )

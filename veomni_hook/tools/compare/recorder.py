@@ -14,7 +14,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
@@ -24,6 +23,7 @@ from torch.optim import Optimizer
 from veomni_hook.tools.compare.measures import Moment, device_name, is_capturing, peak_memory, seconds_of
 from veomni_hook.tools.compare.plan import PROGRESS, RESULT, Plan
 from veomni_hook.tools.compare.profile import StepProfile
+from veomni_hook.tools.facts import Facts
 
 __all__ = ["Mark", "Recorder", "Track", "tokens_of"]
 
@@ -87,7 +87,7 @@ class Recorder:
         self._progress: int | None = None
         self._written = False
         #: What is known after the last step, while one more is profiled.
-        self._found_before: dict[str, Any] | None = None
+        self._found_before: Facts | None = None
         self._profile: StepProfile | None = None
         self._profiled_from = 0
 
@@ -139,7 +139,8 @@ class Recorder:
         again = self._backwards and track.marks and track.marks[-1].backwards == self._backwards
         if again or self._written or self._found_before is not None:
             return len(track.marks)
-        first = _first_parameter(optimizer)
+        groups = (group["params"] for group in optimizer.param_groups)
+        first = next((parameter for parameters in groups for parameter in parameters), None)
         device = self._device or ("cpu" if first is None else first.device.type)
         if is_capturing(device):
             return len(track.marks)
@@ -152,7 +153,10 @@ class Recorder:
         track.marks.append(Mark(Moment(device), span, self._tokens, self._backwards))
         track.begin = len(self._losses)
         if len(track.marks) == max(len(each.marks) for each in self._ended):
-            self._tell_progress()
+            if self._progress is None:
+                path = os.path.join(self.plan.folder, f"{PROGRESS}{os.getpid()}")
+                self._progress = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            os.write(self._progress, b".")
         return len(track.marks)
 
     def note_skipped(self) -> None:
@@ -194,11 +198,11 @@ class Recorder:
         os.replace(f"{path}.part", path)
         return True
 
-    def _found(self) -> dict[str, Any]:
+    def _found(self) -> Facts:
         rank, world = rank_and_world()
         track = max(self._ended, key=lambda each: len(each.marks), default=None)
         device = self._device or "cpu"
-        found: dict[str, Any] = {
+        found: Facts = {
             "rank": rank,
             "world": world,
             "pid": os.getpid(),
@@ -231,7 +235,7 @@ class Recorder:
             self._add_kernels(found)
         return found
 
-    def _add_steps(self, found: dict[str, Any], track: Track, device: str) -> None:
+    def _add_steps(self, found: Facts, track: Track, device: str) -> None:
         moments = [mark.moment for mark in track.marks]
         first = self._first_call
         before = seconds_of([*moments, *([first] if first is not None else [])], Moment(device), device)
@@ -240,14 +244,15 @@ class Recorder:
         found["times"] = since_start[: len(moments)]
         found["first_call"] = since_start[-1] if first is not None else None
         values = [float(loss) for loss in self._losses]
-        found["losses"] = [_sum(values[slice(*mark.losses)]) for mark in track.marks]
+        parts = [values[slice(*mark.losses)] for mark in track.marks]
+        found["losses"] = [sum(part) if part else None for part in parts]
         known = [0, *(mark.tokens for mark in track.marks)]
         found["tokens"] = [
             None if earlier is None or later is None else later - earlier
             for earlier, later in pairwise(known)
         ]
 
-    def _add_kernels(self, found: dict[str, Any]) -> None:
+    def _add_kernels(self, found: Facts) -> None:
         # Only now, after the last step: they load kernels.
         from veomni_hook.finders.state import STATE
         from veomni_hook.tools.compare.kernels import explained, kernels_of
@@ -257,12 +262,6 @@ class Recorder:
             found["kernels"] = [row for model in self._models for row in kernels_of(model)]
             found["explained"] = [sentence for model in self._models for sentence in explained(model)]
 
-    def _tell_progress(self) -> None:
-        if self._progress is None:
-            path = os.path.join(self.plan.folder, f"{PROGRESS}{os.getpid()}")
-            self._progress = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        os.write(self._progress, b".")
-
 
 def rank_and_world() -> tuple[int, int]:
     """Return this process's rank and the world size, from torch.distributed or the launcher's variables."""
@@ -270,16 +269,6 @@ def rank_and_world() -> tuple[int, int]:
     if distributed.is_available() and distributed.is_initialized():
         return distributed.get_rank(), distributed.get_world_size()
     return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-
-
-def _sum(values: list[float]) -> float | None:
-    """Return the sum; None if there is nothing to add."""
-    return sum(values) if values else None
-
-
-def _first_parameter(optimizer: Optimizer) -> torch.Tensor | None:
-    groups = (group["params"] for group in optimizer.param_groups)
-    return next((parameter for parameters in groups for parameter in parameters), None)
 
 
 def _autocast(device: str) -> str:

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias, TypedDict, cast
 from veomni_hook.tools.compare.figures import LossDifference, loss_difference, side, times
 from veomni_hook.tools.compare.runs import Run
 from veomni_hook.tools.compare.verdict import problems_of, tolerance, verdict, why
+from veomni_hook.tools.facts import Facts
 from veomni_hook.tools.significance import FEW, Comparison
 
 __all__ = ["Report", "report_of"]
@@ -59,16 +60,16 @@ Report = TypedDict(
         "world": int | None,
         "optimizer": str | None,
         "models": list[str],
-        "without": dict[str, Any],
-        "with": dict[str, Any],
-        "time": dict[str, Any],
+        "without": Facts,
+        "with": Facts,
+        "time": Facts,
         "loss": Loss,
         "curves": dict[str, Curve],
-        "kernels": list[dict[str, Any]],
+        "kernels": list[Facts],
         "why": list[str],
         "failed": list[str],
         "notes": list[str],
-        "runs": list[dict[str, Any]],
+        "runs": list[Facts],
     },
 )
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 from veomni_hook.tools.compare.plan import ATTACHED, PROGRESS, RESULT
+from veomni_hook.tools.facts import Facts
 
 __all__ = ["Run", "progress", "read", "written"]
 
@@ -45,7 +45,7 @@ class Run:
     first_call: float | None = None
     losses: list[float | None] = field(default_factory=list)
     tokens: list[int | None] = field(default_factory=list)
-    facts: dict[str, Any] = field(default_factory=dict)
+    facts: Facts = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -63,7 +63,7 @@ class Run:
         """The time of each step after the first."""
         return [later - earlier for earlier, later in pairwise(self.times)]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Facts:
         """Return the run as JSON-ready values."""
         return {
             "label": self.label,
@@ -99,7 +99,7 @@ def read(run: Run, folder: Path) -> Run:
     """Read what the processes of a run wrote into the run, and return it."""
     run.attached = any(folder.glob(f"{ATTACHED}*"))
     found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob(f"{RESULT}*.json"))]
-    ranks: dict[int, dict[str, Any]] = {}
+    ranks: dict[int, Facts] = {}
     for each in sorted(found, key=lambda one: len(one["times"])):
         ranks[each["rank"]] = each  # the one with the most steps is used
     if len(found) > len(ranks):
@@ -119,7 +119,7 @@ def read(run: Run, folder: Path) -> Run:
     return run
 
 
-def _tokens(ranks: Sequence[dict[str, Any]], steps: int) -> list[int | None]:
+def _tokens(ranks: Sequence[Facts], steps: int) -> list[int | None]:
     """Add the ranks' tokens by step; unknown if one of them is unknown."""
     total: list[int | None] = []
     for step in range(steps):

@@ -152,21 +152,24 @@ def _by_place(lock: Lock) -> Mapping[tuple[str, str, str], Sequence[Placed]]:
 def _site(old: Lock, new: Lock, one: Placed, other: Placed, renames: Renames) -> Iterator[Change]:
     """Compare a site with its new form."""
     first, second = old.modules[one.module].bodies, new.modules[other.module].bodies
-    names = _paired_names(one, other)
+    # Pairs of definitions: the target's first, the rest by name.
+    bodies, now = one.site.bodies, other.site.bodies
+    rest = sorted({*bodies[1:], *now[1:]})
+    names = [*zip(bodies[:1], now[:1], strict=False), *((name, name) for name in rest)]
     changed = [(a, b) for a, b in names if not renames.are_all(first.get(a), second.get(b))]
     result, detail = _verdict(old, new, one.site, other.site, text_changed=bool(changed))
     if arguments := _arguments(one.site, other.site, first, second, renames):
         result, detail = result or ARGUMENTS, "; ".join([*arguments, *filter(None, [detail])])
     if not result and names:
-        a, b = (bodies.get(name) for bodies, name in zip((first, second), names[0], strict=True))
+        a, b = first.get(names[0][0]), second.get(names[0][1])
         said = difference(a.signature, b.signature, _new_names(renames.of(a, b))) if a and b else ""
         if said:
             result, detail = SIGNATURE, f"{said}; what is routed computes the same"
     if not result and changed:
         result, detail = TEXT, "what is routed computes the same"
-    place = _new_place(one, other)
-    if place:
-        result, detail = result or MOVED, f"{place}; {detail}".rstrip("; ")
+    if (one.module, one.site.target) != (other.module, other.site.target):
+        place = f"{other.site.target} in {other.module}" if one.module != other.module else other.site.target
+        result, detail = result or MOVED, f"it is now {place}; {detail}".rstrip("; ")
     elif not result and (said := _line_change(first, second, names)):
         result, detail = LINE, said
     if result:
@@ -289,19 +292,6 @@ def _override(old: Lock, new: Lock, module: str, one: Override, renames: Renames
         remark = f"; {one.config} has to follow" if matters else ""
         diffs = _diffs(old, new, module, module, [(one.target, one.target)])
         yield Change(module, one.kind, one.target, result, detail + remark, matters, diffs)
-
-
-def _paired_names(one: Placed, other: Placed) -> list[tuple[str, str]]:
-    """Pairs of definitions of the old and the new site: the target's first, the rest by name."""
-    old, new = one.site.bodies, other.site.bodies
-    rest = sorted({*old[1:], *new[1:]})
-    return [*zip(old[:1], new[:1], strict=False), *((name, name) for name in rest)]
-
-
-def _new_place(one: Placed, other: Placed) -> str:
-    if one.module != other.module:
-        return f"it is now {other.site.target} in {other.module}"
-    return f"it is now {other.site.target}" if one.site.target != other.site.target else ""
 
 
 def _line_change(

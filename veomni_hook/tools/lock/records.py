@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 from veomni_hook.errors import LockError
 from veomni_hook.patches.code.renames import Rename
+from veomni_hook.tools.facts import Facts
 
 __all__ = ["SCHEMA", "Body", "Lock", "LockedModule", "LockedSite", "Override", "dumps", "loads"]
 
@@ -161,7 +161,7 @@ def loads(text: str, where: str) -> Lock:
         ) from error
 
 
-def _module(held: Mapping[str, Any]) -> LockedModule:
+def _module(held: Facts) -> LockedModule:
     return LockedModule(
         tuple(LockedSite(**{**site, "bodies": tuple(site["bodies"])}) for site in held["sites"]),
         tuple(Override(**one) for one in held["overrides"]),

@@ -170,11 +170,13 @@ class Coverage:
     @property
     def left(self) -> list[str]:
         """The concerns that are not served, each with its evidence and what there is of it or planned."""
-        return [
-            f"{_purpose(concern)} ({concern.evidence}; {_said(given)})"
-            for concern, given in zip(self.concerns, self.answers, strict=True)
-            if given.status not in (HERE, NOT_NEEDED)
-        ]
+        left = []
+        for concern, given in zip(self.concerns, self.answers, strict=True):
+            if given.status not in (HERE, NOT_NEEDED):
+                purpose = "another purpose" if concern.name == words.OTHER else concern.name
+                said = f"{given.status}: {given.by}" if given.status == PARTLY else given.by or given.status
+                left.append(f"{purpose} ({concern.evidence}; {said})")
+        return left
 
 
 def coverage(patch: Patch, config: PatchConfig, ops: Sequence[str], upstream: str | None) -> Coverage:
@@ -192,11 +194,3 @@ def coverage(patch: Patch, config: PatchConfig, ops: Sequence[str], upstream: st
     """
     found = concerns(patch, config, upstream)
     return Coverage(found, tuple(answer(one, ops) for one in found))
-
-
-def _purpose(concern: Concern) -> str:
-    return "another purpose" if concern.name == words.OTHER else concern.name
-
-
-def _said(given: Answer) -> str:
-    return f"{given.status}: {given.by}" if given.status == PARTLY else given.by or given.status

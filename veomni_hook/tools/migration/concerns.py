@@ -102,10 +102,13 @@ def concerns(patch: Patch, config: PatchConfig, upstream: str | None = None) -> 
     names = _given(config, _size(config))
     new, old = replacement(patch, config), definition(upstream, patch.target)
     code = _Code(patch, config, new, old, used(new, names))
-    alone = _contract(code) or _raising(code)
-    found = [alone] if alone is not None else [one for rule in _RULES for one in rule(code)]
-    if not found:
-        found = [_without_change(code) or Concern(words.OTHER, _summary(code))]
+    contract = words.METHODS.get(code.method) if old is None else None
+    if contract is not None:  # a method that VeOmni calls by name, and upstream does not have
+        found = [Concern(contract, f"adds {code.method}")]
+    elif only_raises(new):
+        found = [Concern(words.EXCLUSION, "raises, whatever the arguments")]
+    else:
+        found = [one for rule in _RULES for one in rule(code)] or [_unrecognised(code)]
     evidence: dict[str, list[str]] = {}
     for one in found:
         held = evidence.setdefault(one.name, [])
@@ -130,19 +133,6 @@ def _given(config: PatchConfig, _size: tuple[int, ...]) -> Given:
 def _switched_off(config: PatchConfig, _size: tuple[int, ...]) -> frozenset[str]:
     """The targets whose replacement only raises."""
     return frozenset(one.target for one in config.patches if only_raises(replacement(one, config)))
-
-
-def _contract(code: _Code) -> Concern | None:
-    """A method that VeOmni calls by name, and that upstream does not have, is for nothing else."""
-    concern = words.METHODS.get(code.method) if code.old is None else None
-    return Concern(concern, f"adds {code.method}") if concern else None
-
-
-def _raising(code: _Code) -> Concern | None:
-    """A body that only raises switches off what it replaces."""
-    if only_raises(code.new):
-        return Concern(words.EXCLUSION, "raises, whatever the arguments")
-    return None
 
 
 # Rules on what the code uses
@@ -356,18 +346,12 @@ _RULES: tuple[Callable[[_Code], Iterator[Concern]], ...] = (
 )
 
 
-def _without_change(code: _Code) -> Concern | None:
-    """Upstream's body written again, at most with the argument that transformers dropped."""
-    if code.old is None:
-        return None
-    fresh, lost = code.fresh, code.lost_from(code.new)
-    if not fresh and not lost:
-        return Concern(words.NO_CHANGE, "the names of upstream's body")
-    if fresh == {"cache_position"}:
-        return Concern(words.NO_CHANGE, "upstream's body with cache_position")
-    return None
-
-
-def _summary(code: _Code) -> str:
+def _unrecognised(code: _Code) -> Concern:
+    """Upstream's body, at most with the argument that transformers dropped; or what is new there."""
     fresh = sorted(code.fresh)
-    return f"new here: {', '.join(fresh[:4])}" if fresh else "no name that upstream's body lacks"
+    if code.old is not None and not fresh and not code.lost_from(code.new):
+        return Concern(words.NO_CHANGE, "the names of upstream's body")
+    if code.old is not None and fresh == ["cache_position"]:
+        return Concern(words.NO_CHANGE, "upstream's body with cache_position")
+    said = f"new here: {', '.join(fresh[:4])}" if fresh else "no name that upstream's body lacks"
+    return Concern(words.OTHER, said)

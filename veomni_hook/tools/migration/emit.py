@@ -17,6 +17,7 @@ from typing import Any
 from veomni_hook.patches.code.edit import Edit, apply_edits
 from veomni_hook.patches.code.snippet import Snippet, read_snippet
 from veomni_hook.patches.spec import ImportSpec, Patch, PatchType
+from veomni_hook.tools.facts import Facts
 from veomni_hook.tools.migration.reduce import COVERED, KEPT, LEFT_OUT, Explained, Reduced
 
 __all__ = ["emit"]
@@ -70,7 +71,7 @@ class _Names:
     """The names under which the file imports objects of the original's modules."""
 
     def __init__(self) -> None:
-        self._taken: dict[str, Any] = {"config": None, "PatchConfig": None}
+        self._taken: Facts = {"config": None, "PatchConfig": None}
         self._imports: dict[str, list[str]] = {}
         self.copied = False
 

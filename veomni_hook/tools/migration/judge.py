@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from veomni_hook.errors import PatchError
@@ -131,19 +131,15 @@ def _judged(
     if covers.complete:
         return Judgement(kind, target, UNNECESSARY, covers.by, "", one.diff, patch, one.ops, covers, fits)
     if one.status == MOVED:
-        detail = "; ".join([one.detail, *(f"does not apply: {error.what}" for error in _given(error))])
-        fix = error.fix if error is not None else ""
+        detail, fix = one.detail, ""
+        if error is not None:
+            detail, fix = f"{detail}; does not apply: {error.what}", error.fix
         return Judgement(kind, target, MOVED, detail, fix, one.diff, patch, one.ops, covers)
     if error is not None:
         return Judgement(kind, target, FAILS, _told(error), error.fix, one.diff, patch, one.ops, covers)
     remark = remarks.get(target, "")
     verdict = RENAMED if one.status == RENAMED else APPLIES
     return Judgement(kind, target, verdict, one.detail or remark, "", one.diff, patch, one.ops, covers, fits)
-
-
-def _given(error: PatchError | None) -> Iterator[PatchError]:
-    if error is not None:
-        yield error
 
 
 def _told(error: PatchError) -> str:

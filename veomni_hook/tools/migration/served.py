@@ -18,7 +18,7 @@ from veomni_hook.patches.selection import selected
 from veomni_hook.patches.site import Site, Status
 from veomni_hook.patches.spec import Patch, PatchConfig, PatchType
 from veomni_hook.patches.verbs.targets import members, method_names, plain
-from veomni_hook.tools.lock import LINE, Change, Lock, LockedModule, Override, compare, snapshot
+from veomni_hook.tools.lock import LINE, Change, Lock, Override, compare, snapshot
 from veomni_hook.tools.lock.changes import GONE
 from veomni_hook.tools.lock.changes import RENAMED as ONLY_RENAMED
 
@@ -121,11 +121,12 @@ def _judged(
     missing = _missing(config, patch, now, before, changes)
     if missing:
         return Served(patch, GONE, ops, missing)
-    if before is not None and _is_new(patch, now, before):
-        detail = f"upstream defines {patch.target} itself"
-        return Served(
-            patch, MOVED, ops, f"{detail}, and did not where the patch was written", _added(now, patch)
-        )
+    kinds = _KINDS.get(patch.patch_type, _FUNCTIONS)
+    added = _find(now, patch.target, kinds) if before is not None else ()
+    if added and before is not None and not _find(before, patch.target, kinds):
+        detail = f"upstream defines {patch.target} itself, and did not where the patch was written"
+        lines = "".join(f"+{line}\n" for line in now.text(added[-1].node).splitlines())
+        return Served(patch, MOVED, ops, detail, f"--- nothing\n+++ {now.module}:{patch.target}\n{lines}")
     said = [c for c in changes.get(_overridden(patch), ()) if c.kind == patch.patch_type.value]
     said += [c for name in patch.relies_on for c in changes.get(name, ()) if c.kind == _RELIED]
     said = [change for change in said if change.result != LINE]
@@ -176,20 +177,6 @@ def _near(name: str, known: Sequence[str]) -> str:
     return f"; nearest: {', '.join(close)}" if close else ""
 
 
-def _is_new(patch: Patch, now: Document, before: Document) -> bool:
-    """Whether upstream has the definition that a patch adds, or where the release before had none."""
-    kinds = _KINDS.get(patch.patch_type, _FUNCTIONS)
-    return bool(_find(now, patch.target, kinds)) and not _find(before, patch.target, kinds)
-
-
-def _added(now: Document, patch: Patch) -> str:
-    found = _find(now, patch.target, _KINDS.get(patch.patch_type, _FUNCTIONS))[-1]
-    text = now.text(found.node)
-    return f"--- nothing\n+++ {now.module}:{patch.target}\n" + "".join(
-        f"+{line}\n" for line in text.splitlines()
-    )
-
-
 def _find(document: Document, target: str, kinds: Sequence[str]) -> list[Definition]:
     return [found for found in document.find(target) if found.kind in kinds]
 
@@ -227,13 +214,13 @@ def _changes(
     known = {name: body.fingerprint for name, body in old.bodies.items()}
     new = snapshot(origin.module, source, overrides=overrides, known=known, idioms=False)
     found: dict[str, list[Change]] = {}
-    for change in compare(_lock(origin.module, base_version, old), _lock(origin.module, origin.version, new)):
+    locks = (
+        Lock(version, "", (), {origin.module: held})
+        for version, held in ((base_version, old), (origin.version, new))
+    )
+    for change in compare(*locks):
         found.setdefault(change.target, []).append(change)
     return found
-
-
-def _lock(module: str, version: str, held: LockedModule) -> Lock:
-    return Lock(version, "", (), {module: held})
 
 
 def _concerns(site: Site, patch: Patch, now: Document) -> bool:

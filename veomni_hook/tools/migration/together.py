@@ -165,8 +165,14 @@ def _why(
     """Why these changes do not work beside the release's own code where others are lost; empty if they do."""
     for change in changes:
         for other in lost:
-            if why := _calls(change, other) or _reads(change, other, classes) or _is_called(change, other):
+            if why := _calls(change, other) or _reads(change, other, classes):
                 return why
+            if (
+                change.changes_result
+                and other.now is not None
+                and any(_calling(other.now, change.new.called))
+            ):
+                return f"it needs the patch of {other.name}, which takes its result"
         for caller in callers:
             if not all(map(change.new.takes, _calling(caller, change.new.called))):
                 return f"{caller.name} calls it with other arguments"
@@ -197,13 +203,6 @@ def _reads(change: _Change, other: _Change, classes: Mapping[str, str]) -> str:
     passed = _keywords(calls) - _keywords(old)
     names = (only & change.new.read) | ((other.added & passed) if not other.new.called else set())
     return f"it needs the patch of {other.name}, which brings {listed(sorted(names))}" if names else ""
-
-
-def _is_called(change: _Change, other: _Change) -> str:
-    """Whether upstream's code that another patch, which is lost, would have replaced takes its result."""
-    if change.changes_result and other.now is not None and any(_calling(other.now, change.new.called)):
-        return f"it needs the patch of {other.name}, which takes its result"
-    return ""
 
 
 def _owner(name: str) -> str:

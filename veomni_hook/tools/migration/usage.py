@@ -11,7 +11,6 @@ import functools
 import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from veomni_hook.patches.code.document import has_docstring
 from veomni_hook.patches.code.scope import global_uses
@@ -166,7 +165,7 @@ def _slot(value: ast.expr) -> tuple[str, str] | None:
     return (str(texts[0]), "") if value.func.id == CONFIG_SLOT and texts else None
 
 
-def _tree(held: Any, where: str, target: str = "") -> ast.Module:
+def _tree(held: object, where: str, target: str = "") -> ast.Module:
     return _code_alone(ast.Module([read_snippet(held, where=where, target=target).node], []))
 
 

@@ -6,10 +6,11 @@ A checkout has records in `benchmarks/results`; an installed wheel has none.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+from veomni_hook.tools.facts import Facts
 
 __all__ = ["Bar", "Chart", "by_place", "charts", "results_folder", "step_of"]
 
@@ -127,7 +128,7 @@ def step_of(found: Iterable[Chart]) -> Iterator[tuple[str, str, str]]:
             return
 
 
-def _read(file: Path) -> Mapping[str, Any]:
+def _read(file: Path) -> Facts:
     try:
         record = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -137,14 +138,14 @@ def _read(file: Path) -> Mapping[str, Any]:
     return record
 
 
-def _where(record: Mapping[str, Any]) -> str:
+def _where(record: Facts) -> str:
     device, machine = record["device"], record["machine"]
     place = machine if device == "cpu" else device
     versions = f"torch {record['torch']}, transformers {record['transformers']}"
     return f"{place}, {versions}, {str(record['date'])[:10]}"
 
 
-def _step(record: Mapping[str, Any], families: set[str]) -> Iterator[Chart]:
+def _step(record: Facts, families: set[str]) -> Iterator[Chart]:
     family, title = _STEPS.get(str(record.get("benchmark")), ("", ""))
     sides = record.get("sides", {})
     if family not in families or not sides:
@@ -163,7 +164,7 @@ def _step(record: Mapping[str, Any], families: set[str]) -> Iterator[Chart]:
     )
 
 
-def _ops(record: Mapping[str, Any], ops: set[str]) -> Iterator[Chart]:
+def _ops(record: Facts, ops: set[str]) -> Iterator[Chart]:
     """The charts of a record of `veomni-hook bench`; the first size of each op is not folded."""
     first: dict[str, str] = {}
     for row in record.get("rows", ()):
@@ -178,7 +179,7 @@ def _ops(record: Mapping[str, Any], ops: set[str]) -> Iterator[Chart]:
         yield Chart(title, _where(record), row["shape"] == shape, found)
 
 
-def _memory(row: Mapping[str, Any], side: str) -> str:
+def _memory(row: Facts, side: str) -> str:
     peak = row.get("peak", {}).get(side)
     return "" if peak is None else f"{peak / 2**30:.2g} GiB"
 

@@ -142,14 +142,10 @@ def explain(target: nn.Module | ModuleType, *, device: str | None = None) -> Exp
         *notes_on_trainers(target),
         *notes_on_invariance(target, rows, device),
     )
-    return Explanation(type(target).__name__, tuple(rows), _modules_of(target, rows), notes)
-
-
-def _modules_of(model: nn.Module, rows: list[Row]) -> tuple[str, ...]:
-    """Return the modeling modules of a model's classes and of ``rows``, without duplicates."""
-    homes = dict.fromkeys(type(module).__module__ for module in model.modules())
+    homes = dict.fromkeys(type(module).__module__ for module in target.modules())
     modeling = [home for home in homes if home.rpartition(".")[2].startswith("modeling_")]
-    return tuple(dict.fromkeys([*modeling, *(row.module for row in rows)]))
+    modules = tuple(dict.fromkeys([*modeling, *(row.module for row in rows)]))
+    return Explanation(type(target).__name__, tuple(rows), modules, notes)
 
 
 def _cells(tag: str, values: Sequence[object]) -> str:

@@ -56,6 +56,11 @@ def gathered(
     """
     header_lines = len(header(report, patch_hash))
     known = [replace(place, answers=tuple(answers(place))) for place in places_in(texts.stored, report.slots)]
+    unsupplied = (
+        MissedSite(place.op, place.target, "no kernel", UNSUPPLIED)
+        for place in known
+        if place.formula and not registry.supplied(place.op, place.variant)
+    )
     return Module(
         name=report.module,
         label=label,
@@ -67,7 +72,7 @@ def gathered(
         changes=tuple(_changes(report.applied, known)),
         slots=tuple(_slots(report)),
         yielded=report.yielded,
-        unrouted=(*report.missed, *_unsupplied(known)) if examined else None,
+        unrouted=(*report.missed, *unsupplied) if examined else None,
         reason=reason,
     )
 
@@ -102,8 +107,7 @@ def places_in(text: str, slots: Sequence[SlotSpec]) -> list[Place]:
         held = node.func.value
         if isinstance(held, ast.Name) and held.id in named:
             slot = named[held.id]
-            op = registry.ops().get(slot.op)
-            variant = op.variants.get(slot.variant) if op is not None else None
+            variant = registry.variant(slot.op, slot.variant) if slot.op in registry.names() else None
             formula = variant.formula if variant is not None else ""
             found.append(
                 Place(node.lineno, copied.get(owner, owner), slot.name, slot.op, slot.variant, formula)
@@ -145,10 +149,3 @@ def _slots(report: PatchReport) -> Iterator[tuple[str, str, int]]:
     lines = {patch.target: patch.lines[0] for patch in report.applied if patch.kind == _SLOT}
     for slot in report.slots:
         yield slot.name, f"{slot.op}/{slot.variant}", lines.get(slot.name, 0)
-
-
-def _unsupplied(places: Iterable[Place]) -> Iterator[MissedSite]:
-    """The places that ask a slot for whose formula no machine has a kernel."""
-    for place in places:
-        if place.formula and not registry.supplied(place.op, place.variant):
-            yield MissedSite(place.op, place.target, "no kernel", UNSUPPLIED)

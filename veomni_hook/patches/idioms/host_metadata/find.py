@@ -170,7 +170,8 @@ def _features(
     read_once: list[Edit] = []
     # By name; whether upstream sends it to a device, which may be any, so that the tower reads it there, too.
     sent: dict[str, bool] = {}
-    for place in _reads_in(method):
+    called = (call.func for call in calls_in(method) if isinstance(call.func, ast.Attribute))
+    for place in in_text_order(function for function in called if function.attr in ("tolist", "item")):
         try:
             size, device = _read(method, place)
         except Missed as missed:
@@ -185,12 +186,6 @@ def _features(
     edits += [one for one in read_once if not any(e.start <= one.start and one.end <= e.end for e in edits)]
     if edits:
         yield _site(target, _READ, method, edits, captures={"sizes": ", ".join(sent)})
-
-
-def _reads_in(method: FunctionNode) -> list[ast.Attribute]:
-    """Where a method calls ``tolist`` and ``item``, in text order."""
-    called = (call.func for call in calls_in(method) if isinstance(call.func, ast.Attribute))
-    return in_text_order(function for function in called if function.attr in ("tolist", "item"))
 
 
 def _read(method: FunctionNode, place: ast.Attribute) -> tuple[ast.Name, ast.expr | None]:

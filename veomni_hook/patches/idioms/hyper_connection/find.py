@@ -61,18 +61,13 @@ _NORMS = ("unweighted", "unweighted_rounded_scale")
 def find(view: ModuleView) -> Iterator[Site]:
     """Every candidate of a module."""
     for owner, forward in view.forwards():
-        if _NAME.search(owner.name) or _reads_sizes(forward):
+        attributes = (node for node in walk_ast(forward) if isinstance(node, ast.Attribute))
+        if _NAME.search(owner.name) or any(own_attribute(node) in _SIZES for node in attributes):
             try:
                 yield _routed(view, owner, forward)
             except Missed as missed:
                 target = f"{owner.name}.forward"
                 yield Site(OP, target, Status.MISSED, reason=missed.reason, part=PART, lineno=forward.lineno)
-
-
-def _reads_sizes(forward: FunctionNode) -> bool:
-    return any(
-        isinstance(node, ast.Attribute) and own_attribute(node) in _SIZES for node in walk_ast(forward)
-    )
 
 
 def _routed(view: ModuleView, owner: ast.ClassDef, forward: FunctionNode) -> Site:

@@ -45,15 +45,13 @@ MIXED = Template(
 def find(view: ModuleView) -> Iterator[Site]:
     """Every candidate of a module."""
     for owner, forward in view.forwards():
-        if any(map(_unpacks, walk_ast(forward))):
+        assigned = (
+            node.value
+            for node in walk_ast(forward)
+            if isinstance(node, ast.Assign) and [*map(type, node.targets)] == [ast.Tuple]
+        )
+        if any(isinstance(each, ast.Call) and own_attribute(each.func).endswith(_ENDS) for each in assigned):
             yield _site(view, f"{owner.name}.forward", forward)
-
-
-def _unpacks(node: ast.AST) -> bool:
-    match node:
-        case ast.Assign(targets=[ast.Tuple()], value=ast.Call(func=called)):
-            return own_attribute(called).endswith(_ENDS)
-    return False
 
 
 def _site(view: ModuleView, target: str, forward: FunctionNode) -> Site:

@@ -1,9 +1,9 @@
 """Experts: classes that send tokens through stacked weights, distinguished by what one expert computes.
 
-`idioms.moe_experts.read` reads the loop; the computation of one expert is compared with the functions
-``*_expert`` of the op's reference, and what ``__init__`` creates with what the formula needs. Experts without
-such a loop are compared as a whole. The guard calls a kernel with operands in the order of the variant's
-reference.
+`idioms.moe_experts.read` reads the loop; the computation of one expert is compared with ``expert`` of the
+op's reference, for one layout after the other, and what ``__init__`` creates with what the formula needs.
+Experts without such a loop are compared as a whole. The guard calls a kernel with operands in the order of
+the variant's reference.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hashlib import blake2b
 
 from veomni_hook.patches.code.document import FunctionNode, has_docstring
 from veomni_hook.patches.code.template import Found, Template
-from veomni_hook.patches.code.tree import initialised, statements_of_init, walk_ast
+from veomni_hook.patches.code.tree import initialised, statements_of_init
 from veomni_hook.patches.graph import (
     FUNCTION,
     NUMBER,
@@ -30,11 +30,11 @@ from veomni_hook.patches.graph import (
     canonical,
     constant,
     digest,
+    layouts,
     match,
     rebuild,
     recognised,
     reference_form,
-    reference_scope,
     source,
     variant_names,
     walk,
@@ -57,8 +57,6 @@ CANDIDATES = (
 _STACKED = 3
 _unlike = partial(Missed, code=Code.OTHER_FORM)
 _REFERENCE = pattern_file(OP)
-#: The dtype in which results are summed, by what a reference passes for it.
-_SUMMED_IN = {"": "hidden", "torch.float32": "float32", "top_k_weights.dtype": "weights"}
 _RULES: Mapping[str, Rule] = {"act_fn": FUNCTION, "norm": FUNCTION, "alpha": NUMBER, "limit": NUMBER}
 #: Variants that are recognised as a whole.
 _WHOLE = ("batched_gated", "shared_gated")
@@ -153,15 +151,16 @@ def _recognised(
 def _uniform(loop: Loop, shapes: Mapping[str, list[str]]) -> tuple[str, dict[str, str]]:
     """One formula for every expert."""
     differences: list[tuple[int, float, str]] = []
-    for variant, dtype in _uniform_variants().items():
-        bound = _bound(f"{variant}_expert", loop, 0)
+    size = len([*walk(loop.ways[0].node)])
+    for variant, layout in layouts(OP).items():
+        bound = _bound("expert", loop, 0, layout=variant)
         if isinstance(bound, Difference):
-            pattern = _pattern(f"{variant}_expert").result
-            other = abs(len([*walk(pattern)]) - len([*walk(loop.ways[0].node)]))
-            differences.append((-other, bound.depth, f"nearest is {variant}: {bound.text}"))
+            if variant in variant_names(OP):
+                other = abs(len([*walk(_pattern("expert", variant).result)]) - size)
+                differences.append((-other, bound.depth, f"nearest is {variant}: {bound.text}"))
             continue
-        if dtype != loop.dtype:
-            raise _unlike(f"nearest is {variant}: results are summed in {loop.dtype}, not {dtype}")
+        if loop.dtype != (summed_in := layout.get("summed_in", "hidden")):
+            raise _unlike(f"nearest is {variant}: results are summed in {loop.dtype}, not {summed_in}")
         for held in loop.stacked.values():
             # The mask needs one row for every expert, besides the sentinel's row.
             count = shapes.get(str(held.value), ["something unknown"])[0]
@@ -171,24 +170,12 @@ def _uniform(loop: Loop, shapes: Mapping[str, list[str]]) -> tuple[str, dict[str
     raise _unlike(max(differences)[-1])
 
 
-@cache
-def _uniform_variants() -> Mapping[str, str]:
-    """Variants with one formula for every expert, and the dtype in which their results are summed."""
-    functions = reference_scope(_REFERENCE).functions
-    found = {}
-    for name in variant_names(OP):
-        if f"{name}_expert" in functions:
-            calls = [node for node in walk_ast(functions[name]) if isinstance(node, ast.Call)]
-            options = {key.arg: ast.unparse(key.value) for call in calls for key in call.keywords}
-            found[name] = _SUMMED_IN[options.get("dtype", "")]
-    return found
-
-
 def _or_identity(
     view: ModuleView, owner: ast.ClassDef, shapes: Mapping[str, list[str]], loop: Loop
 ) -> tuple[str, dict[str, str]]:
     """Real experts below a number, and identity experts from this number on."""
-    gated, same, module = _bound("gated_expert", loop, 1), _bound("identity_expert", loop, 0), "None"
+    gated, same = _bound("expert", loop, 1, layout="gated"), _bound("identity_expert", loop, 0)
+    module = "None"
     if isinstance(same, Difference):
         same = _bound("module_expert", loop, 0, {"module": FUNCTION})
         module = same["module"] if isinstance(same, dict) else module
@@ -240,12 +227,12 @@ def _grouped(found: Found, shapes: Mapping[str, list[str]]) -> _Found:
 
 
 def _bound(
-    pattern: str, loop: Loop, way: int, more: Mapping[str, Rule] | None = None
+    pattern: str, loop: Loop, way: int, more: Mapping[str, Rule] | None = None, layout: str = ""
 ) -> dict[str, str] | Difference:
     """The operands of one expert's formula, as source text for all experts; else the difference."""
     share = Rule("an expert's share", lambda node: node.op == "argument" and node.value in loop.stacked)
     rules = {"states": Rule("the rows", STATES.__eq__), "routing": Rule("their weights", ROUTING.__eq__)}
-    formula = _pattern(pattern)
+    formula = _pattern(pattern, layout)
     rules |= {name: _RULES.get(name, share) for name in formula.arguments[2:]} | dict(more or {})
     made = match(formula.result, _with_floats(loop.ways[way].node), rules)
     if isinstance(made, Difference):
@@ -255,8 +242,8 @@ def _bound(
 
 
 @cache
-def _pattern(function: str) -> Form:
-    form = reference_form(_REFERENCE, function)
+def _pattern(function: str, layout: str) -> Form:
+    form = reference_form(_REFERENCE, function, layout)
     return replace(form, result=_with_floats(form.result))
 
 

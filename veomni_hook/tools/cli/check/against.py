@@ -6,7 +6,6 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from veomni_hook.patches.plan import Origin
 from veomni_hook.patches.spec import PatchConfig
@@ -15,6 +14,7 @@ from veomni_hook.tools.cli.inputs.configs import BUILT_IN, Source
 from veomni_hook.tools.cli.inputs.release import Releases
 from veomni_hook.tools.cli.inputs.sources import SourceTree, read_source, source_tree
 from veomni_hook.tools.cli.usage import UsageError
+from veomni_hook.tools.facts import Facts
 from veomni_hook.tools.migration.judge import FAILS, MOVED, Judgement, absent, judge
 from veomni_hook.tools.migration.written import written_for
 
@@ -47,7 +47,7 @@ class Judged:
         """Whether every patch applies or is unnecessary."""
         return all(one.is_fine for one in self.judgements)
 
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self) -> list[Facts]:
         """Return the judgements as `check --json` shows them."""
         return [
             {
@@ -90,7 +90,8 @@ def judged(
     with Releases() as releases:
         tree = releases.get(release, AGAINST)
         for config in configs:
-            base = _base(config, releases, written)
+            made_for = written or written_for(config)
+            base = releases.get(made_for, WRITTEN_FOR) if made_for else source_tree()
             modules = [module for module in _modules(config, tree, base) if not wanted or module in wanted]
             judgements += [_judged(config, module, tree, base) for module in output.track(modules, "judging")]
     if not judgements:
@@ -143,12 +144,6 @@ def made_elsewhere(sources: Sequence[Source]) -> list[str]:
         for name, release in made.items()
         if release != installed
     ]
-
-
-def _base(config: PatchConfig, releases: Releases, written: str | None) -> SourceTree:
-    """The release that a config was made for."""
-    release = written or written_for(config)
-    return releases.get(release, WRITTEN_FOR) if release else source_tree()
 
 
 def _modules(config: PatchConfig, tree: SourceTree, base: SourceTree) -> list[str]:

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Any
 
 from veomni_hook.cache.key import engine_digest
 from veomni_hook.errors import LockError, VeomniHookError
@@ -23,6 +22,7 @@ from veomni_hook.tools.cli.inputs.sources import SourceTree, read_source, source
 from veomni_hook.tools.cli.inputs.targets import family_of
 from veomni_hook.tools.cli.sites.survey import survey
 from veomni_hook.tools.cli.usage import UsageError
+from veomni_hook.tools.facts import Facts
 from veomni_hook.tools.lock import (
     LINE,
     PARAMETER,
@@ -183,7 +183,7 @@ class Comparison:
         """Whether a person must look at it."""
         return bool(self.errors) or any(change.matters for change in self.changes)
 
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self) -> list[Facts]:
         """Return the changes as `check --json` shows them: the fields of a verdict, `matters` and `diff`."""
         rows = []
         for change in self.changes:

@@ -103,18 +103,16 @@ def _judge(
             together = " + ".join(config.name for config in configs)
             found.append(failure(upstream.module, together, error, device=shown))
         return found, None
-    report = build.stored_form(patched).report if patched is not None else _nothing(upstream, idioms=idioms)
+    if patched is not None:
+        report = build.stored_form(patched).report
+    else:  # nothing applies: what idioms missed there is told
+        sites = missed(upstream.module, decode_source(upstream.data)) if idioms else ()
+        report = PatchReport(upstream.module, upstream.version, missed=sites)
     return [
         *(verdict for config in configs for verdict in _declared(config, report, shown)),
         *_remarks(report, shown),
         *_routes(report, shown),
     ], report
-
-
-def _nothing(upstream: Upstream, *, idioms: bool) -> PatchReport:
-    """The report for a module that nothing applies to: what idioms missed there."""
-    sites = missed(upstream.module, decode_source(upstream.data)) if idioms else ()
-    return PatchReport(upstream.module, upstream.version, missed=sites)
 
 
 def _remarks(report: PatchReport, shown: str) -> Iterator[Verdict]:

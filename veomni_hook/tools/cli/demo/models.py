@@ -36,7 +36,9 @@ def folder_of(models: Path) -> Path:
 
     Its name is `TRAINED` where `INSTALL` was run, else `RANDOM`.
     """
-    file = _weights_file()
+    spec = find_spec(PACKAGE) if find_spec("gguf") is not None else None
+    origin = spec.origin if spec is not None else None
+    file = next(Path(origin).parent.glob("*.gguf"), None) if origin is not None else None
     made = models / (RANDOM if file is None else TRAINED)
     if not made.is_dir():
         models.mkdir(parents=True, exist_ok=True)
@@ -48,13 +50,6 @@ def folder_of(models: Path) -> Path:
                 _write_trained(file, whole)
             whole.rename(made)
     return made
-
-
-def _weights_file() -> Path | None:
-    spec = find_spec(PACKAGE)
-    if spec is None or spec.origin is None or find_spec("gguf") is None:
-        return None
-    return next(Path(spec.origin).parent.glob("*.gguf"), None)
 
 
 def _write_trained(file: Path, folder: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, TypedDict
+from typing import TypedDict
+
+from veomni_hook.tools.facts import Facts
 
 __all__ = ["Machine", "Measured", "Part", "Report", "Training"]
 
@@ -56,5 +58,5 @@ class Report(Machine):
     model: str
     tolerance: float
     parts: dict[str, Part]
-    step_time: dict[str, Any]
+    step_time: Facts
     equal: bool

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from veomni_hook.tools.cli import output
 from veomni_hook.tools.cli.demo.models import RANDOM
 from veomni_hook.tools.cli.demo.shapes import Part, Report
 from veomni_hook.tools.compare.verdict import readable_time
+from veomni_hook.tools.facts import Facts
 from veomni_hook.tools.significance import FEW, NOISY, SAME
 
 SHOWN_STEPS = 8
@@ -24,13 +24,18 @@ def show(report: Report, script: Path) -> None:
     if report["device"] == "cpu":
         machine += f" ({report['threads']} threads)"
     output.emit(f"veomni-hook demo: {machine}\n\n")
+    shown = script.relative_to(Path.cwd()) if script.is_relative_to(Path.cwd()) else script
     weights = "random weights" if report["model"] == RANDOM else "trained weights"
     output.emit_text(
-        f"{_relative(script)} fine-tunes {report['model']} ({first['parameters']:,} {weights}) on Python's "
+        f"{shown} fine-tunes {report['model']} ({first['parameters']:,} {weights}) on Python's "
         f"documentation, {first['tokens']:,} tokens a step: the same file without and with the hook, step by "
         "step in turns."
     )
-    _answers(first["answer"], next(iter(parts.values()))["hooked"]["answer"])
+    output.emit_heading("\nWhat is the capital of France? (before training)")
+    answers = (first["answer"], next(iter(parts.values()))["hooked"]["answer"])
+    output.emit_fields(
+        dict(zip(("without", "with the hook"), (text or "(nothing)" for text in answers), strict=True))
+    )
     _losses(parts, report["tolerance"])
     output.emit_heading("\nMedian step time, and peak memory above the weights")
     rows, memory = [], []
@@ -52,11 +57,6 @@ def show(report: Report, script: Path) -> None:
     if bad:
         output.emit_heading("\nThe hook FAILED")
         output.emit_fields(bad)
-
-
-def _answers(plain: str, hooked: str) -> None:
-    output.emit_heading("\nWhat is the capital of France? (before training)")
-    output.emit_fields({"without": plain or "(nothing)", "with the hook": hooked or "(nothing)"})
 
 
 def _losses(parts: dict[str, Part], tolerance: float) -> None:
@@ -82,7 +82,7 @@ def _agreement(part: Part, tolerance: float) -> str:
     return f"{found} (largest relative difference {largest:.1e}, limit {tolerance:.0e})"
 
 
-def ratio(found: dict[str, Any]) -> str:
+def ratio(found: Facts) -> str:
     """Return a sentence about a ratio of times; ``found`` is what `significance.compare` returned."""
     if found["verdict"] == FEW:
         return "too few steps to tell a difference (--steps 20)"
@@ -90,7 +90,3 @@ def ratio(found: dict[str, Any]) -> str:
     interval = f"95% interval {low} to {high}, {found['pairs']} pairs of steps"
     words = {NOISY: "but this machine is too noisy to tell a difference", SAME: "no difference beyond 5%"}
     return f"{value}, {words.get(found['verdict'], found['verdict'])} ({interval})"
-
-
-def _relative(path: Path) -> str:
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)

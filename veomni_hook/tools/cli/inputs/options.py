@@ -16,6 +16,7 @@ from veomni_hook.layout import counted
 from veomni_hook.tools.cli import output
 from veomni_hook.tools.cli.inputs.targets import complete_family, module_name
 from veomni_hook.tools.cli.usage import UsageError
+from veomni_hook.tools.facts import Facts
 
 if TYPE_CHECKING:
     from veomni_hook.finders.prepare import Prepared
@@ -180,7 +181,7 @@ def _prepared(target: str | None, config: str | None, device: Device | None) -> 
     return prepare(picked.module, settings, configs=picked.configs, device=picked.device)
 
 
-def facts_of(found: Prepared) -> dict[str, Any]:
+def facts_of(found: Prepared) -> Facts:
     """Return the first fields of every JSON document about a prepared module."""
     return {
         "module": found.module,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
@@ -19,6 +19,7 @@ from veomni_hook.tools.cli.inputs.options import (
 )
 from veomni_hook.tools.cli.inputs.sources import SHARED, SourceTree, source_tree
 from veomni_hook.tools.cli.usage import FOUND, UsageError
+from veomni_hook.tools.facts import Facts
 
 if TYPE_CHECKING:
     from veomni_hook.tools.cli.inputs.configs import Source
@@ -222,7 +223,7 @@ def _sources() -> tuple[list[Source], bool]:
     return sources, not errors
 
 
-def show_families(families: Sequence[Mapping[str, Any]], configs: Sequence[Mapping[str, Any]]) -> None:
+def show_families(families: Sequence[Facts], configs: Sequence[Facts]) -> None:
     """Print a line for each family, and the configs that are not built in."""
     output.emit_table(HEADERS, [(row["family"], _ops(row)) for row in families])
     if configs:
@@ -230,12 +231,12 @@ def show_families(families: Sequence[Mapping[str, Any]], configs: Sequence[Mappi
         output.emit_table(CONFIG_HEADERS, [[row[header] for header in CONFIG_HEADERS] for row in configs])
 
 
-def _ops(row: Mapping[str, Any]) -> list[str]:
+def _ops(row: Facts) -> list[str]:
     without = [f"{op} (no kernel)" for op in row["no_kernel"] if op not in row["ops"]]
     return [*row["ops"], *without]
 
 
-def _show_modules(rows: Sequence[Mapping[str, Any]]) -> None:
+def _show_modules(rows: Sequence[Facts]) -> None:
     from veomni_hook.tools.cli.list.rows import MODULE_HEADERS
 
     cells = [

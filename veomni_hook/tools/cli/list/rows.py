@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from veomni_hook.kernels.selection.process_choice import unchosen
 from veomni_hook.locate import locate
@@ -12,6 +12,7 @@ from veomni_hook.patches.idioms.recognise import OPTIONAL
 from veomni_hook.tools.cli.inputs.targets import MODELS, family_folder, family_of
 from veomni_hook.tools.cli.sites.table import Table, rows_of, supplied
 from veomni_hook.tools.coverage import ROUTED, Row, totals
+from veomni_hook.tools.facts import Facts
 
 if TYPE_CHECKING:
     from veomni_hook.patches.spec import PatchConfig
@@ -22,7 +23,7 @@ MODULE_HEADERS = ("family", "config", "from", "device", "patches", "slots", "ins
 IDIOMS = "idioms"
 
 
-def family_rows(table: Table) -> list[dict[str, Any]]:
+def family_rows(table: Table) -> list[Facts]:
     """Return for each family its modules, how often each op is routed, and how often without a kernel."""
     order = [total.op for total in totals(())]
     modules: dict[str, list[str]] = defaultdict(list)
@@ -42,16 +43,14 @@ def family_rows(table: Table) -> list[dict[str, Any]]:
     ]
 
 
-def module_rows(table: Table, kernels: str = "auto") -> list[dict[str, Any]]:
+def module_rows(table: Table, kernels: str = "auto") -> list[Facts]:
     """Return a row for each module in which idioms patch something with this choice of kernels."""
     left = {op: bool(unchosen(op, kernels)) for op in {row.op for rows in table.values() for row in rows}}
     found = {module: [row for row in _routed(rows) if not left[row.op]] for module, rows in table.items()}
     return [_module_row(module, rows) for module, rows in found.items() if any(row.edited for row in rows)]
 
 
-def config_rows(
-    tree: SourceTree, sources: Sequence[Source], wanted: Collection[str] = ()
-) -> list[dict[str, Any]]:
+def config_rows(tree: SourceTree, sources: Sequence[Source], wanted: Collection[str] = ()) -> list[Facts]:
     """Return a row for each config, or for each that applies to one of the wanted modules."""
     installed = tree.files() | tree.beside()
     return [
@@ -72,7 +71,7 @@ def config_rows(
     ]
 
 
-def registered_rows() -> list[dict[str, Any]]:
+def registered_rows() -> list[Facts]:
     """Return a row for each class in transformers' own class mapping, as configs have registered it."""
     from veomni_hook.tools.report.class_mapping import registered_classes
 
@@ -92,7 +91,7 @@ def registered_rows() -> list[dict[str, Any]]:
     ]
 
 
-def bare_row(module: str) -> dict[str, Any]:
+def bare_row(module: str) -> Facts:
     """Return the row of a module without patches."""
     shown = {"family": family_of(module), "module": module, "patches": 0, "slots": [], "installed": True}
     return {**dict.fromkeys(MODULE_HEADERS), **shown, "routes": {}}
@@ -104,7 +103,7 @@ def _routed(rows: Iterable[Row]) -> list[Row]:
     return [row for row in rows if row.status == ROUTED and row.op not in optional]
 
 
-def _module_row(module: str, sites: Sequence[Row]) -> dict[str, Any]:
+def _module_row(module: str, sites: Sequence[Row]) -> Facts:
     edited = [row for row in sites if row.edited]
     return {
         "family": family_of(module),

@@ -45,7 +45,9 @@ def command_of(words: Sequence[str], module: str | None = None) -> list[str]:
     if module is not None:
         return [*python(), "-m", module, *words]
     name, *arguments = words
-    found = _python(name, arguments) or _file(name) or _program(name) or _folder(name)
+    found = _python(name, arguments) or _file(name) or _program(name)
+    if found is None and os.path.isfile(os.path.join(name, "__main__.py")):
+        found = [*python(), name]
     if found is None:
         raise _not_found(name)
     return [*found, *arguments]
@@ -72,10 +74,6 @@ def _file(name: str) -> list[str] | None:
         return _command_of_file(name)
     # A pipe (`<(...)`, /dev/stdin) is Python source that only Python itself may read.
     return [*python(), name] if os.path.exists(name) and not os.path.isdir(name) else None
-
-
-def _folder(name: str) -> list[str] | None:
-    return [*python(), name] if os.path.isfile(os.path.join(name, "__main__.py")) else None
 
 
 def _command_of_file(path: str) -> list[str]:

@@ -12,7 +12,6 @@ import sys
 from collections.abc import Mapping
 from dataclasses import asdict
 from importlib.util import source_hash
-from typing import Any
 
 from veomni_hook.cache.key import digest, engine_digest, interpreter_tag
 from veomni_hook.cache.store import Store
@@ -24,6 +23,7 @@ from veomni_hook.tools.cli.inputs.sources import SourceTree
 from veomni_hook.tools.cli.sites.survey import FEW
 from veomni_hook.tools.cli.sites.table import Table, examined
 from veomni_hook.tools.coverage import ERROR, Row
+from veomni_hook.tools.facts import Facts
 
 FOLDER = "surveys"
 MOST_FILES = 4  # one for each environment that shares the cache folder
@@ -96,14 +96,14 @@ def _seal(path: str) -> str:
         return ""
 
 
-def _read(store: Store, name: str) -> dict[str, dict[str, Any]]:
+def _read(store: Store, name: str) -> dict[str, Facts]:
     """The cached results; empty if they cannot be read or another user could have written them."""
     if store.mode != "disk":
         return {}
     try:
         with Root(store.root) as root:
             root.check_folders(FOLDER)
-            kept: dict[str, dict[str, Any]] = json.loads(root.read(f"{FOLDER}/{name}"))
+            kept: dict[str, Facts] = json.loads(root.read(f"{FOLDER}/{name}"))
             return kept
     except (Defect, OSError, ValueError):
         return {}

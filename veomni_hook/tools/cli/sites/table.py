@@ -65,8 +65,7 @@ def supply(op: str, variant: str) -> tuple[str, str]:
         op: the op; one that the registry does not know counts as routed.
         variant: the formula; several, joined by `|`, if a flag in the module selects one.
     """
-    known = registry.ops()[op].variants if op in registry.ops() else {}
-    variants = [one for one in variant.split("|") if one in known]
+    variants = [one for one in variant.split("|") if op in registry.names() and registry.variant(op, one)]
     why = {one: reason for one in variants if (reason := excluded(op, one, Choice())) is not None}
     reasons = [reason if len(variants) == 1 else f"{one}: {reason}" for one, reason in why.items()]
     without = len(why) == len(variants) and set(why.values()) == {UNSUPPLIED}

@@ -1,0 +1,62 @@
+"""Calls of log_decay: one decay a head, or one a channel, with and without a bound."""
+
+from __future__ import annotations
+
+import torch
+
+from tests.kernels.contract import Case, in_order
+from veomni_hook.kernels.selection.registry import registry
+
+__all__ = ["CASES"]
+
+#: torch's sigmoid on a CPU computes what does not fill its vectors by another formula: rows are multiples of these.
+WHOLE = 64
+
+SIZES = [(2, 9, 6), (2, 70, 6), (1, 1, 32), (3, 33), (2, 0, 4), (1, 5, 1)]
+#: The second has several blocks of columns, the third several of rows, the fourth more than one step adds up.
+CHANNELS = [(2, 3, 3, 5), (1, 2, 9, 128), (2, 35, 2, 8), (1, 140, 1, 128), (2, 0, 2, 4), (1, 1, 1, 1)]
+
+
+def of_heads(variant, size, dtype, others):
+    made = {"a": 3 * torch.randn(size), "b": 3 * torch.randn(size)}
+    made = {name: value.to(dtype) for name, value in made.items()}
+    made |= {name: torch.randn(size[-1:]).to(others) for name in ("log_rate", "bias")}
+    return in_order("log_decay", variant, made)
+
+
+def of_channels(variant, size, dtype, others):
+    shape, lower = size
+    made = {
+        "x": (3 * torch.randn(shape)).to(dtype),
+        "log_rate": (torch.randn(1, 1, shape[2], 1) / 2).to(others),
+        "bias": (torch.randn(shape[2] * shape[3]) / 2).to(others),
+        "dtype": None,
+        "bounded": lower is not None,
+        "lower": lower,
+    }
+    return in_order("log_decay", variant, made)
+
+
+def case(variant):
+    if variant.startswith("channels"):
+        sizes = [(shape, lower) for lower in (None, -5.0) for shape in CHANNELS]
+        return Case(
+            lambda *of: of_channels(variant, *of),
+            sizes,
+            batch=((64, 1, 2, WHOLE), -5.0),
+            rows=("x",),
+            rounds=0.05,
+        )
+    beside = variant == "softplus_and_sigmoid"
+    rows, rereads = ("a", "b") if beside else ("a",), {"triton": (0,), "torch": (0,)} if beside else {}
+    return Case(
+        lambda *of: of_heads(variant, *of),
+        SIZES,
+        batch=(64, 2, WHOLE),
+        rows=rows,
+        rounds=0.05,
+        rereads=rereads,
+    )
+
+
+CASES = {variant: case(variant) for variant in registry.ops()["log_decay"].variants}
