@@ -35,8 +35,8 @@ def best() -> str:
     import torch
 
     for device in TYPES:
-        found = getattr(torch, device, None)
-        if found is not None and found.is_available():
+        device_module = getattr(torch, device, None)
+        if device_module is not None and device_module.is_available():
             return device
     return "cpu"
 

@@ -138,12 +138,12 @@ def _aligned(
     lines: list[Line] = []
     columns = widths or _widths(headers, cells)
     for row in (headers, *cells):
-        held = [
+        cell_lines = [
             [cell] if widths is None else _filled(cell, column).split("\n")
             for cell, column in zip(row, columns, strict=True)
         ]
-        for at in range(max(map(len, held), default=0)):
-            texts = (part[at] if at < len(part) else "" for part in held)
+        for at in range(max(map(len, cell_lines), default=0)):
+            texts = (part[at] if at < len(part) else "" for part in cell_lines)
             padded = (text.ljust(column) for text, column in zip(texts, columns, strict=True))
             lines.append(Line((" " * GAP).join(padded).rstrip(), head=row is headers))
     return lines

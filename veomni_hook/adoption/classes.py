@@ -32,21 +32,21 @@ def subclass_for(kind: type, changed: Iterable[type]) -> type:
     Members that ``kind`` defines itself override these, and its ``super()`` reaches them.
     """
     names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
-    made: type = type(kind)(kind.__name__, (kind, *changed), names)
-    return with_copies(made, kind)
+    subclass: type = type(kind)(kind.__name__, (kind, *changed), names)
+    return with_copies(subclass, kind)
 
 
-def with_copies(made: type, former: type) -> type:
+def with_copies(replacement: type, former: type) -> type:
     """Add copying and pickling to a class that replaces ``former``, and return it."""
 
     bases: Any = super  # to mypy, `made` is not a class
 
     def __reduce_ex__(self: Any, protocol: Any) -> Any:
-        found = bases(made, self).__reduce_ex__(max(int(protocol), 2))
-        if type(self) is not made or found[:2] != (_NEW, (made,)):
-            return found
+        reduced = bases(replacement, self).__reduce_ex__(max(int(protocol), 2))
+        if type(self) is not replacement or reduced[:2] != (_NEW, (replacement,)):
+            return reduced
         # Not `__newobj__`: pickle would compare the class with the object's.
-        return (_RECONSTRUCT, (former, object, None), *found[2:])
+        return (_RECONSTRUCT, (former, object, None), *reduced[2:])
 
     def __deepcopy__(self: object, memo: dict[int, object]) -> Any:
         new = memo[id(self)] = _empty(self)
@@ -60,10 +60,10 @@ def with_copies(made: type, former: type) -> type:
 
     for method in (__reduce_ex__, __deepcopy__, __copy__):
         if method is __reduce_ex__ or not hasattr(former, method.__name__):
-            method.__qualname__ = f"{made.__qualname__}.{method.__name__}"
-            setattr(made, method.__name__, method)
-    setattr(made, ADOPTED, former)
-    return made
+            method.__qualname__ = f"{replacement.__qualname__}.{method.__name__}"
+            setattr(replacement, method.__name__, method)
+    setattr(replacement, ADOPTED, former)
+    return replacement
 
 
 def _empty(module: object) -> Any:

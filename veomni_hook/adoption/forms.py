@@ -152,9 +152,9 @@ class _Build:
         changes = delta(self._upstream, self._text)
         self._form.shared = tuple(sorted(changes.shared))
         vars(self._homes).update(
-            (name, each)
-            for name, each in vars(self._module).items()
-            if isinstance(each, type) and each.__module__ == self._module.__name__
+            (name, value)
+            for name, value in vars(self._module).items()
+            if isinstance(value, type) and value.__module__ == self._module.__name__
         )
         usable = dict(self._usable(changes))
         compiled = {kind: self._compile(changes, change) for kind, change in usable.items()}
@@ -190,19 +190,19 @@ class _Build:
         scope = vars(self._module)
         with making_slots_of(Recognised(self._module, self._homes, self._code_of, classes)):
             exec(code, scope)
-        vars(self._homes).update((name, each) for name, each in scope.items() if isinstance(each, Slot))
+        vars(self._homes).update((name, value) for name, value in scope.items() if isinstance(value, Slot))
 
     def _make(self, kind: type, change: ChangedClass, code: CodeType) -> None:
         bases = [kind, *(self._form.classes[base] for base in kind.__mro__ if base in self._form.classes)]
         names: dict[str, Any] = {BASES: tuple(bases)}
         exec(code, vars(self._module), names)
-        made = names[change.name]
-        if not live.set_class_cell(made, definition(code, change.name), kind):
+        subclass = names[change.name]
+        if not live.set_class_cell(subclass, definition(code, change.name), kind):
             self._form.refused[change.name] = "it calls super() where a decorator hides the call"
             return
-        setattr(made, FORM, self._homes)
-        self._form.classes[kind] = with_copies(made, kind)
-        setattr(self._homes, change.name, made)
+        setattr(subclass, FORM, self._homes)
+        self._form.classes[kind] = with_copies(subclass, kind)
+        setattr(self._homes, change.name, subclass)
 
     def _code_of(self, place: str) -> CodeType | None:
         """Return the code of a recognised definition: from the changed class, or from the loaded module."""

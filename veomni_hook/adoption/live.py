@@ -19,11 +19,11 @@ _CLASS_CELL = "__class__"
 
 def definitions(code: CodeType, inside: str = "") -> Iterator[tuple[str, CodeType]]:
     """Yield the qualified name and the code of the classes and functions in ``code``, nested ones too."""
-    for each in code.co_consts:
-        if isinstance(each, CodeType):
-            place = f"{inside}{each.co_name}"
-            yield place, each
-            yield from definitions(each, f"{place}.")
+    for co_const in code.co_consts:
+        if isinstance(co_const, CodeType):
+            place = f"{inside}{co_const.co_name}"
+            yield place, co_const
+            yield from definitions(co_const, f"{place}.")
 
 
 def code_like(written: CodeType, found: object) -> CodeType | None:
@@ -63,7 +63,7 @@ def _covered(code: CodeType, standing: object, module: ModuleType, place: str) -
     return f"{place} was replaced by {name_of(outer)}"
 
 
-def set_class_cell(made: type, body: CodeType | None, kind: type) -> bool:
+def set_class_cell(subclass: type, body: CodeType | None, kind: type) -> bool:
     """Make zero-argument ``super()`` in the methods of a class continue the lookup after ``kind``.
 
     Returns:
@@ -71,8 +71,8 @@ def set_class_cell(made: type, body: CodeType | None, kind: type) -> bool:
     """
     if body is None or _CLASS_CELL not in body.co_cellvars:
         return True
-    for each in vars(made).values():
-        for function in _layers(each):
+    for var in vars(subclass).values():
+        for function in _layers(var):
             for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
                 if name == _CLASS_CELL:
                     cell.cell_contents = kind  # the methods of a class share one cell
@@ -107,8 +107,8 @@ def _of_hub(function: FunctionType) -> object:
     """Return the function that a ``kernels`` module, made of that function, calls in its forward, or None."""
     if hasattr(function, "kernel_layer_name") or function.__name__ != "forward":
         return None
-    held = [cell.cell_contents for cell in function.__closure__ or () if _is_filled(cell)]
-    inner = [each for each in held if isinstance(each, FunctionType)]
+    contents = [cell.cell_contents for cell in function.__closure__ or () if _is_filled(cell)]
+    inner = [content for content in contents if isinstance(content, FunctionType)]
     return inner[0] if len(inner) == 1 and home_of(function).startswith("kernels.") else None
 
 

@@ -58,10 +58,10 @@ def adopt(model: nn.Module) -> Adoption:
             where=_HERE,
             fix="run `import veomni_hook.install` or `veomni_hook.activate()` first",
         )
-    found = _Survey(model)
-    report = found.apply(Adoption(name))
+    survey = _Survey(model)
+    report = survey.apply(Adoption(name))
     if not (report.adopted or report.before):
-        raise found.nothing(report)
+        raise survey.nothing(report)
     return report
 
 
@@ -102,7 +102,9 @@ class _Survey:
         """Return the error for a model without any patched module."""
         name = type(self._model).__name__
         if report.refused:
-            reasons = "; ".join(f"{each.kind} ({each.first}): {each.reason}" for each in report.refused)
+            reasons = "; ".join(
+                f"{refusal.kind} ({refusal.first}): {refusal.reason}" for refusal in report.refused
+            )
             return AdoptionError(
                 f"no module of this {name} could be adopted. {reasons}",
                 where=_HERE,
@@ -155,17 +157,17 @@ class _Plan:
 
     def __init__(
         self,
-        made: type | None = None,
+        subclass: type | None = None,
         *,
         members: frozenset[str] = frozenset(),
         reason: str = "",
         before: str = "",
     ) -> None:
-        self.made = made
+        self.made = subclass
         self.members = members
         self.reason = reason
         self.before = before
-        self.routed = () if made is None else _routed(made)
+        self.routed = () if subclass is None else _routed(subclass)
 
 
 def _from_forms(kind: type, forms: dict[type, Form]) -> _Plan:
@@ -184,10 +186,10 @@ def _from_forms(kind: type, forms: dict[type, Form]) -> _Plan:
             reason=f"its class was made by {library} while the program ran: adopt the model before that"
         )
     try:
-        made = subclass_for(kind, [form.classes[base] for base, form in changed.items()])
+        subclass = subclass_for(kind, [form.classes[base] for base, form in changed.items()])
     except TypeError as error:
         return _Plan(reason=f"no subclass of its class can be made: {error}")
-    return _Plan(made, members=members)
+    return _Plan(subclass, members=members)
 
 
 def _library_of(kind: type) -> str:

@@ -68,12 +68,12 @@ class Adoption:
                 modules are restored.
         """
         kept: list[tuple[str, nn.Module, type]] = []
-        for place, module, made in self._changed:
-            former = former_class(made)
-            if type(module) is made and former is not None:
+        for place, module, subclass in self._changed:
+            former = former_class(subclass)
+            if type(module) is subclass and former is not None:
                 module.__class__ = former
             elif type(module) is not former:
-                kept.append((place, module, made))
+                kept.append((place, module, subclass))
         self._changed = kept
         if kept:
             place, module, _ = kept[0]
@@ -87,19 +87,20 @@ class Adoption:
     def to_dict(self) -> dict[str, object]:
         """Return the fields as JSON-ready values."""
         lists = {
-            name: [asdict(each) for each in getattr(self, name)] for name in ("adopted", "before", "refused")
+            name: [asdict(entry) for entry in getattr(self, name)]
+            for name in ("adopted", "before", "refused")
         }
         shared = {module: list(names) for module, names in self.shared.items()}
         return {"model": self.model, "off": self.off, **lists, "shared": shared}
 
-    def rebind(self, module: nn.Module, made: type, place: str, routed: tuple[str, ...]) -> str:
-        """Set a module's class to ``made`` and record it; return why this is impossible, or empty."""
+    def rebind(self, module: nn.Module, subclass: type, place: str, routed: tuple[str, ...]) -> str:
+        """Set a module's class to ``subclass`` and record it; return why this is impossible, or empty."""
         former = type(module)
         try:
-            module.__class__ = made
+            module.__class__ = subclass
         except TypeError as error:  # incompatible memory layout
             return f"its class cannot be changed: {error}"
-        self._changed.append((place, module, made))
+        self._changed.append((place, module, subclass))
         self.note(self.adopted, former, place, "", routed)
         return ""
 
@@ -107,9 +108,9 @@ class Adoption:
         self, entries: list[Entry], kind: type, place: str, reason: str, routed: tuple[str, ...] = ()
     ) -> None:
         """Add one module to one of the lists."""
-        for each in entries:
-            if (each.kind, each.module, each.reason) == (kind.__qualname__, kind.__module__, reason):
-                each.count += 1
+        for entry in entries:
+            if (entry.kind, entry.module, entry.reason) == (kind.__qualname__, kind.__module__, reason):
+                entry.count += 1
                 return
         entries.append(Entry(kind.__qualname__, kind.__module__, 1, place, reason, routed))
 
@@ -119,13 +120,13 @@ class Adoption:
     def __repr__(self) -> str:
         if self.off:
             return f"{self.model}: not patched, the hook is off ({self.off})"
-        modules, classes = sum(each.count for each in self.adopted), len(self.adopted)
+        modules, classes = sum(entry.count for entry in self.adopted), len(self.adopted)
         lines = [
             f"{self.model}: {_counted(modules, 'module', 's')} of {_counted(classes, 'class', 'es')} adopted"
         ]
-        lines += [f"  {_named(each)}: {', '.join(each.routed) or 'patched'}" for each in self.adopted]
-        lines += [f"  {_named(each)}: {each.reason}" for each in self.before]
-        left = [f"  {_named(each)}, {each.first or 'the model'}: {each.reason}" for each in self.refused]
+        lines += [f"  {_named(entry)}: {', '.join(entry.routed) or 'patched'}" for entry in self.adopted]
+        lines += [f"  {_named(entry)}: {entry.reason}" for entry in self.before]
+        left = [f"  {_named(entry)}, {entry.first or 'the model'}: {entry.reason}" for entry in self.refused]
         left += [
             f"  {', '.join(names)} of {module}: all models of the module use it"
             for module, names in self.shared.items()

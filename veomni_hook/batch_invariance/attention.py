@@ -69,7 +69,7 @@ def _with_blocks(
 ) -> Tensor:
     batch, heads, queries, _ = query.shape
     groups = heads // key.shape[1]
-    key, value = (each.repeat_interleave(groups, 1) for each in (key, value))
+    key, value = (operand.repeat_interleave(groups, 1) for operand in (key, value))
     rows: list[list[Tensor]] = [[] for _ in range(batch)]
     done = [0] * batch
     width = value.shape[3]
@@ -95,21 +95,21 @@ def _with_flash(
     if query.dtype not in (torch.bfloat16, torch.float16) or width > _WIDEST:
         _refuse(module, f"flash attention takes no {query.dtype} heads of {width} columns")
     q, k, v = (
-        functional.pad(each.transpose(1, 2), (0, width - each.shape[3])).flatten(0, 1)
-        for each in (query, key, value)
+        functional.pad(operand.transpose(1, 2), (0, width - operand.shape[3])).flatten(0, 1)
+        for operand in (query, key, value)
     )
     batch, _, queries, _ = query.shape
     result = q.new_zeros(*q.shape[:2], width) if _has_gaps(segments, batch, queries) else None
     # A call has one kind of segments: nearly always, all have the same.
-    for causal, window in dict.fromkeys((each.causal, each.window) for each in segments):
-        kind = [each for each in segments if (each.causal, each.window) == (causal, window)]
-        found, at = _flash(q, k, v, kind, queries, key.shape[2], scale)
+    for causal, window in dict.fromkeys((segment.causal, segment.window) for segment in segments):
+        kind = [segment for segment in segments if (segment.causal, segment.window) == (causal, window)]
+        output, at = _flash(q, k, v, kind, queries, key.shape[2], scale)
         if at is None and result is None:
-            result = found
+            result = output
         else:
             result = q.new_zeros(*q.shape[:2], width) if result is None else result
             result = result.index_copy(
-                0, at if at is not None else torch.arange(len(q), device=q.device), found
+                0, at if at is not None else torch.arange(len(q), device=q.device), output
             )
     assert result is not None  # noqa: S101 - a call without segments has gaps
     result = result.view(batch, queries, -1, width)
@@ -120,16 +120,16 @@ def _flash(
     q: Tensor, k: Tensor, v: Tensor, segments: list[Segment], queries: int, keys: int, scale: float
 ) -> tuple[Tensor, Tensor | None]:
     """Return the rows of segments of one kind, and where they belong; None: these are all rows, in order."""
-    of_queries = [_positions(each.row, queries, each.queries) for each in segments]
-    of_keys = [_positions(each.row, keys, each.keys) for each in segments]
+    of_queries = [_positions(segment.row, queries, segment.queries) for segment in segments]
+    of_keys = [_positions(segment.row, keys, segment.keys) for segment in segments]
     at, seen = _index(of_queries, q), _index(of_keys, k)
     if at is not None:
         q = q.index_select(0, at)
     if seen is not None:
         k, v = k.index_select(0, seen), v.index_select(0, seen)
-    bounds = [_bounds(each, q.device) for each in (of_queries, of_keys)]
+    bounds = [_bounds(ranges, q.device) for ranges in (of_queries, of_keys)]
     # With a bound of one query, flash attention would take the heads of a group for queries.
-    longest = [max(2, *(last - first for first, last in each)) for each in (of_queries, of_keys)]
+    longest = [max(2, *(last - first for first, last in ranges)) for ranges in (of_queries, of_keys)]
     window = segments[0].window
     limits = {"window_size_left": window - 1, "window_size_right": 0} if window else {}
     output = torch.ops.aten._flash_attention_forward(
@@ -147,7 +147,7 @@ def _index(parts: list[tuple[int, int]], x: Tensor) -> Tensor | None:
     ends = [0, *(last for _, last in parts)]
     if [first for first, _ in parts] == ends[:-1] and ends[-1] == len(x):
         return None
-    return torch.cat([torch.arange(*each) for each in parts]).to(x.device, non_blocking=True)
+    return torch.cat([torch.arange(*part) for part in parts]).to(x.device, non_blocking=True)
 
 
 def _bounds(parts: list[tuple[int, int]], device: torch.device) -> Tensor:

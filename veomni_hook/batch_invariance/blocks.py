@@ -26,7 +26,7 @@ def attend(
     alone. Computed in float32, or float64 for float64.
     """
     dtype = torch.promote_types(query.dtype, torch.float32)
-    q, k, v = (each.to(dtype) for each in (query, key, value))
+    q, k, v = (operand.to(dtype) for operand in (query, key, value))
     q = q * scale
     parts = [
         _rows(q[:, first : first + _QUERIES], k, v, segment, first)
@@ -43,7 +43,7 @@ def _rows(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, segment: Segment, f
     result = q.new_zeros(heads, rows, v.shape[2])
     last = _last_key(segment, first, rows)
     for begin in range(0, int(last.max()) + 1, _KEYS):
-        keys, values = (_block(each, begin) for each in (k, v))
+        keys, values = (_block(operand, begin) for operand in (k, v))
         scores = (q[:, :, None, :] * keys[:, None, :, :]).sum(-1)
         place = begin + torch.arange(_KEYS)
         visible = place[None, :] <= last[:, None]

@@ -60,12 +60,12 @@ def replace_attention() -> None:
 
     @wraps(look_up)
     def get_interface(self: Any, attn_implementation: Any, default: object) -> Any:
-        found = look_up(self, attn_implementation, default)
+        implementation = look_up(self, attn_implementation, default)
         # Where processes share sequences, what is found is wrapped.
         if self.get(attn_implementation) is not sdpa and str(attn_implementation) not in _said:
             _said.add(str(attn_implementation))
             _warn(attn_implementation)
-        return found
+        return implementation
 
     kind.get_interface = get_interface
     _undo.extend((lambda: setattr(kind, "get_interface", look_up), lambda: mapping.update({_NAME: upstream})))

@@ -103,12 +103,12 @@ def _replacement(name: str, device: str) -> Callable[..., Tensor]:
         if target is not None and out is not None and target.numel() == 0:
             target.resize_(*a.shape[:-1], b.shape[-1])
         flat = a.dim() == 2
-        operands = [each[None] if flat else each for each in (a, b)]
-        found = multiply(
+        operands = [operand[None] if flat else operand for operand in (a, b)]
+        output = multiply(
             *operands, term[0] if term else None, factors.get("alpha", 1), factors.get("beta", 1)
         )
-        found = found[0] if flat else found
-        return found if target is None else target.copy_(found)
+        output = output[0] if flat else output
+        return output if target is None else target.copy_(output)
 
     return function
 
@@ -125,8 +125,8 @@ def _grouped(device: str) -> Callable[..., Tensor]:
         out_dtype: torch.dtype | None = None,
     ) -> Tensor:
         if a.dim() != 2 or b.dim() != 3 or offs is None or bias is not None:
-            found: Tensor = original(a, b, offs, bias, out_dtype)
-            return found
+            output: Tensor = original(a, b, offs, bias, out_dtype)
+            return output
         result = a.new_zeros(len(a), b.shape[2], dtype=out_dtype or a.dtype)
         for matrix, (first, last) in zip(b, pairwise([0, *offs.tolist()]), strict=True):
             result[first:last] = a[first:last] @ matrix
@@ -137,7 +137,7 @@ def _grouped(device: str) -> Callable[..., Tensor]:
 
 def _is_served(dtypes: tuple[torch.dtype, ...], a: Tensor, b: Tensor, *others: Tensor) -> bool:
     """Whether the operands fit; where they do not, torch's own operator raises the error."""
-    if {each.dtype for each in (b, *others)} - {a.dtype} or a.dtype not in dtypes or a.dim() != b.dim():
+    if {other.dtype for other in (b, *others)} - {a.dtype} or a.dtype not in dtypes or a.dim() != b.dim():
         return False
     return a.shape[-1] == b.shape[-2] and a.shape[:-2] == b.shape[:-2]
 
@@ -150,10 +150,10 @@ def _on_gpu(a: Tensor, b: Tensor, term: Tensor | None, alpha: Number, beta: Numb
 
 def _by_rows(a: Tensor, b: Tensor, term: Tensor | None, alpha: Number, beta: Number) -> Tensor:
     multiply = _original("mm", "CPU")
-    found = a.new_empty(*a.shape[:2], b.shape[2])
-    for matrix, other, results in zip(a, b, found, strict=True):
+    output = a.new_empty(*a.shape[:2], b.shape[2])
+    for matrix, other, results in zip(a, b, output, strict=True):
         for row, result in zip(matrix, results, strict=True):
             # A new tensor begins at a multiple of 64 bytes; vectorised code may depend on this.
             result.copy_(multiply(row[None].clone(memory_format=torch.contiguous_format), other)[0])
-    found = found if alpha == 1 else found * alpha
-    return found if term is None or beta == 0 else found + beta * term
+    output = output if alpha == 1 else output * alpha
+    return output if term is None or beta == 0 else output + beta * term

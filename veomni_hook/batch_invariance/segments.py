@@ -81,14 +81,14 @@ def _of_row(row: int, counts: list[int], first: list[int], last: list[int]) -> l
         else:
             cuts.append(query)
             kind = None
-    found = []
+    segments = []
     for begin, end in pairwise([*cuts, len(counts)]):
         if counts[begin]:
             slides = first[end - 1] != first[begin]
             causal = last[end - 1] != last[begin] or end - begin == 1
             window = counts[end - 1] if slides else 0
-            found.append(Segment(row, (begin, end), (first[begin], last[end - 1] + 1), causal, window))
-    return found
+            segments.append(Segment(row, (begin, end), (first[begin], last[end - 1] + 1), causal, window))
+    return segments
 
 
 def _unfit(what: str) -> KernelError:

@@ -198,7 +198,7 @@ class ExpertConverter:
                     lacking[role] = gone
             word = {role: getattr(part.spelling, role) for role in lacking}
             names = [
-                f"{part.module}.{each}.{word[role]}.weight" for role in lacking for each in lacking[role]
+                f"{part.module}.{expert}.{word[role]}.weight" for role in lacking for expert in lacking[role]
             ]
             said = "; ".join(
                 f"{word[role]} of expert{'s' * (len(gone) > 1)} {', '.join(map(str, gone))}"
@@ -272,21 +272,23 @@ class ExpertConverter:
         own = self.sizes.down if parts.target.endswith(DOWN) else self.sizes.gate_up
         if self._into is None:
             return torch.empty(own, dtype=tensor.dtype, device=tensor.device)
-        held = self._into[parts.target] if parts.target in self._into else None
+        memory = self._into[parts.target] if parts.target in self._into else None
         if (
-            held is None
-            or held.shape != own
-            or held.dtype != tensor.dtype
-            or (held.is_meta and not tensor.is_meta)
+            memory is None
+            or memory.shape != own
+            or memory.dtype != tensor.dtype
+            or (memory.is_meta and not tensor.is_meta)
         ):
-            found = "nothing" if held is None else f"{list(held.shape)} {held.dtype} on {held.device}"
+            actual = (
+                "nothing" if memory is None else f"{list(memory.shape)} {memory.dtype} on {memory.device}"
+            )
             raise self._error(
                 name,
                 tensor,
-                f"cannot be copied into {parts.target}: that is {found}, not {list(own)} {tensor.dtype}",
+                f"cannot be copied into {parts.target}: that is {actual}, not {list(own)} {tensor.dtype}",
                 "give the model memory and the checkpoint's dtype first; nothing is cast here",
             )
-        return held
+        return memory
 
     def _finish(self, name: str, tensor: Tensor, target: str) -> None:
         if target in self._done:
@@ -308,7 +310,9 @@ class ExpertConverter:
         return ("down",) if target.endswith(DOWN) else ("gate", "up")
 
     def _names(self) -> str:
-        spelled = " or ".join(f"{each.gate}/{each.up}/{each.down}" for each in (LINEAR, NUMBERED))
+        spelled = " or ".join(
+            f"{spelling.gate}/{spelling.up}/{spelling.down}" for spelling in (LINEAR, NUMBERED)
+        )
         return (
             f"understood are …experts.{GATE_UP}, …experts.{DOWN} and …experts.<number>.<{spelled}>.weight; "
             "biases, scales and packed weights need a loader of their own"

@@ -120,19 +120,21 @@ def check_loaded(model: PreTrainedModel, loading_info: object) -> None:
 
 def _gaps(names: Iterable[str], model: object) -> list[str]:
     """Missing projections of single experts with numbers below the highest one in their module."""
-    ignored = [re.compile(each) for each in getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()]
-    found: dict[str, dict[str, set[int]]] = {}
+    ignored = [
+        re.compile(pattern) for pattern in getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
+    ]
+    by_module: dict[str, dict[str, set[int]]] = {}
     for name in names:
         module, _, rest = f".{name}".partition(".experts.")
         expert, _, projection = rest.partition(".")
-        if expert.isdecimal() and projection and not any(each.search(name) for each in ignored):
-            of_module = found.setdefault(f"{module}.experts"[1:], {})
+        if expert.isdecimal() and projection and not any(pattern.search(name) for pattern in ignored):
+            of_module = by_module.setdefault(f"{module}.experts"[1:], {})
             of_module.setdefault(projection.partition(".")[0], set()).add(int(expert))
     return [
         f"{module}.{expert}.{projection}"
-        for module, projections in found.items()
+        for module, projections in by_module.items()
         for projection, experts in projections.items()
-        for expert in range(1 + max(max(each) for each in projections.values()))
+        for expert in range(1 + max(max(projection) for projection in projections.values()))
         if expert not in experts
     ]
 
@@ -154,7 +156,9 @@ def _layer_exists(name: str, modules: dict[str, object], prefix: str) -> bool:
     while above and not above[-1].isdigit():
         above.pop()
     layer = ".".join(above or parts[: parts.index("experts")])
-    return any(each in modules for each in (layer, layer.removeprefix(f"{prefix}."), f"{prefix}.{layer}"))
+    return any(
+        candidate in modules for candidate in (layer, layer.removeprefix(f"{prefix}."), f"{prefix}.{layer}")
+    )
 
 
 def _error(model: object, lines: list[str], tensors: list[str]) -> CheckpointError:

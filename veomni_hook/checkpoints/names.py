@@ -34,7 +34,11 @@ LINEAR = Projections("gate_proj", "up_proj", "down_proj")
 NUMBERED = Projections("w1", "w3", "w2")
 
 # The two spellings have no word in common.
-_ROLES = {getattr(each, role): (role, each) for each in (LINEAR, NUMBERED) for role in ("gate", "up", "down")}
+_ROLES = {
+    getattr(spelling, role): (role, spelling)
+    for spelling in (LINEAR, NUMBERED)
+    for role in ("gate", "up", "down")
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,7 +66,7 @@ class ExpertSizes:
         """
         if isinstance(config, ExpertSizes):
             return config
-        part = next((each for each in _inner_first(config) if _counts(each)), None)
+        part = next((section for section in _inner_first(config) if _counts(section)), None)
         if part is None:
             raise CheckpointError(
                 f"the config has no number of routed experts ({', '.join(COUNT_KEYS)})",
@@ -82,7 +82,7 @@ class ExpertSizes:
             )
         counts = _counts(part)
         count = next(iter(counts.values()))
-        if any(each != count for each in counts.values()):
+        if any(other != count for other in counts.values()):
             raise CheckpointError(
                 "the config gives more than one number of experts: "
                 + ", ".join(f"{key}={value}" for key, value in counts.items()),
@@ -103,8 +103,8 @@ def _inner_first(config: object) -> Iterator[object]:
 
 
 def _counts(config: object) -> dict[str, int]:
-    found = {key: _get(config, key) for key in COUNT_KEYS}
-    return {key: value for key, value in found.items() if value is not None}  # type: ignore[misc]
+    values = {key: _get(config, key) for key in COUNT_KEYS}
+    return {key: value for key, value in values.items() if value is not None}  # type: ignore[misc]
 
 
 def _get(config: object, key: str) -> object | None:

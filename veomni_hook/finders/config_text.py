@@ -60,7 +60,7 @@ def may_be_for(name: str, target: str) -> bool:
         target: the module that is imported.
     """
     if is_target_if_named(target):
-        return any(fnmatchcase(target, each) for each in named_by(name))
+        return any(fnmatchcase(target, pattern) for pattern in named_by(name))
     module, _, attribute = name.partition(":")
     sources = None if attribute else _sources(module, tuple(sys.path))
     return sources is None or target in sources
@@ -116,13 +116,13 @@ def _sources(module: str, path: tuple[str, ...]) -> frozenset[str] | None:
 
 @cache
 def _named(module: str, path: tuple[str, ...]) -> frozenset[str]:
-    found: set[str] = set()
+    names: set[str] = set()
     pending = [module]
     for here in pending:  # the list grows during the loop
         text = _text(here, path) or ""
-        found.update(name for _, name in _NAMED.findall(text))
+        names.update(name for _, name in _NAMED.findall(text))
         pending += sorted(_taken_from(text) - {*pending})
-    return frozenset(name for name in found if is_target_if_named(name) or _may_match_one(name))
+    return frozenset(name for name in names if is_target_if_named(name) or _may_match_one(name))
 
 
 def _may_match_one(pattern: str) -> bool:

@@ -99,15 +99,17 @@ def _is_late(config: PatchConfig, entry: object, name: str) -> bool:
 def _loaded(config: PatchConfig) -> list[str]:
     """The loaded, patched modules that the config is for, as far as their names tell."""
     names = list(sys.modules) if config.is_pattern else [config.source_module]
-    found = {name: sys.modules.get(name) for name in names if config.applies_to(name)}
+    modules = {name: sys.modules.get(name) for name in names if config.applies_to(name)}
     patched = [
-        name for name, module in found.items() if isinstance(module, ModuleType) and is_patched(module)
+        name for name, module in modules.items() if isinstance(module, ModuleType) and is_patched(module)
     ]
     if not patched or config.device not in (None, current_settings().device_kind()):
         return []
     if not (config.is_pattern and config.patches):
         return patched
-    return [name for name in patched if any(_has_target(each, sys.modules[name]) for each in config.patches)]
+    return [
+        name for name in patched if any(_has_target(patch, sys.modules[name]) for patch in config.patches)
+    ]
 
 
 def _has_target(patch: Patch, module: ModuleType) -> bool:
@@ -118,8 +120,8 @@ def _has_target(patch: Patch, module: ModuleType) -> bool:
 
 
 def _is_same(config: PatchConfig, known: PatchConfig) -> bool:
-    made = config.adopted_from
-    return config is known or (made is not None and made is known.adopted_from)
+    original = config.adopted_from
+    return config is known or (original is not None and original is known.adopted_from)
 
 
 def _is_named(config: PatchConfig, module: str) -> bool:

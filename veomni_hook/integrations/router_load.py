@@ -65,8 +65,8 @@ class RouterLoadCallback(TrainerCallback):  # type: ignore[misc]  # transformers
     ) -> None:
         """Stop counting."""
         if self._open is not None:
-            held, self._open = self._open, None
-            held.__exit__(None, None, None)
+            counting, self._open = self._open, None
+            counting.__exit__(None, None, None)
 
     def on_log(
         self,

@@ -74,7 +74,7 @@ class Problem:
         Raises:
             KernelError: there is none of this name.
         """
-        if unknown := [each for each in sides if each not in (*self.sides, *self.absent)]:
+        if unknown := [side for side in sides if side not in (*self.sides, *self.absent)]:
             known = ", ".join((*self.sides, *self.absent))
             raise KernelError(
                 f"{self.op} has no implementation {unknown[0]!r}",
@@ -102,12 +102,12 @@ def formula(op: str, variant: str) -> Callable[..., Any]:
 
 def beside(op: str, variant: str, device: str) -> dict[str, Side]:
     """The sides ``liger``, by our adapter, and ``ours``, what ``auto`` picks: those that run here."""
-    found = {}
+    sides = {}
     for name, choice in (("liger", Choice(ops={op: "liger"})), ("ours", Choice())):
         kernel = select(op, variant, choice, system_of(device)).kernel
         if kernel is not None:
-            found[name] = load_attribute(kernel.load)
-    return found
+            sides[name] = load_attribute(kernel.load)
+    return sides
 
 
 def peer(

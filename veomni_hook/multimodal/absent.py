@@ -93,16 +93,21 @@ def _plus_zero(  # noqa: PLR0913, PLR0917 - what `plus_zero` takes
     layout: str,
     elsewhere: bool,  # noqa: FBT001
 ) -> torch.Tensor:
-    used = [each for name in towers if isinstance(each := getattr(module, name, None), nn.Module)]
+    used = [part for name in towers if isinstance(part := getattr(module, name, None), nn.Module)]
     why = _why(module, used, elsewhere=elsewhere)
     if not why:
         return inputs_embeds
     dtype = next(
-        (each.dtype for tower in used for each in tower.parameters() if each.is_floating_point()),
+        (
+            parameter.dtype
+            for tower in used
+            for parameter in tower.parameters()
+            if parameter.is_floating_point()
+        ),
         inputs_embeds.dtype,
     )
     try:
-        given = placeholders(
+        arguments = placeholders(
             data,
             used,
             config=getattr(module, "config", None),
@@ -118,7 +123,7 @@ def _plus_zero(  # noqa: PLR0913, PLR0917 - what `plus_zero` takes
         kept.enter_context(_random_states(inputs_embeds.device))
         kept.enter_context(_statistics(used))
         try:
-            result = call(*given)
+            result = call(*arguments)
         except Exception as error:
             error.add_note(f"The batch has no {data[0]}, so the tower was called with zeros. {_fix(data)}")
             raise
@@ -137,9 +142,9 @@ def _why(module: nn.Module, towers: Sequence[nn.Module], *, elsewhere: bool) -> 
         return ""
     active = DistributedDataParallel._get_active_ddp_module()  # type: ignore[no-untyped-call]
     if active is not None and not active.find_unused_parameters and module not in _WAITED_FOR:
-        if any(each is module for each in active.modules()):
+        if any(submodule is module for submodule in active.modules()):
             _WAITED_FOR.add(module)
-    trained = any(each.requires_grad for tower in towers for each in tower.parameters())
+    trained = any(parameter.requires_grad for tower in towers for parameter in tower.parameters())
     if not elsewhere and module in _WAITED_FOR and trained and torch.is_grad_enabled():
         return "DistributedDataParallel waits for its gradients"
     return ""
@@ -150,27 +155,27 @@ def _is_sharded(towers: Sequence[nn.Module]) -> bool:
     from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
     from torch.distributed.tensor import DTensor
 
-    modules = [each for tower in towers for each in tower.modules()]
-    if any(isinstance(each, FSDPModule | FullyShardedDataParallel) for each in modules):
+    modules = [module for tower in towers for module in tower.modules()]
+    if any(isinstance(module, FSDPModule | FullyShardedDataParallel) for module in modules):
         return True
     for tower in towers:
-        for each in tower.parameters():
-            if isinstance(each, DTensor) and any(
-                placement.is_shard() and each.device_mesh.size(dimension) > 1
-                for dimension, placement in enumerate(each.placements)
+        for parameter in tower.parameters():
+            if isinstance(parameter, DTensor) and any(
+                placement.is_shard() and parameter.device_mesh.size(dimension) > 1
+                for dimension, placement in enumerate(parameter.placements)
             ):
                 return True
     # A unit around them has replaced their parameters with whole ones; only its own record names them.
     inside = set(map(id, modules))
-    return any(id(each) in inside for each in _modules_of_units())
+    return any(id(modules_of_unit) in inside for modules_of_unit in _modules_of_units())
 
 
 def _modules_of_units() -> Iterator[nn.Module]:
     """The modules whose parameters the units of ``fully_shard`` hold."""
     from torch.distributed._composable_state import _module_state_mapping
 
-    for held in list(_module_state_mapping.values()):
-        state: object = held() if isinstance(held, weakref.ref) else held
+    for reference in list(_module_state_mapping.values()):
+        state: object = reference() if isinstance(reference, weakref.ref) else reference
         groups = getattr(state, "_fsdp_param_groups", None)
         for group in groups if groups is not None else [getattr(state, "_fsdp_param_group", None)]:
             for parameter in getattr(group, "fsdp_params", ()):
@@ -187,10 +192,12 @@ def _random_states(device: torch.device) -> Any:
 @contextmanager
 def _statistics(towers: Sequence[nn.Module]) -> Iterator[None]:
     """Let batch normalisation change copies of its buffers: their own values may be needed in backward."""
-    norms = [each for tower in towers for each in tower.modules() if isinstance(each, _NormBase)]
-    buffers = [dict(each._buffers) for each in norms]
+    norms = [module for tower in towers for module in tower.modules() if isinstance(module, _NormBase)]
+    buffers = [dict(norm._buffers) for norm in norms]
     for norm, own in zip(norms, buffers, strict=True):
-        norm._buffers.update({name: None if each is None else each.clone() for name, each in own.items()})
+        norm._buffers.update(
+            {name: None if buffer is None else buffer.clone() for name, buffer in own.items()}
+        )
     try:
         yield
     finally:
@@ -204,11 +211,11 @@ def _tensors(value: object) -> Iterator[torch.Tensor]:
         if value.is_floating_point():
             yield value
     elif isinstance(value, dict):
-        for each in value.values():
-            yield from _tensors(each)
+        for item in value.values():
+            yield from _tensors(item)
     elif isinstance(value, list | tuple):
-        for each in value:
-            yield from _tensors(each)
+        for item in value:
+            yield from _tensors(item)
 
 
 def _say(module: nn.Module, data: tuple[str, ...], why: str) -> None:

@@ -28,12 +28,12 @@ def sent(send: Callable[..., object], batch: object, *arguments: object, **optio
         batch: tensors, in mappings and sequences.
     """
     before = [*_tensors(batch)]
-    found = send(batch, *arguments, **options)
-    after = [*_tensors(found)]
+    result = send(batch, *arguments, **options)
+    after = [*_tensors(result)]
     if len(before) == len(after):
         for tensor, moved in zip(before, after, strict=True):
             _note(tensor, moved)
-    return found
+    return result
 
 
 def to(tensor: torch.Tensor, **options: Any) -> torch.Tensor:
@@ -54,8 +54,8 @@ def _tensors(batch: object) -> Iterator[torch.Tensor]:
     if isinstance(batch, torch.Tensor):
         yield batch
     elif isinstance(batch, Mapping):
-        for each in batch.values():
-            yield from _tensors(each)
+        for item in batch.values():
+            yield from _tensors(item)
     elif isinstance(batch, list | tuple):
-        for each in batch:
-            yield from _tensors(each)
+        for item in batch:
+            yield from _tensors(item)

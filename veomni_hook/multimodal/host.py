@@ -61,17 +61,19 @@ def computed(
         def on_host(*args: object, **kwargs: Any) -> Any:
             if _traced():
                 return function(*args, **kwargs)
-            given = kwargs.get("kwargs") or {}
-            if precomputed and all(given.get(name) is not None for name in precomputed):
+            keywords = kwargs.get("kwargs") or {}
+            if precomputed and all(keywords.get(name) is not None for name in precomputed):
                 return function(*args, **kwargs)
-            sizes = [each for each in (*args, *kwargs.values()) if _is_size(each, floats=floats)]
-            if not sizes or (known and any(known_copy(each) is None for each in sizes)):
+            sizes = [argument for argument in (*args, *kwargs.values()) if _is_size(argument, floats=floats)]
+            if not sizes or (known and any(known_copy(size) is None for size in sizes)):
                 return function(*args, **kwargs)
             host_copies(*sizes)
-            args = tuple(host_copy(each) if _is_size(each, floats=floats) else each for each in args)
+            args = tuple(
+                host_copy(argument) if _is_size(argument, floats=floats) else argument for argument in args
+            )
             kwargs = {
-                name: host_copy(each) if _is_size(each, floats=floats) else each
-                for name, each in kwargs.items()
+                name: host_copy(value) if _is_size(value, floats=floats) else value
+                for name, value in kwargs.items()
             }
             return _moved(function(*args, **kwargs), sizes[0].device)
 
@@ -112,8 +114,8 @@ def made(numbers: Any, *, device: Any, **options: Any) -> torch.Tensor:
     if _traced() or not isinstance(numbers, list | tuple):
         return torch.tensor(numbers, device=device, **options)
     where = torch.empty(0, device=device).device if device is not None else torch.get_default_device()
-    found: torch.Tensor = sent(torch.tensor(numbers, device="cpu", **options), where)
-    return found.to(where)  # what has no values, as on the meta device, is not sent
+    tensor: torch.Tensor = sent(torch.tensor(numbers, device="cpu", **options), where)
+    return tensor.to(where)  # what has no values, as on the meta device, is not sent
 
 
 def converted(tensor: object, result: torch.Tensor) -> torch.Tensor:
@@ -137,7 +139,7 @@ def chosen(mask: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
     if _traced() or not _is_size(mask, floats=True):
         return mask.bool()
     indices = host_copy(mask).bool().nonzero(as_tuple=True)
-    return tuple(each.to(mask.device, non_blocking=True) for each in indices)
+    return tuple(index.to(mask.device, non_blocking=True) for index in indices)
 
 
 def picked(index: object) -> Any:
@@ -153,15 +155,15 @@ def lengths(function: _Function) -> _Function:
         results = function(*args, **kwargs)
         if _traced():
             return results
-        sizes = [(at, each) for at, each in enumerate(args) if _is_size(each, floats=False)]
+        sizes = [(at, argument) for at, argument in enumerate(args) if _is_size(argument, floats=False)]
         if not sizes:
             return results
 
         def compute(*copies: torch.Tensor) -> Any:
-            given = dict(zip((at for at, _ in sizes), copies, strict=True))
-            return function(*(given.get(at, each) for at, each in enumerate(args)), **kwargs)
+            copy_at = dict(zip((at for at, _ in sizes), copies, strict=True))
+            return function(*(copy_at.get(at, argument) for at, argument in enumerate(args)), **kwargs)
 
-        tensors = [each for _, each in sizes]
+        tensors = [size for _, size in sizes]
         if isinstance(results, torch.Tensor):
             return note_origin(results, compute, *tensors)
         for at, result in enumerate(results):
@@ -181,9 +183,9 @@ def read_together(sizes: Iterable[object], positions: Iterable[object] = ()) -> 
     """
     if _traced():
         return
-    found = [each for each in sizes if _is_size(each, floats=True)]
-    if found:
-        host_copies(*found, *(each for each in positions if _is_size(each, floats=True)))
+    unread = [size for size in sizes if _is_size(size, floats=True)]
+    if unread:
+        host_copies(*unread, *(position for position in positions if _is_size(position, floats=True)))
 
 
 def _is_size(value: object, *, floats: bool) -> TypeGuard[torch.Tensor]:
@@ -203,7 +205,7 @@ def _traced() -> bool:
 def _moved(result: object, device: torch.device) -> Any:
     """Return what a function returned, with its tensors on ``device`` and their values noted."""
     if isinstance(result, tuple):
-        return tuple(_moved(each, device) for each in result)
+        return tuple(_moved(part, device) for part in result)
     if isinstance(result, torch.Tensor) and result.device.type == "cpu":
         # From pageable memory, too, the copy is made before this returns.
         return note_copy(result.to(device, non_blocking=True), result)

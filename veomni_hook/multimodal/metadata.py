@@ -46,7 +46,7 @@ _READ = (
     "attention_mask",
     "feature_attention_mask",
     "position_ids",
-    *(f"{each}_{_SIZES}" for each in _MODALITIES),
+    *(f"{modality}_{_SIZES}" for modality in _MODALITIES),
 )
 #: What it reads, too, if the model computes positions.
 _POSITIONED = ("input_ids", "mm_token_type_ids", "second_per_grid_ts", "video_second_per_grid")
@@ -134,24 +134,24 @@ class CollateMetadata:
     def __call__(self, samples: Any) -> Any:
         """Return the batch with metadata; a batch that has a value already keeps it."""
         batch = samples if self.collate is None else self.collate(samples)
-        found = dict(batch)
+        entries = dict(batch)
         if self.use_audio_in_video:
-            found.setdefault(_AUDIO, True)
-        if self.positions is not None and "position_ids" not in found:
+            entries.setdefault(_AUDIO, True)
+        if self.positions is not None and "position_ids" not in entries:
             if self.use_audio_in_video is None:
-                _warn_of_audio(found)
-            computed = self.positions(found)
+                _warn_of_audio(entries)
+            computed = self.positions(entries)
             if computed is not None:
-                found["position_ids"] = computed
+                entries["position_ids"] = computed
         for modality in _MODALITIES:
-            sizes = found.get(f"{modality}_{_SIZES}")
+            sizes = entries.get(f"{modality}_{_SIZES}")
             # A batch without images may have sizes of none.
             for name, value in self._made(sizes) if sizes is not None and sizes.numel() else ():
-                found.setdefault(f"{modality}_{name}", value)
+                entries.setdefault(f"{modality}_{name}", value)
         for name in _READ if self.positions is not None else (*_READ, *_POSITIONED):
-            if isinstance(found.get(name), torch.Tensor):
-                found[name] = carried(found[name])
-        batch.update(found)
+            if isinstance(entries.get(name), torch.Tensor):
+                entries[name] = carried(entries[name])
+        batch.update(entries)
         return batch
 
     def _made(self, sizes: torch.Tensor) -> Iterator[tuple[str, Any]]:
@@ -159,10 +159,10 @@ class CollateMetadata:
         functions = import_module(self.module)
         known: dict[str, Any] = {_SIZES: sizes}
         for step in self.steps:
-            arguments = [_filled(each, known) for each in step.arguments]
-            keywords = {name: _filled(each, known) for name, each in step.keywords.items()}
-            made = getattr(functions, step.function)(*arguments, **keywords)
-            known.update(zip(step.results, made if len(step.results) > 1 else (made,), strict=True))
+            arguments = [_filled(argument, known) for argument in step.arguments]
+            keywords = {name: _filled(keyword, known) for name, keyword in step.keywords.items()}
+            results = getattr(functions, step.function)(*arguments, **keywords)
+            known.update(zip(step.results, results if len(step.results) > 1 else (results,), strict=True))
         for name, value in known.items():
             if name != _SIZES and value is not None:
                 yield name, carried(value) if _is_read(value) else value
@@ -202,7 +202,7 @@ def _steps(config: object) -> Iterator[Step]:
             tower = kind._from_config(sight)
         known = {_SIZES}
         calls = (node for node in ast.walk(_parsed(kind.forward)) if isinstance(node, ast.Assign))
-        for node in sorted(calls, key=lambda each: each.lineno):
+        for node in sorted(calls, key=lambda assignment: assignment.lineno):
             step = _step(node, module, tower)
             # What needs another result, or one that the tower takes under another name, the tower computes.
             if step is not None and _named(step) <= known:
@@ -219,8 +219,8 @@ def _parsed(function: Any) -> ast.FunctionDef:
 
 
 def _named(step: Step) -> set[str]:
-    given = (*step.arguments, *step.keywords.values())
-    return {each.name for each in given if isinstance(each, Named)}
+    arguments = (*step.arguments, *step.keywords.values())
+    return {argument.name for argument in arguments if isinstance(argument, Named)}
 
 
 def _is_tower(kind: object, sight: object) -> bool:
@@ -242,18 +242,18 @@ def _step(node: ast.Assign, module: object, tower: object) -> Step | None:
     if not isinstance(node.value, ast.Call) or len(node.targets) != 1:
         return None
     call, target = node.value, node.targets[0]
-    given = {each.arg: each.value for each in call.keywords}
-    takes = given.pop("kwargs", None)
+    values = {keyword.arg: keyword.value for keyword in call.keywords}
+    takes = values.pop("kwargs", None)
     if not isinstance(call.func, ast.Name) or not isinstance(takes, ast.Name) or takes.id != "kwargs":
         return None
     targets = target.elts if isinstance(target, ast.Tuple) else [target]
-    results = tuple(each.id for each in targets if isinstance(each, ast.Name))
+    results = tuple(target.id for target in targets if isinstance(target, ast.Name))
     taken = precomputed_names(_parsed(getattr(module, call.func.id)))
     if taken and set(taken) != set(results):
         return None
     try:
-        arguments = tuple(_argument(each, tower) for each in call.args)
-        keywords = {str(name): _argument(value, tower) for name, value in given.items()}
+        arguments = tuple(_argument(argument, tower) for argument in call.args)
+        keywords = {str(name): _argument(value, tower) for name, value in values.items()}
     except ValueError:
         return None  # the tower computes it itself
     return Step(results, call.func.id, arguments, keywords)

@@ -70,26 +70,26 @@ def placeholders(
     """
     tower = _Tower(list(towers), config, dtype, device)
     pixels, grouped = names[0], layout == "groups"
-    made: dict[str, torch.Tensor | None]
+    arguments: dict[str, torch.Tensor | None]
     if any(name.endswith("grid_thw") for name in names):
-        made = _by_grid(tower, names, flat=layout == "flat")
+        arguments = _by_grid(tower, names, flat=layout == "flat")
     elif any(name.endswith("position_ids") for name in names):
-        made = _with_positions(tower, names)
+        arguments = _with_positions(tower, names)
     elif "spatial_shapes" in names:
-        made = _by_shape(tower, names)
+        arguments = _by_shape(tower, names)
     elif pixels == "input_features":
         features = tower.zeros(*_spectrum(tower))
         frames = features.shape[-1] if _bins_first(tower) else features.shape[1]
-        made = dict.fromkeys(names, None) | {
-            each: tower.ones(1, frames) for each in names if each.endswith("mask")
+        arguments = dict.fromkeys(names, None) | {
+            name: tower.ones(1, frames) for name in names if name.endswith("mask")
         }
-        made[pixels] = features
+        arguments[pixels] = features
     elif "image_sizes" in names:
-        made = dict(zip(names, _with_size(tower, grouped=grouped), strict=True))
+        arguments = dict(zip(names, _with_size(tower, grouped=grouped), strict=True))
     else:
         image = _image(tower)
-        made = {pixels: tower.zeros(1, 1, *image) + 1 if grouped else tower.zeros(1, *image)}
-    return [made[name] for name in names]
+        arguments = {pixels: tower.zeros(1, 1, *image) + 1 if grouped else tower.zeros(1, *image)}
+    return [arguments[name] for name in names]
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,17 +105,19 @@ class _Tower:
         return torch.zeros(*shape, dtype=self.dtype, device=self.device)
 
     def ones(self, *shape: int) -> torch.Tensor:
-        found: torch.Tensor = host.sent(torch.ones(*shape, dtype=torch.int64, device="cpu"), self.device)
-        return found.to(self.device)
+        tensor: torch.Tensor = host.sent(torch.ones(*shape, dtype=torch.int64, device="cpu"), self.device)
+        return tensor.to(self.device)
 
     def numbers(self, values: object) -> torch.Tensor:
         return host.made(values, dtype=torch.int64, device=self.device)
 
     def layers(self, part: str = "") -> list[nn.Module]:
         """Convolutions and linear layers, in the order of the modules, with ``part`` in the name."""
-        found = [each for tower in self.modules for each in tower.named_modules()]
+        candidates = [named_module for tower in self.modules for named_module in tower.named_modules()]
         return [
-            each for name, each in found if part in name and (isinstance(each, _CONVOLUTIONS) or _width(each))
+            module
+            for name, module in candidates
+            if part in name and (isinstance(module, _CONVOLUTIONS) or _width(module))
         ]
 
     def first(self) -> nn.Module | None:
@@ -124,7 +126,7 @@ class _Tower:
 
     def told(self, name: str) -> Any:
         """What a tower, its configuration or that of the model says; None if none says anything."""
-        holders = [each for one in self.modules for each in (one, getattr(one, "config", None))]
+        holders = [candidate for one in self.modules for candidate in (one, getattr(one, "config", None))]
         for holder in (*holders, self.config):
             value = holder.get(name) if isinstance(holder, Mapping) else getattr(holder, name, None)
             if value is not None:
@@ -150,21 +152,21 @@ def _by_grid(tower: _Tower, names: Sequence[str], *, flat: bool) -> dict[str, to
     side = 2 * merge
     frames = (tower.size("temporal_merge_size") or 1) if any("video" in name for name in names) else 1
     patch = (prod(_patch(tower)),) if flat else _patch(tower)
-    made: dict[str, torch.Tensor | None] = {names[0]: tower.zeros(frames * side**2, *patch)}
+    arguments: dict[str, torch.Tensor | None] = {names[0]: tower.zeros(frames * side**2, *patch)}
     for name in names[1:]:
         grid = name.endswith("grid_thw")
-        made[name] = tower.numbers([[frames, side, side]]) if grid else tower.numbers([merge])
-    return made
+        arguments[name] = tower.numbers([[frames, side, side]]) if grid else tower.numbers([merge])
+    return arguments
 
 
 def _with_positions(tower: _Tower, names: Sequence[str]) -> dict[str, torch.Tensor | None]:
     """Patches of one square that is pooled to one vector."""
     side = tower.size("pooling_kernel_size") or 1
     places = [[x, y] for y in range(side) for x in range(side)]
-    made: dict[str, torch.Tensor | None] = {names[0]: tower.zeros(1, len(places), *_patch(tower))}
+    arguments: dict[str, torch.Tensor | None] = {names[0]: tower.zeros(1, len(places), *_patch(tower))}
     for name in names[1:]:
-        made[name] = tower.numbers([places] if name.endswith("position_ids") else [1])
-    return made
+        arguments[name] = tower.numbers([places] if name.endswith("position_ids") else [1])
+    return arguments
 
 
 def _by_shape(tower: _Tower, names: Sequence[str]) -> dict[str, torch.Tensor | None]:
@@ -182,7 +184,7 @@ def _with_size(tower: _Tower, *, grouped: bool) -> tuple[torch.Tensor, torch.Ten
         height, width = min(pinpoints, key=prod)
         tiles = 1 + ceil(height / size[0]) * ceil(width / size[1])
         return tower.zeros(1, tiles, channels, *size), tower.numbers([[height, width]])
-    if any(_takes(each, "image_sizes") for one in tower.modules for each in one.modules()):
+    if any(_takes(module, "image_sizes") for one in tower.modules for module in one.modules()):
         patch = _patch_size(tower)
         side = 2 * patch * (tower.size(*_MERGES) or 1)
         return tower.zeros(1, _channels(tower), side, side), tower.numbers([[side, side]])
@@ -191,8 +193,8 @@ def _with_size(tower: _Tower, *, grouped: bool) -> tuple[torch.Tensor, torch.Ten
 
 
 def _takes(module: nn.Module, name: str) -> bool:
-    methods = (getattr(module, each, None) for each in ("forward", "encode"))
-    return any(each is not None and name in inspect.signature(each).parameters for each in methods)
+    methods = (getattr(module, method_name, None) for method_name in ("forward", "encode"))
+    return any(method is not None and name in inspect.signature(method).parameters for method in methods)
 
 
 def _patch(tower: _Tower) -> tuple[int, ...]:
@@ -229,8 +231,8 @@ def _image(tower: _Tower) -> tuple[int, ...]:
 
 def _sides(tower: _Tower) -> int | None:
     """Twice what the convolutions make one vector of, if a tower has no learned number of positions."""
-    convolutions = [each for each in tower.modules[0].modules() if isinstance(each, nn.Conv2d)]
-    stride = prod(each.stride[0] for each in convolutions)
+    convolutions = [module for module in tower.modules[0].modules() if isinstance(module, nn.Conv2d)]
+    stride = prod(convolution.stride[0] for convolution in convolutions)
     return 2 * stride if 1 < stride <= _LARGEST else None
 
 
@@ -271,11 +273,11 @@ def _stacked_bins(tower: _Tower, width: int) -> int:
     """Bins in front of a linear layer that takes several frames at once, or its width."""
     together = tower.size("subsampling_factor") or 1
     told = {
-        getattr(getattr(each, "config", None), "num_mel_bins", None)
+        getattr(getattr(module, "config", None), "num_mel_bins", None)
         for one in tower.modules
-        for each in one.modules()
+        for module in one.modules()
     }
-    return next((each for each in told if isinstance(each, int) and each * together == width), width)
+    return next((bins for bins in told if isinstance(bins, int) and bins * together == width), width)
 
 
 def _subsampled_bins(tower: _Tower) -> int:
@@ -283,10 +285,10 @@ def _subsampled_bins(tower: _Tower) -> int:
     if bins := tower.size("num_mel_bins", "input_feat_size"):
         return bins
     channels, stride = 1, 1
-    for each in tower.layers():
-        if not isinstance(each, nn.Conv2d):
-            return _width(each) // channels * stride
-        channels, stride = each.out_channels, stride * each.stride[-1]
+    for layer in tower.layers():
+        if not isinstance(layer, nn.Conv2d):
+            return _width(layer) // channels * stride
+        channels, stride = layer.out_channels, stride * layer.stride[-1]
     raise Underivable("no configuration of its tower has num_mel_bins")
 
 

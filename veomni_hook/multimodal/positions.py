@@ -64,11 +64,11 @@ class Positions:
         if name.startswith("_"):
             raise AttributeError(name)
         module, kind = self._names
-        found = getattr(getattr(import_module(module), kind), name, None)
+        attribute = getattr(getattr(import_module(module), kind), name, None)
         # Models copy some numbers of the configuration.
-        if found is None:
+        if attribute is None:
             return getattr(self.config.vision_config, name)
-        return found.__get__(self) if inspect.isfunction(found) else found
+        return attribute.__get__(self) if inspect.isfunction(attribute) else attribute
 
     def __call__(self, batch: Mapping[str, object]) -> torch.Tensor | None:
         """Return the positions ``[3, batch, positions]`` of a batch; None if the model derives them later.
@@ -78,14 +78,14 @@ class Positions:
                 ``attention_mask``, ``image_grid_thw``, ``video_grid_thw``, ``mm_token_type_ids``, seconds and
                 lengths. Nothing is mutated.
         """
-        given = {"audio_feature_lengths": _lengths(batch), **batch}
+        inputs = {"audio_feature_lengths": _lengths(batch), **batch}
         self.rope_deltas = None
         compute = getattr(self, _COMPUTE)
-        found: torch.Tensor | None = compute(
-            **{name: given.get(name) for name in inspect.signature(compute).parameters}
+        positions: torch.Tensor | None = compute(
+            **{name: inputs.get(name) for name in inspect.signature(compute).parameters}
         )
         self.rope_deltas = None
-        return found
+        return positions
 
 
 def understanding(config: PretrainedConfig) -> PretrainedConfig:

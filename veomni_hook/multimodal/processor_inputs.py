@@ -31,7 +31,7 @@ def expected(
         InputError: both ``audio`` and ``audios`` were given; it is a ValueError.
     """
     rest = dict(others)
-    given = {"images": images, "videos": videos, "audio": audio}
+    modalities = {"images": images, "videos": videos, "audio": audio}
     if _OTHER_NAME in rest:
         if audio is not None:
             raise InputError(
@@ -39,8 +39,8 @@ def expected(
                 where="its call",
                 fix="pass audio= alone",
             )
-        given["audio"] = rest.pop(_OTHER_NAME)
-    empty = {name for name, value in given.items() if isinstance(value, list | tuple) and not value}
-    found = {name: None if name in empty else value for name, value in given.items()}
-    unchanged = len(rest) == len(others) and all(found[name] is given[name] for name in given)
+        modalities["audio"] = rest.pop(_OTHER_NAME)
+    empty = {name for name, value in modalities.items() if isinstance(value, list | tuple) and not value}
+    found = {name: None if name in empty else value for name, value in modalities.items()}
+    unchanged = len(rest) == len(others) and all(found[name] is modalities[name] for name in modalities)
     return None if unchanged else {**found, **rest}

@@ -33,7 +33,7 @@ def joined(
     if not asserts(visual) or not_plain(visual, mask, other_mask) is not None:
         return None
     pairs = [(_whole(one), _whole(other)) for one, other in zip(features, other_features, strict=True)]
-    if not pairs or any(len({len(each[at]) for each in pairs}) > 1 for at in (0, 1)):
+    if not pairs or any(len({len(pair[at]) for pair in pairs}) > 1 for at in (0, 1)):
         return None
     order = _order(visual, mask, other_mask, len(pairs[0][0]), len(pairs[0][1]))
     return [torch.cat((one, other.to(one.dtype))).index_select(0, order) for one, other in pairs]
@@ -47,8 +47,8 @@ def _order(
     visual: torch.Tensor, mask: torch.Tensor, other: torch.Tensor, rows: int, others: int
 ) -> torch.Tensor:
     """Return, for each token of either kind, its row among those of the first kind and then of the other."""
-    mask, other, visual = (each.flatten() for each in (mask, other, visual))
-    counts, other_counts, tokens = (each.cumsum(0) for each in (mask, other, visual))
+    mask, other, visual = (flags.flatten() for flags in (mask, other, visual))
+    counts, other_counts, tokens = (flags.cumsum(0) for flags in (mask, other, visual))
     fits = (counts[-1] == rows) & (other_counts[-1] == others) & (tokens[-1] == rows + others)
     torch._assert_async(fits, "the numbers of visual tokens and of features differ")
     row = torch.where(other, rows + other_counts - 1, counts - 1)

@@ -61,10 +61,10 @@ def left_out(
         *(model._keys_to_ignore_on_load_unexpected or ()),
         *(rf"^{name}\." for name in parts),
     ]
-    present = {type(each).__name__ for each in model.modules()}
-    for each in (model, *model.children()):
+    present = {type(module).__name__ for module in model.modules()}
+    for child in (model, *model.children()):
         # accelerate refuses to divide a model (FSDP) that lacks one of these classes.
-        each._no_split_modules = present.intersection(each._no_split_modules or ())
+        child._no_split_modules = present.intersection(child._no_split_modules or ())
     _say(type(model), config, build.__name__, parts)
     return without
 
@@ -175,4 +175,4 @@ def _size(model: type, config: object, build: str) -> int:
             getattr(without, build)()
     except Exception:  # what a message says must not keep a model from being built
         return 0
-    return sum(each.numel() * each.element_size() for each in without.parameters())
+    return sum(parameter.numel() * parameter.element_size() for parameter in without.parameters())

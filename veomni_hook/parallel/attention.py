@@ -59,12 +59,14 @@ def _attend(
     full = _positions(sharding, module, part, attention_mask, operands)
     repeats = group.size // gcd(group.size, key.shape[1])
     if repeats > 1:
-        key, value = (each.repeat_interleave(repeats, 1) for each in (key, value))
-    query, key, value = (each[:, :, :full] for each in to_heads(query, key, value, group))
+        key, value = (operand.repeat_interleave(repeats, 1) for operand in (key, value))
+    query, key, value = (head[:, :, :full] for head in to_heads(query, key, value, group))
     mask = _of_heads(attention_mask, 1, heads, group) if _per_head(attention_mask, heads) else attention_mask
     operands = {
-        name: _of_heads(each, 0, heads, group) if name in _PER_HEAD_OPERANDS and each is not None else each
-        for name, each in operands.items()
+        name: _of_heads(operand, 0, heads, group)
+        if name in _PER_HEAD_OPERANDS and operand is not None
+        else operand
+        for name, operand in operands.items()
     }
     dropout = operands.get("dropout", 0.0) if module.training else 0.0
     with (
@@ -143,26 +145,26 @@ def _of_heads(x: torch.Tensor, dim: int, heads: int, group: SequenceGroup) -> to
 @contextmanager
 def _for_heads(module: nn.Module, heads: int, repeats: int, group: SequenceGroup) -> Iterator[None]:
     """Let ``module`` say what is true of this process's heads while its implementation runs."""
-    held = module.__dict__
+    attributes = module.__dict__
     changed: dict[str, object] = {}
-    if repeats > 1 and _GROUPS in held:
-        changed[_GROUPS] = held[_GROUPS] // repeats
+    if repeats > 1 and _GROUPS in attributes:
+        changed[_GROUPS] = attributes[_GROUPS] // repeats
     for name in _PER_HEAD_ATTRIBUTES:
-        each = getattr(module, name, None)
-        if isinstance(each, torch.Tensor) and each.shape[:1] == (heads,):
+        attribute = getattr(module, name, None)
+        if isinstance(attribute, torch.Tensor) and attribute.shape[:1] == (heads,):
             # A parameter is not in the instance's dictionary, which is asked first.
-            changed[name] = _of_heads(each, 0, heads, group)
+            changed[name] = _of_heads(attribute, 0, heads, group)
     if not changed:
         yield
         return
-    before = {name: held[name] for name in changed if name in held}
-    held.update(changed)
+    before = {name: attributes[name] for name in changed if name in attributes}
+    attributes.update(changed)
     try:
         yield
     finally:
         for name in changed:
-            del held[name]
-        held.update(before)
+            del attributes[name]
+        attributes.update(before)
 
 
 def _refuse(module: nn.Module, reason: str, group: SequenceGroup) -> None:

@@ -67,7 +67,7 @@ def gathered_rows(x: torch.Tensor, counts: Sequence[int], group: SequenceGroup) 
     count, most = counts[group.rank], max(counts)
     own = torch.nn.functional.pad(x[:count], (0, 0, 0, most - count))
     whole: torch.Tensor = _gather(own, group)
-    parts = [whole.narrow(0, rank * most, each) for rank, each in enumerate(counts)]
+    parts = [whole.narrow(0, rank * most, length) for rank, length in enumerate(counts)]
     return torch.cat(parts)
 
 
@@ -90,12 +90,12 @@ def to_heads(
 
 def each_to_heads(tensors: Sequence[torch.Tensor], group: SequenceGroup) -> list[torch.Tensor]:
     """Exchange positions for heads of any number of tensors; see `to_heads`."""
-    found = list(tensors)
-    for dtype in dict.fromkeys(each.dtype for each in tensors):
-        alike = [place for place, each in enumerate(tensors) if each.dtype == dtype]
-        for place, each in zip(alike, _exchanged([tensors[at] for at in alike], group), strict=True):
-            found[place] = each
-    return found
+    exchanged = list(tensors)
+    for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
+        alike = [place for place, tensor in enumerate(tensors) if tensor.dtype == dtype]
+        for place, heads in zip(alike, _exchanged([tensors[at] for at in alike], group), strict=True):
+            exchanged[place] = heads
+    return exchanged
 
 
 def to_positions(x: torch.Tensor, group: SequenceGroup) -> torch.Tensor:

@@ -103,7 +103,7 @@ def _check_numbers(model: nn.Module, plan: dict[str, str], size: int) -> None:
             continue
         count = getattr(module, "num_experts", None)
         if count is not None and count % size:
-            legal = ", ".join(str(each) for each in range(2, count + 1) if count % each == 0)
+            legal = ", ".join(str(divisor) for divisor in range(2, count + 1) if count % divisor == 0)
             raise _error(model, size, f"{name} has {count} experts, which ep={size} does not divide", legal)
 
 

@@ -34,15 +34,15 @@ def clip_grad_norm_(
     Raises:
         RuntimeError: the norm is not finite and ``error_if_nonfinite``.
     """
-    given = [parameters] if isinstance(parameters, Tensor) else [*parameters]
+    tensors = [parameters] if isinstance(parameters, Tensor) else [*parameters]
     by_mesh: dict[object, list[Tensor]] = {}
-    for parameter in given:
+    for parameter in tensors:
         if parameter.grad is not None:
             mesh = parameter.grad.device_mesh if isinstance(parameter.grad, DTensor) else None
             by_mesh.setdefault(mesh, []).append(parameter)
     norms: list[Tensor] = []
     for group in by_mesh.values():
-        gradients = [each.grad for each in group if each.grad is not None]
+        gradients = [tensor.grad for tensor in group if tensor.grad is not None]
         norm = get_total_norm(gradients, norm_type, foreach=foreach)
         norms.append(norm.full_tensor() if isinstance(norm, DTensor) else norm)
     if not norms:

@@ -64,9 +64,9 @@ def sequence_group() -> SequenceGroup:
         _device(), (distributed.get_world_size() // size, size), mesh_dim_names=("rest", "sp")
     )
     group = mesh.get_group("sp")
-    made = SequenceGroup(distributed.get_rank() % size, size, group.group_name, mesh)
-    _made = distributed.group.WORLD, made
-    return made
+    own_group = SequenceGroup(distributed.get_rank() % size, size, group.group_name, mesh)
+    _made = distributed.group.WORLD, own_group
+    return own_group
 
 
 def made_group() -> SequenceGroup | None:

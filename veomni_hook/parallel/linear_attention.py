@@ -148,13 +148,15 @@ def _recurred(  # noqa: PLR0913, PLR0917 - upstream's operands
         full, rest = ends_of(bounds)[-1] // rows, {**rest, "cu_seqlens": bounds}
     repeats = group.size // gcd(group.size, key.shape[2])
     if repeats > 1:
-        query, key = (each.repeat_interleave(repeats, 2) for each in (query, key))
+        query, key = (operand.repeat_interleave(repeats, 2) for operand in (query, key))
     # A decay for each channel has a dimension of its own. In one dimension and back, gradients get dense
     # strides: those that compiled code expects of them.
     decays, channels = g.dim(), g.shape[3:] or (1,)
     numbers = (g.reshape(-1).view(*g.shape[:3], *channels), beta.reshape(-1).view(*beta.shape, 1))
-    parts = [each.transpose(1, 2) for each in (query, key, value, *numbers)]
-    *wide, g, beta = (each[:, :, :full].transpose(1, 2) for each in each_to_heads(parts, group))
+    parts = [number.transpose(1, 2) for number in (query, key, value, *numbers)]
+    *wide, g, beta = (
+        each_to_head[:, :, :full].transpose(1, 2) for each_to_head in each_to_heads(parts, group)
+    )
     g = g if decays == 4 else g.squeeze(3)
     output, state = call(*wide, g, beta.squeeze(3), *others, **rest)
     sharding.note_call()
@@ -183,7 +185,7 @@ def _check(
 
 def _samples(sharding: Sharding, rows: int, part: int, named: Named) -> tuple[torch.Tensor | None, Named]:
     """Return the boundaries of samples in whole rows, or None, and the arguments without them."""
-    rest = {name: each for name, each in named.items() if name not in _NAMES}
+    rest = {name: argument for name, argument in named.items() if name not in _NAMES}
     if not given_in(named):
         return None, rest
     ends = next((named[name] for name in _CUMULATIVE if named.get(name) is not None), None)

@@ -45,5 +45,5 @@ def _find(model: object) -> _Rows | None:
     if process.sizes().sp == 1 or not torch.is_grad_enabled() or not isinstance(model, torch.nn.Module):
         return None
     shardings = (sharding_of(module) for module in model.modules())
-    sharding = next((each for each in shardings if each is not None), None)
+    sharding = next((sharding for sharding in shardings if sharding is not None), None)
     return None if sharding is None else _Rows(sharding.group)

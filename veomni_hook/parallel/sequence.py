@@ -65,7 +65,7 @@ def shard(
     if cache is not None:
         _check_cache(type(module).__name__, cache, group)
     sharding.enter(length, cache)
-    parts = (_part(each, length, group) for each in others)
+    parts = (_part(other, length, group) for other in others)
     return (own_part(hidden_states, 1, group), *parts)
 
 
@@ -143,7 +143,7 @@ def rows_to_add(
             f"the mask of the rows that are added between its layers is {shape}, not {expected}",
         )
     zeros = hidden_states.new_zeros(*expected, hidden_states.shape[-1])
-    return [_Added(own_part(method(zeros, mask, each), 1, sharding.group)) for each in rows]
+    return [_Added(own_part(method(zeros, mask, row), 1, sharding.group)) for row in rows]
 
 
 def added(
@@ -202,9 +202,9 @@ def _part(value: object, length: int, group: SequenceGroup) -> Any:
             )
         return value
     if isinstance(value, dict):
-        return {key: _part(each, length, group) for key, each in value.items()}
+        return {key: _part(item, length, group) for key, item in value.items()}
     if isinstance(value, tuple | list):
-        return type(value)([_part(each, length, group) for each in value])
+        return type(value)([_part(item, length, group) for item in value])
     return value
 
 

@@ -128,8 +128,8 @@ class Sharding:
 
 def sharding_of(module: nn.Module) -> Sharding | None:
     """Return how the sequences of the model that ``module`` belongs to are split; None: not at all so far."""
-    found: Sharding | None = module.__dict__.get(_ATTRIBUTE)
-    return found
+    sharding: Sharding | None = module.__dict__.get(_ATTRIBUTE)
+    return sharding
 
 
 def link(module: nn.Module, sharding: Sharding) -> None:
@@ -141,8 +141,8 @@ def link(module: nn.Module, sharding: Sharding) -> None:
     module.__dict__[_ATTRIBUTE] = sharding
     children = list(module.children())
     lists = [child for child in children if isinstance(child, nn.ModuleList | nn.ModuleDict)] or children
-    for each in lists:
-        for inner in each.modules():
+    for list_ in lists:
+        for inner in list_.modules():
             inner.__dict__[_ATTRIBUTE] = sharding
 
 

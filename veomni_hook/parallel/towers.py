@@ -81,7 +81,7 @@ def shard(
         return whole
     group = _group(module)
     rows = hidden_states.shape[0]
-    if group is None or hidden_states.dim() != 2 or not all(_has_rows(each, rows) for each in tables):
+    if group is None or hidden_states.dim() != 2 or not all(_has_rows(table, rows) for table in tables):
         return whole
     if any(key in _CAPTURED for key in captured()) or replaced_layer(module):
         return whole
@@ -99,8 +99,8 @@ def shard(
     return (
         Share(counts, group),
         hidden_states[start:end],
-        *(_between(each, start, end) for each in boundaries),
-        *(_part(each, start, end) for each in tables),
+        *(_between(boundary, start, end) for boundary in boundaries),
+        *(_part(table, start, end) for table in tables),
     )
 
 
@@ -124,9 +124,9 @@ def replaced_layer(module: nn.Module) -> str:
     known = (*_KNOWN, inspect.unwrap(type(module).forward).__module__.partition(".")[0])
     for part in module.children():
         if isinstance(part, nn.ModuleList):
-            for name, each in part.named_modules():
-                if any(home.partition(".")[0] not in known for home in _homes(each)):
-                    return f"{type(each).__name__} ({name})"
+            for name, submodule in part.named_modules():
+                if any(home.partition(".")[0] not in known for home in _homes(submodule)):
+                    return f"{type(submodule).__name__} ({name})"
     return ""
 
 
@@ -137,28 +137,30 @@ def _group(module: nn.Module) -> SequenceGroup | None:
     it (`veomni_hook.multimodal.absent`); a frozen one runs as a whole until the text model has created the
     group.
     """
-    if any(each.requires_grad for each in module.parameters()):
+    if any(parameter.requires_grad for parameter in module.parameters()):
         return sequence_group()
     return made_group()
 
 
 def _homes(module: nn.Module) -> Iterator[str]:
     """The modules that define what a call of ``module`` runs."""
-    for each in (type(module).forward, module.__dict__.get("forward")):
-        function = inspect.unwrap(each.func if isinstance(each, partial) else each) if each else None
+    for forward in (type(module).forward, module.__dict__.get("forward")):
+        function = (
+            inspect.unwrap(forward.func if isinstance(forward, partial) else forward) if forward else None
+        )
         if function is not None:
             yield getattr(function, "__module__", None) or ""
 
 
 def _has_rows(table: object, rows: int) -> bool:
     if isinstance(table, tuple | list):
-        return all(_has_rows(each, rows) for each in table)
+        return all(_has_rows(part, rows) for part in table)
     return isinstance(table, torch.Tensor) and table.dim() == 2 and table.shape[0] == rows
 
 
 def _part(table: Any, start: int, end: int) -> Any:
     if isinstance(table, tuple | list):
-        return type(table)([_part(each, start, end) for each in table])
+        return type(table)([_part(part, start, end) for part in table])
     return table[start:end]
 
 
@@ -167,12 +169,12 @@ def _ends(rows: int, boundaries: Sequence[torch.Tensor]) -> list[int]:
 
     The host waits for values that it does not know.
     """
-    if not all(isinstance(each, torch.Tensor) and each.dim() == 1 for each in boundaries):
+    if not all(isinstance(boundary, torch.Tensor) and boundary.dim() == 1 for boundary in boundaries):
         return []
     host_copies(*boundaries)
     common: set[int] | None = None
-    for each in boundaries:
-        values = host_copy(each).tolist()
+    for boundary in boundaries:
+        values = host_copy(boundary).tolist()
         if not values or values[0] != 0 or values[-1] != rows or values != sorted(values):
             return []
         common = {*values} if common is None else common & {*values}

@@ -23,64 +23,68 @@ __all__ = ["adopt", "adopt_helper", "adopt_patch", "is_patch_config"]
 _NEEDED = ("source_module", "patches", "additional_imports", "helpers", "exclude")
 
 
-def is_patch_config(found: object) -> bool:
-    """Whether ``found`` is one of our configs, or looks like a patchgen config."""
-    if isinstance(found, PatchConfig):
+def is_patch_config(candidate: object) -> bool:
+    """Whether ``candidate`` is one of our configs, or looks like a patchgen config."""
+    if isinstance(candidate, PatchConfig):
         return True
-    named = any(kind.__name__ == "PatchConfig" for kind in type(found).__mro__)
-    return named and all(hasattr(found, name) for name in _NEEDED)
+    named = any(kind.__name__ == "PatchConfig" for kind in type(candidate).__mro__)
+    return named and all(hasattr(candidate, name) for name in _NEEDED)
 
 
-def adopt(found: Any, label: str = "") -> PatchConfig:
-    """Return ``found`` itself if it is ours, else one of our configs with the current content of ``found``.
+def adopt(config: Any, label: str = "") -> PatchConfig:
+    """Return ``config`` itself if it is ours, else one of our configs with the current content of ``config``.
 
     A config made for patchgen is not changed, and later additions to it have no effect: VeOmni's config for
     another device may take the object, and change it.
 
     Args:
-        found: the config.
+        config: the config.
         label: its ``module:name``; by default, where it is found to be bound.
 
     Raises:
-        ConfigError: ``found`` is not a patch config, or holds a patch of an unknown type.
+        ConfigError: ``config`` is not a patch config, or holds a patch of an unknown type.
     """
-    if isinstance(found, PatchConfig):
-        return _copied(found, label or found.name) if found.lenient and found.adopted_from is None else found
-    if not is_patch_config(found):
+    if isinstance(config, PatchConfig):
+        return (
+            _copied(config, label or config.name)
+            if config.lenient and config.adopted_from is None
+            else config
+        )
+    if not is_patch_config(config):
         raise ConfigError(
-            f"{type(found).__name__} object is not a patch config",
-            where=f"{type(found).__module__}.{type(found).__qualname__}",
+            f"{type(config).__name__} object is not a patch config",
+            where=f"{type(config).__module__}.{type(config).__qualname__}",
             fix="pass a veomni_hook.PatchConfig, or one made with the patchgen package",
         )
-    label = label or _label(found)
+    label = label or _label(config)
     return PatchConfig(
-        source_module=found.source_module,
-        target_file=getattr(found, "target_file", "patched_modeling.py"),
-        description=getattr(found, "description", ""),
-        patches=[adopt_patch(patch, label) for patch in found.patches],
-        additional_imports=[_import(spec) for spec in found.additional_imports],
-        post_import_blocks=list(getattr(found, "post_import_blocks", ())),
-        helpers=list(found.helpers),
-        positioned_helpers=[adopt_helper(helper) for helper in getattr(found, "positioned_helpers", ())],
-        drop_imported_names=set(getattr(found, "drop_imported_names", ())),
-        exclude=list(found.exclude),
-        transformers_version=getattr(found, "transformers_version", None),
+        source_module=config.source_module,
+        target_file=getattr(config, "target_file", "patched_modeling.py"),
+        description=getattr(config, "description", ""),
+        patches=[adopt_patch(patch, label) for patch in config.patches],
+        additional_imports=[_import(spec) for spec in config.additional_imports],
+        post_import_blocks=list(getattr(config, "post_import_blocks", ())),
+        helpers=list(config.helpers),
+        positioned_helpers=[adopt_helper(helper) for helper in getattr(config, "positioned_helpers", ())],
+        drop_imported_names=set(getattr(config, "drop_imported_names", ())),
+        exclude=list(config.exclude),
+        transformers_version=getattr(config, "transformers_version", None),
         origin=label,
         label=label,
-        adopted_from=found,
+        adopted_from=config,
         lenient=True,
     )
 
 
-def _copied(found: PatchConfig, label: str) -> PatchConfig:
+def _copied(config: PatchConfig, label: str) -> PatchConfig:
     """Return a copy with the present content; its device is that of the present `target_file`."""
-    made = copy(found)
-    for name, value in vars(found).items():
+    duplicate = copy(config)
+    for name, value in vars(config).items():
         if isinstance(value, list | set | dict) and name != "_namespace":
-            setattr(made, name, copy(value))
-    made.device = device_of(found.target_file) or found.device
-    made.label, made.adopted_from = label, found
-    return made
+            setattr(duplicate, name, copy(value))
+    duplicate.device = device_of(config.target_file) or config.device
+    duplicate.label, duplicate.adopted_from = label, config
+    return duplicate
 
 
 def adopt_patch(patch: Any, label: str) -> Patch:
@@ -120,26 +124,26 @@ def adopt_helper(helper: Any) -> PositionedHelper:
     return PositionedHelper(helper.target, helper.helper, getattr(helper, "placement", "after"))
 
 
-def _label(found: Any) -> str:
+def _label(config: Any) -> str:
     """``module:name`` of a config that does not record where it was made: where it is bound."""
     makers = dict.fromkeys(
         getattr(thing, "__module__", "")
-        for thing in (*(p.replacement for p in found.patches), *found.helpers)
+        for thing in (*(p.replacement for p in config.patches), *config.helpers)
     )
     likely = [(name, sys.modules[name]) for name in makers if name in sys.modules]
-    bound = next(_bindings(found, likely), None)
+    bound = next(_bindings(config, likely), None)
     # A module that only imports the config may use any name; its own module calls it `config` by convention.
     bound = bound or min(
-        _bindings(found, sorted(sys.modules.items())),
+        _bindings(config, sorted(sys.modules.items())),
         key=lambda name: (not name.endswith(":config"), name),
         default=None,
     )
-    return bound or f"{type(found).__module__}:{getattr(found, 'target_file', 'config')}"
+    return bound or f"{type(config).__module__}:{getattr(config, 'target_file', 'config')}"
 
 
-def _bindings(found: object, modules: list[tuple[str, ModuleType]]) -> Iterator[str]:
+def _bindings(config: object, modules: list[tuple[str, ModuleType]]) -> Iterator[str]:
     for module_name, module in modules:
         if isinstance(module, ModuleType):
             for name, value in list(vars(module).items()):
-                if value is found:
+                if value is config:
                     yield f"{module_name}:{name}"

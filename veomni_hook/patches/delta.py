@@ -67,34 +67,34 @@ def delta(upstream: str, patched: str) -> Delta:
     """Compare a module's text with its patched form."""
     before = ast.parse(upstream).body
     after = ast.parse(patched).body
-    found = Delta()
-    known = {_text(each) for each in _units(before)}
-    bound = {name for each in before for name in _bound(each)}
-    classes = {each.name: each for each in before if isinstance(each, ast.ClassDef)}
+    changes = Delta()
+    known = {_text(unit) for unit in _units(before)}
+    bound = {name for statement in before for name in _bound(statement)}
+    classes = {class_.name: class_ for class_ in before if isinstance(class_, ast.ClassDef)}
     tainted: set[str] = set()
     changed: list[tuple[ast.ClassDef, ast.ClassDef]] = []
-    for each in _units(after):
-        if isinstance(each, ast.ClassDef) and each.name in classes:
-            changed.append((classes[each.name], each))
-        elif isinstance(each, ast.ImportFrom) and each.module == "__future__":
-            found.future.append(each)
-        elif _text(each) not in known and not _is_docstring(each):
-            names = set(_bound(each))
+    for unit in _units(after):
+        if isinstance(unit, ast.ClassDef) and unit.name in classes:
+            changed.append((classes[unit.name], unit))
+        elif isinstance(unit, ast.ImportFrom) and unit.module == "__future__":
+            changes.future.append(unit)
+        elif _text(unit) not in known and not _is_docstring(unit):
+            names = set(_bound(unit))
             if names & bound:
-                found.shared |= names & bound
-            elif read_names(each) & tainted:
+                changes.shared |= names & bound
+            elif read_names(unit) & tainted:
                 tainted |= names
                 continue
             else:
-                found.added.append(each)
-            tainted |= found.shared
+                changes.added.append(unit)
+            tainted |= changes.shared
     compared = [_compared(old, new, tainted) for old, new in changed]
-    found.classes = {each.name: each for each in compared if each is not None}
-    slots = {name for each in found.added for name in _bound(each)}
-    functions = (each for each in found.added if isinstance(each, ast.FunctionDef))
-    for node in (*(change.node for change in found.classes.values()), *functions):
-        _Adopting(slots, found.classes).visit(node)
-    return found
+    changes.classes = {change.name: change for change in compared if change is not None}
+    slots = {name for statement in changes.added for name in _bound(statement)}
+    functions = (function for function in changes.added if isinstance(function, ast.FunctionDef))
+    for node in (*(change.node for change in changes.classes.values()), *functions):
+        _Adopting(slots, changes.classes).visit(node)
+    return changes
 
 
 def _compared(old: ast.ClassDef, new: ast.ClassDef, tainted: set[str]) -> ChangedClass | None:
@@ -109,8 +109,10 @@ def _compared(old: ast.ClassDef, new: ast.ClassDef, tainted: set[str]) -> Change
         name=new.name,
         bases=[ast.Starred(ast.Name(BASES, ast.Load()), ast.Load())],
         keywords=[],
-        body=[each for name in members for each in after[name]] or [ast.Pass()],
-        decorator_list=[each for each in new.decorator_list if decorator_name(each) not in _INHERITED],
+        body=[statement for name in members for statement in after[name]] or [ast.Pass()],
+        decorator_list=[
+            decorator for decorator in new.decorator_list if decorator_name(decorator) not in _INHERITED
+        ],
     )
     if "type_params" in ast.ClassDef._fields:
         vars(node)["type_params"] = []  # from Python 3.12 on
@@ -139,36 +141,36 @@ class _Adopting(ast.NodeTransformer):
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         self.generic_visit(node)
-        held = node.func.value if isinstance(node.func, ast.Attribute) else None
-        if isinstance(held, ast.Name) and held.id in self._slots:
-            for each in node.args:
-                if isinstance(each, ast.Name) and each.id in self._classes:
-                    each.id = adopted_name(each.id)
+        receiver = node.func.value if isinstance(node.func, ast.Attribute) else None
+        if isinstance(receiver, ast.Name) and receiver.id in self._slots:
+            for argument in node.args:
+                if isinstance(argument, ast.Name) and argument.id in self._classes:
+                    argument.id = adopted_name(argument.id)
         return node
 
 
 def _units(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
     """Statements, with each import split into one per name, because patches add and drop names."""
-    for each in body:
-        if isinstance(each, (ast.Import, ast.ImportFrom)):
-            for alias in each.names:
+    for statement in body:
+        if isinstance(statement, (ast.Import, ast.ImportFrom)):
+            for alias in statement.names:
                 one = (
                     ast.Import([alias])
-                    if isinstance(each, ast.Import)
-                    else ast.ImportFrom(each.module, [alias], each.level)
+                    if isinstance(statement, ast.Import)
+                    else ast.ImportFrom(statement.module, [alias], statement.level)
                 )
-                yield ast.copy_location(one, each)
+                yield ast.copy_location(one, statement)
         else:
-            yield each
+            yield statement
 
 
 def _members(body: Sequence[ast.stmt]) -> dict[str, list[ast.stmt]]:
     """Statements of a class body by the name that they bind; a property and its setter share one name."""
-    found: dict[str, list[ast.stmt]] = {}
-    for each in body:
-        if not _is_docstring(each) and not isinstance(each, ast.Pass):
-            found.setdefault(", ".join(_bound(each)) or _text(each), []).append(each)
-    return found
+    members: dict[str, list[ast.stmt]] = {}
+    for statement in body:
+        if not _is_docstring(statement) and not isinstance(statement, ast.Pass):
+            members.setdefault(", ".join(_bound(statement)) or _text(statement), []).append(statement)
+    return members
 
 
 def _bound(node: ast.AST) -> list[str]:
@@ -176,16 +178,16 @@ def _bound(node: ast.AST) -> list[str]:
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
         return [node.name]
     if isinstance(node, (ast.Import, ast.ImportFrom)):
-        return [each.asname or each.name.partition(".")[0] for each in node.names]
+        return [name.asname or name.name.partition(".")[0] for name in node.names]
     names: dict[str, None] = {}
     for child in ast.iter_child_nodes(node):
         if isinstance(child, (ast.stmt, ast.ExceptHandler, ast.match_case)):
             names.update(dict.fromkeys(_bound(child)))
         else:
             names.update(
-                (each.id, None)
-                for each in ast.walk(child)
-                if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)
+                (name.id, None)
+                for name in ast.walk(child)
+                if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store)
             )
     return list(names)
 
@@ -195,7 +197,7 @@ def _is_docstring(node: ast.stmt) -> bool:
 
 
 def _texts(nodes: Iterable[ast.AST]) -> list[str]:
-    return [_text(each) for each in nodes]
+    return [_text(node) for node in nodes]
 
 
 def _text(node: ast.AST) -> str:

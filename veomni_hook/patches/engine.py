@@ -91,7 +91,9 @@ def applicable(configs: Iterable[object], module: str, device: str) -> list[Patc
             return
         if any(same_config(known, config) for known in fitting):
             return
-        if config.base is not None and not any(same_config(given, config.base) for given in given_configs):
+        if config.base is not None and not any(
+            same_config(given_config, config.base) for given_config in given_configs
+        ):
             add(adopt(config.base))
         fitting.append(config)
 
@@ -179,8 +181,8 @@ def _patched(
     document: Document, configs: Sequence[PatchConfig], sites: Sequence[Site], origin: Origin
 ) -> PatchedSource:
     source = document.source
-    found = routes(sites, origin.module)
-    steps, yielded = declared_steps([*([found] if found else []), *configs], origin, document)
+    routing = routes(sites, origin.module)
+    steps, yielded = declared_steps([*([routing] if routing else []), *configs], origin, document)
     report = PatchReport(
         module=origin.module,
         version=origin.version,

@@ -61,14 +61,14 @@ class Replacement:
         """
         from torch import nn
 
-        found = self.named(self.name)
-        if not (isinstance(found, type) and issubclass(found, nn.Module)):
+        subclass = self.named(self.name)
+        if not (isinstance(subclass, type) and issubclass(subclass, nn.Module)):
             raise ReplacementError(
                 f"{self.name}, to which {self.mapped.name} is mapped, is no subclass of torch.nn.Module",
                 fix="map the class to a class of modules",
                 **self._place,
             )
-        parameters = signature(found.forward).parameters
+        parameters = signature(subclass.forward).parameters
         for old, new in self.mapped.renamed.items():
             if old in parameters and new not in parameters:
                 raise SignatureError(
@@ -76,15 +76,15 @@ class Replacement:
                     fix=f"rename the parameter {old} of {self.name}.forward to {new}, or take both",
                     **self._place,
                 )
-        return found
+        return subclass
 
     def named(self, text: str) -> Any:
         """Import what ``package.module:name`` names; raises ReplacementError if that fails."""
         module, _, name = text.partition(":")
         try:
-            found = import_module(module)
+            value = import_module(module)
             for part in name.split("."):
-                found = getattr(found, part)
+                value = getattr(value, part)
         except Exception as error:
             raise ReplacementError(
                 f"{text}, which belongs to the mapping of {self.mapped.name}, cannot be imported: "
@@ -92,7 +92,7 @@ class Replacement:
                 fix="correct the name or the module; `map_class` imports it when a model is built",
                 **self._place,
             ) from error
-        return found
+        return value
 
     def is_kind(self, kind: type) -> bool:
         """Whether ``kind`` is the class, if a model has been built with it; imports nothing."""
@@ -128,9 +128,9 @@ class Replacement:
                 where=self._place["where"],
                 fix="load without quantisation, or inside use_mapped_classes(on=False)",
             )
-        made = self.named(self.weights)
+        conversions = self.named(self.weights)
         # Copied: transformers collects tensors in these objects.
-        return list(made()) if callable(made) else deepcopy(list(made))
+        return list(conversions()) if callable(conversions) else deepcopy(list(conversions))
 
 
 _WANTED: ContextVar[bool] = ContextVar("veomni_mapped_classes", default=True)
@@ -221,17 +221,17 @@ class MappedClass:
             return
         module, _, name = (patch.replacement_source or "").rpartition(".")
         text = f"{module}:{name}"
-        made = Replacement(self, text, patch.target, patch.weights)
+        replacement = Replacement(self, text, patch.target, patch.weights)
         known = self.replacements.get(text)
         if known is not None and "kind" in vars(known):
-            made.kind = known.kind
-        self.replacements[text] = self.current = made
+            replacement.kind = known.kind
+        self.replacements[text] = self.current = replacement
         self.declared = patch.target
         self.targets.add(patch.target)
 
     def is_instance(self, module: object) -> bool:
         """Whether ``module`` has the class of a replacement; imports nothing."""
-        return any(each.is_kind(type(module)) for each in list(self.replacements.values()))
+        return any(replacement.is_kind(type(module)) for replacement in list(self.replacements.values()))
 
     def either(self, own: type) -> type:
         """Return a stand-in for ``own`` of which instances of the replacement are instances, too.

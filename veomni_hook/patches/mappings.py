@@ -67,11 +67,13 @@ def mapping(
     origin = place_of_caller()
     declared = _text(target)
 
-    def register(given: Any) -> Any:
-        named = given if isinstance(given, str) else f"{given.__module__}:{given.__qualname__}"
+    def register(mapped_to: Any) -> Any:
+        named = (
+            mapped_to if isinstance(mapped_to, str) else f"{mapped_to.__module__}:{mapped_to.__qualname__}"
+        )
         for text in filter(None, (named, weights)):
             _check(text, declared, origin)
-        _check_kind(given, declared, origin)
+        _check_kind(mapped_to, declared, origin)
         before = [patch for patch in config.patches if _maps(patch, target)]
         if before and not overwrite:
             raise ConfigError(
@@ -95,7 +97,7 @@ def mapping(
         else:
             config.patches.append(patch)
         follow(config, taken_back=False)
-        return given
+        return mapped_to
 
     return register if replacement is None else register(replacement)
 

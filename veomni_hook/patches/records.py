@@ -151,10 +151,10 @@ def describe(patch_type: PatchType, target: str, replacement: object) -> str:
 def digests(fingerprints: Collection[str], relies_on: Mapping[str, Collection[str]] | None) -> dict[str, Any]:
     """The digests in a declaration as fields of its patch; a single one may be given as text."""
 
-    def collected(given: Collection[str]) -> tuple[str, ...]:
-        return (given,) if isinstance(given, str) else tuple(given)
+    def collected(texts: Collection[str]) -> tuple[str, ...]:
+        return (texts,) if isinstance(texts, str) else tuple(texts)
 
-    relied_on = {name: collected(given) for name, given in (relies_on or {}).items()}
+    relied_on = {name: collected(texts) for name, texts in (relies_on or {}).items()}
     return {"fingerprints": collected(fingerprints), "relies_on": relied_on}
 
 
@@ -174,12 +174,12 @@ def place_of_caller() -> str:
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
-def place_of_code(found: object) -> str:
+def place_of_code(definition: object) -> str:
     """Where a function or class is defined, if the object records it (classes: since Python 3.13)."""
-    found = getattr(found, "__func__", None) or getattr(found, "fget", None) or found
-    code = getattr(found, "__code__", None)
+    definition = getattr(definition, "__func__", None) or getattr(definition, "fget", None) or definition
+    code = getattr(definition, "__code__", None)
     if code is not None:
         return f"{code.co_filename}:{code.co_firstlineno}"
-    line = getattr(found, "__firstlineno__", None)
-    file = getattr(sys.modules.get(getattr(found, "__module__", "")), "__file__", None)
+    line = getattr(definition, "__firstlineno__", None)
+    file = getattr(sys.modules.get(getattr(definition, "__module__", "")), "__file__", None)
     return f"{file}:{line}" if line and file else ""

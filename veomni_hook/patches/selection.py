@@ -47,8 +47,8 @@ def selected(config: PatchConfig, document: Document) -> Iterator[tuple[Patch, s
         ConfigError: a patch has an unknown type.
         PatchError: a code pattern is invalid.
     """
-    for given in config.patches:
-        patch = given if isinstance(given, Patch) else adopt_patch(given, config.name)
+    for declared in config.patches:
+        patch = declared if isinstance(declared, Patch) else adopt_patch(declared, config.name)
         if not config.is_pattern and not patch.regex:
             yield patch, patch.target
             continue

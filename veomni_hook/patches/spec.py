@@ -375,8 +375,8 @@ class PatchConfig:
         """
         if isinstance(declared, str):
             return self._places.get(declared, self._made_at)
-        held = getattr(declared, "replacement", None) or getattr(declared, "helper", declared)
-        return getattr(declared, "origin", "") or place_of_code(held) or self._made_at
+        definition = getattr(declared, "replacement", None) or getattr(declared, "helper", declared)
+        return getattr(declared, "origin", "") or place_of_code(definition) or self._made_at
 
     @property
     def announced(self) -> str:
@@ -416,18 +416,18 @@ class PatchConfig:
     ) -> Any:
         origin = place_of_caller()  # now: the decorator's own line, not that of the decorated object
 
-        def register(given: T) -> T:
+        def register(decorated: T) -> T:
             self.patches.append(
                 Patch(
                     patch_type,
                     target,
-                    given,
+                    decorated,
                     origin=origin,
-                    source_module=getattr(given, "__module__", None),
-                    description=description or describe(patch_type, target, given),
+                    source_module=getattr(decorated, "__module__", None),
+                    description=description or describe(patch_type, target, decorated),
                     **options,
                 )
             )
-            return given
+            return decorated
 
         return register if replacement is None else register(replacement)

@@ -65,8 +65,8 @@ def _slots(config: PatchConfig, kept: Sequence[Step]) -> list[SlotSpec]:
 def _helpers(config: PatchConfig, document: Document) -> Iterator[Step]:
     for helper in config.helpers:
         yield Step("helper", _name(helper), "Helper of the patches", config, helper)
-    for given in config.positioned_helpers:
-        placed = adopt_helper(given)
+    for positioned_helper in config.positioned_helpers:
+        placed = adopt_helper(positioned_helper)
         reason = f"Helper after {placed.target}"
         if is_present(config, document, "helper", placed.target):
             yield Step("helper", _name(placed.helper), reason, config, placed)
@@ -104,12 +104,12 @@ def same_config(one: PatchConfig | None, other: object) -> bool:
     """Whether both are the same config, in patchgen's form or adopted."""
     if one is None or other is None:
         return False
-    made = getattr(other, "adopted_from", None)
+    original = getattr(other, "adopted_from", None)
     return (
         one is other
         or one.adopted_from is other
-        or one is made
-        or (made is not None and one.adopted_from is made)
+        or one is original
+        or (original is not None and one.adopted_from is original)
     )
 
 

@@ -245,9 +245,9 @@ def _namespace(step: Step) -> Mapping[str, Any]:
     written = payload.helper if isinstance(payload, PositionedHelper) else payload
     if callable(written):
         written = inspect.unwrap(written)
-    found = getattr(written, "__globals__", None)
-    if isinstance(found, dict):
-        return found
+    namespace = getattr(written, "__globals__", None)
+    if isinstance(namespace, dict):
+        return namespace
     module = sys.modules.get(getattr(written, "__module__", None) or "")
     return {} if module is None else vars(module)
 

@@ -64,11 +64,11 @@ class Load:
 
     def idle(self) -> dict[str, torch.Tensor]:
         """Return how many experts of each router got no token; it waits for no device."""
-        return {name: (each == 0).sum() for name, each in self.counts.items()}
+        return {name: (tokens == 0).sum() for name, tokens in self.counts.items()}
 
     def most(self) -> dict[str, torch.Tensor]:
         """Return the tokens of the busiest expert in multiples of the mean; it waits for no device."""
-        return {name: each.max() / each.double().mean() for name, each in self.counts.items()}
+        return {name: tokens.max() / tokens.double().mean() for name, tokens in self.counts.items()}
 
     def reduce(self, group: object = None) -> None:
         """Add up what the processes of ``group`` (None: all) have counted, in each of them.
@@ -91,9 +91,9 @@ class Load:
                 self.tokens[name].double(),
                 self.most()[name],
                 self.idle()[name].double(),
-                entropy.get(name, none.to(each.device)),
+                entropy.get(name, none.to(tokens.device)),
             ])
-            for name, each in self.counts.items()
+            for name, tokens in self.counts.items()
         ]  # fmt: skip
         numbers = torch.stack(rows).tolist()
         return {
@@ -107,7 +107,7 @@ class Load:
         The colour is the number of tokens in multiples of the row's mean; experts without a token are marked.
         It waits for the device.
         """
-        rows = {name: each.tolist() for name, each in self.counts.items()}
+        rows = {name: tokens.tolist() for name, tokens in self.counts.items()}
         Path(path).write_text(heat_map(rows, title), encoding="utf-8")
 
 
@@ -130,9 +130,9 @@ class _Monitor(Session):
         load.counts[name] += _counted(chosen.flatten(), experts)
         load.tokens[name] += chosen.shape[0]
         if self.entropy:
-            each = torch.special.entr(_probabilities(routed)).sum(-1, keepdim=True).flatten(0, -2)
-            each = each if routed.split is None else routed.split.once(each)
-            total = each.sum(dtype=torch.float64)
+            entropies = torch.special.entr(_probabilities(routed)).sum(-1, keepdim=True).flatten(0, -2)
+            entropies = entropies if routed.split is None else routed.split.once(entropies)
+            total = entropies.sum(dtype=torch.float64)
             load.entropies[name] = load.entropies[name] + total if name in load.entropies else total
 
     def check(self) -> None:

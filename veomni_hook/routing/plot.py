@@ -21,7 +21,7 @@ def heat_map(rows: Mapping[str, Sequence[int]], title: str) -> str:
     The colour is a number in multiples of its row's mean; zero is a black mark. Each field says its numbers
     as a tooltip.
     """
-    columns = max((len(each) for each in rows.values()), default=1)
+    columns = max((len(row) for row in rows.values()), default=1)
     wide = max(2.0, min(24.0, WIDEST / columns))
     width, height = LABELS + wide * columns + 10, TOP + ROW * len(rows) + 30
     parts = [

@@ -114,10 +114,10 @@ def _without_router(experts: Collection[str], routers: Collection[str]) -> Itera
 
 def _upstreams_routers(model: nn.Module) -> set[type]:
     """The classes from which transformers collects the logits of routers."""
-    found: set[type] = set()
+    classes: set[type] = set()
     for kind in {type(model), *(type(child) for child in model.children())}:
         recorders = (getattr(kind, "_can_record_outputs", None) or {}).get("router_logits", ())
-        each = recorders if isinstance(recorders, (list, tuple)) else (recorders,)
-        targets = (getattr(one, "target_class", one) for one in each)
-        found.update(target for target in targets if isinstance(target, type))
-    return found
+        entries = recorders if isinstance(recorders, (list, tuple)) else (recorders,)
+        targets = (getattr(one, "target_class", one) for one in entries)
+        classes.update(target for target in targets if isinstance(target, type))
+    return classes

@@ -61,15 +61,15 @@ class Routes:
 
     def __init__(self, ids: Mapping[str, torch.Tensor | Sequence[torch.Tensor]], experts: int) -> None:
         self._calls: dict[str, list[Call]] = {}
-        for name, given in ids.items():
-            for each in (given,) if isinstance(given, torch.Tensor) else given:
-                self._calls.setdefault(name, []).append(_checked(name, each, experts))
+        for name, recorded in ids.items():
+            for tensor in (recorded,) if isinstance(recorded, torch.Tensor) else recorded:
+                self._calls.setdefault(name, []).append(_checked(name, tensor, experts))
 
     @classmethod
     def _of(cls, calls: Mapping[str, Iterable[Call]]) -> Routes:
-        made = cls.__new__(cls)
-        made._calls = {name: list(each) for name, each in calls.items()}
-        return made
+        routes = cls.__new__(cls)
+        routes._calls = {name: list(of_router) for name, of_router in calls.items()}
+        return routes
 
     @property
     def calls(self) -> Mapping[str, Sequence[Call]]:
@@ -79,9 +79,9 @@ class Routes:
     @property
     def nbytes(self) -> int:
         """How many bytes the tensors take."""
-        calls = [call for each in self._calls.values() for call in each]
-        held = [tensor for call in calls for tensor in (call.ids, call.weights) if tensor is not None]
-        return sum(tensor.nbytes for tensor in held)
+        calls = [call for of_router in self._calls.values() for call in of_router]
+        tensors = [tensor for call in calls for tensor in (call.ids, call.weights) if tensor is not None]
+        return sum(tensor.nbytes for tensor in tensors)
 
     def __getitem__(self, name: str) -> torch.Tensor:
         """Return the experts ``[tokens, top_k]`` that the router ``name`` chose in its only call."""
@@ -101,8 +101,8 @@ class Routes:
         return self._calls.keys()
 
     def __repr__(self) -> str:
-        each = {len(calls) for calls in self._calls.values()}
-        times = f"{min(each)} to {max(each)}" if len(each) > 1 else "".join(map(str, each)) or "0"
+        counts = {len(calls) for calls in self._calls.values()}
+        times = f"{min(counts)} to {max(counts)}" if len(counts) > 1 else "".join(map(str, counts)) or "0"
         return f"Routes({len(self)} routers, calls of each: {times}, {self.nbytes} bytes)"
 
     def to(self, device: torch.device | str) -> Routes:
@@ -126,13 +126,13 @@ class Routes:
         """
         parts = list(parts)
         first = parts[0]
-        if any(each._calls.keys() != first._calls.keys() for each in parts):
+        if any(part._calls.keys() != first._calls.keys() for part in parts):
             raise RoutingError(
                 "the routes to be joined are not those of the same routers",
                 where=_WHERE,
                 fix="join routes of one model, recorded in the same way",
             )
-        return cls._of({name: [_as_one([each._only(name) for each in parts])] for name in first._calls})
+        return cls._of({name: [_as_one([part._only(name) for part in parts])] for name in first._calls})
 
     def as_sequences(self, batch: int) -> Routes:
         """Return the routes of several calls that continue the same sequences as those of one call.
@@ -196,7 +196,7 @@ def _as_one(calls: Sequence[Call], batch: int = 1) -> Call:
 
 
 def _in_parts(tensors: Sequence[torch.Tensor], batch: int) -> torch.Tensor:
-    by_row = [each.view(batch, len(each) // batch, each.shape[1]) for each in tensors]
+    by_row = [tensor.view(batch, len(tensor) // batch, tensor.shape[1]) for tensor in tensors]
     return torch.cat(by_row, 1).flatten(0, 1)
 
 

@@ -148,9 +148,9 @@ def _settle() -> None:
 
 def _around(slot: Slot, router: nn.Module, run: Kernel | None, operands: tuple[object, ...]) -> Kernel | None:
     if in_backward():
-        given = _history.recall(router)
-        return run if given is None else partial(_repeated, at_given(slot.variant, run), given)
-    sessions = [each for each in _open if router in each.routers.names]
+        recalled = _history.recall(router)
+        return run if recalled is None else partial(_repeated, at_given(slot.variant, run), recalled)
+    sessions = [session for session in _open if router in session.routers.names]
     if not sessions:
         _history.passed(router)
         if not _open and not _history:
@@ -166,8 +166,8 @@ def _around(slot: Slot, router: nn.Module, run: Kernel | None, operands: tuple[o
     return partial(_routed, sessions, slot.variant, router, run)
 
 
-def _repeated(kernel: Kernel, given: Given, *operands: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    return kernel(*operands, indices=given.indices(operands[0]))
+def _repeated(kernel: Kernel, recorded: Given, *operands: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    return kernel(*operands, indices=recorded.indices(operands[0]))
 
 
 def _routed(
@@ -175,22 +175,25 @@ def _routed(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     logits = operands[0]
     split = split_of(router, logits.shape[:-1].numel())
-    found = ((each, each.given(each.routers.names[router], logits, split)) for each in reversed(sessions))
-    session, call = next(((each, call) for each, call in found if call is not None), (None, None))
+    calls = (
+        (session, session.given(session.routers.names[router], logits, split))
+        for session in reversed(sessions)
+    )
+    session, call = next(((candidate, call) for candidate, call in calls if call is not None), (None, None))
     if session is None or call is None:
         weights, indices = (run or formula(variant))(*operands)
         _history.passed(router)
     else:
         name = session.routers.names[router]
-        given = Given(
+        recorded = Given(
             call, _fitting(session.where, name, call, logits, operands[_places(variant)["top_k"]], split)
         )
-        weights, indices = at_given(variant, run)(*operands, indices=given.indices(logits))
-        _history.note(router, given, weights)
-    for each in sessions:
-        name = each.routers.names[router]
-        each.called.add(name)
-        each.see(Routed(name, variant, operands, weights.detach(), indices, split))
+        weights, indices = at_given(variant, run)(*operands, indices=recorded.indices(logits))
+        _history.note(router, recorded, weights)
+    for observer in sessions:
+        name = observer.routers.names[router]
+        observer.called.add(name)
+        observer.see(Routed(name, variant, operands, weights.detach(), indices, split))
     return weights, indices
 
 

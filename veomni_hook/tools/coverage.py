@@ -151,21 +151,21 @@ def failure(module: str, reason: str, op: str = "-") -> Row:
 
 def totals(rows: Iterable[Row]) -> list[Total]:
     """Return a total for each op, in the order of the idioms, then for parts of ops; zeros included."""
-    held: dict[str, list[Row]] = {idiom.OP: [] for idiom in recogniser.every_idiom()}
+    by_op: dict[str, list[Row]] = {idiom.OP: [] for idiom in recogniser.every_idiom()}
     for row in rows:
         if row.status != ERROR:
-            held.setdefault(row.op, []).append(row)
+            by_op.setdefault(row.op, []).append(row)
             if row.part:
-                held.setdefault(f"{row.op}/{row.part}", []).append(row)
-    return [_total(op, found) for op, found in held.items()]
+                by_op.setdefault(f"{row.op}/{row.part}", []).append(row)
+    return [_total(op, of_op) for op, of_op in by_op.items()]
 
 
 def denominators() -> dict[str, list[str]]:
     """Return for each op what counts as a candidate: one sentence from each of its idioms."""
-    found: dict[str, list[str]] = {}
+    sentences: dict[str, list[str]] = {}
     for idiom in recogniser.every_idiom():
-        found.setdefault(idiom.OP, []).append(idiom.CANDIDATES)
-    return found
+        sentences.setdefault(idiom.OP, []).append(idiom.CANDIDATES)
+    return sentences
 
 
 def _one_by_one(document: Document, *, optional: Collection[str]) -> Iterator[Row]:

@@ -248,7 +248,7 @@ def load_balancing_loss(backend: str) -> Callable[..., Tensor | int]:
         if not isinstance(gate_logits, tuple):
             return 0
         device = gate_logits[0].device
-        layers = tuple(each.to(device, torch.float32) for each in gate_logits)
+        layers = tuple(gate_logit.to(device, torch.float32) for gate_logit in gate_logits)
         if attention_mask is None:
             return kernel(layers, num_experts, top_k, None)  # type: ignore[no-any-return]
         kept = attention_mask.to(device, torch.float32)

@@ -114,11 +114,11 @@ def _statistics(
     if target is None:
         raise _wrong("log-probabilities need labels", "pass labels or shift_labels")
     temperature = options.get("temperature", 1.0)
-    found = token_log_probs(
+    statistics = token_log_probs(
         hidden_states, weights, target.to(hidden_states.device), ignore_index=ignore_index,
         scale=None if temperature == 1 else 1 / temperature, entropy=True, backend=backend,
     )  # fmt: skip
-    return {"log_probs": found.log_probs, "entropy": found.entropy}
+    return {"log_probs": statistics.log_probs, "entropy": statistics.entropy}
 
 
 def _needed(hidden_states: Tensor | None, weights: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -139,13 +139,15 @@ class Registration:
     changed: tuple[str, ...]
 
     def __repr__(self) -> str:
-        names = dict.fromkeys(each.name for each in self.kernels)
-        rows = dict.fromkeys((each.field, f"{each.op}/{each.variant}", each.kernel) for each in self.kernels)
+        names = dict.fromkeys(kernel.name for kernel in self.kernels)
+        rows = dict.fromkeys(
+            (kernel.field, f"{kernel.op}/{kernel.variant}", kernel.kernel) for kernel in self.kernels
+        )
         lines = [
             f"registered in VeOmni: {', '.join(names)}",
             *(line.text for line in table(("field of OpsImplementationConfig", "slot", "kernel"), rows)),
             "changed in VeOmni:",
-            *(f"  {each}" for each in self.changed),
+            *(f"  {change}" for change in self.changed),
         ]
         return "\n".join(lines)
 
@@ -178,13 +180,13 @@ def register(*backends: str) -> Registration:
         KernelError: a backend does not exist; VeOmni or a package that it imports is not installed; or this
             release of VeOmni has another form. In each case nothing is registered.
     """
-    if unknown := [each for each in backends if each not in BACKENDS]:
+    if unknown := [backend for backend in backends if backend not in BACKENDS]:
         raise KernelError(
             f"there is no backend {unknown[0]!r} to offer to VeOmni",
             where="veomni_hook.integrations.veomni.register",
             fix=f"backends: {', '.join(BACKENDS)}",
         )
-    wanted = tuple(each for each in BACKENDS if each in backends or not backends)
+    wanted = tuple(backend for backend in BACKENDS if backend in backends or not backends)
     veomni = gather(tuple(LEGACY))
     for offer in _OFFERS:
         if not veomni.registry.list_available(*offer.slot):
@@ -231,13 +233,13 @@ def _extend_lists(veomni: Veomni, backends: tuple[str, ...]) -> list[str]:
     """Extend the lists of names that VeOmni keeps outside its kernel registry; return which."""
     for op, (_, is_forward) in LEGACY.items():
         for backend in backends:
-            found = veomni.backend_spec(
+            spec = veomni.backend_spec(
                 entry=entry(op, backend), requires=_REQUIRES[backend], replace_forward=is_forward
             )
-            veomni.backends[op].setdefault(name_of(backend), found)
+            veomni.backends[op].setdefault(name_of(backend), spec)
     for offer in _OFFERS:
         kernels = [kernel_of(*offer.ours, backend) for backend in backends]
-        able = {name_of(each.backend) for each in kernels if not {*each.requires.devices} - {"npu"}}
+        able = {name_of(kernel.backend) for kernel in kernels if not {*kernel.requires.devices} - {"npu"}}
         if offer.field in veomni.allowed_on_npu:  # VeOmni checks the other fields when it binds slots
             veomni.allowed_on_npu[offer.field] |= able
     lists = [f"get_op({op!r}).backends in veomni.ops.config.registry" for op in LEGACY]
@@ -253,9 +255,9 @@ def _stand_in(veomni: Veomni) -> list[str]:
     ):
         original = getattr(module, name)
         if not hasattr(original, _MARK):
-            found = make(original)
-            setattr(found, _MARK, True)
-            setattr(module, name, found)
+            replacement = make(original)
+            setattr(replacement, _MARK, True)
+            setattr(module, name, replacement)
         replaced.append(f"{module.__name__}.{name}")
     return replaced
 
@@ -277,14 +279,14 @@ def _loss_installer(registry: Any, original: Callable[..., str]) -> Callable[...
 
 
 def _experts_installer(experts: Any, original: Callable[..., None]) -> Callable[..., None]:
-    made = {name_of(backend): backend for backend in BACKENDS}
+    backend_of = {name_of(backend): backend for backend in BACKENDS}
 
     @wraps(original)
     def apply_veomni_fused_moe_patch(fused_moe_kernel: str = "triton") -> None:
-        if fused_moe_kernel not in made:
+        if fused_moe_kernel not in backend_of:
             original(fused_moe_kernel)
             return
-        experts._fused_moe_forward = adapters.fused_experts(made[fused_moe_kernel])
+        experts._fused_moe_forward = adapters.fused_experts(backend_of[fused_moe_kernel])
         # Clears the kernels for LoRA of experts, which then run VeOmni's eager code.
         attribute("veomni.lora.ops", "bind_lora_moe_kernels")(fused_moe_kernel)
 

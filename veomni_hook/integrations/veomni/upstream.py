@@ -51,10 +51,10 @@ def attribute(module: str, name: str) -> Any:
     Raises:
         KernelError: VeOmni, or a package that it imports, is not installed, or it has no such name.
     """
-    found = _imported(module)
-    if not hasattr(found, name):
+    imported = _imported(module)
+    if not hasattr(imported, name):
         raise _changed(f"{module} has no {name!r}")
-    return getattr(found, name)
+    return getattr(imported, name)
 
 
 def gather(legacy_ops: tuple[str, ...]) -> Veomni:
@@ -100,25 +100,25 @@ def no_slot(op: str, variant: str) -> KernelError:
 
 def _backends_of(op: str, home: str) -> dict[str, Any]:
     try:
-        found = attribute(home, "get_op")(op).backends
+        backends = attribute(home, "get_op")(op).backends
     except (KeyError, AttributeError) as error:
         raise _changed(f"{home} has no backends for op {op!r}") from error
-    if not isinstance(found, dict):
+    if not isinstance(backends, dict):
         raise _changed(f"the backends of op {op!r} in {home} are no dict")
-    return found
+    return backends
 
 
 def _checked_class(module: str, name: str, *needed: str) -> Any:
-    found = attribute(module, name)
-    known = {field.name for field in fields(found)} if is_dataclass(found) else set()
-    if missing := [each for each in needed if each not in known]:
+    class_ = attribute(module, name)
+    known = {field.name for field in fields(class_)} if is_dataclass(class_) else set()
+    if missing := [field_name for field_name in needed if field_name not in known]:
         raise _changed(f"{module}.{name} has no field {missing[0]!r}")
-    return found
+    return class_
 
 
 def _check_parameters(module: Any, name: str, *needed: str) -> None:
     parameters = inspect.signature(attribute(module.__name__, name)).parameters
-    if missing := [each for each in needed if each not in parameters]:
+    if missing := [parameter for parameter in needed if parameter not in parameters]:
         raise _changed(f"{module.__name__}.{name} has no parameter {missing[0]!r}")
 
 

@@ -70,7 +70,7 @@ def cast_before_weight(
         not alike
         or not residual.numel()
         or residual.ndim < 2
-        or len({each.dtype for each in (residual, hidden_states, weight)}) > 1
+        or len({tensor.dtype for tensor in (residual, hidden_states, weight)}) > 1
     ):
         return _ADDED(residual, hidden_states, weight, eps)
     return _apply(residual.contiguous(), hidden_states.contiguous(), weight.contiguous(), float(eps))
@@ -89,7 +89,7 @@ def refuses(
     owner: object, residual: Tensor, hidden_states: Tensor, norm: nn.Module, norm_class: type[nn.Module]
 ) -> str | None:
     """Return what the kernel refuses, beside `skipped_calls`, or None."""
-    parameters = [held for held in norm._parameters.values() if held is not None]
+    parameters = [parameter for parameter in norm._parameters.values() if parameter is not None]
     if len(parameters) != 1:
         return f"the norm has {len(parameters)} parameters instead of only a weight"
     if (reason := ascend.unfit(residual, hidden_states)) is not None:

@@ -236,7 +236,7 @@ def refuses(
     parameters = norm._parameters
     weight = parameters.get("weight")
     if weight is None or len(parameters) != 1:
-        named = [each for each in parameters.values() if each is not None]
+        named = [parameter for parameter in parameters.values() if parameter is not None]
         if len(named) != 1:
             return f"the norm has {len(named)} parameters instead of only a weight"
         weight = named[0]

@@ -33,7 +33,7 @@ def refuses_call(
         return f"the attention has dropout ({dropout}), which the kernel does not support"
     if (reader := _reads_weights(owner)) is not None:
         return f"{reader} reads the attention weights, which the kernel does not store"
-    found = [dtype_of(each) for each in (query, key, value)]
+    found = [dtype_of(tensor) for tensor in (query, key, value)]
     if found[0] not in dtypes or found[1] != found[0] or found[2] != found[0]:
         return f"query, key and value are {found[0]}, {found[1]} and {found[2]}"
     return None

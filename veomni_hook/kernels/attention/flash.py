@@ -44,7 +44,7 @@ def sliding_window(
     window = window_of(attention_mask, query)
     assert window is not None  # noqa: S101 - `refuses` has asked
     dtype = dtype_of(query)
-    q, k, v = (each.to(dtype).transpose(1, 2) for each in (query, key, value))
+    q, k, v = (tensor.to(dtype).transpose(1, 2) for tensor in (query, key, value))
     length = query.shape[2]
     output = _OPERATOR(
         q, k, v, None, None, length, length, 0.0, True, False,
@@ -72,14 +72,14 @@ def refuses(  # noqa: PLR0911 - the operands of the op, one return a refusal
         return "the numbers of queries and keys differ: there is a cache"
     if dropout > 0 and owner.training:
         return f"the attention has dropout ({dropout}), whose random numbers would be others"
-    dtypes = [dtype_of(each) for each in (query, key, value)]
+    dtypes = [dtype_of(tensor) for tensor in (query, key, value)]
     if dtypes[0] not in _DTYPES or dtypes[1] != dtypes[0] or dtypes[2] != dtypes[0]:
         names = f"{dtypes[0]}, {dtypes[1]} and {dtypes[2]}"
         return f"query, key and value are {names}: flash attention needs half precision"
     width = query.shape[-1]
     if width % _MULTIPLE or width > _WIDEST or key.shape[-1] != width or value.shape[-1] != width:
         return f"heads have {width} and {value.shape[-1]} columns: flash attention needs one multiple of 8"
-    if any(each.stride(-1) != 1 for each in (query, key, value)):
+    if any(tensor.stride(-1) != 1 for tensor in (query, key, value)):
         return "the columns of a head are not contiguous"
     if not _HAS_WINDOW:
         return "torch's flash attention has no window here"

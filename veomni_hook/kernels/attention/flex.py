@@ -102,14 +102,14 @@ def with_softcap(
 
 def _with_sinks(scale: float, dtype: torch.dtype, *operands: Any) -> torch.Tensor:
     query, key, value, sinks, mask = operands
-    query, key, value = (each.to(dtype) for each in (query, key, value))
+    query, key, value = (tensor.to(dtype) for tensor in (query, key, value))
     owner = SimpleNamespace(sinks=sinks, num_key_value_groups=query.shape[1] // key.shape[1], training=False)
     return reference.sinks_float32_softmax(query, key, value, mask, owner, scale)[0]
 
 
 def _with_softcap(scale: float, softcap: float | None, dtype: torch.dtype, *operands: Any) -> torch.Tensor:
     *states, mask = operands
-    query, key, value = (each.to(dtype) for each in states)
+    query, key, value = (state.to(dtype) for state in states)
     owner = SimpleNamespace(num_key_value_groups=query.shape[1] // key.shape[1], training=False)
     return reference.softcap(query, key, value, mask, owner, scale, 0.0, softcap)[0]
 
@@ -152,8 +152,8 @@ def loses(owner: object, query: torch.Tensor, *others: object) -> str | None:
 def _refuses_mask(query: torch.Tensor, key: torch.Tensor, mask: object) -> str | None:
     if not isinstance(mask, torch.Tensor):
         return f"the attention mask is a {type(mask).__name__}"
-    found = known(mask)
-    if found is None or not found.is_unchanged():
+    known_mask = known(mask)
+    if known_mask is None or not known_mask.is_unchanged():
         return "the attention mask is not as transformers made it for eager attention"
     expected = (query.shape[0], 1, query.shape[2], key.shape[2])
     if mask.shape != expected or mask.device != query.device:
@@ -185,8 +185,8 @@ def _blocks(mask: torch.Tensor | None, query: torch.Tensor, *, uniform: bool) ->
     if is_dynamo_compiling():
         keys = None if mask is None else keys_seen(mask, query)
         return None if keys is None else Blocks(causal_blocks(query.shape[2], keys, query.device), None)
-    found = None if mask is None else known(mask)
-    return None if found is None else found.blocks(uniform=uniform)
+    known_mask = None if mask is None else known(mask)
+    return None if known_mask is None else known_mask.blocks(uniform=uniform)
 
 
 def _attend(
@@ -205,7 +205,7 @@ def _attend(
     groups = query.shape[1] // key.shape[1]
     if groups & (groups - 1):
         # Not a power of two: flex_attention's kernels for groups need one.
-        key, value = (each.repeat_interleave(groups, 1) for each in (key, value))
+        key, value = (tensor.repeat_interleave(groups, 1) for tensor in (key, value))
     mask, sees = (None, None) if blocks is None else blocks
     change = None if sinks is not None else _change(softcap, sees)
     operands = (query, key, value, mask, change, scale, sinks is not None)

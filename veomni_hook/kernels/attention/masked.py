@@ -28,7 +28,7 @@ def sliding_window(
     ``query`` is ``[batch, heads, queries, head_dim]``; the result ``[batch, queries, heads, head_dim]``.
     """
     groups = query.shape[1] // key.shape[1]
-    keys, values = (each.repeat_interleave(groups, 1) for each in (key, value))
+    keys, values = (tensor.repeat_interleave(groups, 1) for tensor in (key, value))
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     scores = ((query @ keys.transpose(2, 3)) * scale).masked_fill(~attention_mask, -torch.inf)
     weights = functional.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)

@@ -63,12 +63,12 @@ class Mask:
         ``uniform``: a query that sees no key sees all of them, with equal weights. That is what eager
         attention computes for it, because all its scores are the smallest number.
         """
-        found = self._blocks.get(uniform)
-        if found is None:
+        blocks_of_mask = self._blocks.get(uniform)
+        if blocks_of_mask is None:
             dense = self.dense()
             assert dense is not None  # noqa: S101 - the caller holds it
-            found = self._blocks[uniform] = _blocks(dense, uniform=uniform)
-        return found
+            blocks_of_mask = self._blocks[uniform] = _blocks(dense, uniform=uniform)
+        return blocks_of_mask
 
 
 _KNOWN: dict[int, Mask] = {}
@@ -96,8 +96,8 @@ def watch(*_: object) -> None:
 
 def known(dense: torch.Tensor) -> Mask | None:
     """Return what is known of a mask, or None if ``eager_mask`` did not return this tensor."""
-    found = _KNOWN.get(id(dense))
-    return found if found is not None and found.dense() is dense else None
+    mask = _KNOWN.get(id(dense))
+    return mask if mask is not None and mask.dense() is dense else None
 
 
 def _remember(mask: object) -> None:
@@ -109,7 +109,7 @@ def _remember(mask: object) -> None:
 
 def _forget(key: int, gone: object) -> None:
     # Another tensor may have this id by now.
-    if (found := _KNOWN.get(key)) is not None and found.dense is gone:
+    if (mask := _KNOWN.get(key)) is not None and mask.dense is gone:
         del _KNOWN[key]
 
 

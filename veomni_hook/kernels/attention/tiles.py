@@ -122,14 +122,14 @@ def _tile(kind: str, device: torch.device, itemsize: int, group: int, *widths: i
     across = sum(columns)
     for rows, keys, stages in _TILES[kind]:
         # On Blackwell, products end later, and Triton holds a tile more for them.
-        held = stages + 1 if stages > 1 and generation(device) == _BLACKWELL else stages
+        in_flight = stages + 1 if stages > 1 and generation(device) == _BLACKWELL else stages
         of_rows, of_keys = rows * across, keys * across
         if kind == "forward":
-            of_rows, of_keys = rows * columns[0], held * of_keys
+            of_rows, of_keys = rows * columns[0], in_flight * of_keys
         elif kind == "backward_query":
-            of_rows, of_keys = 2 * of_rows, held * of_keys
+            of_rows, of_keys = 2 * of_rows, in_flight * of_keys
         elif kind == "backward_keys":
-            of_rows = held * 2 * of_rows
+            of_rows = in_flight * 2 * of_rows
         if (of_rows + of_keys + 2 * rows * keys) * itemsize <= room(device)[1]:
             break
     own = min(power(group), rows)
@@ -195,7 +195,7 @@ def _strides(operands: tuple[Tensor, ...], seen: Tensor) -> tuple[int, ...]:
     *tensors, mask = operands
     rows = 0 if len(mask) == 1 else 1
     return (
-        *(stride for each in tensors for stride in each.stride()[:3]),
+        *(stride for tensor in tensors for stride in tensor.stride()[:3]),
         mask.stride(0) * rows,
         *mask.stride()[1:],
         seen.shape[1] * seen.shape[2] * rows,
@@ -216,7 +216,7 @@ def _run(
     *constants: object,
 ) -> None:
     """Launch a kernel; ``sizes``: the numbers of queries and keys, on which Triton does not specialise."""
-    launch = _launch(kernel, tensors[0].device, tuple(each.dtype for each in tensors), numbers, constants)
+    launch = _launch(kernel, tensors[0].device, tuple(tensor.dtype for tensor in tensors), numbers, constants)
     launch(grid, *tensors, *sizes, *numbers)
 
 
@@ -288,10 +288,10 @@ def _attention_tiles_backward(
     numbers = batch, *_strides(operands, seen), scale
 
     def sums(result: Tensor, *, of_values: bool) -> None:
-        found = result.new_empty(parts * chunks, *result.shape, dtype=torch.float32)
-        tensors = *operands, dout, lse, delta, blocks, counts, order, found
+        partial_sums = result.new_empty(parts * chunks, *result.shape, dtype=torch.float32)
+        tensors = *operands, dout, lse, delta, blocks, counts, order, partial_sums
         _run(kernel, grid, tensors, sizes, numbers, parts, of_values)
-        result.copy_(found.sum(0))
+        result.copy_(partial_sums.sum(0))
 
     sums(dkey, of_values=False)
     if value is not None:

@@ -53,8 +53,8 @@ def _run(
     if (run := slot.kernel(owner, *operands, upstream)) is not None:
         return run(*operands)
     name = with_parameter(_OP, owner, upstream, ("seq_idx", "cu_seqlens"), slot)
-    given = bounds if name == "cu_seqlens" else indices_of(bounds, hidden_states.shape[0])
-    return upstream(*args, **{**kwargs, name: given})
+    bounds_or_indices = bounds if name == "cu_seqlens" else indices_of(bounds, hidden_states.shape[0])
+    return upstream(*args, **{**kwargs, name: bounds_or_indices})
 
 
 def _operands(

@@ -40,7 +40,7 @@ def refuses(
     owner: object, hidden_states: Tensor, weight: Tensor, bias: Tensor | None, *others: object
 ) -> str | None:
     """Return what the kernel refuses, beside `operand_checks`, or None."""
-    dtypes = {each.dtype for each in (hidden_states, weight, bias) if each is not None}
+    dtypes = {tensor.dtype for tensor in (hidden_states, weight, bias) if tensor is not None}
     if len(dtypes) > 1 or not dtypes <= {*_DTYPES}:
         return f"the input is {hidden_states.dtype}, the weight {weight.dtype}"
     return None

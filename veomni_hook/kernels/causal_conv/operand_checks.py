@@ -26,8 +26,8 @@ def refuses(
     """Return why this call must run the upstream code, or None. Operands: see `reference.depthwise`."""
     if not is_upstreams(upstream, owner):
         return f"the function was replaced by {name_of(upstream)}"
-    given = [each for each in (bias, cu_seqlens) if each is not None]
-    if (reason := not_plain(hidden_states, weight, *given) or untraceable()) is not None:
+    optional = [tensor for tensor in (bias, cu_seqlens) if tensor is not None]
+    if (reason := not_plain(hidden_states, weight, *optional) or untraceable()) is not None:
         return reason
     if activation not in _ACTIVATIONS:
         return f"the activation is {activation}"

@@ -70,5 +70,8 @@ def _first(cu_seqlens: torch.Tensor, positions: int, taps: int, device: torch.de
     read = (place[:, None] - back).clamp(min=0)
     valid = (within[:, None] >= back).unsqueeze(2)
     return _First(
-        *(each.to(device, non_blocking=True) for each in (starts // max(positions, 1), place, read, valid))
+        *(
+            tensor.to(device, non_blocking=True)
+            for tensor in (starts // max(positions, 1), place, read, valid)
+        )
     )

@@ -169,7 +169,7 @@ def refuses(
     """Return what the kernel refuses, beside `operand_checks`, or None."""
     if weight.shape[1] > _MOST_TAPS:
         return f"the kernel has {weight.shape[1]} taps, more than {_MOST_TAPS}"
-    dtypes = {each.dtype for each in (weight, bias) if each is not None}
+    dtypes = {tensor.dtype for tensor in (weight, bias) if tensor is not None}
     if len(dtypes) > 1 or not dtypes | {hidden_states.dtype} <= _DTYPES:
         return f"the input is {hidden_states.dtype}, the weight {weight.dtype}"
     return None

@@ -31,7 +31,7 @@ def counts_up(node: Node) -> bool:
     source = _source(node)
     # A view of ids has ids.
     return source is not None and is_only_read(
-        source, _name, _READERS, is_view=lambda each: _shape(each) is not None
+        source, _name, _READERS, is_view=lambda node: _shape(node) is not None
     )
 
 
@@ -68,10 +68,10 @@ def _is_integer(argument: Any) -> bool:
 
 def _is_consecutive(node: Node) -> bool:
     """Return whether an ``arange`` has integer bounds and the step one."""
-    given = dict(zip(("start", "end", "step"), node.args, strict=False)) | node.kwargs
-    bounds = [given[name] for name in ("start", "end") if name in given]
+    arguments = dict(zip(("start", "end", "step"), node.args, strict=False)) | node.kwargs
+    bounds = [arguments[name] for name in ("start", "end") if name in arguments]
     whole = bool(bounds) and all(map(_is_integer, bounds))
-    return whole and type(step := given.get("step", 1)) is int and step == 1 and "out" not in given
+    return whole and type(step := arguments.get("step", 1)) is int and step == 1 and "out" not in arguments
 
 
 def _adds_integer(node: Node, before: Node) -> bool:
@@ -87,7 +87,7 @@ def _keeps_rows(node: Node, before: Node) -> bool:
     """Return whether the last dimension is the same for every input; adds no guard."""
     if node.args[0] is not before or not _shape(before):
         return False
-    return is_same_length(*(_shape(each)[-1] for each in (before, node)))  # type: ignore[index]
+    return is_same_length(*(_shape(node_)[-1] for node_ in (before, node)))  # type: ignore[index]
 
 
 def _selects_rows(node: Node, before: Node) -> bool:

@@ -110,11 +110,11 @@ def _replacement_in(module: ModuleType, guard: Guard) -> Replacement | None:
 
 def _as_it_is_now(row: Row, replacements: list[Replacement | None]) -> Row:
     """Report what replaces the guards of a place, unless recorded calls already show the result."""
-    others = [each for each in dict.fromkeys(replacements) if each is not None]
+    others = [fromkey for fromkey in dict.fromkeys(replacements) if fromkey is not None]
     if not others:
         return row
-    names = ", ".join(each.name for each in others)
-    unreachable = None not in replacements and not any(each.reaches for each in others)
+    names = ", ".join(other.name for other in others)
+    unreachable = None not in replacements and not any(other.reaches for other in others)
     if not row.training and not row.evaluation and unreachable:
         reason = f"replaced by {names}"
         return replace(row, backend=REPLACED, reason=reason, called=False, settled=True, note="")
@@ -164,7 +164,7 @@ def _row(
         settled=answers.idle is not None,
         training=training,
         evaluation=() if record is None else record.evaluation.calls(),
-        first_passes=0 if record is None else sum(each.times for each in record.first_passes.calls()),
+        first_passes=0 if record is None else sum(call.times for call in record.first_passes.calls()),
         note="; ".join(_notes(slot, owner, answers.wanted, outcome, supplied=supplied)),
         supplied=supplied,
         compiled=how,

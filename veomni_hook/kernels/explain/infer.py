@@ -28,7 +28,9 @@ def _as_a_part(row: Row, whole: Row) -> Row:
     """Return ``row`` with the calls of ``whole`` for the modes in which it has none."""
     reason = f"part of {whole.op}"
     for mode in MODES:
-        taken = tuple(each._replace(reason=reason) for each in getattr(whole, mode) if each.backend != EAGER)
+        taken = tuple(
+            answer._replace(reason=reason) for answer in getattr(whole, mode) if answer.backend != EAGER
+        )
         if taken and not getattr(row, mode):
             in_training = mode == "training"
             row = replace(row, training=taken) if in_training else replace(row, evaluation=taken)
@@ -53,8 +55,10 @@ def with_unasked(rows: list[Row]) -> Iterator[Row]:
 def _modes_below(row: Row, rows: list[Row]) -> list[str]:
     """Return the modes in which modules below a place are called and the place itself is not."""
     inside = f"{row.place}." if row.place else ""
-    below = [each for each in rows if each.place.startswith(inside) and each.place != row.place]
-    modes = [mode for mode in MODES if any(getattr(each, mode) for each in below)]
-    if not modes and any(each.called for each in below):
+    below = [
+        row_below for row_below in rows if row_below.place.startswith(inside) and row_below.place != row.place
+    ]
+    modes = [mode for mode in MODES if any(getattr(row_below, mode) for row_below in below)]
+    if not modes and any(row_below.called for row_below in below):
         modes = ["compiled calls"]
     return [mode for mode in modes if mode == "compiled calls" or not getattr(row, mode)]

@@ -26,8 +26,8 @@ _FIRST = (
 
 def no_slots(model: nn.Module, where: str) -> KernelError:
     """Return the error for a model whose modules have no kernel slots."""
-    found = {base.__module__ for module in model.modules() for base in type(module).__mro__}
-    names = sorted(name for name in found if _MODELING.fullmatch(name))
+    modules = {base.__module__ for module in model.modules() for base in type(module).__mro__}
+    names = sorted(name for name in modules if _MODELING.fullmatch(name))
     why, fix = _why(names)
     return KernelError(f"a {type(model).__name__} has no kernel slots: {why}", where=where, fix=fix)
 
@@ -37,7 +37,7 @@ def _why(names: list[str]) -> tuple[str, str]:
         fix = "pass the model itself, a transformers model made from modeling files that the hook has patched"
         return "no class in it is from a modeling file of transformers", fix
     # Kernels do not import finders; the interpreter's meta path shows whether the hook is active.
-    hook = next((each for each in sys.meta_path if type(each).__module__ == _FINDERS), None)
+    hook = next((finder for finder in sys.meta_path if type(finder).__module__ == _FINDERS), None)
     if hook is None:
         switch = os.environ.get("VEOMNI_HOOK")
         if switch is not None and switch.lower() in ("0", "false", "no", "off"):
@@ -48,7 +48,7 @@ def _why(names: list[str]) -> tuple[str, str]:
         return f"the hook did not patch the remote code {shortened(names)}", fix
     late = [name for name in names if not _was_asked_for(name)]
     if late:
-        others = [type(each).__name__ for each in sys.meta_path[: sys.meta_path.index(hook)]]
+        others = [type(finder).__name__ for finder in sys.meta_path[: sys.meta_path.index(hook)]]
         ahead = f", or taken by a finder ahead of it ({', '.join(others)})" if others else ""
         return f"the hook came too late: {shortened(late)} was imported before it was active{ahead}", _FIRST
     fix = (

@@ -40,13 +40,13 @@ def _slots_of(kind: type) -> list[tuple[str, Slot]]:
     inside: dict[int, dict[str, Slot]] = {}  # by the identity of a function's globals
     # Methods of torch and of transformers' base classes hold no slots, and are most of a module's.
     bases = [base for base in reversed(kind.__mro__) if not base.__module__.startswith(_WITHOUT)]
-    methods = {name: each for base in bases for name, each in vars(base).items()}
+    methods = {name: attribute for base in bases for name, attribute in vars(base).items()}
     for method in methods.values():
         if callable(method):
             function = inspect.unwrap(method)
             code, scope = getattr(function, "__code__", None), getattr(function, "__globals__", {})
             if id(scope) not in inside:
-                inside[id(scope)] = {name: each for name, each in scope.items() if isinstance(each, Slot)}
+                inside[id(scope)] = {name: value for name, value in scope.items() if isinstance(value, Slot)}
             known = inside[id(scope)]
             if known and code is not None:
                 slots.update((name, known[name]) for name in code.co_names if name in known)

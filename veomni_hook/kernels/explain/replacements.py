@@ -64,7 +64,7 @@ def overridden(guard: Guard, base: type, kind: type) -> bool:
 
 def _first(guard: Guard, base: type, kind: type) -> type:
     """Return the class that provides the guarded method for modules of ``kind``."""
-    return next((each for each in kind.__mro__ if guard.method in vars(each)), base)
+    return next((base_ for base_ in kind.__mro__ if guard.method in vars(base_)), base)
 
 
 def _is_patched(kind: type) -> bool:
@@ -95,20 +95,20 @@ def _is_guarded(function: Any, guard: Guard) -> bool:
     )
 
 
-def _is_upstream(found: Any, guard: Guard) -> bool:
-    """Return whether ``found`` is the guarded function, possibly below upstream decorators only."""
-    function = underlying(found)
+def _is_upstream(value: Any, guard: Guard) -> bool:
+    """Return whether ``value`` is the guarded function, possibly below upstream decorators only."""
+    function = underlying(value)
     while not _is_guarded(function, guard):
         inner = getattr(function, "__wrapped__", None)
-        if inner is None or isinstance(found, partial) or _root(function) not in _UPSTREAM:
+        if inner is None or isinstance(value, partial) or _root(function) not in _UPSTREAM:
             return False
         function = underlying(inner)
     return True
 
 
-def _leads(found: Any, guard: Guard, kind: type, owner: Any) -> bool:
-    """Return whether ``found`` refers to the guarded function: wraps it, closes over it, or names it."""
-    waiting, seen = [(found, 0)], set[int]()
+def _leads(function: Any, guard: Guard, kind: type, owner: Any) -> bool:
+    """Return whether ``function`` refers to the guarded function: wraps it, closes over it, or names it."""
+    waiting, seen = [(function, 0)], set[int]()
     while waiting and len(seen) < _REACH:
         one, depth = waiting.pop()
         if id(one) in seen:
@@ -116,9 +116,9 @@ def _leads(found: Any, guard: Guard, kind: type, owner: Any) -> bool:
         seen.add(id(one))
         if _is_guarded(underlying(one), guard):
             return True
-        waiting += [(each, depth) for each in _wrapped(one) if callable(each)]
+        waiting += [(function, depth) for function in _wrapped(one) if callable(function)]
         if isinstance(one, FunctionType) and depth < _NAMED:
-            waiting += [(each, depth + 1) for each in _named(one, guard, kind, owner)]
+            waiting += [(function, depth + 1) for function in _named(one, guard, kind, owner)]
     return False
 
 
@@ -142,11 +142,11 @@ def _named(function: FunctionType, guard: Guard, kind: type, owner: Any) -> Iter
     # Without copies of methods: they run only where the method is not edited.
     names = {name for name in _names(function.__code__) if not name.startswith("veomni_")}
     spaces = [function.__globals__, *map(vars, kind.__mro__), {} if owner is None else vars(owner)]
-    if names.isdisjoint({"super", *(each.__name__ for each in kind.__mro__)}):
+    if names.isdisjoint({"super", *(base.__name__ for base in kind.__mro__)}):
         names.discard(guard.method)  # another module's, as in self.mlp.forward(x)
     for name in names:
-        found = (space[name] for space in spaces if name in space)
-        yield from (each for each in found if isinstance(each, (FunctionType, MethodType, partial)))
+        values = (space[name] for space in spaces if name in space)
+        yield from (value for value in values if isinstance(value, (FunctionType, MethodType, partial)))
 
 
 def _is_filled(cell: Any) -> bool:

@@ -101,7 +101,9 @@ def grouped(rows: Iterable[Row]) -> list[Group]:
     """Return rows as they are printed: places with the same content are one group."""
     groups: dict[tuple[object, ...], list[Row]] = {}
     for row in rows:
-        modes = [(*((each.backend, each.reason) for each in getattr(row, mode)), mode) for mode in MODES]
+        modes = [
+            (*((answer.backend, answer.reason) for answer in getattr(row, mode)), mode) for mode in MODES
+        ]
         key = (row.kind, row.op, row.variant, row.backend, _why(row), *modes)
         groups.setdefault(key, []).append(row)
     return [_group(same) for same in groups.values()]
@@ -130,8 +132,8 @@ def _calls(rows: Sequence[Row]) -> str:
         if [(one.backend, one.reason) for one in calls] == [(first.backend, first.reason)]:
             told.append(f"{counted(calls[0].times, 'call')} in {mode}")
         elif calls:
-            each = ", ".join(f"{one.backend} ({one.reason}) {counted(one.times, 'call')}" for one in calls)
-            told.append(f"in {mode}: {each}")
+            answers = ", ".join(f"{one.backend} ({one.reason}) {counted(one.times, 'call')}" for one in calls)
+            told.append(f"in {mode}: {answers}")
     if first_passes := sum(row.first_passes for row in rows):
         told.append(f"{counted(first_passes, 'call')} in first passes of checkpoints")
     return "; ".join(told)

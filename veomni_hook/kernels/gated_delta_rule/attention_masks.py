@@ -53,60 +53,64 @@ def attends(owner: object) -> bool:
     return any(map(_is_attention, kinds))
 
 
-def check(owner: Any, kwargs: Mapping[str, object], given: Given, bounds: torch.Tensor, rows: int) -> None:
+def check(
+    owner: Any, kwargs: Mapping[str, object], arguments: Given, bounds: torch.Tensor, rows: int
+) -> None:
     """Raise SamplesError if attention layers of a model would mix the samples of a row.
 
     Args:
         owner: the model.
         kwargs: the arguments that it hands to its layers.
-        given: what its masks are made of.
+        arguments: what its masks are made of.
         bounds: boundaries of samples; some row has several.
         rows: of the batch.
     """
     if not attends(owner):
         return
     used = str(getattr(owner.config, "_attn_implementation", None) or "eager")
-    if not given.masks_positions:
-        found: tuple[str, str] | None = ("no positions reach it", "pass one sample a row")
+    if not arguments.masks_positions:
+        refusal: tuple[str, str] | None = ("no positions reach it", "pass one sample a row")
     elif "flash" in used:
-        found = _flash(kwargs, given, bounds, rows)
+        refusal = _flash(kwargs, arguments, bounds, rows)
     else:  # an implementation of the user's own separates samples by rules of its own
-        found = _masked(owner, given, bounds, rows) if used in _MASKED else None
-    if found is not None:
+        refusal = _masked(owner, arguments, bounds, rows) if used in _MASKED else None
+    if refusal is not None:
         raise SamplesError(
-            f"samples share a row, and {used} attention does not keep them apart: {found[0]}",
+            f"samples share a row, and {used} attention does not keep them apart: {refusal[0]}",
             where=type(owner).__name__,
-            fix=found[1],
+            fix=refusal[1],
         )
 
 
-def _masked(owner: Any, given: Given, bounds: torch.Tensor, rows: int) -> tuple[str, str] | None:
-    masks = _of_attention(given.attention_mask)
-    made = any(each is None for each in masks)
-    if any(_is_of_padding(each) for each in masks) or (made and isinstance(given.attention_mask, dict)):
+def _masked(owner: Any, arguments: Given, bounds: torch.Tensor, rows: int) -> tuple[str, str] | None:
+    masks = _of_attention(arguments.attention_mask)
+    is_without_mask = any(mask is None for mask in masks)
+    if any(_is_of_padding(mask) for mask in masks) or (
+        is_without_mask and isinstance(arguments.attention_mask, dict)
+    ):
         return (
             "transformers does not read position_ids beside an attention_mask",
             "leave attention_mask out; position_ids of padding behind the samples may be 0",
         )
-    if not made:  # they come from the user
+    if not is_without_mask:  # they come from the user
         return None
-    makes = owner.config.use_cache if given.use_cache is None else given.use_cache
-    if makes or given.cache is not None:
+    makes = owner.config.use_cache if arguments.use_cache is None else arguments.use_cache
+    if makes or arguments.cache is not None:
         return "transformers does not read position_ids beside a cache", "pass use_cache=False"
-    return None if _shown(given.position_ids, bounds, rows) else _not_shown(given.position_ids)
+    return None if _shown(arguments.position_ids, bounds, rows) else _not_shown(arguments.position_ids)
 
 
 def _flash(
-    kwargs: Mapping[str, object], given: Given, bounds: torch.Tensor, rows: int
+    kwargs: Mapping[str, object], arguments: Given, bounds: torch.Tensor, rows: int
 ) -> tuple[str, str] | None:
     if any(
-        _is_of_padding(each) and not bool(host_copy(each).all())
-        for each in _of_attention(given.attention_mask)
+        _is_of_padding(tensor) and not bool(host_copy(tensor).all())
+        for tensor in _of_attention(arguments.attention_mask)
     ):
         return "the attention_mask takes precedence over boundaries", "leave attention_mask out"
     if all(kwargs.get(name) is not None for name in _LENGTHS):
         return None
-    if rows == 1 and _shown(given.position_ids, bounds, rows, first=0):
+    if rows == 1 and _shown(arguments.position_ids, bounds, rows, first=0):
         return None
     why = "it separates samples by position_ids in a batch of one row alone, where each begins with 0"
     return why, f"pass {', '.join(_LENGTHS[:-1])} and {_LENGTHS[-1]}"

@@ -63,17 +63,17 @@ def found(
     Raises:
         SamplesError: samples share a row, and the attention layers of the model would mix them.
     """
-    given = Given(position_ids, attention_mask, cache, use_cache, masks_positions)
+    arguments = Given(position_ids, attention_mask, cache, use_cache, masks_positions)
     if not traced():
         forget(owner)
-    handed = _with_boundaries(owner, kwargs, given, inputs)
+    handed = _with_boundaries(owner, kwargs, arguments, inputs)
     if not STATE.active or inputs is None or not given_in(handed) or _continues(cache):
         return handed
     if traced():
         if attends(owner):
-            _check_eagerly(owner, handed, given, inputs)
+            _check_eagerly(owner, handed, arguments, inputs)
         return handed
-    return hand(owner, handed) if _check(owner, handed, given, inputs) else handed
+    return hand(owner, handed) if _check(owner, handed, arguments, inputs) else handed
 
 
 def _with_boundaries(
@@ -103,11 +103,11 @@ def _with_boundaries(
     return {**kwargs, "cu_seq_lens_q": boundaries(ends, inputs.device)}
 
 
-def _check(owner: object, kwargs: dict[str, object], given: Given, inputs: torch.Tensor) -> bool:
+def _check(owner: object, kwargs: dict[str, object], arguments: Given, inputs: torch.Tensor) -> bool:
     """Return whether samples share a row; raise SamplesError if attention layers would mix them."""
     bounds = _shared(kwargs, inputs)
     if bounds is not None:
-        check(owner, kwargs, given, bounds, inputs.shape[0])
+        check(owner, kwargs, arguments, bounds, inputs.shape[0])
     return bounds is not None
 
 
@@ -150,18 +150,18 @@ def refuse(
     """
     if not STATE.active or _continues(cache):
         return
-    given = Given(position_ids, attention_mask, cache, use_cache)
-    handed = _with_boundaries(owner, kwargs, given, inputs)
+    arguments = Given(position_ids, attention_mask, cache, use_cache)
+    handed = _with_boundaries(owner, kwargs, arguments, inputs)
     if inputs is not None and given_in(handed):
         # Boundaries are values, which compiled code does not have.
-        (_refuse_eagerly if traced() else _refuse)(owner, kwargs, handed, given, inputs, layers)
+        (_refuse_eagerly if traced() else _refuse)(owner, kwargs, handed, arguments, inputs, layers)
 
 
 def _refuse(
     owner: Any,
     kwargs: dict[str, object],
     handed: dict[str, object],
-    given: Given,
+    call_arguments: Given,
     inputs: torch.Tensor,
     layers: Layers,
 ) -> None:
@@ -177,7 +177,7 @@ def _refuse(
                     where=layer_of(layer),
                     fix=f"pass one sample a row{besides}",
                 )
-    check(owner, kwargs, given, bounds, inputs.shape[0])
+    check(owner, kwargs, call_arguments, bounds, inputs.shape[0])
 
 
 _refuse_eagerly: Callable[..., None] = torch.compiler.disable(_refuse)  # type: ignore[no-untyped-call]
@@ -214,8 +214,8 @@ def _continues(cache: object) -> bool:
 
 def _mask(attention_mask: object) -> torch.Tensor | None:
     """Return the mask of positions among what a model is given."""
-    given = attention_mask.values() if isinstance(attention_mask, dict) else (attention_mask,)
-    return next((each for each in given if isinstance(each, torch.Tensor) and each.dim() == 2), None)
+    masks = attention_mask.values() if isinstance(attention_mask, dict) else (attention_mask,)
+    return next((mask for mask in masks if isinstance(mask, torch.Tensor) and mask.dim() == 2), None)
 
 
 def _stands_still(position_ids: torch.Tensor) -> bool:

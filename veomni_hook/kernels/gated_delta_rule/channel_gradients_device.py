@@ -52,12 +52,12 @@ def through_states(
     overlap = tl.zeros((BK,), tl.float32)
     # In parts, whose loads run ahead of products without registers.
     for part in tl.range(0, BV, PART, num_stages=STAGES):
-        given = read_rows(dy + part, token, head, length, HEADS * V, V, V - part, PART)
+        gradient = read_rows(dy + part, token, head, length, HEADS * V, V, V - part, PART)
         new = tl.load(written + (place * BV + part) * 64 + column)
         state = tl.load(states + (place * BV + part) * BK + square)
         dstate = tl.load(dstates + (place * BV + part) * BK + square)
-        weights = tl.dot(given, new, weights, input_precision=PRECISION)
-        sum_q = tl.dot(given, state, sum_q, input_precision=PRECISION)
+        weights = tl.dot(gradient, new, weights, input_precision=PRECISION)
+        sum_q = tl.dot(gradient, state, sum_q, input_precision=PRECISION)
         sum_k = tl.dot(tl.trans(new), dstate, sum_k, input_precision=PRECISION)
         overlap += tl.sum(state.to(tl.float32) * dstate.to(tl.float32), axis=0)
     kept = weights.to(dp.dtype.element_ty)
@@ -151,17 +151,17 @@ def _through_halves(
         decay = tl.where(later, before, after)
         kept = neighbours(level)
         both = (tl.where(later, rows_q * SCALE, rows_k) * decay).to(dtype)
-        found = tl.dot(tl.where(kept, weights, none), both, input_precision=PRECISION)
-        change += both.to(tl.float32) * tl.where(later, found, -found)
-        found *= decay
-        sum_q += tl.where(later, found * SCALE, 0.0)
-        sum_k += tl.where(later, 0.0, found)
+        sums = tl.dot(tl.where(kept, weights, none), both, input_precision=PRECISION)
+        change += both.to(tl.float32) * tl.where(later, sums, -sums)
+        sums *= decay
+        sum_q += tl.where(later, sums * SCALE, 0.0)
+        sum_k += tl.where(later, 0.0, sums)
         keys = (rows_k * decay).to(dtype)
-        found = tl.dot(tl.where(kept, system, none), keys, input_precision=PRECISION)
-        of_beta = keys.to(tl.float32) * found
+        sums = tl.dot(tl.where(kept, system, none), keys, input_precision=PRECISION)
+        of_beta = keys.to(tl.float32) * sums
         sum_beta += tl.sum(tl.where(later, of_beta, 0.0), axis=1)
         change += of_beta * tl.where(later, write[:, None], -1.0)
-        sum_k += found * decay * tl.where(later, write[:, None], 1.0)
+        sum_k += sums * decay * tl.where(later, write[:, None], 1.0)
         before, after = extend(before, after, level, PART)
     return sum_q, sum_k, change, sum_beta, before, after
 
@@ -188,10 +188,10 @@ def _through_norm(
     for part in range(0, BK, PART):
         inside = (i[:, None] < length) & (part + columns[None, :] < K)
         rows = read_rows(x + part, token, head, length, TOKEN, HEAD, K - part, PART).to(tl.float32)
-        given = tl.load(dy + i[:, None] * BK + part + columns[None, :])
-        found = (given - rows * (scale * along)[:, None]) * scale[:, None]
+        gradient = tl.load(dy + i[:, None] * BK + part + columns[None, :])
+        through = (gradient - rows * (scale * along)[:, None]) * scale[:, None]
         to = dx + ((token + i[:, None]) * HEADS + head) * K + part + columns[None, :]
-        tl.store(to, found.to(dx.dtype.element_ty), mask=inside)
+        tl.store(to, through.to(dx.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -258,21 +258,21 @@ def through_products(  # noqa: PLR0915 - one pass over what is loaded
 
         # Of states: the decays are those from the start of the chunk, and to its end.
         tile = place * 64 * BK + i[:, None] * BK + part + columns[None, :]
-        found = tl.load(dq + tile) * (grown * SCALE)
-        sum_q += found
-        change += rows_q * found
-        found = tl.load(dread + tile).to(tl.float32) * grown
-        of_beta = rows_k * found
+        dq_rows = tl.load(dq + tile) * (grown * SCALE)
+        sum_q += dq_rows
+        change += rows_q * dq_rows
+        dq_rows = tl.load(dread + tile).to(tl.float32) * grown
+        of_beta = rows_k * dq_rows
         sum_beta += tl.sum(of_beta, axis=1)
         change += of_beta * write[:, None]
-        sum_k += found * write[:, None]
-        found = tl.load(dk + tile) * left
-        sum_k += found
-        found *= rows_k
+        sum_k += dq_rows * write[:, None]
+        dq_rows = tl.load(dk + tile) * left
+        sum_k += dq_rows
+        dq_rows *= rows_k
         # What is written decays with all that is behind it.
         whole = grown * tl.load(dtotal + place * BK + part + columns)[None, :]
-        whole += tl.sum(found, axis=0)[None, :]
-        change += tl.where(i[:, None] == 63, whole, 0.0) - found
+        whole += tl.sum(dq_rows, axis=0)[None, :]
+        change += tl.where(i[:, None] == 63, whole, 0.0) - dq_rows
         inside = (i[:, None] < length) & (part + columns[None, :] < K)
         to = (at * K)[:, None] + part + columns[None, :]
         tl.store(dg + to, tl.cumsum(change, axis=0, reverse=True).to(dg.dtype.element_ty), mask=inside)

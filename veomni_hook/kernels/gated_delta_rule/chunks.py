@@ -68,8 +68,8 @@ class Chunks:
             chunks = rows.transpose(0, 1).flatten(0, 1)
         else:
             number = sum(self.active)
-            found = _spread(tensor.flatten(0, 1), self._plan.slots, number * LENGTH)
-            chunks = found.view(number, LENGTH, *kept)
+            spread_rows = _spread(tensor.flatten(0, 1), self._plan.slots, number * LENGTH)
+            chunks = spread_rows.view(number, LENGTH, *kept)
         return chunks.transpose(1, 2).to(dtype, memory_format=torch.contiguous_format)
 
     def collect(self, chunks: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -79,8 +79,8 @@ class Chunks:
         if self._plan is None:
             steps = by_position.reshape(len(self.active), self._rows, LENGTH, heads, width)
             return steps.transpose(0, 1).flatten(1, 2)[:, : self._positions].contiguous()
-        found = _collect(by_position.flatten(0, 1), self._plan.slots)
-        return found.view(self._rows, self._positions, heads, width)
+        rows = _collect(by_position.flatten(0, 1), self._plan.slots)
+        return rows.view(self._rows, self._positions, heads, width)
 
 
 def chunks_of(tensor: torch.Tensor, cu_seqlens: torch.Tensor | None) -> Chunks:
@@ -102,18 +102,18 @@ def _plan(cu_seqlens: torch.Tensor, device: torch.device) -> _Plan:
     of_position = torch.repeat_interleave(torch.arange(lengths.numel()), lengths)
     within = torch.arange(of_position.numel()) - cu_seqlens[:-1].to(torch.int64)[of_position]
     slots = (first[within // LENGTH] + places[of_position]) * LENGTH + within % LENGTH
-    sent = (each.to(device, non_blocking=True) for each in (order, places, slots))
+    sent = (tensor.to(device, non_blocking=True) for tensor in (order, places, slots))
     return _Plan(tuple(active.tolist()), *sent)
 
 
 def _spread(rows: torch.Tensor, slots: torch.Tensor, size: int) -> torch.Tensor:
-    found: torch.Tensor = _Spread.apply(rows, slots, size)  # type: ignore[no-untyped-call]
-    return found
+    spread_rows: torch.Tensor = _Spread.apply(rows, slots, size)  # type: ignore[no-untyped-call]
+    return spread_rows
 
 
 def _collect(rows: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-    found: torch.Tensor = _Collect.apply(rows, slots)  # type: ignore[no-untyped-call]
-    return found
+    collected: torch.Tensor = _Collect.apply(rows, slots)  # type: ignore[no-untyped-call]
+    return collected
 
 
 class _Spread(torch.autograd.Function):

@@ -71,8 +71,8 @@ def _called(
     normalise: bool,
     cu_seqlens: Tensor | None,
 ) -> tuple[Tensor, Tensor | None]:
-    given = operands if initial_state is None else (*operands, initial_state)
-    if wants_grad(*given) and (reason := _wrong(operands[0].device)) is not None:
+    tensors = operands if initial_state is None else (*operands, initial_state)
+    if wants_grad(*tensors) and (reason := _wrong(operands[0].device)) is not None:
         raise KernelError(
             f"flash-linear-attention's backward is wrong with {reason}",
             where="gated_delta_rule=fla",

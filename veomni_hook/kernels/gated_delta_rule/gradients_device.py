@@ -84,12 +84,12 @@ def through_states(
         decayed = tl.zeros((PART,), tl.float32)
         # In parts, whose loads run ahead of products without registers.
         for part in tl.range(0, BV, PART, num_stages=STAGES):
-            given = read_rows(dy + part, token, head, length, HEADS * V, V, V - part, PART)
+            gradient = read_rows(dy + part, token, head, length, HEADS * V, V, V - part, PART)
             new = tl.load(written + (place * BV + part) * 64 + column)
             state = tl.load(states + (place * BV + part) * BK + square)
             dstate = tl.load(dstates + (place * BV + part) * BK + square)
-            weights = tl.dot(given, new, weights, input_precision=PRECISION)
-            sum_q += tl.dot(given, state, input_precision=PRECISION) * grown[:, None]
+            weights = tl.dot(gradient, new, weights, input_precision=PRECISION)
+            sum_q += tl.dot(gradient, state, input_precision=PRECISION) * grown[:, None]
             sum_k += tl.dot(tl.trans(new), dstate, input_precision=PRECISION) * left[:, None]
             decayed += tl.sum(state.to(tl.float32) * dstate.to(tl.float32), axis=1)
         # What is written decays with all that is behind it.
@@ -164,9 +164,9 @@ def through_values(
     for part in tl.range(0, BV, PART, num_stages=STAGES):
         dnew = tl.load(dwritten + (place * BV + part) * 64 + column)
         new = tl.load(u + (place * BV + part) * 64 + column)
-        given = read_rows(value + part, token, head, length, VT, VH, V - part, PART)
+        values = read_rows(value + part, token, head, length, VT, VH, V - part, PART)
         x = tl.dot(tl.trans(t), tl.trans(dnew), input_precision=PRECISION)
-        dwrite += tl.sum(x * given.to(tl.float32), axis=1)
+        dwrite += tl.sum(x * values.to(tl.float32), axis=1)
         write_rows(dvalue + part, x * write[:, None], token, head, length, HEADS * V, V, V - part, PART)
         dsystem = tl.dot(x.to(dwritten.dtype.element_ty), new, dsystem, input_precision=PRECISION)
     return dwrite, dsystem

@@ -30,8 +30,8 @@ def refuses(  # noqa: PLR0911 - one return a refusal; the operands
     """Return why this call must run the upstream code, or None. Operands: see `reference.scalar_decay`."""
     if not is_upstreams(upstream, owner):
         return f"the function was replaced by {name_of(upstream)}"
-    given = [each for each in (initial_state, cu_seqlens) if each is not None]
-    if (reason := not_plain(query, key, value, g, beta, *given) or untraceable()) is not None:
+    optional = [tensor for tensor in (initial_state, cu_seqlens) if tensor is not None]
+    if (reason := not_plain(query, key, value, g, beta, *optional) or untraceable()) is not None:
         return reason
     if query.dim() != 4 or query.shape != key.shape or value.dim() != 4:
         return f"query, key and value are {_sizes(query, key, value)}"
@@ -40,7 +40,7 @@ def refuses(  # noqa: PLR0911 - one return a refusal; the operands
         return f"query, key and value are {_sizes(query, key, value)}"
     if g.shape != value.shape[:3] or beta.shape != value.shape[:3]:
         return f"g and beta are {_sizes(g, beta)}, values {_sizes(value)}"
-    if not all(each.is_floating_point() for each in (query, key, value, g, beta)):
+    if not all(tensor.is_floating_point() for tensor in (query, key, value, g, beta)):
         return "an operand is no floating-point tensor"
     samples = rows
     if cu_seqlens is not None:
@@ -69,4 +69,4 @@ def refuses_channels(
 
 
 def _sizes(*tensors: torch.Tensor) -> str:
-    return ", ".join(str(list(each.shape)) for each in tensors)
+    return ", ".join(str(list(tensor.shape)) for tensor in tensors)

@@ -97,10 +97,10 @@ def _recurrence(
     rows, positions = query.shape[:2]
     dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
     groups = value.shape[2] // query.shape[2]
-    q, k, v, decay, write = (each.flatten(0, 1).to(dtype) for each in (query, key, value, g, beta))
+    q, k, v, decay, write = (tensor.flatten(0, 1).to(dtype) for tensor in (query, key, value, g, beta))
     if use_qk_l2norm_in_kernel:
-        q, k = (each * (each.square().sum(-1, keepdim=True) + _EPS).rsqrt() for each in (q, k))
-    q, k = (each.repeat_interleave(groups, dim=1) for each in (q * q.shape[-1] ** -0.5, k))
+        q, k = (tensor * (tensor.square().sum(-1, keepdim=True) + _EPS).rsqrt() for tensor in (q, k))
+    q, k = (tensor.repeat_interleave(groups, dim=1) for tensor in (q * q.shape[-1] ** -0.5, k))
     of_rows = [row * positions for row in range(rows + 1)]
     ends = of_rows if cu_seqlens is None else cu_seqlens.tolist()
     outputs, states = [], []

@@ -58,7 +58,9 @@ class Launches(ABC):
         self, operands: Operands, tables: Tables, parts: Parts, scanned: Scanned, dy: Tensor
     ) -> tuple[Tensor, ...]:
         """Return the gradients of the operands."""
-        results = tuple(torch.empty_like(each, memory_format=torch.contiguous_format) for each in operands)
+        results = tuple(
+            torch.empty_like(operand, memory_format=torch.contiguous_format) for operand in operands
+        )
         if chunks := tables.starts.numel():
             grid = (chunks, operands[0].shape[2], 1)
             self._gradients(grid, operands, (tables.starts, tables.ends), parts, scanned, dy, results)
@@ -93,7 +95,7 @@ def _prepared(kind: type[Launches], operands: Operands, normalise: bool) -> tupl
     """Return the operands as the kernels read them, and the launches."""
     q, k, v, g, beta = map(_by_token, operands)
     strided = (q, k, v, g) if kind.channels else (q, k, v)
-    strides = [each.stride(dim) for each in strided for dim in (1, 2)]
+    strides = [tensor.stride(dim) for tensor in strided for dim in (1, 2)]
     sizes = (v.shape[2], v.shape[2] // q.shape[2], q.shape[3], v.shape[3], *strides)
     dtypes = (q.dtype, g.dtype, beta.dtype)
     return (q, k, v, g, beta), _launches(kind, q.device, dtypes, sizes, normalise)
@@ -240,7 +242,7 @@ def _gradients_fake(
 ) -> tuple[Tensor, ...]:
     samples = v.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
     dinitial = state_of(v, q.shape[3], samples if to_initial else 0)
-    return (*(each.new_empty(each.shape) for each in (q, k, v, g, beta)), dinitial)
+    return (*(tensor.new_empty(tensor.shape) for tensor in (q, k, v, g, beta)), dinitial)
 
 
 def unfit(owner: object, query: Tensor, key: Tensor, value: Tensor, *others: object) -> str | None:

@@ -158,9 +158,9 @@ def _backward(
             whole = tl.exp(last)
         keep = (back * 64 + i[:, None] < length) & (rows[None, :] < V)
         at = dy + ((start + back * 64) * HEADS + head) * V + i[:, None] * (HEADS * V) + rows[None, :]
-        given = tl.trans(tl.load(at, mask=keep, other=0.0))
+        gradient = tl.trans(tl.load(at, mask=keep, other=0.0))
         weights = tl.load(p + place * 64 * 64 + i[:, None] * 64 + i[None, :])
-        new = tl.dot(given, weights, input_precision=PRECISION)
+        new = tl.dot(gradient, weights, input_precision=PRECISION)
         keys = tl.load(k + shared + tile)
         passed = tl.dot(known, tl.trans(keys), input_precision=PRECISION)
         if not CHANNELS:
@@ -170,8 +170,8 @@ def _backward(
         asked = tl.load(q + shared + tile)
         reading = tl.load(w + place * 64 * BK + tile)
         if not CHANNELS:
-            given = (given.to(tl.float32) * (SCALE * tl.exp(G))[None, :]).to(dtype)
-        state = tl.dot(given, asked, state * whole, input_precision=PRECISION)
+            gradient = (gradient.to(tl.float32) * (SCALE * tl.exp(G))[None, :]).to(dtype)
+        state = tl.dot(gradient, asked, state * whole, input_precision=PRECISION)
         state = tl.dot((-new).to(dtype), reading, state, input_precision=PRECISION)
     if INITIAL:
         tl.store(dinitial + outside, state, mask=inside)

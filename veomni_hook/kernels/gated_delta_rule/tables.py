@@ -54,7 +54,7 @@ def _tables(bounds: torch.Tensor, device: torch.device) -> Tables:
     ends = bounds[1:].repeat_interleave(chunks)
     # One copy to the device, in which each begins where `Launch` finds it aligned.
     tables = (starts, ends, bounds, first)
-    padded = [pad(each.to(torch.int32), (0, -each.numel() % _ALIGNED)) for each in tables]
+    padded = [pad(table.to(torch.int32), (0, -table.numel() % _ALIGNED)) for table in tables]
     sent = torch.cat(padded).to(device, non_blocking=True)
-    parts = torch.split(sent, [each.numel() for each in padded])
-    return Tables(*(part[: each.numel()] for part, each in zip(parts, tables, strict=True)))
+    parts = torch.split(sent, [table.numel() for table in padded])
+    return Tables(*(part[: table.numel()] for part, table in zip(parts, tables, strict=True)))

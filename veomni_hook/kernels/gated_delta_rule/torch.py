@@ -68,7 +68,7 @@ def _rule(
         dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
         # In half precision the state would lose what a long sample has added to it.
         with torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext():
-            q, k, v, decay, write = (chunks.spread(each, dtype) for each in (query, key, value, g, beta))
+            q, k, v, decay, write = (chunks.spread(tensor, dtype) for tensor in (query, key, value, g, beta))
             if use_qk_l2norm_in_kernel:
                 q, k = _normalised(q), _normalised(k)
             q = q * q.shape[-1] ** -0.5
@@ -88,7 +88,7 @@ def _rule(
 
 def _by_scalars(q: torch.Tensor, k: torch.Tensor, g: torch.Tensor, groups: int) -> _Decayed:
     transposed = k.transpose(2, 3)
-    scores, overlaps = (_by_head(each @ transposed, groups) for each in (q, k))
+    scores, overlaps = (_by_head(tensor @ transposed, groups) for tensor in (q, k))
     total = g.cumsum(2)
     later = torch.ones(LENGTH, LENGTH, dtype=torch.bool, device=q.device).triu(1)
     between = (total.unsqueeze(3) - total.unsqueeze(2)).masked_fill(later, float("-inf")).exp()
@@ -130,9 +130,9 @@ def _scan(
     heads = values.shape[1]
     if start is None:
         start = values.new_zeros(chunks.samples, heads, read.shape[3], values.shape[3])
-    sizes = [each * heads for each in chunks.active]
+    sizes = [count * heads for count in chunks.active]
     # One split: its backward joins the parts' gradients once, where slices would add as many full tensors.
-    by_step = zip(sizes, *(torch.split(each.flatten(0, 1), sizes) for each in parts), strict=True)
+    by_step = zip(sizes, *(torch.split(part.flatten(0, 1), sizes) for part in parts), strict=True)
     state, outputs, ended = chunks.in_order(start).flatten(0, 1), [], []
     for size, value, reading, writing, decay, query, weights in by_step:
         if size < state.shape[0]:

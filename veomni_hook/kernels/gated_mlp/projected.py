@@ -69,9 +69,9 @@ class Rows(Tensor):
             return func(*args, **kwargs)
         with torch._C.DisableTorchFunctionSubclass():
             if func is functional.linear and args and type(args[0]) is Rows:
-                given = {**dict(zip(("input", "weight", "bias"), args, strict=False)), **(kwargs or {})}
-                if _suits(**given):
-                    return _padded_linear(_plain(args[0]), given["weight"], given.get("bias"))
+                arguments = {**dict(zip(("input", "weight", "bias"), args, strict=False)), **(kwargs or {})}
+                if _suits(**arguments):
+                    return _padded_linear(_plain(args[0]), arguments["weight"], arguments.get("bias"))
             return func(*args, **(kwargs or {}))
 
     def __reduce_ex__(self, protocol: Any) -> Any:

@@ -64,10 +64,17 @@ class Product(Tensor):
             return func(*args, **kwargs)
         with torch._C.DisableTorchFunctionSubclass():
             if func is functional.linear and args and type(args[0]) is Product:
-                given = {**dict(zip(("input", "weight", "bias"), args, strict=False)), **(kwargs or {})}
-                if _suits(**given):
+                arguments = {**dict(zip(("input", "weight", "bias"), args, strict=False)), **(kwargs or {})}
+                if _suits(**arguments):
                     gate, up, *_ = origin = args[0]._origin
-                    operands = gate, up, given["weight"], given.get("bias"), _plain(args[0].detach()), origin
+                    operands = (
+                        gate,
+                        up,
+                        arguments["weight"],
+                        arguments.get("bias"),
+                        _plain(args[0].detach()),
+                        origin,
+                    )
                     return _GatedLinear.apply(*operands)  # type: ignore[no-untyped-call]
             return func(*args, **(kwargs or {}))
 
@@ -130,11 +137,11 @@ class _GatedLinear(torch.autograd.Function):
         gate, up, weight, bias = ctx.saved_tensors
         to_gate, to_up, to_weight, to_bias, *_ = wanted = ctx.needs_input_grad
         if is_recorded():
-            found = gradients(
+            slopes = gradients(
                 lambda gate, up, weight, bias: functional.linear(ctx.formula(gate, up), weight, bias),
                 (gate, up, weight, bias), wanted[:4], (dy,),
             )  # fmt: skip
-            return *found, None, None
+            return *slopes, None, None
         dgate = dup = dweight = product = None
         columns = ctx.columns
         if to_gate or to_up:

@@ -80,12 +80,12 @@ def _plan(
     ``again`` is that of the backward; None for the forward. It depends on everything that Triton specialises
     on. Contiguous tensors are one row.
     """
-    places = [rows_at(shape, each) for each in strides]
-    if any(each is None for each in places):
+    places = [rows_at(shape, stride) for stride in strides]
+    if any(place is None for place in places):
         return None
-    rows = [each for each in places if each is not None]
+    rows = [place for place in places if place is not None]
     number, columns = prod(shape), shape[-1]
-    if all(each == Rows(1, 1, columns, 0, 0) for each in rows):
+    if all(row == Rows(1, 1, columns, 0, 0) for row in rows):
         rows, columns = [Rows(1, 1, 0, 0, 0)] * len(rows), number
     form, activation, wide = code
     block, warps = (_FORWARD_BLOCK, _FORWARD_WARPS) if again is None else (_BACKWARD_BLOCK, _BACKWARD_WARPS)
@@ -96,7 +96,7 @@ def _plan(
         launch = Launch(device.backward, 6, *constants, again, num_warps=warps)
     blocks = -(-columns // block)
     grid = number // columns * blocks, 1, 1
-    return _Plan(launch, grid, (columns, blocks), tuple(each for row in rows for each in row))
+    return _Plan(launch, grid, (columns, blocks), tuple(number for row in rows for number in row))
 
 
 def _like(x: Tensor) -> Tensor:

@@ -85,5 +85,5 @@ def _problem(
         sides=sides,
         limit="bytes",
         work=work,
-        incoming={"backward": [torch.randn_like(each) for each in results]},
+        incoming={"backward": [torch.randn_like(result) for result in results]},
     )

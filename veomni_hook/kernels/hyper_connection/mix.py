@@ -40,7 +40,7 @@ def _backward_launch(device: torch.device, kind: _Kind, n: int, columns: int) ->
 
 @operator(lambda x, post, comb, output: x.new_empty(x.shape))
 def _hyper_connection_mix(x: Tensor, post: Tensor, comb: Tensor, output: Tensor) -> Tensor:
-    x, post, comb, output = (each.contiguous() for each in (x, post, comb, output))
+    x, post, comb, output = (tensor.contiguous() for tensor in (x, post, comb, output))
     batch, length, n, columns = x.shape
     y = torch.empty_like(x)
     launch = _forward_launch(x.device, (x.dtype, post.dtype, comb.dtype), n, columns)
@@ -53,9 +53,9 @@ def _hyper_connection_mix(x: Tensor, post: Tensor, comb: Tensor, output: Tensor)
 def _hyper_connection_mix_backward(
     dy: Tensor, post: Tensor, comb: Tensor, output: Tensor, x: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    dy, *operands = (each.contiguous() for each in (dy, post, comb, output, x))
+    dy, *operands = (tensor.contiguous() for tensor in (dy, post, comb, output, x))
     batch, length, n, columns = x.shape
-    results = [torch.empty_like(each) for each in operands]
+    results = [torch.empty_like(operand) for operand in operands]
     launch = _backward_launch(x.device, (x.dtype, post.dtype, comb.dtype), n, columns)
     launch((batch * length, 1, 1), dy, *operands, *results)
     dpost, dcomb, doutput, dx = results

@@ -13,7 +13,7 @@ _STREAMS = (2, 4, 8)
 
 def unsupported(streams: torch.Tensor, *others: torch.Tensor) -> str | None:
     """Return why kernels do not support streams ``[batch, length, N, D]`` and their weights, or None."""
-    for each in (streams, *others):
-        if each.dtype not in _DTYPES:
-            return f"the kernel does not support {each.dtype}"
+    for other in (streams, *others):
+        if other.dtype not in _DTYPES:
+            return f"the kernel does not support {other.dtype}"
     return None if streams.shape[2] in _STREAMS else f"the kernel does not support {streams.shape[2]} streams"

@@ -108,9 +108,9 @@ def _unlike(streams: Tensor, *others: Tensor) -> str | None:
         return reason
     if streams.ndim != 4 or not streams.numel():
         return "the streams do not have the shape [batch, length, streams, columns]"
-    if not all(each.is_floating_point() for each in (streams, *others)):
+    if not all(other.is_floating_point() for other in (streams, *others)):
         return "an operand does not consist of floating-point numbers"
-    if any(each.device != streams.device for each in others):
+    if any(other.device != streams.device for other in others):
         return "the operands are on different devices"
     autocast = torch.is_autocast_enabled(streams.device.type)
     return "autocast is active, which casts products" if autocast else None

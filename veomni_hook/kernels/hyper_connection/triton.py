@@ -79,7 +79,7 @@ def _hyper_connection(
     numbers: list[float],
     iterations: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    x, fn, base, scale = (each.contiguous() for each in (x, fn, base, scale))
+    x, fn, base, scale = (tensor.contiguous() for tensor in (x, fn, base, scale))
     tokens, sizes = x.shape[0] * x.shape[1], _of(x, fn, base, scale, iterations > 0)
     norm_eps, eps = numbers
     post, comb, y, m, r = _results(x, sizes.m, iterations)
@@ -108,7 +108,7 @@ def _hyper_connection_backward(
     numbers: list[float],
     iterations: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    x, fn, base, scale, m, r = (each.contiguous() for each in saved)
+    x, fn, base, scale, m, r = (tensor.contiguous() for tensor in saved)
     dy, dpost, dcomb = dy.contiguous(), dpost.contiguous(), dcomb.contiguous()
     tokens, sizes = m.shape[0], _of(x, fn, base, scale, iterations > 0)
     eps = numbers[1]
@@ -127,7 +127,7 @@ def _hyper_connection_backward(
     n = sizes.n
     by_weight = (dz * m).sum(0)
     parts_of = torch.split(by_weight, [n, n, n * n] if iterations else [n])
-    return dx, dfn, dz.sum(0).to(base.dtype), torch.stack([each.sum() for each in parts_of]).to(scale.dtype)
+    return dx, dfn, dz.sum(0).to(base.dtype), torch.stack([part.sum() for part in parts_of]).to(scale.dtype)
 
 
 def _definition(

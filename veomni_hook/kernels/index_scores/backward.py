@@ -64,5 +64,5 @@ def gradients_fake(
     relu: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return tensors of the gradients' shapes and dtypes."""
-    dquery, dkey, dweights = (each.new_empty(each.shape) for each in (query, key, weights))
+    dquery, dkey, dweights = (tensor.new_empty(tensor.shape) for tensor in (query, key, weights))
     return dquery, dkey, dweights

@@ -41,7 +41,7 @@ def _in_pieces(formula: _Formula, query: Tensor, key: Tensor, weights: Tensor, s
     size = rows_of_a_piece(query, key)
     samples = []
     # Keys in float32, so that their gradients are added up in float32, as by one product.
-    for q, k, w in zip(*(torch.split(each, 1) for each in (query, key.float(), weights)), strict=True):
+    for q, k, w in zip(*(torch.split(tensor, 1) for tensor in (query, key.float(), weights)), strict=True):
         rows = zip(torch.split(q, size, 1), torch.split(w, size, 1), strict=True)
         samples.append(torch.cat([computed_again(formula, q, k, w, scale) for q, w in rows], 1))
     return torch.cat(samples)

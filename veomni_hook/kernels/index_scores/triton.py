@@ -60,7 +60,7 @@ def _empty(query: Tensor, key: Tensor, *_: object) -> Tensor:
 
 @operator(_empty)
 def _index_scores(query: Tensor, key: Tensor, weights: Tensor, scale: float, relu: bool) -> Tensor:
-    query, key = (each if each.stride(-1) == 1 else each.contiguous() for each in (query, key))
+    query, key = (tensor if tensor.stride(-1) == 1 else tensor.contiguous() for tensor in (query, key))
     batch, queries, heads, width = query.shape
     scores = _empty(query, key)
     if scores.numel():

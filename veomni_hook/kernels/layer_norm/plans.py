@@ -97,7 +97,7 @@ def sum_plan(
     keep: bool,
 ) -> Plan | None:
     """Return the plan of a sum and its norm, or None if an addend must be copied first; as `forward_plan`."""
-    residual_rows, hidden_rows = (rows_at(shape, each) for each in strides)
+    residual_rows, hidden_rows = (rows_at(shape, stride) for stride in strides)
     if residual_rows is None or hidden_rows is None:
         return None
     columns, rows = shape[-1], prod(shape[:-1])
@@ -134,9 +134,9 @@ def backward_plan(
             and of the bias are wanted.
     """
     added, *needed = wanted
-    found = [_rows_of_groups(shape, each, groups) for each in strides]
-    where = tuple(each for each in found if each is not None)
-    if len(where) < len(found):
+    places = [_rows_of_groups(shape, stride, groups) for stride in strides]
+    where = tuple(place for place in places if place is not None)
+    if len(where) < len(places):
         return None
     columns, count = shape[-1], prod(shape)
     width = columns * groups
@@ -151,7 +151,7 @@ def backward_plan(
     )  # fmt: skip
     programs = min(programs, -(-rows // size))
     parts = (programs, total), (total, 1)
-    numbers = rows, *(each for one in where for each in one)
+    numbers = rows, *(number for one in where for number in one)
     return Plan(launch, (programs, groups, 1), numbers, parts, like)
 
 

@@ -56,11 +56,11 @@ def log_probs(function: Any, *operands: Any) -> tuple[torch.Tensor, torch.Tensor
         return own
     hidden, weight, tokens, temperature, _ = operands
     # No token has this number, so every position counts.
-    found = token_log_probs(
+    statistics = token_log_probs(
         hidden, weight, tokens, temperature, ignore_index=-1, entropy=True, accumulate="float32"
     )
-    assert found.log_probs is not None and found.entropy is not None  # noqa: S101 - both are asked for
-    return found.log_probs, found.entropy.to(hidden.dtype)
+    assert statistics.log_probs is not None and statistics.entropy is not None  # noqa: S101 - both are asked for
+    return statistics.log_probs, statistics.entropy.to(hidden.dtype)
 
 
 def told() -> dict[str | None, int]:

@@ -125,7 +125,7 @@ class _Loss(torch.autograd.Function):
                 Needed(*ctx.needs_input_grad[:3]),
             )  # fmt: skip
         ctx.save_for_backward(x, weight, bias, target, num_items, loss_weights, late, *gradients)
-        ctx.mark_non_differentiable(*(each for each in statistics if each is not None))
+        ctx.mark_non_differentiable(*(statistic for statistic in statistics if statistic is not None))
         return loss, *statistics
 
     @staticmethod
@@ -184,23 +184,23 @@ class _Statistics(torch.autograd.Function):
         x, weight, bias, target, lse, entropy = ctx.saved_tensors
         if is_recorded():
             objective = Objective(ctx.form.ignore_index, transform=ctx.form.transform)
-            incoming = tuple(each for each in (to_log_probs, to_entropy) if each is not None)
+            incoming = tuple(tensor for tensor in (to_log_probs, to_entropy) if tensor is not None)
             wanted = Wanted(to_log_probs is not None, to_entropy is not None)
 
             def again(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> tuple[torch.Tensor, ...]:
-                found = reference.token_statistics(x, weight, bias, target, objective, wanted)
-                return tuple(each for each in found if each is not None)
+                statistics = reference.token_statistics(x, weight, bias, target, objective, wanted)
+                return tuple(tensor for tensor in statistics if tensor is not None)
 
             return *_differentiable(ctx, again, (x, weight, bias), incoming), *[None] * 3
         with torch.autocast(x.device.type, enabled=False):
-            found = ctx.backend.gradients(
+            slopes = ctx.backend.gradients(
                 *_cast(ctx.dtype, x, weight, bias), target, ctx.form, lse, entropy, to_log_probs, to_entropy,
                 weight.dtype, Needed(*ctx.needs_input_grad[:3]),
             )  # fmt: skip
         return (
             *(
                 None if gradient is None else gradient.to(of.dtype)
-                for gradient, of in zip(found, (x, weight, bias), strict=True)
+                for gradient, of in zip(slopes, (x, weight, bias), strict=True)
             ),
             *[None] * 3,
         )
@@ -224,7 +224,7 @@ def loss_and_statistics(
     items = on_device(objective.num_items, x.device)
     weights = objective.loss_weights
     weights = None if weights is None else weights.to(x.device, torch.float32)
-    if not wants_grad(*(each for each in (x, weight, bias) if each is not None)):
+    if not wants_grad(*(tensor for tensor in (x, weight, bias) if tensor is not None)):
         x, weight, bias = (
             _without_grad(x),
             _without_grad(weight),
@@ -266,7 +266,7 @@ def on_device(number: torch.Tensor | float | None, device: torch.device) -> torc
 
 
 def _cast(dtype: torch.dtype, *tensors: torch.Tensor | None) -> list[torch.Tensor | None]:
-    return [None if each is None else each.to(dtype) for each in tensors]
+    return [None if tensor is None else tensor.to(dtype) for tensor in tensors]
 
 
 def _without_grad(tensor: torch.Tensor) -> torch.Tensor:

@@ -61,15 +61,15 @@ def problems(device: str, *, quick: bool) -> Iterator[Problem]:
 
 def _sides(device: str, target: torch.Tensor) -> dict[str, Side]:
     eager = partial(upstream, target=target)
-    found: dict[str, Side] = {"eager": eager}
+    sides: dict[str, Side] = {"eager": eager}
     if device in accelerator.TYPES:
-        found["compile"] = torch.compile(eager, dynamic=False)
+        sides["compile"] = torch.compile(eager, dynamic=False)
     if device == "cuda":
         for name, accumulate in (("liger", "weight"), ("liger, float32 sums", "float32")):
-            found[name] = partial(_liger, target=target, accumulate=accumulate)
+            sides[name] = partial(_liger, target=target, accumulate=accumulate)
     for name, accumulate in (("ours", "weight"), ("ours, float32 sums", "float32")):
-        found[name] = partial(linear_cross_entropy, target=target, accumulate=accumulate)
-    return found
+        sides[name] = partial(linear_cross_entropy, target=target, accumulate=accumulate)
+    return sides
 
 
 def _products(x: torch.Tensor, _: torch.Tensor, *, wide: torch.Tensor) -> tuple[torch.Tensor, ...]:

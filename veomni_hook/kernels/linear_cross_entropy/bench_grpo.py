@@ -47,30 +47,30 @@ def problems(device: str, *, quick: bool) -> Iterator[Problem]:
         states, others = (made(rows, positions, hidden, device=device, dtype=dtype) for _ in range(2))
         weight, fixed = (made(vocab, hidden, device=device, dtype=dtype) * 0.02 for _ in range(2))
         tokens = torch.randint(0, vocab, (rows, positions), device=device)
-        given = _Given(others, fixed, tokens, made(rows, device=device, dtype=torch.float32))
+        batch = _Given(others, fixed, tokens, made(rows, device=device, dtype=torch.float32))
         work = 2 * rows * positions * hidden * vocab
         yield Problem(
             op="linear_cross_entropy_grpo",
             shape=f"{rows} x {positions} x {hidden} x {vocab}",
             leaves=(states, weight),
-            sides=_sides(device, given),
+            sides=_sides(device, batch),
             limit="products",
             work={"step": 4 * work},
-            products=partial(_products, given=given),
+            products=partial(_products, given=batch),
         )
 
 
-def _sides(device: str, given: _Given) -> dict[str, Side]:
-    found: dict[str, Side] = {
-        "eager": partial(_loss, given=given, log_probs=_from_logits),
-        "by sequence": partial(_loss, given=given, log_probs=_by_sequence),
+def _sides(device: str, batch: _Given) -> dict[str, Side]:
+    sides: dict[str, Side] = {
+        "eager": partial(_loss, given=batch, log_probs=_from_logits),
+        "by sequence": partial(_loss, given=batch, log_probs=_by_sequence),
     }
     if device == "cuda" and find_spec("trl") is not None:
-        found["trl"] = partial(_loss, given=given, log_probs=_trl)
+        sides["trl"] = partial(_loss, given=batch, log_probs=_trl)
     if device == "cuda" and find_spec("liger_kernel") is not None:
-        found["liger"] = partial(_liger, given=given)
-    found["ours"] = partial(_loss, given=given, log_probs=_ours)
-    return found
+        sides["liger"] = partial(_liger, given=batch)
+    sides["ours"] = partial(_loss, given=batch, log_probs=_ours)
+    return sides
 
 
 def _loss(states: Tensor, weight: Tensor, given: _Given, log_probs: Callable[..., Tensor]) -> Tensor:
@@ -91,17 +91,17 @@ def _from_logits(states: Tensor, weight: Tensor, tokens: Tensor) -> Tensor:
 
 
 def _by_sequence(states: Tensor, weight: Tensor, tokens: Tensor) -> Tensor:
-    found = [
+    by_sequence = [
         checkpoint(_from_logits, one, weight, own, use_reentrant=False)
         for one, own in zip(states, tokens, strict=True)
     ]
-    return torch.stack(found)
+    return torch.stack(by_sequence)
 
 
 def _ours(states: Tensor, weight: Tensor, tokens: Tensor) -> Tensor:
-    found = token_log_probs(states, weight, tokens).log_probs
-    assert found is not None  # noqa: S101
-    return found
+    log_probs = token_log_probs(states, weight, tokens).log_probs
+    assert log_probs is not None  # noqa: S101
+    return log_probs
 
 
 def _trl(states: Tensor, weight: Tensor, tokens: Tensor) -> Tensor:
@@ -110,10 +110,10 @@ def _trl(states: Tensor, weight: Tensor, tokens: Tensor) -> Tensor:
     from trl.trainer.utils import _CHUNKED_LOGPROB_CHUNK_SIZE
 
     rows, labels = states.flatten(0, 1), tokens.flatten()
-    found: Tensor = ChunkedLogProbFunction.apply(
+    log_probs: Tensor = ChunkedLogProbFunction.apply(
         rows, weight, None, labels, 1.0, _CHUNKED_LOGPROB_CHUNK_SIZE, None, 1.0, ()
     )[0]
-    return found.view(tokens.shape)
+    return log_probs.view(tokens.shape)
 
 
 def _liger(states: Tensor, weight: Tensor, given: _Given) -> Tensor:

@@ -44,17 +44,17 @@ class Call(NamedTuple):
     @classmethod
     def of(cls, *call: Any) -> Call:
         """Return the call with its cap; ``before_head`` becomes the head of an ``nn.Identity``."""
-        made = cls(*call)
-        if (capped_by := made.options.get("capped_by")) is not None:
+        call_of = cls(*call)
+        if (capped_by := call_of.options.get("capped_by")) is not None:
             module, _, name = capped_by
-            made = made._replace(options={**made.options, "softcap": getattr(module, name, None)})
-        before_head = made.options.get("before_head")
-        if type(made.head) is not nn.Identity or before_head is None:
-            return made
-        if "forward" in made.head.__dict__ or heads.calls_refuse(made.head) is not None:
-            return made
-        options = {name: value for name, value in made.options.items() if name != "before_head"}
-        return made._replace(head=before_head, options=options)
+            call_of = call_of._replace(options={**call_of.options, "softcap": getattr(module, name, None)})
+        before_head = call_of.options.get("before_head")
+        if type(call_of.head) is not nn.Identity or before_head is None:
+            return call_of
+        if "forward" in call_of.head.__dict__ or heads.calls_refuse(call_of.head) is not None:
+            return call_of
+        options = {name: value for name, value in call_of.options.items() if name != "before_head"}
+        return call_of._replace(head=before_head, options=options)
 
     @property
     def transform(self) -> Transform:
@@ -85,13 +85,13 @@ class Call(NamedTuple):
             self.loss_kwargs.get("num_items_in_batch"),
             self.transform,
         )
-        held = active(self.model)
-        beside = NOTHING if held is None else held.options.wanted
+        request = active(self.model)
+        beside = NOTHING if request is None else request.options.wanted
         names = token_outputs_of(self.model)
         wanted = token_outputs.wanted_for(names, beside) if names else beside
-        if held is None:
+        if request is None:
             return objective, wanted
-        options, weights = held.options, held.options.loss_weights
+        options, weights = request.options, request.options.loss_weights
         if weights is not None:
             if weights.shape != self.given.shape:
                 raise KernelError(

@@ -52,8 +52,8 @@ def refuses(model: object, *operands: object) -> str | None:
         return settled(model, _cannot(model, *operands))
     if torch.compiler.is_compiling():
         return _untrained(model) or _cannot(model, *operands)
-    held = active(model)
-    reason = None if held is not None and held.options.evaluation else _untrained(model)
+    request = active(model)
+    reason = None if request is not None and request.options.evaluation else _untrained(model)
     return settled(model, reason or logits_are_read(model) or _cannot(model, *operands))
 
 
@@ -135,7 +135,7 @@ def fused_output(compute: Compute, statistics: Statistics, call: Call) -> Fused:
     reports = held is not None and held.options.wanted != NOTHING
     names = token_outputs_of(model)
     target = call.shifted(call.labels, objective.ignore_index).to(hidden_states.device)
-    found: list[TokenStatistics] = []
+    of_tokens: list[TokenStatistics] = []
 
     def loss_of(
         rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, target: torch.Tensor
@@ -144,13 +144,13 @@ def fused_output(compute: Compute, statistics: Statistics, call: Call) -> Fused:
         if names:
             request = (rows, weight, bias, target, objective)
             vector, of_rows = token_outputs.packed(compute, statistics, request, wanted, names, group)
-            found.append(of_rows)
+            of_tokens.append(of_rows)
             return vector
         if group is not None:
             own, labels, share = shares.part_of(group, rows, target, objective)
             return group.all_summed(compute(own, weight, bias, labels, share, wanted)[0])
         loss, of_rows = compute(rows, weight, bias, target, objective, wanted)
-        found.append(of_rows)
+        of_tokens.append(of_rows)
         return loss
 
     request = heads.LossRequest(loss_of, target, {})
@@ -166,7 +166,7 @@ def fused_output(compute: Compute, statistics: Statistics, call: Call) -> Fused:
         )
         return Fused(loss, logits, _as_it_is)
     if held is not None:
-        held.report.take(found[-1] if reports else None, target, objective.ignore_index, call.given.shape)
+        held.report.take(of_tokens[-1] if reports else None, target, objective.ignore_index, call.given.shape)
     note(model, number, answer)
     deferred = DeferredLogits(model, head, linear, hidden_states, request.call, transform)
     # A hook that casts the module's output would round the loss; upstream rounds logits there. FSDP2 gathers
@@ -206,8 +206,8 @@ def _traced_output(
     vector, _ = token_outputs.packed(compute, statistics, request, wanted, names)
     loss, more = token_outputs.fields(vector, names, call.given.shape, objective.num_items)
 
-    def finish(made: object) -> Any:
-        return traced.finish(made, more)
+    def finish(output: object) -> Any:
+        return traced.finish(output, more)
 
     return Fused(loss, logits, finish)
 

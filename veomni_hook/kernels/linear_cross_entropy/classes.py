@@ -29,62 +29,62 @@ _IGNORED = -100
 _LOSS = "ForSequenceClassificationLoss"
 
 
-def output(model: Any, labels: torch.Tensor | None, made: Any) -> Any:
-    """Return ``made``, the output of a classifier, with the requested fields.
+def output(model: Any, labels: torch.Tensor | None, output_: Any) -> Any:
+    """Return ``output_``, the output of a classifier, with the requested fields.
 
     Args:
         model: the classifier.
         labels: a class for each sequence, int64 of ``batch`` elements, or None.
-        made: has ``loss`` and ``logits`` ``[batch, classes]``.
+        output_: has ``loss`` and ``logits`` ``[batch, classes]``.
 
     Raises:
         KernelError: fields or another loss are requested, but the labels are not classes, or the loss is
             not the cross-entropy of transformers.
     """
     compiling = torch.compiler.is_compiling()
-    held = None if compiling else active(model)
+    request = None if compiling else active(model)
     names = token_outputs_of(model)
     number = 0 if compiling else following()
-    if not STATE.active or labels is None or not (names or held is not None):
+    if not STATE.active or labels is None or not (names or request is not None):
         if not compiling:
             note(model, number, None)
-        return made
-    options = LossOptions() if held is None else held.options
-    reason = _refuses(model, labels, made)
+        return output_
+    options = LossOptions() if request is None else request.options
+    reason = _refuses(model, labels, output_)
     if reason is not None:
         leave_to_upstream(model, reason)
-        return made
+        return output_
     # Few calls get here; and where `modeling_layers` imports this module, losses, which `traced` needs,
     # are not importable yet then.
     from veomni_hook.kernels.linear_cross_entropy import output as outputs
     from veomni_hook.kernels.linear_cross_entropy import reference, token_outputs, traced
 
-    target = labels.to(made.logits.device).reshape(-1)
+    target = labels.to(output_.logits.device).reshape(-1)
     weights = None if options.loss_weights is None else options.loss_weights.to(target.device).reshape(-1)
     objective = Objective(
         _IGNORED, None, IDENTITY.at(options.temperature), options.label_smoothing, options.z_loss, weights
     )
-    logits = objective.transform(made.logits).float()
+    logits = objective.transform(output_.logits).float()
     if options.changes_loss:
-        made.loss = reference.loss_of(logits, target, objective)
+        output_.loss = reference.loss_of(logits, target, objective)
     wanted = token_outputs.wanted_for(names, options.wanted) if names else options.wanted
     if wanted != NOTHING:
-        found = reference.statistics_of(logits, target, _IGNORED, wanted)
+        statistics = reference.statistics_of(logits, target, _IGNORED, wanted)
     if not compiling:
-        note(model, number, made.loss)
-    if held is not None:
-        held.report.take(found if wanted != NOTHING else None, target, _IGNORED, labels.shape)
+        note(model, number, output_.loss)
+    if request is not None:
+        request.report.take(statistics if wanted != NOTHING else None, target, _IGNORED, labels.shape)
     if not names:
-        return made
-    values = token_outputs.values(found, target, _IGNORED, names, labels.shape)
+        return output_
+    values = token_outputs.values(statistics, target, _IGNORED, names, labels.shape)
     more = {name: value.clone() for name, value in values.items()}  # FSDP2 loses its hook of a view
-    return traced.finish(made, more) if compiling else outputs.with_deferred_logits(made, more)
+    return traced.finish(output_, more) if compiling else outputs.with_deferred_logits(output_, more)
 
 
-def _refuses(model: Any, labels: torch.Tensor, made: object) -> str | None:
+def _refuses(model: Any, labels: torch.Tensor, output: object) -> str | None:
     """Return why this output can have neither fields nor another loss, or None."""
-    if not isinstance(made, ModelOutput):
-        return f"the output is a {type(made).__name__}"
+    if not isinstance(output, ModelOutput):
+        return f"the output is a {type(output).__name__}"
     # dynamo (torch 2.13) does not know `__qualname__`.
     if getattr(model.loss_function, "__name__", None) != _LOSS:
         return "the model has its own loss_function"

@@ -141,10 +141,10 @@ def token_log_probs(
     objective = Objective(ignore_index, transform=transform, accumulate=accumulate)
     wanted = Wanted(True, entropy, predictions)
     call = _rows("token_log_probs", hidden_states, weight, bias, target, objective)
-    found: TokenStatistics = _module(backend, call, objective, wanted).token_statistics(
+    statistics: TokenStatistics = _module(backend, call, objective, wanted).token_statistics(
         *call, objective, wanted
     )
-    return found.shaped(target.shape)
+    return statistics.shaped(target.shape)
 
 
 def is_eager() -> bool:
@@ -174,10 +174,10 @@ def _rows(
     target: torch.Tensor,
     objective: Objective,
 ) -> _Operands:
-    given = tuple(each for each in (hidden_states, weight, bias, target) if each is not None)
+    operands = tuple(tensor for tensor in (hidden_states, weight, bias, target) if tensor is not None)
     positions, rows = [*hidden_states.shape[:-1]], [*weight.shape]
     wrong = fix = None
-    if (wrong := not_plain(*given)) is not None:
+    if (wrong := not_plain(*operands)) is not None:
         fix = "pass plain tensors; gather a sharded weight (`weight.full_tensor()`)"
     elif (wrong := untraceable()) is not None:
         fix = "call it outside of that"
@@ -200,11 +200,11 @@ def _rows(
 def _module(name: str | None, call: _Operands, objective: Objective, wanted: Wanted) -> ModuleType:
     kind = call[0].device.type
     if torch.compiler.is_compiling():
-        found = _traced(kind, name)
+        traced_module = _traced(kind, name)
     else:
-        found = decided((_OP, name), lambda: _ordered(kind, name, STATE.epoch, registry.version))
+        traced_module = decided((_OP, name), lambda: _ordered(kind, name, STATE.epoch, registry.version))
     reasons = []
-    for module in found:
+    for module in traced_module:
         reason = module.unable(call[0], call[1], objective, wanted)
         if reason is None:
             return module
@@ -248,4 +248,4 @@ def _ordered(kind: str, name: str | None, epoch: int, version: int) -> tuple[Mod
     selection = select(_OP, _VARIANT, choice, system_of(kind)).checked(_OP)
     package = __name__.rpartition(".")[0]
     names = [kernel.backend for kernel in selection.candidates if kernel.backend in _BACKENDS]
-    return tuple(import_module(f"{package}.{each}") for each in names)
+    return tuple(import_module(f"{package}.{name}") for name in names)

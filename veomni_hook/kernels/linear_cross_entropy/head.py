@@ -117,9 +117,9 @@ class LossInput:
     ) -> Any:
         if func is not functional.linear:
             return NotImplemented
-        given = {**dict(zip(("input", "weight", "bias"), args, strict=False)), **(kwargs or {})}
-        carrier = given["input"]
-        return carrier.request.answer(carrier.hidden_states, given["weight"], given.get("bias"))
+        arguments = {**dict(zip(("input", "weight", "bias"), args, strict=False)), **(kwargs or {})}
+        carrier = arguments["input"]
+        return carrier.request.answer(carrier.hidden_states, arguments["weight"], arguments.get("bias"))
 
     def to(self, *args: Any, **kwargs: Any) -> LossInput:
         """Move or cast the hidden states; accelerate's hooks call this."""
@@ -148,9 +148,9 @@ def last_linear(model: object, head: object) -> Any:
     if isinstance(head, nn.Linear) or not isinstance(head, nn.Module):
         return head
     embeddings = getattr(model, "get_output_embeddings", None)
-    found = embeddings() if callable(embeddings) else None
-    within = found is not None and any(module is found for module in head.modules())
-    return called_by(found if within else head)
+    linear = embeddings() if callable(embeddings) else None
+    within = linear is not None and any(module is linear for module in head.modules())
+    return called_by(linear if within else head)
 
 
 def called_by(module: Any) -> Any:
@@ -167,8 +167,8 @@ def called_by(module: Any) -> Any:
 
 def still_called(head: nn.Module, linear: object) -> bool:
     """Return whether a call of ``head`` reaches ``linear``, as far as wrappers decide it."""
-    wrappers = (each for each in head.modules() if _wraps(each) and _holds(each, linear))
-    return all(_holds(called_by(each), linear) for each in wrappers)
+    wrappers = (module for module in head.modules() if _wraps(module) and _holds(module, linear))
+    return all(_holds(called_by(wrapper), linear) for wrapper in wrappers)
 
 
 def _wraps(module: object) -> bool:
@@ -177,7 +177,7 @@ def _wraps(module: object) -> bool:
 
 
 def _holds(module: nn.Module, inner: object) -> bool:
-    return any(each is inner for each in module.modules())
+    return any(module is inner for module in module.modules())
 
 
 def ask(

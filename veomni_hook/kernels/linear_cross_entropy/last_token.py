@@ -56,8 +56,10 @@ def _may_mix_rows(module: nn.Module) -> str | None:
     kind = type(module)
     if is_linear(kind):
         weight = module._parameters.get("weight")
-        held = getattr(weight, "_local_tensor", weight)  # what a rank holds of a sharded weight
-        return None if held is None or not_plain(held) is None else f"weight of class {type(held).__name__}"
+        shard = getattr(weight, "_local_tensor", weight)  # what a rank holds of a sharded weight
+        return (
+            None if shard is None or not_plain(shard) is None else f"weight of class {type(shard).__name__}"
+        )
     known = kind in _BY_ROW or (kind.__module__.startswith(_PACKAGES) and kind.__name__ not in _ACROSS_ROWS)
     return None if known else kind.__name__
 

@@ -36,12 +36,12 @@ def loss_and_statistics(
         bias = None if bias is None else bias.detach()
     # Function.apply takes no keywords. In order: class weights, ignored target, z-loss, smoothing, reduction,
     # cap, whether to return z-losses, the dtype of sums, token scaling, accuracy and predictions.
-    found = _function().apply(
+    outputs = _function().apply(
         x, weight, target, bias, None, objective.ignore_index, objective.z_loss, objective.label_smoothing,
         "mean" if objective.num_items is None else "sum", objective.transform.softcap, False,
         torch.float32 if objective.accumulate == "float32" else None, False, False, wanted.predictions,
     )  # fmt: skip
-    loss, predictions = differentiated_once("linear_cross_entropy=liger", found[0]), found[3]
+    loss, predictions = differentiated_once("linear_cross_entropy=liger", outputs[0]), outputs[3]
     num_items = objective.num_items
     if num_items is not None:
         loss = loss / (num_items.to(loss.device) if isinstance(num_items, torch.Tensor) else num_items)

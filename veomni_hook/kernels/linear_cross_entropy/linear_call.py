@@ -114,12 +114,12 @@ def _is_released(tensor: torch.Tensor) -> bool:
     return tensor.untyped_storage().nbytes() < tensor.nbytes
 
 
-def _as_it_was(tensor: torch.Tensor, held: torch.Tensor) -> torch.Tensor:
-    """Return ``tensor`` with the data ``held`` that it had."""
-    same = tensor.dtype is held.dtype and tensor.device == held.device and tensor.shape == held.shape
-    if same and tensor.stride() == held.stride() and tensor.data_ptr() == held.data_ptr():
+def _as_it_was(tensor: torch.Tensor, anchor: torch.Tensor) -> torch.Tensor:
+    """Return ``tensor`` with the data ``anchor`` that it had."""
+    same = tensor.dtype is anchor.dtype and tensor.device == anchor.device and tensor.shape == anchor.shape
+    if same and tensor.stride() == anchor.stride() and tensor.data_ptr() == anchor.data_ptr():
         return tensor
-    restored: torch.Tensor = _Restored.apply(tensor, held)  # type: ignore[no-untyped-call]
+    restored: torch.Tensor = _Restored.apply(tensor, anchor)  # type: ignore[no-untyped-call]
     return restored
 
 
@@ -127,8 +127,8 @@ class _Restored(torch.autograd.Function):
     """Data that a tensor had; the gradient is the tensor's."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, held: torch.Tensor) -> torch.Tensor:
-        return held.view_as(held)
+    def forward(ctx: Any, tensor: torch.Tensor, anchor: torch.Tensor) -> torch.Tensor:
+        return anchor.view_as(anchor)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:

@@ -100,17 +100,17 @@ def _questioned(loss_function: Any, name: str) -> str | None:
     )
     for question in questions:
         ignore_index = question.get("ignore_index", -100)
-        given = labels if name == _NEXT_TOKEN else labels.where(labels != -100, ignore_index)
+        checked = labels if name == _NEXT_TOKEN else labels.where(labels != -100, ignore_index)
         expected = reference.linear_cross_entropy(
             logits.reshape(-1, 5),
             torch.eye(5, dtype=torch.float32, device="cpu"),
             None,
-            targets(loss_function, given, question.get("shift_labels"), ignore_index),
+            targets(loss_function, checked, question.get("shift_labels"), ignore_index),
             ignore_index=ignore_index,
             num_items=question.get("num_items_in_batch"),
         )
         try:
-            answer = loss_function(logits=logits, labels=given, vocab_size=5, **question)
+            answer = loss_function(logits=logits, labels=checked, vocab_size=5, **question)
         except Exception as error:
             return f"transformers' {name} raised {type(error).__name__} in a test call"
         if not torch.allclose(answer, expected, rtol=1e-4, atol=1e-5):

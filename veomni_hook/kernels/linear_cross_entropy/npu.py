@@ -62,15 +62,15 @@ def _plain(form: Form) -> bool:
 
 
 def _loss(
-    logits: Tensor, target: Tensor, weights: Tensor, scale: Tensor | float, form: Form, found: Rows,
+    logits: Tensor, target: Tensor, weights: Tensor, scale: Tensor | float, form: Form, statistics: Rows,
     *, gradient: bool,
 ) -> None:  # fmt: skip
     """`rowwise.loss`, by the operator if it can compute this loss."""
     if not _plain(form):
-        rowwise.loss(logits, target, weights, scale, form, found, gradient=gradient)
+        rowwise.loss(logits, target, weights, scale, form, statistics, gradient=gradient)
         return
     for rows in rowwise.slices(logits, _MOST_ROWS):
-        here = found.part(rows)
+        here = statistics.part(rows)
         counts = target[rows] != form.ignore_index
         goal = target[rows].where(counts, 0)
         z = logits[rows].float()

@@ -150,4 +150,4 @@ class TokenStatistics(NamedTuple):
 
     def shaped(self, shape: Sequence[int]) -> TokenStatistics:
         """Return the same statistics with rows in another shape."""
-        return TokenStatistics(*(None if each is None else each.reshape(shape) for each in self))
+        return TokenStatistics(*(None if tensor is None else tensor.reshape(shape) for tensor in self))

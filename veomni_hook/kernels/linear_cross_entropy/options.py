@@ -114,7 +114,7 @@ class LossOptions:
             "loss_weights": self.loss_weights is not None,
             "temperature": self.temperature != 1,
         }
-        return tuple(name for name, given in is_set.items() if given)
+        return tuple(name for name, is_given in is_set.items() if is_given)
 
 
 def _remedy(reason: str) -> str:
@@ -180,7 +180,7 @@ class LossReport:
     ) -> None:
         """Store the statistics of a fused loss for ``target`` ``[rows]``; ``shape`` is that of the labels."""
         found = TokenStatistics() if found is None else found
-        kept = (None if each is None else each.detach() for each in found.shaped(shape))
+        kept = (None if tensor is None else tensor.detach() for tensor in found.shaped(shape))
         self._found = TokenStatistics(*kept)
         self._target = target.reshape(shape)
         self._counts = self._target != ignore_index
@@ -249,11 +249,11 @@ def active(model: Any = None) -> Active | None:
     A call of ``model`` in a backward pass repeats one of a forward pass, and has the options of that, unless
     a block began in the same backward pass.
     """
-    held = _ACTIVE.get()
-    if model is None or not in_backward() or (held is not None and held.task == _task()):
-        return held
-    found: Active | None = _PAST.recall(model)
-    return found
+    current = _ACTIVE.get()
+    if model is None or not in_backward() or (current is not None and current.task == _task()):
+        return current
+    past: Active | None = _PAST.recall(model)
+    return past
 
 
 def note(model: Any, number: int, loss: torch.Tensor | None) -> None:
@@ -340,12 +340,12 @@ def loss_options(
 
 def refused(model: object, reason: str) -> None:
     """Record that upstream code computes the loss of ``model``; raise KernelError if options change it."""
-    held = active(model)
+    request = active(model)
     note(model, following(), None)
-    if held is None:
+    if request is None:
         return
-    held.report.refuse(reason)
-    if names := held.options.changed:
+    request.report.refuse(reason)
+    if names := request.options.changed:
         are = "are" if "," in names or names in _PLURAL else "is"
         raise KernelError(
             f"{names} {are} not available: upstream's code computes this loss, because {reason}",
@@ -360,9 +360,9 @@ def token_outputs_of(model: object) -> tuple[str, ...]:
     Raises:
         KernelError: the config's ``token_outputs`` names something else.
     """
-    held = None if torch.compiler.is_compiling() else active(model)
-    if held is not None and held.options.token_outputs:
-        return held.options.token_outputs
+    request = None if torch.compiler.is_compiling() else active(model)
+    if request is not None and request.options.token_outputs:
+        return request.options.token_outputs
     value = getattr(getattr(model, "config", None), "token_outputs", None)
     return named(value, f"{type(model).__name__}.config.token_outputs") if value else ()
 

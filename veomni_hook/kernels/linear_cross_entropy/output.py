@@ -65,20 +65,20 @@ class LazyLogits(ModelOutput):  # type: ignore[misc]
 
     def __init__(self, *values: Any, **named: Any) -> None:
         names = [field.name for field in fields(self)]
-        held = {**dict.fromkeys(names), **dict(zip(names, values, strict=False)), **named}
-        if len(values) > len(names) or len(held) > len(names):
+        by_name = {**dict.fromkeys(names), **dict(zip(names, values, strict=False)), **named}
+        if len(values) > len(names) or len(by_name) > len(names):
             raise TypeError(f"{type(self).__name__} has only the fields {', '.join(names)}")
         first, *others = names
-        alone = held[first] is not None and all(held[name] is None for name in others)
-        if alone and not isinstance(held[first], torch.Tensor):
+        alone = by_name[first] is not None and all(by_name[name] is None for name in others)
+        if alone and not isinstance(by_name[first], torch.Tensor):
             # accelerate and nn.DataParallel rebuild outputs from a mapping or from pairs.
-            held = {**dict.fromkeys(names), **dict(held[first])}
+            by_name = {**dict.fromkeys(names), **dict(by_name[first])}
         of_self = _dict_of(self)
         for name in names:
-            of_self[HELD if name == FIELD else name] = held[name]
-            if held[name] is not None:
-                OrderedDict.__setitem__(self, name, held[name])
-        if not torch.compiler.is_compiling() and not isinstance(held.get(FIELD), DeferredLogits):
+            of_self[HELD if name == FIELD else name] = by_name[name]
+            if by_name[name] is not None:
+                OrderedDict.__setitem__(self, name, by_name[name])
+        if not torch.compiler.is_compiling() and not isinstance(by_name.get(FIELD), DeferredLogits):
             _settle(self)
 
     @property
@@ -198,8 +198,8 @@ _own_dict = OrderedDict.__dict__["__dict__"].__get__
 
 def _dict_of(output: LazyLogits) -> dict[str, Any]:
     """Return the ``__dict__`` of an output without a read."""
-    held: dict[str, Any] = output.__dict__ if torch.compiler.is_compiling() else _own_dict(output)
-    return held
+    fields: dict[str, Any] = output.__dict__ if torch.compiler.is_compiling() else _own_dict(output)
+    return fields
 
 
 def _compute(output: LazyLogits) -> None:
@@ -285,27 +285,27 @@ def lazy_class(output_class: type, more: tuple[str, ...] = (), *, traced: bool =
     if not more:
         namespace.update(__module__=output_class.__module__, __qualname__=output_class.__qualname__)
         return type(name, bases, namespace if traced else {**namespace, "_plain": output_class})
-    added = [(each, Any, field(default=None)) for each in more]
-    made: type[LazyLogits] = make_dataclass(
+    added = [(name, Any, field(default=None)) for name in more]
+    lazy: type[LazyLogits] = make_dataclass(
         name, added, bases=bases, init=False, eq=False, namespace=namespace
     )
-    made.__module__ = output_class.__module__
-    return made
+    lazy.__module__ = output_class.__module__
+    return lazy
 
 
-def with_deferred_logits(made: Any, more: Mapping[str, object] = MappingProxyType({})) -> Any:
-    """Return ``made`` as an output whose `DeferredLogits` are computed when first read.
+def with_deferred_logits(output: Any, more: Mapping[str, object] = MappingProxyType({})) -> Any:
+    """Return ``output`` as an output whose `DeferredLogits` are computed when first read.
 
     ``more`` are further fields and their values. An output that is not a ``ModelOutput`` cannot defer logits
     and gets them now.
     """
-    if not isinstance(made, ModelOutput):
-        made.logits = made.logits.compute()
+    if not isinstance(output, ModelOutput):
+        output.logits = output.logits.compute()
         for name, value in more.items():
-            setattr(made, name, value)
-        return made
-    values = {field.name: getattr(made, field.name) for field in fields(made)}
-    return lazy_class(made.__class__, tuple(more))(**values, **more)
+            setattr(output, name, value)
+        return output
+    values = {field.name: getattr(output, field.name) for field in fields(output)}
+    return lazy_class(output.__class__, tuple(more))(**values, **more)
 
 
 def _rebuilt(output_class: type, more: tuple[str, ...], values: tuple[object, ...]) -> LazyLogits:

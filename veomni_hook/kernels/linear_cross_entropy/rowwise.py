@@ -38,7 +38,7 @@ class Rows(NamedTuple):
 
     def part(self, rows: slice) -> Rows:
         """Return views of some of the rows."""
-        return Rows(*(each[rows] for each in self))
+        return Rows(*(tensor[rows] for tensor in self))
 
 
 class _Slopes(NamedTuple):
@@ -55,11 +55,11 @@ def loss(
     weights: torch.Tensor,
     scale: torch.Tensor | float,
     form: Form,
-    found: Rows,
+    statistics: Rows,
     *,
     gradient: bool,
 ) -> None:
-    """Fill ``found``; if ``gradient``, overwrite ``logits`` with the gradient of ``scale`` times the losses.
+    """Fill ``statistics``; if ``gradient``, overwrite ``logits`` with ``scale`` times the losses' gradient.
 
     ``weights`` ``[rows]`` are the losses' weights, 0 where ``target`` is ``ignore_index``.
     """
@@ -67,7 +67,7 @@ def loss(
         z, capped = _transformed(logits[rows], form)
         counts = target[rows] != form.ignore_index
         goal = target[rows].where(counts, 0)[:, None]
-        here = found.part(rows)
+        here = statistics.part(rows)
         if form.predictions:
             top, first = z.max(-1, keepdim=True)
             here.predictions.copy_(first[:, 0].where(counts, form.ignore_index))
@@ -90,10 +90,10 @@ def loss(
             of_row = weights[rows] * scale
             of_probability = of_row * (1 + 2 * form.z_loss * here.lse) / summed
             slopes = _Slopes(of_probability, of_row * (smooth - 1), of_row * (-smooth / z.shape[-1]))
-            made = _gradient(power, goal, slopes, form, capped)
+            slopes_of_logits = _gradient(power, goal, slopes, form, capped)
             # In float32 without cap or entropy, ``made`` already shares the memory of the logits.
             if logits.dtype is not torch.float32 or capped is not None or form.entropy:
-                logits[rows].copy_(made)
+                logits[rows].copy_(slopes_of_logits)
 
 
 def overwrite(

@@ -52,17 +52,17 @@ def packed(
     if group is not None:
         before = number * group.rank // group.size
         rows, target, objective = part_of(group, rows, target, objective)
-    found = statistics(rows, weight, bias, target, objective, wanted)
+    of_rows = statistics(rows, weight, bias, target, objective, wanted)
     if objective.label_smoothing or objective.z_loss:
         loss = compute(rows, weight, bias, target, objective, NOTHING)[0]
     else:
-        loss = _mean(found, target, objective)
-    columns = [*values(found, target, objective.ignore_index, names, target.shape).values()]
+        loss = _mean(of_rows, target, objective)
+    columns = [*values(of_rows, target, objective.ignore_index, names, target.shape).values()]
     if group is not None:
         after = number - before - target.shape[0]
         columns = [functional.pad(column, (before, after)) for column in columns]
     vector = torch.cat([loss.reshape(1), *columns])
-    return vector if group is None else group.all_summed(vector), found
+    return vector if group is None else group.all_summed(vector), of_rows
 
 
 def values(
@@ -75,12 +75,12 @@ def values(
     return {name: value.float().reshape(shape) for name in names if (value := every[name]) is not None}
 
 
-def _mean(found: TokenStatistics, target: torch.Tensor, objective: Objective) -> torch.Tensor:
+def _mean(statistics: TokenStatistics, target: torch.Tensor, objective: Objective) -> torch.Tensor:
     """Return the loss that `objective` defines, without smoothing and z-loss."""
-    assert found.log_probs is not None  # noqa: S101 - `wanted_for` asks for them
+    assert statistics.log_probs is not None  # noqa: S101 - `wanted_for` asks for them
     weights = objective.loss_weights
     items, _ = divisor(target, on_device(objective.num_items, target.device), weights, objective.ignore_index)
-    losses = -found.log_probs
+    losses = -statistics.log_probs
     if weights is not None:
         losses = (losses * weights.to(losses)).where(target != objective.ignore_index, 0)
     return losses.sum() / items
@@ -94,9 +94,9 @@ def fields(
     None is a view: a caller may change each in place, and FSDP2 would lose its hook of a view.
     """
     columns = vector[1:].reshape(len(names), *shape)
-    made = {
+    fields = {
         name: columns[place].detach().clone() if name == "token_accuracy" else columns[place].clone()
         for place, name in enumerate(names)
     }
     loss = vector[0].reshape(num_items.shape if isinstance(num_items, torch.Tensor) else ())
-    return loss.clone(), made
+    return loss.clone(), fields

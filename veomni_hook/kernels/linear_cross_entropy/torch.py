@@ -130,11 +130,11 @@ def _loss(
     late = x.dtype is torch.float16
     head = _head(weight, bias)
     sums = Sums(x, head, needed, _precision(x, weight, kept, form))
-    found = rowwise.Rows.empty(x, form)
+    rows_ = rowwise.Rows.empty(x, form)
     for chunk in _chunks(x, head):
         part, logits = chunk.rows, chunk.logits
         of_rows(
-            logits, target[part], weights[part], 1.0 if late else inverse, form, found.part(part),
+            logits, target[part], weights[part], 1.0 if late else inverse, form, rows_.part(part),
             gradient=any(needed),
         )  # fmt: skip
         sums.add(chunk)
@@ -142,8 +142,8 @@ def _loss(
     of_x, of_weight, of_bias = sums.results()
     of_x = None if of_x is None else selected.of_all(of_x, rows)
     gradients = Gradients(of_x, of_weight, of_bias)
-    statistics = _statistics_of(found, selected, rows, form)
-    return Found(found.losses.sum() / items, gradients, inverse if late else None, statistics)
+    statistics = _statistics_of(rows_, selected, rows, form)
+    return Found(rows_.losses.sum() / items, gradients, inverse if late else None, statistics)
 
 
 def _statistics(
@@ -177,12 +177,12 @@ def _gradients(
     x, target, index = selected
     numbers = [lse, entropy, to_log_probs, to_entropy]
     if index is not None:
-        numbers = [None if each is None else each[index] for each in numbers]
+        numbers = [None if number is None else number[index] for number in numbers]
     head = _head(weight, bias)
     sums = Sums(x, head, needed, _precision(x, weight, kept, form))
     for chunk in _chunks(x, head):
         part, logits = chunk.rows, chunk.logits
-        of_rows = [None if each is None else each[part] for each in numbers]
+        of_rows = [None if number is None else number[part] for number in numbers]
         rowwise.overwrite(logits, target[part], form, *of_rows)  # type: ignore[arg-type]
         sums.add(chunk)
         del chunk, logits
@@ -190,11 +190,11 @@ def _gradients(
     return Gradients(None if of_x is None else selected.of_all(of_x, rows), of_weight, of_bias)
 
 
-def _statistics_of(found: rowwise.Rows, selected: _Selected, rows: int, form: Form) -> TokenStatistics:
+def _statistics_of(statistics: rowwise.Rows, selected: _Selected, rows: int, form: Form) -> TokenStatistics:
     return TokenStatistics(
-        selected.of_all(found.log_probs, rows) if form.log_probs else None,
-        selected.of_all(found.entropy, rows) if form.entropy else None,
-        selected.of_all(found.predictions, rows, form.ignore_index) if form.predictions else None,
+        selected.of_all(statistics.log_probs, rows) if form.log_probs else None,
+        selected.of_all(statistics.entropy, rows) if form.entropy else None,
+        selected.of_all(statistics.predictions, rows, form.ignore_index) if form.predictions else None,
     )
 
 

@@ -104,20 +104,20 @@ class TracedLogits(DeferredLogits):
         """Return nothing: an output computes these logits at the first read, and keeps them."""
 
 
-def finish(made: Any, more: dict[str, torch.Tensor] | None = None) -> Any:
-    """Return ``made`` as an output whose `TracedLogits` are computed when first read.
+def finish(output: Any, more: dict[str, torch.Tensor] | None = None) -> Any:
+    """Return ``output`` as an output whose `TracedLogits` are computed when first read.
 
     ``more`` are further fields and their values.
     """
     more = {} if more is None else more
-    if not isinstance(made, ModelOutput):
-        made.logits = made.logits.compute()
+    if not isinstance(output, ModelOutput):
+        output.logits = output.logits.compute()
         for name, value in more.items():
-            setattr(made, name, value)
-        return made
-    key = (type(made), tuple(more))
+            setattr(output, name, value)
+        return output
+    key = (type(output), tuple(more))
     _make_class(*key)
-    return _CLASSES[key](**{field.name: getattr(made, field.name) for field in fields(made)}, **more)
+    return _CLASSES[key](**{field.name: getattr(output, field.name) for field in fields(output)}, **more)
 
 
 def _make_class(output_class: type, more: tuple[str, ...]) -> bool:

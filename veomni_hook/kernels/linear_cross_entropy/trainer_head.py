@@ -70,7 +70,7 @@ def log_probs(model: object, function: Any, *operands: Any) -> tuple[torch.Tenso
         own = function.apply(*operands)
         return own
     hidden, weight, bias, targets, temperature, _, softcap, scale, outputs = operands
-    found = token_log_probs(
+    statistics = token_log_probs(
         hidden, weight, targets, temperature, bias=bias, softcap=softcap,
         scale=None if scale == 1 else scale, entropy="entropy" in outputs,
         predictions="is_top1" in outputs, accumulate="float32",
@@ -78,8 +78,8 @@ def log_probs(model: object, function: Any, *operands: Any) -> tuple[torch.Tenso
     mean = None
     if "mean_logits" in outputs:
         mean = _mean_logits(hidden, weight, bias) * (scale / temperature)
-    hits = None if found.predictions is None else found.predictions == targets
-    return found.log_probs, found.entropy, None, mean, hits
+    hits = None if statistics.predictions is None else statistics.predictions == targets
+    return statistics.log_probs, statistics.entropy, None, mean, hits
 
 
 def told(model: object) -> dict[str | None, int]:

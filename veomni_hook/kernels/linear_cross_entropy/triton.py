@@ -75,7 +75,7 @@ def _size(x: Tensor, weight: Tensor, total: torch.dtype, result: torch.dtype) ->
 
 def _filled(x: Tensor, gradients: Sequence[Tensor | None]) -> tuple[Tensor, Tensor, Tensor]:
     """Replace unneeded gradients by empty tensors: an operator can return only tensors."""
-    to_x, to_weight, to_bias = (x.new_empty(0) if each is None else each for each in gradients)
+    to_x, to_weight, to_bias = (x.new_empty(0) if gradient is None else gradient for gradient in gradients)
     return to_x, to_weight, to_bias
 
 
@@ -224,15 +224,15 @@ def _token_statistics_backward(
     needed: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor]:
     target = target.contiguous()
-    incoming = [None if each is None else each.contiguous() for each in (to_log_probs, to_entropy)]
-    operands = [lse if each is None else each for each in (entropy, *incoming)]
+    incoming = [None if tensor is None else tensor.contiguous() for tensor in (to_log_probs, to_entropy)]
+    operands = [lse if tensor is None else tensor for tensor in (entropy, *incoming)]
     head = Head.of(weight, bias)
     sums = Sums(x, head, Needed(*needed), (total, result))
     walk = _Walk.of(weight, softcap)
     for chunk in chunks(x, head, _size(x, weight, total, result)):
         part, logits = chunk.rows, chunk.logits
         device.gradient[(logits.shape[0],)](
-            logits, logits.stride(0), target[part], lse[part], *(each[part] for each in operands),
+            logits, logits.stride(0), target[part], lse[part], *(operand[part] for operand in operands),
             ignore_index, factor, walk.cap, *walk[:4], to_log_probs is not None,
             to_entropy is not None, STAGES, num_warps=walk.warps,
         )  # fmt: skip
@@ -272,8 +272,8 @@ def _loss(
 def _statistics(
     x: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, form: Form
 ) -> tuple[TokenStatistics, Tensor]:
-    *found, lse = _token_statistics(x, weight, bias, target, *form[:3], form.entropy, form.predictions)
-    return _wanted(form, *found), lse
+    *statistics, lse = _token_statistics(x, weight, bias, target, *form[:3], form.entropy, form.predictions)
+    return _wanted(form, *statistics), lse
 
 
 def _gradients(
@@ -286,17 +286,21 @@ def _gradients(
 ) -> Gradients:
     *rows, kept, needed = call
     total, result = precision(x.dtype, kept, in_float32=form.in_float32)
-    found = _token_statistics_backward(x, weight, bias, target, *rows, *form[:3], total, result, list(needed))
-    return _needed(found, needed)
+    slopes = _token_statistics_backward(
+        x, weight, bias, target, *rows, *form[:3], total, result, list(needed)
+    )
+    return _needed(slopes, needed)
 
 
 def _needed(gradients: Sequence[Tensor], needed: Needed) -> Gradients:
-    return Gradients(*(each if wanted else None for each, wanted in zip(gradients, needed, strict=True)))
+    return Gradients(*(tensor if wanted else None for tensor, wanted in zip(gradients, needed, strict=True)))
 
 
-def _wanted(form: Form, *found: Tensor) -> TokenStatistics:
+def _wanted(form: Form, *statistics: Tensor) -> TokenStatistics:
     asked = form.log_probs, form.entropy, form.predictions
-    return TokenStatistics(*(each if wanted else None for each, wanted in zip(found, asked, strict=True)))
+    return TokenStatistics(
+        *(tensor if wanted else None for tensor, wanted in zip(statistics, asked, strict=True))
+    )
 
 
 _BACKEND = Backend(_loss, _statistics, _gradients, _scale)

@@ -36,6 +36,6 @@ def problems(device: str, *, quick: bool) -> Iterator[Problem]:
 
 
 def _of_layers(loss: Callable[..., object], *layers: torch.Tensor, experts: int, top_k: int) -> torch.Tensor:
-    found = loss(layers, experts, top_k, None)
-    assert isinstance(found, torch.Tensor)  # noqa: S101
-    return found
+    value = loss(layers, experts, top_k, None)
+    assert isinstance(value, torch.Tensor)  # noqa: S101
+    return value

@@ -65,7 +65,7 @@ def refuses(
 
 def _layers_refuse(layers: Sequence[torch.Tensor], num_experts: int, top_k: int) -> str | None:
     first = layers[0]
-    kinds = {(each.shape, each.dtype, each.device) for each in layers}
+    kinds = {(layer.shape, layer.dtype, layer.device) for layer in layers}
     if len(kinds) > 1:
         return "the layers' logits differ in shape, dtype or device"
     if first.ndim != 2 or first.shape[1] != num_experts or not 0 < top_k <= num_experts:

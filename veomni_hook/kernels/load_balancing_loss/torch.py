@@ -64,7 +64,7 @@ def loss(
 def _counts(experts: torch.Tensor, weights: torch.Tensor, number: int) -> torch.Tensor:
     """Return the weight of the rows that chose each of ``number`` experts."""
     if weights.device.type == "cpu":
-        found = weights.new_zeros(number)
-        return found.scatter_add_(0, experts.reshape(-1), weights.repeat_interleave(experts.shape[1]))
+        counts = weights.new_zeros(number)
+        return counts.scatter_add_(0, experts.reshape(-1), weights.repeat_interleave(experts.shape[1]))
     # On other devices that sums in any order; a product does not.
     return weights @ weights.new_zeros(len(experts), number).scatter_(-1, experts, 1.0)

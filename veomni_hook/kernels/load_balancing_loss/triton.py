@@ -124,7 +124,7 @@ class _Loss(torch.autograd.Function):
         out = _load_balancing_gradient(layers[0], layers, kept, slope * grad, ctx.middle)
         wanted = ctx.needs_input_grad[4:]
         return (None,) * 4 + tuple(
-            each if want else None for each, want in zip(out.unbind(), wanted, strict=True)
+            tensor if want else None for tensor, want in zip(out.unbind(), wanted, strict=True)
         )
 
 

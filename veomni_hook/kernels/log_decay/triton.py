@@ -351,10 +351,14 @@ def refuses_channels(
 
 
 def _unsuited(operands: tuple[Tensor, ...], *dtypes: torch.dtype) -> str | None:
-    for dtype in (*(each.dtype for each in operands), *dtypes):
+    for dtype in (*(operand.dtype for operand in operands), *dtypes):
         if dtype not in _DTYPES:
             return f"the kernel does not support {dtype}"
-    if any(each.device != operands[0].device for each in operands):
+    if any(operand.device != operands[0].device for operand in operands):
         return "the operands are on different devices"
     parameters = operands[1:3]
-    return None if all(each.is_contiguous() for each in parameters) else "a parameter is not contiguous"
+    return (
+        None
+        if all(parameter.is_contiguous() for parameter in parameters)
+        else "a parameter is not contiguous"
+    )

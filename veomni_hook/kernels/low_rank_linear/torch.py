@@ -215,7 +215,7 @@ def product_added(x: Tensor, linear: nn.Module, adapters: Sequence[Adapter]) -> 
     else:
         shape = (*x.shape[:-1], weights[0].shape[0])
         x = _in(x, dtype)
-        weight, bias = (_in(each, dtype) for each in weights)
+        weight, bias = (_in(weight, dtype) for weight in weights)
         if _drops(rest[0][0]):
             y = functional.linear(_rows(x), weight, bias)
         else:

@@ -104,15 +104,15 @@ class _Experts(torch.autograd.Function):
         inputs = (operands.hidden_states, *operands[2:], *adapters.factors)
         needed = Needed(to_x, *others)
         if is_recorded():
-            found = _differentiable(ctx.form, operands, adapters, needed, grad)
+            slopes = _differentiable(ctx.form, operands, adapters, needed, grad)
         else:
             if ctx.backend.spends and not torch.compiler.is_compiling():
                 ctx.spent = True
             with torch.autocast(grad.device.type, enabled=False):
-                found = ctx.backend.backward(grad, operands, adapters, kept, ctx.form, needed)
+                slopes = ctx.backend.backward(grad, operands, adapters, kept, ctx.form, needed)
         first, *rest = (
             gradient.to(of.dtype) if want and gradient is not None and of is not None else None
-            for gradient, of, want in zip(found, inputs, needed, strict=True)
+            for gradient, of, want in zip(slopes, inputs, needed, strict=True)
         )
         return None, None, None, first, None, *rest
 

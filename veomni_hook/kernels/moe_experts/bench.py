@@ -94,39 +94,39 @@ def blocks(device: str, sizes: Sequence[Sequence[int]]) -> Iterator[Problem]:
 
 def _blocks(device: str, top_k: int) -> dict[str, Side]:
     routing = formula("moe_router", "softmax_topk")
-    found: dict[str, Side] = {"eager": partial(_block, routing, upstream, top_k)}
+    sides: dict[str, Side] = {"eager": partial(_block, routing, upstream, top_k)}
     if (grouped := _grouped_mm()) is not None:
-        found["grouped_mm"] = partial(_block, routing, grouped, top_k)
+        sides["grouped_mm"] = partial(_block, routing, grouped, top_k)
     ours = beside("moe_experts", "gated", device).get("ours")
     if ours is not None:
         router = beside("moe_router", "softmax_topk", device).get("ours", routing)
-        found["ours"] = partial(_block, router, ours, top_k)
-    return found
+        sides["ours"] = partial(_block, router, ours, top_k)
+    return sides
 
 
 def _block(routing: Callable[..., Any], experts: Callable[..., Any], top_k: int, *leaves: Tensor) -> Tensor:
     x, router, up, down = leaves
     weights, index = routing(functional.linear(x, router), top_k, True)
-    found: Tensor = experts(x, index, weights.to(x.dtype), up, down, functional.silu)
-    return found
+    output: Tensor = experts(x, index, weights.to(x.dtype), up, down, functional.silu)
+    return output
 
 
 def _sides(device: str, index: Tensor) -> dict[str, Side]:
-    found: dict[str, Side] = {"eager": partial(_called, upstream, index)}
+    sides: dict[str, Side] = {"eager": partial(_called, upstream, index)}
     grouped = _grouped_mm()
     if grouped is not None:
-        found["grouped_mm"] = partial(_called, grouped, index)
+        sides["grouped_mm"] = partial(_called, grouped, index)
         # Upstream's loop is over what the host reads, at which a graph breaks.
-        found["compile"] = torch.compile(partial(_called, grouped, index), dynamic=False)
+        sides["compile"] = torch.compile(partial(_called, grouped, index), dynamic=False)
     for name, side in beside("moe_experts", "gated", device).items():
-        found[name] = partial(_called, side, index)
-    return found
+        sides[name] = partial(_called, side, index)
+    return sides
 
 
 def _called(side: Callable[..., Any], index: Tensor, *leaves: Tensor) -> Tensor:
     x, weights, up, down = leaves
-    found: Tensor = side(x, index, weights, up, down, functional.silu)
-    return found
+    output: Tensor = side(x, index, weights, up, down, functional.silu)
+    return output
 
 
 def upstream(

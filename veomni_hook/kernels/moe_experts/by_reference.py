@@ -18,7 +18,7 @@ def by_reference(operands: Operands, form: Form) -> Tensor:
     known = {"act_fn": FUNCTIONS[form.activation], "alpha": form.alpha, "limit": form.limit}
     rest = [known[name] for name in LAYOUTS[form.variant].rest]
     x, index, weights, *stacked = operands
-    cast = [each.to(form.dtype) for each in stacked if each is not None]
+    cast = [weight.to(form.dtype) for weight in stacked if weight is not None]
     with torch.autocast(x.device.type, enabled=False):
         result: Tensor = reference.of(form.variant)(x.to(form.dtype), index, weights, *cast, *rest)
     return result.to(x.dtype)

@@ -113,7 +113,7 @@ def refuses(owner: object, *operands: Any) -> str | None:
 
 def unsuited(operands: Operands) -> str | None:
     """Return why these tensors are not supported, or None."""
-    reason = not_plain(*(each for each in operands if each is not None))
+    reason = not_plain(*(operand for operand in operands if operand is not None))
     if reason is not None:
         return reason
     x, index, weights, up, up_bias, down, _ = operands
@@ -121,9 +121,9 @@ def unsuited(operands: Operands) -> str | None:
         return f"hidden states {[*x.shape]}, ids {[*index.shape]} and weights {[*weights.shape]} do not match"
     if index.dtype not in (torch.int64, torch.int32):
         return f"expert ids have dtype {index.dtype}"
-    for each in (x, weights, *(() if up_bias is None else (up_bias,))):
-        if not each.is_floating_point():
-            return f"an operand has dtype {each.dtype}"
+    for tensor in (x, weights, *(() if up_bias is None else (up_bias,))):
+        if not tensor.is_floating_point():
+            return f"an operand has dtype {tensor.dtype}"
     return _unsuited_weights(x, up, down) or _unsuited_biases(operands)
 
 
@@ -149,11 +149,11 @@ def _unsuited_biases(operands: Operands) -> str | None:
 
 def unknown_rest(rest: Sequence[Any]) -> str | None:
     """Return why the gates do not support this activation, limit or alpha, or None."""
-    for each in rest:
-        if type(each) in (int, float):
+    for value in rest:
+        if type(value) in (int, float):
             continue
-        if not callable(each):
-            return f"{each!r} is not a number"
-        if name_of(each) is None:
-            return unknown(each)
+        if not callable(value):
+            return f"{value!r} is not a number"
+        if name_of(value) is None:
+            return unknown(value)
     return None

@@ -71,11 +71,15 @@ def _refuses(*operands: Tensor) -> str | None:
     if reason is not None:
         return reason
     dtype = operands[0].dtype
-    for each in operands:
-        if each.dtype is not dtype or dtype not in _16_BITS:
-            return f"operands have the dtypes {dtype} and {each.dtype}"
+    for operand in operands:
+        if operand.dtype is not dtype or dtype not in _16_BITS:
+            return f"operands have the dtypes {dtype} and {operand.dtype}"
         # Descriptors, and Triton's proof that cp.async may copy 16 bytes.
-        if each.data_ptr() % 16 or each.stride(-1) != 1 or any(stride % 16 for stride in each.stride()[:-1]):
+        if (
+            operand.data_ptr() % 16
+            or operand.stride(-1) != 1
+            or any(stride % 16 for stride in operand.stride()[:-1])
+        ):
             return "an operand's rows are not aligned"
     return None
 

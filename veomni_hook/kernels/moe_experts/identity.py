@@ -48,5 +48,5 @@ def identity_refuses(refuses: Callable[..., str | None], owner: object, *operand
         return not_plain(*tensors[:3]) or untraceable()
     if type(num_experts) is not int or num_experts > min(len(tensors[3]), len(tensors[4])):
         return f"num_experts is {num_experts!r}"
-    stacked = (each[:num_experts].detach() for each in tensors[3:])
+    stacked = (tensor[:num_experts].detach() for tensor in tensors[3:])
     return refuses(owner, *tensors[:3], *stacked, activation)

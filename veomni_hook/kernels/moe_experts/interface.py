@@ -42,7 +42,7 @@ def run_upstream(module: Any, hidden_states: Tensor, *args: Any, **kwargs: Any) 
         KernelError: no kernel can take any call of ``module`` on this device.
     """
     kind = type(module)
-    owner = next((each for each in kind.__mro__ if each in _SLOTS), None)
+    owner = next((base for base in kind.__mro__ if base in _SLOTS), None)
     slot = None if owner is None else _SLOTS[owner]
     answers = None if slot is None else slot.answers(module)
     wanted = AUTO if answers is None else answers.wanted

@@ -35,8 +35,8 @@ def gated(
     there = (top_k_index >= 0) & (top_k_index < gate_up_proj.shape[0])
     index = torch.where(there, top_k_index, 0).to(torch.int32)
     weights = torch.where(there, top_k_weights, 0)
-    found: torch.Tensor = LigerFusedMoEFunction.apply(hidden_states, gate_up_proj, down_proj, index, weights)
-    return differentiated_once("moe_experts=liger", found)
+    output: torch.Tensor = LigerFusedMoEFunction.apply(hidden_states, gate_up_proj, down_proj, index, weights)
+    return differentiated_once("moe_experts=liger", output)
 
 
 def refuses(owner: object, *operands: Any) -> str | None:

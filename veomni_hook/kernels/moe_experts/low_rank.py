@@ -129,10 +129,10 @@ class AdaptedWeight(Tensor):
     def total(self) -> Tensor:
         """Return the sum, as PEFT computes it; differentiable."""
         key = torch.is_grad_enabled()
-        found = self._sums.get(key)
-        if found is None:
-            found = self._sums[key] = self._add()
-        return found
+        sums = self._sums.get(key)
+        if sums is None:
+            sums = self._sums[key] = self._add()
+        return sums
 
     @classmethod
     def __torch_function__(
@@ -192,7 +192,7 @@ def is_adapted(operands: Sequence[Any]) -> bool:
 
 def without_adapters(operands: Sequence[Any]) -> list[Any]:
     """Return the operands with weights alone."""
-    return [each.weight if type(each) is AdaptedWeight else each for each in operands]
+    return [operand.weight if type(operand) is AdaptedWeight else operand for operand in operands]
 
 
 def adapters_of(up: Any, down: Any, *, transposed: bool) -> Adapters:

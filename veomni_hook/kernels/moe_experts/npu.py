@@ -76,11 +76,11 @@ class _Rows(NamedTuple):
 
 
 def _ids(index: Tensor, num_experts: int) -> tuple[Tensor, Tensor, Tensor]:
-    held = (index >= 0) & (index < num_experts)
-    index = index.where(held, num_experts - 1)
+    is_held = (index >= 0) & (index < num_experts)
+    index = index.where(is_held, num_experts - 1)
     ids = index.reshape(-1).long()
     counts = ids.new_zeros(num_experts).scatter_add_(0, ids, torch.ones_like(ids))
-    return index, held, counts.cumsum(0)
+    return index, is_held, counts.cumsum(0)
 
 
 def _permute(x: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
@@ -91,17 +91,17 @@ def _permute(x: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
 
 def _unpermute(rows: Tensor, places: Tensor, weights: Tensor) -> Tensor:
     """The sum of a token's rows, times ``weights`` ``[tokens, k]``."""
-    found: Tensor = ascend.call("npu_moe_token_unpermute", rows, places, weights.contiguous())
-    return found
+    output: Tensor = ascend.call("npu_moe_token_unpermute", rows, places, weights.contiguous())
+    return output
 
 
 def _product(rows: Tensor, matrices: Tensor, ends: Tensor) -> Tensor:
     """Each row times its expert's matrix; ``matrices`` ``[E, in, out]`` may be transposed in memory."""
-    (found,) = ascend.call(
+    (product,) = ascend.call(
         "npu_grouped_matmul", [rows], [matrices], group_list=ends, split_item=_ONE_RESULT, group_type=_ROWS,
         group_list_type=0,
     )  # fmt: skip
-    return found  # type: ignore[no-any-return]
+    return product  # type: ignore[no-any-return]
 
 
 def _gradient(left: Tensor, right: Tensor, ends: Tensor, dtype: torch.dtype) -> Tensor:
@@ -139,9 +139,9 @@ def _forward(
     x, index, weights, up, up_bias, down, down_bias = operands
     if not index.numel() or not up.numel() or not x.numel():
         return x.new_zeros(x.shape), *_like_kept(operands, adapters, form, keep=keep)
-    ids, held, ends = _ids(index, up.shape[0])
+    ids, is_held, ends = _ids(index, up.shape[0])
     sorted_rows, places = _permute(x.to(form.dtype), ids)
-    rows = _Rows(ids, held, ends, places)
+    rows = _Rows(ids, is_held, ends, places)
     z = _product(sorted_rows, _matrices(up, form), ends)
     del sorted_rows
     z = _biased(z, up_bias, rows, kept_dtype(operands, form))
@@ -223,8 +223,8 @@ def _zeros(operands: Operands, needed: Needed) -> Gradients:
     inputs = operands.hidden_states, *operands[2:]
     return Gradients(
         *(
-            torch.zeros_like(each) if want and each is not None else None
-            for each, want in zip(inputs, needed, strict=False)
+            torch.zeros_like(operand) if want and operand is not None else None
+            for operand, want in zip(inputs, needed, strict=False)
         )
     )
 

@@ -82,7 +82,7 @@ def _defined(
 
     count = len(differentiable((None,) * ends))
     operands = _OPERANDS + (_ADAPTERS if fields else "")
-    held = ", ".join(f"Tensor? kept_{number}" for number in range(kept))
+    kept_operands = ", ".join(f"Tensor? kept_{number}" for number in range(kept))
 
     def forward_fake(*call: Any) -> tuple[Tensor, ...]:
         x = call[0]
@@ -101,7 +101,7 @@ def _defined(
 
     @operator(
         backward_fake,
-        f"{name}_backward(Tensor grad, {operands}, {held}, {_FORM}, bool[] needed, bool spend)"
+        f"{name}_backward(Tensor grad, {operands}, {kept_operands}, {_FORM}, bool[] needed, bool spend)"
         f" -> ({_tensors(count)})",
     )
     def run_backward(grad: Tensor, *call: Any) -> tuple[Tensor, ...]:

@@ -81,10 +81,10 @@ def remark(owner: object, backend: str) -> str | None:
     """Return what became of the adapters of the experts ``owner``, which ``backend`` computed, or None."""
     told, fused = [], []
     for name, (wrapper, why) in sorted(_LEFT.get(owner, {}).items()):
-        held = wrapper()
-        if held is None:  # the adapters were unloaded
+        wrapped = wrapper()
+        if wrapped is None:  # the adapters were unloaded
             continue
-        if (state := inactive(held)) is not None:
+        if (state := inactive(wrapped)) is not None:
             told.append(f"adapter of {name} {state}")
         elif why:
             told.append(f"adapter of {name} added to the weight by PEFT: {why}")
@@ -109,23 +109,23 @@ def _at_first_call(_: str, owner: object) -> None:
 @contextmanager
 def _lent(wrapper: Any, owner: Any, names: list[str]) -> Iterator[None]:
     """Let an `AdaptedWeight` stand in the weight's place."""
-    name, held = wrapper.parameter_name, vars(owner)
-    outer: AdaptedWeight | None = held.get(name)
+    name, parameter = wrapper.parameter_name, vars(owner)
+    outer: AdaptedWeight | None = parameter.get(name)
     weight = owner._parameters[name] if outer is None else outer.weight
-    own = tuple(Part(*_sides(wrapper, each), float(wrapper.scaling[each])) for each in names)
+    own = tuple(Part(*_sides(wrapper, name), float(wrapper.scaling[name])) for name in names)
     parts = own if outer is None else (*outer.parts, *own)
 
     def add() -> Tensor:
         return _sum(wrapper, weight if outer is None else outer.total(), names)
 
-    held[name] = AdaptedWeight(weight, parts, add)
+    parameter[name] = AdaptedWeight(weight, parts, add)
     try:
         yield
     finally:
         if outer is None:
-            del held[name]
+            del parameter[name]
         else:
-            held[name] = outer
+            parameter[name] = outer
 
 
 def _sum(wrapper: Any, weight: Tensor, names: list[str]) -> Tensor:
@@ -154,10 +154,10 @@ def _sides(wrapper: Any, name: str) -> tuple[Tensor, Tensor]:
 def _slots_of(owner: object) -> tuple[Slot, ...]:
     """Return the slots of experts with stacked weights that a module's forward asks."""
     kind = type(owner)
-    found = _SLOTS.get(kind)
-    if found is None:
-        found = _SLOTS[kind] = tuple(_read_slots(kind))
-    return found
+    slots = _SLOTS.get(kind)
+    if slots is None:
+        slots = _SLOTS[kind] = tuple(_read_slots(kind))
+    return slots
 
 
 def _read_slots(kind: type) -> Iterator[Slot]:
@@ -185,14 +185,14 @@ def _why_left(wrapper: Any, owner: nn.Module, names: list[str], answers: Answers
 
 
 def _unsuited(wrapper: Any, weight: Tensor, names: list[str]) -> str | None:
-    factors = [each[name].weight for each in (wrapper.lora_A, wrapper.lora_B) for name in names]
+    factors = [adapters[name].weight for adapters in (wrapper.lora_A, wrapper.lora_B) for name in names]
     if (reason := not_plain(weight, *factors)) is not None:
         return reason
     if weight.ndim != _STACKED or wrapper.num_experts != weight.shape[0] or wrapper.num_experts == 1:
         return f"the weight has the shape {[*weight.shape]}"
-    for each in (weight, *factors):
-        if not each.is_floating_point() or each.dtype.itemsize == 1 or each.device != weight.device:
-            return f"a factor or the weight is {each.dtype} on {each.device}"
+    for factor in (weight, *factors):
+        if not factor.is_floating_point() or factor.dtype.itemsize == 1 or factor.device != weight.device:
+            return f"a factor or the weight is {factor.dtype} on {factor.device}"
     if any(name in getattr(wrapper, "lora_variant", ()) for name in names):
         return "the adapter is a variant of LoRA"
     for left, right in (_sides(wrapper, name) for name in names):

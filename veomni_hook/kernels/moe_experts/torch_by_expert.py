@@ -39,9 +39,9 @@ def forward(
     result = x.new_zeros(x.shape, dtype=torch.promote_types(form.dtype, torch.float32))
     kept = x.new_empty(kept_shape(operands, form, keep=keep), dtype=kept_dtype(operands, form))
     if keep:
-        held = pairs.held()
-        kept[: held.start].zero_()
-        kept[held.stop :].zero_()
+        mask = pairs.held()
+        kept[: mask.start].zero_()
+        kept[mask.stop :].zero_()
     weights = weights.reshape(-1).to(result.dtype)
     for chunk in pairs.chunks(CHUNK_ROWS):
         token = chunk.places // pairs.top_k
@@ -71,7 +71,7 @@ def backward(
     x, index, weights, up, _, down, down_bias = operands
     pairs = sorted_pairs(index, up.shape[0])
     dtype = working(form.dtype, FLOAT32_ROWS)
-    found = _empty(operands, adapters, needed, pairs, torch.promote_types(form.dtype, torch.float32))
+    gradients = _empty(operands, adapters, needed, pairs, torch.promote_types(form.dtype, torch.float32))
     weights = weights.reshape(-1).to(dtype)
     for chunk in pairs.chunks(CHUNK_ROWS):
         token, share = chunk.places // pairs.top_k, weights[chunk.places, None]
@@ -80,29 +80,29 @@ def backward(
         dy = _adapted(dy, g, adapters.down, chunk, form, back=True)
         y, dz = torch_gating.backward(kept[chunk.rows], (dy * share).to(kept.dtype), form)
         y, dz = y.to(dtype), dz.to(dtype)
-        if found.top_k_weights is not None:
+        if gradients.top_k_weights is not None:
             if down_bias is not None:
                 extra = _biased(torch.zeros_like(g), down_bias, chunk).mul_(g).sum(-1)
             dw = (dy * y).sum(-1)
             dw = dw if down_bias is None else dw + extra
-            found.top_k_weights.view(-1)[chunk.places] = dw.to(found.top_k_weights.dtype)
-        if found.down is not None:
-            weight_gradient(found.down, y * share, g, chunk, form)
-        if found.down_bias is not None:
-            _sums(found.down_bias, g * share, chunk)
-        _adapter_gradients(found[8:], y, g * share, adapters.down, chunk, form)
-        if found.up is not None or adapters.up is not None:
+            gradients.top_k_weights.view(-1)[chunk.places] = dw.to(gradients.top_k_weights.dtype)
+        if gradients.down is not None:
+            weight_gradient(gradients.down, y * share, g, chunk, form)
+        if gradients.down_bias is not None:
+            _sums(gradients.down_bias, g * share, chunk)
+        _adapter_gradients(gradients[8:], y, g * share, adapters.down, chunk, form)
+        if gradients.up is not None or adapters.up is not None:
             rows = x.index_select(0, token).to(form.dtype).to(dtype)
-            if found.up is not None:
-                weight_gradient(found.up, rows, dz, chunk, form)
-            _adapter_gradients(found[6:8], rows, dz, adapters.up, chunk, form)
-        if found.up_bias is not None:
-            _sums(found.up_bias, dz, chunk)
-        if found.hidden_states is not None:
+            if gradients.up is not None:
+                weight_gradient(gradients.up, rows, dz, chunk, form)
+            _adapter_gradients(gradients[6:8], rows, dz, adapters.up, chunk, form)
+        if gradients.up_bias is not None:
+            _sums(gradients.up_bias, dz, chunk)
+        if gradients.hidden_states is not None:
             dx = product(dz, up, chunk, form, back=True)
             dx = _adapted(dx, dz, adapters.up, chunk, form, back=True)
-            found.hidden_states.index_add_(0, token, dx.to(found.hidden_states.dtype))
-    return found
+            gradients.hidden_states.index_add_(0, token, dx.to(gradients.hidden_states.dtype))
+    return gradients
 
 
 def working(dtype: torch.dtype, rows: int) -> torch.dtype:
@@ -114,12 +114,12 @@ def working(dtype: torch.dtype, rows: int) -> torch.dtype:
 def product(x: Tensor, weights: Tensor, chunk: Chunk, form: Form, *, back: bool = False) -> Tensor:
     """Return rows times their experts' matrices (``back``: from outputs to inputs), in their dtype."""
     turned = LAYOUTS[form.variant].transposed is back
-    found = x.new_empty(len(x), weights.shape[1 if turned else 2])
+    output = x.new_empty(len(x), weights.shape[1 if turned else 2])
     for expert, rows in chunk.experts:
         # Round to autocast's dtype, even if the product has a higher precision.
         weight = weights[expert].to(form.dtype).to(x.dtype)
-        torch.mm(x[rows], weight.t() if turned else weight, out=found[rows])
-    return found
+        torch.mm(x[rows], weight.t() if turned else weight, out=output[rows])
+    return output
 
 
 def weight_gradient(gradient: Tensor, inputs: Tensor, outputs: Tensor, chunk: Chunk, form: Form) -> None:
@@ -189,15 +189,17 @@ def _empty(
     """Allocate the gradients; of stacked ones, only parts that no expert writes are zeroed."""
     x, _, weights, *stacked = operands
     idle = (pairs.starts.diff() == 0).nonzero().flatten().tolist()
-    made: list[Tensor | None] = []
-    for each, want in zip((*stacked, *adapters.factors[: len(needed) - 6]), needed[2:], strict=True):
-        made.append(torch.empty(each.shape, dtype=each.dtype) if want and each is not None else None)
-        if (gradient := made[-1]) is not None:
+    buffers: list[Tensor | None] = []
+    for operand, want in zip((*stacked, *adapters.factors[: len(needed) - 6]), needed[2:], strict=True):
+        buffers.append(
+            torch.empty(operand.shape, dtype=operand.dtype) if want and operand is not None else None
+        )
+        if (gradient := buffers[-1]) is not None:
             for expert in idle:
                 gradient[expert].zero_()
-    made += [None] * (8 - len(made))
+    buffers += [None] * (8 - len(buffers))
     return Gradients(
         x.new_zeros(x.shape, dtype=total) if needed.hidden_states else None,
         weights.new_zeros(weights.shape, dtype=total) if needed.top_k_weights else None,
-        *made,
+        *buffers,
     )

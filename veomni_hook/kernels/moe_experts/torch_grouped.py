@@ -138,8 +138,8 @@ class _Rows:
 
     def product(self, x: Tensor, matrices: Tensor) -> Tensor:
         """Each row times its expert's matrix; undefined for rows without an expert."""
-        found: Tensor = torch._grouped_mm(x, matrices, offs=self._ends)
-        return found
+        output: Tensor = torch._grouped_mm(x, matrices, offs=self._ends)
+        return output
 
     def adapted(self, x: Tensor, into: Tensor, out: Tensor, scale: float) -> Tensor:
         """What an adapter makes of each row."""
@@ -170,8 +170,8 @@ class _Rows:
 
     def of_tokens(self, x: Tensor, shape: torch.Size, weights: Tensor | None) -> Tensor:
         """The sum over k, ``[tokens, ...]``, in float32."""
-        held = self.in_place(x).view(*shape, -1).float()
-        return (held if weights is None else held * weights[..., None]).sum(1)
+        rows = self.in_place(x).view(*shape, -1).float()
+        return (rows if weights is None else rows * weights[..., None]).sum(1)
 
     def gradient(self, inputs: Tensor, outputs: Tensor, form: Form) -> Tensor:
         """The gradient of stacked weights, from inputs and gradients of outputs of their product."""
@@ -179,11 +179,11 @@ class _Rows:
         return self._gradient(left, right)
 
     def _gradient(self, left: Tensor, right: Tensor) -> Tensor:
-        found: Tensor = torch._grouped_mm(left.t(), right, offs=self._ends)
-        return found
+        gradient: Tensor = torch._grouped_mm(left.t(), right, offs=self._ends)
+        return gradient
 
     def sums(self, x: Tensor) -> Tensor:
         """The sum of each expert's rows, ``[E, columns]``: a product with ones."""
         ones = x.new_ones(len(x), ALIGNED_BYTES // x.element_size())
-        found: Tensor = torch._grouped_mm(x.t(), ones, offs=self._ends)
-        return found[..., 0]
+        column_sums: Tensor = torch._grouped_mm(x.t(), ones, offs=self._ends)
+        return column_sums[..., 0]

@@ -262,17 +262,17 @@ def refuses(owner: object, *operands: Any) -> str | None:
     if reason is not None:
         return reason
     tensors, rest = forms.taken_apart(operands)
-    for each in rest:
-        if type(each) in (int, float) and each < 0:
-            return f"a limit or alpha is negative: {each}"
+    for value in rest:
+        if type(value) in (int, float) and value < 0:
+            return f"a limit or alpha is negative: {value}"
     dtype = forms.compute_dtype("gated", tensors)
     return None if dtype in _DTYPES else f"the kernel multiplies in 16 bits or float32, not {dtype}"
 
 
 def _unsuited_rank(operands: tuple[Any, ...]) -> str | None:
-    for each in operands:
-        if type(each) is AdaptedWeight and each.rank > MOST_RANK:
-            return f"the adapters have rank {each.rank}, the kernel takes at most {MOST_RANK}"
+    for operand in operands:
+        if type(operand) is AdaptedWeight and operand.rank > MOST_RANK:
+            return f"the adapters have rank {operand.rank}, the kernel takes at most {MOST_RANK}"
     return None
 
 

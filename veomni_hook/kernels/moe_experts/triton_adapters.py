@@ -161,7 +161,7 @@ def _factor_gradient(
     """Return [E, P, Q], for each expert ``left^T right`` over its rows; one of them has RANK columns."""
     narrow = left.element_size() == 4
     rows, columns = (
-        max(_LEAST_RANK, min(64 if narrow else 128, power(each.shape[1]))) for each in (left, right)
+        max(_LEAST_RANK, min(64 if narrow else 128, power(tensor.shape[1]))) for tensor in (left, right)
     )
     # Two loads of a gathered operand depend on each other: of six stages, four hold its slabs.
     depth, stages = (32, 2) if narrow else (64, 6 if any(gathered) else 4)

@@ -261,14 +261,14 @@ def combine(
     if routing.top_k == 0 or routing.num_experts == 0:
         return out.zero_()
     if out.numel():
-        given = y if weights is None else weights.contiguous()
+        scale_or_y = y if weights is None else weights.contiguous()
         launch, block = _combine_launch(
-            y.device, (y.dtype, out.dtype, given.dtype), routing.num_experts, columns, routing.top_k,
+            y.device, (y.dtype, out.dtype, scale_or_y.dtype), routing.num_experts, columns, routing.top_k,
             weighted=weights is not None,
         )  # fmt: skip
         launch(
             (routing.num_tokens, cdiv(columns, block), 1),
-            y, out, routing.rows_of, given, routing.offsets, routing.num_experts, columns,
+            y, out, routing.rows_of, scale_or_y, routing.offsets, routing.num_experts, columns,
         )  # fmt: skip
     return out
 

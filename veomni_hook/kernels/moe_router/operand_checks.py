@@ -43,7 +43,7 @@ def refuses(owner: object, router_logits: torch.Tensor, *operands: object) -> st
         return "the logits are not [tokens, num_experts]"
     if not router_logits.is_floating_point():
         return f"the logits have dtype {router_logits.dtype}"
-    unknown = [each for each in operands if callable(each) and score_of(each) is None]
+    unknown = [operand for operand in operands if callable(operand) and score_of(operand) is None]
     return f"the score function {unknown[0]!r} is not supported" if unknown else None
 
 

@@ -21,14 +21,14 @@ _DTYPES = _AUTOCAST | {torch.float64}
 
 def _torchs(kind: type[Any]) -> SimpleNamespace:
     """Torch's own code for a class; None for what was replaced before this module was imported."""
-    found = SimpleNamespace(operator=getattr(functional, kind.__name__.lower()))
-    if type(found.operator) is not BuiltinFunctionType:
-        found.operator = None
+    namespace = SimpleNamespace(operator=getattr(functional, kind.__name__.lower()))
+    if type(namespace.operator) is not BuiltinFunctionType:
+        namespace.operator = None
     for name in ("forward", "_conv_forward"):
         function = getattr(kind, name)
         as_written = written_in(function) == (kind.__module__, f"{kind.__name__}.{name}")
-        setattr(found, name, function.__code__ if as_written else None)
-    return found
+        setattr(namespace, name, function.__code__ if as_written else None)
+    return namespace
 
 
 #: As attributes, which dynamo guards on.
@@ -109,16 +109,16 @@ def _unfit(x: torch.Tensor, convolution: Any) -> str | None:
     return reason
 
 
-def _other(x: torch.Tensor, name: str, given: torch.Tensor, shape: tuple[int, ...]) -> str | None:
+def _other(x: torch.Tensor, name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> str | None:
     """Return why torch's convolution may refuse a parameter beside this input, or None."""
-    if (reason := not_plain(given)) is not None:
+    if (reason := not_plain(tensor)) is not None:
         return reason
-    if tuple(given.shape) != shape:
-        return f"the {name} has shape {tuple(given.shape)} instead of {shape}"
-    if given.device != x.device:
-        return f"the {name} is on {given.device}, the input on {x.device}"
-    if given.dtype is x.dtype:
+    if tuple(tensor.shape) != shape:
+        return f"the {name} has shape {tuple(tensor.shape)} instead of {shape}"
+    if tensor.device != x.device:
+        return f"the {name} is on {tensor.device}, the input on {x.device}"
+    if tensor.dtype is x.dtype:
         return None
-    if torch.is_autocast_enabled(x.device.type) and {given.dtype, x.dtype} <= _AUTOCAST:
+    if torch.is_autocast_enabled(x.device.type) and {tensor.dtype, x.dtype} <= _AUTOCAST:
         return None
-    return f"the {name} has dtype {given.dtype}, the input {x.dtype}"
+    return f"the {name} has dtype {tensor.dtype}, the input {x.dtype}"

@@ -45,17 +45,17 @@ def _sides(device: str, cos: torch.Tensor, sin: torch.Tensor) -> dict[str, Side]
     from transformers.models.qwen3.modeling_qwen3 import apply_rotary_pos_emb
 
     eager = partial(_chain, upstream, partial(apply_rotary_pos_emb, cos=cos, sin=sin))
-    found: dict[str, Side] = {"eager": eager, "compile": torch.compile(eager, dynamic=False)}
+    sides: dict[str, Side] = {"eager": eager, "compile": torch.compile(eager, dynamic=False)}
     norms = beside("rms_norm", "cast_before_weight", device)
     rotaries = beside("rotary", "half_split", device)
     for name in norms.keys() & rotaries.keys():
         # Liger's rotation as its users get it, in place: our backend would give it copies.
         called, rotary = ("ours, one by one", rotaries[name]) if name == "ours" else (name, overwriting)
-        found[called] = partial(_chain, partial(norms[name], eps=EPS), partial(rotary, cos=cos, sin=sin))
+        sides[called] = partial(_chain, partial(norms[name], eps=EPS), partial(rotary, cos=cos, sin=sin))
     fused = beside("qk_norm_rotary", "cast_before_weight_half_split", device)
     if "ours" in fused:
-        found["ours"] = partial(_fused, fused["ours"], cos, sin)
-    return found
+        sides["ours"] = partial(_fused, fused["ours"], cos, sin)
+    return sides
 
 
 def _chain(

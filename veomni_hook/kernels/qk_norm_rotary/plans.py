@@ -111,11 +111,11 @@ def positions_first(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 def result(x: Tensor, dtype: torch.dtype, *, joined: bool) -> Tensor:
     """An empty tensor with the strides of upstream's result: concatenated results are contiguous."""
-    made = torch.empty_like(
+    output = torch.empty_like(
         x, dtype=dtype, memory_format=torch.contiguous_format if joined else torch.preserve_format
     )
     # Upstream preserves non-contiguous columns; here rows are written contiguously.
-    return made if made.stride(3) == 1 else positions_first(x, dtype)
+    return output if output.stride(3) == 1 else positions_first(x, dtype)
 
 
 class Launched(NamedTuple):
@@ -162,8 +162,8 @@ def forward_plan(
         form: the factor, and the dtypes to which normalised values, norms and products are rounded.
         joined: whether upstream concatenates the results.
     """
-    q, k = (stand_in(*each, dtypes[0]) for each in zip(shapes[:2], strides[:2], strict=True))
-    cos, sin = (stand_in(shapes[2], each, dtypes[2]) for each in strides[2:])
+    q, k = (stand_in(*layout, dtypes[0]) for layout in zip(shapes[:2], strides[:2], strict=True))
+    cos, sin = (stand_in(shapes[2], stride, dtypes[2]) for stride in strides[2:])
     q_out, k_out = (result(x, dtypes[3], joined=joined) for x in (q, k))
     results = (tuple(q_out.shape), q_out.stride()), (tuple(k_out.shape), k_out.stride())
     positions, length = q.shape[0] * q.shape[2], q.shape[2]
@@ -171,7 +171,7 @@ def forward_plan(
         return Launched(None, (0, 0, 0), (), results)
     sizes, at_once, warps, _ = _sizes(FORWARD, q, k, cos)
     factor, *rounded = form
-    constants = *sizes, factor, *(_TL[each] for each in rounded), at_once
+    constants = *sizes, factor, *(_TL[dtype] for dtype in rounded), at_once
     numbers = (
         positions, length, *q.stride()[:3], *k.stride()[:3], *_table_strides(cos), *_table_strides(sin),
         *q_out.stride()[:3], *k_out.stride()[:3],
@@ -191,7 +191,7 @@ def backward_plan(
 ) -> Launched:
     """Return the backward's plan: as `forward_plan`, with the gradients' dtype and strides at the ends."""
     q, k = (stand_in(*each, dtypes[0]) for each in zip(shapes[:2], strides[:2], strict=True))
-    cos, sin = (stand_in(shapes[2], each, dtypes[2]) for each in strides[2:4])
+    cos, sin = (stand_in(shapes[2], stride, dtypes[2]) for stride in strides[2:4])
     dq, dk = (positions_first(x, x.dtype) for x in (q, k))
     results = (tuple(dq.shape), dq.stride()), (tuple(dk.shape), dk.stride())
     positions, length = q.shape[0] * q.shape[2], q.shape[2]

@@ -175,8 +175,8 @@ class _QkNormRotary(torch.autograd.Function):
             def definition(*tensors: Tensor) -> tuple[Tensor, Tensor]:
                 return formula(*tensors[:4], q_eps, k_eps, *tensors[4:])
 
-            found = gradients(definition, operands, [*needs, False, False], incoming)
-            return None, None, *found[:4], *[None] * 10
+            slopes = gradients(definition, operands, [*needs, False, False], incoming)
+            return None, None, *slopes[:4], *[None] * 10
         grads = (
             torch.zeros_like(x) if grad is None else grad
             for x, grad in zip(operands[:2], incoming, strict=True)
@@ -307,7 +307,7 @@ def _ready(
         strides: theirs.
         learned: whether cos or sin requires a gradient.
     """
-    if learned or len(set(devices)) > 1 or any(each[-1:] != (1,) for each in strides):
+    if learned or len(set(devices)) > 1 or any(stride[-1:] != (1,) for stride in strides):
         return None
     q, k, q_weight, k_weight, cos, sin = map(stand_in, shapes, strides, dtypes)
     if kernel.unsuited(q, k, q_weight, k_weight, cos, sin):

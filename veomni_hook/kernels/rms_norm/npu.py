@@ -132,8 +132,8 @@ def one_plus_weight_before_norm(hidden_states: Tensor, weight: Tensor, eps: floa
 
 def one_plus_weight_grouped(hidden_states: Tensor, weight: Tensor, eps: float, group_size: int) -> Tensor:
     """`one_plus_weight`, with each ``group_size`` neighbouring values normalised separately."""
-    found = _in_groups(hidden_states.float(), eps, group_size) * (1 + weight.float())
-    return found.to(hidden_states.dtype)
+    output = _in_groups(hidden_states.float(), eps, group_size) * (1 + weight.float())
+    return output.to(hidden_states.dtype)
 
 
 def unweighted(hidden_states: Tensor, eps: float) -> Tensor:
@@ -145,16 +145,16 @@ def cast_before_weight_gated(
     hidden_states: Tensor, gate: Tensor, weight: Tensor, eps: float, activation: Callable[[Tensor], Tensor]
 ) -> Tensor:
     """`cast_before_weight` times ``activation(gate)`` in float32, in the dtype of ``hidden_states``."""
-    found = cast_before_weight(hidden_states, weight, eps) * activation(gate.float())
-    return found.to(hidden_states.dtype)
+    output = cast_before_weight(hidden_states, weight, eps) * activation(gate.float())
+    return output.to(hidden_states.dtype)
 
 
 def weight_before_cast_gated(
     hidden_states: Tensor, gate: Tensor, weight: Tensor, eps: float, activation: Callable[[Tensor], Tensor]
 ) -> Tensor:
     """``weight * xhat * activation(gate)``, all in float32, in the dtype of ``hidden_states``."""
-    found = normalised(hidden_states.float(), weight.float(), eps) * activation(gate.float())
-    return found.to(hidden_states.dtype)
+    output = normalised(hidden_states.float(), weight.float(), eps) * activation(gate.float())
+    return output.to(hidden_states.dtype)
 
 
 def gate_before_norm(hidden_states: Tensor, gate: Tensor | None, weight: Tensor, eps: float) -> Tensor:
@@ -166,8 +166,8 @@ def gate_before_norm_grouped(
     hidden_states: Tensor, gate: Tensor | None, weight: Tensor, eps: float, group_size: int
 ) -> Tensor:
     """`gate_before_norm`, with each ``group_size`` neighbouring values normalised separately."""
-    found = _in_groups(_gated(hidden_states, gate), eps, group_size)
-    return weight * found.to(hidden_states.dtype)
+    output = _in_groups(_gated(hidden_states, gate), eps, group_size)
+    return weight * output.to(hidden_states.dtype)
 
 
 def _gated(x: Tensor, gate: Tensor | None) -> Tensor:

@@ -173,10 +173,10 @@ def _backward_plan(
 
     ``strides`` are those of x, dy and the gradient that is added; None if one of them must be copied first.
     """
-    found = [rows_at(shape, each) for each in strides]
-    if any(each is None for each in found):
+    places = [rows_at(shape, stride) for stride in strides]
+    if any(place is None for place in places):
         return None
-    where = tuple(each for each in found if each is not None)
+    where = tuple(place for place in places if place is not None)
     columns, rows = shape[-1], prod(shape[:-1])
     like = strides[0] == contiguous_strides(shape)
     if not columns or not rows:
@@ -185,7 +185,7 @@ def _backward_plan(
         device, dtypes, columns, where if added else where[:2], form, to_weight=to_weight, large=rows >= LARGE
     )
     programs = min(programs, -(-rows // size))
-    numbers = rows, *(each for one in where for each in one)
+    numbers = rows, *(number for one in where for number in one)
     return _Plan(launch, (programs, 1, 1), numbers, ((programs, columns), (columns, 1)), like)
 
 

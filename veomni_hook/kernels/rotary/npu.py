@@ -81,11 +81,11 @@ def _turned(form: Form, x: Tensor, cos: Tensor, sin: Tensor, heads_at: int) -> T
     if form.pairs_in and not form.pairs_out:
         part = part.reshape(*part.shape[:-1], rotated // 2, 2).transpose(-1, -2).flatten(-2)
     cos, sin = (_full(form, table.to(dtype), mode) for table in (cos, sin))
-    found = _by_operator(part, cos, -sin if form.backwards else sin, heads_at, mode).to(out)
+    turned = _by_operator(part, cos, -sin if form.backwards else sin, heads_at, mode).to(out)
     if rotated == x.shape[-1]:
-        return found
+        return turned
     before, after = x.narrow(-1, 0, offset), x.narrow(-1, offset + rotated, x.shape[-1] - offset - rotated)
-    return torch.cat((before.to(out), found, after.to(out)), dim=-1)
+    return torch.cat((before.to(out), turned, after.to(out)), dim=-1)
 
 
 def _by_operator(x: Tensor, cos: Tensor, sin: Tensor, heads_at: int, mode: str) -> Tensor:
@@ -97,8 +97,8 @@ def _by_operator(x: Tensor, cos: Tensor, sin: Tensor, heads_at: int, mode: str) 
     *batch, length, heads, columns = shape
     if heads >= _MOST_HEADS:
         parts = torch.split(rows, _MOST_HEADS - 1, dim=-2)
-        found = torch.cat([_by_operator(part, cos, sin, x.ndim - 2, mode) for part in parts], dim=-2)
-        return found.transpose(-3, -2) if heads_first else found
+        turned = torch.cat([_by_operator(part, cos, sin, x.ndim - 2, mode) for part in parts], dim=-2)
+        return turned.transpose(-3, -2) if heads_first else turned
     tables = [table if table.ndim == 3 else table[None] for table in (cos, sin)]
     number = batch[0] if batch else 1
     if tables[0].shape[0] > 1 or number * heads >= _MOST_HEADS:
@@ -106,8 +106,8 @@ def _by_operator(x: Tensor, cos: Tensor, sin: Tensor, heads_at: int, mode: str) 
         number, length = 1, number * length
     cos, sin = (table.unsqueeze(2).contiguous() for table in tables)
     rows = rows.reshape(number, length, heads, columns).contiguous()
-    found = _Rotary.apply(rows, cos, sin, mode).view(shape)  # type: ignore[no-untyped-call]
-    return found.transpose(-3, -2) if heads_first else found  # type: ignore[no-any-return]
+    turned = _Rotary.apply(rows, cos, sin, mode).view(shape)  # type: ignore[no-untyped-call]
+    return turned.transpose(-3, -2) if heads_first else turned  # type: ignore[no-any-return]
 
 
 def _rotate(form: Form, xs: tuple[Tensor, ...], cos: Tensor, sin: Tensor, heads_at: int) -> list[Tensor]:

@@ -133,8 +133,8 @@ def _unfit(cos: Any, sin: Any, *xs: Any) -> str | None:
         return f"the kernel does not support {dtype} with cos of {table} and sin of {sin.dtype}"
     if cos.requires_grad or sin.requires_grad or cos.shape != sin.shape:
         return "cos or sin requires a gradient, or they have different shapes"
-    for each in (cos, sin, *xs):
-        if each.device != xs[0].device or each.layout is not torch.strided:
+    for tensor in (cos, sin, *xs):
+        if tensor.device != xs[0].device or tensor.layout is not torch.strided:
             return "operands are not strided tensors on one device"
     for x in xs:
         if x.dtype is not dtype or x.ndim != xs[0].ndim or x.ndim not in (3, 4):

@@ -163,7 +163,7 @@ def _launch_plan(
     """
     heads_at, rotated, offset, _, *form = code
     (q, k, cos), table = shapes, strides[4]
-    of_q, of_k, of_q_out, of_k_out = (_strides(each, heads_at) for each in strides[:4])
+    of_q, of_k, of_q_out, of_k_out = (_strides(stride, heads_at) for stride in strides[:4])
     length, q_heads, k_heads = cos[-2], q[heads_at], 0 if alone else k[heads_at]
     crossed = of_q[1] < of_q[2] or of_q_out[1] < of_q_out[2]
     plan = _plan(q[-1], rotated, offset, q_heads, k_heads, crossed)
@@ -214,7 +214,7 @@ def _rotate(form: Form, xs: tuple[Tensor, ...], cos: Tensor, sin: Tensor, heads_
     there, back = _Way([*place, *ahead[0]], *ahead[1:]), _Way([*place, *behind[0]], *behind[1:])
     if len(xs) > 1 and torch.is_grad_enabled() and xs[0].requires_grad is not xs[1].requires_grad:
         # One call per tensor, so that a frozen one gets no gradient and its result requires none.
-        return [_turned(cos, sin, (there, back), (each,))[0] for each in xs]
+        return [_turned(cos, sin, (there, back), (tensor,))[0] for tensor in xs]
     return _turned(cos, sin, (there, back), xs)
 
 

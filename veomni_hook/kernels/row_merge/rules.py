@@ -81,7 +81,7 @@ def _unfit(inputs: Tensor, mask: Tensor, source: Tensor) -> str | None:
         return reason
     if mask.dtype is not torch.bool:
         return f"the mask has dtype {mask.dtype}"
-    if not all(each.layout is torch.strided for each in (inputs, mask, source)):
+    if not all(tensor.layout is torch.strided for tensor in (inputs, mask, source)):
         return "an operand is not a strided tensor"
     if inputs.ndim < 2 or not inputs.numel() or not source.numel():
         return "there are no rows"

@@ -53,8 +53,8 @@ class Requirement:
             return "needs an NVIDIA GPU, found ROCm, where it was not checked"
         least = None if system.rocm else self.min_capability
         if least is not None and (system.capability or (0, 0)) < least:
-            found = "none" if system.capability is None else ".".join(map(str, system.capability))
-            return f"needs compute capability {'.'.join(map(str, least))}, found {found}"
+            capability = "none" if system.capability is None else ".".join(map(str, system.capability))
+            return f"needs compute capability {'.'.join(map(str, least))}, found {capability}"
         if self.triton and system.triton is None:
             return "needs triton, which is not installed"
         return next(filter(None, map(system.lacks, self.distributions)), None)

@@ -181,12 +181,12 @@ class Registry:
     def kernels(self, op: str | None = None, variant: str | None = None) -> list[Kernel]:
         """Return the kernels of ``op`` and ``variant`` (None: all), in ``auto``'s order of preference."""
         self._load(built_in() if op is None else (op,))
-        found = [
+        kernels_ = [
             kernel
             for kernel in self._kernels.values()
             if op in (None, kernel.op) and variant in (None, kernel.variant)
         ]
-        return sorted(found, key=lambda kernel: (not kernel.automatic, -kernel.priority))
+        return sorted(kernels_, key=lambda kernel: (not kernel.automatic, -kernel.priority))
 
     def supplied(self, op: str, variant: str) -> bool:
         """Return whether any machine has a kernel: one for ``auto``, or code besides the reference."""
@@ -303,10 +303,10 @@ class Registry:
 
 def _announced_kernels(point: EntryPoint) -> Iterable[Kernel]:
     """Return the kernels that an entry point names; errors of its import propagate."""
-    found = point.load()
-    found = getattr(found, "KERNELS", found)
-    kernels = (found,) if isinstance(found, Kernel) else found
-    if not isinstance(kernels, tuple | list) or not all(isinstance(each, Kernel) for each in kernels):
+    loaded = point.load()
+    loaded = getattr(loaded, "KERNELS", loaded)
+    kernels = (loaded,) if isinstance(loaded, Kernel) else loaded
+    if not isinstance(kernels, tuple | list) or not all(isinstance(kernel, Kernel) for kernel in kernels):
         raise KernelError(
             "it is not a veomni_hook.Kernel, a tuple of them, or a module with KERNELS",
             where=described(point),
@@ -332,8 +332,8 @@ def load_attribute(reference: str) -> Callable[..., Any]:
     code, _, text = reference.partition("(")
     module_name, attribute = code.split(":")
     try:
-        found = getattr(import_module(module_name), attribute)
-        return found(text.removesuffix(")")) if text else found  # type: ignore[no-any-return]
+        value = getattr(import_module(module_name), attribute)
+        return value(text.removesuffix(")")) if text else value  # type: ignore[no-any-return]
     except (Exception, SystemExit) as error:
         raise KernelError(
             f"kernel code {reference!r} cannot be loaded: {type(error).__name__}: {error}",

@@ -63,8 +63,12 @@ class Selection:
 
         ``asked``: the upstream code cannot give what the caller asks for (`Variant.asks`).
         """
-        kept = [each for each in self.candidates if each.traceable]
-        return [each for each in kept if each.beats_inductor] if self.wanted == AUTO and not asked else kept
+        kept = [candidate for candidate in self.candidates if candidate.traceable]
+        return (
+            [kernel for kernel in kept if kernel.beats_inductor]
+            if self.wanted == AUTO and not asked
+            else kept
+        )
 
     def checked(self, site: str = "") -> Selection:
         """Return the selection itself; raise KernelError, naming ``site``, if it is a failure."""

@@ -72,12 +72,12 @@ class System:
             return cls("cuda" if rocm else "cpu", triton="assumed", distributions=None, rocm=rocm)
         if name == "ascend":
             return cls("npu", distributions=None)
-        found = _CUDA.fullmatch(name.lower())
-        if found is None:
+        match = _CUDA.fullmatch(name.lower())
+        if match is None:
             raise KernelError(
                 f"there is no system {name!r}", where="--system", fix="cpu, sm80, sm90, sm100, rocm or ascend"
             )
-        return cls("cuda", (int(found[1]), int(found[2])), triton="assumed", distributions=None)
+        return cls("cuda", (int(match[1]), int(match[2])), triton="assumed", distributions=None)
 
     def lacks(self, requirement: str) -> str | None:
         """Return why a requirement (``name`` or ``name>=version``) is not met, or None."""
@@ -108,8 +108,8 @@ class System:
 
 def _name(requirement: str) -> str:
     """Return the name of the distribution in a requirement."""
-    found = _NAME.match(requirement)
-    return found[0] if found else requirement
+    match = _NAME.match(requirement)
+    return match[0] if match else requirement
 
 
 def _capability() -> tuple[int, int] | None:

@@ -92,12 +92,12 @@ def name_of_accepted(activation: Any) -> str | None:
 
 def _known(kind: type[nn.Module]) -> tuple[str, str] | None:
     """Return the name of what a known activation class computes, and where its forward's code is stored."""
-    found = _KNOWN.get(kind)
-    if found is None:
+    known = _KNOWN.get(kind)
+    if known is None:
         name = _BY_CLASS.get((kind.__module__, kind.__name__))
         if name is not None and (place := place_of(kind)):
-            found = _KNOWN[kind] = (name, place)
-    return found
+            known = _KNOWN[kind] = (name, place)
+    return known
 
 
 # See `veomni_hook.kernels.shared.module_calls.place_of`.
@@ -116,10 +116,10 @@ def unknown(activation: Any, known: str = "") -> str:
 
 def _said(activation: nn.Module, name: str) -> str | None:
     """Return the name for an instance of a known class, considering its constructor arguments."""
-    held = activation.__dict__
-    if "approximate" in held:
-        return _GELUS.get(held["approximate"])
-    act = held.get("act")
+    attributes = activation.__dict__
+    if "approximate" in attributes:
+        return _GELUS.get(attributes["approximate"])
+    act = attributes.get("act")
     # transformers' Python version rounds after every step; the module stores it as a method.
     return name if act is None or name_of(act) == name else None
 

@@ -49,7 +49,7 @@ def check(layer: Any, name: str) -> None:
     if not _RUNNING:
         return
     for handed in _RUNNING.values():
-        if handed.thread == get_ident() and any(each is layer for each in handed.owner.modules()):
+        if handed.thread == get_ident() and any(module is layer for module in handed.owner.modules()):
             raise SamplesError(
                 "samples share a row, and the layer did not get their boundaries from its forward",
                 where=name,

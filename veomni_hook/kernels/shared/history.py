@@ -70,15 +70,17 @@ class History:
     def __bool__(self) -> bool:
         return any(past.holds for calls in self._calls.values() for past in calls)
 
-    def note(self, module: nn.Module, given: Any, made: torch.Tensor, number: int | None = None) -> None:
-        """Note that ``module`` was given ``given`` in this forward pass, and made ``made`` of it.
+    def note(
+        self, module: nn.Module, arguments: Any, output: torch.Tensor, number: int | None = None
+    ) -> None:
+        """Note that ``module`` was given ``arguments`` in this forward pass, and made ``output`` of it.
 
         ``number`` is `following` before the call; None: now.
         """
-        past = _Past(following() if number is None else number, given)
-        if made.grad_fn is not None:
+        past = _Past(following() if number is None else number, arguments)
+        if output.grad_fn is not None:
             token = _Token()
-            metadata: Any = made.grad_fn.metadata
+            metadata: Any = output.grad_fn.metadata
             metadata[_KEY] = token
             past.alive = ref(token)
         elif not torch.is_grad_enabled() and not module.training:
@@ -124,8 +126,8 @@ class History:
                 past.given, past.gone = None, True
             elif not past.holds:  # its graph is gone, so nothing computes it again
                 past.given = None
-        held = [past for past in calls if past.given is not None and past.alive is None]
-        for past in held[:-MOST_HELD]:
+        waiting = [past for past in calls if past.given is not None and past.alive is None]
+        for past in waiting[:-MOST_HELD]:
             past.given, past.gone = None, True
         # Of neighbours without routes the first one is enough.
         kept = [

@@ -59,13 +59,13 @@ def host_copy(tensor: torch.Tensor) -> torch.Tensor:
 
 def host_copies(*tensors: torch.Tensor) -> None:
     """Copy the values of ``tensors`` of one device to the host, waiting once; known ones are left out."""
-    missing = [each for each in tensors if known_copy(each) is None]
+    missing = [tensor for tensor in tensors if known_copy(tensor) is None]
     if len(missing) < 2:
-        for each in missing:
-            host_copy(each)
+        for missed in missing:
+            host_copy(missed)
         return
-    parts = [each.detach().contiguous().flatten().view(torch.uint8) for each in missing]
-    together = torch.split(torch.cat(parts).to("cpu"), [each.numel() for each in parts])
+    parts = [missed.detach().contiguous().flatten().view(torch.uint8) for missed in missing]
+    together = torch.split(torch.cat(parts).to("cpu"), [part.numel() for part in parts])
     for tensor, part in zip(missing, together, strict=True):
         # A copy of its own: the part may begin where a value of this dtype cannot.
         note_copy(tensor, part.clone().view(tensor.dtype).view(tensor.shape))
@@ -96,13 +96,13 @@ def note_origin(
     Reading them then waits for ``origins`` only, whose values may be known. Returns ``tensor``.
     """
     if tensor.device.type != "cpu":
-        known, versions = _known(tensor), [_version(each) for each in origins]
+        known, versions = _known(tensor), [_version(origin) for origin in origins]
 
         def unchanged() -> bool:
-            return [_version(each) for each in origins] == versions
+            return [_version(origin) for origin in origins] == versions
 
         known.origin = lambda: compute(*map(host_copy, origins)) if unchanged() else None
-        known.origin_known = lambda: unchanged() and all(known_copy(each) is not None for each in origins)
+        known.origin_known = lambda: unchanged() and all(known_copy(origin) is not None for origin in origins)
     return tensor
 
 
@@ -114,8 +114,8 @@ def derived(tensor: torch.Tensor, make: Callable[..., _Value], *arguments: Any) 
     key = (make, *arguments)
     if key not in values:
         values[key] = make(host_copy(tensor), *arguments)
-    found: _Value = values[key]
-    return found
+    value: _Value = values[key]
+    return value
 
 
 def _of_base(tensor: torch.Tensor) -> torch.Tensor | None:

@@ -25,8 +25,8 @@ def yields(owner: Any, *operands: Any) -> str | None:
 
     The last operand is the function that upstream calls.
     """
-    found = running(operands[-1])
-    return None if is_upstreams(found, owner) else f"{name_of(found)} computes it"
+    function = running(operands[-1])
+    return None if is_upstreams(function, owner) else f"{name_of(function)} computes it"
 
 
 def is_upstreams(function: Any, owner: Any) -> bool:
@@ -65,8 +65,8 @@ def _below_hub(function: Any) -> Any:
     """Return the function that the package ``kernels`` has made a module of; any other object itself."""
     if not _is_of_hub(function):
         return function
-    held = [cell.cell_contents for cell in type(function).forward.__closure__ or ()]
-    functions = [each for each in held if type(each) is FunctionType]
+    cells = [cell.cell_contents for cell in type(function).forward.__closure__ or ()]
+    functions = [content for content in cells if type(content) is FunctionType]
     return functions[0] if len(functions) == 1 else function
 
 

@@ -148,7 +148,7 @@ def _observed() -> bool:
     before, after = _HOOKS.launch_enter_hook, _HOOKS.launch_exit_hook
     if type(before) is type(after) is _CHAIN:
         return bool(before.calls or after.calls)
-    return any(each is not None and (type(each) is not _CHAIN or each.calls) for each in (before, after))
+    return any(hook is not None and (type(hook) is not _CHAIN or hook.calls) for hook in (before, after))
 
 
 class _Mark:
@@ -176,7 +176,7 @@ def _raw_launch(compiled: Any, count: int) -> tuple[Any, int, Any, tuple[Any, ..
     (them,) = passed
     added = them[len(head) : -len(tail)]
     same = them == (*head, *added, *tail)
-    if not same or not all(each is None or isinstance(each, int) for each in added):
+    if not same or not all(value is None or isinstance(value, int) for value in added):
         return None
     # The four are the metadata of the function and of the launch, and two hooks, which `_observed` checks.
     return launch, _device(), compiled.function, (*added, compiled.packed_metadata, None, None, None)

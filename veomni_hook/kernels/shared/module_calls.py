@@ -41,33 +41,36 @@ def call_is_seen(module: nn.Module, x: torch.Tensor | None = None) -> str | None
 
     With ``x``, a forward on the instance counts only if it does not just `pass it on <passes_on>`.
     """
-    held = module.__dict__
+    attributes = module.__dict__
     # Unrolled, because every guard calls this: loops over these and the global ones took a fifth longer.
     if (
-        held["_forward_hooks"]
-        or held["_forward_pre_hooks"]
-        or held["_backward_hooks"]
-        or held["_backward_pre_hooks"]
+        attributes["_forward_hooks"]
+        or attributes["_forward_pre_hooks"]
+        or attributes["_backward_hooks"]
+        or attributes["_backward_pre_hooks"]
     ):
         return "has hooks"
     # Some wrappers leave the class's own forward, bound to the module, in the instance.
-    if "forward" in held and getattr(held["forward"], "__func__", None) is not type(module).forward:
+    if (
+        "forward" in attributes
+        and getattr(attributes["forward"], "__func__", None) is not type(module).forward
+    ):
         if x is None or not passes_on(module, x):
             return "has its own forward"
-    if "_compiled_call_impl" in held and held["_compiled_call_impl"] is not None:
+    if "_compiled_call_impl" in attributes and attributes["_compiled_call_impl"] is not None:
         return "is compiled separately"
     if _GLOBAL_FORWARD or _GLOBAL_FORWARD_PRE or _GLOBAL_BACKWARD or _GLOBAL_BACKWARD_PRE:
         return "is subject to a global hook"
     kind = type(module)
-    if kind.__call__ is not _CALL or kind._call_impl is not _CALL_IMPL or "_call_impl" in held:
+    if kind.__call__ is not _CALL or kind._call_impl is not _CALL_IMPL or "_call_impl" in attributes:
         return call_is_overridden(module)
     return None
 
 
 def parameter(module: nn.Module, name: str) -> Any:
     """Return ``module.name``; parameters bypass `torch.nn.Module.__getattr__`, which takes over 1 us."""
-    found = module._parameters.get(name)
-    return getattr(module, name) if found is None else found
+    registered = module._parameters.get(name)
+    return getattr(module, name) if registered is None else registered
 
 
 def call_is_overridden(module: nn.Module) -> str | None:
@@ -98,9 +101,9 @@ def is_linear(kind: type) -> bool:
 
 def place_of(kind: type[nn.Module]) -> str:
     """Return where the code of a class's forward is stored; empty unless it is the one in its text."""
-    found = _PLACES.get(kind)
-    if found is not None:
-        return found
+    places = _PLACES.get(kind)
+    if places is not None:
+        return places
     forward, written = kind.forward, (kind.__module__, f"{kind.__qualname__}.forward")
     if type(forward) is not FunctionType or written_in(forward) != written:
         return ""

@@ -29,10 +29,12 @@ _Result = TypeVar("_Result", torch.Tensor, tuple[torch.Tensor, ...])
 class _ComputedAgain(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, formula: Callable[..., Any], *operands: Any) -> Any:
-        ctx.save_for_backward(*(each if isinstance(each, torch.Tensor) else None for each in operands))
-        ctx.others = [None if isinstance(each, torch.Tensor) else each for each in operands]
+        ctx.save_for_backward(
+            *(operand if isinstance(operand, torch.Tensor) else None for operand in operands)
+        )
+        ctx.others = [None if isinstance(operand, torch.Tensor) else operand for operand in operands]
         ctx.formula = formula
-        ctx.device = next(each.device.type for each in operands if isinstance(each, torch.Tensor))
+        ctx.device = next(operand.device.type for operand in operands if isinstance(operand, torch.Tensor))
         ctx.autocast = torch.is_autocast_enabled(ctx.device), torch.get_autocast_dtype(ctx.device)
         return formula(*operands)
 
@@ -54,7 +56,7 @@ def computed_again(formula: Callable[..., _Result], *operands: Any) -> _Result:
     on every tensor among the operands and on no other tensor that requires grad.
     """
     # A compiler decides for itself what to save and what to recompute.
-    tensors = [each for each in operands if isinstance(each, torch.Tensor)]
+    tensors = [operand for operand in operands if isinstance(operand, torch.Tensor)]
     if torch.compiler.is_compiling() or not wants_grad(*tensors):
         return formula(*operands)
     return _ComputedAgain.apply(formula, *operands)  # type: ignore[no-untyped-call,no-any-return]
@@ -76,4 +78,4 @@ def recomputed(reference: str) -> Callable[..., Any]:
 
 def refuses(owner: Any, *operands: Any) -> str | None:
     """Return why this call must run the upstream code, or None."""
-    return not_plain(*(each for each in operands if isinstance(each, torch.Tensor))) or untraceable()
+    return not_plain(*(operand for operand in operands if isinstance(operand, torch.Tensor))) or untraceable()

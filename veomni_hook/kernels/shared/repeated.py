@@ -96,7 +96,7 @@ def _decisions_of(hook: FunctionType) -> Decisions | None:
     pack: Any = inspect.unwrap(hook)  # torch.compiler.disable wraps the one of a recomputation
     if pack.__module__ != _HOME:
         return None
-    held = inspect.getclosurevars(pack).nonlocals
-    again = "target_frame_ref" in held
-    frame = held["target_frame_ref"]() if again else held.get("frame")
+    variables = inspect.getclosurevars(pack).nonlocals
+    again = "target_frame_ref" in variables
+    frame = variables["target_frame_ref"]() if again else variables.get("frame")
     return None if frame is None else Decisions(vars(frame).setdefault(_NOTED, {}), again=again)

@@ -37,13 +37,13 @@ def reached_upstream(function: Any, owner: Any) -> Any:
     seen: set[int] = set()
     waiting, home = [function], written_in(underlying(function))[0]
     while waiting and len(seen) < _MOST:
-        each = waiting.pop()
-        if id(each) in seen:
+        candidate = waiting.pop()
+        if id(candidate) in seen:
             continue
-        seen.add(id(each))
-        if _mixes(runs := running(each), owner):
+        seen.add(id(candidate))
+        if _mixes(runs := running(candidate), owner):
             return runs
-        waiting += (held for held in _held(runs, home) if callable(held))
+        waiting += (inner for inner in _held(runs, home) if callable(inner))
     return None
 
 
@@ -54,19 +54,19 @@ def _mixes(function: Any, owner: Any) -> bool:
     return (home == type(owner).__module__ or home.startswith(_MODELS)) and bool(_MIXES.search(name))
 
 
-def _held(each: Any, home: str) -> Iterator[Any]:
-    """Yield what may be called when ``each`` is."""
-    if isinstance(each, partial):
-        yield from (each.func, *each.args, *each.keywords.values())
-    elif isinstance(each, MethodType):
-        yield from (each.__func__, each.__self__)
-    elif isinstance(each, FunctionType):
-        yield vars(each).get("__wrapped__")
-        if written_in(each)[0] == home:
-            yield from _named(each)
-    elif not isinstance(each, type):
-        yield vars(type(each)).get("__call__")
-        yield from getattr(each, "__dict__", {}).values()
+def _held(candidate: Any, home: str) -> Iterator[Any]:
+    """Yield what may be called when ``candidate`` is."""
+    if isinstance(candidate, partial):
+        yield from (candidate.func, *candidate.args, *candidate.keywords.values())
+    elif isinstance(candidate, MethodType):
+        yield from (candidate.__func__, candidate.__self__)
+    elif isinstance(candidate, FunctionType):
+        yield vars(candidate).get("__wrapped__")
+        if written_in(candidate)[0] == home:
+            yield from _named(candidate)
+    elif not isinstance(candidate, type):
+        yield vars(type(candidate)).get("__call__")
+        yield from getattr(candidate, "__dict__", {}).values()
 
 
 def _named(function: FunctionType) -> Iterator[Any]:

@@ -46,10 +46,10 @@ def of_rows(
     Raises:
         SamplesError: the boundaries are not a tensor, or do not divide all positions.
     """
-    for name, given in (("cu_seq_lens_q", cu_seqlens), ("seq_idx", seq_idx)):
-        if given is not None and not isinstance(given, torch.Tensor):
+    for name, bounds in (("cu_seq_lens_q", cu_seqlens), ("seq_idx", seq_idx)):
+        if bounds is not None and not isinstance(bounds, torch.Tensor):
             raise SamplesError(
-                f"the boundaries are a {type(given).__name__}", where=name, fix="pass a tensor of integers"
+                f"the boundaries are a {type(bounds).__name__}", where=name, fix="pass a tensor of integers"
             )
     if cu_seqlens is not None:
         return derived(cu_seqlens, _divided, rows, positions, cu_seqlens.device)
@@ -104,8 +104,8 @@ def _changes(seq_idx: torch.Tensor, rows: int, positions: int, device: torch.dev
 
 def _joined(ends: list[int], rows: int, positions: int, device: torch.device) -> torch.Tensor | None:
     ends_of_rows = range(0, rows * positions + 1, max(positions, 1))
-    found = sorted({*ends, *ends_of_rows})
-    return None if len(found) == len(ends_of_rows) else boundaries(found, device)
+    all_ends = sorted({*ends, *ends_of_rows})
+    return None if len(all_ends) == len(ends_of_rows) else boundaries(all_ends, device)
 
 
 def _indices(cu_seqlens: torch.Tensor, rows: int, device: torch.device) -> torch.Tensor:

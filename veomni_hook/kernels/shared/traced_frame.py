@@ -35,9 +35,9 @@ def variable(name: str) -> Any:
 
 def number(name: str) -> Any:
     """Return the value of a local name that holds a number or None. If it may vary, this adds a guard."""
-    held = variable(name)
-    symbol = getattr(held, "sym_num", None)
-    return held.as_python_constant() if symbol is None else symbol.node.pytype(symbol)
+    value = variable(name)
+    symbol = getattr(value, "sym_num", None)
+    return value.as_python_constant() if symbol is None else symbol.node.pytype(symbol)
 
 
 def frames() -> Iterator[tuple[CodeType, Mapping[str, Any]]]:

@@ -30,7 +30,9 @@ def operand_names(op: str, variant: str) -> dict[str, Any]:
     declared = registry.op(op).variants[variant]
     parameters = inspect.signature(load_attribute(declared.reference)).parameters
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    found = {name: each.default for name, each in parameters.items() if each.kind in positional}
+    found = {
+        name: parameter.default for name, parameter in parameters.items() if parameter.kind in positional
+    }
     names = declared.operands or found
     return {name: found.get(name, inspect.Parameter.empty) for name in names}
 
@@ -48,7 +50,7 @@ def binder(parameters: str, operands: Mapping[str, Any]) -> Callable[..., tuple[
     aliases = {name: operand for name, operand in _RENAMED.findall(parameters)}
     text = _RENAMED.sub(r"\1", parameters) if parameters.strip() else ", ".join(operands)
     signature = _signature(text, parameters)
-    by_operand = {aliases.get(each.arg, each.arg): each.arg for each in _named(signature)}
+    by_operand = {aliases.get(argument.arg, argument.arg): argument.arg for argument in _named(signature)}
     if unknown := [operand for operand in aliases.values() if operand not in operands]:
         raise _malformed(parameters, f"there is no operand {unknown[0]!r}, only {', '.join(operands)}")
     constants: dict[str, Any] = {}

@@ -71,7 +71,7 @@ class Text:
 
     def edited_traced(self) -> str | None:
         """Do the same as `edited` for the code that dynamo is tracing."""
-        outside = (_Asking(*each) for each in frames() if not _is_between(each[1]))
+        outside = (_Asking(*frame) for frame in frames() if not _is_between(frame[1]))
         return self._unlike(next(outside, None))
 
     def _unlike(self, asking: _Asking | None) -> str | None:
@@ -90,11 +90,11 @@ class Text:
         if scope is not self.scope:
             return False
         if not self._known:
-            self._known = {id(each): each for each in _inside(self._codes)}
+            self._known = {id(code_): code_ for code_ in _inside(self._codes)}
         if id(code) in self._known:
             return True
         # A module that was executed again has other objects of the same code.
-        same = any(each.co_qualname == code.co_qualname and each == code for each in self._known.values())
+        same = any(known.co_qualname == code.co_qualname and known == code for known in self._known.values())
         if same:
             self._known[id(code)] = code
         return same
@@ -102,7 +102,7 @@ class Text:
 
 def _inside(codes: Iterable[CodeType]) -> Iterator[CodeType]:
     for code in codes:
-        inner = [each for each in code.co_consts if isinstance(each, CodeType)]
+        inner = [co_const for co_const in code.co_consts if isinstance(co_const, CodeType)]
         yield from inner
         yield from _inside(inner)
 

@@ -87,20 +87,20 @@ class Answers:
         Raises:
             KernelError: a backend chosen by name has no kernel for the variant, or cannot run there.
         """
-        found = self._candidates.get(device)
-        return self._resolve(device) if found is None else found
+        known = self._candidates.get(device)
+        return self._resolve(device) if known is None else known
 
     def refused(self, backend: str, reason: str, rule: Callable[..., str | None] | None = None) -> Outcome:
         """Return the outcome of a call that ``backend`` refused; ``rule`` is the one that did, if one did."""
-        found = self._refusals.get((backend, reason))
-        if found is None:
+        outcome = self._refusals.get((backend, reason))
+        if outcome is None:
             # A backend chosen by name that does not run deserves a warning; auto promised nothing.
             level = logging.INFO if self.wanted == AUTO else logging.WARNING
             self._site.say(level, f": upstream's code runs instead of {backend}: {reason}")
-            found = self._refusals[backend, reason] = Outcome(EAGER, reason)
+            outcome = self._refusals[backend, reason] = Outcome(EAGER, reason)
             if rule in self._losing:
                 self.as_fast.add(reason)
-        return found
+        return outcome
 
     def _tell(self, device: str | None, *, compiled: bool = False) -> None:
         if STATE.asked is not None:
@@ -121,32 +121,32 @@ class Answers:
                 logging.WARNING,
                 f": upstream's code runs under torch.compile, because {self.wanted} is not traceable",
             )
-        return tuple((run, rules, each.backend) for each, run, rules in self._loaded(kept))
+        return tuple((run, rules, kernel.backend) for kernel, run, rules in self._loaded(kept))
 
     def _resolve(self, device: Any) -> tuple[Candidate, ...]:
         if not isinstance(device, str) or device == "meta":
             return ()  # a tracer's proxy, or nothing to compute
         taken = "chosen" if self.wanted != AUTO else "picked by auto"
         selection = self.selection(device).checked(self._named())
-        found = tuple(
-            Candidate(rules, each.backend, (run, Outcome(each.backend, taken)))
-            for each, run, rules in self._loaded(selection.candidates)
+        resolved = tuple(
+            Candidate(rules, kernel.backend, (run, Outcome(kernel.backend, taken)))
+            for kernel, run, rules in self._loaded(selection.candidates)
         )
         self._tell(device)
-        names = ", ".join(candidate.backend for candidate in found) or EAGER
+        names = ", ".join(candidate.backend for candidate in resolved) or EAGER
         self._site.say(logging.INFO, f" on {device}: {names} ({self.wanted})")
-        self._candidates[device] = found
-        return found
+        self._candidates[device] = resolved
+        return resolved
 
     def _loaded(
         self, kernels: Iterable[Kernel]
     ) -> Iterator[tuple[Kernel, Callable[..., Any], tuple[Callable[..., Any], ...]]]:
         """Return the kernels with their code and rules; under ``auto``, failing plugins are skipped."""
-        for each in kernels:
+        for kernel in kernels:
             try:
-                yield each, load_attribute(each.load), self._rules(each)
+                yield kernel, load_attribute(kernel.load), self._rules(kernel)
             except KernelError as error:
-                point = registry.announced_by(each)
+                point = registry.announced_by(kernel)
                 if point is None:
                     raise
                 failure = KernelError(error.what, where=described(point), fix=remedy(point))

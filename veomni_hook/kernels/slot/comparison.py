@@ -51,7 +51,9 @@ def definition(code: CodeType | None, qualname: str) -> CodeType | None:
     """Return the code of a definition in ``code``, a module's; None if it has none or several."""
     for part in qualname.split("."):
         inner = () if code is None else code.co_consts
-        named = [each for each in inner if isinstance(each, CodeType) and each.co_name == part]
+        named = [
+            constant for constant in inner if isinstance(constant, CodeType) and constant.co_name == part
+        ]
         code = named[0] if len(named) == 1 else None
     return code
 
@@ -83,7 +85,7 @@ def same_expression(
         for wrapped, standing in layers(scope.get(name), code):
             compare(f"scope[{name!r}]{wrapped}", standing)
     for home, name, code in checks.operands:
-        places = [place for place, each in enumerate(operands) if isinstance(each, Module)]
+        places = [place for place, module_ in enumerate(operands) if isinstance(module_, Module)]
         if name != "forward" and len(places) == 1:
             compare(f"operands[{places[0]}].{name}", code)  # its own, or its class's
             continue

@@ -58,8 +58,8 @@ class Notes:
 
     def of(self, owner: Any, wanted: str, *, compiled: bool) -> Outcome | None:
         """Return the note of a module; if it is ``compiled`` or modules are unknown, else the last note."""
-        found = self._owners.get(wanted, {}).get(owner)
-        return self._last.get(wanted) if found is None and (compiled or not self._complete) else found
+        outcome = self._owners.get(wanted, {}).get(owner)
+        return self._last.get(wanted) if outcome is None and (compiled or not self._complete) else outcome
 
 
 def _traced_local(name: str) -> Any:
@@ -106,11 +106,11 @@ class Compiled:
         notes = self._notes = Notes()
 
         def look_up(wanted: str, device: str, asked: bool) -> bool:
-            found = () if device is None else answers_to(wanted).traceable(device, asked=asked)
-            self._kernels[wanted, device, asked] = found
-            if not found:
+            kernels = () if device is None else answers_to(wanted).traceable(device, asked=asked)
+            self._kernels[wanted, device, asked] = kernels
+            if not kernels:
                 notes.add(wanted, _LEFT)
-            return bool(found)
+            return bool(kernels)
 
         def note(wanted: str, backend: str, refusing: str, left: str) -> bool:
             if backend:

@@ -59,12 +59,12 @@ def guards_in(module: ModuleType) -> tuple[Guard, ...]:
     """Return every guard in ``module``, in source order; empty if its source is no longer available."""
     # A module that is executed again has a new loader or the same source.
     loader = getattr(module, "__loader__", None)
-    held = _READ.get(module)
-    if held is None or held[0] is not loader:
+    known = _READ.get(module)
+    if known is None or known[0] is not loader:
         slots = slots_in(module)
-        found = tuple(_read(module, slots)) if slots else ()
-        held = _READ[module] = (loader, found)
-    return held[1]
+        guards = tuple(_read(module, slots)) if slots else ()
+        known = _READ[module] = (loader, guards)
+    return known[1]
 
 
 def guards_of(kind: type) -> Iterator[tuple[type, Guard]]:
@@ -100,12 +100,18 @@ def _methods(body: Sequence[ast.stmt], inside: str) -> Iterator[tuple[str, ast.F
     for node in body:
         if isinstance(node, ast.ClassDef):
             kind = f"{inside}{node.name}"
-            yield from ((kind, each) for each in node.body if isinstance(each, ast.FunctionDef))
+            yield from (
+                (kind, statement) for statement in node.body if isinstance(statement, ast.FunctionDef)
+            )
             yield from _methods(node.body, f"{kind}.")
         elif isinstance(node, ast.FunctionDef):
             yield from _methods(node.body, f"{inside}{node.name}.<locals>.")
         elif isinstance(node, (ast.If, ast.Try, ast.With)):
-            body = [each for each in ast.iter_child_nodes(node) if isinstance(each, ast.stmt)]
+            body = [
+                iter_child_node
+                for iter_child_node in ast.iter_child_nodes(node)
+                if isinstance(iter_child_node, ast.stmt)
+            ]
             yield from _methods(body, inside)
 
 
@@ -113,7 +119,7 @@ def _asked(method: ast.FunctionDef, slots: Mapping[str, Slot]) -> Iterator[tuple
     for node in ast.walk(method):
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
             continue
-        held, how = node.func.value, node.func.attr
-        if isinstance(held, ast.Name) and held.id in slots and how in ("kernel", "at", "fuses"):
+        receiver, how = node.func.value, node.func.attr
+        if isinstance(receiver, ast.Name) and receiver.id in slots and how in ("kernel", "at", "fuses"):
             callee = node.args[1] if how == "at" and len(node.args) > 1 else None
-            yield held.id, callee.id if isinstance(callee, ast.Name) else ""
+            yield receiver.id, callee.id if isinstance(callee, ast.Name) else ""

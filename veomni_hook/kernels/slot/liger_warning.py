@@ -35,7 +35,7 @@ def warn_of_stacked(target: nn.Module | ModuleType | Any) -> None:
     if _WARNED or LIGER not in sys.modules:
         return
     modules = list(target.modules()) if callable(getattr(target, "modules", None)) else []
-    names = dict.fromkeys(base.__module__ for each in modules for base in type(each).__mro__)
+    names = dict.fromkeys(base.__module__ for module in modules for base in type(module).__mro__)
     patched: list[ModuleType | None] = [sys.modules.get(name) for name in names]
     if isinstance(target, ModuleType):
         patched = [target]
@@ -49,17 +49,17 @@ def warn_of_first_call(module_name: str, owner: Any) -> None:
     """
     if _WARNED or LIGER not in sys.modules:
         return
-    held = [owner, *getattr(owner, "_modules", {}).values()]
-    _warn(dict.fromkeys([*_in_modules([sys.modules.get(module_name)]), *_on_instances(held)]))
+    modules = [owner, *getattr(owner, "_modules", {}).values()]
+    _warn(dict.fromkeys([*_in_modules([sys.modules.get(module_name)]), *_on_instances(modules)]))
 
 
-def _warn(found: dict[str, None]) -> None:
-    if not found:
+def _warn(names: dict[str, None]) -> None:
+    if not names:
         return
-    _WARNED.extend(found)
+    _WARNED.extend(names)
     warnings.warn(
         "two libraries are stacked on one model, Liger and veomni-hook. Liger replaces "
-        f"{', '.join(found)}; everywhere else, veomni-hook or upstream's code runs, without kernels that "
+        f"{', '.join(names)}; everywhere else, veomni-hook or upstream's code runs, without kernels that "
         "fuse these places with others. Use one of the two: leave out apply_liger_kernel_to_* and "
         "use_liger_kernel=True (VEOMNI_KERNELS=liger runs Liger's kernels through veomni-hook), or switch "
         "veomni-hook off with VEOMNI_HOOK=0. veomni_hook.explain(model) shows what runs at each place",
@@ -87,8 +87,8 @@ def _in_modules(modules: list[ModuleType | None]) -> Iterator[str]:
 
 def _on_instances(modules: list[Any]) -> Iterator[str]:
     """Yield the modules of patched classes whose forward is Liger's."""
-    for each in modules:
-        own = None if each is None else vars(each).get("forward")
-        home = sys.modules.get(type(each).__module__)
+    for module in modules:
+        own = None if module is None else vars(module).get("forward")
+        home = sys.modules.get(type(module).__module__)
         if _is_ligers(own) and home is not None and slots_in(home):
-            yield f"the forward of a {type(each).__qualname__} ({name_of(own)})"
+            yield f"the forward of a {type(module).__qualname__} ({name_of(own)})"

@@ -43,14 +43,14 @@ def reach(slot: Any, taking: Taking, decorated: ModuleClass) -> ModuleClass:
             return covering(module, *args, **kwargs) if run is None else run(*operands)
         if slot._hooks_in_force(False) is None and slot.answers(module).idle is not None:
             return covering(module, *args, **kwargs)
-        held, waiting.owner = getattr(waiting, "owner", None), module
+        former_owner, waiting.owner = getattr(waiting, "owner", None), module
         try:
             return guarded(module, *args, **kwargs)
         except NoKernelError as signal:
             if signal.slot is not slot or signal.owner is not module:
                 raise
         finally:
-            waiting.owner = held
+            waiting.owner = former_owner
         return covering(module, *args, **kwargs)
 
     # A statement, so that type checkers see no assignment to a method.

@@ -158,14 +158,14 @@ class Skipped:
         self, named: tuple[tuple[str, str, str], ...], owner: Any, operands: tuple[Any, ...]
     ) -> bool:
         """Do the same as `changed`, in a form that dynamo can trace; ``named`` is a constant to it."""
-        for where, name, held in named:
+        for where, name, expected in named:
             holder: Any = owner if where == "" else self._module
             if where not in ("", "."):
                 holder = getattr(self._homes, where, None)
                 for operand in operands:
                     if type(operand) is holder and name in operand.__dict__:
                         return True
-            code = getattr(self._held, held)
+            code = getattr(self._held, expected)
             for part in name.split("."):
                 holder = getattr(holder, part, None)
             if code is None or getattr(holder, "__code__", None) is not code:
@@ -218,11 +218,11 @@ class Skipped:
         Methods of the base class ``ends`` and of its bases are excluded.
         """
         kept = [base for base in reversed(decorated.__mro__) if base not in ends.__mro__]
-        methods = {name: each for base in kept for name, each in vars(base).items()}
+        methods = {name: attribute for base in kept for name, attribute in vars(base).items()}
         self._reached[decorated] = {
-            name: each.__code__
-            for name, each in methods.items()
-            if type(each) is FunctionType and name != "forward" and not name.startswith("__")
+            name: attribute.__code__
+            for name, attribute in methods.items()
+            if type(attribute) is FunctionType and name != "forward" and not name.startswith("__")
         }
         self.by_methods = True
 
@@ -240,7 +240,7 @@ class Skipped:
         names = dict.fromkeys(name for place in places for name in self._skips[place])
         split = [(*name.rpartition(".")[::2], self._code_of(name)) for name in names]
         own = [(*lineage[home], name, code) for home, name, code in split if home in lineage]
-        own.sort(key=lambda each: each[0])
+        own.sort(key=lambda check: check[0])
         first: dict[str, CodeType | None] = {}
         for base in reversed(kind.__mro__):
             first.update(self._reached.get(base, {}))
@@ -249,6 +249,6 @@ class Skipped:
             methods=tuple(first.items()),
             overridden=tuple((base, n, code) for _, base, n, code in own if first[n] is not code),
             functions=tuple((name, code) for home, name, code in split if not home),
-            operands=tuple(each for each in split if each[0] and each[0] not in lineage),
+            operands=tuple(check for check in split if check[0] and check[0] not in lineage),
         )
         return checks

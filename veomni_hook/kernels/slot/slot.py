@@ -130,8 +130,8 @@ class Slot:
 
     def __reduce__(self) -> tuple[object, ...]:
         # Some tools pickle functions that close over a slot by value; a slot is rebuilt, not copied.
-        made = (self.op, self.variant, self.module_name, self.parameters, self.skips)
-        return (Slot, made) if self._skipped.text is None else (_rebuilt, made)
+        arguments = (self.op, self.variant, self.module_name, self.parameters, self.skips)
+        return (Slot, arguments) if self._skipped.text is None else (_rebuilt, arguments)
 
     def kernel(self, owner: Any, *operands: Any) -> Callable[..., Any] | None:
         """Return the function that computes this call, or None: run the upstream code.
@@ -254,8 +254,8 @@ class Slot:
         """
         if (idle := self.answers(owner).idle) is not None:
             return idle
-        held = self.record(owner)
-        return None if held is None else held.latest.last
+        record = self.record(owner)
+        return None if record is None else record.latest.last
 
     def record(self, owner: Any) -> Record | None:
         """Return the recorded calls of the module ``owner``, or None."""
@@ -303,10 +303,10 @@ class Slot:
     def _answers_to(self, choice: Choice) -> Answers:
         invariant = STATE.choice.invariant
         key = (choice.backend(self.op), choice.why(self.op), invariant)
-        found = self._known.get(key)
-        if found is None:
-            found = self._known[key] = Answers(self.site, replace(choice, invariant=invariant))
-        return found
+        answers = self._known.get(key)
+        if answers is None:
+            answers = self._known[key] = Answers(self.site, replace(choice, invariant=invariant))
+        return answers
 
     def _traced(self, owner: Any, operands: tuple[Any, ...]) -> Callable[..., Any] | None:
         """Return what `kernel` does while the code is traced."""
@@ -407,9 +407,9 @@ def _replaced_by(name: str) -> Outcome:
     return Outcome(REPLACED, f"replaced by {name}")
 
 
-def _rebuilt(*made: Any) -> Slot:
+def _rebuilt(*arguments: Any) -> Slot:
     """Return a slot for functions that were copied by value: whether these were edited is unknown."""
-    slot = Slot(*made)
+    slot = Slot(*arguments)
     slot._skipped.text = Text((), {})
     return slot
 

@@ -56,27 +56,27 @@ def problems(device: str, *, quick: bool) -> Iterator[Problem]:
 
 
 def _sides(q: torch.Tensor, bounds: torch.Tensor, device: str) -> dict[str, Side]:
-    found: dict[str, Side] = {"eager": partial(_upstream, bounds=bounds)}
-    found["runs"] = partial(_kernel, bounds=bounds, side=batched.full)
+    sides: dict[str, Side] = {"eager": partial(_upstream, bounds=bounds)}
+    sides["runs"] = partial(_kernel, bounds=bounds, side=batched.full)
     if device == "cuda":
-        found["flash"] = partial(_kernel, bounds=bounds, side=flash.full)
+        sides["flash"] = partial(_kernel, bounds=bounds, side=flash.full)
     chosen = "flash" if device == "cuda" and flash.loses(None, q, q, q, bounds) is None else "runs"
-    found["ours"] = found.pop(chosen)
-    return found
+    sides["ours"] = sides.pop(chosen)
+    return sides
 
 
 def _upstream(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bounds: torch.Tensor) -> torch.Tensor:
     """As modeling files do it: the lengths are read for each of the three."""
     lengths = bounds[1:] - bounds[:-1]
-    splits = [torch.split(each, lengths.tolist(), dim=2) for each in (q, k, v)]
+    splits = [torch.split(tensor, lengths.tolist(), dim=2) for tensor in (q, k, v)]
     attend = functional.scaled_dot_product_attention
-    segments = [attend(*each).transpose(1, 2).contiguous() for each in zip(*splits, strict=True)]
+    segments = [attend(*segment).transpose(1, 2).contiguous() for segment in zip(*splits, strict=True)]
     return torch.cat(segments, dim=1)
 
 
 def _kernel(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bounds: torch.Tensor, side: Any
 ) -> torch.Tensor:
-    found = side(q, k, v, bounds, SimpleNamespace(), {})
-    assert isinstance(found, torch.Tensor)  # noqa: S101
-    return found
+    output = side(q, k, v, bounds, SimpleNamespace(), {})
+    assert isinstance(output, torch.Tensor)  # noqa: S101
+    return output

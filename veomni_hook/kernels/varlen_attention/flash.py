@@ -103,6 +103,6 @@ def unfit(
     width = query.shape[3]
     if width % _MULTIPLE or width > _WIDEST or value.shape[3] != width:
         return f"heads have {width} and {value.shape[3]} columns: flash attention needs one multiple of 8"
-    if any(each.stride(3) != 1 for each in (query, key, value)):
+    if any(tensor.stride(3) != 1 for tensor in (query, key, value)):
         return "the columns of a head are not contiguous"
     return None if query.shape[2] else "there are no positions"

@@ -67,7 +67,7 @@ def full(
 ) -> Tensor:
     """Return attention within the segments; see `reference.full`."""
     dtype = dtype_of(query)
-    tensors = [each[0].transpose(0, 1).to(dtype).contiguous() for each in (query, key, value)]
+    tensors = [tensor[0].transpose(0, 1).to(dtype).contiguous() for tensor in (query, key, value)]
     scaling = options.get("scaling")
     scale = query.shape[3] ** -0.5 if scaling is None else scaling
     ends = [*accumulate(filter(None, lengths_of(cu_seqlens)))]
@@ -85,6 +85,6 @@ def refuses(
     _, heads, positions, width = query.shape
     segments = len(lengths_of(cu_seqlens))
     if segments > _MOST_SEGMENTS or positions > _MOST_POSITIONS or heads > _MOST_HEADS or width > _WIDEST:
-        given = f"{segments} segments, {positions} positions, {heads} heads of {width}"
-        return f"{given} are more than the operator takes"
+        limits = f"{segments} segments, {positions} positions, {heads} heads of {width}"
+        return f"{limits} are more than the operator takes"
     return None

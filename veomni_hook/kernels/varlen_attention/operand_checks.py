@@ -74,8 +74,8 @@ def lengths_of(cu_seqlens: torch.Tensor) -> list[int]:
 
 
 def _lengths(cu_seqlens: torch.Tensor) -> list[int]:
-    found: list[int] = cu_seqlens.diff().tolist()
-    return found
+    lengths: list[int] = cu_seqlens.diff().tolist()
+    return lengths
 
 
 def dtype_of(tensor: torch.Tensor) -> torch.dtype:
@@ -95,8 +95,8 @@ def _unknown_option(owner: object, attention: object, options: Mapping[str, obje
     if options.get("dropout"):
         return f"the attention has dropout ({options['dropout']}), whose random numbers would be others"
     for name in _read_options(attention):
-        given = options.get(name)
-        if given is not None and given is not False:
+        value = options.get(name)
+        if value is not None and value is not False:
             return f"{name} is given, which no kernel reads"
     return None
 
@@ -105,7 +105,9 @@ def _unknown_option(owner: object, attention: object, options: Mapping[str, obje
 def _read_options(attention: Callable[..., object]) -> frozenset[str]:
     """Return the arguments that ``attention`` reads and kernels do not; a release may have more."""
     parameters = inspect.signature(attention).parameters.values()
-    named = frozenset(each.name for each in parameters if each.kind is not each.VAR_KEYWORD)
+    named = frozenset(
+        parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD
+    )
     return (named | _READ) - _COMPUTED
 
 

@@ -37,8 +37,8 @@ def full(
     groups = query.shape[1] // key.shape[1]
     outputs = []
     for start, end in zip(cu_seqlens[:-1].tolist(), cu_seqlens[1:].tolist(), strict=True):
-        q, k, v = (each[:, :, start:end] for each in (query, key, value))
-        k, v = (each.repeat_interleave(groups, dim=1) for each in (k, v))
+        q, k, v = (tensor[:, :, start:end] for tensor in (query, key, value))
+        k, v = (tensor.repeat_interleave(groups, dim=1) for tensor in (k, v))
         scores = (q.float() @ k.float().transpose(2, 3)) * scaling
         outputs.append((scores.softmax(-1) @ v.float()).to(query.dtype).transpose(1, 2))
     return torch.cat(outputs, dim=1)

@@ -48,15 +48,15 @@ def full(
 ) -> torch.Tensor:
     """Return attention within the segments; see `reference.full`. Saved: what torch's operator saves."""
     runs, order, inverse = derived(cu_seqlens, _plan, query.device)
-    tensors = [each[0] for each in (query, key, value)]
+    tensors = [tensor[0] for tensor in (query, key, value)]
     if order is not None:
-        tensors = [_sorted(each, 1, order, inverse) for each in tensors]
+        tensors = [_sorted(tensor, 1, order, inverse) for tensor in tensors]
     sizes = [run.length * run.segments for run in runs]
     # One split: its backward joins the parts' gradients once, where slices would add as many full tensors.
-    parts = zip(*(torch.split(each, sizes, dim=1) for each in tensors), strict=True)
+    parts = zip(*(torch.split(tensor, sizes, dim=1) for tensor in tensors), strict=True)
     outputs = []
     for run, part in zip(runs, parts, strict=True):
-        q, k, v = (_batch(each, run) for each in part)
+        q, k, v = (_batch(tensor, run) for tensor in part)
         output = functional.scaled_dot_product_attention(
             q, k, v, scale=options.get("scaling"), enable_gqa=q.shape[1] != k.shape[1]
         )
@@ -91,15 +91,15 @@ def _plan(cu_seqlens: torch.Tensor, device: torch.device) -> _Plan:
     )
     order = of_position.argsort(stable=True)
     counts = {length: sum(run.segments for run in runs if run.length == length) for length in lengths}
-    sent = (each.to(device, non_blocking=True) for each in (order, order.argsort()))
-    return _Plan(tuple(Run(*each) for each in counts.items()), *sent)
+    sent = (tensor.to(device, non_blocking=True) for tensor in (order, order.argsort()))
+    return _Plan(tuple(Run(*item) for item in counts.items()), *sent)
 
 
 def _sorted(
     tensor: torch.Tensor, dim: int, order: torch.Tensor, inverse: torch.Tensor | None
 ) -> torch.Tensor:
-    found: torch.Tensor = _Sorted.apply(tensor, dim, order, inverse)  # type: ignore[no-untyped-call]
-    return found
+    sorted_rows: torch.Tensor = _Sorted.apply(tensor, dim, order, inverse)  # type: ignore[no-untyped-call]
+    return sorted_rows
 
 
 class _Sorted(torch.autograd.Function):

@@ -71,8 +71,8 @@ class Calls:
 
     def sites(self, name: str) -> list[CallSite]:
         """Every use of the function ``name``, in text order."""
-        found = [site for use in self._uses.get(name, ()) for site in self._classify(use, name)]
-        return sorted(found, key=lambda site: (site.node.lineno, site.node.col_offset))
+        sites = [site for use in self._uses.get(name, ()) for site in self._classify(use, name)]
+        return sorted(sites, key=lambda site: (site.node.lineno, site.node.col_offset))
 
     def rebound(self, name: str) -> int:
         """The line where the module binds ``name`` a second time, or 0."""
@@ -90,41 +90,41 @@ class Calls:
         source = self._document.source
         kept = re.findall(rf"\.(\w+)\s*=\s*(?:{names})\b", source)
         mentioned = re.compile("|".join([names, *(rf"\.{name}\b" for name in kept)]))
-        lines = [self._document.lineno(found.start()) for found in mentioned.finditer(source)]
+        lines = [self._document.lineno(match.start()) for match in mentioned.finditer(source)]
 
         def mentions(node: ast.stmt) -> bool:
             first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", ()))])
             return bisect_left(lines, first) < bisect_right(lines, node.end_lineno or first)
 
-        found = [node for node in self._document.tree.body if mentions(node)]
-        for number, node in enumerate(found):
+        tops = [node for node in self._document.tree.body if mentions(node)]
+        for number, node in enumerate(tops):
             if isinstance(node, ast.ClassDef):
                 body = [member for member in node.body if mentions(member)]
                 reduced = ast.ClassDef(node.name, node.bases, node.keywords, body, node.decorator_list)
-                found[number] = ast.copy_location(reduced, node)
-        return found
+                tops[number] = ast.copy_location(reduced, node)
+        return tops
 
     @cached_property
     def _aliases(self) -> Mapping[str, str]:
         """Other global names of the functions: ``alias = name`` at the top level."""
-        found: dict[str, str] = {}
+        aliases: dict[str, str] = {}
         for node in self._document.tree.body:
             if isinstance(node, ast.Assign) and isinstance(node.value, ast.Name):
-                named = found.get(node.value.id, node.value.id)
+                named = aliases.get(node.value.id, node.value.id)
                 for target in node.targets:
                     if isinstance(target, ast.Name) and named in self._names and not self.rebound(target.id):
-                        found[target.id] = named
-        return found
+                        aliases[target.id] = named
+        return aliases
 
     @cached_property
     def _uses(self) -> Mapping[str, list[ast.expr]]:
         tree = ast.Module(body=self._tops, type_ignores=[])
-        found: dict[str, list[ast.expr]] = {}
+        uses: dict[str, list[ast.expr]] = {}
         for use in global_uses(tree, [*self._names, *self._aliases]):
             # Quoted annotations are not used at run time.
             if isinstance(use.node, ast.Name):
-                found.setdefault(self._aliases.get(use.name, use.name), []).append(use.node)
-        return found
+                uses.setdefault(self._aliases.get(use.name, use.name), []).append(use.node)
+        return uses
 
     @cached_property
     def _parents(self) -> Mapping[ast.AST, ast.AST]:
@@ -208,11 +208,11 @@ class Calls:
     def _attribute_sites(self, owner: ast.ClassDef, attribute: str, name: str) -> Iterator[CallSite]:
         """Uses of ``self.attribute`` in a class and its subclasses in this module."""
         family = {owner.name}
-        for each in (node for node in self._tops if isinstance(node, ast.ClassDef)):
-            if each is not owner and not family & {getattr(base, "id", "") for base in each.bases}:
+        for class_ in (node for node in self._tops if isinstance(node, ast.ClassDef)):
+            if class_ is not owner and not family & {getattr(base, "id", "") for base in class_.bases}:
                 continue
-            family.add(each.name)
-            for node in walk_ast(each):
+            family.add(class_.name)
+            for node in walk_ast(class_):
                 if not isinstance(node, ast.Attribute) or node.attr != attribute:
                     continue
                 if not isinstance(node.ctx, ast.Load):
@@ -284,12 +284,12 @@ class Calls:
 def _self_name(method: FunctionNode, owner: ast.ClassDef) -> str | None:
     """The name of the instance in a method; None if there is none or if the method rebinds it."""
     decorators = {getattr(node, "id", "") for node in method.decorator_list}
-    given = [*method.args.posonlyargs, *method.args.args]
-    if decorators & {"staticmethod", "classmethod"} or method.name == "__new__" or not given:
+    positional = [*method.args.posonlyargs, *method.args.args]
+    if decorators & {"staticmethod", "classmethod"} or method.name == "__new__" or not positional:
         return None
     if not owner.bases:
         return None  # a class without bases is not an nn.Module
-    name = given[0].arg
+    name = positional[0].arg
     stored = {
         node.id
         for node in walk_ast(method)

@@ -169,8 +169,8 @@ class Matching:
     def node(self, pattern: object, node: object, bound: Bound) -> Iterator[Bound]:
         """Match a node, or the plain value of a field."""
         if (name := self._hole(pattern)) is not None:
-            found = _filling(pattern, node)
-            return iter(()) if found is None else _bind(name, Capture("expression", (found,)), bound)
+            filling = _filling(pattern, node)
+            return iter(()) if filling is None else _bind(name, Capture("expression", (filling,)), bound)
         if not isinstance(pattern, ast.AST) or not isinstance(node, ast.AST):
             same = type(pattern) is type(node) and serialise(pattern) == serialise(node)
             return iter((bound,) if same else ())

@@ -90,11 +90,11 @@ class Document:
 
     def line_end(self, offset: int) -> int:
         """Offset after the last character of the line that contains ``offset``, before its newline."""
-        found = _NEWLINE.search(self.source, offset)
-        if found is None:
+        newline = _NEWLINE.search(self.source, offset)
+        if newline is None:
             return len(self.source)
         # Between the two characters of a line ending, the line has already ended.
-        return offset - 1 if self.source[offset - 1 : offset + 1] == "\r\n" else found.start()
+        return offset - 1 if self.source[offset - 1 : offset + 1] == "\r\n" else newline.start()
 
     def next_line(self, offset: int) -> int:
         """Offset of the line after the one that contains ``offset``; the end of the text if there is none."""
@@ -221,10 +221,10 @@ class Document:
 
     @cached_property
     def _by_name(self) -> dict[str, list[Definition]]:
-        found: dict[str, list[Definition]] = {}
+        by_name: dict[str, list[Definition]] = {}
         for definition in self._definitions:
-            found.setdefault(_without_locals(definition.qualname), []).append(definition)
-        return found
+            by_name.setdefault(_without_locals(definition.qualname), []).append(definition)
+        return by_name
 
 
 def has_docstring(node: FunctionNode | ast.ClassDef | ast.Module) -> bool:

@@ -60,17 +60,17 @@ def absolute_name(name: str, module: str, *, line: int = 0) -> str:
 
 def _absolute(document: Document, node: ast.ImportFrom, module: str) -> Edit:
     text = absolute_name("." * node.level + (node.module or ""), module, line=node.lineno)
-    found = (_DOTS if node.module is None else _FROM).match(document.source, document.start(node))
-    if found is None:
+    match = (_DOTS if node.module is None else _FROM).match(document.source, document.start(node))
+    if match is None:
         raise ValueError(f"no relative import at line {node.lineno} of {module}")
-    if not found["gap"]:
+    if not match["gap"]:
         text = f" {text}"
-    joins = _NEWLINE.findall(found["module"])
+    joins = _NEWLINE.findall(match["module"])
     # A name that spanned several joined lines becomes one; the number of lines must not change.
     text += "".join(f" \\{newline}" for newline in joins)
-    if not joins and document.source[found.end() : found.end() + 1].isalpha():
+    if not joins and document.source[match.end() : match.end() + 1].isalpha():
         text += " "
-    return Edit(found.start("module"), found.end("module"), text)
+    return Edit(match.start("module"), match.end("module"), text)
 
 
 def import_anchor(document: Document, *, future: bool = False) -> int:
@@ -98,4 +98,4 @@ def import_anchor(document: Document, *, future: bool = False) -> int:
 
 def _imports(statement: ast.stmt) -> bool:
     statements = [statement, *(inner for block in blocks(statement) for inner in block)]
-    return any(isinstance(each, ast.Import | ast.ImportFrom) for each in statements)
+    return any(isinstance(statement, ast.Import | ast.ImportFrom) for statement in statements)

@@ -81,49 +81,49 @@ class Pattern:
 
     def find_expressions(self, function: FunctionNode) -> list[Match]:
         """Every expression of ``function``'s body that the pattern's expression matches, in text order."""
-        found = []
+        matches = []
         for node in expressions(function.body):
             if isinstance(getattr(node, "ctx", None), ast.Load | None):
                 bound = next(_MATCHING.node(self.expression, node, {}), None)
                 if self.expression is not None and bound is not None:
-                    found.append(Match((node,), bound))
-        return sorted(found, key=lambda match: (match.nodes[0].lineno, match.nodes[0].col_offset))
+                    matches.append(Match((node,), bound))
+        return sorted(matches, key=lambda match: (match.nodes[0].lineno, match.nodes[0].col_offset))
 
     def find_statements(self, function: FunctionNode, *, nested: bool = True) -> list[Match]:
         """Every run of consecutive statements that the pattern matches, in text order.
 
         With ``nested=False``, functions and classes defined in ``function`` are not searched.
         """
-        found = []
+        matches = []
         size = len(self.statements)
         for block in blocks(function, nested=nested):
             for start in range(len(block) - size + 1):
                 run = block[start : start + size]
                 if (bound := next(_MATCHING.block(self.statements, run, {}), None)) is not None:
-                    found.append(Match(tuple(run), bound))
-        return sorted(found, key=lambda match: (match.nodes[0].lineno, match.nodes[0].col_offset))
+                    matches.append(Match(tuple(run), bound))
+        return sorted(matches, key=lambda match: (match.nodes[0].lineno, match.nodes[0].col_offset))
 
     def require(
-        self, document: Document, function: FunctionNode, found: Sequence[Match], count: int | None
+        self, document: Document, function: FunctionNode, matches: Sequence[Match], count: int | None
     ) -> None:
         """Check that there are exactly ``count`` matches, or at least one for None, without overlaps.
 
         Raises:
             PatchTargetError: otherwise, with the number and the lines of the matches.
         """
-        lines = [document.lineno(match.span(document)[0]) for match in found]
-        if len(found) != count and (count is not None or not found):
+        lines = [document.lineno(match.span(document)[0]) for match in matches]
+        if len(matches) != count and (count is not None or not matches):
             told = f" (line {', '.join(map(str, lines))})" if lines else self._nearly(document, function)
             raise PatchTargetError(
                 f"the pattern {self._first_line()!r} has to match "
                 f"{'at least once' if count is None else _times(count)} in {self.target}, "
-                f"it matches {_times(len(found))}{told}",
+                f"it matches {_times(len(matches))}{told}",
                 where=self.where,
                 fix="make the pattern describe the installed code"
-                + (f", or set matches={len(found)} if every one of them is meant" if lines else ""),
+                + (f", or set matches={len(matches)} if every one of them is meant" if lines else ""),
                 target=self.target,
             )
-        spans = [match.span(document) for match in found]
+        spans = [match.span(document) for match in matches]
         for (_, end), (start, _) in pairwise(spans):
             if start < end:
                 raise PatchTargetError(

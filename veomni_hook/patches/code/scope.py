@@ -52,8 +52,14 @@ _ASKED = 16
 
 def parameters(function: FunctionNode | ast.Lambda) -> list[ast.arg]:
     """Every parameter of a function in its order, ``*args`` and ``**kwargs`` included."""
-    given = function.args
-    every = (*given.posonlyargs, *given.args, given.vararg, *given.kwonlyargs, given.kwarg)
+    arguments = function.args
+    every = (
+        *arguments.posonlyargs,
+        *arguments.args,
+        arguments.vararg,
+        *arguments.kwonlyargs,
+        arguments.kwarg,
+    )
     return [parameter for parameter in every if parameter is not None]
 
 
@@ -119,7 +125,7 @@ def nested_names(tree: ast.Module) -> set[str]:
 
 def read_names(node: ast.AST) -> set[str]:
     """Every name in an expression, without attributes and keywords."""
-    return {each.id for each in walk_ast(node) if isinstance(each, ast.Name)}
+    return {name.id for name in walk_ast(node) if isinstance(name, ast.Name)}
 
 
 def used_names(nodes: Iterable[ast.AST]) -> set[str]:
@@ -179,14 +185,14 @@ def _own_scope(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
 
 def loaded(nodes: Iterable[ast.AST], skip: Sequence[ast.AST] = ()) -> list[str]:
     """Every name that the code reads, in text order."""
-    found: list[str] = []
+    names: list[str] = []
     for node in nodes:
-        if any(node is each for each in skip):
+        if any(node is skipped for skipped in skip):
             continue
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
-            found.append(node.id)
-        found += loaded(child_nodes(node), skip)
-    return found
+            names.append(node.id)
+        names += loaded(child_nodes(node), skip)
+    return names
 
 
 @dataclass(frozen=True)
@@ -231,7 +237,7 @@ def _uses(nodes: Iterable[ast.AST], visible: frozenset[str], wanted: frozenset[s
             yield from _uses([node.target, node.value], visible, wanted)
         elif isinstance(node, FUNCTIONS):
             yield from _uses([*node.decorator_list, *_defaults(node)], visible, wanted)
-            for annotation in (*(each.annotation for each in parameters(node)), node.returns):
+            for annotation in (*(parameter.annotation for parameter in parameters(node)), node.returns):
                 yield from _annotation(annotation, visible, wanted)
             declared = {name for n in walk_ast(node) if isinstance(n, ast.Global) for name in n.names}
             yield from _uses(node.body, (visible - local_names(node)) | (declared & wanted), wanted)
@@ -357,7 +363,7 @@ def _harmless(node: ast.AST, *, in_function: bool) -> Iterator[ast.AST]:
     if in_function and isinstance(node, ast.AnnAssign):
         yield node.annotation
     if isinstance(node, ast.Try):
-        expected = loaded(each.type for each in node.handlers if each.type is not None)
+        expected = loaded(handler.type for handler in node.handlers if handler.type is not None)
         yield from node.body if "NameError" in expected else ()
     inside = in_function or isinstance(node, (*FUNCTIONS, ast.Lambda))
     if isinstance(node, ast.ClassDef):

@@ -111,8 +111,8 @@ def read_snippet(
         ReplacementError: the source cannot be found, or it is not a definition.
         NameMapError: an entry of ``name_map`` matches nothing and ``tolerate`` is None.
     """
-    found = _unwrapped(replacement, accessor)
-    document, definition = _locate(found, replacement, where=where, target=target)
+    unwrapped = _unwrapped(replacement, accessor)
+    document, definition = _locate(unwrapped, replacement, where=where, target=target)
     node = definition.node
     begin, end = document.span(node)[0], document.full_end(node)
     indent = document.indent(node)
@@ -188,7 +188,9 @@ def _unwrapped(replacement: Any, accessor: str) -> Any:
     return replacement if inspect.isclass(replacement) else inspect.unwrap(replacement)
 
 
-def _locate(found: object, replacement: object, *, where: str, target: str) -> tuple[Document, Definition]:
+def _locate(
+    unwrapped: object, replacement: object, *, where: str, target: str
+) -> tuple[Document, Definition]:
     name = getattr(replacement, "__qualname__", None) or repr(replacement)
 
     def unreadable(reason: str, fix: str) -> ReplacementError:
@@ -199,13 +201,13 @@ def _locate(found: object, replacement: object, *, where: str, target: str) -> t
             target=target,
         )
 
-    if not inspect.isclass(found) and not isinstance(found, types.FunctionType):
+    if not inspect.isclass(unwrapped) and not isinstance(unwrapped, types.FunctionType):
         raise unreadable(
-            f"it is a {type(found).__name__}, neither a Python function nor a class",
+            f"it is a {type(unwrapped).__name__}, neither a Python function nor a class",
             "write it with def or class, or use create_patch_from_external to import it",
         )
-    path = _source_path(found)
-    text = _file_text(path, found) if path else ""
+    path = _source_path(unwrapped)
+    text = _file_text(path, unwrapped) if path else ""
     if not text:
         raise unreadable(
             f"no source file at {path}" if path else "it comes from no file",
@@ -215,7 +217,7 @@ def _locate(found: object, replacement: object, *, where: str, target: str) -> t
         document = _parsed(text, path)
     except SyntaxError as error:
         raise unreadable(f"{path} does not parse: {error}", "restart after saving a valid file") from error
-    definitions = list(_candidates(document, found))
+    definitions = list(_candidates(document, unwrapped))
     if not definitions:
         reason = (
             "it is a lambda" if name.endswith("<lambda>") else f"{path} does not define it where Python says"
@@ -224,24 +226,24 @@ def _locate(found: object, replacement: object, *, where: str, target: str) -> t
     return document, definitions[-1]
 
 
-def _source_path(found: object) -> str:
-    if isinstance(found, types.FunctionType):
-        return found.__code__.co_filename
-    module = sys.modules.get(found.__module__)
+def _source_path(unwrapped: object) -> str:
+    if isinstance(unwrapped, types.FunctionType):
+        return unwrapped.__code__.co_filename
+    module = sys.modules.get(unwrapped.__module__)
     path = getattr(module, "__file__", None)
     if path:
         return str(path)
     # The module was executed without an entry in sys.modules: methods of its classes know the file.
-    codes = (v.__code__ for v in vars(found).values() if isinstance(v, types.FunctionType))
+    codes = (v.__code__ for v in vars(unwrapped).values() if isinstance(v, types.FunctionType))
     return next((code.co_filename for code in codes), "")
 
 
-def _file_text(path: str, found: object) -> str:
+def _file_text(path: str, unwrapped: object) -> str:
     linecache.checkcache(path)
-    if isinstance(found, types.FunctionType):
-        namespace: dict[str, object] = found.__globals__
+    if isinstance(unwrapped, types.FunctionType):
+        namespace: dict[str, object] = unwrapped.__globals__
     else:
-        namespace = vars(sys.modules.get(found.__module__, types.ModuleType("")))
+        namespace = vars(sys.modules.get(unwrapped.__module__, types.ModuleType("")))
     return "".join(linecache.getlines(path, namespace))
 
 
@@ -250,16 +252,16 @@ def _parsed(text: str, path: str) -> Document:
     return Document(text, path)
 
 
-def _candidates(document: Document, found: Any) -> Iterator[Definition]:
+def _candidates(document: Document, unwrapped: Any) -> Iterator[Definition]:
     for definition in document.definitions():
-        if isinstance(found, types.FunctionType):
-            code, node = found.__code__, definition.node
+        if isinstance(unwrapped, types.FunctionType):
+            code, node = unwrapped.__code__, definition.node
             line = document.lineno(document.span(node)[0])
             if getattr(node, "name", "") == code.co_name and line == code.co_firstlineno:
                 yield definition
-        elif definition.kind == "class" and definition.qualname == found.__qualname__:
+        elif definition.kind == "class" and definition.qualname == unwrapped.__qualname__:
             line = document.lineno(document.span(definition.node)[0])
-            if line == getattr(found, "__firstlineno__", line):
+            if line == getattr(unwrapped, "__firstlineno__", line):
                 yield definition
 
 

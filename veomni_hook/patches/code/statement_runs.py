@@ -60,13 +60,13 @@ class Run:
         arguments = ast.arguments(
             posonlyargs=[], args=[ast.arg(name) for name in names], kwonlyargs=[], kw_defaults=[], defaults=[]
         )
-        made = ast.FunctionDef(
+        function = ast.FunctionDef(
             name=self.function.name,
             args=arguments,
             body=[*before, ast.copy_location(ast.Return(value), last)],
             decorator_list=[],
         )
-        return ast.copy_location(made, self.function)
+        return ast.copy_location(function, self.function)
 
 
 def simple_target(statement: ast.stmt) -> str | None:
@@ -100,7 +100,7 @@ def put_together(
     for statement in statements[:-1]:
         builder.assign(statement)
     result = builder.build(value)
-    given = [node for each in statements for node in _computed(getattr(each, "value"))]  # noqa: B009
+    originals = [node for statement in statements for node in _computed(getattr(statement, "value"))]  # noqa: B009
     if taken is not None and operands is not None:
         whole = builder.built.get(taken)
         foreign = any(node not in builder.built and any(_computed(node)) for node in operands.values())
@@ -108,12 +108,14 @@ def put_together(
             return None
         inputs = {name: builder.built.get(node, node) for name, node in operands.items()}
         fused = {builder.upstream[node] for node in _computed(whole, stop=inputs.values())}
-        given = [node for node in given if node not in fused]
-        _fill(builder.call, inputs, [builder.built[node] for node in given])
-    made = [node for each in _computed(result) if (node := builder.upstream.get(each)) is not None]
-    calls = [node for node in made if isinstance(node, ast.Call)]
-    kept = calls == [node for node in given if isinstance(node, ast.Call)]
-    return result if kept and not builder.skips and Counter(made) == Counter(given) else None
+        originals = [node for node in originals if node not in fused]
+        _fill(builder.call, inputs, [builder.built[node] for node in originals])
+    rebuilt = [
+        node for computation in _computed(result) if (node := builder.upstream.get(computation)) is not None
+    ]
+    calls = [node for node in rebuilt if isinstance(node, ast.Call)]
+    kept = calls == [node for node in originals if isinstance(node, ast.Call)]
+    return result if kept and not builder.skips and Counter(rebuilt) == Counter(originals) else None
 
 
 def kernel_call(whole: ast.expr, kernel: str) -> ast.Call:
@@ -139,7 +141,7 @@ def at_hand(node: ast.expr) -> str | None:
     elif isinstance(node, ast.Subscript) and not isinstance(node.slice, ast.Constant):
         # ``parts[0]`` is a tensor, but ``parts`` is not.
         inner = [node.value]
-    return next((found for each in inner if (found := at_hand(each)) is not None), None)
+    return next((name for operand in inner if (name := at_hand(operand)) is not None), None)
 
 
 class _Builder:
@@ -162,29 +164,29 @@ class _Builder:
             self.known[name] = self.build(value)
 
     def build(self, node: ast.expr) -> ast.expr:
-        made = self._build(node)
-        self.built[node] = made
-        return self.call if node is self.taken else made
+        rebuilt = self._build(node)
+        self.built[node] = rebuilt
+        return self.call if node is self.taken else rebuilt
 
     def _build(self, node: ast.expr) -> ast.expr:
         if isinstance(node, ast.Name) and node.id in self.known:
-            made = self.known[node.id]
-            self.skips |= self._depth > 0 and any(True for _ in _computed(made))
-            return made
+            rebuilt = self.known[node.id]
+            self.skips |= self._depth > 0 and any(True for _ in _computed(rebuilt))
+            return rebuilt
         self._depth += isinstance(node, _LAZY)
-        made = self._copy(node)
+        rebuilt = self._copy(node)
         self._depth -= isinstance(node, _LAZY)
-        self.upstream[made] = node
-        return made
+        self.upstream[rebuilt] = node
+        return rebuilt
 
     def _copy(self, node: _Node) -> _Node:
-        made = copy.copy(node)
+        clone = copy.copy(node)
         for field, value in ast.iter_fields(node):
             if isinstance(value, list):
-                setattr(made, field, [self._part(item) for item in value])
+                setattr(clone, field, [self._part(item) for item in value])
             else:
-                setattr(made, field, self._part(value))
-        return made
+                setattr(clone, field, self._part(value))
+        return clone
 
     def _part(self, value: object) -> object:
         if isinstance(value, ast.expr):
@@ -194,7 +196,7 @@ class _Builder:
 
 def _computed(node: ast.AST, stop: Iterable[ast.AST] = ()) -> Iterator[ast.AST]:
     """The computations in an expression, in order, without those inside ``stop``."""
-    if any(node is each for each in stop):
+    if any(node is excluded for excluded in stop):
         return
     for child in child_nodes(node):
         yield from _computed(child, stop)
@@ -206,7 +208,9 @@ def _fill(call: ast.Call, operands: Mapping[str, ast.expr], order: Sequence[ast.
     """Let a call evaluate its operands in the given order, by keywords if necessary."""
     position: dict[ast.AST, int] = {node: number for number, node in enumerate(order)}
     places = {
-        name: min((position.get(each, len(order)) for each in _computed(node)), default=len(order))
+        name: min(
+            (position.get(computation, len(order)) for computation in _computed(node)), default=len(order)
+        )
         for name, node in operands.items()
     }
     computed = [place for place in places.values() if place < len(order)]
@@ -218,4 +222,4 @@ def _fill(call: ast.Call, operands: Mapping[str, ast.expr], order: Sequence[ast.
 
 
 def _opaque(node: ast.AST) -> bool:
-    return any(isinstance(each, _OPAQUE) for each in walk_ast(node))
+    return any(isinstance(descendant, _OPAQUE) for descendant in walk_ast(node))

@@ -75,14 +75,14 @@ _FIELDS: dict[type[ast.AST], tuple[str, ...]] = {
 
 def child_nodes(node: ast.AST) -> list[ast.AST]:
     """The direct children of a node in the order of its fields, without contexts and operators."""
-    found: list[ast.AST] = []
+    children: list[ast.AST] = []
     for name in _FIELDS.get(type(node), node._fields):
         value = getattr(node, name, None)
         if type(value) is list:
-            found += [item for item in value if isinstance(item, ast.AST)]
+            children += [item for item in value if isinstance(item, ast.AST)]
         elif isinstance(value, ast.AST):
-            found.append(value)
-    return found
+            children.append(value)
+    return children
 
 
 def walk_ast(root: ast.AST) -> Iterator[ast.AST]:
@@ -101,16 +101,16 @@ def _walked(root: ast.AST) -> list[ast.AST]:
 
 
 def _walk(root: ast.AST) -> Iterator[ast.AST]:
-    found = [root]
-    for node in found:  # the list grows during the loop
+    nodes = [root]
+    for node in nodes:  # the list grows during the loop
         yield node
         # `child_nodes` inlined: calling it takes longer (1.7 instead of 1.3 ms for 700 lines).
         for name in _FIELDS.get(type(node), node._fields):
             value = getattr(node, name, None)
             if type(value) is list:
-                found += [item for item in value if isinstance(item, ast.AST)]
+                nodes += [item for item in value if isinstance(item, ast.AST)]
             elif isinstance(value, ast.AST):
-                found.append(value)
+                nodes.append(value)
 
 
 def calls_in(root: ast.AST) -> Iterator[ast.Call]:
@@ -227,7 +227,9 @@ def blocks(root: ast.AST, *, nested: bool = False) -> Iterator[list[ast.stmt]]:
         for name in _BLOCKS:
             if statements := getattr(node, name, None):
                 yield statements
-                pending += [each for each in statements if nested or not isinstance(each, DEFINITIONS)]
+                pending += [
+                    statement for statement in statements if nested or not isinstance(statement, DEFINITIONS)
+                ]
         pending += getattr(node, "handlers", ())
         pending += getattr(node, "cases", ())
 

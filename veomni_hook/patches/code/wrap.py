@@ -46,19 +46,19 @@ def wrapped(text: str, width: int = WIDTH) -> str:
     if max(map(len, lines)) <= width:
         return text
     by_line = _by_line(text)
-    made: list[str] = []
+    folded: list[str] = []
     for number, line in enumerate(lines):
-        found = by_line.get(number)
-        if len(line) <= width or found is None or line.endswith("\\"):
-            made.append(line)
+        line_tokens = by_line.get(number)
+        if len(line) <= width or line_tokens is None or line.endswith("\\"):
+            folded.append(line)
         else:
-            made += _folded(found, line[: len(line) - len(line.lstrip())], width)
-    return "\n".join(made)
+            folded += _folded(line_tokens, line[: len(line) - len(line.lstrip())], width)
+    return "\n".join(folded)
 
 
 def _by_line(text: str) -> dict[int, list[_Token]]:
     """The tokens of every line, by line number from 0, without lines that contain part of a longer string."""
-    found: dict[int, list[_Token]] = {}
+    by_line: dict[int, list[_Token]] = {}
     broken: set[int] = set()
     lines = text.split("\n")
     ends: dict[int, int] = {}
@@ -73,9 +73,9 @@ def _by_line(text: str) -> dict[int, list[_Token]]:
             continue
         begin = ends.get(row, 0)
         gap = lines[row][begin:column] if begin else ""
-        found.setdefault(row, []).append(_Token(gap, lines[row][column:end]))
+        by_line.setdefault(row, []).append(_Token(gap, lines[row][column:end]))
         ends[row] = end
-    return {row: line for row, line in found.items() if row not in broken}
+    return {row: line for row, line in by_line.items() if row not in broken}
 
 
 def _folded(tokens: Sequence[_Token], indent: str, width: int) -> list[str]:
@@ -136,14 +136,14 @@ def _group(tokens: Sequence[_Token], indent: str, width: int) -> tuple[int, int]
 def _groups(tokens: Sequence[_Token]) -> list[tuple[int, int]]:
     """The outermost pairs of brackets in a line, as indices of tokens."""
     opened: list[int] = []
-    found: list[tuple[int, int]] = []
+    groups: list[tuple[int, int]] = []
     for place, token in enumerate(tokens):
         if token.text in _CLOSING:
             opened.append(place)
         elif token.text in _CLOSING.values() and opened:
             start = opened.pop()
-            found = [*(group for group in found if group[0] < start), (start, place)]
-    return found
+            groups = [*(group for group in groups if group[0] < start), (start, place)]
+    return groups
 
 
 def _depths(tokens: Sequence[_Token]) -> Iterator[tuple[_Token, int]]:

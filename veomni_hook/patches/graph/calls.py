@@ -87,22 +87,22 @@ def call(node: ast.Call, frame: Frame[Node], trace: Trace) -> Node:
         callee = attribute(receiver, function, frame)
     else:
         callee = Node("global", (), "builtins.super") if parent else evaluate(function, frame)
-    made = _Call(node, frame, trace)
-    if "out" in made.keywords:
+    invocation = _Call(node, frame, trace)
+    if "out" in invocation.keywords:
         raise UnclearError("out= writes to a tensor", node, writes=True)
     result = None
     if parent is not None:
-        result = made.followed(parent)
+        result = invocation.followed(parent)
     elif callee.op == "global":
-        result = made.of_global(str(callee.value))
+        result = invocation.of_global(str(callee.value))
     elif isinstance(function, ast.Attribute) and receiver is not None:
         if receiver.op != "self":
-            result = made.of_tensor(function, receiver)
+            result = invocation.of_tensor(function, receiver)
         elif callee == Node("attribute", (), function.attr):
             method = _method(frame.owner, function.attr, trace)
-            result = made.followed(method) if method is not None else None
+            result = invocation.followed(method) if method is not None else None
     if result is None:
-        return made.unknown(callee)
+        return invocation.unknown(callee)
     if result.origin is not node:
         facts, result = result.facts, result.at(node)
         result.facts.update((fact, None) for fact in ("followed", "own") if fact in facts)

@@ -367,7 +367,7 @@ def _known_dtype(node: Node) -> Node | None:
     elif op in _FLAGGED["float"]:
         dtype = dtype_of(node.args[0])
         # No operand after the first may change it.
-        kept = all(each.op in ("constant", "tuple") or is_number(each) for each in node.args[1:])
+        kept = all(argument.op in ("constant", "tuple") or is_number(argument) for argument in node.args[1:])
         dtype = dtype if is_float(dtype) and kept else None
     return dtype
 

@@ -282,7 +282,7 @@ class Redefinitions:
         if owner:
             asked += [owner, f"{_ALL}.{member}", f"{owner}.{_ALL}"]
             asked += [] if target else [f"{owner}.{_AROUND}"]
-        return next((self._lines[each] for each in asked if each in self._lines), 0)
+        return next((self._lines[key] for key in asked if key in self._lines), 0)
 
     def _note(self, name: str, node: ast.AST) -> None:
         self._lines[name] = getattr(node, "lineno", 0)
@@ -364,11 +364,11 @@ class Redefinitions:
         elif top and name in self._functions:
             self._hand_over(call, (*args, *(keyword.value for keyword in call.keywords)))
 
-    def _hand_over(self, call: ast.Call, given: Iterable[ast.AST]) -> None:
+    def _hand_over(self, call: ast.Call, arguments: Iterable[ast.AST]) -> None:
         """Record classes that are passed to code which may change them or override their attributes."""
-        for each in given:
-            if isinstance(each, ast.Name) and each.id in self._classes:
-                self._note(f"{each.id}.{_ALL}", call)
+        for argument in arguments:
+            if isinstance(argument, ast.Name) and argument.id in self._classes:
+                self._note(f"{argument.id}.{_ALL}", call)
 
 
 def _is_namespace(node: ast.expr) -> bool:

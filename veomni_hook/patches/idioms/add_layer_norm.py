@@ -41,32 +41,32 @@ def find(view: ModuleView) -> Iterator[Site]:
         norms = norms_by_class(view)[owner.name]
         for name, method in view.methods(owner).items() if norms else ():
             if name != "__init__" and has_self(method):
-                found = [added for added in added_runs(method) if added.attribute in norms]
-                if found:
-                    yield _site(view, owner, method, found, norms)
+                runs = [added for added in added_runs(method) if added.attribute in norms]
+                if runs:
+                    yield _site(view, owner, method, runs, norms)
 
 
 def _site(
     view: ModuleView,
     owner: ast.ClassDef,
     method: FunctionNode,
-    found: list[Added],
+    runs: list[Added],
     norms: Mapping[str, object],
 ) -> Site:
     routed: list[Edit] = []
     reasons, names = [], []
-    for added in found:
-        made = _edits(view, method, added, norms)
-        if isinstance(made, str):
-            reasons.append(Reason(made, line=added.lineno))
+    for added in runs:
+        edits = _edits(view, method, added, norms)
+        if isinstance(edits, str):
+            reasons.append(Reason(edits, line=added.lineno))
         else:
-            routed += made
+            routed += edits
             names.append(f"self.{added.attribute}")
     where = f"{owner.name}.{method.name}"
     if not routed:
-        return Site(OP, where, Status.MISSED, reason=reasons[0], lineno=found[0].lineno)
+        return Site(OP, where, Status.MISSED, reason=reasons[0], lineno=runs[0].lineno)
     captures = {"norm": ", ".join(dict.fromkeys(names))}
-    return Site.asking(OP, where, VARIANT, found[0], routed, reason="; ".join(reasons), captures=captures)
+    return Site.asking(OP, where, VARIANT, runs[0], routed, reason="; ".join(reasons), captures=captures)
 
 
 def _edits(
@@ -92,8 +92,8 @@ def _edits(
     )
     asked = ["self", tensors[0], tensors[-1], f"{module} := {ast.unparse(call.func)}"]
     comment = f"{OP}/{VARIANT}: the sum and its norm"
-    made = guard(view, added.run, slot_name(OP, VARIANT), asked, answer, comment, returns=False)
-    return made or Reason("the code around it does not allow a guard here", Code.NO_ROOM)
+    edits = guard(view, added.run, slot_name(OP, VARIANT), asked, answer, comment, returns=False)
+    return edits or Reason("the code around it does not allow a guard here", Code.NO_ROOM)
 
 
 def _tensors(method: FunctionNode) -> frozenset[str]:

@@ -131,26 +131,26 @@ def find(view: ModuleView) -> Iterator[Site]:
     if not normalising:
         return
     for target, owner, method in view.every_method():
-        if method.name != "__init__" and has_self(method) and (found := list(added_runs(method))):
+        if method.name != "__init__" and has_self(method) and (runs := list(added_runs(method))):
             norms = _norms(view, owner)
-            if found := [added for added in found if added.attribute in norms]:
-                yield _site(view, target, method, found, norms)
+            if runs := [added for added in runs if added.attribute in norms]:
+                yield _site(view, target, method, runs, norms)
 
 
 def _norms(view: ModuleView, owner: ast.ClassDef) -> dict[str, _Norm | str]:
     """The attributes that are RMSNorms of this file, each with its formula or the reason why it has none."""
-    made: dict[str, set[str]] = {}
+    class_names: dict[str, set[str]] = {}
     for attribute, value in initialised_by(view, owner):
         if isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id in view.classes:
-            made.setdefault(attribute, set()).add(value.func.id)
-    sites = {site.target: site for site in view.sites(find_rms_norms)} if made else {}
-    found: dict[str, _Norm | str] = {}
-    for attribute, names in made.items():
+            class_names.setdefault(attribute, set()).add(value.func.id)
+    sites = {site.target: site for site in view.sites(find_rms_norms)} if class_names else {}
+    by_attribute: dict[str, _Norm | str] = {}
+    for attribute, names in class_names.items():
         norms = [(name, sites.get(f"{defining(view, name)}.forward")) for name in sorted(names)]
         if any(site is None and "RMSNorm" not in name for name, site in norms):
             continue
-        found[attribute] = _norm(view, attribute, norms)
-    return found
+        by_attribute[attribute] = _norm(view, attribute, norms)
+    return by_attribute
 
 
 def _norm(view: ModuleView, attribute: str, norms: list[tuple[str, Site | None]]) -> _Norm | str:
@@ -178,20 +178,20 @@ def _site(
     view: ModuleView,
     where: str,
     method: FunctionNode,
-    found: list[Added],
+    runs: list[Added],
     norms: Mapping[str, _Norm | str],
 ) -> Site:
     routed: list[tuple[_Norm, tuple[Edit, ...]]] = []
     reasons = []
-    for added in found:
+    for added in runs:
         norm = norms[added.attribute]
-        made = norm if isinstance(norm, str) else _edits(view, method, added, norm)
-        if isinstance(made, str):
-            reasons.append(Reason(made, line=added.lineno))
+        outcome = norm if isinstance(norm, str) else _edits(view, method, added, norm)
+        if isinstance(outcome, str):
+            reasons.append(Reason(outcome, line=added.lineno))
         elif isinstance(norm, _Norm):
-            routed.append((norm, made))
+            routed.append((norm, outcome))
     if not routed:
-        return Site(OP, where, Status.MISSED, reason=reasons[0], lineno=found[0].lineno)
+        return Site(OP, where, Status.MISSED, reason=reasons[0], lineno=runs[0].lineno)
     variants = list(dict.fromkeys(norm.site.variant for norm, _ in routed))
     relied = (name for norm, _ in routed for name in (norm.site.target, *norm.site.relies_on))
     skipped = tuple(dict.fromkeys(name for norm, _ in routed for name in skipped_at_calls(norm.site)))
@@ -199,7 +199,7 @@ def _site(
         OP,
         where,
         variants,
-        found[0],
+        runs[0],
         [edit for _, edits in routed for edit in edits],
         reason="; ".join(reasons),
         form="|".join(norm.site.form for norm, _ in routed),
@@ -226,9 +226,9 @@ def _edits(view: ModuleView, method: FunctionNode, added: Added, norm: _Norm) ->
         return Reason(said, Code.NO_ROOM)
     kernel, module = free_name(method, "kernel"), free_name(method, "norm")
     slot = slot_name(OP, norm.site.variant)
-    given = [ast.unparse(total.left), ast.unparse(total.right), *norm.operands(module)]
-    answer = added.assigned(normalised, f"{kernel}({', '.join(given)})")
+    operands = [ast.unparse(total.left), ast.unparse(total.right), *norm.operands(module)]
+    answer = added.assigned(normalised, f"{kernel}({', '.join(operands)})")
     asked = ["self", tensors[0], tensors[-1], f"{module} := {ast.unparse(call.func)}", norm.class_name]
     comment = f"{OP}/{norm.site.variant}: the sum and its norm"
-    made = guard(view, added.run, slot, asked, answer, comment, returns=False)
-    return made or Reason("the code around it does not allow a guard here", Code.NO_ROOM)
+    edits = guard(view, added.run, slot, asked, answer, comment, returns=False)
+    return edits or Reason("the code around it does not allow a guard here", Code.NO_ROOM)

@@ -55,10 +55,10 @@ def _check_alone(view: ModuleView, target: str) -> None:
         Missed: it does not.
     """
     name = target.partition(".")[0]
-    calls = [call for each in mixing(view) if each.name == name for _, call in each.calls]
+    calls = [call for mixer in mixing(view) if mixer.name == name for _, call in mixer.calls]
     if not all(_NAME.search(last_name(call.func)) for call in calls):
         raise Missed("nothing keeps samples apart in the rest of the method", code=Code.NO_BOUNDARIES)
     if not handed_down(view, name, "cu_seq_lens_q"):
         raise Missed("the layers around it do not hand on the boundaries of samples", code=Code.NO_BOUNDARIES)
-    if not all(any(each.arg is None for each in call.keywords) for call in calls):
+    if not all(any(keyword.arg is None for keyword in call.keywords) for call in calls):
         raise Missed("the call does not pass all arguments of the layer", code=Code.OTHER_ARGUMENTS)

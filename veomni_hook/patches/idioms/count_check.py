@@ -50,7 +50,7 @@ _SIZES = frozenset(("shape", "size", "numel"))
 def find(view: ModuleView) -> Iterator[Site]:
     """Every candidate of a module."""
     for target, _, function in view.every_function():
-        calls = [each for each in calls_in(function) if _is_candidate(each)]
+        calls = [call for call in calls_in(function) if _is_candidate(call)]
         if calls or (
             function.name == _METHOD and any(isinstance(node, ast.Raise) for node in walk_ast(function))
         ):
@@ -60,7 +60,9 @@ def find(view: ModuleView) -> Iterator[Site]:
 def _is_candidate(call: ast.Call) -> bool:
     if last_name(call.func) != _CHECK or len(call.args) < 2:
         return False
-    said = " ".join(str(each.value) for each in ast.walk(call.args[1]) if isinstance(each, ast.Constant))
+    said = " ".join(
+        str(argument.value) for argument in ast.walk(call.args[1]) if isinstance(argument, ast.Constant)
+    )
     return "tokens" in said and _COUNTED.search(said) is not None
 
 
@@ -158,18 +160,18 @@ def _numbers(message: ast.expr) -> list[str]:
     """The names whose values a message shows; raises `Missed` if it may read something else."""
     if not isinstance(message, ast.JoinedStr):
         raise Missed("the message is not an f-string", message, Code.OTHER_FORM)
-    values = [each for each in message.values if isinstance(each, ast.FormattedValue)]
-    shown = [each.value.id for each in values if isinstance(each.value, ast.Name)]
-    for each in values:
-        if each.conversion != -1 or each.format_spec is not None:
+    values = [value for value in message.values if isinstance(value, ast.FormattedValue)]
+    shown = [value.value.id for value in values if isinstance(value.value, ast.Name)]
+    for value in values:
+        if value.conversion != -1 or value.format_spec is not None:
             raise Missed("the message formats a value in its own way", message, Code.OTHER_FORM)
-        if isinstance(each.value, ast.Name):
+        if isinstance(value.value, ast.Name):
             continue
-        if not _is_size(each.value):
+        if not _is_size(value.value):
             raise Missed(
-                f"the message may read {ast.unparse(each.value)} from the device", message, Code.READS_VALUES
+                f"the message may read {ast.unparse(value.value)} from the device", message, Code.READS_VALUES
             )
-        both = {node.id for node in ast.walk(each.value) if isinstance(node, ast.Name)} & set(shown)
+        both = {node.id for node in ast.walk(value.value) if isinstance(node, ast.Name)} & set(shown)
         if both:
             raise Missed(
                 f"the message shows {', '.join(sorted(both))} and a size of it", message, Code.OTHER_FORM

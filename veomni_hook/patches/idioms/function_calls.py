@@ -51,8 +51,8 @@ def calls_named(
     if name.search(view.document.source) is None:
         return
     for target, _, method in view.every_method():
-        if found := [each for each in calls_in(method) if name.search(last_name(each.func))]:
-            yield target, method, in_text_order(found)
+        if calls := [call for call in calls_in(method) if name.search(last_name(call.func))]:
+            yield target, method, in_text_order(calls)
 
 
 def check(view: ModuleView, method: FunctionNode, calls: list[ast.Call], wanted: Declared) -> None:
@@ -68,12 +68,12 @@ def check(view: ModuleView, method: FunctionNode, calls: list[ast.Call], wanted:
         function = view.functions.get(called) if isinstance(call.func, ast.Name) else None
         if function is None or view.scope.functions.get(called) is not function:
             raise Missed(f"{called} is not one function of the file", call, Code.REPLACED)
-        if not any(_declares(each, wanted.name) for each in function.decorator_list):
+        if not any(_declares(decorator, wanted.name) for decorator in function.decorator_list):
             text = f"{called} is not declared as the {wanted.name} of a package"
             raise Missed(text, function, Code.DECORATED)
         if _parameters(function) != wanted.parameters or function.args.kwarg is None:
             raise Missed(f"{called} has other parameters", function, Code.OTHER_ARGUMENTS)
-        passed = {each.arg for each in call.keywords}
+        passed = {keyword.arg for keyword in call.keywords}
         if None not in passed and passed.isdisjoint(wanted.boundaries):
             raise Missed("the call passes no boundaries of samples", call, Code.NO_BOUNDARIES)
 
@@ -82,8 +82,12 @@ def declared_as(view: ModuleView, calls: list[ast.Call], wanted: Mapping[str, De
     """Return which of ``wanted`` the first call's function is declared to be; the first key if none."""
     function = view.functions.get(last_name(calls[0].func))
     decorators = () if function is None else function.decorator_list
-    found = (key for key, each in wanted.items() if any(_declares(above, each.name) for above in decorators))
-    return next(found, next(iter(wanted)))
+    keys = (
+        key
+        for key, declared in wanted.items()
+        if any(_declares(above, declared.name) for above in decorators)
+    )
+    return next(keys, next(iter(wanted)))
 
 
 def _declares(decorator: ast.expr, name: str) -> bool:
@@ -97,8 +101,10 @@ def _declares(decorator: ast.expr, name: str) -> bool:
 
 
 def _parameters(function: FunctionNode) -> tuple[str, ...]:
-    given = function.args
-    return tuple(each.arg for each in (*given.posonlyargs, *given.args, *given.kwonlyargs))
+    arguments = function.args
+    return tuple(
+        posonlyarg.arg for posonlyarg in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)
+    )
 
 
 def routed(
@@ -132,10 +138,10 @@ def routed(
 
 def _with_callees(view: ModuleView, names: tuple[str, ...]) -> tuple[str, ...]:
     """Functions of the file, and those that they name in turn."""
-    found, waiting = dict.fromkeys(names), list(names)
+    callees, waiting = dict.fromkeys(names), list(names)
     while waiting:
-        named = [each.id for each in walk_ast(view.functions[waiting.pop()]) if isinstance(each, ast.Name)]
-        new = dict.fromkeys(name for name in named if name in view.functions and name not in found)
-        found |= new
+        named = [node.id for node in walk_ast(view.functions[waiting.pop()]) if isinstance(node, ast.Name)]
+        new = dict.fromkeys(name for name in named if name in view.functions and name not in callees)
+        callees |= new
         waiting += new
-    return tuple(found)
+    return tuple(callees)

@@ -49,4 +49,4 @@ def find(view: ModuleView) -> Iterator[Site]:
 
 def separated_methods(view: ModuleView) -> set[str]:
     """The methods of a module whose gated delta rule is routed."""
-    return {each.target for each in view.sites(find) if each.status is Status.ROUTED}
+    return {site.target for site in view.sites(find) if site.status is Status.ROUTED}

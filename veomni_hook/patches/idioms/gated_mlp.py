@@ -78,8 +78,10 @@ _RESHAPING = frozenset("chunk clamp float reshape split to type unbind unflatten
 def holds_experts(owner: ast.ClassDef) -> bool:
     """Whether a class holds the weights of several experts, by its name or three-dimensional parameters."""
     calls = (call for _, value in initialised(owner) for call in calls_in(value))
-    made = (call.args[0] for call in calls if last_name(call.func) == "Parameter" and call.args)
-    return _EXPERTS.search(owner.name) is not None or any(len(getattr(one, "args", ())) > 2 for one in made)
+    tensors = (call.args[0] for call in calls if last_name(call.func) == "Parameter" and call.args)
+    return _EXPERTS.search(owner.name) is not None or any(
+        len(getattr(one, "args", ())) > 2 for one in tensors
+    )
 
 
 def is_activation(callee: ast.expr) -> bool:
@@ -276,13 +278,15 @@ class _Search(Method):
     def site(self) -> Site | None:
         """The method as a site, if a product in it is routed."""
         places = ((block, index) for block in blocks(self.method) for index in range(len(block)))
-        found = [one for place in places if (one := self.at(*place)) is not None]
-        routed = [(one, made) for one in found if (made := self.route(one, returns=one is found[-1]))]
+        products = [one for place in places if (one := self.at(*place)) is not None]
+        routed = [
+            (one, guards) for one in products if (guards := self.route(one, returns=one is products[-1]))
+        ]
         if not routed:
             return None
         variants = list(dict.fromkeys(one.variant for one, _ in routed))
         inlined = tuple(dict.fromkeys(name for one, _ in routed for name in one.inlined))
-        edits = [edit for _, made in routed for edit in made]
+        edits = [edit for _, of_product in routed for edit in of_product]
         captures = {name: ast.unparse(operand) for name, operand in routed[0][0].operands.items()}
         skips = {self.target: inlined} if inlined else {}
         return Site.asking(
@@ -313,31 +317,31 @@ class _Search(Method):
         wanted = not self.products or any(inner.origin in self.products for inner in walk(node))
         if node.op != pattern.result.op or not wanted:
             return None
-        found = match(pattern.result, node, _RULES)
-        if isinstance(found, Difference):
-            self.differences.append((found.depth, found.why))
+        outcome = match(pattern.result, node, _RULES)
+        if isinstance(outcome, Difference):
+            self.differences.append((outcome.depth, outcome.why))
             return None
-        bound = {name: self.expression(found.bindings[name]) for name in pattern.arguments}
+        bound = {name: self.expression(outcome.bindings[name]) for name in pattern.arguments}
         said = {name: operand for name, operand in bound.items() if operand is not None}
         return said if len(said) == len(bound) else None
 
-    def route(self, found: _Found, *, returns: bool) -> tuple[Edit, ...]:
+    def route(self, product: _Found, *, returns: bool) -> tuple[Edit, ...]:
         """The guard for a product; empty if the code around it does not allow one."""
-        result = put_together(found.run.statements, found.taken, found.operands, self.kernel)
-        last = found.run.statements[-1]
+        result = put_together(product.run.statements, product.taken, product.operands, self.kernel)
+        last = product.run.statements[-1]
         name = simple_target(last)
-        made = None
+        edits = None
         if result is not None and (name is not None or isinstance(last, ast.Return)):
             store = ast.Return(result) if name is None else ast.Assign([ast.Name(name, ast.Store())], result)
             gate = at_hand(called(result, self.kernel, "gate")) or self.method.args.args[1].arg
             asked = [self.receiver, gate]
-            asked += [ast.unparse(found.operands[n]) for n in ("activation",) if n in found.operands]
-            slot = slot_name(OP, found.variant)
+            asked += [ast.unparse(product.operands[n]) for n in ("activation",) if n in product.operands]
+            slot = slot_name(OP, product.variant)
             if in_tower(self.view, self.owner):
                 project_together(kernel_call(result, self.kernel), slot)
-            comment = f"{OP}/{found.variant}: the product of activation and projection"
-            made = guard(self.view, found.run, slot, asked, [store], comment, returns=returns)
-        if made is None:
-            text = f"{found.variant}: the code around line {found.taken.lineno} cannot be reordered"
+            comment = f"{OP}/{product.variant}: the product of activation and projection"
+            edits = guard(self.view, product.run, slot, asked, [store], comment, returns=returns)
+        if edits is None:
+            text = f"{product.variant}: the code around line {product.taken.lineno} cannot be reordered"
             self.differences.append((1.0, Reason(text, Code.NO_ROOM)))
-        return made or ()
+        return edits or ()

@@ -79,13 +79,15 @@ class _Search(Method):
         form = self.form_of(run)
         if not isinstance(form, Form) or form.effects:
             return None
-        found = recognised(pattern_file(OP), form, _RULES)
-        if isinstance(found, Difference):
+        outcome = recognised(pattern_file(OP), form, _RULES)
+        if isinstance(outcome, Difference):
             return None
-        name, made = found
+        name, matched = outcome
         variant = name.partition("__")[0]
-        nodes = {**made.bindings, "scale": made.bindings.get("scale", constant(1.0))}
-        operands = {name: each for name in _OPERANDS if (each := self.expression(nodes[name])) is not None}
+        nodes = {**matched.bindings, "scale": matched.bindings.get("scale", constant(1.0))}
+        operands = {
+            name: expression for name in _OPERANDS if (expression := self.expression(nodes[name])) is not None
+        }
         value = getattr(run.statements[-1], "value")  # noqa: B009 - an assignment or a return
         result = put_together(run.statements, value, operands, self.kernel)
         edits = self.guard(run, variant, operands, result) if len(operands) == len(_OPERANDS) else None
@@ -104,7 +106,9 @@ class _Search(Method):
             return None
         name = simple_target(run.statements[-1])
         answer = ast.Return(result) if name is None else ast.Assign([ast.Name(name, ast.Store())], result)
-        known = ", ".join(ast.unparse(each) for each in operands.values() if each is not operands["weights"])
+        known = ", ".join(
+            ast.unparse(operand) for operand in operands.values() if operand is not operands["weights"]
+        )
         slot = slot_name(OP, variant)
         comment = f"{OP}/{variant}: weighted products, added up over heads"
         return guard(self.view, run, slot, [self.receiver, known], [answer], comment, returns=False)

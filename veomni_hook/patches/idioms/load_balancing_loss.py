@@ -49,14 +49,14 @@ _CASES = ((True, False, True), (False, False, True), (False, True, True), (False
 @cache
 def spellings() -> tuple[tuple[str, tuple[Form, ...]], ...]:
     """The forms of every spelling, each with its variant."""
-    found = []
+    spelled = []
     for path, variant in (("reference.py", ""), ("spellings.py", "softmax_topk")):
         scope = reference_scope(pattern_file(OP, path))
         for name, function in scope.functions.items():
-            made = forms(function, scope)
-            if not isinstance(made, Unknown):
-                found.append((variant or name, made))
-    return tuple(found)
+            spelling = forms(function, scope)
+            if not isinstance(spelling, Unknown):
+                spelled.append((variant or name, spelling))
+    return tuple(spelled)
 
 
 def forms(function: FunctionNode, scope: Scope) -> tuple[Form, ...] | Unknown:
@@ -64,7 +64,7 @@ def forms(function: FunctionNode, scope: Scope) -> tuple[Form, ...] | Unknown:
     parameters = [parameter.arg for parameter in function.args.args]
     if len(parameters) < 2:
         return Unknown("it takes no logits and mask", function.lineno)
-    found = []
+    by_case = []
     for absent, is_tuple, unmasked in _CASES:
         facts = {
             f"{parameters[0]} is None": absent,
@@ -76,8 +76,8 @@ def forms(function: FunctionNode, scope: Scope) -> tuple[Form, ...] | Unknown:
         form = canonical(special, scope, body=special.body)
         if isinstance(form, Unknown):
             return form
-        found.append(form)
-    return tuple(found)
+        by_case.append(form)
+    return tuple(by_case)
 
 
 class Case(ast.NodeTransformer):
@@ -96,24 +96,24 @@ class Case(ast.NodeTransformer):
 
     def block(self, statements: list[ast.stmt]) -> list[ast.stmt]:
         """The remaining statements of a block."""
-        made: list[ast.stmt] = []
+        rewritten: list[ast.stmt] = []
         for statement in statements:
             outcome = self.outcome(statement.test) if isinstance(statement, ast.If) else None
             if isinstance(statement, ast.If) and outcome is not None:
-                made += self.block(statement.body if outcome else statement.orelse)
+                rewritten += self.block(statement.body if outcome else statement.orelse)
                 continue
             written = self._written(statement)
-            made += [*self.before, written]
+            rewritten += [*self.before, written]
             self.before = []
-        return made
+        return rewritten
 
     def _written(self, statement: ast.stmt) -> ast.stmt:
         if hasattr(statement, "body"):
-            made = copy.copy(statement)
+            clone = copy.copy(statement)
             for name in ("body", "orelse"):
                 if inner := getattr(statement, name, None):
-                    setattr(made, name, self.block(inner))
-            return made
+                    setattr(clone, name, self.block(inner))
+            return clone
         if not any(map(_is_rewritten, walk_ast(statement))):
             return statement
         written: ast.stmt = self.visit(copy.deepcopy(statement))
@@ -126,8 +126,8 @@ class Case(ast.NodeTransformer):
             return None if inner is None else not inner
         if isinstance(test, ast.BoolOp):
             decisive = isinstance(test.op, ast.Or)
-            found = [self.outcome(value) for value in test.values]
-            return decisive if decisive in found else None if None in found else not decisive
+            outcomes = [self.outcome(value) for value in test.values]
+            return decisive if decisive in outcomes else None if None in outcomes else not decisive
         text = ast.unparse(test)
         negated = text.replace(" is not ", " is ")
         return not self.facts[negated] if text != negated and negated in self.facts else self.facts.get(text)
@@ -137,8 +137,8 @@ class Case(ast.NodeTransformer):
         self.generic_visit(node)
         function = node.func
         if isinstance(function, ast.Attribute) and function.attr == _IN_PLACE:
-            made = function.value
-            if isinstance(made, ast.Call) and chain(made.func) == "torch.zeros":
+            receiver = function.value
+            if isinstance(receiver, ast.Call) and chain(receiver.func) == "torch.zeros":
                 function.attr = "scatter_add"
         return node
 
@@ -173,11 +173,11 @@ def find(view: ModuleView) -> Iterator[Site]:
     yield from view.imported(OP, _NAME)
     calls = Calls(view.document, functions)
     for name, node in functions.items():
-        found = _known(view, node)
-        if isinstance(found, Reason):
-            yield Site(OP, name, Status.MISSED, reason=found, lineno=node.lineno)
+        known = _known(view, node)
+        if isinstance(known, Reason):
+            yield Site(OP, name, Status.MISSED, reason=known, lineno=node.lineno)
             continue
-        form, slot, inlined = found
+        form, slot, inlined = known
         called = [_call(view, name, form, slot, site) for site in calls.sites(name)]
         sites = [replace(site, skips={name: inlined}) for site in called]
         bound = not sites or any(site.status is Status.ROUTED for site in sites)
@@ -215,28 +215,28 @@ def _known(view: ModuleView, function: FunctionNode) -> tuple[str, SlotSpec, tup
     """The digest of a function that computes the loss, the slot for its calls, and what it calls."""
     if reason := view.why_unclear(function):
         return Reason(reason)
-    found = forms(function, view.scope)
-    if isinstance(found, Unknown):
-        return found.why
+    own_forms = forms(function, view.scope)
+    if isinstance(own_forms, Unknown):
+        return own_forms.why
     nearest = None
     for variant, spelling in spellings():
-        matches = [_matched(one, other) for one, other in zip(spelling, found, strict=True)]
-        differences = [each for each in matches if isinstance(each, Difference)]
+        matches = [_matched(one, other) for one, other in zip(spelling, own_forms, strict=True)]
+        differences = [match for match in matches if isinstance(match, Difference)]
         if not differences:
-            operands = {str(node.value): name for each in matches for name, node in _bindings(each).items()}
+            operands = {str(node.value): name for match in matches for name, node in _bindings(match).items()}
             parameters = parameters_as(function, operands)
             if parameters is not None and parameter_names(function) == operands.keys():
                 slot = formula_slot(OP, variant, parameters)
-                inlined = tuple(dict.fromkeys(name for form in found for name in form.inlined))
-                return "-".join(digest(form) for form in found[2:]), slot, inlined
+                inlined = tuple(dict.fromkeys(name for form in own_forms for name in form.inlined))
+                return "-".join(digest(form) for form in own_forms[2:]), slot, inlined
         elif nearest is None or differences[0].depth >= nearest.depth:
             nearest = differences[0]
     return nearest.why if nearest else Reason("it has other parameters", Code.OTHER_ARGUMENTS)
 
 
-def _matched(pattern: Form, found: Form) -> Match | Difference:
-    return match(pattern, found, dict.fromkeys(pattern.arguments, ARGUMENT))
+def _matched(pattern: Form, form: Form) -> Match | Difference:
+    return match(pattern, form, dict.fromkeys(pattern.arguments, ARGUMENT))
 
 
-def _bindings(made: Match | Difference) -> Mapping[str, Node]:
-    return made.bindings if isinstance(made, Match) else {}
+def _bindings(outcome: Match | Difference) -> Mapping[str, Node]:
+    return outcome.bindings if isinstance(outcome, Match) else {}

@@ -149,7 +149,7 @@ def _formula(node: Node) -> tuple[Node, Node, Node] | None:
                 return one, z, _NONE
         elif other.op == "sigmoid" and other.args[0].op == "mul":
             lower = one.args[0] if is_wide(one) and one.origin is None else one  # a number's promotion
-            rate, z = sorted(other.args[0].args, key=lambda each: _rate(each) is None)
+            rate, z = sorted(other.args[0].args, key=lambda factor: _rate(factor) is None)
             return (rate, z, lower) if lower.op in ("attribute", "constant") else None
     return None
 
@@ -176,7 +176,7 @@ def _rate(node: Node) -> dict[str, Node] | None:
     heads = _NONE
     if "reshape" in steps:
         sizes = steps["reshape"].args[1].args
-        if len(sizes) != 4 or not all(each == constant(1) for each in (*sizes[:2], sizes[3])):
+        if len(sizes) != 4 or not all(size == constant(1) for size in (*sizes[:2], sizes[3])):
             return None
         heads = sizes[2]
     # Without a cast the product with float32 promotes it, afterwards.
@@ -198,11 +198,11 @@ def _sum(node: Node) -> dict[str, Node] | None:
         fits = len(sizes) == 4 if shape is None else sizes in ((), _FLAT)
         if bias.op != "attribute" or not fits or (sizes and sizes[:2] != _FLAT[:2]):
             continue
-        given = shape
-        if given is None and x.op == "reshape":
-            x, given = x.args  # noqa: PLW2901
-        if given is not None and is_wide(x) and x.origin is not None:
-            return {"x": x.args[0], "shape": given, "bias": bias}
+        new_shape = shape
+        if new_shape is None and x.op == "reshape":
+            x, new_shape = x.args  # noqa: PLW2901
+        if new_shape is not None and is_wide(x) and x.origin is not None:
+            return {"x": x.args[0], "shape": new_shape, "bias": bias}
     return None
 
 
@@ -213,7 +213,7 @@ def is_wide(node: Node) -> bool:
 
 def _source(node: Node, receiver: str) -> str:
     if node.op == "not" and node.args[0].op == "is":
-        return " is not ".join(source(each, receiver) for each in node.args[0].args)
+        return " is not ".join(source(argument, receiver) for argument in node.args[0].args)
     return source(node, receiver)
 
 
@@ -303,7 +303,7 @@ class _Search(Method):
         asked = at_hand(operands["a"])
         if asked is None:
             return None
-        names = ", ".join(simple_target(each) or "" for each in run.statements)
+        names = ", ".join(simple_target(statement) or "" for statement in run.statements)
         rest = ", ".join(ast.unparse(operand) for name, operand in operands.items() if name != "a")
         answer = ast.parse(f"{names} = {self.kernel}({ast.unparse(operands['a'])}, {rest})").body
         asks = [self.receiver, asked, rest]
@@ -314,7 +314,11 @@ class _Search(Method):
 def _of_heads(node: Node) -> dict[str, Node] | None:
     """The operands of ``-exp(float32(log_rate)) * softplus(float32(a) + bias)``."""
     product = node.args[0] if node.op == "neg" else node
-    factors = {each.op: each for each in product.args} if node.op == "neg" and product.op == "mul" else {}
+    factors = (
+        {argument.op: argument for argument in product.args}
+        if node.op == "neg" and product.op == "mul"
+        else {}
+    )
     if factors.keys() != {"exp", "softplus"}:
         return None
     rate, (z, *constants) = factors["exp"].args[0], factors["softplus"].args

@@ -111,12 +111,12 @@ def find(view: ModuleView) -> Iterator[Site]:
             yield replace(site, reason=missed.reason)
 
 
-def _routed(view: ModuleView, forward: FunctionNode, found: Found, site: Site) -> Site:
+def _routed(view: ModuleView, forward: FunctionNode, match: Found, site: Site) -> Site:
     slot = formula_slot(OP, _VARIANT)
-    others = [found[rest].lstrip("*") for rest in ("ARGS", "KWARGS") if found[rest]]
+    others = [match[rest].lstrip("*") for rest in ("ARGS", "KWARGS") if match[rest]]
     tests = [f"not ({' or '.join(others)})"] if others else []
-    code = ask(forward, slot.name, "self", [operand.format_map(found) for operand in OPERANDS], tests)
-    edits = before_statement(view, forward, found.first, code, f"{OP}/{_VARIANT}")
+    code = ask(forward, slot.name, "self", [operand.format_map(match) for operand in OPERANDS], tests)
+    edits = before_statement(view, forward, match.first, code, f"{OP}/{_VARIANT}")
     return replace(site, status=Status.ROUTED, variant=_VARIANT, edits=edits, slots=(slot,))
 
 
@@ -150,20 +150,22 @@ def _read(forward: FunctionNode) -> Found:
         Missed: a statement is not one that is known.
     """
     parameters = forward.args
-    arguments = [each.arg for each in (*parameters.posonlyargs, *parameters.args)]
+    arguments = [posonlyarg.arg for posonlyarg in (*parameters.posonlyargs, *parameters.args)]
     if len(arguments) != 2 or arguments[0] != "self":
         raise Missed("its arguments are not self and one input", forward, Code.OTHER_ARGUMENTS)
-    found = FORWARD.find(branches(forward.body), X=arguments[1])
-    if isinstance(found, Mismatch):
-        raise Missed(str(found), found.node or forward, Code.OTHER_FORM)
+    match = FORWARD.find(branches(forward.body), X=arguments[1])
+    if isinstance(match, Mismatch):
+        raise Missed(str(match), match.node or forward, Code.OTHER_FORM)
     others = [("*", parameters.vararg), ("**", parameters.kwarg)]
-    if [found["ARGS"], found["KWARGS"]] != [f"{star}{each.arg}" if each else "" for star, each in others]:
-        raise Missed("the layer does not get the other arguments", found.first, Code.OTHER_ARGUMENTS)
+    if [match["ARGS"], match["KWARGS"]] != [
+        f"{star}{parameter.arg}" if parameter else "" for star, parameter in others
+    ]:
+        raise Missed("the layer does not get the other arguments", match.first, Code.OTHER_ARGUMENTS)
     last = RETURNED.match(forward.body[-1])
     if (
         last is None
-        or last["RESULT"] != found["RESULT"]
-        or not (found.block is forward.body or contains(forward.body[-2], found.first))
+        or last["RESULT"] != match["RESULT"]
+        or not (match.block is forward.body or contains(forward.body[-2], match.first))
     ):
         raise Missed("its result is not what it returns", forward, Code.OTHER_FORM)
-    return found
+    return match

@@ -34,12 +34,12 @@ def created_by(view: ModuleView, owner: ast.ClassDef, wanted: Callable[[ast.Call
 
     An inherited ``__init__`` counts. In a conditional expression, one branch suffices.
     """
-    found: Created = {}
+    created: Created = {}
     for attribute, value in initialised_by(view, owner):
-        for each in _branches(value):
-            if isinstance(each, ast.Call) and wanted(each):
-                found.setdefault(attribute, []).append(each)
-    return found
+        for branch in _branches(value):
+            if isinstance(branch, ast.Call) and wanted(branch):
+                created.setdefault(attribute, []).append(branch)
+    return created
 
 
 def _branches(value: ast.expr) -> Iterator[ast.expr]:
@@ -59,7 +59,9 @@ def own_calls(method: ast.AST) -> Iterator[tuple[str, ast.Call]]:
 
 def called_by_relatives(view: ModuleView, owner: ast.ClassDef, called: Called) -> set[str]:
     """What methods of a class, of its bases and of classes that inherit from it call."""
-    lineages = {name: list(view.scope.ancestors(each)) for name, each in view.classes.items() if called[name]}
+    lineages = {
+        name: list(view.scope.ancestors(class_)) for name, class_ in view.classes.items() if called[name]
+    }
     above = list(view.scope.ancestors(owner))
     return {
         attribute
@@ -90,7 +92,7 @@ def sites_of_calls(
     called: dict[str, set[str]] = {name: set() for name in created}
     for owner in view.classes.values():
         own = created[owner.name]
-        known = {name: [difference(each) for each in calls] for name, calls in own.items()}
+        known = {name: [difference(call) for call in calls] for name, calls in own.items()}
         differences = {name: reasons[0] for name, reasons in known.items() if all(reasons)}
         for name, method in view.methods(owner).items() if own else ():
             calls = in_text_order(call for attribute, call in own_calls(method) if attribute in own)
@@ -113,7 +115,7 @@ def _site(
     target: str, calls: list[ast.Call], asked: list[Edit | str], formula: tuple[str, str], noun: str
 ) -> Site:
     """The site of a method: routed if an edit asks the slot at one of its calls."""
-    edits = tuple(each for each in asked if isinstance(each, Edit))
+    edits = tuple(edit for edit in asked if isinstance(edit, Edit))
     reasons = zip(asked, calls, strict=True)
     told = [Reason(why, Code.OTHER_SETTING, call.lineno) for why, call in reasons if isinstance(why, str)]
     reason = Reason.joined(told)

@@ -75,7 +75,9 @@ def _is_function(node: Node) -> bool:
 
 def _is_float32(node: Node) -> bool:
     # Under autocast, the product of two tensors in float32 is not: the guard asks for the dtype.
-    return all(dtype_of(each) == FLOAT32 for each in (node.args[:2] if node.op == "linear" else (node,)))
+    return all(
+        dtype_of(argument) == FLOAT32 for argument in (node.args[:2] if node.op == "linear" else (node,))
+    )
 
 
 _FLAG = Rule("a flag", _is_flag)
@@ -182,8 +184,8 @@ def _flat(node: Node, *, prove: bool = True) -> Node:
     def visit(current: Node) -> Node:
         if current.key not in done:
             args = tuple(visit(argument) for argument in current.args)
-            made = Node(current.op, args, current.value, current.origin)
-            done[current.key] = _spelled(made, prove=prove)
+            rebuilt = Node(current.op, args, current.value, current.origin)
+            done[current.key] = _spelled(rebuilt, prove=prove)
         return done[current.key]
 
     return visit(node)
@@ -231,8 +233,8 @@ def find(view: ModuleView) -> Iterator[Site]:
     for _, owner, method in view.every_method():
         named = method.name == "forward" and _CLASS.search(owner.name) is not None
         if named or "route" in method.name:
-            helpers = [each for name, each in view.helpers(owner, method).items() if "route" not in name]
-            if any(re.search(r"\btopk\(", view.text(each)) for each in (method, *helpers)):
+            helpers = [helper for name, helper in view.helpers(owner, method).items() if "route" not in name]
+            if any(re.search(r"\btopk\(", view.text(helper)) for helper in (method, *helpers)):
                 yield _Search(view, owner, method).site()
 
 
@@ -251,11 +253,11 @@ class _Search(Method):
                 continue
             matrix = _is_matrix(known.bindings["router_logits"])
             for first in range(_first_part(known), -1, -1):
-                for found in self.at(Run(self.method, body, first, last)):
-                    if found.pattern.uncast > known.pattern.uncast:
+                for routing in self.at(Run(self.method, body, first, last)):
+                    if routing.pattern.uncast > known.pattern.uncast:
                         continue
-                    if (edits := self.guarded(found, matrix=matrix)) is not None:
-                        return self.routed(found, edits)
+                    if (edits := self.guarded(routing, matrix=matrix)) is not None:
+                        return self.routed(routing, edits)
         unknown = Reason("no two locals hold weights and indices of a top k", Code.OTHER_FORM)
         reason = self.nearest.why if self.nearest is not None else unknown
         return Site(OP, self.target, Status.MISSED, reason=reason, lineno=self.method.lineno)
@@ -266,21 +268,21 @@ class _Search(Method):
         Args:
             whole: the run begins at the method's first statement, so the choice of its start does not matter.
         """
-        nodes = [node for each in run.statements for node in walk_ast(each)]
-        names = list(dict.fromkeys(name for each in run.statements for name in _assigned(each)))
-        chooses = any("topk" in called_attributes(each) for each in run.statements)
+        nodes = [node for statement in run.statements for node in walk_ast(statement)]
+        names = list(dict.fromkeys(name for statement in run.statements for name in _assigned(statement)))
+        chooses = any("topk" in called_attributes(statement) for statement in run.statements)
         if any(isinstance(node, ast.Return) for node in nodes) or not chooses:
             return
         form = self.form_of_locals(run, names)
         # A kernel cannot replace code that has side effects or may raise before them.
         if not isinstance(form, Form) or form.result.op != "tuple" or (form.effects and not whole):
             return
-        held = [
+        named_nodes = [
             (name, _flat(node, prove=not whole)) for name, node in zip(names, form.result.args, strict=True)
         ]
-        calls = {node for _, value in held for node in walk(value) if node.op == "call"}
-        for index_name, indices in held:
-            for weight_name, weights in held if indices.op == "item" else ():
+        calls = {node for _, value in named_nodes for node in walk(value) if node.op == "call"}
+        for index_name, indices in named_nodes:
+            for weight_name, weights in named_nodes if indices.op == "item" else ():
                 for inner in self.made_of(run, weight_name, weights):
                     pair = Node("tuple", (inner, indices))
                     if not whole and not calls <= set(walk(pair)):
@@ -298,15 +300,15 @@ class _Search(Method):
             if pair.args[0].op != pattern.node.args[0].op:
                 continue
             known = {"router_logits": _FLOAT32} if pattern.uncast and whole else {}
-            made = match(pattern.node, pair, _RULES | known)
-            if not isinstance(made, Difference):
-                yield pattern, made.bindings
+            outcome = match(pattern.node, pair, _RULES | known)
+            if not isinstance(outcome, Difference):
+                yield pattern, outcome.bindings
             elif (
                 pattern.variant in variant_names(OP)
                 and not pattern.uncast
-                and (self.nearest is None or made.depth > self.nearest.depth)
+                and (self.nearest is None or outcome.depth > self.nearest.depth)
             ):
-                self.nearest = made
+                self.nearest = outcome
 
     def made_of(self, run: Run, name: str, node: Node) -> Iterator[Node]:
         """A value, and the parts that the last statement casts or scales if it assigns ``name``."""
@@ -316,16 +318,16 @@ class _Search(Method):
             inner for inner in walk(*node.args) if inner.origin is not None and inner.origin in inside
         )
 
-    def routed(self, found: _Routing, edits: tuple[Edit, ...]) -> Site:
+    def routed(self, routing: _Routing, edits: tuple[Edit, ...]) -> Site:
         return Site.asking(
             OP,
             self.target,
-            found.pattern.variant,
+            routing.pattern.variant,
             self.method,
             edits,
-            form=self.digest() or digest(Node("tuple", tuple(found.bindings.values()))),
-            captures=self.operands(found) or {},
-            skips={self.target: found.inlined} if found.inlined else {},
+            form=self.digest() or digest(Node("tuple", tuple(routing.bindings.values()))),
+            captures=self.operands(routing) or {},
+            skips={self.target: routing.inlined} if routing.inlined else {},
         )
 
     def form_of_locals(self, run: Run, names: Sequence[str]) -> Form | Unknown:
@@ -334,69 +336,71 @@ class _Search(Method):
         last = ast.copy_location(ast.Return(result), run.statements[-1])
         return self.form_of(Run(self.method, [*run.statements, last], 0, len(run.statements)))
 
-    def guarded(self, found: _Routing, *, matrix: bool) -> tuple[Edit, ...] | None:
+    def guarded(self, routing: _Routing, *, matrix: bool) -> tuple[Edit, ...] | None:
         """The guard for a run; None if the code around it does not allow one.
 
         Args:
-            found: the run, and the formula that it computes.
+            routing: the run, and the formula that it computes.
             matrix: whether logits are known to be ``[tokens, experts]``.
         """
-        code = self.operands(found)
+        code = self.operands(routing)
         logits = at_hand(ast.parse(code["router_logits"], mode="eval").body) if code is not None else None
         if code is None or logits is None:
             return None
-        asked, given = logits, ", ".join(code.values())
+        asked, arguments = logits, ", ".join(code.values())
         if code["router_logits"] == logits:  # else the guard would compute the logits twice
             name = free_name(self.method, "operands")
-            asked, given = f"*({name} := ({given}))", f"*{name}"
-        answer = ast.parse(f"{found.weights}, {found.indices} = {self.kernel}({given})").body
-        if found.rest is not None:
-            others = set(loaded([found.rest])) - {found.weights, found.indices}
-            if others & bound_names(found.run.statements):
+            asked, arguments = f"*({name} := ({arguments}))", f"*{name}"
+        answer = ast.parse(f"{routing.weights}, {routing.indices} = {self.kernel}({arguments})").body
+        if routing.rest is not None:
+            others = set(loaded([routing.rest])) - {routing.weights, routing.indices}
+            if others & bound_names(routing.run.statements):
                 return None
-            answer.append(found.rest)
-        slot = slot_name(OP, found.pattern.variant)
-        tests = [f"{logits}.ndim == 2"] if found.flat and not matrix else []
-        if found.pattern.uncast:
+            answer.append(routing.rest)
+        slot = slot_name(OP, routing.pattern.variant)
+        tests = [f"{logits}.ndim == 2"] if routing.flat and not matrix else []
+        if routing.pattern.uncast:
             tests.append(f"{logits}.dtype.itemsize == 4")
-        if not self.assigned_once_more(found):
+        if not self.assigned_once_more(routing):
             return None
-        what = f"{OP}/{found.pattern.variant}: weights and indices of each token's experts"
+        what = f"{OP}/{routing.pattern.variant}: weights and indices of each token's experts"
         return guard(
-            self.view, found.run, slot, [self.receiver, asked], answer, what, tests=tests, beside=True
+            self.view, routing.run, slot, [self.receiver, asked], answer, what, tests=tests, beside=True
         )
 
-    def assigned_once_more(self, found: _Routing) -> bool:
+    def assigned_once_more(self, routing: _Routing) -> bool:
         """Whether the guard may recompute the other values of the run that later code reads.
 
         No statement of the run may change such a value in place, so that the statements that assign it are
         enough. No later statement may act on the same tensor that the weights come from, as a hook does.
         """
-        statements = found.run.statements
+        statements = routing.run.statements
         read = set(loaded(self.method.body, skip=statements))
-        names = sorted(read & bound_names(statements) - {found.weights, found.indices})
-        assigning = [each for each in statements if bound_names([each]) & set(names)]
+        names = sorted(read & bound_names(statements) - {routing.weights, routing.indices})
+        assigning = [statement for statement in statements if bound_names([statement]) & set(names)]
         if not names:
             return True
         nodes = walk_ast(self.method)
-        done = [each for each in nodes if isinstance(each, ast.Expr) and each not in statements]
+        done = [node for node in nodes if isinstance(node, ast.Expr) and node not in statements]
         if not set(names).isdisjoint(loaded(done)):
             return False
-        every = self.form_of_locals(found.run, names)
+        every = self.form_of_locals(routing.run, names)
         some = self.form_of_locals(Run(self.method, assigning, 0, len(assigning) - 1), names)
         return isinstance(every, Form) and isinstance(some, Form) and every.result == some.result
 
-    def operands(self, found: _Routing) -> dict[str, str] | None:
+    def operands(self, routing: _Routing) -> dict[str, str] | None:
         """The kernel's arguments, as code that is valid before the run."""
-        bound = bound_names(found.run.statements)
-        fixed = dict(found.pattern.fixed)
+        bound = bound_names(routing.run.statements)
+        fixed = dict(routing.pattern.fixed)
         texts = {}
-        for name in _form(found.pattern.variant).arguments:
+        for name in _form(routing.pattern.variant).arguments:
             if name in fixed:
                 texts[name] = repr(fixed[name])
                 continue
-            expression = self.expression(found.bindings[name])
-            if expression is None or bound & set(loaded([expression])) - set(_before(expression, found.run)):
+            expression = self.expression(routing.bindings[name])
+            if expression is None or bound & set(loaded([expression])) - set(
+                _before(expression, routing.run)
+            ):
                 return None
             texts[name] = ast.unparse(expression)
         return texts
@@ -411,11 +415,11 @@ def _rest(run: Run, name: str, inner: Node) -> ast.stmt | None:
     return ast.Assign([ast.Name(name, ast.Store())], new)
 
 
-def _first_part(found: _Routing) -> int:
+def _first_part(routing: _Routing) -> int:
     """The index of the statement that computes the first part of the formula."""
-    inputs = set(walk(*found.bindings.values()))
-    parts = {node.origin for node in walk(found.pair) if node not in inputs}
-    statements = found.run.statements
+    inputs = set(walk(*routing.bindings.values()))
+    parts = {node.origin for node in walk(routing.pair) if node not in inputs}
+    statements = routing.run.statements
     last = len(statements) - 1
     return next((n for n in range(last) if not parts.isdisjoint(walk_ast(statements[n]))), last)
 
@@ -425,7 +429,7 @@ def _assigned(statement: ast.stmt) -> list[str]:
     targets = statement.targets if isinstance(statement, ast.Assign) else []
     if isinstance(statement, ast.AnnAssign) and statement.value is not None:
         targets = [statement.target]
-    names = [node.id for each in targets for node in walk_ast(each) if isinstance(node, ast.Name)]
+    names = [node.id for target in targets for node in walk_ast(target) if isinstance(node, ast.Name)]
     return [name for name in names if name != "_"]
 
 

@@ -104,13 +104,13 @@ def _routes(op: str, form: Form, rules: Mapping[str, Rule]) -> list[_Route] | Di
         return whole if isinstance(whole, Difference) else [whole]
     routes = []
     for leaf in leaves:
-        found = _route(op, Form(form.arguments, leaf.node, (), (), form.receiver), rules)
-        if isinstance(found, Difference):
-            return found
+        route = _route(op, Form(form.arguments, leaf.node, (), (), form.receiver), rules)
+        if isinstance(route, Difference):
+            return route
         if not all(has_source(test) for test, _ in leaf.tests):
             return Difference("the test that chooses the formula cannot be evaluated before the body", 0.0)
         said = [(source(test, form.receiver), outcome) for test, outcome in leaf.tests]
-        routes.append((*found[:2], [text if outcome else _negated(text) for text, outcome in said]))
+        routes.append((*route[:2], [text if outcome else _negated(text) for text, outcome in said]))
     return routes
 
 
@@ -120,12 +120,12 @@ def _negated(test: str) -> str:
 
 def _route(op: str, form: Form, rules: Mapping[str, Rule]) -> _Route | Difference:
     reference = pattern_file(op)
-    found = recognised(reference, form, rules)
-    if isinstance(found, Difference):
-        return found
-    variant, made = found
+    outcome = recognised(reference, form, rules)
+    if isinstance(outcome, Difference):
+        return outcome
+    variant, matched = outcome
     names = reference_form(reference, variant).arguments
-    operands = {name: source(made.bindings[name], form.receiver) for name in names}
+    operands = {name: source(matched.bindings[name], form.receiver) for name in names}
     if len({*operands.values()}) < len(operands):
         return Difference(f"nearest is {variant}: one value is used for two operands", 1.0, form.lineno)
     return variant, operands, []

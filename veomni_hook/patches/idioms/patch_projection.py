@@ -89,7 +89,9 @@ def other_uses(
     if init is None or "Conv" not in view.text(init):
         return
     known = {id(call): name for name, calls in created[owner.name].items() for call in calls}
-    for call in in_text_order(each for each in calls_in(init) if _is_candidate(view, owner, each)):
+    for call in in_text_order(
+        candidate for candidate in calls_in(init) if _is_candidate(view, owner, candidate)
+    ):
         attribute = known.get(id(call))
         if attribute is None:
             yield difference(call) or "the convolution is part of another expression here", call.lineno
@@ -101,32 +103,32 @@ def _is_candidate(view: ModuleView, owner: ast.ClassDef, call: ast.Call) -> bool
     name = last_name(call.func)
     if name not in _NAMES or view.scope.dotted(call.func) != f"torch.nn.{name}":
         return False
-    given = _arguments(call)
-    kernel = given.get("kernel_size", "")
-    if kernel == given.get("stride") and kernel not in _DEFAULTS["dilation"]:
+    arguments = _arguments(call)
+    kernel = arguments.get("kernel_size", "")
+    if kernel == arguments.get("stride") and kernel not in _DEFAULTS["dilation"]:
         return True
     return "PatchEmbed" in owner.name
 
 
 def difference(call: ast.Call) -> str:
     """Why a convolution is not one over disjoint blocks; empty if it is."""
-    given = _arguments(call)
-    if "kernel_size" not in given:
+    arguments = _arguments(call)
+    if "kernel_size" not in arguments:
         return "the convolution's kernel is not written at the call"
-    kernel, stride = given["kernel_size"], given.get("stride", "1")
+    kernel, stride = arguments["kernel_size"], arguments.get("stride", "1")
     if kernel != stride:
         return Reason(f"the convolution's stride is {stride}, its kernel {kernel}", Code.OTHER_SETTING)
     for name, same in _DEFAULTS.items():
-        if (value := given.get(name, "")) and value not in same:
+        if (value := arguments.get(name, "")) and value not in same:
             return Reason(f"the convolution has {name}={value}", Code.OTHER_SETTING)
     return ""
 
 
 def _arguments(call: ast.Call) -> dict[str, str]:
     """The arguments of a convolution as text; without those behind a star."""
-    given = {each.arg: ast.unparse(each.value) for each in call.keywords if each.arg}
+    arguments = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords if keyword.arg}
     for name, value in zip(_PARAMETERS, call.args, strict=False):
         if isinstance(value, ast.Starred):
             break
-        given[name] = ast.unparse(value)
-    return given
+        arguments[name] = ast.unparse(value)
+    return arguments

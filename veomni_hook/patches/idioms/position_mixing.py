@@ -51,30 +51,30 @@ class Mixing:
             for each function its name (``self.`` in front of an attribute), the model's argument with the
             boundaries, and the function's parameter for them; empty if some call gets no boundaries.
         """
-        found: dict[tuple[str, str, str], None] = {}
+        requirements: dict[tuple[str, str, str], None] = {}
         for _, call in self.calls:
             if _computes_nothing(view, call):
                 continue
-            given = _given(call)
-            if given is None or not handed_down(view, self.name, given[0]):
+            boundaries = _given(call)
+            if boundaries is None or not handed_down(view, self.name, boundaries[0]):
                 return ()
-            found[chain(call.func), *given] = None
-        return tuple(found)
+            requirements[chain(call.func), *boundaries] = None
+        return tuple(requirements)
 
 
 def mixing(view: ModuleView) -> list[Mixing]:
     """Every class of a module whose methods mix positions."""
     if re.search(f"{_FUNCTIONS}|{_STATES[2:-2]}|{_HANDED}", view.document.source) is None:
         return []
-    found = [
+    mixers = [
         Mixing(name, ()) for owner in view.classes.values() for name in _with_states(view.methods(owner))
     ]
     for owner in view.classes.values():
         calls = [(name, call) for name, method in view.methods(owner).items() for call in _calls(method)]
         if calls:
             computing = ((name, call) for name, call in calls if _COMPUTES.search(last_name(call.func)))
-            found.append(Mixing(owner.name, tuple(computing)))
-    return found
+            mixers.append(Mixing(owner.name, tuple(computing)))
+    return mixers
 
 
 def _with_states(methods: Mapping[str, FunctionNode]) -> Iterator[str]:
@@ -84,8 +84,8 @@ def _with_states(methods: Mapping[str, FunctionNode]) -> Iterator[str]:
         return
     for attribute, value in assigned(walk_ast(methods["__init__"])):
         if attribute in _LAYERS:
-            made = (getattr(call.func, "id", "") for call in calls_in(value))
-            yield from (name for name in made if name not in ("", "range"))
+            names = (getattr(call.func, "id", "") for call in calls_in(value))
+            yield from (name for name in names if name not in ("", "range"))
 
 
 def over_layers(method: FunctionNode) -> bool:
@@ -100,9 +100,11 @@ def hands_to_layers(method: FunctionNode, argument: str) -> bool:
 
 def drops(owner: ast.ClassDef, forward: FunctionNode, models: set[str]) -> bool:
     """Whether a forward calls one of these models without the arguments that have no name in it."""
-    inits = [each for each in owner.body if isinstance(each, ast.FunctionDef) and each.name == "__init__"]
-    held = _held(inits[-1], models) if inits else set()
-    calls = _calls_of(forward, held)
+    inits = [
+        member for member in owner.body if isinstance(member, ast.FunctionDef) and member.name == "__init__"
+    ]
+    attributes = _held(inits[-1], models) if inits else set()
+    calls = _calls_of(forward, attributes)
     return forward.args.kwarg is not None and not all(_hands(call, forward, "") for call in calls)
 
 
@@ -116,12 +118,12 @@ def handed_down(view: ModuleView, name: str, argument: str, above: tuple[str, ..
     makers = {name}
     for statement in view.document.tree.body:
         if isinstance(statement, ast.Assign) and _mentions(statement.value, {name}):
-            makers.update(each.id for each in statement.targets if isinstance(each, ast.Name))
+            makers.update(target.id for target in statement.targets if isinstance(target, ast.Name))
     known = False
     for owner in view.classes.values():
         methods = view.methods(owner)
-        held = _held(methods.get("__init__"), makers)
-        if not held:
+        attributes = _held(methods.get("__init__"), makers)
+        if not attributes:
             continue
         forward = methods.get("forward")
         if owner.name in above or forward is None:
@@ -129,7 +131,7 @@ def handed_down(view: ModuleView, name: str, argument: str, above: tuple[str, ..
         if over_layers(forward):
             handed = hands_to_layers(forward, argument)
         else:
-            calls = [(method, call) for method in methods.values() for call in _calls_of(method, held)]
+            calls = [(method, call) for method in methods.values() for call in _calls_of(method, attributes)]
             handed = bool(calls) and all(_hands(call, method, argument) for method, call in calls)
             handed = handed and handed_down(view, owner.name, argument, (*above, name))
         if not handed:
@@ -148,7 +150,7 @@ def _given(call: ast.Call) -> tuple[str, str] | None:
         if keyword.arg is None:
             return "seq_idx", "seq_idx"
         if keyword.arg in _ARGUMENTS and not isinstance(keyword.value, ast.Constant):
-            named = (getattr(each, "value", None) for each in walk_ast(keyword.value))
+            named = (getattr(part, "value", None) for part in walk_ast(keyword.value))
             return next((text for text in named if isinstance(text, str)), keyword.arg), keyword.arg
     return None
 
@@ -164,21 +166,26 @@ def _held(init: FunctionNode | None, makers: set[str]) -> set[str]:
     """The attributes to which a class assigns an instance."""
     if init is None:
         return set()
-    assignments = [each for each in walk_ast(init) if isinstance(each, ast.Assign)]
-    made = [target for each in assignments if _mentions(each.value, makers) for target in each.targets]
-    local = {target.id for target in made if isinstance(target, ast.Name)}
+    assignments = [node for node in walk_ast(init) if isinstance(node, ast.Assign)]
+    targets = [
+        target
+        for assignment in assignments
+        if _mentions(assignment.value, makers)
+        for target in assignment.targets
+    ]
+    local = {target.id for target in targets if isinstance(target, ast.Name)}
     for filled in filter(None, map(FILLED.match, walk_ast(init))):
         local |= {filled["LIST"]} if _mentions(filled.expression("ITEM"), makers) else set()
-    held = [each for each in assignments if _mentions(each.value, makers | local)]
-    return {own_attribute(target) for each in held for target in each.targets} - {""}
+    holding = [assignment for assignment in assignments if _mentions(assignment.value, makers | local)]
+    return {own_attribute(target) for assignment in holding for target in assignment.targets} - {""}
 
 
 def _mentions(node: ast.AST, names: set[str]) -> bool:
-    return any(isinstance(each, ast.Name) and each.id in names for each in walk_ast(node))
+    return any(isinstance(part, ast.Name) and part.id in names for part in walk_ast(node))
 
 
-def _calls_of(method: FunctionNode, held: set[str]) -> list[ast.Call]:
-    return [call for call in calls_in(method) if own_attribute(call.func) in held]
+def _calls_of(method: FunctionNode, attributes: set[str]) -> list[ast.Call]:
+    return [call for call in calls_in(method) if own_attribute(call.func) in attributes]
 
 
 def _hands(call: ast.Call, method: FunctionNode, argument: str) -> bool:
@@ -193,5 +200,5 @@ def _hands(call: ast.Call, method: FunctionNode, argument: str) -> bool:
 
 def _loops(method: FunctionNode) -> Iterator[ast.For]:
     for node in walk_ast(method):
-        if isinstance(node, ast.For) and any(own_attribute(each) in _LAYERS for each in walk_ast(node.iter)):
+        if isinstance(node, ast.For) and any(own_attribute(part) in _LAYERS for part in walk_ast(node.iter)):
             yield node

@@ -71,14 +71,14 @@ class TurnedNorms:
         """The run that ends with ``call``, whose arguments are ``names``; else why there is none."""
         for block in blocks(function):
             steps = list(_steps(block, call, names))
-            last = next((n for n, each in enumerate(steps) if _value_of(each.statement) is call), 0)
+            last = next((n for n, step in enumerate(steps) if _value_of(step.statement) is call), 0)
             q, k = (_normed(steps[:last], name, is_norm) for name in names)
             if q is not None and k is not None:
                 first, norm = min(q, k, key=lambda place: place[0])
                 run = Run(function, block, steps[first].number, steps[last].number)
                 inside = [step for step in steps if run.first <= step.number <= run.last]
                 later = loaded(
-                    [*function.body, *(each.statement for each in steps[last + 1 :])], run.statements
+                    [*function.body, *(step.statement for step in steps[last + 1 :])], run.statements
                 )
                 if any(_does_more(step.statement) for step in inside):
                     return "a statement between norms and rotation does more than assign"
@@ -96,8 +96,12 @@ class TurnedNorms:
     def without_norms(self, call: ast.Call, by: ast.expr) -> list[ast.stmt]:
         """The statements of the run without the norms, and with ``call`` replaced by ``by``."""
         swaps = {id(call): (by,), **{id(norm): (norm.args[0],) for norm in self.norms}}
-        made = [swapped(step.statement, swaps) for step in self._steps]
-        return [each for each in made if getattr(_value_of(each), "id", "") != simple_target(each)]
+        statements = [swapped(step.statement, swaps) for step in self._steps]
+        return [
+            statement
+            for statement in statements
+            if getattr(_value_of(statement), "id", "") != simple_target(statement)
+        ]
 
     def tables(self, cos: str, sin: str) -> str:
         """Code for cos and sin that is valid before the run; ``None`` if the run computes them."""
@@ -105,8 +109,8 @@ class TurnedNorms:
         for step in self._steps:
             targets = getattr(step.statement, "targets", ())
             if any(
-                isinstance(each, ast.Tuple) and ast.unparse(each) in (tables, tables[1:-1])
-                for each in targets
+                isinstance(target, ast.Tuple) and ast.unparse(target) in (tables, tables[1:-1])
+                for target in targets
             ):
                 value = _value_of(step.statement)
                 tables = value.id if isinstance(value, ast.Name) else "None"
@@ -160,8 +164,8 @@ def _tensor(function: FunctionNode, node: ast.expr) -> str:
     """The local that an expression derives a tensor from, through method and module calls."""
     if isinstance(node, ast.Call):
         inner = node.func.value if isinstance(node.func, ast.Attribute) else None
-        found = _tensor(function, inner) if inner is not None else ""
-        return found or (_tensor(function, node.args[0]) if node.args else "")
+        local = _tensor(function, inner) if inner is not None else ""
+        return local or (_tensor(function, node.args[0]) if node.args else "")
     if isinstance(node, ast.Subscript):
         return _tensor(function, node.value)
     name = getattr(node, "id", "")
@@ -204,8 +208,8 @@ def find(view: ModuleView) -> Iterator[Site]:
         if "apply" not in text or not _ROTARY.search(text):
             continue
         classes = {site.target.partition(".")[0]: site for site in view.sites(find_rms_norms)}
-        made = ((name, call.func) for name, value in initialised(owner) for call in calls_in(value))
-        norms = {name: classes[chain(kind)] for name, kind in made if chain(kind) in classes}
+        created = ((name, call.func) for name, value in initialised(owner) for call in calls_in(value))
+        norms = {name: classes[chain(kind)] for name, kind in created if chain(kind) in classes}
         site = _Search(view, owner, forward, norms).site() if norms else None
         if site is not None:
             yield site
@@ -228,20 +232,20 @@ class _Search(Method):
         for call in calls_in(self.method):
             name = getattr(call.func, "id", "")
             values = (*call.args, *(keyword.value for keyword in call.keywords))
-            known = {simple_target(each) for each in normed if each.lineno < call.lineno}
-            if _ROTARY.search(name) and len({getattr(each, "id", None) for each in values} & known) > 1:
-                found = self.at(call, name)
-                if isinstance(found, Site):
-                    return found
-                reasons.append(found)
+            known = {simple_target(assignment) for assignment in normed if assignment.lineno < call.lineno}
+            if _ROTARY.search(name) and len({getattr(value, "id", None) for value in values} & known) > 1:
+                outcome = self.at(call, name)
+                if isinstance(outcome, Site):
+                    return outcome
+                reasons.append(outcome)
         if not reasons:
             return None
         return Site(OP, self.target, Status.MISSED, reason=reasons[0], lineno=self.method.lineno)
 
     def norm(self, node: ast.AST) -> str:
         """The attribute if a node calls one of the module's norms with one tensor; else empty."""
-        found = NORMED.match(node, SELF=self.receiver)
-        return found["NORM"] if found is not None and found["NORM"] in self.norms else ""
+        match = NORMED.match(node, SELF=self.receiver)
+        return match["NORM"] if match is not None and match["NORM"] in self.norms else ""
 
     def at(self, call: ast.Call, name: str) -> Site | str:
         """The site of a call of a rotary function, or why there is none."""
@@ -250,28 +254,33 @@ class _Search(Method):
         if turn is None or turn.variant not in _rotations():
             said = f"{name} is not one of {', '.join(_rotations())}"
             return Reason(said, Code.NO_FUSED_FORM)
-        given = self.operands(call, turn)
-        if given is None or given["unsqueeze_dim"] != "1":
+        operands = self.operands(call, turn)
+        if operands is None or operands["unsqueeze_dim"] != "1":
             said = f"{name} does not get heads before positions, or gets more than plain names"
             return Reason(said, Code.OTHER_ARGUMENTS)
-        found = TurnedNorms.around(self.method, call, (given["q"], given["k"]), self.norm)
-        if isinstance(found, str):
-            return Reason(found, Code.NO_ROOM)
-        return self.route(found, call, given, turn)
+        turned = TurnedNorms.around(self.method, call, (operands["q"], operands["k"]), self.norm)
+        if isinstance(turned, str):
+            return Reason(turned, Code.NO_ROOM)
+        return self.route(turned, call, operands, turn)
 
     def operands(self, call: ast.Call, turn: Site) -> dict[str, str] | None:
         """The call's arguments as text, by operand name; None if they are not plain expressions."""
         keywords = {keyword.arg or "": keyword.value for keyword in call.keywords}
         passed = bound(self.view.functions[turn.target], call.args, keywords)
-        given = {name: value for name, value in passed.defaults.items() if value is not None} | passed.values
-        if "" in keywords or not all(map(is_plain, [*given.values(), *passed.others.values()])):
+        expressions = {
+            name: value for name, value in passed.defaults.items() if value is not None
+        } | passed.values
+        if "" in keywords or not all(map(is_plain, [*expressions.values(), *passed.others.values()])):
             return None
         said = {name: turn.captures.get(name, name) for name in ("q", "k", "cos", "sin", "unsqueeze_dim")}
-        return {name: ast.unparse(given[text]) if text in given else text for name, text in said.items()}
+        return {
+            name: ast.unparse(expressions[text]) if text in expressions else text
+            for name, text in said.items()
+        }
 
-    def route(self, found: TurnedNorms, call: ast.Call, given: Mapping[str, str], turn: Site) -> Site | str:
+    def route(self, turned: TurnedNorms, call: ast.Call, inputs: Mapping[str, str], turn: Site) -> Site | str:
         """The site of a run, or why there is none."""
-        attributes = [self.norm(node) for node in found.norms]
+        attributes = [self.norm(node) for node in turned.norms]
         norm, other = (self.norms[attribute] for attribute in attributes)
         weight, eps = (_ATTRIBUTE.fullmatch(norm.captures.get(name, "")) for name in ("weight", "eps"))
         if norm is not other or norm.variant not in _norms() or weight is None or eps is None:
@@ -283,15 +292,15 @@ class _Search(Method):
         variant = f"{norm.variant}_{turn.variant}"
         slot = formula_slot(OP, variant)
         norms = [f"{self.receiver}.{attribute}" for attribute in attributes]
-        asked = [self.receiver, found.tensor, *norms, norm.target.partition(".")[0], turn.target]
-        asked.append(found.tables(given["cos"], given["sin"]))
-        tests = dict.fromkeys(f"({ast.unparse(test)})" for test in found.tests)
-        operands = [given["q"], given["k"], *(f"{each}{weight[1]}" for each in norms)]
-        operands += [*(f"{each}{eps[1]}" for each in norms), given["cos"], given["sin"]]
+        asked = [self.receiver, turned.tensor, *norms, norm.target.partition(".")[0], turn.target]
+        asked.append(turned.tables(inputs["cos"], inputs["sin"]))
+        tests = dict.fromkeys(f"({ast.unparse(test)})" for test in turned.tests)
+        operands = [inputs["q"], inputs["k"], *(f"{norm}{weight[1]}" for norm in norms)]
+        operands += [*(f"{norm}{eps[1]}" for norm in norms), inputs["cos"], inputs["sin"]]
         fused = ast.parse(f"{self.kernel}({', '.join(operands)})", mode="eval").body
         comment = f"{OP}/{variant}: norms of queries and keys, and their rotation"
-        answer = found.without_norms(call, fused)
-        edits = guard(self.view, found.run, slot.name, asked, answer, comment, tests=tests, returns=False)
+        answer = turned.without_norms(call, fused)
+        edits = guard(self.view, turned.run, slot.name, asked, answer, comment, tests=tests, returns=False)
         if edits is None:
             return Reason("a statement does not begin its own line", Code.NO_ROOM)
         return Site(

@@ -27,8 +27,8 @@ def _declared() -> dict[str, dict[str, str]]:
     for folder in [path for path in modules.values() if path.is_dir()]:
         modules |= {f"{folder.name}.{path.name}": path for path in folder.iterdir()}
     texts = {n.removesuffix(".py"): path for n, path in sorted(modules.items()) if n.endswith(".py")}
-    found = {name: dict(_DECLARED.findall(path.read_text("utf-8"))) for name, path in texts.items()}
-    return {name: declared for name, declared in found.items() if "WORDS" in declared}
+    declarations = {name: dict(_DECLARED.findall(path.read_text("utf-8"))) for name, path in texts.items()}
+    return {name: declared for name, declared in declarations.items() if "WORDS" in declared}
 
 
 _EVERY = _declared()
@@ -57,8 +57,8 @@ def _imported(names: Iterable[str], source: str | None) -> tuple[ModuleType, ...
         alternatives = (one.split() for one in words.split("|"))
         return source is None or any(all(word in source for word in one) for one in alternatives)
 
-    found = (name for name in names if may_find(IDIOMS[name]))
-    return tuple(import_module(f"veomni_hook.patches.idioms.{name}") for name in found)
+    wanted = (name for name in names if may_find(IDIOMS[name]))
+    return tuple(import_module(f"veomni_hook.patches.idioms.{name}") for name in wanted)
 
 
 def recognise(document: Document, *, optional: Collection[str] = ()) -> list[Site]:

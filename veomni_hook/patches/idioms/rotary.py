@@ -180,11 +180,11 @@ def _known(view: ModuleView, definition: Definition) -> _Known | Site:
     form = canonical(node, view.scope, owner if isinstance(owner, ast.ClassDef) else None)
     if isinstance(form, Unknown):
         return replace(missed, reason=form.why)
-    found = recognised(_REFERENCE, form, {"unsqueeze_dim": _PLACE}, otherwise=TENSOR)
-    if isinstance(found, Difference):
-        return replace(missed, reason=found.why, form=digest(form))
-    name, made = found
-    bindings = {operand: made.bindings[operand] for operand in reference_form(_REFERENCE, name).arguments}
+    outcome = recognised(_REFERENCE, form, {"unsqueeze_dim": _PLACE}, otherwise=TENSOR)
+    if isinstance(outcome, Difference):
+        return replace(missed, reason=outcome.why, form=digest(form))
+    name, matched = outcome
+    bindings = {operand: matched.bindings[operand] for operand in reference_form(_REFERENCE, name).arguments}
     parameters = "" if form.receiver else _parameters(node, bindings)
     if parameters is None:
         said = f"it is {name}, but its parameters do not define every operand"

@@ -51,9 +51,11 @@ def find(view: ModuleView) -> Iterator[Site]:
     if not (classes := mixing(view)):
         return
     routed = _routed(view)
-    apart = [each for each in classes if _is_routed(each, routed)]
-    others = [each for each in classes if each not in apart]
-    forwards = [each for each in view.forwards() if parameter_names(each[1]).intersection(names("token ids"))]
+    apart = [class_ for class_ in classes if _is_routed(class_, routed)]
+    others = [class_ for class_ in classes if class_ not in apart]
+    forwards = [
+        forward for forward in view.forwards() if parameter_names(forward[1]).intersection(names("token ids"))
+    ]
     models = {owner.name for owner, forward in forwards if over_layers(forward)}
     for owner, forward in forwards:
         target = f"{owner.name}.forward"
@@ -65,15 +67,15 @@ def find(view: ModuleView) -> Iterator[Site]:
 
 def _routed(view: ModuleView) -> dict[str, set[str]]:
     """The functions whose calls ask a kernel, by the method."""
-    found: dict[str, set[str]] = {}
+    by_method: dict[str, set[str]] = {}
     for site in (*view.sites(gated_delta_rule.find), *view.sites(causal_conv.find)):
         if site.status is Status.ROUTED:
-            found.setdefault(site.target, set()).update(site.captures["function"].split(", "))
-    return found
+            by_method.setdefault(site.target, set()).update(site.captures["function"].split(", "))
+    return by_method
 
 
-def _is_routed(each: Mixing, routed: dict[str, set[str]]) -> bool:
-    called = [(f"{each.name}.{method}", last_name(call.func)) for method, call in each.calls]
+def _is_routed(mixer: Mixing, routed: dict[str, set[str]]) -> bool:
+    called = [(f"{mixer.name}.{method}", last_name(call.func)) for method, call in mixer.calls]
     return bool(called) and all(name in routed.get(target, ()) for target, name in called)
 
 
@@ -115,7 +117,7 @@ def _site(
     masks_of = [] if makes_masks else ["masks_positions=False"]
     code = _call(f"{passed} = veomni_boundaries.found", ["self", passed, *read, *masks_of]) if apart else ""
     if others:
-        refused = "".join(f"({each.name}, {each.takes(view) if hands_on else ()!r}), " for each in others)
+        refused = "".join(f"({other.name}, {other.takes(view) if hands_on else ()!r}), " for other in others)
         code += _call("veomni_boundaries.refuse", ["self", passed or "{}", *read, f"({refused.rstrip()})"])
     edits = before_body(view, forward, code, "samples that share a row")
     return Site.calling(OP, target, _FOUND if apart else _REFUSED, forward, edits, _IMPORT)
@@ -127,5 +129,5 @@ def _among(passed: str, meaning: str) -> str:
 
 
 def _call(function: str, arguments: list[str]) -> str:
-    lines = "".join(f"    {each},\n" for each in arguments)
+    lines = "".join(f"    {argument},\n" for argument in arguments)
     return f"{function}(\n{lines})\n"

@@ -48,7 +48,7 @@ DECISION = Template(f"self.{BUILT} = CONFIG.FIELD", names="CONFIG")
 ASKED = (Template(f"self.{BUILT}"), Template("CONFIG.FIELD"))
 BUILDER = Template("if TEST:\n    self.METHOD()")
 #: Modules that a method makes.
-MADE = [Template(f"{made}(*ARGUMENTS, **OPTIONS)", names="KIND") for made in ("KIND", "KIND._from_config")]
+MADE = [Template(f"{maker}(*ARGUMENTS, **OPTIONS)", names="KIND") for maker in ("KIND", "KIND._from_config")]
 ABSENT = Template(f"not self.{BUILT}")
 MODE = Template("KWARGS.pop('generation_mode', *DEFAULT)", names="KWARGS")
 #: A file that is read beside the weights, and the attribute that it fills.
@@ -100,9 +100,9 @@ def read(view: ModuleView, owner: ast.ClassDef) -> Speech:
     if method not in methods:
         raise Missed(f"{method} is not one of its methods", init, Code.OTHER_FILE)
     parts = _parts(view, methods[method])
-    made = {name: _made(view, value) for name, value in assigned(walk_ast(init))}
-    rest = [(name, found) for name, found in made.items() if found]
-    if made.keys() & {*parts}:
+    kinds = {name: _made(view, value) for name, value in assigned(walk_ast(init))}
+    rest = [(name, kind) for name, kind in kinds.items() if kind]
+    if kinds.keys() & {*parts}:
         raise Missed("__init__ builds these parts itself", init, Code.OTHER_FORM)
     if len(rest) != 1 or not has_forward(view, rest[0][1]):
         raise Missed("without them, it is not one module with a forward", init, Code.OTHER_FORM)
@@ -112,8 +112,8 @@ def read(view: ModuleView, owner: ast.ClassDef) -> Speech:
 def has_forward(view: ModuleView, name: str) -> bool:
     """Whether a class of the module defines or inherits ``forward``, from a class of the module."""
     return any(
-        each is not None and "forward" in view.methods(each)
-        for each in view.scope.ancestors(view.classes[name])
+        ancestor is not None and "forward" in view.methods(ancestor)
+        for ancestor in view.scope.ancestors(view.classes[name])
     )
 
 
@@ -146,7 +146,7 @@ def speakers_file(view: ModuleView, owner: ast.ClassDef) -> tuple[str, str] | No
 
 
 def _decision(init: FunctionNode) -> Found:
-    decisions = [found for statement in init.body if (found := DECISION.match(statement)) is not None]
+    decisions = [match for statement in init.body if (match := DECISION.match(statement)) is not None]
     if len(decisions) != 1:
         raise Missed(f"__init__ does not set {BUILT} to a field of its configuration", init, Code.OTHER_FORM)
     config = decisions[0]["CONFIG"]
@@ -169,8 +169,12 @@ def _builder(init: FunctionNode, decision: Found) -> str:
 
 
 def _parts(view: ModuleView, method: FunctionNode) -> tuple[str, ...]:
-    statements = [each for each in method.body if isinstance(each, ast.Assign) and _made(view, each.value)]
-    parts = [own_attribute(target) for each in statements for target in each.targets]
+    statements = [
+        statement
+        for statement in method.body
+        if isinstance(statement, ast.Assign) and _made(view, statement.value)
+    ]
+    parts = [own_attribute(target) for statement in statements for target in statement.targets]
     if not parts or not all(parts):
         raise Missed(f"{method.name} does not assign parts to attributes", method, Code.OTHER_FORM)
     return tuple(parts)
@@ -178,8 +182,8 @@ def _parts(view: ModuleView, method: FunctionNode) -> tuple[str, ...]:
 
 def _made(view: ModuleView, value: ast.expr) -> str:
     """The class of the module that a value is built from, ``C(…)`` or ``C._from_config(…)``; else empty."""
-    made = next(filter(None, (form.match(value) for form in MADE)), None)
-    return made["KIND"] if made and made["KIND"] in view.classes else ""
+    match = next(filter(None, (form.match(value) for form in MADE)), None)
+    return match["KIND"] if match and match["KIND"] in view.classes else ""
 
 
 OP = "speech"
@@ -217,10 +221,10 @@ def find(view: ModuleView) -> Iterator[Site]:
 def _others(view: ModuleView, owner: ast.ClassDef, speech: Speech) -> Iterator[Site]:
     """The sites in other methods."""
     site = partial(Site, OP, status=Status.ROUTED, variant=_VARIANT, counted=False, lineno=owner.lineno)
-    name, made = speech.rest
+    name, kind = speech.rest
     if not has_forward(view, owner.name):
         code = (
-            f"@veomni_speech.taking_what({made}.forward)\n"
+            f"@veomni_speech.taking_what({kind}.forward)\n"
             "def forward(self, *args, **kwargs):\n"
             f"    return self.{name}(*args, **kwargs)"
         )
@@ -235,8 +239,8 @@ def _others(view: ModuleView, owner: ast.ClassDef, speech: Speech) -> Iterator[S
             yield site(target=target, edits=tuple(edits), imports=(_IMPORT,))
             if read_early := tuple(_read_early(view, method, speech)):
                 yield site(target=target, edits=read_early)
-    if found := speakers_file(view, owner):
-        file, attribute = found
+    if speakers := speakers_file(view, owner):
+        file, attribute = speakers
         code = (
             "def save_pretrained(self, save_directory, *args, **kwargs):\n"
             "    super().save_pretrained(save_directory, *args, **kwargs)\n"
@@ -250,8 +254,10 @@ def _others(view: ModuleView, owner: ast.ClassDef, speech: Speech) -> Iterator[S
 def _without_parts(view: ModuleView, init: FunctionNode, speech: Speech) -> tuple[Edit, ...]:
     receiver = init.args.args[0].arg
     parts = ", ".join(map(json.dumps, speech.parts))
-    given = f"{receiver}, {speech.config}, {json.dumps(speech.field)}, {receiver}.{speech.builder}, {parts}"
-    code = f"{speech.config} = {receiver}.config = veomni_speech.left_out({given})"
+    arguments = (
+        f"{receiver}, {speech.config}, {json.dumps(speech.field)}, {receiver}.{speech.builder}, {parts}"
+    )
+    code = f"{speech.config} = {receiver}.config = veomni_speech.left_out({arguments})"
     return before_statement(view, init, speech.decision, code, f"{OP}/{_VARIANT}")
 
 

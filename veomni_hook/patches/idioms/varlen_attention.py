@@ -72,7 +72,7 @@ if maybe:
 def find(view: ModuleView) -> Iterator[Site]:
     """Every candidate of a module."""
     for target, _, method in view.every_method():
-        if any(_BOUNDARIES in each for each in parameter_names(method)) and any(
+        if any(_BOUNDARIES in parameter_name for parameter_name in parameter_names(method)) and any(
             isinstance(node, ast.Attribute) and node.attr == _LOOK_UP for node in walk_ast(method)
         ):
             yield _site(view, target, method)
@@ -82,45 +82,45 @@ def _site(view: ModuleView, target: str, method: FunctionNode) -> Site:
     try:
         if receiver_name(method) != "self":
             raise Missed("self is not the method's module", code=Code.REPLACED)
-        found = read(method)
-        if found is None:
+        segments = read(method)
+        if segments is None:
             raise Missed("it does not split query, key and value at the boundaries", code=Code.NO_BOUNDARIES)
-        run = Run(method, [*found.block], found.index, len(found.block) - 1)
+        run = Run(method, [*segments.block], segments.index, len(segments.block) - 1)
         edits = guard(
             view,
             run,
             slot_name(OP, VARIANT),
             ["self", f"*{free_name(method, 'operands')}"],
-            _answer(method, found),
+            _answer(method, segments),
             f"{OP}/{VARIANT}: one call for all segments",
             returns=False,
-            before=_operands(method, found),
+            before=_operands(method, segments),
         )
         if edits is None:
             text = "code after the segments reads more than the output"
-            raise Missed(text, found.first, Code.USED_OTHERWISE)
+            raise Missed(text, segments.first, Code.USED_OTHERWISE)
     except Missed as missed:
         return Site(OP, target, Status.MISSED, reason=missed.reason, lineno=method.lineno)
-    captures = {name.lower(): found[name] for name in _TENSORS}
-    return Site.asking(OP, target, VARIANT, found.first, edits, captures=captures)
+    captures = {name.lower(): segments[name] for name in _TENSORS}
+    return Site.asking(OP, target, VARIANT, segments.first, edits, captures=captures)
 
 
-def _operands(method: FunctionNode, found: Found) -> str:
+def _operands(method: FunctionNode, segments: Found) -> str:
     """The statement that collects the operands, which the condition and the call of the kernel use."""
-    given = "".join(f"        {ast.unparse(each)},\n" for each in found.bound["OPTIONS"].nodes)
-    tensors = ", ".join(found[name] for name in (*_TENSORS, "ATTEND"))
-    options = f"    dict(\n{given}    ),\n" if given else "    {},\n"
+    arguments = "".join(f"        {ast.unparse(node)},\n" for node in segments.bound["OPTIONS"].nodes)
+    tensors = ", ".join(segments[name] for name in (*_TENSORS, "ATTEND"))
+    options = f"    dict(\n{arguments}    ),\n" if arguments else "    {},\n"
     return f"{free_name(method, 'operands')} = (\n    {tensors},\n{options})\n"
 
 
-def _answer(method: FunctionNode, found: Found) -> list[ast.stmt]:
+def _answer(method: FunctionNode, segments: Found) -> list[ast.stmt]:
     """The statements for the case that there is a kernel."""
     kernel, operands = free_name(method, "kernel"), free_name(method, "operands")
-    answer = f"{found['OUTPUT']} = {kernel}(*{operands})\n"
+    answer = f"{segments['OUTPUT']} = {kernel}(*{operands})\n"
     # What the segments do besides, where a function returns no weights.
-    weights, absent = found["WEIGHTS"], found["ABSENT"]
+    weights, absent = segments["WEIGHTS"], segments["ABSENT"]
     if weights not in ("", absent):
-        answer += f"{weights} = [None] * (len({found['CU_SEQLENS']}) - 1)\n"
+        answer += f"{weights} = [None] * (len({segments['CU_SEQLENS']}) - 1)\n"
     return ast.parse(answer + (f"{absent} = None\n" if absent else "")).body
 
 
@@ -132,10 +132,10 @@ def read(function: FunctionNode) -> Found | None:
     """
     if not any(LENGTHS.match(statement) for block in blocks(function) for statement in block):
         return None
-    found = SEGMENTS.find(blocks(function))
-    if isinstance(found, Mismatch):
-        raise Missed(str(found), found.node, Code.OTHER_FORM)
-    options = [each.value for each in found.bound["OPTIONS"].nodes if isinstance(each, ast.keyword)]
-    if not {found[name] for name in "QKV"}.isdisjoint(loaded(options)):
-        raise Missed("an argument of the call depends on the segment", found.first, Code.READS_VALUES)
-    return found
+    segments = SEGMENTS.find(blocks(function))
+    if isinstance(segments, Mismatch):
+        raise Missed(str(segments), segments.node, Code.OTHER_FORM)
+    options = [node.value for node in segments.bound["OPTIONS"].nodes if isinstance(node, ast.keyword)]
+    if not {segments[name] for name in "QKV"}.isdisjoint(loaded(options)):
+        raise Missed("an argument of the call depends on the segment", segments.first, Code.READS_VALUES)
+    return segments

@@ -38,7 +38,7 @@ def spec_modules(source_module: str) -> list[str]:
             return []
         name = name if package == "transformers" else f"{package}_{name.replace('.', '_')}"
         names = (name, *(f"{name}{part}" for part in _PARTS))
-        return [f"{__name__}.shared.{each}" for each in names if _has(each, "shared")]
+        return [f"{__name__}.shared.{name}" for name in names if _has(name, "shared")]
     family, _, name = source_module[len(_PREFIX) :].partition(".")
     if name != f"modeling_{family}" or not _has(family):
         return []
@@ -63,5 +63,5 @@ def _files(folder: str = "") -> set[str]:
     # pkgutil also lists a package in a zip file; imported here because most processes never need it.
     from pkgutil import iter_modules
 
-    found = iter_modules([os.path.join(__path__[0], folder) if folder else __path__[0]])
-    return {module.name for module in found if not module.ispkg and not module.name.startswith("_")}
+    modules = iter_modules([os.path.join(__path__[0], folder) if folder else __path__[0]])
+    return {module.name for module in modules if not module.ispkg and not module.name.startswith("_")}

@@ -34,14 +34,15 @@ def cache_parameters(view: ModuleView, forward: FunctionNode) -> list[str]:
     """
     kinds = _classes(view)
     caches = {
-        each.arg
-        for each in parameters(forward)
-        if each.annotation is not None and kinds & set(re.findall(r"\w+", view.text(each.annotation)))
+        parameter.arg
+        for parameter in parameters(forward)
+        if parameter.annotation is not None
+        and kinds & set(re.findall(r"\w+", view.text(parameter.annotation)))
     }
     for node in walk_ast(forward):
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
             if last_name(node.value.func) in kinds:
-                caches |= {each.id for each in node.targets if isinstance(each, ast.Name)}
+                caches |= {target.id for target in node.targets if isinstance(target, ast.Name)}
         elif isinstance(node, ast.Attribute) and node.attr == _LENGTH and isinstance(node.value, ast.Name):
             caches.add(node.value.id)
     taken = [parameter.arg for parameter in parameters(forward)]
@@ -55,8 +56,8 @@ def cache_parameters(view: ModuleView, forward: FunctionNode) -> list[str]:
 def hands_on_cache(view: ModuleView, code: ast.AST) -> bool:
     """Whether ``code`` hands something to a parameter that functions of the module use as a cache."""
     asked = _asked(view)
-    keywords = [each for node in walk_ast(code) if isinstance(node, ast.Call) for each in node.keywords]
-    return any(each.arg in asked and not isinstance(each.value, ast.Constant) for each in keywords)
+    keywords = [keyword for node in walk_ast(code) if isinstance(node, ast.Call) for keyword in node.keywords]
+    return any(keyword.arg in asked and not isinstance(keyword.value, ast.Constant) for keyword in keywords)
 
 
 def _asked(view: ModuleView) -> set[str]:
@@ -64,14 +65,14 @@ def _asked(view: ModuleView) -> set[str]:
     asked = set[str]()
     handed: list[tuple[str, str]] = []
     for _, _, function in view.every_function():
-        own = {each.arg for each in parameters(function)}
+        own = {parameter.arg for parameter in parameters(function)}
         for node in walk_ast(function):
             if not isinstance(node, ast.Call):
                 continue
             handed += [
-                (each.value.id, each.arg)
-                for each in node.keywords
-                if each.arg is not None and isinstance(each.value, ast.Name)
+                (keyword.value.id, keyword.arg)
+                for keyword in node.keywords
+                if keyword.arg is not None and isinstance(keyword.value, ast.Name)
             ]
             match node.func:
                 case ast.Attribute(value=ast.Name(name), attr=method) if name in own:
@@ -85,13 +86,13 @@ def _asked(view: ModuleView) -> set[str]:
 def _classes(view: ModuleView) -> set[str]:
     """The names of caches' classes: imported ones, those that inherit from them, plain ones of the file."""
     kinds = {
-        each.asname or each.name
+        name.asname or name.name
         for node in view.document.tree.body
         if isinstance(node, ast.ImportFrom) and (node.module or "").rpartition(".")[2] == _HOME
-        for each in node.names
+        for name in node.names
     }
     for name, kind in view.classes.items():
-        bases = {last_name(each) for each in kind.bases}
+        bases = {last_name(base) for base in kind.bases}
         if bases & kinds or (not bases and not kind.decorator_list):
             kinds.add(name)
     return kinds

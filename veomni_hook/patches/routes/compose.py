@@ -313,14 +313,14 @@ def _wrapped(
 ) -> tuple[Edit, list[Edit]]:
     """One edit for a line that an edit makes too long, with the edits that it replaces; else the edit."""
     start, end = document.line_start(edit.start), document.line_end(edit.end)
-    if end - start + sum(len(each.text) for each in edits if start <= each.start <= end) <= WIDTH:
+    if end - start + sum(len(edit.text) for edit in edits if start <= edit.start <= end) <= WIDTH:
         return edit, []
     start, end = logical_line(document, edit.start)
     # What is inserted at the very end, such as a bracket that closes, belongs to the line too.
     parts = [e for e in edits if start <= e.start < end + e.inserts and not (e.inserts and e.start == start)]
-    alone = not any(each.start <= end and start <= each.end for each in others)
+    alone = not any(other.start <= end and start <= other.end for other in others)
     if not alone or any(part.marker for part in parts):
         return edit, []
     text = edited(document.source, start, end, parts)
-    made = wrapped(text)
-    return (Edit(start, end, made, edit.patch), parts) if made != text else (edit, [])
+    folded = wrapped(text)
+    return (Edit(start, end, folded, edit.patch), parts) if folded != text else (edit, [])

@@ -88,12 +88,12 @@ def _slots(sites: Sequence[Site], module: str) -> list[SlotSpec]:
 
 def _skips(name: str, sites: Sequence[Site]) -> tuple[tuple[str, tuple[str, ...]], ...]:
     """The definitions that kernels of the slot ``name`` skip, by the place that asks."""
-    found: dict[str, dict[str, None]] = {}
+    by_place: dict[str, dict[str, None]] = {}
     for site in sites:
         if any(slot.name == name for slot in site.slots):
             for place, names in site.skips.items():
-                found.setdefault(place, {}).update(dict.fromkeys(names))
-    return tuple((place, tuple(names)) for place, names in found.items())
+                by_place.setdefault(place, {}).update(dict.fromkeys(names))
+    return tuple((place, tuple(names)) for place, names in by_place.items())
 
 
 def covered(document: Document, site: Site) -> list[tuple[int, int]]:
@@ -131,17 +131,17 @@ def relied_on(document: Document, site: Site) -> tuple[str, ...]:
         ranges = covered(document, site)
         inside = (node for node in walk_ast(function) if _lies_in(document, node, ranges))
         names.update(_uses(_referred(inside), owner, document))
-    found: set[str] = set()
+    definitions: set[str] = set()
     pending = [*names, *site.relies_on]
     while pending:
         name = pending.pop()
-        if name in found or name == site.target:
+        if name in definitions or name == site.target:
             continue
-        found.add(name)
+        definitions.add(name)
         body = _function(document, name)
         if body is not None:
             pending += _uses(_referred(walk_ast(body)), name.rpartition(".")[0], document)
-    return tuple(sorted(found))
+    return tuple(sorted(definitions))
 
 
 def _function(document: Document, target: str) -> FunctionNode | None:
@@ -166,9 +166,9 @@ def _referred(nodes: Iterable[ast.AST]) -> Iterator[str]:
 
 
 def _words(text: str) -> Iterator[str]:
-    for found in _NAME.finditer(text):
-        dotted = text[: found.start()].endswith("self.")
-        yield f"self.{found.group()}" if dotted else found.group()
+    for match in _NAME.finditer(text):
+        dotted = text[: match.start()].endswith("self.")
+        yield f"self.{match.group()}" if dotted else match.group()
 
 
 def _uses(names: Iterable[str], owner: str, document: Document) -> Iterator[str]:

@@ -78,9 +78,12 @@ def in_place(view: ModuleView, node: ast.expr, text: str) -> Edit:
     Raises:
         SyntaxError: ``text`` is not an expression.
     """
-    given = ast.parse(text.strip(), mode="eval").body
-    bracketed = (given.lineno, given.col_offset) != (1, 0)  # a node begins after the brackets around it
-    if not bracketed and not isinstance(given, _ATOMS):
+    expression = ast.parse(text.strip(), mode="eval").body
+    bracketed = (expression.lineno, expression.col_offset) != (
+        1,
+        0,
+    )  # a node begins after the brackets around it
+    if not bracketed and not isinstance(expression, _ATOMS):
         text = f"({text.strip()})"
     return Edit(view.document.start(node), view.document.end(node), text)
 
@@ -122,11 +125,11 @@ def ask(
         operands: the arguments for the slot and the kernel, as source text.
         tests: preconditions; operands are evaluated only if all of them hold.
     """
-    kernel, given = free_name(function, "kernel"), free_name(function, "operands")
+    kernel, arguments = free_name(function, "kernel"), free_name(function, "operands")
     lines = [
-        f"{given} = {tuple_of(operands)}",
-        f"if ({kernel} := {slot}.kernel({receiver}, *{given})) is not None:",
-        f"    return {kernel}(*{given})",
+        f"{arguments} = {tuple_of(operands)}",
+        f"if ({kernel} := {slot}.kernel({receiver}, *{arguments})) is not None:",
+        f"    return {kernel}(*{arguments})",
     ]
     code = "\n".join(lines)
     if not tests:
@@ -167,14 +170,14 @@ def parameters_as(
     spec = function.args
     positional = [*spec.posonlyargs, *spec.args]
     defaults = [None] * (len(positional) - len(spec.defaults)) + spec.defaults
-    given = [(parameter.arg, default) for parameter, default in zip(positional, defaults, strict=True)]
+    defaulted = [(parameter.arg, default) for parameter, default in zip(positional, defaults, strict=True)]
     keywords = [(p.arg, default) for p, default in zip(spec.kwonlyargs, spec.kw_defaults, strict=True)]
-    names = {name for name, _ in (*given, *keywords)}
-    literal = all(default is None or _is_literal(default) for _, default in (*given, *keywords))
+    names = {name for name, _ in (*defaulted, *keywords)}
+    literal = all(default is None or _is_literal(default) for _, default in (*defaulted, *keywords))
     taken = {*operands.values(), *fixed}
     if not literal or not operands.keys() <= names or (names - operands.keys()) & taken:
         return None
-    parts = [_said(*parameter, operands) for parameter in given]
+    parts = [_said(*parameter, operands) for parameter in defaulted]
     if spec.posonlyargs:
         parts.insert(len(spec.posonlyargs), "/")
     named = [_said(*parameter, operands) for parameter in keywords]
@@ -257,22 +260,22 @@ def _lost(run: Run, answer: Sequence[ast.stmt]) -> set[str]:
 
 def _beside(run: Run, names: set[str]) -> list[ast.stmt]:
     """The statements of a run that assign ``names``, if they depend only on values from before the run."""
-    found = [each for each in run.statements if bound_names([each]) & names]
+    statements = [statement for statement in run.statements if bound_names([statement]) & names]
     bound = bound_names(run.statements)
-    for each in found:
-        name = simple_target(each)
-        needed = bound & set(loaded([each])) - {name}
-        if name is None or needed or _calls_module(run, each):
+    for assignment in statements:
+        name = simple_target(assignment)
+        needed = bound & set(loaded([assignment])) - {name}
+        if name is None or needed or _calls_module(run, assignment):
             return []
-    targets = [simple_target(each) for each in found]
+    targets = [simple_target(statement) for statement in statements]
     # With two assignments to one name, the second one counts, but it may read the first.
-    return found if len(set(targets)) == len(names) == len(found) else []
+    return statements if len(set(targets)) == len(names) == len(statements) else []
 
 
 def _calls_module(run: Run, statement: ast.stmt) -> bool:
     receiver = run.function.args.args[0].arg
     called = [call.func for call in calls_in(statement) if isinstance(call.func, ast.Attribute)]
-    return any(receiver in loaded([each.value]) for each in called)
+    return any(receiver in loaded([callee.value]) for callee in called)
 
 
 def _to_the_end(run: Run, answer: Sequence[ast.stmt]) -> list[ast.stmt] | None:
@@ -290,7 +293,7 @@ def _to_the_end(run: Run, answer: Sequence[ast.stmt]) -> list[ast.stmt] | None:
 
 
 def _indented(statements: Iterable[ast.stmt]) -> str:
-    return "\n".join(f"    {_text(ast.fix_missing_locations(each))}" for each in statements)
+    return "\n".join(f"    {_text(ast.fix_missing_locations(statement))}" for statement in statements)
 
 
 def _text(statement: ast.stmt) -> str:

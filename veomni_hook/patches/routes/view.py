@@ -95,10 +95,10 @@ class ModuleView:
 
     def inherited_methods(self, owner: ast.ClassDef) -> dict[str, FunctionNode]:
         """The methods that a class defines or inherits from classes of the module, by name."""
-        found: dict[str, FunctionNode] = {}
-        for each in self.scope.ancestors(owner):
-            found = (self.methods(each) if each is not None else {}) | found
-        return found
+        methods: dict[str, FunctionNode] = {}
+        for ancestor in self.scope.ancestors(owner):
+            methods = (self.methods(ancestor) if ancestor is not None else {}) | methods
+        return methods
 
     def every_method(self) -> Iterator[tuple[str, ast.ClassDef, FunctionNode]]:
         """Every method that a top-level class defines: as ``Class.method``, with its class, and itself."""
@@ -122,23 +122,23 @@ class ModuleView:
     def helpers(self, owner: ast.ClassDef, method: FunctionNode) -> dict[str, FunctionNode]:
         """The methods of a class that one of them calls itself, by name, in the order of the calls."""
         methods = self.inherited_methods(owner)
-        called = dict.fromkeys(own_attribute(each.func) for each in in_text_order(calls_in(method)))
+        called = dict.fromkeys(own_attribute(call.func) for call in in_text_order(calls_in(method)))
         return {name: methods[name] for name in called if name in methods}
 
     def followed(self, owner: ast.ClassDef, method: FunctionNode) -> Iterator[FunctionNode]:
         """A method, and the methods of the same object that it uses, and so on; each once, nearest first."""
-        methods, found = self.inherited_methods(owner), [method]
-        for each in found:  # the list grows during the loop
-            yield each
-            used = (methods.get(name) for name in dict.fromkeys(map(own_attribute, walk_ast(each))))
-            found += [one for one in used if one is not None and one not in found]
+        methods, followed = self.inherited_methods(owner), [method]
+        for function in followed:  # the list grows during the loop
+            yield function
+            used = (methods.get(name) for name in dict.fromkeys(map(own_attribute, walk_ast(function))))
+            followed += [one for one in used if one is not None and one not in followed]
 
     def attributes_used(self, owner: ast.ClassDef, method: FunctionNode) -> list[str]:
         """The attributes of ``self``, other than methods and the configuration, that `followed` code uses."""
         nodes = [
             node
-            for each in self.followed(owner, method)
-            for node in in_text_order(one for one in walk_ast(each) if isinstance(one, ast.Attribute))
+            for function in self.followed(owner, method)
+            for node in in_text_order(one for one in walk_ast(function) if isinstance(one, ast.Attribute))
         ]
         others = {"", "config", *self.inherited_methods(owner)}
         return [name for name in dict.fromkeys(map(own_attribute, nodes)) if name not in others]
@@ -208,15 +208,15 @@ def _line(view: ModuleView, owner: ast.ClassDef) -> Iterator[ast.ClassDef]:
     while True:
         yield owner
         base = owner.bases[0] if len(owner.bases) == 1 else None
-        found = view.classes.get(base.id) if isinstance(base, ast.Name) else None
-        if found is None or found is owner:
+        parent = view.classes.get(base.id) if isinstance(base, ast.Name) else None
+        if parent is None or parent is owner:
             return
-        owner = found
+        owner = parent
 
 
 def initialised_by(view: ModuleView, owner: ast.ClassDef) -> Iterator[tuple[str, ast.expr]]:
     """What ``__init__`` assigns; for a class without one, the inherited ``__init__``."""
-    defining = (each for each in _line(view, owner) if "__init__" in view.methods(each))
+    defining = (class_ for class_ in _line(view, owner) if "__init__" in view.methods(class_))
     return initialised(next(defining, owner))
 
 
@@ -239,14 +239,18 @@ def called_otherwise(view: ModuleView, name: str) -> str:
 
 def linear_otherwise(view: ModuleView, name: str) -> str:
     """The ``forward`` or ``__call__`` that a subclass of Linear overrides; empty if neither."""
-    made = view.classes.get(name)
-    classes = [each for each in view.scope.ancestors(made) if each is not None] if made is not None else []
-    bases = {view.scope.dotted(base) for each in classes for base in each.bases}
-    for each in classes if "torch.nn.Linear" in bases else ():
+    owner = view.classes.get(name)
+    classes = (
+        [ancestor for ancestor in view.scope.ancestors(owner) if ancestor is not None]
+        if owner is not None
+        else []
+    )
+    bases = {view.scope.dotted(base) for class_ in classes for base in class_.bases}
+    for class_ in classes if "torch.nn.Linear" in bases else ():
         for method in ("forward", "__call__"):
-            if method in view.methods(each):
+            if method in view.methods(class_):
                 return method
-            if line := view.scope.replaced.line(f"{each.name}.{method}"):
+            if line := view.scope.replaced.line(f"{class_.name}.{method}"):
                 return f"{method} (set at line {line})"
     return ""
 
@@ -273,8 +277,8 @@ class Method:
 
     def form_of(self, run: Run) -> Form | Unknown:
         """What a run computes, as a function of the locals that it reads."""
-        made = run.as_function()
-        return canonical(made, self.view.scope, self.owner, body=made.body)
+        function = run.as_function()
+        return canonical(function, self.view.scope, self.owner, body=function.body)
 
     def digest(self) -> str:
         """The digest of what the whole method computes; empty if it cannot be analysed."""

@@ -82,16 +82,16 @@ def _plan_slots(plan: Plan) -> None:
 
 def _slot_text(slot: SlotSpec) -> str:
     """The assignment that creates a slot."""
-    given = ", ".join((json.dumps(slot.op), json.dumps(slot.variant), "__name__"))
+    arguments = ", ".join((json.dumps(slot.op), json.dumps(slot.variant), "__name__"))
     keywords = [f"parameters={json.dumps(slot.parameters)}"] if slot.parameters else []
     if slot.skips:
         keywords.append(f"skips={json.dumps(dict(slot.skips))}")
-    return f"{slot.name} = VeomniSlot({', '.join([given, *keywords])})"
+    return f"{slot.name} = VeomniSlot({', '.join([arguments, *keywords])})"
 
 
 def _plan_positioned(task: Task, helper: PositionedHelper) -> None:
     document = task.document
-    found = top_level(document, helper.target)
+    definitions = top_level(document, helper.target)
     if helper.placement != "after":
         raise task.error(
             PatchTargetError,
@@ -99,7 +99,7 @@ def _plan_positioned(task: Task, helper: PositionedHelper) -> None:
             'use placement="after"',
             target=helper.target,
         )
-    if not found:
+    if not definitions:
         raise task.missing(
             f"there is no top-level definition {helper.target} to put a helper after",
             "correct the target; nearest",
@@ -108,7 +108,7 @@ def _plan_positioned(task: Task, helper: PositionedHelper) -> None:
             target=helper.target,
         )
     name, text = _read(task, helper.helper)
-    node = found[-1].node
+    node = definitions[-1].node
     indent = document.indent(node)
     marker = task.marker("HELPER", f"{name} (after {helper.target})")
     task.append(document.full_end(node), text, marker, indent=indent, gap=1 if indent else 2)

@@ -36,12 +36,12 @@ def plan_class_mappings(plan: Plan) -> None:
     """
     for number, task in enumerate(plan.of_kind(PatchType.CLASS_MAPPING)):
         document, target = plan.document, task.target
-        if task.patch.regex and not any(found.kind == "class" for found in document.find(target)):
+        if task.patch.regex and not any(definition.kind == "class" for definition in document.find(target)):
             raise task.missing(
                 f"no class of {document.module} matches the expression {target!r}",
                 "correct the expression; nearest class names",
                 re.sub(r"\W", "", target),
-                [found.qualname for found in document.definitions() if found.kind == "class"],
+                [definition.qualname for definition in document.definitions() if definition.kind == "class"],
             )
         _, owner = class_named(task)
         calls = constructor_calls(document, target)
@@ -54,14 +54,14 @@ def plan_class_mappings(plan: Plan) -> None:
         recorded = _in_lists(document, _RECORDED, "id", target)
         _refuse_kept(task, calls, recorded)
         external_import(task, target)
-        made = f"veomni_map_{target}"
+        mapping = f"veomni_map_{target}"
         if not number:
             append_after_imports(task, _IMPORT, gap=1)
-        text = _declaration(made, task.step, _renamed(document, owner))
+        text = _declaration(mapping, task.step, _renamed(document, owner))
         append_after_imports(task, text, task.marker("MAPPED CLASS"), gap=0)
         for name, asked in (
-            *((call, made) for call in calls),
-            *((use, f"{made}.either") for use in recorded),
+            *((call, mapping) for call in calls),
+            *((use, f"{mapping}.either") for use in recorded),
         ):
             task.change(*document.span(name), f"{asked}({target})")
         new = (task.patch.replacement_source or "").rpartition(".")[2]
@@ -76,16 +76,16 @@ def constructor_calls(document: Document, name: str) -> list[ast.AST]:
     return [use.node for use in global_uses(document.tree, [name]) if id(use.node) in called]
 
 
-def _declaration(made: str, step: Step, renamed: Mapping[str, str]) -> str:
+def _declaration(mapping: str, step: Step, renamed: Mapping[str, str]) -> str:
     module, _, name = (step.patch.replacement_source or "").rpartition(".")
-    given = [json.dumps(step.target), json.dumps(f"{module}:{name}"), "__name__"]
-    given += [
+    arguments = [json.dumps(step.target), json.dumps(f"{module}:{name}"), "__name__"]
+    arguments += [
         f"config={json.dumps(step.config.name)}",
         f"declared={json.dumps(step.declared or step.target)}",
     ]
-    given += [f"weights={json.dumps(step.patch.weights)}"] if step.patch.weights else []
-    given += [f"renamed={json.dumps(renamed)}"] if renamed else []
-    return f"{made} = VeomniMappedClass(\n    {', '.join(given)}\n)"
+    arguments += [f"weights={json.dumps(step.patch.weights)}"] if step.patch.weights else []
+    arguments += [f"renamed={json.dumps(renamed)}"] if renamed else []
+    return f"{mapping} = VeomniMappedClass(\n    {', '.join(arguments)}\n)"
 
 
 def _renamed(document: Document, owner: ast.ClassDef) -> dict[str, str]:

@@ -157,9 +157,9 @@ def _find(module: str) -> ModuleSpec | None:
 
 def _find_one(name: str, path: list[str] | None) -> ModuleSpec | None:
     for finder in (BuiltinImporter, FrozenImporter, PathFinder):
-        found = finder.find_spec(name, path)
-        if found is not None:
-            return found
+        module_spec = finder.find_spec(name, path)
+        if module_spec is not None:
+            return module_spec
     # Editable installs have their own finders; ours would patch what it finds.
     for other in sys.meta_path:
         if not isinstance(other, type) and not type(other).__module__.startswith("veomni_hook."):

@@ -85,16 +85,16 @@ def _check_names(
     if not tree.body:
         what = "the guard has no statements"
         raise task.error(PatchError, what, "give the function a body besides its docstring")
-    given, bound, used = parameter_names(function), bound_names(tree.body), used_names([function])
+    own_parameters, bound, used = parameter_names(function), bound_names(tree.body), used_names([function])
     for names, what, fix in (
         (
-            parameters - given - captures.keys(),
+            parameters - own_parameters - captures.keys(),
             f"the guard has parameters that are neither parameters of {task.target} "
-            f"({listed(sorted(given))}) nor captures of `before` ({listed(sorted(captures))})",
+            f"({listed(sorted(own_parameters))}) nor captures of `before` ({listed(sorted(captures))})",
             "rename them, or capture what they stand for",
         ),
         (
-            parameters & given & captures.keys(),
+            parameters & own_parameters & captures.keys(),
             f"the guard's parameters could mean a parameter of {task.target} and a capture",
             "rename the captures",
         ),
@@ -132,9 +132,9 @@ def _places(
     """The places for the guard, each with the captures of ``before`` there."""
     if pattern is None:
         return [(at_start(task.document, function), {})]
-    found = pattern.find_statements(function, nested=False)
-    pattern.require(task.document, function, found, task.patch.matches)
-    return [(_place_before(task, function, match.nodes[0]), match.captures) for match in found]
+    matches = pattern.find_statements(function, nested=False)
+    pattern.require(task.document, function, matches, task.patch.matches)
+    return [(_place_before(task, function, match.nodes[0]), match.captures) for match in matches]
 
 
 def _place_before(task: Task, function: FunctionNode, first: ast.AST) -> Place:

@@ -109,13 +109,13 @@ def init_factory(task: Task, original: ast.stmt | None) -> str:
     function, document = snippet.node, snippet.document
     if not isinstance(function, ast.FunctionDef):
         raise wrong("the replacement is no plain function")
-    given = [*function.args.posonlyargs, *function.args.args]
-    if not given:
+    parameters = [*function.args.posonlyargs, *function.args.args]
+    if not parameters:
         raise wrong(f"{function.name} takes no original_init")
-    first = given[0].arg
+    first = parameters[0].arg
     if not any(isinstance(n, ast.Name) and n.id == first for child in function.body for n in walk_ast(child)):
         raise wrong(f"{function.name} never calls {first}, so upstream's __init__ would be lost")
-    text = apply_edits(document.source, _as_init(document, function, given[0]))
+    text = apply_edits(document.source, _as_init(document, function, parameters[0]))
     try:
         changed = Document(text).tree.body[0]
     except SyntaxError:

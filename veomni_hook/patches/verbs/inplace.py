@@ -48,8 +48,8 @@ def check_body(task: Task, definition: Definition) -> None:
     """
     document, patch = task.document, task.patch
     for name, digests in patch.relies_on.items():
-        found = document.find(name)
-        if not found:
+        definitions = document.find(name)
+        if not definitions:
             raise task.missing(
                 f"{name}, which the patch relies on, is not defined in {document.module}",
                 "name a definition of that module in relies_on; nearest",
@@ -57,7 +57,7 @@ def check_body(task: Task, definition: Definition) -> None:
                 (definition.qualname for definition in document.definitions()),
                 target=name,
             )
-        for relied_on in found:
+        for relied_on in definitions:
             fix = "read the new code; if the patch still holds, add {!r} to relies_on[{!r}]"
             _check_digest(task, relied_on, digests, name, "the patch relies on", fix)
     if patch.fingerprints:

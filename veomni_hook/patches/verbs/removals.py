@@ -28,7 +28,7 @@ def plan_drops(plan: Plan) -> None:
         PatchTargetError: a name is not imported, and its config is not lenient.
     """
     wanted = {task.target: task for task in plan.of_kind("drop_import")}
-    found: set[str] = set()
+    imported: set[str] = set()
     for block in blocks(plan.document.tree):
         emptied = {}
         for statement in block:
@@ -36,14 +36,14 @@ def plan_drops(plan: Plan) -> None:
                 continue
             dropped = dict(_matches(statement, wanted))
             for number, names in dropped.items():
-                found.update(names)
+                imported.update(names)
                 plan.gone[_bound_name(statement.names[number])] = wanted[names[0]]
             if dropped:
                 emptied[id(statement)] = _drop(plan, statement, dropped, wanted)
         if len(emptied) == len(block) and all(emptied.values()) and block is not plan.document.tree.body:
             _keep_block(plan, block)
     for name, task in wanted.items():
-        if name not in found:
+        if name not in imported:
             error = task.missing(
                 f"{name} cannot be dropped from the imports: it is not imported at module level",
                 "correct the name given to drop_import_names; nearest",
@@ -113,15 +113,15 @@ def plan_exclusions(plan: Plan) -> None:
     tasks = {task.target: task for task in plan.of_kind("exclude")}
     excluded: dict[int, Task] = {}
     for name, task in tasks.items():
-        found = top_level(document, name)
-        if not found:
+        definitions = top_level(document, name)
+        if not definitions:
             raise task.missing(
                 f"there is no top-level class, function or assignment {name} to exclude",
                 "correct the name; nearest",
                 name,
                 [d.qualname for d in document.definitions() if d.qualname.isidentifier()],
             )
-        for definition in found:
+        for definition in definitions:
             _check_alone(task, definition.node, tasks)
             holder = excluded.setdefault(id(definition.node), task)
             if holder is not task:

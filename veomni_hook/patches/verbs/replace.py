@@ -134,10 +134,10 @@ def _check_bindings(task: Task, node: FunctionNode, replacement: FunctionNode) -
 
 
 def _wrong_kind(task: Task, snippet: Snippet, wanted: str) -> ReplacementError:
-    found = "class" if isinstance(snippet.node, ast.ClassDef) else "function"
+    actual = "class" if isinstance(snippet.node, ast.ClassDef) else "function"
     return task.error(
         ReplacementError,
-        f"the replacement {snippet.node.name} is a {found}; {task.target} is a {wanted}",
+        f"the replacement {snippet.node.name} is a {actual}; {task.target} is a {wanted}",
         f"replace it with a {wanted}",
     )
 

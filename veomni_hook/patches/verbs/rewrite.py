@@ -53,12 +53,12 @@ def plan_rewrite(task: Task) -> None:
     if renames:
         replacement = Document(with_new_names(replacement.source, renames))
     _check_replacement(task, replacement, function, pattern)
-    found = pattern.find(function)
-    pattern.require(document, function, found, patch.matches)
-    if found:
-        start = found[0].span(document)[0]
+    matches = pattern.find(function)
+    pattern.require(document, function, matches, patch.matches)
+    if matches:
+        start = matches[0].span(document)[0]
         task.add(mark_statement(document, function, start, task.index, marker(task, definition)))
-    for match in found:
+    for match in matches:
         _check_captures(task, replacement, match)
         _rewrite(task, function, match, pattern, replacement)
 

@@ -169,8 +169,11 @@ class _Parameters:
         self.named = [*self.positional, *self.keyword_only]
         self.rest = arguments.vararg.arg if arguments.vararg else ""
         self.keywords = arguments.kwarg.arg if arguments.kwarg else ""
-        given = zip(self.keyword_only, arguments.kw_defaults, strict=True)
-        self.required = [*without_default[skip:], *(name for name, default in given if default is None)]
+        keyword_defaults = zip(self.keyword_only, arguments.kw_defaults, strict=True)
+        self.required = [
+            *without_default[skip:],
+            *(name for name, default in keyword_defaults if default is None),
+        ]
 
         nodes = [node for statement in function.body for node in walk_ast(statement)]
         self.hands_on = any(isinstance(node, ast.Name) and node.id == self.keywords for node in nodes)
@@ -224,10 +227,10 @@ def _calls(document: Document, name: str, owner: str) -> Iterator[ast.Call]:
 
 def _holders(document: Document, owner: str) -> set[str]:
     """Attributes to which a call of the class is assigned: ``self.attn = Attention(config)``."""
-    found: set[str] = set()
+    attributes: set[str] = set()
     for node in walk_ast(document.tree):
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
             function = node.value.func
             if isinstance(function, ast.Name) and function.id == owner:
-                found.update(target.attr for target in node.targets if isinstance(target, ast.Attribute))
-    return found
+                attributes.update(target.attr for target in node.targets if isinstance(target, ast.Attribute))
+    return attributes

@@ -23,14 +23,16 @@ __all__ = ["block_text", "companions", "imported_module", "snippet_of", "with_co
 _INDEPENDENT = sys.stdlib_module_names | {"torch", "transformers", "veomni_hook"}
 
 
-def snippet_of(task: Task, given: object, *, name_map: Any = None, accessor: str = "") -> Snippet:
+def snippet_of(task: Task, definition: object, *, name_map: Any = None, accessor: str = "") -> Snippet:
     """Read the source of a function or class that a step brings along; see `read_snippet`.
 
     Raises:
         ReplacementError: it has no source, or is no definition.
         NameMapError: an entry of ``name_map`` matches nothing, and the config is not lenient.
     """
-    snippet = read_snippet(given, name_map=name_map, accessor=accessor, tolerate=task.tolerate, **task.place)
+    snippet = read_snippet(
+        definition, name_map=name_map, accessor=accessor, tolerate=task.tolerate, **task.place
+    )
     text = _absolute(task, snippet.document)
     if text == snippet.document.source:
         return snippet
@@ -63,21 +65,21 @@ def companions(plan: Plan) -> tuple[str, ...]:
 
     transformers, torch and the standard library are left out: they do not import transformers' models.
     """
-    found: dict[str, None] = {}
+    modules: dict[str, None] = {}
     for task in plan.tasks:
         step = task.step
         if not step.lenient:
             continue
         if step.kind == PatchType.ADDITIONAL_IMPORT:
-            found[imported_module(task, step.payload.module)] = None
+            modules[imported_module(task, step.payload.module)] = None
         elif step.kind == "post_import_block":
             text = block_text(task, textwrap.dedent(step.payload))
             for node in Document(text).tree.body:
                 if isinstance(node, ast.Import):
-                    found.update(dict.fromkeys(alias.name for alias in node.names))
+                    modules.update(dict.fromkeys(alias.name for alias in node.names))
                 elif isinstance(node, ast.ImportFrom) and node.module:
-                    found[node.module] = None
-    return tuple(name for name in found if name.partition(".")[0] not in _INDEPENDENT)
+                    modules[node.module] = None
+    return tuple(name for name in modules if name.partition(".")[0] not in _INDEPENDENT)
 
 
 def _absolute(task: Task, document: Document) -> str:

@@ -46,22 +46,22 @@ def resolve(task: Task, kinds: Collection[str], *, target: str = "", hint: str =
         PatchTargetError: there is none, or there are several of which the module chooses one at import.
     """
     document, target = task.document, target or task.target
-    found = [d for d in document.find(target) if d.kind in kinds and not _is_overload(d)]
+    definitions = [d for d in document.find(target) if d.kind in kinds and not _is_overload(d)]
     what = " or ".join(kinds)
-    if not found:
+    if not definitions:
         names = [d.qualname for d in document.definitions() if d.kind in kinds and not _is_overload(d)]
         other = next((d.kind for d in document.find(target)), None)
         told = f"{target} is an {other}, not a {what}" if other else f"there is no {what} {target}"
         raise task.missing(told, f"{hint}correct the target; nearest {what} names", target, names)
-    if len({_block(one) for one in found}) > 1:
-        lines = listed(str(document.lineno(document.start(one.node))) for one in found)
+    if len({_block(one) for one in definitions}) > 1:
+        lines = listed(str(document.lineno(document.start(one.node))) for one in definitions)
         raise task.error(
             PatchTargetError,
-            f"{what} {target} is defined {len(found)} times, in different branches (lines {lines})",
+            f"{what} {target} is defined {len(definitions)} times, in different branches (lines {lines})",
             "patch something that is defined once, or rewrite the branches",
             nearest=(target,),
         )
-    return found[-1]
+    return definitions[-1]
 
 
 def class_named(task: Task, target: str = "") -> tuple[Definition, ast.ClassDef]:
@@ -82,18 +82,18 @@ def function_named(task: Task, *kinds: str, hint: str = "") -> tuple[Definition,
 
 def members(node: ast.ClassDef) -> dict[str, ast.stmt]:
     """Names that a class body binds, also under ``if`` and ``try``, each with its last statement."""
-    found: dict[str, ast.stmt] = {}
+    statements: dict[str, ast.stmt] = {}
     pending: list[ast.AST] = list(node.body)
     while pending:
         child = pending.pop(0)
         if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            found[child.name] = child
+            statements[child.name] = child
         elif isinstance(child, ast.Assign | ast.AnnAssign):
             targets = child.targets if isinstance(child, ast.Assign) else [child.target]
-            found.update({t.id: child for t in targets if isinstance(t, ast.Name)})
+            statements.update({t.id: child for t in targets if isinstance(t, ast.Name)})
         elif isinstance(child, _PLACES):
             pending = [*ast.iter_child_nodes(child), *pending]
-    return found
+    return statements
 
 
 def method_names(node: ast.ClassDef) -> list[str]:

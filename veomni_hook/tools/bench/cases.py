@@ -21,13 +21,13 @@ __all__ = ["benchmarks", "checked", "problems"]
 @cache
 def benchmarks() -> dict[str, str]:
     """Return the module of each benchmark, by name: the op's, or ``<op>_<part>``; by alphabet."""
-    found = {}
+    modules = {}
     for op in built_in():
         for one in iter_modules([f"{folder}/{op}" for folder in kernels.__path__]):
             name, _, part = one.name.partition("_")
             if name == "bench":
-                found["_".join(filter(None, (op, part)))] = f"{kernels.__name__}.{op}.{one.name}"
-    return found
+                modules["_".join(filter(None, (op, part)))] = f"{kernels.__name__}.{op}.{one.name}"
+    return modules
 
 
 def checked(names: Sequence[str]) -> Sequence[str]:
@@ -42,5 +42,5 @@ def checked(names: Sequence[str]) -> Sequence[str]:
 
 def problems(name: str, device: str, *, quick: bool = False) -> Iterable[Problem]:
     """Return the problems of a benchmark, each made when it is asked for; the first two where ``quick``."""
-    found: Iterable[Problem] = import_module(benchmarks()[name]).problems(device, quick=quick)
-    return found
+    of_benchmark: Iterable[Problem] = import_module(benchmarks()[name]).problems(device, quick=quick)
+    return of_benchmark

@@ -81,9 +81,9 @@ def measured(problems: Iterable[Problem], device: str) -> Iterator[Row]:
     functorch: Any = importlib.import_module("torch._functorch.config")
     functorch.donated_buffer = False
     told: Mapping[str, str] = {}
-    for made in problems:
+    for candidate in problems:
         torch._dynamo.reset()
-        problem, forward_only, failed = able(made)
+        problem, forward_only, failed = able(candidate)
         if problem.absent != told:
             told = problem.absent
             yield _without("absent", problem, told)
@@ -115,8 +115,8 @@ def _row(problem: Problem, part: str, calls: Mapping[str, Callable[[], object]],
         times = {name: statistics.median(taken) for name, taken in turns.items()}
         share = {name: work / taken / bandwidth(device) * 1e3 for name, taken in times.items()}
     else:
-        made, portions = floor
-        turns = by_turns({_PRODUCTS: made, **calls}, device, ROUNDS[device])
+        multiply, portions = floor
+        turns = by_turns({_PRODUCTS: multiply, **calls}, device, ROUNDS[device])
         times = {name: statistics.median(taken) for name, taken in turns.items()}
         products = times.pop(_PRODUCTS)
         share = {name: portions * products / taken for name, taken in times.items()}

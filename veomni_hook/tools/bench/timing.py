@@ -108,11 +108,11 @@ def recorded_peak(device: str) -> Iterator[Callable[[], int]]:
         there = accelerator.module(device)
         there.synchronize()
         there.reset_peak_memory_stats()
-        held = int(there.memory_allocated())
+        allocated = int(there.memory_allocated())
         peak = [0]
         yield lambda: peak[0]
         there.synchronize()
-        peak[0] = int(there.max_memory_allocated()) - held
+        peak[0] = int(there.max_memory_allocated()) - allocated
         return
     with torch.profiler.profile(profile_memory=True) as profile:
 

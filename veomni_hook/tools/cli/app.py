@@ -125,15 +125,15 @@ def options(
 
 def _load(name: str) -> Any:
     module, _, attribute = COMMANDS[name].partition(":")
-    found = getattr(import_module(module), attribute)
-    if isinstance(found, typer.Typer):
-        group: Any = typer.main.get_command(found)
+    implementation = getattr(import_module(module), attribute)
+    if isinstance(implementation, typer.Typer):
+        group: Any = typer.main.get_command(implementation)
         group.name = name
         for command in group.commands.values():
             command.help = _flowing(command.help)
         return group
     one = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    one.command(name, cls=getattr(found, "command_class", TyperCommand))(found)
+    one.command(name, cls=getattr(implementation, "command_class", TyperCommand))(implementation)
     command = typer.main.get_command(one)
     command.help = _flowing(command.help)
     return command

@@ -95,9 +95,9 @@ def bench(  # noqa: PLR0913 - the options of the command
         return facts
 
     for number, name in enumerate(names):
-        chosen = (each for each in problems(name, place, quick=quick) if size in each.shape)
+        chosen = (problem for problem in problems(name, place, quick=quick) if size in problem.shape)
         if side:
-            chosen = (each.only(side) for each in chosen)
+            chosen = (problem.only(side) for problem in chosen)
         for row in measured(chosen, place):
             output.note(_said(row))
             rows.append(row)

@@ -30,30 +30,30 @@ def info(file: OutputOption = None, *, as_json: JsonOption = False) -> None:
     """Show where the cache is and what it holds."""
     from veomni_hook.cache.store import open_store
 
-    found = open_store(_settings().cache_dir).info()
+    summary = open_store(_settings().cache_dir).info()
     if as_json:
-        output.emit_json(found.to_dict())
+        output.emit_json(summary.to_dict())
         return
     output.emit_fields(
         {
-            "location": found.root or None,
-            "mode": found.mode,
-            "writable": found.writable,
-            "size": readable_size(found.size),
-            "patched modules": len(found.entries),
-            "known unpatched": found.unpatched,
-            "damaged": found.damaged,
+            "location": summary.root or None,
+            "mode": summary.mode,
+            "writable": summary.writable,
+            "size": readable_size(summary.size),
+            "patched modules": len(summary.entries),
+            "known unpatched": summary.unpatched,
+            "damaged": summary.damaged,
         }
     )
-    if found.entries:
+    if summary.entries:
         output.emit("\n")
         rows = [
             (e.module, f"{e.distribution} {e.version}", e.patch_hash, e.interpreter, readable_size(e.size))
-            for e in found.entries
+            for e in summary.entries
         ]
         output.emit_table(("module", "source", "patch hash", "interpreter", "size"), rows)
-    if found.reason:
-        output.warn(found.reason)
+    if summary.reason:
+        output.warn(summary.reason)
 
 
 @app.command("verify")
@@ -62,20 +62,22 @@ def verify(file: OutputOption = None, *, as_json: JsonOption = False) -> None:
 
     An import never uses a damaged entry: it patches the module again. Exits with 1 if an entry is damaged.
     """
-    found = _disk_store().verify()
+    verification = _disk_store().verify()
     if as_json:
-        output.emit_json(found.to_dict())
+        output.emit_json(verification.to_dict())
     else:
         rows = [
-            *(("damaged", defect.path, defect.reason) for defect in found.defects),
-            *(("outdated", finding.path, finding.reason) for finding in found.stale),
-            *(("leftover", path, "belongs to no entry") for path in found.leftovers),
+            *(("damaged", defect.path, defect.reason) for defect in verification.defects),
+            *(("outdated", finding.path, finding.reason) for finding in verification.stale),
+            *(("leftover", path, "belongs to no entry") for path in verification.leftovers),
         ]
         if rows:
             output.emit_table(("finding", "path", "reason"), rows)
-        checked = counted(found.checked, "entry", "entries")
-        output.emit(f"{checked} checked, {len(found.defects)} damaged, {len(found.stale)} outdated\n")
-    if not found.ok:
+        checked = counted(verification.checked, "entry", "entries")
+        output.emit(
+            f"{checked} checked, {len(verification.defects)} damaged, {len(verification.stale)} outdated\n"
+        )
+    if not verification.ok:
         output.note("fix: veomni-hook cache clear")
         raise typer.Exit(FOUND)
 
@@ -169,13 +171,13 @@ def _warmed(wanted: Sequence[str], settings: Settings) -> Iterator[dict[str, obj
                 yield {"module": source.name, "result": source.error.what, "stored": None}
     for module in output.track(wanted, "warming"):
         try:
-            found = prepare(module, settings)
+            prepared = prepare(module, settings)
         except VeomniHookError as error:
             output.fail(error)
             yield {"module": module, "result": error.what, "stored": None}
             continue
-        result = {"hit": "was stored", "miss": "stored"}.get(found.cache, found.reason)
-        yield {"module": module, "result": result, "stored": found.stored_path}
+        result = {"hit": "was stored", "miss": "stored"}.get(prepared.cache, prepared.reason)
+        yield {"module": module, "result": result, "stored": prepared.stored_path}
 
 
 def _settings() -> Settings:

@@ -77,23 +77,23 @@ def versions(findings: Findings) -> dict[str, object]:
 
     from veomni_hook import __version__
 
-    found: dict[str, object] = {
+    by_name: dict[str, object] = {
         "veomni-hook": __version__,
         "python": f"{platform.python_version()} ({sys.executable})",
         "platform": platform.platform(),
     }
     for name in DISTRIBUTIONS:
-        found[name] = installed(name)
-        if found[name] is None and name in REQUIRED:
+        by_name[name] = installed(name)
+        if by_name[name] is None and name in REQUIRED:
             findings.problems.append(f"{name} is not installed; fix: pip install {name}")
-    transformers = found["transformers"]
+    transformers = by_name["transformers"]
     if isinstance(transformers, str) and not supported(transformers):
         low, high = (".".join(map(str, bound)) for bound in SUPPORTED)
         wanted = f"transformers>={low},<{high}"
         findings.problems.append(f"transformers {transformers} is not {wanted}; fix: pip install '{wanted}'")
-    elif told := newer_than_tested({name: str(found[name]) for name in REQUIRED if found[name]}):
+    elif told := newer_than_tested({name: str(by_name[name]) for name in REQUIRED if by_name[name]}):
         findings.hazards.append(told)
-    return found
+    return by_name
 
 
 def supported(version: str) -> bool:
@@ -153,11 +153,11 @@ def settings_fields(resolved: Resolved) -> list[dict[str, object]]:
     return [
         {
             "setting": name,
-            "value": found.value,
-            "from": found.source,
-            "beat": [f"{value!r} ({source})" for source, value in found.beaten],
+            "value": origin.value,
+            "from": origin.source,
+            "beat": [f"{value!r} ({source})" for source, value in origin.beaten],
         }
-        for name, found in resolved.provenance.items()
+        for name, origin in resolved.provenance.items()
     ]
 
 
@@ -167,19 +167,19 @@ def cache(findings: Findings, settings: Settings) -> dict[str, object]:
     from veomni_hook.tools.cli.cache import readable_size
 
     try:
-        found = open_store(settings.cache_dir).info()
+        summary = open_store(settings.cache_dir).info()
     except VeomniHookError as error:
         findings.problems.append(_one_line(error))
         return {"location": settings.cache_dir}
-    if found.reason:
-        findings.hazards.append(f"the cache is not used as configured: {found.reason}")
+    if summary.reason:
+        findings.hazards.append(f"the cache is not used as configured: {summary.reason}")
     return {
-        "location": found.root or None,
-        "mode": found.mode,
-        "writable": found.writable,
-        "size": readable_size(found.size),
-        "patched modules": len(found.entries),
-        "damaged": found.damaged,
+        "location": summary.root or None,
+        "mode": summary.mode,
+        "writable": summary.writable,
+        "size": readable_size(summary.size),
+        "patched modules": len(summary.entries),
+        "damaged": summary.damaged,
     }
 
 
@@ -223,16 +223,16 @@ def hardware(findings: Findings) -> dict[str, object]:
     except ImportError as error:
         findings.problems.append(f"torch cannot be imported: {error}")
         return {"system": None}
-    found: dict[str, object] = {"system": str(system)}
+    fields: dict[str, object] = {"system": str(system)}
     try:
         choice = chosen()
         for op in registry.ops().values():
             backends = Counter(asked(op.name, name, choice, system).backend for name in op.variants)
             formulas = counted(len(op.variants), "formula")
-            found[op.name] = [f"{backend} for {count} of {formulas}" for backend, count in backends.items()]
+            fields[op.name] = [f"{backend} for {count} of {formulas}" for backend, count in backends.items()]
     except VeomniHookError as error:
         findings.problems.append(_one_line(error))
-    return found
+    return fields
 
 
 def installed_plugins(findings: Findings, settings: Settings) -> list[dict[str, object]]:

@@ -65,13 +65,13 @@ def migrate(
     import_from_here()
     if file is not None and file.exists() and not force:
         raise UsageError("the file exists", where=str(file), fix="name another one, or overwrite it: --force")
-    reduced, release, made, upstream = _reduced(config, written_for)
-    text = _text(reduced, release, made)
+    reduced, release, base_version, upstream = _reduced(config, written_for)
+    text = _text(reduced, release, base_version)
     problems = _checked(text, upstream) if text else []
     if as_json:
-        output.emit_json(_document(reduced, release, made, text, problems))
+        output.emit_json(_document(reduced, release, base_version, text, problems))
     else:
-        _show(reduced, release, made)
+        _show(reduced, release, base_version)
     if file is not None and text:
         write_file(file, text, "the reduced config")
         output.note(f"wrote {file}")
@@ -96,17 +96,17 @@ def _reduced(name: str, written: str | None) -> tuple[Reduced, str, str, Upstrea
     upstream = _installed(config)
     source = read_source(upstream.path)
     tree = source_tree()
-    made = tree.version
+    base_version = tree.version
     before: str | None = source
-    given = written or written_for(config)
-    if given and upstream.distribution == "transformers":
+    release = written or written_for(config)
+    if release and upstream.distribution == "transformers":
         with Releases() as releases:
-            base = releases.get(given, "--written-for")
+            base = releases.get(release, "--written-for")
             path = base.path(config.source_module)
-            made, before = base.version, read_source(path) if os.path.isfile(path) else None
+            base_version, before = base.version, read_source(path) if os.path.isfile(path) else None
     origin = Origin(config.source_module, upstream.path, upstream.distribution, tree.version)
-    found = judge(config, source, origin, base=before, base_version=made)
-    return reduce(config, found, source, origin), tree.version, made, upstream
+    judgements = judge(config, source, origin, base=before, base_version=base_version)
+    return reduce(config, judgements, source, origin), tree.version, base_version, upstream
 
 
 def _one(name: str) -> PatchConfig:
@@ -149,11 +149,11 @@ def _installed(config: PatchConfig) -> Upstream:
     return upstream
 
 
-def _text(reduced: Reduced, release: str, made: str) -> str:
+def _text(reduced: Reduced, release: str, base_version: str) -> str:
     """The reduced config; empty if it has no patch."""
     from veomni_hook.tools.migration.emit import emit
 
-    return emit(reduced, release=release, written_for=made) if reduced.patches else ""
+    return emit(reduced, release=release, written_for=base_version) if reduced.patches else ""
 
 
 def _checked(text: str, upstream: Upstream) -> list[str]:
@@ -177,10 +177,10 @@ def _checked(text: str, upstream: Upstream) -> list[str]:
     return [f"{one.target}: {one.detail}" for one in verdicts if one.verdict == FAILS]
 
 
-def _show(reduced: Reduced, release: str, made: str) -> None:
+def _show(reduced: Reduced, release: str, base_version: str) -> None:
     config = reduced.config
     output.emit_heading(
-        f"{config.name} ({config.source_module}, written for transformers {made}, on {release})"
+        f"{config.name} ({config.source_module}, written for transformers {base_version}, on {release})"
     )
     rows = [(one.outcome, one.judgement.target, one.reason) for one in reduced.explained]
     output.emit_table(HEADERS, rows)

@@ -48,9 +48,9 @@ def is_terminal(stream: IO[str] | None) -> bool:
 
 def width_of(stream: IO[str] | None) -> int | None:
     """Return a stream's width: `COLUMNS`, else the terminal's; None means no limit, as in a pipe."""
-    given = os.environ.get("COLUMNS", "")
-    if given.isdecimal() and int(given) > 0:
-        return int(given)
+    columns = os.environ.get("COLUMNS", "")
+    if columns.isdecimal() and int(columns) > 0:
+        return int(columns)
     if stream is None or not is_terminal(stream):
         return None
     try:

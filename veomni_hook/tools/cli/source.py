@@ -36,12 +36,12 @@ def dump(
     """
     from veomni_hook.patches.render import dump_text
 
-    found = prepared(target, config, device)
-    text = dump_text(found.stored_text, found.module)
+    module = prepared(target, config, device)
+    text = dump_text(module.stored_text, module.module)
     if as_json:
-        output.emit_json({**facts_of(found), "text": text})
+        output.emit_json({**facts_of(module), "text": text})
     else:
-        _tell(found, text, "python", "this is the installed source", paged=pager)
+        _tell(module, text, "python", "this is the installed source", paged=pager)
 
 
 def diff(
@@ -60,18 +60,18 @@ def diff(
     """
     from veomni_hook.patches.render import unified_diff
 
-    found = prepared(target, config, device)
-    text = "" if found.patched is None else unified_diff(found.original, found.patched, found.module)
+    module = prepared(target, config, device)
+    text = "" if module.patched is None else unified_diff(module.original, module.patched, module.module)
     if as_json:
         changed = [line[:1] for line in text.split("\n")[2:]]  # without the two lines that name the files
         counts = {"added": changed.count("+"), "removed": changed.count("-")}
-        output.emit_json({**facts_of(found), **counts, "diff": text})
+        output.emit_json({**facts_of(module), **counts, "diff": text})
     else:
-        _tell(found, text, "diff", "no difference", paged=pager)
+        _tell(module, text, "diff", "no difference", paged=pager)
 
 
-def _tell(found: Prepared, text: str, lexer: str, unpatched: str, *, paged: bool) -> None:
-    if found.patched is None:
-        output.note(f"{found.module}: {found.reason}; {unpatched}")
+def _tell(module: Prepared, text: str, lexer: str, unpatched: str, *, paged: bool) -> None:
+    if module.patched is None:
+        output.note(f"{module.module}: {module.reason}; {unpatched}")
     if text:
         show(text, lexer, paged=paged)

@@ -82,7 +82,7 @@ def side(runs: Iterable[Run], warmup: int) -> Side:
     """Return the figures of the runs of one kind."""
     known = [run for run in runs if run.times]
     counted = [warm(run.seconds, warmup) for run in known]
-    pooled = [seconds for each in counted for seconds in each]
+    pooled = [seconds for of_run in counted for seconds in of_run]
     quartiles = statistics.quantiles(pooled, n=4, method="inclusive") if len(pooled) > 1 else pooled * 3
     peaks = [run.facts["peak"] for run in known if run.facts.get("peak") is not None]
     first_steps = [run.times[0] - run.first_call for run in known if run.first_call is not None]
@@ -91,11 +91,11 @@ def side(runs: Iterable[Run], warmup: int) -> Side:
         counted=len(pooled),
         median=statistics.median(pooled) if pooled else None,
         quartiles=(quartiles[0], quartiles[2]) if quartiles else None,
-        medians=tuple(statistics.median(each) for each in counted if each),
+        medians=tuple(statistics.median(of_run) for of_run in counted if of_run),
         tokens_a_second=_tokens_a_second(known, warmup),
         peak=max(peaks, default=None),
         memory=str(known[0].facts.get("memory", "")) if known else "",
-        first_step=_median(each for each in first_steps if each > 0),
+        first_step=_median(first_step for first_step in first_steps if first_step > 0),
         time_to_first=_median(run.times[0] for run in known),
     )
 

@@ -20,17 +20,17 @@ def kernels_of(model: nn.Module) -> list[Facts]:
     from veomni_hook.tools.report.explanation import explain  # keeps the observer of a child process light
 
     rows: dict[tuple[object, ...], Facts] = {}
-    for each in explain(model).rows:
-        calls = each.training or ((each.backend, each.reason, 0),)
-        ran = bool(each.training) or (each.called and not each.evaluation)
+    for entry in explain(model).rows:
+        calls = entry.training or ((entry.backend, entry.reason, 0),)
+        ran = bool(entry.training) or (entry.called and not entry.evaluation)
         for backend, reason, times in calls:
-            key = (each.op, each.variant, backend, reason, ran)
+            key = (entry.op, entry.variant, backend, reason, ran)
             row = rows.setdefault(
                 key,
                 {
                     "model": type(model).__name__,
-                    "op": each.op,
-                    "variant": each.variant,
+                    "op": entry.op,
+                    "variant": entry.variant,
                     "backend": backend,
                     "reason": reason,
                     "ran": ran,

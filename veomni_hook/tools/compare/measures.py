@@ -31,10 +31,10 @@ def seconds_of(moments: Sequence[Moment], end: Moment, device: str) -> list[floa
     Waits for the device. Uses the device's clock if all moments have an event, else the host's.
     """
     module = accelerator.module(device)
-    if module is not None and end.event is not None and all(each.event is not None for each in moments):
+    if module is not None and end.event is not None and all(moment.event is not None for moment in moments):
         module.synchronize()
-        return [each.event.elapsed_time(end.event) / 1e3 for each in moments]
-    return [end.host - each.host for each in moments]
+        return [moment.event.elapsed_time(end.event) / 1e3 for moment in moments]
+    return [end.host - moment.host for moment in moments]
 
 
 def is_capturing(device: str) -> bool:
@@ -57,7 +57,7 @@ def peak_memory(device: str) -> tuple[str, int | None]:
     """
     module = accelerator.module(device)
     if module is not None:
-        return "device", sum(module.max_memory_allocated(each) for each in range(module.device_count()))
+        return "device", sum(module.max_memory_allocated(index) for index in range(module.device_count()))
     return "resident", _resident()
 
 

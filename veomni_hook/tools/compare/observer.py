@@ -241,10 +241,10 @@ def _scalars(tensors: Any, grad_tensors: object = None, *_: object, **__: object
 
     if grad_tensors is not None:
         return []
-    given = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-    if not all(isinstance(each, torch.Tensor) and each.numel() == 1 for each in given):
+    roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+    if not all(isinstance(root, torch.Tensor) and root.numel() == 1 for root in roots):
         return []
-    return [getattr(each, "_veomni_compare_unscaled", each) for each in given]
+    return [getattr(root, "_veomni_compare_unscaled", root) for root in roots]
 
 
 def _stop(recorder: Recorder) -> None:

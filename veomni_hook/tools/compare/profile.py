@@ -48,10 +48,10 @@ class StepProfile:
             for event in self._profile.key_averages()
             if KEPT.search(event.key) and "autograd::" not in event.key
         )
-        found = {"kept": kept / 1e6}
+        seconds = {"kept": kept / 1e6}
         if on_device:
-            found["busy"] = covered(_spans(self._profile.events())) / 1e6
-        return found
+            seconds["busy"] = covered(_spans(self._profile.events())) / 1e6
+        return seconds
 
 
 def _spans(events: Iterable[Any]) -> list[tuple[float, float]]:

@@ -107,7 +107,7 @@ class Recorder:
         self._backwards += 1
         if not losses or self._written:
             return
-        values = [(each.to_local() if hasattr(each, "to_local") else each).detach() for each in losses]
+        values = [(loss.to_local() if hasattr(loss, "to_local") else loss).detach() for loss in losses]
         # A copy: torch.compile with CUDA graphs writes the next loss into the same memory.
         self._losses.append(values[0].clone() if len(values) == 1 else sum(values[1:], values[0]))
         if not self._device:
@@ -135,7 +135,7 @@ class Recorder:
         if track is None:
             track = self._tracks.setdefault(optimizer, Track(type(optimizer).__name__))
             # An optimizer that starts later, in a second training phase.
-            track.begin = max((each.begin for each in self._ended), default=0)
+            track.begin = max((ended.begin for ended in self._ended), default=0)
         again = self._backwards and track.marks and track.marks[-1].backwards == self._backwards
         if again or self._written or self._found_before is not None:
             return len(track.marks)
@@ -152,7 +152,7 @@ class Recorder:
         span = (track.begin, len(self._losses))
         track.marks.append(Mark(Moment(device), span, self._tokens, self._backwards))
         track.begin = len(self._losses)
-        if len(track.marks) == max(len(each.marks) for each in self._ended):
+        if len(track.marks) == max(len(ended.marks) for ended in self._ended):
             if self._progress is None:
                 path = os.path.join(self.plan.folder, f"{PROGRESS}{os.getpid()}")
                 self._progress = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -191,16 +191,16 @@ class Recorder:
             self._profile.end()  # the script made no further step
         if self._progress is not None:
             os.close(self._progress)
-        found = {"stopped": stopped, **(self._found_before or self._found())}
-        path = os.path.join(self.plan.folder, f"{RESULT}{found['rank']}-{os.getpid()}.json")
+        record = {"stopped": stopped, **(self._found_before or self._found())}
+        path = os.path.join(self.plan.folder, f"{RESULT}{record['rank']}-{os.getpid()}.json")
         with open(f"{path}.part", "w", encoding="utf-8") as file:
-            json.dump(found, file)
+            json.dump(record, file)
         os.replace(f"{path}.part", path)
         return True
 
     def _found(self) -> Facts:
         rank, world = rank_and_world()
-        track = max(self._ended, key=lambda each: len(each.marks), default=None)
+        track = max(self._ended, key=lambda candidate: len(candidate.marks), default=None)
         device = self._device or "cpu"
         found: Facts = {
             "rank": rank,

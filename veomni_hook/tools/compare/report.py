@@ -79,11 +79,11 @@ def report_of(runs: Sequence[Run], command: Sequence[str], steps: int, warmup: i
     without = [run for run in runs if not run.hooked]
     hooked = [run for run in runs if run.hooked]
     sides = side(without, warmup), side(hooked, warmup)
-    found = times(without, hooked, warmup)
+    comparison = times(without, hooked, warmup)
     between, own = loss_difference(without, hooked), loss_difference(without)
     precision = str(_fact(runs, "precision") or "")
     limit = tolerance(precision)
-    judged = verdict(found, sides, between, own, limit)
+    judged = verdict(comparison, sides, between, own, limit)
     failed = [run.label for run in runs if run.failed]
     seen = all(one.runs for one in sides)
     sentence = judged.sentence if seen else NOT_SEEN
@@ -102,7 +102,7 @@ def report_of(runs: Sequence[Run], command: Sequence[str], steps: int, warmup: i
         "models": _fact(hooked, "models") or _fact(runs, "models") or [],
         "without": asdict(sides[0]),
         "with": asdict(sides[1]),
-        "time": {**(asdict(found) if found else UNKNOWN), "verdict": judged.time},
+        "time": {**(asdict(comparison) if comparison else UNKNOWN), "verdict": judged.time},
         "loss": {
             "verdict": judged.loss,
             "tolerance": limit,
@@ -111,7 +111,9 @@ def report_of(runs: Sequence[Run], command: Sequence[str], steps: int, warmup: i
         },
         "curves": {"without": _mean_curve(without), "with": _mean_curve(hooked)},
         "kernels": _fact(hooked, "kernels") or [],
-        "why": [] if failed or found is None or found.verdict == FEW else why(runs, *sides, found.ratio),
+        "why": []
+        if failed or comparison is None or comparison.verdict == FEW
+        else why(runs, *sides, comparison.ratio),
         "failed": failed,
         "notes": problems_of(runs, steps),
         "runs": [run.to_dict() for run in runs],
@@ -140,9 +142,9 @@ def _mean_curve(runs: Sequence[Run]) -> Curve:
 def _finite(value: object) -> object:
     """Return the value with None instead of infinity and nan, which JSON does not have."""
     if isinstance(value, dict):
-        return {name: _finite(each) for name, each in value.items()}
+        return {name: _finite(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(each) for each in value]
+        return [_finite(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value

@@ -87,7 +87,7 @@ class Run:
 
 def progress(folder: Path) -> int:
     """Return how many steps the fastest process of a running script has done."""
-    return max((each.stat().st_size for each in folder.glob(f"{PROGRESS}*")), default=0)
+    return max((file.stat().st_size for file in folder.glob(f"{PROGRESS}*")), default=0)
 
 
 def written(folder: Path) -> bool:
@@ -98,12 +98,16 @@ def written(folder: Path) -> bool:
 def read(run: Run, folder: Path) -> Run:
     """Read what the processes of a run wrote into the run, and return it."""
     run.attached = any(folder.glob(f"{ATTACHED}*"))
-    found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob(f"{RESULT}*.json"))]
+    records = [
+        json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob(f"{RESULT}*.json"))
+    ]
     ranks: dict[int, Facts] = {}
-    for each in sorted(found, key=lambda one: len(one["times"])):
-        ranks[each["rank"]] = each  # the one with the most steps is used
-    if len(found) > len(ranks):
-        run.notes.append(f"{len(found)} processes trained; for each rank, the one with the most steps counts")
+    for record in sorted(records, key=lambda one: len(one["times"])):
+        ranks[record["rank"]] = record  # the one with the most steps is used
+    if len(records) > len(ranks):
+        run.notes.append(
+            f"{len(records)} processes trained; for each rank, the one with the most steps counts"
+        )
     if not ranks:
         return run
     first = ranks[min(ranks)]
@@ -123,7 +127,7 @@ def _tokens(ranks: Sequence[Facts], steps: int) -> list[int | None]:
     """Add the ranks' tokens by step; unknown if one of them is unknown."""
     total: list[int | None] = []
     for step in range(steps):
-        given = [each["tokens"][step] if step < len(each["tokens"]) else None for each in ranks]
-        known = [one for one in given if one is not None]
-        total.append(sum(known) if len(known) == len(given) and any(known) else None)
+        counts = [rank["tokens"][step] if step < len(rank["tokens"]) else None for rank in ranks]
+        known = [one for one in counts if one is not None]
+        total.append(sum(known) if len(known) == len(counts) and any(known) else None)
     return total

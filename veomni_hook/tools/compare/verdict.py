@@ -45,7 +45,7 @@ def tolerance(precision: str) -> float:
 
 
 def verdict(
-    found: Comparison | None,
+    comparison: Comparison | None,
     sides: tuple[Side, Side],
     between: LossDifference,
     own: LossDifference,
@@ -54,45 +54,45 @@ def verdict(
     """Judge a comparison.
 
     Args:
-        found: the step times compared.
+        comparison: the step times compared.
         sides: the figures of the runs without the hook, and of those with it.
         between: losses with the hook against losses without.
         own: losses of runs without the hook against each other.
         limit: what `tolerance` returned.
     """
-    time, said_of_time = _of_time(found, *sides)
+    time, said_of_time = _of_time(comparison, *sides)
     loss, said_of_loss = _of_loss(between, own, limit)
     joint = "; " if time == NOISY else " and " if loss != "differ" else ", but "
     return Verdict(time, loss, f"{said_of_time}{joint}{said_of_loss}.")
 
 
-def _of_time(found: Comparison | None, without: Side, with_hook: Side) -> tuple[str, str]:
-    if found is None or without.median is None or with_hook.median is None:
+def _of_time(comparison: Comparison | None, without: Side, with_hook: Side) -> tuple[str, str]:
+    if comparison is None or without.median is None or with_hook.median is None:
         return "unknown", "Step times are unknown (fewer than two steps were seen in the runs of one kind)"
     medians = f"median {readable_time(with_hook.median)}, was {readable_time(without.median)}"
-    if found.verdict == FEW:
+    if comparison.verdict == FEW:
         return FEW, f"Too few steps count to compare step times ({medians}; raise --steps)"
-    if found.noise is None:
+    if comparison.noise is None:
         medians += "; with fewer than two runs of each kind, the noise between runs is unknown"
-    noise = found.noise or 0.0
-    if found.verdict == SAME:
-        known = percent(max(1 - found.low, found.high - 1))
+    noise = comparison.noise or 0.0
+    if comparison.verdict == SAME:
+        known = percent(max(1 - comparison.low, comparison.high - 1))
         said = f"With the hook a step takes the same time to within {known}"
-    elif found.verdict != NOISY:
-        words = "of the time" if found.verdict == FASTER else "times as long"
-        said = f"With the hook a step takes {found.ratio:.2f} {words}"
+    elif comparison.verdict != NOISY:
+        words = "of the time" if comparison.verdict == FASTER else "times as long"
+        said = f"With the hook a step takes {comparison.ratio:.2f} {words}"
     elif noise > MARGIN:
         said = (
             "The machine is too noisy to tell a difference in step time: medians of runs of the same kind "
             f"differ by {percent(noise)}"
         )
     else:
-        known = percent(max(found.high / found.ratio, found.ratio / found.low) - 1)
+        known = percent(max(comparison.high / comparison.ratio, comparison.ratio / comparison.low) - 1)
         said = (
             "The step times show no clear difference: they vary too much within the runs (the ratio is known "
             f"to {known})"
         )
-    return found.verdict, f"{said} ({medians})"
+    return comparison.verdict, f"{said} ({medians})"
 
 
 def _of_loss(between: LossDifference, own: LossDifference, limit: float) -> tuple[str, str]:
@@ -126,27 +126,27 @@ def problems_of(runs: Sequence[Run], steps: int) -> list[str]:
     for run in runs:
         for note in (*run.notes, *_problems_of(run, steps)):
             labels.setdefault(note, []).append(run.label)
-    found = [
+    problems = [
         f"{'all runs' if len(runs) == len(of) > 1 else ', '.join(of)}: {note}" for note, of in labels.items()
     ]
     seen = [run for run in runs if run.times]
     if seen and not any(loss is not None for run in seen for loss in run.losses):
-        found.append("losses are unknown: backward was not called on a scalar")
+        problems.append("losses are unknown: backward was not called on a scalar")
     if seen and all(count is None for run in seen for count in run.tokens[1:]):
-        found.append(
+        problems.append(
             "tokens are unknown: no transformers model was called with input_ids, inputs_embeds or labels"
         )
     hooked = [run for run in seen if run.hooked]
     if hooked and not any(run.facts.get("kernels") for run in hooked):
         gone = any(run.facts.get("model_called") and not run.facts.get("models") for run in hooked)
-        found.append(
+        problems.append(
             "which kernels ran is unknown: the script ended by itself, and its model was gone by then; "
             "use fewer --steps"
             if gone
             else "the hook patched nothing that the script trains: no transformers model with kernel slots "
             "was called"
         )
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(problems))
 
 
 def _problems_of(run: Run, steps: int) -> Iterator[str]:

@@ -95,14 +95,18 @@ def compare(old: Lock, new: Lock) -> list[Change]:
     """
     shared = [
         (module, name, body, now.bodies[name])
-        for module, held in old.modules.items()
+        for module, before in old.modules.items()
         if (now := new.modules.get(module)) is not None
-        for name, body in held.bodies.items()
+        for name, body in before.bodies.items()
         if name in now.bodies
     ]
     renames = Renames(shared)
-    found = [*_sites(old, new, renames), *_overrides(old, new, renames), *_renames(renames, new.transformers)]
-    return sorted(found, key=lambda change: (change.module, change.target, change.kind))
+    changes = [
+        *_sites(old, new, renames),
+        *_overrides(old, new, renames),
+        *_renames(renames, new.transformers),
+    ]
+    return sorted(changes, key=lambda change: (change.module, change.target, change.kind))
 
 
 def _renames(renames: Renames, release: str) -> Iterator[Change]:
@@ -131,10 +135,10 @@ def _sites(old: Lock, new: Lock, renames: Renames) -> Iterator[Change]:
     elsewhere = moved(gone, fresh)
     for one, other in (*kept, *elsewhere):
         yield from _site(old, new, one, other, renames)
-    found = {id(one) for pair in elsewhere for one in pair}
-    yield from (_lost(old, new, one) for one in gone if id(one) not in found)
+    paired = {id(one) for pair in elsewhere for one in pair}
+    yield from (_lost(old, new, one) for one in gone if id(one) not in paired)
     for one in fresh:
-        if id(one) not in found:
+        if id(one) not in paired:
             detail = f"{one.site.variant} is routed here, and was not when the lock was written"
             yield Change(one.module, one.site.op, one.site.target, NEW, detail, matters=False)
 
@@ -242,9 +246,9 @@ def _lost(old: Lock, new: Lock, one: Placed) -> Change:
 def _overrides(old: Lock, new: Lock, renames: Renames) -> Iterator[Change]:
     for name, module in old.modules.items():
         now = new.modules.get(name)
-        held = now.overrides if now is not None else ()
+        overrides = now.overrides if now is not None else ()
         for one in module.overrides:
-            if now is None or one in held:
+            if now is None or one in overrides:
                 yield from _override(old, new, name, one, renames)
             else:
                 detail = f"{one.config} does not patch it any more"
@@ -269,7 +273,7 @@ def _override(old: Lock, new: Lock, module: str, one: Override, renames: Renames
         yield Change(module, one.kind, one.target, GONE, f"{detail}; {one.config} patches it", matters=True)
         return
     renamed = renames.of(before, after)
-    every = [*dict.fromkeys(each for names in renamed.values() for each in names)]
+    every = [*dict.fromkeys(name for names in renamed.values() for name in names)]
     result, detail = "", ""
     if said := difference(before.signature, after.signature, _new_names(renamed)):
         result, detail = SIGNATURE, said
@@ -287,7 +291,7 @@ def _override(old: Lock, new: Lock, module: str, one: Override, renames: Renames
     if result:
         detail = "; ".join([*map(_said, every), detail])
         # What upstream declares, patches follow, see `veomni_hook.patches.verbs`.
-        bound = all(each.declared for each in every)
+        bound = all(rename.declared for rename in every)
         matters = result in (SIGNATURE, FORMULA) or (result == RENAMED and not bound)
         remark = f"; {one.config} has to follow" if matters else ""
         diffs = _diffs(old, new, module, module, [(one.target, one.target)])
@@ -309,7 +313,7 @@ def _diffs(
     """The unified diffs of definitions whose text changed."""
     first = old.modules[old_module].bodies
     second = new.modules[new_module].bodies if new_module in new.modules else {}
-    found = []
+    diffs = []
     for one, other in names:
         a, b = first.get(one), second.get(other)
         lines = difflib.unified_diff(
@@ -319,5 +323,5 @@ def _diffs(
             f"{new_module}:{other} (transformers {new.transformers})",
             lineterm="",
         )
-        found.append("".join(f"{line}\n" for line in lines))
-    return tuple(diff for diff in found if diff)
+        diffs.append("".join(f"{line}\n" for line in lines))
+    return tuple(diff for diff in diffs if diff)

@@ -35,16 +35,16 @@ def inserted_calls(document: Document, site: Site) -> dict[str, dict[str, str]]:
         name, _, alias = names.partition(" as ")
         modules[alias or name] = f"{package}.{name}"
     slots = {slot.name for slot in site.slots}
-    found: dict[str, dict[str, str]] = {}
+    inserted: dict[str, dict[str, str]] = {}
     calls = _calls(document, site) if modules or any(".call(" in edit.text for edit in site.edits) else ()
     for call in in_text_order(calls):
         receiver = last_name(getattr(call.func, "value", call))
         if receiver in modules or receiver in slots:
             name = last_name(call.func)
             known = _parameters(modules[receiver], name) if receiver in modules else ()
-            number = sum(each.partition(" ")[0] == name for each in found) + 1
-            found[_numbered(name, number)] = dict(_arguments(call, known))
-    return found
+            number = sum(key.partition(" ")[0] == name for key in inserted) + 1
+            inserted[_numbered(name, number)] = dict(_arguments(call, known))
+    return inserted
 
 
 def lost(old: Arguments, new: Arguments) -> list[str]:
@@ -113,7 +113,9 @@ def _parameters(module: str, name: str) -> Sequence[str]:
     for node in ast.parse(files(_ROOT).joinpath(path).read_text("utf-8")).body:
         if isinstance(node, FUNCTIONS) and node.name == name:
             rest = node.args.vararg
-            return [f"*{each.arg}" if each is rest else each.arg for each in parameters(node)]
+            return [
+                f"*{parameter.arg}" if parameter is rest else parameter.arg for parameter in parameters(node)
+            ]
     return ()
 
 

@@ -31,17 +31,17 @@ def pairs(
         Pairs (those that compute the same first, the others in source order), unmatched old sites, and
         unmatched new sites.
     """
-    found: list[tuple[Placed, Placed]] = []
+    paired: list[tuple[Placed, Placed]] = []
     gone, fresh = list(old), list(new)
     for one in old:
         other = next((candidate for candidate in fresh if _formula(candidate) == _formula(one)), None)
         if other is not None:
-            found.append((one, other))
+            paired.append((one, other))
             gone.remove(one)
             fresh.remove(other)
     count = min(len(gone), len(fresh))
-    found += zip(gone[:count], fresh[:count], strict=True)
-    return found, gone[count:], fresh[count:]
+    paired += zip(gone[:count], fresh[:count], strict=True)
+    return paired, gone[count:], fresh[count:]
 
 
 def moved(gone: Sequence[Placed], fresh: Sequence[Placed]) -> list[tuple[Placed, Placed]]:
@@ -58,11 +58,11 @@ def moved(gone: Sequence[Placed], fresh: Sequence[Placed]) -> list[tuple[Placed,
         for at, other in enumerate(fresh)
         if _computes_the_same(one, other) and _may_be(one, other, module_gone=one.module in modules_gone)
     )
-    found: dict[int, int] = {}
+    place_of: dict[int, int] = {}
     for _, _, index, at in ranked:
-        if index not in found and at not in found.values():
-            found[index] = at
-    return [(gone[index], fresh[at]) for index, at in found.items()]
+        if index not in place_of and at not in place_of.values():
+            place_of[index] = at
+    return [(gone[index], fresh[at]) for index, at in place_of.items()]
 
 
 def _may_be(one: Placed, other: Placed, *, module_gone: bool) -> bool:

@@ -153,7 +153,7 @@ def loads(text: str, where: str) -> Lock:
             content["transformers"],
             content["engine"],
             tuple(content["families"]),
-            {name: _module(held) for name, held in content["modules"].items()},
+            {name: _module(record) for name, record in content["modules"].items()},
         )
     except (TypeError, KeyError, AttributeError) as error:
         raise LockError(

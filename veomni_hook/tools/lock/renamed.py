@@ -74,12 +74,17 @@ class Renames:
 
     def __init__(self, pairs: Iterable[Pair]) -> None:
         self._changed = [pair for pair in pairs if pair[2].fingerprint != pair[3].fingerprint]
-        functions = [each for _, _, *bodies in self._changed for each in _functions(*bodies)]
-        self._declared = {(old, each.new) for held in functions for old, each in held.renames.items()}
-        candidates = [(each, names) for each in functions if (names := each.alike())]
+        functions = [function for _, _, *bodies in self._changed for function in _functions(*bodies)]
+        self._declared = {
+            (old, rename.new) for function in functions for old, rename in function.renames.items()
+        }
+        candidates = [(function, names) for function in functions if (names := function.alike())]
         self._likely = {pair for _, names in candidates for pair in names}
         self._likely = {
-            pair for each, names in candidates if self._know(_differing(each.old, each.new)) for pair in names
+            pair
+            for function, names in candidates
+            if self._know(_differing(function.old, function.new))
+            for pair in names
         }
         self._names = dict(sorted(self._likely)) | dict(sorted(self._declared))
 
@@ -94,22 +99,24 @@ class Renames:
 
     def of(self, before: Body, after: Body) -> dict[str, list[Renamed]]:
         """The renamed parameters of a function (under an empty name), or of each method of a class."""
-        return {each.name: [*self._of(each)] for each in _functions(before, after)}
+        return {function.name: [*self._of(function)] for function in _functions(before, after)}
 
     def places(self) -> dict[Renamed, list[tuple[str, str]]]:
         """The functions of each renamed parameter, as pairs of a module and a name."""
-        found: dict[Renamed, list[tuple[str, str]]] = defaultdict(list)
+        places: dict[Renamed, list[tuple[str, str]]] = defaultdict(list)
         for module, name, *bodies in self._changed:
-            for each in _functions(*bodies):
-                for renamed in self._of(each):
-                    found[renamed].append((module, f"{name}.{each.name}".rstrip(".")))
-        return found
+            for function in _functions(*bodies):
+                for renamed in self._of(function):
+                    places[renamed].append((module, f"{name}.{function.name}".rstrip(".")))
+        return places
 
     def lines(self, before: Body, after: Body) -> tuple[str, ...]:
         """The lines that only one form of a definition has, beside renamed parameters and decorators."""
         old = Counter(_WORD.sub(lambda word: self._names.get(word[0], word[0]), line) for line in before.text)
         new = Counter(after.text)
-        lost, added = (sorted(line.strip() for line in each.elements()) for each in (old - new, new - old))
+        lost, added = (
+            sorted(line.strip() for line in counter.elements()) for counter in (old - new, new - old)
+        )
         return tuple(
             f"{sign}{line}"
             for sign, lines in (("-", lost), ("+", added))
@@ -142,7 +149,7 @@ class _Function:
 
     def said(self) -> dict[str, Rename]:
         """What upstream says of parameters that only one of the two has."""
-        return {old: each for old, each in self.renames.items() if self._is_change(old, each.new)}
+        return {old: rename for old, rename in self.renames.items() if self._is_change(old, rename.new)}
 
     def alike(self) -> set[tuple[str, str]]:
         """Other parameters that differ by their names only."""
@@ -182,8 +189,8 @@ def _parameters(function: FunctionNode) -> Iterator[tuple[str, str, str, str]]:
         ("positional", positional, defaults),
         ("keyword", spec.kwonlyargs, spec.kw_defaults),
     ):
-        for each, value in zip(every, values, strict=True):
-            yield each.arg, kind, serialise(each.annotation), serialise(value)
+        for parameter, value in zip(every, values, strict=True):
+            yield parameter.arg, kind, serialise(parameter.annotation), serialise(value)
 
 
 def _differing(
@@ -203,8 +210,8 @@ def _differing(
     if len({*turned}) < len(turned):
         return None  # two names became one; as keywords of two calls they may
     one, other = (
-        local_names(each) - parameter_names(each) if isinstance(each, FUNCTIONS) else frozenset()
-        for each in (old, new)
+        local_names(tree) - parameter_names(tree) if isinstance(tree, FUNCTIONS) else frozenset()
+        for tree in (old, new)
     )
     return frozenset(
         (kind, before, after)
@@ -220,13 +227,13 @@ def _in_classes(
     rest = _differing(_without_methods(old), _without_methods(new))
     if [name for name, _ in before] != [name for name, _ in after] or rest is None:
         return None
-    found = {*rest}
+    names = {*rest}
     for (name, one), (_, other) in zip(before, after, strict=True):
         differs = _differing(one, other)
         if differs is None or _decorators(one, {}) != _decorators(other, renames.get(name, {})):
             return None
-        found |= differs
-    return frozenset(found)
+        names |= differs
+    return frozenset(names)
 
 
 def _fields(node: ast.AST) -> list[object]:
@@ -234,19 +241,21 @@ def _fields(node: ast.AST) -> list[object]:
 
 
 def _without_methods(owner: ast.ClassDef) -> ast.Module:
-    methods = [each for _, each in own_functions(owner)]
-    bases = [ast.Expr(each) for each in owner.bases]
-    keywords = [ast.Expr(each.value) for each in owner.keywords]
-    return ast.Module([*bases, *keywords, *(each for each in owner.body if each not in methods)], [])
+    methods = [method for _, method in own_functions(owner)]
+    bases = [ast.Expr(base) for base in owner.bases]
+    keywords = [ast.Expr(keyword.value) for keyword in owner.keywords]
+    return ast.Module(
+        [*bases, *keywords, *(statement for statement in owner.body if statement not in methods)], []
+    )
 
 
 def _decorators(function: FunctionNode, renames: Mapping[str, Rename]) -> list[str]:
-    found = []
+    kept = []
     for decorator in function.decorator_list:
         said = {node.value for node in walk_ast(decorator) if isinstance(node, ast.Constant)}
         if not any({old, rename.new} <= said for old, rename in renames.items()):
-            found.append(serialise(decorator))
-    return found
+            kept.append(serialise(decorator))
+    return kept
 
 
 def _same(one: object, other: object, names: dict[tuple[str, str], str]) -> bool:

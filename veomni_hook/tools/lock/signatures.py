@@ -43,21 +43,21 @@ def difference(old: str, new: str, renamed: Mapping[str, Mapping[str, str]] | No
     for name, arguments in before.items():
         names = (renamed or {}).get(name, {})
         if name in after and (
-            found := _changed(
+            change := _changed(
                 {names.get(parameter, parameter): value for parameter, value in _parameters(arguments)},
                 dict(_parameters(after[name])),
             )
         ):
-            said.append(f"{name}: {found}" if name else found)
+            said.append(f"{name}: {change}" if name else change)
     return "; ".join(said)
 
 
 def _functions(text: str) -> Iterator[tuple[str, ast.arguments]]:
     for line in text.splitlines():
         name = line.partition("(")[0]
-        found = ast.parse(f"def f{line.removeprefix(name)}: ...").body[0]
-        if isinstance(found, FUNCTIONS):
-            yield name, found.args
+        function = ast.parse(f"def f{line.removeprefix(name)}: ...").body[0]
+        if isinstance(function, FUNCTIONS):
+            yield name, function.args
 
 
 def _parameters(arguments: ast.arguments) -> Iterator[tuple[str, tuple[str, str | None]]]:
@@ -71,8 +71,8 @@ def _parameters(arguments: ast.arguments) -> Iterator[tuple[str, tuple[str, str 
         yield argument.arg, (kind, default)
     if arguments.vararg is not None:
         yield f"*{arguments.vararg.arg}", ("rest", None)
-    for argument, given in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
-        yield argument.arg, ("keyword only", ast.unparse(given) if given is not None else None)
+    for argument, value in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
+        yield argument.arg, ("keyword only", ast.unparse(value) if value is not None else None)
     if arguments.kwarg is not None:
         yield f"**{arguments.kwarg.arg}", ("keywords", None)
 

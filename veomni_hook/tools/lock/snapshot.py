@@ -32,13 +32,13 @@ def overrides_of(configs: Iterable[PatchConfig], document: Document) -> tuple[Ov
         document: the module.
     """
     fitting = (config for config in configs if config.applies_to(document.module))
-    found = {
+    overrides = {
         one
         for config in fitting
         for patch, _ in selected(config, document)
         for one in _overrides(config, patch)
     }
-    return tuple(sorted(found))
+    return tuple(sorted(overrides))
 
 
 def snapshot(
@@ -67,9 +67,11 @@ def snapshot(
     document = Document(text, module)
     old = known or {}
     overridden = [one.target for one in overrides]
-    found = recogniser.recognise(document, optional=optional) if idioms else []
+    recognised = recogniser.recognise(document, optional=optional) if idioms else []
     sites = [
-        site for site in found if not any(f"{site.target}.".startswith(f"{name}.") for name in overridden)
+        site
+        for site in recognised
+        if not any(f"{site.target}.".startswith(f"{name}.") for name in overridden)
     ]
     routed = [site for site in sites if site.status is Status.ROUTED]
     locked = tuple(
@@ -118,7 +120,7 @@ def _body(document: Document, name: str, scope: Scope, *, overridden: bool) -> B
     text = reindent(_without_docstrings(document, node), document.indent(node), "")
     line = document.lineno(document.span(node)[0])
     form = _form(definition, scope) if overridden else ""
-    said = {name: found for name, each in own_functions(node) if (found := renames(each))}
+    said = {name: renamed for name, function in own_functions(node) if (renamed := renames(function))}
     return Body(fingerprint(node), signature(node), line, tuple(text.splitlines()), form, said)
 
 

@@ -62,23 +62,27 @@ def lost_names(config: PatchConfig, document: Document) -> list[Lost]:
         return []
     imported = {n for block in blocks(document.tree) for s in block for n in importable(s)}
     defined = [d.qualname for d in document.definitions() if "." not in d.qualname]
-    found = [
+    lost = [
         Lost("exclude", name, f"there is nothing {name} to leave out{_near(name, defined)}")
         for name in dict.fromkeys(config.exclude)
         if not top_level(document, name)
     ]
-    found += [
-        Lost("helper", given.target, f"{_name(given.helper)} has no place{_near(given.target, defined)}")
-        for given in config.positioned_helpers
-        if not top_level(document, given.target)
+    lost += [
+        Lost(
+            "helper",
+            positioned_helper.target,
+            f"{_name(positioned_helper.helper)} has no place{_near(positioned_helper.target, defined)}",
+        )
+        for positioned_helper in config.positioned_helpers
+        if not top_level(document, positioned_helper.target)
     ]
     if not config.lenient:
-        found += [
+        lost += [
             Lost("drop_import", name, f"{name} is not imported{_near(name, imported)}")
             for name in sorted(config.drop_imported_names)
             if name not in imported
         ]
-    return found
+    return lost
 
 
 def refused(
@@ -98,13 +102,13 @@ def refused(
     """
     device = config.device or device
     whole = without(config, document, origin.module)
-    found, first = Refused(), None
+    refusals, first = Refused(), None
     left = dict(enumerate(patches))
     while True:
         whole.patches = list(left.values())
         result = _tried(whole, document, origin, device)
         if not isinstance(result, PatchError):
-            found.remarks = result
+            refusals.remarks = result
             break
         first = first or result
         guilty = {
@@ -113,16 +117,16 @@ def refused(
             if patch.target == result.target
             and (error := _alone(whole, patch, document, origin, device)) is not None
         }
-        found.patches |= guilty
+        refusals.patches |= guilty
         left = {index: patch for index, patch in left.items() if index not in guilty}
         if guilty:
             continue
         if not (whole.exclude or whole.drop_imported_names):
             return _one_by_one(whole, patches, document, origin, device)
         whole.exclude, whole.drop_imported_names = [], set()
-    if not found.patches:
-        found.together = first
-    return found
+    if not refusals.patches:
+        refusals.together = first
+    return refusals
 
 
 def _alone(
@@ -141,16 +145,16 @@ def _one_by_one(
     """The same where no patch is to blame for the error: what all of them share fails, or two conflict."""
     whole.patches = []
     around = _tried(whole, document, origin, device)
-    found = Refused()
+    refusals = Refused()
     for index, patch in enumerate(patches):
         error = _alone(whole, patch, document, origin, device)
         if error is not None and not (isinstance(around, PatchError) and error.what == around.what):
-            found.patches[index] = error
-    if not found.patches:
+            refusals.patches[index] = error
+    if not refusals.patches:
         whole.patches = list(patches)
         together = _tried(whole, document, origin, device)
-        found.together = next((e for e in (around, together) if isinstance(e, PatchError)), None)
-    return found
+        refusals.together = next((e for e in (around, together) if isinstance(e, PatchError)), None)
+    return refusals
 
 
 def without(config: PatchConfig, document: Document, module: str) -> PatchConfig:

@@ -129,9 +129,9 @@ def _of_slots(slots: Sequence[str], routes: Sequence[str]) -> Answer:
     lacking: list[str] = []
     for slot in slots:
         op = slot.partition("/")[0]
-        found = [route for route in routes if route.partition("/")[0] in OURS.get(op, ())]
-        serving += found
-        if not found:
+        matching = [route for route in routes if route.partition("/")[0] in OURS.get(op, ())]
+        serving += matching
+        if not matching:
             lacking.append(
                 f"{slot}: {_PLANNED.get(op, 'no route')}" if len(slots) > 1 else _PLANNED.get(op, "")
             )
@@ -192,5 +192,5 @@ def coverage(patch: Patch, config: PatchConfig, ops: Sequence[str], upstream: st
         ReplacementError: the source of the replacement, or of a helper, cannot be read.
         SyntaxError: ``upstream``, or a block of the config, is not valid Python.
     """
-    found = concerns(patch, config, upstream)
-    return Coverage(found, tuple(answer(one, ops) for one in found))
+    purposes = concerns(patch, config, upstream)
+    return Coverage(purposes, tuple(answer(one, ops) for one in purposes))

@@ -111,10 +111,10 @@ def concerns(patch: Patch, config: PatchConfig, upstream: str | None = None) -> 
         found = [one for rule in _RULES for one in rule(code)] or [_unrecognised(code)]
     evidence: dict[str, list[str]] = {}
     for one in found:
-        held = evidence.setdefault(one.name, [])
-        if not held or (_SLOT.match(one.evidence) and one.evidence not in held):
-            held.append(one.evidence)
-    return tuple(Concern(name, "; ".join(held)) for name, held in evidence.items())
+        texts = evidence.setdefault(one.name, [])
+        if not texts or (_SLOT.match(one.evidence) and one.evidence not in texts):
+            texts.append(one.evidence)
+    return tuple(Concern(name, "; ".join(pieces)) for name, pieces in evidence.items())
 
 
 def _size(config: PatchConfig) -> tuple[int, ...]:
@@ -185,8 +185,8 @@ def _imports(code: _Code) -> Iterator[Concern]:
 def _identifiers(code: _Code) -> Iterator[Concern]:
     fresh = sorted(code.fresh)
     for concern, pattern in words.WORDS.items():
-        if found := [name for name in fresh if pattern.fullmatch(name)]:
-            yield Concern(concern, ", ".join(found[:3]))
+        if names := [name for name in fresh if pattern.fullmatch(name)]:
+            yield Concern(concern, ", ".join(names[:3]))
 
 
 def _decorators(code: _Code) -> Iterator[Concern]:
@@ -292,9 +292,9 @@ def _augmented(tree: ast.Module) -> list[tuple[str, type[ast.operator]]]:
 def _configuration(code: _Code) -> Iterator[Concern]:
     for node in ast.walk(code.new):
         for target in node.targets if isinstance(node, ast.Assign) else ():
-            held = ast.unparse(target)
-            if isinstance(target, ast.Attribute) and re.match(r"(self\.)?config\.", held):
-                yield Concern(words.CONFIG_FIX, f"sets {held}")
+            text = ast.unparse(target)
+            if isinstance(target, ast.Attribute) and re.match(r"(self\.)?config\.", text):
+                yield Concern(words.CONFIG_FIX, f"sets {text}")
 
 
 def _attention_backends(code: _Code) -> Iterator[Concern]:

@@ -75,14 +75,14 @@ class _Names:
         self._imports: dict[str, list[str]] = {}
         self.copied = False
 
-    def of(self, held: Any) -> str:
+    def of(self, definition: Any) -> str:
         """Import an object, and return the name that it has in the file."""
-        module, name = str(held.__module__), str(held.__qualname__)
+        module, name = str(definition.__module__), str(definition.__qualname__)
         alias, number = name, 2
-        while self._taken.get(alias, held) is not held:
+        while self._taken.get(alias, definition) is not definition:
             alias, number = f"{name}_{number}", number + 1
         if alias not in self._taken:
-            self._taken[alias] = held
+            self._taken[alias] = definition
             self._imports.setdefault(module, []).append(name if alias == name else f"{name} as {alias}")
         return alias
 
@@ -103,11 +103,11 @@ def _docstring(reduced: Reduced, release: str, written_for: str) -> Iterator[str
         (COVERED, "Left out, because veomni-hook or upstream does the same without a patch:"),
         (LEFT_OUT, "Needed, but not here, because it does not apply: write it anew."),
     ):
-        held = [one for one in reduced.explained if one.outcome == outcome]
-        if held:
+        judged = [one for one in reduced.explained if one.outcome == outcome]
+        if judged:
             yield ""
             yield title
-            yield from (f"    {one.judgement.target}: {_plain(one.reason)}" for one in held)
+            yield from (f"    {one.judgement.target}: {_plain(one.reason)}" for one in judged)
     yield '"""'
 
 
@@ -124,20 +124,20 @@ def _head(reduced: Reduced, written_for: str) -> Iterator[str]:
 
 
 def _surroundings(reduced: Reduced, names: _Names) -> Iterator[str]:
-    held = reduced.needs
-    if held.imports or held.drops:
+    needs = reduced.needs
+    if needs.imports or needs.drops:
         yield ""
-    yield from (_import(spec) for spec in held.imports)
-    if held.drops:
-        yield f"config.drop_import_names({', '.join(map(_text, held.drops))})"
-    for block in held.blocks:
+    yield from (_import(spec) for spec in needs.imports)
+    if needs.drops:
+        yield f"config.drop_import_names({', '.join(map(_text, needs.drops))})"
+    for block in needs.blocks:
         quotes = "'''" if '"""' in block else '"""'
         raw = "r" if "\\" in block else ""
         yield from ("", "config.add_post_import_block(", f"    {raw}{quotes}", block, f"{quotes}", ")")
-    if held.helpers or held.placed:
+    if needs.helpers or needs.placed:
         yield ""
-    yield from (f"config.add_helper({names.of(helper)})" for helper in held.helpers)
-    for placed in held.placed:
+    yield from (f"config.add_helper({names.of(helper)})" for helper in needs.helpers)
+    for placed in needs.placed:
         yield f"config.add_helper_after({_text(placed.target)}, {names.of(placed.helper)})"
 
 

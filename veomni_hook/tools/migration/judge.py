@@ -78,15 +78,15 @@ def judge(
         IdiomError: an idiom fails on the module.
         SyntaxError: one of the texts is not valid Python.
     """
-    found = served(config, source, origin, base=base, base_version=base_version)
+    patches = served(config, source, origin, base=base, base_version=base_version)
     document = Document(source, origin.module)
-    there = [one for one in found if one.status != GONE]
+    there = [one for one in patches if one.status != GONE]
     problems = refused(config, [one.patch for one in there], document, origin, device=device)
     errors = {id(there[index].patch): error for index, error in problems.patches.items()}
     if base is not None:
-        found = _together(config, found, errors, document, Document(base, origin.module))
+        patches = _together(config, patches, errors, document, Document(base, origin.module))
     said = {remark.target: remark.what for remark in problems.remarks}
-    judged = [_judged(config, one, errors.get(id(one.patch)), base, said) for one in found]
+    judged = [_judged(config, one, errors.get(id(one.patch)), base, said) for one in patches]
     judged += [Judgement(lost.kind, lost.name, GONE, lost.detail) for lost in lost_names(config, document)]
     if problems.together is not None:
         error = problems.together
@@ -96,17 +96,17 @@ def judge(
 
 def _together(
     config: PatchConfig,
-    found: Sequence[Served],
+    patches: Sequence[Served],
     errors: Mapping[int, PatchError],
     now: Document,
     base: Document,
 ) -> list[Served]:
     """The same, where a patch that cannot do without one that does not apply has moved too."""
-    fitting = [one for one in found if one.status in (APPLIES, RENAMED) and id(one.patch) not in errors]
-    lost = [one.patch for one in found if one not in fitting]
+    fitting = [one for one in patches if one.status in (APPLIES, RENAMED) and id(one.patch) not in errors]
+    lost = [one.patch for one in patches if one not in fitting]
     why = needing(config, [one.patch for one in fitting], lost, now, base)
     moved = {id(fitting[index]): detail for index, detail in why.items()}
-    return [replace(one, status=MOVED, detail=moved[id(one)]) if id(one) in moved else one for one in found]
+    return [replace(one, status=MOVED, detail=moved[id(one)]) if id(one) in moved else one for one in patches]
 
 
 def absent(config: PatchConfig, module: str, release: str) -> list[Judgement]:

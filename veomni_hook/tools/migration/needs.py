@@ -85,8 +85,8 @@ def _providers(config: PatchConfig, document: Document) -> Iterator[_Provider]:
             yield _Provider({_name(placed.helper)}, _tree(config, placed.helper), "placed", index)
 
 
-def _tree(config: PatchConfig, held: object, name_map: NameMap | None = None) -> ast.Module:
-    snippet = read_snippet(held, where=f"config {config.name}", name_map=name_map)
+def _tree(config: PatchConfig, definition: object, name_map: NameMap | None = None) -> ast.Module:
+    snippet = read_snippet(definition, where=f"config {config.name}", name_map=name_map)
     return ast.Module([snippet.node], [])
 
 
@@ -100,35 +100,35 @@ def _overrides(one: _Provider, config: PatchConfig, origins: dict[str, str]) -> 
 
 def _origins(document: Document) -> dict[str, str]:
     """The names that upstream binds, with the module that it imports them from (empty: it defines them)."""
-    found = dict.fromkeys(global_bindings(document.tree), "")
+    origins = dict.fromkeys(global_bindings(document.tree), "")
     package = document.module.split(".")
     for block in blocks(document.tree):
         for node in block:
             if isinstance(node, ast.ImportFrom):
                 base = package[: len(package) - node.level] if node.level else []
                 module = ".".join([*base, *([node.module] if node.module else [])])
-                found.update({alias.asname or alias.name: module for alias in node.names})
-    return found
+                origins.update({alias.asname or alias.name: module for alias in node.names})
+    return origins
 
 
 def _collected(config: PatchConfig, kept: Sequence[_Provider], document: Document) -> Needs:
-    found = Needs()
+    collected = Needs()
     for index, spec in enumerate(config.additional_imports):
         parts = [one.part for one in kept if one.kind == "import" and one.index == index]
         if parts and spec.is_from_import and spec.names:
-            found.imports.append(replace(spec, names=[spec.names[part] for part in parts]))
+            collected.imports.append(replace(spec, names=[spec.names[part] for part in parts]))
         elif parts:
-            found.imports.append(spec)
+            collected.imports.append(spec)
     for index, block in enumerate(config.post_import_blocks):
         parts = [one.part for one in kept if one.kind == "block" and one.index == index]
         if parts:
-            found.blocks.append(_statements(textwrap.dedent(block), parts))
-    found.helpers = [config.helpers[one.index] for one in kept if one.kind == "helper"]
-    found.placed = [config.positioned_helpers[one.index] for one in kept if one.kind == "placed"]
+            collected.blocks.append(_statements(textwrap.dedent(block), parts))
+    collected.helpers = [config.helpers[one.index] for one in kept if one.kind == "helper"]
+    collected.placed = [config.positioned_helpers[one.index] for one in kept if one.kind == "placed"]
     bound = {name for one in kept for name in one.names}
     imported = {name for block in blocks(document.tree) for node in block for name in importable(node)}
-    found.drops = sorted(config.drop_imported_names & bound & imported)
-    return found
+    collected.drops = sorted(config.drop_imported_names & bound & imported)
+    return collected
 
 
 def _statements(block: str, parts: Sequence[int]) -> str:

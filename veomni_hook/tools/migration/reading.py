@@ -27,8 +27,8 @@ _MAKERS = re.compile("finfo|tensor|arange|empty|full|ones|zeros|new_.*")
 
 def calls(tree: ast.Module, pattern: re.Pattern[str]) -> Counter[str]:
     """How often functions and methods whose name matches are called."""
-    found = (last_name(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call))
-    return Counter(name for name in found if pattern.fullmatch(name))
+    names = (last_name(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call))
+    return Counter(name for name in names if pattern.fullmatch(name))
 
 
 def autocast_blocks(tree: ast.Module) -> int:
@@ -38,7 +38,7 @@ def autocast_blocks(tree: ast.Module) -> int:
 
 def in_float32(tree: ast.Module) -> set[str]:
     """What is made float32: the last name of what is cast, or the function that has it as its dtype."""
-    found = set()
+    names = set()
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call) or _MAKERS.fullmatch(last_name(node.func)):
             continue
@@ -47,10 +47,10 @@ def in_float32(tree: ast.Module) -> set[str]:
         named = any(last_name(value) == "float32" for value in values)
         if isinstance(function, ast.Attribute) and function.attr in ("to", "type", "float"):
             if named or function.attr == "float":
-                found.add(_receiver(function.value))
+                names.add(_receiver(function.value))
         elif named:
-            found.add(last_name(function))
-    return found - {""}
+            names.add(last_name(function))
+    return names - {""}
 
 
 def _receiver(node: ast.expr) -> str:
@@ -75,17 +75,17 @@ def _branches(node: ast.If | ast.IfExp) -> list[ast.AST]:
 
 def about_positions(tree: ast.Module) -> list[str]:
     """What is done to the axes of position ids, in words."""
-    found = []
+    remarks = []
     for node in (one for one in ast.walk(tree) if isinstance(one, ast.Assign)):
         if not any(last_name(target).endswith("position_ids") for target in node.targets):
             continue
         for call in (one for one in ast.walk(node.value) if isinstance(one, ast.Call)):
             first = call.args[0] if call.args else None
             if last_name(call.func) in ("transpose", "permute"):
-                found.append("axes of position ids are exchanged")
+                remarks.append("axes of position ids are exchanged")
             elif last_name(call.func) == "expand" and isinstance(first, ast.Constant):
-                found.append(f"position ids with {first.value!r} rows")
-    return found
+                remarks.append(f"position ids with {first.value!r} rows")
+    return remarks
 
 
 def class_attributes(tree: ast.Module) -> list[tuple[str, str]]:
@@ -102,8 +102,8 @@ def class_attributes(tree: ast.Module) -> list[tuple[str, str]]:
 
 def decorator_names(tree: ast.Module) -> set[str]:
     """The decorators of the definition."""
-    held = getattr(tree.body[0], "decorator_list", []) if tree.body else []
-    return {last_name(one.func if isinstance(one, ast.Call) else one) for one in held}
+    decorators = getattr(tree.body[0], "decorator_list", []) if tree.body else []
+    return {last_name(one.func if isinstance(one, ast.Call) else one) for one in decorators}
 
 
 def body_of(tree: ast.Module) -> list[ast.stmt]:

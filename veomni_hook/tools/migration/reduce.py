@@ -81,9 +81,9 @@ def reduce(config: PatchConfig, judgements: Sequence[Judgement], source: str, or
     }
     problems: dict[int, str] = {}
     for _ in range(2):  # once more with the signatures that were refused allowed
-        held = _config(config, list(wanted.values()), document)
-        found = refused(held, held.patches, document, origin)
-        for at, error in found.patches.items():
+        remaining = _config(config, list(wanted.values()), document)
+        refusals = refused(remaining, remaining.patches, document, origin)
+        for at, error in refusals.patches.items():
             index = list(wanted)[at]
             if isinstance(error, SignatureError) and not wanted[index].allow_signature_change:
                 wanted[index] = replace(wanted[index], allow_signature_change=True)
@@ -102,7 +102,7 @@ def reduce(config: PatchConfig, judgements: Sequence[Judgement], source: str, or
 def own(patch: Patch, document: Document) -> Patch:
     """The patch as an own config declares it."""
     kind = patch.patch_type
-    there = any(found.kind == "method" for found in document.find(patch.target))
+    there = any(definition.kind == "method" for definition in document.find(patch.target))
     if kind is PatchType.METHOD_OVERRIDE and not there:
         kind = PatchType.METHOD_ADDITION
     return replace(patch, patch_type=kind, name_map=_matching(patch))
@@ -112,14 +112,14 @@ def _matching(patch: Patch) -> dict[str, str] | None:
     """The entries of a name map that match something in the replacement."""
     if not patch.name_map or patch.replacement is None:
         return None
-    found = {}
+    matching = {}
     for key, name in patch.name_map.items():
         try:
             read_snippet(patch.replacement, where="", name_map={key: name})
         except NameMapError:
             continue
-        found[key] = name
-    return found or None
+        matching[key] = name
+    return matching or None
 
 
 def _config(config: PatchConfig, patches: list[Patch], document: Document) -> PatchConfig:

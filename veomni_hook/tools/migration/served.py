@@ -178,11 +178,13 @@ def _near(name: str, known: Sequence[str]) -> str:
 
 
 def _find(document: Document, target: str, kinds: Sequence[str]) -> list[Definition]:
-    return [found for found in document.find(target) if found.kind in kinds]
+    return [definition for definition in document.find(target) if definition.kind in kinds]
 
 
 def _class(document: Document, name: str) -> ast.ClassDef | None:
-    nodes = [found.node for found in document.find(name) if isinstance(found.node, ast.ClassDef)]
+    nodes = [
+        definition.node for definition in document.find(name) if isinstance(definition.node, ast.ClassDef)
+    ]
     return nodes[-1] if nodes else None
 
 
@@ -213,14 +215,14 @@ def _changes(
     old = snapshot(origin.module, base, overrides=overrides, idioms=False)
     known = {name: body.fingerprint for name, body in old.bodies.items()}
     new = snapshot(origin.module, source, overrides=overrides, known=known, idioms=False)
-    found: dict[str, list[Change]] = {}
+    by_target: dict[str, list[Change]] = {}
     locks = (
         Lock(version, "", (), {origin.module: held})
         for version, held in ((base_version, old), (origin.version, new))
     )
     for change in compare(*locks):
-        found.setdefault(change.target, []).append(change)
-    return found
+        by_target.setdefault(change.target, []).append(change)
+    return by_target
 
 
 def _concerns(site: Site, patch: Patch, now: Document) -> bool:
@@ -244,13 +246,13 @@ def _concerns(site: Site, patch: Patch, now: Document) -> bool:
 def _inherited(now: Document, origin: Origin) -> list[Site]:
     """The routed sites of the shared module with heads that this one inherits, in the same package."""
     marker = os.sep.join(("", "models", ""))
-    package, found, _ = origin.path.rpartition(marker)
+    package, separator, _ = origin.path.rpartition(marker)
     path = os.path.join(package, f"{_INHERITED}.py")
     uses = any(
         isinstance(node, ast.ImportFrom) and (node.module or "").endswith(_INHERITED)
         for node in now.tree.body
     )
-    if not found or not uses or not os.path.isfile(path):
+    if not separator or not uses or not os.path.isfile(path):
         return []
     with open(path, encoding="utf-8") as file:
         document = Document(file.read(), f"transformers.{_INHERITED}")

@@ -54,13 +54,15 @@ def surroundings(config: PatchConfig, upstream: str) -> list[Surrounding]:
     purposes = {patch.target: concerns(patch, config, upstream) for patch in config.patches}
     names = given(config)
     uses = {patch.target: _uses(patch, config, names) for patch in config.patches}
-    found = []
+    changes = []
     if config.exclude:
         left_out = Concern(words.EXCLUSION, "excluded from the output")
-        found.append(Surrounding("excluded", tuple(config.exclude), (left_out,)))
-    found += [_dropped(name, config, upstream, purposes, uses) for name in sorted(config.drop_imported_names)]
-    found += [_helped(name, held, config, purposes, uses) for name, held in _helpers(config)]
-    return found
+        changes.append(Surrounding("excluded", tuple(config.exclude), (left_out,)))
+    changes += [
+        _dropped(name, config, upstream, purposes, uses) for name in sorted(config.drop_imported_names)
+    ]
+    changes += [_helped(name, helper, config, purposes, uses) for name, helper in _helpers(config)]
+    return changes
 
 
 def _dropped(name: str, config: PatchConfig, upstream: str, purposes: _Purposes, uses: _Uses) -> Surrounding:
@@ -72,17 +74,17 @@ def _dropped(name: str, config: PatchConfig, upstream: str, purposes: _Purposes,
             return Surrounding("dropped import", (name,), (purpose,), _mentioning(name, uses))
     bodies = {target: tree for target in purposes if (tree := definition(upstream, target)) is not None}
     users = _mentioning(name, {target: identifiers(tree) for target, tree in bodies.items()})
-    held = {one.name: one for target in users for one in purposes[target]}
-    wanted = [held[kind] for kind in (words.LOG_PROBS, words.KERNEL) if kind in held]
+    by_name = {one.name: one for target in users for one in purposes[target]}
+    wanted = [by_name[kind] for kind in (words.LOG_PROBS, words.KERNEL) if kind in by_name]
     return Surrounding("dropped import", (name,), tuple(wanted[:1]) or (_unknown(users),), users)
 
 
-def _helped(name: str, held: object, config: PatchConfig, purposes: _Purposes, uses: _Uses) -> Surrounding:
+def _helped(name: str, helper: object, config: PatchConfig, purposes: _Purposes, uses: _Uses) -> Surrounding:
     """A helper is for what its own code shows, else for what all patches that call it are for."""
     users = _mentioning(name, uses)
     own: tuple[Concern, ...] = ()
-    if held is not None:
-        own = concerns(Patch(PatchType.FUNCTION_REPLACEMENT, name, held), config)
+    if helper is not None:
+        own = concerns(Patch(PatchType.FUNCTION_REPLACEMENT, name, helper), config)
     if not own or own[0].name == words.OTHER:
         kinds = [{one.name for one in purposes[target]} for target in users]
         shared = set.intersection(*kinds) if kinds else set()
@@ -102,14 +104,14 @@ def _helpers(config: PatchConfig) -> Iterator[tuple[str, object]]:
 def _uses(patch: Patch, config: PatchConfig, names: Given) -> set[str]:
     """The identifiers of a replacement, under the patch's name map, and the helpers that it calls."""
     tree = replacement(patch, config)
-    found = identifiers(tree) | set(used(tree, names).helpers)
+    mentioned = identifiers(tree) | set(used(tree, names).helpers)
     for old, new in (patch.name_map or {}).items():
-        found |= {name.replace(old, new) for name in found}
-    return found
+        mentioned |= {name.replace(old, new) for name in mentioned}
+    return mentioned
 
 
 def _mentioning(name: str, uses: _Uses) -> tuple[str, ...]:
-    return tuple(target for target, held in uses.items() if name in held)
+    return tuple(target for target, mentioned in uses.items() if name in mentioned)
 
 
 def _unknown(users: Sequence[str]) -> Concern:

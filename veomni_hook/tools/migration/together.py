@@ -40,7 +40,7 @@ def needing(
     left = {index: list(_changes(config, patch, now, base)) for index, patch in enumerate(fitting)}
     gone = [change for patch in lost for change in _changes(config, patch, now, base)]
     classes = dict(_classes(now.tree))
-    found: dict[int, str] = {}
+    reasons: dict[int, str] = {}
     while True:
         kept = {change.name for changes in left.values() for change in changes}
         callers = [f for f in _functions(now.tree) if f.name not in kept]
@@ -48,8 +48,8 @@ def needing(
             index: why for index, changes in left.items() if (why := _why(changes, gone, callers, classes))
         }
         if not said:
-            return found
-        found |= said
+            return reasons
+        reasons |= said
         gone += [change for index in said for change in left.pop(index)]
 
 
@@ -78,16 +78,18 @@ class _Function:
         defaults = [kinds.empty] * (len(positional) - len(arguments.defaults)) + [None] * len(
             arguments.defaults
         )
-        found = [
+        parameters = [
             kinds(one.arg, kinds.POSITIONAL_OR_KEYWORD, default=value)
             for one, value in zip(positional, defaults, strict=True)
         ]
-        found = found[1:] if "." in self.name and not self._is_static else found
-        found += [kinds(arguments.vararg.arg, kinds.VAR_POSITIONAL)] if arguments.vararg else []
+        parameters = parameters[1:] if "." in self.name and not self._is_static else parameters
+        parameters += [kinds(arguments.vararg.arg, kinds.VAR_POSITIONAL)] if arguments.vararg else []
         for one, value in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
-            found.append(kinds(one.arg, kinds.KEYWORD_ONLY, default=kinds.empty if value is None else None))
-        found += [kinds(arguments.kwarg.arg, kinds.VAR_KEYWORD)] if arguments.kwarg else []
-        return inspect.Signature(found)
+            parameters.append(
+                kinds(one.arg, kinds.KEYWORD_ONLY, default=kinds.empty if value is None else None)
+            )
+        parameters += [kinds(arguments.kwarg.arg, kinds.VAR_KEYWORD)] if arguments.kwarg else []
+        return inspect.Signature(parameters)
 
     @property
     def _is_static(self) -> bool:
@@ -233,10 +235,10 @@ def _classes(tree: ast.Module) -> Iterator[tuple[str, str]]:
         for node in walk_ast(function.node):
             if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
                 called = node.value.func
-                made = called.value if isinstance(called, ast.Attribute) else called
+                class_ = called.value if isinstance(called, ast.Attribute) else called
                 for target in node.targets:
-                    if isinstance(made, ast.Name) and (name := _own(target, ast.Store)):
-                        yield f"{_owner(function.name)}.{name}", made.id
+                    if isinstance(class_, ast.Name) and (name := _own(target, ast.Store)):
+                        yield f"{_owner(function.name)}.{name}", class_.id
 
 
 def _keywords(calls: Iterable[ast.Call]) -> set[str]:
@@ -264,8 +266,8 @@ def _made(value: ast.expr | None, function: FunctionNode) -> tuple[str, ...]:
                         value = node.value
                     elif isinstance(target, ast.Attribute) and getattr(target.value, "id", "") == name:
                         attributes.append(target.attr)
-    made = last_name(value.func) if isinstance(value, ast.Call) else ""
-    return (made if made[:1].isupper() else "a value", *sorted(attributes))
+    class_name = last_name(value.func) if isinstance(value, ast.Call) else ""
+    return (class_name if class_name[:1].isupper() else "a value", *sorted(attributes))
 
 
 def _own(node: ast.AST, context: type[ast.expr_context]) -> str:

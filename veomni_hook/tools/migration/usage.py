@@ -93,24 +93,24 @@ def definition(source: str | None, target: str) -> ast.Module | None:
 
 def used(tree: ast.Module, names: Given) -> Used:
     """Return what the code and the helpers that it calls use."""
-    found = Used()
-    _collect(tree, names, found)
-    return found
+    usage = Used()
+    _collect(tree, names, usage)
+    return usage
 
 
 def identifiers(tree: ast.AST) -> set[str]:
     """Every name, attribute, parameter, keyword and string that is an identifier."""
-    found: set[str] = set()
+    names: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Name):
-            found.add(node.id)
+            names.add(node.id)
         elif isinstance(node, ast.Attribute):
-            found.add(node.attr)
+            names.add(node.attr)
         elif isinstance(node, ast.arg) or (isinstance(node, ast.keyword) and node.arg):
-            found.add(str(node.arg))
+            names.add(str(node.arg))
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.isidentifier():
-            found.add(node.value)
-    return found
+            names.add(node.value)
+    return names
 
 
 def parameters(tree: ast.AST) -> set[str]:
@@ -118,19 +118,19 @@ def parameters(tree: ast.AST) -> set[str]:
     return {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
 
 
-def _collect(tree: ast.Module, names: Given, found: Used) -> None:
+def _collect(tree: ast.Module, names: Given, usage: Used) -> None:
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom | ast.Import):
-            found.imports.update(_imported(node))
+            usage.imports.update(_imported(node))
     for use in global_uses(tree, [*names.slots, *names.origins, *names.helpers]):
         name = use.name
         if name in names.slots:
-            found.slots[name] = names.slots[name]
+            usage.slots[name] = names.slots[name]
         elif name in names.origins:
-            found.imports[name] = names.origins[name]
-        elif name not in found.helpers:
-            found.helpers[name] = names.helpers[name]
-            _collect(names.helpers[name], names, found)
+            usage.imports[name] = names.origins[name]
+        elif name not in usage.helpers:
+            usage.helpers[name] = names.helpers[name]
+            _collect(names.helpers[name], names, usage)
 
 
 def _read_block(

@@ -20,9 +20,9 @@ def written_for(config: PatchConfig) -> str:
     """Return the release that a config was made for: what its `transformers_version` says, or the head of
     the file that patchgen generated from it; empty if neither is there.
     """
-    given = _RELEASE.search(config.transformers_version or "")
-    if given is not None:
-        return given.group()
+    match = _RELEASE.search(config.transformers_version or "")
+    if match is not None:
+        return match.group()
     path = _file(config)
     return beside(path, config.target_file) if path else ""
 
@@ -44,8 +44,8 @@ def beside(path: str, target_file: str = "") -> str:
         names = sorted(name for name in os.listdir(folder) if name.endswith(".py"))
     except OSError:
         return ""
-    found = {_based_on(os.path.join(folder, name)) for name in names} - {""}
-    return found.pop() if len(found) == 1 else ""
+    releases = {_based_on(os.path.join(folder, name)) for name in names} - {""}
+    return releases.pop() if len(releases) == 1 else ""
 
 
 def _file(config: PatchConfig) -> str:
@@ -59,7 +59,7 @@ def _file(config: PatchConfig) -> str:
 def _based_on(path: str) -> str:
     try:
         with open(path, encoding="utf-8") as file:
-            found = _BASED_ON.search(file.read(_HEAD))
+            match = _BASED_ON.search(file.read(_HEAD))
     except (OSError, UnicodeDecodeError):
         return ""  # no such file, or not one of patchgen's
-    return found.group(1) if found else ""
+    return match.group(1) if match else ""

@@ -31,8 +31,8 @@ def notes_on_invariance(model: nn.Module, rows: Iterable[Row], device: str) -> I
 
 def _of_rows(rows: Iterable[Row], device: str) -> Iterator[str]:
     doubtful = {name for name, op in registry.ops().items() if device not in op.invariant}
-    found = {(row.op, row.kind, row.reason) for row in rows if row.backend == EAGER and row.op in doubtful}
-    for op, kind, reason in sorted(found):
+    unserved = {(row.op, row.kind, row.reason) for row in rows if row.backend == EAGER and row.op in doubtful}
+    for op, kind, reason in sorted(unserved):
         yield f"{op} in {kind}: upstream's code ({reason})"
 
 

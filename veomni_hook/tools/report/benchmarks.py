@@ -108,16 +108,16 @@ def charts(folder: Path, ops: Iterable[str], families: Iterable[str], *, cpu: bo
     return [*steps, *(chart for record in records for chart in _ops(record, wanted))]
 
 
-def by_place(found: Sequence[Chart]) -> Iterator[tuple[str, list[Chart], list[Chart]]]:
+def by_place(every_chart: Sequence[Chart]) -> Iterator[tuple[str, list[Chart], list[Chart]]]:
     """Yield each device and run with its charts: the first ones of their ops, and the folded ones."""
-    for where in dict.fromkeys(chart.where for chart in found):
-        here = [chart for chart in found if chart.where == where]
+    for where in dict.fromkeys(chart.where for chart in every_chart):
+        here = [chart for chart in every_chart if chart.where == where]
         yield where, [chart for chart in here if chart.first], [chart for chart in here if not chart.first]
 
 
-def step_of(found: Iterable[Chart]) -> Iterator[tuple[str, str, str]]:
+def step_of(every_chart: Iterable[Chart]) -> Iterator[tuple[str, str, str]]:
     """Yield the time and the memory of the first recorded training step that has upstream's beside ours."""
-    for chart in found:
+    for chart in every_chart:
         sides = {bar.name: bar for bar in chart.bars if bar.own or bar.name == _NAMES["eager"]}
         if chart.step and len(sides) == len(("upstream", "ours")):
             other, own = sorted(sides.values(), key=lambda bar: bar.own)
@@ -150,7 +150,7 @@ def _step(record: Facts, families: set[str]) -> Iterator[Chart]:
     sides = record.get("sides", {})
     if family not in families or not sides:
         return
-    found = tuple(
+    bars = tuple(
         Bar(
             _named(name),
             one["step_ms"],
@@ -160,7 +160,7 @@ def _step(record: Facts, families: set[str]) -> Iterator[Chart]:
         for name, one in sides.items()
     )
     yield Chart(
-        f"{title}; attention: {record['attention']}", _where(record), "ours" in sides, found, step=True
+        f"{title}; attention: {record['attention']}", _where(record), "ours" in sides, bars, step=True
     )
 
 
@@ -171,12 +171,12 @@ def _ops(record: Facts, ops: set[str]) -> Iterator[Chart]:
         if row.get("op") not in ops or row["part"] not in _PARTS or not row["milliseconds"]:
             continue
         shape = first.setdefault(row["op"], row["shape"])
-        found = tuple(
+        bars = tuple(
             Bar(_named(name), taken, _memory(row, name), name == "ours")
             for name, taken in row["milliseconds"].items()
         )
         title = f"{row['op']}, {row['part']}: {row['shape']}, {row['dtype']}"
-        yield Chart(title, _where(record), row["shape"] == shape, found)
+        yield Chart(title, _where(record), row["shape"] == shape, bars)
 
 
 def _memory(row: Facts, side: str) -> str:

@@ -30,11 +30,11 @@ def notes_on_mapped(model: nn.Module) -> Iterator[str]:
             )
     ours: Any = sys.modules.get(_OURS)  # loaded by the first patched module with a mapping
     for mapped in () if ours is None else list(ours.MAPPED.values()):
-        for each in list(mapped.replacements.values()):
-            if number := sum(map(each.is_kind, kinds)):
+        for replacement in list(mapped.replacements.values()):
+            if number := sum(map(replacement.is_kind, kinds)):
                 yield (
-                    f"class mapping {each.declared!r} of {mapped.config}: {counted(number, 'module')} of the "
-                    f"class {_name(each.kind)} for {mapped.name}"
+                    f"class mapping {replacement.declared!r} of {mapped.config}: "
+                    f"{counted(number, 'module')} of the class {_name(replacement.kind)} for {mapped.name}"
                 )
         if mapped.gave_way in kinds:
             yield (

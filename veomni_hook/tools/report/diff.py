@@ -89,8 +89,8 @@ class Part:
 
 def tally(left: str, right: str) -> dict[Kind, int]:
     """Return the number of lines of each kind."""
-    found = pairs(split(left), split(right))
-    return {kind: sum(pair.kind is kind for pair in found) for kind in Kind}
+    line_pairs = pairs(split(left), split(right))
+    return {kind: sum(pair.kind is kind for pair in line_pairs) for kind in Kind}
 
 
 def coloured(lines: Sequence[str]) -> list[Markup]:
@@ -116,8 +116,8 @@ def side_by_side(module: Module) -> Iterator[Part]:
     """Yield the diff of a module's two texts; unchanged parts are folded, and unfold without a script."""
     texts = split(module.original or ""), split(module.patched or "")
     colours = [coloured(lines) for lines in texts]
-    found = pairs(*texts)
-    notes = _placed(module, found)
+    line_pairs = pairs(*texts)
+    notes = _placed(module, line_pairs)
 
     def number(pair: Pair) -> int:
         return (pair.left or 0) + 1 if pair.right is None else module.first + pair.right
@@ -132,7 +132,7 @@ def side_by_side(module: Module) -> Iterator[Part]:
         indent = f" i{width}" if width else ""
         return Line(module.first + at if side else at + 1, sign, colours[side][at], indent, element)
 
-    for run in runs(found):
+    for run in runs(line_pairs):
         groups: list[Group] = []
         for pair in run.pairs:
             row = Row(pair.kind, line(pair, 0), line(pair, 1))
@@ -153,7 +153,7 @@ def side_by_side(module: Module) -> Iterator[Part]:
         yield Part(str(first), str(last), groups, said, any(pair in notes for pair in run.pairs))
 
 
-def _placed(module: Module, found: Sequence[Pair]) -> dict[Pair, list[Change | None]]:
+def _placed(module: Module, line_pairs: Sequence[Pair]) -> dict[Pair, list[Change | None]]:
     """The notes by the pair below them: the line itself, or the removed lines directly above it."""
     noted: dict[int, list[Change | None]] = {}
     if module.slots:
@@ -164,12 +164,12 @@ def _placed(module: Module, found: Sequence[Pair]) -> dict[Pair, list[Change | N
     for line, notes in sorted(noted.items()):
         wanted = line - module.first
         at = next(
-            (at for at, pair in enumerate(found) if pair.right is not None and pair.right >= wanted),
-            len(found) - 1,
+            (at for at, pair in enumerate(line_pairs) if pair.right is not None and pair.right >= wanted),
+            len(line_pairs) - 1,
         )
-        while found[at].kind is Kind.SAME and at > 0 and found[at - 1].kind is Kind.REMOVED:
+        while line_pairs[at].kind is Kind.SAME and at > 0 and line_pairs[at - 1].kind is Kind.REMOVED:
             at -= 1
-        while found[at].kind is Kind.REMOVED and at > 0 and found[at - 1].kind is Kind.REMOVED:
+        while line_pairs[at].kind is Kind.REMOVED and at > 0 and line_pairs[at - 1].kind is Kind.REMOVED:
             at -= 1
-        placed.setdefault(found[at], []).extend(notes)
+        placed.setdefault(line_pairs[at], []).extend(notes)
     return placed

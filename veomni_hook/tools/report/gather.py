@@ -81,8 +81,8 @@ def unpatched(
     name: str, label: str, version: str, reason: str, *, unrouted: Iterable[MissedSite] | None = None
 ) -> Module:
     """Return a page's data on a module that no patch applies to; ``reason`` is a sentence."""
-    found = None if unrouted is None else tuple(unrouted)
-    return Module(name, label, version, "", None, None, 1, (), (), (), found, reason)
+    missed = None if unrouted is None else tuple(unrouted)
+    return Module(name, label, version, "", None, None, 1, (), (), (), missed, reason)
 
 
 def places_in(text: str, slots: Sequence[SlotSpec]) -> list[Place]:
@@ -91,7 +91,7 @@ def places_in(text: str, slots: Sequence[SlotSpec]) -> list[Place]:
     Places in the copy of a method belong to the method.
     """
     named = {slot.name: slot for slot in slots}
-    found = []
+    places = []
     tree = ast.parse(text)
     methods = (
         f"{owner.name}.{one.name}"
@@ -104,15 +104,15 @@ def places_in(text: str, slots: Sequence[SlotSpec]) -> list[Place]:
     for owner, node in _calls(tree, ""):
         if not isinstance(node.func, ast.Attribute) or node.func.attr not in _ASKED:
             continue
-        held = node.func.value
-        if isinstance(held, ast.Name) and held.id in named:
-            slot = named[held.id]
+        receiver = node.func.value
+        if isinstance(receiver, ast.Name) and receiver.id in named:
+            slot = named[receiver.id]
             variant = registry.variant(slot.op, slot.variant) if slot.op in registry.names() else None
             formula = variant.formula if variant is not None else ""
-            found.append(
+            places.append(
                 Place(node.lineno, copied.get(owner, owner), slot.name, slot.op, slot.variant, formula)
             )
-    return sorted(found, key=lambda place: place.line)
+    return sorted(places, key=lambda place: place.line)
 
 
 def _calls(node: ast.AST, owner: str) -> Iterator[tuple[str, ast.Call]]:
@@ -130,7 +130,7 @@ def _changes(applied: Sequence[AppliedPatch], places: Sequence[Place]) -> Iterat
     A method and its copy may both ask a slot: that is one place.
     """
     shown = sorted((patch for patch in applied if patch.kind != _SLOT), key=lambda patch: patch.lines)
-    held: dict[int, list[Place]] = {}
+    places_of: dict[int, list[Place]] = {}
     for place in places:
         around = [at for at, patch in enumerate(shown) if patch.lines[0] <= place.line <= patch.lines[1]]
         own = [
@@ -138,9 +138,9 @@ def _changes(applied: Sequence[AppliedPatch], places: Sequence[Place]) -> Iterat
         ]
         best = min(own or around, key=lambda at: shown[at].lines[1] - shown[at].lines[0], default=None)
         if best is not None:
-            held.setdefault(best, []).append(place)
+            places_of.setdefault(best, []).append(place)
     for at, patch in enumerate(shown):
-        asked = tuple({(place.target, place.slot): place for place in held.get(at, ())}.values())
+        asked = tuple({(place.target, place.slot): place for place in places_of.get(at, ())}.values())
         yield Change(patch.kind, patch.target, patch.reason, patch.config, patch.lines, patch.declared, asked)
 
 

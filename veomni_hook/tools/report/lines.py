@@ -59,15 +59,15 @@ def pairs(left: Sequence[str], right: Sequence[str]) -> list[Pair]:
     # Short lines (empty ones, brackets) occur everywhere and do not show which lines belong together, so they
     # are compared last.
     matcher = SequenceMatcher(lambda line: len(line) < 2, *texts, autojunk=False)
-    found: list[Pair] = []
+    paired: list[Pair] = []
     for how, start, end, first, last in matcher.get_opcodes():
         inner = [(how, start, end, first, last)]
         if how == "replace":
             rest = SequenceMatcher(None, texts[0][start:end], texts[1][first:last], autojunk=False)
             inner = [(h, start + a, start + b, first + c, first + d) for h, a, b, c, d in rest.get_opcodes()]
         for part in inner:
-            found += _paired(left, right, *part)
-    return found
+            paired += _paired(left, right, *part)
+    return paired
 
 
 def _paired(
@@ -82,9 +82,11 @@ def _paired(
             yield Pair(kind, one, other)
 
 
-def runs(found: Iterable[Pair], *, context: int = CONTEXT) -> list[Run]:
+def runs(line_pairs: Iterable[Pair], *, context: int = CONTEXT) -> list[Run]:
     """Return the pairs in runs; pairs far from every change are folded."""
-    groups = [(same, tuple(each)) for same, each in groupby(found, lambda pair: pair.kind is Kind.SAME)]
+    groups = [
+        (same, tuple(members)) for same, members in groupby(line_pairs, lambda pair: pair.kind is Kind.SAME)
+    ]
     parts: list[Run] = []
     for at, (same, group) in enumerate(groups):
         if same:
@@ -109,8 +111,8 @@ def _folded(group: tuple[Pair, ...], before: int, after: int) -> Iterator[Run]:
 
 
 def _joined(parts: Iterable[Run]) -> Iterator[Run]:
-    for folded, each in groupby(parts, lambda run: run.folded):
+    for folded, group in groupby(parts, lambda run: run.folded):
         if folded:
-            yield from each
+            yield from group
         else:
-            yield Run(tuple(pair for run in each for pair in run.pairs), folded=False)
+            yield Run(tuple(pair for run in group for pair in run.pairs), folded=False)

@@ -114,9 +114,9 @@ def notes_on_experts(model: nn.Module) -> tuple[str, ...]:
         why = "it was not loaded with from_pretrained" if config is None else own
         return () if asked == 1 else (f"ep={asked}: the experts of this model are whole: {why}",)
     how = _HOW.get(getattr(config, "ep_implementation", "all_to_all"), "transformers dispatches tokens")
-    found = Counter((type(module).__name__, module.num_experts) for _, module in experts_of(model))
+    counts = Counter((type(module).__name__, module.num_experts) for _, module in experts_of(model))
     return tuple(
         f"ep={size}: each of {size} processes holds {counted(count, 'expert')} of {name}, in "
         f"{counted(places, 'module')}; {how}"
-        for (name, count), places in found.items()
+        for (name, count), places in counts.items()
     )

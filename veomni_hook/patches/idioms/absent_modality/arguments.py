@@ -73,15 +73,19 @@ def read_arguments(view: ModuleView, owner: ast.ClassDef, method: FunctionNode, 
     Raises:
         Missed: what an argument is for a batch without data is not known.
     """
-    parameters = [each.arg for each in method.args.args[1:]]
-    if len(call.args) > len(parameters) or any(isinstance(each, ast.Starred) for each in call.args):
+    parameters = [argument.arg for argument in method.args.args[1:]]
+    if len(call.args) > len(parameters) or any(isinstance(argument, ast.Starred) for argument in call.args):
         raise Missed("its arguments are not those of the method", call, Code.OTHER_ARGUMENTS)
     absent = {*_optional(view, owner, method)} | ({*parameters} - read_names(method))
     data: dict[str, str] = {}
     texts: list[str] = []
     for argument, value, label in [
         *((name, value, "") for name, value in zip(parameters, call.args, strict=False)),
-        *((each.arg, each.value, f"{each.arg}=") for each in call.keywords if each.arg is not None),
+        *(
+            (keyword.arg, keyword.value, f"{keyword.arg}=")
+            for keyword in call.keywords
+            if keyword.arg is not None
+        ),
     ]:
         text = ast.unparse(value)
         if argument in absent.difference(_OPTIONS):
@@ -106,8 +110,8 @@ def read_arguments(view: ModuleView, owner: ast.ClassDef, method: FunctionNode, 
 def _data(argument: str, value: ast.expr) -> tuple[str, str]:
     """The name of the data, and the text for it; `~` would turn numbers of the data's own dtype round."""
     plain, converted, inverted = (form.match(value) for form in GIVEN)
-    if held := plain or converted:
-        return held["HELD"], ast.unparse(value)
+    if match := plain or converted:
+        return match["HELD"], ast.unparse(value)
     if inverted and argument in _LENGTHS:
         return inverted["HELD"], f"{inverted['HELD']}.logical_not()"
     raise Missed(f"its argument {argument} is computed from data", value, Code.READS_VALUES)
@@ -120,7 +124,7 @@ def _optional(view: ModuleView, owner: ast.ClassDef, method: FunctionNode) -> It
     a tower once more.
     """
     asked: dict[str, list[ast.AST]] = {}
-    for node in (node for each in view.followed(owner, method) for node in walk_ast(each)):
+    for node in (node for function in view.followed(owner, method) for node in walk_ast(function)):
         if isinstance(node, ast.If | ast.IfExp):
             compared = compared_with_none(node.test, ast.Is, ast.IsNot)
             asked.setdefault(getattr(compared, "id", ""), []).append(node)
@@ -134,7 +138,7 @@ def _optional(view: ModuleView, owner: ast.ClassDef, method: FunctionNode) -> It
 
 def _needs(choice: ast.AST) -> bool:
     """Whether a choice refuses an argument that is absent, or calls a tower for one that is not."""
-    raises = any(isinstance(each, ast.Raise) for each in walk_ast(choice))
+    raises = any(isinstance(node, ast.Raise) for node in walk_ast(choice))
     return raises or any(own_attribute(call.func) for call in calls_in(choice))
 
 
@@ -154,10 +158,10 @@ def _of_pixels(form: Template, method: FunctionNode) -> bool:
 
 def _merges(view: ModuleView, owner: ast.ClassDef, method: FunctionNode) -> bool:
     """Whether a method divides the number of patches (``grid.prod(-1) // merge**2``), or does not use it."""
-    nodes = [node for each in view.followed(owner, method) for node in walk_ast(each)]
-    products = [each for each in nodes if isinstance(each, ast.Attribute) and each.attr == "prod"]
-    divisions = [each for each in nodes if isinstance(each, ast.BinOp) and isinstance(each.op, ast.FloorDiv)]
-    return all(any(contains(one.left, each) for one in divisions) for each in products)
+    nodes = [node for function in view.followed(owner, method) for node in walk_ast(function)]
+    products = [node for node in nodes if isinstance(node, ast.Attribute) and node.attr == "prod"]
+    divisions = [node for node in nodes if isinstance(node, ast.BinOp) and isinstance(node.op, ast.FloorDiv)]
+    return all(any(contains(one.left, product) for one in divisions) for product in products)
 
 
 def attributes_read(forward: FunctionNode, call: ast.Call) -> tuple[str, ...]:
@@ -167,7 +171,7 @@ def attributes_read(forward: FunctionNode, call: ast.Call) -> tuple[str, ...]:
         Missed: what becomes of the result is not known.
     """
     attributes = in_text_order(node for node in walk_ast(forward) if isinstance(node, ast.Attribute))
-    if direct := [each.attr for each in attributes if each.value is call]:
+    if direct := [attribute.attr for attribute in attributes if attribute.value is call]:
         return tuple(direct)
     assigned = [
         (ast.unparse(target), node.value)
@@ -177,14 +181,18 @@ def attributes_read(forward: FunctionNode, call: ast.Call) -> tuple[str, ...]:
         if node.value is not None and getattr(node.value, "value", ...) is not None
         if not isinstance(target, ast.Tuple | ast.List)
     ]
-    held = {target for target, value in assigned if value is call}
-    if not held:
+    holders = {target for target, value in assigned if value is call}
+    if not holders:
         raise Missed("what becomes of its result is not known", call)
     times = Counter(target for target, _ in assigned)
     for target, value in assigned:
-        if ast.unparse(value) in held and times[target] == 1:
-            held.add(target)
-    apart = {each.func for each in calls_in(forward)}
-    apart |= {each.value for each in attributes if each.attr == "shape"}
-    read = (each.attr for each in attributes if each not in apart and ast.unparse(each.value) in held)
+        if ast.unparse(value) in holders and times[target] == 1:
+            holders.add(target)
+    apart = {other.func for other in calls_in(forward)}
+    apart |= {attribute.value for attribute in attributes if attribute.attr == "shape"}
+    read = (
+        attribute.attr
+        for attribute in attributes
+        if attribute not in apart and ast.unparse(attribute.value) in holders
+    )
     return tuple(dict.fromkeys(read))

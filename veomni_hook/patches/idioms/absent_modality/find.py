@@ -118,10 +118,10 @@ def find(view: ModuleView) -> Iterator[Site]:
         return
     for owner, forward in view.forwards():
         apart = [
-            (name, each)
+            (name, candidate)
             for name, method in view.helpers(owner, forward).items()
-            for each in (calls_in(method) if name not in METHODS else ())
-            if own_attribute(each.func) in METHODS
+            for candidate in (calls_in(method) if name not in METHODS else ())
+            if own_attribute(candidate.func) in METHODS
         ]
         for name, hidden in apart:
             reason = Reason(f"forward calls {name}, which calls it", Code.OTHER_FORM)
@@ -144,8 +144,14 @@ def find(view: ModuleView) -> Iterator[Site]:
 def _candidates(forward: FunctionNode) -> Iterator[tuple[ast.Call, list[ast.If]]]:
     """The calls of `METHODS` below a condition, in text order, each with the conditions around it."""
     conditions = in_text_order(node for node in walk_ast(forward) if isinstance(node, ast.If))
-    for call in in_text_order(each for each in calls_in(forward) if own_attribute(each.func) in METHODS):
-        around = [each for each in conditions if contains(each, call) and not contains(each.test, call)]
+    for call in in_text_order(
+        candidate for candidate in calls_in(forward) if own_attribute(candidate.func) in METHODS
+    ):
+        around = [
+            condition
+            for condition in conditions
+            if contains(condition, call) and not contains(condition.test, call)
+        ]
         if around:
             yield call, around
 
@@ -158,15 +164,15 @@ def _read(
     Raises:
         Missed: something of it is not known.
     """
-    if not any(_asked(each.test) for each in around):
+    if not any(_asked(branch.test) for branch in around):
         raise Missed("every batch calls it, unless features are given", around[-1].test, Code.OTHER_FORM)
     name = own_attribute(call.func)
     if (method := view.inherited_methods(owner).get(name)) is None:
         raise Missed(f"{name} is not a method of a class of the file", call, Code.OTHER_FILE)
-    given = read_arguments(view, owner, method, call)
+    arguments = read_arguments(view, owner, method, call)
     asking = _without_refusals(around)
-    statement, condition = _condition(asking, parameter_names(forward), {*given.data.values()})
-    if any(own_attribute(each.func) for other in statement.orelse for each in calls_in(other)):
+    statement, condition = _condition(asking, parameter_names(forward), {*arguments.data.values()})
+    if any(own_attribute(inner_call.func) for other in statement.orelse for inner_call in calls_in(other)):
         raise Missed("its condition has an else that calls a part of the model", statement, Code.OTHER_FORM)
     merged = next(filter(None, map(MERGED.match, statement.body)), None)
     embeddings = merged["EMBEDS"] if merged else _EMBEDDINGS
@@ -174,7 +180,7 @@ def _read(
     if embeddings not in bound_names(_before(forward, whole)):
         raise Missed(f"{embeddings} is not computed before it", statement, Code.NO_ROOM)
     towers = tuple(view.attributes_used(owner, method))
-    return _Call(call, whole, condition, given, towers, attributes_read(forward, call), embeddings)
+    return _Call(call, whole, condition, arguments, towers, attributes_read(forward, call), embeddings)
 
 
 def _without_refusals(around: list[ast.If]) -> list[ast.If]:
@@ -189,7 +195,7 @@ def _without_refusals(around: list[ast.If]) -> list[ast.If]:
     return _without_refusals(rest) if chained else around
 
 
-def _condition(around: list[ast.If], given: set[str], data: set[str]) -> tuple[ast.If, _Condition]:
+def _condition(around: list[ast.If], parameters: set[str], data: set[str]) -> tuple[ast.If, _Condition]:
     """The statement that asks for data, and what it asks.
 
     That is the innermost, or one around it that asks as well whether features are given:
@@ -197,15 +203,17 @@ def _condition(around: list[ast.If], given: set[str], data: set[str]) -> tuple[a
         if given.get("image") or pixel_values is not None:
             if given.get("image") is None:
     """
-    if bound := [node for each in around for node in walk_ast(each.test) if isinstance(node, ast.NamedExpr)]:
+    if bound := [
+        node for branch in around for node in walk_ast(branch.test) if isinstance(node, ast.NamedExpr)
+    ]:
         raise Missed(f"its condition binds {ast.unparse(bound[0].target)}", bound[0], Code.OTHER_FORM)
     inner = around[-1]
-    asking = [each for each in around if _asked(each.test) & data]
+    asking = [branch for branch in around if _asked(branch.test) & data]
     if not asking:
         raise Missed("its condition does not ask whether its data is None", inner.test, Code.OTHER_FORM)
     outer = asking[0]
-    if outer is inner and DATA.isdisjoint(name for each in around[:-1] for name in read_names(each.test)):
-        return inner, _asks(inner.test, given, data)
+    if outer is inner and DATA.isdisjoint(name for branch in around[:-1] for name in read_names(branch.test)):
+        return inner, _asks(inner.test, parameters, data)
     if around[-2:] == [outer, inner] and EITHER.match(outer.test) and _is_lookup(inner.test):
         return outer, _Condition(f"not ({ast.unparse(outer.test)})")
     raise Missed("several statements decide whether it is called", inner, Code.OTHER_FORM)
@@ -214,7 +222,7 @@ def _condition(around: list[ast.If], given: set[str], data: set[str]) -> tuple[a
 def _asked(test: ast.expr) -> set[str]:
     """The names that a condition compares with None."""
     asked = (compared_with_none(node, ast.IsNot) for node in walk_ast(test))
-    return {each.id for each in asked if isinstance(each, ast.Name)}
+    return {name.id for name in asked if isinstance(name, ast.Name)}
 
 
 def _is_lookup(part: ast.expr) -> bool:
@@ -223,7 +231,7 @@ def _is_lookup(part: ast.expr) -> bool:
     return compared is not None and LOOKED_UP.match(compared) is not None
 
 
-def _asks(test: ast.expr, given: set[str], data: set[str]) -> _Condition:
+def _asks(test: ast.expr, parameters: set[str], data: set[str]) -> _Condition:
     """What a condition asks. Data is not absent where features are given, or a part is not configured."""
     parts = test.values if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) else [test]
     names: set[str] = set()
@@ -232,7 +240,7 @@ def _asks(test: ast.expr, given: set[str], data: set[str]) -> _Condition:
     further: list[str] = []
     for part in parts:
         used, text = read_names(part), ast.unparse(part)
-        if isinstance(compared_with_none(part, ast.IsNot), ast.Name) and used <= given:
+        if isinstance(compared_with_none(part, ast.IsNot), ast.Name) and used <= parameters:
             present.append(f"{min(used)} is not None")
             names |= used
         elif _is_lookup(part):
@@ -252,17 +260,17 @@ def _asks(test: ast.expr, given: set[str], data: set[str]) -> _Condition:
 
 def _before(forward: FunctionNode, condition: ast.stmt) -> list[ast.stmt]:
     """The statements that run before a condition, in the blocks around it."""
-    found: list[ast.stmt] = []
+    statements: list[ast.stmt] = []
     for block in blocks(forward):
         for index, statement in enumerate(block):
             if contains(statement, condition):
-                found += block[:index]
-    return found
+                statements += block[:index]
+    return statements
 
 
 def _elsewhere(forward: FunctionNode, call: _Call, every: Iterable[_Call]) -> Iterator[str]:
     """The conditions, true where another of the calls ``every`` calls the towers of ``call``."""
-    block = next(each for each in blocks(forward) if call.statement in each)
+    block = next(block for block in blocks(forward) if call.statement in block)
     bound = parameter_names(forward) | bound_names(_before(forward, call.statement))
     for other in every:
         same = {*call.towers} <= {*other.towers} and {*call.outputs} == {*other.outputs}
@@ -276,17 +284,17 @@ def _elsewhere(forward: FunctionNode, call: _Call, every: Iterable[_Call]) -> It
 
 def _site(view: ModuleView, target: str, forward: FunctionNode, call: _Call, every: Sequence[_Call]) -> Site:
     """The call, with the statement that is inserted in front of its condition."""
-    given, names = call.given, ", ".join(call.given.data.values())
+    arguments, names = call.given, ", ".join(call.given.data.values())
     others = tuple(_elsewhere(forward, call, every))
-    layout = f'        layout="{given.layout}",\n' if given.layout else ""
+    layout = f'        layout="{arguments.layout}",\n' if arguments.layout else ""
     also = indent(f"elsewhere={tuple_of(others)},\n", " " * 8) if others else ""
     code = f"""\
 if {call.condition.without}:
     {call.embeddings} = veomni_absent.plus_zero(
         self,
         {call.embeddings},
-        lambda {names}: {given.text},
-        data={_quoted(given.data)},
+        lambda {names}: {arguments.text},
+        data={_quoted(arguments.data)},
         towers={_quoted(call.towers)},
         outputs={_quoted(call.outputs)},
 {layout}{also}    )
@@ -297,8 +305,8 @@ if {call.condition.without}:
     except ValueError as error:
         return Site(OP, target, Status.MISSED, reason=Reason(str(error)), lineno=call.node.lineno)
     captures = {"data": names, "towers": ", ".join(call.towers)}
-    return Site.calling(OP, target, given.form, call.node, edits, _IMPORT, captures=captures)
+    return Site.calling(OP, target, arguments.form, call.node, edits, _IMPORT, captures=captures)
 
 
 def _quoted(names: Iterable[str]) -> str:
-    return tuple_of([f'"{each}"' for each in names])
+    return tuple_of([f'"{name}"' for name in names])

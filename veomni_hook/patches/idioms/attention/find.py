@@ -42,11 +42,11 @@ def find(view: ModuleView) -> Iterator[Site]:
         yield from view.imported(OP, re.compile(f"^{_NAME}$"))
     if function is None or not _MENTIONED.search(view.text(function)):
         return
-    found = _known(view, function)
-    if isinstance(found, Reason):
-        yield Site(OP, _NAME, Status.MISSED, reason=found, lineno=function.lineno)
+    known = _known(view, function)
+    if isinstance(known, Reason):
+        yield Site(OP, _NAME, Status.MISSED, reason=known, lineno=function.lineno)
         return
-    form, slot = found
+    form, slot = known
     uses = list(_defaults(view, form, slot))
     routed = any(use.status is Status.ROUTED for use in uses)
     reason = "" if routed else uses[0].reason if uses else _NOBODY
@@ -67,14 +67,14 @@ def _known(view: ModuleView, function: FunctionNode) -> tuple[Form, SlotSpec] | 
     if reason := view.why_unclear(function):
         return Reason(reason)
     form = canonical(function, view.scope)
-    found = recognised(_REFERENCE, form, {}, otherwise=ARGUMENT)
-    if isinstance(found, Difference):
-        return (found if isinstance(form, Form) else form).why
+    outcome = recognised(_REFERENCE, form, {}, otherwise=ARGUMENT)
+    if isinstance(outcome, Difference):
+        return (outcome if isinstance(form, Form) else form).why
     assert isinstance(form, Form)  # noqa: S101
-    variant, made = found
-    operands = {str(node.value): operand for operand, node in made.bindings.items()}
+    variant, matched = outcome
+    operands = {str(node.value): operand for operand, node in matched.bindings.items()}
     parameters = parameters_as(function, operands)
-    if parameters is None or len(operands) != len(made.bindings):
+    if parameters is None or len(operands) != len(matched.bindings):
         said = f"it is {variant}, but its parameters do not define every operand"
         return Reason(said, Code.OTHER_ARGUMENTS)
     return form, formula_slot(OP, variant, parameters)

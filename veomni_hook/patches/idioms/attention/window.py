@@ -102,11 +102,11 @@ def find(view: ModuleView) -> Iterator[Site]:
         "transformers.masking_utils": dict.fromkeys(_MASKS, _note),
         "transformers.integrations.sdpa_attention": {_ATTENTION: _guard},
     }
-    for name, made in homes.get(view.document.module, {}).items():
+    for name, route in homes.get(view.document.module, {}).items():
         if (function := view.functions.get(name)) is not None:
             site = Site(OP, name, Status.MISSED, counted=False, lineno=function.lineno)
             try:
-                yield made(view, function, site)
+                yield route(view, function, site)
             except Missed as missed:
                 yield replace(site, reason=missed.reason)
 

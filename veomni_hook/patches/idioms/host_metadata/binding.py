@@ -100,7 +100,7 @@ class Names:
 
     def follows(self, node: ast.AST) -> bool:
         """Whether an expression computes with lengths, numbers and constants alone."""
-        calls = any(isinstance(each, (ast.Call, *COMPREHENSIONS)) for each in walk_ast(node))
+        calls = any(isinstance(part, (ast.Call, *COMPREHENSIONS)) for part in walk_ast(node))
         return self._computes(node) and (self.uses(node) or not calls)
 
     def _computes(self, node: ast.AST) -> bool:
@@ -142,12 +142,12 @@ def names_of(
     for node in nodes:
         for binding in bindings(node, returned):
             names.sources.setdefault(binding[0], []).append(binding)
-    given, bound = parameter_names(function), names.sources.keys()
+    parameters, bound = parameter_names(function), names.sources.keys()
     names.length = next((name for name in loaded(function.body) if name in lengths - bound), "")
     if not names.length or not bound.isdisjoint(_GLOBALS):
         return None
-    known = {name for name in bound - given if names.is_bound(name, By.RESULT)}
-    left = {name for name in bound & given if not _bound_first(function, name)}
+    known = {name for name in bound - parameters if names.is_bound(name, By.RESULT)}
+    left = {name for name in bound & parameters if not _bound_first(function, name)}
     left |= {name for name in bound if _is_other(names.sources[name])}
     names.carried = (lengths - bound) | known | sent
     names.plain = bound - names.carried - left
@@ -220,4 +220,4 @@ def is_device(node: ast.AST) -> bool:
 
 def names_outside(node: ast.AST, skipped: Callable[[ast.AST], bool]) -> set[str]:
     """The names that an expression reads, without those in parts that are ``skipped``."""
-    return {*loaded([node], [each for each in walk_ast(node) if skipped(each)])}
+    return {*loaded([node], [part for part in walk_ast(node) if skipped(part)])}

@@ -86,8 +86,8 @@ def find(view: ModuleView) -> Iterator[Site]:
 def _of_sizes(view: ModuleView, text: str) -> Iterator[Site]:
     for name, function in view.functions.items():
         if names := precomputed_names(function):
-            given = ", ".join(f'"{each}"' for each in names)
-            yield _decorated(view, name, function, f"computed({given})", _COMPUTED)
+            arguments = ", ".join(f'"{name}"' for name in names)
+            yield _decorated(view, name, function, f"computed({arguments})", _COMPUTED)
     for definition in view.document.definitions() if "def get_audio_features" in text else ():
         if isinstance(definition.node, FunctionNode) and definition.node.name == LENGTHS:
             yield _decorated(view, definition.qualname, definition.node, "lengths", "lengths_followed")
@@ -97,10 +97,10 @@ def _of_sizes(view: ModuleView, text: str) -> Iterator[Site]:
 
 def precomputed_names(function: FunctionNode) -> list[str]:
     """The results that a function takes from its argument ``kwargs``: ``kwargs.pop("name", None)``."""
-    named = {each.arg for each in (*function.args.args, *function.args.kwonlyargs)}
+    named = {argument.arg for argument in (*function.args.args, *function.args.kwonlyargs)}
     if "kwargs" not in named or len(parameter_names(function)) < 2:
         return []
-    taken = [found.expression("NAME") for found in filter(None, map(TAKEN.match, walk_ast(function)))]
+    taken = [match.expression("NAME") for match in filter(None, map(TAKEN.match, walk_ast(function)))]
     return [name.value for name in taken if isinstance(name, ast.Constant) and isinstance(name.value, str)]
 
 
@@ -165,8 +165,8 @@ def _features(
 ) -> Iterator[Site]:
     """The sites of a method that computes features and reads sizes."""
     sizes = {name for name in parameter_names(method) if name.endswith(_SIZES)}
-    made = computed(view, {method.name: method}, method.name, sizes, numbers)
-    edits = [*selections(view, method), *made.get(method.name, ())]
+    edits_of = computed(view, {method.name: method}, method.name, sizes, numbers)
+    edits = [*selections(view, method), *edits_of.get(method.name, ())]
     read_once: list[Edit] = []
     # By name; whether upstream sends it to a device, which may be any, so that the tower reads it there, too.
     sent: dict[str, bool] = {}
@@ -195,15 +195,15 @@ def _read(method: FunctionNode, place: ast.Attribute) -> tuple[ast.Name, ast.exp
         Missed: it does not follow from one argument and numbers alone.
     """
     value, what = place.value, f"what {place.attr} reads"
-    placed = [found for found in map(PLACED.match, walk_ast(value)) if found]
-    devices = {found.expression("SIZE"): found.expression("DEVICE") for found in placed}
+    placed = [match for match in map(PLACED.match, walk_ast(value)) if match]
+    devices = {match.expression("SIZE"): match.expression("DEVICE") for match in placed}
     devices = {size: device for size, device in devices.items() if device_of(device)}
     apart = {node for device in devices.values() for node in walk_ast(device)}
     names = [node for node in walk_ast(value) if isinstance(node, ast.Name) and node not in apart]
-    given, bound = parameter_names(method) | of_lengths(method), bound_once(walk_ast(method))
+    arguments, bound = parameter_names(method) | of_lengths(method), bound_once(walk_ast(method))
     numbers = {name for name in bound if read_names(bound[name]) == {"self"} and _has_numbers(bound[name])}
-    sizes = [node for node in names if node.id in given - {"self"}]
-    others = ", ".join(node.id for node in names if node.id in local_names(method) - given - numbers)
+    sizes = [node for node in names if node.id in arguments - {"self"}]
+    others = ", ".join(node.id for node in names if node.id in local_names(method) - arguments - numbers)
     for fails, reason in (
         (others, f"follows from what the method computes ({others})"),
         (len(sizes) != 1, "follows from several arguments, or none"),
@@ -248,11 +248,11 @@ def _position_arguments(
     index = view.inherited_methods(owner).get(POSITIONS)
     if index is None or "position_ids" not in parameter_names(forward) or _state_of(view, owner, index):
         return None
-    taken = {each.arg for each in index.args.args[1:]}
+    taken = {argument.arg for argument in index.args.args[1:]}
     for method in (forward, *view.helpers(owner, forward).values()):
         calls = (call for call in calls_in(method) if own_attribute(call.func) == POSITIONS)
         taken = taken.union(*map(read_names, calls))
-    order = [each.arg for each in forward.args.args[1:]]
+    order = [argument.arg for argument in forward.args.args[1:]]
     sizes = [name for name in order if name.endswith(_SIZES + ENDINGS["masks of sounds"])]
     seconds = [name for name in order if SECONDS in name]
     positions = [name for name in order if name not in sizes and (name in taken or name in seconds)]

@@ -65,7 +65,7 @@ def computed(
             continue
         before = handed, returned
         handed = {**handed}
-        for name, arguments in (each for writer in writers.values() for each in writer.handed.items()):
+        for name, arguments in (entry for writer in writers.values() for entry in writer.handed.items()):
             handed[name] = handed.get(name, set()) | arguments
         returned, sent = {name: writer.returned for name, writer in writers.items()}, {}
         if (handed, returned) == before:
@@ -108,7 +108,7 @@ class _Writer:
                 alone = isinstance(node, ast.For | ast.If | ast.While) and self.names.follows(child)
                 self._expression(child, node, reads=alone)
         if isinstance(node, ast.Return) and isinstance(node.value, ast.Tuple):
-            self.returned |= {at for at, each in enumerate(node.value.elts) if self._known(each)}
+            self.returned |= {at for at, element in enumerate(node.value.elts) if self._known(element)}
 
     def _stays(self, node: ast.stmt) -> bool:
         """Write a statement that binds or changes only what stays on the host; False if it is another one."""
@@ -157,11 +157,11 @@ class _Writer:
 
     def _read(self, node: ast.AST) -> None:
         """Compute an expression on the host."""
-        for each in self._places(node):
-            if isinstance(each, ast.Name):
-                self._edit(each, f"veomni_host.values({each.id})")
+        for place in self._places(node):
+            if isinstance(place, ast.Name):
+                self._edit(place, f"veomni_host.values({place.id})")
             else:
-                self._edit(each, f"veomni_host.values({self.names.length}).device")
+                self._edit(place, f"veomni_host.values({self.names.length}).device")
             self.reads = True
 
     def _places(self, node: ast.AST) -> Iterator[ast.expr]:
@@ -199,17 +199,17 @@ class _Writer:
     def _home(self, node: ast.expr, seen: frozenset[str] = frozenset()) -> str:
         """The device on which upstream has what an expression computes."""
         names = self.names
-        for each in walk_ast(node):
-            match each:
+        for part in walk_ast(node):
+            match part:
                 case ast.keyword(arg="device", value=device) if device_of(device) not in names.hosted:
                     return self.view.text(device)
-        for each in walk_ast(node):
-            if not isinstance(each, ast.Name) or each.id in seen:
+        for part in walk_ast(node):
+            if not isinstance(part, ast.Name) or part.id in seen:
                 continue
-            if each.id in names.carried - names.sent:
-                return f"{each.id}.device"
-            if each.id in names.hosted | names.sent:
-                return self._home(names.values(each.id)[0], seen | {each.id})
+            if part.id in names.carried - names.sent:
+                return f"{part.id}.device"
+            if part.id in names.hosted | names.sent:
+                return self._home(names.values(part.id)[0], seen | {part.id})
         return f"{self.names.length}.device"
 
     def _hand(self, call: ast.Call) -> None:

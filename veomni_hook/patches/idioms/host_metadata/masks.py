@@ -42,12 +42,12 @@ def questions(view: ModuleView, function: FunctionNode) -> Iterator[Edit]:
     """Where a function asks something of one mask alone, such as ``torch.all(mask == 1)``, or converts it."""
     for call in calls_in(function):
         if last_name(call.func) in ASKS:
-            masks = [each for each in walk_ast(call) if isinstance(each, ast.Name) and each.id in _MASKS]
+            masks = [name for name in walk_ast(call) if isinstance(name, ast.Name) and name.id in _MASKS]
             if len(masks) == 1:
                 yield in_place(view, masks[0], f"veomni_host.values({masks[0].id})")
     for node in walk_ast(function):
-        if isinstance(node, ast.Assign) and (found := CONVERTED.match(node)) and found["MASK"] in _MASKS:
-            text = f"veomni_host.converted({found['MASK']}, {view.text(node.value)})"
+        if isinstance(node, ast.Assign) and (match := CONVERTED.match(node)) and match["MASK"] in _MASKS:
+            text = f"veomni_host.converted({match['MASK']}, {view.text(node.value)})"
             yield in_place(view, node.value, text)
 
 
@@ -67,9 +67,9 @@ def selections(view: ModuleView, method: FunctionNode) -> Iterator[Edit]:
 
 def of_lengths(method: FunctionNode) -> set[str]:
     """The locals of a method that hold lengths: results of a function of lengths."""
-    found: set[str] = set()
+    holders: set[str] = set()
     for node in walk_ast(method):
         match node:
             case ast.Assign(value=ast.Call(func=function)) if last_name(function) == LENGTHS:
-                found = found.union(*map(read_names, node.targets))
-    return found
+                holders = holders.union(*map(read_names, node.targets))
+    return holders

@@ -49,7 +49,7 @@ def sizes_of(method: FunctionNode) -> str:
     """The only argument of a method, if it is sizes; else empty."""
     if isinstance(method, ast.AsyncFunctionDef) or method.name == "forward":
         return ""
-    names = [each.arg for each in method.args.args[1:]]
+    names = [argument.arg for argument in method.args.args[1:]]
     rest = (method.args.vararg, method.args.kwarg, *method.args.kwonlyargs)
     return names[0] if len(names) == 1 and names[0].endswith(_SIZES) and not any(rest) else ""
 
@@ -75,8 +75,8 @@ def sent_values(view: ModuleView, method: FunctionNode, sizes: str) -> list[Edit
         if (joined := JOINED.match(node)) and joined["NAME"] in indices and isinstance(node, ast.Assign):
             text = f"veomni_host.sent({view.text(node.value)}, {sizes}.device)"
             edits.append(in_place(view, node.value, text))
-        elif isinstance(node, ast.expr) and (made := _made(node)):
-            edits.append(in_place(view, node, made))
+        elif isinstance(node, ast.expr) and (replacement := _made(node)):
+            edits.append(in_place(view, node, replacement))
     return edits
 
 
@@ -96,12 +96,14 @@ def boundaries(view: ModuleView, owner: ast.ClassDef, forward: FunctionNode) -> 
         method = methods.get(called["METHOD"]) if called and called["SIZES"] in known else None
         if method is not None and sizes_of(method):
             lists |= read_names(target)
-        elif name and _of(value, lists | known) and (made := _made(value)):
-            yield in_place(view, value, made)
+        elif name and _of(value, lists | known) and (replacement := _made(value)):
+            yield in_place(view, value, replacement)
             known.add(name)
         elif name and (used := _of(value, known)) and not _WAITING.isdisjoint(called_attributes(value)):
-            given = ", ".join(used)
-            yield in_place(view, value, f"veomni_host.of_sizes(lambda {given}: {view.text(value)}, {given})")
+            arguments = ", ".join(used)
+            yield in_place(
+                view, value, f"veomni_host.of_sizes(lambda {arguments}: {view.text(value)}, {arguments})"
+            )
             known.add(name)
         else:
             known.discard(name)
@@ -109,14 +111,16 @@ def boundaries(view: ModuleView, owner: ast.ClassDef, forward: FunctionNode) -> 
 
 def repeats(view: ModuleView, forward: FunctionNode) -> list[Edit]:
     """Where a forward makes a tensor of a list that it gets, and repeats something as often as it says."""
-    nodes, given = [*walk_ast(forward)], parameter_names(forward)
-    remade = [found for found in map(REMADE.match, nodes) if found and found["LENGTHS"] in given]
-    made = {found["LENGTHS"]: found.first.value for found in remade if isinstance(found.first, ast.Assign)}
-    made = {name: value for name, value in made.items() if _made(value)}
-    repeated = [found for found in map(REPEATED.match, nodes) if found and found["LENGTHS"] in made]
-    edits = [in_place(view, value, _made(value)) for value in made.values() if repeated]
-    for found in repeated:
-        edits.append(in_place(view, found.expression("LENGTHS"), f"veomni_host.values({found['LENGTHS']})"))
+    nodes, parameters = [*walk_ast(forward)], parameter_names(forward)
+    remade = [match for match in map(REMADE.match, nodes) if match and match["LENGTHS"] in parameters]
+    values = {match["LENGTHS"]: match.first.value for match in remade if isinstance(match.first, ast.Assign)}
+    values = {name: value for name, value in values.items() if _made(value)}
+    repeated = [match for match in map(REPEATED.match, nodes) if match and match["LENGTHS"] in values]
+    edits = [in_place(view, value, _made(value)) for value in values.values() if repeated]
+    for repetition in repeated:
+        edits.append(
+            in_place(view, repetition.expression("LENGTHS"), f"veomni_host.values({repetition['LENGTHS']})")
+        )
     return edits
 
 
@@ -131,8 +135,8 @@ def _read(method: FunctionNode) -> Iterator[ast.expr]:
 
 def _made(node: ast.expr) -> str:
     """``torch.tensor(values, device=...)`` without a wait; empty for other code."""
-    made = MADE.match(node)
-    return MADE_AT_ONCE.format_map(made) if made and "device=" in made["OPTIONS"] else ""
+    match = MADE.match(node)
+    return MADE_AT_ONCE.format_map(match) if match and "device=" in match["OPTIONS"] else ""
 
 
 def _of(value: ast.expr, known: set[str]) -> list[str]:

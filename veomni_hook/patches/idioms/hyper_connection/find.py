@@ -72,26 +72,26 @@ def find(view: ModuleView) -> Iterator[Site]:
 
 def _routed(view: ModuleView, owner: ast.ClassDef, forward: FunctionNode) -> Site:
     form = canonical(forward, view.scope, owner)
-    found = recognised(pattern_file(OP), form, _RULES, names=_NAMES)
-    if isinstance(found, Difference):
-        why = (found if isinstance(form, Form) else form).why
+    outcome = recognised(pattern_file(OP), form, _RULES, names=_NAMES)
+    if isinstance(outcome, Difference):
+        why = (outcome if isinstance(form, Form) else form).why
         raise Missed(why or "its result has another form", None if why else forward, Code.OTHER_FORM)
     assert isinstance(form, Form)  # noqa: S101 - an `Unknown` is a difference
-    name, made = found
+    name, matched = outcome
     text = partial(source, receiver=form.receiver)
-    norm = _norm(view, owner, text(made.bindings["norm"]))
+    norm = _norm(view, owner, text(matched.bindings["norm"]))
     kind = norm.target.partition(".")[0]
-    given = {key: kind if key == "norm_class" else text(made.bindings[key]) for key in _operands(name)}
+    operands = {key: kind if key == "norm_class" else text(matched.bindings[key]) for key in _operands(name)}
     slot = formula_slot(OP, name.partition("__")[0])
     target = f"{owner.name}.forward"
-    code = ask(forward, slot.name, form.receiver, list(given.values()))
+    code = ask(forward, slot.name, form.receiver, list(operands.values()))
     return Site(
         OP,
         target,
         Status.ROUTED,
         slot.variant,
         form=digest(form),
-        captures=given,
+        captures=operands,
         edits=before_body(view, forward, code, f"{OP}/{slot.variant}"),
         slots=(slot,),
         relies_on=tuple(dict.fromkeys((*form.inlined, norm.target, *norm.relies_on))),
@@ -112,10 +112,10 @@ def _norm(view: ModuleView, owner: ast.ClassDef, norm: str) -> Site:
         Missed: kernels do not compute it.
     """
     attribute = own_attribute(ast.parse(norm, mode="eval").body)
-    made = [value for name, value in initialised_by(view, owner) if name == attribute]
+    values = [value for name, value in initialised_by(view, owner) if name == attribute]
     names = {
         value.func.id if isinstance(value, ast.Call) and isinstance(value.func, ast.Name) else ""
-        for value in made
+        for value in values
     }
     if len(names) != 1 or not names <= view.classes.keys():
         raise Missed(f"{norm} is not created from one class of the file", code=Code.UNKNOWN_MODULE)

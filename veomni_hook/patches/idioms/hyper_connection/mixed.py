@@ -60,8 +60,8 @@ def _site(view: ModuleView, target: str, forward: FunctionNode) -> Site:
         return replace(site, reason=Reason("self is not the method's module", Code.REPLACED))
     if view.scope.resolve("torch") != "torch" or "torch" in local_names(forward):
         return replace(site, reason=Reason("torch has another name here", Code.REPLACED))
-    found = [(node, mixed) for node in walk_ast(forward) if (mixed := MIXED.match(node)) is not None]
-    if not found:
+    matches = [(node, mixed) for node in walk_ast(forward) if (mixed := MIXED.match(node)) is not None]
+    if not matches:
         said = "nothing has the form of mixed streams plus a weighted output"
         return replace(site, reason=Reason(said, Code.OTHER_FORM))
     slot = formula_slot(OP, _VARIANT)
@@ -69,7 +69,7 @@ def _site(view: ModuleView, target: str, forward: FunctionNode) -> Site:
         site,
         status=Status.ROUTED,
         variant=_VARIANT,
-        edits=tuple(_edit(view, forward, slot.name, node, mixed) for node, mixed in found),
+        edits=tuple(_edit(view, forward, slot.name, node, mixed) for node, mixed in matches),
         slots=(slot,),
     )
 

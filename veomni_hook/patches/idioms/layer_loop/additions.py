@@ -71,11 +71,15 @@ def addition_in(
     if method is None or len(set(order)) < len(order) or not {mask, rows} <= parameter_names(forward):
         return None
     node, home = method.node, method.home
-    if home is None or operands_of(view, home, node) != [each.arg for each in node.args.args[1:]]:
+    if home is None or operands_of(view, home, node) != [argument.arg for argument in node.args.args[1:]]:
         return None
-    used = [each for each in walk_ast(forward) if isinstance(each, ast.Name) and each.id in (mask, rows)]
-    inside = {id(each) for each in walk_ast(match.first)}
-    if any(id(each) not in inside for each in used) or {mask, rows} & bound_names(forward.body):
+    used = [
+        reference
+        for reference in walk_ast(forward)
+        if isinstance(reference, ast.Name) and reference.id in (mask, rows)
+    ]
+    inside = {id(part) for part in walk_ast(match.first)}
+    if any(id(reference) not in inside for reference in used) or {mask, rows} & bound_names(forward.body):
         return None
     (call,) = (call for call in calls_in(match.first) if own_attribute(call.func))
     return Addition(match.first, call, name, mask, rows, f"{home.name}.{name}")

@@ -112,42 +112,49 @@ def of_cache(name: str, arguments: Arguments) -> Value | None:
     return _OF_CACHE.get(name)
 
 
-def by_segment(found: Found, fused: list[ast.stmt], frame: Frame[Value]) -> set[str]:
+def by_segment(match: Found, fused: list[ast.stmt], frame: Frame[Value]) -> set[str]:
     """Attention within segments, by one fused call or by segment: their boundaries."""
-    at = found.first
-    if found.index:
+    at = match.first
+    if match.index:
         raise Missed("attention by segment begins with other statements", at, Code.NO_BOUNDARIES)
-    for name in _tensors(found):
+    for name in _tensors(match):
         if not is_shaped(frame.values.get(name), ". . S ."):
             raise Missed(f"the {name} of its attention is not [1, heads, rows, width]", at)
-    boundaries = frame.values.get(found["CU_SEQLENS"])
+    boundaries = frame.values.get(match["CU_SEQLENS"])
     if not isinstance(boundaries, Whole) or not boundaries.rows:
         raise Missed("the boundaries of its attention are not those of the tower", at, Code.NO_BOUNDARIES)
-    _check_fused(found, fused, at)
-    for name in own_names([*found.block[found.index :], *fused]):
+    _check_fused(match, fused, at)
+    for name in own_names([*match.block[match.index :], *fused]):
         frame.values[name] = Unknown(f"{name}, which attention computes")
-    frame.values[found["OUTPUT"]] = shaped("1 S . .")
+    frame.values[match["OUTPUT"]] = shaped("1 S . .")
     return {*boundaries.rows}
 
 
-def _check_fused(found: Found, fused: list[ast.stmt], at: ast.AST) -> None:
+def _check_fused(match: Found, fused: list[ast.stmt], at: ast.AST) -> None:
     """Raise unless the other branch is one call of attention with the same tensors and boundaries."""
-    calls = [call for each in fused for call in calls_in(each) if {*_ENDS} & {k.arg for k in call.keywords}]
-    results = [each for each in fused if isinstance(each, ast.Assign) and each.value in calls]
+    calls = [
+        call
+        for statement in fused
+        for call in calls_in(statement)
+        if {*_ENDS} & {k.arg for k in call.keywords}
+    ]
+    results = [
+        statement for statement in fused if isinstance(statement, ast.Assign) and statement.value in calls
+    ]
     if len(calls) != 1 or len(results) != 1:
         raise Missed("the other way to its attention has no boundaries", at, Code.NO_BOUNDARIES)
     (call,), target = calls, results[0].targets[0]
     first = target.elts[0] if isinstance(target, ast.Tuple) else target
     named = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
-    others = [each for each in fused if each is not results[0]]
+    others = [statement for statement in fused if statement is not results[0]]
     if (
-        [named.get(name) for name in _ENDS] != [found["CU_SEQLENS"]] * 2
-        or [*map(ast.unparse, call.args[1:])] != _tensors(found)
-        or last_name(first) != found["OUTPUT"]
-        or any(own_attribute(each.func) for other in others for each in calls_in(other))
+        [named.get(name) for name in _ENDS] != [match["CU_SEQLENS"]] * 2
+        or [*map(ast.unparse, call.args[1:])] != _tensors(match)
+        or last_name(first) != match["OUTPUT"]
+        or any(own_attribute(inner.func) for other in others for inner in calls_in(other))
     ):
         raise Missed("the other way to its attention has other operands", at, Code.NO_BOUNDARIES)
 
 
-def _tensors(found: Found) -> list[str]:
-    return [found[name] for name in ("QUERY", "KEY", "VALUE")]
+def _tensors(match: Found) -> list[str]:
+    return [match[name] for name in ("QUERY", "KEY", "VALUE")]

@@ -144,13 +144,13 @@ class Calls(Collections):
 
     def _arguments(self, node: ast.Call, frame: Frame[Value]) -> Arguments:
         """The arguments of a call."""
-        given: list[Value] = []
+        positional: list[Value] = []
         for argument in node.args:
             value = evaluate(argument, frame)
             if not isinstance(argument, ast.Starred):
-                given.append(value)
+                positional.append(value)
             elif isinstance(value, Items):
-                given += value.values
+                positional += value.values
             elif not isinstance(value, Whole):
                 raise Missed("arguments of unknown number")
         named: dict[str, Value] = {}
@@ -164,7 +164,7 @@ class Calls(Collections):
                 named.update(value.held)
             elif not isinstance(value, Many | Plain) or holds_tensor(value):
                 raise Missed("keyword arguments that are not known")
-        return Arguments(tuple(given), named, bag)
+        return Arguments(tuple(positional), named, bag)
 
     def _called(self, function: Value, arguments: Arguments, node: ast.Call, frame: Frame[Value]) -> Value:
         """The result of a call of a value."""
@@ -311,17 +311,17 @@ def _known(dotted: str, arguments: Arguments, node: ast.Call) -> Value | None:
     return arguments.given[0] if dotted == _CAST and arguments.given else None
 
 
-def _builtin(name: str, given: list[Value], node: ast.Call) -> Value:
-    first = given[0] if given else PLAIN
+def _builtin(name: str, arguments: list[Value], node: ast.Call) -> Value:
+    first = arguments[0] if arguments else PLAIN
     if name == "isinstance" and isinstance(first, Tensor) and last_name(node.args[1]) == "tuple":
         return Plain(False)
     if name in QUESTIONS:
         return PLAIN
     if name in _LISTS:
-        return _LISTS[name](given)
+        return _LISTS[name](arguments)
     if name not in (*NUMBERS, *LOOPS, "getattr", "slice"):
         raise Missed(f"it calls {name}, which is not followed")
-    for value in given if name == "slice" else of_all(given):
+    for value in arguments if name == "slice" else of_all(arguments):
         if isinstance(value, Whole) and name == "getattr":
             return value
         if isinstance(tensor_like(value), Tensor):
@@ -330,39 +330,39 @@ def _builtin(name: str, given: list[Value], node: ast.Call) -> Value:
     return SLICE if name == "slice" else kept
 
 
-def _length(given: list[Value]) -> Value:
+def _length(arguments: list[Value]) -> Value:
     """What ``len`` gives."""
-    if isinstance(given[0], Tensor):
-        return Size(given[0].dims[0])
-    return Plain(len(given[0].values)) if isinstance(given[0], Items) else PLAIN
+    if isinstance(arguments[0], Tensor):
+        return Size(arguments[0].dims[0])
+    return Plain(len(arguments[0].values)) if isinstance(arguments[0], Items) else PLAIN
 
 
-def _numbered(given: list[Value]) -> Value:
+def _numbered(arguments: list[Value]) -> Value:
     """What ``enumerate`` gives."""
-    value = given[0]
+    value = arguments[0]
     if not isinstance(value, Items):
         return _zipped([PLAIN, value if isinstance(value, Tensor | Many | Whole) else PLAIN])
-    numbers = (PLAIN if given[1:] else Plain(number) for number in range(len(value.values)))
+    numbers = (PLAIN if arguments[1:] else Plain(number) for number in range(len(value.values)))
     return _zipped([Items(tuple(numbers)), value])
 
 
-def _zipped(given: list[Value]) -> Value:
+def _zipped(arguments: list[Value]) -> Value:
     """What ``zip`` gives."""
-    if any(isinstance(value, Tensor) for value in given):
+    if any(isinstance(value, Tensor) for value in arguments):
         raise Missed("a loop over positions", code=Code.MIXES_POSITIONS)
-    if all(isinstance(value, Items) for value in given):
-        rows = zip(*(value.values for value in given if isinstance(value, Items)), strict=False)
+    if all(isinstance(value, Items) for value in arguments):
+        rows = zip(*(value.values for value in arguments if isinstance(value, Items)), strict=False)
         return Items(tuple(Items(row) for row in rows))
-    if any(isinstance(value, Items) for value in given):
+    if any(isinstance(value, Items) for value in arguments):
         raise Missed("a loop that is not followed")
-    return Many(Items(tuple(value.value if isinstance(value, Many) else value for value in given)))
+    return Many(Items(tuple(value.value if isinstance(value, Many) else value for value in arguments)))
 
 
 _LISTS: dict[str, Callable[[list[Value]], Value]] = {
     "enumerate": _numbered,
     "len": _length,
-    "list": lambda given: given[0] if given else PLAIN,
-    "tuple": lambda given: given[0] if given else PLAIN,
+    "list": lambda arguments: arguments[0] if arguments else PLAIN,
+    "tuple": lambda arguments: arguments[0] if arguments else PLAIN,
     "zip": _zipped,
 }
 

@@ -52,16 +52,16 @@ def find(view: ModuleView) -> Iterator[Site]:
     masks: dict[int, ast.expr] = {}
     for owner, forward in view.forwards():
         takes_ids = _takes_ids(forward)
-        found = list(loops(forward))
-        if takes_ids and found:
-            yield _site(view, owner, forward, found, masks)
+        layer_loops = list(loops(forward))
+        if takes_ids and layer_loops:
+            yield _site(view, owner, forward, layer_loops, masks)
         elif takes_ids and (inner := _apart(view, owner, forward)):
             reason = Reason(f"its layers are in {inner}, apart from its mask", Code.OTHER_LOOP)
             edits = before_body(view, forward, _refusal(forward, reason), _NOT_HERE)
             site = partial(Site, OP, f"{owner.name}.forward", part=_MODEL, lineno=forward.lineno)
             yield site(Status.REFUSED, reason=reason, edits=edits, imports=(_IMPORT,))
-        elif found and attends(view, owner, found[0]):
-            yield _tower(view, owner, forward, found)
+        elif layer_loops and attends(view, owner, layer_loops[0]):
+            yield _tower(view, owner, forward, layer_loops)
     yield from _parts_of_masks(view, masks)
 
 
@@ -69,23 +69,29 @@ def _site(
     view: ModuleView,
     owner: ast.ClassDef,
     forward: FunctionNode,
-    found: list[ast.For],
+    layer_loops: list[ast.For],
     masks: dict[int, ast.expr],
 ) -> Site:
     """The site of a base model; ``masks`` gets the arguments in its layers that must be parts of masks."""
-    site = partial(Site, OP, f"{owner.name}.forward", part=_MODEL, lineno=found[0].lineno, imports=(_IMPORT,))
+    site = partial(
+        Site, OP, f"{owner.name}.forward", part=_MODEL, lineno=layer_loops[0].lineno, imports=(_IMPORT,)
+    )
     try:
-        loop = decided(view, owner, forward, found)
-        every = [loop, *(decided(view, other, forward, found) for other in _inheriting(view, owner))]
+        loop = decided(view, owner, forward, layer_loops)
+        every = [loop, *(decided(view, other, forward, layer_loops) for other in _inheriting(view, owner))]
         edits = _sliced_and_gathered(view, forward, loop)
     except Missed as error:
-        reason = reason_for(view, owner, found[0], error.reason)
-        holding = next(each for each in forward.body if any(inner is found[0] for inner in ast.walk(each)))
+        reason = reason_for(view, owner, layer_loops[0], error.reason)
+        holding = next(
+            statement
+            for statement in forward.body
+            if any(inner is layer_loops[0] for inner in ast.walk(statement))
+        )
         code = _refusal(forward, reason)
         return site(
             Status.REFUSED, reason=reason, edits=before_statement(view, forward, holding, code, _NOT_HERE)
         )
-    masks.update({id(each): each for one in every for each in one.masks})
+    masks.update({id(mask): mask for one in every for mask in one.masks})
     return site(
         Status.ROUTED,
         variant=_SHARDED,
@@ -95,14 +101,16 @@ def _site(
     )
 
 
-def _tower(view: ModuleView, owner: ast.ClassDef, forward: FunctionNode, found: list[ast.For]) -> Site:
+def _tower(view: ModuleView, owner: ast.ClassDef, forward: FunctionNode, layer_loops: list[ast.For]) -> Site:
     """The site of a tower: its loop runs on a part of the segments, or on all of them in every rank."""
-    site = partial(Site, OP, f"{owner.name}.forward", part="tower", lineno=found[0].lineno)
+    site = partial(Site, OP, f"{owner.name}.forward", part="tower", lineno=layer_loops[0].lineno)
     try:
         owners = [owner, *_inheriting(view, owner)]
-        tower, *others = (decided_tower(view, each, forward, found) for each in owners)
-        if any((each.boundaries, each.others) != (tower.boundaries, tower.others) for each in others):
-            raise Missed("classes that inherit from it have other layers", found[0], Code.UNKNOWN_MODULE)
+        tower, *others = (decided_tower(view, owner, forward, layer_loops) for owner in owners)
+        if any((other.boundaries, other.others) != (tower.boundaries, tower.others) for other in others):
+            raise Missed(
+                "classes that inherit from it have other layers", layer_loops[0], Code.UNKNOWN_MODULE
+            )
     except Missed as error:
         return site(Status.REFUSED, reason=error.reason.after(TOWER))
     return site(
@@ -122,11 +130,14 @@ def _named(names: tuple[str, ...]) -> dict[str, str]:
 def _split_and_gathered(view: ModuleView, forward: FunctionNode, tower: Loop) -> tuple[Edit, ...]:
     receiver, share, hidden = forward.args.args[0].arg, free_name(forward, "share"), tower.hidden
     targets = ", ".join((share, hidden, *tower.boundaries, *tower.others))
-    given = ", ".join((receiver, hidden, tuple_of(tower.boundaries), *tower.others))
-    part, gathered = f"{targets} = veomni_towers.shard({given})", f"veomni_towers.gather({share}, {hidden})"
+    arguments = ", ".join((receiver, hidden, tuple_of(tower.boundaries), *tower.others))
+    part, gathered = (
+        f"{targets} = veomni_towers.shard({arguments})",
+        f"veomni_towers.gather({share}, {hidden})",
+    )
     said = "sequence parallelism: the layers run on this rank's images, frames or chunks"
     return (
-        *(in_place(view, each, gathered) for each in tower.aside),
+        *(in_place(view, aside, gathered) for aside in tower.aside),
         *before_statement(view, forward, tower.statement, part, said),
         *before_statement(
             view, forward, tower.following, f"{hidden} = {gathered}", "sequence parallelism: all rows again"
@@ -139,12 +150,12 @@ def _apart(view: ModuleView, owner: ast.ClassDef, forward: FunctionNode) -> str:
     if not _MASK.search(view.text(owner)):
         return ""
     own = Attributes(view).of(owner.name)
-    called = {own_attribute(each.func) for each in calls_in(forward)}
+    called = {own_attribute(call.func) for call in calls_in(forward)}
     modules = of_all(own[name] for name in sorted(called & own.keys()))
-    for each in (name for module in modules if isinstance(module, Module) for name in module.names):
-        inner = method_of(view, each, "forward")
+    for class_name in (name for module in modules if isinstance(module, Module) for name in module.names):
+        inner = method_of(view, class_name, "forward")
         if inner is not None and list(loops(inner.node)) and not _takes_ids(inner.node):
-            return each
+            return class_name
     return ""
 
 
@@ -155,8 +166,8 @@ def _takes_ids(forward: FunctionNode) -> bool:
 def _inheriting(view: ModuleView, owner: ast.ClassDef) -> Iterator[ast.ClassDef]:
     """The other classes of the file that run the forward of ``owner``: their layers may be others."""
     for other in view.classes.values():
-        found = method_of(view, other.name, "forward")
-        if other is not owner and found is not None and found.home is owner:
+        method = method_of(view, other.name, "forward")
+        if other is not owner and method is not None and method.home is owner:
             yield other
 
 
@@ -175,8 +186,8 @@ def _sliced_and_gathered(view: ModuleView, forward: FunctionNode, loop: Loop) ->
     added: tuple[Edit, ...] = ()
     if (addition := loop.addition) is not None:
         rows, method = addition.rows, f"{receiver}.{addition.method}"
-        given = f"{method}, {hidden}, {addition.mask}, {rows}"
-        code += f"\n{rows} = veomni_sequence.rows_to_add({receiver}, {given})"
+        operands = f"{method}, {hidden}, {addition.mask}, {rows}"
+        code += f"\n{rows} = veomni_sequence.rows_to_add({receiver}, {operands})"
         arguments = ", ".join(map(view.text, addition.call.args))
         added = (in_place(view, addition.call, f"veomni_sequence.added({method}, {arguments})"),)
     gathered = f"{hidden} = veomni_sequence.gather({receiver}, {hidden})"
@@ -194,19 +205,25 @@ def _parts_of_masks(view: ModuleView, masks: dict[int, ast.expr]) -> Iterator[Si
     """The methods in layers that compute with a mask of padding."""
     for owner in view.classes.values() if masks else ():
         for name, method in view.methods(owner).items():
-            held = [each for each in walk_ast(method) if isinstance(each, ast.expr) and id(each) in masks]
-            if held:
+            expressions = [
+                expression
+                for expression in walk_ast(method)
+                if isinstance(expression, ast.expr) and id(expression) in masks
+            ]
+            if expressions:
                 yield Site(
                     OP,
                     f"{owner.name}.{name}",
                     Status.ROUTED,
                     "part_of_mask",
                     edits=tuple(
-                        in_place(view, each, f"veomni_sequence.part_of_mask(self, {ast.unparse(each)})")
-                        for each in held
+                        in_place(
+                            view, expression, f"veomni_sequence.part_of_mask(self, {ast.unparse(expression)})"
+                        )
+                        for expression in expressions
                     ),
                     counted=False,
-                    lineno=held[0].lineno,
+                    lineno=expressions[0].lineno,
                     imports=(_IMPORT,),
                 )
 

@@ -69,8 +69,8 @@ def loops(forward: FunctionNode) -> Iterator[ast.For]:
     """The loops of a forward that call each of the modules in one of its own lists."""
     for node in walk_ast(forward):
         if isinstance(node, ast.For) and any(map(own_attribute, walk_ast(node.iter))):
-            names = {each.id for each in walk_ast(node.target) if isinstance(each, ast.Name)}
-            if any(_calls(each, names) for each in walk_ast(node)):
+            names = {name.id for name in walk_ast(node.target) if isinstance(name, ast.Name)}
+            if any(_calls(part, names) for part in walk_ast(node)):
                 yield node
 
 
@@ -78,25 +78,32 @@ def _calls(node: ast.AST, names: set[str]) -> bool:
     if not isinstance(node, ast.Call):
         return False
     # Older code passes `layer.__call__` to its function for checkpointing.
-    given = [node.func, *node.args[:1]]
-    given += [each.value for each in given if isinstance(each, ast.Attribute) and each.attr == "__call__"]
-    return any(isinstance(each, ast.Name) and each.id in names for each in given[:1] + given[2:])
+    candidates = [node.func, *node.args[:1]]
+    candidates += [
+        candidate.value
+        for candidate in candidates
+        if isinstance(candidate, ast.Attribute) and candidate.attr == "__call__"
+    ]
+    return any(
+        isinstance(candidate, ast.Name) and candidate.id in names
+        for candidate in candidates[:1] + candidates[2:]
+    )
 
 
-def decided(view: ModuleView, owner: ast.ClassDef, forward: FunctionNode, found: list[ast.For]) -> Loop:
+def decided(view: ModuleView, owner: ast.ClassDef, forward: FunctionNode, layer_loops: list[ast.For]) -> Loop:
     """What to do with the loop of a model.
 
     Raises:
         Missed: it is refused; the text says why.
     """
-    statement = found[0]
+    statement = layer_loops[0]
     if any(
         "cross_attn" in last_name(node) for node in walk_ast(statement)
     ) or "encoder_hidden_states" in loaded(forward.body):
         raise Missed(
             "cross attention: the layers also attend to another model's output", statement, Code.OTHER_LOOP
         )
-    at = index_of(forward, found)
+    at = index_of(forward, layer_loops)
     if _collects(statement):
         raise Missed("layers' outputs are collected inside the loop", statement, Code.OTHER_LOOP)
     errors = []
@@ -109,13 +116,13 @@ def decided(view: ModuleView, owner: ast.ClassDef, forward: FunctionNode, found:
     raise errors[0]
 
 
-def index_of(forward: FunctionNode, found: list[ast.For]) -> int:
+def index_of(forward: FunctionNode, layer_loops: list[ast.For]) -> int:
     """Where the only loop over layers is in the body of its forward.
 
     Raises:
         Missed: there are several, it is inside another statement, or it is the last one.
     """
-    statement, *others = found
+    statement, *others = layer_loops
     reason = ""
     if others:
         reason = f"there is another loop over layers at line {others[0].lineno}"
@@ -146,10 +153,13 @@ def hidden_of(loop: ast.For) -> str:
     Raises:
         Missed: no layer is called, or it does not get a name.
     """
-    names = {each.id for each in walk_ast(loop.target) if isinstance(each, ast.Name)}
+    names = {name.id for name in walk_ast(loop.target) if isinstance(name, ast.Name)}
     for node in walk_ast(loop):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in names:
-            first = [*node.args[:1], *(each.value for each in node.keywords if each.arg == "hidden_states")]
+            first = [
+                *node.args[:1],
+                *(keyword.value for keyword in node.keywords if keyword.arg == "hidden_states"),
+            ]
             if first and isinstance(first[0], ast.Name):
                 return first[0].id
             raise Missed("the layers do not get their hidden states by name", node, Code.OTHER_LOOP)
@@ -165,9 +175,9 @@ def after_loop(
         Missed: it moves or mixes positions, or cannot be followed.
     """
     frame = Frame(positions, dict(scope))
-    if not any(isinstance(each, Module) for each in of_all([evaluate(loop.iter, frame)])):
+    if not any(isinstance(value, Module) for value in of_all([evaluate(loop.iter, frame)])):
         raise Missed("the classes of the layers are not known", loop, Code.UNKNOWN_MODULE)
-    body = [each for each in loop.body if each not in but]
+    body = [statement for statement in loop.body if statement not in but]
     rest = ast.For(loop.target, loop.iter, body, loop.orelse, loop.type_comment)
     run([ast.copy_location(rest, loop)], frame)
     return frame.values
@@ -245,9 +255,9 @@ def _before(
 
 def _is_sliceable(value: Value) -> bool:
     """Whether a value is a tensor ``[..., positions, width]``, or holds only such tensors."""
-    held = list(of_all([value]))
+    parts = list(of_all([value]))
     return holds_tensor(value) and all(
-        each == NOTHING or (isinstance(each, Tensor) and _has_rows(each.dims)) for each in held
+        part == NOTHING or (isinstance(part, Tensor) and _has_rows(part.dims)) for part in parts
     )
 
 

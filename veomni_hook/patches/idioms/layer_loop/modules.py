@@ -56,7 +56,11 @@ _PURE = (ast.Name, ast.Attribute, ast.Subscript, ast.Constant, ast.expr_context)
 def lineage(view: ModuleView, name: str) -> list[ast.ClassDef]:
     """A class of the file and those that it inherits from, in the order in which methods are looked up."""
     owner = view.scope.classes.get(name)
-    return [each for each in view.scope.ancestors(owner) if each is not None] if owner is not None else []
+    return (
+        [ancestor for ancestor in view.scope.ancestors(owner) if ancestor is not None]
+        if owner is not None
+        else []
+    )
 
 
 def method_of(view: ModuleView, name: str, method: str, above: ast.ClassDef | None = None) -> Method | None:
@@ -82,11 +86,11 @@ class Attributes:
         if name not in self._known:
             self._known[name] = {}
             for owner in reversed(lineage(self.view, name)):
-                made = _Making(self.view).attributes(self.view.methods(owner).get("__init__"))
-                for later in _stored(self.view, owner, "__init__") & made.keys():
-                    if isinstance(made[later], Plain):
-                        made[later] = PLAIN  # a constant in `__init__` is not one that stays
-                self._known[name].update(made)
+                attributes = _Making(self.view).attributes(self.view.methods(owner).get("__init__"))
+                for later in _stored(self.view, owner, "__init__") & attributes.keys():
+                    if isinstance(attributes[later], Plain):
+                        attributes[later] = PLAIN  # a constant in `__init__` is not one that stays
+                self._known[name].update(attributes)
         return self._known[name]
 
     def chosen(self, name: str, test: ast.expr, *, outcome: bool) -> dict[str, Value]:
@@ -100,21 +104,24 @@ class Attributes:
         if asked is None or len(inits) != 1:
             return {}
         (init,), (read, value, equal) = inits, asked
-        stored = [each for owner in owners for each in _stored(self.view, owner)]
-        given = [
+        stored = [attribute for owner in owners for attribute in _stored(self.view, owner)]
+        assigned = [
             node.value
             for node in init.body
             if isinstance(node, ast.Assign) and [*map(own_attribute, node.targets)] == [own_attribute(read)]
         ]
-        if stored.count(own_attribute(read)) != 1 or len(given) != 1 or not _is_given(given[0], init):
+        if stored.count(own_attribute(read)) != 1 or len(assigned) != 1 or not _is_given(assigned[0], init):
             return {}
-        setting = {ast.dump(given[0]), ast.dump(read)}
+        setting = {ast.dump(assigned[0]), ast.dump(read)}
         making = _Making(self.view, setting)
-        once = {each for each in making.attributes(init) if stored.count(each) == 1}
+        once = {attribute for attribute in making.attributes(init) if stored.count(attribute) == 1}
         values = sorted({value} if equal is outcome else making.named - {value}) if making.named else []
-        several = [_Making(self.view, setting, each).attributes(init) for each in values]
+        several = [_Making(self.view, setting, value).attributes(init) for value in values]
         once = once.intersection(*several) if several else set()
-        return {each: all_joined(made[each] for made in several) for each in sorted(once)}
+        return {
+            attribute: all_joined(attributes[attribute] for attributes in several)
+            for attribute in sorted(once)
+        }
 
 
 class _Making(Collections):
@@ -180,8 +187,8 @@ class _Making(Collections):
         match node.func:
             case ast.Attribute(value=ast.Name(id=name), attr="append") if node.args and name in frame.values:
                 # Of a list that grows, only what its items have in common is remembered.
-                held, value = frame.values[name], evaluate(node.args[0], frame)
-                frame.values[name] = Many(joined(held.value if isinstance(held, Many) else EMPTY, value))
+                former, value = frame.values[name], evaluate(node.args[0], frame)
+                frame.values[name] = Many(joined(former.value if isinstance(former, Many) else EMPTY, value))
                 return PLAIN
         function = bare(evaluate(node.func, frame))
         if not isinstance(function, Module) or function.instance:
@@ -242,7 +249,12 @@ class _Making(Collections):
 
     def statement(self, node: ast.stmt, frame: Frame[Value]) -> None:
         if isinstance(node, ast.Try):
-            for block in (node.body, *(each.body for each in node.handlers), node.orelse, node.finalbody):
+            for block in (
+                node.body,
+                *(handler.body for handler in node.handlers),
+                node.orelse,
+                node.finalbody,
+            ):
                 run(block, frame)
 
 
@@ -265,6 +277,6 @@ def _compared(test: ast.expr) -> tuple[ast.expr, str, bool] | None:
 
 def _is_given(value: ast.expr, init: FunctionNode) -> bool:
     """Whether an expression reads what ``__init__`` is given, and has the same value all through it."""
-    names = {each.id for each in walk_ast(value) if isinstance(each, ast.Name)}
-    pure = all(isinstance(each, _PURE) for each in walk_ast(value))
+    names = {name.id for name in walk_ast(value) if isinstance(name, ast.Name)}
+    pure = all(isinstance(part, _PURE) for part in walk_ast(value))
     return pure and names <= parameter_names(init) and names.isdisjoint(own_names(init.body))

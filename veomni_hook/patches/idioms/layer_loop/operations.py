@@ -43,9 +43,9 @@ _LEFT: dict[str, Callable[[Dim], Dim | None]] = {
 }
 
 
-def _elementwise(given: Arguments) -> Value:
+def _elementwise(arguments: Arguments) -> Value:
     result: Value = PLAIN
-    for value in (*given.given, *given.named.values()):
+    for value in (*arguments.given, *arguments.named.values()):
         if isinstance(value, Tensor):
             result = broadcast(result, value) if isinstance(result, Tensor) else value
         elif not isinstance(value, Plain | Size):
@@ -64,13 +64,18 @@ def _along(what: str, then: str, *, place: int = 1, default: Value = NOTHING, pa
         pair: whether there are two results.
     """
 
-    def rule(given: Arguments) -> Value:
-        tensor = given.tensor
-        dim = given.get(place, "dim", "axis", default=default)
+    def rule(arguments: Arguments) -> Value:
+        tensor = arguments.tensor
+        dim = arguments.get(place, "dim", "axis", default=default)
         if dim == NOTHING:
             raise Missed(f"{what} over all dimensions", code=Code.MIXES_POSITIONS)
-        indices = {without(tensor, each, what) for each in (dim.values if isinstance(dim, Items) else (dim,))}
-        keeps = then == "gone" and given.get(place + 1, "keepdim", "keepdims") not in (NOTHING, Plain(False))
+        indices = {
+            without(tensor, value, what) for value in (dim.values if isinstance(dim, Items) else (dim,))
+        }
+        keeps = then == "gone" and arguments.get(place + 1, "keepdim", "keepdims") not in (
+            NOTHING,
+            Plain(False),
+        )
         left = [() if keeps else _LEFT[then](dim) for dim in tensor.dims]
         dims = [left[number] if number in indices else dim for number, dim in enumerate(tensor.dims)]
         result = made([dim for dim in dims if dim is not None])
@@ -79,76 +84,78 @@ def _along(what: str, then: str, *, place: int = 1, default: Value = NOTHING, pa
     return rule
 
 
-def _maximum(given: Arguments) -> Value:
-    if isinstance(given.get(1, "other"), Tensor):
-        return _elementwise(given)
-    return _along("a maximum", "gone", pair=True)(given)
+def _maximum(arguments: Arguments) -> Value:
+    if isinstance(arguments.get(1, "other"), Tensor):
+        return _elementwise(arguments)
+    return _along("a maximum", "gone", pair=True)(arguments)
 
 
-def _parts(given: Arguments) -> Value:
-    part = _along("a split", "resized", place=2, default=Plain(0))(given)
-    sizes = given.get(1, "chunks", "split_size_or_sections", "split_size")
+def _parts(arguments: Arguments) -> Value:
+    part = _along("a split", "resized", place=2, default=Plain(0))(arguments)
+    sizes = arguments.get(1, "chunks", "split_size_or_sections", "split_size")
     return Items(tuple(part for _ in sizes.values)) if isinstance(sizes, Items) else Many(part)
 
 
-def _tensors(given: Arguments) -> list[Value]:
-    values = given.get(0, "tensors")
+def _tensors(arguments: Arguments) -> list[Value]:
+    values = arguments.get(0, "tensors")
     if isinstance(values, Many):
         return [values.value]
-    if not isinstance(values, Items) or not all(isinstance(each, Tensor | Plain) for each in values.values):
+    if not isinstance(values, Items) or not all(isinstance(value, Tensor | Plain) for value in values.values):
         raise Missed("tensors whose positions are not known are put together")
     return list(values.values)
 
 
-def _cat(given: Arguments) -> Value:
-    tensors = _tensors(given)
-    held = [each for each in tensors if isinstance(each, Tensor)]
-    if not held:
+def _cat(arguments: Arguments) -> Value:
+    tensors = _tensors(arguments)
+    operands = [tensor for tensor in tensors if isinstance(tensor, Tensor)]
+    if not operands:
         return PLAIN
-    dim = given.get(1, "dim", "axis", default=Plain(0))
-    indices = {without(each, dim, "a concatenation") for each in held}
-    kinds = {tuple(map(is_positional, each.dims)) for each in held}
-    if len(indices) > 1 or len(kinds) > 1 or len(held) < len(tensors):
+    dim = arguments.get(1, "dim", "axis", default=Plain(0))
+    indices = {without(operand, dim, "a concatenation") for operand in operands}
+    kinds = {tuple(map(is_positional, operand.dims)) for operand in operands}
+    if len(indices) > 1 or len(kinds) > 1 or len(operands) < len(tensors):
         raise Missed("tensors of different shapes are put together")
-    columns = enumerate(zip(*(each.dims for each in held), strict=True))
+    columns = enumerate(zip(*(operand.dims for operand in operands), strict=True))
     return Tensor(tuple(fresh() if number in indices else reduce(met, dims) for number, dims in columns))
 
 
-def _stack(given: Arguments) -> Value:
+def _stack(arguments: Arguments) -> Value:
     result: Value = PLAIN
-    for each in _tensors(given):
-        result = broadcast(result, each)
-    place = given.get(1, "dim", default=Plain(0))
+    for tensor in _tensors(arguments):
+        result = broadcast(result, tensor)
+    place = arguments.get(1, "dim", default=Plain(0))
     return inserted(result, place, fresh()) if isinstance(result, Tensor) else PLAIN
 
 
 def _by_index(what: str, kept: int) -> Rule:
     """A rule for functions that pair a tensor and an index; the result has the shape of one of them."""
 
-    def rule(given: Arguments) -> Value:
-        dim, chosen = given.get(1, "dim"), given.get(2, "index")
+    def rule(arguments: Arguments) -> Value:
+        dim, chosen = arguments.get(1, "dim"), arguments.get(2, "index")
         if not isinstance(chosen, Tensor):
             raise Missed(f"{what} by an index that is not known")
-        both = (given.tensor, chosen)
-        indices = {without(each, dim, f"{what} by index") for each in both}
-        pairs = enumerate(zip(given.tensor.dims, chosen.dims, strict=False))
+        both = (arguments.tensor, chosen)
+        indices = {without(tensor, dim, f"{what} by index") for tensor in both}
+        pairs = enumerate(zip(arguments.tensor.dims, chosen.dims, strict=False))
         others = [pair for number, pair in pairs if number not in indices and pair[0] != pair[1]]
-        if len(given.tensor.dims) != len(chosen.dims) or any(is_positional(dim) for dim in sum(others, ())):
+        if len(arguments.tensor.dims) != len(chosen.dims) or any(
+            is_positional(dim) for dim in sum(others, ())
+        ):
             raise Missed("an index of another shape")
         return both[kept]
 
     return rule
 
 
-def _pad(given: Arguments) -> Value:
-    widths = given.get(1, "pad")
-    if not isinstance(widths, Items) or len(widths.values) != 2 or is_positional(given.tensor.dims[-1]):
+def _pad(arguments: Arguments) -> Value:
+    widths = arguments.get(1, "pad")
+    if not isinstance(widths, Items) or len(widths.values) != 2 or is_positional(arguments.tensor.dims[-1]):
         raise Missed("padding that may move positions", code=Code.MIXES_POSITIONS)
-    return Tensor((*given.tensor.dims[:-1], fresh()))
+    return Tensor((*arguments.tensor.dims[:-1], fresh()))
 
 
-def _copied(given: Arguments) -> Value:
-    tensor, result = given.tensor, _elementwise(given)
+def _copied(arguments: Arguments) -> Value:
+    tensor, result = arguments.tensor, _elementwise(arguments)
     if not isinstance(result, Tensor) or len(result.dims) > len(tensor.dims):
         raise Missed("a copy of another shape")
     return tensor
@@ -183,7 +190,7 @@ _RULES: dict[str, Rule] = {
     "sort": _along("an order", "kept", default=Plain(-1), pair=True),
     "squeeze": _along("a squeeze", "gone"),
     **dict.fromkeys(("chunk", "split"), _parts),
-    "unbind": lambda given: Many(_along("an unbind", "gone", default=Plain(0))(given)),
+    "unbind": lambda arguments: Many(_along("an unbind", "gone", default=Plain(0))(arguments)),
     "repeat_interleave": _along("a repetition", "resized", place=2),
     **dict.fromkeys(("cat", "concat"), _cat),
     "stack": _stack,
@@ -195,7 +202,7 @@ _RULES: dict[str, Rule] = {
     "normalize": _along("a norm", "kept", place=2, default=Plain(1)),
     "pad": _pad,
     "copy_": _copied,
-    **dict.fromkeys(("matmul", "bmm", "mm"), lambda given: matmul(given.get(0), given.get(1))),
+    **dict.fromkeys(("matmul", "bmm", "mm"), lambda arguments: matmul(arguments.get(0), arguments.get(1))),
     **SHAPES,
 }
 
@@ -208,7 +215,7 @@ def torch_name(dotted: str) -> str:
     return name if home in _HOMES else ""
 
 
-def operation(name: str, given: Sequence[Value], named: Mapping[str, Value] | None = None) -> Value:
+def operation(name: str, positional: Sequence[Value], named: Mapping[str, Value] | None = None) -> Value:
     """The result of a function of torch, or of a tensor's method.
 
     Raises:
@@ -217,4 +224,4 @@ def operation(name: str, given: Sequence[Value], named: Mapping[str, Value] | No
     if name not in _RULES:
         raise Missed(f"it calls {name}, which may mix positions", code=Code.MIXES_POSITIONS)
     named = {key: bare(value) for key, value in (named or {}).items()}
-    return _RULES[name](Arguments(tuple(map(bare, given)), named))
+    return _RULES[name](Arguments(tuple(map(bare, positional)), named))

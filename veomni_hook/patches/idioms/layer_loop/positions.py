@@ -102,7 +102,9 @@ class Positions(Calls):
         known = self.attributes.of(own.names[0])
         if name in known:
             return known[name]
-        if method is None or any(decorator_name(each) == "property" for each in method.node.decorator_list):
+        if method is None or any(
+            decorator_name(decorator) == "property" for decorator in method.node.decorator_list
+        ):
             return PLAIN
         return method
 

@@ -47,8 +47,8 @@ def reason_for(view: ModuleView, owner: ast.ClassDef, loop: ast.For, first: str)
     # If the layers are not known, the reason may be anywhere in the file.
     names = list(_classes(view, owner, loop)) or list(view.classes if _LAYERS_UNKNOWN in first else ())
     # A layer whose rule is routed is the cause if no other one is.
-    routed = {each.partition(".")[0] for each in separated_methods(view)}
-    for (pattern, kind), name in sorted(product(_KINDS, names), key=lambda each: each[1] in routed):
+    routed = {separated_method.partition(".")[0] for separated_method in separated_methods(view)}
+    for (pattern, kind), name in sorted(product(_KINDS, names), key=lambda pair: pair[1] in routed):
         owner = view.classes[name]
         if any(pattern.search(view.text(method)) for method in view.methods(owner).values()):
             return Reason(f"{kind}: {name}", Code.MIXES_POSITIONS, owner.lineno)
@@ -70,11 +70,13 @@ def _classes(view: ModuleView, owner: ast.ClassDef, loop: ast.For) -> Iterator[s
     attributes = Attributes(view)
     own = attributes.of(owner.name)
     looped = [own[name] for name in map(own_attribute, walk_ast(loop)) if name in own]
-    pending = [each for each in of_all(looped) if isinstance(each, Module)]
+    pending = [value for value in of_all(looped) if isinstance(value, Module)]
     seen: dict[str, None] = {}
     for module in pending:  # the list grows during the loop
         for name in module.names:
             if name in view.classes and name not in seen:
                 seen[name] = None
-                pending += [each for each in of_all(attributes.of(name).values()) if isinstance(each, Module)]
+                pending += [
+                    value for value in of_all(attributes.of(name).values()) if isinstance(value, Module)
+                ]
     yield from seen

@@ -91,7 +91,7 @@ def reshaped(tensor: Tensor, sizes: Sequence[Dim | int | None]) -> Tensor:
     dims: list[Dim] = []
     rest_known = True
     for number, size in enumerate(sizes):
-        later = [factor for each in sizes[number + 1 :] if isinstance(each, tuple) for factor in each]
+        later = [factor for size in sizes[number + 1 :] if isinstance(size, tuple) for factor in size]
         if done >= last:
             dims.append(size if isinstance(size, tuple) else fresh())
         elif isinstance(size, int):
@@ -199,48 +199,48 @@ def matmul(one: Value, other: Value) -> Value:
     return made([*dims, left[-2], right[-1]])
 
 
-def _sizes(given: Arguments) -> list[Dim | int | None]:
-    return [size_of(each) for each in given.numbers(1)]
+def _sizes(arguments: Arguments) -> list[Dim | int | None]:
+    return [size_of(number) for number in arguments.numbers(1)]
 
 
-def _transpose(given: Arguments) -> Value:
-    dims = list(given.tensor.dims)
-    one, other = (axis(given.tensor, given.get(place, f"dim{place - 1}")) for place in (1, 2))
+def _transpose(arguments: Arguments) -> Value:
+    dims = list(arguments.tensor.dims)
+    one, other = (axis(arguments.tensor, arguments.get(place, f"dim{place - 1}")) for place in (1, 2))
     dims[one], dims[other] = dims[other], dims[one]
     return Tensor(tuple(dims))
 
 
-def _flatten(given: Arguments) -> Value:
-    dims = given.tensor.dims
-    first = axis(given.tensor, given.get(1, "start_dim", default=Plain(0)))
-    last = axis(given.tensor, given.get(2, "end_dim", default=Plain(-1)))
+def _flatten(arguments: Arguments) -> Value:
+    dims = arguments.tensor.dims
+    first = axis(arguments.tensor, arguments.get(1, "start_dim", default=Plain(0)))
+    last = axis(arguments.tensor, arguments.get(2, "end_dim", default=Plain(-1)))
     joined = tuple(factor for dim in dims[first : last + 1] for factor in dim)
     return Tensor((*dims[:first], joined, *dims[last + 1 :]))
 
 
-def _unflatten(given: Arguments) -> Value:
-    index, dims = without(given.tensor, given.get(1, "dim"), "an unflatten"), given.tensor.dims
-    sizes = given.get(2, "sizes")
+def _unflatten(arguments: Arguments) -> Value:
+    index, dims = without(arguments.tensor, arguments.get(1, "dim"), "an unflatten"), arguments.tensor.dims
+    sizes = arguments.get(2, "sizes")
     if not isinstance(sizes, Items):
         raise Missed("an unflatten into an unknown shape")
     return Tensor((*dims[:index], *(fresh() for _ in sizes.values), *dims[index + 1 :]))
 
 
-def _size(given: Arguments) -> Value:
-    sizes = tuple(Size(dim) for dim in given.tensor.dims)
-    asked = len(given.given) + len(given.named) > 1
-    return sizes[axis(given.tensor, given.get(1, "dim"))] if asked else Items(sizes)
+def _size(arguments: Arguments) -> Value:
+    sizes = tuple(Size(dim) for dim in arguments.tensor.dims)
+    asked = len(arguments.given) + len(arguments.named) > 1
+    return sizes[axis(arguments.tensor, arguments.get(1, "dim"))] if asked else Items(sizes)
 
 
-def _view_as(given: Arguments) -> Value:
-    other = given.get(1, "other")
+def _view_as(arguments: Arguments) -> Value:
+    other = arguments.get(1, "other")
     if not isinstance(other, Tensor):
         raise Missed("a reshape to an unknown shape")
-    return reshaped(given.tensor, other.dims)
+    return reshaped(arguments.tensor, other.dims)
 
 
-def _repeat(given: Arguments) -> Value:
-    counts, dims = given.numbers(1), given.tensor.dims
+def _repeat(arguments: Arguments) -> Value:
+    counts, dims = arguments.numbers(1), arguments.tensor.dims
     if len(counts) != len(dims):
         raise Missed("a repetition in more dimensions")
     if any(count != Plain(1) and is_positional(dim) for dim, count in zip(dims, counts, strict=True)):
@@ -250,22 +250,22 @@ def _repeat(given: Arguments) -> Value:
 
 #: What functions and methods do that change a shape.
 SHAPES: dict[str, Rule] = {
-    **dict.fromkeys(("view", "reshape"), lambda given: reshaped(given.tensor, _sizes(given))),
+    **dict.fromkeys(("view", "reshape"), lambda arguments: reshaped(arguments.tensor, _sizes(arguments))),
     **dict.fromkeys(("view_as", "reshape_as"), _view_as),
-    "expand": lambda given: expanded(given.tensor, _sizes(given)),
+    "expand": lambda arguments: expanded(arguments.tensor, _sizes(arguments)),
     **dict.fromkeys(("transpose", "swapaxes"), _transpose),
-    "permute": lambda given: Tensor(
-        tuple(given.tensor.dims[axis(given.tensor, each)] for each in given.numbers(1))
+    "permute": lambda arguments: Tensor(
+        tuple(arguments.tensor.dims[axis(arguments.tensor, number)] for number in arguments.numbers(1))
     ),
-    "unsqueeze": lambda given: inserted(given.tensor, given.get(1, "dim"), ()),
+    "unsqueeze": lambda arguments: inserted(arguments.tensor, arguments.get(1, "dim"), ()),
     "flatten": _flatten,
     "unflatten": _unflatten,
     **dict.fromkeys(
         ("new_empty", "new_zeros"),
-        lambda given: made([size if isinstance(size, tuple) else fresh() for size in _sizes(given)]),
+        lambda arguments: made([size if isinstance(size, tuple) else fresh() for size in _sizes(arguments)]),
     ),
     "repeat": _repeat,
     "size": _size,
-    "dim": lambda given: Plain(len(given.tensor.dims)),
-    **dict.fromkeys(("view_as_real", "one_hot"), lambda given: Tensor((*given.tensor.dims, fresh()))),
+    "dim": lambda arguments: Plain(len(arguments.tensor.dims)),
+    **dict.fromkeys(("view_as_real", "one_hot"), lambda arguments: Tensor((*arguments.tensor.dims, fresh()))),
 }

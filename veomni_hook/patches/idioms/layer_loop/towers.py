@@ -36,29 +36,31 @@ from veomni_hook.patches.site import Code, Missed
 __all__ = ["decided_tower"]
 
 
-def decided_tower(view: ModuleView, owner: ast.ClassDef, forward: FunctionNode, found: list[ast.For]) -> Loop:
+def decided_tower(
+    view: ModuleView, owner: ast.ClassDef, forward: FunctionNode, layer_loops: list[ast.For]
+) -> Loop:
     """What to do with the loop of a tower.
 
     Raises:
         Missed: it runs as a whole; the text says why.
     """
-    statement, hidden = found[0], hidden_of(found[0])
-    at = index_of(forward, found)
+    statement, hidden = layer_loops[0], hidden_of(layer_loops[0])
+    at = index_of(forward, layer_loops)
     before, tail = forward.body[:at], forward.body[at + 1 :]
-    asides = [each for each in statement.body if _is_aside(each, statement, hidden)]
+    asides = [aside for aside in statement.body if _is_aside(aside, statement, hidden)]
     receiver = forward.args.args[0].arg
     known = (parameter_names(forward) | own_names(before)) - {receiver, hidden}
-    given: dict[str, Value] = {name: of_tower(name) for name in loaded([statement]) if name in known}
-    if forward.args.kwarg is not None and forward.args.kwarg.arg in given:
-        given[forward.args.kwarg.arg] = Whole(f"**{forward.args.kwarg.arg}")
+    inputs: dict[str, Value] = {name: of_tower(name) for name in loaded([statement]) if name in known}
+    if forward.args.kwarg is not None and forward.args.kwarg.arg in inputs:
+        inputs[forward.args.kwarg.arg] = Whole(f"**{forward.args.kwarg.arg}")
     tables: dict[str, Value] = {}
     while True:
-        scope = given | tables | {receiver: Module((owner.name,)), hidden: shaped("S .")}
+        scope = inputs | tables | {receiver: Module((owner.name,)), hidden: shaped("S .")}
         positions = Positions(view, tower=True)
         try:
             after = after_loop(positions, statement, scope, asides)
         except NotARow as error:
-            if error.name in tables or error.name not in given:
+            if error.name in tables or error.name not in inputs:
                 raise Missed(error.reason, code=Code.NO_BOUNDARIES) from None
             # It may be a tensor with a row for each row of the hidden states, or several of them.
             tables[error.name] = Items((shaped("S ."),) * error.parts) if error.parts else shaped("S .")
@@ -85,13 +87,13 @@ def _is_aside(statement: ast.stmt, loop: ast.For, hidden: str) -> bool:
     """
     if not isinstance(statement, ast.If) or not list(_names([statement], hidden)):
         return False
-    made = own_names([statement])
-    rest = [each for each in loop.body if each is not statement]
-    return hidden not in made and not made & {*loaded(rest), *own_names(rest)}
+    names = own_names([statement])
+    rest = [other for other in loop.body if other is not statement]
+    return hidden not in names and not names & {*loaded(rest), *own_names(rest)}
 
 
 def _names(statements: Iterable[ast.stmt], name: str) -> list[ast.Name]:
-    nodes = [node for each in statements for node in walk_ast(each)]
+    nodes = [node for statement in statements for node in walk_ast(statement)]
     return [node for node in nodes if isinstance(node, ast.Name) and node.id == name]
 
 
@@ -116,10 +118,10 @@ def _check_after(
             raise Missed(
                 f"{name} is used beside the layers, and holds a part of the rows", loop, Code.USED_OTHERWISE
             )
-    if any(own_attribute(node) in layers for each in others for node in walk_ast(each)):
+    if any(own_attribute(node) in layers for other in others for node in walk_ast(other)):
         raise Missed("the layers are called beside the loop", loop, Code.OTHER_LOOP)
 
 
 def _is_part(value: Value | None) -> bool:
-    held = of_all([value]) if value is not None else ()
-    return depends(value) or any(isinstance(each, Whole) and len(each.rows) != 1 for each in held)
+    parts = of_all([value]) if value is not None else ()
+    return depends(value) or any(isinstance(part, Whole) and len(part.rows) != 1 for part in parts)

@@ -184,7 +184,7 @@ _LETTERS: dict[str, Dim] = {"B": (BATCH,), "S": (POSITIONS,), "1": ()}
 
 def shaped(letters: str) -> Tensor:
     """A tensor by its dimensions: B, S, 1, and ``.`` for any other size, without positions."""
-    return Tensor(tuple(_LETTERS[each] if each in _LETTERS else fresh() for each in letters.split()))
+    return Tensor(tuple(_LETTERS[letter] if letter in _LETTERS else fresh() for letter in letters.split()))
 
 
 def is_shaped(value: Value | None, *shapes: str) -> bool:
@@ -192,7 +192,9 @@ def is_shaped(value: Value | None, *shapes: str) -> bool:
     dims = value.dims if isinstance(value, Tensor) else ()
     for letters in map(str.split, shapes):
         pairs = zip(dims, letters, strict=False)
-        if all(dim == _LETTERS[each] if each in _LETTERS else not is_positional(dim) for dim, each in pairs):
+        if all(
+            dim == _LETTERS[letter] if letter in _LETTERS else not is_positional(dim) for dim, letter in pairs
+        ):
             if len(letters) == len(dims):
                 return True
     return False
@@ -213,7 +215,7 @@ def of_all(values: Iterable[Value]) -> Iterable[Value]:
         else:
             yield value
             if isinstance(value, Whole):
-                yield from of_all(each for _, each in value.held)
+                yield from of_all(part for _, part in value.held)
 
 
 def holds_tensor(value: Value) -> bool:
@@ -235,8 +237,8 @@ def read_from(value: Whole, key: Value) -> Whole:
     Raises:
         Missed: it may be a part of the positions.
     """
-    held = dict(value.held)
-    if held and not (isinstance(key, Plain) and isinstance(key.value, str) and key.value not in held):
+    parts = dict(value.held)
+    if parts and not (isinstance(key, Plain) and isinstance(key.value, str) and key.value not in parts):
         raise Missed(f"it reads a part of the positions from {value.name}", code=Code.MIXES_POSITIONS)
     return Whole(value.name, rows=value.rows)
 

@@ -62,9 +62,9 @@ def _site(view: ModuleView, owner: ast.ClassDef, forward: FunctionNode, calls: S
     causal = [call for call in calls if passes_vocabulary(call)]
     missed = partial(Site, op=OP, target=target, status=Status.MISSED, part=PARTS[0] if causal else PARTS[1])
     if not causal:
-        given = [*map(ast.unparse, calls[0].args), *(f"{k.arg}=" for k in calls[0].keywords if k.arg)]
+        arguments = [*map(ast.unparse, calls[0].args), *(f"{k.arg}=" for k in calls[0].keywords if k.arg)]
         return missed(
-            reason=Reason(f"{NOT_CAUSAL}: it is given {', '.join(given)}", Code.OTHER_LOSS),
+            reason=Reason(f"{NOT_CAUSAL}: it is given {', '.join(arguments)}", Code.OTHER_LOSS),
             lineno=calls[0].lineno,
         )
     try:
@@ -109,8 +109,8 @@ def _routed(view: ModuleView, target: str, forward: FunctionNode, tail: Tail) ->
 
 def _made(owner: ast.ClassDef, module: ast.expr) -> list[tuple[str, ast.expr]]:
     """What ``__init__`` may make a module with, and the class."""
-    made = (value for name, value in initialised(owner) if f"self.{name}" == chain(module))
-    return [(chain(value.func) if isinstance(value, ast.Call) else "", value) for value in made]
+    values = (value for name, value in initialised(owner) if f"self.{name}" == chain(module))
+    return [(chain(value.func) if isinstance(value, ast.Call) else "", value) for value in values]
 
 
 def _cap(view: ModuleView, owner: ast.ClassDef, function: ast.expr) -> ast.expr | None:

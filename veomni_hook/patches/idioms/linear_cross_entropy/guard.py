@@ -20,14 +20,14 @@ _LOOSE = (ast.BoolOp, ast.IfExp)
 
 def operands(view: ModuleView, tail: Tail) -> dict[str, str]:
     """The kernel's arguments, as source text by operand name."""
-    found = {name: _text(view, operand) for name, operand in tail.operands.items()}
-    found["loss_kwargs"] = _keywords(view, tail.keywords)
+    texts = {name: _text(view, operand) for name, operand in tail.operands.items()}
+    texts["loss_kwargs"] = _keywords(view, tail.keywords)
     options = [f"{name}={_text(view, value)}" for name, value in tail.transform.items()]
     if tail.before_head is not None:
         options.append(f"before_head={_text(view, tail.before_head)}")
     if options:
-        found["options"] = f"dict({', '.join(options)})"
-    return found
+        texts["options"] = f"dict({', '.join(options)})"
+    return texts
 
 
 def guard(view: ModuleView, function: FunctionNode, tail: Tail, slot: str, inside: Sequence[Edit]) -> str:
@@ -71,12 +71,12 @@ def _keywords(view: ModuleView, keywords: Sequence[ast.keyword]) -> str:
     if len(keywords) == 1 and keywords[0].arg is None:
         return _text(view, keywords[0].value)
     # A keyword added here is overridden by the caller's; one of upstream's together with the caller's raises.
-    made = any(not hasattr(keyword, "lineno") for keyword in keywords)
+    is_added = any(not hasattr(keyword, "lineno") for keyword in keywords)
     items = []
     for keyword in keywords:
-        name = "**" if keyword.arg is None else f'"{keyword.arg}": ' if made else f"{keyword.arg}="
+        name = "**" if keyword.arg is None else f'"{keyword.arg}": ' if is_added else f"{keyword.arg}="
         items.append(name + _text(view, keyword.value))
-    return f"{{{', '.join(items)}}}" if made else f"dict({', '.join(items)})"
+    return f"{{{', '.join(items)}}}" if is_added else f"dict({', '.join(items)})"
 
 
 def _text(view: ModuleView, node: ast.expr) -> str:

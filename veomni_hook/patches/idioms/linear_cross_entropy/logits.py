@@ -69,13 +69,13 @@ def options(steps: Sequence[Step], node: ast.AST) -> dict[str, ast.expr]:
     Raises:
         Missed: kernels do not support these steps, or not in this order.
     """
-    found: dict[str, ast.expr] = {}
+    operands: dict[str, ast.expr] = {}
     while steps:
         (kind, operand), *rest = steps
         if [step.kind for step in steps[:3]] == ["divisor", "tanh", "scale"]:
             if serialise(operand) == serialise(steps[2].operand):
                 kind, rest = "softcap", [*steps[3:]]
-        if operand is None or any(_ORDER[name] >= _ORDER[kind] for name in found):
+        if operand is None or any(_ORDER[name] >= _ORDER[kind] for name in operands):
             raise Missed("logits are transformed in an unknown order", node, Code.OTHER_FORM)
-        found[kind], steps = operand, rest
-    return found
+        operands[kind], steps = operand, rest
+    return operands

@@ -184,19 +184,21 @@ class Reader:
 
     def _origin(self, before: Sequence[ast.stmt]) -> int:
         """The index of the statement that the loss's first argument comes from."""
-        given = self._argument(_LOGITS)
-        if not isinstance(given, ast.Name):
-            said = f"the loss is not computed from logits but from {ast.unparse(given)}"
-            raise Missed(said, given, Code.OTHER_FORM)
+        logits = self._argument(_LOGITS)
+        if not isinstance(logits, ast.Name):
+            said = f"the loss is not computed from logits but from {ast.unparse(logits)}"
+            raise Missed(said, logits, Code.OTHER_FORM)
         for index, statement in reversed([*enumerate(before)]):
             name, value = binding(statement)
-            if value is not None and name == given.id:
+            if value is not None and name == logits.id:
                 if name not in used_names([value]):
                     return index
-            elif given.id in bound_names([statement]) and not isinstance(statement, ast.If):
-                said = f"{given.id} is bound in a {type(statement).__name__.lower()}"
+            elif logits.id in bound_names([statement]) and not isinstance(statement, ast.If):
+                said = f"{logits.id} is bound in a {type(statement).__name__.lower()}"
                 raise Missed(said, statement, Code.NO_ROOM)
-        raise Missed(f"{given.id} does not come from a statement of the forward itself", given, Code.NO_ROOM)
+        raise Missed(
+            f"{logits.id} does not come from a statement of the forward itself", logits, Code.NO_ROOM
+        )
 
     # Before the loss
 
@@ -244,14 +246,14 @@ class Reader:
                 self._head = node
                 return ()
         for kind, template in STEPS:
-            if (found := template.match(node, self._resolve)) is None:
+            if (match := template.match(node, self._resolve)) is None:
                 continue
             operand: ast.expr | None = FLOAT32 if kind == "dtype" else None
-            if "OPERAND" in found.bound:
-                operand = self._operand(kind, found.expression("OPERAND"))
+            if "OPERAND" in match.bound:
+                operand = self._operand(kind, match.expression("OPERAND"))
                 if operand is None:
                     continue
-            steps = self._steps(found.expression("LOGITS"))
+            steps = self._steps(match.expression("LOGITS"))
             return (*steps, Step(kind, operand)) if steps is not None and kind else steps
         return None
 
@@ -339,7 +341,7 @@ class Reader:
         return self._given[name]
 
     def _operands(self) -> dict[str, ast.expr]:
-        if len(self._call.args) > 3 or any(isinstance(given, ast.Starred) for given in self._call.args):
+        if len(self._call.args) > 3 or any(isinstance(argument, ast.Starred) for argument in self._call.args):
             said = "the loss is called with other positional arguments"
             raise Missed(said, self._call, Code.OTHER_ARGUMENTS)
         labels, vocabulary = self._moved(self._argument(_LABELS)), self._argument(_VOCABULARY)
@@ -373,11 +375,11 @@ class Reader:
     def _modules(self) -> tuple[ast.expr, ast.expr | None, ast.expr]:
         """The head, a module in front of it or None, and what goes in."""
         assert self._head is not None  # noqa: S101 - the first statement calls it
-        for found in (template.match(self._head) for template in HEADS):
-            before = found.expression("BEFORE") if found and "BEFORE" in found.bound else None
+        for match in (template.match(self._head) for template in HEADS):
+            before = match.expression("BEFORE") if match and "BEFORE" in match.bound else None
             own = before is None or chain(before).startswith("self.")
-            if found is not None and own and is_plain(states := found.expression("STATES")):
-                return found.expression("HEAD"), before, states
+            if match is not None and own and is_plain(states := match.expression("STATES")):
+                return match.expression("HEAD"), before, states
         said = f"{ast.unparse(self._head)[:60]} takes more than hidden states"
         raise Missed(said, self._head, Code.OTHER_ARGUMENTS)
 

@@ -124,7 +124,7 @@ def _scored(forward: FunctionNode, pooling: ast.Assign) -> tuple[ast.Call, str]:
     if SCORED.match(call) is None or not is_plain(call.args[0]):
         raise Missed(f"{ast.unparse(call.func)} takes more than hidden states", call, Code.OTHER_ARGUMENTS)
     harmless = (template.match(node) for node in walk_ast(forward) for template in HARMLESS)
-    known = {found.expression("SCORES") for found in (selected, *harmless) if found is not None}
+    known = {match.expression("SCORES") for match in (selected, *harmless) if match is not None}
     names = (node for node in walk_ast(forward) if isinstance(node, ast.Name) and node.id == name)
     for node in names:
         if isinstance(node.ctx, ast.Load) and node not in known:
@@ -147,9 +147,9 @@ def _edits(view: ModuleView, forward: FunctionNode, call: ast.Call) -> tuple[Edi
 
 def _fields(view: ModuleView, forward: FunctionNode, pooling: ast.Assign) -> Iterator[Edit]:
     """Edits of the statement that returns the output, which gets requested fields."""
-    found = FULL.match(forward.body[-1], POOLED=chain(pooling.targets[0]))
-    if found is not None and chain(found.expression("LOSS")) and "labels" in parameter_names(forward):
-        output = getattr(found.first, "value")  # noqa: B009
+    match = FULL.match(forward.body[-1], POOLED=chain(pooling.targets[0]))
+    if match is not None and chain(match.expression("LOSS")) and "labels" in parameter_names(forward):
+        output = getattr(match.first, "value")  # noqa: B009
         start, end = view.document.start(output), view.document.end(output)
         yield Edit(start, start, "veomni_classes.output(self, labels, ")
         yield Edit(end, end, ")")

@@ -81,11 +81,11 @@ def _loading_calls(function: FunctionNode) -> Loading:
     Empty if a release loads in another way.
     """
     assigned = [node for node in walk_ast(function) if isinstance(node, ast.Assign)]
-    found = {node: load for node in assigned for form in LOADS if (load := form.match(node.value))}
+    loads = {node: load for node in assigned for form in LOADS if (load := form.match(node.value))}
     called = [last_name(call.func) for call in calls_in(function)]
     converts, shards = called.count(_CONVERT), called.count(_ZERO3)
-    known = converts == 1 and shards <= 1 and len(found) == converts + shards
-    return {node: (load["STATES"], load["MODEL"]) for node, load in found.items() if known}
+    known = converts == 1 and shards <= 1 and len(loads) == converts + shards
+    return {node: (load["STATES"], load["MODEL"]) for node, load in loads.items() if known}
 
 
 def _reports(function: FunctionNode) -> Loading:
@@ -94,4 +94,4 @@ def _reports(function: FunctionNode) -> Loading:
     report = REPORT.match(last)
     returns = sum(isinstance(node, ast.Return) for node in walk_ast(function))
     used = ("model", report["REPORT"]) if report and returns == 1 else ()
-    return {last: used} if used and {*used} <= {each.arg for each in function.args.args} else {}
+    return {last: used} if used and {*used} <= {argument.arg for argument in function.args.args} else {}

@@ -108,11 +108,11 @@ def find(view: ModuleView) -> Iterator[Site]:
         try:
             if forward is None:
                 raise _unlike("it defines no forward")
-            found = _recognised(view, owner, forward, shapes)
+            experts = _recognised(view, owner, forward, shapes)
         except Missed as miss:
             yield Site(OP, target, Status.MISSED, reason=miss.reason, lineno=owner.lineno)
         else:
-            yield _routed(view, owner, forward, found)
+            yield _routed(view, owner, forward, experts)
 
 
 def _recognised(
@@ -141,8 +141,8 @@ def _recognised(
         variant, operands = _by_mask(view, owner, loop)
     else:
         variant, operands = _uniform(loop, shapes)
-    given = {"hidden_states": loop.hidden, "top_k_index": loop.index, "top_k_weights": loop.weights}
-    routing = {name: str(node.value) for name, node in given.items()}
+    nodes = {"hidden_states": loop.hidden, "top_k_index": loop.index, "top_k_weights": loop.weights}
+    routing = {name: str(node.value) for name, node in nodes.items()}
     text = " ".join([loop.dtype, *map(digest, ways)])
     hashed = blake2b(text.encode(), digest_size=8).hexdigest()
     return _Found(variant, routing | operands, hashed, form.inlined, (f"{owner.name}.__init__",))
@@ -161,11 +161,11 @@ def _uniform(loop: Loop, shapes: Mapping[str, list[str]]) -> tuple[str, dict[str
             continue
         if loop.dtype != (summed_in := layout.get("summed_in", "hidden")):
             raise _unlike(f"nearest is {variant}: results are summed in {loop.dtype}, not {summed_in}")
-        for held in loop.stacked.values():
+        for tensor in loop.stacked.values():
             # The mask needs one row for every expert, besides the sentinel's row.
-            count = shapes.get(str(held.value), ["something unknown"])[0]
+            count = shapes.get(str(tensor.value), ["something unknown"])[0]
             if not loop.holds(count):
-                raise _unlike(f"nearest is {variant}: self.{held.value} is stacked over {count}")
+                raise _unlike(f"nearest is {variant}: self.{tensor.value} is stacked over {count}")
         return variant, bound
     raise _unlike(max(differences)[-1])
 
@@ -209,20 +209,24 @@ def _by_mask(view: ModuleView, owner: ast.ClassDef, loop: Loop) -> tuple[str, di
 
 def _as_a_whole(form: Form) -> _Found:
     """Experts without a loop."""
-    made = recognised(_REFERENCE, form, _WHOLE_RULES, names=_WHOLE, otherwise=TENSOR)
-    if isinstance(made, Difference):
-        raise _unlike(made.text)
-    variant, bound = made
+    outcome = recognised(_REFERENCE, form, _WHOLE_RULES, names=_WHOLE, otherwise=TENSOR)
+    if isinstance(outcome, Difference):
+        raise _unlike(outcome.text)
+    variant, bound = outcome
     arguments = reference_form(_REFERENCE, variant).arguments
     operands = {name: source(bound.bindings[name], form.receiver) for name in arguments}
     return _Found(variant, operands, digest(form), form.inlined)
 
 
-def _grouped(found: Found, shapes: Mapping[str, list[str]]) -> _Found:
-    weight, count = found["WEIGHT"], found["COUNT"]
+def _grouped(grouped: Found, shapes: Mapping[str, list[str]]) -> _Found:
+    weight, count = grouped["WEIGHT"], grouped["COUNT"]
     if shapes.get(weight, [""])[0] != count:
         raise _unlike(f"nearest is grouped_linear: self.{weight} is not stacked over {count}")
-    operands = {"inputs": found["INPUTS"], "expert_size": found["EXPERT_SIZE"], "weight": f"self.{weight}"}
+    operands = {
+        "inputs": grouped["INPUTS"],
+        "expert_size": grouped["EXPERT_SIZE"],
+        "weight": f"self.{weight}",
+    }
     return _Found("grouped_linear", operands, digest(reference_form(_REFERENCE, "grouped_linear")))
 
 
@@ -234,11 +238,11 @@ def _bound(
     rules = {"states": Rule("the rows", STATES.__eq__), "routing": Rule("their weights", ROUTING.__eq__)}
     formula = _pattern(pattern, layout)
     rules |= {name: _RULES.get(name, share) for name in formula.arguments[2:]} | dict(more or {})
-    made = match(formula.result, _with_floats(loop.ways[way].node), rules)
-    if isinstance(made, Difference):
-        return made
-    held = {name: made.bindings[name] for name in formula.arguments[2:]}
-    return {name: source(loop.stacked.get(str(node.value), node)) for name, node in held.items()}
+    outcome = match(formula.result, _with_floats(loop.ways[way].node), rules)
+    if isinstance(outcome, Difference):
+        return outcome
+    operands = {name: outcome.bindings[name] for name in formula.arguments[2:]}
+    return {name: source(loop.stacked.get(str(node.value), node)) for name, node in operands.items()}
 
 
 @cache
@@ -256,24 +260,24 @@ def _with_floats(node: Node) -> Node:
     return rebuild(node, as_float, lambda changed: changed)
 
 
-def _routed(view: ModuleView, owner: ast.ClassDef, forward: FunctionNode, found: _Found) -> Site:
-    target, slot = f"{owner.name}.forward", slot_name(OP, found.variant)
-    code = ask(forward, slot, "self", list(found.operands.values()))
-    edits = before_body(view, forward, code, f"{OP}/{found.variant}")
+def _routed(view: ModuleView, owner: ast.ClassDef, forward: FunctionNode, experts: _Found) -> Site:
+    target, slot = f"{owner.name}.forward", slot_name(OP, experts.variant)
+    code = ask(forward, slot, "self", list(experts.operands.values()))
+    edits = before_body(view, forward, code, f"{OP}/{experts.variant}")
     if owner.decorator_list:
-        comment = f"{OP}/{found.variant}: calls that a kernel takes reach the guard in forward"
-        taking = as_lambda(forward, list(found.operands.values()))
+        comment = f"{OP}/{experts.variant}: calls that a kernel takes reach the guard in forward"
+        taking = as_lambda(forward, list(experts.operands.values()))
         edits = (*decorate(view, owner, f"{slot}.reached({taking})", comment), *edits)
     return Site.asking(
         OP,
         target,
-        found.variant,
+        experts.variant,
         forward,
         edits,
-        form=found.form,
-        captures=dict(found.operands),
-        relies_on=(*found.relies_on, *found.inlined),
-        skips={target: found.inlined} if found.inlined else {},
+        form=experts.form,
+        captures=dict(experts.operands),
+        relies_on=(*experts.relies_on, *experts.inlined),
+        skips={target: experts.inlined} if experts.inlined else {},
     )
 
 
@@ -285,11 +289,11 @@ def _parameter_shapes(owner: ast.ClassDef) -> dict[str, list[str]]:
     shapes: dict[str, list[str]] = {}
     kept: dict[str, str] = {}
     for name, value in initialised(owner):
-        made = next(filter(None, (form.match(value) for form in PARAMETERS)), None)
-        if made is None:
+        created = next(filter(None, (form.match(value) for form in PARAMETERS)), None)
+        if created is None:
             kept[ast.unparse(value)] = f"self.{name}"
             continue
-        sizes = made.bound["SIZES"].nodes
+        sizes = created.bound["SIZES"].nodes
         if len(sizes) == 1 and isinstance(sizes[0], ast.Tuple | ast.List):
             sizes = tuple(sizes[0].elts)
         if sizes:
@@ -324,9 +328,9 @@ def _is_counted(loop: ast.For) -> bool:
 
 def _is_identity(view: ModuleView, owner: ast.ClassDef, attribute: str) -> bool:
     """Whether ``__init__`` sets ``self.x``, and only to an ``nn.Identity``."""
-    made = [
+    classes = [
         view.scope.dotted(value.func)
         for name, value in initialised(owner)
         if isinstance(value, ast.Call) and f"self.{name}" == attribute
     ]
-    return made == ["torch.nn.Identity"]
+    return classes == ["torch.nn.Identity"]

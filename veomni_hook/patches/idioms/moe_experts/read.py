@@ -123,8 +123,8 @@ class Loop:
             hits = hits.args[0]
         self._mask = next((node for node in walk(hits) if node.op == "permute"), _NONE)
         tokens = Node("sum", (self._mask, _LAST_TWO, constant(False), _NONE))
-        found = Node("nonzero", (Node("lt", (constant(0), tokens)), constant(False)))
-        if hits != found or self._mask.args[1:] != (_REVERSED,):
+        expected = Node("nonzero", (Node("lt", (constant(0), tokens)), constant(False)))
+        if hits != expected or self._mask.args[1:] != (_REVERSED,):
             raise Missed(f"it does not iterate over the experts with tokens (line {hits.lineno})")
         self.index = self._mask.args[0]
         if self.index.op == "one_hot":
@@ -151,11 +151,14 @@ class Loop:
     def _rows(self, node: Node) -> Node:
         """The graph in terms of the rows, their weights and one expert's share of the stacked tensors."""
         row = Node("index", (self._mask, EXPERT))
-        found = [
-            Node("nonzero", (each, constant(True))) for each in (row, Node("squeeze", (row, constant(0))))
+        nonzeros = [
+            Node("nonzero", (candidate, constant(True)))
+            for candidate in (row, Node("squeeze", (row, constant(0))))
         ]
         places = {
-            Node("item", (each, constant(n))).key: (_PLACE, _TOKEN)[n] for each in found for n in (0, 1)
+            Node("item", (nonzero, constant(n))).key: (_PLACE, _TOKEN)[n]
+            for nonzero in nonzeros
+            for n in (0, 1)
         }
         node = rebuild(node, lambda inner: places.get(inner.key), renormalised)
         return rebuild(node, self._row, renormalised)
@@ -168,13 +171,13 @@ class Loop:
             return STATES if node.args[1:] == (Node("tuple", (constant(-1), width)),) else None
         if node == Node("index", (self.hidden, _TOKEN)):
             return STATES
-        held, *place = node.args if node.op == "index" else (_NONE,)
-        if _is_parameter(held) and place == [_TOKEN, _PLACE, _NONE] and self.weights in (_NONE, held):
-            self.weights = held
+        base, *place = node.args if node.op == "index" else (_NONE,)
+        if _is_parameter(base) and place == [_TOKEN, _PLACE, _NONE] and self.weights in (_NONE, base):
+            self.weights = base
             return ROUTING
-        if held.op in ("attribute", "self") and len(place) == 1 and _is_share(place[0], held):
-            name = f"the expert's {held.value or 'module'}"
-            self.stacked[name] = held
+        if base.op in ("attribute", "self") and len(place) == 1 and _is_share(place[0], base):
+            name = f"the expert's {base.value or 'module'}"
+            self.stacked[name] = base
             return _argument(name).at(node.origin)
         return None
 
@@ -233,9 +236,9 @@ def _calls_numel(node: Node) -> bool:
     return (called.op, called.value) == ("getattr", "numel")
 
 
-def _is_share(place: Node, held: Node) -> bool:
+def _is_share(place: Node, base: Node) -> bool:
     """Whether an index is the expert's number, or for ``self`` a name that contains the number."""
-    if held.op == "attribute":
+    if base.op == "attribute":
         return place == EXPERT
     named = place.op == "call" and place.args[0].op == "opaque" and place.args[1:] == (EXPERT,)
     return named and _NUMBERED.fullmatch(str(place.args[0].value)) is not None

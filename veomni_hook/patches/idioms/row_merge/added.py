@@ -64,10 +64,10 @@ def operands_of(view: ModuleView, owner: ast.ClassDef, method: FunctionNode) -> 
     """The hidden states, the mask and the rows of a method that only adds rows, or why it is none."""
     rules = dict.fromkeys(_OPERANDS, ARGUMENT)
     form = canonical(method, view.scope, owner)
-    found = recognised(pattern_file(OP), form, rules, names=(_VARIANT,))
-    if isinstance(found, Difference):
-        return (found if isinstance(form, Form) else form).why
-    return [source(found[1].bindings[name]) for name in _OPERANDS]
+    outcome = recognised(pattern_file(OP), form, rules, names=(_VARIANT,))
+    if isinstance(outcome, Difference):
+        return (outcome if isinstance(form, Form) else form).why
+    return [source(outcome[1].bindings[name]) for name in _OPERANDS]
 
 
 def _sum(function: FunctionNode) -> ast.stmt | ast.expr | None:
@@ -83,4 +83,4 @@ def _sum(function: FunctionNode) -> ast.stmt | ast.expr | None:
 
 
 def _at_mask(node: ast.expr) -> bool:
-    return isinstance(node, ast.Subscript) and any("mask" in last_name(each) for each in walk_ast(node.slice))
+    return isinstance(node, ast.Subscript) and any("mask" in last_name(part) for part in walk_ast(node.slice))

@@ -67,7 +67,11 @@ def _edit(view: ModuleView, method: FunctionNode, call: ast.Call) -> Edit:
         raise Missed("masked_scatter_ changes a tensor in place", call, Code.IN_PLACE)
     if not has_self(method) or "self" in own_names(method.body):
         raise Missed("self is not the method's module", call, Code.REPLACED)
-    if call.keywords or len(call.args) != 2 or any(isinstance(each, ast.Starred) for each in call.args):
+    if (
+        call.keywords
+        or len(call.args) != 2
+        or any(isinstance(argument, ast.Starred) for argument in call.args)
+    ):
         raise Missed("masked_scatter is not called with a mask and a source", call, Code.OTHER_ARGUMENTS)
     if view.scope.resolve("torch") != "torch" or "torch" in local_names(method):
         raise Missed("torch has another name here", call, Code.REPLACED)

@@ -92,7 +92,7 @@ def guarded(view: ModuleView, function: FunctionNode, join: Found) -> tuple[Edit
 
 def _joined(function: FunctionNode) -> int | None:
     """The first line that makes such a tensor whose elements are assigned."""
-    made: dict[str, int] = {}
+    line_of: dict[str, int] = {}
     assigned: set[str] = set()
     values = bound_once(walk_ast(function))
     for node in walk_ast(function):
@@ -100,13 +100,13 @@ def _joined(function: FunctionNode) -> int | None:
             continue
         for target in node.targets:
             if isinstance(target, ast.Name) and _sized_by_sum(substituted(node.value, values)):
-                made.setdefault(target.id, node.lineno)
+                line_of.setdefault(target.id, node.lineno)
             elif isinstance(target, ast.Subscript) and isinstance(target.value, ast.Name):
                 assigned.add(target.value.id)
-    return min((line for name, line in made.items() if name in assigned), default=None)
+    return min((line for name, line in line_of.items() if name in assigned), default=None)
 
 
 def _sized_by_sum(value: ast.expr) -> bool:
-    made = (call for call in calls_in(value) if last_name(call.func) in ("new_zeros", "zeros"))
-    sizes = (size for call in made for size in call.args)
+    calls = (call for call in calls_in(value) if last_name(call.func) in ("new_zeros", "zeros"))
+    sizes = (size for call in calls for size in call.args)
     return any(isinstance(size, ast.Call) and last_name(size.func) == "sum" for size in sizes)

@@ -136,12 +136,12 @@ def show(configs: Sequence[Judged], *, diffs: bool) -> None:
 def made_elsewhere(sources: Sequence[Source]) -> list[str]:
     """Return a line for each of the user's configs that was made for another release than the installed."""
     configs = [config for source in sources if source.origin != BUILT_IN for config in source.configs]
-    made = {config.name: release for config in configs if (release := written_for(config))}
-    installed = source_tree().version if made else ""
+    release_of = {config.name: release for config in configs if (release := written_for(config))}
+    installed = source_tree().version if release_of else ""
     return [
         f"{name} was made for transformers {release}, and {installed} is installed; what changed for it:"
         f" veomni-hook check --config {name.partition(':')[0]} {AGAINST} {installed}"
-        for name, release in made.items()
+        for name, release in release_of.items()
         if release != installed
     ]
 

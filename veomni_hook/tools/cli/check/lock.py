@@ -98,7 +98,7 @@ def write_lock(path: str, lock: Lock) -> None:
     Raises:
         LockError: it cannot be written.
     """
-    kept = {name: held for name, held in lock.modules.items() if held.sites or held.overrides}
+    kept = {name: module for name, module in lock.modules.items() if module.sites or module.overrides}
     text = dumps(replace(lock, modules=kept))
     try:
         with open(path, "w", encoding="utf-8", newline="\n") as file:
@@ -106,8 +106,8 @@ def write_lock(path: str, lock: Lock) -> None:
     except OSError as error:
         fix = "name a file in a writable folder: --lock FILE"
         raise LockError(f"the lock cannot be written: {error.strerror}", where=path, fix=fix) from error
-    sites = sum(len(held.sites) for held in kept.values())
-    bodies = sum(len(held.overrides) for held in kept.values())
+    sites = sum(len(module.sites) for module in kept.values())
+    bodies = sum(len(module.overrides) for module in kept.values())
     said = f"{counted(sites, 'routed site')} and {counted(bodies, 'overridden body', 'overridden bodies')}"
     output.note(f"wrote {path}: {said} in {counted(len(kept), 'module')}")
 
@@ -140,11 +140,11 @@ def taken(
     overrides = _overrides(tree, sources, files)
     files = {module: files[module] for module in sorted(files) if not wanted or module in wanted}
     known = {
-        name: {target: body.fingerprint for target, body in held.bodies.items()}
-        for name, held in (old.modules if old is not None else {}).items()
+        name: {target: body.fingerprint for target, body in module.bodies.items()}
+        for name, module in (old.modules if old is not None else {}).items()
     }
     settings = resolve().settings
-    ops = {site.op for held in old.modules.values() for site in held.sites} if old else set()
+    ops = {site.op for module in old.modules.values() for site in module.sites} if old else set()
     # What the lock has is compared whatever the settings are now.
     optional = {name for name in OPTIONAL if name.partition(".")[0] in ops} | {*optional_idioms(settings)}
     work = partial(
@@ -211,7 +211,7 @@ class Comparison:
                 output.emit_code("".join(fresh) or "shown above\n", "diff")
                 shown.update(fresh)
         counts = Counter(change.result for change in self.changes)
-        recorded = sum(len(held.sites) + len(held.overrides) for held in self.old.modules.values())
+        recorded = sum(len(module.sites) + len(module.overrides) for module in self.old.modules.values())
         said = [f"{recorded} recorded", *(f"{count} {result}" for result, count in counts.items())]
         output.emit_text(("\n" if rows else "") + ", ".join(said) + "\n")
         if any(change.matters for change in self.changes):
@@ -227,10 +227,10 @@ def _cells(changes: Sequence[Change]) -> list[tuple[str, str, str, str]]:
         )
         groups.setdefault(alike, []).append(change)
     cells = []
-    for held in groups.values():
-        kinds = ", ".join(dict.fromkeys(change.kind for change in held))
-        places = [*dict.fromkeys(map(_place, held))]
-        cells.append((held[0].result, kinds, shortened(places, 1), held[0].detail))
+    for group in groups.values():
+        kinds = ", ".join(dict.fromkeys(change.kind for change in group))
+        places = [*dict.fromkeys(map(_place, group))]
+        cells.append((group[0].result, kinds, shortened(places, 1), group[0].detail))
     return cells
 
 
@@ -259,10 +259,10 @@ def compared(
     """
     old = read_lock(path)
     if not resolve().settings.idioms:
-        old = replace(old, modules={name: replace(held, sites=()) for name, held in old.modules.items()})
+        old = replace(old, modules={name: replace(module, sites=()) for name, module in old.modules.items()})
     new, errors = taken(old.families, sources, old=old, wanted=wanted, jobs=jobs)
-    asked = {name: held for name, held in old.modules.items() if not wanted or name in wanted}
-    kept = {name: held for name, held in asked.items() if name not in errors}
+    asked = {name: module for name, module in old.modules.items() if not wanted or name in wanted}
+    kept = {name: module for name, module in asked.items() if name not in errors}
     return Comparison(path, old, new, compare(replace(old, modules=kept), new), errors)
 
 

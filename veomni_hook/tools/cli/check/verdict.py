@@ -77,8 +77,8 @@ def judge(
     reports: list[PatchReport] = []
     for device in devices or ["gpu"]:
         fitting = [config for config in configs if config.device in (None, device)]
-        found, report = _judge(upstream, fitting, device, device if devices else "any", idioms=idioms)
-        verdicts += found
+        judged, report = _judge(upstream, fitting, device, device if devices else "any", idioms=idioms)
+        verdicts += judged
         reports += [report] if report is not None else []
     return verdicts, reports
 
@@ -95,14 +95,14 @@ def _judge(
     try:
         patched = build.patch(upstream, configs, device, idioms=idioms)
     except IdiomError as error:  # the configs' own verdicts come from a run without idioms
-        found, report = _judge(upstream, configs, device, shown, idioms=False)
-        return [failure(upstream.module, NAME, error, device=shown), *found], report
+        verdicts, report = _judge(upstream, configs, device, shown, idioms=False)
+        return [failure(upstream.module, NAME, error, device=shown), *verdicts], report
     except PatchError as error:
-        found = [verdict for config in configs for verdict in _probe(upstream, config, device, shown)]
-        if all(verdict.verdict != FAILS for verdict in found):
+        verdicts = [verdict for config in configs for verdict in _probe(upstream, config, device, shown)]
+        if all(verdict.verdict != FAILS for verdict in verdicts):
             together = " + ".join(config.name for config in configs)
-            found.append(failure(upstream.module, together, error, device=shown))
-        return found, None
+            verdicts.append(failure(upstream.module, together, error, device=shown))
+        return verdicts, None
     if patched is not None:
         report = build.stored_form(patched).report
     else:  # nothing applies: what idioms missed there is told
@@ -144,9 +144,9 @@ def _declared(config: PatchConfig, report: PatchReport, shown: str) -> list[Verd
     if config.is_pattern or any(
         patch.regex for patch in config.patches
     ):  # applies where its targets are; whether it applies anywhere is checked at the end
-        found = [(one.kind, one.target, APPLIES, "lines {}-{}".format(*one.lines)) for one in applied]
-        found += [(o.kind, o.target, YIELDS, o.reason) for o in report.yielded if o.config == config.name]
-        return [Verdict(report.module, shown, config.name, *one) for one in found]
+        entries = [(one.kind, one.target, APPLIES, "lines {}-{}".format(*one.lines)) for one in applied]
+        entries += [(o.kind, o.target, YIELDS, o.reason) for o in report.yielded if o.config == config.name]
+        return [Verdict(report.module, shown, config.name, *one) for one in entries]
     counts = Counter((_declared_kind(config, one), one.target) for one in applied)
     lines = {(_declared_kind(config, one), one.target): "lines {}-{}".format(*one.lines) for one in applied}
     remarks = [one for one in report.remarks if one.config == config.name]
@@ -205,10 +205,10 @@ def _probe(upstream: Upstream, config: PatchConfig, device: str, shown: str) -> 
         patched = build.patch(upstream, [config], device)
         return _declared(config, build.stored_form(patched).report, shown) if patched is not None else []
     except PatchError as error:
-        found = [_probe_patch(upstream, config, declared, device, shown) for declared in config.patches]
-        if all(verdict.verdict != FAILS for verdict in found):
-            found.append(failure(upstream.module, config.name, error, device=shown))
-        return found
+        verdicts = [_probe_patch(upstream, config, declared, device, shown) for declared in config.patches]
+        if all(verdict.verdict != FAILS for verdict in verdicts):
+            verdicts.append(failure(upstream.module, config.name, error, device=shown))
+        return verdicts
 
 
 def _probe_patch(

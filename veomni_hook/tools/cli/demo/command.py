@@ -181,9 +181,9 @@ def compared(model: str, plain: Measured, hooked: Measured) -> Report:
 
 
 def _compared(title: str, plain: Training, hooked: Training) -> Part:
-    found = differences(plain["losses"], hooked["losses"])
+    deviations = differences(plain["losses"], hooked["losses"])
     problems = {
-        "the losses differ": max(found) > TOLERANCE,
+        "the losses differ": max(deviations) > TOLERANCE,
         "the answers differ": plain["answer"] != hooked["answer"],
         "the hook patched nothing": not hooked["kernels"],
         "the run without the hook is patched, too": bool(plain["kernels"]),
@@ -192,8 +192,8 @@ def _compared(title: str, plain: Training, hooked: Training) -> Part:
         "title": title,
         "plain": plain,
         "hooked": hooked,
-        "differences": found,
-        "problems": [problem for problem, found in problems.items() if found],
+        "differences": deviations,
+        "problems": [problem for problem, occurred in problems.items() if occurred],
     }
 
 

@@ -39,17 +39,17 @@ def folder_of(models: Path) -> Path:
     spec = find_spec(PACKAGE) if find_spec("gguf") is not None else None
     origin = spec.origin if spec is not None else None
     file = next(Path(origin).parent.glob("*.gguf"), None) if origin is not None else None
-    made = models / (RANDOM if file is None else TRAINED)
-    if not made.is_dir():
+    folder = models / (RANDOM if file is None else TRAINED)
+    if not folder.is_dir():
         models.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(dir=models) as unfinished:
-            whole = Path(unfinished, made.name)
+            whole = Path(unfinished, folder.name)
             if file is None:
                 _write_random(whole)
             else:
                 _write_trained(file, whole)
-            whole.rename(made)
-    return made
+            whole.rename(folder)
+    return folder
 
 
 def _write_trained(file: Path, folder: Path) -> None:

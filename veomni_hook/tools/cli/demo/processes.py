@@ -82,8 +82,8 @@ class Worker:
         status = self._process.wait()
         if status or not self._result.is_file():
             self.give_up(f"exit status {status}")
-        found: Measured = json.loads(self._result.read_text(encoding="utf-8"))
-        return found
+        results: Measured = json.loads(self._result.read_text(encoding="utf-8"))
+        return results
 
     def give_up(self, why: str) -> NoReturn:
         """Show what the process printed, and exit."""

@@ -75,11 +75,11 @@ def _losses(parts: dict[str, Part], tolerance: float) -> None:
 
 def _agreement(part: Part, tolerance: float) -> str:
     largest = max(part["differences"])
-    found = "equal" if largest <= tolerance else "NOT EQUAL"
+    agreement = "equal" if largest <= tolerance else "NOT EQUAL"
     sides = [len(part[side]["losses"]) for side in ("plain", "hooked")]
     if sides[0] != sides[1]:
-        found = f"NOT EQUAL: {sides[0]} steps without the hook, {sides[1]} with it"
-    return f"{found} (largest relative difference {largest:.1e}, limit {tolerance:.0e})"
+        agreement = f"NOT EQUAL: {sides[0]} steps without the hook, {sides[1]} with it"
+    return f"{agreement} (largest relative difference {largest:.1e}, limit {tolerance:.0e})"
 
 
 def ratio(found: Facts) -> str:

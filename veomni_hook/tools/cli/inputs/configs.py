@@ -66,9 +66,9 @@ def load_sources(named: Sequence[tuple[str, str]]) -> list[Source]:
 
 def modules_of(configs: Iterable[PatchConfig]) -> list[str]:
     """Return the modules that configs name, each once; for a pattern, the installed modules that match."""
-    found = list(configs)
-    named = [config.source_module for config in found if not config.is_pattern]
-    patterns = [config for config in found if config.is_pattern]
+    listed = list(configs)
+    named = [config.source_module for config in listed if not config.is_pattern]
+    patterns = [config for config in listed if config.is_pattern]
     if patterns:
         tree = source_tree()
         known = [*tree.files(), *tree.beside(), *TRAINING]
@@ -87,11 +87,11 @@ def _load(origin: str, name: str) -> Source:
 def _with_release(name: str, error: VeomniHookError) -> VeomniHookError:
     """The error of a config that cannot be loaded, with the release it was made for if it is another one."""
     spec = locate(name.partition(":")[0])
-    made = beside(spec.origin) if spec is not None and spec.origin else ""
+    release = beside(spec.origin) if spec is not None and spec.origin else ""
     try:
         installed = source_tree().version
     except UsageError:
         installed = "none"
-    if made and made != installed:
-        error.where += f"; made for transformers {made}, and {installed} is installed"
+    if release and release != installed:
+        error.where += f"; made for transformers {release}, and {installed} is installed"
     return error

@@ -224,11 +224,11 @@ def _picked(name: str, module: str | None, device: str | None) -> Picked:
     chosen = module if module is not None else next(iter(modules), None)
     fitting = [c for c in fitting if chosen is not None and c.applies_to(chosen)]
     if chosen is None or not fitting:
-        held = ", ".join(f"{c.source_module} ({c.device or 'any device'})" for c in loaded.configs)
+        offered = ", ".join(f"{c.source_module} ({c.device or 'any device'})" for c in loaded.configs)
         raise UsageError(
             f"{name} has no config for {module or 'this device'}" + (f" on {device}" if device else ""),
             where=f"config {name}",
-            fix=f"it holds: {held}",
+            fix=f"it holds: {offered}",
         )
     devices = {c.device for c in fitting} - {None}
     if device is None and len(devices) == 1:

@@ -41,33 +41,33 @@ class Releases:
     def __exit__(self, *_: object) -> None:
         self._held.close()
 
-    def get(self, given: str, option: str) -> SourceTree:
+    def get(self, name: str, option: str) -> SourceTree:
         """Return a release; arguments and errors are those of `release`."""
-        if given not in self._known:
-            self._known[given] = self._held.enter_context(release(given, option))
-        return self._known[given]
+        if name not in self._known:
+            self._known[name] = self._held.enter_context(release(name, option))
+        return self._known[name]
 
 
 @contextmanager
-def release(given: str, option: str) -> Iterator[SourceTree]:
+def release(name: str, option: str) -> Iterator[SourceTree]:
     """Provide the sources of a release; temporary ones are removed at the end.
 
     Args:
-        given: a version (`5.23.0`), a wheel, or a folder with the package (an unpacked wheel, a checkout).
+        name: a version (`5.23.0`), a wheel, or a folder with the package (an unpacked wheel, a checkout).
         option: the option that names it, for errors.
 
     Raises:
         UsageError: it is none of these, is not there, holds no transformers, or cannot be downloaded.
     """
-    if os.path.isdir(given):
-        yield source_tree(given, where=option)
+    if os.path.isdir(name):
+        yield source_tree(name, where=option)
         return
-    number = _VERSION.fullmatch(given)
-    if given.endswith(".whl") or os.path.isfile(given):
-        path = given
+    number = _VERSION.fullmatch(name)
+    if name.endswith(".whl") or os.path.isfile(name):
+        path = name
     elif number is None:
         raise UsageError(
-            f"{given!r} is no release of transformers",
+            f"{name!r} is no release of transformers",
             where=option,
             fix="name a version (5.23.0), a wheel, or a folder with the transformers package",
         )
@@ -78,7 +78,7 @@ def release(given: str, option: str) -> Iterator[SourceTree]:
             return
         path = ""
     with tempfile.TemporaryDirectory(prefix="veomni-hook-") as folder:
-        wheel = path or _downloaded(number.group(1) if number else given, folder, option)
+        wheel = path or _downloaded(number.group(1) if number else name, folder, option)
         _unpack(wheel, folder, option)
         yield source_tree(folder, where=option)
 

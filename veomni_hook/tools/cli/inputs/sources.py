@@ -51,12 +51,12 @@ class SourceTree:
         Raises:
             UsageError: one of them does not exist; the message has the nearest names.
         """
-        found: dict[str, str] = {}
+        files: dict[str, str] = {}
         known = families(models=self.models)
         shared = (module for module in SHARED if os.path.isfile(self.path(module)))
         for one in list(wanted) or (*known, *shared):
-            found |= self._named(one, known)
-        return dict(sorted(found.items()))
+            files |= self._named(one, known)
+        return dict(sorted(files.items()))
 
     def beside(self) -> dict[str, str]:
         """Return the processing and configuration modules of all families with their files, sorted."""
@@ -72,18 +72,20 @@ class SourceTree:
         """The path that a module of the package would have."""
         return os.path.join(self.folder, *module.split(".")[1:]) + ".py"
 
-    def _named(self, given: str, known: Mapping[str, Sequence[str]]) -> dict[str, str]:
-        if given.endswith(".py"):
-            return {given: _existing(given, given)}
-        if given in SHARED or given.startswith(f"{MODELS}."):
-            return {given: _existing(given, self.path(given))}
-        given = family_meant(given, known)
-        if "." in given:
-            return {given: _elsewhere(given)}
-        names = [(given, file) for file in known.get(given, ())]
-        names = names or [(home, own) for home, held in known.items() if (own := f"modeling_{given}") in held]
+    def _named(self, name: str, known: Mapping[str, Sequence[str]]) -> dict[str, str]:
+        if name.endswith(".py"):
+            return {name: _existing(name, name)}
+        if name in SHARED or name.startswith(f"{MODELS}."):
+            return {name: _existing(name, self.path(name))}
+        name = family_meant(name, known)
+        if "." in name:
+            return {name: _elsewhere(name)}
+        names = [(name, file) for file in known.get(name, ())]
+        names = names or [
+            (home, own) for home, files in known.items() if (own := f"modeling_{name}") in files
+        ]
         if not names:
-            raise unknown_family(given, known, self.folder)
+            raise unknown_family(name, known, self.folder)
         return {(module := f"{MODELS}.{home}.{file}"): self.path(module) for home, file in names}
 
 
@@ -101,14 +103,14 @@ def source_tree(path: str | None = None, *, where: str = "--source") -> SourceTr
         folder = transformers_folder()
     else:
         near = (path, os.path.join(path, "transformers"), os.path.join(path, "src", "transformers"))
-        held = [one for one in near if os.path.isdir(os.path.join(one, "models"))]
-        if not held:
+        folders = [one for one in near if os.path.isdir(os.path.join(one, "models"))]
+        if not folders:
             raise UsageError(
                 f"no transformers package in {path}",
                 where=where,
                 fix="name a folder `transformers` that holds `models`, as in an unpacked wheel or a checkout",
             )
-        folder = held[0]
+        folder = folders[0]
     return SourceTree(folder, _version(folder))
 
 
@@ -128,16 +130,16 @@ def read_source(path: str) -> str:
 
 def _version(folder: str) -> str:
     try:
-        found = _VERSION.search(read_source(os.path.join(folder, "__init__.py")))
+        match = _VERSION.search(read_source(os.path.join(folder, "__init__.py")))
     except FileNotFoundError:
-        found = None
-    return found.group(1) if found else "unknown"
+        match = None
+    return match.group(1) if match else "unknown"
 
 
-def _existing(given: str, path: str) -> str:
+def _existing(module: str, path: str) -> str:
     if not os.path.isfile(path):
         raise UsageError(
-            f"there is no module {given}",
+            f"there is no module {module}",
             where=path,
             fix="`veomni-hook list --all --by module` shows every modeling module",
         )

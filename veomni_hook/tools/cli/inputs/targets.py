@@ -54,8 +54,8 @@ def families(prefix: str = "", models: str | None = None) -> dict[str, tuple[str
     """
     models = models or os.path.join(transformers_folder(), "models")
     named = sorted(name for name in os.listdir(models) if name.startswith(prefix))
-    found = {name: modeling_files(name, models) for name in named}
-    return {name: files for name, files in found.items() if files}
+    files_of = {name: modeling_files(name, models) for name in named}
+    return {name: files for name, files in files_of.items() if files}
 
 
 def family_of(module: str) -> str:
@@ -76,7 +76,7 @@ def family_folder(module: str) -> str:
     return module.removeprefix(f"{MODELS}.").partition(".")[0]
 
 
-def family_meant(given: str, known: Collection[str]) -> str:
+def family_meant(text: str, known: Collection[str]) -> str:
     """Return the family of a saved model, of a hub id, or of a class; what is none of them as it is.
 
     A folder, and a hub id that the hub's cache holds, say it in their config. Of any other id, and of a
@@ -86,71 +86,73 @@ def family_meant(given: str, known: Collection[str]) -> str:
     Raises:
         UsageError: the config does not say it.
     """
-    if given in known:  # also where a folder beside the user has the name
-        return given
+    if text in known:  # also where a folder beside the user has the name
+        return text
     hub = os.environ.get("HF_HUB_CACHE") or os.path.join(
         os.environ.get("HF_HOME") or os.path.expanduser("~/.cache/huggingface"), "hub"
     )
-    cached = os.path.join(hub, "models--" + given.replace("/", "--"), "snapshots", "*")
+    cached = os.path.join(hub, "models--" + text.replace("/", "--"), "snapshots", "*")
     configs = [
-        path for folder in (given, *sorted(glob(cached))) if os.path.isfile(path := f"{folder}/config.json")
+        path for folder in (text, *sorted(glob(cached))) if os.path.isfile(path := f"{folder}/config.json")
     ]
-    if not configs and "/" not in given and not given[:1].isupper():
-        return given
-    name = given.rpartition("/")[2]
+    if not configs and "/" not in text and not text[:1].isupper():
+        return text
+    name = text.rpartition("/")[2]
     if configs:
         try:
             with open(configs[-1], encoding="utf-8") as file:
                 name = str(json.load(file)["model_type"])
         except (ValueError, KeyError, TypeError) as error:
             raise UsageError(
-                f"{configs[-1]} does not say a model_type", where=given, fix="name the model's family"
+                f"{configs[-1]} does not say a model_type", where=text, fix="name the model's family"
             ) from error
     plain = re.sub(r"[^a-z0-9]", "", name.lower())
-    meant = max((each for each in known if plain.startswith(each.replace("_", ""))), key=len, default=given)
-    if not configs and "/" in given and meant != given:
-        note(f"{given} is not in the hub's cache. By its name it is of the family {meant}.")
+    meant = max(
+        (family for family in known if plain.startswith(family.replace("_", ""))), key=len, default=text
+    )
+    if not configs and "/" in text and meant != text:
+        note(f"{text} is not in the hub's cache. By its name it is of the family {meant}.")
     return meant
 
 
-def module_name(given: str) -> str:
+def module_name(text: str) -> str:
     """Return the module that the user means.
 
     Args:
-        given: a dotted module name, a family (`qwen3`), what follows `modeling_` in a file's name
+        text: a dotted module name, a family (`qwen3`), what follows `modeling_` in a file's name
             (`blip_text`, `donut_swin`), or what `family_meant` understands.
 
     Raises:
         UsageError: there is no such family; the message has the nearest names.
     """
     known = families()
-    given = family_meant(given, known)
-    if "." in given:
-        return given
-    files = known.get(given, ())
-    if f"modeling_{given}" in files:
-        return f"{MODELS}.{given}.modeling_{given}"
-    homes = [family for family, names in known.items() if f"modeling_{given}" in names]
+    text = family_meant(text, known)
+    if "." in text:
+        return text
+    files = known.get(text, ())
+    if f"modeling_{text}" in files:
+        return f"{MODELS}.{text}.modeling_{text}"
+    homes = [family for family, names in known.items() if f"modeling_{text}" in names]
     if len(homes) == 1:
-        return f"{MODELS}.{homes[0]}.modeling_{given}"
+        return f"{MODELS}.{homes[0]}.modeling_{text}"
     if len(files) == 1:
-        return f"{MODELS}.{given}.{files[0]}"
+        return f"{MODELS}.{text}.{files[0]}"
     if files:
         raise UsageError(
-            f"the family {given!r} has {counted(len(files), 'modeling file')}",
-            where=os.path.join(transformers_folder(), "models", given),
+            f"the family {text!r} has {counted(len(files), 'modeling file')}",
+            where=os.path.join(transformers_folder(), "models", text),
             fix="name one: " + ", ".join(name.removeprefix("modeling_") for name in files),
         )
-    raise unknown_family(given, known, transformers_folder())
+    raise unknown_family(text, known, transformers_folder())
 
 
-def unknown_family(given: str, known: Mapping[str, Sequence[str]], folder: str) -> UsageError:
+def unknown_family(name: str, known: Mapping[str, Sequence[str]], folder: str) -> UsageError:
     """Return the error for what is no family in a folder; ``known`` are its families with their files."""
     stems = {file.removeprefix("modeling_") for names in known.values() for file in names}
     return UsageError(
-        f"unknown family {given!r}",
+        f"unknown family {name!r}",
         where=f"{folder} ({counted(len(known), 'family', 'families')})",
-        fix=suggestion(given, {*known, *stems}),
+        fix=suggestion(name, {*known, *stems}),
     )
 
 
@@ -160,17 +162,17 @@ def complete_family(incomplete: str) -> list[str]:
         if not incomplete.startswith(MODELS + "."):
             return list(families(incomplete))
         family, dot, _ = incomplete.removeprefix(MODELS + ".").partition(".")
-        found = {family: modeling_files(family)} if dot else families(family)
-        names = [f"{MODELS}.{name}.{file}" for name, files in found.items() for file in files]
+        files_of = {family: modeling_files(family)} if dot else families(family)
+        names = [f"{MODELS}.{name}.{file}" for name, files in files_of.items() for file in files]
         return [name for name in names if name.startswith(incomplete)]
     except (UsageError, OSError):
         return []
 
 
-def suggestion(given: str, known: Collection[str]) -> str:
+def suggestion(name: str, known: Collection[str]) -> str:
     """Return what to do about a family that does not exist."""
     from veomni_hook.patches.code.nearest_names import nearest
 
-    near = nearest(given.lower().replace("-", "_"), known, apart=0.45)
+    near = nearest(name.lower().replace("-", "_"), known, apart=0.45)
     start = f"nearest names: {', '.join(near)}; " if near else ""
     return f"{start}`veomni-hook list --all` shows every family"

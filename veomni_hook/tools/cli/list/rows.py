@@ -46,8 +46,8 @@ def family_rows(table: Table) -> list[Facts]:
 def module_rows(table: Table, kernels: str = "auto") -> list[Facts]:
     """Return a row for each module in which idioms patch something with this choice of kernels."""
     left = {op: bool(unchosen(op, kernels)) for op in {row.op for rows in table.values() for row in rows}}
-    found = {module: [row for row in _routed(rows) if not left[row.op]] for module, rows in table.items()}
-    return [_module_row(module, rows) for module, rows in found.items() if any(row.edited for row in rows)]
+    routed = {module: [row for row in _routed(rows) if not left[row.op]] for module, rows in table.items()}
+    return [_module_row(module, rows) for module, rows in routed.items() if any(row.edited for row in rows)]
 
 
 def config_rows(tree: SourceTree, sources: Sequence[Source], wanted: Collection[str] = ()) -> list[Facts]:

@@ -28,7 +28,7 @@ def separated(args: list[str], parameters: Sequence[Any]) -> list[str]:
         args: the arguments.
         parameters: the command's parameters (click's); one of them is called `module`.
     """
-    options = {name: each for each in parameters for name in each.opts if name.startswith("-")}
+    options = {name: parameter for parameter in parameters for name in parameter.opts if name.startswith("-")}
     position, module = 0, False
     while position < len(args) and args[position].startswith("-") and not module:
         if args[position] == "--":
