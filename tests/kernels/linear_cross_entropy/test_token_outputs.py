@@ -449,8 +449,9 @@ def test_conditional_generation(tmp_path_factory):
     from tests.multimodal.families import FAMILIES
 
     module = load(tmp_path_factory.mktemp("vl"), "transformers.models.qwen2_vl.modeling_qwen2_vl")
-    kind, of_config, given = FAMILIES["qwen2_vl"]
-    upstream, model = twins(module, kind, getattr(module, of_config)(**given))
+    name, sizes = FAMILIES["qwen2_vl"]
+    config = getattr(module, f"{name}Config")(**sizes)
+    upstream, model = twins(module, f"{name}ForConditionalGeneration", config)
     inputs = {**batch(), "use_cache": False}
     reference = upstream(**inputs)
     expected = of_logits(reference.logits, predicted(inputs["labels"]))

@@ -73,13 +73,9 @@ def addition_in(
     node, home = method.node, method.home
     if home is None or operands_of(view, home, node) != [argument.arg for argument in node.args.args[1:]]:
         return None
-    used = [
-        reference
-        for reference in walk_ast(forward)
-        if isinstance(reference, ast.Name) and reference.id in (mask, rows)
-    ]
+    used = [node for node in walk_ast(forward) if isinstance(node, ast.Name) and node.id in (mask, rows)]
     inside = {id(part) for part in walk_ast(match.first)}
-    if any(id(reference) not in inside for reference in used) or {mask, rows} & bound_names(forward.body):
+    if any(id(node) not in inside for node in used) or {mask, rows} & bound_names(forward.body):
         return None
     (call,) = (call for call in calls_in(match.first) if own_attribute(call.func))
     return Addition(match.first, call, name, mask, rows, f"{home.name}.{name}")

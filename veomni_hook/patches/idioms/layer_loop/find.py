@@ -52,16 +52,16 @@ def find(view: ModuleView) -> Iterator[Site]:
     masks: dict[int, ast.expr] = {}
     for owner, forward in view.forwards():
         takes_ids = _takes_ids(forward)
-        layer_loops = list(loops(forward))
-        if takes_ids and layer_loops:
-            yield _site(view, owner, forward, layer_loops, masks)
+        layers = list(loops(forward))
+        if takes_ids and layers:
+            yield _site(view, owner, forward, layers, masks)
         elif takes_ids and (inner := _apart(view, owner, forward)):
             reason = Reason(f"its layers are in {inner}, apart from its mask", Code.OTHER_LOOP)
             edits = before_body(view, forward, _refusal(forward, reason), _NOT_HERE)
             site = partial(Site, OP, f"{owner.name}.forward", part=_MODEL, lineno=forward.lineno)
             yield site(Status.REFUSED, reason=reason, edits=edits, imports=(_IMPORT,))
-        elif layer_loops and attends(view, owner, layer_loops[0]):
-            yield _tower(view, owner, forward, layer_loops)
+        elif layers and attends(view, owner, layers[0]):
+            yield _tower(view, owner, forward, layers)
     yield from _parts_of_masks(view, masks)
 
 
@@ -69,24 +69,20 @@ def _site(
     view: ModuleView,
     owner: ast.ClassDef,
     forward: FunctionNode,
-    layer_loops: list[ast.For],
+    layers: list[ast.For],
     masks: dict[int, ast.expr],
 ) -> Site:
     """The site of a base model; ``masks`` gets the arguments in its layers that must be parts of masks."""
     site = partial(
-        Site, OP, f"{owner.name}.forward", part=_MODEL, lineno=layer_loops[0].lineno, imports=(_IMPORT,)
+        Site, OP, f"{owner.name}.forward", part=_MODEL, lineno=layers[0].lineno, imports=(_IMPORT,)
     )
     try:
-        loop = decided(view, owner, forward, layer_loops)
-        every = [loop, *(decided(view, other, forward, layer_loops) for other in _inheriting(view, owner))]
+        loop = decided(view, owner, forward, layers)
+        every = [loop, *(decided(view, other, forward, layers) for other in _inheriting(view, owner))]
         edits = _sliced_and_gathered(view, forward, loop)
     except Missed as error:
-        reason = reason_for(view, owner, layer_loops[0], error.reason)
-        holding = next(
-            statement
-            for statement in forward.body
-            if any(inner is layer_loops[0] for inner in ast.walk(statement))
-        )
+        reason = reason_for(view, owner, layers[0], error.reason)
+        holding = next(part for part in forward.body if any(inner is layers[0] for inner in ast.walk(part)))
         code = _refusal(forward, reason)
         return site(
             Status.REFUSED, reason=reason, edits=before_statement(view, forward, holding, code, _NOT_HERE)
@@ -101,16 +97,14 @@ def _site(
     )
 
 
-def _tower(view: ModuleView, owner: ast.ClassDef, forward: FunctionNode, layer_loops: list[ast.For]) -> Site:
+def _tower(view: ModuleView, owner: ast.ClassDef, forward: FunctionNode, layers: list[ast.For]) -> Site:
     """The site of a tower: its loop runs on a part of the segments, or on all of them in every rank."""
-    site = partial(Site, OP, f"{owner.name}.forward", part="tower", lineno=layer_loops[0].lineno)
+    site = partial(Site, OP, f"{owner.name}.forward", part="tower", lineno=layers[0].lineno)
     try:
         owners = [owner, *_inheriting(view, owner)]
-        tower, *others = (decided_tower(view, owner, forward, layer_loops) for owner in owners)
+        tower, *others = (decided_tower(view, owner, forward, layers) for owner in owners)
         if any((other.boundaries, other.others) != (tower.boundaries, tower.others) for other in others):
-            raise Missed(
-                "classes that inherit from it have other layers", layer_loops[0], Code.UNKNOWN_MODULE
-            )
+            raise Missed("classes that inherit from it have other layers", layers[0], Code.UNKNOWN_MODULE)
     except Missed as error:
         return site(Status.REFUSED, reason=error.reason.after(TOWER))
     return site(
