@@ -11,7 +11,7 @@ from veomni_hook.errors import KernelError
 from veomni_hook.kernels.bind import bind
 from veomni_hook.kernels.selection.binding import use_kernels
 from veomni_hook.kernels.selection.declaration import Kernel, Op, Requirement, Variant
-from veomni_hook.kernels.selection.process_choice import set_active, set_choice
+from veomni_hook.kernels.selection.process_choice import STATE, set_active, set_choice
 from veomni_hook.kernels.selection.registry import registry
 from veomni_hook.kernels.slot import Slot
 
@@ -38,7 +38,9 @@ def takes_none_of_this_length(owner, x, *_):
 def toy():
     """An op with a traceable kernel, one that is not, and one for which there is never a place."""
     with registry.restored():
-        yield declare_toy()
+        kernel = declare_toy()
+        STATE.changed()  # with the new op among the choices, whatever earlier tests have chosen
+        yield kernel
 
 
 def declare_toy():
