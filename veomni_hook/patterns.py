@@ -37,7 +37,7 @@ def pattern_source(path: str) -> str:
     return files("veomni_hook").joinpath(path).read_text("utf-8")
 
 
-def combinations(axes: Iterable[Mapping[str, Mapping[str, Any]]]) -> dict[str, dict[str, Any]]:
+def combinations(axes: Iterable[Mapping[str, Mapping[str, object]]]) -> dict[str, dict[str, Any]]:
     """Return what every combination of axes means, by its name.
 
     Args:

@@ -69,7 +69,7 @@ def left_out(
     return without
 
 
-def taking_what(other: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def taking_what(other: Callable[..., object]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Return a decorator that gives a method the signature and the docstring of another.
 
     Trainer reads the signature: it drops what ``forward`` does not take, and asks whether there are labels.

@@ -145,7 +145,7 @@ def _check(text: str, declared: str, origin: str) -> None:
         )
 
 
-def _check_kind(replacement: Any, declared: str, origin: str) -> None:
+def _check_kind(replacement: object, declared: str, origin: str) -> None:
     """Raise if a replacement that is imported already is no class of modules."""
     kind = replacement
     if isinstance(replacement, str):

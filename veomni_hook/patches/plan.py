@@ -130,7 +130,9 @@ class Task:
         """Return an error of the step."""
         return kind(what, fix=fix, **{**self.place, **more})
 
-    def missing(self, what: str, fix: str, name: str, known: Iterable[str], **more: Any) -> PatchTargetError:
+    def missing(
+        self, what: str, fix: str, name: str, known: Iterable[str], **more: object
+    ) -> PatchTargetError:
         """Return the error for a name that is not there; ``fix`` goes on with the nearest ``known`` ones."""
         close = nearest(name, known)
         return self.error(PatchTargetError, what, f"{fix}: {listed(close)}", nearest=close, **more)

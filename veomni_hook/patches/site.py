@@ -56,7 +56,7 @@ class SlotHandle:
             f"slot {self.spec.name!r} exists in patched modules only; it has no {name!r} here"
         )
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         """Not callable: guards run in the patched module, not where they are written."""
         raise TypeError(f"slot {self.spec.name!r} exists in patched modules only and cannot be called here")
 

@@ -252,7 +252,7 @@ def _namespace(step: Step) -> Mapping[str, Any]:
     return {} if module is None else vars(module)
 
 
-def _as_added(name: str, value: Any, written_in: str | None) -> str:
+def _as_added(name: str, value: object, written_in: str | None) -> str:
     if isinstance(value, ModuleType):
         alias = "" if value.__name__ == name else f", alias={name!r}"
         return f"config.add_import({value.__name__!r}{alias}, is_from_import=False)"

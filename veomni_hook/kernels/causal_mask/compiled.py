@@ -25,7 +25,7 @@ __all__ = ["is_causal_suffices", "is_one_sequence", "needs_no_mask"]
 
 
 def is_causal_suffices(
-    padding_mask: object, query_length: Any, kv_length: Any, window: Any = None, query_offset: Any = 0
+    padding_mask: object, query_length: Any, kv_length: Any, window: Any = None, query_offset: object = 0
 ) -> bool:
     """Return whether attention with ``is_causal`` alone equals attention with the causal mask.
 
@@ -45,7 +45,7 @@ def needs_no_mask(padding_mask: object, kv_length: Any, window: Any = None) -> b
     return window is None or kv_length < window
 
 
-def is_one_sequence(position_ids: Any) -> bool:
+def is_one_sequence(position_ids: object) -> bool:
     """Return whether every row of ``position_ids`` is known to be one sequence: no packing."""
     return _answers() and _counts_up()
 

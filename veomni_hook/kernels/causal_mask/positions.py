@@ -61,7 +61,7 @@ def _shape(node: Node) -> tuple[Any, ...] | None:
     return tuple(value.shape) if isinstance(value, torch.Tensor) and value.dtype in _IDS else None
 
 
-def _is_integer(argument: Any) -> bool:
+def _is_integer(argument: object) -> bool:
     value = value_of(argument) if isinstance(argument, Node) else argument
     return isinstance(value, _INTEGERS) and not isinstance(value, bool)
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from veomni_hook.kernels.explain.infer import with_parts, with_unasked
 from veomni_hook.kernels.explain.places import places_of
@@ -182,7 +182,7 @@ def _bypassed(slot: Slot, owner: nn.Module) -> Outcome | None:
     return None if reason is None else Outcome(EAGER, reason)
 
 
-def _notes(slot: Slot, owner: Any, wanted: str, outcome: Outcome, *, supplied: bool) -> Iterator[str]:
+def _notes(slot: Slot, owner: object, wanted: str, outcome: Outcome, *, supplied: bool) -> Iterator[str]:
     overrides = registry.op(slot.op).overrides
     if overrides is not None and owner is not None and wanted != AUTO:
         chosen = load_attribute(overrides)(owner, wanted)

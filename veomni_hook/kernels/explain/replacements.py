@@ -32,7 +32,7 @@ class Replacement(NamedTuple):
     reaches: bool
 
 
-def replacement_of(guard: Guard, base: type, kind: type, owner: Any = None) -> Replacement | None:
+def replacement_of(guard: Guard, base: type, kind: type, owner: object = None) -> Replacement | None:
     """Return what replaces ``guard``, patched into ``base``, for modules of class ``kind``.
 
     Args:
@@ -82,11 +82,11 @@ def _called(guard: Guard, module: ModuleType) -> Replacement | None:
     return Replacement(name_of(function), reaches=False)
 
 
-def _root(function: Any) -> str:
+def _root(function: object) -> str:
     return home_of(function).partition(".")[0]
 
 
-def _is_guarded(function: Any, guard: Guard) -> bool:
+def _is_guarded(function: object, guard: Guard) -> bool:
     return (
         isinstance(function, FunctionType)
         and function.__globals__.get(guard.name) is guard.slot
@@ -95,7 +95,7 @@ def _is_guarded(function: Any, guard: Guard) -> bool:
     )
 
 
-def _is_upstream(value: Any, guard: Guard) -> bool:
+def _is_upstream(value: object, guard: Guard) -> bool:
     """Return whether ``value`` is the guarded function, possibly below upstream decorators only."""
     function = underlying(value)
     while not _is_guarded(function, guard):
@@ -106,7 +106,7 @@ def _is_upstream(value: Any, guard: Guard) -> bool:
     return True
 
 
-def _leads(function: Any, guard: Guard, kind: type, owner: Any) -> bool:
+def _leads(function: object, guard: Guard, kind: type, owner: object) -> bool:
     """Return whether ``function`` refers to the guarded function: wraps it, closes over it, or names it."""
     waiting, seen = [(function, 0)], set[int]()
     while waiting and len(seen) < _REACH:
@@ -122,7 +122,7 @@ def _leads(function: Any, guard: Guard, kind: type, owner: Any) -> bool:
     return False
 
 
-def _wrapped(one: Any) -> Iterator[Any]:
+def _wrapped(one: object) -> Iterator[Any]:
     """Yield the objects that a wrapper holds."""
     yield getattr(one, "__wrapped__", None)
     if isinstance(one, partial):
@@ -137,7 +137,7 @@ def _wrapped(one: Any) -> Iterator[Any]:
         yield from vars(one).values()
 
 
-def _named(function: FunctionType, guard: Guard, kind: type, owner: Any) -> Iterator[Any]:
+def _named(function: FunctionType, guard: Guard, kind: type, owner: object) -> Iterator[Any]:
     """Yield the functions that a function may call by name: globals, and methods of the module."""
     # Without copies of methods: they run only where the method is not edited.
     names = {name for name in _names(function.__code__) if not name.startswith("veomni_")}

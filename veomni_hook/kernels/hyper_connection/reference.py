@@ -16,7 +16,7 @@ from torch.nn import functional
 def sinkhorn(
     hidden_streams: torch.Tensor,
     norm: Any,
-    norm_class: Any,
+    norm_class: object,
     fn: torch.Tensor,
     base: torch.Tensor,
     scale: torch.Tensor,
@@ -49,7 +49,7 @@ def sinkhorn(
 def sinkhorn__viewed(
     hidden_streams: torch.Tensor,
     norm: Any,
-    norm_class: Any,
+    norm_class: object,
     fn: torch.Tensor,
     base: torch.Tensor,
     scale: torch.Tensor,
@@ -93,7 +93,7 @@ def _sinkhorn(
 def collapse(
     hidden_streams: torch.Tensor,
     norm: Any,
-    norm_class: Any,
+    norm_class: object,
     fn: torch.nn.Parameter,
     base: torch.nn.Parameter,
     scale: torch.nn.Parameter,

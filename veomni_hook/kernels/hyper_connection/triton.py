@@ -142,7 +142,7 @@ def _definition(
 
 
 def _gradients(
-    saved: Sequence[Tensor], rest: Sequence[Any], _: object, dpost: Tensor, dcomb: Tensor, dy: Tensor
+    saved: Sequence[Tensor], rest: Sequence[object], _: object, dpost: Tensor, dcomb: Tensor, dy: Tensor
 ) -> tuple[Tensor, ...]:
     return _hyper_connection_backward(dy, dpost, dcomb, saved, *rest)
 

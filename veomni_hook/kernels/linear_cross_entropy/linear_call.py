@@ -14,7 +14,7 @@ few single numbers in a large weight. For 151,936 rows in bfloat16 it copies 300
 from __future__ import annotations
 
 from math import gcd
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch.nn import functional
@@ -127,9 +127,9 @@ class _Restored(torch.autograd.Function):
     """Data that a tensor had; the gradient is the tensor's."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, anchor: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: object, tensor: torch.Tensor, anchor: torch.Tensor) -> torch.Tensor:
         return anchor.view_as(anchor)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+    def backward(ctx: object, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
         return gradient, None

@@ -48,7 +48,7 @@ def loss_of(
 
 
 def refuses(
-    owner: object, gate_logits: Any, num_experts: Any, top_k: Any, mask: Any = None, *upstream: Any
+    owner: object, gate_logits: Any, num_experts: object, top_k: object, mask: Any = None, *upstream: object
 ) -> str | None:
     """Return why only the upstream code can take these operands, or None."""
     if not isinstance(gate_logits, tuple) or not gate_logits:

@@ -105,7 +105,7 @@ def kept_dtype(operands: Operands, form: Form) -> torch.dtype:
     return form.dtype if bias is None else torch.promote_types(form.dtype, bias.dtype)
 
 
-def refuses(owner: object, *operands: Any) -> str | None:
+def refuses(owner: object, *operands: object) -> str | None:
     """Return why the upstream code of the experts ``owner`` must run, or None."""
     tensors, rest = taken_apart(operands)
     return unsuited(tensors) or unknown_rest(rest) or untraceable()
@@ -147,7 +147,7 @@ def _unsuited_biases(operands: Operands) -> str | None:
     return None
 
 
-def unknown_rest(rest: Sequence[Any]) -> str | None:
+def unknown_rest(rest: Sequence[object]) -> str | None:
     """Return why the gates do not support this activation, limit or alpha, or None."""
     for value in rest:
         if type(value) in (int, float):

@@ -35,7 +35,7 @@ def offer(slot: Slot, decorated: type) -> None:
         functions.register(OURS, run_upstream)
 
 
-def run_upstream(module: Any, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+def run_upstream(module: object, hidden_states: Tensor, *args: object, **kwargs: object) -> Any:
     """Compute a call that no kernel took with upstream's loop over experts, and warn.
 
     Raises:

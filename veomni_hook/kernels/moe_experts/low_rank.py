@@ -146,7 +146,11 @@ class AdaptedWeight(Tensor):
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
-        cls, function: Any, kinds: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        cls,
+        function: object,
+        kinds: object,
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
     ) -> Any:
         # Here, autograd has been passed: a sum would lose the adapters' gradients.
         raise KernelError(
@@ -185,24 +189,24 @@ _OF_SHAPE = frozenset(
 )
 
 
-def is_adapted(operands: Sequence[Any]) -> bool:
+def is_adapted(operands: Sequence[object]) -> bool:
     """Return whether a weight among the operands of a variant's reference has adapters."""
     return AdaptedWeight in map(type, operands)
 
 
-def without_adapters(operands: Sequence[Any]) -> list[Any]:
+def without_adapters(operands: Sequence[object]) -> list[Any]:
     """Return the operands with weights alone."""
     return [operand.weight if type(operand) is AdaptedWeight else operand for operand in operands]
 
 
-def adapters_of(up: Any, down: Any, *, transposed: bool) -> Adapters:
+def adapters_of(up: object, down: object, *, transposed: bool) -> Adapters:
     """Return the adapters of two weights [E, out, in], or [E, in, out] if ``transposed``, if any."""
     up_into, up_out, up_scale = _factors(up, transposed=transposed)
     down_into, down_out, down_scale = _factors(down, transposed=transposed)
     return Adapters(up_into, up_out, down_into, down_out, up_scale, down_scale)
 
 
-def _factors(weight: Any, *, transposed: bool) -> tuple[Tensor | None, Tensor | None, float]:
+def _factors(weight: object, *, transposed: bool) -> tuple[Tensor | None, Tensor | None, float]:
     if type(weight) is not AdaptedWeight:
         return None, None, 0.0
     left, right, scale = _joined(weight.parts)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -238,7 +238,7 @@ kernel = partial(kernel_of, _BACKEND)
 gated_or_identity = partial(experts_or_identity, kernel("gated"))
 
 
-def refuses(owner: object, *operands: Any) -> str | None:
+def refuses(owner: object, *operands: object) -> str | None:
     """Return why the upstream code of the experts ``owner`` must run, or None."""
     reason = forms.refuses(owner, *operands)
     if reason is not None:

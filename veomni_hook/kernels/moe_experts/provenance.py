@@ -32,7 +32,7 @@ note_request = _RECORD.note_request
 forget_choice = _RECORD.forget_choice
 
 
-def users_choice(owner: object, *operands: Any) -> str | None:
+def users_choice(owner: object, *operands: object) -> str | None:
     """Return why ``auto`` leaves the experts module ``owner`` to transformers, or None without a choice.
 
     Only an ``owner`` with the ``config`` that ``@use_experts_implementation`` reads can have a choice.

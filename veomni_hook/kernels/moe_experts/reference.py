@@ -128,7 +128,7 @@ def identity_expert(states: Tensor, routing: Tensor) -> Any:
 
 
 def modules(
-    hidden_states: Tensor, expert_mask: Tensor, routing_weights: Tensor, experts: Iterable[Any]
+    hidden_states: Tensor, expert_mask: Tensor, routing_weights: Tensor, experts: Iterable[object]
 ) -> Tensor:
     """Return the sum over k of ``w_k * expert(hidden_states)``, each expert a module.
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 from torch import Tensor
 
@@ -67,7 +66,7 @@ _BACKEND = define_backend("moe_experts_torch", _forward, _backward, _like_kept, 
 kernel = partial(kernel_of, _BACKEND)
 
 
-def refuses(owner: object, *operands: Any) -> str | None:
+def refuses(owner: object, *operands: object) -> str | None:
     """Return why the upstream code of the experts ``owner`` must run, or None."""
     if is_adapted(operands):
         operands = (*without_adapters(operands),)

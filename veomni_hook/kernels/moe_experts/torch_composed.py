@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -60,7 +59,7 @@ def kernel(variant: str) -> Callable[..., Tensor]:
     return partial(_experts, variant)
 
 
-def _experts(variant: str, *operands: Any) -> Tensor:
+def _experts(variant: str, *operands: object) -> Tensor:
     tensors, rest = taken_apart(operands)
     x, index, weights, up, up_bias, down, down_bias = tensors
     layout = LAYOUTS[variant]
@@ -91,6 +90,6 @@ def _each(function: Callable[[Tensor], Tensor], rows: Tensor, bias: Tensor | Non
     return torch.cat(found)
 
 
-def refuses(owner: object, *operands: Any) -> str | None:
+def refuses(owner: object, *operands: object) -> str | None:
     """Return why the upstream code of the experts ``owner`` must run, or None."""
     return unsuited(taken_apart(operands)[0]) or untraceable()

@@ -33,7 +33,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import torch
 
@@ -252,7 +251,7 @@ kernel = partial(kernel_of, _BACKEND)
 gated_or_identity = partial(experts_or_identity, kernel("gated"))
 
 
-def refuses(owner: object, *operands: Any) -> str | None:
+def refuses(owner: object, *operands: object) -> str | None:
     """Return why the upstream code of the experts ``owner`` must run, or None."""
     if is_adapted(operands):
         if (reason := _unsuited_rank(operands)) is not None:
@@ -269,7 +268,7 @@ def refuses(owner: object, *operands: Any) -> str | None:
     return None if dtype in _DTYPES else f"the kernel multiplies in 16 bits or float32, not {dtype}"
 
 
-def _unsuited_rank(operands: tuple[Any, ...]) -> str | None:
+def _unsuited_rank(operands: tuple[object, ...]) -> str | None:
     for operand in operands:
         if type(operand) is AdaptedWeight and operand.rank > MOST_RANK:
             return f"the adapters have rank {operand.rank}, the kernel takes at most {MOST_RANK}"

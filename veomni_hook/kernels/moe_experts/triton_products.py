@@ -133,7 +133,7 @@ def _inner_last(weight: Tensor, transposed: bool) -> tuple[int, int, int]:
     return (expert, second, first) if transposed else (expert, first, second)
 
 
-def _even(tile: Tile, inner: int, columns: int, described: Any) -> bool:
+def _even(tile: Tile, inner: int, columns: int, described: object) -> bool:
     return inner % tile.depth == 0 and (described is not None or columns % tile.columns == 0)
 
 

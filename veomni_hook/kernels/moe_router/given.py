@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
 
@@ -37,7 +36,7 @@ def topk_softmax(router_logits: torch.Tensor, top_k: int, indices: torch.Tensor)
     return torch.softmax(router_logits.gather(-1, indices), dim=-1), indices
 
 
-def scored(variant: str, *operands: Any, indices: torch.Tensor) -> Routing:
+def scored(variant: str, *operands: object, indices: torch.Tensor) -> Routing:
     """Return the scores of the given experts, divided by their sum if the operands say so."""
     call = read(variant, operands)
     weights = call.score(call.router_logits).gather(-1, indices)

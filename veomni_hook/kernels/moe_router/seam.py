@@ -73,5 +73,5 @@ def at_given(
 
 
 @cache
-def _takes_indices(run: Callable[..., Any]) -> bool:
+def _takes_indices(run: Callable[..., object]) -> bool:
     return "indices" in inspect.signature(run).parameters

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
 
@@ -62,7 +61,7 @@ def kernel(variant: str) -> Callable[..., Routing]:
     return partial(_scored, variant)
 
 
-def _scored(variant: str, *operands: Any, indices: torch.Tensor | None = None) -> Routing:
+def _scored(variant: str, *operands: object, indices: torch.Tensor | None = None) -> Routing:
     call, layout = reference.read(variant, operands), LAYOUTS[variant]
     # Such as a softmax: part of it is not the softmax of the part.
     apart = score_of(call.score) is not None

@@ -22,7 +22,7 @@ __all__ = ["chosen_apart", "refuses"]
 _PARTS = ("rms_norm", "rotary")
 
 
-def chosen_apart(owner: object, *operands: Any) -> str | None:
+def chosen_apart(owner: object, *operands: object) -> str | None:
     """Return why ``auto`` leaves norms and rotation to their own kernels (selected by name), or None."""
     for part in _PARTS:
         chosen = wanted_by(owner, part)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any
 
 import torch
 
@@ -92,7 +91,7 @@ def _formula(x: torch.Tensor, weight: torch.Tensor | None, eps: float, kind: int
 
 
 def _gradients(
-    saved: Sequence[Any], rest: Sequence[Any], wanted: Sequence[bool], dy: torch.Tensor
+    saved: Sequence[object], rest: Sequence[object], wanted: Sequence[bool], dy: torch.Tensor
 ) -> tuple[torch.Tensor | None, ...]:
     x, weight, scale = saved
     if rest[1] == _SCALE_ALONE:

@@ -68,7 +68,7 @@ def norm_of(variant: str) -> Callable[..., torch.Tensor]:
     return recompute.recomputed(OP.variants[variant].reference)
 
 
-def refuses_activation(owner: object, *operands: Any) -> str | None:
+def refuses_activation(owner: object, *operands: object) -> str | None:
     """`recompute.refuses`, and rejects activations (the last operand) that may have parameters."""
     if name_of(operands[-1]) is None:
         return unknown(operands[-1])

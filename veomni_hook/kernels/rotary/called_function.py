@@ -25,12 +25,12 @@ def replaced(upstream: Any) -> str | None:
     return "a kernel from the hub replaces the upstream function"
 
 
-def refuses(owner: object, *operands: Any) -> str | None:
+def refuses(owner: object, *operands: object) -> str | None:
     """`replaced` for the last operand, as a rule of a kernel."""
     return replaced(operands[-1])
 
 
-def refuses_wide(owner: object, *operands: Any) -> str | None:
+def refuses_wide(owner: object, *operands: object) -> str | None:
     """`refuses`, and rejects float64: upstream formulas in float32 differ in which operands they cast."""
     if any(getattr(operand, "dtype", None) is torch.float64 for operand in operands):
         return "an operand has dtype float64, for which the formulas in float32 differ"

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 __all__ = ["rows", "rows_added"]
 
 
-def rows(inputs: torch.Tensor, mask: torch.Tensor, source: torch.Tensor, method: Any) -> torch.Tensor:
+def rows(inputs: torch.Tensor, mask: torch.Tensor, source: torch.Tensor, method: object) -> torch.Tensor:
     """Return ``inputs`` ``[..., H]`` with the rows at ``mask`` replaced by those of ``source``, in order.
 
     ``mask`` is ``[..., 1]``, or expanded from it; ``source`` has the elements of at least as many rows.

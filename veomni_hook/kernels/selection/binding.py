@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from veomni_hook.kernels.selection.choice import AUTO, Choice, call_text, choice_of
 from veomni_hook.kernels.selection.process_choice import STATE
@@ -25,13 +25,13 @@ __all__ = ["BINDING", "binding_of", "use_kernels", "wanted_by"]
 BINDING = "_veomni_kernels"
 
 
-def binding_of(module: Any) -> Mapping[str, str] | None:
+def binding_of(module: object) -> Mapping[str, str] | None:
     """Return what ``module`` is bound to, by op, or None."""
     bound: Mapping[str, str] | None = vars(module).get(BINDING)
     return bound
 
 
-def wanted_by(owner: Any, op: str) -> str:
+def wanted_by(owner: object, op: str) -> str:
     """Return ``auto``, ``eager`` or the backend that is chosen for ``op`` in the module ``owner``."""
     bound = binding_of(owner)
     return (bound or {}).get(op) or STATE.wanted.get(op, AUTO)

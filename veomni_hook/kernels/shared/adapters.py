@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 __all__ = ["inactive"]
 
 
-def inactive(layer: Any) -> str | None:
+def inactive(layer: object) -> str | None:
     """Return why the adapters of one of PEFT's layers are not computed now, or None."""
     if getattr(layer, "disable_adapters", False):
         return "disabled"

@@ -25,7 +25,7 @@ class Handed(dict[str, Any]):
 _RUNNING: WeakValueDictionary[int, Handed] = WeakValueDictionary()
 
 
-def hand(owner: Any, arguments: Mapping[str, Any]) -> Handed:
+def hand(owner: object, arguments: Mapping[str, object]) -> Handed:
     """Return arguments with boundaries, and note that the layers of the model ``owner`` have to get them."""
     handed = Handed(arguments)
     handed.owner, handed.thread = owner, get_ident()
@@ -33,13 +33,13 @@ def hand(owner: Any, arguments: Mapping[str, Any]) -> Handed:
     return handed
 
 
-def forget(owner: Any) -> None:
+def forget(owner: object) -> None:
     """Forget an earlier call of the model ``owner``: a traceback may hold its forward."""
     if _RUNNING:
         _RUNNING.pop(id(owner), None)
 
 
-def check(layer: Any, name: str) -> None:
+def check(layer: object, name: str) -> None:
     """Raise SamplesError if a model that runs has handed boundaries to ``layer``, which did not get them.
 
     Args:

@@ -71,7 +71,7 @@ class History:
         return any(past.holds for calls in self._calls.values() for past in calls)
 
     def note(
-        self, module: nn.Module, arguments: Any, output: torch.Tensor, number: int | None = None
+        self, module: nn.Module, arguments: object, output: torch.Tensor, number: int | None = None
     ) -> None:
         """Note that ``module`` was given ``arguments`` in this forward pass, and made ``output`` of it.
 

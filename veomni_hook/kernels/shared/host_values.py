@@ -106,7 +106,7 @@ def note_origin(
     return tensor
 
 
-def derived(tensor: torch.Tensor, make: Callable[..., _Value], *arguments: Any) -> _Value:
+def derived(tensor: torch.Tensor, make: Callable[..., _Value], *arguments: object) -> _Value:
     """Return ``make(host_copy(tensor), *arguments)``, computed once for a tensor; arguments are hashable."""
     if tensor.is_inference():
         return make(host_copy(tensor), *arguments)

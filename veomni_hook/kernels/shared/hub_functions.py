@@ -20,7 +20,7 @@ _WRAPPER = "use_kernel_func_from_hub_with_fallback"
 _HOMES = ("transformers.", "transformers_modules.")
 
 
-def yields(owner: Any, *operands: Any) -> str | None:
+def yields(owner: object, *operands: object) -> str | None:
     """Return the package's function that computes a call, because the user has installed it, or None.
 
     The last operand is the function that upstream calls.
@@ -29,13 +29,13 @@ def yields(owner: Any, *operands: Any) -> str | None:
     return None if is_upstreams(function, owner) else f"{name_of(function)} computes it"
 
 
-def is_upstreams(function: Any, owner: Any) -> bool:
+def is_upstreams(function: object, owner: object) -> bool:
     """Return whether a function, below its decorators, is the modeling file's own, replaced or not."""
     home = written_in(below(function))[0]
     return home == type(owner).__module__ or home.startswith(_HOMES)
 
 
-def below(function: Any) -> Any:
+def below(function: object) -> Any:
     """Return the function of the modeling file below its decorators; any other object itself."""
     return _cell(_below_hub(function), "torch_function")
 
@@ -49,7 +49,7 @@ def running(function: Any) -> Any:
 
 
 @lru_cache(maxsize=64)
-def takes(function: Callable[..., Any], name: str) -> bool:
+def takes(function: Callable[..., object], name: str) -> bool:
     """Return whether a function has a parameter of this name."""
     try:
         return name in inspect.signature(underlying(function)).parameters
@@ -57,7 +57,7 @@ def takes(function: Callable[..., Any], name: str) -> bool:
         return False
 
 
-def _is_of_hub(function: Any) -> bool:
+def _is_of_hub(function: object) -> bool:
     return hasattr(type(function), "kernel_layer_name")
 
 

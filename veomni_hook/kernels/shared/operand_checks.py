@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import compiler as _compiler
 from torch.autograd import forward_ad
@@ -25,7 +23,7 @@ def count_as_plain(kind: type[torch.Tensor]) -> None:
     setattr(kind, _MARK, kind)
 
 
-def not_plain(*tensors: Any) -> str | None:
+def not_plain(*tensors: object) -> str | None:
     """Return why a kernel must not read one of ``tensors`` directly (DTensor, fake, proxy), or None."""
     for tensor in tensors:
         kind = type(tensor)

@@ -45,7 +45,7 @@ _TYPES = {
 
 
 def operator(
-    fake: Callable[..., Any], schema: str | None = None
+    fake: Callable[..., object], schema: str | None = None
 ) -> Callable[[Callable[..., _Result]], Callable[..., _Result]]:
     """Define ``torch.ops.veomni_hook.<name>`` without a gradient, by its implementation.
 
@@ -72,7 +72,7 @@ def operator(
         dispatched = getattr(torch.ops.veomni_hook, name).default
 
         @wraps(implementation)
-        def call(x: torch.Tensor, *operands: Any, **direct: Any) -> Any:
+        def call(x: torch.Tensor, *operands: object, **direct: object) -> Any:
             if watched():
                 return dispatched(x, *operands)
             # As `launch`, which takes one more call.
@@ -86,7 +86,7 @@ def operator(
     return define
 
 
-def schema_of(function: Callable[..., Any]) -> str:
+def schema_of(function: Callable[..., object]) -> str:
     """Return the schema that a function's name, annotations (as text) and parameters without default say."""
     name, annotations = function.__name__.strip("_"), inspect.get_annotations(function)
     result = annotations.pop("return")
@@ -107,12 +107,12 @@ def _plain(annotation: str) -> str:
     return annotation.replace("torch.", "").replace("list[", "Sequence[")
 
 
-def on_its_device(implementation: Callable[..., Any]) -> Callable[..., Any]:
+def on_its_device(implementation: Callable[..., object]) -> Callable[..., Any]:
     """Return ``implementation``, called with the device of its first operand as the current device."""
 
     # A model spread over several devices runs all of them from one current device.
     @wraps(implementation)
-    def launch(x: torch.Tensor, *operands: Any, **direct: Any) -> Any:
+    def launch(x: torch.Tensor, *operands: object, **direct: object) -> Any:
         # Numbers instead of `torch.device`: this is asked at every launch.
         if x.is_cpu or (x.is_cuda and x.get_device() == _current_cuda_device()):
             return implementation(x, *operands, **direct)

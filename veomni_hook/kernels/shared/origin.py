@@ -21,7 +21,7 @@ def written_in(function: Any) -> tuple[str, str]:
     return str(function.__globals__.get("__name__", "")), str(code.co_qualname)
 
 
-def name_of(function: Any) -> str:
+def name_of(function: object) -> str:
     """Return ``module.qualname`` of what a callable runs, or of a class."""
     function = underlying(function)
     if isinstance(function, FunctionType):
@@ -30,7 +30,7 @@ def name_of(function: Any) -> str:
     return f"{named.__module__}.{named.__qualname__}"
 
 
-def home_of(function: Any) -> str:
+def home_of(function: object) -> str:
     """Return the name of the module that defines what a callable runs, or a class."""
     function = underlying(function)
     if isinstance(function, FunctionType):
@@ -38,7 +38,7 @@ def home_of(function: Any) -> str:
     return str(getattr(function, "__module__", None) or "?")
 
 
-def underlying(function: Any) -> Any:
+def underlying(function: object) -> Any:
     """Return what bound, static and class methods and partial objects call."""
     while isinstance(function, (MethodType, partial, staticmethod, classmethod)):
         function = function.func if isinstance(function, partial) else function.__func__

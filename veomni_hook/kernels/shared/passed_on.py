@@ -54,7 +54,7 @@ def passes_on(module: nn.Module, x: torch.Tensor) -> bool:
 class _StandIn:
     """A module whose class's forward notes its input and returns this object; it has no names of its own."""
 
-    def __init__(self, module: nn.Module, inputs: list[Any]) -> None:
+    def __init__(self, module: nn.Module, inputs: list[object]) -> None:
         self.__module, self.__inputs = module, inputs
 
     def __getattr__(self, name: str) -> Any:
@@ -68,7 +68,7 @@ class _StandIn:
             return self.__forward
         raise TypeError(f"{name} could change something")
 
-    def __forward(self, x: Any) -> _StandIn:
+    def __forward(self, x: object) -> _StandIn:
         self.__inputs.append(x)
         return self
 

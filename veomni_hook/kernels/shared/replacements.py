@@ -24,7 +24,7 @@ _MIXES = re.compile("conv1d|chunk")
 _MOST = 200
 
 
-def reached_upstream(function: Any, owner: Any) -> Any:
+def reached_upstream(function: object, owner: object) -> Any:
     """Return upstream's convolution or rule that ``function`` names, closes over, holds or wraps, or None.
 
     A package's function that transformers calls in place of its own is not upstream's. Of functions, those of
@@ -47,14 +47,14 @@ def reached_upstream(function: Any, owner: Any) -> Any:
     return None
 
 
-def _mixes(function: Any, owner: Any) -> bool:
+def _mixes(function: object, owner: object) -> bool:
     if not isinstance(function, FunctionType):
         return False
     home, name = written_in(function)
     return (home == type(owner).__module__ or home.startswith(_MODELS)) and bool(_MIXES.search(name))
 
 
-def _held(candidate: Any, home: str) -> Iterator[Any]:
+def _held(candidate: object, home: str) -> Iterator[Any]:
     """Yield what may be called when ``candidate`` is."""
     if isinstance(candidate, partial):
         yield from (candidate.func, *candidate.args, *candidate.keywords.values())

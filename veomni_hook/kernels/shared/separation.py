@@ -72,11 +72,11 @@ def call(
 
 def _packed(
     op: Packed,
-    slot: Any,
-    owner: Any,
-    upstream: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    slot: object,
+    owner: object,
+    upstream: Callable[..., object],
+    args: tuple[object, ...],
+    kwargs: dict[str, object],
 ) -> Any:
     operands = op.operands(*args, **kwargs)
     unnamed = {name: value for name, value in kwargs.items() if name not in NAMES}
@@ -88,14 +88,14 @@ def _packed(
 _eagerly: Callable[..., Any] = torch.compiler.disable(_packed)  # type: ignore[no-untyped-call]
 
 
-def expect_boundaries(owner: Any, arguments: Mapping[str, Any]) -> None:
+def expect_boundaries(owner: object, arguments: Mapping[str, object]) -> None:
     """Raise SamplesError if a call of the layer ``owner`` lacks boundaries that its model has handed down."""
     # Compiled code would depend on what runs at the moment.
     if STATE.active and not traced() and not given_in(arguments):
         handed.check(owner, layer_of(owner))
 
 
-def given_in(arguments: Mapping[str, Any]) -> bool:
+def given_in(arguments: Mapping[str, object]) -> bool:
     """Return whether boundaries of samples are among the arguments of a call."""
     return any(arguments.get(name) is not None for name in NAMES)
 
@@ -105,7 +105,7 @@ def traced() -> bool:
     return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
 
 
-def layer_of(owner: Any) -> str:
+def layer_of(owner: object) -> str:
     """Return the class of a layer, with its number if it has one."""
     number = getattr(owner, "layer_idx", None)
     return type(owner).__name__ if number is None else f"{type(owner).__name__} (layer {number})"

@@ -60,7 +60,7 @@ def origin_of(code: CodeType) -> CodeType:
     return code
 
 
-def traced(names: str, *, default: Any) -> Any:
+def traced(names: str, *, default: object) -> Any:
     """Return an attribute of the frame's translator; ``default`` if this torch has no such one."""
     # Imported here, they are in use already; processes that do not compile load none.
     try:

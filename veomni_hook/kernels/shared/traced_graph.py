@@ -30,7 +30,7 @@ def value_of(node: Node) -> Any:
     return node.meta.get("example_value")
 
 
-def is_same_length(one: Any, other: Any) -> bool:
+def is_same_length(one: object, other: object) -> bool:
     """Return whether two lengths are the same for every input; adds no guard."""
     if isinstance(one, torch.SymInt) and isinstance(other, torch.SymInt):
         return bool(one.node.expr == other.node.expr)

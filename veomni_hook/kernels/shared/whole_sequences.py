@@ -20,7 +20,7 @@ class Sequences:
 SEQUENCES = Sequences()
 
 
-def whole(op: str, owner: Any, call: Callable[..., Any]) -> Callable[..., Any]:
+def whole(op: str, owner: object, call: Callable[..., object]) -> Callable[..., Any]:
     """Return ``call`` for a module that may have a part of each sequence; the same if none does."""
     wrap = SEQUENCES.wrap
     return call if wrap is None else wrap(op, owner, call)

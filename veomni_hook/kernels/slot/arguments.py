@@ -37,7 +37,7 @@ def operand_names(op: str, variant: str) -> dict[str, Any]:
     return {name: found.get(name, inspect.Parameter.empty) for name in names}
 
 
-def binder(parameters: str, operands: Mapping[str, Any]) -> Callable[..., tuple[Any, ...]]:
+def binder(parameters: str, operands: Mapping[str, object]) -> Callable[..., tuple[Any, ...]]:
     """Return a function that maps upstream's arguments to the operands, as a tuple.
 
     Args:
@@ -97,7 +97,9 @@ def _named(signature: ast.arguments) -> Sequence[ast.arg]:
     return [*signature.posonlyargs, *signature.args, *signature.kwonlyargs]
 
 
-def _fill_defaults(signature: ast.arguments, operands: Mapping[str, Any], constants: dict[str, Any]) -> None:
+def _fill_defaults(
+    signature: ast.arguments, operands: Mapping[str, object], constants: dict[str, object]
+) -> None:
     for number, (name, default) in enumerate(operands.items()):
         if default is not inspect.Parameter.empty:
             constants[f"_default_{number}"] = default

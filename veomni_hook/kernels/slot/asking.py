@@ -38,7 +38,7 @@ class Text:
         scope: their globals.
     """
 
-    def __init__(self, codes: Iterable[CodeType], scope: Mapping[str, Any]) -> None:
+    def __init__(self, codes: Iterable[CodeType], scope: Mapping[str, object]) -> None:
         self._codes = tuple(codes)
         self.scope = scope
         self._known: dict[int, CodeType] = {}
@@ -85,7 +85,7 @@ class Text:
             f" ({code.co_filename}, line {code.co_firstlineno})"
         )
 
-    def holds(self, code: CodeType, scope: Mapping[str, Any]) -> bool:
+    def holds(self, code: CodeType, scope: Mapping[str, object]) -> bool:
         """Return whether a function with this code and these globals is of this text."""
         if scope is not self.scope:
             return False
@@ -107,5 +107,5 @@ def _inside(codes: Iterable[CodeType]) -> Iterator[CodeType]:
         yield from _inside(inner)
 
 
-def _is_between(scope: Mapping[str, Any]) -> bool:
+def _is_between(scope: Mapping[str, object]) -> bool:
     return str(scope.get("__name__", "")).partition(".")[0] in _BETWEEN

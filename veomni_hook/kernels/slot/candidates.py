@@ -81,7 +81,7 @@ class Answers:
         """Return the selection for tensors of the torch device type ``device``, with every decision."""
         return select(self._site.op, self._site.variant, self._choice, system_of(device))
 
-    def candidates(self, device: Any) -> tuple[Candidate, ...]:
+    def candidates(self, device: object) -> tuple[Candidate, ...]:
         """Return the kernels to ask, in order.
 
         Raises:
@@ -123,7 +123,7 @@ class Answers:
             )
         return tuple((run, rules, kernel.backend) for kernel, run, rules in self._loaded(kept))
 
-    def _resolve(self, device: Any) -> tuple[Candidate, ...]:
+    def _resolve(self, device: object) -> tuple[Candidate, ...]:
         if not isinstance(device, str) or device == "meta":
             return ()  # a tracer's proxy, or nothing to compute
         taken = "chosen" if self.wanted != AUTO else "picked by auto"

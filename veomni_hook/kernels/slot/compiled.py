@@ -24,7 +24,7 @@ from veomni_hook.kernels.slot.skipped import Skipped
 __all__ = ["Compiled", "device_of"]
 
 
-def device_of(operands: tuple[Any, ...]) -> Any:
+def device_of(operands: tuple[object, ...]) -> Any:
     """Return the torch device type for selecting kernels: that of the first operand or its first tensor."""
     first = operands[0]
     device = getattr(first, "device", None)
@@ -71,7 +71,7 @@ def _traced_local(name: str) -> Any:
     return getattr(variable(name), "value", None)
 
 
-def _refused_by(backend: str, reason: Any) -> Outcome:
+def _refused_by(backend: str, reason: object) -> Outcome:
     why = f": {reason}" if isinstance(reason, str) else ""
     return Outcome(EAGER, f"{_LEFT.reason}: {backend} refused the call{why}")
 
@@ -140,7 +140,7 @@ class Compiled:
         #: Why the code that asks is not the patched text; empty if it is.
         self.edited = answered_while_tracing(edited)
 
-    def kernel(self, owner: Any, operands: tuple[Any, ...]) -> Callable[..., Any] | None:
+    def kernel(self, owner: object, operands: tuple[object, ...]) -> Callable[..., Any] | None:
         """Return the kernel that computes this call, or None: run the upstream code."""
         wanted, device, asks = self._wanted(owner), device_of(operands), self._request.asks
         if wanted == EAGER:
@@ -168,7 +168,7 @@ class Compiled:
         self.left(owner, f"{refusing} refused the call")
         return None
 
-    def fuses(self, owner: Any) -> bool:
+    def fuses(self, owner: object) -> bool:
         """Return whether the copy of the asking method shall run."""
         wanted = self._wanted(owner)
         if wanted == EAGER:
@@ -180,26 +180,26 @@ class Compiled:
             return False
         return True
 
-    def _bypassing(self, owner: Any, operands: tuple[Any, ...]) -> str:
+    def _bypassing(self, owner: object, operands: tuple[object, ...]) -> str:
         """Return what a kernel would compute past; empty if nothing."""
         if (intercepting := self._intercepting()) is not None:
             return intercepting
         changed = self._skipped.changed_traced(self._named(type(owner)), owner, operands)
         return _REPLACED if changed else ""
 
-    def left(self, owner: Any, reason: str) -> None:
+    def left(self, owner: object, reason: str) -> None:
         """Leave a call to the upstream code; raises KernelError if that leaves a request unanswered."""
         if self._request.settles is not None and STATE.active:
             self._request.settles(owner, reason)
 
-    def traced(self, owner: Any, wanted: str, *, compiled: bool) -> Outcome | None:
+    def traced(self, owner: object, wanted: str, *, compiled: bool) -> Outcome | None:
         """Return what dynamo compiled for ``owner`` under the choice ``wanted``, or None if unknown.
 
         ``compiled``: the module is known to be compiled, so notes of other modules apply to it.
         """
         return self._notes.of(owner, wanted, compiled=compiled)
 
-    def at(self, owner: Any, upstream: Callable[..., Any]) -> Callable[..., Any]:
+    def at(self, owner: object, upstream: Callable[..., object]) -> Callable[..., Any]:
         """Return what to call instead of ``upstream``, with the same arguments."""
         wanted = self._wanted(owner)
         if wanted == EAGER or self._skipped.changed_function_traced(upstream):
@@ -209,13 +209,15 @@ class Compiled:
             return upstream
         return partial(self._call, owner, upstream)
 
-    def _call(self, owner: Any, upstream: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    def _call(
+        self, owner: object, upstream: Callable[..., object], /, *args: object, **kwargs: object
+    ) -> Any:
         self._prepare()
         operands = self._binder(*args, **kwargs)
         run = self.kernel(owner, (*operands, upstream))
         return upstream(*args, **kwargs) if run is None else run(*operands)
 
-    def _wanted(self, owner: Any) -> str:
+    def _wanted(self, owner: object) -> str:
         # `getattr`, because dynamo detects new attributes but not new keys of `__dict__`.
         bound = getattr(owner, BINDING, None)
         wanted = None if bound is None or not STATE.active else bound.get(self._op)

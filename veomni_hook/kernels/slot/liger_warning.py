@@ -42,7 +42,7 @@ def warn_of_stacked(target: nn.Module | ModuleType | Any) -> None:
     _warn(dict.fromkeys([*_in_modules(patched), *_on_instances(modules)]))
 
 
-def warn_of_first_call(module_name: str, owner: Any) -> None:
+def warn_of_first_call(module_name: str, owner: object) -> None:
     """Warn in the same way at the first call of ``owner``, whose class asks a slot of the patched module.
 
     Checks that module, ``owner`` and its children, to warn also users who never call `explain`.
@@ -68,7 +68,7 @@ def _warn(names: dict[str, None]) -> None:
     )
 
 
-def _is_ligers(value: Any) -> bool:
+def _is_ligers(value: object) -> bool:
     return isinstance(value, (type, FunctionType, MethodType)) and home_of(value).partition(".")[0] == LIGER
 
 
@@ -85,7 +85,7 @@ def _in_modules(modules: list[ModuleType | None]) -> Iterator[str]:
                 yield f"{guard.kind}.{guard.method} ({name_of(vars(kind)[guard.method])})"
 
 
-def _on_instances(modules: list[Any]) -> Iterator[str]:
+def _on_instances(modules: list[object]) -> Iterator[str]:
     """Yield the modules of patched classes whose forward is Liger's."""
     for module in modules:
         own = None if module is None else vars(module).get("forward")

@@ -66,7 +66,7 @@ class Record:
 
     __slots__ = ("evaluation", "first_passes", "latest", "owner", "training")
 
-    def __init__(self, owner: ref[Any]) -> None:
+    def __init__(self, owner: ref[object]) -> None:
         self.owner = owner
         self.training = Tally()
         self.evaluation = Tally()
@@ -85,7 +85,7 @@ class Records(dict[int, Record]):
         self._module_name = module_name
         self._in_first_pass = in_first_pass
 
-    def of(self, owner: Any) -> Record | None:
+    def of(self, owner: object) -> Record | None:
         """Return the recorded calls of the module ``owner``, or None."""
         record = self.get(id(owner))
         return record if record is not None and record.owner() is owner else None
@@ -110,7 +110,7 @@ class Records(dict[int, Record]):
         else:
             tally.turn(outcome)
 
-    def _begin(self, owner: Any) -> Record:
+    def _begin(self, owner: object) -> Record:
         """Create the record of a module at its first call."""
         key = id(owner)
         record = self[key] = Record(ref(owner, lambda _: self.pop(key, None)))

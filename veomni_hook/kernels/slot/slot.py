@@ -133,7 +133,7 @@ class Slot:
         arguments = (self.op, self.variant, self.module_name, self.parameters, self.skips)
         return (Slot, arguments) if self._skipped.text is None else (_rebuilt, arguments)
 
-    def kernel(self, owner: Any, *operands: Any) -> Callable[..., Any] | None:
+    def kernel(self, owner: object, *operands: object) -> Callable[..., Any] | None:
         """Return the function that computes this call, or None: run the upstream code.
 
         ``owner`` is the module whose ``forward`` asks. Kernels decide by ``operands``; the device of the
@@ -159,7 +159,7 @@ class Slot:
                 raise NoKernelError(self, owner)
         return run if self.around is None else self.around(self, owner, run, operands)
 
-    def fuses(self, owner: Any) -> bool:
+    def fuses(self, owner: object) -> bool:
         """Return whether the copy of the asking method shall run, whose guards ask for kernels.
 
         ``owner`` is the module whose ``forward`` asks. The copy computes the same, whatever its guards get.
@@ -177,7 +177,7 @@ class Slot:
             return False
         return True
 
-    def replaced(self, owner: Any, operands: tuple[Any, ...]) -> str | None:
+    def replaced(self, owner: object, operands: tuple[object, ...]) -> str | None:
         """Return which definition that kernels of this slot skip was replaced, or None.
 
         The code that asks is one of them; call this while it waits for the answer.
@@ -190,7 +190,7 @@ class Slot:
         text = self._skipped.text
         return text is None or text.holds(function.__code__, function.__globals__)
 
-    def call(self, owner: Any, module: Callable[..., Any], *operands: Any) -> Any:
+    def call(self, owner: object, module: Callable[..., object], *operands: object) -> Any:
         """Return what a kernel, or else a call of ``module``, makes of ``operands``.
 
         For calls of modules whose class is not in the patched file: kernels get ``module`` as their last
@@ -199,7 +199,7 @@ class Slot:
         run = self.kernel(owner, *operands, module)
         return module(*operands) if run is None else run(*operands, module)
 
-    def at(self, owner: Any, upstream: Callable[..., Any]) -> Callable[..., Any]:
+    def at(self, owner: object, upstream: Callable[..., object]) -> Callable[..., Any]:
         """Return what to call instead of ``upstream``, with exactly the same arguments.
 
         Returns ``upstream`` itself if no kernel can be selected, or if ``upstream`` or a function that it
@@ -236,7 +236,7 @@ class Slot:
         """
         return partial(reach, self, taking)
 
-    def answers(self, owner: Any = None) -> Answers:
+    def answers(self, owner: object = None) -> Answers:
         """Return the answers for the module ``owner`` (None: for any module without a binding)."""
         if STATE.epoch != self._epoch or registry.version != self._version:
             self._refresh()
@@ -247,7 +247,7 @@ class Slot:
             return self._answers
         return self._bound.get(wanted) or self._bound.setdefault(wanted, self._answers_by(wanted))
 
-    def outcome(self, owner: Any) -> Outcome | None:
+    def outcome(self, owner: object) -> Outcome | None:
         """Return what the last call of the module ``owner`` got; None if it has not asked yet.
 
         While no kernel can be selected, calls are not recorded; the reason for that is returned.
@@ -257,24 +257,24 @@ class Slot:
         record = self.record(owner)
         return None if record is None else record.latest.last
 
-    def record(self, owner: Any) -> Record | None:
+    def record(self, owner: object) -> Record | None:
         """Return the recorded calls of the module ``owner``, or None."""
         return self.records.of(owner)
 
-    def traced(self, owner: Any, *, compiled: bool = False) -> Outcome | None:
+    def traced(self, owner: object, *, compiled: bool = False) -> Outcome | None:
         """Return what ``torch.compile`` compiled for the calls of the module ``owner``, or None if unknown.
 
         ``compiled``: the module is known to be compiled, and may run code traced for another of its class.
         """
         return self._compiled.traced(owner, self.answers(owner).wanted, compiled=compiled)
 
-    def _left(self, owner: Any) -> None:
+    def _left(self, owner: object) -> None:
         """Raise KernelError if a request is left unanswered, because no kernel computes this call."""
         outcome = self.outcome(owner)
         if self._settles is not None and outcome is not None and outcome is not _INACTIVE:
             self._settles(owner, outcome.reason)
 
-    def _run_apart(self, owner: Any, *operands: Any) -> Any:
+    def _run_apart(self, owner: object, *operands: object) -> Any:
         run = self.kernel(owner, *operands)
         if run is None:
             run = load_attribute(registry.op(self.op).variants[self.variant].reference)
@@ -308,7 +308,7 @@ class Slot:
             answers = self._known[key] = Answers(self.site, replace(choice, invariant=invariant))
         return answers
 
-    def _traced(self, owner: Any, operands: tuple[Any, ...]) -> Callable[..., Any] | None:
+    def _traced(self, owner: object, operands: tuple[object, ...]) -> Callable[..., Any] | None:
         """Return what `kernel` does while the code is traced."""
         if self.around is not None and self._is_dynamo() and not self._compiled.edited():
             self._set_apart()
@@ -375,7 +375,9 @@ class Slot:
                 return decision
         return None, outcome
 
-    def _call(self, owner: Any, upstream: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    def _call(
+        self, owner: object, upstream: Callable[..., object], /, *args: object, **kwargs: object
+    ) -> Any:
         try:
             operands = self._binder()(*args, **kwargs)
         except TypeError:
@@ -390,7 +392,7 @@ class Slot:
             self._note(owner, outcome, recorded)
         return upstream(*args, **kwargs) if run is None else run(*operands)
 
-    def _changed(self, answers: Answers, upstream: Callable[..., Any]) -> Outcome | None:
+    def _changed(self, answers: Answers, upstream: Callable[..., object]) -> Outcome | None:
         """Return the outcome of a call of ``upstream`` if it is not the recognised function, or None."""
         if (changed := self._skipped.changed_function(upstream)) is None:
             return None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import Any
 
 import torch
 
@@ -26,13 +25,13 @@ _READ = frozenset(("softcap", "output_attentions"))
 
 
 def refuses(
-    owner: Any,
+    owner: object,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
     cu_seqlens: torch.Tensor,
-    attention: Callable[..., Any],
-    options: Mapping[str, Any],
+    attention: Callable[..., object],
+    options: Mapping[str, object],
 ) -> str | None:
     """Return why this call must run the upstream code, or None. Operands: see `reference.full`."""
     if written_in(attention) != _SDPA:

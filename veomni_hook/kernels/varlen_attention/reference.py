@@ -15,7 +15,7 @@ def full(
     key: torch.Tensor,
     value: torch.Tensor,
     cu_seqlens: torch.Tensor,
-    attention: Callable[..., Any],
+    attention: Callable[..., object],
     options: Mapping[str, Any],
 ) -> torch.Tensor:
     """Return softmax(scaling * q @ k^T) @ v, each segment for itself.

@@ -318,7 +318,7 @@ def without_annotations(arguments: ast.arguments) -> ast.arguments:
     return copied
 
 
-def swapped(value: Any, swaps: Mapping[int, Sequence[ast.AST]]) -> Any:
+def swapped(value: object, swaps: Mapping[int, Sequence[ast.AST]]) -> Any:
     """A copy of a tree (or of a field's value) with some nodes replaced.
 
     Args:

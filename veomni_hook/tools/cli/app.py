@@ -53,7 +53,7 @@ MOVED = {
 class Group(TyperGroup):
     """Finds the commands, and converts this package's errors to a message and an exit status."""
 
-    def list_commands(self, ctx: Any) -> list[str]:
+    def list_commands(self, ctx: object) -> list[str]:
         """Return the names of the commands, in the order used in the help."""
         return [*COMMANDS]
 

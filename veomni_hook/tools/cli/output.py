@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING
 
 from veomni_hook import layout
 from veomni_hook.printable import printable
@@ -212,7 +212,7 @@ def _cell(value: object) -> str:
     return str(value)
 
 
-def _plain(value: Any) -> object:
+def _plain(value: object) -> object:
     if hasattr(value, "to_dict"):
         return value.to_dict()
     if isinstance(value, set | frozenset | tuple):
