@@ -67,7 +67,7 @@ class Case:
         call: ``(function, *operands)`` -> the results, where a call is not the operands in their order.
         rule: ``(rule, *operands)`` -> why a kernel takes no such call, the same way; None: it takes every call.
         exact: backends that have the reference's bits.
-        tolerance: of the largest value, by dtype, where it is not that of `matching`.
+        tolerance: of the largest value, by dtype, or backend and dtype, where it is not that of `matching`.
         rounds: how many of a result's values may differ from the reference's in float16.
         rereads: by backend, the results that are kept for the backward.
         spared: operands that are not kept.
@@ -85,7 +85,7 @@ class Case:
     call: Callable[..., Any] = lambda function, *operands: function(*operands)
     rule: Callable[..., str | None] | None = lambda rule, *operands: rule(*operands)
     exact: Sequence[str] = ()
-    tolerance: Mapping[torch.dtype, float] = field(default_factory=dict)
+    tolerance: Mapping[torch.dtype | tuple[str, torch.dtype], float] = field(default_factory=dict)
     rounds: float = 0.01
     rereads: Mapping[str, Sequence[int]] = field(default_factory=dict)
     spared: Sequence[str] = ()

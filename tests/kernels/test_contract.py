@@ -41,9 +41,9 @@ def results(made: Any) -> tuple[torch.Tensor, ...]:
 
 
 def compare(call: Call, kernel: Kernel, *, wanted: list[bool] | None = None) -> None:
-    tolerance = call.case.tolerance.get(
-        min((x.dtype for x in call.tensors if x.is_floating_point()), key=bits)
-    )
+    low = min((x.dtype for x in call.tensors if x.is_floating_point()), key=bits)
+    tolerances = call.case.tolerance
+    tolerance = tolerances.get((kernel.backend, low), tolerances.get(low))
     exact = kernel.backend in call.case.exact
     wanted = call.wanted if wanted is None else wanted
     assert_matches(call.ours, call.theirs, call.tensors, wanted, exact=exact, tolerance=tolerance)

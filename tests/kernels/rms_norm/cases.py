@@ -14,6 +14,8 @@ EPS = 1e-3
 SHAPES = [(3, 5, 7), (2, 0, 8), (6,), (129, 33), (2, 3, 4, 128), (2, 1, 1, 1, 1, 1, 1, 2, 4)]
 #: The operator multiplies before it rounds.
 ROUNDED_INSIDE = {("rounds", "npu"): "torch_npu's operator rounds once"}
+#: torch's silu on a CPU computes what does not fill its vectors by another formula: rows with a gate are multiples of these.
+WHOLE = 64
 
 
 def operands(variant, shape, dtype, others):
@@ -36,7 +38,7 @@ def case(variant):
     return Case(
         lambda *of: operands(variant, *of),
         shapes,
-        batch=(64, 130),
+        batch=(64, 3 * WHOLE if "gate" in variant else 130),
         deep=(2, 3, 4, 6),
         rows=("hidden_states", "gate") if "gate" in variant else ("hidden_states",),
         exact=() if variant == "cast_before_weight" else ("torch",),
