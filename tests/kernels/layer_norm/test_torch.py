@@ -41,3 +41,17 @@ def test_refuses(weight, reason):
     rule = kernels.refuses("weight_before_cast")
     assert rule(None, torch.randn(2, 3, 8), torch.rand(8), EPS) is None
     assert reason in rule(None, torch.randn(2, 3, 8), weight, EPS)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_refuses_a_gradient_that_is_summed_in_16_bits(dtype):
+    rule, x, weight = (
+        kernels.refuses("weight_before_cast"),
+        torch.randn(2, 8).to(dtype),
+        torch.rand(8).to(dtype),
+    )
+    assert rule(None, x, weight, EPS) is None
+    assert "in 16 bits" in rule(None, x, weight.requires_grad_(), EPS)
+    with torch.no_grad():
+        assert rule(None, x, weight, EPS) is None
+    assert rule(None, x.float(), weight.detach().float().requires_grad_(), EPS) is None

@@ -14,7 +14,7 @@ __all__ = ["CASES", "ONE_DTYPE", "SIZES", "called", "operands"]
 EPS = 1e-3
 #: Of rows, and how many parameters there are: weight and bias, a weight alone, none.
 SIZES = [
-    ((3, 5, 7), 2), ((3, 5, 7), 1), ((3, 5, 7), 0), ((2, 0, 8), 2), ((1, 3), 1), ((129, 33), 2), ((2, 3, 4, 128), 0),
+    ((3, 5, 8), 2), ((3, 5, 7), 1), ((3, 5, 7), 0), ((2, 0, 8), 2), ((1, 3), 1), ((129, 33), 2), ((2, 3, 4, 128), 0),
 ]  # fmt: skip
 ONE_DTYPE = {("dtypes", "triton"): "a rule refuses all others"}
 

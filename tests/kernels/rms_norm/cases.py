@@ -31,10 +31,21 @@ def operands(variant, shape, dtype, others):
     return in_order("rms_norm", variant, made)
 
 
+#: Beside operands: values that are rounded, scales of groups (of one column in the first shape), and on an NPU what
+#: operators in front of the norm's keep.
+KEPT = {
+    "cast_before_weight": {"torch": 1},
+    "one_plus_weight_before_norm": {"npu": 1},
+    "one_plus_weight_grouped": {"triton": 1, "npu": 2},
+    "gate_before_norm": {"npu": 3},
+    "gate_before_norm_grouped": {"triton": 1, "npu": 4},
+}
+
+
 def case(variant):
     # Upstream's code cannot make groups of nothing.
     shapes = SHAPES if variant != "one_plus_weight_grouped" else [each for each in SHAPES if 0 not in each]
-    kept = {"npu": 2} if variant.endswith("_gated") else {}
+    kept = KEPT.get(variant, {"npu": 2} if variant.endswith("_gated") else {})
     return Case(
         lambda *of: operands(variant, *of),
         shapes,
@@ -43,7 +54,7 @@ def case(variant):
         rows=("hidden_states", "gate") if "gate" in variant else ("hidden_states",),
         exact=() if variant == "cast_before_weight" else ("torch",),
         unlike=ROUNDED_INSIDE if "cast_before_weight" in variant or variant == "cast_to_weight" else {},
-        kept={**kept, "torch": 1} if variant == "cast_before_weight" else kept,
+        kept=kept,
     )
 
 

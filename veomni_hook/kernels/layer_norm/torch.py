@@ -14,6 +14,7 @@ import torch
 from torch.nn import functional
 
 from veomni_hook.kernels.layer_norm.operand_checks import unfit
+from veomni_hook.kernels.shared.operand_checks import wants_grad
 
 __all__ = ["refuses", "unweighted", "weight_before_cast"]
 
@@ -31,6 +32,9 @@ def refuses(variant: str) -> Callable[..., str | None]:
             return "torch's operator takes one weight for all groups"
         if weight.dtype is not hidden_states.dtype:
             return f"the weight has dtype {weight.dtype}, the input {hidden_states.dtype}"
+        # Of 8,192 rows in bfloat16, it is off by 8 % of its norm; the formula's by 0.2 %.
+        if hidden_states.device.type == "cpu" and weight.dtype.itemsize == 2 and wants_grad(weight):
+            return "on a CPU, torch's operator sums the weight's gradient in 16 bits"
         return None
 
     return rule
