@@ -19,11 +19,11 @@ _CLASS_CELL = "__class__"
 
 def definitions(code: CodeType, inside: str = "") -> Iterator[tuple[str, CodeType]]:
     """Yield the qualified name and the code of the classes and functions in ``code``, nested ones too."""
-    for co_const in code.co_consts:
-        if isinstance(co_const, CodeType):
-            place = f"{inside}{co_const.co_name}"
-            yield place, co_const
-            yield from definitions(co_const, f"{place}.")
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            place = f"{inside}{constant.co_name}"
+            yield place, constant
+            yield from definitions(constant, f"{place}.")
 
 
 def code_like(written: CodeType, found: object) -> CodeType | None:

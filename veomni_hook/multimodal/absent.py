@@ -167,7 +167,7 @@ def _is_sharded(towers: Sequence[nn.Module]) -> bool:
                 return True
     # A unit around them has replaced their parameters with whole ones; only its own record names them.
     inside = set(map(id, modules))
-    return any(id(modules_of_unit) in inside for modules_of_unit in _modules_of_units())
+    return any(id(modules) in inside for modules in _modules_of_units())
 
 
 def _modules_of_units() -> Iterator[nn.Module]:

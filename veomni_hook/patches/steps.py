@@ -65,8 +65,8 @@ def _slots(config: PatchConfig, kept: Sequence[Step]) -> list[SlotSpec]:
 def _helpers(config: PatchConfig, document: Document) -> Iterator[Step]:
     for helper in config.helpers:
         yield Step("helper", _name(helper), "Helper of the patches", config, helper)
-    for positioned_helper in config.positioned_helpers:
-        placed = adopt_helper(positioned_helper)
+    for positioned in config.positioned_helpers:
+        placed = adopt_helper(positioned)
         reason = f"Helper after {placed.target}"
         if is_present(config, document, "helper", placed.target):
             yield Step("helper", _name(placed.helper), reason, config, placed)

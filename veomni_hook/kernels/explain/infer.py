@@ -55,10 +55,8 @@ def with_unasked(rows: list[Row]) -> Iterator[Row]:
 def _modes_below(row: Row, rows: list[Row]) -> list[str]:
     """Return the modes in which modules below a place are called and the place itself is not."""
     inside = f"{row.place}." if row.place else ""
-    below = [
-        row_below for row_below in rows if row_below.place.startswith(inside) and row_below.place != row.place
-    ]
-    modes = [mode for mode in MODES if any(getattr(row_below, mode) for row_below in below)]
-    if not modes and any(row_below.called for row_below in below):
+    below = [inner for inner in rows if inner.place.startswith(inside) and inner.place != row.place]
+    modes = [mode for mode in MODES if any(getattr(inner, mode) for inner in below)]
+    if not modes and any(inner.called for inner in below):
         modes = ["compiled calls"]
     return [mode for mode in modes if mode == "compiled calls" or not getattr(row, mode)]

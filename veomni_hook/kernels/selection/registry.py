@@ -158,7 +158,9 @@ class Registry:
             declared = self.op(op)
             if name not in declared.variants and declared.derives is not None:
                 row: Variant | None = load_attribute(declared.derives)(name)
-                new = {} if row is None else {name: completed(op, name, row)}
+                if row is None:
+                    return None
+                new = {name: completed(op, name, row)}
                 version = self.version
                 self._ops[op] = dataclasses.replace(declared, variants={**declared.variants, **new})
                 self._add_variants(op, new)
@@ -181,12 +183,12 @@ class Registry:
     def kernels(self, op: str | None = None, variant: str | None = None) -> list[Kernel]:
         """Return the kernels of ``op`` and ``variant`` (None: all), in ``auto``'s order of preference."""
         self._load(built_in() if op is None else (op,))
-        kernels_ = [
+        matching = [
             kernel
             for kernel in self._kernels.values()
             if op in (None, kernel.op) and variant in (None, kernel.variant)
         ]
-        return sorted(kernels_, key=lambda kernel: (not kernel.automatic, -kernel.priority))
+        return sorted(matching, key=lambda kernel: (not kernel.automatic, -kernel.priority))
 
     def supplied(self, op: str, variant: str) -> bool:
         """Return whether any machine has a kernel: one for ``auto``, or code besides the reference."""

@@ -63,12 +63,10 @@ class Selection:
 
         ``asked``: the upstream code cannot give what the caller asks for (`Variant.asks`).
         """
-        kept = [candidate for candidate in self.candidates if candidate.traceable]
-        return (
-            [kernel for kernel in kept if kernel.beats_inductor]
-            if self.wanted == AUTO and not asked
-            else kept
-        )
+        kept = [kernel for kernel in self.candidates if kernel.traceable]
+        if self.wanted == AUTO and not asked:
+            kept = [kernel for kernel in kept if kernel.beats_inductor]
+        return kept
 
     def checked(self, site: str = "") -> Selection:
         """Return the selection itself; raise KernelError, naming ``site``, if it is a failure."""

@@ -102,7 +102,7 @@ class Text:
 
 def _inside(codes: Iterable[CodeType]) -> Iterator[CodeType]:
     for code in codes:
-        inner = [co_const for co_const in code.co_consts if isinstance(co_const, CodeType)]
+        inner = [constant for constant in code.co_consts if isinstance(constant, CodeType)]
         yield from inner
         yield from _inside(inner)
 

@@ -107,11 +107,7 @@ def _methods(body: Sequence[ast.stmt], inside: str) -> Iterator[tuple[str, ast.F
         elif isinstance(node, ast.FunctionDef):
             yield from _methods(node.body, f"{inside}{node.name}.<locals>.")
         elif isinstance(node, (ast.If, ast.Try, ast.With)):
-            body = [
-                iter_child_node
-                for iter_child_node in ast.iter_child_nodes(node)
-                if isinstance(iter_child_node, ast.stmt)
-            ]
+            body = [child for child in ast.iter_child_nodes(node) if isinstance(child, ast.stmt)]
             yield from _methods(body, inside)
 
 

@@ -103,7 +103,7 @@ def _declares(decorator: ast.expr, name: str) -> bool:
 def _parameters(function: FunctionNode) -> tuple[str, ...]:
     arguments = function.args
     return tuple(
-        posonlyarg.arg for posonlyarg in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)
+        argument.arg for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)
     )
 
 

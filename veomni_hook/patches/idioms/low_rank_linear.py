@@ -150,7 +150,7 @@ def _read(forward: FunctionNode) -> Found:
         Missed: a statement is not one that is known.
     """
     parameters = forward.args
-    arguments = [posonlyarg.arg for posonlyarg in (*parameters.posonlyargs, *parameters.args)]
+    arguments = [argument.arg for argument in (*parameters.posonlyargs, *parameters.args)]
     if len(arguments) != 2 or arguments[0] != "self":
         raise Missed("its arguments are not self and one input", forward, Code.OTHER_ARGUMENTS)
     match = FORWARD.find(branches(forward.body), X=arguments[1])

@@ -70,11 +70,11 @@ def lost_names(config: PatchConfig, document: Document) -> list[Lost]:
     lost += [
         Lost(
             "helper",
-            positioned_helper.target,
-            f"{_name(positioned_helper.helper)} has no place{_near(positioned_helper.target, defined)}",
+            positioned.target,
+            f"{_name(positioned.helper)} has no place{_near(positioned.target, defined)}",
         )
-        for positioned_helper in config.positioned_helpers
-        if not top_level(document, positioned_helper.target)
+        for positioned in config.positioned_helpers
+        if not top_level(document, positioned.target)
     ]
     if not config.lenient:
         lost += [
