@@ -41,7 +41,7 @@ print(json.dumps(found))
 
 
 # On the other releases the fix has nothing to fix.
-pytestmark = [] if AFFECTED else pytest.mark.slow
+raw_logits = pytest.mark.sample(2) if AFFECTED else pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +51,7 @@ def both(tmp_path_factory):
     return [facts(process) for process in running]
 
 
+@raw_logits
 def test_routers_return_their_logits(both):
     plain, fixed = both
     for family in plain:
@@ -58,6 +59,7 @@ def test_routers_return_their_logits(both):
         assert fixed[family]["raw"], family
 
 
+@raw_logits
 def test_nothing_else_changes_but_the_auxiliary_loss(both):
     plain, fixed = both
     for family in plain:
@@ -65,3 +67,29 @@ def test_nothing_else_changes_but_the_auxiliary_loss(both):
         assert (abs(fixed[family]["aux"] - plain[family]["aux"]) > 1e-3) is AFFECTED, family
         # The router's route gives way to the fix, where there is one.
         assert bool(plain[family]["patches"]) and bool(fixed[family]["patches"]) is not AFFECTED, family
+
+
+UNDER_AUTOCAST = """
+import json
+import veomni_hook.install
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+import veomni_hook
+sizes = dict(vocab_size=61, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4,
+             num_key_value_heads=2, num_experts=6, num_experts_per_tok=2, moe_intermediate_size=24)
+model = AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen3_moe", **sizes))
+(router,) = (module for module in model.modules() if type(module).__name__.endswith("Router"))
+torch.nn.init.normal_(router.weight)
+x = torch.randn(5, 32)
+with torch.autocast("cpu", torch.bfloat16):
+    logits, *_ = router(x)
+print(json.dumps({"dtype": str(logits.dtype), "far": (logits - x @ router.weight.T).abs().max().item(),
+                  "route": "moe_router/" in str(veomni_hook.explain(model))}))
+"""
+
+
+def test_logits_in_float32_under_autocast(tmp_path):
+    fixes = ({}, {"VEOMNI_PATCHES": "veomni_hook.patches.fixes.router_in_float32"})
+    plain, fixed = (facts(p) for p in [started("-c", UNDER_AUTOCAST, cache=tmp_path, **fix) for fix in fixes])
+    assert plain["far"] > 1e-3 and plain["route"]
+    assert fixed["dtype"] == "torch.float32" and fixed["far"] < 1e-5 and fixed["route"]
