@@ -17,6 +17,7 @@ from veomni_hook.patches.code.imports import absolute_imports, absolute_name
 from veomni_hook.patches.code.snippet import Snippet, read_snippet
 from veomni_hook.patches.plan import Plan, Task
 from veomni_hook.patches.spec import PatchType
+from veomni_hook.patches.verbs.runtime import served
 
 __all__ = ["block_text", "companions", "imported_module", "snippet_of", "with_comments"]
 
@@ -34,9 +35,12 @@ def snippet_of(task: Task, definition: object, *, name_map: Any = None, accessor
         definition, name_map=name_map, accessor=accessor, tolerate=task.tolerate, **task.place
     )
     text = _absolute(task, snippet.document)
-    if text == snippet.document.source:
-        return snippet
-    return replace(snippet, document=Document(text, snippet.document.module))
+    if text != snippet.document.source:
+        snippet = replace(snippet, document=Document(text, snippet.document.module))
+    text = served(snippet.document)
+    if text != snippet.document.source:
+        snippet = replace(snippet, document=Document(text, snippet.document.module))
+    return snippet
 
 
 def with_comments(snippet: Snippet, text: str) -> str:
