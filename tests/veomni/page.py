@@ -1,7 +1,7 @@
 """The training script of docs/veomni.md: a transformers model and a plain loop; nothing of VeOmni is called.
 
-Arguments: the folder of VeOmni whose model is trained. `VEOMNI_PATCHES` says which configs apply. Prints the losses
-of three steps by class, as one line of JSON.
+Arguments: the folder of VeOmni whose model is trained, and modules to import before it. `VEOMNI_PATCHES` says which
+configs apply. Prints the losses of three steps by class, as one line of JSON.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ def losses(module: Any, folder: str) -> dict[str, list[float]]:
 
 def main() -> None:
     torch.set_num_threads(1)
-    (folder,) = sys.argv[1:]
+    folder, *others = sys.argv[1:]
+    for other in others:
+        import_module(other)
     family = CONFIGURATIONS[folder][0]
     print(json.dumps(losses(import_module(f"transformers.models.{family}.modeling_{family}"), folder)))
 

@@ -82,8 +82,8 @@ def named_by(name: str) -> frozenset[str]:
 def half_imported(name: str) -> str:
     """The first module that a config made for patchgen imports and that is being imported now; usually empty.
 
-    Other configs are loaded in any case, unless their code, or the patched module, imports such a module: what
-    imports the target may keep its classes and would never see the patched ones.
+    Other configs are loaded in any case, unless their code or the patched module imports it: what imports the
+    target may keep its classes and would never see the patched ones.
     """
     for imported in _imports(name.partition(":")[0], tuple(sys.path)):
         if is_being_imported(imported):

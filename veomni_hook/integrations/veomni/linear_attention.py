@@ -39,7 +39,7 @@ def _causal_conv1d(
     return output.transpose(1, 2), None
 
 
-def _chunk_gated_delta_rule(
+def _chunk_gated_delta_rule(  # noqa: PLR0913 - VeOmni's arguments
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -77,4 +77,8 @@ def _kernels(op: str, variant: str, device: str, epoch: int, version: int) -> tu
     """Candidates for a device; ``epoch`` and ``version`` identify the settings."""
     wanted = STATE.effective.backend(op)
     choice = Choice(ops={op: _ANYWHERE if wanted == EAGER else wanted}, invariant=STATE.choice.invariant)
-    return select(op, variant, choice, system_of(device)).checked("a slot of VeOmni that nobody bound").candidates
+    return (
+        select(op, variant, choice, system_of(device))
+        .checked("a slot of VeOmni that nobody bound")
+        .candidates
+    )

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -29,7 +28,7 @@ _OWN = (
 
 
 def loss_of(model: Any, count: int) -> Callable[..., Any]:
-    """Return ``model.loss_function``, or if that is transformers' own, a function that returns ``count`` values.
+    """Return ``model.loss_function``; if that is transformers' own, a function that returns ``count`` values.
 
     They are the loss, logits in rows, and None for each other one; with ``return_log_probs=True``, None twice
     and log-probabilities (`log_probs`). The function takes what transformers' loss takes, and VeOmni's
@@ -56,8 +55,8 @@ def _values(function: Callable[..., Tensor], count: int, **given: Any) -> Output
     return _filled(count, loss, logits.reshape(-1, logits.shape[-1]))
 
 
-def _filled(count: int, *values: Any) -> Any:
-    return (*values, *[None] * count)[:count]
+def _filled(count: int, *values: object) -> Outputs:
+    return (*values, *[None] * count)[:count]  # type: ignore[return-value]
 
 
 def _of_positions(

@@ -42,37 +42,70 @@ class Answer:
     Attributes:
         status: one of `STATUSES`.
         by: routes as ``op/variant``, the feature, what is planned, or why nothing is needed.
+        missing: what of the concern nothing here serves, as `migrate` says it of a kept patch; empty if it
+            is served, or not needed.
     """
 
     status: str
     by: str
+    missing: str = ""
 
 
 #: What serves a concern wherever it occurs. `LOSS`, `KERNEL` and the like depend on the routes: see `answer`.
 CONTRACTS: Mapping[str, Answer] = {
-    words.INDEXER_LOSS: Answer(NOT_YET, "not planned"),
+    words.INDEXER_LOSS: Answer(NOT_YET, "not planned", "a loss that trains the indexer"),
     # Partly: these are features of their own, for the models that they can take, and not VeOmni's API.
-    words.SEQUENCE_PARALLEL: Answer(PARTLY, "`VEOMNI_PARALLEL=sp=2`; towers split by images"),
-    words.EXPERT_PARALLEL: Answer(PARTLY, "`VEOMNI_PARALLEL=ep=2`"),
-    words.FSDP: Answer(PARTLY, "`VEOMNI_PARALLEL` shards by FSDP2"),
-    words.DUMMY_FORWARD: Answer(PARTLY, "`absent_modality` runs a tower once on its smallest input"),
-    words.PACKING: Answer(
-        PARTLY, "samples are kept apart by `position_ids` or `cu_seq_lens`, or raise an error"
+    words.SEQUENCE_PARALLEL: Answer(
+        PARTLY,
+        "`VEOMNI_PARALLEL=sp=2`; towers split by images",
+        "sequence parallelism in the groups that VeOmni's runtime makes",
     ),
-    words.HOST_SYNC: Answer(PARTLY, "`host_metadata`, and `collate_metadata` in data workers"),
-    words.POSITION_IDS: Answer(PARTLY, "`veomni_hook.multimodal.position_ids`"),
-    words.COLLATOR: Answer(PARTLY, "`veomni_hook.multimodal.collate_metadata`"),
+    words.EXPERT_PARALLEL: Answer(
+        PARTLY, "`VEOMNI_PARALLEL=ep=2`", "expert parallelism by VeOmni's runtime and plan"
+    ),
+    words.FSDP: Answer(
+        PARTLY, "`VEOMNI_PARALLEL` shards by FSDP2", "sharding as VeOmni's runtime wraps modules"
+    ),
+    words.DUMMY_FORWARD: Answer(
+        PARTLY,
+        "`absent_modality` runs a tower once on its smallest input",
+        "the method `dummy_forward`, and the same cost on all ranks of VeOmni's FSDP",
+    ),
+    words.PACKING: Answer(
+        PARTLY,
+        "samples are kept apart by `position_ids` or `cu_seq_lens`, or raise an error",
+        "packing by the other arguments that VeOmni's collator passes",
+    ),
+    words.HOST_SYNC: Answer(
+        PARTLY,
+        "`host_metadata`, and `collate_metadata` in data workers",
+        "sizes from the `multimodal_metadata` that VeOmni's collator makes",
+    ),
+    words.POSITION_IDS: Answer(
+        PARTLY,
+        "`veomni_hook.multimodal.position_ids`",
+        "position ids in the layout, and by the methods, of VeOmni's data workers",
+    ),
+    words.COLLATOR: Answer(
+        PARTLY, "`veomni_hook.multimodal.collate_metadata`", "the methods that VeOmni's collator calls"
+    ),
     words.ROUTER_REPLAY: Answer(HERE, "`veomni_hook.routing.record` and `replay`"),
     words.ROUTER_MONITOR: Answer(HERE, "`veomni_hook.routing.monitor`"),
-    words.QAT: Answer(NOT_YET, "not planned"),
+    words.QAT: Answer(NOT_YET, "not planned", "quantisation-aware training"),
     words.ATTENTION_BACKEND: Answer(NOT_NEEDED, "the names are those of VeOmni's own backends"),
-    words.NUMERICS: Answer(NOT_YET, "dtypes and the order of operations are upstream's"),
+    words.NUMERICS: Answer(
+        NOT_YET,
+        "dtypes and the order of operations are upstream's",
+        "this dtype, or this order of operations",
+    ),
     words.AUTOGRAD: Answer(NOT_NEEDED, "the fused loss may be changed in place"),
     words.CONFIG_FIX: Answer(NOT_NEEDED, "`VEOMNI_KERNELS` chooses kernels"),
     # Partly: it is a setting, and a config may leave out any other code.
-    words.EXCLUSION: Answer(PARTLY, "`VEOMNI_SPEECH=0`, for parts that make speech"),
+    words.EXCLUSION: Answer(
+        PARTLY, "`VEOMNI_SPEECH=0`, for parts that make speech", "leaving out code that makes no speech"
+    ),
     words.NO_CHANGE: Answer(NOT_NEEDED, "upstream's code stays as it is"),
-    words.OTHER: Answer(NOT_YET, "not recognised"),
+    words.OTHER: Answer(NOT_YET, "not recognised", "unknown, because no rule recognises what it is for"),
 }
 
 #: Our ops that serve an op of VeOmni's slots. Ops that are not here have no kernel of ours.
@@ -96,6 +129,7 @@ _PLANNED: Mapping[str, str] = {
 }
 _SLOT = re.compile(rf"(?:{words.OP_SLOT}|{words.CONFIG_SLOT}) ([\w/]+)")
 _LOG_PROBS = "`loss_options(token_outputs=True)`: fields of the output with gradients, not `fused_linear_aux`"
+_AUX = "the payload `fused_linear_aux` of the output"
 _OUTPUTS = "log-probabilities are outputs only where the loss is routed"
 _RAW_LOGITS = "upstream since 5.9; before: the fix `raw_router_logits`"
 _HUB = "kernels of the Hub run only with `use_kernels=True`"
@@ -117,7 +151,11 @@ def answer(concern: Concern, routes: Sequence[str]) -> Answer:
         loss = _of_slots(("cross_entropy_loss",), routes)
         if concern.name == words.LOSS:
             return loss
-        return Answer(PARTLY, _LOG_PROBS) if loss.status == HERE else Answer(NOT_YET, _OUTPUTS)
+        return (
+            Answer(PARTLY, _LOG_PROBS, _AUX)
+            if loss.status == HERE
+            else Answer(NOT_YET, _OUTPUTS, f"log-probabilities in the output, and {_AUX}")
+        )
     if concern.name == words.LOAD_BALANCING:
         return Answer(NOT_NEEDED, _RAW_LOGITS)
     return CONTRACTS[concern.name]
@@ -127,18 +165,21 @@ def _of_slots(slots: Sequence[str], routes: Sequence[str]) -> Answer:
     """An answer for several slots at once: each is served by a route of one of our ops, or not."""
     serving: list[str] = []
     lacking: list[str] = []
+    without: list[str] = []
     for slot in slots:
         op = slot.partition("/")[0]
         matching = [route for route in routes if route.partition("/")[0] in OURS.get(op, ())]
         serving += matching
         if not matching:
+            without.append(slot)
             lacking.append(
                 f"{slot}: {_PLANNED.get(op, 'no route')}" if len(slots) > 1 else _PLANNED.get(op, "")
             )
     by = "; ".join(filter(None, (", ".join(dict.fromkeys(serving)), *lacking)))
     if not lacking:
         return Answer(HERE, by)
-    return Answer(PARTLY if serving else NOT_YET, by or "no kernel")
+    missing = " and ".join(f"a kernel for {slot}" for slot in without)
+    return Answer(PARTLY if serving else NOT_YET, by or "no kernel", missing)
 
 
 def _of_kernel(concern: Concern, routes: Sequence[str]) -> Answer:
@@ -146,7 +187,7 @@ def _of_kernel(concern: Concern, routes: Sequence[str]) -> Answer:
     if concern.evidence.startswith("drops "):
         return Answer(NOT_NEEDED, _HUB)
     kernels = [route for route in routes if route.partition("/")[0] in built_in()]
-    return Answer(HERE, ", ".join(kernels)) if kernels else Answer(NOT_YET, "no kernel")
+    return Answer(HERE, ", ".join(kernels)) if kernels else Answer(NOT_YET, "no kernel", "a kernel")
 
 
 @dataclass(frozen=True)
@@ -169,13 +210,13 @@ class Coverage:
 
     @property
     def left(self) -> list[str]:
-        """The concerns that are not served, each with its evidence and what there is of it or planned."""
+        """What is missing, with the concern that needs it, its evidence, and what there is of it."""
         left = []
         for concern, given in zip(self.concerns, self.answers, strict=True):
             if given.status not in (HERE, NOT_NEEDED):
                 purpose = "another purpose" if concern.name == words.OTHER else concern.name
-                said = f"{given.status}: {given.by}" if given.status == PARTLY else given.by or given.status
-                left.append(f"{purpose} ({concern.evidence}; {said})")
+                here = f"; here: {given.by}" if given.status == PARTLY else ""
+                left.append(f"{given.missing} (for {purpose}: {concern.evidence}{here})")
         return left
 
 
