@@ -230,7 +230,7 @@ def _carried_out(plan: Plan, report: PatchReport) -> PatchedSource:
         untouched=kept,
         slots=tuple(task.step.payload for task in plan.of_kind("slot")),
         remarks=tuple(plan.remarks),
-        companions=companions(plan) if any(step.lenient for step in plan.steps) else (),
+        companions=companions(plan),
         wanting=tuple(plan.wanting),
     )
     plain = plan.finished(document.newline, markers=False)

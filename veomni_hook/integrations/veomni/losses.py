@@ -21,7 +21,7 @@ from veomni_hook.integrations.veomni.backend import kernel_of, name_of, unmet
 from veomni_hook.integrations.veomni.upstream import attribute
 from veomni_hook.kernels.linear_cross_entropy.functional import linear_cross_entropy, token_log_probs
 
-__all__ = ["causal_lm_loss", "sequence_classification_loss"]
+__all__ = ["Outputs", "causal_lm_loss", "log_probs", "sequence_classification_loss"]
 
 _HOME = "veomni.ops.kernels.cross_entropy"
 #: With these, VeOmni's wrapper distils the top k tokens of a teacher.
@@ -39,8 +39,6 @@ def causal_lm_loss(backend: str) -> Callable[..., Outputs]:
     ``log_probs`` and ``entropy``.
     """
     wrapper = attribute(_HOME, "ForCausalLMLoss")
-    make_aux = attribute("veomni.utils.model_outputs", "FusedLinearAuxOutput")
-    state = attribute("veomni.distributed.parallel_state", "get_parallel_state")
     of_rows = _cross_entropy(backend)
 
     def loss(
@@ -52,13 +50,8 @@ def causal_lm_loss(backend: str) -> Callable[..., Outputs]:
         shift_labels: Tensor | None = None,
         **kwargs: object,
     ) -> Outputs:
-        distilled = any(kwargs.get(name) is not None for name in _TEACHERS)
-        if kwargs.get("return_log_probs") and not distilled:
-            target = shift_labels
-            if target is None and labels is not None:
-                # Under sequence parallelism, the collator has shifted the labels.
-                target = labels if state().sp_enabled else _next(labels, ignore_index)
-            return None, None, make_aux(**_statistics(backend, target, ignore_index, kwargs))
+        if kwargs.get("return_log_probs"):
+            return None, None, log_probs(labels, ignore_index, shift_labels, backend=backend, **kwargs)
         found: Outputs = wrapper(
             logits, labels, vocab_size, num_items_in_batch, ignore_index, shift_labels,
             cross_entropy_fn=of_rows, **kwargs,
@@ -67,6 +60,34 @@ def causal_lm_loss(backend: str) -> Callable[..., Outputs]:
 
     loss.__name__ = f"{name_of(backend)}_causal_lm_loss"
     return loss
+
+
+def log_probs(
+    labels: Tensor | None = None,
+    ignore_index: int = -100,
+    shift_labels: Tensor | None = None,
+    *,
+    backend: str | None = None,
+    **options: Any,
+) -> Any:
+    """Return VeOmni's ``FusedLinearAuxOutput``: ``log_probs`` and ``entropy``, or those of a distillation.
+
+    Args:
+        labels: a token for each position; under sequence parallelism, the collator has shifted them.
+        ignore_index: the label of positions that get zeros.
+        shift_labels: the token that each position predicts; None: made of ``labels``.
+        backend: that of our kernel; None: what settings choose.
+        options: ``hidden_states`` and ``weights``, and what else VeOmni's loss takes.
+    """
+    if any(options.get(name) is not None for name in _TEACHERS):
+        options |= {"labels": labels, "ignore_index": ignore_index, "shift_labels": shift_labels}
+        return attribute(_HOME, "ForCausalLMLoss")(**{**options, "return_log_probs": True})[2]
+    target = shift_labels
+    if target is None and labels is not None:
+        state = attribute("veomni.distributed.parallel_state", "get_parallel_state")
+        target = labels if state().sp_enabled else _next(labels, ignore_index)
+    make_aux = attribute("veomni.utils.model_outputs", "FusedLinearAuxOutput")
+    return make_aux(**_statistics(backend, target, ignore_index, options))
 
 
 def sequence_classification_loss(backend: str) -> Callable[..., Outputs]:
@@ -107,7 +128,7 @@ def _next(labels: Tensor, ignore_index: int) -> Tensor:
 
 
 def _statistics(
-    backend: str, target: Tensor | None, ignore_index: int, options: Mapping[str, Any]
+    backend: str | None, target: Tensor | None, ignore_index: int, options: Mapping[str, Any]
 ) -> dict[str, Tensor | None]:
     """Return log-probabilities and entropies, float32, in the shape of the target; 0 if ignored."""
     hidden_states, weights = _needed(options.get("hidden_states"), options.get("weights"))

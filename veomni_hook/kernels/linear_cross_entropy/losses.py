@@ -18,9 +18,10 @@ from torch.nn import functional
 from veomni_hook.kernels.linear_cross_entropy import reference
 from veomni_hook.kernels.shared.origin import written_in
 
-__all__ = ["PARTS", "home_of", "reads_shift_labels", "refuses", "targets"]
+__all__ = ["HOME", "PARTS", "home_of", "reads_shift_labels", "refuses", "targets"]
 
-_HOME = "transformers.loss.loss_utils"
+#: Where transformers' own losses are.
+HOME = "transformers.loss.loss_utils"
 _NEXT_TOKEN = "ForCausalLMLoss"
 _SAME_TOKEN = "ForMaskedLMLoss"
 _PART = "fixed_cross_entropy"
@@ -76,10 +77,10 @@ def home_of(loss_function: object) -> tuple[str, str]:
 def _examine(loss_function: Any) -> str | None:
     """Return why a loss function is neither of the two, judged by its origin and its results, or None."""
     home, name = written_in(loss_function)
-    if home != _HOME or name not in (_NEXT_TOKEN, _SAME_TOKEN):
+    if home != HOME or name not in (_NEXT_TOKEN, _SAME_TOKEN):
         return f"the model has its own loss_function ({'.'.join((home, name))})"
     part = written_in(loss_function.__globals__.get(_PART))
-    if part != (_HOME, _PART):
+    if part != (HOME, _PART):
         return f"transformers' {_PART} was replaced by {'.'.join(part)}"
     if written_in(functional.cross_entropy) != _OPERATION:
         return f"{'.'.join(_OPERATION)} was replaced by {'.'.join(written_in(functional.cross_entropy))}"

@@ -85,6 +85,16 @@ REASONS: Mapping[str, str] = {
     words.ATTENTION_BACKEND: "the names are those of VeOmni's own backends",
     words.NUMERICS: "the order of operations is upstream's: {}",
 }
+#: Concerns that are served without a change in the script: no setting, argument or function of this package.
+_IN_PLACE = (
+    words.KERNEL,
+    words.LOSS,
+    words.LOG_PROBS,
+    words.LOAD_BALANCING,
+    words.AUTOGRAD,
+    words.CONFIG_FIX,
+    words.NO_CHANGE,
+)
 #: Concerns that a step of the model measures as a whole.
 _BY_NUMBERS = (words.AUTOGRAD, words.CONFIG_FIX, words.NO_CHANGE, words.LOAD_BALANCING)
 
@@ -196,8 +206,8 @@ class Coverage:
 
     @property
     def complete(self) -> bool:
-        """Whether the patch is unnecessary: everything that it is for is served here."""
-        return all(one.status == SAME for one in self.answers)
+        """Whether the patch is unnecessary: everything that it is for is served in its place."""
+        return not self.left
 
     @property
     def by(self) -> str:
@@ -206,13 +216,15 @@ class Coverage:
 
     @property
     def left(self) -> list[str]:
-        """The concerns that are not served, each with its evidence and what is missing or why."""
-        return [
-            f"{'another purpose' if concern.name == words.OTHER else concern.name} "
-            f"({concern.evidence}; {one.status}: {one.by})"
-            for concern, one in zip(self.concerns, self.answers, strict=True)
-            if one.status != SAME
-        ]
+        """What is missing, not wanted, or served in another way, with its concern and evidence."""
+        lines = []
+        for concern, one in zip(self.concerns, self.answers, strict=True):
+            if one.status == SAME and concern.name in _IN_PLACE:
+                continue
+            said = {MISSING: one.by, BY_DESIGN: f"by design, {one.by}", SAME: f"here by {one.by} alone"}
+            purpose = "another purpose" if concern.name == words.OTHER else concern.name
+            lines.append(f"{said[one.status]} (for {purpose}: {concern.evidence})")
+        return lines
 
 
 def coverage(
