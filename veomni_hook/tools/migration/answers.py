@@ -221,9 +221,13 @@ class Coverage:
         for concern, one in zip(self.concerns, self.answers, strict=True):
             if one.status == SAME and concern.name in _IN_PLACE:
                 continue
-            said = {MISSING: one.by, BY_DESIGN: f"by design, {one.by}", SAME: f"here by {one.by} alone"}
-            purpose = "another purpose" if concern.name == words.OTHER else concern.name
-            lines.append(f"{said[one.status]} (for {purpose}: {concern.evidence})")
+            said = {
+                MISSING: f"{concern.name}: {one.by}",
+                BY_DESIGN: f"{concern.name}, by design: {one.by}",
+                SAME: f"{concern.name} by VeOmni's runtime; here by {one.by}",
+            }[one.status]
+            said = "what no rule recognises" if concern.name == words.OTHER else said
+            lines.append(f"{said} ({concern.evidence})")
         return lines
 
 
