@@ -10,12 +10,14 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import nn
 
+from veomni_hook.kernels.shared.module_calls import call_is_seen
 from veomni_hook.kernels.shared.samples import indices_of, of_rows
 from veomni_hook.kernels.shared.separation import Packed, call, expect_boundaries, with_parameter
 from veomni_hook.kernels.shared.whole_sequences import whole
 
-__all__ = ["separated"]
+__all__ = ["called", "separated"]
 
 _OP = "causal_conv"
 
@@ -39,6 +41,19 @@ def separated(slot: object, owner: object, upstream: Callable[..., object]) -> C
         return run(*args, **kwargs)
 
     return causal_conv
+
+
+def called(module: nn.Module, upstream: Callable[..., object]) -> Callable[..., object]:
+    """Return ``upstream``, which calls a convolution; kernels refuse it where its calls do something else."""
+    what = type(module).__name__ if type(module) is not nn.Conv1d else call_is_seen(module)
+    if what is None:
+        return upstream
+
+    def own(*args: object, **kwargs: object) -> object:
+        return upstream(*args, **kwargs)
+
+    own.__qualname__ = f"a convolution that {what}"
+    return own
 
 
 def _run(

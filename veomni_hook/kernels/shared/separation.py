@@ -20,6 +20,7 @@ __all__ = [
     "Packed",
     "call",
     "expect_boundaries",
+    "given",
     "given_in",
     "inseparable",
     "layer_of",
@@ -93,6 +94,11 @@ def expect_boundaries(owner: object, arguments: Mapping[str, object]) -> None:
     # Compiled code would depend on what runs at the moment.
     if STATE.active and not traced() and not given_in(arguments):
         handed.check(owner, layer_of(owner))
+
+
+def given(arguments: Mapping[str, object], name: str) -> dict[str, object]:
+    """Return what ``**`` adds to a call that has no place for these boundaries, if its layer got them."""
+    return {name: arguments[name]} if STATE.active and arguments.get(name) is not None else {}
 
 
 def given_in(arguments: Mapping[str, object]) -> bool:
