@@ -308,8 +308,10 @@ def package(pairs, monkeypatch, put):
         monkeypatch.setitem(sys.modules, distribution, holder)
         setattr(holder, name, function)
         own = {held: own for own, held in HELD.items()}.get(name, name)
-        if DECORATOR is not None:
-            home = sys.modules[type(ours).__module__]
+        home = sys.modules[type(ours).__module__]
+        if DECORATOR is None:
+            monkeypatch.setattr(home, name, function)
+        else:
             function = DECORATOR(name, distribution)(running(vars(home)[own]))
             assert running(function) is vars(holder)[name]
         put(ours, own, function)

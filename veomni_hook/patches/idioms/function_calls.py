@@ -4,8 +4,7 @@
 package's function of this name may run in its place. So its name there and its parameters say what it
 computes, whatever the body looks like; tests compare the body with our formula.
 
-Earlier releases import the package's function, or None, and hold one of both:
-``self.rule = chunk_gated_delta_rule or torch_chunk_gated_delta_rule``. This says the same.
+In earlier releases ``self.rule = chunk_gated_delta_rule or torch_chunk_gated_delta_rule`` says the same.
 """
 
 from __future__ import annotations
@@ -16,38 +15,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from veomni_hook.patches.code.document import FunctionNode
-from veomni_hook.patches.code.edit import Edit
-from veomni_hook.patches.code.scope import own_names
+from veomni_hook.patches.code.scope import own_names, parameters
 from veomni_hook.patches.code.template import Template
-from veomni_hook.patches.code.tree import (
-    calls_in,
-    in_text_order,
-    last_name,
-    module_statements,
-    own_attribute,
-    walk_ast,
-)
+from veomni_hook.patches.code.tree import calls_in, in_text_order, last_name, own_attribute, walk_ast
 from veomni_hook.patches.graph import receiver_name
 from veomni_hook.patches.routes.guards import in_place
 from veomni_hook.patches.routes.view import ModuleView, initialised_by
 from veomni_hook.patches.site import Code, Missed, Site, slot_name
 
-__all__ = [
-    "SEPARATION",
-    "Declared",
-    "added_boundaries",
-    "calls_named",
-    "check",
-    "declared_as",
-    "held",
-    "of_package",
-    "routed",
-]
+__all__ = ["Declared", "asked", "calls_named", "check", "declared_as", "packages", "routed"]
 
 _DECORATOR = "use_kernel_func_from_hub_with_fallback"
 _HELD = Template("PACKAGE or OWN")
-#: What `added_boundaries` names, and the patched module imports.
-SEPARATION = ("veomni_hook.kernels.shared", "separation as veomni_separation")
 
 
 @dataclass(frozen=True)
@@ -91,13 +70,17 @@ def check(
     if receiver_name(method) != "self" or "self" in own_names(method.body):
         raise Missed("self is not the method's module", code=Code.REPLACED)
     for call in calls:
-        called, (function, packages) = last_name(call.func), _called(view, target, call)
-        if function is None or view.scope.functions.get(function.name) is not function:
+        called, (own, _) = last_name(call.func), _called(view, target, call)
+        function = view.functions.get(own)
+        if function is None or view.scope.functions.get(own) is not function:
             raise Missed(f"{called} is not one function of the file", call, Code.REPLACED)
-        if wanted.name not in packages:
+        if wanted.name not in packages(view, target, call):
             text = f"{called} is not declared as the {wanted.name} of a package"
             raise Missed(text, function, Code.DECORATED)
-        if _parameters(function) != wanted.parameters or function.args.kwarg is None:
+        if [one.arg for one in parameters(function)] != [
+            *wanted.parameters,
+            getattr(function.args.kwarg, "arg", ""),
+        ]:
             raise Missed(f"{called} has other parameters", function, Code.OTHER_ARGUMENTS)
         passed = {keyword.arg for keyword in call.keywords}
         if None not in passed and passed.isdisjoint(wanted.boundaries):
@@ -106,78 +89,59 @@ def check(
 
 def declared_as(view: ModuleView, target: str, calls: list[ast.Call], wanted: Mapping[str, Declared]) -> str:
     """Return which of ``wanted`` the first call's function is declared to be; the first key if none."""
-    _, packages = _called(view, target, calls[0])
-    keys = (key for key, declared in wanted.items() if declared.name in packages)
+    names = packages(view, target, calls[0])
+    keys = (key for key, declared in wanted.items() if declared.name in names)
     return next(keys, next(iter(wanted)))
 
 
-def _called(view: ModuleView, target: str, call: ast.Call) -> tuple[FunctionNode | None, set[object]]:
-    """The file's function that a call runs, and the names of packages' functions that may replace it."""
+def packages(view: ModuleView, target: str, call: ast.Call) -> set[object]:
+    """The names of packages' functions that a call in a method may run in place of the file's."""
+    own, package = _called(view, target, call)
+    if package:
+        return {*view.from_packages(package)}
+    above = view.functions[own].decorator_list if own in view.functions else ()
+    hub = (one for one in above if isinstance(one, ast.Call) and last_name(one.func) == _DECORATOR)
+    return {getattr(one.args[0], "value", "") for one in hub if one.args}
+
+
+def _called(view: ModuleView, target: str, call: ast.Call) -> tuple[str, str]:
+    """The names of the function that a call runs, and of a package's that a layer may hold instead."""
     if isinstance(call.func, ast.Name):
-        function = view.functions.get(call.func.id)
-        above = function.decorator_list if function is not None else ()
-        hub = (one for one in above if isinstance(one, ast.Call) and last_name(one.func) == _DECORATOR)
-        return function, {getattr(one.args[0], "value", "") for one in hub if one.args}
-    value = held(view, target, own_attribute(call.func))
-    match = None if value is None else _HELD.match(value)
-    return (
-        (None, set())
-        if match is None
-        else (view.functions.get(match["OWN"]), {of_package(view, match["PACKAGE"])})
-    )
-
-
-def held(view: ModuleView, target: str, name: str) -> ast.expr | None:
-    """What ``__init__`` of a method's class assigns to an attribute of ``self``, if that is one value."""
-    owner = view.classes[target.partition(".")[0]]
+        return call.func.id, ""
+    owner, name = view.classes[target.partition(".")[0]], own_attribute(call.func)
     values = [value for attribute, value in initialised_by(view, owner) if attribute == name]
-    return values[0] if len(values) == 1 else None
-
-
-def of_package(view: ModuleView, name: str) -> str:
-    """The name that a global name of the file has in the package that it is imported from, or nothing."""
-    imports = (one for one in module_statements(view.document.tree) if isinstance(one, ast.ImportFrom))
-    aliases = (alias for one in imports if not one.level for alias in one.names)
-    return next((alias.name for alias in aliases if (alias.asname or alias.name) == name), "")
-
-
-def _parameters(function: FunctionNode) -> tuple[str, ...]:
-    arguments = function.args
-    return tuple(
-        argument.arg for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)
-    )
+    if len(values) != 1 or (match := _HELD.match(values[0])) is None:
+        return "", getattr(values[0], "id", "") if len(values) == 1 else ""
+    return match["OWN"], match["PACKAGE"]
 
 
 def routed(
     view: ModuleView, target: str, method: FunctionNode, calls: list[ast.Call], formula: tuple[str, str]
 ) -> Site:
     """The site of a method whose calls ask the slot of ``formula``, op and variant."""
-    op, variant = formula
-    text = f"veomni_{op}.separated({slot_name(op, variant)}, self, {{}})"
-    edits = [in_place(view, call.func, text.format(ast.unparse(call.func))) for call in calls]
-    imports = [(f"veomni_hook.kernels.{op}", f"calls as veomni_{op}")]
-    if all(own_attribute(call.func) for call in calls) and method.args.kwarg is not None:
-        ends = (view.document.end(call.keywords[-1]) for call in calls)
-        edits += [Edit(end, end, f", {added_boundaries(method, 'seq_idx')}") for end in ends]
-        imports.append(SEPARATION)
-    functions = (_called(view, target, call)[0] for call in calls)
-    own = tuple(dict.fromkeys(function.name for function in functions if function is not None))
+    called = [_called(view, target, call) for call in calls]
+    own = tuple(dict.fromkeys(name for name, _ in called if name))
+    edits = [
+        in_place(view, call.func, asked(method, formula, ast.unparse(call.func), package))
+        for call, (_, package) in zip(calls, called, strict=True)
+    ]
     return Site.asking(
-        op,
+        formula[0],
         target,
-        variant,
+        formula[1],
         calls[0],
         edits,
         captures={"function": ", ".join(dict.fromkeys(last_name(call.func) for call in calls))},
         relies_on=own,
         skips={target: _with_callees(view, own)},
-        imports=tuple(imports),
+        imports=((f"veomni_hook.kernels.{formula[0]}", f"calls as veomni_{formula[0]}"),),
     )
 
 
-def added_boundaries(method: FunctionNode, name: str) -> str:
-    """What hands boundaries of this name, of the ``**`` of a method, to a call that passes others."""
-    return f"**veomni_separation.given({getattr(method.args.kwarg, 'arg', '{}')}, {name!r})"
+def asked(method: FunctionNode, formula: tuple[str, str], function: str, package: str) -> str:
+    """Code of what to call in place of a function, which may be a package's that the layer holds."""
+    held = f", {package}, {method.args.kwarg.arg}" if package and method.args.kwarg is not None else ""
+    return f"veomni_{formula[0]}.separated({slot_name(*formula)}, self, {function}{held})"
 
 
 def _with_callees(view: ModuleView, names: tuple[str, ...]) -> tuple[str, ...]:
