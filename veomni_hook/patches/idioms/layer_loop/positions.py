@@ -173,6 +173,9 @@ class Positions(Calls):
                 if other != NOTHING or isinstance(value, Maybe | Whole | Unknown) or value == PLAIN:
                     return PLAIN
                 return (value == NOTHING) is isinstance(asked, ast.Is)
+            case ast.Compare(left=left, ops=[ast.Gt()], comparators=[ast.Constant(1)]):
+                if isinstance(evaluate(left, frame), Size):
+                    return PLAIN  # a part has several positions exactly if the whole has
         value = evaluate(node, frame)
         if isinstance(value, Tensor):
             raise Missed("a branch depends on values of some positions", node, Code.MIXES_POSITIONS)
@@ -192,6 +195,10 @@ class Positions(Calls):
             return True
         if not statement.orelse and all(isinstance(one, ast.Raise) for one in statement.body):
             return True  # a check
+        values = (one.value for one in statement.orelse if isinstance(one, ast.Assign))
+        if any(self.view.document.start(value) in self.convolutions for value in values):
+            run(statement.body, frame)  # a package's function, in place of a module
+            return True
         for segments in self.segments:
             for block, fused in ((statement.orelse, statement.body), (statement.body, statement.orelse)):
                 if segments.block is block:
