@@ -46,7 +46,7 @@ def as_on_cuda() -> None:
 
 def packs(family: str) -> bool:
     """Whether samples can share a row: linear attention has boundaries."""
-    return not family.startswith("qwen3_5") or Version(transformers.__version__) >= Version("5.17")
+    return not family.startswith("qwen3_5") or Version(transformers.__version__) >= Version("5.9")
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from tests.once import once
 
 RELEASE = Version(transformers.__version__)
 #: Whether linear attention takes boundaries.
-PACKED = Version("5.17") <= RELEASE
+PACKED = Version("5.9") <= RELEASE
 LINEAR = ("qwen3_5", "qwen3_5_moe")
 
 #: Largest difference relative to the largest value, for what is not zero but for rounding.
