@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
+from torch.nn import functional
 
 from veomni_hook.errors import KernelError
 
@@ -26,6 +27,7 @@ __all__ = [
     "ACCUMULATE",
     "IDENTITY",
     "NOTHING",
+    "OF_TEACHER",
     "Objective",
     "Teacher",
     "TokenStatistics",
@@ -35,6 +37,8 @@ __all__ = [
 
 #: The precision in which chunks of the weight's gradient are summed: the weight's dtype, or float32.
 ACCUMULATE = ("weight", "float32")
+#: The fields of `TokenStatistics` for which there must be a teacher.
+OF_TEACHER = ("distillation_losses", "student_mass", "teacher_mass")
 
 
 class Transform(NamedTuple):
@@ -113,6 +117,16 @@ class Teacher(NamedTuple):
     topk_ids: torch.Tensor
     topk_log_probs: torch.Tensor
     log_prob_min_clamp: float | None = None
+
+    def shifted(self) -> Teacher:
+        """Return what it says about the next label of each position; about that of the last, anything."""
+        ids, log_probs = (functional.pad(each, (0, 0, 0, 1))[..., 1:, :] for each in self[:2])
+        return self._replace(topk_ids=ids, topk_log_probs=log_probs)
+
+    def rows(self) -> Teacher:
+        """Return it with tensors ``[rows, k]``."""
+        ids, log_probs = (tensor.flatten(0, -2) for tensor in (self.topk_ids, self.topk_log_probs))
+        return self._replace(topk_ids=ids, topk_log_probs=log_probs)
 
     def of_rows(self, rows: slice) -> Teacher:
         """Return what it says about some of the rows."""

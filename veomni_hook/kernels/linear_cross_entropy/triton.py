@@ -420,4 +420,8 @@ def refuses(model: object, *operands: Any) -> str | None:
     dtype = autograd.compute_dtype(operands[0])
     reason = None if dtype in _DTYPES else f"logits have dtype {dtype}"
     # With auto, the torch backend is tried next.
-    return reason if wanted_by(model, "linear_cross_entropy") == AUTO else causal_lm.settled(model, reason)
+    return (
+        reason
+        if wanted_by(model, "linear_cross_entropy") == AUTO
+        else causal_lm.settled(model, reason, *operands)
+    )
