@@ -109,7 +109,7 @@ def _statistics(
     ignore_index: int,
     options: Mapping[str, Any],
 ) -> dict[str, Tensor | None]:
-    """Return what is asked for, float32, in the shape of the target; 0 if ignored. Masses have no gradient."""
+    """Return what is asked for, float32, in the shape of the target; masses have no gradient."""
     hidden_states, weights = _needed(options.get("hidden_states"), options.get("weights"))
     if target is None:
         raise _wrong("log-probabilities need labels", "pass labels or shift_labels")

@@ -117,8 +117,8 @@ def token_log_probs(
     """Return the log-probability of each target and, on request, entropy, predictions and a divergence.
 
     The full logits never exist at once; backward recomputes them. ``log_probs``, ``entropy``,
-    ``distillation_losses`` and ``student_mass`` have gradients with respect to hidden states, weight and bias.
-    Positions are independent, so a process may pass the part of a sequence that it has.
+    ``distillation_losses`` and ``student_mass`` have gradients with respect to hidden states, weight and
+    bias. Positions are independent, so a process may pass the part of a sequence that it has.
 
     Args:
         hidden_states: ``[..., hidden]``, or the output of a model: its ``last_hidden_state``, or else the
