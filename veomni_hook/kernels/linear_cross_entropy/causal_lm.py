@@ -48,7 +48,8 @@ def refuses(model: object, *operands: object) -> str | None:
     The formula, which is chosen for checks, computes each loss that it can. Raises KernelError if upstream's
     code must, but `loss_options` change the loss.
     """
-    if token_outputs_of(model, *operands) or wanted_by(model, "linear_cross_entropy") == REFERENCE:
+    by_name = wanted_by(model, "linear_cross_entropy") == REFERENCE
+    if by_name or token_outputs_of(model, *operands) or _is_veomnis(model):
         return settled(model, _cannot(model, *operands), *operands)
     if torch.compiler.is_compiling():
         return _untrained(model) or _cannot(model, *operands)
@@ -62,6 +63,10 @@ def settled(model: object, reason: str | None, *operands: object) -> str | None:
     if reason is not None:
         leave_to_upstream(model, reason, *operands)
     return reason
+
+
+def _is_veomnis(model: Any) -> bool:
+    return not torch.compiler.is_compiling() and losses.is_veomnis(model.loss_function)
 
 
 def _untrained(model: Any) -> str | None:

@@ -95,7 +95,7 @@ _PLANNED: Mapping[str, str] = {
     "dsa_attention_implementation": "chosen keys are a mask for torch's attention",
 }
 _SLOT = re.compile(rf"(?:{words.OP_SLOT}|{words.CONFIG_SLOT}) ([\w/]+)")
-_LOG_PROBS = "`loss_options(token_outputs=True)`: fields of the output with gradients, not `fused_linear_aux`"
+_LOG_PROBS = "`return_log_probs=True` gives `fused_linear_aux`, but not with VeOmni's own loss installed"
 _OUTPUTS = "log-probabilities are outputs only where the loss is routed"
 _RAW_LOGITS = "upstream since 5.9; before: the fix `raw_router_logits`"
 _HUB = "kernels of the Hub run only with `use_kernels=True`"
