@@ -5,10 +5,14 @@ import torch
 
 pytest.importorskip("veomni")
 
+from transformers.loss.loss_utils import LOSS_MAPPING
+from veomni.distributed import parallel_state
+from veomni.ops.kernels import cross_entropy
 from veomni.ops.kernels.cross_entropy import chunk_logprobs_function, chunk_topk_distill_function
 
 from tests.kernels.linear_cross_entropy.routed import batch, load, pair
 from tests.kernels.matching import close
+from veomni_hook.errors import KernelError
 from veomni_hook.kernels.selection.process_choice import set_choice
 
 FIELDS = ("log_probs", "entropy", "distillation_losses", "student_mass", "teacher_mass")
@@ -68,3 +72,34 @@ def test_names_shapes_signs_and_gradients(patched, options, shift, dtype):
         close(own.detach(), value.detach(), tolerance)
     for wanted, got in zip(theirs.parameters(), ours.parameters(), strict=True):
         close(got.grad, wanted.grad, 4 * tolerance)
+
+
+@pytest.fixture
+def installed(monkeypatch):
+    """VeOmni's loss in transformers' table, as its trainers install it."""
+    for key in ("ForCausalLM", "ForConditionalGeneration", "ForSequenceClassification"):
+        monkeypatch.setitem(LOSS_MAPPING, key, LOSS_MAPPING[key])
+    return cross_entropy.install_loss_mapping
+
+
+@pytest.mark.parametrize("name", ["eager", "chunk_loss"])
+@pytest.mark.parametrize("mode", ["train", "eval"])
+@pytest.mark.parametrize("choice", ["auto", "linear_cross_entropy=torch"])
+def test_with_veomnis_own_loss_in_force(patched, installed, choice, mode, name):
+    set_choice(choice)
+    upstream, model = (getattr(each, mode)() for each in pair(patched))
+    inputs = batch()
+    expected = upstream(**inputs, num_items_in_batch=7).loss
+    installed(name)
+    output = model(**inputs, num_items_in_batch=7)
+    close(output.loss.detach(), expected.detach(), 1e-5)
+    aux = model(**inputs, return_log_probs=True).fused_linear_aux
+    close(-aux.log_probs.detach().sum() / 7, expected.detach(), 1e-5)
+
+
+def test_veomnis_own_loss_of_split_sequences_is_left_to_veomni(patched, installed, monkeypatch):
+    installed("eager")
+    monkeypatch.setattr(parallel_state, "_PARALLEL_STATE", parallel_state.ParallelState())
+    monkeypatch.setattr(parallel_state.ParallelState, "sp_enabled", True)
+    with pytest.raises(KernelError, match="VeOmni splits the sequences"):
+        pair(patched)[1](**batch(), return_log_probs=True)

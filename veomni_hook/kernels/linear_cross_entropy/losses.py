@@ -5,8 +5,8 @@ labels) ``shift_labels``; all others are ignored there and so here. A loss funct
 the expected results for small test inputs, and as long as its code and the code it calls stay the same:
 Liger, Unsloth and users may replace parts of it at any time.
 
-VeOmni puts its own loss into transformers' table of losses. It is that of next-token labels, but returns three
-values, which only VeOmni's own modeling code takes: where upstream's code would call it, a kernel has to run.
+VeOmni puts its own loss into transformers' table of losses. It is that of next-token labels, but returns
+three values, which only VeOmni's modeling code takes: where upstream's would call it, a kernel has to run.
 """
 
 from __future__ import annotations

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
-from veomni_hook.kernels.linear_cross_entropy import autograd, causal_lm, rowwise
+from veomni_hook.kernels.linear_cross_entropy import autograd, causal_lm, losses, rowwise
 from veomni_hook.kernels.linear_cross_entropy.autograd import Backend, Form, Found, Gradients, Needed
 from veomni_hook.kernels.linear_cross_entropy.chunks import (
     ALIGNED,
@@ -239,10 +239,11 @@ def unable(x: torch.Tensor, weight: torch.Tensor, objective: Objective, wanted: 
 
 
 def loses(
-    owner: object, hidden_states: torch.Tensor, head: object, labels: object, vocab_size: int, *rest: object
+    owner: Any, hidden_states: torch.Tensor, head: object, labels: object, vocab_size: int, *rest: object
 ) -> str | None:
     """Return why upstream was measured to be faster here, or None."""
-    if token_outputs_of(owner, hidden_states, head, labels, vocab_size, *rest) or active() is not None:
+    asked = token_outputs_of(owner, hidden_states, head, labels, vocab_size, *rest)
+    if asked or active() is not None or losses.is_veomnis(owner.loss_function):
         return None  # only a fused loss supports them
     if hidden_states.device.type != "cpu":
         # H200, bfloat16, 8,192 to 32,768 rows: 0.84 to 0.96 of upstream's speed, a third to a fifteenth of
