@@ -95,7 +95,7 @@ _PLANNED: Mapping[str, str] = {
     "dsa_attention_implementation": "chosen keys are a mask for torch's attention",
 }
 _SLOT = re.compile(rf"(?:{words.OP_SLOT}|{words.CONFIG_SLOT}) ([\w/]+)")
-_LOG_PROBS = "`return_log_probs=True` gives `fused_linear_aux`, but not with VeOmni's own loss installed"
+_LOG_PROBS = "`return_log_probs=True`: `fused_linear_aux` with VeOmni's names, where the loss is routed"
 _OUTPUTS = "log-probabilities are outputs only where the loss is routed"
 _RAW_LOGITS = "upstream since 5.9; before: the fix `raw_router_logits`"
 _HUB = "kernels of the Hub run only with `use_kernels=True`"
@@ -117,7 +117,7 @@ def answer(concern: Concern, routes: Sequence[str]) -> Answer:
         loss = _of_slots(("cross_entropy_loss",), routes)
         if concern.name == words.LOSS:
             return loss
-        return Answer(PARTLY, _LOG_PROBS) if loss.status == HERE else Answer(NOT_YET, _OUTPUTS)
+        return Answer(HERE, _LOG_PROBS) if loss.status == HERE else Answer(NOT_YET, _OUTPUTS)
     if concern.name == words.LOAD_BALANCING:
         return Answer(NOT_NEEDED, _RAW_LOGITS)
     return CONTRACTS[concern.name]
