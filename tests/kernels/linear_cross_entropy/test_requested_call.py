@@ -318,3 +318,23 @@ def test_compiled(patched, choice):
     output = run(**inputs, return_log_probs=True, temperature=0.7, use_cache=False, **teacher)
     assert output.loss is None and list(output) == ["fused_linear_aux"]
     assert_same(models, expected, output.fused_linear_aux)
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_omni"])
+def test_a_model_that_does_not_pass_its_keywords_to_the_loss(family, tmp_path_factory):
+    """Some releases of the first do not, the second does in none."""
+    from tests.multimodal.families import FAMILIES
+
+    module = load(tmp_path_factory.mktemp(family), f"transformers.models.{family}.modeling_{family}")
+    name, sizes = FAMILIES[family]
+    kind = f"{name}ForConditionalGeneration"
+    upstream, model = twins(module, kind, getattr(module, f"{name}Config")(**sizes))
+    inputs = {**batch(), "use_cache": False}
+    teacher = keywords()
+    logits, target = upstream(**inputs).logits, predicted(inputs["labels"]).roll(1, 1)
+    expected = of_logits(logits, target, 0.7) | divergence(logits, target, teacher, 0.7)
+    output = model(**inputs, return_log_probs=True, temperature=0.7, shift_labels=target, **teacher)
+    for field, value in output.fused_linear_aux.items():
+        close(value.detach(), expected[field].detach(), 1e-5)
+    # Else they have no effect, as upstream.
+    close(model(**inputs, num_items_in_batch=7).loss, upstream(**inputs, num_items_in_batch=7).loss, 1e-5)

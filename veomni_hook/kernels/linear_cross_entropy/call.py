@@ -27,7 +27,7 @@ from veomni_hook.kernels.linear_cross_entropy.options import (
 
 __all__ = ["Call"]
 
-_MODULES = ("before_head", "capped_by")
+_OTHERS = ("before_head", "capped_by", "keywords")
 _NO_OPTIONS = LossOptions()
 
 
@@ -42,7 +42,8 @@ class Call(NamedTuple):
         vocab_size: the vocabulary size passed to the loss function.
         loss_kwargs: all other keywords passed to the loss function.
         options: ``before_head``, a module applied to hidden states first; ``capped_by``, a module that caps
-            logits, its class, and its attribute that is the cap; and the fields of `Transform`.
+            logits, its class, and its attribute that is the cap; ``keywords``, those of the model's call that
+            the loss function does not get; and the fields of `Transform`.
     """
 
     model: Any
@@ -55,8 +56,12 @@ class Call(NamedTuple):
 
     @classmethod
     def of(cls, *call: Any) -> Call:
-        """Return the call with its cap; ``before_head`` becomes the head of an ``nn.Identity``."""
+        """Return the call with its cap; ``before_head`` becomes the head of an ``nn.Identity``.
+
+        What asks for more than a loss is among the loss's keywords then.
+        """
         call_of = cls(*call)
+        call_of = call_of._replace(loss_kwargs=requested_call.keywords_of(*call[1:]))
         if (capped_by := call_of.options.get("capped_by")) is not None:
             module, _, name = capped_by
             call_of = call_of._replace(options={**call_of.options, "softcap": getattr(module, name, None)})
@@ -73,7 +78,7 @@ class Call(NamedTuple):
         """The transform applied to logits before the loss."""
         if not self.options:
             return IDENTITY
-        return Transform(**{name: value for name, value in self.options.items() if name not in _MODULES})
+        return Transform(**{name: value for name, value in self.options.items() if name not in _OTHERS})
 
     @property
     def given(self) -> Any:

@@ -378,8 +378,7 @@ def token_outputs_of(model: object, *operands: Any) -> tuple[str, ...]:
         KernelError: the config's ``token_outputs`` names something else.
     """
     asked = fields_of(model)
-    keywords = operands[4] if len(operands) > 4 else {}
-    more = requested_call.fields_of(keywords)
+    more = requested_call.fields_of(requested_call.keywords_of(*operands))
     return tuple(name for name in (*TOKEN_OUTPUTS, *OF_TEACHER) if name in asked or name in more)
 
 

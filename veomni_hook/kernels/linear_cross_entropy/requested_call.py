@@ -20,7 +20,7 @@ from transformers.utils import ModelOutput
 from veomni_hook.errors import KernelError
 from veomni_hook.kernels.linear_cross_entropy.objective import OF_TEACHER, Teacher
 
-__all__ = ["ALSO", "FIELD", "FusedLinearAuxOutput", "asks", "fields_of", "teacher_of"]
+__all__ = ["ALSO", "FIELD", "FusedLinearAuxOutput", "asks", "fields_of", "keywords_of", "teacher_of"]
 
 #: The field of an output.
 FIELD = "fused_linear_aux"
@@ -45,6 +45,13 @@ class FusedLinearAuxOutput(ModelOutput):  # type: ignore[misc]
     distillation_losses: torch.Tensor | None = None
     student_mass: torch.Tensor | None = None
     teacher_mass: torch.Tensor | None = None
+
+
+def keywords_of(*operands: Any) -> Mapping[str, Any]:
+    """Return the loss's keywords in a guard's ``operands``; with the model's, if these ask for more."""
+    keywords: Mapping[str, Any] = operands[4] if len(operands) > 4 else {}
+    rest = operands[5].get("keywords", {}) if len(operands) > 5 else {}
+    return {**rest, **keywords} if asks(rest) else keywords
 
 
 def asks(keywords: Mapping[str, Any]) -> bool:
