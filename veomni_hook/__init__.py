@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         linear_cross_entropy as linear_cross_entropy,
     )
     from veomni_hook.kernels.linear_cross_entropy.functional import token_log_probs as token_log_probs
+    from veomni_hook.kernels.linear_cross_entropy.objective import Teacher as Teacher
     from veomni_hook.kernels.linear_cross_entropy.options import loss_options as loss_options
     from veomni_hook.kernels.selection.binding import use_kernels as use_kernels
     from veomni_hook.kernels.selection.declaration import Kernel as Kernel
@@ -37,6 +38,7 @@ _HOME = {
     "Handle": "veomni_hook.finders.handle",
     "Kernel": "veomni_hook.kernels.selection.declaration",
     "PatchConfig": "veomni_hook.patches.spec",
+    "Teacher": "veomni_hook.kernels.linear_cross_entropy.objective",
     "VeomniHookError": "veomni_hook.errors",
     "VeomniHookWarning": "veomni_hook.errors",
     "activate": "veomni_hook.finders.handle",
