@@ -139,7 +139,7 @@ class Recipe:
         words = words[len(variables) :]
         if words[:2] != ["veomni-hook", "dump"] or len(words) < 3:
             return None
-        options = dict(zip(words[3:], [*words[4:], ""], strict=True))
+        options = dict(zip(words, [*words[1:], ""], strict=True))
         return cls(
             words[2],
             options.get("--config", ""),
