@@ -2,6 +2,7 @@
 
 Where a guard returns a kernel's result and the formula is plain, the file calls the formula, a function at
 its end. All other sites stay as they are upstream: `stays` leaves them out before the module is patched.
+Models inside its models are of its own classes.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from veomni_hook.patches.code.tree import binding, blocks, walk_ast
 from veomni_hook.patches.code.wrap import wrapped
 from veomni_hook.patches.site import Site, SlotSpec
 from veomni_hook.tools.generation.formulas import is_plain, written
+from veomni_hook.tools.generation.own_classes import made_here
 
 __all__ = ["UPSTREAM", "stays", "without_guards"]
 
@@ -43,7 +45,7 @@ def without_guards(text: str, slots: Sequence[SlotSpec], module: str) -> str:
     """Return a patched text, with markers and without header, in which formulas are called.
 
     Args:
-        text: the text, patched with `stays`.
+        text: the text, patched with `stays`, with absolute imports.
         slots: its slots.
         module: its name, for errors.
 
@@ -53,13 +55,15 @@ def without_guards(text: str, slots: Sequence[SlotSpec], module: str) -> str:
     text = text.replace("# [ROUTED] ", "# [FORMULA] ")
     document = Document(text, module)
     names = {slot.name for slot in slots}
-    edits = [*_called(document, names), *_declarations(document, names)]
-    result = apply_edits(text, edits)
+    making, function = made_here(document)
+    result = apply_edits(text, [*_called(document, names), *_declarations(document, names), *making])
+    added = [function] if function else []
     if slots:
         note = "what veomni-hook has kernels for, as functions: a kernel of yours can take their place"
         functions = written([(slot.op, slot.variant) for slot in slots], document.tree)
-        added = f"\n\n{marker_comment('FORMULAS', note)}\n\n{functions}\n"
-        result = result.rstrip("\r\n") + document.newline + added.replace("\n", document.newline)
+        added.append(f"{marker_comment('FORMULAS', note)}\n\n{functions}")
+    end = "".join(f"\n\n{one}\n" for one in added).replace("\n", document.newline)
+    result = result.rstrip("\r\n") + document.newline + end
     _check(result, names, module)
     return result
 
