@@ -28,7 +28,7 @@ def test_a_dump_is_the_stored_file_with_absolute_imports(tiny: Command, tmp_path
     pairs = list(zip(done.out.splitlines(), stored.splitlines(), strict=True))
     assert [pair for pair in pairs if pair[0] != pair[1]] == [
         (
-            f"# Made by:    VEOMNI_PATCHES=tiny_config veomni-hook dump {TINY}",
+            f"# Made by:    VEOMNI_PATCHES=tiny_config veomni-hook dump {TINY} --device gpu",
             f"# See what changed: veomni-hook diff {TINY}",
         ),
         ("from transformers.activations import double", "from ...activations import double"),

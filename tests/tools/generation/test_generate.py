@@ -69,6 +69,7 @@ def test_the_command_says_the_settings_that_count(standalone: bool) -> None:
     assert recipe.command(settings) == command
     read = Recipe.of(f"# A line.\n# Made by:    {command}\n")
     assert read == replace(recipe, device="npu", variables=recipe.variables_of(settings))
+    assert f"dump {LLAMA} --device gpu" in recipe.command(replace(settings, device="gpu"))
     assert Recipe(LLAMA, "mine").variables_of(settings) == ()
     assert Recipe.of("# Made by:    hand\n") is None and Recipe.of("x = 1\n") is None
 

@@ -77,9 +77,8 @@ def dump(
     With -o FOLDER/, each module is a file of the folder, with the module's last name. Without a TARGET, these
     are all modules that --config patches, or that the configs in the settings and of plugins patch.
 
-    With --standalone, a formula whose code is one function is called as this function, and all else is
-    upstream's code, as in the file without patches. Patches of configs are applied. The numbers are those of
-    upstream's code, except for rounding.
+    With --standalone, patches of configs are applied. Formulas that are one function of torch are called as
+    this function, with upstream's numbers up to rounding; all else that is routed is upstream's code.
     """
     if folder is not None:
         _write(folder, targets or (), config, device, standalone=standalone, as_json=as_json)

@@ -90,11 +90,10 @@ class Recipe:
     variables: tuple[str, ...] = ()
 
     def command(self, settings: Settings) -> str:
-        """The command that makes the text."""
-        device = self.device or (settings.device if settings.device != "auto" else "")
+        """The command that makes the text, on a machine with another device, too."""
         words = [*self.variables_of(settings), "veomni-hook", "dump", self.module]
         words += ["--config", self.config] if self.config else []
-        words += ["--device", device] if device else []
+        words += ["--device", self.device or settings.device_kind()]
         words += ["--standalone"] if self.standalone else []
         return shlex.join(words)
 
