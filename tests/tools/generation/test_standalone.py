@@ -27,14 +27,7 @@ CALLED = {
     "llama": {MLP, NORM, SCALE},
     "qwen3": {MLP, NORM, SCALE},
     "qwen3_moe": {MLP, NORM, SCALE, "moe_router_softmax_topk"},
-    "qwen3_5": {
-        MLP,
-        NORM,
-        SCALE,
-        "rms_norm_one_plus_weight",
-        "rms_norm_cast_before_weight_gated",
-        "from_config",
-    },
+    "qwen3_5": {MLP, NORM, SCALE, "rms_norm_one_plus_weight", "rms_norm_cast_before_weight_gated"},
     "qwen2_5_vl": {MLP, NORM, SCALE},
 }
 
@@ -55,7 +48,8 @@ def test_its_models_compute_what_upstreams_do_where_the_package_is_not_installed
     assert facts.keys() == FAMILIES.keys()
     for family, fact in facts.items():
         assert fact["same"] and fact["numbers"] > 20 and fact["far"] < 1e-5, (family, fact)
-        assert {name.removeprefix("veomni_") for name in fact["called"]} == CALLED[family]
+        # Not every release makes models inside a model by their config.
+        assert {name.removeprefix("veomni_") for name in fact["called"]} - {"from_config"} == CALLED[family]
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,8 @@ def inputs(family: str) -> dict[str, torch.Tensor]:
 
 
 def step(model: Any, family: str) -> dict[str, torch.Tensor]:
-    loss = model(**inputs(family)).loss
+    taken = inspect.signature(model.forward).parameters
+    loss = model(**{name: value for name, value in inputs(family).items() if name in taken}).loss
     loss.backward()
     gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     return {"loss": loss.detach(), **gradients}
