@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from veomni_hook.patches.mapped import use_mapped_classes as use_mapped_classes
     from veomni_hook.patches.spec import PatchConfig as PatchConfig
     from veomni_hook.patches.spec import create_patch_from_external as create_patch_from_external
+    from veomni_hook.tools.generation.generate import generate as generate
     from veomni_hook.tools.report.explanation import explain as explain
 
 __version__ = "0.1.0"
@@ -46,6 +47,7 @@ _HOME = {
     "bind": "veomni_hook.kernels.bind",
     "create_patch_from_external": "veomni_hook.patches.spec",
     "explain": "veomni_hook.tools.report.explanation",
+    "generate": "veomni_hook.tools.generation.generate",
     "linear_cross_entropy": "veomni_hook.kernels.linear_cross_entropy.functional",
     "loss_options": "veomni_hook.kernels.linear_cross_entropy.options",
     "register": "veomni_hook.finders.registration",
