@@ -102,9 +102,9 @@ class Positions:
         positions: torch.Tensor | None = None
         call = None if computing.__name__ == _COMPUTE else _computed_in(computing)
         if call is None:
-            named = {name: inputs.get(name) for name in inspect.signature(computing).parameters}
+            compute = getattr(self, _COMPUTE)
             self.rope_deltas = None
-            positions = computing(**{**named, "self": self})
+            positions = compute(**{name: inputs.get(name) for name in inspect.signature(compute).parameters})
             self.rope_deltas = None
         elif inputs.get(call["MASK"]) is not None:
             arguments = (inputs.get(ast.unparse(node)) for node in call.bound["ARGUMENTS"].nodes)
