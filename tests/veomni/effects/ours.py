@@ -19,6 +19,7 @@ from typing import Any
 import veomni_hook.install  # isort: skip - in front of transformers, as in a script
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 import veomni_hook
 from tests.veomni import newer, sides
@@ -153,14 +154,37 @@ def slots(side: Side) -> Results:
     return found
 
 
+def of_logits(model: Any, batch: Mapping[str, Any]) -> newer.Numbers:
+    """Upstream's log-probabilities of the labels, and the entropies, by its logits."""
+
+    def compute() -> newer.Numbers:
+        model.train().zero_grad(set_to_none=True)
+        rest = {name: value for name, value in batch.items() if name != "labels"}
+        labels = functional.pad(batch["labels"], (0, 1), value=-100)[..., 1:]
+        logits = model(**rest, use_cache=False).logits.float().log_softmax(-1)
+        told = labels != -100
+        found = logits.gather(-1, labels.clamp(min=0)[..., None])[..., 0] * told
+        found.sum().backward()
+        numbers = {"log_probs": found.detach(), "entropy": (-(logits.exp() * logits).sum(-1) * told).detach()}
+        gradients = ((name, parameter.grad) for name, parameter in model.named_parameters())
+        return numbers | {f"grad of {name}": value for name, value in gradients}
+
+    return newer._attempt(compute)
+
+
 def log_probs(side: Side) -> Results:
     found = {}
     for kind in side.trained:
-        expected = side.expected(kind)["log-probs"]
-        given = upstreams(side.folder, kind)
-        model, batch = side.model(kind), given.get("media", given["packed"])
-        found[kind] = unequal(expected, step(model, batch, return_log_probs=True, output_router_logits=False))
+        model, batch = side.model(kind), asked(side.folder, kind)
+        given = step(model, batch, return_log_probs=True, output_router_logits=False)
+        found[kind] = side.unequal(kind, "log-probs", given)
     return found
+
+
+def asked(folder: str, kind: str) -> dict[str, Any]:
+    """The batch whose log-probabilities are compared."""
+    batches = upstreams(folder, kind)
+    return batches.get("media", batches["packed"])
 
 
 def positions(side: Side) -> Results:
@@ -318,15 +342,20 @@ PROBES: Mapping[str, Callable[[Side], Results]] = {
 }
 
 
+def upstreams_own(side: Side) -> dict[str, Any]:
+    """The numbers of upstream's models by class and batch."""
+    found = {kind: {**side.steps(kind)} for kind in side.kinds}
+    for kind in side.trained:
+        found[kind]["log-probs"] = of_logits(side.model(kind), asked(side.folder, kind))
+    return found
+
+
 def main() -> None:
     torch.set_num_threads(1)
     what, file, plain, *folders = sys.argv[1:]
     theirs = torch.load(file)
     if what == "plain":
-        sides_of = {folder: Side(folder, theirs[folder], {}) for folder in folders}
-        torch.save(
-            {f: {kind: side.steps(kind) for kind in side.kinds} for f, side in sides_of.items()}, plain
-        )
+        torch.save({folder: upstreams_own(Side(folder, theirs[folder], {})) for folder in folders}, plain)
         return
     upstream = torch.load(plain)
     probes = {what: PROBES[what]} if what in PROBES else PROBES
