@@ -27,7 +27,7 @@ from torch.distributed._functional_collectives import (
 
 from veomni_hook.parallel.expert_copies import Copies, Saved, collect, copies_of, spread
 from veomni_hook.parallel.expert_records import current, record_checkpoints
-from veomni_hook.parallel.expert_release import NAME
+from veomni_hook.parallel.expert_release import NAME, dispatches
 
 __all__ = ["OncePerRank", "register"]
 
@@ -35,8 +35,9 @@ __all__ = ["OncePerRank", "register"]
 #: first product), a row of its own costs a copy of the token.
 _SPARSE = 2.5
 #: Values of ``experts_implementation`` that skip places marked with the number of local experts. Not all of
-#: upstream's loops do, and these also run where a kernel refuses.
-_SKIP_MARKS = ("batched_mm", "grouped_mm")
+#: upstream's loops do, and these also run where a kernel refuses. In releases that do not let this package
+#: dispatch, marks need weights of 0, are written over, or give biases gradients that are not finite.
+_SKIP_MARKS = ("batched_mm", "grouped_mm") if dispatches() else ()
 
 
 class Routing(NamedTuple):

@@ -94,14 +94,10 @@ def told(setting: str) -> Iterator[None]:
 
 
 def whole(path: Path, family: str) -> Any:
-    """Return a checkpoint's model in one process, computed by upstream's loop over experts.
-
-    On CPUs, ``grouped_mm`` of transformers 5.9 and 5.20 gives gradients that are not finite.
-    """
+    """Return a checkpoint's model in one process."""
     set_choice(UPSTREAM)
     with told(""):
-        kind = getattr(transformers, f"{family}ForCausalLM")
-        return kind.from_pretrained(path, experts_implementation="eager").train()
+        return getattr(transformers, f"{family}ForCausalLM").from_pretrained(path).train()
 
 
 def batch(rank: int, length: int = 12) -> dict[str, torch.Tensor]:
