@@ -61,7 +61,7 @@ def found_by(module, target, objective, names=NUMBERS):
     return call
 
 
-@pytest.mark.sample(12)
+@pytest.mark.sample(13)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("clamp", [None, -5.0])
 @pytest.mark.parametrize("softcap", [None, 3.0])
@@ -123,7 +123,7 @@ OBJECTIVES = {
 }
 
 
-@pytest.mark.sample(12)
+@pytest.mark.sample(17)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("clamp", [None, -5.0])
 @pytest.mark.parametrize("name", OBJECTIVES)
