@@ -133,6 +133,9 @@ class Positions(Calls):
     def compare(self, values: Sequence[Value], node: ast.Compare) -> Value:
         if any(isinstance(operator, ast.Is | ast.IsNot | ast.In | ast.NotIn) for operator in node.ops):
             return PLAIN
+        match values, node.ops:
+            case [Plain(int(one)), Plain(int(other))], [ast.Eq()]:
+                return Plain(one == other)
         result: Value = PLAIN
         for value in values:
             result = _met(result, tensor_like(value))
@@ -312,4 +315,4 @@ def _outline(value: Value) -> object:
         return [_outline(item) for item in value.values]
     if isinstance(value, Many | Maybe):
         return [type(value), _outline(value.value)]
-    return PLAIN if isinstance(value, Plain) else value
+    return value
