@@ -322,4 +322,4 @@ def _outline(value: Value) -> object:
         return [_outline(item) for item in value.values]
     if isinstance(value, Many | Maybe):
         return [type(value), _outline(value.value)]
-    return PLAIN if isinstance(value, Plain) else value
+    return value
