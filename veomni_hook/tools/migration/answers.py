@@ -108,7 +108,7 @@ CONTRACTS: Mapping[str, Answer] = {
     words.OTHER: Answer(NOT_YET, "not recognised", "unknown, because no rule recognises what it is for"),
 }
 
-#: Our ops that serve an op of VeOmni's slots. Ops that are not here have no kernel of ours.
+#: Our ops that serve an op, or a slot, of VeOmni. Ops that are not here have no kernel of ours.
 OURS: Mapping[str, tuple[str, ...]] = {
     "rms_norm": ("rms_norm", "add_rms_norm"),
     "rms_norm_gated": ("rms_norm",),
@@ -117,6 +117,7 @@ OURS: Mapping[str, tuple[str, ...]] = {
     "swiglu_mlp": ("gated_mlp",),
     "moe_experts": ("moe_experts",),
     "cross_entropy_loss": ("linear_cross_entropy",),
+    "cross_entropy_loss/seq_cls": (),
     "load_balancing_loss": ("load_balancing_loss",),
     "causal_conv1d": ("causal_conv",),
     "chunk_gated_delta_rule": ("gated_delta_rule",),
@@ -124,8 +125,13 @@ OURS: Mapping[str, tuple[str, ...]] = {
     "dsa_attention_implementation": ("attention",),
 }
 _PLANNED: Mapping[str, str] = {
+    "cross_entropy_loss/seq_cls": "upstream's class has one label for each sequence",
     "dsa_indexer_implementation": "`index_scores` computes scores alone, no selection",
     "dsa_attention_implementation": "chosen keys are a mask for torch's attention",
+}
+#: What is missing of a slot, where that is not just a kernel.
+_MISSING: Mapping[str, str] = {
+    "cross_entropy_loss/seq_cls": "a loss of classes with a label for each position",
 }
 _SLOT = re.compile(rf"(?:{words.OP_SLOT}|{words.CONFIG_SLOT}) ([\w/]+)")
 _LOG_PROBS = "`loss_options(token_outputs=True)`: fields of the output with gradients, not `fused_linear_aux`"
@@ -168,17 +174,17 @@ def _of_slots(slots: Sequence[str], routes: Sequence[str]) -> Answer:
     without: list[str] = []
     for slot in slots:
         op = slot.partition("/")[0]
-        matching = [route for route in routes if route.partition("/")[0] in OURS.get(op, ())]
+        ours = OURS.get(slot, OURS.get(op, ()))
+        matching = [route for route in routes if route.partition("/")[0] in ours]
         serving += matching
         if not matching:
             without.append(slot)
-            lacking.append(
-                f"{slot}: {_PLANNED.get(op, 'no route')}" if len(slots) > 1 else _PLANNED.get(op, "")
-            )
+            planned = _PLANNED.get(slot, _PLANNED.get(op, ""))
+            lacking.append(f"{slot}: {planned or 'no route'}" if len(slots) > 1 else planned)
     by = "; ".join(filter(None, (", ".join(dict.fromkeys(serving)), *lacking)))
     if not lacking:
         return Answer(HERE, by)
-    missing = " and ".join(f"a kernel for {slot}" for slot in without)
+    missing = " and ".join(_MISSING.get(slot, f"a kernel for {slot}") for slot in without)
     return Answer(PARTLY if serving else NOT_YET, by or "no kernel", missing)
 
 
