@@ -20,7 +20,7 @@ from veomni_hook.patches.report import AppliedPatch, PatchReport
 from veomni_hook.patches.routes.config import NAME, missed, routes
 from veomni_hook.patches.site import Site
 from veomni_hook.patches.spec import PatchConfig, PatchType
-from veomni_hook.patches.steps import EDITORS, declared_steps, same_config
+from veomni_hook.patches.steps import EDITORS, declared_steps, is_builtin, same_config
 from veomni_hook.patches.verbs.additions import plan_additions
 from veomni_hook.patches.verbs.class_mapping import plan_class_mappings
 from veomni_hook.patches.verbs.methods import plan_methods
@@ -226,7 +226,7 @@ def _carried_out(plan: Plan, report: PatchReport) -> PatchedSource:
         untouched=kept,
         slots=tuple(task.step.payload for task in plan.of_kind("slot")),
         remarks=tuple(plan.remarks),
-        companions=companions(plan),
+        companions=() if all(is_builtin(step.config) for step in plan.steps) else companions(plan),
         wanting=tuple(plan.wanting),
     )
     plain = plan.finished(document.newline, markers=False)

@@ -95,6 +95,9 @@ _IN_PLACE = (
     words.CONFIG_FIX,
     words.NO_CHANGE,
 )
+#: What is not: VeOmni's loss of classes has a label for each position, upstream's one for each sequence.
+_LABELS = "cross_entropy_loss/seq_cls"
+_OF_POSITIONS, _OF_RUNTIME = "with a label for each position", "by VeOmni's runtime"
 #: Concerns that a step of the model measures as a whole.
 _BY_NUMBERS = (words.AUTOGRAD, words.CONFIG_FIX, words.NO_CHANGE, words.LOAD_BALANCING)
 
@@ -219,12 +222,13 @@ class Coverage:
         """What is missing, not wanted, or served in another way, with its concern and evidence."""
         lines = []
         for concern, one in zip(self.concerns, self.answers, strict=True):
-            if one.status == SAME and concern.name in _IN_PLACE:
+            labels = _LABELS in concern.evidence
+            if one.status == SAME and concern.name in _IN_PLACE and not labels:
                 continue
             said = {
                 MISSING: f"{concern.name}: {one.by}",
                 BY_DESIGN: f"{concern.name}, by design: {one.by}",
-                SAME: f"{concern.name} by VeOmni's runtime; here by {one.by}",
+                SAME: f"{concern.name} {_OF_POSITIONS if labels else _OF_RUNTIME}; here by {one.by}",
             }[one.status]
             said = "what no rule recognises" if concern.name == words.OTHER else said
             lines.append(f"{said} ({concern.evidence})")
