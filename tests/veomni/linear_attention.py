@@ -29,8 +29,9 @@ def causal_conv1d(
 def chunk_gated_delta_rule(
     query: Tensor, key: Tensor, value: Tensor, *, g: Tensor, beta: Tensor, cu_seqlens: Tensor, **_: Any
 ) -> tuple[Tensor, None]:
-    query = functional.normalize(query, dim=-1) * query.shape[-1] ** -0.5
-    key = functional.normalize(key, dim=-1)
+    # With the constant of the package that VeOmni's registry has for this.
+    query, key = (x * (x.square().sum(-1, keepdim=True) + 1e-6).rsqrt() for x in (query, key))
+    query = query * query.shape[-1] ** -0.5
     outputs = []
     for q, k, v, decay, rate in zip(
         *(_sequences(operand, cu_seqlens) for operand in (query, key, value, g, beta)), strict=True
