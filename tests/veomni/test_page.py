@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from functools import cache
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from tests.docs.blocks import blocks
 from tests.veomni.conftest import RELEASE, ROOT, in_process
 from tests.veomni.sides import CONFIGS, config_module
 from tests.veomni.standins import install
@@ -40,9 +42,14 @@ def generated(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    """Run a command of the page in a process of its own; the cache is shared, the folder is `home`."""
-    home = tmp_path_factory.mktemp("page")
+def home(tmp_path_factory):
+    """The folder in which commands run."""
+    return tmp_path_factory.mktemp("page")
+
+
+@pytest.fixture(scope="module")
+def run(home):
+    """Run a command of the page in a process of its own; the cache is shared."""
     for package in {unable.package for unable in UNABLE.values()} - {""}:
         install(package, home / "stand_ins" / package)
 
@@ -102,3 +109,23 @@ def test_a_reduced_config_trains_in_both_orders_of_import(generated, run, folder
     for first in ((), ("veomni.ops",)):
         ours = losses(run(folder, device, *train, *first, VEOMNI_PATCHES=name, VEOMNI_STRICT="1"))
         assert ours == near(generated(folder, device)), first
+
+
+def test_the_examples_of_the_page(run, home):
+    """The first command names a config that is trained above; `migrate` and the blocks of Python run as written."""
+    page = (ROOT / "docs/veomni.md").read_text(encoding="utf-8")
+    folder, device = "qwen3_moe", "gpu"
+    (config,) = re.findall(r"^VEOMNI_PATCHES=(\S+) python train\.py$", page, re.MULTILINE)
+    assert config == config_module(folder, device)
+    (migrate,) = re.findall(r"^veomni-hook (migrate .+)$", page, re.MULTILINE)
+    printed = " ".join(run(folder, device, "veomni_hook", *migrate.split()).split())
+    shown = re.findall(r"^(?:covered|kept)  .+$", page, re.MULTILINE)
+    assert len(shown) == 3 and all(" ".join(line.split()) in printed for line in shown)
+    assert "6 covered, 3 kept" in printed and "three of nine patches" in page
+    for _, code, reason in blocks(page):
+        assert reason == "it needs VeOmni"
+        name = "entry" if "MODELING_REGISTRY" in code else "offered"
+        tail = "assert qwen3_moe('Qwen3MoeForCausalLM')._create_checkpoint_tensor_converter\n"
+        file = home / f"{name}.py"
+        file.write_text(code + (tail if name == "entry" else ""), encoding="utf-8")
+        run(folder, device, name, VEOMNI_PATCHES="qwen3_moe_patches" if name == "entry" else "")
