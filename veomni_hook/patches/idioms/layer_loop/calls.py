@@ -15,20 +15,27 @@ from veomni_hook.patches.idioms.layer_loop.attention import STATE, attended, con
 from veomni_hook.patches.idioms.layer_loop.collections import Collections
 from veomni_hook.patches.idioms.layer_loop.known_names import (
     DECORATORS,
+    FILLED,
     INTERFACE,
     LOOPS,
     MODULES,
     NUMBERS,
     QUESTIONS,
     RANDOM,
+    SHAPED,
 )
 from veomni_hook.patches.idioms.layer_loop.modules import Attributes, lineage, method_of
 from veomni_hook.patches.idioms.layer_loop.operations import operation, torch_name
+from veomni_hook.patches.idioms.layer_loop.queries import Queries, asks_interface, of_keys, queries_of
+from veomni_hook.patches.idioms.layer_loop.shapes import filled
 from veomni_hook.patches.idioms.layer_loop.values import (
     ATTENTION,
     EMPTY,
+    KEYS,
     NOTHING,
+    PLACES,
     PLAIN,
+    POSITIONS,
     SLICE,
     Arguments,
     Items,
@@ -82,6 +89,8 @@ class Calls(Collections):
         rules: where the names of functions begin whose calls get all positions of a share of the heads.
         convolutions: the same, of convolutions along the positions whose part begins with zeros.
         masks: arguments of calls that must be this process's part of a mask.
+        queries: methods of attention, by their node, that get the keys of all positions.
+        asking: whether one of them is followed.
         segments: attention by segments in the methods that were followed.
         boundaries: what a tower's forward calls the boundaries of these segments.
     """
@@ -97,6 +106,8 @@ class Calls(Collections):
         # Layers are counted by their rules when they run: one that convolves alone would count as missed.
         self.convolutions = _routed(view, causal_conv.find) if self.rules else frozenset()
         self.masks: dict[int, ast.expr] = {}
+        self.queries: dict[int, Queries] = {}
+        self.asking = False
         self.segments: list[Found] = []
         self.boundaries: set[str] = set()
 
@@ -137,6 +148,8 @@ class Calls(Collections):
             return ATTENTION
         dotted = self.view.scope.dotted(node.func) if path.partition(".")[0] not in frame.values else ""
         arguments = self._arguments(node, frame)
+        if dotted == "torch.arange" and arguments.given == (Size((POSITIONS,)),) and self.asking:
+            return PLACES
         known = _known(dotted, arguments, node)
         if known is not None:
             return known
@@ -151,6 +164,8 @@ class Calls(Collections):
                 positional.append(value)
             elif isinstance(value, Items):
                 positional += value.values
+            elif value == PLAIN == evaluate(node.func, frame):
+                positional.append(PLAIN)  # a method of a value without positions
             elif not isinstance(value, Whole):
                 raise Missed("arguments of unknown number")
         named: dict[str, Value] = {}
@@ -181,6 +196,8 @@ class Calls(Collections):
             return value
         if isinstance(function, Unknown):
             raise Missed(f"it calls {function.reason}")
+        if isinstance(node.func, ast.Attribute) and node.func.attr in SHAPED:
+            return filled(arguments)
         # A function of another file must not get a part of the positions.
         for value in arguments.every:
             if isinstance(value, Tensor):
@@ -268,11 +285,38 @@ class Calls(Collections):
         self.followed[f"{inner.home.name}.{function.name}" if inner.home else function.name] = None
         try:
             inner.values = self._parameters(function, arguments)
-            result = run(function.body, inner)
+            result = self._attending(function, inner)
         except Missed as error:
             error.reason = error.reason if ": " in error.reason else error.reason.after(where)
             raise
         return NOTHING if result is None or result == EMPTY else result
+
+    def _attending(self, function: FunctionNode, frame: Frame[Value]) -> Value | None:
+        """The result of a method; attention that mixes positions gets the keys of all of them, if it can.
+
+        Raises:
+            Missed: neither can be followed.
+        """
+        if self.tower or not asks_interface(function):
+            return run(function.body, frame)
+        known, errors = self.queries.get(id(function)), list[Missed]()
+        ways = [(None, frame.values), *queries_of(self.view, function, frame.values)]
+        masks = self.masks
+        for queries, values in ways:
+            if known is not None and queries != known:
+                continue
+            frame.values, self.masks, self.asking = {**values}, {**masks}, queries is not None
+            try:
+                result = run(function.body, frame)
+            except Missed as error:
+                errors.append(error)
+                continue
+            finally:
+                self.asking = False
+            if queries is not None:
+                self.queries[id(function)] = queries
+            return result
+        raise errors[0]
 
     def _parameters(self, function: FunctionNode, arguments: Arguments) -> dict[str, Value]:
         """The values of a function's parameters; those that ``**`` may set are not known."""
@@ -373,6 +417,8 @@ def _torch(name: str, arguments: Arguments) -> Value:
     _check_known(arguments)
     if any(isinstance(value, Tensor) for value in arguments.every):
         return operation(name, arguments.given, arguments.named)
+    if name in FILLED:
+        return filled(arguments)
     if any(isinstance(value, Size) and is_positional(value.dim) for value in arguments.every):
         raise Missed(f"it calls {name} with the number of positions", code=Code.MIXES_POSITIONS)
     return PLAIN
@@ -399,6 +445,8 @@ def _operation(function: Operation, arguments: Arguments, node: ast.Call) -> Val
     if isinstance(value, Tensor):
         _check_known(arguments)
         return operation(name, [value, *arguments.given], arguments.named)
+    if value == KEYS:
+        return of_keys(name, arguments)
     if isinstance(value, Whole):
         if (result := of_cache(name, arguments)) is not None:
             return result

@@ -5,12 +5,14 @@ from __future__ import annotations
 __all__ = [
     "ATTENTION_ARGUMENTS",
     "DECORATORS",
+    "FILLED",
     "INTERFACE",
     "LOOPS",
     "MODULES",
     "NUMBERS",
     "QUESTIONS",
     "RANDOM",
+    "SHAPED",
 ]
 
 INTERFACE = "ALL_ATTENTION_FUNCTIONS"
@@ -41,6 +43,9 @@ MODULES = {
     "RMSNorm": "layer_norm",
     "Embedding": "one_hot",
 }
+#: Functions that make a tensor whose numbers are all the same, and methods that repeat one or make such a tensor.
+FILLED = {"empty", "full", "ones", "zeros"}
+SHAPED = {"expand", "new_empty", "new_full", "new_ones", "new_zeros"}
 RANDOM = {"bernoulli", "rand", "randint", "randn", "randperm"}
 QUESTIONS = {"hasattr", "isinstance", "callable", "issubclass", "type", "id", "print", "repr"}
 NUMBERS = {"abs", "bool", "float", "int", "max", "min", "round", "str", "sum", "pow", "divmod"}

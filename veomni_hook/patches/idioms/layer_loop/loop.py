@@ -31,11 +31,14 @@ from veomni_hook.patches.interpreter.domain import Frame
 from veomni_hook.patches.interpreter.walk import evaluate, run
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Code, Missed
+from veomni_hook.patches.upstream_names import names
 
 __all__ = ["Loop", "after_loop", "decided", "hidden_of", "index_of", "loops"]
 
 _WRAPPERS = ("enumerate", "zip", "reversed", "list", "tuple")
 _NORM = Template("HIDDEN = self.NORM(HIDDEN)")
+#: Hidden states, or several streams of them.
+_HIDDEN = ("B S .", "B S . .")
 
 
 @dataclass(frozen=True)
@@ -195,25 +198,27 @@ def _read(view: ModuleView, owner: ast.ClassDef, forward: FunctionNode, at: int,
     addition = addition_in(view, owner, forward, statement, hidden)
     scope = _before(positions, owner, forward, at, ids)
     positions.followed.clear()
-    if not is_shaped(scope.get(hidden), "B S ."):
+    if not is_shaped(scope.get(hidden), *_HIDDEN):
         text = f"how {hidden} are made is not followed, so they may not be [batch, positions, width]"
         raise Missed(text, statement)
     read = [name for name in dict.fromkeys(loaded([statement])) if name != hidden and name in scope]
     others = tuple(name for name in read if _is_sliceable(scope[name]))
-    whole = [name for name, value in scope.items() if name not in (*others, hidden) and depends(value)]
+    ids = tuple(name for name in read if name in names("token ids") and is_shaped(scope[name], "B S"))
+    parts = (*others, *ids, hidden)
+    whole = [name for name, value in scope.items() if name not in parts and depends(value)]
     scope.update({name: Whole(name) for name in whole})
-    for name in others:
+    for name in (*others, *ids):
         if name in loaded(tail):
             text = f"{name} is sliced for the layers and used after them"
             raise Missed(text, statement, Code.USED_OTHERWISE)
     scope = after_loop(positions, statement, scope, [addition.statement] if addition is not None else [])
-    if not is_shaped(scope.get(hidden), "B S ."):
+    if not is_shaped(scope.get(hidden), *_HIDDEN):
         raise Missed(f"{hidden} has another shape after the loop", statement, Code.OTHER_LOOP)
     if len(tail) > 1 and isinstance(_NORM.find([tail[:1]], HIDDEN=hidden), Found):
         frame = Frame(positions, dict(scope))
         with suppress(Missed):
             run(tail[:1], frame)
-            if is_shaped(frame.values[hidden], "B S ."):
+            if is_shaped(frame.values[hidden], *_HIDDEN):
                 tail = tail[1:]
     for name in dict.fromkeys(loaded(tail)):
         if name != hidden and depends(scope.get(name)):

@@ -7,6 +7,7 @@ itself, except where all positions are known to come together (`attention`); eve
 from __future__ import annotations
 
 import ast
+import operator as operators
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,11 +16,17 @@ from veomni_hook.patches.idioms.layer_loop.attention import STATE, by_segment
 from veomni_hook.patches.idioms.layer_loop.calls import Calls
 from veomni_hook.patches.idioms.layer_loop.modules import ACTIVATION, LOOK_UPS, method_of
 from veomni_hook.patches.idioms.layer_loop.parts import check_written, part_of
+from veomni_hook.patches.idioms.layer_loop.queries import ATTRIBUTES
 from veomni_hook.patches.idioms.layer_loop.shapes import broadcast, matmul
 from veomni_hook.patches.idioms.layer_loop.values import (
     EMPTY,
+    END,
+    KEYS,
     NOTHING,
+    PLACES,
     PLAIN,
+    POSITIONS,
+    START,
     Items,
     Many,
     Maybe,
@@ -36,6 +43,7 @@ from veomni_hook.patches.idioms.layer_loop.values import (
     bare,
     is_positional,
     joined,
+    shaped,
     tensor_like,
     used,
 )
@@ -51,6 +59,16 @@ _ABOUT: dict[str, Callable[[Any], Value]] = {
     **dict.fromkeys(("dtype", "device", "requires_grad", "is_cuda", "layout"), lambda value: PLAIN),
     "shape": lambda value: Items(tuple(Size(dim) for dim in value.dims)),
     "ndim": lambda value: Plain(len(value.dims)),
+}
+#: The parts of what `topk`, `sort` and others return.
+_PAIR = ("values", "indices")
+_COMPARED: dict[type[ast.cmpop], Callable[[int, int], bool]] = {
+    ast.Eq: operators.eq,
+    ast.NotEq: operators.ne,
+    ast.Gt: operators.gt,
+    ast.GtE: operators.ge,
+    ast.Lt: operators.lt,
+    ast.LtE: operators.le,
 }
 _CASTS = ("to", "float")
 #: Loops of so many known items are followed item by item; others until nothing changes, in so many rounds.
@@ -87,12 +105,16 @@ class Positions(Calls):
             return Operation(STATE, node.attr)
         if isinstance(value, Unknown):
             raise Missed(f"it uses {value.reason}", node)
+        if value == KEYS:
+            return ATTRIBUTES.get(node.attr) or Operation(KEYS, node.attr)
         if isinstance(value, Module) and len(value.names) == 1:
             return self._own(value, node.attr)
         if isinstance(value, Plain | Module):
             return PLAIN
         if isinstance(value, Size):
             return tensor_like(value)
+        if isinstance(value, Items) and node.attr in _PAIR and len(value.values) == len(_PAIR):
+            return value.values[_PAIR.index(node.attr)]
         about = isinstance(value, Tensor) and node.attr in _ABOUT
         return _ABOUT[node.attr](value) if about else Operation(value, node.attr)
 
@@ -118,6 +140,10 @@ class Positions(Calls):
                 return Items(left.values * right.value)
         if isinstance(operator, ast.Mult) and isinstance(left, Size) and isinstance(right, Size):
             return Size(left.dim + right.dim)
+        if left == END and isinstance(operator, ast.Sub) and right == Size((POSITIONS,)):
+            return START
+        if left == START and isinstance(operator, ast.Add) and right == PLACES:
+            return shaped("S")
         left, right = tensor_like(left), tensor_like(right)
         if isinstance(operator, ast.MatMult):
             return matmul(left, right)
@@ -133,6 +159,11 @@ class Positions(Calls):
     def compare(self, values: Sequence[Value], node: ast.Compare) -> Value:
         if any(isinstance(operator, ast.Is | ast.IsNot | ast.In | ast.NotIn) for operator in node.ops):
             return PLAIN
+        numbers = [value.value for value in values if isinstance(value, Plain) and type(value.value) is int]
+        if len(numbers) == len(values) == 2 and type(node.ops[0]) in _COMPARED:  # noqa: PLR2004 - two sides
+            return Plain(_COMPARED[type(node.ops[0])](*numbers))
+        if self.asking and values == [Size((POSITIONS,)), Plain(1)] and isinstance(node.ops[0], ast.Eq):
+            return Plain(False)  # `whole_keys` refuses a single query
         result: Value = PLAIN
         for value in values:
             result = _met(result, tensor_like(value))
@@ -191,6 +222,7 @@ class Positions(Calls):
         if isinstance(statement, ast.Assert):
             return True
         if not statement.orelse and all(isinstance(one, ast.Raise) for one in statement.body):
+            _assume(statement.test, frame.values, outcome=False)
             return True  # a check
         for segments in self.segments:
             for block, fused in ((statement.orelse, statement.body), (statement.body, statement.orelse)):
@@ -248,6 +280,8 @@ class Positions(Calls):
             except Missed as error:
                 raise error.at(target) from None
         elif isinstance(target, ast.Subscript) and isinstance(target.value, ast.Name):
+            if isinstance(owner, Plain) and isinstance(value, Plain):
+                return
             if not isinstance(owner, Many):
                 raise Missed("it writes to a part of a value", target, Code.IN_PLACE)
             frame.values[target.value.id] = Many(joined(owner.value, value))

@@ -20,7 +20,7 @@ from veomni_hook.patches.idioms.layer_loop.values import (
 )
 from veomni_hook.patches.site import Code, Missed
 
-__all__ = ["SHAPES", "Rule", "axis", "broadcast", "inserted", "made", "matmul", "met", "without"]
+__all__ = ["SHAPES", "Rule", "axis", "broadcast", "filled", "inserted", "made", "matmul", "met", "without"]
 
 #: The result of a call.
 Rule: TypeAlias = "Callable[[Arguments], Value]"
@@ -203,6 +203,12 @@ def _sizes(arguments: Arguments) -> list[Dim | int | None]:
     return [size_of(number) for number in arguments.numbers(1)]
 
 
+def filled(arguments: Arguments, start: int = 0) -> Value:
+    """The tensor of a shape that a call names by its arguments from ``start`` on: every number is the same."""
+    numbers = [value for value in arguments.numbers(start) if isinstance(value, Size | Plain)]
+    return made([size if isinstance(size, tuple) else fresh() for size in map(size_of, numbers)])
+
+
 def _transpose(arguments: Arguments) -> Value:
     dims = list(arguments.tensor.dims)
     one, other = (axis(arguments.tensor, arguments.get(place, f"dim{place - 1}")) for place in (1, 2))
@@ -260,10 +266,7 @@ SHAPES: dict[str, Rule] = {
     "unsqueeze": lambda arguments: inserted(arguments.tensor, arguments.get(1, "dim"), ()),
     "flatten": _flatten,
     "unflatten": _unflatten,
-    **dict.fromkeys(
-        ("new_empty", "new_zeros"),
-        lambda arguments: made([size if isinstance(size, tuple) else fresh() for size in _sizes(arguments)]),
-    ),
+    **dict.fromkeys(("new_empty", "new_full", "new_ones", "new_zeros"), lambda arguments: filled(arguments, 1)),
     "repeat": _repeat,
     "size": _size,
     "dim": lambda arguments: Plain(len(arguments.tensor.dims)),
