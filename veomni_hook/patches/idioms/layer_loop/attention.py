@@ -51,6 +51,7 @@ _QUERIES = {
     "attention_mask": ("B . S .",),
     "position_ids": ("B S",),
     "indices": ("B S .",),
+    "input_ids": ("B S",),
     "block_indices": _HEADS,
 }
 _CONVOLUTION = {"hidden_states": ("B . S",), "weight": (), "bias": (), "activation": ()}

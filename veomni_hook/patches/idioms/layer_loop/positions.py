@@ -11,10 +11,10 @@ import operator as operators
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from veomni_hook.patches.code.tree import decorator_name
+from veomni_hook.patches.code.tree import decorator_name, own_attribute
 from veomni_hook.patches.idioms.layer_loop.attention import STATE, by_segment
 from veomni_hook.patches.idioms.layer_loop.calls import Calls
-from veomni_hook.patches.idioms.layer_loop.modules import ACTIVATION, LOOK_UPS, method_of
+from veomni_hook.patches.idioms.layer_loop.modules import ACTIVATION, LOOK_UPS, dimensions_of, method_of
 from veomni_hook.patches.idioms.layer_loop.parts import check_written, part_of
 from veomni_hook.patches.idioms.layer_loop.queries import ATTRIBUTES
 from veomni_hook.patches.idioms.layer_loop.shapes import broadcast, matmul
@@ -41,6 +41,7 @@ from veomni_hook.patches.idioms.layer_loop.values import (
     Whole,
     all_joined,
     bare,
+    fresh,
     is_positional,
     joined,
     shaped,
@@ -182,7 +183,25 @@ class Positions(Calls):
     def subscript(self, value: Value, node: ast.Subscript, frame: Frame[Value]) -> Value:
         if self.view.scope.dotted(node.value).endswith(LOOK_UPS):
             return Module((ACTIVATION,))
-        return part_of(value, node, frame)
+        rows = self._rows(node, frame) if isinstance(value, Plain) else None
+        return part_of(value, node, frame) if rows is None else rows
+
+    def _rows(self, node: ast.Subscript, frame: Frame[Value]) -> Tensor | None:
+        """Rows of a table: a buffer, or in an indexer one row for each group of positions; None for others.
+
+        self.expert_of_token[input_ids.reshape(-1)]
+        pool_indices[batch_indices, selected]
+        """
+        own, rank, index = frame.values.get("self"), None, node.slice
+        match index:
+            case ast.Call() if isinstance(own, Module):
+                rank = dimensions_of(self.view, own.names[0], own_attribute(node.value))
+            case ast.Tuple(elts=[ast.Name(), ast.Name() as index]) if self.asking:
+                rank = 2  # the code that gets these rows would not run with others
+        number = evaluate(index, frame) if rank is not None else None
+        if rank is None or not isinstance(number, Tensor):
+            return None
+        return Tensor((*number.dims, *(fresh() for _ in range(rank - 1))))
 
     # Branches and loops
 
@@ -222,6 +241,8 @@ class Positions(Calls):
         if isinstance(statement, ast.Assert):
             return True
         if not statement.orelse and all(isinstance(one, ast.Raise) for one in statement.body):
+            if _is_none(statement.test, frame.values):
+                return False
             _assume(statement.test, frame.values, outcome=False)
             return True  # a check
         for segments in self.segments:
@@ -318,6 +339,14 @@ def _met(left: Value, right: Value) -> Value:
     if not isinstance(left, Tensor | Plain) or not isinstance(right, Tensor | Plain):
         raise Missed("it computes with a value that is not followed")
     return broadcast(left, right)
+
+
+def _is_none(test: ast.expr, values: Mapping[str, Value]) -> bool:
+    """Whether a condition asks if a name is None that is."""
+    match test:
+        case ast.Compare(left=ast.Name(id=name), ops=[ast.Is()], comparators=[ast.Constant(None)]):
+            return values.get(name) == NOTHING
+    return False
 
 
 def _assume(test: ast.expr, values: dict[str, Value], *, outcome: bool) -> None:

@@ -14,7 +14,7 @@ from itertools import product
 
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.scope import parameter_names
-from veomni_hook.patches.code.tree import calls_in, chain
+from veomni_hook.patches.code.tree import calls_in, chain, own_attribute, walk_ast
 from veomni_hook.patches.idioms.layer_loop.known_names import INTERFACE
 from veomni_hook.patches.idioms.layer_loop.values import (
     END,
@@ -82,11 +82,15 @@ def asks_interface(function: FunctionNode) -> bool:
 def queries_of(
     view: ModuleView, function: FunctionNode, values: dict[str, Value]
 ) -> Iterator[tuple[Queries, dict[str, Value]]]:
-    """What attention may get so that its queries are a part of the positions: all that is to be tried."""
+    """What attention may get so that its queries are a part of the positions: all that is to be tried.
+
+    Nothing, unless it hands its cache on to a module of its own, which chooses or makes keys.
+    """
     own = parameter_names(function)
     masks, positions = own.intersection(names("mask")), sorted(own.intersection(names("positions")))
     bag = function.args.kwarg.arg if function.args.kwarg is not None else ""
-    for cache, mask, form in product(cache_parameters(view, function), sorted(masks), _MASKS):
+    caches = [name for name in cache_parameters(view, function) if _hands_on(function, name)]
+    for cache, mask, form in product(caches, sorted(masks), _MASKS):
         if isinstance(bare(values.get(mask, PLAIN)), Tensor):
             continue
         changed: dict[str, Value] = {cache: KEYS, mask: shaped(form)}
@@ -96,6 +100,12 @@ def queries_of(
             parts = tuple((name, shaped(_POSITIONS)) for name in names("positions"))
             changed[bag] = Whole(held.name, (*held.held, *parts))
         yield Queries(cache, mask, positions[0] if positions else bag), {**values, **changed}
+
+
+def _hands_on(function: FunctionNode, cache: str) -> bool:
+    calls = [call for call in calls_in(function) if own_attribute(call.func)]
+    arguments = [part for call in calls for part in (*call.args, *(keyword.value for keyword in call.keywords))]
+    return any(isinstance(node, ast.Name) and node.id == cache for part in arguments for node in walk_ast(part))
 
 
 def of_keys(name: str, arguments: Arguments) -> Value:

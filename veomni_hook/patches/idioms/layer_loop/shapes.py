@@ -167,9 +167,9 @@ def met(one: Dim, other: Dim) -> Dim:
         return one
     if one == ():
         return other
-    if is_positional(one) or is_positional(other) or BATCH in (*one, *other):
+    if is_positional(one) or is_positional(other):
         raise Missed("positions meet a dimension that may be another one", code=Code.MIXES_POSITIONS)
-    return one
+    return other if BATCH in other else one
 
 
 def matmul(one: Value, other: Value) -> Value:
@@ -245,6 +245,13 @@ def _view_as(arguments: Arguments) -> Value:
     return reshaped(arguments.tensor, other.dims)
 
 
+def _expand_as(arguments: Arguments) -> Value:
+    other = arguments.get(1, "other")
+    if not isinstance(other, Tensor):
+        raise Missed("an expand to an unknown shape")
+    return expanded(arguments.tensor, other.dims)
+
+
 def _repeat(arguments: Arguments) -> Value:
     counts, dims = arguments.numbers(1), arguments.tensor.dims
     if len(counts) != len(dims):
@@ -259,6 +266,7 @@ SHAPES: dict[str, Rule] = {
     **dict.fromkeys(("view", "reshape"), lambda arguments: reshaped(arguments.tensor, _sizes(arguments))),
     **dict.fromkeys(("view_as", "reshape_as"), _view_as),
     "expand": lambda arguments: expanded(arguments.tensor, _sizes(arguments)),
+    "expand_as": _expand_as,
     **dict.fromkeys(("transpose", "swapaxes"), _transpose),
     "permute": lambda arguments: Tensor(
         tuple(arguments.tensor.dims[axis(arguments.tensor, number)] for number in arguments.numbers(1))
