@@ -47,7 +47,7 @@ MUTANTS = {
         "parallel.linear_attention:_recurred", "call(*wide, g, beta", "call(*wide, g.flip(3), beta", "model", "kimi_linear/sdpa/plain/15",
     ),
     "the mask of the first process": (
-        "parallel.sequence:part_of_mask", "own_part(mask, 1, sharding.group)", "mask[:, : -(-mask.shape[1] // 2)]", "model", "olmo_hybrid/sdpa/padded/15",
+        "parallel.sequence:part_of_rows", "own_part(mask, 1, sharding.group)", "mask[:, : -(-mask.shape[1] // 2)]", "model", "olmo_hybrid/sdpa/padded/15",
     ),
     "images of a share see each other": (
         "parallel.towers:_between", "(copy >= start) & (copy <= end)", "(copy == start) | (copy == end)", "tower", "images",

@@ -76,7 +76,7 @@ def test_linear_attention_is_proven_and_gets_its_part_of_the_mask():
     model, layer = sites(text)
     assert (model.target, model.status, model.reason) == ("TinyModel.forward", Status.ROUTED, "")
     assert (layer.target, layer.status, layer.counted) == ("TinyAttention.forward", Status.ROUTED, False)
-    part = "without_padding(hidden_states, veomni_sequence.part_of_mask(self, attention_mask))"
+    part = "without_padding(hidden_states, veomni_sequence.part_of_rows(self, attention_mask))"
     assert part in spliced(text, [layer])
     assert spliced(text, [model, layer]).count("veomni_sequence.") == 3
 
@@ -136,7 +136,7 @@ CHANNELS = [
 
 def test_a_decay_for_each_channel_is_proven():
     model, layer = sites(mixer(*CHANNELS))
-    assert (model.status, model.reason, layer.variant) == (Status.ROUTED, "", "part_of_mask")
+    assert (model.status, model.reason, layer.variant) == (Status.ROUTED, "", "part_of_rows")
 
 
 @pytest.mark.parametrize(

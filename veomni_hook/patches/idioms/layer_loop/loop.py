@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.scope import loaded, own_names, parameter_names
@@ -13,6 +13,7 @@ from veomni_hook.patches.code.template import Found, Template
 from veomni_hook.patches.code.tree import last_name, own_attribute, walk_ast
 from veomni_hook.patches.idioms.layer_loop.additions import Addition, addition_in
 from veomni_hook.patches.idioms.layer_loop.positions import Positions
+from veomni_hook.patches.idioms.layer_loop.queries import Queries
 from veomni_hook.patches.idioms.layer_loop.values import (
     NOTHING,
     POSITIONS,
@@ -53,6 +54,8 @@ class Loop:
         followed: the functions and methods of the file that run inside.
         masks: arguments inside that must be a part of a mask of padding.
         addition: the statement inside that adds rows.
+        ids: the names of token ids that the layers get.
+        queries: methods of attention inside, by their node, that get the keys of all positions.
         boundaries: the names of the boundaries of segments, in a tower.
         aside: where the loop of a tower reads the hidden states for something that no layer gets.
     """
@@ -64,6 +67,8 @@ class Loop:
     followed: tuple[str, ...]
     masks: tuple[ast.expr, ...] = ()
     addition: Addition | None = None
+    ids: tuple[str, ...] = ()
+    queries: Mapping[int, Queries] = field(default_factory=dict)
     boundaries: tuple[str, ...] = ()
     aside: tuple[ast.Name, ...] = ()
 
@@ -226,7 +231,17 @@ def _read(view: ModuleView, owner: ast.ClassDef, forward: FunctionNode, at: int,
             raise Missed(text, tail[0], Code.USED_OTHERWISE)
     added = {addition.target} if addition is not None else set()
     followed = tuple(sorted({*positions.followed, *added}))
-    return Loop(statement, hidden, others, tail[0], followed, tuple(positions.masks.values()), addition)
+    return Loop(
+        statement,
+        hidden,
+        others,
+        tail[0],
+        followed,
+        tuple(positions.masks.values()),
+        addition,
+        ids=ids,
+        queries=positions.queries,
+    )
 
 
 def _before(

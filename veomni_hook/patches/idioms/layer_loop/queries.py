@@ -114,9 +114,10 @@ def of_keys(name: str, arguments: Arguments) -> Value:
     Raises:
         Missed: it is another method, or another tensor.
     """
-    tensors = [value for value in arguments.every if isinstance(value, Tensor)]
-    rows = sum(is_shaped(value, "B S .", "B . S .") for value in tensors)
-    if len(tensors) != rows or rows != _GATHERED.get(name, 0) or name not in (*_GATHERED, *_OF_ALL):
+    passed = (*arguments.given, *arguments.named.values())
+    rows = sum(is_shaped(value, "B S .", "B . S .") for value in arguments.given)
+    parts = sum(isinstance(value, Tensor) for value in passed)
+    if parts != rows or rows != _GATHERED.get(name, 0) or name not in (*_GATHERED, *_OF_ALL):
         raise Missed(f"it asks the cache for {name}", code=Code.MIXES_POSITIONS)
     return _RESULTS.get(name, PLAIN)
 

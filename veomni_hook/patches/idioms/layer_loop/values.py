@@ -248,9 +248,10 @@ def read_from(value: Whole, key: Value) -> Value:
         Missed: it may be a part of the positions.
     """
     parts = dict(value.held)
-    if parts and not (isinstance(key, Plain) and isinstance(key.value, str)):
+    name = key.value if isinstance(key, Plain) else None
+    if parts and not isinstance(name, str):
         raise Missed(f"it reads a part of the positions from {value.name}", code=Code.MIXES_POSITIONS)
-    return parts.get(str(key.value)) or Whole(value.name, rows=value.rows)
+    return parts[name] if name in parts else Whole(value.name, rows=value.rows)
 
 
 def joined(one: Value, other: Value) -> Value:
