@@ -386,7 +386,7 @@ class TestTheInstalledRelease:
             ("bamba", "recurrent layers"),
             ("falcon_h1", "recurrent layers"),
             ("recurrent_gemma", "recurrent layers"),
-            ("glm5_next", "attention to positions that an indexer chooses"),
+            ("mistral_large4", "attention to positions that an indexer chooses"),
             ("lfm2", "convolutions along the positions"),
             ("granite4_vision", "deepstack"),
             ("gemma3n", "per-layer inputs"),
