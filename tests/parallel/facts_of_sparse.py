@@ -66,4 +66,7 @@ def products(family: str) -> list[int]:
 def facts() -> dict[str, Any]:
     """Return what each check found, in one process after the other."""
     refusals = {check.__name__: check() for check in (single, mask, queries)}
-    return {"refusals": refusals, "products": {name: products(name) for name in ("deepseek_v32", "deepseek_v4")}}
+    return {
+        "refusals": refusals,
+        "products": {name: products(name) for name in ("deepseek_v32", "deepseek_v4")},
+    }

@@ -1,9 +1,9 @@
 """Attention that chooses among its keys: each process has its own queries, and the keys of all positions.
 
-An indexer scores all keys, and a compressor pools windows of positions. Both ask the layer's cache for what is
-in front of their positions. So patched attention gets a cache that answers with all positions: keys, which are
-few (latent or shared by all heads), are gathered before upstream's code expands, pools or scores them. Masks
-and positions are those of this process's queries. Nothing else of upstream's code changes.
+An indexer scores all keys, and a compressor pools windows of positions. Both ask the layer's cache for what
+is in front of their positions. So patched attention gets a cache that answers with all positions: keys, which
+are few (latent, or shared by all heads), are gathered before upstream's code expands, pools or scores them.
+Masks and positions are those of this process's queries. Nothing else of upstream's code changes.
 """
 
 from __future__ import annotations
@@ -54,18 +54,20 @@ def whole_keys(
     told = mask.shape[-1] if isinstance(mask, torch.Tensor) else None
     full = sharding.positions(part, told, causal=True)
     if part == 1 < full:
-        _refuse(module, f"of {full} positions each has one, which upstream's code takes for generation", group)
+        _refuse(module, f"of {full} positions each has one, as in generation", group)
     setattr(module, _MARK, True)
     rows = _rows(module, mask, part, full, group, hidden_states.device)
     return (_Keys(module, sharding, part, full), rows, *(_part(value, group) for value in positions))
 
 
 def has_whole_keys(module: nn.Module) -> bool:
-    """Return whether ``module`` attends from a part of the positions to all of them, where these are split."""
-    return getattr(module, _MARK, False)
+    """Return whether ``module`` attends from a part of the positions to all of them."""
+    return getattr(module, _MARK, False) is True
 
 
-def own_queries(module: nn.Module, query: torch.Tensor, key: torch.Tensor, mask: Any, group: SequenceGroup) -> None:
+def own_queries(
+    module: nn.Module, query: torch.Tensor, key: torch.Tensor, mask: Any, group: SequenceGroup
+) -> None:
     """Raise unless an implementation is given the mask of these queries ``[.., queries, .]`` and keys.
 
     Raises:
@@ -74,7 +76,7 @@ def own_queries(module: nn.Module, query: torch.Tensor, key: torch.Tensor, mask:
     expected = [query.shape[2], key.shape[2]]
     if not isinstance(mask, torch.Tensor) or [*mask.shape[-2:]] != expected:
         said = list(mask.shape) if isinstance(mask, torch.Tensor) else type(mask).__name__
-        _refuse(module, f"its mask is {said}, not that of {expected[0]} queries and {expected[1]} keys", group)
+        _refuse(module, f"its mask is {said}, not one of {expected[0]} queries and {expected[1]} keys", group)
 
 
 class _Keys:

@@ -64,7 +64,11 @@ def test_attention_gets_its_own_queries_and_the_keys_of_all_positions():
     text = indexed()
     model, attention = sites(text)
     assert (model.status, model.reason) == (Status.ROUTED, "")
-    assert (attention.target, attention.variant, attention.counted) == ("TinyAttention.forward", "whole_keys", False)
+    assert (attention.target, attention.variant, attention.counted) == (
+        "TinyAttention.forward",
+        "whole_keys",
+        False,
+    )
     names = "past_key_values, attention_mask, kwargs"
     code = f"{names} = veomni_keys.whole_keys(self, hidden_states, {names})"
     assert code in in_lines(spliced(text, [model, attention]))

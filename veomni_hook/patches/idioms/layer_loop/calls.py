@@ -12,15 +12,13 @@ from veomni_hook.patches.code.template import Found
 from veomni_hook.patches.code.tree import chain, decorator_name, last_name
 from veomni_hook.patches.idioms import causal_conv, gated_delta_rule
 from veomni_hook.patches.idioms.layer_loop.attention import STATE, attended, convolved, of_cache, ruled
+from veomni_hook.patches.idioms.layer_loop.builtin import builtin
 from veomni_hook.patches.idioms.layer_loop.collections import Collections
 from veomni_hook.patches.idioms.layer_loop.known_names import (
     DECORATORS,
     FILLED,
     INTERFACE,
-    LOOPS,
     MODULES,
-    NUMBERS,
-    QUESTIONS,
     RANDOM,
     SHAPED,
 )
@@ -36,7 +34,6 @@ from veomni_hook.patches.idioms.layer_loop.values import (
     PLACES,
     PLAIN,
     POSITIONS,
-    SLICE,
     Arguments,
     Items,
     Many,
@@ -54,7 +51,6 @@ from veomni_hook.patches.idioms.layer_loop.values import (
     fresh,
     holds_tensor,
     is_positional,
-    of_all,
     read_from,
     shaped,
     tensor_like,
@@ -153,7 +149,10 @@ class Calls(Collections):
         known = _known(dotted, arguments, node)
         if known is not None:
             return known
-        return self._called(bare(evaluate(node.func, frame)), arguments, node, frame)
+        function = bare(evaluate(node.func, frame))
+        if function == PLAIN and isinstance(node.func, ast.Attribute) and node.func.attr in SHAPED:
+            return filled(arguments)
+        return self._called(function, arguments, node, frame)
 
     def _arguments(self, node: ast.Call, frame: Frame[Value]) -> Arguments:
         """The arguments of a call."""
@@ -196,8 +195,6 @@ class Calls(Collections):
             return value
         if isinstance(function, Unknown):
             raise Missed(f"it calls {function.reason}")
-        if isinstance(node.func, ast.Attribute) and node.func.attr in SHAPED:
-            return filled(arguments)
         # A function of another file must not get a part of the positions.
         for value in arguments.every:
             if isinstance(value, Tensor):
@@ -345,7 +342,7 @@ def _routed(view: ModuleView, find: Callable[[ModuleView], Iterator[Site]]) -> f
 def _known(dotted: str, arguments: Arguments, node: ast.Call) -> Value | None:
     """The result of a function that is known by its name; None for others."""
     if dotted.startswith("builtins."):
-        return _builtin(dotted.rpartition(".")[2], [*arguments.given, *arguments.named.values()], node)
+        return builtin(dotted.rpartition(".")[2], [*arguments.given, *arguments.named.values()], node)
     if name := torch_name(dotted):
         return _torch(name, arguments)
     if dotted.startswith("torch.nn.") and dotted.rpartition(".")[2][:1].isupper():
@@ -353,62 +350,6 @@ def _known(dotted: str, arguments: Arguments, node: ast.Call) -> Value | None:
     if dotted.partition(".")[0] in (":logger", "warnings"):
         return PLAIN
     return arguments.given[0] if dotted == _CAST and arguments.given else None
-
-
-def _builtin(name: str, arguments: list[Value], node: ast.Call) -> Value:
-    first = arguments[0] if arguments else PLAIN
-    if name == "isinstance" and isinstance(first, Tensor) and last_name(node.args[1]) == "tuple":
-        return Plain(False)
-    if name in QUESTIONS:
-        return PLAIN
-    if name in _LISTS:
-        return _LISTS[name](arguments)
-    if name not in (*NUMBERS, *LOOPS, "getattr", "slice"):
-        raise Missed(f"it calls {name}, which is not followed")
-    for value in arguments if name == "slice" else of_all(arguments):
-        if isinstance(value, Whole) and name == "getattr":
-            return value
-        if isinstance(tensor_like(value), Tensor):
-            raise Missed(f"{name} of values of some positions", code=Code.MIXES_POSITIONS)
-    kept = first if name in LOOPS and isinstance(first, Items | Many) else PLAIN
-    return SLICE if name == "slice" else kept
-
-
-def _length(arguments: list[Value]) -> Value:
-    """What ``len`` gives."""
-    if isinstance(arguments[0], Tensor):
-        return Size(arguments[0].dims[0])
-    return Plain(len(arguments[0].values)) if isinstance(arguments[0], Items) else PLAIN
-
-
-def _numbered(arguments: list[Value]) -> Value:
-    """What ``enumerate`` gives."""
-    value = arguments[0]
-    if not isinstance(value, Items):
-        return _zipped([PLAIN, value if isinstance(value, Tensor | Many | Whole) else PLAIN])
-    numbers = (PLAIN if arguments[1:] else Plain(number) for number in range(len(value.values)))
-    return _zipped([Items(tuple(numbers)), value])
-
-
-def _zipped(arguments: list[Value]) -> Value:
-    """What ``zip`` gives."""
-    if any(isinstance(value, Tensor) for value in arguments):
-        raise Missed("a loop over positions", code=Code.MIXES_POSITIONS)
-    if all(isinstance(value, Items) for value in arguments):
-        rows = zip(*(value.values for value in arguments if isinstance(value, Items)), strict=False)
-        return Items(tuple(Items(row) for row in rows))
-    if any(isinstance(value, Items) for value in arguments):
-        raise Missed("a loop that is not followed")
-    return Many(Items(tuple(value.value if isinstance(value, Many) else value for value in arguments)))
-
-
-_LISTS: dict[str, Callable[[list[Value]], Value]] = {
-    "enumerate": _numbered,
-    "len": _length,
-    "list": lambda arguments: arguments[0] if arguments else PLAIN,
-    "tuple": lambda arguments: arguments[0] if arguments else PLAIN,
-    "zip": _zipped,
-}
 
 
 def _torch(name: str, arguments: Arguments) -> Value:
@@ -445,16 +386,14 @@ def _operation(function: Operation, arguments: Arguments, node: ast.Call) -> Val
     if isinstance(value, Tensor):
         _check_known(arguments)
         return operation(name, [value, *arguments.given], arguments.named)
-    if value == KEYS:
-        return of_keys(name, arguments)
     if isinstance(value, Whole):
         if (result := of_cache(name, arguments)) is not None:
             return result
         if name in ("get", "pop", "items", "keys", "values", "copy"):
             return read_from(value, arguments.first if name in ("get", "pop") else PLAIN)
         raise Missed(f"it asks {value.name} for {name}")
-    if value == STATE:
-        return STATE
+    if value in (STATE, KEYS):
+        return STATE if value == STATE else of_keys(name, arguments)
     if isinstance(value, Many) and name in ("values", "get"):
         return value if name == "values" else value.value
     if isinstance(value, Many | Items) and name in ("keys", "items", "index", "count"):

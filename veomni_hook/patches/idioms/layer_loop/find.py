@@ -18,7 +18,7 @@ from functools import partial
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.edit import Edit
 from veomni_hook.patches.code.scope import free_name, loaded, parameter_names
-from veomni_hook.patches.code.tree import calls_in, own_attribute, walk_ast
+from veomni_hook.patches.code.tree import calls_in, own_attribute
 from veomni_hook.patches.idioms.layer_loop.inside import IMPORT, OP, Inside
 from veomni_hook.patches.idioms.layer_loop.loop import Loop, decided, loops
 from veomni_hook.patches.idioms.layer_loop.modules import Attributes, method_of
@@ -72,9 +72,7 @@ def _site(
     inside: Inside,
 ) -> Site:
     """The site of a base model; ``inside`` gets what must change in its layers."""
-    site = partial(
-        Site, OP, f"{owner.name}.forward", part=_MODEL, lineno=layers[0].lineno, imports=(IMPORT,)
-    )
+    site = partial(Site, OP, f"{owner.name}.forward", part=_MODEL, lineno=layers[0].lineno, imports=(IMPORT,))
     try:
         loop = decided(view, owner, forward, layers)
         every = [loop, *(decided(view, other, forward, layers) for other in _inheriting(view, owner))]

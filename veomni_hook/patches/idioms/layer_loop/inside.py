@@ -43,12 +43,12 @@ class Inside:
                     node for node in walk_ast(method) if isinstance(node, ast.expr) and id(node) in self.masks
                 ]
                 if expressions:
-                    edits = [
+                    parts = [
                         in_place(view, part, f"veomni_sequence.part_of_rows(self, {ast.unparse(part)})")
                         for part in expressions
                     ]
                     line = expressions[0].lineno
-                    yield site("part_of_rows", edits=tuple(edits), lineno=line, imports=(IMPORT,))
+                    yield site("part_of_rows", edits=tuple(parts), lineno=line, imports=(IMPORT,))
                 if (queries := self.queries.get(id(method))) is not None:
                     edits = _asking(view, method, queries)
                     yield site("whole_keys", edits=edits, lineno=method.lineno, imports=(_KEYS,))

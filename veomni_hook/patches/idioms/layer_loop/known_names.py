@@ -43,7 +43,7 @@ MODULES = {
     "RMSNorm": "layer_norm",
     "Embedding": "one_hot",
 }
-#: Functions that make a tensor whose numbers are all the same, and methods that repeat one or make such a tensor.
+#: Functions that make a tensor whose numbers are all the same, and methods that make one or repeat theirs.
 FILLED = {"empty", "full", "ones", "zeros"}
 SHAPED = {"expand", "new_empty", "new_full", "new_ones", "new_zeros"}
 RANDOM = {"bernoulli", "rand", "randint", "randn", "randperm"}

@@ -208,11 +208,11 @@ def _read(view: ModuleView, owner: ast.ClassDef, forward: FunctionNode, at: int,
         raise Missed(text, statement)
     read = [name for name in dict.fromkeys(loaded([statement])) if name != hidden and name in scope]
     others = tuple(name for name in read if _is_sliceable(scope[name]))
-    ids = tuple(name for name in read if name in names("token ids") and is_shaped(scope[name], "B S"))
-    parts = (*others, *ids, hidden)
+    tokens = tuple(name for name in read if name in names("token ids") and is_shaped(scope[name], "B S"))
+    parts = (*others, *tokens, hidden)
     whole = [name for name, value in scope.items() if name not in parts and depends(value)]
     scope.update({name: Whole(name) for name in whole})
-    for name in (*others, *ids):
+    for name in (*others, *tokens):
         if name in loaded(tail):
             text = f"{name} is sliced for the layers and used after them"
             raise Missed(text, statement, Code.USED_OTHERWISE)
@@ -239,7 +239,7 @@ def _read(view: ModuleView, owner: ast.ClassDef, forward: FunctionNode, at: int,
         followed,
         tuple(positions.masks.values()),
         addition,
-        ids=ids,
+        ids=tokens,
         queries=positions.queries,
     )
 

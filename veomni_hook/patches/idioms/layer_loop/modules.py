@@ -79,11 +79,13 @@ def method_of(view: ModuleView, name: str, method: str, above: ast.ClassDef | No
 
 
 def dimensions_of(view: ModuleView, name: str, attribute: str) -> int | None:
-    """How many dimensions a parameter or buffer of a class has, as ``__init__`` makes it; None if it does not say.
+    """How many dimensions a parameter or buffer has that ``__init__`` makes; None if it does not say.
 
     self.table = nn.Buffer(torch.zeros(config.vocab_size, self.top_k))
     """
-    inits = [init for owner in lineage(view, name) if (init := view.methods(owner).get("__init__")) is not None]
+    inits = [
+        init for owner in lineage(view, name) if (init := view.methods(owner).get("__init__")) is not None
+    ]
     for node in (node for init in inits for node in walk_ast(init)):
         match node:
             case ast.Assign(targets=[target], value=ast.Call(args=[ast.Call(args=sizes) as made, *_])):
@@ -132,7 +134,7 @@ class Attributes:
         stored = [attribute for owner in owners for attribute in _stored(self.view, owner)]
         assigned = _assigned(init, test)
         if stored.count(own_attribute(test)) == len(assigned) == 1 and _compared(assigned[0]) is not None:
-            # self.is_dense = config.layer_types[index] == "dense"
+            # A flag that says whether a setting is equal to something.
             test, init = assigned[0], _Replaced(own_attribute(test), assigned[0]).visit(deepcopy(init))
         asked = _compared(test)
         if asked is None:

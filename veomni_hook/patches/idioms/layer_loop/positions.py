@@ -106,18 +106,13 @@ class Positions(Calls):
             return Operation(STATE, node.attr)
         if isinstance(value, Unknown):
             raise Missed(f"it uses {value.reason}", node)
-        if value == KEYS:
-            return ATTRIBUTES.get(node.attr) or Operation(KEYS, node.attr)
-        if isinstance(value, Module) and len(value.names) == 1:
+        if isinstance(value, Module) and len(value.names) == 1 and value != KEYS:
             return self._own(value, node.attr)
-        if isinstance(value, Plain | Module):
+        if isinstance(value, Plain | Module) and value != KEYS:
             return PLAIN
         if isinstance(value, Size):
             return tensor_like(value)
-        if isinstance(value, Items) and node.attr in _PAIR and len(value.values) == len(_PAIR):
-            return value.values[_PAIR.index(node.attr)]
-        about = isinstance(value, Tensor) and node.attr in _ABOUT
-        return _ABOUT[node.attr](value) if about else Operation(value, node.attr)
+        return _part(value, node.attr) or Operation(value, node.attr)
 
     def _own(self, own: Module, name: str) -> Value:
         """An attribute of an instance of one class."""
@@ -139,12 +134,8 @@ class Positions(Calls):
         if isinstance(operator, ast.Mult) and isinstance(left, Items) and isinstance(right, Plain):
             if isinstance(right.value, int):
                 return Items(left.values * right.value)
-        if isinstance(operator, ast.Mult) and isinstance(left, Size) and isinstance(right, Size):
-            return Size(left.dim + right.dim)
-        if left == END and isinstance(operator, ast.Sub) and right == Size((POSITIONS,)):
-            return START
-        if left == START and isinstance(operator, ast.Add) and right == PLACES:
-            return shaped("S")
+        if (number := _number(operator, left, right)) is not None:
+            return number
         left, right = tensor_like(left), tensor_like(right)
         if isinstance(operator, ast.MatMult):
             return matmul(left, right)
@@ -161,7 +152,7 @@ class Positions(Calls):
         if any(isinstance(operator, ast.Is | ast.IsNot | ast.In | ast.NotIn) for operator in node.ops):
             return PLAIN
         numbers = [value.value for value in values if isinstance(value, Plain) and type(value.value) is int]
-        if len(numbers) == len(values) == 2 and type(node.ops[0]) in _COMPARED:  # noqa: PLR2004 - two sides
+        if len(numbers) == len(values) == 2 and type(node.ops[0]) in _COMPARED:
             return Plain(_COMPARED[type(node.ops[0])](*numbers))
         if self.asking and values == [Size((POSITIONS,)), Plain(1)] and isinstance(node.ops[0], ast.Eq):
             return Plain(False)  # `whole_keys` refuses a single query
@@ -332,6 +323,24 @@ class Positions(Calls):
             frame.values[node.name] = Unknown(f"{node.name}, a function inside a function")
         elif not isinstance(node, ast.Delete | ast.Break):
             raise Missed(f"{type(node).__name__} is not followed", node)
+
+
+def _part(value: Value, name: str) -> Value | None:
+    """What an attribute of a value is, other than its methods."""
+    if isinstance(value, Tensor) and name in _ABOUT:
+        return _ABOUT[name](value)
+    if isinstance(value, Items) and name in _PAIR and len(value.values) == len(_PAIR):
+        return value.values[_PAIR.index(name)]
+    return ATTRIBUTES.get(name) if value == KEYS else None
+
+
+def _number(operator: ast.operator, left: Value, right: Value) -> Value | None:
+    """What code computes from numbers of positions; None: from others."""
+    if isinstance(operator, ast.Mult) and isinstance(left, Size) and isinstance(right, Size):
+        return Size(left.dim + right.dim)
+    if (left, right) == (END, Size((POSITIONS,))) and isinstance(operator, ast.Sub):
+        return START
+    return shaped("S") if (left, right) == (START, PLACES) and isinstance(operator, ast.Add) else None
 
 
 def _met(left: Value, right: Value) -> Value:

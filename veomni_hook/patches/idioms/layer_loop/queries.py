@@ -1,14 +1,14 @@
 """Attention whose queries are those of this process, and whose keys are those of all positions.
 
 An indexer chooses from all keys, and a compressor pools windows of them. Both ask the cache for what is in
-front of a position. So the cache that such attention gets answers with all positions (`veomni_hook.parallel`);
-then everything else must work on each query by itself.
+front of a position. So the cache that such attention gets answers with all positions
+(`veomni_hook.parallel.whole_keys`); then everything else must work on each query by itself.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
@@ -24,7 +24,6 @@ from veomni_hook.patches.idioms.layer_loop.values import (
     Arguments,
     Items,
     Many,
-    Plain,
     Tensor,
     Value,
     Whole,
@@ -104,8 +103,12 @@ def queries_of(
 
 def _hands_on(function: FunctionNode, cache: str) -> bool:
     calls = [call for call in calls_in(function) if own_attribute(call.func)]
-    arguments = [part for call in calls for part in (*call.args, *(keyword.value for keyword in call.keywords))]
-    return any(isinstance(node, ast.Name) and node.id == cache for part in arguments for node in walk_ast(part))
+    arguments = [
+        part for call in calls for part in (*call.args, *(keyword.value for keyword in call.keywords))
+    ]
+    return any(
+        isinstance(node, ast.Name) and node.id == cache for part in arguments for node in walk_ast(part)
+    )
 
 
 def of_keys(name: str, arguments: Arguments) -> Value:

@@ -204,7 +204,7 @@ def _sizes(arguments: Arguments) -> list[Dim | int | None]:
 
 
 def filled(arguments: Arguments, start: int = 0) -> Value:
-    """The tensor of a shape that a call names by its arguments from ``start`` on: every number is the same."""
+    """The tensor of the shape in the arguments from ``start`` on: all of its numbers are the same."""
     numbers = [value for value in arguments.numbers(start) if isinstance(value, Size | Plain)]
     return made([size if isinstance(size, tuple) else fresh() for size in map(size_of, numbers)])
 
@@ -274,7 +274,9 @@ SHAPES: dict[str, Rule] = {
     "unsqueeze": lambda arguments: inserted(arguments.tensor, arguments.get(1, "dim"), ()),
     "flatten": _flatten,
     "unflatten": _unflatten,
-    **dict.fromkeys(("new_empty", "new_full", "new_ones", "new_zeros"), lambda arguments: filled(arguments, 1)),
+    **dict.fromkeys(
+        ("new_empty", "new_full", "new_ones", "new_zeros"), lambda arguments: filled(arguments, 1)
+    ),
     "repeat": _repeat,
     "size": _size,
     "dim": lambda arguments: Plain(len(arguments.tensor.dims)),
