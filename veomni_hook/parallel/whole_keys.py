@@ -8,7 +8,9 @@ Masks and positions are those of this process's queries. Nothing else of upstrea
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import deepcopy
+from functools import partial
 from typing import Any, NoReturn
 from weakref import WeakKeyDictionary
 
@@ -19,7 +21,7 @@ from veomni_hook.errors import ParallelError
 from veomni_hook.parallel import process
 from veomni_hook.parallel.collectives import gathered, own_part
 from veomni_hook.parallel.groups import SequenceGroup
-from veomni_hook.parallel.sharding import Sharding, in_force
+from veomni_hook.parallel.sharding import in_force
 
 __all__ = ["has_whole_keys", "own_queries", "whole_keys"]
 
@@ -57,7 +59,7 @@ def whole_keys(
         _refuse(module, f"of {full} positions each has one, as in generation", group)
     setattr(module, _MARK, True)
     rows = _rows(module, mask, part, full, group, hidden_states.device)
-    return (_Keys(module, sharding, part, full), rows, *(_part(value, group) for value in positions))
+    return (_Keys(module, group, part, full), rows, *(_part(value, group) for value in positions))
 
 
 def has_whole_keys(module: nn.Module) -> bool:
@@ -80,11 +82,15 @@ def own_queries(
 
 
 class _Keys:
-    """A layer's cache, and what a cache holds of each layer, that is empty but for the positions of others."""
+    """A cache, and its layer of one module: empty in front of the keys that it gathers."""
 
-    def __init__(self, module: nn.Module, sharding: Sharding, part: int, full: int) -> None:
-        self._layer, self._group, self._part, self._full = _empty(module), sharding.group, part, full
-        self.layers = self
+    def __init__(self, module: nn.Module, group: SequenceGroup, part: int, full: int) -> None:
+        self._layer, self._group, self._part, self._full = _empty(module), group, part, full
+
+    @property
+    def layers(self) -> _Keys:
+        """What stands for every layer: modules ask for their own."""
+        return self
 
     def __getitem__(self, layer: int) -> _Keys:
         return self
@@ -97,17 +103,17 @@ class _Keys:
         if name.startswith("_"):
             raise AttributeError(name)  # of a copy that is not made yet
         found = getattr(self._layer, name)
-        if name not in _GATHERED:
-            return found
+        return partial(self._gathered, found) if name in _GATHERED else found
 
-        def answer(*states: Any, **_: object) -> Any:
-            # A cache of several layers is also told which one.
-            return found(*(self._whole(state) for state in states if not isinstance(state, int)))
-
-        return answer
-
-    def _whole(self, state: Any) -> Any:
-        return gathered(state, -2, self._full, self._group) if isinstance(state, torch.Tensor) else state
+    def _gathered(self, method: Callable[..., Any], *states: Any, **_: object) -> Any:
+        """Call a method of the layer with all positions; a cache's method is also told which layer."""
+        # The keys may be the values.
+        whole = {
+            id(state): gathered(state, -2, self._full, self._group)
+            for state in {id(state): state for state in states}.values()
+            if isinstance(state, torch.Tensor)
+        }
+        return method(*(whole.get(id(state), state) for state in states if not isinstance(state, int)))
 
 
 def _empty(module: nn.Module) -> Any:

@@ -166,9 +166,9 @@ abs add add_ bfloat16 bool celu clamp clamp_ clamp_max clamp_min clone conj cont
 div div_ divide double dropout elu empty_like eq erf exp exp_ expm1 fill_ float floor full_like ge gelu
 greater gt half hardsigmoid hardswish hardtanh imag int isfinite isinf isnan le leaky_relu less log log1p
 logical_and logical_not logical_or logsigmoid long lt masked_fill masked_fill_ maximum minimum mish mul
-mul_ multiply nan_to_num nan_to_num_ ne neg ones_like polar pow quick_gelu real reciprocal relu remainder relu6
-requires_grad_ round rrelu rsqrt selu sigmoid sigmoid_ sign silu silu_ sin softplus softsign sqrt square
-sub sub_ subtract tanh to type type_as uniform_ where zeros_like
+mul_ multiply nan_to_num nan_to_num_ ne neg ones_like polar pow quick_gelu real reciprocal relu relu6
+remainder requires_grad_ round rrelu rsqrt selu sigmoid sigmoid_ sign silu silu_ sin softplus softsign sqrt
+square sub sub_ subtract tanh to type type_as uniform_ where zeros_like
 """.split()
 
 #: Where no argument is: the last dimension is always meant.
