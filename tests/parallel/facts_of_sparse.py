@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+import veomni_hook
 from tests.parallel import small
 from tests.parallel.facts_of_sequence import refusal
 from veomni_hook.parallel import process
@@ -66,7 +67,9 @@ def products(family: str) -> list[int]:
 def facts() -> dict[str, Any]:
     """Return what each check found, in one process after the other."""
     refusals = {check.__name__: check() for check in (single, mask, queries)}
+    process.tell("sp=2")
     return {
         "refusals": refusals,
+        "explain": str(veomni_hook.explain(small.model("deepseek_v4", "eager"))),
         "products": {name: products(name) for name in ("deepseek_v32", "deepseek_v4")},
     }

@@ -67,3 +67,7 @@ def test_a_process_does_half_of_the_work_of_attention(facts):
     """Products of queries and keys, and scores of indexers: what grows with the square of the length."""
     for family, (one, split) in facts["products"].items():
         assert 0.45 < split / one < 0.6, (family, one, split)
+
+
+def test_explain_says_what_attention_gets(facts):
+    assert "attention (eager) gets its queries there, and the keys of all positions" in facts["explain"]
