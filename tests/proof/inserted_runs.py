@@ -115,6 +115,7 @@ _DONE: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(("values", "place", "sent", "picked", "lengths"), lambda _, *args: args[0]),
     **dict.fromkeys(("added", "of_sizes", "followed"), lambda _, *args: args[0](*args[1:])),
     "shard": _sharded,
+    "whole_keys": lambda _, *args: args[2:],
     "rows_to_add": lambda _, *args: args[4],
     "check": lambda _, upstream, condition, message: upstream(condition, message()),
     "selected": lambda _, tensor, mask: tensor[mask].numel(),

@@ -22,12 +22,11 @@ from veomni_hook.parallel import process
 from veomni_hook.parallel.collectives import gathered, own_part
 from veomni_hook.parallel.groups import SequenceGroup
 from veomni_hook.parallel.sharding import in_force
+from veomni_hook.patches.upstream_names import KEPT, names
 
 __all__ = ["has_whole_keys", "own_queries", "whole_keys"]
 
-#: Methods of caches that get tensors ``[..., positions, width]`` and return them with what they hold.
-_GATHERED = ("update", "update_indexer", "update_index", "store_compression_weights")
-_MARK, _POSITIONS = "_veomni_whole_keys", "position_ids"
+_MARK = "_veomni_whole_keys"
 #: An empty cache of each module of attention.
 _EMPTY: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()
 
@@ -103,7 +102,7 @@ class _Keys:
         if name.startswith("_"):
             raise AttributeError(name)  # of a copy that is not made yet
         found = getattr(self._layer, name)
-        return partial(self._gathered, found) if name in _GATHERED else found
+        return partial(self._gathered, found) if name in KEPT else found
 
     def _gathered(self, method: Callable[..., Any], *states: Any, **_: object) -> Any:
         """Call a method of the layer with all positions; a cache's method is also told which layer."""
@@ -144,8 +143,9 @@ def _rows(
 def _part(positions: Any, group: SequenceGroup) -> Any:
     if isinstance(positions, torch.Tensor):
         return own_part(positions, -1, group)
-    if isinstance(positions, dict) and isinstance(given := positions.get(_POSITIONS), torch.Tensor):
-        return {**positions, _POSITIONS: own_part(given, -1, group)}
+    if isinstance(positions, dict):
+        known = names("positions")
+        return {name: _part(value, group) if name in known else value for name, value in positions.items()}
     return positions
 
 

@@ -34,15 +34,13 @@ from veomni_hook.patches.idioms.layer_loop.values import (
 from veomni_hook.patches.routes.cache_parameter import cache_parameters
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Code, Missed
-from veomni_hook.patches.upstream_names import names
+from veomni_hook.patches.upstream_names import KEPT, names
 
 __all__ = ["Queries", "asks_interface", "of_keys", "queries_of"]
 
 #: A mask of queries and keys, or of padding: its shape in one process is that of all positions.
 _MASKS = ("B . S .", "B S")
 _POSITIONS = "B S"
-#: How many tensors methods of caches get that have a row for each position, before the last dimension.
-_GATHERED = {"update": 2, "update_indexer": 1, "update_index": 1, "store_compression_weights": 2}
 _RESULTS: dict[str, Value] = {
     "update": Items((PLAIN, PLAIN)),
     "store_compression_weights": Items((PLAIN, PLAIN, PLAIN)),
@@ -120,7 +118,7 @@ def of_keys(name: str, arguments: Arguments) -> Value:
     passed = (*arguments.given, *arguments.named.values())
     rows = sum(is_shaped(value, "B S .", "B . S .") for value in arguments.given)
     parts = sum(isinstance(value, Tensor) for value in passed)
-    if parts != rows or rows != _GATHERED.get(name, 0) or name not in (*_GATHERED, *_OF_ALL):
+    if parts != rows or rows != KEPT.get(name, 0) or name not in (*KEPT, *_OF_ALL):
         raise Missed(f"it asks the cache for {name}", code=Code.MIXES_POSITIONS)
     return _RESULTS.get(name, PLAIN)
 
