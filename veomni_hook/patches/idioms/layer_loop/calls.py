@@ -85,7 +85,7 @@ class Calls(Collections):
         rules: where the names of functions begin whose calls get all positions of a share of the heads.
         convolutions: the same, of convolutions along the positions whose part begins with zeros.
         masks: arguments of calls that must be this process's part of a mask.
-        queries: methods of attention, by their node, that get the keys of all positions.
+        queries: by the identity of a method of attention: with what it gets all keys, or None.
         asking: whether one of them is followed.
         segments: attention by segments in the methods that were followed.
         boundaries: what a tower's forward calls the boundaries of these segments.
@@ -102,7 +102,7 @@ class Calls(Collections):
         # Layers are counted by their rules when they run: one that convolves alone would count as missed.
         self.convolutions = _routed(view, causal_conv.find) if self.rules else frozenset()
         self.masks: dict[int, ast.expr] = {}
-        self.queries: dict[int, Queries] = {}
+        self.queries: dict[int, Queries | None] = {}
         self.asking = False
         self.segments: list[Found] = []
         self.boundaries: set[str] = set()
@@ -296,24 +296,21 @@ class Calls(Collections):
         """
         if self.tower or not asks_interface(function):
             return run(function.body, frame)
-        known, errors = self.queries.get(id(function)), list[Missed]()
-        ways = [(None, frame.values), *queries_of(self.view, function, frame.values)]
-        masks = self.masks
-        for queries, values in ways:
-            if known is not None and queries != known:
-                continue
+        masks, errors, key = self.masks, list[Missed](), id(function)
+        for queries, values in [(None, frame.values), *queries_of(self.view, function, frame.values)]:
+            if self.queries.get(key, queries) != queries:
+                continue  # what it gets is the same in all of its calls
             frame.values, self.masks, self.asking = {**values}, {**masks}, queries is not None
             try:
                 result = run(function.body, frame)
             except Missed as error:
                 errors.append(error)
-                continue
+            else:
+                self.queries[key] = queries
+                return result
             finally:
                 self.asking = False
-            if queries is not None:
-                self.queries[id(function)] = queries
-            return result
-        raise errors[0]
+        raise errors[0] if errors else Missed("its attention is called in several ways", function)
 
     def _parameters(self, function: FunctionNode, arguments: Arguments) -> dict[str, Value]:
         """The values of a function's parameters; those that ``**`` may set are not known."""

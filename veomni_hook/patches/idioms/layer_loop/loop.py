@@ -240,7 +240,7 @@ def _read(view: ModuleView, owner: ast.ClassDef, forward: FunctionNode, at: int,
         tuple(positions.masks.values()),
         addition,
         ids=tokens,
-        queries=positions.queries,
+        queries={key: queries for key, queries in positions.queries.items() if queries is not None},
     )
 
 
