@@ -30,7 +30,7 @@ def change(place: str, old: str, new: str) -> None:
 
 def model(case: str, _: Path) -> float:
     """How far a split model is from one process."""
-    unfused = case.startswith(("qwen3/", "llama/eager"))
+    unfused = case.startswith(("qwen3/", "llama/eager", "deepseek_v32/", "glm5_next/", "deepseek_v4/"))
     return facts_of_models.facts([case], "sp=2", "eager" if unfused else "torch")[case]["worst"]
 
 

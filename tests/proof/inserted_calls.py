@@ -40,8 +40,8 @@ _MORE = 3
 _ARGUMENTS = re.compile(r"\('[\w.]+', '(\w+)', '\w+'\)")
 #: Helpers whose first argument is the module whose method runs.
 _OWNED = (
-    "found", "refuse", "shard", "gather", "part_of_mask", "rows_to_add", "refused", "plus_zero", "call",
-    "kernel",
+    "found", "refuse", "shard", "gather", "part_of_rows", "rows_to_add", "refused", "plus_zero", "call",
+    "kernel", "whole_keys",
 )  # fmt: skip
 #: Helpers that belong to a share instead.
 _SHARES = ("veomni_towers.gather",)

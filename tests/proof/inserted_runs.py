@@ -110,11 +110,12 @@ def _shared(world: World, module: Any, hidden: Any, boundaries: Any, *tables: An
 #: What helpers return where they change nothing; None: those that are not here.
 _DONE: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(
-        ("found", "gather", "part_of_mask", "converted", "plus_zero", "at"), lambda _, *args, **__: args[1]
+        ("found", "gather", "part_of_rows", "converted", "plus_zero", "at"), lambda _, *args, **__: args[1]
     ),
     **dict.fromkeys(("values", "place", "sent", "picked", "lengths"), lambda _, *args: args[0]),
     **dict.fromkeys(("added", "of_sizes", "followed"), lambda _, *args: args[0](*args[1:])),
     "shard": _sharded,
+    "whole_keys": lambda _, *args: args[2:],
     "rows_to_add": lambda _, *args: args[4],
     "check": lambda _, upstream, condition, message: upstream(condition, message()),
     "selected": lambda _, tensor, mask: tensor[mask].numel(),

@@ -27,12 +27,12 @@ def check_same_batch(model: str, hidden_states: torch.Tensor, group: SequenceGro
     Raises:
         ParallelError: they differ.
     """
-    batch, length, width = hidden_states.shape
+    batch, length = hidden_states.shape[:2]
     shape = torch.tensor([batch, length], device=hidden_states.device)
     shapes = _all(shape, group).view(group.size, -1).tolist()
     if any(one != shapes[0] for one in shapes):
         _differ(model, f"batches of {' and '.join(f'{b} x {p}' for b, p in shapes)} positions", group)
-    rows = hidden_states.reshape(-1, width)
+    rows = hidden_states.flatten(2).flatten(0, 1)
     at = torch.linspace(0, rows.shape[0] - 1, _SAMPLES, device=rows.device).long()
     samples = _all(rows[at].float(), group).view(group.size, -1)
     first = samples[:1]

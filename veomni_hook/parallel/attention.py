@@ -22,6 +22,7 @@ from veomni_hook.parallel.collectives import part_length, to_heads, to_positions
 from veomni_hook.parallel.groups import SequenceGroup
 from veomni_hook.parallel.seeds import own_random_numbers
 from veomni_hook.parallel.sharding import Sharding, in_force
+from veomni_hook.parallel.whole_keys import has_whole_keys, own_queries
 
 __all__ = ["over_sequence"]
 
@@ -54,6 +55,12 @@ def _attend(
     if sharding is None:
         return implementation(module, query, key, value, attention_mask, *others, **operands)
     group = sharding.group
+    if has_whole_keys(module):
+        own_queries(module, query, key, attention_mask, group)
+        sharding.note_call()
+        with own_random_numbers(query, group.rank + 1 if module.training and operands.get("dropout") else 0):
+            output, _ = implementation(module, query, key, value, attention_mask, *others, **operands)
+        return output, None
     _check(module, query, key, value, operands, group)
     part, heads = query.shape[2], query.shape[1]
     full = _positions(sharding, module, part, attention_mask, operands)

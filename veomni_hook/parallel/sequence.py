@@ -25,7 +25,7 @@ from veomni_hook.parallel.collectives import gathered, own_part
 from veomni_hook.parallel.groups import SequenceGroup, sequence_group
 from veomni_hook.parallel.sharding import Sharding, in_force, link, sharding_of
 
-__all__ = ["added", "gather", "part_of_mask", "refused", "rows_to_add", "shard"]
+__all__ = ["added", "gather", "part_of_rows", "refused", "rows_to_add", "shard"]
 
 #: What layers and users ask of caches.
 _OF_CACHES = (
@@ -88,7 +88,7 @@ def gather(module: nn.Module, hidden_states: torch.Tensor) -> torch.Tensor:
     return gathered(hidden_states, 1, sharding.full, sharding.group)
 
 
-def part_of_mask(module: nn.Module, mask: torch.Tensor | None) -> torch.Tensor | None:
+def part_of_rows(module: nn.Module, mask: torch.Tensor | None) -> torch.Tensor | None:
     """Return this process's positions of a mask of padding ``[rows, positions]``, for a part of a layer.
 
     The same object if the layers of ``module`` are not split, or if it is None.

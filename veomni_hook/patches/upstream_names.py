@@ -7,7 +7,7 @@ Whoever asks for a meaning and finds none of its names says so: a site is missed
 
 from __future__ import annotations
 
-__all__ = ["ENDINGS", "LENGTHS", "POSITIONS", "SECONDS", "UPSTREAM_NAMES", "names"]
+__all__ = ["ENDINGS", "KEPT", "LENGTHS", "POSITIONS", "SECONDS", "UPSTREAM_NAMES", "names"]
 
 _EVER = ("5.9", "5.23", "5.24")
 
@@ -51,6 +51,8 @@ ENDINGS: dict[str, tuple[str, ...]] = {
     "masks of sounds": ("feature_attention_mask",),
     "numbers": ("_size", "_unit", "_factor", "_ratio"),
 }
+#: Methods of caches that return tensors ``[..., positions, width]`` with those in front: how many they get.
+KEPT: dict[str, int] = {"update": 2, "update_indexer": 1, "update_index": 1, "store_compression_weights": 2}
 #: The functions that map lengths of sounds to lengths of features.
 LENGTHS = "_get_feat_extract_output_lengths"
 #: The method that computes positions in three dimensions.

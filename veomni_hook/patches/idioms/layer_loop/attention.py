@@ -27,6 +27,7 @@ from veomni_hook.patches.idioms.layer_loop.values import (
     Unknown,
     Value,
     Whole,
+    bare,
     holds_tensor,
     is_shaped,
     shaped,
@@ -42,6 +43,18 @@ _BOUNDARIES = ("cu_seqlens", "cu_seq_lens_q", "seq_idx")
 _HEADS = ("B . S .", "1 . S .")
 #: The parameters in their order, and the shapes of those that are parts of the positions.
 _ATTENTION = {"module": (), "query": _HEADS, "key": _HEADS, "value": _HEADS, "attention_mask": ()}
+#: The same with keys that are those of all positions: the mask is that of this process's queries.
+_QUERIES = {
+    "module": (),
+    "query": _HEADS,
+    "key": (),
+    "value": (),
+    "attention_mask": ("B . S .",),
+    "position_ids": ("B S",),
+    "indices": ("B S .",),
+    "input_ids": ("B S",),
+    "block_indices": _HEADS,
+}
 _CONVOLUTION = {"hidden_states": ("B . S",), "weight": (), "bias": (), "activation": ()}
 _RULE = {
     **dict.fromkeys(("query", "key", "value"), ("B S . .",)),
@@ -59,11 +72,18 @@ _ENDS = ("cu_seq_lens_q", "cu_seq_lens_k")
 
 
 def attended(arguments: Arguments) -> Value:
-    """Attention of the user's implementation: what it gets must be what the all-to-all expects."""
-    passed = _passed(arguments, _ATTENTION)
-    for name in passed.keys() - _ATTENTION - ATTENTION_ARGUMENTS:
+    """Attention of the user's implementation: what it gets must be what the all-to-all expects.
+
+    With keys that are the same in every process, nothing is exchanged.
+    """
+    passed, known = _passed(arguments, _ATTENTION), _ATTENTION
+    if all(isinstance(passed.get(name), Plain) for name in ("key", "value")):
+        passed, known = {name: bare(value) for name, value in passed.items()}, _QUERIES
+    for name in passed.keys() - known - ATTENTION_ARGUMENTS:
         raise Missed(f"its attention takes {name}, which may hold positions", code=Code.MIXES_POSITIONS)
-    _check(passed, _ATTENTION, "attention", "[batch, heads, positions, width]")
+    optional = {name for name in known.keys() - _ATTENTION if not holds_tensor(passed.get(name, NOTHING))}
+    shapes = {name: shape for name, shape in known.items() if name not in optional}
+    _check(passed, shapes, "attention", "[batch, heads, positions, width]")
     return Items((shaped("B S . ."), Unknown("attention weights, which hold a part of the positions")))
 
 

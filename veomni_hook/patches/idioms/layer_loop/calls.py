@@ -12,24 +12,28 @@ from veomni_hook.patches.code.template import Found, Template
 from veomni_hook.patches.code.tree import chain, decorator_name, last_name
 from veomni_hook.patches.idioms import causal_conv, gated_delta_rule
 from veomni_hook.patches.idioms.layer_loop.attention import STATE, attended, convolved, of_cache, ruled
+from veomni_hook.patches.idioms.layer_loop.builtin import builtin
 from veomni_hook.patches.idioms.layer_loop.collections import Collections
 from veomni_hook.patches.idioms.layer_loop.known_names import (
     DECORATORS,
+    FILLED,
     INTERFACE,
-    LOOPS,
     MODULES,
-    NUMBERS,
-    QUESTIONS,
     RANDOM,
+    SHAPED,
 )
 from veomni_hook.patches.idioms.layer_loop.modules import Attributes, lineage, method_of
 from veomni_hook.patches.idioms.layer_loop.operations import operation, torch_name
+from veomni_hook.patches.idioms.layer_loop.queries import Queries, asks_interface, of_keys, queries_of
+from veomni_hook.patches.idioms.layer_loop.shapes import filled
 from veomni_hook.patches.idioms.layer_loop.values import (
     ATTENTION,
     EMPTY,
+    KEYS,
     NOTHING,
+    PLACES,
     PLAIN,
-    SLICE,
+    POSITIONS,
     Arguments,
     Items,
     Many,
@@ -47,7 +51,6 @@ from veomni_hook.patches.idioms.layer_loop.values import (
     fresh,
     holds_tensor,
     is_positional,
-    of_all,
     read_from,
     shaped,
     tensor_like,
@@ -83,6 +86,8 @@ class Calls(Collections):
         rules: where the names of functions begin whose calls get all positions of a share of the heads.
         convolutions: the same, of convolutions along the positions whose part begins with zeros.
         masks: arguments of calls that must be this process's part of a mask.
+        queries: by the identity of a method of attention: with what it gets all keys, or None.
+        asking: whether one of them is followed.
         segments: attention by segments in the methods that were followed.
         boundaries: what a tower's forward calls the boundaries of these segments.
     """
@@ -98,6 +103,8 @@ class Calls(Collections):
         # Layers are counted by their rules when they run: one that convolves alone would count as missed.
         self.convolutions = _routed(view, causal_conv.find) if self.rules else frozenset()
         self.masks: dict[int, ast.expr] = {}
+        self.queries: dict[int, Queries | None] = {}
+        self.asking = False
         self.segments: list[Found] = []
         self.boundaries: set[str] = set()
 
@@ -140,10 +147,15 @@ class Calls(Collections):
             return ATTENTION
         dotted = self.view.scope.dotted(node.func) if path.partition(".")[0] not in frame.values else ""
         arguments = self._arguments(node, frame)
+        if dotted == "torch.arange" and arguments.given == (Size((POSITIONS,)),) and self.asking:
+            return PLACES
         known = _known(dotted, arguments, node)
         if known is not None:
             return known
-        return self._called(bare(evaluate(node.func, frame)), arguments, node, frame)
+        function = bare(evaluate(node.func, frame))
+        if function == PLAIN and isinstance(node.func, ast.Attribute) and node.func.attr in SHAPED:
+            return filled(arguments)
+        return self._called(function, arguments, node, frame)
 
     def _arguments(self, node: ast.Call, frame: Frame[Value]) -> Arguments:
         """The arguments of a call."""
@@ -154,6 +166,8 @@ class Calls(Collections):
                 positional.append(value)
             elif isinstance(value, Items):
                 positional += value.values
+            elif value == PLAIN == evaluate(node.func, frame):
+                positional.append(PLAIN)  # a method of a value without positions
             elif not isinstance(value, Whole):
                 raise Missed("arguments of unknown number")
         named: dict[str, Value] = {}
@@ -271,11 +285,35 @@ class Calls(Collections):
         self.followed[f"{inner.home.name}.{function.name}" if inner.home else function.name] = None
         try:
             inner.values = self._parameters(function, arguments)
-            result = run(function.body, inner)
+            result = self._attending(function, inner)
         except Missed as error:
             error.reason = error.reason if ": " in error.reason else error.reason.after(where)
             raise
         return NOTHING if result is None or result == EMPTY else result
+
+    def _attending(self, function: FunctionNode, frame: Frame[Value]) -> Value | None:
+        """The result of a method; attention that mixes positions gets the keys of all of them, if it can.
+
+        Raises:
+            Missed: neither can be followed.
+        """
+        if self.tower or not asks_interface(function):
+            return run(function.body, frame)
+        masks, errors, key = self.masks, list[Missed](), id(function)
+        for queries, values in [(None, frame.values), *queries_of(self.view, function, frame.values)]:
+            if self.queries.get(key, queries) != queries:
+                continue  # what it gets is the same in all of its calls
+            frame.values, self.masks, self.asking = {**values}, {**masks}, queries is not None
+            try:
+                result = run(function.body, frame)
+            except Missed as error:
+                errors.append(error)
+            else:
+                self.queries[key] = queries
+                return result
+            finally:
+                self.asking = False
+        raise errors[0] if errors else Missed("its attention is called in several ways", function)
 
     def _parameters(self, function: FunctionNode, arguments: Arguments) -> dict[str, Value]:
         """The values of a function's parameters; those that ``**`` may set are not known."""
@@ -304,7 +342,7 @@ def _routed(view: ModuleView, find: Callable[[ModuleView], Iterator[Site]]) -> f
 def _known(dotted: str, arguments: Arguments, node: ast.Call) -> Value | None:
     """The result of a function that is known by its name; None for others."""
     if dotted.startswith("builtins."):
-        return _builtin(dotted.rpartition(".")[2], [*arguments.given, *arguments.named.values()], node)
+        return builtin(dotted.rpartition(".")[2], [*arguments.given, *arguments.named.values()], node)
     if name := torch_name(dotted):
         return _torch(name, arguments)
     if dotted.startswith("torch.nn.") and dotted.rpartition(".")[2][:1].isupper():
@@ -314,68 +352,14 @@ def _known(dotted: str, arguments: Arguments, node: ast.Call) -> Value | None:
     return arguments.given[0] if dotted == _CAST and arguments.given else None
 
 
-def _builtin(name: str, arguments: list[Value], node: ast.Call) -> Value:
-    first = arguments[0] if arguments else PLAIN
-    if name == "isinstance" and isinstance(first, Tensor) and last_name(node.args[1]) == "tuple":
-        return Plain(False)
-    if name in QUESTIONS:
-        return PLAIN
-    if name in _LISTS:
-        return _LISTS[name](arguments)
-    if name not in (*NUMBERS, *LOOPS, "getattr", "slice"):
-        raise Missed(f"it calls {name}, which is not followed")
-    for value in arguments if name == "slice" else of_all(arguments):
-        if isinstance(value, Whole) and name == "getattr":
-            return value
-        if isinstance(tensor_like(value), Tensor):
-            raise Missed(f"{name} of values of some positions", code=Code.MIXES_POSITIONS)
-    kept = first if name in LOOPS and isinstance(first, Items | Many) else PLAIN
-    return SLICE if name == "slice" else kept
-
-
-def _length(arguments: list[Value]) -> Value:
-    """What ``len`` gives."""
-    if isinstance(arguments[0], Tensor):
-        return Size(arguments[0].dims[0])
-    return Plain(len(arguments[0].values)) if isinstance(arguments[0], Items) else PLAIN
-
-
-def _numbered(arguments: list[Value]) -> Value:
-    """What ``enumerate`` gives."""
-    value = arguments[0]
-    if not isinstance(value, Items):
-        return _zipped([PLAIN, value if isinstance(value, Tensor | Many | Whole) else PLAIN])
-    numbers = (PLAIN if arguments[1:] else Plain(number) for number in range(len(value.values)))
-    return _zipped([Items(tuple(numbers)), value])
-
-
-def _zipped(arguments: list[Value]) -> Value:
-    """What ``zip`` gives."""
-    if any(isinstance(value, Tensor) for value in arguments):
-        raise Missed("a loop over positions", code=Code.MIXES_POSITIONS)
-    if all(isinstance(value, Items) for value in arguments):
-        rows = zip(*(value.values for value in arguments if isinstance(value, Items)), strict=False)
-        return Items(tuple(Items(row) for row in rows))
-    if any(isinstance(value, Items) for value in arguments):
-        raise Missed("a loop that is not followed")
-    return Many(Items(tuple(value.value if isinstance(value, Many) else value for value in arguments)))
-
-
-_LISTS: dict[str, Callable[[list[Value]], Value]] = {
-    "enumerate": _numbered,
-    "len": _length,
-    "list": lambda arguments: arguments[0] if arguments else PLAIN,
-    "tuple": lambda arguments: arguments[0] if arguments else PLAIN,
-    "zip": _zipped,
-}
-
-
 def _torch(name: str, arguments: Arguments) -> Value:
     if name in RANDOM:
         raise Missed("it draws random numbers, which differ between ranks", code=Code.RANDOM)
     _check_known(arguments)
     if any(isinstance(value, Tensor) for value in arguments.every):
         return operation(name, arguments.given, arguments.named)
+    if name in FILLED:
+        return filled(arguments)
     if any(isinstance(value, Size) and is_positional(value.dim) for value in arguments.every):
         raise Missed(f"it calls {name} with the number of positions", code=Code.MIXES_POSITIONS)
     return PLAIN
@@ -408,8 +392,8 @@ def _operation(function: Operation, arguments: Arguments, node: ast.Call) -> Val
         if name in ("get", "pop", "items", "keys", "values", "copy"):
             return read_from(value, arguments.first if name in ("get", "pop") else PLAIN)
         raise Missed(f"it asks {value.name} for {name}")
-    if value == STATE:
-        return STATE
+    if value in (STATE, KEYS):
+        return STATE if value == STATE else of_keys(name, arguments)
     if isinstance(value, Many) and name in ("values", "get"):
         return value if name == "values" else value.value
     if isinstance(value, Many | Items) and name in ("keys", "items", "index", "count"):

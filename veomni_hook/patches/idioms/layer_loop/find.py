@@ -18,7 +18,8 @@ from functools import partial
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.edit import Edit
 from veomni_hook.patches.code.scope import free_name, loaded, parameter_names
-from veomni_hook.patches.code.tree import calls_in, own_attribute, walk_ast
+from veomni_hook.patches.code.tree import calls_in, own_attribute
+from veomni_hook.patches.idioms.layer_loop.inside import IMPORT, OP, Inside
 from veomni_hook.patches.idioms.layer_loop.loop import Loop, decided, loops
 from veomni_hook.patches.idioms.layer_loop.modules import Attributes, method_of
 from veomni_hook.patches.idioms.layer_loop.reasons import TOWER, attends, reason_for
@@ -32,7 +33,6 @@ from veomni_hook.patches.upstream_names import names
 
 __all__ = ["CANDIDATES", "OP", "SETTING", "WORDS", "find"]
 
-OP = "layer_loop"
 WORDS = ""
 SETTING = "parallel"
 CANDIDATES = (
@@ -40,7 +40,6 @@ CANDIDATES = (
     "calls a module of its own that loops (part base_model); other loops over layers with attention (tower)"
 )
 
-_IMPORT = ("veomni_hook.parallel", "sequence as veomni_sequence")
 _TOWERS = ("veomni_hook.parallel", "towers as veomni_towers")
 _SHARDED, _SPLIT, _MODEL = "sharded", "split", "base_model"
 _NOT_HERE = "sequence parallelism: not for this model"
@@ -49,20 +48,20 @@ _MASK = re.compile(r"\bcreate_\w*mask\w*\b")
 
 def find(view: ModuleView) -> Iterator[Site]:
     """Every layer loop of a module."""
-    masks: dict[int, ast.expr] = {}
+    inside = Inside()
     for owner, forward in view.forwards():
         takes_ids = _takes_ids(forward)
         layers = list(loops(forward))
         if takes_ids and layers:
-            yield _site(view, owner, forward, layers, masks)
+            yield _site(view, owner, forward, layers, inside)
         elif takes_ids and (inner := _apart(view, owner, forward)):
             reason = Reason(f"its layers are in {inner}, apart from its mask", Code.OTHER_LOOP)
             edits = before_body(view, forward, _refusal(forward, reason), _NOT_HERE)
             site = partial(Site, OP, f"{owner.name}.forward", part=_MODEL, lineno=forward.lineno)
-            yield site(Status.REFUSED, reason=reason, edits=edits, imports=(_IMPORT,))
+            yield site(Status.REFUSED, reason=reason, edits=edits, imports=(IMPORT,))
         elif layers and attends(view, owner, layers[0]):
             yield _tower(view, owner, forward, layers)
-    yield from _parts_of_masks(view, masks)
+    yield from inside.sites(view)
 
 
 def _site(
@@ -70,12 +69,10 @@ def _site(
     owner: ast.ClassDef,
     forward: FunctionNode,
     layers: list[ast.For],
-    masks: dict[int, ast.expr],
+    inside: Inside,
 ) -> Site:
-    """The site of a base model; ``masks`` gets the arguments in its layers that must be parts of masks."""
-    site = partial(
-        Site, OP, f"{owner.name}.forward", part=_MODEL, lineno=layers[0].lineno, imports=(_IMPORT,)
-    )
+    """The site of a base model; ``inside`` gets what must change in its layers."""
+    site = partial(Site, OP, f"{owner.name}.forward", part=_MODEL, lineno=layers[0].lineno, imports=(IMPORT,))
     try:
         loop = decided(view, owner, forward, layers)
         every = [loop, *(decided(view, other, forward, layers) for other in _inheriting(view, owner))]
@@ -87,7 +84,9 @@ def _site(
         return site(
             Status.REFUSED, reason=reason, edits=before_statement(view, forward, holding, code, _NOT_HERE)
         )
-    masks.update({id(mask): mask for one in every for mask in one.masks})
+    for one in every:
+        inside.masks.update({id(mask): mask for mask in one.masks})
+        inside.queries.update(one.queries)
     return site(
         Status.ROUTED,
         variant=_SHARDED,
@@ -177,6 +176,8 @@ def _sliced_and_gathered(view: ModuleView, forward: FunctionNode, loop: Loop) ->
         raise Missed(f"which of {among} is the cache is not known", loop.statement, Code.OTHER_ARGUMENTS)
     cache = f", cache={caches[0]}" if caches else ""
     code = f"{targets} = veomni_sequence.shard({receiver}, {parts}{cache})"
+    for name in loop.ids:
+        code += f"\n{name} = veomni_sequence.part_of_rows({receiver}, {name})"
     added: tuple[Edit, ...] = ()
     if (addition := loop.addition) is not None:
         rows, method = addition.rows, f"{receiver}.{addition.method}"
@@ -193,33 +194,6 @@ def _sliced_and_gathered(view: ModuleView, forward: FunctionNode, loop: Loop) ->
             view, forward, loop.following, gathered, "sequence parallelism: all positions again"
         ),
     )
-
-
-def _parts_of_masks(view: ModuleView, masks: dict[int, ast.expr]) -> Iterator[Site]:
-    """The methods in layers that compute with a mask of padding."""
-    for owner in view.classes.values() if masks else ():
-        for name, method in view.methods(owner).items():
-            expressions = [
-                expression
-                for expression in walk_ast(method)
-                if isinstance(expression, ast.expr) and id(expression) in masks
-            ]
-            if expressions:
-                yield Site(
-                    OP,
-                    f"{owner.name}.{name}",
-                    Status.ROUTED,
-                    "part_of_mask",
-                    edits=tuple(
-                        in_place(
-                            view, expression, f"veomni_sequence.part_of_mask(self, {ast.unparse(expression)})"
-                        )
-                        for expression in expressions
-                    ),
-                    counted=False,
-                    lineno=expressions[0].lineno,
-                    imports=(_IMPORT,),
-                )
 
 
 def _refusal(forward: FunctionNode, reason: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 __all__ = [
     "ATTENTION_ARGUMENTS",
     "DECORATORS",
+    "FILLED",
     "INTERFACE",
     "LOOPS",
     "MODULES",
@@ -12,6 +13,7 @@ __all__ = [
     "PACKAGED",
     "QUESTIONS",
     "RANDOM",
+    "SHAPED",
 ]
 
 INTERFACE = "ALL_ATTENTION_FUNCTIONS"
@@ -44,6 +46,9 @@ MODULES = {
 }
 #: Norms of packages, of the last dimension.
 PACKAGED = frozenset({"FusedRMSNormGated"})
+#: Functions that make a tensor whose numbers are all the same, and methods that make one or repeat theirs.
+FILLED = {"empty", "full", "ones", "zeros"}
+SHAPED = {"expand", "new_empty", "new_full", "new_ones", "new_zeros"}
 RANDOM = {"bernoulli", "rand", "randint", "randn", "randperm"}
 QUESTIONS = {"hasattr", "isinstance", "callable", "issubclass", "type", "id", "print", "repr"}
 NUMBERS = {"abs", "bool", "float", "int", "max", "min", "round", "str", "sum", "pow", "divmod"}

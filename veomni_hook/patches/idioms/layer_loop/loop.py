@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.scope import loaded, own_names, parameter_names
@@ -13,6 +13,7 @@ from veomni_hook.patches.code.template import Found, Template
 from veomni_hook.patches.code.tree import last_name, own_attribute, walk_ast
 from veomni_hook.patches.idioms.layer_loop.additions import Addition, addition_in
 from veomni_hook.patches.idioms.layer_loop.positions import Positions
+from veomni_hook.patches.idioms.layer_loop.queries import Queries
 from veomni_hook.patches.idioms.layer_loop.values import (
     NOTHING,
     POSITIONS,
@@ -31,11 +32,14 @@ from veomni_hook.patches.interpreter.domain import Frame
 from veomni_hook.patches.interpreter.walk import evaluate, run
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Code, Missed
+from veomni_hook.patches.upstream_names import names
 
 __all__ = ["Loop", "after_loop", "decided", "hidden_of", "index_of", "loops"]
 
 _WRAPPERS = ("enumerate", "zip", "reversed", "list", "tuple")
 _NORM = Template("HIDDEN = self.NORM(HIDDEN)")
+#: Hidden states, or several streams of them.
+_HIDDEN = ("B S .", "B S . .")
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,8 @@ class Loop:
         followed: the functions and methods of the file that run inside.
         masks: arguments inside that must be a part of a mask of padding.
         addition: the statement inside that adds rows.
+        ids: the names of token ids that the layers get.
+        queries: methods of attention inside, by their node, that get the keys of all positions.
         boundaries: the names of the boundaries of segments, in a tower.
         aside: where the loop of a tower reads the hidden states for something that no layer gets.
     """
@@ -61,6 +67,8 @@ class Loop:
     followed: tuple[str, ...]
     masks: tuple[ast.expr, ...] = ()
     addition: Addition | None = None
+    ids: tuple[str, ...] = ()
+    queries: Mapping[int, Queries] = field(default_factory=dict)
     boundaries: tuple[str, ...] = ()
     aside: tuple[ast.Name, ...] = ()
 
@@ -195,25 +203,27 @@ def _read(view: ModuleView, owner: ast.ClassDef, forward: FunctionNode, at: int,
     addition = addition_in(view, owner, forward, statement, hidden)
     scope = _before(positions, owner, forward, at, ids)
     positions.followed.clear()
-    if not is_shaped(scope.get(hidden), "B S ."):
+    if not is_shaped(scope.get(hidden), *_HIDDEN):
         text = f"how {hidden} are made is not followed, so they may not be [batch, positions, width]"
         raise Missed(text, statement)
     read = [name for name in dict.fromkeys(loaded([statement])) if name != hidden and name in scope]
     others = tuple(name for name in read if _is_sliceable(scope[name]))
-    whole = [name for name, value in scope.items() if name not in (*others, hidden) and depends(value)]
+    tokens = tuple(name for name in read if name in names("token ids") and is_shaped(scope[name], "B S"))
+    parts = (*others, *tokens, hidden)
+    whole = [name for name, value in scope.items() if name not in parts and depends(value)]
     scope.update({name: Whole(name) for name in whole})
-    for name in others:
+    for name in (*others, *tokens):
         if name in loaded(tail):
             text = f"{name} is sliced for the layers and used after them"
             raise Missed(text, statement, Code.USED_OTHERWISE)
     scope = after_loop(positions, statement, scope, [addition.statement] if addition is not None else [])
-    if not is_shaped(scope.get(hidden), "B S ."):
+    if not is_shaped(scope.get(hidden), *_HIDDEN):
         raise Missed(f"{hidden} has another shape after the loop", statement, Code.OTHER_LOOP)
     if len(tail) > 1 and isinstance(_NORM.find([tail[:1]], HIDDEN=hidden), Found):
         frame = Frame(positions, dict(scope))
         with suppress(Missed):
             run(tail[:1], frame)
-            if is_shaped(frame.values[hidden], "B S ."):
+            if is_shaped(frame.values[hidden], *_HIDDEN):
                 tail = tail[1:]
     for name in dict.fromkeys(loaded(tail)):
         if name != hidden and depends(scope.get(name)):
@@ -221,7 +231,17 @@ def _read(view: ModuleView, owner: ast.ClassDef, forward: FunctionNode, at: int,
             raise Missed(text, tail[0], Code.USED_OTHERWISE)
     added = {addition.target} if addition is not None else set()
     followed = tuple(sorted({*positions.followed, *added}))
-    return Loop(statement, hidden, others, tail[0], followed, tuple(positions.masks.values()), addition)
+    return Loop(
+        statement,
+        hidden,
+        others,
+        tail[0],
+        followed,
+        tuple(positions.masks.values()),
+        addition,
+        ids=tokens,
+        queries={key: queries for key, queries in positions.queries.items() if queries is not None},
+    )
 
 
 def _before(

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Sequence, Set
+from copy import deepcopy
 
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.scope import own_names, parameter_names
-from veomni_hook.patches.code.tree import binding, own_attribute, walk_ast
+from veomni_hook.patches.code.tree import binding, last_name, own_attribute, walk_ast
 from veomni_hook.patches.idioms.layer_loop.collections import Collections
-from veomni_hook.patches.idioms.layer_loop.known_names import PACKAGED
+from veomni_hook.patches.idioms.layer_loop.known_names import FILLED, PACKAGED
 from veomni_hook.patches.idioms.layer_loop.values import (
     EMPTY,
     PLAIN,
@@ -38,7 +39,7 @@ from veomni_hook.patches.interpreter.walk import assign, evaluate, run
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Missed
 
-__all__ = ["ACTIVATION", "LOOK_UPS", "Attributes", "lineage", "method_of"]
+__all__ = ["ACTIVATION", "LOOK_UPS", "Attributes", "dimensions_of", "lineage", "method_of"]
 
 _SEQUENTIAL = "torch.nn.Sequential"
 _LISTS = ("torch.nn.ModuleList", "torch.nn.ModuleDict")
@@ -51,6 +52,8 @@ _RETURN_SELF = frozenset(
 #: The table of activations, and how other files' classes look to positions.
 LOOK_UPS = ("ACT2FN", "ACT2CLS", "get_activation")
 ACTIVATION, _LINEAR, _NORM = "torch.nn.SiLU", "torch.nn.Linear", "torch.nn.RMSNorm"
+#: Stands for every value of a setting that a class does not name.
+_ANOTHER = ""
 _PURE = (ast.Name, ast.Attribute, ast.Subscript, ast.Constant, ast.expr_context)
 
 
@@ -73,6 +76,30 @@ def method_of(view: ModuleView, name: str, method: str, above: ast.ClassDef | No
     if above is not None:
         holding = holding[holding.index(above) + 1 :] if above in holding else []
     return Method(view.methods(holding[0])[method], Module((name,)), holding[0]) if holding else None
+
+
+def dimensions_of(view: ModuleView, name: str, attribute: str) -> int | None:
+    """How many dimensions a parameter or buffer has that ``__init__`` makes; None if it does not say.
+
+    self.table = nn.Buffer(torch.zeros(config.vocab_size, self.top_k))
+    """
+    inits = [
+        init for owner in lineage(view, name) if (init := view.methods(owner).get("__init__")) is not None
+    ]
+    for node in (node for init in inits for node in walk_ast(init)):
+        match node:
+            case ast.Assign(targets=[target], value=ast.Call(args=[ast.Call(args=sizes) as made, *_])):
+                stored = own_attribute(target)
+            case ast.Call(
+                func=ast.Attribute(attr="register_buffer"),
+                args=[ast.Constant(stored), ast.Call(args=sizes) as made, *_],
+            ):
+                pass
+            case _:
+                continue
+        if stored == attribute and last_name(made.func) in FILLED:
+            return None if any(isinstance(size, ast.Tuple | ast.Starred) for size in sizes) else len(sizes)
+    return None
 
 
 class Attributes:
@@ -99,24 +126,33 @@ class Attributes:
 
         They are empty unless it asks for a setting that ``__init__`` knows as well.
         """
-        asked = _compared(test)
         owners = lineage(self.view, name)
         inits = [init for owner in owners if (init := self.view.methods(owner).get("__init__")) is not None]
-        if asked is None or len(inits) != 1:
+        if len(inits) != 1:
             return {}
-        (init,), (read, value, equal) = inits, asked
+        (init,) = inits
         stored = [attribute for owner in owners for attribute in _stored(self.view, owner)]
-        assigned = [
-            node.value
-            for node in init.body
-            if isinstance(node, ast.Assign) and [*map(own_attribute, node.targets)] == [own_attribute(read)]
-        ]
-        if stored.count(own_attribute(read)) != 1 or len(assigned) != 1 or not _is_given(assigned[0], init):
+        assigned = _assigned(init, test)
+        if stored.count(own_attribute(test)) == len(assigned) == 1 and _compared(assigned[0]) is not None:
+            # A flag that says whether a setting is equal to something.
+            test, init = assigned[0], _Replaced(own_attribute(test), assigned[0]).visit(deepcopy(init))
+        asked = _compared(test)
+        if asked is None:
             return {}
-        setting = {ast.dump(assigned[0]), ast.dump(read)}
+        read, value, equal = asked
+        setting = {ast.dump(read)}
+        if own_attribute(read):
+            assigned = _assigned(init, read)
+            if stored.count(own_attribute(read)) != 1 or len(assigned) != 1:
+                return {}
+            setting.add(ast.dump(assigned[0]))
+            read = assigned[0]
+        if not _is_given(read, init):
+            return {}
         making = _Making(self.view, setting)
         once = {attribute for attribute in making.attributes(init) if stored.count(attribute) == 1}
-        values = sorted({value} if equal is outcome else making.named - {value}) if making.named else []
+        others = making.named - {value} or {_ANOTHER}
+        values = sorted({value} if equal is outcome else others) if making.named else []
         several = [_Making(self.view, setting, value).attributes(init) for value in values]
         once = once.intersection(*several) if several else set()
         return {
@@ -266,6 +302,24 @@ def _stored(view: ModuleView, owner: ast.ClassDef, *but: str) -> list[str]:
     methods = [method for name, method in view.methods(owner).items() if name not in but]
     nodes = [node for method in methods for node in walk_ast(method) if isinstance(node, ast.Attribute)]
     return [name for node in nodes if not isinstance(node.ctx, ast.Load) if (name := own_attribute(node))]
+
+
+def _assigned(init: FunctionNode, attribute: ast.expr) -> list[ast.expr]:
+    """What ``__init__`` assigns to an attribute of its instance."""
+    statements = [node for node in init.body if isinstance(node, ast.Assign)]
+    name = own_attribute(attribute)
+    return [node.value for node in statements if name and [*map(own_attribute, node.targets)] == [name]]
+
+
+class _Replaced(ast.NodeTransformer):
+    """Reads of an attribute of the instance, replaced by an expression."""
+
+    def __init__(self, name: str, value: ast.expr) -> None:
+        self.name, self.value = name, value
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
+        replaced = isinstance(node.ctx, ast.Load) and own_attribute(node) == self.name
+        return self.value if replaced else node
 
 
 def _compared(test: ast.expr) -> tuple[ast.expr, str, bool] | None:

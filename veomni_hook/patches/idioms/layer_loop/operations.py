@@ -167,8 +167,8 @@ div div_ divide double dropout elu empty_like eq erf exp exp_ expm1 fill_ float 
 greater gt half hardsigmoid hardswish hardtanh imag int isfinite isinf isnan le leaky_relu less log log1p
 logical_and logical_not logical_or logsigmoid long lt masked_fill masked_fill_ maximum minimum mish mul
 mul_ multiply nan_to_num nan_to_num_ ne neg ones_like polar pow quick_gelu real reciprocal relu relu6
-requires_grad_ round rrelu rsqrt selu sigmoid sigmoid_ sign silu silu_ sin softplus softsign sqrt square
-sub sub_ subtract tanh to type type_as uniform_ where zeros_like
+remainder requires_grad_ round rrelu rsqrt selu sigmoid sigmoid_ sign silu silu_ sin softplus softsign sqrt
+square sub sub_ subtract tanh to type type_as uniform_ where zeros_like
 """.split()
 
 #: Where no argument is: the last dimension is always meant.
@@ -195,7 +195,7 @@ _RULES: dict[str, Rule] = {
     **dict.fromkeys(("cat", "concat"), _cat),
     "stack": _stack,
     "gather": _by_index("a choice", kept=1),
-    **dict.fromkeys(("scatter", "scatter_"), _by_index("a place", kept=0)),
+    **dict.fromkeys(("scatter", "scatter_", "scatter_add_"), _by_index("a place", kept=0)),
     "linear": _along("a linear layer", "resized", place=_NOWHERE, default=Plain(-1)),
     **dict.fromkeys(("layer_norm", "rms_norm"), _along("a norm", "kept", place=_NOWHERE, default=Plain(-1))),
     "view_as_complex": _along("complex numbers", "gone", place=_NOWHERE, default=Plain(-1)),

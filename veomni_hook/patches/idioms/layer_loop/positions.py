@@ -7,19 +7,26 @@ itself, except where all positions are known to come together (`attention`); eve
 from __future__ import annotations
 
 import ast
+import operator as operators
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from veomni_hook.patches.code.tree import decorator_name
+from veomni_hook.patches.code.tree import decorator_name, own_attribute
 from veomni_hook.patches.idioms.layer_loop.attention import STATE, by_segment
 from veomni_hook.patches.idioms.layer_loop.calls import Calls
-from veomni_hook.patches.idioms.layer_loop.modules import ACTIVATION, LOOK_UPS, method_of
+from veomni_hook.patches.idioms.layer_loop.modules import ACTIVATION, LOOK_UPS, dimensions_of, method_of
 from veomni_hook.patches.idioms.layer_loop.parts import check_written, part_of
+from veomni_hook.patches.idioms.layer_loop.queries import ATTRIBUTES
 from veomni_hook.patches.idioms.layer_loop.shapes import broadcast, matmul
 from veomni_hook.patches.idioms.layer_loop.values import (
     EMPTY,
+    END,
+    KEYS,
     NOTHING,
+    PLACES,
     PLAIN,
+    POSITIONS,
+    START,
     Items,
     Many,
     Maybe,
@@ -34,8 +41,10 @@ from veomni_hook.patches.idioms.layer_loop.values import (
     Whole,
     all_joined,
     bare,
+    fresh,
     is_positional,
     joined,
+    shaped,
     tensor_like,
     used,
 )
@@ -51,6 +60,16 @@ _ABOUT: dict[str, Callable[[Any], Value]] = {
     **dict.fromkeys(("dtype", "device", "requires_grad", "is_cuda", "layout"), lambda value: PLAIN),
     "shape": lambda value: Items(tuple(Size(dim) for dim in value.dims)),
     "ndim": lambda value: Plain(len(value.dims)),
+}
+#: The parts of what `topk`, `sort` and others return.
+_PAIR = ("values", "indices")
+_COMPARED: dict[type[ast.cmpop], Callable[[int, int], bool]] = {
+    ast.Eq: operators.eq,
+    ast.NotEq: operators.ne,
+    ast.Gt: operators.gt,
+    ast.GtE: operators.ge,
+    ast.Lt: operators.lt,
+    ast.LtE: operators.le,
 }
 _CASTS = ("to", "float")
 #: Loops of so many known items are followed item by item; others until nothing changes, in so many rounds.
@@ -87,14 +106,13 @@ class Positions(Calls):
             return Operation(STATE, node.attr)
         if isinstance(value, Unknown):
             raise Missed(f"it uses {value.reason}", node)
-        if isinstance(value, Module) and len(value.names) == 1:
+        if isinstance(value, Module) and len(value.names) == 1 and value != KEYS:
             return self._own(value, node.attr)
-        if isinstance(value, Plain | Module):
+        if isinstance(value, Plain | Module) and value != KEYS:
             return PLAIN
         if isinstance(value, Size):
             return tensor_like(value)
-        about = isinstance(value, Tensor) and node.attr in _ABOUT
-        return _ABOUT[node.attr](value) if about else Operation(value, node.attr)
+        return _part(value, node.attr) or Operation(value, node.attr)
 
     def _own(self, own: Module, name: str) -> Value:
         """An attribute of an instance of one class."""
@@ -116,8 +134,8 @@ class Positions(Calls):
         if isinstance(operator, ast.Mult) and isinstance(left, Items) and isinstance(right, Plain):
             if isinstance(right.value, int):
                 return Items(left.values * right.value)
-        if isinstance(operator, ast.Mult) and isinstance(left, Size) and isinstance(right, Size):
-            return Size(left.dim + right.dim)
+        if (number := _number(operator, left, right)) is not None:
+            return number
         left, right = tensor_like(left), tensor_like(right)
         if isinstance(operator, ast.MatMult):
             return matmul(left, right)
@@ -136,8 +154,11 @@ class Positions(Calls):
         match values, node.ops:
             case [Size(), Plain(1)], [ast.Gt()] if not self.tower:
                 return PLAIN  # a part has several positions exactly if the whole has
-            case [Plain(int(one)), Plain(int(other))], [ast.Eq()]:
-                return Plain(one == other)
+        numbers = [value.value for value in values if isinstance(value, Plain) and type(value.value) is int]
+        if len(numbers) == len(values) == 2 and type(node.ops[0]) in _COMPARED:
+            return Plain(_COMPARED[type(node.ops[0])](*numbers))
+        if self.asking and values == [Size((POSITIONS,)), Plain(1)] and isinstance(node.ops[0], ast.Eq):
+            return Plain(False)  # `whole_keys` refuses a single query
         result: Value = PLAIN
         for value in values:
             result = _met(result, tensor_like(value))
@@ -156,7 +177,25 @@ class Positions(Calls):
     def subscript(self, value: Value, node: ast.Subscript, frame: Frame[Value]) -> Value:
         if self.view.scope.dotted(node.value).endswith(LOOK_UPS):
             return Module((ACTIVATION,))
-        return part_of(value, node, frame)
+        rows = self._rows(node, frame) if isinstance(value, Plain) else None
+        return part_of(value, node, frame) if rows is None else rows
+
+    def _rows(self, node: ast.Subscript, frame: Frame[Value]) -> Tensor | None:
+        """Rows of a table: a buffer, or in an indexer one row for each group of positions; None for others.
+
+        self.expert_of_token[input_ids.reshape(-1)]
+        pool_indices[batch_indices, selected]
+        """
+        own, rank, index = frame.values.get("self"), None, node.slice
+        match index:
+            case ast.Call() if isinstance(own, Module):
+                rank = dimensions_of(self.view, own.names[0], own_attribute(node.value))
+            case ast.Tuple(elts=[ast.Name(), ast.Name() as index]) if self.asking:
+                rank = 2  # the code that gets these rows would not run with others
+        number = evaluate(index, frame) if rank is not None else None
+        if rank is None or not isinstance(number, Tensor):
+            return None
+        return Tensor((*number.dims, *(fresh() for _ in range(rank - 1))))
 
     # Branches and loops
 
@@ -196,6 +235,9 @@ class Positions(Calls):
         if isinstance(statement, ast.Assert):
             return True
         if not statement.orelse and all(isinstance(one, ast.Raise) for one in statement.body):
+            if _is_none(statement.test, frame.values):
+                return False
+            _assume(statement.test, frame.values, outcome=False)
             return True  # a check
         match statement.body, statement.orelse:
             case [ast.Assign(value=packaged)], [ast.Assign(value=own)]:
@@ -258,6 +300,8 @@ class Positions(Calls):
             except Missed as error:
                 raise error.at(target) from None
         elif isinstance(target, ast.Subscript) and isinstance(target.value, ast.Name):
+            if isinstance(owner, Plain) and isinstance(value, Plain):
+                return
             if not isinstance(owner, Many):
                 raise Missed("it writes to a part of a value", target, Code.IN_PLACE)
             frame.values[target.value.id] = Many(joined(owner.value, value))
@@ -289,11 +333,37 @@ class Positions(Calls):
             raise Missed(f"{type(node).__name__} is not followed", node)
 
 
+def _part(value: Value, name: str) -> Value | None:
+    """What an attribute of a value is, other than its methods."""
+    if isinstance(value, Tensor) and name in _ABOUT:
+        return _ABOUT[name](value)
+    if isinstance(value, Items) and name in _PAIR and len(value.values) == len(_PAIR):
+        return value.values[_PAIR.index(name)]
+    return ATTRIBUTES.get(name) if value == KEYS else None
+
+
+def _number(operator: ast.operator, left: Value, right: Value) -> Value | None:
+    """What code computes from numbers of positions; None: from others."""
+    if isinstance(operator, ast.Mult) and isinstance(left, Size) and isinstance(right, Size):
+        return Size(left.dim + right.dim)
+    if (left, right) == (END, Size((POSITIONS,))) and isinstance(operator, ast.Sub):
+        return START
+    return shaped("S") if (left, right) == (START, PLACES) and isinstance(operator, ast.Add) else None
+
+
 def _met(left: Value, right: Value) -> Value:
     """What code computes from the elements of two values."""
     if not isinstance(left, Tensor | Plain) or not isinstance(right, Tensor | Plain):
         raise Missed("it computes with a value that is not followed")
     return broadcast(left, right)
+
+
+def _is_none(test: ast.expr, values: Mapping[str, Value]) -> bool:
+    """Whether a condition asks if a name is None that is."""
+    match test:
+        case ast.Compare(left=ast.Name(id=name), ops=[ast.Is()], comparators=[ast.Constant(None)]):
+            return values.get(name) == NOTHING
+    return False
 
 
 def _assume(test: ast.expr, values: dict[str, Value], *, outcome: bool) -> None:

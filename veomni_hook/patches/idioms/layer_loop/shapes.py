@@ -20,7 +20,7 @@ from veomni_hook.patches.idioms.layer_loop.values import (
 )
 from veomni_hook.patches.site import Code, Missed
 
-__all__ = ["SHAPES", "Rule", "axis", "broadcast", "inserted", "made", "matmul", "met", "without"]
+__all__ = ["SHAPES", "Rule", "axis", "broadcast", "filled", "inserted", "made", "matmul", "met", "without"]
 
 #: The result of a call.
 Rule: TypeAlias = "Callable[[Arguments], Value]"
@@ -167,9 +167,9 @@ def met(one: Dim, other: Dim) -> Dim:
         return one
     if one == ():
         return other
-    if is_positional(one) or is_positional(other) or BATCH in (*one, *other):
+    if is_positional(one) or is_positional(other):
         raise Missed("positions meet a dimension that may be another one", code=Code.MIXES_POSITIONS)
-    return one
+    return other if BATCH in other else one
 
 
 def matmul(one: Value, other: Value) -> Value:
@@ -201,6 +201,12 @@ def matmul(one: Value, other: Value) -> Value:
 
 def _sizes(arguments: Arguments) -> list[Dim | int | None]:
     return [size_of(number) for number in arguments.numbers(1)]
+
+
+def filled(arguments: Arguments, start: int = 0) -> Value:
+    """The tensor of the shape in the arguments from ``start`` on: all of its numbers are the same."""
+    numbers = [value for value in arguments.numbers(start) if isinstance(value, Size | Plain)]
+    return made([size if isinstance(size, tuple) else fresh() for size in map(size_of, numbers)])
 
 
 def _transpose(arguments: Arguments) -> Value:
@@ -239,6 +245,13 @@ def _view_as(arguments: Arguments) -> Value:
     return reshaped(arguments.tensor, other.dims)
 
 
+def _expand_as(arguments: Arguments) -> Value:
+    other = arguments.get(1, "other")
+    if not isinstance(other, Tensor):
+        raise Missed("an expand to an unknown shape")
+    return expanded(arguments.tensor, other.dims)
+
+
 def _repeat(arguments: Arguments) -> Value:
     counts, dims = arguments.numbers(1), arguments.tensor.dims
     if len(counts) != len(dims):
@@ -253,6 +266,7 @@ SHAPES: dict[str, Rule] = {
     **dict.fromkeys(("view", "reshape"), lambda arguments: reshaped(arguments.tensor, _sizes(arguments))),
     **dict.fromkeys(("view_as", "reshape_as"), _view_as),
     "expand": lambda arguments: expanded(arguments.tensor, _sizes(arguments)),
+    "expand_as": _expand_as,
     **dict.fromkeys(("transpose", "swapaxes"), _transpose),
     "permute": lambda arguments: Tensor(
         tuple(arguments.tensor.dims[axis(arguments.tensor, number)] for number in arguments.numbers(1))
@@ -261,8 +275,7 @@ SHAPES: dict[str, Rule] = {
     "flatten": _flatten,
     "unflatten": _unflatten,
     **dict.fromkeys(
-        ("new_empty", "new_zeros"),
-        lambda arguments: made([size if isinstance(size, tuple) else fresh() for size in _sizes(arguments)]),
+        ("new_empty", "new_full", "new_ones", "new_zeros"), lambda arguments: filled(arguments, 1)
     ),
     "repeat": _repeat,
     "size": _size,

@@ -19,10 +19,14 @@ __all__ = [
     "ATTENTION",
     "BATCH",
     "EMPTY",
+    "END",
+    "KEYS",
     "NOTHING",
+    "PLACES",
     "PLAIN",
     "POSITIONS",
     "SLICE",
+    "START",
     "Arguments",
     "Dim",
     "Items",
@@ -158,6 +162,12 @@ class Unknown:
 
 #: The function of the user's attention implementation.
 ATTENTION = Module((":attention",))
+#: A cache that answers with the keys of all positions, which are the same in every process.
+KEYS = Module((":keys",))
+#: The number of positions up to the last one of this process; the first one; and numbers from 0 for its own.
+END, START, PLACES = (
+    Unknown(f"the number of a position: {place}") for place in ("the last", "the first", "from 0 on")
+)
 #: What an empty list or dictionary holds.
 EMPTY = Unknown("an item of an empty collection")
 
@@ -231,16 +241,17 @@ def depends(value: Value | None) -> bool:
     )
 
 
-def read_from(value: Whole, key: Value) -> Whole:
+def read_from(value: Whole, key: Value) -> Value:
     """What code reads by a key of a value for all positions.
 
     Raises:
         Missed: it may be a part of the positions.
     """
     parts = dict(value.held)
-    if parts and not (isinstance(key, Plain) and isinstance(key.value, str) and key.value not in parts):
+    name = key.value if isinstance(key, Plain) else None
+    if parts and not isinstance(name, str):
         raise Missed(f"it reads a part of the positions from {value.name}", code=Code.MIXES_POSITIONS)
-    return Whole(value.name, rows=value.rows)
+    return parts[name] if name in parts else Whole(value.name, rows=value.rows)
 
 
 def joined(one: Value, other: Value) -> Value:
@@ -380,6 +391,6 @@ class Arguments:
     def numbers(self, start: int) -> list[Value]:
         """The numbers of a shape, given one by one or as a tuple."""
         rest = self.given[start:] or tuple(self.named.values())
-        if len(rest) == 1 and isinstance(rest[0], Items):
+        if rest and isinstance(rest[0], Items):
             return list(rest[0].values)
         return list(rest)

@@ -1,0 +1,62 @@
+"""What changes inside of layers that run on a part of the positions: arguments, and what attention gets."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
+
+from veomni_hook.patches.code.document import FunctionNode
+from veomni_hook.patches.code.edit import Edit
+from veomni_hook.patches.code.tree import walk_ast
+from veomni_hook.patches.idioms.layer_loop.queries import Queries
+from veomni_hook.patches.routes.guards import before_body, in_place
+from veomni_hook.patches.routes.view import ModuleView
+from veomni_hook.patches.site import Site, Status
+
+__all__ = ["IMPORT", "OP", "Inside"]
+
+OP = "layer_loop"
+IMPORT = ("veomni_hook.parallel", "sequence as veomni_sequence")
+_KEYS = ("veomni_hook.parallel", "whole_keys as veomni_keys")
+
+
+@dataclass(frozen=True)
+class Inside:
+    """What the layers of a file's models need.
+
+    Attributes:
+        masks: arguments of calls that must be a part of a mask of padding, by their identity.
+        queries: methods of attention that get the keys of all positions, by their identity.
+    """
+
+    masks: dict[int, ast.expr] = field(default_factory=dict)
+    queries: dict[int, Queries] = field(default_factory=dict)
+
+    def sites(self, view: ModuleView) -> Iterator[Site]:
+        """The sites of the methods that change."""
+        for owner in view.classes.values() if self.masks or self.queries else ():
+            for name, method in view.methods(owner).items():
+                site = partial(Site, OP, f"{owner.name}.{name}", Status.ROUTED, counted=False)
+                expressions = [
+                    node for node in walk_ast(method) if isinstance(node, ast.expr) and id(node) in self.masks
+                ]
+                if expressions:
+                    parts = [
+                        in_place(view, part, f"veomni_sequence.part_of_rows(self, {ast.unparse(part)})")
+                        for part in expressions
+                    ]
+                    line = expressions[0].lineno
+                    yield site("part_of_rows", edits=tuple(parts), lineno=line, imports=(IMPORT,))
+                if (queries := self.queries.get(id(method))) is not None:
+                    edits = _asking(view, method, queries)
+                    yield site("whole_keys", edits=edits, lineno=method.lineno, imports=(_KEYS,))
+
+
+def _asking(view: ModuleView, method: FunctionNode, queries: Queries) -> tuple[Edit, ...]:
+    receiver, names = method.args.args[0].arg, ", ".join(queries.names)
+    code = f"{names} = veomni_keys.whole_keys({receiver}, {method.args.args[1].arg}, {names})"
+    return before_body(
+        view, method, code, "sequence parallelism: this rank's queries, the keys of all positions"
+    )
