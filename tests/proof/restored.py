@@ -101,7 +101,7 @@ class _Restored(ast.NodeTransformer):
                 return ast.Call(ast.Attribute(ast.Subscript(*given, ast.Load()), "numel", ast.Load()), [], [])
             case "veomni_counts", "check" if _is_message(given[2]):
                 return ast.Call(given[0], [given[1], given[2].body], [])  # type: ignore[attr-defined]
-            case _, "separated" if len(given) == 3:
+            case _, "separated" if len(given) >= 3:
                 return given[2]
             case _, "call" if owner in self.slots and getattr(given[0], "id", "") == "self":
                 if ast.unparse(given[1]) == "torch.Tensor.masked_scatter":

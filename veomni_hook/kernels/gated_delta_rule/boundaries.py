@@ -6,7 +6,7 @@ Layers get them as ``cu_seq_lens_q``, upstream's own argument.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import torch
@@ -21,7 +21,7 @@ from veomni_hook.kernels.shared.origin import name_of
 from veomni_hook.kernels.shared.samples import boundaries, of_rows
 from veomni_hook.kernels.shared.separation import given_in, layer_of, traced
 
-__all__ = ["found", "refuse"]
+__all__ = ["found", "makes_cache", "refuse"]
 
 Functions: TypeAlias = "tuple[tuple[str, str, str], ...]"
 Layers: TypeAlias = "tuple[tuple[type, Functions], ...]"
@@ -74,6 +74,19 @@ def found(
             _check_eagerly(owner, handed, arguments, inputs)
         return handed
     return hand(owner, handed) if _check(owner, handed, arguments, inputs) else handed
+
+
+def makes_cache(kwargs: Mapping[str, object], position_ids: object) -> bool:
+    """Return whether a model may make a cache that its call does not ask for.
+
+    Beside a cache, transformers makes no masks of positions, so none is made where these have to keep samples
+    apart.
+
+    Args:
+        kwargs: what `found` returned.
+        position_ids: see there.
+    """
+    return not (STATE.active and position_ids is not None and given_in(kwargs))
 
 
 def _with_boundaries(
