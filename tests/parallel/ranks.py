@@ -25,7 +25,7 @@ SERVER = Path(__file__).with_name("rank_server.py")
 #: The modeling modules that cases use: patched before, not while sizes are told.
 FAMILIES = (
     "llama", "qwen3", "qwen3_moe", "gemma2", "gemma3", "gpt_oss", "deepseek_v3", "mistral", "qwen3_next", "qwen3_5", "qwen3_5_moe", "olmo_hybrid", "kimi_linear", "bailing_hybrid", "mamba2", "longcat_flash",
-    "dbrx", "jetmoe", "nllb_moe", "switch_transformers",
+    "dbrx", "deepseek_v4", "jetmoe", "nllb_moe", "switch_transformers",
     "qwen2_5_vl", "qwen3_vl", "qwen3_omni_moe",
 )  # fmt: skip
 #: Seconds: for the server's imports, which may patch modules first, and for a case.
