@@ -13,7 +13,6 @@ from tests.kernels.patched_qwen3 import load
 from tests.veomni.configurations import CONFIGURATIONS, VOCABULARY
 from veomni_hook.errors import SamplesError
 from veomni_hook.kernels.selection.process_choice import set_active
-from veomni_hook.kernels.shared import pooled_windows
 
 FAMILY = "deepseek_v4"
 #: Windows are of 2 positions in one layer and of 4 in another; the first rows' samples fill none of 4.
@@ -99,6 +98,10 @@ def test_checkpoints_and_compiled_layers_keep_samples_apart(pair):
     ours.gradient_checkpointing_enable()
     agree(step(ours, [call], weights), expected, 1e-6)
     ours.gradient_checkpointing_disable()
+    # The layers leave the graph: boundaries are values.
+    compiled = torch.compile(ours.model.layers[2].self_attn, backend="eager")
+    given = arguments()
+    close(compiled(**given)[0], ours.model.layers[2].self_attn(**given)[0], 1e-6)
 
 
 def test_rows_of_one_sample_run_upstreams_code(pair):
@@ -114,41 +117,58 @@ def test_rows_of_one_sample_run_upstreams_code(pair):
     assert torch.equal(found, generated)
 
 
-#: What cannot keep samples apart: further arguments, changes of the model, and the reason.
+#: What cannot keep samples apart: further arguments, and the reason.
 MIXED = {
-    "a cache": ({"use_cache": True}, {}, "position_ids beside a cache"),
-    "a mask of padding": ({"attention_mask": torch.ones(1, 16)}, {}, "position_ids beside an attention_mask"),
-    "positions that count on": (
-        {"cu_seq_lens_q": torch.tensor([0, 7, 16]), "position_ids": None}, {}, "made of position_ids",
+    "a new cache": ({"use_cache": True}, "position_ids beside a cache"),
+    "a cache that goes on": ({"use_cache": True, "cache": 3}, "they continue a cache"),
+    "a mask of padding": ({"attention_mask": torch.ones(1, 16)}, "position_ids beside an attention_mask"),
+    "no positions": (
+        {"cu_seq_lens_q": torch.tensor([0, 7, 16]), "position_ids": None},
+        "made of position_ids",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", MIXED)
 def test_what_would_mix_samples_is_an_error(pair, case):
-    more, _, reason = MIXED[case]
+    more, reason = MIXED[case]
     _, ours = pair
-    call = {"input_ids": ids(1, 16), "position_ids": counted([[7, 9]]), "use_cache": False}
+    call = {"input_ids": ids(1, 16), "position_ids": counted([[7, 9]]), "use_cache": False} | more
+    if call.pop("cache", 0):
+        call["past_key_values"] = ours(ids(1, 3), use_cache=True).past_key_values
     with pytest.raises(SamplesError, match=reason):
-        ours(**call | more)
+        ours(**call)
 
 
-def attention(ours, **more):
-    """Call the attention of the last layer for two samples of 8 positions."""
-    layer = ours.model.layers[2].self_attn
-    hidden = torch.randn(1, 8, 32)
-    where = {"compress": (torch.randn(1, 8, 4), torch.randn(1, 8, 4))}
-    given = {"attention_mask": torch.zeros(1, 1, 8, 8), "cu_seq_lens_q": torch.tensor([0, 4, 8])}
-    return layer(hidden, where, counted([[4, 4]]), **given | more)
+def arguments(**more):
+    """The arguments of a layer's attention, for two samples of 4 positions."""
+    torch.manual_seed(3)
+    return {
+        "hidden_states": torch.randn(1, 8, 32),
+        "position_embeddings": {"compress": (torch.randn(1, 8, 4), torch.randn(1, 8, 4))},
+        "position_ids": counted([[4, 4]]),
+        "attention_mask": torch.zeros(1, 1, 8, 8),
+        "cu_seq_lens_q": torch.tensor([0, 4, 8]),
+    } | more
 
 
 def test_attention_refuses_what_it_cannot_separate(pair):
     _, ours = pair
-    attention(ours)
+    layer = ours.model.layers[2].self_attn
     for more, reason in (
         ({"attention_mask": None}, "its mask is a NoneType"),
         ({"cu_seq_lens_q": torch.tensor([0, 8, 16])}, "it has 8 of 16 positions"),
     ):
         with pytest.raises(SamplesError, match=reason) as caught:
-            attention(ours, **more)
+            layer(**arguments(**more))
         assert caught.value.where == "DeepseekV4Attention (layer 2)"
+
+
+def test_a_process_without_the_hook_runs_upstreams_code(pair):
+    theirs, ours = pair
+    call = {"input_ids": ids(1, 16), "position_ids": counted([[7, 9]]), "use_cache": False}
+    set_active(False)
+    try:
+        assert torch.equal(ours(**call).logits, theirs(**call).logits)
+    finally:
+        set_active(True)

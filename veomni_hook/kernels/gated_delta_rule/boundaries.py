@@ -19,7 +19,7 @@ from veomni_hook.kernels.shared.host_values import host_copy
 from veomni_hook.kernels.shared.hub_functions import is_upstreams, running, takes
 from veomni_hook.kernels.shared.origin import name_of
 from veomni_hook.kernels.shared.samples import boundaries, of_rows
-from veomni_hook.kernels.shared.separation import given_in, layer_of, traced
+from veomni_hook.kernels.shared.separation import given_in, inseparable, layer_of, traced
 
 __all__ = ["found", "makes_cache", "refuse"]
 
@@ -41,6 +41,7 @@ def found(
     inputs: Any,
     use_cache: object,
     masks_positions: bool = True,
+    pools: bool = False,
 ) -> dict[str, Any]:
     """Return the arguments that a model hands to its layers, with the boundaries of samples that share rows.
 
@@ -59,6 +60,7 @@ def found(
         inputs: ids or embeddings, ``[rows, positions, ...]``, or None.
         use_cache: whether the model makes a cache; None: as its config says.
         masks_positions: whether the model has masks made of positions for its attention.
+        pools: whether layers pool windows of positions, which those of a cache would join.
 
     Raises:
         SamplesError: samples share a row, and the attention layers of the model would mix them.
@@ -66,8 +68,10 @@ def found(
     arguments = Given(position_ids, attention_mask, cache, use_cache, masks_positions)
     if not traced():
         forget(owner)
-    handed = _with_boundaries(owner, kwargs, arguments, inputs)
+    handed = _with_boundaries(owner, kwargs, arguments, inputs, reads_continued=pools)
     if not STATE.active or inputs is None or not given_in(handed) or _continues(cache):
+        if pools and handed is not kwargs:
+            raise inseparable("", type(owner).__name__, "they continue a cache", "pass no cache")
         return handed
     if traced():
         if attends(owner):
@@ -90,7 +94,12 @@ def makes_cache(kwargs: Mapping[str, object], position_ids: object) -> bool:
 
 
 def _with_boundaries(
-    owner: object, kwargs: dict[str, object], given: Given, inputs: torch.Tensor
+    owner: object,
+    kwargs: dict[str, object],
+    given: Given,
+    inputs: torch.Tensor,
+    *,
+    reads_continued: bool = False,
 ) -> dict[str, object]:
     """Return ``kwargs``, with boundaries if samples share a row."""
     position_ids = given.position_ids
@@ -103,7 +112,7 @@ def _with_boundaries(
         if given.cache is None and not getattr(torch.compiler, "_is_exporting_flag", False):
             _assert_one_sample_a_row(position_ids, mask, owner)
         return kwargs
-    if _continues(given.cache):
+    if _continues(given.cache) and not reads_continued:
         return kwargs
     rows, positions = inputs.shape[:2]
     begins = _begins(host_copy(position_ids)).expand(rows, positions)

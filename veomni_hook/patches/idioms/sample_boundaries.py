@@ -115,8 +115,9 @@ def _site(
         isinstance(node, ast.Name | ast.Attribute) and _MASKS.match(last_name(node))
         for node in walk_ast(view.document.tree)
     )
-    masks_of = [] if makes_masks else ["masks_positions=False"]
-    code = _call(f"{passed} = veomni_boundaries.found", ["self", passed, *read, *masks_of]) if apart else ""
+    told = [] if makes_masks else ["masks_positions=False"]
+    told += ["pools=True"] if view.sites(pooled_windows.find) else []
+    code = _call(f"{passed} = veomni_boundaries.found", ["self", passed, *read, *told]) if apart else ""
     if others:
         refused = "".join(f"({other.name}, {other.takes(view) if hands_on else ()!r}), " for other in others)
         code += _call("veomni_boundaries.refuse", ["self", passed or "{}", *read, f"({refused.rstrip()})"])
