@@ -118,7 +118,7 @@ def _samples(kwargs: Mapping[str, Any], rows: int) -> tuple[tuple[int, ...] | No
     """
     ends, numbers = kwargs.get("cu_seq_lens_q"), kwargs.get("seq_idx")
     ends = kwargs.get("cu_seqlens") if ends is None else ends
-    length = numbers.shape[1] if ends is None and numbers is not None else ends_of(ends)[-1] // rows
+    length: int = kwargs["seq_idx"].shape[1] if ends is None else ends_of(ends)[-1] // rows
     bounds = of_rows(rows, length, ends, numbers)
     return None if bounds is None else ends_of(bounds), length
 
@@ -198,7 +198,7 @@ def _has_positions(value: object, positions: int) -> bool:
     return isinstance(value, torch.Tensor) and value.dim() > 1 and value.shape[1] == positions
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
+@torch.compiler.disable
 def _is_awaited(module: nn.Module) -> bool:
     """Return whether other processes wait for gradients of a module's weights."""
     shares = distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1

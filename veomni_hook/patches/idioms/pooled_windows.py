@@ -98,12 +98,12 @@ def _routed(view: ModuleView, target: str, method: FunctionNode, calls: list[ast
     kinds = {name: size for name, size in _sizes(view).items() if module in held(init, makers(view, {name}))}
     if len({*kinds.values()}) > 1 or not all(_returns_pairs(view.classes[name]) for name in kinds):
         raise Missed(f"{', '.join(kinds)} return no keys with a bias", call, Code.OTHER_FORM)
-    used = _APPENDED.find(blocks(method), view.scope.dotted, MODULE=module)
-    keys = used if isinstance(used, Found) else None
+    keys = _APPENDED.find(blocks(method), view.scope.dotted, MODULE=module)
     added = [
         found["MASK"]
-        for node in (walk_ast(method) if keys is not None else ())
-        if (found := _ADDED.match(node, view.scope.dotted, BIAS=keys["BIAS"])) is not None
+        for node in walk_ast(method)
+        if isinstance(keys, Found)
+        and (found := _ADDED.match(node, view.scope.dotted, BIAS=keys["BIAS"])) is not None
     ]
     if len(added) != 1 or added[0] not in parameter_names(method):
         raise Missed("it does not append keys and their bias to its own", call, Code.OTHER_FORM)
