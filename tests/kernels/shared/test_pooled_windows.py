@@ -7,6 +7,7 @@ import importlib
 import pytest
 import torch
 from torch import nn
+from transformers import DynamicCache
 
 from tests.kernels.matching import close
 from tests.kernels.patched_qwen3 import load
@@ -32,7 +33,8 @@ def pair(tmp_path_factory):
     home = pytest.importorskip(f"{name}.modeling_{FAMILY}")
     patched = load(tmp_path_factory.mktemp(FAMILY), home.__name__)
     _, config, sizes = CONFIGURATIONS[FAMILY]
-    config = getattr(importlib.import_module(f"{name}.configuration_{FAMILY}"), config)(**sizes)
+    config = getattr(importlib.import_module(f"{name}.configuration_{FAMILY}"), config)
+    config = config(**{**sizes, "output_router_logits": False})
     torch.manual_seed(0)
     theirs, ours = (each.DeepseekV4ForCausalLM(config).train() for each in (home, patched))
     for parameter in theirs.parameters():
@@ -135,7 +137,8 @@ def test_what_would_mix_samples_is_an_error(pair, case):
     _, ours = pair
     call = {"input_ids": ids(1, 16), "position_ids": counted([[7, 9]]), "use_cache": False} | more
     if call.pop("cache", 0):
-        call["past_key_values"] = ours(ids(1, 3), use_cache=True).past_key_values
+        call["past_key_values"] = DynamicCache(config=ours.config)
+        ours(ids(1, 3), past_key_values=call["past_key_values"], use_cache=True)
     with pytest.raises(SamplesError, match=reason):
         ours(**call)
 
