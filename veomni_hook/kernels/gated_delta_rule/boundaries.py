@@ -19,7 +19,7 @@ from veomni_hook.kernels.shared.host_values import host_copy
 from veomni_hook.kernels.shared.hub_functions import is_upstreams, running, takes
 from veomni_hook.kernels.shared.origin import name_of
 from veomni_hook.kernels.shared.samples import boundaries, of_rows
-from veomni_hook.kernels.shared.separation import given_in, inseparable, layer_of, traced
+from veomni_hook.kernels.shared.separation import given_in, given_of, inseparable, layer_of, traced
 
 __all__ = ["found", "makes_cache", "refuse"]
 
@@ -138,9 +138,7 @@ _check_eagerly: Callable[..., bool] = torch.compiler.disable(_check)  # type: ig
 
 def _shared(kwargs: dict[str, Any], inputs: torch.Tensor) -> torch.Tensor | None:
     """Return the boundaries of samples that share a row, or None."""
-    ends = kwargs.get("cu_seq_lens_q")
-    ends = kwargs.get("cu_seqlens") if ends is None else ends
-    return of_rows(inputs.shape[0], inputs.shape[1], ends, kwargs.get("seq_idx"))
+    return of_rows(inputs.shape[0], inputs.shape[1], *given_of(kwargs))
 
 
 def refuse(

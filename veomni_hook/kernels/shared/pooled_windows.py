@@ -17,7 +17,14 @@ from torch.nn import functional
 
 from veomni_hook.kernels.selection.process_choice import STATE
 from veomni_hook.kernels.shared.samples import ends_of, of_rows
-from veomni_hook.kernels.shared.separation import expect_boundaries, given_in, inseparable, layer_of, traced
+from veomni_hook.kernels.shared.separation import (
+    expect_boundaries,
+    given_in,
+    given_of,
+    inseparable,
+    layer_of,
+    traced,
+)
 from veomni_hook.kernels.shared.sharded import has_units, is_sharded
 
 __all__ = ["separated"]
@@ -116,9 +123,8 @@ def _samples(kwargs: Mapping[str, Any], rows: int) -> tuple[tuple[int, ...] | No
 
     The model has checked that boundaries divide its rows.
     """
-    ends, numbers = kwargs.get("cu_seq_lens_q"), kwargs.get("seq_idx")
-    ends = kwargs.get("cu_seqlens") if ends is None else ends
-    length: int = kwargs["seq_idx"].shape[1] if ends is None else ends_of(ends)[-1] // rows
+    ends, numbers = given_of(kwargs)
+    length: int = numbers.shape[1] if ends is None else ends_of(ends)[-1] // rows
     bounds = of_rows(rows, length, ends, numbers)
     return None if bounds is None else ends_of(bounds), length
 

@@ -21,6 +21,7 @@ __all__ = [
     "call",
     "expect_boundaries",
     "given_in",
+    "given_of",
     "inseparable",
     "layer_of",
     "traced",
@@ -98,6 +99,12 @@ def expect_boundaries(owner: object, arguments: Mapping[str, object]) -> None:
 def given_in(arguments: Mapping[str, object]) -> bool:
     """Return whether boundaries of samples are among the arguments of a call."""
     return any(arguments.get(name) is not None for name in NAMES)
+
+
+def given_of(arguments: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Return the boundaries among the arguments of a call, and the numbers of samples, each None if absent."""
+    *ends, numbers = map(arguments.get, NAMES)
+    return next((value for value in ends if value is not None), None), numbers
 
 
 def traced() -> bool:
