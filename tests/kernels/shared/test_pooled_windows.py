@@ -161,15 +161,26 @@ def test_attention_refuses_what_it_cannot_separate(pair):
     for more, reason in (
         ({"attention_mask": None}, "its mask is a NoneType"),
         ({"cu_seq_lens_q": torch.tensor([0, 8, 16])}, "it has 8 of 16 positions"),
+        ({"past_key_values": DynamicCache(config=ours.config)}, "a cache holds windows of the whole row"),
     ):
         with pytest.raises(SamplesError, match=reason) as caught:
             layer(**arguments(**more))
         assert caught.value.where == "DeepseekV4Attention (layer 2)"
 
 
+def test_a_layer_that_loses_boundaries_is_an_error(pair, monkeypatch):
+    _, ours = pair
+    layer = ours.model.layers[1].self_attn
+    own = layer.forward
+    monkeypatch.setattr(layer, "forward", lambda *args, cu_seq_lens_q, **kwargs: own(*args, **kwargs))
+    with pytest.raises(SamplesError, match="did not get their boundaries"):
+        ours(input_ids=ids(1, 16), position_ids=counted([[7, 9]]), use_cache=False)
+
+
 def test_a_process_without_the_hook_runs_upstreams_code(pair):
     theirs, ours = pair
     call = {"input_ids": ids(1, 16), "position_ids": counted([[7, 9]]), "use_cache": False}
+    call["cu_seq_lens_q"] = torch.tensor([0, 7, 16])
     set_active(False)
     try:
         assert torch.equal(ours(**call).logits, theirs(**call).logits)

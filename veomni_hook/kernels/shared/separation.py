@@ -102,7 +102,7 @@ def given_in(arguments: Mapping[str, object]) -> bool:
 
 
 def given_of(arguments: Mapping[str, Any]) -> tuple[Any, Any]:
-    """Return the boundaries among the arguments of a call, and the numbers of samples, each None if absent."""
+    """Return the boundaries among the arguments of a call, and the numbers of samples; None if absent."""
     *ends, numbers = map(arguments.get, NAMES)
     return next((value for value in ends if value is not None), None), numbers
 
