@@ -1,7 +1,8 @@
 """What serves each patch of VeOmni's configs here: `python -m scripts.veomni_parity` writes it.
 
 It needs the package `veomni`, what VeOmni's configs import, and the release of transformers that they are
-made for. It writes docs/data/veomni-parity.json, with every patch, and the counts in
+made for. What each patch is for is told from its code; whether it has the same effect here was measured
+(`scripts.veomni_effects`). It writes docs/data/veomni-parity.json, with every patch, and the counts in
 docs/maintain/veomni-parity.md. Of VeOmni it copies names only: of configs, targets and its API.
 """
 
@@ -26,7 +27,16 @@ from veomni_hook.patches.idioms.recognise import recognise
 from veomni_hook.patches.plan import Origin
 from veomni_hook.patches.site import Site, Status
 from veomni_hook.patches.spec import PatchConfig
-from veomni_hook.tools.migration.answers import HERE, NOT_NEEDED, NOT_YET, PARTLY, STATUSES, Answer, answer
+from veomni_hook.tools.migration.answers import (
+    BY_DESIGN,
+    MISSING,
+    SAME,
+    STATUSES,
+    Answer,
+    answer,
+    measured,
+    releases_measured,
+)
 from veomni_hook.tools.migration.concerns import Concern, concerns
 from veomni_hook.tools.migration.served import Served, served
 from veomni_hook.tools.migration.surroundings import Surrounding, surroundings
@@ -45,21 +55,22 @@ ENDING = "_patch_gen_config"
 PATCH = "patch"
 
 
+#: An answer for each release that was measured.
+Answers = Mapping[str, Answer]
+
+
 @dataclass(frozen=True)
 class Entry:
     """A patch, or what surrounds patches, with what serves each of its concerns."""
 
     kind: str
     names: tuple[str, ...]
-    answers: tuple[tuple[Concern, Answer], ...]
+    answers: tuple[tuple[Concern, Answers], ...]
 
-    @property
-    def status(self) -> str:
-        """``here`` if nothing more is needed, ``partly`` if something serves it, else ``not yet``."""
-        held = {given.status for _, given in self.answers}
-        if held <= {HERE, NOT_NEEDED}:
-            return HERE
-        return PARTLY if held & {HERE, PARTLY} else NOT_YET
+    def status(self, release: str) -> str:
+        """`SAME` if everything has the same effect, `MISSING` if something is missing, else `BY_DESIGN`."""
+        statuses = {answers[release].status for _, answers in self.answers}
+        return next(status for status in (MISSING, BY_DESIGN, SAME) if status in statuses)
 
 
 @dataclass(frozen=True)
@@ -90,58 +101,71 @@ def judged() -> list[Judged]:
     return [_judged(configs.load([name])[0].configs[0], name) for name in names]
 
 
-def rows(held: Sequence[Judged]) -> Iterator[dict[str, Any]]:
+def rows(configs_judged: Sequence[Judged]) -> Iterator[dict[str, Any]]:
     """Yield a row for each concern of each patch, and of what surrounds the patches."""
-    for config in held:
+    for config in configs_judged:
         for entry in config.entries:
-            for purpose, given in entry.answers:
+            for purpose, answers in entry.answers:
+                served_by = dict.fromkeys(one.by for one in answers.values() if one.status == SAME)
                 yield {
                     "config": config.name,
                     "kind": entry.kind,
                     "target": [*entry.names],
                     "concern": purpose.name,
-                    "status": given.status,
-                    "served by": given.by,
+                    **{
+                        release: one.status if one.status == SAME else f"{one.status}: {one.by}"
+                        for release, one in answers.items()
+                    },
+                    "served by": "; ".join(served_by),
                     "seen in": purpose.evidence,
                 }
 
 
-def summary(held: Sequence[Judged]) -> str:
-    """Return the counts as Markdown: patches by what serves them, and concerns by status."""
-    patches = [entry for config in held for entry in config.of(patches=True)]
-    around = [entry for config in held for entry in config.of(patches=False)]
-    served_by = Counter(entry.status for entry in patches)
-    lines = [
+def summary(configs_judged: Sequence[Judged], releases: Sequence[str]) -> str:
+    """Return the counts as Markdown: patches by release and status, and the same for each concern."""
+    patches = [entry for config in configs_judged for entry in config.of(patches=True)]
+    around = [entry for config in configs_judged for entry in config.of(patches=False)]
+    head = " | ".join(f"{release} {status}" for release in releases for status in STATUSES)
+    return "\n".join([
         *_wrapped(
-            f"VeOmni {_version('veomni')} has {len(patches)} patches in {len(held)} configs, for "
-            f"transformers {RELEASE}. {served_by[HERE]} of them need nothing more: everything that they "
-            f"are for is here, or is not needed. {served_by[PARTLY]} are served in part, "
-            f"{served_by[NOT_YET]} not yet."
+            f"VeOmni {_version('veomni')} has {len(patches)} patches in {len(configs_judged)} configs, for "
+            f"transformers {RELEASE}. A patch has the *same effect* here if everything that it is for has."
         ),
         "",
+        f"| Release | {' | '.join(STATUSES)} |",
+        f"|---|{'---:|' * len(STATUSES)}",
+        *(_by_status(patches, release) for release in releases),
+        "",
         *_wrapped(
-            "A patch can have several concerns, so the columns sum to more than the number of patches. A "
-            f"kernel is *here* if an idiom routes the same definition of transformers {RELEASE} to kernels."
+            "A patch can have several concerns, so the columns sum to more than the number of patches."
         ),
         "",
-        f"| Concern | Patches | {' | '.join(one.capitalize() for one in STATUSES)} | Served by |",
-        f"|---|{'---:|' * (1 + len(STATUSES))}---|",
-        *_table(patches),
+        f"| Concern | Patches | {head} | Served by |",
+        f"|---|{'---:|' * (1 + len(releases) * len(STATUSES))}---|",
+        *_table(patches, releases),
         "",
         *_wrapped(
             "Beside their patches, the configs leave out definitions, drop imports and add helpers. Each "
             "line of the list of a config counts once:"
         ),
         "",
-        f"| Concern | Lines | {' | '.join(one.capitalize() for one in STATUSES)} |",
-        f"|---|{'---:|' * (1 + len(STATUSES))}",
-        *(line.rpartition(" | ")[0] + " |" for line in _table(around)),
+        f"| Concern | Lines | {head} |",
+        f"|---|{'---:|' * (1 + len(releases) * len(STATUSES))}",
+        *(line.rpartition(" | ")[0] + " |" for line in _table(around, releases)),
         "",
         "What the words mean:",
         "",
-        *(f"- **{name}**: {MEANINGS[name]}" for name in _counts(patches + around)),
-    ]
-    return "\n".join(lines) + "\n"
+        *(f"- **{name}**: {MEANINGS[name]}" for name in MEANINGS if name in _counts(patches + around)),
+        "",
+        "What is missing, or not the same by design, on the newest of these releases:",
+        "",
+        *_lacking(patches, releases[-1]),
+    ]) + "\n"  # fmt: skip
+
+
+def _by_status(patches: Sequence[Entry], release: str) -> str:
+    counts = Counter(entry.status(release) for entry in patches)
+    return f"| {release} | {' | '.join(str(counts[status]) for status in STATUSES)} |"
 
 
 def written(document: str, text: str) -> str:
@@ -150,24 +174,28 @@ def written(document: str, text: str) -> str:
     return f"{head}{BEGIN}\n{text}\n{END}{rest.partition(END)[2]}"
 
 
-def counted(held: Iterable[Mapping[str, Any]]) -> dict[bool, Counter[tuple[str, str]]]:
+def counted(table: Iterable[Mapping[str, Any]], release: str) -> dict[bool, Counter[tuple[str, str]]]:
     """Return how often each concern has each status in the rows: among patches (True), and beside them."""
     found: dict[bool, Counter[tuple[str, str]]] = {True: Counter(), False: Counter()}
-    for row in held:
-        found[row["kind"] == PATCH][row["concern"], row["status"]] += 1
+    for row in table:
+        found[row["kind"] == PATCH][row["concern"], row[release].partition(":")[0]] += 1
     return found
 
 
-def tabled(document: str) -> dict[bool, Counter[tuple[str, str]]]:
-    """Return the same counts as `counted`, from the tables of the page."""
+def tabled(document: str, releases: Sequence[str]) -> dict[str, dict[bool, Counter[tuple[str, str]]]]:
+    """Return the same counts as `counted` for each release, from the tables of the page."""
     block = document.partition(BEGIN)[2].partition(END)[0]
-    tables = re.split(r"(?m)^\|---\|.*$", block)[1:]
-    found = {}
-    for patches, table in zip((True, False), tables, strict=True):
-        rows = re.findall(rf"(?m)^\| ([\w\- ]+) \| \d+ \|((?: \d+ \|){{{len(STATUSES)}}})", table)
-        counts = {(name, status): int(n) for name, cells in rows for status, n in _cells(cells)}
-        found[patches] = Counter({one: number for one, number in counts.items() if number})
-    return found
+    texts = re.split(r"(?m)^\|---\|.*$", block)[2:]
+    columns = [(release, status) for release in releases for status in STATUSES]
+    result: dict[str, dict[bool, Counter[tuple[str, str]]]] = {
+        release: {True: Counter(), False: Counter()} for release in releases
+    }
+    for patches, text in zip((True, False), texts, strict=True):
+        for name, cells in re.findall(rf"(?m)^\| ([\w\- ]+) \| \d+ \|((?: \d+ \|){{{len(columns)}}})", text):
+            for (release, status), number in zip(columns, re.findall(r"\d+", cells), strict=True):
+                if int(number):
+                    result[release][patches][name, status] = int(number)
+    return result
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -177,9 +205,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--check", action="store_true", help="write nothing; fail if a document is out of date"
     )
     chosen = parser.parse_args(arguments)
-    held = judged()
-    page = written(SUMMARY.read_text(encoding="utf-8"), summary(held))
-    texts = {TABLE: tables.text(rows(held)), SUMMARY: page}
+    configs_judged = judged()
+    page = written(SUMMARY.read_text(encoding="utf-8"), summary(configs_judged, releases_measured()))
+    texts = {TABLE: tables.text(rows(configs_judged)), SUMMARY: page}
     changed = [file for file, text in texts.items() if not file.exists() or file.read_text("utf-8") != text]
     for file in changed:
         print(f"{'out of date' if chosen.check else 'written'}: {file.relative_to(ROOT)}", file=sys.stderr)
@@ -196,16 +224,24 @@ def _judged(config: PatchConfig, module: str) -> Judged:
     sites = [site for site in recognise(Document(source)) if site.status is Status.ROUTED]
     routes = {one.patch.target: _reached(one, source, sites) for one in results}
     entries = [_patch(one, config, source, routes[one.patch.target]) for one in results]
-    entries += [_around(one, routes) for one in surroundings(config, source)]
+    entries += [_around(one, routes, config) for one in surroundings(config, source)]
     return Judged(module.rpartition(".")[2].removesuffix(ENDING), tuple(entries))
 
 
 def _patch(one: Served, config: PatchConfig, source: str, reached: tuple[str, ...]) -> Entry:
     answers = []
-    for each in concerns(one.patch, config, source):
+    for purpose in concerns(one.patch, config, source):
         # A slot's kernel may be in a module that the class holds, an imported one is in the target's code.
-        answers.append((each, answer(each, reached if OP_SLOT in each.evidence else one.ops)))
+        routes = reached if OP_SLOT in purpose.evidence else one.ops
+        answers.append((purpose, _answers(purpose, routes, config, one.patch.target)))
     return Entry(PATCH, (one.patch.target,), tuple(answers))
+
+
+def _answers(purpose: Concern, routes: Sequence[str], config: PatchConfig, target: str) -> Answers:
+    return {
+        release: answer(purpose, routes, measured(config.source_module, release), target)
+        for release in releases_measured()
+    }
 
 
 def _reached(one: Served, source: str, sites: Sequence[Site]) -> tuple[str, ...]:
@@ -217,41 +253,54 @@ def _reached(one: Served, source: str, sites: Sequence[Site]) -> tuple[str, ...]
     return (*one.ops, *built)
 
 
-def _around(one: Surrounding, routes: dict[str, tuple[str, ...]]) -> Entry:
+def _around(one: Surrounding, routes: dict[str, tuple[str, ...]], config: PatchConfig) -> Entry:
     reached = [route for target in one.targets for route in routes.get(target, ())]
-    return Entry(one.kind, one.names, tuple((purpose, answer(purpose, reached)) for purpose in one.concerns))
+    target = next(iter(one.targets), "")
+    return Entry(
+        one.kind,
+        one.names,
+        tuple((purpose, _answers(purpose, reached, config, target)) for purpose in one.concerns),
+    )
 
 
-def _table(entries: Sequence[Entry]) -> Iterator[str]:
+def _table(entries: Sequence[Entry], releases: Sequence[str]) -> Iterator[str]:
     served_by: dict[str, list[Answer]] = defaultdict(list)
     for entry in entries:
-        for purpose, given in entry.answers:
-            served_by[purpose.name].append(given)
+        for purpose, answers in entry.answers:
+            served_by[purpose.name] += answers.values()
     for name, counts in _counts(entries).items():
-        numbers = " | ".join(str(counts[status]) for status in STATUSES)
-        yield f"| {name} | {sum(counts.values())} | {numbers} | {_by(served_by[name])} |"
+        numbers = [counts[release, status] for release in releases for status in STATUSES]
+        total = sum(numbers) // len(releases)
+        yield f"| {name} | {total} | {' | '.join(map(str, numbers))} | {_by(served_by[name])} |"
 
 
-def _counts(entries: Sequence[Entry]) -> dict[str, Counter[str]]:
-    found: dict[str, Counter[str]] = defaultdict(Counter)
+def _counts(entries: Sequence[Entry]) -> dict[str, Counter[tuple[str, str]]]:
+    found: dict[str, Counter[tuple[str, str]]] = defaultdict(Counter)
     for entry in entries:
-        for purpose, given in entry.answers:
-            found[purpose.name][given.status] += 1
+        for purpose, answers in entry.answers:
+            for release, one in answers.items():
+                found[purpose.name][release, one.status] += 1
     return {name: found[name] for name in MEANINGS if name in found}
 
 
 def _by(answers: Sequence[Answer]) -> str:
     """What serves a concern in short: ops instead of routes, each thing once."""
-    parts = dict.fromkeys(part for given in answers for part in given.by.split("; "))
+    parts = dict.fromkeys(part for one in answers if one.status == SAME for part in one.by.split("; "))
     ops = dict.fromkeys(op for part in parts for op in re.findall(r"(?:^|, )(\w+)/\w+(?=,|$)", part))
-    plans = dict.fromkeys(text for part in parts for text in re.findall(r"planned: ([^;]+)", part))
-    rest = [part for part in parts if not re.search(r"planned: |^\w+/\w+", part)]
-    texts = [", ".join(f"`{op}`" for op in ops), *rest, f"planned: {', '.join(plans)}" if plans else ""]
-    return "; ".join(filter(None, texts))
+    rest = [part for part in parts if not re.search(r"^\w+/\w+", part)]
+    return "; ".join(filter(None, (", ".join(f"`{op}`" for op in ops), *rest)))
 
 
-def _cells(text: str) -> Iterator[tuple[str, str]]:
-    return zip(STATUSES, re.findall(r"\d+", text), strict=True)
+def _lacking(patches: Sequence[Entry], release: str) -> Iterator[str]:
+    """A line for each reason, with the patches that have it."""
+    reasons: dict[str, dict[str, None]] = defaultdict(dict)
+    for entry in patches:
+        for purpose, answers in entry.answers:
+            if answers[release].status != SAME:
+                one = answers[release]
+                reasons[f"**{purpose.name}**, {one.status}: {one.by}"][f"`{entry.names[0]}`"] = None
+    for reason, targets in reasons.items():
+        yield f"- {reason} ({', '.join(targets)})"
 
 
 def _wrapped(text: str) -> list[str]:

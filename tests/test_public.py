@@ -6,8 +6,8 @@ import sys
 import veomni_hook
 
 NAMES = {
-    "Adoption", "Handle", "Kernel", "PatchConfig", "VeomniHookError", "VeomniHookWarning", "activate",
-    "adopt", "bind", "create_patch_from_external", "explain", "linear_cross_entropy", "loss_options",
+    "Adoption", "Handle", "Kernel", "PatchConfig", "Teacher", "VeomniHookError", "VeomniHookWarning", "activate",
+    "adopt", "bind", "create_patch_from_external", "explain", "generate", "linear_cross_entropy", "loss_options",
     "register", "register_kernel", "token_log_probs", "use_kernels", "use_mapped_classes",
 }  # fmt: skip
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         linear_cross_entropy as linear_cross_entropy,
     )
     from veomni_hook.kernels.linear_cross_entropy.functional import token_log_probs as token_log_probs
+    from veomni_hook.kernels.linear_cross_entropy.objective import Teacher as Teacher
     from veomni_hook.kernels.linear_cross_entropy.options import loss_options as loss_options
     from veomni_hook.kernels.selection.binding import use_kernels as use_kernels
     from veomni_hook.kernels.selection.declaration import Kernel as Kernel
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from veomni_hook.patches.mapped import use_mapped_classes as use_mapped_classes
     from veomni_hook.patches.spec import PatchConfig as PatchConfig
     from veomni_hook.patches.spec import create_patch_from_external as create_patch_from_external
+    from veomni_hook.tools.generation.generate import generate as generate
     from veomni_hook.tools.report.explanation import explain as explain
 
 __version__ = "0.1.0"
@@ -37,6 +39,7 @@ _HOME = {
     "Handle": "veomni_hook.finders.handle",
     "Kernel": "veomni_hook.kernels.selection.declaration",
     "PatchConfig": "veomni_hook.patches.spec",
+    "Teacher": "veomni_hook.kernels.linear_cross_entropy.objective",
     "VeomniHookError": "veomni_hook.errors",
     "VeomniHookWarning": "veomni_hook.errors",
     "activate": "veomni_hook.finders.handle",
@@ -44,6 +47,7 @@ _HOME = {
     "bind": "veomni_hook.kernels.bind",
     "create_patch_from_external": "veomni_hook.patches.spec",
     "explain": "veomni_hook.tools.report.explanation",
+    "generate": "veomni_hook.tools.generation.generate",
     "linear_cross_entropy": "veomni_hook.kernels.linear_cross_entropy.functional",
     "loss_options": "veomni_hook.kernels.linear_cross_entropy.options",
     "register": "veomni_hook.finders.registration",

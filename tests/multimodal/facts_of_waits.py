@@ -33,7 +33,6 @@ from veomni_hook.kernels.selection.declaration import Requirement
 from veomni_hook.kernels.selection.registry import registry
 from veomni_hook.multimodal import absent, collate_metadata, counts, position_ids
 from veomni_hook.multimodal import batches as batches_of
-from veomni_hook.multimodal.positions import has_positions
 
 
 def as_on_cuda() -> None:
@@ -45,10 +44,9 @@ def as_on_cuda() -> None:
             registry.replace(dataclasses.replace(kernel, requires=Requirement()))
 
 
-def packs(family: str, config: Any) -> bool:
-    """Whether samples can share a row: positions can be computed alone, and linear attention has boundaries."""
-    linear = family.startswith("qwen3_5")
-    return has_positions(config) and not (linear and Version(transformers.__version__) < Version("5.17"))
+def packs(family: str) -> bool:
+    """Whether samples can share a row: linear attention has boundaries."""
+    return not family.startswith("qwen3_5") or Version(transformers.__version__) >= Version("5.9")
 
 
 @contextmanager
@@ -100,7 +98,7 @@ def main(*families: str) -> None:
         made = on_device(model(family))
         add = collate_metadata(made.config)
         every = {name: partial(batch, family, samples) for name, samples in batches(family).items()}
-        if packs(family, made.config):
+        if packs(family):
             every["packed"] = partial(packed, family, position_ids(made.config))
         for name, inputs in every.items():
             plain = accepted(made, inputs())

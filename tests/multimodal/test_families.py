@@ -9,12 +9,12 @@ import torch
 import transformers
 from packaging.version import Version
 
-from tests.multimodal.families import FAMILIES, SPEECH, batches
+from tests.multimodal.families import FAMILIES, batches
 from tests.once import once
 
 RELEASE = Version(transformers.__version__)
-#: Whether thinkers have a method that computes positions alone, and linear attention takes boundaries.
-PACKED = Version("5.17") <= RELEASE
+#: Whether linear attention takes boundaries.
+PACKED = Version("5.9") <= RELEASE
 LINEAR = ("qwen3_5", "qwen3_5_moe")
 
 #: Largest difference relative to the largest value, for what is not zero but for rounding.
@@ -60,9 +60,7 @@ def test_attention_of_its_towers_runs_in_a_kernel(steps, family):
 def test_packed_samples_equal_separate_ones(steps, family):
     """Upstream mixes them in linear attention; where it has no place for boundaries, the hook refuses."""
     theirs, ours = (each[2][family] for each in steps)
-    if family in SPEECH and not PACKED:
-        assert theirs == ours == "MultimodalError"
-    elif family in LINEAR:
+    if family in LINEAR:
         assert theirs[0] > 1e-3 * theirs[1]
         assert ours[0] <= 1e-6 * ours[1] if PACKED else ours == "SamplesError"
     else:

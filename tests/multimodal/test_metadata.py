@@ -21,7 +21,6 @@ from veomni_hook.errors import MultimodalError, VeomniHookWarning
 from veomni_hook.kernels.shared.host_values import known_copy
 from veomni_hook.multimodal import collate_metadata, metadata, position_ids
 from veomni_hook.multimodal.carried import Carried, carried
-from veomni_hook.multimodal.positions import has_positions
 
 RELEASE = Version(transformers.__version__)
 TAKEN = pytest.mark.skipif(RELEASE < Version("5.9"), reason="towers of this release take no metadata")
@@ -93,6 +92,28 @@ def test_what_a_batch_has_already_stays():
     assert found["image_cu_seqlens"] is bounds
 
 
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_positions_are_those_that_the_model_computes(family):
+    """And None where it leaves them to its text model: without a mask, or for text alone."""
+    made = model(family)
+    text_model = getattr(made.model, "language_model", made.model)
+    compute = pickle.loads(pickle.dumps(position_ids(made.config)))
+    cases = {name: batch(family, samples, side="left") for name, samples in batches(family).items()}
+    cases["no mask"] = {**cases["images"], "attention_mask": None}
+    calls: list[Any] = []
+    text_model.register_forward_pre_hook(
+        lambda _, given, named: calls.append(named["position_ids"]), with_kwargs=True
+    )
+    for name, inputs in cases.items():
+        # The model remembers how far the positions of the last call went.
+        made.rope_deltas = made.model.rope_deltas = None
+        made(**accepted(made, inputs))
+        expected, found = calls.pop(), compute(inputs)
+        assert (found is None) == (expected is None), name
+        assert found is None or torch.equal(found, expected), name
+
+
 def test_text_alone_gets_no_positions_that_the_model_would_not_compute():
     made = model("qwen2_5_vl")
     assert position_ids(made.config)(batch("qwen2_5_vl", BATCHES["text"])) is None
@@ -104,8 +125,6 @@ def test_the_configuration_of_the_whole_or_of_the_thinker(family):
     from types import SimpleNamespace
 
     made = model(family)
-    if not has_positions(made.config):
-        pytest.skip("thinkers of this release have no method that computes positions alone")
     whole = SimpleNamespace(thinker_config=made.config)
     inputs = batch(family, BATCHES["images"])
     assert torch.equal(position_ids(whole)(inputs), position_ids(made.config)(inputs))
@@ -182,8 +201,6 @@ def video_with_sound(family):
 @pytest.mark.parametrize("family", SPEECH)
 def test_sounds_of_videos_are_said_before_positions_are_computed(family):
     made = model(family)
-    if not has_positions(made.config):
-        pytest.skip("thinkers of this release have no method that computes positions alone")
     inputs = video_with_sound(family)
     said = collate_metadata(made.config)({**inputs, "use_audio_in_video": True})
     given = collate_metadata(made.config, use_audio_in_video=True)(dict(inputs))

@@ -32,7 +32,7 @@ def waits(facts, family, tmp_path_factory):
 def test_a_step_waits_once_at_most_and_never_with_metadata_or_host_values(waits, family):
     """Nor where towers are called for batches without data."""
     assert waits.keys() - {"packed"} == batches(family).keys()
-    assert "packed" in waits or RELEASE < Version("5.17")
+    assert "packed" in waits
     assert "pixel_values" in waits["text"]["absent"]["called"]
     assert waits["images"]["absent"]["called"] != waits["text"]["absent"]["called"]
     for name, found in waits.items():

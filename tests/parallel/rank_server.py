@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import importlib
+import importlib.util
 import json
 import os
 import signal
@@ -27,7 +28,8 @@ from veomni_hook.kernels.selection.process_choice import set_choice
 from veomni_hook.parallel import process
 
 for family in FAMILIES:
-    importlib.import_module(f"transformers.models.{family}.modeling_{family}")
+    if importlib.util.find_spec(f"transformers.models.{family}") is not None:  # a release may lack it
+        importlib.import_module(f"transformers.models.{family}.modeling_{family}")
 for name in ("transformers.trainer", "transformers.distributed", "accelerate", "torch._dynamo"):
     importlib.import_module(name)
 

@@ -1,13 +1,7 @@
 """Models that add features of images between their layers, with sequences that two processes share."""
 
 import pytest
-import transformers
-from packaging.version import Version
 
-pytestmark = pytest.mark.skipif(
-    Version(transformers.__version__) < Version("5.17"),
-    reason="the rotary embedding of these models is not followed",
-)
 CLOSE = 1e-5
 
 

@@ -34,14 +34,12 @@ def test_images_frames_and_too_few_of_them(ranks):
     assert check(ranks, "qwen2_5_vl", "torch", "images") == {"images": rows["images"]}
 
 
-@pytest.mark.skipif(OLD, reason="deepstack is not followed in the text model")
 def test_features_of_layers(ranks):
     rows = check(ranks, "qwen3_vl", "torch", "images", "image", "video")
     assert rows["images"] == [[24], [112]] and rows["video"] == [[24, 32], [24, 16]]
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(OLD, reason="deepstack is not followed in the text model")
 def test_four_processes_with_fewer_images_and_sounds(ranks):
     """A process without an image runs the smallest one, whose result nobody sees."""
     rows = check(ranks, "qwen3_omni_moe", "eager", "images", "sounds", world=4)
@@ -63,7 +61,6 @@ def told(ranks):
     return ranks.run("facts_of_towers:special", 2, "sp=2", checks=checks)
 
 
-@pytest.mark.skipif(OLD, reason="deepstack is not followed in the text model")
 class TestSpecialCases:
     def test_frozen_towers(self, told):
         """A frozen tower is split as soon as the text model has created the group."""

@@ -29,8 +29,8 @@ def causal_conv1d(
 def chunk_gated_delta_rule(
     query: Tensor, key: Tensor, value: Tensor, *, g: Tensor, beta: Tensor, cu_seqlens: Tensor, **_: Any
 ) -> tuple[Tensor, None]:
-    query = functional.normalize(query, dim=-1) * query.shape[-1] ** -0.5
-    key = functional.normalize(key, dim=-1)
+    query = _normalized(query) * query.shape[-1] ** -0.5
+    key = _normalized(key)
     outputs = []
     for q, k, v, decay, rate in zip(
         *(_sequences(operand, cu_seqlens) for operand in (query, key, value, g, beta)), strict=True
@@ -43,6 +43,11 @@ def chunk_gated_delta_rule(
             state = state + k[:, at][..., None] * change[:, :, None]
             outputs.append(torch.einsum("bhkv,bhk->bhv", state, q[:, at]))
     return torch.stack(outputs, dim=1), None
+
+
+def _normalized(x: Tensor) -> Tensor:
+    """As the packages do it: a small number is added to the sum of squares."""
+    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)
 
 
 def _sequences(x: Tensor, edges: Tensor) -> tuple[Tensor, ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 from unittest import mock
@@ -65,6 +66,26 @@ MODULES: dict[str, dict[str, dict[str, Any]]] = {
         "liger_kernel.transformers.rope": {"liger_rotary_pos_emb": liger_rotary_pos_emb},
     },
 }
+
+#: What `torch_npu` adds to torch, for those that ask it whether there is an NPU.
+_IN_TORCH = """
+import types
+import torch
+
+torch.Tensor.npu = lambda self: self
+torch.npu = types.SimpleNamespace(is_available=lambda: False, config=types.SimpleNamespace())
+"""
+
+
+def install(package: str, folder: Path) -> None:
+    """Write the stand-in for a package to a folder of `PYTHONPATH`, for a process that only trains."""
+    for name, members in MODULES.get(package, {}).items():
+        home = folder.joinpath(*name.split("."))
+        home.mkdir(parents=True)
+        # By name: whoever looks for a member reads the text.
+        text = "".join(f"from tests.veomni.standins import {member}\n" for member in members)
+        text += _IN_TORCH if package == "torch_npu" else ""
+        (home / "__init__.py").write_text(text, encoding="utf-8")
 
 
 @contextmanager

@@ -33,6 +33,7 @@ from veomni_hook.patches.engine import Origin, PatchedSource, applicable, patch_
 from veomni_hook.patches.idioms.recognise import OPTIONAL
 from veomni_hook.patches.render import with_header
 from veomni_hook.patches.report import PatchReport
+from veomni_hook.patches.site import Site, Status
 from veomni_hook.patches.spec import PatchConfig
 from veomni_hook.settings import Settings
 
@@ -172,14 +173,18 @@ def patch_with_idioms(
     device = settings.device_kind()
     try:
         idioms, optional = asks_idioms(upstream, settings), optional_idioms(settings)
-        asked = partial(unchosen, text=settings.kernels)
-        return patch(upstream, configs, device, idioms=idioms, optional=optional, unchosen=asked), ""
+        left = partial(_left, kernels=settings.kernels)
+        return patch(upstream, configs, device, idioms=idioms, optional=optional, left=left), ""
     except IdiomError as error:
         if settings.strict:
             raise
         failed = f"without idioms, because one failed: {error.what}"
         warn(f"{upstream.module} is patched {failed}\n{error}")
         return patch(upstream, configs, device), failed
+
+
+def _left(site: Site, kernels: str) -> str:
+    return unchosen(site.op, kernels) if site.slots and site.status is Status.ROUTED else ""
 
 
 def optional_idioms(settings: Settings) -> tuple[str, ...]:
@@ -224,6 +229,8 @@ def stored_form(patched: PatchedSource) -> Stored:
     report = patched.report.to_dict()
     for site in report["missed"]:
         del site["code"], site["line"]  # another name for the cause of a miss makes no other form
+    for remark in report["remarks"]:
+        del remark["where"]  # nor does another machine, whose paths this names
     state.update(json.dumps(report, sort_keys=True).encode())
     patch_hash = state.hexdigest()
     text = with_header(patched, patch_hash)

@@ -36,6 +36,10 @@ _WILD = re.compile(r"[*?\[]")
 _PATCHGEN = "patchgen"
 _IMPORTED = re.compile(r"^(?:from[ \t]+([\w.]+)[ \t]+import\b|import[ \t]+([\w.]+))", re.MULTILINE)
 
+#: An import that a config adds to the patched module.
+_ADDED = re.compile(r"""\.add_import\(\s*["']([\w.]+)["']""")
+_OTHERS = ("transformers", "torch", "veomni_hook")
+
 
 def is_named(fullname: str) -> bool:
     """Whether the text of a config that the settings want names this module, or a pattern that matches it.
@@ -78,8 +82,8 @@ def named_by(name: str) -> frozenset[str]:
 def half_imported(name: str) -> str:
     """The first module that a config made for patchgen imports and that is being imported now; usually empty.
 
-    Other configs are loaded in any case: what imports the target may keep its classes and would never see the
-    patched ones.
+    Other configs are loaded in any case, unless their code or the patched module imports it: what imports the
+    target may keep its classes and would never see the patched ones.
     """
     for imported in _imports(name.partition(":")[0], tuple(sys.path)):
         if is_being_imported(imported):
@@ -151,11 +155,19 @@ def _told(text: str | None) -> tuple[set[str], set[str]] | None:
 
 @cache
 def _imports(module: str, path: tuple[str, ...]) -> tuple[str, ...]:
+    """What a config made for patchgen imports; for another config, what its patched module imports.
+
+    And, for a config that takes code from one made for patchgen, what that imports.
+    """
     text = _text(module, path) or ""
-    if _PATCHGEN not in text:
-        return ()
     names = dict.fromkeys(taken_from or imported for taken_from, imported in _IMPORTED.findall(text))
-    return tuple(name for name in names if not name.startswith(("transformers", "torch")))
+    needed = dict.fromkeys(_ADDED.findall(text))
+    for name in names:
+        if _PATCHGEN in text:
+            needed[name] = None
+        elif not name.startswith(_OTHERS) and _PATCHGEN in (_text(name, path) or ""):
+            needed |= dict.fromkeys(_imports(name, path))
+    return tuple(name for name in needed if not name.startswith(_OTHERS))
 
 
 @cache

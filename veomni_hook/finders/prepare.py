@@ -5,7 +5,7 @@ Neither torch nor transformers is imported, unless a user's config does so.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import decode_source
 from typing import TYPE_CHECKING
@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 from veomni_hook.cache.store import Hit, Unpatched
 from veomni_hook.errors import ConfigError
 from veomni_hook.finders import build
-from veomni_hook.finders.applicable import config_names
+from veomni_hook.finders.applicable import asks_idioms, config_names
+from veomni_hook.finders.configs import load_for, with_registered
 from veomni_hook.finders.outcome import NOTHING
 from veomni_hook.finders.process_cache import stage1
 from veomni_hook.finders.upstream import Upstream, read_upstream
@@ -23,6 +24,7 @@ from veomni_hook.settings import Settings
 if TYPE_CHECKING:
     from veomni_hook.patches.engine import PatchedSource
     from veomni_hook.patches.report import PatchReport
+    from veomni_hook.patches.site import Site
     from veomni_hook.patches.spec import PatchConfig
 
 
@@ -62,6 +64,7 @@ def prepare(
     configs: Sequence[PatchConfig] | None = None,
     device: str | None = None,
     publish: bool = True,
+    left: Callable[[Site], str] | None = None,
 ) -> Prepared:
     """Patch a module as the import hook would.
 
@@ -71,6 +74,8 @@ def prepare(
         configs: apply only these and do not use the cache; by default apply what an import would.
         device: `gpu` or `npu` instead of the settings' device.
         publish: whether to store the result of a cache miss.
+        left: which sites of idioms stay as they are upstream, as for `patch_source`; not what an import does,
+            so the cache is not used.
 
     Raises:
         ConfigError: the module does not exist or has no source file.
@@ -90,6 +95,11 @@ def prepare(
         patched = build.patch(upstream, configs, settings.device_kind())
         reason = "the cache is not used if configs are given" if patched else "none of the configs applies"
         return _prepared(upstream, patched, None, reason, "memory")
+    if left is not None:
+        named = with_registered(load_for(module, settings)[1])
+        idioms = asks_idioms(upstream, settings)
+        patched = build.patch(upstream, named, settings.device_kind(), idioms=idioms, left=left)
+        return _prepared(upstream, patched, None, "it is made for a file" if patched else NOTHING, "memory")
     names = config_names(module, settings)
     stage = stage1(upstream, settings, names)
     built = build.load_and_build(upstream, settings, names, stage, store_it=publish)

@@ -29,10 +29,11 @@ SHARED = {
 }
 #: The targets of other packages: layers that they put into models.
 LAYERS = {"peft.tuners.lora.bnb": (_LORA,), "peft.tuners.lora.layer": (_LORA,)}
-#: The targets that train models and hold no code of them.
+#: The targets that load or train models and hold no code of them.
 TRAINING = {
     "accelerate.accelerator": (_DATA,),
     "accelerate.data_loader": (_DATA,),
+    "transformers.core_model_loading": ("experts of this process alone while they are loaded",),
     "transformers.trainer": (_DATA,),
     "trl.trainer.utils": (_LOG_PROBS,),
     "verl.utils.experimental.torch_functional": (_LOG_PROBS,),

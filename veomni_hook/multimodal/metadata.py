@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ast
 import inspect
-import textwrap
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -26,6 +25,7 @@ from veomni_hook.multimodal.positions import (
     Positions,
     has_positions,
     modeling_of,
+    parsed,
     position_ids,
     understanding,
 )
@@ -201,7 +201,7 @@ def _steps(config: object) -> Iterator[Step]:
         with torch.device("meta"):
             tower = kind._from_config(sight)
         known = {_SIZES}
-        calls = (node for node in ast.walk(_parsed(kind.forward)) if isinstance(node, ast.Assign))
+        calls = (node for node in ast.walk(parsed(kind.forward)) if isinstance(node, ast.Assign))
         for node in sorted(calls, key=lambda assignment: assignment.lineno):
             step = _step(node, module, tower)
             # What needs another result, or one that the tower takes under another name, the tower computes.
@@ -209,13 +209,6 @@ def _steps(config: object) -> Iterator[Step]:
                 known.update(step.results)
                 yield step
         return
-
-
-def _parsed(function: Any) -> ast.FunctionDef:
-    """The definition of a function, without what decorators have put around it."""
-    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(function)))).body
-    assert isinstance(definition, ast.FunctionDef)  # noqa: S101
-    return definition
 
 
 def _named(step: Step) -> set[str]:
@@ -248,7 +241,7 @@ def _step(node: ast.Assign, module: object, tower: object) -> Step | None:
         return None
     targets = target.elts if isinstance(target, ast.Tuple) else [target]
     results = tuple(target.id for target in targets if isinstance(target, ast.Name))
-    taken = precomputed_names(_parsed(getattr(module, call.func.id)))
+    taken = precomputed_names(parsed(getattr(module, call.func.id)))
     if taken and set(taken) != set(results):
         return None
     try:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
+import textwrap
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -11,16 +14,31 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from veomni_hook.errors import MultimodalError
+from veomni_hook.patches.code.template import Found, Template
+from veomni_hook.patches.upstream_names import POSITIONS
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-__all__ = ["Positions", "has_positions", "modeling_of", "position_ids", "understanding"]
+__all__ = ["Positions", "has_positions", "modeling_of", "parsed", "position_ids", "understanding"]
 
 _CONFIGURATION = "configuration_"
 #: Modules of the classes that all configurations derive from, with the name of `_CONFIGURATION` replaced.
 _BASES = ("transformers.modeling_", "transformers.utils.", "transformers.integrations.")
 _COMPUTE = "compute_3d_position_ids"
+#: How a forward pass computes positions, in releases that have no such method for a model.
+_IN_FORWARD = Template(
+    f"""
+if MASK is not None and GIVEN is None:
+    ...
+    if FIRST:
+        ...
+        RESULT, DELTAS = self.{POSITIONS}(*ARGUMENTS)
+        ...
+    else:
+        ...
+"""
+)
 
 
 def position_ids(config: PretrainedConfig) -> Positions:
@@ -37,7 +55,7 @@ def position_ids(config: PretrainedConfig) -> Positions:
     kind = _computing(config)
     if kind is None:
         raise MultimodalError(
-            f"no model of {type(config).__name__} has a method {_COMPUTE}",
+            f"no model of {type(config).__name__} has a method {_COMPUTE}, or {POSITIONS} for its forward",
             where=module.__name__,
             fix="leave positions to the model: collate_metadata(config, positions=False)",
         )
@@ -79,12 +97,18 @@ class Positions:
                 lengths. Nothing is mutated.
         """
         inputs = {"audio_feature_lengths": _lengths(batch), **batch}
-        self.rope_deltas = None
-        compute = getattr(self, _COMPUTE)
-        positions: torch.Tensor | None = compute(
-            **{name: inputs.get(name) for name in inspect.signature(compute).parameters}
-        )
-        self.rope_deltas = None
+        module, kind = self._names
+        computing = _computes(getattr(import_module(module), kind))
+        positions: torch.Tensor | None = None
+        call = None if computing.__name__ == _COMPUTE else _computed_in(computing)
+        if call is None:
+            compute = getattr(self, _COMPUTE)
+            self.rope_deltas = None
+            positions = compute(**{name: inputs.get(name) for name in inspect.signature(compute).parameters})
+            self.rope_deltas = None
+        elif inputs.get(call["MASK"]) is not None:
+            arguments = (inputs.get(ast.unparse(node)) for node in call.bound["ARGUMENTS"].nodes)
+            positions = getattr(self, POSITIONS)(*arguments)[0]
         return positions
 
 
@@ -124,11 +148,33 @@ def _computing(config: PretrainedConfig) -> type | None:
 
 def _computing_in(module: ModuleType, config: PretrainedConfig) -> type | None:
     for kind in list(vars(module).values()):
-        if inspect.isclass(kind) and kind.__module__ == module.__name__ and hasattr(kind, _COMPUTE):
-            expected = getattr(kind, "config_class", None)
-            if expected is None or isinstance(config, expected):
-                return kind
+        if inspect.isclass(kind) and kind.__module__ == module.__name__:
+            # What a class inherits from another module is that module's.
+            if getattr(_computes(kind), "__module__", "") == module.__name__:
+                expected = getattr(kind, "config_class", None)
+                if expected is None or isinstance(config, expected):
+                    return kind
     return None
+
+
+def _computes(kind: Any) -> Any:
+    """Return the method of a class that computes positions, alone or in its forward pass, or None."""
+    forward = getattr(kind, "forward", None) if hasattr(kind, POSITIONS) else None
+    return getattr(kind, _COMPUTE, None) or (forward if forward and _computed_in(forward) else None)
+
+
+@lru_cache(maxsize=64)
+def _computed_in(forward: Any) -> Found | None:
+    """Return how a forward pass computes positions itself."""
+    matches = (_IN_FORWARD.match(node) for node in ast.walk(parsed(forward)))
+    return next((found for found in matches if found is not None), None)
+
+
+def parsed(function: Any) -> ast.FunctionDef:
+    """Return the definition of a function, without what decorators have put around it."""
+    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(function)))).body
+    assert isinstance(definition, ast.FunctionDef)  # noqa: S101
+    return definition
 
 
 def _lengths(batch: Mapping[str, Any]) -> torch.Tensor | None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 TYPE_CHECKING = False  # typing costs 5 ms to import; type checkers treat this name as true
 if TYPE_CHECKING:
     from veomni_hook.parallel.expert_records import checkpoint as checkpoint
+    from veomni_hook.parallel.expert_saving import load_optimizer as load_optimizer
+    from veomni_hook.parallel.expert_saving import save_optimizer as save_optimizer
     from veomni_hook.parallel.gradient_norm import clip_grad_norm_ as clip_grad_norm_
     from veomni_hook.parallel.groups import data_shard as data_shard
 
@@ -16,6 +18,8 @@ _HOME = {
     "checkpoint": "veomni_hook.parallel.expert_records",
     "clip_grad_norm_": "veomni_hook.parallel.gradient_norm",
     "data_shard": "veomni_hook.parallel.groups",
+    "load_optimizer": "veomni_hook.parallel.expert_saving",
+    "save_optimizer": "veomni_hook.parallel.expert_saving",
 }
 
 __all__ = [*_HOME]

@@ -35,8 +35,11 @@ _OPS = torch.ops._c10d_functional
 
 
 def part_length(length: int, group: SequenceGroup) -> int:
-    """Return how many of ``length`` positions each process has, copies of the last one included."""
-    return -(-length // group.size)
+    """Return how many of ``length`` positions each process has, copies of the last one included.
+
+    More than one exactly if ``length`` is: layers ask for that.
+    """
+    return max(-(-length // group.size), min(length, 2))
 
 
 def own_part(x: torch.Tensor, dim: int, group: SequenceGroup) -> torch.Tensor:

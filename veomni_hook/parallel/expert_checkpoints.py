@@ -1,26 +1,37 @@
 """Trainer's checkpoints of models whose experts this package divided: saved and resumed, on any mesh.
 
 transformers' Trainer refuses to save optimizers of models that are sharded when they are loaded, because it
-cannot resume them. For the models of `veomni_hook.parallel.expert_loading`, the patched
-`transformers.trainer` asks here instead. Weights are saved as a single process saves them. The optimizer is
-saved with `torch.distributed.checkpoint`, by the names of parameters, so it loads on another mesh.
+cannot resume them; older releases know nothing of such models. For the models of
+`veomni_hook.parallel.expert_loading`, the patched `transformers.trainer` asks here instead. Weights are saved as a
+single process saves them, optimizers by `expert_saving`.
 """
 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import distributed
 from torch.distributed.tensor import DTensor
 
+from veomni_hook.parallel import expert_saving
 from veomni_hook.parallel.expert_loading import is_ours
+from veomni_hook.parallel.gradient_norm import by_mesh
 
 if TYPE_CHECKING:
     from transformers import Trainer
 
-__all__ = ["load_best", "load_model", "load_optimizer", "resumes", "save_optimizer"]
+__all__ = [
+    "groups",
+    "load_best",
+    "load_model",
+    "load_optimizer",
+    "resumes",
+    "save_model",
+    "save_optimizer",
+    "saves",
+]
 
 _FOLDER, _SCHEDULER = "optimizer", "scheduler.pt"
 
@@ -30,15 +41,31 @@ def resumes(trainer: Trainer) -> bool:
     return is_ours(getattr(trainer, "model", None))
 
 
+def groups(trainer: Trainer, parameters: Any) -> Any:
+    """Return an optimizer's groups so that each has parameters of one mesh: fused kernels take no others."""
+    if not resumes(trainer):
+        return parameters
+    return [{**group, "params": own} for group in parameters for own in by_mesh(group["params"]).values()]
+
+
+def saves(trainer: Trainer) -> bool:
+    """Whether a process takes part in saving a trainer's model."""
+    return trainer.args.should_save or resumes(trainer)
+
+
+def save_model(trainer: Trainer, folder: str) -> None:
+    """Save the weights of a trainer's model into ``folder``. All ranks of a model of ours must call."""
+    state = expert_saving.whole_state(trainer.model) if resumes(trainer) else None
+    if state is None or distributed.get_rank() == 0:
+        trainer._save(folder, state_dict=state)
+
+
 def save_optimizer(trainer: Trainer, folder: str) -> None:
     """Save the optimizer's and the scheduler's state into ``folder``. All ranks must call."""
     if not resumes(trainer):
         trainer._save_optimizer_and_scheduler(folder)
         return
-    # Here: exists from transformers 5.20 on.
-    from transformers.distributed.checkpoint import save_optimizer_distributed
-
-    save_optimizer_distributed(trainer.model, _plain(trainer.optimizer), os.path.join(folder, _FOLDER))
+    expert_saving.save_optimizer(trainer.model, _plain(trainer.optimizer), os.path.join(folder, _FOLDER))
     if trainer.args.should_save:
         torch.save(trainer.lr_scheduler.state_dict(), os.path.join(folder, _SCHEDULER))
     distributed.barrier()
@@ -49,12 +76,9 @@ def load_optimizer(trainer: Trainer, folder: str | None) -> None:
     if not resumes(trainer) or folder is None:
         trainer._load_optimizer_and_scheduler(folder)
         return
-    # Here: exists from transformers 5.20 on.
-    from transformers.distributed.checkpoint import load_optimizer_distributed
-
     path = os.path.join(folder, _FOLDER)
     if os.path.isdir(path):
-        load_optimizer_distributed(trainer.model, _plain(trainer.optimizer), path)
+        expert_saving.load_optimizer(trainer.model, _plain(trainer.optimizer), path)
         state = torch.load(os.path.join(folder, _SCHEDULER), weights_only=True)
         trainer.lr_scheduler.load_state_dict(state)
 
@@ -70,9 +94,8 @@ def load_model(trainer: Trainer, folder: str) -> None:
         trainer._load_from_checkpoint(folder)
         return
     model = trainer.model
-    loaded = type(model).from_pretrained(
-        folder, distributed_config=model.config.distributed_config, dtype=model.dtype
-    )
+    config = getattr(model.config, "distributed_config", None)
+    loaded = type(model).from_pretrained(folder, distributed_config=config, dtype=model.dtype)
     ours, theirs = dict(model.named_parameters()), dict(loaded.named_parameters())
     ours |= dict(model.named_buffers())
     theirs |= dict(loaded.named_buffers())

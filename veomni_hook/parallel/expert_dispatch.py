@@ -24,11 +24,10 @@ from torch.distributed._functional_collectives import (
     all_to_all_single_autograd,
     wait_tensor,
 )
-from transformers.distributed.expert_parallel import EPImplementation, EPImplementationInterface
 
 from veomni_hook.parallel.expert_copies import Copies, Saved, collect, copies_of, spread
 from veomni_hook.parallel.expert_records import current, record_checkpoints
-from veomni_hook.parallel.expert_release import NAME
+from veomni_hook.parallel.expert_release import NAME, dispatches
 
 __all__ = ["OncePerRank", "register"]
 
@@ -36,8 +35,9 @@ __all__ = ["OncePerRank", "register"]
 #: first product), a row of its own costs a copy of the token.
 _SPARSE = 2.5
 #: Values of ``experts_implementation`` that skip places marked with the number of local experts. Not all of
-#: upstream's loops do, and these also run where a kernel refuses.
-_SKIP_MARKS = ("batched_mm", "grouped_mm")
+#: upstream's loops do, and these also run where a kernel refuses. In releases that do not let this package
+#: dispatch, marks need weights of 0, are written over, or give biases gradients that are not finite.
+_SKIP_MARKS = ("batched_mm", "grouped_mm") if dispatches() else ()
 
 
 class Routing(NamedTuple):
@@ -75,24 +75,31 @@ class Local(NamedTuple):
     places: Tensor | None = None
 
 
-class OncePerRank(EPImplementation):  # type: ignore[misc,unused-ignore]
-    """transformers' seam for expert parallelism: one instance for each experts module.
+class OncePerRank:
+    """The dispatch of one experts module, made as transformers makes an `EPImplementation`.
 
     Ids without an expert, negative ones or those from the number of experts on, add nothing. Experts run as
     they would without dispatch: in this package's kernels or in transformers' ``experts_implementation``.
+
+    Args:
+        experts: has its part of the weights, and their number as ``num_experts``; its forward is called.
+        ep_mesh: the ranks that share the experts.
+        tp_mesh: the ranks that share a batch; None: nobody does.
 
     Raises:
         ValueError: tensor parallelism, where ranks share a batch.
     """
 
-    def __init__(self, experts: torch.nn.Module, ep_mesh: Any, tp_mesh: Any) -> None:
-        super().__init__(experts, ep_mesh, tp_mesh)
-        if tp_mesh.size() > 1:
+    def __init__(self, experts: Any, ep_mesh: Any, tp_mesh: Any = None) -> None:
+        if tp_mesh is not None and tp_mesh.size() > 1:
             raise ValueError(
                 f"ep_implementation={NAME!r} does not support tensor parallelism (tp_size={tp_mesh.size()}); "
                 "use ep_implementation='all_to_all', or tp_size=1"
             )
+        self.experts_forward = experts.forward
+        self.num_local_experts: int = experts.num_experts
         self.config = getattr(experts, "config", None)
+        self.ep_mesh = ep_mesh
         self.group = ep_mesh.get_group()
         self._bounds: Tensor | None = None
         record_checkpoints()
@@ -252,4 +259,6 @@ def _on_host(counts: Tensor) -> list[list[list[int]]]:
 
 def register() -> None:
     """Add this implementation to transformers' list, as ``"veomni"``."""
+    from transformers.distributed.expert_parallel import EPImplementationInterface  # from 5.23 on
+
     EPImplementationInterface.register(NAME, OncePerRank)

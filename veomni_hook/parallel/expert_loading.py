@@ -2,7 +2,8 @@
 
 transformers shards experts when a script gives ``from_pretrained`` a ``distributed_config``. The patched
 `transformers.modeling_utils` calls `settled` where that argument is read, and `planned` when the model is
-built but not yet loaded. A config that the script gives itself is left alone.
+built but not yet loaded. In older releases it calls `divided` there instead, and `finished` when the weights are
+loaded. Parallelism that the script has set up itself is left alone.
 """
 
 from __future__ import annotations
@@ -10,19 +11,19 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import distributed
 
 from veomni_hook.errors import ParallelError
 from veomni_hook.parallel import expert_release, process
-from veomni_hook.parallel.expert_plans import plan_of
+from veomni_hook.parallel.expert_plans import dispatched, plan_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
     from transformers.distributed import DistributedConfig
 
-__all__ = ["is_ours", "planned", "settled"]
+__all__ = ["divided", "ep_size", "finished", "is_ours", "planned", "settled"]
 
 _WHERE = "the setting `parallel` (VEOMNI_PARALLEL)"
 _ATTRIBUTE = "_veomni_ep"
@@ -37,37 +38,15 @@ def settled(kind: type, given: object, options: Mapping[str, object]) -> object:
         options: the script's other options that `from_pretrained` has not read yet.
 
     Raises:
-        ParallelError: transformers is too old, ``ep`` does not divide the processes of the job, or the script
-            uses what expert parallelism does not support.
+        ParallelError: ``ep`` does not divide the processes of the job, or the script uses what expert parallelism
+            does not support.
     """
-    size = process.sizes().ep
-    own = given is not None or options.get("tp_plan") is not None or options.get("tp_size") is not None
-    if getattr(given, "ep_implementation", None) == expert_release.NAME and expert_release.dispatches():
+    if getattr(given, "ep_implementation", None) == expert_release.NAME:
         _register()  # a script that names our dispatch needs no setting for it
-    if size == 1 or own or _accelerate_splits():
+    if not _is_asked(given, options.get("tp_plan"), options.get("tp_size")):
         return given
-    _check_release(size)
-    world = _world()
-    if world % size:
-        raise ParallelError(
-            f"ep={size} does not divide the {world} processes of this job",
-            where=_WHERE,
-            fix=f"start the script with `torchrun --nproc_per_node N` (N: a multiple of {size}), "
-            "or choose another ep",
-        )
-    if world == size and not expert_release.dispatches():
-        raise ParallelError(
-            f"ep={size} on {world} processes needs transformers {expert_release.DISPATCHES}: "
-            f"{expert_release.installed()} divides the experts' gradients twice when ep is the whole job",
-            where=_WHERE,
-            fix=f"pip install 'transformers>={expert_release.DISPATCHES}', or start more processes",
-        )
-    for refused, fix in _refused(options):
-        raise ParallelError(
-            f"ep={size} does not support {refused}, which this script uses for {kind.__name__}",
-            where=_WHERE,
-            fix=fix,
-        )
+    size, world = process.sizes().ep, _world()
+    _check(kind, size, world, options.get("device_mesh"))
     return _config(world, size)
 
 
@@ -77,16 +56,66 @@ def planned(model: PreTrainedModel) -> PreTrainedModel:
     Raises:
         ParallelError: the model has no experts that can be divided, or ``ep`` does not divide their number.
     """
-    if is_ours(model):
-        model.ep_plan = plan_of(model, model.config.distributed_config.ep_size)
+    if (size := ep_size(model)) > 1 and is_ours(model):
+        model.ep_plan = plan_of(model, size)
         model.register_forward_pre_hook(_Refusing())
     return model
+
+
+def divided(
+    model: PreTrainedModel, own: tuple[object, ...], device_map: object, device_mesh: object
+) -> PreTrainedModel:
+    """Divide the experts of a model that is not loaded yet, if the setting asks for it; return the model.
+
+    For releases that do not divide them so that this package can dispatch.
+
+    Args:
+        own: what the script gave for parallelism of its own; None: nothing.
+        device_map, device_mesh: the script's.
+
+    Raises:
+        ParallelError: as `settled` and `planned`, or transformers is too old.
+    """
+    if not _is_asked(*own):
+        return model
+    size = process.sizes().ep
+    if not expert_release.divides_experts():
+        least = expert_release.LEAST
+        raise ParallelError(
+            f"ep={size} needs transformers {least} or newer; this is {expert_release.installed()}",
+            where=_WHERE,
+            fix=f"pip install 'transformers>={least}', or remove ep",
+        )
+    _check(type(model), size, _world(), device_mesh, device_map)
+    experts = dispatched(model, plan_of(model, size))
+    # Here: only in releases that need it.
+    from veomni_hook.parallel.expert_division import begin
+
+    begin(model, experts, size)
+    setattr(model, _ATTRIBUTE, size)
+    model.register_forward_pre_hook(_Refusing())
+    return model
+
+
+def finished(model: PreTrainedModel, told: object) -> object:
+    """Shard a model that has got its weights, if `divided` divided it; return ``told``."""
+    if is_ours(model):
+        from veomni_hook.parallel.expert_division import finish
+
+        finish(model)
+    return told
 
 
 def is_ours(model: object) -> bool:
     """Whether a model's experts are divided because the setting asked for it."""
     config = getattr(getattr(model, "config", None), "distributed_config", None)
-    return getattr(config, _ATTRIBUTE, False)
+    return hasattr(model, _ATTRIBUTE) or hasattr(config, _ATTRIBUTE)
+
+
+def ep_size(model: object) -> int:
+    """Return how many processes share the experts of a model, whoever divided them."""
+    config = getattr(getattr(model, "config", None), "distributed_config", None)
+    return getattr(model, _ATTRIBUTE, None) or getattr(config, "ep_size", None) or 1
 
 
 class _Refusing:
@@ -102,34 +131,43 @@ class _Refusing:
             )
 
 
+def _is_asked(*own: object) -> bool:
+    """Whether the setting asks for experts on several ranks, and the script sets up nothing of its ``own``."""
+    return process.sizes().ep > 1 and not any(given is not None for given in own) and not _accelerate_splits()
+
+
+def _check(kind: type, size: int, world: int, device_mesh: object, device_map: object = None) -> None:
+    if world % size:
+        raise ParallelError(
+            f"ep={size} does not divide the {world} processes of this job",
+            where=_WHERE,
+            fix=f"start the script with `torchrun --nproc_per_node N` (N: a multiple of {size}), "
+            "or choose another ep",
+        )
+    for refused, fix in _refused(device_mesh, device_map):
+        raise ParallelError(
+            f"ep={size} does not support {refused}, which this script uses for {kind.__name__}",
+            where=_WHERE,
+            fix=fix,
+        )
+
+
 def _config(world: int, size: int) -> DistributedConfig:
     from transformers.distributed import DistributedConfig  # exists from transformers 5.9 on
 
-    options: dict[str, object] = {"fsdp_size": world, "ep_size": size}
-    if expert_release.dispatches():
-        _register()
-        options["ep_implementation"] = expert_release.NAME
+    _register()
+    options: dict[str, Any] = {"fsdp_size": world, "ep_size": size, "ep_implementation": expert_release.NAME}
     config = DistributedConfig(**options)
-    setattr(config, _ATTRIBUTE, True)
+    setattr(config, _ATTRIBUTE, size)
     return config
 
 
 def _register() -> None:
     """Add this package's dispatch to transformers' list."""
-    # Imports `transformers.distributed.expert_parallel`, which exists from 5.23 on.
+    # Only in processes that dispatch experts.
     from veomni_hook.parallel.expert_dispatch import register
 
     register()
-
-
-def _check_release(size: int) -> None:
-    least = expert_release.LEAST
-    if not expert_release.divides_experts():
-        raise ParallelError(
-            f"ep={size} needs transformers {least} or newer; this is {expert_release.installed()}",
-            where=_WHERE,
-            fix=f"pip install 'transformers>={least}' (5.23: with this package's dispatch), or remove ep",
-        )
 
 
 def _world() -> int:
@@ -144,12 +182,14 @@ def _accelerate_splits() -> bool:
     return getattr(state, "_shared_state", {}).get("parallelism_config") is not None
 
 
-def _refused(options: Mapping[str, object]) -> Iterator[tuple[str, str]]:
+def _refused(device_mesh: object, device_map: object) -> Iterator[tuple[str, str]]:
     """Yield what the script uses and expert parallelism does not support, and what to do."""
     if os.environ.get("FSDP_OFFLOAD_PARAMS", "").lower() in ("1", "true"):
         yield "CPU offload (FSDP_OFFLOAD_PARAMS)", "switch the offload off, or remove ep"
     deepspeed = sys.modules.get("transformers.integrations.deepspeed")
     if deepspeed is not None and deepspeed.is_deepspeed_zero3_enabled():
         yield "DeepSpeed ZeRO-3", "use FSDP2 (the default with ep), or remove ep"
-    if options.get("device_mesh") is not None:
+    if device_mesh is not None:
         yield "a device_mesh of the script's own", "pass distributed_config instead, or remove ep"
+    if isinstance(device_map, str) or (isinstance(device_map, Mapping) and len(set(device_map.values())) > 1):
+        yield f"device_map={device_map!r}", "remove device_map: each process has one device; or remove ep"

@@ -19,7 +19,7 @@ from veomni_hook.kernels.selection.registry import registry
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["experts_of", "plan_of"]
+__all__ = ["dispatched", "experts_of", "plan_of"]
 
 _OP = "moe_experts"
 _WHERE = "the setting `parallel` (VEOMNI_PARALLEL)"
@@ -97,10 +97,15 @@ def _indivisible(module: Any) -> str | None:
     return None
 
 
-def _check_numbers(model: nn.Module, plan: dict[str, str], size: int) -> None:
+def dispatched(model: nn.Module, plan: dict[str, str]) -> Iterator[tuple[str, Any]]:
+    """Yield the modules of experts that a plan divides, by name."""
     for name, module in model.named_modules():
-        if plan.get(_for_all_layers(name)) != _DISPATCHED:
-            continue
+        if plan.get(_for_all_layers(name)) == _DISPATCHED:
+            yield name, module
+
+
+def _check_numbers(model: nn.Module, plan: dict[str, str], size: int) -> None:
+    for name, module in dispatched(model, plan):
         count = getattr(module, "num_experts", None)
         if count is not None and count % size:
             legal = ", ".join(str(divisor) for divisor in range(2, count + 1) if count % divisor == 0)

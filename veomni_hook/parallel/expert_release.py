@@ -6,10 +6,10 @@ __all__ = ["DISPATCHES", "LEAST", "NAME", "dispatches", "divides_experts", "inst
 
 #: This package's dispatch in ``DistributedConfig(ep_implementation=…)``.
 NAME = "veomni"
-#: The first release with `DistributedConfig.ep_size` and dispatch of tokens.
-LEAST = "5.20"
-#: The first release in which dispatch can be replaced. Before, gradients of experts that one process alone
-#: holds (``ep`` is the number of processes) are divided twice, at least on other backends than NCCL.
+#: The first release in which experts are divided.
+LEAST = "5.9"
+#: The first release in which transformers divides them itself and lets this package dispatch. Before,
+#: `veomni_hook.parallel.expert_division` divides them.
 DISPATCHES = "5.23"
 
 
@@ -22,12 +22,12 @@ def installed() -> str:
 
 
 def divides_experts() -> bool:
-    """Whether the installed release has expert parallelism on FSDP2."""
+    """Whether experts can be divided in the installed release."""
     return _numbers(installed()) >= _numbers(LEAST)
 
 
 def dispatches() -> bool:
-    """Whether the installed release lets this package dispatch tokens."""
+    """Whether the installed release divides experts itself and lets this package dispatch tokens."""
     return _numbers(installed()) >= _numbers(DISPATCHES)
 
 

@@ -14,7 +14,15 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-__all__ = ["clip_grad_norm_"]
+__all__ = ["by_mesh", "clip_grad_norm_"]
+
+
+def by_mesh(tensors: Iterable[Tensor]) -> dict[object, list[Tensor]]:
+    """Return tensors by the mesh that they are divided over; None: the whole ones."""
+    found: dict[object, list[Tensor]] = {}
+    for tensor in tensors:
+        found.setdefault(tensor.device_mesh if isinstance(tensor, DTensor) else None, []).append(tensor)
+    return found
 
 
 @torch.no_grad()
@@ -35,13 +43,9 @@ def clip_grad_norm_(
         RuntimeError: the norm is not finite and ``error_if_nonfinite``.
     """
     tensors = [parameters] if isinstance(parameters, Tensor) else [*parameters]
-    by_mesh: dict[object, list[Tensor]] = {}
-    for parameter in tensors:
-        if parameter.grad is not None:
-            mesh = parameter.grad.device_mesh if isinstance(parameter.grad, DTensor) else None
-            by_mesh.setdefault(mesh, []).append(parameter)
+    groups = by_mesh(parameter for parameter in tensors if parameter.grad is not None).values()
     norms: list[Tensor] = []
-    for group in by_mesh.values():
+    for group in groups:
         gradients = [tensor.grad for tensor in group if tensor.grad is not None]
         norm = get_total_norm(gradients, norm_type, foreach=foreach)
         norms.append(norm.full_tensor() if isinstance(norm, DTensor) else norm)
@@ -51,6 +55,6 @@ def clip_grad_norm_(
     total: Tensor = torch.linalg.vector_norm(torch.stack([norm.to(first) for norm in norms]), norm_type)
     if error_if_nonfinite and not torch.isfinite(total):
         raise RuntimeError(f"the norm of the gradients is {total.item()}, so they cannot be clipped")
-    for group in by_mesh.values():
+    for group in groups:
         clip_grads_with_norm_(group, max_norm, total, foreach)
     return total

@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from veomni_hook.errors import ParallelError
 from veomni_hook.parallel import process
 
-__all__ = ["SequenceGroup", "data_shard", "made_group", "sequence_group"]
+__all__ = ["SequenceGroup", "data_shard", "device", "made_group", "sequence_group"]
 
 _WHERE = "the setting `parallel` (VEOMNI_PARALLEL)"
 
@@ -61,7 +61,7 @@ def sequence_group() -> SequenceGroup:
         return known
     _check_world(size, distributed.get_world_size())
     mesh = init_device_mesh(
-        _device(), (distributed.get_world_size() // size, size), mesh_dim_names=("rest", "sp")
+        device(), (distributed.get_world_size() // size, size), mesh_dim_names=("rest", "sp")
     )
     group = mesh.get_group("sp")
     own_group = SequenceGroup(distributed.get_rank() % size, size, group.group_name, mesh)
@@ -106,7 +106,7 @@ def _check_world(size: int, world: int) -> None:
         )
 
 
-def _device() -> str:
+def device() -> str:
     """Return the kind of device on which the world's collectives run."""
     backends = str(distributed.get_backend_config())
     for kind in ("cuda", "npu", "xpu"):

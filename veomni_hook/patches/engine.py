@@ -18,9 +18,9 @@ from veomni_hook.patches.idioms.recognise import recognise
 from veomni_hook.patches.plan import Origin, Plan, Task
 from veomni_hook.patches.report import AppliedPatch, PatchReport
 from veomni_hook.patches.routes.config import NAME, missed, routes
-from veomni_hook.patches.site import Site, Status
+from veomni_hook.patches.site import Site
 from veomni_hook.patches.spec import PatchConfig, PatchType
-from veomni_hook.patches.steps import EDITORS, declared_steps, same_config
+from veomni_hook.patches.steps import EDITORS, declared_steps, is_builtin, same_config
 from veomni_hook.patches.verbs.additions import plan_additions
 from veomni_hook.patches.verbs.class_mapping import plan_class_mappings
 from veomni_hook.patches.verbs.methods import plan_methods
@@ -127,7 +127,7 @@ def patch_source(
     device: str = "gpu",
     idioms: bool = False,
     optional: Collection[str] = (),
-    unchosen: Callable[[str], str] = lambda op: "",
+    left: Callable[[Site], str] = lambda site: "",
 ) -> PatchedSource:
     """Apply configs to the source of a module, and route what idioms find in it to kernel slots.
 
@@ -141,7 +141,7 @@ def patch_source(
         idioms: whether to run idioms; a config for the same place wins over them.
         optional: the idioms to run of those that apply only with a setting
             (`veomni_hook.patches.idioms.recognise.OPTIONAL`); only with ``idioms``.
-        unchosen: returns why sites of an op are not edited although idioms route them, or "".
+        left: returns why a site is not edited although an idiom writes edits for it, or "".
 
     Raises:
         ConfigError: a config is for another module or device.
@@ -162,7 +162,8 @@ def patch_source(
     document = Document(source, origin.module)
     if not idioms:
         return _patched(document, configs, [], origin)
-    sites = [_asked_for(site, unchosen) for site in recognise(document, optional=optional)]
+    found = recognise(document, optional=optional)
+    sites = [site.left(why) if site.edits and (why := left(site)) else site for site in found]
     try:
         return _patched(document, configs, sites, origin)
     except IdiomError:
@@ -170,11 +171,6 @@ def patch_source(
     except Exception as error:
         _patched(document, configs, [], origin)  # an error here is not caused by idioms
         raise _failed_routes(error, sites, origin) from error
-
-
-def _asked_for(site: Site, unchosen: Callable[[str], str]) -> Site:
-    why = unchosen(site.op) if site.slots and site.status is Status.ROUTED else ""
-    return site.left(why) if why else site
 
 
 def _patched(
@@ -230,7 +226,7 @@ def _carried_out(plan: Plan, report: PatchReport) -> PatchedSource:
         untouched=kept,
         slots=tuple(task.step.payload for task in plan.of_kind("slot")),
         remarks=tuple(plan.remarks),
-        companions=companions(plan) if any(step.lenient for step in plan.steps) else (),
+        companions=() if all(is_builtin(step.config) for step in plan.steps) else companions(plan),
         wanting=tuple(plan.wanting),
     )
     plain = plan.finished(document.newline, markers=False)

@@ -1,7 +1,8 @@
 """The output forms of a patched module: the stored file, the dump, and the diff.
 
-The stored file is header plus text. A dump has the same lines with absolute imports. The diff omits header,
-markers and import rewriting. All depend on their inputs alone: no dates, no local paths.
+The stored file is header plus text. A dump has the same lines with absolute imports, and the command that
+makes it. The diff omits header, markers and import rewriting. All depend on their inputs alone: no dates, no
+local paths.
 """
 
 from __future__ import annotations
@@ -20,51 +21,68 @@ from veomni_hook.patches.report import AppliedPatch, PatchReport, YieldedPatch
 if TYPE_CHECKING:
     from veomni_hook.patches.engine import PatchedSource
 
-__all__ = ["dump_text", "header", "unified_diff", "with_header"]
+__all__ = ["MADE_BY", "dump_text", "header", "made_by", "unified_diff", "with_header"]
 
+#: In the header of a dump, before the command that makes it.
+MADE_BY = "# Made by:    "
+_SEE = "# See what changed: "
 _ROUTE = "route"
 _WIDTH = 110
 _NEWLINE = re.compile(r"\r\n|\r|\n")
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
 
 
-def with_header(patched: PatchedSource, patch_hash: str) -> str:
+def with_header(patched: PatchedSource, patch_hash: str, *, standalone: bool = False) -> str:
     """Return the text of the stored file: header, then patched text with markers."""
     first = _NEWLINE.search(patched.text)
     newline = first.group() if first else "\n"
-    return "".join(f"{line}{newline}" for line in header(patched.report, patch_hash)) + patched.text
+    lines = header(patched.report, patch_hash, standalone=standalone)
+    return "".join(f"{line}{newline}" for line in lines) + patched.text
 
 
-def header(report: PatchReport, patch_hash: str) -> list[str]:
+def header(report: PatchReport, patch_hash: str, *, standalone: bool = False) -> list[str]:
     """Return the header's lines, without newlines; every line is a comment.
 
     Their number is the line offset between ``PatchedSource.text`` and the stored file.
+
+    Args:
+        report: what was done.
+        patch_hash: identifies the patched form.
+        standalone: whether the file does without this package; what is missed is upstream's code in it.
     """
     routes = [patch for patch in report.applied if patch.kind == _ROUTE]
     homes = {patch.config for patch in routes}
     others = [patch for patch in report.applied if patch.config not in homes]
     lines = [
-        f"# Patched in memory by veomni-hook from {report.module}.",
+        f"# Made by veomni-hook from {report.module}. It runs without veomni-hook."
+        if standalone
+        else f"# Patched in memory by veomni-hook from {report.module}.",
         "# Do not edit: this file is made anew from the installed source and the patches below.",
         "#",
         f"# Source:     {report.module} ({report.distribution} {report.version})",
         f"# Patch hash: {patch_hash}",
-        f"# See what changed: veomni-hook diff {report.module}",
+        f"{_SEE}veomni-hook diff {report.module}",
         "#",
     ]
     if others or not routes:
         lines.append(f"# Patches applied: {len(others)}")
         lines += _listed(map(_entry, others))
     if routes:
-        lines.append(f"# Routed to kernel slots: {len(routes)}")
-        lines += _listed(_routed(routes))
+        what = "Formulas as functions at the end" if standalone else "Routed to kernel slots"
+        lines.append(f"# {what}: {len(routes)}")
+        lines += _listed(_by_formula((f"{patch.op}/{patch.variant}", patch.target) for patch in routes))
     if report.yielded:
         lines.append(f"# Built-in patches that gave way: {len(report.yielded)}")
         lines += _listed(map(_entry, report.yielded))
     if report.remarks:
         lines.append(f"# Remarks on configs: {len(report.remarks)}")
         lines += _listed(f"{remark.target}: {remark.what} ({remark.config})" for remark in report.remarks)
-    if report.missed:
+    if report.missed and standalone:
+        lines.append(
+            f"# Upstream's code, which veomni-hook routes to kernels or changes: {len(report.missed)}"
+        )
+        lines += _listed(_by_formula((site.op, site.target) for site in report.missed))
+    elif report.missed:
         lines.append(f"# Not routed, though it looks like a kernel's code: {len(report.missed)}")
         lines += _listed(f"{site.op} {site.target}: {site.reason or site.status}" for site in report.missed)
     return [*(part for line in lines for part in _folded(line)), "#"]
@@ -76,11 +94,11 @@ def _folded(line: str) -> list[str]:
     return wrap(line, _WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
-def _routed(routes: list[AppliedPatch]) -> Iterator[str]:
-    """One entry per formula, with everything routed to it."""
+def _by_formula(places: Iterable[tuple[str, str]]) -> Iterator[str]:
+    """One entry per formula or op, with all of its targets."""
     targets: dict[str, list[str]] = {}
-    for patch in routes:
-        targets.setdefault(f"{patch.op}/{patch.variant}", []).append(patch.target)
+    for formula, target in places:
+        targets.setdefault(formula, []).append(target)
     return (f"{formula}: {', '.join(dict.fromkeys(names))}" for formula, names in targets.items())
 
 
@@ -102,6 +120,13 @@ def dump_text(stored: str, module: str) -> str:
         SyntaxError: ``stored`` is not valid Python.
     """
     return absolute_imports(Document(stored, module), module)
+
+
+def made_by(text: str, command: str) -> str:
+    """Return a file with the command that makes it in its header; the number of lines stays."""
+    head, see, rest = text.partition(_SEE)
+    line = _LINE.match(rest)
+    return f"{head}{MADE_BY}{command}{rest[len(line.group().rstrip()) :]}" if see and line else text
 
 
 def unified_diff(original: str, patched: PatchedSource, module: str) -> str:

@@ -23,6 +23,7 @@ from veomni_hook.patches.selection import is_present, selected
 from veomni_hook.patches.spec import PatchConfig, PatchType, SlotSpec
 from veomni_hook.patches.verbs.guard import plan_guard
 from veomni_hook.patches.verbs.rewrite import plan_rewrite
+from veomni_hook.patches.verbs.runtime import IMPORT, asks
 from veomni_hook.patches.verbs.targets import plain
 
 __all__ = ["EDITORS", "declared_steps", "is_builtin", "patch_steps", "same_config", "surroundings"]
@@ -42,6 +43,9 @@ def surroundings(config: PatchConfig, kept: Sequence[Step], document: Document) 
     """Yield what a config adds besides its patches; ``kept`` are the patches that are carried out."""
     for spec in config.additional_imports:
         yield Step(PatchType.ADDITIONAL_IMPORT.value, spec.module, f"Import from {spec.module}", config, spec)
+    if not is_builtin(config) and asks(_code(config, kept), f"config {config.name}"):
+        reason = "What the config asks of the runtime that it was written for"
+        yield Step(PatchType.ADDITIONAL_IMPORT.value, IMPORT.module, reason, config, IMPORT)
     for slot in _slots(config, kept):
         yield Step("slot", slot.name, f"Kernel slot for {slot.op}/{slot.variant}", config, slot)
     for block in config.post_import_blocks:
@@ -70,6 +74,13 @@ def _helpers(config: PatchConfig, document: Document) -> Iterator[Step]:
         reason = f"Helper after {placed.target}"
         if is_present(config, document, "helper", placed.target):
             yield Step("helper", _name(placed.helper), reason, config, placed)
+
+
+def _code(config: PatchConfig, kept: Sequence[Step]) -> Iterator[object]:
+    """The functions and classes that a config brings along."""
+    yield from (step.payload.replacement for step in kept if getattr(step.payload, "replacement", None))
+    yield from config.helpers
+    yield from (placed.helper for placed in config.positioned_helpers)
 
 
 def _name(helper: object) -> str:

@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import nn
 from transformers.integrations import hub_kernels
-from transformers.integrations.hub_kernels import use_kernel_func_from_hub_with_fallback
 
 from tests.kernels.matching import close
 from tests.kernels.patched_qwen3 import SIZES, load
@@ -23,6 +22,9 @@ from veomni_hook.kernels.selection.process_choice import set_active, set_choice
 from veomni_hook.kernels.shared.hub_functions import running
 from veomni_hook.tools.report.explanation import explain
 
+#: Releases before 5.17 have no such decorator: layers hold a package's functions, or transformers' own.
+DECORATOR = getattr(hub_kernels, "use_kernel_func_from_hub_with_fallback", None)
+HELD = {"torch_chunk_gated_delta_rule": "chunk_gated_delta_rule"}
 HYBRID = {
     **SIZES,
     "pad_token_id": 0,
@@ -106,6 +108,21 @@ def pairs(tmp_path_factory):
     return made
 
 
+@pytest.fixture
+def put(monkeypatch):
+    """Lets layers of a model call another function in place of one of their file."""
+
+    def replace(model, name, function):
+        if DECORATOR is not None:
+            monkeypatch.setattr(sys.modules[type(model).__module__], name, function)
+            return
+        for layer in model.model.layers:
+            if hasattr(layer, "linear_attn"):
+                monkeypatch.setattr(layer.linear_attn, HELD.get(name, name), function)
+
+    return replace
+
+
 def ids(rows=1, positions=212):
     torch.manual_seed(1)
     return torch.randint(2, HYBRID["vocab_size"], (rows, positions))
@@ -132,6 +149,8 @@ def agree(found, expected, tolerance=2e-5):
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_packed_samples_are_separate_ones(family, pairs):
+    if DECORATOR is None and family == "olmo_hybrid":
+        pytest.skip("its convolution is a class of its own, and its rule gets no boundaries")
     theirs, ours = pairs(family)
     row = ids()
     apart = step(ours, [{"input_ids": each} for each in row.split(LENGTHS, dim=1)])
@@ -195,7 +214,8 @@ def test_rows_of_one_sample_are_upstreams(family, dtype, pairs):
         {"input_ids": ids(2, 21), "attention_mask": padding.flip(1)},
     ]
     for call in batches:
-        tolerance = 2e-5 if dtype is torch.float32 else 4e-2
+        # In bfloat16, 5.9 also normalises query and key in it: upstream is as far from float32's result as a kernel.
+        tolerance = 2e-5 if dtype is torch.float32 else 5e-2
         agree(step(ours, [call]), step(theirs, [call]), tolerance)
 
 
@@ -279,7 +299,7 @@ def test_a_deactivated_hook_leaves_samples_to_upstream(pairs):
 
 
 @pytest.fixture
-def package(pairs, monkeypatch):
+def package(pairs, monkeypatch, put):
     """Installs a function as the package's for the patched model, and returns the model."""
 
     def install(name, distribution, function):
@@ -287,11 +307,14 @@ def package(pairs, monkeypatch):
         holder = ModuleType(distribution)
         monkeypatch.setitem(sys.modules, distribution, holder)
         setattr(holder, name, function)
+        own = {held: own for own, held in HELD.items()}.get(name, name)
         home = sys.modules[type(ours).__module__]
-        own = {"chunk_gated_delta_rule": "torch_chunk_gated_delta_rule"}.get(name, name)
-        wrapped = use_kernel_func_from_hub_with_fallback(name, distribution)(running(vars(home)[own]))
-        assert running(wrapped) is function
-        monkeypatch.setattr(home, own, wrapped)
+        if DECORATOR is None:
+            monkeypatch.setattr(home, name, function)
+        else:
+            function = DECORATOR(name, distribution)(running(vars(home)[own]))
+            assert running(function) is vars(holder)[name]
+        put(ours, own, function)
         return ours
 
     return install
@@ -301,8 +324,9 @@ def test_a_package_that_takes_boundaries_gets_them(package):
     seen = []
 
     def chunk_gated_delta_rule(
-        query, key, value, g, beta, output_final_state, use_qk_l2norm_in_kernel, cu_seqlens=None
-    ):
+        query, key, value, g, beta, initial_state=None, output_final_state=False,
+        use_qk_l2norm_in_kernel=False, cu_seqlens=None,
+    ):  # fmt: skip
         seen.append(cu_seqlens)
         return chunked.scalar_decay(
             query, key, value, g, beta, None, True, use_qk_l2norm_in_kernel, cu_seqlens
@@ -334,6 +358,7 @@ def test_a_package_with_numbers_of_samples_gets_these(package):
         assert torch.equal(seen.pop(), NUMBERS)
 
 
+@pytest.mark.skipif(DECORATOR is None, reason="upstream itself calls a package's convolution with seq_idx")
 def test_a_package_without_boundaries_is_an_error(package):
     def causal_conv1d_fn(hidden_states, weight, bias=None, activation=None):
         return hidden_states
@@ -346,16 +371,15 @@ def test_a_package_without_boundaries_is_an_error(package):
         assert caught.value.where == "Qwen3NextGatedDeltaNet (layer 0)"
 
 
-def test_a_replaced_function_is_called_and_cannot_leak(pairs, monkeypatch):
+def test_a_replaced_function_is_called_and_cannot_leak(pairs, put):
     _, ours = pairs("qwen3_next")
-    home = sys.modules[type(ours).__module__]
     seen = []
 
     def mine(*args, **kwargs):
         seen.append(kwargs)
         return torch.zeros_like(args[2]), None
 
-    monkeypatch.setattr(home, "torch_chunk_gated_delta_rule", mine)
+    put(ours, "torch_chunk_gated_delta_rule", mine)
     ours(ids(), use_cache=False)
     assert len(seen) == 2
     with pytest.raises(SamplesError, match="mine takes no boundaries") as caught:
@@ -364,31 +388,32 @@ def test_a_replaced_function_is_called_and_cannot_leak(pairs, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["torch_chunk_gated_delta_rule", "causal_conv1d_fn"])
-def test_a_function_around_upstreams_is_no_proof(name, pairs, monkeypatch):
-    """In 5.17 upstream's functions take boundaries and ignore them."""
+def test_a_function_around_upstreams_is_no_proof(name, pairs, put):
+    """In 5.9 and 5.17 upstream's functions take boundaries and ignore them."""
     _, ours = pairs("qwen3_next")
     home = sys.modules[type(ours).__module__]
-    upstream = vars(home)[name]
+    if (upstream := vars(home)[name]) is None:
+        pytest.skip("upstream's own code is a call of a module")
 
     def forwards(*args, cu_seqlens=None, seq_idx=None, **kwargs):
         return upstream(*args, **kwargs)
 
     own = f"{home.__name__}.{name}, upstream's code, which has no boundaries"
     for function, caller in ((forwards, "forwards calls "), (partial(upstream), "")):
-        monkeypatch.setattr(home, name, function)
+        put(ours, name, function)
         with pytest.raises(SamplesError, match="nothing keeps them apart") as caught:
             ours(ids(), use_cache=False, **BY["positions"])
         assert caught.value.what.endswith(f"{caller}{own}") and "wrapped" not in str(caught.value)
 
 
-def test_a_function_with_boundaries_of_its_own_gets_them(pairs, monkeypatch):
+def test_a_function_with_boundaries_of_its_own_gets_them(pairs, put):
     _, ours = pairs("qwen3_next")
 
     def mine(query, key, value, g, beta, cu_seqlens=None, **options):
         return chunked.scalar_decay(query, key, value, g, beta, None, True, True, cu_seqlens)
 
     expected = ours(ids(), use_cache=False, **BY["positions"]).logits
-    monkeypatch.setattr(sys.modules[type(ours).__module__], "torch_chunk_gated_delta_rule", mine)
+    put(ours, "torch_chunk_gated_delta_rule", mine)
     close(ours(ids(), use_cache=False, **BY["positions"]).logits, expected, 1e-4)
 
 
@@ -451,6 +476,7 @@ def test_attention_that_reads_no_positions_is_an_error(pairs, monkeypatch):
     ours(ids(), use_cache=False)
 
 
+@pytest.mark.skipif(DECORATOR is None, reason="upstream passes none twice")
 def test_arguments_that_come_twice_are_an_error_of_one_line(pairs):
     _, ours = pairs("qwen3_next")
     with pytest.raises(TypeError, match=r"gated_delta_rule\(\) got multiple values for keyword") as caught:

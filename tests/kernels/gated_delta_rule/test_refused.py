@@ -89,7 +89,7 @@ SLOW = {
     ),
 }
 #: The releases from which on samples stay apart.
-APART = {"lfm2": (5, 23), "lfm2_moe": (5, 23), "qwen3_next": (5, 17)}
+APART = {"lfm2": (5, 23), "lfm2_moe": (5, 23), "qwen3_next": (5, 9)}
 LENGTHS = [5, 1, 3, 40, 2, 2, 9]
 POSITIONS = {"position_ids": torch.cat([torch.arange(length) for length in LENGTHS])[None]}
 BY = {

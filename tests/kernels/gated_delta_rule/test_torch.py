@@ -110,7 +110,7 @@ def test_rows_are_upstreams(form, dtype):
     assert_matches(
         lambda *each: form.chunked(*each, True, True),
         upstream,
-        form.operands(2, 100, dtype=dtype),
+        form.operands(2, 100, dtype=dtype, keys=4, groups=1),  # 5.9 repeats key heads before the call
         tolerance=2 * tolerance(dtype),
     )
 

@@ -19,6 +19,7 @@ def calls() -> Iterator[Call]:
         operands,
         tokens_of,
     )
+    from tests.kernels.linear_cross_entropy.test_distillation import teacher_of
     from veomni_hook.kernels.linear_cross_entropy import triton
 
     for name in ("plain", "all", "scale, softcap"):
@@ -28,6 +29,11 @@ def calls() -> Iterator[Call]:
             yield f"{name} {dtype}", partial(both_ways, loss_of(triton, target, objective, EVERYTHING), given)
             tokens = tokens_of(triton, target, objective, EVERYTHING)
             yield f"statistics, {name} {dtype}", partial(both_ways, tokens, given)
+            taught = objective._replace(teacher=teacher_of(target), distillation=0.5, label_smoothing=0.0)
+            loss = loss_of(triton, target, taught, EVERYTHING)
+            yield f"with a teacher, {name} {dtype}", partial(both_ways, loss, given)
+            tokens = tokens_of(triton, target, taught, EVERYTHING._replace(distillation=True))
+            yield f"statistics, with a teacher, {name} {dtype}", partial(both_ways, tokens, given)
 
 
 CALLS = {"linear_cross_entropy": calls}

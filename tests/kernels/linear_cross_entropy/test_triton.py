@@ -7,7 +7,7 @@ import weakref
 import pytest
 import torch
 
-from tests.kernels.linear_cross_entropy.objectives import loss_of, operands, tokens_of
+from tests.kernels.linear_cross_entropy.objectives import VOCAB, loss_of, operands, tokens_of
 from tests.kernels.matching import gradients
 from veomni_hook.kernels.linear_cross_entropy import reference
 from veomni_hook.kernels.linear_cross_entropy import torch as torch_kernels
@@ -102,10 +102,15 @@ def test_the_operators_keep_their_contracts():
             needed,
         )
         torch.library.opcheck(ops.linear_cross_entropy.default, call)
-    torch.library.opcheck(ops.token_statistics.default, (*linear, -100, 1.0, None, True, False))
-    rows = torch.rand(3, 9, device=DEVICE).unbind()
-    call = (*linear, *rows, None, -100, 1.0, None, *dtypes, [True, True, True])
-    torch.library.opcheck(ops.token_statistics_backward.default, call)
+    ids, at = torch.randint(0, VOCAB, (9, 3), device=DEVICE), -torch.rand(9, 3, device=DEVICE)
+    call = (*linear, ids, at, None, None, -100, 1.0, 3.0, -0.5, 0.3, 0.1, True, True, *dtypes, [True] * 3)
+    torch.library.opcheck(ops.distilled_cross_entropy.default, call)
+    rows = torch.rand(4, 9, device=DEVICE).unbind()
+    for tokens, numbers in ((None, None), (ids, at)):
+        call = (*linear, tokens, -100, 1.0, None, True, False)
+        torch.library.opcheck(ops.token_statistics.default, call)
+        call = (*linear, tokens, *rows[:2], numbers, *rows[2:], numbers, -100, 1.0, None, *dtypes, [True] * 3)
+        torch.library.opcheck(ops.token_statistics_backward.default, call)
     torch.library.opcheck(ops.scale_.default, (torch.rand(9, device=DEVICE), number[0]))
 
 

@@ -7,13 +7,15 @@ import sys
 from types import ModuleType, SimpleNamespace
 
 import pytest
-from transformers.integrations.hub_kernels import use_kernel_func_from_hub_with_fallback
+from transformers.integrations import hub_kernels
 from transformers.models.qwen3_next import modeling_qwen3_next
 from transformers.models.qwen3_next.modeling_qwen3_next import causal_conv1d_fn, torch_chunk_gated_delta_rule
 
 from veomni_hook.kernels.shared.hub_functions import running
 from veomni_hook.kernels.shared.replacements import reached_upstream
 
+if (DECORATOR := getattr(hub_kernels, "use_kernel_func_from_hub_with_fallback", None)) is None:
+    pytest.skip("this release declares no functions", allow_module_level=True)
 OWNER = SimpleNamespace()
 RULE = running(torch_chunk_gated_delta_rule)
 WRAPPED = functools.wraps(RULE)(lambda *args, **kwargs: None)
@@ -99,6 +101,6 @@ def test_a_packages_function_that_runs_in_upstreams_is_not_upstreams(monkeypatch
     package = ModuleType("fla")
     package.chunk_gated_delta_rule = own
     monkeypatch.setitem(sys.modules, "fla", package)
-    installed = use_kernel_func_from_hub_with_fallback("chunk_gated_delta_rule", "fla")(RULE)
+    installed = DECORATOR("chunk_gated_delta_rule", "fla")(RULE)
     assert running(installed) is own
     assert reached_upstream(closing(installed), OWNER) is None

@@ -173,11 +173,11 @@ def test_the_reason_of_a_refusal_is_kept():
     assert model.slot.traced(model) == ("eager", "left to Inductor: quick refused the call: it is no float")
 
 
-def wants(owner):
+def wants(owner, *operands):
     return owner.wants
 
 
-def unanswered(owner, reason):
+def unanswered(owner, reason, *operands):
     if owner.wants:
         raise KernelError(f"unanswered: {reason}", where="here", fix="none")
 

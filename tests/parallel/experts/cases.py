@@ -48,8 +48,7 @@ def frozen(folder: Path, what: str, ep: int, checkpointing: str = "") -> dict[st
             parameter.requires_grad_(what not in name)
         return model.train()
 
-    models.set_choice(models.UPSTREAM)
-    alone = prepared(models.transformers.Qwen3MoeForCausalLM.from_pretrained(path))
+    alone = prepared(models.whole(path, "Qwen3Moe"))
     (sum(alone(**models.batch(number)).loss for number in range(world)) / world).backward()
     model = prepared(models.sharded(path, "Qwen3Moe", ep, "veomni"))
     if checkpointing:
@@ -253,8 +252,7 @@ def replayed(folder: Path, ep: int, checkpointing: str) -> dict[str, Any]:
             model(**models.batch(number))
         return Routes({name: (chosen[name].long() + 1 + shift) % 8 for name in chosen.calls}, 8)
 
-    models.set_choice(models.UPSTREAM)
-    alone = models.small("Qwen3Moe").from_pretrained(path).train()
+    alone = models.whole(path, "Qwen3Moe")
     routes = [given(alone, number) for number in range(world)]
     losses = []
     for number in range(world):

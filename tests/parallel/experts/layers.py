@@ -8,16 +8,20 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from transformers import GptOssConfig, Qwen3MoeConfig
-from transformers.distributed.expert_parallel import AllToAllEP
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 
 from tests.parallel.experts.models import COMMON, FAMILIES, OURS
 from veomni_hook.kernels.selection.process_choice import set_choice
+from veomni_hook.parallel import expert_release
 from veomni_hook.parallel.expert_dispatch import OncePerRank
 
 EXPERTS, HIDDEN = 8, COMMON["hidden_size"]
-DISPATCHERS = {"veomni": OncePerRank, "all_to_all": AllToAllEP}
+DISPATCHERS: dict[str, Any] = {"veomni": OncePerRank}
+if expert_release.dispatches():
+    from transformers.distributed.expert_parallel import AllToAllEP
+
+    DISPATCHERS["all_to_all"] = AllToAllEP
 _MESH: list[Any] = []
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import transformers
 from torch.distributed.tensor import DTensor
 
 from veomni_hook.kernels.selection.process_choice import set_choice
+from veomni_hook.parallel import expert_release, process
 
 COMMON = {
     "vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -63,15 +66,38 @@ def saved(folder: Path, family: str) -> Path:
 
 def sharded(path: Path, family: str, ep: int, implementation: str, kernels: str = OURS) -> Any:
     """Return a checkpoint's model on all ranks, its experts on ``ep`` of them."""
-    from transformers.distributed import DistributedConfig
-
-    from veomni_hook.parallel.expert_dispatch import register
-
-    register()
     set_choice(kernels)
-    config = DistributedConfig(fsdp_size=dist.get_world_size(), ep_size=ep, ep_implementation=implementation)
     kind = getattr(transformers, f"{family}ForCausalLM")
-    return kind.from_pretrained(path, distributed_config=config).train()
+    if expert_release.dispatches():
+        from transformers.distributed import DistributedConfig
+
+        from veomni_hook.parallel.expert_dispatch import register
+
+        register()
+        config = DistributedConfig(
+            fsdp_size=dist.get_world_size(), ep_size=ep, ep_implementation=implementation
+        )
+        return kind.from_pretrained(path, distributed_config=config).train()
+    with told(f"ep={ep}"):
+        return kind.from_pretrained(path).train()
+
+
+@contextlib.contextmanager
+def told(setting: str) -> Iterator[None]:
+    """Change the setting for a while."""
+    before = process.sizes()
+    process.tell(setting)
+    try:
+        yield
+    finally:
+        process.tell("" if before == process.Sizes() else str(before))
+
+
+def whole(path: Path, family: str) -> Any:
+    """Return a checkpoint's model in one process."""
+    set_choice(UPSTREAM)
+    with told(""):
+        return getattr(transformers, f"{family}ForCausalLM").from_pretrained(path).train()
 
 
 def batch(rank: int, length: int = 12) -> dict[str, torch.Tensor]:
@@ -91,10 +117,10 @@ def gradients(model: Any) -> dict[str, torch.Tensor]:
 
 def alone(path: Path, family: str, world: int) -> tuple[list[float], dict[str, torch.Tensor]]:
     """Return the losses of all ranks' batches, and the gradients of their mean, in one process."""
-    set_choice(UPSTREAM)
-    model = getattr(transformers, f"{family}ForCausalLM").from_pretrained(path).train()
-    losses = [model(**batch(rank)).loss for rank in range(world)]
-    (sum(losses) / world).backward()
+    model = whole(path, family)
+    with told(""):
+        losses = [model(**batch(rank)).loss for rank in range(world)]
+        (sum(losses) / world).backward()
     return [loss.item() for loss in losses], gradients(model)
 
 

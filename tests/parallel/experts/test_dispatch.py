@@ -56,6 +56,7 @@ def test_a_recompute_dispatches_as_its_forward_did(two, perturbed, reentrant):
         assert answer["far"] < (0.5 if perturbed == "noise" else CLOSE)
 
 
+@pytest.mark.usefixtures("divided_by_transformers")
 def test_a_quarter_of_the_bytes(two):
     ours, theirs = (
         two.run("cases:traffic", dispatcher="veomni"),

@@ -42,5 +42,6 @@ def test_frozen_parameters(two, what, checkpointing):
         assert answer["far"] < CLOSE
 
 
+@pytest.mark.usefixtures("divided_by_transformers")
 def test_transformers_own_dispatch_gives_the_same(two):
     check(two, family="Qwen3Moe", ep=2, implementation="all_to_all")

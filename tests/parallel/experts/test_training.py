@@ -32,7 +32,9 @@ def test_a_norm_that_is_not_finite_is_so_on_all_ranks(four):
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("distributed", [False, True])
 @pytest.mark.parametrize(("ep", "other"), [(2, 4), pytest.param(4, 2, marks=pytest.mark.slow)])
-def test_a_checkpoint_loads_on_another_mesh_and_without_this_package(four, ep, other, distributed):
+def test_a_checkpoint_loads_on_another_mesh_and_without_this_package(four, ep, other, distributed, request):
+    if distributed:
+        request.getfixturevalue("divided_by_transformers")
     for answer in four.run("training_cases:checkpoint", ep=ep, other=other, distributed=distributed):
         assert answer == {"other mesh": 0.0, "one process": 0.0}
 

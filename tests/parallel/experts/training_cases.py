@@ -7,16 +7,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import transformers
 from torch.distributed.tensor import DTensor
 
 from tests.parallel.experts import models
-from veomni_hook.parallel import clip_grad_norm_
+from veomni_hook.parallel import clip_grad_norm_, load_optimizer, save_optimizer
 
 
 def _one_process(path: Path, family: str, number: int) -> tuple[list[float], dict[str, torch.Tensor]]:
-    models.set_choice(models.UPSTREAM)
-    model = getattr(transformers, f"{family}ForCausalLM").from_pretrained(path).train()
+    model = models.whole(path, family)
     batches = [models.batch(rank) for rank in range(dist.get_world_size())]
     norms, _ = models.steps(model, batches, torch.nn.utils.clip_grad_norm_, number)
     return norms, models.parameters(model)
@@ -87,25 +85,23 @@ def checkpoint(folder: Path, ep: int, other: int, distributed: bool) -> dict[str
             model.config.save_pretrained(target / "whole")
         dist.barrier()
         target = target / "whole"
-    alone = transformers.Qwen3MoeForCausalLM.from_pretrained(target)
+    alone = models.whole(target, "Qwen3Moe")
     assert alone.config.num_experts == models.FAMILIES["Qwen3Moe"]["num_experts"]
     return result | {"one process": max(models.apart(models.parameters(alone), expected).values())}
 
 
 def optimizer(folder: Path, ep: int, other: int) -> dict[str, Any]:
     """Three steps, saved with the optimizer; two more on another mesh: five steps of one process."""
-    from transformers.distributed.checkpoint import load_optimizer_distributed, save_optimizer_distributed
-
     path, target = models.saved(folder, "Qwen3Moe"), folder / f"resumed{ep}{other}"
     _, expected = _one_process(path, "Qwen3Moe", 5)
     batches = [models.batch(dist.get_rank())]
     model = models.sharded(path, "Qwen3Moe", ep, "veomni")
     _, adam = models.steps(model, batches, clip_grad_norm_, 3)
     model.save_pretrained(target)
-    save_optimizer_distributed(model, adam, str(target / "optimizer"))
+    save_optimizer(model, adam, target / "optimizer")
     dist.barrier()
     model = models.sharded(target, "Qwen3Moe", other, "veomni")
     adam = torch.optim.AdamW(model.parameters(), lr=1e-2, eps=1e-4)
-    load_optimizer_distributed(model, adam, str(target / "optimizer"))
+    load_optimizer(model, adam, target / "optimizer")
     models.steps(model, batches, clip_grad_norm_, 2, adam)
     return {"far": max(models.apart(models.parameters(model), expected).values())}

@@ -29,7 +29,7 @@ FAMILIES = ("llama", "qwen3", "qwen3_moe", "gemma3", "gpt_oss", "deepseek_v3")
 #: Linear attention whose rules are shared.
 LINEAR = {"qwen3_next", "qwen3_5", "olmo_hybrid", "kimi_linear", "bailing_hybrid"}
 #: At least so many loops of base models are supported, by release.
-SUPPORTED = {"5.2.0": 60, "5.9.0": 79, "5.17.0": 104, "5.23.0": 119}
+SUPPORTED = {"5.2.0": 66, "5.9.0": 85, "5.17.0": 106, "5.23.0": 119}
 
 
 def sites(text):
@@ -190,6 +190,22 @@ SHORT = "hidden_states, attention_mask=causal_mask, position_embeddings=position
             CUT,
             id="several kinds of positions",
         ),
+        pytest.param(
+            [
+                (
+                    "        inv_freq = self.inv_freq[None, :, None].float().expand(position_ids.shape[0], -1, 1)\n",
+                    "        if position_ids.ndim == 2:\n"
+                    "            position_ids = position_ids[None].expand(3, position_ids.shape[0], -1)\n"
+                    "        inv_freq = self.inv_freq[None, None, :, None].expand(3, position_ids.shape[1], -1, 1)\n",
+                ),
+                (
+                    "position_ids[:, None, :].float()).transpose(1, 2)",
+                    "position_ids[:, :, None, :].float()).transpose(2, 3)[0]",
+                ),
+            ],
+            CUT,
+            id="one kind of positions that is repeated",
+        ),
     ],
 )
 def test_forms_that_are_supported(changes, cut):
@@ -217,6 +233,9 @@ IN_MLP = "        return self.down_proj(self.act_fn(self.up_proj(x)))\n"
 SCORES = "        attn_output, attn_weights = attention_interface(\n            self, query, key, value, attention_mask, scaling=self.head_dim**-0.5, **kwargs\n        )\n"
 
 
+PARTS = "        for part in self.parts:\n"
+
+
 def mlp(code):
     """A change of the MLP's body."""
     return [(IN_MLP, f"        {code}\n{IN_MLP}")]
@@ -238,6 +257,8 @@ def mlp(code):
         (mlp("x = x + self.bias[: x.shape[1]]"), "computes with the number of positions"),
         (mlp("if x.shape[1] > 8:\n            x = x * 2"), "computes with the number of positions"),
         (mlp("if x[..., 0] > 0:\n            x = x * 2"), "a branch depends on values of some positions"),
+        (mlp(f"part = 0\n        number = 0\n{PARTS}            x = x * 2 if number == 0 else x.cumsum(1)\n            number += 1"), "a cumulative sum along the positions"),
+        (mlp(f"part = 0\n        first = True\n{PARTS}            if not first:\n                x = x.cumsum(1)\n            first = False"), "a cumulative sum along the positions"),
         (mlp("self.last = x"), "keeps a value beyond the call: self.last"),
         (mlp("x = create_causal_mask(x)"), "calls create_causal_mask, which is not followed"),
         (mlp("x = self.scan(x)"), "calls self.scan, which is not followed"),

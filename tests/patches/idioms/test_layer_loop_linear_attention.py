@@ -123,6 +123,59 @@ def unproven(text):
     return ""
 
 
+IMPORTED = """
+if available():
+    from causal_conv1d import causal_conv1d_fn
+    from fla.modules import FusedRMSNormGated
+    from fla.ops import chunk_gated_delta_rule as packaged
+else:
+    causal_conv1d_fn = packaged = FusedRMSNormGated = None
+
+"""
+#: Layers that hold functions of packages, and what 5.9 does beside them.
+HELD = [
+    ("import torch\n", f"import torch\nimport torch.nn.functional as F\n{IMPORTED}"),
+    ("self.head_dim = config.head_dim\n", """self.head_dim = config.head_dim
+        self.causal_conv1d_fn = causal_conv1d_fn
+        self.chunk_of_delta = packaged or chunk_gated_delta_rule
+        self.gated = TinyNorm(8) if FusedRMSNormGated is None else FusedRMSNormGated(8)
+"""),
+    ("attention_mask is not None:\n", "attention_mask is not None and attention_mask.shape[1] > 1:\n"),
+    ("x = past_key_values.update_conv_state(x, self.layer_idx)", """\
+kept = F.pad(x, (self.taps - x.shape[-1], 0))
+                past_key_values.update_conv_state(kept, self.layer_idx)"""),
+    ('x = causal_conv1d_fn(x, self.weight, activation="silu", **kwargs)', """\
+if self.causal_conv1d_fn is not None:
+                x = self.causal_conv1d_fn(
+                    x=x, weight=self.conv.weight.squeeze(1), bias=self.conv.bias, seq_idx=kwargs.get("seq_idx")
+                )
+            else:
+                x = F.silu(self.conv(x)[:, :, : x.shape[-1]])"""),
+    ("= chunk_gated_delta_rule(\n", "= self.chunk_of_delta(\n"),
+    ('cu_seqlens=kwargs.pop("cu_seq_lens_q", None), **kwargs,', 'cu_seqlens=kwargs.get("cu_seq_lens_q"),'),
+    ("x.reshape(rows, length, -1)", "self.gated(x).reshape(rows, length, -1)"),
+]  # fmt: skip
+
+
+def test_functions_that_layers_hold_are_proven():
+    model, layer = sites(mixer(*HELD))
+    assert (model.status, model.reason, layer.variant) == (Status.ROUTED, "", "part_of_mask")
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (("x=x, weight", "x=x.transpose(1, 2), weight"), "causal_conv1d_fn"),
+        (("shape[1] > 1", "shape[1] > 2"), "with the number of positions"),
+        (("self.taps - x.shape[-1], 0", "0, self.taps - x.shape[-1]"), "with the number of positions"),
+        (("past_key_values.update_conv_state(kept,", "x = x + kept\n                past_key_values.other("), "the state of a rule"),
+        (("import FusedRMSNormGated", "import FusedShift as FusedRMSNormGated"), "made in several ways"),
+    ],
+)  # fmt: skip
+def test_what_mixes_positions_around_held_functions_is_refused(change, reason):
+    assert reason in unproven(mixer(*HELD, change))
+
+
 CHANNELS = [
     ('"chunk_gated_delta_rule", "fla"', '"chunk_kda", "fla"'),
     ("g=-beta", "g=-query"),

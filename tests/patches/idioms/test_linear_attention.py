@@ -149,6 +149,84 @@ def test_the_rule_with_a_decay_for_each_channel_is_a_variant():
     ]
 
 
+HELD = """
+import torch.nn.functional as F
+
+if available():
+    from causal_conv1d import causal_conv1d_fn
+    from fla.ops import chunk_gated_delta_rule as packaged
+else:
+    causal_conv1d_fn = packaged = None
+
+def rule_of_chunk(
+    query, key, value, g, beta, chunk_size=64, initial_state=None, output_final_state=False,
+    use_qk_l2norm_in_kernel=False, **kwargs,
+):
+    return value, None
+
+class Mixer:
+    def __init__(self):
+        self.causal_conv1d_fn = causal_conv1d_fn
+        self.chunk_of_delta = packaged or rule_of_chunk
+
+    def forward(self, x, **options):
+        if self.causal_conv1d_fn is not None:
+            x = self.causal_conv1d_fn(
+                x=x, weight=self.conv.weight.squeeze(1), bias=self.conv.bias, activation=self.act,
+                seq_idx=options.get("numbers"),
+            )
+        else:
+            x = F.silu(self.conv(x)[:, :, : x.shape[-1]])
+        return self.chunk_of_delta(x, x, x, g=x, beta=x, cu_seqlens=options.get("ends"))
+"""
+
+
+def test_functions_that_layers_hold_are_known_by_what_they_are_imported_as():
+    sites = [site for idiom in (gated_delta_rule, causal_conv) for site in sites_of(idiom, HELD)]
+    assert [(each.op, each.status.value, each.variant) for each in sites] == [
+        ("gated_delta_rule", "routed", "scalar_decay"),
+        ("causal_conv", "routed", "depthwise"),
+    ]
+    written = " ".join(ast.unparse(ast.parse(spliced(HELD, sites))).split())
+    asked = "veomni_causal_conv.separated(veomni_causal_conv_depthwise, self, "
+    assert f"x = {asked}self.causal_conv1d_fn, causal_conv1d_fn, options)(x=x, weight=" in written
+    assert (
+        f"x = {asked}veomni_causal_conv.called(self.conv, lambda x, *_, **__:"
+        " F.silu(self.conv(x)[:, :, :x.shape[-1]])), None, options)"
+        "(x, self.conv.weight.squeeze(1), self.conv.bias, 'silu')" in written
+    )
+    assert (
+        "veomni_gated_delta_rule.separated(veomni_gated_delta_rule_scalar_decay, self, self.chunk_of_delta,"
+        " packaged, options)(x, x, x, g=x, beta=x, cu_seqlens=options.get('ends'))" in written
+    )
+    assert sites[0].skips == {"Mixer.forward": ("rule_of_chunk",)}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "idiom", "reason"),
+    [
+        ("chunk_gated_delta_rule as packaged", "other_rule as packaged", "rule", "not declared as the chunk_gated"),
+        ("import chunk_gated_delta_rule as", "import chunk_rule as", "rule", "not declared as"),
+        ("from fla.ops", "from .ops", "rule", "not declared as"),
+        ("packaged or rule_of_chunk", "packaged or other", "rule", "is not one function of the file"),
+        ("packaged or rule_of_chunk", "rule_of_chunk", "rule", "is not one function of the file"),
+        ("        self.causal", "        self.chunk_of_delta = other\n        self.causal", "rule", "is not one function"),
+        ("chunk_size=64", "size=64", "rule", "has other parameters"),
+        (', cu_seqlens=options.get("ends")', "", "rule", "passes no boundaries"),
+        ("import causal_conv1d_fn", "import other as causal_conv1d_fn", "conv", "is not one function of the file"),
+        ("F.silu(", "F.relu(", "conv", "is not one function of the file"),
+        (": x.shape[-1]", ": length", "conv", "is not one function of the file"),
+        ("bias=self.conv.bias", "bias=self.bias", "conv", "is not one function of the file"),
+        (', cu_seqlens=options.get("ends")', "", "conv", "nothing keeps samples apart|does not pass all|do not hand on"),
+    ],
+)  # fmt: skip
+def test_near_misses_of_held_functions_are_not_routed(old, new, idiom, reason):
+    assert HELD.count(old) >= 1
+    (site,) = sites_of(IDIOMS[idiom], HELD.replace(old, new, 1))
+    assert site.status is Status.MISSED and not site.edits
+    assert any(part in site.reason for part in reason.split("|")), site.reason
+
+
 def model_site(text):
     """The variant of the model's site, and its code."""
     (site,) = sites_of(sample_boundaries, text)

@@ -517,3 +517,11 @@ def test_a_head_that_is_a_linear_of_the_files_own(kind, reason):
     (site,) = sites_of(idiom, text)
     assert site.status is (Status.ROUTED if reason is None else Status.MISSED)
     assert reason is None or f"self.lm_head is a {reason}" in site.reason
+
+
+def test_keywords_that_the_loss_does_not_get_are_an_option():
+    site = site_of(ROUTED["no keywords"])
+    assert (site.captures["loss_kwargs"], site.captures["options"]) == ("{}", "dict(keywords=kwargs)")
+    assert "options" not in site_of(ROUTED["plain"]).captures
+    other = tail("kwargs = None", HEAD, LOSS.replace(", **kwargs", ""), RETURN)
+    assert "options" not in site_of(other).captures

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from veomni_hook.errors import KernelError
 from veomni_hook.kernels import problem as of_one
 from veomni_hook.kernels.linear_cross_entropy import bench as linear_cross_entropy
+from veomni_hook.kernels.linear_cross_entropy import bench_distillation
 from veomni_hook.kernels.linear_cross_entropy import bench_grpo as linear_cross_entropy_grpo
 from veomni_hook.kernels.moe_experts import bench as moe_experts
 from veomni_hook.kernels.problem import Problem, Side, formula, peer
@@ -356,11 +358,14 @@ def test_the_picture(tmp_path: Path) -> None:
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_sides_of_grpo_agree() -> None:
-    (problem,) = linear_cross_entropy_grpo.problems("cpu", quick=True)
+@pytest.mark.parametrize("home", [linear_cross_entropy_grpo, bench_distillation])
+def test_the_sides_of_losses_agree(home: ModuleType) -> None:
+    (problem,) = home.problems("cpu", quick=True)
     leaves = [leaf.clone().requires_grad_() for leaf in problem.leaves]
     found = []
-    for side in problem.sides.values():
+    for name, side in problem.sides.items():
+        if "without" in name:  # of something else
+            continue
         loss = side(*leaves)
         assert isinstance(loss, torch.Tensor)
         found.append([loss, *torch.autograd.grad(loss, leaves)])

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from veomni_hook.tools.cli import source
+from veomni_hook.tools.cli import dump as command
 from veomni_hook.tools.cli.app import app
 
 from .conftest import TINY, Command
@@ -27,7 +27,11 @@ def test_a_dump_is_the_stored_file_with_absolute_imports(tiny: Command, tmp_path
     stored = Path(found["stored"]).read_text()
     pairs = list(zip(done.out.splitlines(), stored.splitlines(), strict=True))
     assert [pair for pair in pairs if pair[0] != pair[1]] == [
-        ("from transformers.activations import double", "from ...activations import double")
+        (
+            f"# Made by:    VEOMNI_PATCHES=tiny_config veomni-hook dump {TINY} --device gpu",
+            f"# See what changed: veomni-hook diff {TINY}",
+        ),
+        ("from transformers.activations import double", "from ...activations import double"),
     ]
     assert "[PATCHED METHOD] TinyNorm.forward" in done.out and "+ 100" in done.out
 
@@ -61,11 +65,11 @@ def test_the_file_keeps_line_ends_and_characters(tmp_path: Path, monkeypatch: py
     from types import SimpleNamespace
 
     text = "# ä\r\nx = 1\n"
-    found = SimpleNamespace(module="package.module", stored_text=text, patched=object(), reason="")
-    monkeypatch.setattr(source, "prepared", lambda *_: found)
+    found = SimpleNamespace(module="package.module", patched=object())
+    monkeypatch.setattr(command, "_made", lambda *_, **__: (found, text))
     dump = ["dump", "package.module", "-o"]
     assert CliRunner().invoke(app, [*dump, str(tmp_path / "out.py")]).output == f"wrote {tmp_path}/out.py\n"
     assert (tmp_path / "out.py").read_bytes() == text.encode()
-    monkeypatch.setattr(source, "facts_of", lambda _: {"module": "package.module"})
+    monkeypatch.setattr(command, "facts_of", lambda _: {"module": "package.module"})
     CliRunner().invoke(app, [*dump, str(tmp_path / "out.json"), "--json"])
     assert json.loads((tmp_path / "out.json").read_bytes()) == {"module": "package.module", "text": text}

@@ -18,7 +18,7 @@ APART = ("cache", "doctor", "explain")
 
 
 @pytest.mark.parametrize(
-    "name", ["cache", "check", "doctor", "explain", "list", "source", "upgrade", "wrong_use"]
+    "name", ["cache", "check", "doctor", "explain", "generated", "list", "source", "upgrade", "wrong_use"]
 )
 def test_what_is_printed(name: str, tiny: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

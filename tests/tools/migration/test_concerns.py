@@ -6,7 +6,16 @@ from __future__ import annotations
 import pytest
 
 from veomni_hook import PatchConfig, create_patch_from_external
-from veomni_hook.tools.migration.answers import CONTRACTS, HERE, NOT_NEEDED, NOT_YET, PARTLY, answer
+from veomni_hook.tools.migration.answers import (
+    BY_DESIGN,
+    FEATURES,
+    MISSING,
+    REASONS,
+    SAME,
+    answer,
+    measured,
+    releases_measured,
+)
 from veomni_hook.tools.migration.concerns import Concern, concerns
 from veomni_hook.tools.migration.surroundings import surroundings
 from veomni_hook.tools.migration.vocabulary import MEANINGS
@@ -300,39 +309,65 @@ def test_what_is_left_out_and_dropped() -> None:
 
 # Answers
 
+MEASURED = {
+    "ran": ["rms_norm", "hyper_connection"],
+    "numbers": "",
+    "packing": "loss: 1e-1 of 1",
+    "host sync": "",
+    "numerics": {"Norm": "", "Router": "torch.bfloat16, not torch.float32"},
+}
+
 
 def test_every_concern_has_an_answer() -> None:
-    assert {name for name in MEANINGS if answer(Concern(name, "seen"), ()).status} == {*MEANINGS}
-    assert {*CONTRACTS} <= {*MEANINGS}
+    assert {name for name in MEANINGS if answer(Concern(name, "seen"), (), None).status} == {*MEANINGS}
+    assert {*FEATURES, *REASONS} <= {*MEANINGS}
 
 
 @pytest.mark.parametrize(
     ("evidence", "routes", "status", "by"),
     [
-        ("OpSlot rms_norm/standard", ("rotary/a", "rms_norm/b"), HERE, "rms_norm/b"),
-        ("OpSlot rms_norm/standard", ("rotary/a",), NOT_YET, "no kernel"),
-        ("OpSlot dsa_attention_implementation/a", ("rms_norm/b",), NOT_YET, "chosen keys are a mask for torch's attention"),
-        (
-            "OpSlot rms_norm/a; OpSlot dsa_attention_implementation/a",
-            ("rms_norm/b",),
-            PARTLY,
-            "rms_norm/b; dsa_attention_implementation/a: chosen keys are a mask for torch's attention",
-        ),
-        ("OpSlot mhc/pre", ("rms_norm/b", "hyper_connection/mix"), HERE, "hyper_connection/mix"),
-        ("OpSlot causal_conv1d/standard", ("causal_conv/depthwise",), HERE, "causal_conv/depthwise"),
-        ("npu_rms_norm of torch_npu", ("rms_norm/b",), HERE, "rms_norm/b"),
-        ("npu_rms_norm of torch_npu", (), NOT_YET, "no kernel"),
-        ("chunk of fla", ("sample_boundaries/found_once",), NOT_YET, "no kernel"),
-        ("drops use_kernel_forward_from_hub", (), NOT_NEEDED, "kernels of the Hub run only with `use_kernels=True`"),
+        ("OpSlot rms_norm/standard", ("rotary/a", "rms_norm/b"), SAME, "rms_norm/b"),
+        ("OpSlot rms_norm/standard", ("rotary/a",), MISSING, "no kernel for rms_norm/standard"),
+        ("OpSlot rms_norm/a; OpSlot mhc/a", ("rms_norm/b",), MISSING, "no kernel for mhc/a"),
+        ("OpSlot mhc/pre", ("rms_norm/b", "hyper_connection/mix"), SAME, "hyper_connection/mix"),
+        ("npu_rms_norm of torch_npu", ("rms_norm/b",), SAME, "rms_norm/b"),
+        ("npu_rms_norm of torch_npu", (), MISSING, "no kernel"),
+        ("chunk of fla", ("sample_boundaries/found_once",), MISSING, "no kernel"),
+        ("drops use_kernel_forward_from_hub", (), SAME, "kernels of the Hub run only with `use_kernels=True`"),
     ],
 )  # fmt: skip
-def test_a_kernel_is_here_if_a_route_of_its_op_is(
+def test_a_kernel_has_the_same_effect_if_a_route_of_its_op_has_run(
     evidence: str, routes: tuple[str, ...], status: str, by: str
 ) -> None:
-    found = answer(Concern("kernel", evidence), routes)
-    assert (found.status, found.by) == (status, by)
+    result = answer(Concern("kernel", evidence), routes, None)
+    assert (result.status, result.by) == (status, by)
+    without_runs = answer(Concern("kernel", evidence), routes, {"ran": []})
+    assert without_runs.status == (MISSING if "Slot" in evidence else status)
 
 
-def test_log_probs_depend_on_the_fused_loss() -> None:
-    assert answer(Concern("log-probs", "seen"), ("linear_cross_entropy/next_token",)).status == PARTLY
-    assert answer(Concern("log-probs", "seen"), ("rms_norm/a",)).status == NOT_YET
+@pytest.mark.parametrize(
+    ("concern", "target", "status", "said"),
+    [
+        ("host sync", "Tower.forward", SAME, "no wait"),
+        ("packing", "Model.forward", MISSING, "loss: 1e-1 of 1"),
+        ("autograd", "Tower.forward", SAME, "in place"),
+        ("position ids", "Model.forward", MISSING, "not measured for this model"),
+        ("numerics", "Norm.forward", SAME, "upstream's own dtypes"),
+        ("numerics", "Router.forward", BY_DESIGN, "torch.bfloat16, not torch.float32"),
+        ("numerics", "Other.forward", BY_DESIGN, "not measured alone"),
+        ("quantisation-aware training", "Norm.forward", BY_DESIGN, "quantiser"),
+        ("other", "Norm.forward", MISSING, "not recognised"),
+    ],
+)
+def test_the_rest_is_what_was_measured(concern: str, target: str, status: str, said: str) -> None:
+    result = answer(Concern(concern, "seen"), (), MEASURED, target)
+    assert result.status == status and said in result.by
+
+
+def test_the_release_that_was_measured_last_before_is_read() -> None:
+    module = "transformers.models.llama.modeling_llama"
+    first, *_, last = releases_measured()
+    newest = measured(module, last)
+    assert newest is not None and measured(module, "99.0") == newest
+    assert measured(module, "4.0") == measured(module, first)
+    assert measured("transformers.models.none.modeling_none", last) is None

@@ -1,9 +1,8 @@
 """The linear cross-entropy with the arguments and results of VeOmni's loss wrappers.
 
 VeOmni's own wrappers shift labels, and under sequence parallelism they reduce the loss. Here they get our
-kernel for the loss. Log-probabilities and entropies come from our kernel as well. The distillation of the
-top k tokens stays VeOmni's: its wrapper computes it under every choice of the loss, and we have no kernel
-for it.
+kernel for the loss. Log-probabilities, entropies and the distillation of a teacher's top k tokens come from
+our kernel as well.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ from torch.nn import functional
 from veomni_hook.errors import KernelError
 from veomni_hook.integrations.veomni.backend import kernel_of, name_of, unmet
 from veomni_hook.integrations.veomni.upstream import attribute
+from veomni_hook.kernels.linear_cross_entropy import requested_call
 from veomni_hook.kernels.linear_cross_entropy.functional import linear_cross_entropy, token_log_probs
+from veomni_hook.kernels.linear_cross_entropy.objective import Teacher
 
-__all__ = ["causal_lm_loss", "sequence_classification_loss"]
+__all__ = ["Outputs", "causal_lm_loss", "log_probs", "sequence_classification_loss"]
 
-_HOME = "veomni.ops.kernels.cross_entropy"
-#: With these, VeOmni's wrapper distils the top k tokens of a teacher.
-_TEACHERS = ("teacher_topk_ids", "teacher_topk_log_probs")
+_HOME, _WHERE = "veomni.ops.kernels.cross_entropy", "the loss of veomni_hook in VeOmni"
 
 
 #: Loss, logits, and what else VeOmni's own loss returns.
@@ -39,8 +38,6 @@ def causal_lm_loss(backend: str) -> Callable[..., Outputs]:
     ``log_probs`` and ``entropy``.
     """
     wrapper = attribute(_HOME, "ForCausalLMLoss")
-    make_aux = attribute("veomni.utils.model_outputs", "FusedLinearAuxOutput")
-    state = attribute("veomni.distributed.parallel_state", "get_parallel_state")
     of_rows = _cross_entropy(backend)
 
     def loss(
@@ -52,13 +49,8 @@ def causal_lm_loss(backend: str) -> Callable[..., Outputs]:
         shift_labels: Tensor | None = None,
         **kwargs: object,
     ) -> Outputs:
-        distilled = any(kwargs.get(name) is not None for name in _TEACHERS)
-        if kwargs.get("return_log_probs") and not distilled:
-            target = shift_labels
-            if target is None and labels is not None:
-                # Under sequence parallelism, the collator has shifted the labels.
-                target = labels if state().sp_enabled else _next(labels, ignore_index)
-            return None, None, make_aux(**_statistics(backend, target, ignore_index, kwargs))
+        if requested_call.asks(kwargs):
+            return None, None, log_probs(labels, ignore_index, shift_labels, backend=backend, **kwargs)
         found: Outputs = wrapper(
             logits, labels, vocab_size, num_items_in_batch, ignore_index, shift_labels,
             cross_entropy_fn=of_rows, **kwargs,
@@ -67,6 +59,34 @@ def causal_lm_loss(backend: str) -> Callable[..., Outputs]:
 
     loss.__name__ = f"{name_of(backend)}_causal_lm_loss"
     return loss
+
+
+def log_probs(
+    labels: Tensor | None = None,
+    ignore_index: int = -100,
+    shift_labels: Tensor | None = None,
+    *,
+    backend: str | None = None,
+    **options: Any,
+) -> Any:
+    """Return VeOmni's ``FusedLinearAuxOutput``: ``log_probs`` and ``entropy``, or those of a distillation.
+
+    Args:
+        labels: a token for each position; under sequence parallelism, the collator has shifted them.
+        ignore_index: the label of positions that get zeros.
+        shift_labels: the token that each position predicts; None: made of ``labels``.
+        backend: that of our kernel; None: what settings choose.
+        options: ``hidden_states`` and ``weights``, and what else VeOmni's loss takes.
+    """
+    target, teacher = shift_labels, requested_call.teacher_of(options, _WHERE)
+    if target is None and labels is not None:
+        target = labels
+        state = attribute("veomni.distributed.parallel_state", "get_parallel_state")
+        if not state().sp_enabled:
+            target = functional.pad(labels, (0, 1), value=ignore_index)[..., 1:]
+            teacher = None if teacher is None else teacher.shifted()
+    make_aux = attribute("veomni.utils.model_outputs", "FusedLinearAuxOutput")
+    return make_aux(**_statistics(backend, target, teacher, ignore_index, options))
 
 
 def sequence_classification_loss(backend: str) -> Callable[..., Outputs]:
@@ -101,24 +121,24 @@ def _cross_entropy(backend: str) -> Callable[..., tuple[Tensor, Tensor | None]]:
     return of_rows
 
 
-def _next(labels: Tensor, ignore_index: int) -> Tensor:
-    """Return the label that each position predicts."""
-    return functional.pad(labels, (0, 1), value=ignore_index)[..., 1:]
-
-
 def _statistics(
-    backend: str, target: Tensor | None, ignore_index: int, options: Mapping[str, Any]
+    backend: str | None,
+    target: Tensor | None,
+    teacher: Teacher | None,
+    ignore_index: int,
+    options: Mapping[str, Any],
 ) -> dict[str, Tensor | None]:
-    """Return log-probabilities and entropies, float32, in the shape of the target; 0 if ignored."""
+    """Return what is asked for, float32, in the shape of the target; masses have no gradient."""
     hidden_states, weights = _needed(options.get("hidden_states"), options.get("weights"))
     if target is None:
         raise _wrong("log-probabilities need labels", "pass labels or shift_labels")
     temperature = options.get("temperature", 1.0)
     statistics = token_log_probs(
         hidden_states, weights, target.to(hidden_states.device), ignore_index=ignore_index,
-        scale=None if temperature == 1 else 1 / temperature, entropy=True, backend=backend,
+        scale=None if temperature == 1 else 1 / temperature, entropy=True, teacher=teacher, backend=backend,
     )  # fmt: skip
-    return {"log_probs": statistics.log_probs, "entropy": statistics.entropy}
+    found = {name: getattr(statistics, name) for name in requested_call.fields_of(options)}
+    return {name: value.detach() if name.endswith("mass") else value for name, value in found.items()}
 
 
 def _needed(hidden_states: Tensor | None, weights: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -131,4 +151,4 @@ def _needed(hidden_states: Tensor | None, weights: Tensor | None) -> tuple[Tenso
 
 
 def _wrong(what: str, fix: str) -> KernelError:
-    return KernelError(what, where="the loss of veomni_hook in VeOmni", fix=fix)
+    return KernelError(what, where=_WHERE, fix=fix)

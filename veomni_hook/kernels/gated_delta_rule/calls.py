@@ -5,7 +5,7 @@ Arguments stay upstream's. Where samples share a row and nothing at hand keeps t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -14,8 +14,10 @@ import torch
 from veomni_hook.kernels.shared.samples import last_of_rows, of_rows
 from veomni_hook.kernels.shared.separation import (
     Packed,
+    added,
     call,
     expect_boundaries,
+    held,
     inseparable,
     layer_of,
     with_parameter,
@@ -27,22 +29,31 @@ __all__ = ["separated"]
 _OP = "gated_delta_rule"
 
 
-def separated(slot: object, owner: object, upstream: Callable[..., object]) -> Callable[..., object]:
+def separated(
+    slot: object,
+    owner: object,
+    upstream: Callable[..., object],
+    package: object = None,
+    given: Mapping[str, object] | None = None,
+) -> Callable[..., object]:
     """Return what to call instead of ``upstream``, with the same arguments.
 
     Args:
         slot: the `Slot` of the formula.
         owner: the module that calls.
         upstream: the function, of transformers' modeling file or of a package.
+        package: the function that the layer's file imports from a package, where the layer may hold it.
+        given: the layer's arguments, if the call does not pass all boundaries that are among them.
 
     The result raises SamplesError, with the layer's name, if ``cu_seq_lens_q``, ``cu_seqlens`` or ``seq_idx``
     say that samples share a row and neither a kernel nor ``upstream`` takes these boundaries, or if such a
     row continues a cache. A cache that begins with such a row gets the state of its last sample.
     """
-    run = whole(_OP, owner, partial(call, _CALLS, slot, owner, upstream))
+    run = whole(_OP, owner, partial(call, _CALLS, slot, owner, held(upstream, package)))
 
     # A name for errors of Python about arguments: that of a partial object is all it holds.
     def gated_delta_rule(*args: object, **kwargs: object) -> Any:
+        kwargs = kwargs if given is None else added(kwargs, given)
         expect_boundaries(owner, kwargs)
         return run(*args, **kwargs)
 

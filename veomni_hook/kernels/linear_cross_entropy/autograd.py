@@ -1,9 +1,9 @@
 """Gradients of what backends compute over chunks of rows: the only autograd code of this op.
 
 The forward computes the loss and its gradients; backward multiplies them by the incoming gradient.
-Log-probabilities and entropies save one number per row, and backward recomputes the logits. Saved: the
-gradients or those numbers, and x, weight, bias, target. Second derivatives use the plain definition, with
-all logits at once.
+Log-probabilities and entropies save one number per row (those of a teacher's k tokens, k), and backward
+recomputes the logits. Saved: the gradients or those numbers, and x, weight, bias, target and the teacher.
+Second derivatives use the plain definition, with all logits at once.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from veomni_hook.kernels.linear_cross_entropy import reference
+from veomni_hook.kernels.linear_cross_entropy import distillation, reference
 from veomni_hook.kernels.linear_cross_entropy.objective import (
     NOTHING,
     Objective,
+    Teacher,
     TokenStatistics,
     Transform,
     Wanted,
@@ -30,7 +31,10 @@ _Tensors = tuple[torch.Tensor | None, ...]
 
 
 class Form(NamedTuple):
-    """The non-tensor fields of an `Objective`, ``accumulate`` as ``in_float32``, and what is wanted."""
+    """The non-tensor fields of an `Objective`, and what is wanted.
+
+    ``accumulate`` is here ``in_float32``, the objective's ``distillation`` is ``share``.
+    """
 
     ignore_index: int
     factor: float
@@ -41,6 +45,9 @@ class Form(NamedTuple):
     log_probs: bool
     entropy: bool
     predictions: bool
+    distillation: bool
+    log_prob_min_clamp: float | None = None
+    share: float = 0.0
 
     @classmethod
     def of(cls, objective: Objective, wanted: Wanted) -> Form:
@@ -53,6 +60,8 @@ class Form(NamedTuple):
             float(objective.z_loss),
             objective.accumulate == "float32",
             *wanted,
+            None if objective.teacher is None else objective.teacher.log_prob_min_clamp,
+            float(objective.distillation),
         )
 
     @property
@@ -90,16 +99,18 @@ class Backend(NamedTuple):
     """A backend's functions on x ``[rows, hidden]``, weight, bias and target ``[rows]``.
 
     Attributes:
-        loss: ``(x, weight, bias, target, num_items, loss_weights, form, kept, needed) -> Found``; ``kept`` is
-            the dtype of the original weight and of its gradient, if ``weight`` is a lower-precision copy.
-        statistics: ``(x, weight, bias, target, form) -> (TokenStatistics, lse)``.
-        gradients: ``(x, weight, bias, target, form, lse, entropy, to_log_probs, to_entropy, kept, needed) ->
-            Gradients``.
+        loss: ``(x, weight, bias, target, num_items, loss_weights, teacher, form, kept, needed) -> Found``;
+            ``kept`` is the dtype of the original weight and of its gradient, if ``weight`` is a
+            lower-precision copy; ``teacher``, if the form's ``share`` is not 0, was `distillation.told`.
+        statistics: ``(x, weight, bias, target, ids, form) -> (TokenStatistics, lse, at)``; ``at``
+            ``[rows, k]``, float32, are log-probabilities of the tokens ``ids``; None if these are None.
+        gradients: ``(x, weight, bias, target, ids, form, lse, entropy, at, to_log_probs, to_entropy, to_at,
+            kept, needed) -> Gradients``.
         scale: multiplies a tensor by a scalar tensor, in place.
     """
 
     loss: Callable[..., Found]
-    statistics: Callable[..., tuple[TokenStatistics, torch.Tensor]]
+    statistics: Callable[..., tuple[TokenStatistics, torch.Tensor, torch.Tensor | None]]
     gradients: Callable[..., Gradients]
     scale: Callable[[torch.Tensor, torch.Tensor], None]
 
@@ -114,6 +125,8 @@ class _Loss(torch.autograd.Function):
         target: torch.Tensor,
         num_items: torch.Tensor | None,
         loss_weights: torch.Tensor | None,
+        ids: torch.Tensor | None,
+        teachers: torch.Tensor | None,
         backend: Backend,
         form: Form,
     ) -> tuple[torch.Tensor | None, ...]:
@@ -121,26 +134,29 @@ class _Loss(torch.autograd.Function):
         ctx.backend, ctx.form = backend, form
         with torch.autocast(x.device.type, enabled=False):
             loss, gradients, late, statistics = backend.loss(
-                *_cast(ctx.dtype, x, weight, bias), target, num_items, loss_weights, form, weight.dtype,
-                Needed(*ctx.needs_input_grad[:3]),
+                *_cast(ctx.dtype, x, weight, bias), target, num_items, loss_weights,
+                _teacher(ids, teachers, form), form, weight.dtype, Needed(*ctx.needs_input_grad[:3]),
             )  # fmt: skip
-        ctx.save_for_backward(x, weight, bias, target, num_items, loss_weights, late, *gradients)
+        ctx.save_for_backward(
+            x, weight, bias, target, num_items, loss_weights, ids, teachers, late, *gradients
+        )
         ctx.mark_non_differentiable(*(statistic for statistic in statistics if statistic is not None))
         return loss, *statistics
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor, *_: torch.Tensor) -> _Tensors:
-        x, weight, bias, target, num_items, loss_weights, late, *gradients = ctx.saved_tensors
+        x, weight, bias, target, num_items, loss_weights, ids, teachers, late, *gradients = ctx.saved_tensors
         if is_recorded():
             objective = Objective(
                 ctx.form.ignore_index, num_items, ctx.form.transform, ctx.form.label_smoothing,
-                ctx.form.z_loss, loss_weights,
+                ctx.form.z_loss, loss_weights, teacher=_teacher(ids, teachers, ctx.form),
+                distillation=ctx.form.share,
             )  # fmt: skip
 
             def again(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
                 return reference.loss_and_statistics(x, weight, bias, target, objective, NOTHING)[0]
 
-            return *_differentiable(ctx, again, (x, weight, bias), (grad,)), *[None] * 5
+            return *_differentiable(ctx, again, (x, weight, bias), (grad,)), *[None] * 7
         factor = (grad if late is None else grad * late).reshape(())
         in_place = (
             not torch.compiler.is_compiling() and not torch._C._autograd._get_current_graph_task_keep_graph()
@@ -152,7 +168,7 @@ class _Loss(torch.autograd.Function):
                 else _scaled(ctx.backend, gradient, factor, of.dtype, in_place=in_place)
                 for gradient, of in zip(gradients, (x, weight, bias), strict=True)
             ),
-            *[None] * 5,
+            *[None] * 7,
         )
 
 
@@ -164,6 +180,7 @@ class _Statistics(torch.autograd.Function):
         weight: torch.Tensor,
         bias: torch.Tensor | None,
         target: torch.Tensor,
+        ids: torch.Tensor | None,
         backend: Backend,
         form: Form,
     ) -> tuple[torch.Tensor | None, ...]:
@@ -171,38 +188,44 @@ class _Statistics(torch.autograd.Function):
         ctx.backend, ctx.form = backend, form
         ctx.set_materialize_grads(False)
         with torch.autocast(x.device.type, enabled=False):
-            statistics, lse = backend.statistics(*_cast(ctx.dtype, x, weight, bias), target, form)
-        ctx.save_for_backward(x, weight, bias, target, lse, statistics.entropy)
+            statistics, lse, at = backend.statistics(*_cast(ctx.dtype, x, weight, bias), target, ids, form)
+        ctx.save_for_backward(x, weight, bias, target, ids, lse, statistics.entropy, at)
         if statistics.predictions is not None:
             ctx.mark_non_differentiable(statistics.predictions)
-        return tuple(statistics)
+        return *statistics[:3], at
 
     @staticmethod
     def backward(
-        ctx: Any, to_log_probs: torch.Tensor | None, to_entropy: torch.Tensor | None, _: object
+        ctx: Any,
+        to_log_probs: torch.Tensor | None,
+        to_entropy: torch.Tensor | None,
+        _: object,
+        to_at: torch.Tensor | None,
     ) -> _Tensors:
-        x, weight, bias, target, lse, entropy = ctx.saved_tensors
+        x, weight, bias, target, ids, lse, entropy, at = ctx.saved_tensors
         if is_recorded():
             objective = Objective(ctx.form.ignore_index, transform=ctx.form.transform)
-            incoming = tuple(tensor for tensor in (to_log_probs, to_entropy) if tensor is not None)
+            incoming = tuple(tensor for tensor in (to_log_probs, to_entropy, to_at) if tensor is not None)
             wanted = Wanted(to_log_probs is not None, to_entropy is not None)
 
             def again(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> tuple[torch.Tensor, ...]:
-                statistics = reference.token_statistics(x, weight, bias, target, objective, wanted)
-                return tuple(tensor for tensor in statistics if tensor is not None)
+                logits = reference.logits_of(x, weight, bias, objective)
+                statistics = reference.statistics_of(logits, target, ctx.form.ignore_index, wanted)
+                of_teacher = () if to_at is None else (reference.log_probs_at(logits, ids),)
+                return *(tensor for tensor in statistics if tensor is not None), *of_teacher
 
-            return *_differentiable(ctx, again, (x, weight, bias), incoming), *[None] * 3
+            return *_differentiable(ctx, again, (x, weight, bias), incoming), *[None] * 4
         with torch.autocast(x.device.type, enabled=False):
             slopes = ctx.backend.gradients(
-                *_cast(ctx.dtype, x, weight, bias), target, ctx.form, lse, entropy, to_log_probs, to_entropy,
-                weight.dtype, Needed(*ctx.needs_input_grad[:3]),
+                *_cast(ctx.dtype, x, weight, bias), target, ids, ctx.form, lse, entropy, at, to_log_probs,
+                to_entropy, to_at, weight.dtype, Needed(*ctx.needs_input_grad[:3]),
             )  # fmt: skip
         return (
             *(
                 None if gradient is None else gradient.to(of.dtype)
                 for gradient, of in zip(slopes, (x, weight, bias), strict=True)
             ),
-            *[None] * 3,
+            *[None] * 4,
         )
 
 
@@ -230,7 +253,8 @@ def loss_and_statistics(
             _without_grad(weight),
             None if bias is None else _without_grad(bias),
         )
-    loss, *statistics = _Loss.apply(x, weight, bias, target, items, weights, backend, form)  # type: ignore[no-untyped-call]
+    told = _told(objective, target) if form.share else (None, None, None)
+    loss, *statistics = _Loss.apply(x, weight, bias, target, items, weights, *told[:2], backend, form)  # type: ignore[no-untyped-call]
     return loss, TokenStatistics(*statistics)
 
 
@@ -243,9 +267,19 @@ def token_statistics(
     objective: Objective,
     wanted: Wanted,
 ) -> TokenStatistics:
-    """Return statistics of every row, from ``backend``; ``log_probs`` and ``entropy`` have gradients."""
+    """Return statistics of every row, from ``backend``.
+
+    Gradients: of ``log_probs``, ``entropy``, ``distillation_losses`` and ``student_mass``.
+    """
     form = Form.of(objective, wanted)
-    return TokenStatistics(*_Statistics.apply(x, weight, bias, target, backend, form))  # type: ignore[no-untyped-call]
+    told = _told(objective, target) if form.distillation else None
+    ids = None if told is None else told.topk_ids
+    numbers = _Statistics.apply(x, weight, bias, target, ids, backend, form)  # type: ignore[no-untyped-call]
+    log_probs, entropy, predictions, at = numbers
+    if told is None:
+        return TokenStatistics(log_probs, entropy, predictions)
+    beside = distillation.quantities(at, told, target != objective.ignore_index)
+    return TokenStatistics(log_probs, entropy, predictions, *beside)
 
 
 def compute_dtype(x: torch.Tensor) -> torch.dtype:
@@ -263,6 +297,15 @@ def on_device(number: torch.Tensor | float | None, device: torch.device) -> torc
             return number.to(device)
         number = number.item()  # a copy from the CPU synchronises, a fill does not
     return None if number is None else torch.full((), number, device=device)
+
+
+def _told(objective: Objective, target: torch.Tensor) -> Teacher:
+    assert objective.teacher is not None  # noqa: S101 - `Objective.wrong` says so
+    return distillation.told(objective.teacher, target, objective.ignore_index)
+
+
+def _teacher(ids: torch.Tensor | None, log_probs: torch.Tensor | None, form: Form) -> Teacher | None:
+    return None if ids is None or log_probs is None else Teacher(ids, log_probs, form.log_prob_min_clamp)
 
 
 def _cast(dtype: torch.dtype, *tensors: torch.Tensor | None) -> list[torch.Tensor | None]:

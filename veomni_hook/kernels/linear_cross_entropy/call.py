@@ -10,13 +10,25 @@ from torch import nn
 
 from veomni_hook.errors import KernelError
 from veomni_hook.kernels.linear_cross_entropy import head as heads
-from veomni_hook.kernels.linear_cross_entropy import losses, token_outputs
-from veomni_hook.kernels.linear_cross_entropy.objective import IDENTITY, NOTHING, Objective, Transform, Wanted
-from veomni_hook.kernels.linear_cross_entropy.options import active, token_outputs_of
+from veomni_hook.kernels.linear_cross_entropy import losses, requested_call, token_outputs
+from veomni_hook.kernels.linear_cross_entropy.objective import (
+    IDENTITY,
+    Objective,
+    Teacher,
+    Transform,
+    Wanted,
+)
+from veomni_hook.kernels.linear_cross_entropy.options import (
+    LossOptions,
+    active,
+    fields_of,
+    token_outputs_of,
+)
 
 __all__ = ["Call"]
 
-_MODULES = ("before_head", "capped_by")
+_OTHERS = ("before_head", "capped_by", "keywords")
+_NO_OPTIONS = LossOptions()
 
 
 class Call(NamedTuple):
@@ -30,7 +42,8 @@ class Call(NamedTuple):
         vocab_size: the vocabulary size passed to the loss function.
         loss_kwargs: all other keywords passed to the loss function.
         options: ``before_head``, a module applied to hidden states first; ``capped_by``, a module that caps
-            logits, its class, and its attribute that is the cap; and the fields of `Transform`.
+            logits, its class, and its attribute that is the cap; ``keywords``, those of the model's call that
+            the loss function does not get; and the fields of `Transform`.
     """
 
     model: Any
@@ -43,8 +56,12 @@ class Call(NamedTuple):
 
     @classmethod
     def of(cls, *call: Any) -> Call:
-        """Return the call with its cap; ``before_head`` becomes the head of an ``nn.Identity``."""
+        """Return the call with its cap; ``before_head`` becomes the head of an ``nn.Identity``.
+
+        What asks for more than a loss is among the loss's keywords then.
+        """
         call_of = cls(*call)
+        call_of = call_of._replace(loss_kwargs=requested_call.keywords_of(*call[1:]))
         if (capped_by := call_of.options.get("capped_by")) is not None:
             module, _, name = capped_by
             call_of = call_of._replace(options={**call_of.options, "softcap": getattr(module, name, None)})
@@ -61,7 +78,7 @@ class Call(NamedTuple):
         """The transform applied to logits before the loss."""
         if not self.options:
             return IDENTITY
-        return Transform(**{name: value for name, value in self.options.items() if name not in _MODULES})
+        return Transform(**{name: value for name, value in self.options.items() if name not in _OTHERS})
 
     @property
     def given(self) -> Any:
@@ -78,33 +95,63 @@ class Call(NamedTuple):
         return losses.targets(self.model.loss_function, labels, shift_labels, filled)
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """The fields that are asked for."""
+        return token_outputs_of(*self)
+
+    @property
     def objective(self) -> tuple[Objective, Wanted]:
         """What the call, `loss_options` and the model's config request."""
+        keywords, where = self.loss_kwargs, type(self.model).__name__
+        request = None if torch.compiler.is_compiling() else active(self.model)
+        options = _NO_OPTIONS if request is None else request.options
+        temperature, teacher, share = options.temperature, options.teacher, options.distillation
+        # Such a call has no loss.
+        if asks := requested_call.asks(keywords):
+            temperature, share = keywords.get("temperature", temperature), 0.0
+            teacher = requested_call.teacher_of(keywords, where) or teacher
+        wanted = options.wanted
+        if names := self.names:
+            wanted = token_outputs.wanted_for(names, wanted, distilled=share != 0)
         objective = Objective(
-            self.loss_kwargs.get("ignore_index", -100),
-            self.loss_kwargs.get("num_items_in_batch"),
-            self.transform,
+            keywords.get("ignore_index", -100),
+            keywords.get("num_items_in_batch"),
+            self.transform.at(temperature, where),
+            accumulate=options.accumulate,
+            teacher=self._rows_of(teacher),
+            distillation=share,
         )
-        request = active(self.model)
-        beside = NOTHING if request is None else request.options.wanted
-        names = token_outputs_of(self.model)
-        wanted = token_outputs.wanted_for(names, beside) if names else beside
-        if request is None:
+        if asks or request is None:
             return objective, wanted
-        options, weights = request.options, request.options.loss_weights
+        weights = options.loss_weights
         if weights is not None:
             if weights.shape != self.given.shape:
                 raise KernelError(
                     f"loss_weights have the shape {[*weights.shape]}, the labels {[*self.given.shape]}",
-                    where=type(self.model).__name__,
+                    where=where,
                     fix="give each label a weight",
                 )
             weights = self.shifted(weights, 0)
-        asked = objective._replace(
-            transform=self.transform.at(options.temperature),
-            label_smoothing=options.label_smoothing,
-            z_loss=options.z_loss,
-            loss_weights=weights,
-            accumulate=options.accumulate,
-        )
-        return asked, wanted
+        return objective._replace(
+            label_smoothing=options.label_smoothing, z_loss=options.z_loss, loss_weights=weights
+        ), wanted
+
+    def fields_among(self, values: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+        """Return the further fields of the output, of the ``values`` of `names`."""
+        more: dict[str, Any] = {name: values[name] for name in fields_of(self.model)}
+        if names := requested_call.fields_of(self.loss_kwargs):
+            own = {name: values[name] for name in names}
+            more[requested_call.FIELD] = requested_call.FusedLinearAuxOutput(**own)
+        return more
+
+    def _rows_of(self, teacher: Teacher | None) -> Teacher | None:
+        """Align a teacher of each label with the positions that predict the labels, ``[rows, k]``."""
+        if teacher is None:
+            return None
+        if (wrong := teacher.wrong(self.given.shape)) is not None:
+            fix = "pass tensors of the shape of the labels and one dimension more, for the tokens"
+            raise KernelError(wrong, where=type(self.model).__name__, fix=fix)
+        known = losses.reads_shift_labels(self.model.loss_function)
+        if known and self.loss_kwargs.get("shift_labels") is None:
+            teacher = teacher.shifted()
+        return teacher.rows()

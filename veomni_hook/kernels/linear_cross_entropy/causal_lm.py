@@ -48,8 +48,9 @@ def refuses(model: object, *operands: object) -> str | None:
     The formula, which is chosen for checks, computes each loss that it can. Raises KernelError if upstream's
     code must, but `loss_options` change the loss.
     """
-    if token_outputs_of(model) or wanted_by(model, "linear_cross_entropy") == REFERENCE:
-        return settled(model, _cannot(model, *operands))
+    by_name = wanted_by(model, "linear_cross_entropy") == REFERENCE
+    if by_name or token_outputs_of(model, *operands) or _is_veomnis(model):
+        return settled(model, _cannot(model, *operands), *operands)
     if torch.compiler.is_compiling():
         return _untrained(model) or _cannot(model, *operands)
     request = active(model)
@@ -57,11 +58,15 @@ def refuses(model: object, *operands: object) -> str | None:
     return settled(model, reason or logits_are_read(model) or _cannot(model, *operands))
 
 
-def settled(model: object, reason: str | None) -> str | None:
-    """Return ``reason``, after telling `loss_options` and `token_outputs` that the upstream code runs."""
+def settled(model: object, reason: str | None, *operands: object) -> str | None:
+    """Return ``reason``, after telling whoever asks for more than a loss that the upstream code runs."""
     if reason is not None:
-        leave_to_upstream(model, reason)
+        leave_to_upstream(model, reason, *operands)
     return reason
+
+
+def _is_veomnis(model: Any) -> bool:
+    return not torch.compiler.is_compiling() and losses.is_veomnis(model.loss_function)
 
 
 def _untrained(model: Any) -> str | None:
@@ -133,7 +138,7 @@ def fused_output(compute: Compute, statistics: Statistics, call: Call) -> Fused:
     objective, wanted = call.objective
     held = active(model)
     reports = held is not None and held.options.wanted != NOTHING
-    names = token_outputs_of(model)
+    names = call.names
     target = call.shifted(call.labels, objective.ignore_index).to(hidden_states.device)
     of_tokens: list[TokenStatistics] = []
 
@@ -159,7 +164,7 @@ def fused_output(compute: Compute, statistics: Statistics, call: Call) -> Fused:
     if request.loss is None or request.call is None:
         reason = request.reason or "the head did not call torch.nn.functional.linear"
         note_refusal(model, reason, training=bool(model.training))
-        settled(model, reason)
+        settled(model, reason, *call[1:])
         logits = transform(answer)
         loss = model.loss_function(
             logits=logits, labels=call.labels, vocab_size=call.vocab_size, **call.loss_kwargs
@@ -174,8 +179,8 @@ def fused_output(compute: Compute, statistics: Statistics, call: Call) -> Fused:
     answer = answer if answer.dtype is request.loss.dtype else request.loss
     if not names:
         return Fused(answer, deferred, output.with_deferred_logits)
-    loss, more = token_outputs.fields(answer, names, call.given.shape, objective.num_items)
-    return Fused(loss, deferred, partial(output.with_deferred_logits, more=more))
+    loss, values = token_outputs.fields(answer, names, call.given.shape, objective.num_items)
+    return Fused(loss, deferred, partial(output.with_deferred_logits, more=call.fields_among(values)))
 
 
 def fused_by(compute: Compute, statistics: Statistics) -> Callable[..., Fused]:
@@ -194,17 +199,16 @@ reference_output = fused_by(reference.loss_and_statistics, reference.token_stati
 def _traced_output(
     compute: Compute, statistics: Statistics, call: Call, hidden_states: torch.Tensor
 ) -> Fused:
-    objective = traced.objective(call)
+    objective, wanted = call.objective
     target = call.shifted(call.labels, objective.ignore_index).to(hidden_states.device)
     rows = hidden_states.reshape(-1, hidden_states.shape[-1])
     request = (rows, call.head.weight, call.head.bias, target, objective)
     logits = traced.TracedLogits(call.head, call, hidden_states)
-    names = token_outputs_of(call.model)
-    if not names:
+    if not (names := call.names):
         return Fused(compute(*request, NOTHING)[0], logits, traced.finish)
-    wanted = token_outputs.wanted_for(names, NOTHING)
     vector, _ = token_outputs.packed(compute, statistics, request, wanted, names)
-    loss, more = token_outputs.fields(vector, names, call.given.shape, objective.num_items)
+    loss, values = token_outputs.fields(vector, names, call.given.shape, objective.num_items)
+    more = call.fields_among(values)
 
     def finish(output: object) -> Any:
         return traced.finish(output, more)
@@ -226,7 +230,8 @@ def _labels_refuse(call: Call) -> str | None:
         return reason
     if target.dtype is not torch.int64 or target.numel() != call.hidden_states.shape[:-1].numel():
         return "labels are not int64 with one label for each position"
-    if shift_labels is not None and not shift_labels.is_contiguous():
+    # Upstream's code needs that.
+    if shift_labels is not None and not shift_labels.is_contiguous() and not call.names:
         return "shift_labels is not contiguous"
     return None
 

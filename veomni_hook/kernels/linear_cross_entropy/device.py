@@ -6,7 +6,7 @@ lse = logsumexp(z); V = VOCAB; e = smoothing; onehot is 1 at the target.
 Forward:  `statistics` log_prob = z[target] - lse;  entropy = -sum(p log p);  prediction = argmax(z)
           `loss`       these, and w * ((1 - e) (lse - z[target]) + e (lse - mean(z)) + z_loss lse^2)
 Backward: `loss`       d = t' w * inverse * ((1 + 2 z_loss lse) p - (1 - e) onehot - e / V)
-          `gradient`   d = t' * (dlog_prob (onehot - p) - dentropy p (log p + entropy))
+          `gradient`   d = t' * (dlog_prob (onehot - p) - dentropy p (log p + entropy) - dothers p)
           `scale`      x * factor
 Grid: (rows of the chunk,): a program handles a row of logits, LANES times GROUP columns at a time; `scale`
 differs.
@@ -316,12 +316,16 @@ def gradient(
     entropies,  # [rows], float32: by `statistics`; read if ENTROPY
     dlog_probs,  # [rows], float32: the incoming gradient; read if LOG_PROBS, else 0
     dentropies,  # [rows], float32: the incoming gradient; read if ENTROPY, else 0
+    dothers,  # [rows], float32: the sum of those of log-probabilities of other tokens; read if OTHERS, else 0
     ignore_index, factor, cap,
     VOCAB: tl.constexpr, LANES: tl.constexpr, GROUP: tl.constexpr, CAPPED: tl.constexpr,
     LOG_PROBS: tl.constexpr,
-    ENTROPY: tl.constexpr, STAGES: tl.constexpr,
+    ENTROPY: tl.constexpr, OTHERS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """d = t' (dlog_prob (onehot - p) - dentropy p (log p + entropy)), 0 for ignored rows. Grid: (rows,)."""
+    """d = t' (dlog_prob (onehot - p) - dentropy p (log p + entropy) - dothers p), 0 for ignored rows.
+
+    The caller writes the columns of other tokens. Grid: (rows,).
+    """
     row = tl.program_id(0).to(tl.int64)
     row_logits = logits + row * stride_logits_row
     label = tl.load(target + row)
@@ -337,6 +341,8 @@ def gradient(
         if ENTROPY:
             of_product = -tl.load(dentropies + row)
             of_probability += of_product * (tl.load(entropies + row) - lse)
+        if OTHERS:
+            of_probability -= tl.load(dothers + row)
         valid = (label >= 0) & (label < VOCAB)
         of_probability = tl.where(valid, of_probability, float("nan"))
         _overwrite(

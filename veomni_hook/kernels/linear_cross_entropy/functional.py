@@ -12,6 +12,7 @@ from veomni_hook.errors import KernelError
 from veomni_hook.kernels.linear_cross_entropy.objective import (
     NOTHING,
     Objective,
+    Teacher,
     TokenStatistics,
     Transform,
     Wanted,
@@ -46,6 +47,8 @@ def linear_cross_entropy(
     softcap: float | None = None,
     scale: float | None = None,
     accumulate: str = "weight",
+    teacher: Teacher | None = None,
+    distillation: float = 0.0,
     backend: str | None = None,
 ) -> torch.Tensor:
     """Return the cross-entropy of ``softcap * tanh(scale * (hidden_states @ weight.T + bias) / softcap)``.
@@ -66,6 +69,8 @@ def linear_cross_entropy(
         softcap: caps the logits; None: no cap.
         scale: multiplies the logits; None: 1.
         accumulate: ``"float32"`` sums the weight's gradient in float32; ``"weight"`` in its dtype.
+        teacher: the most probable tokens of a teacher at each position.
+        distillation: the share of each position's loss, from 0 to 1, that is the divergence from the teacher.
         backend: ``triton``, ``npu``, ``torch``, ``liger``, ``reference``; None: the backend that settings
             select for the op (under ``torch.compile``: the best one for the device).
 
@@ -77,9 +82,10 @@ def linear_cross_entropy(
     """
     objective = Objective(
         ignore_index, num_items, Transform(scale=scale, softcap=softcap), label_smoothing, z_loss,
-        None if loss_weights is None else loss_weights.reshape(-1), accumulate,
+        None if loss_weights is None else loss_weights.reshape(-1), accumulate, teacher, distillation,
     )  # fmt: skip
     call = _rows("linear_cross_entropy", hidden_states, weight, bias, target, objective)
+    objective = objective._replace(teacher=None if teacher is None else teacher.rows())
     if loss_weights is not None and loss_weights.shape != target.shape:
         raise KernelError(
             f"loss_weights have the shape {[*loss_weights.shape]}, the target {[*target.shape]}",
@@ -105,13 +111,14 @@ def token_log_probs(
     entropy: bool = False,
     predictions: bool = False,
     accumulate: str = "weight",
+    teacher: Teacher | None = None,
     backend: str | None = None,
 ) -> TokenStatistics:
-    """Return the log-probability of each target and, on request, entropy and predictions.
+    """Return the log-probability of each target and, on request, entropy, predictions and a divergence.
 
-    The full logits never exist at once; backward recomputes them. ``log_probs`` and ``entropy`` have
-    gradients with respect to hidden states, weight and bias. Positions are independent, so a process may
-    pass the part of a sequence that it has.
+    The full logits never exist at once; backward recomputes them. ``log_probs``, ``entropy``,
+    ``distillation_losses`` and ``student_mass`` have gradients with respect to hidden states, weight and
+    bias. Positions are independent, so a process may pass the part of a sequence that it has.
 
     Args:
         hidden_states: ``[..., hidden]``, or the output of a model: its ``last_hidden_state``, or else the
@@ -126,11 +133,13 @@ def token_log_probs(
         entropy: whether to return entropies.
         predictions: whether to return the most probable tokens.
         accumulate: as of `linear_cross_entropy`.
+        teacher: the most probable tokens of a teacher at each position: whether to return the divergence.
         backend: likewise.
 
     Returns:
-        ``TokenStatistics(log_probs, entropy, predictions)``, each in the shape of ``target``, or None if not
-        requested. Ignored positions have 0, 0 and ``ignore_index``.
+        ``TokenStatistics(log_probs, entropy, predictions, distillation_losses, student_mass, teacher_mass)``,
+        each in the shape of ``target``, or None if not requested. Ignored positions have ``ignore_index`` as
+        their prediction, else 0.
 
     Raises:
         KernelError: a value is not valid, an output has no hidden states, or ``backend`` cannot do this.
@@ -138,9 +147,10 @@ def token_log_probs(
     if not isinstance(hidden_states, torch.Tensor):
         hidden_states = _last_of(hidden_states)
     transform = Transform(scale=scale, softcap=softcap).at(temperature, "token_log_probs")
-    objective = Objective(ignore_index, transform=transform, accumulate=accumulate)
-    wanted = Wanted(True, entropy, predictions)
+    objective = Objective(ignore_index, transform=transform, accumulate=accumulate, teacher=teacher)
+    wanted = Wanted(True, entropy, predictions, teacher is not None)
     call = _rows("token_log_probs", hidden_states, weight, bias, target, objective)
+    objective = objective._replace(teacher=None if teacher is None else teacher.rows())
     statistics: TokenStatistics = _module(backend, call, objective, wanted).token_statistics(
         *call, objective, wanted
     )
@@ -192,6 +202,8 @@ def _rows(
     elif target.dtype is not torch.int64 or target.shape != hidden_states.shape[:-1]:
         wrong = f"the target is {target.dtype} {[*target.shape]}, not one int64 for each position"
         fix = f"pass a target of the shape {positions} and dtype torch.int64; it is not shifted"
+    elif objective.teacher is not None and (wrong := objective.teacher.wrong(target.shape)) is not None:
+        fix = f"pass tensors of the shape {positions} and one dimension more, for the tokens"
     if wrong is not None:
         raise KernelError(wrong, where=caller, fix=fix or "")
     return hidden_states.reshape(-1, weight.shape[1]), weight, bias, target.reshape(-1)

@@ -69,8 +69,8 @@ def token_statistics(*call: object) -> TokenStatistics:
 
 def unable(x: torch.Tensor, weight: torch.Tensor, objective: Objective, wanted: Wanted) -> str | None:
     """Return what Liger cannot compute here, or None."""
-    if objective.loss_weights is not None:
-        return "liger does not support weights of tokens"
+    if objective.loss_weights is not None or objective.distillation or wanted.distillation:
+        return f"liger does not support {'a teacher' if objective.teacher else 'weights of tokens'}"
     if wanted.log_probs or wanted.entropy:
         return "liger cannot compute log-probabilities or entropies"
     if weight.requires_grad and not x.requires_grad:
@@ -86,7 +86,7 @@ def refuses(model: object, *operands: object) -> str | None:
     """Return why the upstream code must compute this loss, beside `causal_lm.refuses`, or None."""
     call = causal_lm.Call.of(model, *operands)
     weight = last_linear(model, call.head).weight
-    return causal_lm.settled(model, unable(call.hidden_states, weight, *call.objective))
+    return causal_lm.settled(model, unable(call.hidden_states, weight, *call.objective), *operands)
 
 
 #: Returns a language model's loss, computed by Liger.

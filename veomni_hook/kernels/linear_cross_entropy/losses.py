@@ -4,10 +4,14 @@ The same keywords have an effect as in those two: ``num_items_in_batch``, ``igno
 labels) ``shift_labels``; all others are ignored there and so here. A loss function is trusted once it returns
 the expected results for small test inputs, and as long as its code and the code it calls stay the same:
 Liger, Unsloth and users may replace parts of it at any time.
+
+VeOmni puts its own loss into transformers' table of losses. It is that of next-token labels, but returns
+three values, which only VeOmni's modeling code takes: where upstream's would call it, a kernel has to run.
 """
 
 from __future__ import annotations
 
+import sys
 from types import CodeType, SimpleNamespace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -16,15 +20,18 @@ import torch
 from torch.nn import functional
 
 from veomni_hook.kernels.linear_cross_entropy import reference
-from veomni_hook.kernels.shared.origin import written_in
+from veomni_hook.kernels.shared.origin import underlying, written_in
 
-__all__ = ["PARTS", "home_of", "reads_shift_labels", "refuses", "targets"]
+__all__ = ["HOME", "PARTS", "home_of", "is_veomnis", "reads_shift_labels", "refuses", "targets"]
 
-_HOME = "transformers.loss.loss_utils"
+#: Where transformers' own losses are.
+HOME = "transformers.loss.loss_utils"
 _NEXT_TOKEN = "ForCausalLMLoss"
 _SAME_TOKEN = "ForMaskedLMLoss"
 _PART = "fixed_cross_entropy"
 _OPERATION = ("torch.nn.functional", "cross_entropy")
+_VEOMNI, _PARALLEL = "veomni.ops.kernels.cross_entropy", "veomni.distributed.parallel_state"
+_OF_VEOMNI = tuple((_VEOMNI, name) for name in (_NEXT_TOKEN, "_chunk_loss_dispatch"))
 
 
 #: Functions that returned the expected results, and the code they had then.
@@ -35,6 +42,9 @@ PARTS = SimpleNamespace(part=None, operation=None)
 
 def refuses(loss_function: Any) -> str | None:
     """Return why ``loss_function`` is neither of the two, or None."""
+    if is_veomnis(loss_function):
+        split = sys.modules[_PARALLEL].get_parallel_state().sp_enabled
+        return "VeOmni splits the sequences, and its loss has labels of its own" if split else None
     try:
         code = _trusted[loss_function]
     except (KeyError, TypeError):
@@ -49,6 +59,11 @@ def refuses(loss_function: Any) -> str | None:
         PARTS.part = loss_function.__globals__[_PART].__code__
         PARTS.operation = functional.cross_entropy
     return reason
+
+
+def is_veomnis(loss_function: object) -> bool:
+    """Return whether it is VeOmni's, which upstream's code cannot call."""
+    return _VEOMNI in sys.modules and written_in(underlying(loss_function)) in _OF_VEOMNI
 
 
 def reads_shift_labels(loss_function: object) -> bool:
@@ -76,10 +91,10 @@ def home_of(loss_function: object) -> tuple[str, str]:
 def _examine(loss_function: Any) -> str | None:
     """Return why a loss function is neither of the two, judged by its origin and its results, or None."""
     home, name = written_in(loss_function)
-    if home != _HOME or name not in (_NEXT_TOKEN, _SAME_TOKEN):
+    if home != HOME or name not in (_NEXT_TOKEN, _SAME_TOKEN):
         return f"the model has its own loss_function ({'.'.join((home, name))})"
     part = written_in(loss_function.__globals__.get(_PART))
-    if part != (_HOME, _PART):
+    if part != (HOME, _PART):
         return f"transformers' {_PART} was replaced by {'.'.join(part)}"
     if written_in(functional.cross_entropy) != _OPERATION:
         return f"{'.'.join(_OPERATION)} was replaced by {'.'.join(written_in(functional.cross_entropy))}"

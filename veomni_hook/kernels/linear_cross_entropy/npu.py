@@ -18,7 +18,7 @@ from torch import Tensor
 
 from veomni_hook.kernels.linear_cross_entropy import autograd, causal_lm, rowwise
 from veomni_hook.kernels.linear_cross_entropy.autograd import Form
-from veomni_hook.kernels.linear_cross_entropy.objective import Objective, Wanted
+from veomni_hook.kernels.linear_cross_entropy.objective import Objective, Teacher, Wanted
 from veomni_hook.kernels.linear_cross_entropy.rowwise import Rows
 from veomni_hook.kernels.linear_cross_entropy.torch import chunked
 from veomni_hook.kernels.shared import ascend
@@ -58,16 +58,18 @@ def _plain(form: Form) -> bool:
         and not form.label_smoothing
         and not form.z_loss
         and not form.entropy
+        and not form.distillation
+        and not form.share
     )
 
 
 def _loss(
     logits: Tensor, target: Tensor, weights: Tensor, scale: Tensor | float, form: Form, statistics: Rows,
-    *, gradient: bool,
+    teacher: Teacher | None = None, *, gradient: bool,
 ) -> None:  # fmt: skip
     """`rowwise.loss`, by the operator if it can compute this loss."""
     if not _plain(form):
-        rowwise.loss(logits, target, weights, scale, form, statistics, gradient=gradient)
+        rowwise.loss(logits, target, weights, scale, form, statistics, teacher, gradient=gradient)
         return
     for rows in rowwise.slices(logits, _MOST_ROWS):
         here = statistics.part(rows)

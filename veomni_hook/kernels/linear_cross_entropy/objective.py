@@ -8,6 +8,9 @@ of a row is
 and the loss is ``sum(w * losses) / items`` over the rows whose target is not ``ignore_index``. ``w`` is
 ``loss_weights`` (default 1). ``items`` is ``num_items``, by default the sum of ``w`` over those rows, so a
 row with weight 0 counts as ignored. Label smoothing is torch's, z-loss that of PaLM (section 5).
+
+With a teacher, a row has a divergence ``KL``, too (`Teacher`), and its loss is ``(1 - d) * (...) + d * KL``,
+where ``d`` is ``distillation`` and ``...`` is the loss above.
 """
 
 from __future__ import annotations
@@ -16,13 +19,26 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
+from torch.nn import functional
 
 from veomni_hook.errors import KernelError
 
-__all__ = ["ACCUMULATE", "IDENTITY", "NOTHING", "Objective", "TokenStatistics", "Transform", "Wanted"]
+__all__ = [
+    "ACCUMULATE",
+    "IDENTITY",
+    "NOTHING",
+    "OF_TEACHER",
+    "Objective",
+    "Teacher",
+    "TokenStatistics",
+    "Transform",
+    "Wanted",
+]
 
 #: The precision in which chunks of the weight's gradient are summed: the weight's dtype, or float32.
 ACCUMULATE = ("weight", "float32")
+#: The fields of `TokenStatistics` for which there must be a teacher.
+OF_TEACHER = ("distillation_losses", "student_mass", "teacher_mass")
 
 
 class Transform(NamedTuple):
@@ -86,6 +102,53 @@ class Transform(NamedTuple):
 IDENTITY = Transform()
 
 
+class Teacher(NamedTuple):
+    """What a teacher says about each position: its ``k`` most probable tokens.
+
+    With ``p`` its probabilities, and ``q`` the model's, of these tokens, the divergence of a position is
+    ``KL = sum(p * (log(p) - log(q)))``; what is below ``log_prob_min_clamp`` there counts as that.
+
+    Attributes:
+        topk_ids: ``[..., k]``, int64, one row for each label.
+        topk_log_probs: ``[..., k]``, ``log(p)``; no gradient.
+        log_prob_min_clamp: the lowest logarithm; None: no limit.
+    """
+
+    topk_ids: torch.Tensor
+    topk_log_probs: torch.Tensor
+    log_prob_min_clamp: float | None = None
+
+    def shifted(self) -> Teacher:
+        """Return what it says about the next label of each position; about that of the last, anything."""
+        ids, log_probs = (functional.pad(each, (0, 0, 0, 1))[..., 1:, :] for each in self[:2])
+        return self._replace(topk_ids=ids, topk_log_probs=log_probs)
+
+    def rows(self) -> Teacher:
+        """Return it with tensors ``[rows, k]``."""
+        ids, log_probs = (tensor.flatten(0, -2) for tensor in (self.topk_ids, self.topk_log_probs))
+        return self._replace(topk_ids=ids, topk_log_probs=log_probs)
+
+    def of_rows(self, rows: slice) -> Teacher:
+        """Return what it says about some of the rows."""
+        return self._replace(topk_ids=self.topk_ids[rows], topk_log_probs=self.topk_log_probs[rows])
+
+    def wrong(self, shape: Sequence[int] | None = None) -> str | None:
+        """Return what is invalid for labels of ``shape`` (None: any), or None."""
+        ids, log_probs = self.topk_ids, self.topk_log_probs
+        if not isinstance(ids, torch.Tensor) or not isinstance(log_probs, torch.Tensor):
+            return "topk_ids and topk_log_probs of a teacher are not both tensors"
+        if ids.dtype is not torch.int64 or not log_probs.is_floating_point() or ids.shape != log_probs.shape:
+            return (
+                f"topk_ids are {ids.dtype} {[*ids.shape]}, topk_log_probs {log_probs.dtype} "
+                f"{[*log_probs.shape]}: not int64 and floating-point numbers of one shape"
+            )
+        if shape is not None and ids.shape[:-1] != torch.Size(shape):
+            return f"topk_ids of a teacher are {[*ids.shape]}, the labels {[*shape]}"
+        if not isinstance(self.log_prob_min_clamp, (int, float, type(None))):
+            return f"log_prob_min_clamp is a {type(self.log_prob_min_clamp).__name__}, not a number"
+        return None
+
+
 class Objective(NamedTuple):
     """The terms of a loss.
 
@@ -97,6 +160,8 @@ class Objective(NamedTuple):
         z_loss: the factor of ``lse^2``.
         loss_weights: ``[rows]``, no gradient; None: 1 each.
         accumulate: one of `ACCUMULATE`, the minimum precision.
+        teacher: of every row.
+        distillation: ``d``, from 0 to 1; without a teacher 0.
     """
 
     ignore_index: int = -100
@@ -106,21 +171,25 @@ class Objective(NamedTuple):
     z_loss: float = 0.0
     loss_weights: torch.Tensor | None = None
     accumulate: str = "weight"
+    teacher: Teacher | None = None
+    distillation: float = 0.0
 
     def wrong(self) -> str | None:
         """Return what is invalid, or None."""
-        for name in ("label_smoothing", "z_loss"):
+        for name in ("label_smoothing", "z_loss", "distillation"):
             value = getattr(self, name)
             if not isinstance(value, (int, float)):
                 return f"{name} is a {type(value).__name__}, not a number"
-        if not 0 <= self.label_smoothing <= 1:
-            return f"label_smoothing is {self.label_smoothing}, not between 0 and 1"
+            if name != "z_loss" and not 0 <= value <= 1:
+                return f"{name} is {value}, not between 0 and 1"
+        if self.distillation and (self.teacher is None or self.label_smoothing):
+            return f"distillation is set, but {'also label_smoothing' if self.teacher else 'no teacher'}"
         if self.accumulate not in ACCUMULATE:
             return f"accumulate is {self.accumulate!r}, not one of {ACCUMULATE}"
         weights = self.loss_weights
         if weights is not None and (weights.requires_grad or not weights.is_floating_point()):
             return "loss_weights are not floating-point numbers, or require a gradient"
-        return self.transform.refuses()
+        return self.transform.refuses() or (None if self.teacher is None else self.teacher.wrong())
 
 
 class Wanted(NamedTuple):
@@ -129,6 +198,7 @@ class Wanted(NamedTuple):
     log_probs: bool = False
     entropy: bool = False
     predictions: bool = False
+    distillation: bool = False
 
 
 NOTHING = Wanted()
@@ -142,11 +212,17 @@ class TokenStatistics(NamedTuple):
         entropy: in nats, float32; 0 for ignored rows.
         predictions: the token with the highest ``z`` (ties: the first), int64; ``ignore_index`` for ignored
             rows.
+        distillation_losses: the divergence from the teacher, float32; 0 for ignored rows.
+        student_mass: the probability of the teacher's tokens, float32; 0 for ignored rows.
+        teacher_mass: the teacher's probability of them, float32, without a gradient; 0 for ignored rows.
     """
 
     log_probs: torch.Tensor | None = None
     entropy: torch.Tensor | None = None
     predictions: torch.Tensor | None = None
+    distillation_losses: torch.Tensor | None = None
+    student_mass: torch.Tensor | None = None
+    teacher_mass: torch.Tensor | None = None
 
     def shaped(self, shape: Sequence[int]) -> TokenStatistics:
         """Return the same statistics with rows in another shape."""

@@ -10,7 +10,8 @@
 
 Position ``i`` of a report or field describes the label that the logits at ``i`` predict. It is aligned with
 ``shift_labels``; with ``labels``, position ``i`` describes label ``i + 1``. ``loss_weights`` correspond to
-``labels`` (or to ``shift_labels`` if given) position by position, and are shifted with them.
+``labels`` (or to ``shift_labels`` if given) position by position, and are shifted with them; so does a
+``teacher``.
 
 Options that change the loss are never silently dropped: if the upstream code would have to compute it, an
 error is raised. Options apply to the thread (or asyncio task) that calls the model. Activation checkpointing
@@ -28,10 +29,13 @@ from typing import Any, NamedTuple
 import torch
 
 from veomni_hook.errors import KernelError
+from veomni_hook.kernels.linear_cross_entropy import requested_call
 from veomni_hook.kernels.linear_cross_entropy.objective import (
     IDENTITY,
     NOTHING,
+    OF_TEACHER,
     Objective,
+    Teacher,
     TokenStatistics,
     Wanted,
 )
@@ -49,6 +53,7 @@ __all__ = [
     "LossOptions",
     "LossReport",
     "active",
+    "fields_of",
     "leave_to_upstream",
     "loss_options",
     "named",
@@ -81,7 +86,7 @@ _REMEDIES = {
     READ: _UNREAD,
     READ_IN_EVALUATION: _UNREAD,
 }
-#: The fields of token statistics, in the order in which outputs have them.
+#: The fields of token statistics, in the order in which outputs have them; with a teacher, OF_TEACHER follow.
 TOKEN_OUTPUTS = ("log_probs", "entropy", "token_accuracy")
 _PLURAL = ("loss_weights", "token_outputs")
 
@@ -98,6 +103,8 @@ class LossOptions:
     evaluation: bool = False
     token_outputs: tuple[str, ...] = ()
     temperature: float = 1.0
+    teacher: Teacher | None = None
+    distillation: float = 0.0
 
     @property
     def changed(self) -> str:
@@ -113,6 +120,7 @@ class LossOptions:
             "z_loss": self.z_loss != 0,
             "loss_weights": self.loss_weights is not None,
             "temperature": self.temperature != 1,
+            "distillation": self.distillation != 0,
         }
         return tuple(name for name, is_given in is_set.items() if is_given)
 
@@ -122,21 +130,24 @@ def _remedy(reason: str) -> str:
     return _REMEDIES.get(reason, "remove the cause, or do not use loss_options")
 
 
-def named(value: object, where: str) -> tuple[str, ...]:
-    """Return the fields that ``value`` requests (True: all), in the order of `TOKEN_OUTPUTS`.
+def named(value: object, where: str, *, taught: bool = False) -> tuple[str, ...]:
+    """Return the fields that ``value`` requests (True: all), in the order of outputs.
+
+    ``taught``: there is a teacher.
 
     Raises:
         KernelError: ``value`` names something else; ``where`` is what has it.
     """
+    every = (*TOKEN_OUTPUTS, *(OF_TEACHER if taught else ()))
     if isinstance(value, bool):
-        return TOKEN_OUTPUTS if value else ()
-    if not isinstance(value, (tuple, list, set, frozenset)) or not set(value) <= {*TOKEN_OUTPUTS}:
+        return every if value else ()
+    if not isinstance(value, (tuple, list, set, frozenset)) or not set(value) <= {*every}:
         raise KernelError(
-            f"token_outputs is {value!r}, neither True nor some of {', '.join(TOKEN_OUTPUTS)}",
+            f"token_outputs is {value!r}, neither True nor some of {', '.join(every)}",
             where=where,
             fix="pass True, or a tuple of these names",
         )
-    return tuple(name for name in TOKEN_OUTPUTS if name in value)
+    return tuple(name for name in every if name in value)
 
 
 class LossReport:
@@ -284,6 +295,8 @@ def loss_options(
     evaluation: bool = False,
     token_outputs: bool | Collection[str] = False,
     temperature: float = 1.0,
+    teacher: Teacher | None = None,
+    distillation: float = 0.0,
 ) -> Iterator[LossReport]:
     """Set options for the losses that patched models compute in this block; yield a `LossReport` of the last.
 
@@ -304,19 +317,23 @@ def loss_options(
             token is the label, else 0.
         temperature: divides the logits of the loss, the report and the fields; ``output.logits`` are the
             model's own.
+        teacher: the most probable tokens of a teacher at each label. ``token_outputs`` may then name
+            ``distillation_losses`` (with gradients), ``student_mass`` and ``teacher_mass``, too.
+        distillation: the share of each label's loss, from 0 to 1, that is the divergence from the teacher.
 
     Raises:
         KernelError: a value is not valid; ``label_smoothing``, ``z_loss``, ``loss_weights``,
-            ``token_outputs`` or ``temperature`` are set, but the upstream code would have to compute the
-            loss; or no fused loss used them.
+            ``token_outputs``, ``temperature`` or ``distillation`` are set, but the upstream code would have
+            to compute the loss; or no fused loss used them.
     """
     options = LossOptions(
         label_smoothing, z_loss, loss_weights, accumulate, Wanted(log_probs, entropy, predictions),
-        evaluation, named(token_outputs, "loss_options"), temperature,
+        evaluation, named(token_outputs, "loss_options", taught=teacher is not None), temperature, teacher,
+        distillation,
     )  # fmt: skip
     wrong = Objective(
         transform=IDENTITY.at(temperature, "loss_options"), label_smoothing=label_smoothing, z_loss=z_loss,
-        loss_weights=loss_weights, accumulate=accumulate,
+        loss_weights=loss_weights, accumulate=accumulate, teacher=teacher, distillation=distillation,
     ).wrong()  # fmt: skip
     if wrong is not None:
         raise KernelError(
@@ -354,8 +371,19 @@ def refused(model: object, reason: str) -> None:
         )
 
 
-def token_outputs_of(model: object) -> tuple[str, ...]:
-    """Return the fields that `loss_options`, or else the config of ``model``, ask for, in their order.
+def token_outputs_of(model: object, *operands: Any) -> tuple[str, ...]:
+    """Return the statistics that fields need, those that the call with these ``operands`` asks for included.
+
+    Raises:
+        KernelError: the config's ``token_outputs`` names something else.
+    """
+    asked = fields_of(model)
+    more = requested_call.fields_of(requested_call.keywords_of(*operands))
+    return tuple(name for name in (*TOKEN_OUTPUTS, *OF_TEACHER) if name in asked or name in more)
+
+
+def fields_of(model: object) -> tuple[str, ...]:
+    """Return the fields of the output that `loss_options`, or else the config of ``model``, ask for.
 
     Raises:
         KernelError: the config's ``token_outputs`` names something else.
@@ -367,7 +395,7 @@ def token_outputs_of(model: object) -> tuple[str, ...]:
     return named(value, f"{type(model).__name__}.config.token_outputs") if value else ()
 
 
-def leave_to_upstream(model: object, reason: str) -> None:
+def leave_to_upstream(model: object, reason: str, *operands: object) -> None:
     """Tell `loss_options` that upstream computes the loss of ``model``, and why.
 
     Raises:
@@ -375,9 +403,9 @@ def leave_to_upstream(model: object, reason: str) -> None:
     """
     if not torch.compiler.is_compiling():
         refused(model, reason)
-    if names := token_outputs_of(model):
+    if names := token_outputs_of(model, *operands):
         raise KernelError(
             f"there is no {', '.join(names)}: upstream's code computes this loss, because {reason}",
             where=type(model).__name__,
-            fix="remove the cause, or take token_outputs out of the model's config",
+            fix="remove the cause, or ask for no fields: by return_log_probs, or the config's token_outputs",
         )

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import sys
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import field, fields, make_dataclass
 from functools import cache, partial
 from types import FrameType, MappingProxyType
@@ -22,9 +22,10 @@ import torch
 from torch.utils import _pytree
 from transformers.utils import ModelOutput
 
+from veomni_hook.kernels.linear_cross_entropy import requested_call
 from veomni_hook.kernels.linear_cross_entropy.deferred import DeferredLogits
 
-__all__ = ["LazyLogits", "lazy_class", "with_deferred_logits"]
+__all__ = ["LazyLogits", "lazy_class", "values_of", "with_deferred_logits"]
 
 FIELD = "logits"
 # Where logits are stored. Under their own name, dynamo (torch 2.11) would bypass the property.
@@ -285,6 +286,8 @@ def lazy_class(output_class: type, more: tuple[str, ...] = (), *, traced: bool =
     if not more:
         namespace.update(__module__=output_class.__module__, __qualname__=output_class.__qualname__)
         return type(name, bases, namespace if traced else {**namespace, "_plain": output_class})
+    if requested_call.FIELD in more:
+        namespace.update((name, property(_of_aux(name))) for name in requested_call.ALSO if name not in more)
     added = [(name, Any, field(default=None)) for name in more]
     lazy: type[LazyLogits] = make_dataclass(
         name, added, bases=bases, init=False, eq=False, namespace=namespace
@@ -300,12 +303,21 @@ def with_deferred_logits(output: Any, more: Mapping[str, object] = MappingProxyT
     and gets them now.
     """
     if not isinstance(output, ModelOutput):
-        output.logits = output.logits.compute()
+        output.logits = None if requested_call.FIELD in more else output.logits.compute()
         for name, value in more.items():
             setattr(output, name, value)
         return output
+    return lazy_class(output.__class__, tuple(more))(**values_of(output, more), **more)
+
+
+def values_of(output: Any, more: Mapping[str, object]) -> dict[str, object]:
+    """Return the values of the fields of ``output``; no loss if the call asked for log-probabilities."""
     values = {field.name: getattr(output, field.name) for field in fields(output)}
-    return lazy_class(output.__class__, tuple(more))(**values, **more)
+    return values if requested_call.FIELD not in more else {**values, "loss": None, FIELD: None}
+
+
+def _of_aux(name: str) -> Callable[[Any], Any]:
+    return lambda output: getattr(getattr(output, requested_call.FIELD), name, None)
 
 
 def _rebuilt(output_class: type, more: tuple[str, ...], values: tuple[object, ...]) -> LazyLogits:

@@ -8,11 +8,20 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from veomni_hook.kernels.linear_cross_entropy.objective import NOTHING, Objective, TokenStatistics, Wanted
+from veomni_hook.kernels.linear_cross_entropy import distillation
+from veomni_hook.kernels.linear_cross_entropy.objective import (
+    NOTHING,
+    Objective,
+    Teacher,
+    TokenStatistics,
+    Wanted,
+)
 
 __all__ = [
     "last_token",
     "linear_cross_entropy",
+    "log_probs_at",
+    "logits_of",
     "loss_and_statistics",
     "loss_of",
     "statistics_of",
@@ -45,10 +54,17 @@ def loss_and_statistics(
     wanted: Wanted,
 ) -> tuple[torch.Tensor, TokenStatistics]:
     """Return the loss and what is ``wanted`` beside it, which has no gradient."""
-    logits = objective.transform(functional.linear(hidden_states, weight, bias)).float()
+    logits = logits_of(hidden_states, weight, bias, objective)
     with torch.no_grad():
-        statistics = statistics_of(logits, target, objective.ignore_index, wanted)
+        statistics = statistics_of(logits, target, objective.ignore_index, wanted, objective.teacher)
     return loss_of(logits, target, objective), statistics
+
+
+def logits_of(
+    hidden_states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, objective: Objective
+) -> torch.Tensor:
+    """Return the transformed logits ``[rows, vocab]``, float32."""
+    return objective.transform(functional.linear(hidden_states, weight, bias)).float()
 
 
 def loss_of(logits: torch.Tensor, target: torch.Tensor, objective: Objective) -> torch.Tensor:
@@ -56,13 +72,17 @@ def loss_of(logits: torch.Tensor, target: torch.Tensor, objective: Objective) ->
     weights, num_items = objective.loss_weights, objective.num_items
     ignored = objective.ignore_index
     options: dict[str, Any] = {"ignore_index": ignored, "label_smoothing": objective.label_smoothing}
-    if weights is None and not objective.z_loss:
+    if weights is None and not objective.z_loss and not objective.distillation:
         reduction = "mean" if num_items is None else "sum"
         loss = functional.cross_entropy(logits, target, reduction=reduction, **options)
     else:
         counts = (target != ignored).float() if weights is None else weights.where(target != ignored, 0)
         losses = functional.cross_entropy(logits, target, reduction="none", **options)
         losses = losses + objective.z_loss * logits.logsumexp(-1).square()
+        if objective.distillation:
+            assert objective.teacher is not None  # noqa: S101 - `Objective.wrong` says so
+            beside = _of_teacher(logits, target, ignored, objective.teacher)
+            losses = losses.lerp(beside.losses, objective.distillation)
         loss = (counts.float() * losses).where(target != ignored, 0).sum()
         if num_items is None:
             loss = loss / counts.sum()
@@ -80,8 +100,8 @@ def token_statistics(
     wanted: Wanted,
 ) -> TokenStatistics:
     """Return what is ``wanted`` of every row, with gradients."""
-    logits = objective.transform(functional.linear(hidden_states, weight, bias)).float()
-    return statistics_of(logits, target, objective.ignore_index, wanted)
+    logits = logits_of(hidden_states, weight, bias, objective)
+    return statistics_of(logits, target, objective.ignore_index, wanted, objective.teacher)
 
 
 def unable(
@@ -97,7 +117,11 @@ def last_token(hidden_states: torch.Tensor, score: Callable[[torch.Tensor], torc
 
 
 def statistics_of(
-    logits: torch.Tensor, target: torch.Tensor, ignored: int, wanted: Wanted
+    logits: torch.Tensor,
+    target: torch.Tensor,
+    ignored: int,
+    wanted: Wanted,
+    teacher: Teacher | None = None,
 ) -> TokenStatistics:
     """Return what is ``wanted`` of ``logits`` ``[rows, vocab]``, float32, with gradients."""
     log_probs = entropy = predictions = None
@@ -109,4 +133,19 @@ def statistics_of(
         entropy = -(every.exp() * every).sum(-1).where(counts, 0)
     if wanted.predictions:
         predictions = logits.argmax(-1).where(counts, ignored)
-    return TokenStatistics(log_probs, entropy, predictions)
+    if not wanted.distillation or teacher is None:
+        return TokenStatistics(log_probs, entropy, predictions)
+    return TokenStatistics(log_probs, entropy, predictions, *_of_teacher(logits, target, ignored, teacher))
+
+
+def _of_teacher(
+    logits: torch.Tensor, target: torch.Tensor, ignored: int, teacher: Teacher
+) -> distillation.Quantities:
+    teacher = distillation.told(teacher, target, ignored)
+    at = log_probs_at(logits, teacher.topk_ids)
+    return distillation.quantities(at, teacher, target != ignored)
+
+
+def log_probs_at(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """Return the log-probabilities of the tokens ``ids`` ``[rows, k]``, with gradients."""
+    return logits.log_softmax(-1).gather(-1, ids)

@@ -60,5 +60,6 @@ def part_of(
         counts = target != objective.ignore_index
         items = counts.sum() if weights is None else weights.where(counts, 0).sum()
     weights = None if weights is None else weights[start:end]
-    share = objective._replace(num_items=items, loss_weights=weights)
+    teacher = None if objective.teacher is None else objective.teacher.of_rows(slice(start, end))
+    share = objective._replace(num_items=items, loss_weights=weights, teacher=teacher)
     return rows[start:end], target[start:end], share

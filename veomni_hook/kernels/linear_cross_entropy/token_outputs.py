@@ -6,7 +6,8 @@ and accelerate, which run around the head, then see one tensor, and a backward p
 runs them.
 
 The loss is ``sum(w * -log_probs) / items`` of the same pass, so that backward recomputes the logits once for
-the loss and the fields together. With label smoothing or z-loss it needs a pass of its own.
+the loss and the fields together (with a teacher, of ``distillation_losses``, too). With label smoothing or
+z-loss it needs a pass of its own.
 """
 
 from __future__ import annotations
@@ -18,15 +19,31 @@ from torch.nn import functional
 
 from veomni_hook.kernels.linear_cross_entropy.autograd import on_device
 from veomni_hook.kernels.linear_cross_entropy.chunks import divisor
-from veomni_hook.kernels.linear_cross_entropy.objective import NOTHING, Objective, TokenStatistics, Wanted
+from veomni_hook.kernels.linear_cross_entropy.objective import (
+    NOTHING,
+    OF_TEACHER,
+    Objective,
+    TokenStatistics,
+    Wanted,
+)
 from veomni_hook.kernels.linear_cross_entropy.shares import Group, part_of
 
 __all__ = ["fields", "packed", "values", "wanted_for"]
 
+_WITHOUT_GRADIENT = ("token_accuracy", "student_mass", "teacher_mass")
 
-def wanted_for(names: tuple[str, ...], beside: Wanted) -> Wanted:
-    """Return the statistics that the fields ``names`` and the loss need, and those in ``beside``."""
-    return Wanted(True, "entropy" in names or beside.entropy, "token_accuracy" in names or beside.predictions)
+
+def wanted_for(names: tuple[str, ...], beside: Wanted, *, distilled: bool = False) -> Wanted:
+    """Return the statistics that the fields ``names`` and the loss need, and those in ``beside``.
+
+    ``distilled``: the loss needs the divergence from a teacher.
+    """
+    return Wanted(
+        True,
+        "entropy" in names or beside.entropy,
+        "token_accuracy" in names or beside.predictions,
+        distilled or any(name in names for name in OF_TEACHER),
+    )
 
 
 def packed(
@@ -69,7 +86,7 @@ def values(
     found: TokenStatistics, target: torch.Tensor, ignored: int, names: tuple[str, ...], shape: Sequence[int]
 ) -> dict[str, torch.Tensor]:
     """Return the fields ``names``, float32 in ``shape``, of the statistics of the targets ``[rows]``."""
-    every = {"log_probs": found.log_probs, "entropy": found.entropy}
+    every = {name: getattr(found, name) for name in ("log_probs", "entropy", *OF_TEACHER)}
     if found.predictions is not None:
         every["token_accuracy"] = (found.predictions == target) & (target != ignored)
     return {name: value.float().reshape(shape) for name in names if (value := every[name]) is not None}
@@ -81,6 +98,8 @@ def _mean(statistics: TokenStatistics, target: torch.Tensor, objective: Objectiv
     weights = objective.loss_weights
     items, _ = divisor(target, on_device(objective.num_items, target.device), weights, objective.ignore_index)
     losses = -statistics.log_probs
+    if statistics.distillation_losses is not None:
+        losses = losses.lerp(statistics.distillation_losses, objective.distillation)
     if weights is not None:
         losses = (losses * weights.to(losses)).where(target != objective.ignore_index, 0)
     return losses.sum() / items
@@ -95,7 +114,7 @@ def fields(
     """
     columns = vector[1:].reshape(len(names), *shape)
     fields = {
-        name: columns[place].detach().clone() if name == "token_accuracy" else columns[place].clone()
+        name: columns[place].detach().clone() if name in _WITHOUT_GRADIENT else columns[place].clone()
         for place, name in enumerate(names)
     }
     loss = vector[0].reshape(num_items.shape if isinstance(num_items, torch.Tensor) else ())

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
-from veomni_hook.kernels.linear_cross_entropy import autograd, causal_lm, rowwise
+from veomni_hook.kernels.linear_cross_entropy import autograd, causal_lm, losses, rowwise
 from veomni_hook.kernels.linear_cross_entropy.autograd import Backend, Form, Found, Gradients, Needed
 from veomni_hook.kernels.linear_cross_entropy.chunks import (
     ALIGNED,
@@ -24,7 +24,7 @@ from veomni_hook.kernels.linear_cross_entropy.chunks import (
     divisor,
     precision,
 )
-from veomni_hook.kernels.linear_cross_entropy.objective import Objective, TokenStatistics, Wanted
+from veomni_hook.kernels.linear_cross_entropy.objective import Objective, Teacher, TokenStatistics, Wanted
 from veomni_hook.kernels.linear_cross_entropy.options import active, token_outputs_of
 
 __all__ = [
@@ -62,7 +62,7 @@ class _Selected(NamedTuple):
     chosen: torch.Tensor | None
 
     @classmethod
-    def of(cls, x: torch.Tensor, target: torch.Tensor, form: Form, vocab: int) -> _Selected:
+    def select(cls, x: torch.Tensor, target: torch.Tensor, form: Form, vocab: int) -> _Selected:
         """Select the rows that are not ignored, if skipping the others is worthwhile."""
         # On other devices counting them would synchronise; a tracer cannot know the count.
         if x.device.type != "cpu" or torch.compiler.is_compiling():
@@ -76,6 +76,10 @@ class _Selected(NamedTuple):
         if target.numel() - index.numel() < max(1, SELECT_FROM * target.numel()):
             return cls(x, target, None)
         return cls(x[index], target[index], index)
+
+    def of(self, of_rows: torch.Tensor) -> torch.Tensor:
+        """Return what ``of_rows`` holds of the chosen rows."""
+        return of_rows if self.chosen is None else of_rows[self.chosen]
 
     def of_all(self, rows: torch.Tensor, number: int, filled: float = 0) -> torch.Tensor:
         """Scatter ``rows`` into ``number`` rows; the others are ``filled``."""
@@ -115,27 +119,31 @@ def _loss(
     target: torch.Tensor,
     num_items: torch.Tensor | None,
     loss_weights: torch.Tensor | None,
+    teacher: Teacher | None,
     form: Form,
     kept: torch.dtype,
     needed: Needed,
 ) -> Found:
     items, inverse = divisor(target, num_items, loss_weights, form.ignore_index)
     rows = x.shape[0]
-    selected = _Selected.of(x, target, form, weight.shape[0])
-    x, target, index = selected
-    weights = torch.ones_like(target, dtype=torch.float32) if loss_weights is None else loss_weights
-    weights = weights if index is None or loss_weights is None else weights[index]
+    selected = _Selected.select(x, target, form, weight.shape[0])
+    x, target, _ = selected
+    weights = torch.ones_like(target, dtype=torch.float32)
+    weights = weights if loss_weights is None else selected.of(loss_weights)
     weights = weights.where(target != form.ignore_index, 0)
+    if teacher is not None:
+        ids, log_probs = (selected.of(tensor) for tensor in teacher[:2])
+        teacher = teacher._replace(topk_ids=ids, topk_log_probs=log_probs)
     # Scaled gradients may underflow in float16.
     late = x.dtype is torch.float16
     head = _head(weight, bias)
     sums = Sums(x, head, needed, _precision(x, weight, kept, form))
-    rows_ = rowwise.Rows.empty(x, form)
+    rows_ = rowwise.Rows.empty(x, form, None if teacher is None else teacher.topk_ids)
     for chunk in _chunks(x, head):
         part, logits = chunk.rows, chunk.logits
         of_rows(
             logits, target[part], weights[part], 1.0 if late else inverse, form, rows_.part(part),
-            gradient=any(needed),
+            None if teacher is None else teacher.of_rows(part), gradient=any(needed),
         )  # fmt: skip
         sums.add(chunk)
         del chunk, logits
@@ -147,16 +155,22 @@ def _loss(
 
 
 def _statistics(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, target: torch.Tensor, form: Form
-) -> tuple[TokenStatistics, torch.Tensor]:
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    target: torch.Tensor,
+    ids: torch.Tensor | None,
+    form: Form,
+) -> tuple[TokenStatistics, torch.Tensor, torch.Tensor | None]:
     rows = x.shape[0]
-    selected = _Selected.of(x, target, form, weight.shape[0])
+    selected = _Selected.select(x, target, form, weight.shape[0])
     x, target, _ = selected
-    found = rowwise.Rows.empty(x, form)
+    found = rowwise.Rows.empty(x, form, None if ids is None else selected.of(ids))
     ones = torch.ones_like(target, dtype=torch.float32)
     for part, logits, _ in _chunks(x, _head(weight, bias)):
         rowwise.loss(logits, target[part], ones[part], 1.0, form, found.part(part), gradient=False)
-    return _statistics_of(found, selected, rows, form), selected.of_all(found.lse, rows)
+    at = None if ids is None else selected.of_all(found.at, rows)
+    return _statistics_of(found, selected, rows, form), selected.of_all(found.lse, rows), at
 
 
 def _gradients(
@@ -164,20 +178,22 @@ def _gradients(
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     target: torch.Tensor,
+    ids: torch.Tensor | None,
     form: Form,
     lse: torch.Tensor,
     entropy: torch.Tensor | None,
+    at: torch.Tensor | None,
     to_log_probs: torch.Tensor | None,
     to_entropy: torch.Tensor | None,
+    to_at: torch.Tensor | None,
     kept: torch.dtype,
     needed: Needed,
 ) -> Gradients:
     rows = x.shape[0]
-    selected = _Selected.of(x, target, form, weight.shape[0])
-    x, target, index = selected
-    numbers = [lse, entropy, to_log_probs, to_entropy]
-    if index is not None:
-        numbers = [None if number is None else number[index] for number in numbers]
+    selected = _Selected.select(x, target, form, weight.shape[0])
+    x, target, _ = selected
+    every = lse, entropy, to_log_probs, to_entropy, ids, to_at
+    numbers = [None if number is None else selected.of(number) for number in every]
     head = _head(weight, bias)
     sums = Sums(x, head, needed, _precision(x, weight, kept, form))
     for chunk in _chunks(x, head):
@@ -223,10 +239,11 @@ def unable(x: torch.Tensor, weight: torch.Tensor, objective: Objective, wanted: 
 
 
 def loses(
-    owner: object, hidden_states: torch.Tensor, head: object, labels: object, vocab_size: int, *_: object
+    owner: Any, hidden_states: torch.Tensor, head: object, labels: object, vocab_size: int, *rest: object
 ) -> str | None:
     """Return why upstream was measured to be faster here, or None."""
-    if token_outputs_of(owner) or active() is not None:
+    asked = token_outputs_of(owner, hidden_states, head, labels, vocab_size, *rest)
+    if asked or active() is not None or losses.is_veomnis(owner.loss_function):
         return None  # only a fused loss supports them
     if hidden_states.device.type != "cpu":
         # H200, bfloat16, 8,192 to 32,768 rows: 0.84 to 0.96 of upstream's speed, a third to a fifteenth of

@@ -11,7 +11,6 @@ options a flag that the graph guards on.
 
 from __future__ import annotations
 
-from dataclasses import fields
 from types import FunctionType
 from typing import Any
 
@@ -26,12 +25,12 @@ from veomni_hook.kernels.linear_cross_entropy import losses, output
 from veomni_hook.kernels.linear_cross_entropy.call import Call
 from veomni_hook.kernels.linear_cross_entropy.deferred import DeferredLogits
 from veomni_hook.kernels.linear_cross_entropy.linear_call import LinearCall
-from veomni_hook.kernels.linear_cross_entropy.objective import Objective
 from veomni_hook.kernels.linear_cross_entropy.options import OPEN
+from veomni_hook.kernels.linear_cross_entropy.output import values_of
 from veomni_hook.kernels.shared.module_calls import call_is_seen, is_linear
 from veomni_hook.kernels.shared.operand_checks import not_plain
 
-__all__ = ["TracedLogits", "finish", "loss_function_refuses", "objective", "refuses"]
+__all__ = ["TracedLogits", "finish", "loss_function_refuses", "refuses"]
 
 #: Cache that dynamo reads constants from: a constant result cannot be a function or a class.
 _REASONS: dict[Any, str | None] = {}
@@ -72,13 +71,6 @@ def _examine(loss_function: object) -> bool:
     return True
 
 
-def objective(call: Call) -> Objective:
-    """Return what the call requests."""
-    return Objective(
-        call.loss_kwargs.get("ignore_index", -100), call.loss_kwargs.get("num_items_in_batch"), call.transform
-    )
-
-
 class TracedLogits(DeferredLogits):
     """Logits of a compiled forward that have not been read yet."""
 
@@ -104,7 +96,7 @@ class TracedLogits(DeferredLogits):
         """Return nothing: an output computes these logits at the first read, and keeps them."""
 
 
-def finish(output: Any, more: dict[str, torch.Tensor] | None = None) -> Any:
+def finish(output: Any, more: dict[str, Any] | None = None) -> Any:
     """Return ``output`` as an output whose `TracedLogits` are computed when first read.
 
     ``more`` are further fields and their values.
@@ -117,7 +109,7 @@ def finish(output: Any, more: dict[str, torch.Tensor] | None = None) -> Any:
         return output
     key = (type(output), tuple(more))
     _make_class(*key)
-    return _CLASSES[key](**{field.name: getattr(output, field.name) for field in fields(output)}, **more)
+    return _CLASSES[key](**values_of(output, more), **more)
 
 
 def _make_class(output_class: type, more: tuple[str, ...]) -> bool:

@@ -7,6 +7,7 @@ Backward: computed in the forward: dx = d @ weight, dweight = sum of d.T @ x ove
           d = t' w / items * ((1 + 2 z_loss lse) softmax(z) - (1 - e) onehot(target) - e / vocab)
           Backward itself applies only the incoming factor, which is free if it is 1.
 Shapes: x [rows, hidden], weight [vocab, hidden], bias [vocab], target [rows] int64; loss float32, [].
+With a teacher, the losses of a chunk are PyTorch's, between two launches: `chosen_tokens`.
 Float32: all steps between a row's logits and its gradient, sums over rows, dbias, and dweight if requested.
 Mutates: nothing. Ignored rows go through the products, too: counting them would synchronise.
 """
@@ -20,10 +21,24 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from veomni_hook.kernels.linear_cross_entropy import autograd, causal_lm, device
+from veomni_hook.kernels.linear_cross_entropy import (
+    autograd,
+    causal_lm,
+    chosen_tokens,
+    device,
+    distillation,
+    shapes,
+)
 from veomni_hook.kernels.linear_cross_entropy.autograd import Backend, Form, Found, Gradients, Needed
+from veomni_hook.kernels.linear_cross_entropy.chosen_tokens import Incoming
 from veomni_hook.kernels.linear_cross_entropy.chunks import Head, Sums, chunks, divisor, precision
-from veomni_hook.kernels.linear_cross_entropy.objective import Objective, TokenStatistics, Wanted
+from veomni_hook.kernels.linear_cross_entropy.objective import (
+    Objective,
+    Teacher,
+    TokenStatistics,
+    Transform,
+    Wanted,
+)
 from veomni_hook.kernels.selection.binding import wanted_by
 from veomni_hook.kernels.selection.choice import AUTO
 from veomni_hook.kernels.shared.launch import power
@@ -99,39 +114,7 @@ class _Walk(NamedTuple):
         return cls(vocab, block // group, group, softcap is not None, warps, cap)
 
 
-def _row_results(x: Tensor, *, entropy: bool, predictions: bool) -> tuple[Tensor, ...]:
-    """Allocate the optional statistics of rows."""
-    rows = x.shape[0]
-    entropies = x.new_empty(rows if entropy else 0, dtype=torch.float32)
-    return entropies, x.new_empty(rows if predictions else 0, dtype=torch.int64)
-
-
-def _gradients_fake(x: Tensor, weight: Tensor, result: torch.dtype, needed: list[bool]) -> tuple[Tensor, ...]:
-    to_x, to_weight, to_bias = needed
-    return (
-        x.new_empty(x.shape if to_x else 0),
-        weight.new_empty(weight.shape, dtype=result) if to_weight else x.new_empty(0),
-        x.new_empty(weight.shape[0], dtype=torch.float32) if to_bias else x.new_empty(0),
-    )
-
-
-def _loss_fake(x: Tensor, weight: Tensor, *call: Any) -> tuple[Tensor, ...]:
-    *_, entropy, predictions, _, result, needed = call
-    gradients = _gradients_fake(x, weight, result, needed)
-    num_items = call[2]
-    loss = x.new_empty(() if num_items is None else num_items.shape, dtype=torch.float32)
-    log_probs = x.new_empty(x.shape[0], dtype=torch.float32)
-    inverse = x.new_empty((), dtype=torch.float32)
-    return loss, inverse, *gradients, log_probs, *_row_results(x, entropy=entropy, predictions=predictions)
-
-
-def _statistics_fake(x: Tensor, weight: Tensor, *call: Any) -> tuple[Tensor, ...]:
-    *_, entropy, predictions = call
-    log_probs, lse = (x.new_empty(x.shape[0], dtype=torch.float32) for _ in range(2))
-    return log_probs, *_row_results(x, entropy=entropy, predictions=predictions), lse
-
-
-@operator(_loss_fake)
+@operator(shapes.of_loss)
 def _linear_cross_entropy(
     x: Tensor,
     weight: Tensor,
@@ -149,20 +132,11 @@ def _linear_cross_entropy(
     total: torch.dtype,
     result: torch.dtype,
     needed: list[bool],
-) -> tuple[
-    Tensor,
-    Tensor,
-    Tensor,
-    Tensor,
-    Tensor,
-    Tensor,
-    Tensor,
-    Tensor,
-]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     target = target.contiguous()
     losses, log_probs = (x.new_empty(x.shape[0], dtype=torch.float32) for _ in range(2))
     weights = losses if loss_weights is None else loss_weights.contiguous()
-    entropies, tokens = _row_results(x, entropy=entropy, predictions=predictions)
+    entropies, tokens = shapes.row_results(x, entropy=entropy, predictions=predictions)
     items, inverse = divisor(target, num_items, loss_weights, ignore_index)
     head = Head.of(weight, bias)
     sums = Sums(x, head, Needed(*needed), (total, result))
@@ -181,41 +155,106 @@ def _linear_cross_entropy(
     return losses.sum() / items, inverse, *_filled(x, sums.results()), log_probs, entropies, tokens
 
 
-@operator(_statistics_fake)
+@operator(shapes.of_distilled_loss)
+def _distilled_cross_entropy(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    target: Tensor,
+    ids: Tensor,
+    teachers: Tensor,
+    num_items: Tensor | None,
+    loss_weights: Tensor | None,
+    ignore_index: int,
+    factor: float,
+    softcap: float | None,
+    clamp: float | None,
+    share: float,
+    z_loss: float,
+    entropy: bool,
+    predictions: bool,
+    total: torch.dtype,
+    result: torch.dtype,
+    needed: list[bool],
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    target = target.contiguous()
+    losses, log_probs, lses = (x.new_empty(x.shape[0], dtype=torch.float32) for _ in range(3))
+    entropies, tokens = shapes.row_results(x, entropy=entropy, predictions=predictions)
+    items, inverse = divisor(target, num_items, loss_weights, ignore_index)
+    counts = target != ignore_index
+    weights = counts.float() if loss_weights is None else loss_weights.where(counts, 0)
+    of_rows = weights if x.dtype is torch.float16 else weights * inverse
+    teacher, transform = Teacher(ids, teachers, clamp), Transform(torch.float32, factor, None, softcap)
+    head = Head.of(weight, bias)
+    sums = Sums(x, head, Needed(*needed), (total, result))
+    walk = _Walk.of(weight, softcap)
+    for chunk in chunks(x, head, _size(x, weight, total, result)):
+        part, logits = chunk.rows, chunk.logits
+        _launch_statistics(
+            logits, part, target, (lses, log_probs, entropies, tokens), ignore_index, factor, walk,
+            entropy=entropy, predictions=predictions,
+        )  # fmt: skip
+        lse, own = lses[part], teacher.of_rows(part)
+        at = chosen_tokens.log_probs(logits, own.topk_ids, lse, counts[part], transform)
+        of_teacher = distillation.quantities(at, own, counts[part]).losses
+        of_label = z_loss * lse.square() - log_probs[part]
+        losses[part] = weights[part] * of_label.lerp(of_teacher, share).where(counts[part], 0)
+        if any(needed):
+            to_log_probs = (share - 1) * of_rows[part]
+            to_at = distillation.slopes(at, own) * (share * of_rows[part])[:, None]
+            others = to_at.sum(-1) + (2 * z_loss) * lse * to_log_probs
+            incoming = Incoming(to_log_probs, None, to_at, others)
+            _launch_gradient(
+                logits, target[part], lse, (None, own.topk_ids, at), incoming, ignore_index, transform, walk
+            )
+        sums.add(chunk)
+        del chunk, logits
+    return losses.sum() / items, inverse, *_filled(x, sums.results()), log_probs, entropies, tokens
+
+
+@operator(shapes.of_statistics)
 def _token_statistics(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
     target: Tensor,
+    ids: Tensor | None,
     ignore_index: int,
     factor: float,
     softcap: float | None,
     entropy: bool,
     predictions: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     target = target.contiguous()
     lses, log_probs = (x.new_empty(x.shape[0], dtype=torch.float32) for _ in range(2))
-    entropies, tokens = _row_results(x, entropy=entropy, predictions=predictions)
+    at = lses.new_empty(0 if ids is None else ids.shape)
+    entropies, tokens = shapes.row_results(x, entropy=entropy, predictions=predictions)
     walk = _Walk.of(weight, softcap)
+    transform = Transform(torch.float32, factor, None, softcap)
     for part, logits, _ in chunks(x, Head.of(weight, bias), _size(x, weight, x.dtype, x.dtype)):
-        device.statistics[(logits.shape[0],)](
-            logits, logits.stride(0), target[part], lses[part], log_probs[part], entropies[part],
-            tokens[part], ignore_index, factor, walk.cap, *walk[:4], entropy,
-            predictions, STAGES, num_warps=walk.warps,
+        _launch_statistics(
+            logits, part, target, (lses, log_probs, entropies, tokens), ignore_index, factor, walk,
+            entropy=entropy, predictions=predictions,
         )  # fmt: skip
-    return log_probs, entropies, tokens, lses
+        if ids is not None:
+            counts = target[part] != ignore_index
+            at[part] = chosen_tokens.log_probs(logits, ids[part], lses[part], counts, transform)
+    return log_probs, entropies, tokens, lses, at
 
 
-@operator(lambda x, weight, *call: _gradients_fake(x, weight, *call[-2:]))
+@operator(lambda x, weight, *call: shapes.of_gradients(x, weight, *call[-2:]))
 def _token_statistics_backward(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
     target: Tensor,
+    ids: Tensor | None,
     lse: Tensor,
     entropy: Tensor | None,
+    at: Tensor | None,
     to_log_probs: Tensor | None,
     to_entropy: Tensor | None,
+    to_at: Tensor | None,
     ignore_index: int,
     factor: float,
     softcap: float | None,
@@ -224,21 +263,69 @@ def _token_statistics_backward(
     needed: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor]:
     target = target.contiguous()
-    incoming = [None if tensor is None else tensor.contiguous() for tensor in (to_log_probs, to_entropy)]
-    operands = [lse if tensor is None else tensor for tensor in (entropy, *incoming)]
+    of_rows = [None if tensor is None else tensor.contiguous() for tensor in (to_log_probs, to_entropy)]
+    others = None
+    if to_at is not None:
+        to_at = to_at.where((target != ignore_index)[:, None], 0)
+        others = to_at.sum(-1)
+    numbers = [entropy, ids, at, *of_rows, to_at, others]
     head = Head.of(weight, bias)
     sums = Sums(x, head, Needed(*needed), (total, result))
     walk = _Walk.of(weight, softcap)
+    transform = Transform(torch.float32, factor, None, softcap)
     for chunk in chunks(x, head, _size(x, weight, total, result)):
         part, logits = chunk.rows, chunk.logits
-        device.gradient[(logits.shape[0],)](
-            logits, logits.stride(0), target[part], lse[part], *(operand[part] for operand in operands),
-            ignore_index, factor, walk.cap, *walk[:4], to_log_probs is not None,
-            to_entropy is not None, STAGES, num_warps=walk.warps,
-        )  # fmt: skip
+        own = [None if tensor is None else tensor[part] for tensor in numbers]
+        of_forward, incoming = own[:3], Incoming(*own[3:])
+        _launch_gradient(logits, target[part], lse[part], of_forward, incoming, ignore_index, transform, walk)
         sums.add(chunk)
         del chunk, logits
     return _filled(x, sums.results())
+
+
+def _launch_statistics(
+    logits: Tensor,
+    part: slice,
+    target: Tensor,
+    results: tuple[Tensor, ...],
+    ignore_index: int,
+    factor: float,
+    walk: _Walk,
+    *,
+    entropy: bool,
+    predictions: bool,
+) -> None:
+    """Fill ``results`` of the rows ``part``, whose logits are ``logits``."""
+    device.statistics[(logits.shape[0],)](
+        logits, logits.stride(0), target[part], *(result[part] for result in results), ignore_index, factor,
+        walk.cap, *walk[:4], entropy, predictions, STAGES, num_warps=walk.warps,
+    )  # fmt: skip
+
+
+def _launch_gradient(
+    logits: Tensor,
+    target: Tensor,
+    lse: Tensor,
+    of_forward: Sequence[Tensor | None],
+    incoming: Incoming,
+    ignore_index: int,
+    transform: Transform,
+    walk: _Walk,
+) -> None:
+    """Overwrite a chunk's logits with their gradient.
+
+    ``of_forward`` are entropies, ids of chosen tokens and their log-probabilities.
+    """
+    entropy, ids, at = of_forward
+    of_rows = entropy, incoming.log_probs, incoming.entropy, incoming.others
+    device.gradient[(logits.shape[0],)](
+        logits, logits.stride(0), target, lse, *(lse if tensor is None else tensor for tensor in of_rows),
+        ignore_index, transform.factor, walk.cap, *walk[:4],
+        *(tensor is not None for tensor in of_rows[1:]), STAGES, num_warps=walk.warps,
+    )  # fmt: skip
+    if ids is not None and at is not None and incoming.at is not None:
+        counts = target != ignore_index
+        chosen_tokens.overwrite(logits, ids, at, target, lse, entropy, counts, incoming, transform)
 
 
 @operator(lambda x, factor: None, "scale_(Tensor(a!) x, Tensor factor) -> ()")
@@ -255,25 +342,33 @@ def _loss(
     target: Tensor,
     num_items: Tensor | None,
     loss_weights: Tensor | None,
+    teacher: Teacher | None,
     form: Form,
     kept: torch.dtype,
     needed: Needed,
 ) -> Found:
-    total, result = precision(x.dtype, kept, in_float32=form.in_float32)
-    loss, inverse, *gradients, log_probs, entropy, predictions = _linear_cross_entropy(
-        x, weight, bias, target, num_items, loss_weights, *form[:5], form.entropy, form.predictions, total,
-        result, list(needed),
-    )  # fmt: skip
+    end = (form.entropy, form.predictions, *precision(x.dtype, kept, in_float32=form.in_float32))
+    linear, sums = (x, weight, bias, target), (num_items, loss_weights)
+    if teacher is None:
+        found = _linear_cross_entropy(*linear, *sums, *form[:5], *end, list(needed))
+    else:
+        found = _distilled_cross_entropy(
+            *linear, *teacher[:2], *sums, *form[:3], form.log_prob_min_clamp, form.share, form.z_loss, *end,
+            list(needed),
+        )  # fmt: skip
+    loss, inverse, *gradients, log_probs, entropy, predictions = found
     # Scaled gradients may underflow in float16.
     late = inverse if x.dtype is torch.float16 else None
     return Found(loss, _needed(gradients, needed), late, _wanted(form, log_probs, entropy, predictions))
 
 
 def _statistics(
-    x: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, form: Form
-) -> tuple[TokenStatistics, Tensor]:
-    *statistics, lse = _token_statistics(x, weight, bias, target, *form[:3], form.entropy, form.predictions)
-    return _wanted(form, *statistics), lse
+    x: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor, ids: Tensor | None, form: Form
+) -> tuple[TokenStatistics, Tensor, Tensor | None]:
+    *statistics, lse, at = _token_statistics(
+        x, weight, bias, target, ids, *form[:3], form.entropy, form.predictions
+    )
+    return _wanted(form, *statistics), lse, None if ids is None else at
 
 
 def _gradients(
@@ -281,13 +376,14 @@ def _gradients(
     weight: Tensor,
     bias: Tensor | None,
     target: Tensor,
+    ids: Tensor | None,
     form: Form,
     *call: Any,
 ) -> Gradients:
     *rows, kept, needed = call
     total, result = precision(x.dtype, kept, in_float32=form.in_float32)
     slopes = _token_statistics_backward(
-        x, weight, bias, target, *rows, *form[:3], total, result, list(needed)
+        x, weight, bias, target, ids, *rows, *form[:3], total, result, list(needed)
     )
     return _needed(slopes, needed)
 
@@ -324,4 +420,8 @@ def refuses(model: object, *operands: Any) -> str | None:
     dtype = autograd.compute_dtype(operands[0])
     reason = None if dtype in _DTYPES else f"logits have dtype {dtype}"
     # With auto, the torch backend is tried next.
-    return reason if wanted_by(model, "linear_cross_entropy") == AUTO else causal_lm.settled(model, reason)
+    return (
+        reason
+        if wanted_by(model, "linear_cross_entropy") == AUTO
+        else causal_lm.settled(model, reason, *operands)
+    )

@@ -127,9 +127,10 @@ class Variant:
     the op's own code has to know of it.
 
     For a guard whose caller may ask for what upstream's code cannot give: ``asks`` names a function
-    ``(owner) -> Any`` whose result is true if it does. Under ``torch.compile``, ``auto`` then takes traceable
-    kernels that do not beat Inductor, too. ``settles`` names a function ``(owner, reason) -> object`` that is
-    called where no kernel computes a call, and raises KernelError if that leaves a request unanswered.
+    ``(owner, *operands) -> Any`` whose result is true if it does. Under ``torch.compile``, ``auto`` then
+    takes traceable kernels that do not beat Inductor, too. ``settles`` names a function ``(owner, reason,
+    *operands) -> object`` that is called where no kernel computes a call, and raises KernelError if that
+    leaves a request unanswered.
     """
 
     formula: str

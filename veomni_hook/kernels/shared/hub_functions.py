@@ -14,10 +14,21 @@ from typing import Any
 
 from veomni_hook.kernels.shared.origin import name_of, underlying, written_in
 
-__all__ = ["below", "is_upstreams", "running", "takes", "yields"]
+__all__ = ["Held", "below", "is_upstreams", "running", "takes", "yields"]
 
 _WRAPPER = "use_kernel_func_from_hub_with_fallback"
 _HOMES = ("transformers.", "transformers_modules.")
+
+
+class Held:
+    """A package's function that upstream's layer holds in place of its own, as ``__init__`` has chosen."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+
+    def __call__(self, *args: object, **kwargs: object) -> Any:
+        """Call the function."""
+        return self.function(*args, **kwargs)
 
 
 def yields(owner: object, *operands: object) -> str | None:
@@ -31,6 +42,8 @@ def yields(owner: object, *operands: object) -> str | None:
 
 def is_upstreams(function: object, owner: object) -> bool:
     """Return whether a function, below its decorators, is the modeling file's own, replaced or not."""
+    if type(function) is Held:
+        return True
     home = written_in(below(function))[0]
     return home == type(owner).__module__ or home.startswith(_HOMES)
 
@@ -42,6 +55,8 @@ def below(function: object) -> Any:
 
 def running(function: Any) -> Any:
     """Return what a call of ``function`` runs: a package's function, a kernel of the hub, or its own body."""
+    if type(function) is Held:
+        return function.function
     installed = vars(function).get("forward") if _is_of_hub(function) else None
     if installed is not None and getattr(installed, "__func__", installed) is not type(function).forward:
         return installed

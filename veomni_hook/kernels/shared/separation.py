@@ -11,17 +11,19 @@ import torch
 from veomni_hook.errors import SamplesError
 from veomni_hook.kernels.selection.process_choice import STATE
 from veomni_hook.kernels.shared import handed
-from veomni_hook.kernels.shared.hub_functions import is_upstreams, running, takes
+from veomni_hook.kernels.shared.hub_functions import Held, is_upstreams, running, takes
 from veomni_hook.kernels.shared.origin import name_of, underlying
 from veomni_hook.kernels.shared.replacements import reached_upstream
 
 __all__ = [
     "NAMES",
     "Packed",
+    "added",
     "call",
     "expect_boundaries",
     "given_in",
     "given_of",
+    "held",
     "inseparable",
     "layer_of",
     "traced",
@@ -94,6 +96,19 @@ def expect_boundaries(owner: object, arguments: Mapping[str, object]) -> None:
     # Compiled code would depend on what runs at the moment.
     if STATE.active and not traced() and not given_in(arguments):
         handed.check(owner, layer_of(owner))
+
+
+def held(function: Callable[..., object], package: object) -> Callable[..., object]:
+    """Return a function that a layer holds; as a package's, if it is that which the layer's file imports."""
+    return Held(function) if function is package else function
+
+
+def added(arguments: dict[str, object], given: Mapping[str, object]) -> dict[str, object]:
+    """Return the arguments of a call, with the boundaries that it does not pass but its layer was given."""
+    if not STATE.active:
+        return arguments
+    missing = {name: given[name] for name in NAMES if given.get(name) is not None}
+    return {**missing, **arguments} if not given_in(arguments) else arguments
 
 
 def given_in(arguments: Mapping[str, object]) -> bool:

@@ -144,15 +144,15 @@ class Compiled:
         """Return the kernel that computes this call, or None: run the upstream code."""
         wanted, device, asks = self._wanted(owner), device_of(operands), self._request.asks
         if wanted == EAGER:
-            self.left(owner, "eager is chosen")
+            self.left(owner, "eager is chosen", operands)
             return None
-        asked = asks is not None and bool(asks(owner))
+        asked = asks is not None and bool(asks(owner, *operands))
         if not self._look_up(wanted, device, asked):
-            self.left(owner, f"{wanted} has no kernel that torch.compile can trace on {device}")
+            self.left(owner, f"{wanted} has no kernel that torch.compile can trace on {device}", operands)
             return None
         if why := self.edited() or self._bypassing(owner, operands):
             self._note(wanted, "", "", why)
-            self.left(owner, why)
+            self.left(owner, why, operands)
             return None
         refusing = ""
         for run, refusals, backend in self._kernels[wanted, device, asked]:
@@ -165,7 +165,7 @@ class Compiled:
                 self._note(wanted, backend, "", "")
                 return run  # type: ignore[no-any-return]
         self._note(wanted, "", refusing, "")
-        self.left(owner, f"{refusing} refused the call")
+        self.left(owner, f"{refusing} refused the call", operands)
         return None
 
     def fuses(self, owner: object) -> bool:
@@ -187,10 +187,10 @@ class Compiled:
         changed = self._skipped.changed_traced(self._named(type(owner)), owner, operands)
         return _REPLACED if changed else ""
 
-    def left(self, owner: object, reason: str) -> None:
+    def left(self, owner: object, reason: str, operands: tuple[object, ...] = ()) -> None:
         """Leave a call to the upstream code; raises KernelError if that leaves a request unanswered."""
         if self._request.settles is not None and STATE.active:
-            self._request.settles(owner, reason)
+            self._request.settles(owner, reason, *operands)
 
     def traced(self, owner: object, wanted: str, *, compiled: bool) -> Outcome | None:
         """Return what dynamo compiled for ``owner`` under the choice ``wanted``, or None if unknown.

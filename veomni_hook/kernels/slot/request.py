@@ -14,8 +14,8 @@ __all__ = ["Request"]
 class Request(NamedTuple):
     """The functions that `Variant.asks` and `Variant.settles` name, or None."""
 
-    asks: Callable[[Any], Any] | None
-    settles: Callable[[Any, str], object] | None
+    asks: Callable[..., Any] | None
+    settles: Callable[..., object] | None
 
     @classmethod
     def of(cls, variant: Variant) -> Request:

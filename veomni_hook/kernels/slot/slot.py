@@ -152,7 +152,7 @@ class Slot:
         if outcome is not None:
             self._note(owner, outcome, recorded)
         if run is None and self._settles is not None:
-            self._left(owner)
+            self._left(owner, operands)
         if self._waiting is not None and getattr(self._waiting, "owner", None) is owner:
             self._waiting.owner = None
             if run is None:
@@ -268,11 +268,11 @@ class Slot:
         """
         return self._compiled.traced(owner, self.answers(owner).wanted, compiled=compiled)
 
-    def _left(self, owner: object) -> None:
+    def _left(self, owner: object, operands: tuple[object, ...]) -> None:
         """Raise KernelError if a request is left unanswered, because no kernel computes this call."""
         outcome = self.outcome(owner)
         if self._settles is not None and outcome is not None and outcome is not _INACTIVE:
-            self._settles(owner, outcome.reason)
+            self._settles(owner, outcome.reason, *operands)
 
     def _run_apart(self, owner: object, *operands: object) -> Any:
         run = self.kernel(owner, *operands)
@@ -315,7 +315,7 @@ class Slot:
             return partial(self.apart, owner)
         if not self._exported():
             return self._compiled.kernel(owner, operands)
-        self._compiled.left(owner, "an exported program runs without veomni_hook")
+        self._compiled.left(owner, "an exported program runs without veomni_hook", operands)
         return None
 
     def _edited(self, asking: FrameType) -> str | None:

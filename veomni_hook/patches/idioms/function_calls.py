@@ -3,6 +3,8 @@
 ``@use_kernel_func_from_hub_with_fallback("chunk_gated_delta_rule", "fla")`` above a function says that a
 package's function of this name may run in its place. So its name there and its parameters say what it
 computes, whatever the body looks like; tests compare the body with our formula.
+
+In earlier releases ``self.rule = chunk_gated_delta_rule or torch_chunk_gated_delta_rule`` says the same.
 """
 
 from __future__ import annotations
@@ -13,16 +15,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from veomni_hook.patches.code.document import FunctionNode
-from veomni_hook.patches.code.scope import own_names
-from veomni_hook.patches.code.tree import calls_in, in_text_order, last_name, walk_ast
+from veomni_hook.patches.code.scope import own_names, parameters
+from veomni_hook.patches.code.template import Template
+from veomni_hook.patches.code.tree import calls_in, in_text_order, last_name, own_attribute, walk_ast
 from veomni_hook.patches.graph import receiver_name
 from veomni_hook.patches.routes.guards import in_place
-from veomni_hook.patches.routes.view import ModuleView
+from veomni_hook.patches.routes.view import ModuleView, initialised_by
 from veomni_hook.patches.site import Code, Missed, Site, slot_name
 
-__all__ = ["Declared", "calls_named", "check", "declared_as", "routed"]
+__all__ = ["Declared", "asked", "calls_named", "check", "declared_as", "packages", "routed"]
 
 _DECORATOR = "use_kernel_func_from_hub_with_fallback"
+_HELD = Template("PACKAGE or OWN")
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,9 @@ def calls_named(
             yield target, method, in_text_order(calls)
 
 
-def check(view: ModuleView, method: FunctionNode, calls: list[ast.Call], wanted: Declared) -> None:
+def check(
+    view: ModuleView, target: str, method: FunctionNode, calls: list[ast.Call], wanted: Declared
+) -> None:
     """Check that calls in a method are of upstream's function for ``wanted`` and pass boundaries.
 
     Raises:
@@ -64,76 +70,78 @@ def check(view: ModuleView, method: FunctionNode, calls: list[ast.Call], wanted:
     if receiver_name(method) != "self" or "self" in own_names(method.body):
         raise Missed("self is not the method's module", code=Code.REPLACED)
     for call in calls:
-        called = last_name(call.func)
-        function = view.functions.get(called) if isinstance(call.func, ast.Name) else None
-        if function is None or view.scope.functions.get(called) is not function:
+        called, (own, _) = last_name(call.func), _called(view, target, call)
+        function = view.functions.get(own)
+        if function is None or view.scope.functions.get(own) is not function:
             raise Missed(f"{called} is not one function of the file", call, Code.REPLACED)
-        if not any(_declares(decorator, wanted.name) for decorator in function.decorator_list):
+        if wanted.name not in packages(view, target, call):
             text = f"{called} is not declared as the {wanted.name} of a package"
             raise Missed(text, function, Code.DECORATED)
-        if _parameters(function) != wanted.parameters or function.args.kwarg is None:
+        if [one.arg for one in parameters(function)] != [
+            *wanted.parameters,
+            getattr(function.args.kwarg, "arg", ""),
+        ]:
             raise Missed(f"{called} has other parameters", function, Code.OTHER_ARGUMENTS)
         passed = {keyword.arg for keyword in call.keywords}
         if None not in passed and passed.isdisjoint(wanted.boundaries):
             raise Missed("the call passes no boundaries of samples", call, Code.NO_BOUNDARIES)
 
 
-def declared_as(view: ModuleView, calls: list[ast.Call], wanted: Mapping[str, Declared]) -> str:
+def declared_as(view: ModuleView, target: str, calls: list[ast.Call], wanted: Mapping[str, Declared]) -> str:
     """Return which of ``wanted`` the first call's function is declared to be; the first key if none."""
-    function = view.functions.get(last_name(calls[0].func))
-    decorators = () if function is None else function.decorator_list
-    keys = (
-        key
-        for key, declared in wanted.items()
-        if any(_declares(above, declared.name) for above in decorators)
-    )
+    names = packages(view, target, calls[0])
+    keys = (key for key, declared in wanted.items() if declared.name in names)
     return next(keys, next(iter(wanted)))
 
 
-def _declares(decorator: ast.expr, name: str) -> bool:
-    return (
-        isinstance(decorator, ast.Call)
-        and last_name(decorator.func) == _DECORATOR
-        and bool(decorator.args)
-        and isinstance(decorator.args[0], ast.Constant)
-        and decorator.args[0].value == name
-    )
+def packages(view: ModuleView, target: str, call: ast.Call) -> set[object]:
+    """The names of packages' functions that a call in a method may run in place of the file's."""
+    own, package = _called(view, target, call)
+    if package:
+        return {*view.from_packages(package)}
+    above = view.functions[own].decorator_list if own in view.functions else ()
+    hub = (one for one in above if isinstance(one, ast.Call) and last_name(one.func) == _DECORATOR)
+    return {getattr(one.args[0], "value", "") for one in hub if one.args}
 
 
-def _parameters(function: FunctionNode) -> tuple[str, ...]:
-    arguments = function.args
-    return tuple(
-        argument.arg for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)
-    )
+def _called(view: ModuleView, target: str, call: ast.Call) -> tuple[str, str]:
+    """The names of the function that a call runs, and of a package's that a layer may hold instead."""
+    if isinstance(call.func, ast.Name):
+        return call.func.id, ""
+    owner, name = view.classes[target.partition(".")[0]], own_attribute(call.func)
+    values = [value for attribute, value in initialised_by(view, owner) if attribute == name]
+    if len(values) != 1 or (match := _HELD.match(values[0])) is None:
+        return "", getattr(values[0], "id", "") if len(values) == 1 else ""
+    return match["OWN"], match["PACKAGE"]
 
 
 def routed(
-    view: ModuleView, target: str, calls: list[ast.Call], formula: tuple[str, str], module: str
+    view: ModuleView, target: str, method: FunctionNode, calls: list[ast.Call], formula: tuple[str, str]
 ) -> Site:
-    """The site of a method whose calls ask the slot, by the function ``separated`` of ``module``.
-
-    Args:
-        view: the module.
-        target: the method.
-        calls: the calls.
-        formula: op and variant.
-        module: the module of ``separated``, in the op's folder of kernels, and its name in patched code.
-    """
-    op, variant = formula
-    alias = f"veomni_{op}"
-    text = f"{alias}.separated({slot_name(op, variant)}, self, {{}})"
-    names = tuple(dict.fromkeys(last_name(call.func) for call in calls))
+    """The site of a method whose calls ask the slot of ``formula``, op and variant."""
+    called = [_called(view, target, call) for call in calls]
+    own = tuple(dict.fromkeys(name for name, _ in called if name))
+    edits = [
+        in_place(view, call.func, asked(method, formula, ast.unparse(call.func), package))
+        for call, (_, package) in zip(calls, called, strict=True)
+    ]
     return Site.asking(
-        op,
+        formula[0],
         target,
-        variant,
+        formula[1],
         calls[0],
-        [in_place(view, call.func, text.format(ast.unparse(call.func))) for call in calls],
-        captures={"function": ", ".join(names)},
-        relies_on=names,
-        skips={target: _with_callees(view, names)},
-        imports=((f"veomni_hook.kernels.{op}", f"{module} as {alias}"),),
+        edits,
+        captures={"function": ", ".join(dict.fromkeys(last_name(call.func) for call in calls))},
+        relies_on=own,
+        skips={target: _with_callees(view, own)},
+        imports=((f"veomni_hook.kernels.{formula[0]}", f"calls as veomni_{formula[0]}"),),
     )
+
+
+def asked(method: FunctionNode, formula: tuple[str, str], function: str, package: str) -> str:
+    """Code of what to call in place of a function, which may be a package's that the layer holds."""
+    held = f", {package}, {method.args.kwarg.arg}" if package and method.args.kwarg is not None else ""
+    return f"veomni_{formula[0]}.separated({slot_name(*formula)}, self, {function}{held})"
 
 
 def _with_callees(view: ModuleView, names: tuple[str, ...]) -> tuple[str, ...]:

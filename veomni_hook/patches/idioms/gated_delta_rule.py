@@ -39,12 +39,12 @@ def find(view: ModuleView) -> Iterator[Site]:
     """Every candidate of a module."""
     for target, method, calls in calls_named(view, _NAME):
         try:
-            variant = declared_as(view, calls, _DECLARED)
-            check(view, method, calls, _DECLARED[variant])
+            variant = declared_as(view, target, calls, _DECLARED)
+            check(view, target, method, calls, _DECLARED[variant])
         except Missed as missed:
             yield Site(OP, target, Status.MISSED, reason=missed.reason, lineno=calls[0].lineno)
         else:
-            yield routed(view, target, calls, (OP, variant), "calls")
+            yield routed(view, target, method, calls, (OP, variant))
 
 
 def separated_methods(view: ModuleView) -> set[str]:

@@ -156,6 +156,12 @@ class ModuleView:
                     target, lineno = alias.asname or alias.name, statement.lineno
                     yield Site(op, target, Status.UNBOUND, reason=reason, counted=False, lineno=lineno)
 
+    def from_packages(self, name: str) -> Iterator[str]:
+        """The names that a global name has in the packages from which the file may import it."""
+        for statement in module_statements(self.document.tree):
+            if isinstance(statement, ast.ImportFrom) and not statement.level:
+                yield from (alias.name for alias in statement.names if (alias.asname or alias.name) == name)
+
     def forwards(self) -> Iterator[tuple[ast.ClassDef, FunctionNode]]:
         """Every top-level class that defines ``forward``, with it."""
         for owner in self.classes.values():

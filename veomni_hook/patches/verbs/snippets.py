@@ -12,11 +12,13 @@ import textwrap
 from dataclasses import replace
 from typing import Any
 
+from veomni_hook.patches.adopt import is_patch_config
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.code.imports import absolute_imports, absolute_name
 from veomni_hook.patches.code.snippet import Snippet, read_snippet
 from veomni_hook.patches.plan import Plan, Task
 from veomni_hook.patches.spec import PatchType
+from veomni_hook.patches.verbs.runtime import served
 
 __all__ = ["block_text", "companions", "imported_module", "snippet_of", "with_comments"]
 
@@ -34,9 +36,12 @@ def snippet_of(task: Task, definition: object, *, name_map: Any = None, accessor
         definition, name_map=name_map, accessor=accessor, tolerate=task.tolerate, **task.place
     )
     text = _absolute(task, snippet.document)
-    if text == snippet.document.source:
-        return snippet
-    return replace(snippet, document=Document(text, snippet.document.module))
+    if text != snippet.document.source:
+        snippet = replace(snippet, document=Document(text, snippet.document.module))
+    text = served(snippet.document)
+    if text != snippet.document.source:
+        snippet = replace(snippet, document=Document(text, snippet.document.module))
+    return snippet
 
 
 def with_comments(snippet: Snippet, text: str) -> str:
@@ -61,14 +66,16 @@ def imported_module(task: Task, name: str) -> str:
 
 
 def companions(plan: Plan) -> tuple[str, ...]:
-    """Return the modules that imports and blocks of lenient configs import in any case, at module level.
+    """Return the modules that the imports and blocks of some configs import in any case, at module level.
 
-    transformers, torch and the standard library are left out: they do not import transformers' models.
+    These configs are made for patchgen, or take code from one that is. transformers, torch and the standard
+    library are left out: they do not import transformers' models.
     """
+    wanting = {id(step.config) for step in plan.steps if step.lenient or _from_patchgen(step.payload)}
     modules: dict[str, None] = {}
     for task in plan.tasks:
         step = task.step
-        if not step.lenient:
+        if id(step.config) not in wanting:
             continue
         if step.kind == PatchType.ADDITIONAL_IMPORT:
             modules[imported_module(task, step.payload.module)] = None
@@ -80,6 +87,14 @@ def companions(plan: Plan) -> tuple[str, ...]:
                 elif isinstance(node, ast.ImportFrom) and node.module:
                     modules[node.module] = None
     return tuple(name for name in modules if name.partition(".")[0] not in _INDEPENDENT)
+
+
+def _from_patchgen(payload: object) -> bool:
+    """Whether the module of a patch's replacement holds a config made for patchgen."""
+    replacement = getattr(payload, "replacement", None)
+    home = sys.modules.get(getattr(replacement, "__module__", ""))
+    configs = filter(is_patch_config, vars(home).values()) if home is not None else ()
+    return any(getattr(config, "lenient", True) for config in configs)
 
 
 def _absolute(task: Task, document: Document) -> str:

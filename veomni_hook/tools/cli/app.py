@@ -29,8 +29,8 @@ PANELS = {
     "Look": {
         "list": "veomni_hook.tools.cli.list.command:list_",
         "explain": "veomni_hook.tools.cli.explain:explain",
-        "dump": "veomni_hook.tools.cli.source:dump",
-        "diff": "veomni_hook.tools.cli.source:diff",
+        "dump": "veomni_hook.tools.cli.dump:dump",
+        "diff": "veomni_hook.tools.cli.diff:diff",
         "report": "veomni_hook.tools.cli.report:report",
     },
     "Maintain": {

@@ -50,7 +50,7 @@ def migrate(
 
     covered: idioms route what it is for to kernels, or upstream itself does it. It is left out.
 
-    kept: it is needed. The reason says for what, and that nothing here serves this yet.
+    kept: it is needed. The reason says what is missing here, for what, and what there is of it.
 
     left out: it is needed but does not apply to the installed transformers. The reason says where its target
     may be now; write it anew.

@@ -1,14 +1,20 @@
-"""What serves the concern of a patch here, today: an idiom's kernels, a feature, nothing needed, or not yet.
+"""What serves the concern of a patch here: the same effect, what is missing, or why it is not wanted.
 
-The table `CONTRACTS` is the one place that says what this package has beside kernels. Keep it true: a feature
-that is only planned is `NOT_YET`.
+Kernels are told by the routes in the code that a patch replaces. Everything else was measured, with VeOmni's
+patch and with this package on each of its models: `python -m scripts.veomni_effects` writes measured.json.
 """
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from packaging.version import Version
 
 from veomni_hook.kernels.selection.registry import built_in
 from veomni_hook.patches.spec import Patch, PatchConfig
@@ -16,23 +22,27 @@ from veomni_hook.tools.migration import vocabulary as words
 from veomni_hook.tools.migration.concerns import Concern, concerns
 
 __all__ = [
-    "CONTRACTS",
-    "HERE",
-    "NOT_NEEDED",
-    "NOT_YET",
-    "PARTLY",
+    "BY_DESIGN",
+    "MISSING",
+    "NUMBERS",
+    "RAN",
+    "SAME",
     "STATUSES",
     "Answer",
     "Coverage",
     "answer",
     "coverage",
+    "measured",
+    "releases_measured",
 ]
 
-HERE = "here"
-PARTLY = "partly"
-NOT_YET = "not yet"
-NOT_NEEDED = "not needed"
-STATUSES = (HERE, PARTLY, NOT_YET, NOT_NEEDED)
+SAME = "same effect"
+MISSING = "missing"
+BY_DESIGN = "by design"
+STATUSES = (SAME, MISSING, BY_DESIGN)
+
+#: The keys of measured.json beside concerns: numbers of a step, and the ops that ran in it.
+NUMBERS, RAN = "numbers", "ran"
 
 
 @dataclass(frozen=True)
@@ -41,39 +51,55 @@ class Answer:
 
     Attributes:
         status: one of `STATUSES`.
-        by: routes as ``op/variant``, the feature, what is planned, or why nothing is needed.
+        by: routes as ``op/variant`` or the feature; what is missing; or why it is not wanted.
     """
 
     status: str
     by: str
 
 
-#: What serves a concern wherever it occurs. `LOSS`, `KERNEL` and the like depend on the routes: see `answer`.
-CONTRACTS: Mapping[str, Answer] = {
-    words.INDEXER_LOSS: Answer(NOT_YET, "not planned"),
-    # Partly: these are features of their own, for the models that they can take, and not VeOmni's API.
-    words.SEQUENCE_PARALLEL: Answer(PARTLY, "`VEOMNI_PARALLEL=sp=2`; towers split by images"),
-    words.EXPERT_PARALLEL: Answer(PARTLY, "`VEOMNI_PARALLEL=ep=2`"),
-    words.FSDP: Answer(PARTLY, "`VEOMNI_PARALLEL` shards by FSDP2"),
-    words.DUMMY_FORWARD: Answer(PARTLY, "`absent_modality` runs a tower once on its smallest input"),
-    words.PACKING: Answer(
-        PARTLY, "samples are kept apart by `position_ids` or `cu_seq_lens`, or raise an error"
-    ),
-    words.HOST_SYNC: Answer(PARTLY, "`host_metadata`, and `collate_metadata` in data workers"),
-    words.POSITION_IDS: Answer(PARTLY, "`veomni_hook.multimodal.position_ids`"),
-    words.COLLATOR: Answer(PARTLY, "`veomni_hook.multimodal.collate_metadata`"),
-    words.ROUTER_REPLAY: Answer(HERE, "`veomni_hook.routing.record` and `replay`"),
-    words.ROUTER_MONITOR: Answer(HERE, "`veomni_hook.routing.monitor`"),
-    words.QAT: Answer(NOT_YET, "not planned"),
-    words.ATTENTION_BACKEND: Answer(NOT_NEEDED, "the names are those of VeOmni's own backends"),
-    words.NUMERICS: Answer(NOT_YET, "dtypes and the order of operations are upstream's"),
-    words.AUTOGRAD: Answer(NOT_NEEDED, "the fused loss may be changed in place"),
-    words.CONFIG_FIX: Answer(NOT_NEEDED, "`VEOMNI_KERNELS` chooses kernels"),
-    # Partly: it is a setting, and a config may leave out any other code.
-    words.EXCLUSION: Answer(PARTLY, "`VEOMNI_SPEECH=0`, for parts that make speech"),
-    words.NO_CHANGE: Answer(NOT_NEEDED, "upstream's code stays as it is"),
-    words.OTHER: Answer(NOT_YET, "not recognised"),
+#: What serves a concern where it was measured to have the same effect.
+FEATURES: Mapping[str, str] = {
+    words.LOG_PROBS: "`return_log_probs=True`, `fused_linear_aux`",
+    words.SEQUENCE_PARALLEL: "`VEOMNI_PARALLEL=sp=2`",
+    words.EXPERT_PARALLEL: "`VEOMNI_PARALLEL=ep=2`",
+    words.FSDP: "FSDP2 of upstream's classes",
+    words.DUMMY_FORWARD: "`absent_modality` runs a tower once on its smallest input",
+    words.PACKING: "samples are kept apart by `position_ids`",
+    words.HOST_SYNC: "`host_metadata` and `collate_metadata`: no wait",
+    words.POSITION_IDS: "`veomni_hook.multimodal.position_ids`",
+    words.COLLATOR: "`veomni_hook.multimodal.collate_metadata`",
+    words.ROUTER_REPLAY: "`veomni_hook.routing.record` and `replay`",
+    words.ROUTER_MONITOR: "`veomni_hook.routing.monitor`",
+    words.EXCLUSION: "`VEOMNI_SPEECH=0`",
+    words.NUMERICS: "upstream's own dtypes; for routers the fix `router_in_float32`",
+    words.AUTOGRAD: "the fused loss may be changed in place",
+    words.CONFIG_FIX: "`VEOMNI_KERNELS` chooses kernels",
+    words.NO_CHANGE: "upstream's code stays as it is",
+    words.LOAD_BALANCING: "upstream's routers return their logits",
 }
+#: What is not wanted here.
+REASONS: Mapping[str, str] = {
+    words.INDEXER_LOSS: "upstream trains no indexer, and its loss would change the model's",
+    words.QAT: "rounding of weights belongs to a quantiser, such as torchao's, before or around the model",
+    words.ATTENTION_BACKEND: "the names are those of VeOmni's own backends",
+    words.NUMERICS: "the order of operations is upstream's: {}",
+}
+#: Concerns that are served without a change in the script: no setting, argument or function of this package.
+_IN_PLACE = (
+    words.KERNEL,
+    words.LOSS,
+    words.LOG_PROBS,
+    words.LOAD_BALANCING,
+    words.AUTOGRAD,
+    words.CONFIG_FIX,
+    words.NO_CHANGE,
+)
+#: What is not: VeOmni's loss of classes has a label for each position, upstream's one for each sequence.
+_LABELS = "cross_entropy_loss/seq_cls"
+_OF_POSITIONS, _OF_RUNTIME = "with a label for each position", "by VeOmni's runtime"
+#: Concerns that a step of the model measures as a whole.
+_BY_NUMBERS = (words.AUTOGRAD, words.CONFIG_FIX, words.NO_CHANGE, words.LOAD_BALANCING)
 
 #: Our ops that serve an op of VeOmni's slots. Ops that are not here have no kernel of ours.
 OURS: Mapping[str, tuple[str, ...]] = {
@@ -88,65 +114,90 @@ OURS: Mapping[str, tuple[str, ...]] = {
     "causal_conv1d": ("causal_conv",),
     "chunk_gated_delta_rule": ("gated_delta_rule",),
     "mhc": ("hyper_connection",),
+    "dsa_indexer_implementation": ("index_scores",),
     "dsa_attention_implementation": ("attention",),
 }
-_PLANNED: Mapping[str, str] = {
-    "dsa_indexer_implementation": "`index_scores` computes scores alone, no selection",
-    "dsa_attention_implementation": "chosen keys are a mask for torch's attention",
-}
 _SLOT = re.compile(rf"(?:{words.OP_SLOT}|{words.CONFIG_SLOT}) ([\w/]+)")
-_LOG_PROBS = "`loss_options(token_outputs=True)`: fields of the output with gradients, not `fused_linear_aux`"
-_OUTPUTS = "log-probabilities are outputs only where the loss is routed"
-_RAW_LOGITS = "upstream since 5.9; before: the fix `raw_router_logits`"
-_HUB = "kernels of the Hub run only with `use_kernels=True`"
 
 
-def answer(concern: Concern, routes: Sequence[str]) -> Answer:
+@cache
+def _measurements() -> Mapping[str, Mapping[str, Mapping[str, Any]]]:
+    """By release and model: what `scripts.veomni_effects` found."""
+    text = Path(__file__).with_name("measured.json").read_text(encoding="utf-8")
+    releases: dict[str, dict[str, dict[str, Any]]] = json.loads(text)
+    return releases
+
+
+def releases_measured() -> tuple[str, ...]:
+    """Return the releases of transformers that were measured, oldest first."""
+    return tuple(sorted(_measurements(), key=Version))
+
+
+def measured(module: str, release: str) -> Mapping[str, Any] | None:
+    """Return what was measured of a model, on the newest release that is not newer; None if nothing was.
+
+    Args:
+        module: the modeling module.
+        release: the version of transformers.
+    """
+    known = releases_measured()
+    chosen = next((one for one in reversed(known) if Version(one) <= Version(release)), known[0])
+    return _measurements()[chosen].get(module.rpartition("modeling_")[2])
+
+
+def answer(
+    concern: Concern, routes: Sequence[str], results: Mapping[str, Any] | None, target: str = ""
+) -> Answer:
     """Return what serves a concern.
 
     Args:
         concern: the concern of a patch, with its evidence.
         routes: what idioms route to kernels in the code that the patch replaces, as ``op/variant``.
+        results: what was `measured` of the model.
+        target: what the patch replaces.
     """
     slots = _SLOT.findall(concern.evidence)
-    if concern.name in (words.KERNEL, words.LOSS, words.LOAD_BALANCING) and slots:
-        return _of_slots(slots, routes)
+    if concern.name == words.LOSS or (slots and concern.name in (words.KERNEL, words.LOAD_BALANCING)):
+        return _of_slots(slots or ("cross_entropy_loss",), routes, results)
     if concern.name == words.KERNEL:
         return _of_kernel(concern, routes)
-    if concern.name in (words.LOSS, words.LOG_PROBS):
-        loss = _of_slots(("cross_entropy_loss",), routes)
-        if concern.name == words.LOSS:
-            return loss
-        return Answer(PARTLY, _LOG_PROBS) if loss.status == HERE else Answer(NOT_YET, _OUTPUTS)
-    if concern.name == words.LOAD_BALANCING:
-        return Answer(NOT_NEEDED, _RAW_LOGITS)
-    return CONTRACTS[concern.name]
-
-
-def _of_slots(slots: Sequence[str], routes: Sequence[str]) -> Answer:
-    """An answer for several slots at once: each is served by a route of one of our ops, or not."""
-    serving: list[str] = []
-    lacking: list[str] = []
-    for slot in slots:
-        op = slot.partition("/")[0]
-        matching = [route for route in routes if route.partition("/")[0] in OURS.get(op, ())]
-        serving += matching
-        if not matching:
-            lacking.append(
-                f"{slot}: {_PLANNED.get(op, 'no route')}" if len(slots) > 1 else _PLANNED.get(op, "")
-            )
-    by = "; ".join(filter(None, (", ".join(dict.fromkeys(serving)), *lacking)))
-    if not lacking:
-        return Answer(HERE, by)
-    return Answer(PARTLY if serving else NOT_YET, by or "no kernel")
+    if concern.name not in FEATURES:
+        reason = REASONS.get(concern.name)
+        return Answer(MISSING, "not recognised") if reason is None else Answer(BY_DESIGN, reason)
+    key = NUMBERS if concern.name in _BY_NUMBERS else concern.name
+    if results is None or key not in results:
+        return Answer(MISSING, f"not measured for this model; {FEATURES[concern.name]} may serve it")
+    lack = results[key]
+    if concern.name == words.NUMERICS:
+        lack = lack.get(target.partition(".")[0], "not measured alone")
+    if not lack:
+        return Answer(SAME, FEATURES[concern.name])
+    reason = REASONS.get(concern.name)
+    return Answer(MISSING, lack) if reason is None else Answer(BY_DESIGN, reason.format(lack))
 
 
 def _of_kernel(concern: Concern, routes: Sequence[str]) -> Answer:
     """An answer for a kernel that is called without a slot."""
     if concern.evidence.startswith("drops "):
-        return Answer(NOT_NEEDED, _HUB)
+        return Answer(SAME, "kernels of the Hub run only with `use_kernels=True`")
     kernels = [route for route in routes if route.partition("/")[0] in built_in()]
-    return Answer(HERE, ", ".join(kernels)) if kernels else Answer(NOT_YET, "no kernel")
+    return Answer(SAME, ", ".join(kernels)) if kernels else Answer(MISSING, "no kernel")
+
+
+def _of_slots(slots: Iterable[str], routes: Sequence[str], results: Mapping[str, Any] | None) -> Answer:
+    """An answer for several slots at once: each is served by a route of one of our ops that ran, or not."""
+    ran = [route for route in routes if results is None or route.partition("/")[0] in results[RAN]]
+    serving: list[str] = []
+    lacking: list[str] = []
+    for slot in slots:
+        op = slot.partition("/")[0]
+        matching = [route for route in ran if route.partition("/")[0] in OURS.get(op, ())]
+        serving += matching
+        if not matching:
+            lacking.append(f"no kernel for {slot}")
+    if lacking:
+        return Answer(MISSING, "; ".join(lacking))
+    return Answer(SAME, ", ".join(dict.fromkeys(serving)))
 
 
 @dataclass(frozen=True)
@@ -158,28 +209,35 @@ class Coverage:
 
     @property
     def complete(self) -> bool:
-        """Whether the patch is unnecessary: everything that it is for is here or not needed."""
-        return all(one.status in (HERE, NOT_NEEDED) for one in self.answers)
+        """Whether the patch is unnecessary: everything that it is for is served in its place."""
+        return not self.left
 
     @property
     def by(self) -> str:
         """What serves the concerns that are served."""
-        served = [one.by for one in self.answers if one.status in (HERE, NOT_NEEDED)]
-        return ", ".join(dict.fromkeys(filter(None, served)))
+        return ", ".join(dict.fromkeys(one.by for one in self.answers if one.status == SAME))
 
     @property
     def left(self) -> list[str]:
-        """The concerns that are not served, each with its evidence and what there is of it or planned."""
-        left = []
-        for concern, given in zip(self.concerns, self.answers, strict=True):
-            if given.status not in (HERE, NOT_NEEDED):
-                purpose = "another purpose" if concern.name == words.OTHER else concern.name
-                said = f"{given.status}: {given.by}" if given.status == PARTLY else given.by or given.status
-                left.append(f"{purpose} ({concern.evidence}; {said})")
-        return left
+        """What is missing, not wanted, or served in another way, with its concern and evidence."""
+        lines = []
+        for concern, one in zip(self.concerns, self.answers, strict=True):
+            labels = _LABELS in concern.evidence
+            if one.status == SAME and concern.name in _IN_PLACE and not labels:
+                continue
+            said = {
+                MISSING: f"{concern.name}: {one.by}",
+                BY_DESIGN: f"{concern.name}, by design: {one.by}",
+                SAME: f"{concern.name} {_OF_POSITIONS if labels else _OF_RUNTIME}; here by {one.by}",
+            }[one.status]
+            said = "what no rule recognises" if concern.name == words.OTHER else said
+            lines.append(f"{said} ({concern.evidence})")
+        return lines
 
 
-def coverage(patch: Patch, config: PatchConfig, ops: Sequence[str], upstream: str | None) -> Coverage:
+def coverage(
+    patch: Patch, config: PatchConfig, ops: Sequence[str], upstream: str | None, release: str
+) -> Coverage:
     """Return what a patch is for, and what of it is served.
 
     Args:
@@ -187,10 +245,12 @@ def coverage(patch: Patch, config: PatchConfig, ops: Sequence[str], upstream: st
         config: its config.
         ops: what idioms route inside its target, as ``op/variant``.
         upstream: the module's text in the release that the patch was written for, if it is known.
+        release: the version of transformers that the patch would be used with.
 
     Raises:
         ReplacementError: the source of the replacement, or of a helper, cannot be read.
         SyntaxError: ``upstream``, or a block of the config, is not valid Python.
     """
     purposes = concerns(patch, config, upstream)
-    return Coverage(purposes, tuple(answer(one, ops) for one in purposes))
+    results = measured(config.source_module, release)
+    return Coverage(purposes, tuple(answer(one, ops, results, patch.target) for one in purposes))

@@ -86,7 +86,7 @@ def judge(
     if base is not None:
         patches = _together(config, patches, errors, document, Document(base, origin.module))
     said = {remark.target: remark.what for remark in problems.remarks}
-    judged = [_judged(config, one, errors.get(id(one.patch)), base, said) for one in patches]
+    judged = [_judged(config, one, errors.get(id(one.patch)), base, said, origin.version) for one in patches]
     judged += [Judgement(lost.kind, lost.name, GONE, lost.detail) for lost in lost_names(config, document)]
     if problems.together is not None:
         error = problems.together
@@ -120,13 +120,18 @@ def _gone(patch: Patch, detail: str) -> Judgement:
 
 
 def _judged(
-    config: PatchConfig, one: Served, error: PatchError | None, base: str | None, remarks: Mapping[str, str]
+    config: PatchConfig,
+    one: Served,
+    error: PatchError | None,
+    base: str | None,
+    remarks: Mapping[str, str],
+    release: str,
 ) -> Judgement:
     patch = one.patch
     kind, target = patch.patch_type.value, patch.target
     if one.status == GONE:
         return _gone(patch, one.detail)
-    covers = coverage(patch, config, one.ops, base)
+    covers = coverage(patch, config, one.ops, base, release)
     fits = one.status != MOVED and error is None
     if covers.complete:
         return Judgement(kind, target, UNNECESSARY, covers.by, "", one.diff, patch, one.ops, covers, fits)

@@ -31,7 +31,7 @@ class Explained:
     Attributes:
         judgement: the patch and its verdict.
         outcome: `covered`, `kept` or `left out`.
-        reason: by what it is covered, what it is needed for, or why it cannot be kept and where it may go.
+        reason: by what it is covered, what is missing here, or why it cannot be kept and where it may go.
     """
 
     judgement: Judgement
@@ -145,7 +145,7 @@ def _explained(one: Judgement, problem: str) -> Explained:
         return Explained(one, COVERED, f"{served}: {covers.by}")
     if one.verdict == GONE or covers is None:
         return Explained(one, LEFT_OUT, one.detail)
-    reason = f"needed for {', '.join(covers.left)}"
+    reason = f"missing: {'; '.join(covers.left)}"
     if one.verdict == MOVED:
         reason += f". Upstream has changed: {one.detail}"
     if problem:

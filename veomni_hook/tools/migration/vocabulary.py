@@ -76,6 +76,7 @@ NAMES: Mapping[str, str] = {
     "sparse_mqa_target_fwd": INDEXER_LOSS,
     "get_parallel_state": "",  # its attributes say what for
     "get_device_id": "",
+    "precompute_varlen_metadata": HOST_SYNC,  # once a step, not once a layer
     "CompressedCandidates": "",
 }
 

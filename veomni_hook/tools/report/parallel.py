@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 from veomni_hook.finders.state import STATE
 from veomni_hook.layout import counted
 from veomni_hook.parallel import process
+from veomni_hook.parallel.expert_loading import ep_size, is_ours
 from veomni_hook.parallel.expert_plans import experts_of
+from veomni_hook.parallel.expert_release import NAME
 from veomni_hook.patches.idioms.layer_loop.reasons import TOWER
 
 if TYPE_CHECKING:
@@ -96,7 +98,7 @@ def _share(heads: object, keys: object, size: int, kind: str) -> str:
 
 
 _HOW = {
-    "veomni": "a token is sent once to each process that has experts for it",
+    NAME: "a token is sent once to each process that has experts for it",
     "all_to_all": "transformers sends a token once for each of its experts",
 }
 
@@ -108,12 +110,14 @@ def notes_on_experts(model: nn.Module) -> tuple[str, ...]:
     """
     asked = process.sizes().ep
     config = getattr(getattr(model, "config", None), "distributed_config", None)
-    size = getattr(config, "ep_size", None) or 1
-    if size == 1:
+    if (size := ep_size(model)) == 1:
         own = "the script gave a distributed_config of its own"
         why = "it was not loaded with from_pretrained" if config is None else own
         return () if asked == 1 else (f"ep={asked}: the experts of this model are whole: {why}",)
-    how = _HOW.get(getattr(config, "ep_implementation", "all_to_all"), "transformers dispatches tokens")
+    how = _HOW.get(
+        NAME if is_ours(model) else getattr(config, "ep_implementation", "all_to_all"),
+        "transformers dispatches tokens",
+    )
     counts = Counter((type(module).__name__, module.num_experts) for _, module in experts_of(model))
     return tuple(
         f"ep={size}: each of {size} processes holds {counted(count, 'expert')} of {name}, in "

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.scope import own_names, parameter_names
@@ -66,14 +67,17 @@ def attended(arguments: Arguments) -> Value:
     return Items((shaped("B S . ."), Unknown("attention weights, which hold a part of the positions")))
 
 
-def convolved(arguments: Arguments, function: FunctionNode) -> Value:
+def convolved(arguments: Arguments, function: FunctionNode | None) -> Value:
     """A convolution whose rank gets the last positions of the rank before it."""
+    named = {**arguments.named}
+    first = (named.pop("x"),) if "x" in named else ()  # what a package calls it
+    arguments = replace(arguments, given=(*first, *arguments.given), named=named)
     passed = _passed(arguments, _CONVOLUTION, function)
     _check(passed, _CONVOLUTION, "convolution", "[batch, channels, positions]")
     return passed["hidden_states"]
 
 
-def ruled(arguments: Arguments, function: FunctionNode) -> Value:
+def ruled(arguments: Arguments, function: FunctionNode | None) -> Value:
     """A rule that gets all positions of a share of the heads."""
     _check(_passed(arguments, _RULE, function), _RULE, "rule", "[batch, positions, heads, ...]")
     return Items((shaped("B S . ."), STATE))
@@ -107,7 +111,7 @@ def of_cache(name: str, arguments: Arguments) -> Value | None:
     tensors = [isinstance(value, Tensor) for value in stored]
     if name == "update" and tensors == [True, True]:
         return Items(stored)  # what it is given
-    if name == "update_conv_state" and tensors[:1] == [True]:
+    if name == "update_conv_state" and (tensors[:1] == [True] or stored[:1] == (STATE,)):
         return stored[0]  # zeros in front of it, which the convolution leaves out
     return _OF_CACHE.get(name)
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.scope import global_bindings
-from veomni_hook.patches.code.template import Found
+from veomni_hook.patches.code.template import Found, Template
 from veomni_hook.patches.code.tree import chain, decorator_name, last_name
 from veomni_hook.patches.idioms import causal_conv, gated_delta_rule
 from veomni_hook.patches.idioms.layer_loop.attention import STATE, attended, convolved, of_cache, ruled
@@ -64,6 +64,7 @@ __all__ = ["Calls"]
 
 _DEPTH = 40
 _CAST = "torch.amp.autocast_mode._cast"
+_LAST = Template("torch.nn.functional.pad(X, (TAPS - X.shape[-1], 0))", names="X")
 #: What a mask of padding has: a number for each position.
 _OF_POSITIONS = shaped("B S")
 
@@ -104,8 +105,10 @@ class Calls(Collections):
         start = self.view.document.start(node.func)
         for starts, rule in ((self.convolutions, convolved), (self.rules, ruled)):
             if start in starts:
-                function = self.view.functions[last_name(node.func)]
+                function = self.view.functions.get(last_name(node.func))
                 return rule(self._arguments(node, frame), function)
+        if _LAST.match(node, self.view.scope.dotted) is not None:
+            return STATE  # the last positions, which a cache keeps
         try:
             return self._call(node, frame)
         except Missed:

@@ -9,6 +9,7 @@ __all__ = [
     "LOOPS",
     "MODULES",
     "NUMBERS",
+    "PACKAGED",
     "QUESTIONS",
     "RANDOM",
 ]
@@ -41,6 +42,8 @@ MODULES = {
     "RMSNorm": "layer_norm",
     "Embedding": "one_hot",
 }
+#: Norms of packages, of the last dimension.
+PACKAGED = frozenset({"FusedRMSNormGated"})
 RANDOM = {"bernoulli", "rand", "randint", "randn", "randperm"}
 QUESTIONS = {"hasattr", "isinstance", "callable", "issubclass", "type", "id", "print", "repr"}
 NUMBERS = {"abs", "bool", "float", "int", "max", "min", "round", "str", "sum", "pow", "divmod"}

@@ -18,6 +18,7 @@ from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.scope import own_names, parameter_names
 from veomni_hook.patches.code.tree import binding, own_attribute, walk_ast
 from veomni_hook.patches.idioms.layer_loop.collections import Collections
+from veomni_hook.patches.idioms.layer_loop.known_names import PACKAGED
 from veomni_hook.patches.idioms.layer_loop.values import (
     EMPTY,
     PLAIN,
@@ -49,7 +50,7 @@ _RETURN_SELF = frozenset(
 )
 #: The table of activations, and how other files' classes look to positions.
 LOOK_UPS = ("ACT2FN", "ACT2CLS", "get_activation")
-ACTIVATION, _LINEAR = "torch.nn.SiLU", "torch.nn.Linear"
+ACTIVATION, _LINEAR, _NORM = "torch.nn.SiLU", "torch.nn.Linear", "torch.nn.RMSNorm"
 _PURE = (ast.Name, ast.Attribute, ast.Subscript, ast.Constant, ast.expr_context)
 
 
@@ -170,6 +171,8 @@ class _Making(Collections):
             return Module((ACTIVATION,))
         if last in self.view.classes and not name.startswith("torch.nn."):
             return Module((last,), instance=False)
+        if PACKAGED.intersection(self.view.from_packages(last)):
+            return Module((_NORM,), instance=False)
         if not name.startswith((".", "torch.nn.")) or not last[:1].isupper() or name in _PARAMETERS:
             return PLAIN
         alike = {".activations": ACTIVATION, ".pytorch_utils": _LINEAR}

@@ -133,6 +133,11 @@ class Positions(Calls):
     def compare(self, values: Sequence[Value], node: ast.Compare) -> Value:
         if any(isinstance(operator, ast.Is | ast.IsNot | ast.In | ast.NotIn) for operator in node.ops):
             return PLAIN
+        match values, node.ops:
+            case [Size(), Plain(1)], [ast.Gt()] if not self.tower:
+                return PLAIN  # a part has several positions exactly if the whole has
+            case [Plain(int(one)), Plain(int(other))], [ast.Eq()]:
+                return Plain(one == other)
         result: Value = PLAIN
         for value in values:
             result = _met(result, tensor_like(value))
@@ -192,6 +197,11 @@ class Positions(Calls):
             return True
         if not statement.orelse and all(isinstance(one, ast.Raise) for one in statement.body):
             return True  # a check
+        match statement.body, statement.orelse:
+            case [ast.Assign(value=packaged)], [ast.Assign(value=own)]:
+                if {*map(self.view.document.start, (packaged, own))} <= self.convolutions:
+                    run(statement.body, frame)  # a package's function, in place of a module
+                    return True
         for segments in self.segments:
             for block, fused in ((statement.orelse, statement.body), (statement.body, statement.orelse)):
                 if segments.block is block:
@@ -312,4 +322,4 @@ def _outline(value: Value) -> object:
         return [_outline(item) for item in value.values]
     if isinstance(value, Many | Maybe):
         return [type(value), _outline(value.value)]
-    return PLAIN if isinstance(value, Plain) else value
+    return value

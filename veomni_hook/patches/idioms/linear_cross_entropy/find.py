@@ -98,7 +98,7 @@ def _routed(view: ModuleView, target: str, forward: FunctionNode, tail: Tail) ->
         status=Status.ROUTED,
         variant=VARIANT,
         form=_form(tail),
-        captures=operands(view, tail),
+        captures=operands(view, forward, tail),
         edits=before_statement(view, forward, tail.statement, code, comment),
         slots=tuple(dict.fromkeys(slots)),
         relies_on=(f"{last_name(cap.elts[1])}.forward",) if isinstance(cap, ast.Tuple) else (),

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.edit import Edit, reindent
-from veomni_hook.patches.code.scope import free_name
+from veomni_hook.patches.code.scope import bound_names, free_name
 from veomni_hook.patches.code.wrap import WIDTH
 from veomni_hook.patches.idioms.linear_cross_entropy.read import Tail
 from veomni_hook.patches.routes.view import ModuleView
@@ -18,13 +18,19 @@ __all__ = ["guard", "operands"]
 _LOOSE = (ast.BoolOp, ast.IfExp)
 
 
-def operands(view: ModuleView, tail: Tail) -> dict[str, str]:
-    """The kernel's arguments, as source text by operand name."""
+def operands(view: ModuleView, function: FunctionNode, tail: Tail) -> dict[str, str]:
+    """The kernel's arguments, as source text by operand name.
+
+    Keywords of ``function`` that the loss does not get are an option: they may ask for more than a loss.
+    """
     texts = {name: _text(view, operand) for name, operand in tail.operands.items()}
     texts["loss_kwargs"] = _keywords(view, tail.keywords)
     options = [f"{name}={_text(view, value)}" for name, value in tail.transform.items()]
     if tail.before_head is not None:
         options.append(f"before_head={_text(view, tail.before_head)}")
+    rest, passed = function.args.kwarg, any(keyword.arg is None for keyword in tail.keywords)
+    if rest is not None and not passed and rest.arg not in bound_names(function.body):
+        options.append(f"keywords={rest.arg}")
     if options:
         texts["options"] = f"dict({', '.join(options)})"
     return texts
@@ -47,7 +53,7 @@ def guard(view: ModuleView, function: FunctionNode, tail: Tail, slot: str, insid
         f"return {finish}({_spliced(view, tail.output, inside)})",
     ]
     lines = [
-        f"{asked} = ({', '.join(['self', *operands(view, tail).values()])})",
+        f"{asked} = ({', '.join(['self', *operands(view, function, tail).values()])})",
         f"if ({kernel} := {slot}.kernel(*{asked})) is not None:",
         *(reindent(one, "", "    ") for one in inner),
     ]

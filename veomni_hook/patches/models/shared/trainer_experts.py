@@ -5,6 +5,7 @@ Applies only where the setting ``parallel`` has ``ep`` above 1.
 
 from __future__ import annotations
 
+from veomni_hook.parallel.expert_release import dispatches
 from veomni_hook.patches.spec import PatchConfig
 
 __all__ = ["config"]
@@ -17,19 +18,43 @@ config = PatchConfig(
 config.add_import(
     "veomni_hook.parallel.expert_checkpoints",
     [
+        "groups as veomni_groups",
         "load_best as veomni_load_best",
         "load_model as veomni_load_model",
         "load_optimizer as veomni_load_optimizer",
         "resumes as veomni_resumes",
+        "save_model as veomni_save_model",
         "save_optimizer as veomni_save_optimizer",
+        "saves as veomni_saves",
     ],
 )
-config.rewrite(
-    "Trainer.__init__",
-    pattern="not args.save_only_model",
-    replacement="not (args.save_only_model or veomni_resumes(self))",
-    description="optimizers of these models can be saved",
-)
+if dispatches():
+    config.rewrite(
+        "Trainer.__init__",
+        pattern="not args.save_only_model",
+        replacement="not (args.save_only_model or veomni_resumes(self))",
+        description="optimizers of these models can be saved",
+    )
+else:
+    config.rewrite(
+        "Trainer.create_optimizer",
+        pattern="optimizer_cls({groups}, **{options})",
+        replacement="optimizer_cls(veomni_groups(self, {groups}), **{options})",
+        description="experts have groups of their own",
+    )
+    config.rewrite(
+        "Trainer.save_model",
+        pattern="self.args.should_save",
+        replacement="veomni_saves(self)",
+        matches=None,
+        description="by all processes together",
+    )
+    config.rewrite(
+        "Trainer.save_model",
+        pattern="self._save(output_dir)",
+        replacement="veomni_save_model(self, output_dir)",
+        description="whole weights, written by one process",
+    )
 config.rewrite(
     "Trainer._save_checkpoint",
     pattern="self._save_optimizer_and_scheduler({folder})",

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from veomni_hook.patches.report import PatchReport
     from veomni_hook.patches.spec import PatchConfig
     from veomni_hook.settings import Settings
+    from veomni_hook.tools.cli.check.lock import Comparison
     from veomni_hook.tools.cli.check.verdict import Verdict
     from veomni_hook.tools.cli.inputs.configs import Source
 
@@ -69,6 +70,18 @@ def check(  # noqa: PLR0913 - the options of a command
     jobs: JobsOption = None,
     file: OutputOption = None,
     *,
+    generated: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FILE|FOLDER",
+            help="Only compare this file of `dump`, or those in a folder, with what `dump` prints now. Can be"
+            " repeated.",
+            show_default=False,
+        ),
+    ] = None,
+    fix: Annotated[
+        bool, typer.Option("--fix", help="With --generated: write files that differ anew.")
+    ] = False,
     write_lock: Annotated[
         bool,
         typer.Option(
@@ -102,17 +115,24 @@ def check(  # noqa: PLR0913 - the options of a command
 
     FAILS: the patch does not apply for another reason, such as a name that is no longer imported.
 
+    With --generated, show how files that `dump` wrote differ from what the command in their header prints
+    with the installed transformers and the present settings.
+
     Exits with 1 if a patch does not apply, or if a change can affect the project; with --against, unless
-    every patch applies or is unnecessary.
+    every patch applies or is unnecessary; with --generated, if a file differs and is not written anew.
     """
     from veomni_hook.settings import resolve
     from veomni_hook.tools.cli.check.against import made_elsewhere
+    from veomni_hook.tools.cli.check.generated import compare
     from veomni_hook.tools.cli.check.lock import NAME, check_place, compared, find_lock
     from veomni_hook.tools.cli.check.verdict import FAILS
     from veomni_hook.tools.cli.inputs.configs import OPTION, load_sources, names
 
     import_from_here()
     settings = resolve().settings
+    if generated or fix:
+        compare(generated or (), settings, fix=fix, as_json=as_json)
+        return
     if against is not None or written_for is not None:
         _against(settings, config or (), (against, written_for), targets or (), diffs=diffs, as_json=as_json)
         return
@@ -129,19 +149,23 @@ def check(  # noqa: PLR0913 - the options of a command
         _write(path or NAME, targets or (), sources, jobs)
     elif path is not None:
         comparison = compared(path, wanted, sources, jobs)
-    if as_json:
-        output.emit_json(
-            [*(asdict(verdict) for verdict in verdicts), *(comparison.rows() if comparison else ())]
-        )
-    else:
-        show(verdicts)
-        if comparison is not None:
-            output.emit("\n")
-            comparison.show(diffs=diffs)
+    _show(verdicts, comparison, diffs=diffs, as_json=as_json)
     for error in comparison.errors.values() if comparison is not None else ():
         output.fail(error)
     if any(verdict.verdict == FAILS for verdict in verdicts) or (comparison and comparison.matters):
         raise typer.Exit(FOUND)
+
+
+def _show(verdicts: Sequence[Verdict], comparison: Comparison | None, *, diffs: bool, as_json: bool) -> None:
+    if as_json:
+        output.emit_json(
+            [*(asdict(verdict) for verdict in verdicts), *(comparison.rows() if comparison else ())]
+        )
+        return
+    show(verdicts)
+    if comparison is not None:
+        output.emit("\n")
+        comparison.show(diffs=diffs)
 
 
 def _against(

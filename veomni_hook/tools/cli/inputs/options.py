@@ -98,7 +98,7 @@ JobsOption = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as one JSON document.")]
 
 
-def _write_to(context: typer.Context, file: Path | None) -> None:
+def write_to(context: typer.Context, file: Path | None) -> None:
     """Let what the command prints go to a file, as a shell does it.
 
     Raises:
@@ -125,7 +125,7 @@ OutputOption = Annotated[
         "-o",
         metavar="FILE",
         help="Write the result to this file, not to stdout.",
-        callback=_write_to,
+        callback=write_to,
         show_default=False,
     ),
 ]
@@ -156,29 +156,32 @@ def prepared(target: str | None, config: str | None, device: Device | None) -> P
         ConfigError: the config cannot be loaded.
         PatchError: a patch does not apply.
     """
-    # What a config's packages print while they are imported must not mix with the result.
-    with redirect_stdout(sys.stderr):
-        return _prepared(target, config, device)
-
-
-def _prepared(target: str | None, config: str | None, device: Device | None) -> Prepared:
     from veomni_hook.finders.prepare import prepare
     from veomni_hook.settings import resolve
 
-    settings = resolve().settings
+    # What a config's packages print while they are imported must not mix with the result.
+    with redirect_stdout(sys.stderr):
+        settings = resolve().settings
+        chosen = picked(target, config, device)
+        return prepare(chosen.module, settings, configs=chosen.configs, device=chosen.device)
+
+
+def picked(target: str | None, config: str | None, device: Device | None) -> Picked:
+    """Return the module that the options name, and the configs of ``config`` for it.
+
+    Raises:
+        UsageError, ConfigError: as `prepared`.
+    """
     import_from_here()
     chosen = device.value if device is not None else None
-    if config is None:
-        if target is None:
-            raise UsageError(
-                "no target",
-                where="the command line",
-                fix="name a family (qwen3), a module, or --config package.module",
-            )
-        return prepare(module_name(target), settings, device=chosen)
+    if target is None and config is None:
+        raise UsageError(
+            "no target",
+            where="the command line",
+            fix="name a family (qwen3), a module, or --config package.module",
+        )
     wanted = module_name(target) if target is not None else None
-    picked = _picked(config, wanted, chosen)
-    return prepare(picked.module, settings, configs=picked.configs, device=picked.device)
+    return Picked(str(wanted), None, chosen) if config is None else _picked(config, wanted, chosen)
 
 
 def facts_of(found: Prepared) -> Facts:
@@ -195,10 +198,10 @@ def facts_of(found: Prepared) -> Facts:
 
 @dataclass(frozen=True)
 class Picked:
-    """Configs for one module and one device."""
+    """One module, the configs that are applied alone (None: what an import would apply), and the device."""
 
     module: str
-    configs: tuple[PatchConfig, ...]
+    configs: tuple[PatchConfig, ...] | None
     device: str | None
 
 

@@ -1,0 +1,86 @@
+"""What VeOmni's code gets where VeOmni's trainer installed no loss and bound no kernels.
+
+`veomni_hook.patches.verbs.runtime` writes these calls into the code of configs. What VeOmni, or a user, has
+put in force stays: a loss of another origin than transformers, a slot that is bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+from torch.nn import functional
+
+from veomni_hook.integrations.veomni.linear_attention import UNBOUND
+from veomni_hook.integrations.veomni.losses import Outputs, log_probs
+from veomni_hook.kernels.linear_cross_entropy.losses import HOME
+from veomni_hook.kernels.shared.origin import underlying, written_in
+
+__all__ = ["is_eager", "kernel_of", "loss_of"]
+
+#: What VeOmni's losses take beside transformers' arguments; losses of logits use none of it.
+_OWN = (
+    "hidden_states", "weights", "return_log_probs", "temperature", "teacher_topk_ids",
+    "teacher_topk_log_probs", "log_prob_min_clamp", "chunk_size",
+)  # fmt: skip
+
+
+def loss_of(model: Any, count: int) -> Callable[..., Any]:
+    """Return ``model.loss_function``; if that is transformers' own, a function that returns ``count`` values.
+
+    They are the loss, logits in rows, and None for each other one; with ``return_log_probs=True``, None twice
+    and log-probabilities (`log_probs`). The function takes what transformers' loss takes, and VeOmni's
+    keywords; ``logits=None`` means those of ``hidden_states`` and ``weights``. With ``num_labels``, each
+    position has a label, which is not shifted.
+    """
+    function = model.loss_function
+    if written_in(underlying(function))[0] != HOME:
+        return function  # type: ignore[no-any-return]
+    return partial(_values, function, count)
+
+
+def _values(function: Callable[..., Tensor], count: int, **given: Any) -> Outputs:
+    if given.get("return_log_probs") and "num_labels" not in given:
+        return _filled(count, None, None, log_probs(**given))
+    logits = given.pop("logits", None)
+    if logits is None:
+        logits = functional.linear(given["hidden_states"], given["weights"])
+    rest = {name: value for name, value in given.items() if name not in _OWN}
+    if "num_labels" in rest:
+        loss = _of_positions(logits, **rest)
+    else:
+        loss = function(logits=logits, **rest)
+    return _filled(count, loss, logits.reshape(-1, logits.shape[-1]))
+
+
+def _filled(count: int, *values: object) -> Outputs:
+    return (*values, *[None] * count)[:count]  # type: ignore[return-value]
+
+
+def _of_positions(
+    logits: Tensor,
+    labels: Tensor,
+    num_labels: int,
+    num_items_in_batch: Tensor | int | None = None,
+    ignore_index: int = -100,
+    **others: object,
+) -> Tensor:
+    from transformers.loss.loss_utils import fixed_cross_entropy
+
+    target = labels.reshape(-1).to(logits.device)
+    rows = logits.float().reshape(-1, num_labels)
+    return fixed_cross_entropy(rows, target, num_items_in_batch, ignore_index, **others)  # type: ignore[no-any-return]
+
+
+def is_eager(slot: Any) -> bool:
+    """Return whether eager code runs: it is bound to a slot, or nothing is."""
+    return bool(slot.use_eager_impl) or not slot.is_bound
+
+
+def kernel_of(slot: Any) -> Callable[..., Any] | None:
+    """Return the kernel of a slot; if nothing is bound, ours for what has no eager code, or None."""
+    if slot.is_bound:
+        return slot.bound_kernel()  # type: ignore[no-any-return]
+    return UNBOUND.get(slot.op_name)

@@ -1,0 +1,165 @@
+"""Experts divided while a model is loaded, for releases of transformers that do not let others dispatch.
+
+The patched `from_pretrained` calls `begin` when the model has no weights yet: its experts become those of
+this process. What reads weights asks `converted`, so a process keeps its experts only. `finish` makes
+DTensors of them, puts the dispatch in front and shards everything by FSDP2. From then on the model is like
+one that newer releases divide themselves.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, distributed, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Shard
+
+from veomni_hook.parallel.expert_dispatch import OncePerRank
+from veomni_hook.parallel.expert_saving import save_pretrained
+from veomni_hook.parallel.groups import device
+
+__all__ = ["begin", "converted", "finish", "in_turn"]
+
+_ATTRIBUTE = "_veomni_division"
+
+
+@dataclass
+class _Division:
+    """How the experts of a model that is being loaded are divided.
+
+    Attributes:
+        mesh: the world as ``(efsdp, ep)``: ranks that share experts are neighbours.
+        modules: the experts.
+        counts: for each of their parameters, by its name in the model: how many experts there are in all.
+    """
+
+    mesh: DeviceMesh
+    modules: list[Any] = field(default_factory=list)
+    counts: dict[str, int] = field(default_factory=dict)
+
+    def part(self, name: str) -> slice:
+        """Return which experts of a parameter this process has."""
+        size = self.counts[name] // self.mesh["ep"].size()
+        first = self.mesh["ep"].get_local_rank() * size
+        return slice(first, first + size)
+
+
+def begin(model: nn.Module, experts: Iterator[tuple[str, Any]], size: int) -> None:
+    """Leave every ``size``-th part of ``experts``, by name, to this process; ``model`` has no weights yet."""
+    _join()
+    world = distributed.get_world_size()
+    mesh = init_device_mesh(device(), (world // size, size), mesh_dim_names=("efsdp", "ep"))
+    division = _Division(mesh)
+    for name, module in experts:
+        division.modules.append(module)
+        module.num_experts //= size
+        for key, parameter in [*module.named_parameters(recurse=False)]:
+            division.counts[f"{name}.{key}"] = parameter.shape[0]
+            part = torch.empty_like(parameter[: module.num_experts])
+            module._parameters[key] = nn.Parameter(part, parameter.requires_grad)
+    model.__dict__[_ATTRIBUTE] = division
+
+
+def in_turn(model: nn.Module) -> bool:
+    """Whether tensors of a model are read when they are needed, not in advance by several threads.
+
+    Threads would fill the memory with experts of other processes.
+    """
+    return _ATTRIBUTE in model.__dict__
+
+
+def converted(mapping: Any, name: str, model: nn.Module, **options: Any) -> dict[str, Any]:
+    """Return what ``mapping``, of transformers' loader, makes of tensors of a checkpoint: of experts, a part.
+
+    Experts that are tensors of their own are read for this process only; stacked ones are cut.
+    """
+    division: _Division | None = model.__dict__.get(_ATTRIBUTE)
+    if division is None or name not in division.counts:
+        return mapping.convert(name, model=model, **options)  # type: ignore[no-any-return]
+    for pattern, tensors in mapping.collected_tensors.items():
+        if len(tensors) == division.counts[name]:
+            mapping.collected_tensors[pattern] = tensors[division.part(name)]
+    values: dict[str, Any] = mapping.convert(name, model=model, **options)
+    for target, value in values.items():
+        tensor: Tensor = value[0] if isinstance(value, list) else value
+        if tensor.shape[0] == division.counts.get(target):
+            values[target] = tensor[division.part(target)].clone()
+    return values
+
+
+def finish(model: Any) -> None:
+    """Shard a model that has got its weights; nothing if its experts are not divided."""
+    division: _Division | None = model.__dict__.pop(_ATTRIBUTE, None)
+    if division is None:
+        return
+    world = init_device_mesh(device(), (distributed.get_world_size(),), mesh_dim_names=("fsdp",))
+    for module in division.modules:
+        _shard_experts(module, division.mesh)
+    # From the inside out, as FSDP2 asks: what is sharded already is left out of what holds it.
+    for module in reversed([*model.modules()]):
+        if module not in division.modules and (
+            type(module).__name__ in model._no_split_modules or _of_other_dtype(module, model.dtype)
+        ):
+            fully_shard(module, mesh=world)
+    fully_shard(model, mesh=world)
+    model._is_fsdp_managed_module = True  # read by transformers' generate: all ranks take the same steps
+    model.save_pretrained = partial(save_pretrained, model)
+
+
+def _shard_experts(module: Any, mesh: DeviceMesh) -> None:
+    for key, parameter in [*module.named_parameters(recurse=False)]:
+        part = DTensor.from_local(parameter.detach().to(mesh.device_type), mesh["ep"], [Shard(0)])
+        module._parameters[key] = nn.Parameter(part, parameter.requires_grad)
+    module.forward = _dispatched(module, mesh["ep"])
+    fully_shard(module, mesh=mesh["efsdp"])
+    # Tokens of all ranks reach these experts, whose gradients are summed over a part of the ranks.
+    module.set_gradient_divide_factor(float(mesh.size()))
+    if mesh["efsdp"].size() > 1:
+        # A factor in the reduction itself is NCCL's alone, and wrong there in bfloat16 (pytorch#190747).
+        # One rank alone divides without a reduction.
+        module.set_force_sum_reduction_for_comms(True)
+
+
+def _dispatched(module: Any, mesh: DeviceMesh) -> Callable[..., Tensor]:
+    dispatch = OncePerRank(module, mesh)
+
+    def forward(hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        with _own_weights(module):
+            return dispatch(hidden_states, top_k_index, top_k_weights).to(hidden_states.dtype)
+
+    return forward
+
+
+@contextmanager
+def _own_weights(module: nn.Module) -> Iterator[None]:
+    """Let the code of experts see this rank's weights as tensors, whose gradients reach the DTensors."""
+    whole = dict(module._parameters)
+    own = {key: each.to_local() if isinstance(each, DTensor) else each for key, each in whole.items()}
+    module._parameters.update(own)  # type: ignore[arg-type]
+    try:
+        yield
+    finally:
+        module._parameters.update(whole)
+
+
+def _of_other_dtype(module: nn.Module, dtype: torch.dtype) -> bool:
+    """Whether a module has parameters of its own in another dtype: FSDP2 needs a group for each dtype."""
+    return any(own.dtype != dtype for own in module.parameters(recurse=False))
+
+
+def _join() -> None:
+    """Join the job's processes, unless the script has done so."""
+    if distributed.is_initialized():
+        return
+    accelerator = torch.accelerator.current_accelerator()
+    kind = "cpu" if accelerator is None else accelerator.type
+    if accelerator is not None:
+        torch.accelerator.set_device_index(int(os.environ.get("LOCAL_RANK", "0")))
+    distributed.init_process_group(distributed.get_default_backend_for_device(kind))

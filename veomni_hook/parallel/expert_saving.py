@@ -1,0 +1,85 @@
+"""Checkpoints of models whose experts are divided: whole weights, and optimizers on any mesh.
+
+An optimizer is saved with `torch.distributed.checkpoint`, by the names of parameters, so it loads on another
+mesh; the files are those of transformers' ``save_optimizer_distributed``.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+from torch import Tensor, distributed, nn
+from torch.distributed import checkpoint
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor.placement_types import _StridedShard
+from torch.utils._pytree import tree_map
+
+__all__ = ["load_optimizer", "save_optimizer", "save_pretrained", "whole_state"]
+
+_BY_NAME = StateDictOptions(flatten_optimizer_state_dict=True)
+_KEY = "optimizer"
+
+
+def whole_state(model: nn.Module) -> dict[str, Tensor]:
+    """Return the whole weights of a sharded model on the host of rank 0, and nothing elsewhere. All ranks call."""
+    return get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+
+
+def save_pretrained(
+    model: Any,
+    save_directory: str | os.PathLike[str],
+    is_main_process: bool = True,  # noqa: FBT001, FBT002 - transformers' signature
+    state_dict: dict[str, Tensor] | None = None,
+    **options: Any,
+) -> None:
+    """`PreTrainedModel.save_pretrained` of a model that `expert_division` has sharded: rank 0 writes.
+
+    All ranks must call, unless the state is given.
+    """
+    state = whole_state(model) if state_dict is None else state_dict
+    if distributed.get_rank() == 0 and is_main_process:
+        type(model).save_pretrained(model, save_directory, state_dict=state, **options)
+    if state_dict is None:
+        distributed.barrier()
+
+
+def save_optimizer(
+    model: nn.Module, optimizer: torch.optim.Optimizer, folder: str | os.PathLike[str]
+) -> None:
+    """Save the state of a sharded model's optimizer; `load_optimizer` reads it on any mesh. All ranks must call."""
+    state = get_optimizer_state_dict(model, optimizer, options=_BY_NAME)
+    checkpoint.save({_KEY: tree_map(_in_one_piece, state)}, checkpoint_id=folder)
+
+
+def load_optimizer(
+    model: nn.Module, optimizer: torch.optim.Optimizer, folder: str | os.PathLike[str]
+) -> None:
+    """Load what `save_optimizer` saved, into an optimizer of the same parameters. All ranks must call."""
+    own = get_optimizer_state_dict(model, optimizer, options=_BY_NAME)
+    read = tree_map(_in_one_piece, own)
+    checkpoint.load({_KEY: read}, checkpoint_id=folder)
+    set_optimizer_state_dict(model, optimizer, tree_map(_placed_as, read, own), options=_BY_NAME)
+
+
+def _in_one_piece(value: object) -> object:
+    """Return a tensor of which each rank has one block: the form that checkpoints describe.
+
+    Experts that several ranks divide further lie in several blocks.
+    """
+    if not isinstance(value, DTensor):
+        return value
+    return value.redistribute(
+        placements=[Shard(each.dim) if isinstance(each, _StridedShard) else each for each in value.placements]
+    )
+
+
+def _placed_as(value: object, own: object) -> object:
+    return value.redistribute(placements=own.placements) if isinstance(own, DTensor) else value  # type: ignore[attr-defined]
