@@ -92,15 +92,15 @@ def facts(family: str) -> dict[str, Any]:
 
     for name in towers:
         getattr(made, name).register_forward_pre_hook(counted(name))
-    world, sharded = absent.distributed.get_world_size, absent._is_sharded
+    world, sharded = absent.distributed.get_world_size, absent.is_sharded
     initialized = absent.distributed.is_initialized
     absent.distributed.is_initialized = lambda: True
     absent.distributed.get_world_size = lambda *_: 2
-    absent._is_sharded = lambda towers: True
+    absent.is_sharded = lambda towers: True
     try:
         found = made(**inputs).last_hidden_state
     finally:
-        absent.distributed.get_world_size, absent._is_sharded = world, sharded
+        absent.distributed.get_world_size, absent.is_sharded = world, sharded
         absent.distributed.is_initialized = initialized
     found.sum().backward()
     held = [each for name in towers for each in getattr(made, name).parameters()]

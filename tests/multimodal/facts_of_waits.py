@@ -62,7 +62,7 @@ def shared() -> Iterator[list[str]]:
         "distributed": SimpleNamespace(
             is_available=lambda: True, is_initialized=lambda: True, get_world_size=lambda: 2
         ),
-        "_is_sharded": lambda towers: True,
+        "is_sharded": lambda towers: True,
         # The pretended device has no random numbers of its own.
         "_random_states": lambda device: nullcontext(),
         "placeholders": placeholders,

@@ -59,7 +59,7 @@ def shared(monkeypatch):
     """Two processes share every tower."""
     monkeypatch.setattr(absent.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(absent.distributed, "get_world_size", lambda: 2)
-    monkeypatch.setattr(absent, "_is_sharded", lambda towers: True)
+    monkeypatch.setattr(absent, "is_sharded", lambda towers: True)
     monkeypatch.setattr(absent, "_said", set())
 
 

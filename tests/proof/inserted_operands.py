@@ -162,8 +162,25 @@ def _of_samples(facts: Facts, run: Run, call: Inserted) -> _Facts:
         makes_masks = any(facts.masked("position_ids"))
         said = others[0] if others else call.kwargs.get("masks_positions", True)
         yield "masks_positions", said is makes_masks, f"whether mask functions get positions ({makes_masks})"
+        pools = any(_pools(each) for each in ast.walk(facts.texts.upstream))
+        yield "pools", call.kwargs.get("pools", False) is pools, f"whether layers drop positions ({pools})"
     else:
         yield from _of_layers(facts, run, others[0] if others else call.kwargs.get("layers"))
+
+
+def _pools(node: ast.AST) -> bool:
+    """Whether this is a multiple of a size, at most as many as there are positions."""
+    match node:
+        case ast.BinOp(ast.BinOp(counted, ast.FloorDiv(), size), ast.Mult(), factor):
+            return "shape" in ast.unparse(counted) and ast.unparse(size) == ast.unparse(factor)
+    return False
+
+
+def _of_making(facts: Facts, run: Run, call: Inserted) -> _Facts:
+    (found, *_) = [each for each in run.world.inserted if each.helper.endswith(".found")]
+    kwargs, positions = call.args
+    yield "kwargs", kwargs is found.result, "what the boundaries were put into"
+    yield "position_ids", positions is found.args[2], "the positions in which boundaries were looked for"
 
 
 def _of_layers(facts: Facts, run: Run, layers: Any) -> _Facts:
@@ -467,5 +484,5 @@ def dotted(value: Any) -> str:
 EXPECTED: Mapping[str, Callable[[Facts, Run, Inserted], _Facts]] = {
     "found": _of_samples, "refuse": _of_samples, "shard": _of_shard, "gather": _of_gather, "rows_to_add": _of_rows_to_add,
     "plus_zero": _of_absent, "read_together": _of_sizes, "computed": _of_computed, "converted": _of_converted,
-    "joined": _of_joined, "sent": _of_sent,
+    "joined": _of_joined, "sent": _of_sent, "makes_cache": _of_making,
 }  # fmt: skip

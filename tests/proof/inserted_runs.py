@@ -124,6 +124,7 @@ _DONE: dict[str, Callable[..., Any]] = {
     "computed": lambda *_, **__: lambda function: function,
     "call": _called,
     "separated": lambda _, *args: args[2],
+    "makes_cache": lambda *_: True,
 }
 
 

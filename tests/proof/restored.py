@@ -78,6 +78,12 @@ class _Restored(ast.NodeTransformer):
                 return [self.visit(each) for each in node.orelse]
         return self.generic_visit(node)
 
+    def visit_BoolOp(self, node: ast.BoolOp) -> ast.AST:
+        if ast.unparse(node.values[-1]).startswith("veomni_boundaries.makes_cache("):
+            self.found["makes_cache"] += 1
+            return self.visit(node.values[0])
+        return self.generic_visit(node)
+
     def visit_Call(self, node: ast.Call) -> ast.AST:
         self.generic_visit(node)
         made = self._called(node)
@@ -101,7 +107,7 @@ class _Restored(ast.NodeTransformer):
                 return ast.Call(ast.Attribute(ast.Subscript(*given, ast.Load()), "numel", ast.Load()), [], [])
             case "veomni_counts", "check" if _is_message(given[2]):
                 return ast.Call(given[0], [given[1], given[2].body], [])  # type: ignore[attr-defined]
-            case _, "separated" if len(given) == 3:
+            case _, "separated" if len(given) >= 3:
                 return given[2]
             case _, "call" if owner in self.slots and getattr(given[0], "id", "") == "self":
                 if ast.unparse(given[1]) == "torch.Tensor.masked_scatter":

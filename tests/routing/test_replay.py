@@ -10,11 +10,12 @@ from transformers import Ernie4_5_MoeConfig
 
 from tests.kernels.patched_qwen3 import batch, load
 from tests.routing.models import FAMILIES, grads, made, steps
+from tests.veomni.configurations import CONFIGURATIONS
 from veomni_hook import Kernel, register_kernel
 from veomni_hook.errors import KernelError, RoutingError
 from veomni_hook.kernels.selection.process_choice import set_choice
 from veomni_hook.kernels.selection.registry import registry
-from veomni_hook.routing import Routes, record, replay
+from veomni_hook.routing import Routes, monitor, record, replay, routers
 
 
 def assert_equal(one, other):
@@ -319,6 +320,30 @@ def test_routers_that_are_not_recognised_are_named(folder):
     with pytest.raises(RoutingError, match=r"is not recognised: model\.layers\.0\.mlp"), record(model):
         pass
     with pytest.raises(RoutingError, match="has no recognised router"), record(model, leave=["*.mlp*"]):
+        pass
+
+
+def test_routers_that_look_experts_up_by_tokens_are_left_to_themselves(folder, monkeypatch):
+    home = "transformers.models.deepseek_v4"
+    config = pytest.importorskip(f"{home}.configuration_deepseek_v4").DeepseekV4Config
+    module = load(folder, f"{home}.modeling_deepseek_v4")
+    torch.manual_seed(0)
+    model = module.DeepseekV4ForCausalLM(config(**CONFIGURATIONS["deepseek_v4"][2])).train()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    gates = ["model.layers.1.mlp.gate", "model.layers.2.mlp.gate"]
+    with record(model) as routes, monitor(model) as load_of:
+        expected = steps(model, BATCH)
+    assert [*routes] == gates == [*load_of.summary()]
+    other = Routes({name: (routes[name] + 1) % 4 for name in routes}, 4)
+    for given, same in ((routes, True), (other, False)):
+        with replay(model, given):
+            found = steps(model, BATCH)
+        assert torch.equal(found[0], expected[0]) is same
+        assert all(torch.equal(found[1][name], each) for name, each in expected[1].items()) is same
+    # One that chooses beside its table is not recognised.
+    monkeypatch.setattr(routers, "_CHOICES", frozenset({"gather"}))
+    with pytest.raises(RoutingError, match=r"is not recognised: model\.layers\.0\.mlp"), record(model):
         pass
 
 

@@ -45,6 +45,7 @@ _WITHOUT_KERNEL = {
     "count_check": ("checks of counts", ""),
     "row_join": ("rows in order", ""),
     "sample_boundaries": ("boundaries of samples", ""),
+    "pooled_windows": ("windows of samples", ""),
 }
 _LAST = (_COMPILED, _UPSTREAM, _NONE)
 #: Variables in which launchers give a process's rank: torchrun, accelerate, DeepSpeed and Ray, Slurm, MPI.

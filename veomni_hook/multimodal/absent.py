@@ -26,6 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from veomni_hook.errors import ParallelError, VeomniHookWarning
 from veomni_hook.kernels.selection.process_choice import STATE
+from veomni_hook.kernels.shared.sharded import is_sharded
 from veomni_hook.multimodal.placeholders import Underivable, placeholders
 from veomni_hook.printable import printable
 from veomni_hook.settings import resolve
@@ -136,7 +137,7 @@ def _plus_zero(  # noqa: PLR0913, PLR0917 - what `plus_zero` takes
 def _why(module: nn.Module, towers: Sequence[nn.Module], *, elsewhere: bool) -> str:
     """Why other processes wait for the towers; empty if they do not, or if another place's call is enough."""
     # Without gradients, too: a reentrant checkpoint runs the first pass so, and the second with gradients.
-    if _is_sharded(towers):
+    if is_sharded(towers):
         return "its parameters are sharded"
     if not module.training:
         return ""
@@ -148,38 +149,6 @@ def _why(module: nn.Module, towers: Sequence[nn.Module], *, elsewhere: bool) -> 
     if not elsewhere and module in _WAITED_FOR and trained and torch.is_grad_enabled():
         return "DistributedDataParallel waits for its gradients"
     return ""
-
-
-def _is_sharded(towers: Sequence[nn.Module]) -> bool:
-    """Whether a part of the towers belongs to a unit of FSDP, or has a parameter that processes share."""
-    from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
-    from torch.distributed.tensor import DTensor
-
-    modules = [module for tower in towers for module in tower.modules()]
-    if any(isinstance(module, FSDPModule | FullyShardedDataParallel) for module in modules):
-        return True
-    for tower in towers:
-        for parameter in tower.parameters():
-            if isinstance(parameter, DTensor) and any(
-                placement.is_shard() and parameter.device_mesh.size(dimension) > 1
-                for dimension, placement in enumerate(parameter.placements)
-            ):
-                return True
-    # A unit around them has replaced their parameters with whole ones; only its own record names them.
-    inside = set(map(id, modules))
-    return any(id(modules) in inside for modules in _modules_of_units())
-
-
-def _modules_of_units() -> Iterator[nn.Module]:
-    """The modules whose parameters the units of ``fully_shard`` hold."""
-    from torch.distributed._composable_state import _module_state_mapping
-
-    for reference in list(_module_state_mapping.values()):
-        state: object = reference() if isinstance(reference, weakref.ref) else reference
-        groups = getattr(state, "_fsdp_param_groups", None)
-        for group in groups if groups is not None else [getattr(state, "_fsdp_param_group", None)]:
-            for parameter in getattr(group, "fsdp_params", ()):
-                yield parameter._module_info.module
 
 
 def _random_states(device: torch.device) -> Any:

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
+import textwrap
 from collections.abc import Collection, Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
+import torch
 from torch import nn
 
 from veomni_hook.errors import RoutingError
 from veomni_hook.kernels.explain.no_slots import no_slots
 from veomni_hook.kernels.explain.places import places_of
 from veomni_hook.layout import counted, shortened
+from veomni_hook.patches.code.scope import parameter_names
+from veomni_hook.patches.code.tree import own_attribute, walk_ast
 
 __all__ = ["Routers", "routers_of"]
 
 #: Names that wrappers (checkpoints, FSDP, torch.compile) put between the names of a model.
 _WRAPPERS = {"_checkpoint_wrapped_module", "_fsdp_wrapped_module", "_orig_mod"}
+#: What a router calls that chooses.
+_CHOICES = frozenset(("topk", "argmax", "sort", "argsort"))
+#: Dimensions of a table: rows, and the experts of each.
+_TABLE = 2
 
 
 class Routers(NamedTuple):
@@ -46,6 +56,8 @@ class Routers(NamedTuple):
 def routers_of(model: nn.Module, leave: Collection[str], where: str) -> Routers:
     """Return the recognised routers of ``model``, those left out whose name matches a pattern of ``leave``.
 
+    Routers that look experts up by the ids of tokens choose nothing, and are left out as well.
+
     Raises:
         RoutingError: the model has none, or a block of experts has a router that is not recognised.
         KernelError: the model is not patched; the message says why.
@@ -54,6 +66,7 @@ def routers_of(model: nn.Module, leave: Collection[str], where: str) -> Routers:
     slotted = False
     names: dict[nn.Module, str] = {}
     experts: list[str] = []
+    looking_up: list[str] = []
     upstreams = _upstreams_routers(model)
     for full, module in model.named_modules():
         kind = type(module)
@@ -63,11 +76,14 @@ def routers_of(model: nn.Module, leave: Collection[str], where: str) -> Routers:
             ops[kind] = {place.slot.op for place in places}
         if "moe_router" in ops[kind]:
             names[module] = _bare(full)
+        elif _looks_up(module):
+            looking_up.append(_bare(full))
         elif "moe_experts" in ops[kind] or kind in upstreams:
             experts.append(_bare(full))
     if not slotted:
         raise no_slots(model, where)
-    unknown = [name for name in _without_router(experts, names.values()) if not _matches(name, leave)]
+    known = (*names.values(), *looking_up)
+    unknown = [name for name in _without_router(experts, known) if not _matches(name, leave)]
     kept = {module: name for module, name in names.items() if not _matches(name, leave)}
     if unknown:
         raise RoutingError(
@@ -85,6 +101,33 @@ def routers_of(model: nn.Module, leave: Collection[str], where: str) -> Routers:
     for name in kept.values():
         stacks.setdefault(_stack(name), []).append(name)
     return Routers(kept, {stack: tuple(members) for stack, members in stacks.items()})
+
+
+def _looks_up(module: nn.Module) -> bool:
+    """Whether a module reads rows of a table of whole numbers by one of its arguments, and chooses nothing.
+
+    indices = self.expert_of_token[input_ids.reshape(-1)]
+    """
+    tables = {
+        name
+        for name, table in module.named_buffers(recurse=False)
+        if table.dim() == _TABLE and not (table.is_floating_point() or table.dtype == torch.bool)
+    }
+    if not tables:
+        return False
+    try:
+        text = inspect.getsource(inspect.unwrap(type(module).forward))
+    except (OSError, TypeError):  # what it reads is not known
+        return False
+    (function,) = ast.parse(textwrap.dedent(text)).body
+    if not isinstance(function, ast.FunctionDef):
+        return False
+    nodes = [*walk_ast(function)]
+    if any(isinstance(node, ast.Attribute) and node.attr in _CHOICES for node in nodes):
+        return False
+    read = (node for node in nodes if isinstance(node, ast.Subscript) and own_attribute(node.value) in tables)
+    arguments = parameter_names(function) - {"self"}
+    return any(getattr(part, "id", "") in arguments for node in read for part in walk_ast(node.slice))
 
 
 def _bare(name: str) -> str:

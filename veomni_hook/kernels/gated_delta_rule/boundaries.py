@@ -6,7 +6,7 @@ Layers get them as ``cu_seq_lens_q``, upstream's own argument.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import torch
@@ -19,9 +19,9 @@ from veomni_hook.kernels.shared.host_values import host_copy
 from veomni_hook.kernels.shared.hub_functions import is_upstreams, running, takes
 from veomni_hook.kernels.shared.origin import name_of
 from veomni_hook.kernels.shared.samples import boundaries, of_rows
-from veomni_hook.kernels.shared.separation import given_in, layer_of, traced
+from veomni_hook.kernels.shared.separation import given_in, given_of, inseparable, layer_of, traced
 
-__all__ = ["found", "refuse"]
+__all__ = ["found", "makes_cache", "refuse"]
 
 Functions: TypeAlias = "tuple[tuple[str, str, str], ...]"
 Layers: TypeAlias = "tuple[tuple[type, Functions], ...]"
@@ -41,6 +41,7 @@ def found(
     inputs: Any,
     use_cache: object,
     masks_positions: bool = True,
+    pools: bool = False,
 ) -> dict[str, Any]:
     """Return the arguments that a model hands to its layers, with the boundaries of samples that share rows.
 
@@ -59,6 +60,7 @@ def found(
         inputs: ids or embeddings, ``[rows, positions, ...]``, or None.
         use_cache: whether the model makes a cache; None: as its config says.
         masks_positions: whether the model has masks made of positions for its attention.
+        pools: whether layers pool windows of positions, which those of a cache would join.
 
     Raises:
         SamplesError: samples share a row, and the attention layers of the model would mix them.
@@ -66,8 +68,10 @@ def found(
     arguments = Given(position_ids, attention_mask, cache, use_cache, masks_positions)
     if not traced():
         forget(owner)
-    handed = _with_boundaries(owner, kwargs, arguments, inputs)
+    handed = _with_boundaries(owner, kwargs, arguments, inputs, reads_continued=pools)
     if not STATE.active or inputs is None or not given_in(handed) or _continues(cache):
+        if pools and handed is not kwargs:
+            raise inseparable("", type(owner).__name__, "they continue a cache", "pass no cache")
         return handed
     if traced():
         if attends(owner):
@@ -76,8 +80,26 @@ def found(
     return hand(owner, handed) if _check(owner, handed, arguments, inputs) else handed
 
 
+def makes_cache(kwargs: Mapping[str, object], position_ids: object) -> bool:
+    """Return whether a model may make a cache that its call does not ask for.
+
+    Beside a cache, transformers makes no masks of positions, so none is made where these have to keep samples
+    apart.
+
+    Args:
+        kwargs: what `found` returned.
+        position_ids: see there.
+    """
+    return not (STATE.active and position_ids is not None and given_in(kwargs))
+
+
 def _with_boundaries(
-    owner: object, kwargs: dict[str, object], given: Given, inputs: torch.Tensor
+    owner: object,
+    kwargs: dict[str, object],
+    given: Given,
+    inputs: torch.Tensor,
+    *,
+    reads_continued: bool = False,
 ) -> dict[str, object]:
     """Return ``kwargs``, with boundaries if samples share a row."""
     position_ids = given.position_ids
@@ -90,7 +112,7 @@ def _with_boundaries(
         if given.cache is None and not getattr(torch.compiler, "_is_exporting_flag", False):
             _assert_one_sample_a_row(position_ids, mask, owner)
         return kwargs
-    if _continues(given.cache):
+    if _continues(given.cache) and not reads_continued:
         return kwargs
     rows, positions = inputs.shape[:2]
     begins = _begins(host_copy(position_ids)).expand(rows, positions)
@@ -116,9 +138,7 @@ _check_eagerly: Callable[..., bool] = torch.compiler.disable(_check)  # type: ig
 
 def _shared(kwargs: dict[str, Any], inputs: torch.Tensor) -> torch.Tensor | None:
     """Return the boundaries of samples that share a row, or None."""
-    ends = kwargs.get("cu_seq_lens_q")
-    ends = kwargs.get("cu_seqlens") if ends is None else ends
-    return of_rows(inputs.shape[0], inputs.shape[1], ends, kwargs.get("seq_idx"))
+    return of_rows(inputs.shape[0], inputs.shape[1], *given_of(kwargs))
 
 
 def refuse(

@@ -22,6 +22,7 @@ __all__ = [
     "call",
     "expect_boundaries",
     "given_in",
+    "given_of",
     "held",
     "inseparable",
     "layer_of",
@@ -113,6 +114,12 @@ def added(arguments: dict[str, object], given: Mapping[str, object]) -> dict[str
 def given_in(arguments: Mapping[str, object]) -> bool:
     """Return whether boundaries of samples are among the arguments of a call."""
     return any(arguments.get(name) is not None for name in NAMES)
+
+
+def given_of(arguments: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Return the boundaries among the arguments of a call, and the numbers of samples; None if absent."""
+    *ends, numbers = map(arguments.get, NAMES)
+    return next((value for value in ends if value is not None), None), numbers
 
 
 def traced() -> bool:

@@ -16,7 +16,9 @@ from veomni_hook.patches.code.template import Template
 from veomni_hook.patches.code.tree import assigned, calls_in, chain, last_name, own_attribute, walk_ast
 from veomni_hook.patches.routes.view import ModuleView
 
-__all__ = ["NAMES", "Mixing", "drops", "handed_down", "hands_to_layers", "mixing", "over_layers"]
+__all__ = [
+    "NAMES", "Mixing", "drops", "handed_down", "hands_to_layers", "held", "makers", "mixing", "over_layers",
+]  # fmt: skip
 
 _FUNCTIONS = (
     r"causal_conv1d(?!_update)|chunk\w*delta|_scan(?![a-z])|mamba_inner|split_conv1d|rwkv_linear_attention"
@@ -103,7 +105,7 @@ def drops(owner: ast.ClassDef, forward: FunctionNode, models: set[str]) -> bool:
     inits = [
         member for member in owner.body if isinstance(member, ast.FunctionDef) and member.name == "__init__"
     ]
-    attributes = _held(inits[-1], models) if inits else set()
+    attributes = held(inits[-1], models) if inits else set()
     calls = _calls_of(forward, attributes)
     return forward.args.kwarg is not None and not all(_hands(call, forward, "") for call in calls)
 
@@ -114,15 +116,11 @@ def handed_down(view: ModuleView, name: str, argument: str, above: tuple[str, ..
     Models that hold layers in a list hand on what they were given to all of them, or they do not count. Those
     ``above`` are asked already.
     """
-    # And the global names whose value has the class in it.
-    makers = {name}
-    for statement in view.document.tree.body:
-        if isinstance(statement, ast.Assign) and _mentions(statement.value, {name}):
-            makers.update(target.id for target in statement.targets if isinstance(target, ast.Name))
+    made = makers(view, {name})
     known = False
     for owner in view.classes.values():
         methods = view.methods(owner)
-        attributes = _held(methods.get("__init__"), makers)
+        attributes = held(methods.get("__init__"), made)
         if not attributes:
             continue
         forward = methods.get("forward")
@@ -138,6 +136,13 @@ def handed_down(view: ModuleView, name: str, argument: str, above: tuple[str, ..
             return False
         known = True
     return known
+
+
+def makers(view: ModuleView, classes: set[str]) -> set[str]:
+    """Classes, and the global names whose value has one of them in it."""
+    assignments = (node for node in view.document.tree.body if isinstance(node, ast.Assign))
+    holding = (node for node in assignments if _mentions(node.value, classes))
+    return classes | {name.id for node in holding for name in node.targets if isinstance(name, ast.Name)}
 
 
 def _calls(method: FunctionNode) -> Iterator[ast.Call]:
@@ -162,7 +167,7 @@ def _computes_nothing(view: ModuleView, call: ast.Call) -> bool:
     return len(body) == 1 and any(form.match(body[0]) for form in NOTHING)
 
 
-def _held(init: FunctionNode | None, makers: set[str]) -> set[str]:
+def held(init: FunctionNode | None, made: set[str]) -> set[str]:
     """The attributes to which a class assigns an instance."""
     if init is None:
         return set()
@@ -170,13 +175,13 @@ def _held(init: FunctionNode | None, makers: set[str]) -> set[str]:
     targets = [
         target
         for assignment in assignments
-        if _mentions(assignment.value, makers)
+        if _mentions(assignment.value, made)
         for target in assignment.targets
     ]
     local = {target.id for target in targets if isinstance(target, ast.Name)}
     for filled in filter(None, map(FILLED.match, walk_ast(init))):
-        local |= {filled["LIST"]} if _mentions(filled.expression("ITEM"), makers) else set()
-    holding = [assignment for assignment in assignments if _mentions(assignment.value, makers | local)]
+        local |= {filled["LIST"]} if _mentions(filled.expression("ITEM"), made) else set()
+    holding = [assignment for assignment in assignments if _mentions(assignment.value, made | local)]
     return {own_attribute(target) for assignment in holding for target in assignment.targets} - {""}
 
 

@@ -17,7 +17,7 @@ from functools import partial
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.scope import parameter_names
 from veomni_hook.patches.code.tree import last_name, walk_ast
-from veomni_hook.patches.idioms import causal_conv, gated_delta_rule
+from veomni_hook.patches.idioms import causal_conv, gated_delta_rule, pooled_windows
 from veomni_hook.patches.idioms.position_mixing import (
     Mixing,
     drops,
@@ -25,8 +25,8 @@ from veomni_hook.patches.idioms.position_mixing import (
     mixing,
     over_layers,
 )
-from veomni_hook.patches.routes.cache_parameter import cache_parameters, hands_on_cache
-from veomni_hook.patches.routes.guards import before_body
+from veomni_hook.patches.routes.cache_parameter import cache_parameters, hands_on_cache, made_unasked
+from veomni_hook.patches.routes.guards import before_body, in_place
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.site import Code, Reason, Site, Status
 from veomni_hook.patches.upstream_names import names
@@ -37,9 +37,9 @@ OP = "sample_boundaries"
 WORDS = ""
 CANDIDATES = (
     "in a module with a class that mixes the positions of a row (it calls a causal convolution, a rule of"
-    " deltas or a scan, gives a cache the state of one, or gets it as rnn_state), every forward that takes"
-    " input_ids and loops over its own layers (self.layers, self.blocks), or calls a model that does without"
-    " its own other arguments"
+    " deltas or a scan, gives a cache the state of one, or gets it as rnn_state; or it calls one that pools"
+    " windows of positions), every forward that takes input_ids and loops over its own layers (self.layers,"
+    " self.blocks), or calls a model that does without its own other arguments"
 )
 _FOUND, _REFUSED = "found_once", "refused"
 _IMPORT = ("veomni_hook.kernels.gated_delta_rule", "boundaries as veomni_boundaries")
@@ -48,7 +48,7 @@ _MASKS = re.compile(r"^create_\w*causal_mask$")
 
 def find(view: ModuleView) -> Iterator[Site]:
     """Every candidate of a module."""
-    if not (classes := mixing(view)):
+    if not (classes := [*mixing(view), *pooled_windows.pooling(view)]):
         return
     routed = _routed(view)
     apart = [class_ for class_ in classes if _is_routed(class_, routed)]
@@ -68,7 +68,8 @@ def find(view: ModuleView) -> Iterator[Site]:
 def _routed(view: ModuleView) -> dict[str, set[str]]:
     """The functions whose calls ask a kernel, by the method."""
     by_method: dict[str, set[str]] = {}
-    for site in (*view.sites(gated_delta_rule.find), *view.sites(causal_conv.find)):
+    idioms = (gated_delta_rule, causal_conv, pooled_windows)
+    for site in (site for idiom in idioms for site in view.sites(idiom.find)):
         if site.status is Status.ROUTED:
             by_method.setdefault(site.target, set()).update(site.captures["function"].split(", "))
     return by_method
@@ -114,12 +115,16 @@ def _site(
         isinstance(node, ast.Name | ast.Attribute) and _MASKS.match(last_name(node))
         for node in walk_ast(view.document.tree)
     )
-    masks_of = [] if makes_masks else ["masks_positions=False"]
-    code = _call(f"{passed} = veomni_boundaries.found", ["self", passed, *read, *masks_of]) if apart else ""
+    told = [] if makes_masks else ["masks_positions=False"]
+    told += ["pools=True"] if view.sites(pooled_windows.find) else []
+    code = _call(f"{passed} = veomni_boundaries.found", ["self", passed, *read, *told]) if apart else ""
     if others:
         refused = "".join(f"({other.name}, {other.takes(view) if hands_on else ()!r}), " for other in others)
         code += _call("veomni_boundaries.refuse", ["self", passed or "{}", *read, f"({refused.rstrip()})"])
     edits = before_body(view, forward, code, "samples that share a row")
+    if apart and caches and (test := made_unasked(forward, caches[0])) is not None:
+        asked = f"veomni_boundaries.makes_cache({passed}, {read[0]})"
+        edits = (*edits, in_place(view, test, f"{ast.unparse(test)} and {asked}"))
     return Site.calling(OP, target, _FOUND if apart else _REFUSED, forward, edits, _IMPORT)
 
 

@@ -8,11 +8,12 @@ from collections.abc import Collection
 
 from veomni_hook.patches.code.document import FunctionNode
 from veomni_hook.patches.code.scope import parameters
+from veomni_hook.patches.code.template import Template
 from veomni_hook.patches.code.tree import last_name, walk_ast
 from veomni_hook.patches.routes.view import ModuleView
 from veomni_hook.patches.upstream_names import names
 
-__all__ = ["cache_parameters", "hands_on_cache"]
+__all__ = ["cache_parameters", "hands_on_cache", "made_unasked"]
 
 #: The module of transformers that defines caches, and the method of all of them since 4.36.
 _HOME, _LENGTH = "cache_utils", "get_seq_length"
@@ -23,6 +24,7 @@ _METHODS = frozenset(
 _UPDATE, _STATES = "update", 2
 #: Its names, for a forward that only hands it on.
 _NAMES = names("the cache")
+_MADE = Template("if CACHE is None:\n    CACHE = MAKER")
 
 
 def cache_parameters(view: ModuleView, forward: FunctionNode) -> list[str]:
@@ -58,6 +60,14 @@ def hands_on_cache(view: ModuleView, code: ast.AST) -> bool:
     asked = _asked(view)
     keywords = [keyword for node in walk_ast(code) if isinstance(node, ast.Call) for keyword in node.keywords]
     return any(keyword.arg in asked and not isinstance(keyword.value, ast.Constant) for keyword in keywords)
+
+
+def made_unasked(forward: FunctionNode, cache: str) -> ast.expr | None:
+    """The condition of a statement that makes a cache wherever there is none, also if none is asked for."""
+    for statement in forward.body:
+        if isinstance(statement, ast.If) and _MADE.match(statement, CACHE=cache) is not None:
+            return statement.test
+    return None
 
 
 def _asked(view: ModuleView) -> set[str]:
