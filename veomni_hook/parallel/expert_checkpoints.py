@@ -22,7 +22,16 @@ from veomni_hook.parallel.gradient_norm import by_mesh
 if TYPE_CHECKING:
     from transformers import Trainer
 
-__all__ = ["groups", "load_best", "load_model", "load_optimizer", "resumes", "save_model", "save_optimizer", "saves"]
+__all__ = [
+    "groups",
+    "load_best",
+    "load_model",
+    "load_optimizer",
+    "resumes",
+    "save_model",
+    "save_optimizer",
+    "saves",
+]
 
 _FOLDER, _SCHEDULER = "optimizer", "scheduler.pt"
 

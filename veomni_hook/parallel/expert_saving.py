@@ -51,13 +51,17 @@ def save_pretrained(
         distributed.barrier()
 
 
-def save_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, folder: str | os.PathLike[str]) -> None:
+def save_optimizer(
+    model: nn.Module, optimizer: torch.optim.Optimizer, folder: str | os.PathLike[str]
+) -> None:
     """Save the state of a sharded model's optimizer; `load_optimizer` reads it on any mesh. All ranks must call."""
     state = get_optimizer_state_dict(model, optimizer, options=_BY_NAME)
     checkpoint.save({_KEY: tree_map(_in_one_piece, state)}, checkpoint_id=folder)
 
 
-def load_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, folder: str | os.PathLike[str]) -> None:
+def load_optimizer(
+    model: nn.Module, optimizer: torch.optim.Optimizer, folder: str | os.PathLike[str]
+) -> None:
     """Load what `save_optimizer` saved, into an optimizer of the same parameters. All ranks must call."""
     own = get_optimizer_state_dict(model, optimizer, options=_BY_NAME)
     read = tree_map(_in_one_piece, own)
