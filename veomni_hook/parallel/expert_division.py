@@ -60,10 +60,8 @@ def begin(model: nn.Module, experts: Iterator[tuple[str, Any]], size: int) -> No
     for name, module in experts:
         division.modules.append(module)
         module.num_experts //= size
-        for key, parameter in [*module.named_parameters(recurse=False)]:
+        for key, parameter in module.named_parameters(recurse=False):
             division.counts[f"{name}.{key}"] = parameter.shape[0]
-            part = torch.empty_like(parameter[: module.num_experts])
-            module._parameters[key] = nn.Parameter(part, parameter.requires_grad)
     model.__dict__[_ATTRIBUTE] = division
 
 
@@ -87,10 +85,13 @@ def converted(mapping: Any, name: str, model: nn.Module, **options: Any) -> dict
         if len(tensors) == division.counts[name]:
             mapping.collected_tensors[pattern] = tensors[division.part(name)]
     values: dict[str, Any] = mapping.convert(name, model=model, **options)
-    for target, value in values.items():
-        tensor: Tensor = value[0] if isinstance(value, list) else value
-        if tensor.shape[0] == division.counts.get(target):
+    for target in values.keys() & division.counts.keys():
+        tensor: Tensor = values[target][0] if isinstance(values[target], list) else values[target]
+        if tensor.shape[0] == division.counts[target]:
             values[target] = tensor[division.part(target)].clone()
+        # Only now: conversions look at the shape of the whole parameter, the loader at that of the part.
+        owner, _, key = target.rpartition(".")
+        _cut(model.get_submodule(owner), key, division.part(target))
     return values
 
 
@@ -100,6 +101,10 @@ def finish(model: Any) -> None:
     if division is None:
         return
     world = init_device_mesh(device(), (distributed.get_world_size(),), mesh_dim_names=("fsdp",))
+    for name in division.counts:
+        owner, _, key = name.rpartition(".")
+        if model.get_parameter(name).shape[0] == division.counts[name]:  # was not in the checkpoint
+            _cut(model.get_submodule(owner), key, division.part(name))
     for module in division.modules:
         _shard_experts(module, division.mesh)
     # From the inside out, as FSDP2 asks: what is sharded already is left out of what holds it.
@@ -111,6 +116,11 @@ def finish(model: Any) -> None:
     fully_shard(model, mesh=world)
     model._is_fsdp_managed_module = True  # read by transformers' generate: all ranks take the same steps
     model.save_pretrained = partial(save_pretrained, model)
+
+
+def _cut(module: nn.Module, key: str, part: slice) -> None:
+    whole = module.get_parameter(key)
+    module._parameters[key] = nn.Parameter(whole.detach()[part].clone(), whole.requires_grad)
 
 
 def _shard_experts(module: Any, mesh: DeviceMesh) -> None:

@@ -45,3 +45,12 @@ def test_frozen_parameters(two, what, checkpointing):
 @pytest.mark.usefixtures("divided_by_transformers")
 def test_transformers_own_dispatch_gives_the_same(two):
     check(two, family="Qwen3Moe", ep=2, implementation="all_to_all")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["qwen3_5_moe", "qwen3_vl_moe", "qwen3_omni_moe", "deepseek_v4"])
+def test_families_from_loading_to_saving(told, family):
+    for answer in told.run("family_cases:steps", family=family):
+        assert answer["saved"] == answer["divided again"] == 0.0
+        assert max(answer[name] for name in ("norms", "loss", "gradients")) < 1e-4, answer
+        assert answer["weights"] < 1e-3, answer  # Adam makes much of small gradients
