@@ -18,6 +18,7 @@ from veomni_hook.finders.build import patch
 from veomni_hook.finders.upstream import read_upstream
 from veomni_hook.locate import locate
 
+ASKED = {"is_eager": "{}.use_eager_impl", "kernel_of": "{}.bound_kernel()", "loss_of": "{}.loss_function"}
 _HUB = "use_kernel_func_from_hub"
 _DEFINED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
@@ -30,12 +31,25 @@ def definitions(text, module, *, replaced=frozenset()):
     """
     tree = ast.parse(text)
     for node in ast.walk(tree):
+        for field, value in ast.iter_fields(node):
+            if isinstance(value, ast.expr) and (asked := _of_runtime(value)) is not None:
+                setattr(node, field, asked)
+            elif isinstance(value, list):
+                value[:] = [_of_runtime(one) or one for one in value]
         if isinstance(node, ast.ImportFrom) and node.level:
             parts = module.split(".")[: -node.level]
             node.module, node.level = ".".join([*parts, *filter(None, [node.module])]), 0
         if isinstance(node, _DEFINED):
             _plain(node, replaced)
     return dict(_found(tree))
+
+
+def _of_runtime(node):
+    """The question to VeOmni's runtime that the hook answers (`veomni_hook.patches.verbs.runtime`), or None."""
+    match node:
+        case ast.Call(func=ast.Attribute(value=ast.Name("veomni_unbound"), attr=name), args=[asked, *_]):
+            return ast.parse(ASKED[name].format(ast.unparse(asked)), mode="eval").body
+    return None
 
 
 def _plain(node, replaced):

@@ -42,10 +42,10 @@ def test_all_models_of_all_releases_are_covered_by_few_lines():
     patches = Path(recognise.__code__.co_filename).parents[1]
     specs = [*patches.glob("idioms/**/*.py"), *patches.glob("models/**/*.py")]
     lines = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in specs}
-    # No formulas: an evaluator of layer code (what works on each position by itself, and in towers on each image),
-    # the parts for speech, and the layers that mix positions.
+    # No formulas: an evaluator of layer code (what works on each position by itself, in towers on each image, and in
+    # sparse attention on each query), the parts for speech, and the layers that mix positions.
     apart = {
-        "layer_loop": 3180,
+        "layer_loop": 3600,
         "speech": 290,
         "position_mixing": 210,
         "sample_boundaries": 140,
@@ -56,7 +56,7 @@ def test_all_models_of_all_releases_are_covered_by_few_lines():
         # An idiom is a file, or a folder.
         room = path.parent.name if path.parent.parent.name == "idioms" else path.stem
         rooms[room if room in apart else ""] += number
-    assert rooms[""] < 8400
+    assert rooms[""] < 8500
     for room, most in apart.items():
         assert 0 < rooms[room] < most
 

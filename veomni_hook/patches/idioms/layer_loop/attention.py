@@ -34,6 +34,7 @@ from veomni_hook.patches.idioms.layer_loop.values import (
 )
 from veomni_hook.patches.interpreter.domain import Frame
 from veomni_hook.patches.site import Code, Missed
+from veomni_hook.patches.upstream_names import names
 
 __all__ = ["STATE", "attended", "by_segment", "convolved", "of_cache", "ruled"]
 
@@ -45,14 +46,11 @@ _HEADS = ("B . S .", "1 . S .")
 _ATTENTION = {"module": (), "query": _HEADS, "key": _HEADS, "value": _HEADS, "attention_mask": ()}
 #: The same with keys that are those of all positions: the mask is that of this process's queries.
 _QUERIES = {
-    "module": (),
+    **dict.fromkeys(_ATTENTION, ()),
     "query": _HEADS,
-    "key": (),
-    "value": (),
-    "attention_mask": ("B . S .",),
-    "position_ids": ("B S",),
+    [*_ATTENTION][-1]: ("B . S .",),
+    **dict.fromkeys((*names("positions"), *names("token ids")), ("B S",)),
     "indices": ("B S .",),
-    "input_ids": ("B S",),
     "block_indices": _HEADS,
 }
 _CONVOLUTION = {"hidden_states": ("B . S",), "weight": (), "bias": (), "activation": ()}

@@ -124,4 +124,4 @@ def of_keys(name: str, arguments: Arguments) -> Value:
 
 
 #: Attributes of the cache, or of what it holds of one layer.
-ATTRIBUTES: dict[str, Value] = {"layers": Many(KEYS), "keys": PLAIN, "values": PLAIN}
+ATTRIBUTES: dict[str, Value] = {"layers": Many(KEYS), **dict.fromkeys(("keys", "values"), PLAIN)}
