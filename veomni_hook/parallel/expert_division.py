@@ -152,7 +152,7 @@ def _own_weights(module: nn.Module) -> Iterator[None]:
     """Let the code of experts see this rank's weights as tensors, whose gradients reach the DTensors."""
     whole = dict(module._parameters)
     own = {key: each.to_local() if isinstance(each, DTensor) else each for key, each in whole.items()}
-    module._parameters.update(own)  # type: ignore[arg-type]
+    module._parameters.update(own)
     try:
         yield
     finally:

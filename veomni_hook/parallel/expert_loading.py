@@ -2,8 +2,8 @@
 
 transformers shards experts when a script gives ``from_pretrained`` a ``distributed_config``. The patched
 `transformers.modeling_utils` calls `settled` where that argument is read, and `planned` when the model is
-built but not yet loaded. In older releases it calls `divided` there instead, and `finished` when the weights are
-loaded. Parallelism that the script has set up itself is left alone.
+built but not yet loaded. In older releases it calls `divided` there instead, and `finished` when the weights
+are loaded. Parallelism that the script has set up itself is left alone.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 from torch import distributed
 
 from veomni_hook.errors import ParallelError
-from veomni_hook.parallel import expert_release, process
+from veomni_hook.parallel import process
 from veomni_hook.parallel.expert_plans import dispatched, plan_of
+from veomni_hook.patches import expert_release
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -38,8 +39,8 @@ def settled(kind: type, given: object, options: Mapping[str, object]) -> object:
         options: the script's other options that `from_pretrained` has not read yet.
 
     Raises:
-        ParallelError: ``ep`` does not divide the processes of the job, or the script uses what expert parallelism
-            does not support.
+        ParallelError: ``ep`` does not divide the processes of the job, or the script uses what expert
+            parallelism does not support.
     """
     if getattr(given, "ep_implementation", None) == expert_release.NAME:
         _register()  # a script that names our dispatch needs no setting for it
@@ -132,7 +133,7 @@ class _Refusing:
 
 
 def _is_asked(*own: object) -> bool:
-    """Whether the setting asks for experts on several ranks, and the script sets up nothing of its ``own``."""
+    """Whether the setting asks for divided experts, and the script sets up nothing of its ``own``."""
     return process.sizes().ep > 1 and not any(given is not None for given in own) and not _accelerate_splits()
 
 

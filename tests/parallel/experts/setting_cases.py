@@ -14,7 +14,8 @@ import transformers
 
 from tests.parallel.experts import models
 from veomni_hook.errors import ParallelError
-from veomni_hook.parallel import data_shard, expert_loading, expert_release
+from veomni_hook.parallel import data_shard, expert_loading
+from veomni_hook.patches import expert_release
 from veomni_hook.tools.report.explanation import explain
 
 

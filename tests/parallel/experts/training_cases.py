@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import transformers
 from torch.distributed.tensor import DTensor
 
 from tests.parallel.experts import models

@@ -11,7 +11,7 @@ from veomni_hook.layout import counted
 from veomni_hook.parallel import process
 from veomni_hook.parallel.expert_loading import ep_size, is_ours
 from veomni_hook.parallel.expert_plans import experts_of
-from veomni_hook.parallel.expert_release import NAME
+from veomni_hook.patches.expert_release import NAME
 from veomni_hook.patches.idioms.layer_loop.reasons import TOWER
 
 if TYPE_CHECKING:
