@@ -65,7 +65,7 @@ def save_pretrained(
 def save_optimizer(
     model: nn.Module, optimizer: torch.optim.Optimizer, folder: str | os.PathLike[str]
 ) -> None:
-    """Save the state of a sharded model's optimizer; `load_optimizer` reads it on any mesh. All ranks call."""
+    """Save the state of a sharded model's optimizer; `load_optimizer` reads it on any mesh. All call."""
     state = get_optimizer_state_dict(model, optimizer, options=_BY_NAME)
     save({_KEY: tree_map(_in_one_piece, state)}, checkpoint_id=folder)
 
