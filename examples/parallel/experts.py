@@ -3,7 +3,7 @@
     VEOMNI_PARALLEL=ep=2 torchrun --nproc_per_node 2 experts.py
 
 `from_pretrained` divides the model: experts by the setting, everything else by FSDP2. Each process reads its
-own batches. With one process it is an ordinary loop. Needs transformers 5.20 or newer.
+own batches. With one process it is an ordinary loop. Needs transformers 5.9 or newer.
 """
 
 import argparse

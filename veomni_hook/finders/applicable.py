@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from veomni_hook.expert_release import dispatches, divides_experts
 from veomni_hook.finders.config_text import may_be_for
 from veomni_hook.finders.state import STATE
 from veomni_hook.finders.targets import REMOTE_LOADING, TRAINING, is_remote, is_target
 from veomni_hook.finders.upstream import Upstream
+from veomni_hook.patches.expert_release import dispatches, divides_experts
 from veomni_hook.patches.models import spec_modules
 from veomni_hook.plugins import PATCHES, in_force
 from veomni_hook.settings import Settings

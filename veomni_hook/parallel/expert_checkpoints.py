@@ -2,8 +2,8 @@
 
 transformers' Trainer refuses to save optimizers of models that are sharded when they are loaded, because it
 cannot resume them; older releases know nothing of such models. For the models of
-`veomni_hook.parallel.expert_loading`, the patched `transformers.trainer` asks here instead. Weights are saved
-as a single process saves them, optimizers by `expert_saving`.
+`veomni_hook.parallel.expert_loading`, the patched `transformers.trainer` asks here instead. Weights are
+saved as a single process saves them, optimizers by `expert_saving`.
 """
 
 from __future__ import annotations

@@ -25,9 +25,9 @@ from torch.distributed._functional_collectives import (
     wait_tensor,
 )
 
-from veomni_hook.expert_release import NAME, dispatches
 from veomni_hook.parallel.expert_copies import Copies, Saved, collect, copies_of, spread
 from veomni_hook.parallel.expert_records import current, record_checkpoints
+from veomni_hook.patches.expert_release import NAME, dispatches
 
 __all__ = ["OncePerRank", "register"]
 

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from torch import distributed
 
-from veomni_hook import expert_release
 from veomni_hook.errors import ParallelError
 from veomni_hook.parallel import process
 from veomni_hook.parallel.expert_plans import dispatched, plan_of
+from veomni_hook.patches import expert_release
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -136,7 +136,7 @@ class _Refusing:
 
 
 def _is_asked(*own: object) -> bool:
-    """Whether the setting asks for experts on several ranks, and the script has nothing of its ``own``."""
+    """Whether the setting asks for divided experts, and the script sets up nothing of its ``own``."""
     return process.sizes().ep > 1 and not any(given is not None for given in own) and not _accelerate_splits()
 
 

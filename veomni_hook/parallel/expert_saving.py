@@ -23,6 +23,8 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.utils._pytree import tree_map
 
+from veomni_hook.errors import ParallelError
+
 __all__ = ["load_optimizer", "save_optimizer", "save_pretrained", "whole_state"]
 
 _BY_NAME = StateDictOptions(flatten_optimizer_state_dict=True)
@@ -30,9 +32,10 @@ _KEY = "optimizer"
 
 
 def whole_state(model: nn.Module) -> dict[str, Tensor]:
-    """Return the whole weights of a sharded model, on the host of rank 0 alone. All ranks must call."""
+    """Return the whole weights of a sharded model on rank 0's host, nothing elsewhere. All ranks call."""
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-    return dict(get_model_state_dict(model, options=options))  # type: ignore[arg-type]
+    state: dict[str, Any] = get_model_state_dict(model, options=options)
+    return state
 
 
 def save_pretrained(
@@ -46,6 +49,12 @@ def save_pretrained(
 
     All ranks must call, unless the state is given.
     """
+    if options.get("distributed_checkpoint"):
+        raise ParallelError(
+            "save_pretrained(distributed_checkpoint=True) needs transformers 5.23 where experts are divided",
+            where=f"{type(model).__name__}.save_pretrained",
+            fix="leave distributed_checkpoint out: rank 0 writes the whole weights",
+        )
     state = whole_state(model) if state_dict is None else state_dict
     if distributed.get_rank() == 0 and is_main_process:
         type(model).save_pretrained(model, save_directory, state_dict=state, **options)
@@ -56,7 +65,7 @@ def save_pretrained(
 def save_optimizer(
     model: nn.Module, optimizer: torch.optim.Optimizer, folder: str | os.PathLike[str]
 ) -> None:
-    """Save the state of a sharded model's optimizer, for any mesh. All ranks must call."""
+    """Save the state of a sharded model's optimizer; `load_optimizer` reads it on any mesh. All call."""
     state = get_optimizer_state_dict(model, optimizer, options=_BY_NAME)
     save({_KEY: tree_map(_in_one_piece, state)}, checkpoint_id=folder)
 

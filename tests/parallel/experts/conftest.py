@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.parallel.ranks import Ranks
-from veomni_hook import expert_release
+from veomni_hook.patches import expert_release
 
 
 @pytest.fixture

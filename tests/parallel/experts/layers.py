@@ -12,9 +12,9 @@ from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 
 from tests.parallel.experts.models import COMMON, FAMILIES, OURS
-from veomni_hook import expert_release
 from veomni_hook.kernels.selection.process_choice import set_choice
 from veomni_hook.parallel.expert_dispatch import OncePerRank
+from veomni_hook.patches import expert_release
 
 EXPERTS, HIDDEN = 8, COMMON["hidden_size"]
 DISPATCHERS: dict[str, Any] = {"veomni": OncePerRank}

@@ -12,9 +12,9 @@ import torch.distributed as dist
 import transformers
 from torch.distributed.tensor import DTensor
 
-from veomni_hook import expert_release
 from veomni_hook.kernels.selection.process_choice import set_choice
 from veomni_hook.parallel import process
+from veomni_hook.patches import expert_release
 
 COMMON = {
     "vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,

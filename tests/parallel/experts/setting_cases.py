@@ -13,9 +13,9 @@ import torch.distributed as dist
 import transformers
 
 from tests.parallel.experts import models
-from veomni_hook import expert_release
 from veomni_hook.errors import ParallelError
 from veomni_hook.parallel import data_shard, expert_loading
+from veomni_hook.patches import expert_release
 from veomni_hook.tools.report.explanation import explain
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.parallel.experts.test_models import CLOSE
-from veomni_hook import expert_release
+from veomni_hook.patches import expert_release
 
 
 @pytest.mark.sample(1)

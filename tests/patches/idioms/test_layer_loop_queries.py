@@ -99,7 +99,7 @@ def test_token_ids_that_layers_look_up_are_those_of_this_process():
         # The first query is not at position 0.
         [("last - length + torch", "torch")],
         [("last = past_key_values.layers[self.layer_idx].get_seq_length()", "pass")],
-        [("if length == 1", "if length > 1")],
+        [("if length == 1", "if length > 2")],
         # What a process keeps is a part of the keys.
         [("        scores = torch.mat", "        self.kept = query\n        scores = torch.mat")],
         # The implementation would get the keys of a part, or the mask of all queries.

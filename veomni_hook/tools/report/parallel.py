@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from veomni_hook.expert_release import NAME
 from veomni_hook.finders.state import STATE
 from veomni_hook.layout import counted
 from veomni_hook.parallel import process
 from veomni_hook.parallel.expert_loading import ep_size, is_ours
 from veomni_hook.parallel.expert_plans import experts_of
+from veomni_hook.patches.expert_release import NAME
 from veomni_hook.patches.idioms.layer_loop.reasons import TOWER
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["notes_on", "notes_on_experts"]
 
-_OP, _SHARDED, _SPLIT, _WHOLE_KEYS = "layer_loop", "sharded", "split", "whole_keys"
+_OP, _SHARDED, _SPLIT = "layer_loop", "sharded", "split"
 
 
 def notes_on(model: nn.Module) -> tuple[str, ...]:
@@ -45,8 +45,7 @@ def _notes(module: nn.Module, size: int) -> Iterator[str]:
         for patch in report.get("applied", ()):
             if patch.get("op") == _OP and patch["target"] == target:
                 if patch.get("variant") == _SHARDED:
-                    applied = [other.get("variant") for other in report.get("applied", ())]
-                    yield _shared(module, owner.__name__, size, whole_keys=_WHOLE_KEYS in applied)
+                    yield _shared(module, owner.__name__, size)
                 elif patch.get("variant") == _SPLIT:
                     yield _split(module, owner.__name__, size)
 
@@ -68,18 +67,15 @@ def _split(module: nn.Module, name: str, size: int) -> str:
     )
 
 
-def _shared(module: nn.Module, name: str, size: int, *, whole_keys: bool) -> str:
+def _shared(module: nn.Module, name: str, size: int) -> str:
     config = getattr(module, "config", None)
     implementation = getattr(config, "_attn_implementation", None) or "eager"
     keys = getattr(config, "num_key_value_heads", None) or getattr(config, "num_attention_heads", None)
     told = (
         f"sp={size}: with gradients, each of {size} processes runs the layers of {name} on its part of the "
-        f"positions; attention ({implementation}) gets "
+        f"positions; attention ({implementation}) gets all positions"
     )
-    if whole_keys:
-        told += "its queries there, and the keys of all positions"
-    else:
-        told += "all positions" + _share(getattr(config, "num_attention_heads", None), keys, size, "")
+    told += _share(getattr(config, "num_attention_heads", None), keys, size, "")
     if "linear_attention" in (getattr(config, "layer_types", None) or ()):
         keys = getattr(config, "linear_num_key_heads", None)
         values = getattr(config, "linear_num_value_heads", None)

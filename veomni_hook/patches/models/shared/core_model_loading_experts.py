@@ -1,6 +1,7 @@
 """Weights of experts that other processes have are not kept.
 
-Applies only where the setting ``parallel`` has ``ep`` above 1, and transformers does not divide experts.
+Applies only where the setting ``parallel`` has ``ep`` above 1, and transformers does not divide experts
+so that this package can dispatch.
 """
 
 from __future__ import annotations

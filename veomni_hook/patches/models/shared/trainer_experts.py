@@ -5,7 +5,7 @@ Applies only where the setting ``parallel`` has ``ep`` above 1.
 
 from __future__ import annotations
 
-from veomni_hook.expert_release import dispatches
+from veomni_hook.patches.expert_release import dispatches
 from veomni_hook.patches.spec import PatchConfig
 
 __all__ = ["config"]
