@@ -53,6 +53,7 @@ else:
         "Trainer.save_model",
         pattern="self._save(output_dir)",
         replacement="veomni_save_model(self, output_dir)",
+        matches=None,  # from 5.20 on also for models that transformers has divided itself
         description="whole weights, written by one process",
     )
 config.rewrite(
