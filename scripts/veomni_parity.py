@@ -245,10 +245,14 @@ def _answers(purpose: Concern, routes: Sequence[str], config: PatchConfig, targe
 
 
 def _reached(one: Served, source: str, sites: Sequence[Site]) -> tuple[str, ...]:
-    """The routes in the target, and in the classes that the ``__init__`` of its class names."""
-    owner = one.patch.target.rpartition(".")[0]
+    """The routes in the target, and in the classes that the ``__init__`` of its class names.
+
+    An ``__init__`` holds what the other methods of its class call.
+    """
+    owner, _, method = one.patch.target.rpartition(".")
     body = definition(source, f"{owner}.__init__") if owner else None
     named = identifiers(body) if body is not None else set()
+    named |= {owner} if method == "__init__" else set()
     built = (f"{site.op}/{site.variant}" for site in sites if site.target.partition(".")[0] in named)
     return (*one.ops, *built)
 

@@ -141,13 +141,13 @@ def _apart(name: str, expected: Tensor | None, number: Tensor | None) -> str:
 
 
 def slots(side: Side) -> Results:
-    """The ops that ran in training, by the code that asked."""
+    """The ops that ran, by the code that asked."""
     found: Results = {}
     for kind in side.kinds:
         side.steps(kind)
         for row in veomni_hook.explain(side.model(kind)).rows:
-            ran = any(calls.backend == "torch" for calls in row.training)
-            for place in row.asked_in:
+            ran = row.called and row.backend == "torch"
+            for place in row.asked_in or (row.kind,):
                 found.setdefault(f"{place} {row.op}/{row.variant}", row.reason)
                 if ran:
                     found[f"{place} {row.op}/{row.variant}"] = ""

@@ -78,7 +78,7 @@ def _note(calls: dict[str, Any], name: str, module: Any, args: Any, kwargs: Any,
     kept = [
         value
         for value in (*args, *kwargs.values())
-        if not isinstance(value, Tensor | int | float | type(None))
+        if not isinstance(value, Tensor | int | float | str | type(None))
     ]
     if not kept:  # arguments that another release can take
         calls.setdefault(type(module).__name__, (name, args, kwargs, output))
