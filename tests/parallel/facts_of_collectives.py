@@ -48,7 +48,7 @@ def summed(grad: torch.Tensor) -> torch.Tensor:
 def check_slice_and_gather(length: int) -> None:
     x, weight = whole(2, length, 3), whole(2, length, 3).detach()
     part = own_part(x * 2, 1, GROUP)
-    assert part.shape[1] == -(-length // GROUP.size)
+    assert part.shape[1] == max(-(-length // GROUP.size), min(length, 2))  # layers ask for more than one
     got = gathered(part.sin(), 1, length, GROUP)
     (got * weight).sum().backward()
     expected = (x.detach().clone().requires_grad_() * 2).sin()

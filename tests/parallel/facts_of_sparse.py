@@ -17,11 +17,6 @@ from veomni_hook.parallel import process
 _LONG = 512
 
 
-def single() -> str:
-    """One position in each process."""
-    return refusal(lambda: small.model("deepseek_v4", "eager")(**small.batch("plain", 2)))
-
-
 def _changed(change: Any) -> str:
     """What training answers if ``change`` wraps the forward of attention."""
     model = small.model("deepseek_v32")
@@ -66,7 +61,7 @@ def products(family: str) -> list[int]:
 
 def facts() -> dict[str, Any]:
     """Return what each check found, in one process after the other."""
-    refusals = {check.__name__: check() for check in (single, mask, queries)}
+    refusals = {check.__name__: check() for check in (mask, queries)}
     process.tell("sp=2")
     return {
         "refusals": refusals,

@@ -13,8 +13,6 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from torch import distributed
-
 from veomni_hook.errors import ParallelError
 from veomni_hook.parallel import process
 from veomni_hook.parallel.expert_plans import dispatched, plan_of
@@ -175,6 +173,8 @@ def _register() -> None:
 
 
 def _world() -> int:
+    from torch import distributed  # here: reports ask who divided experts, without torch
+
     if distributed.is_available() and distributed.is_initialized():
         return distributed.get_world_size()
     return int(os.environ.get("WORLD_SIZE", "1"))

@@ -166,7 +166,8 @@ def test_every_op_has_problems_whose_sides_agree(op: str, monkeypatch: pytest.Mo
     found = list(problems(op, "cpu"))
     assert found
     for problem in found:
-        sides = {name: side for name, side in problem.sides.items() if name != "compile"}
+        # Some sides compute less, to be compared in time.
+        sides = {n: side for n, side in problem.sides.items() if n != "compile" and "without" not in n}
         assert "eager" in sides
         agree(problem, sides)
         whole = {"forward", "step"} if problem.incoming else {"step"}

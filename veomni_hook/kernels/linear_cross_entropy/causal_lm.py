@@ -65,8 +65,9 @@ def settled(model: object, reason: str | None, *operands: object) -> str | None:
     return reason
 
 
-def _is_veomnis(model: Any) -> bool:
-    return not torch.compiler.is_compiling() and losses.is_veomnis(model.loss_function)
+def _is_veomnis(model: object) -> bool:
+    compiled = torch.compiler.is_compiling()
+    return not compiled and losses.is_veomnis(getattr(model, "loss_function", None))
 
 
 def _untrained(model: Any) -> str | None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["notes_on", "notes_on_experts"]
 
-_OP, _SHARDED, _SPLIT = "layer_loop", "sharded", "split"
+_OP, _SHARDED, _SPLIT, _WHOLE_KEYS = "layer_loop", "sharded", "split", "whole_keys"
 
 
 def notes_on(model: nn.Module) -> tuple[str, ...]:
@@ -45,7 +45,8 @@ def _notes(module: nn.Module, size: int) -> Iterator[str]:
         for patch in report.get("applied", ()):
             if patch.get("op") == _OP and patch["target"] == target:
                 if patch.get("variant") == _SHARDED:
-                    yield _shared(module, owner.__name__, size)
+                    applied = [other.get("variant") for other in report.get("applied", ())]
+                    yield _shared(module, owner.__name__, size, whole_keys=_WHOLE_KEYS in applied)
                 elif patch.get("variant") == _SPLIT:
                     yield _split(module, owner.__name__, size)
 
@@ -67,15 +68,18 @@ def _split(module: nn.Module, name: str, size: int) -> str:
     )
 
 
-def _shared(module: nn.Module, name: str, size: int) -> str:
+def _shared(module: nn.Module, name: str, size: int, *, whole_keys: bool) -> str:
     config = getattr(module, "config", None)
     implementation = getattr(config, "_attn_implementation", None) or "eager"
     keys = getattr(config, "num_key_value_heads", None) or getattr(config, "num_attention_heads", None)
     told = (
         f"sp={size}: with gradients, each of {size} processes runs the layers of {name} on its part of the "
-        f"positions; attention ({implementation}) gets all positions"
+        f"positions; attention ({implementation}) gets "
     )
-    told += _share(getattr(config, "num_attention_heads", None), keys, size, "")
+    if whole_keys:
+        told += "its queries there, and the keys of all positions"
+    else:
+        told += "all positions" + _share(getattr(config, "num_attention_heads", None), keys, size, "")
     if "linear_attention" in (getattr(config, "layer_types", None) or ()):
         keys = getattr(config, "linear_num_key_heads", None)
         values = getattr(config, "linear_num_value_heads", None)
