@@ -46,7 +46,7 @@ def whole_keys(
         positions: of all positions, ``[..., positions]``; or keyword arguments that may hold them.
 
     Raises:
-        ParallelError: the mask is another one, or this process has a single query.
+        ParallelError: the mask is another one.
     """
     sharding = None if process.sizes().sp == 1 else in_force(module)
     if sharding is None:
@@ -54,8 +54,6 @@ def whole_keys(
     group, part = sharding.group, hidden_states.shape[1]
     told = mask.shape[-1] if isinstance(mask, torch.Tensor) else None
     full = sharding.positions(part, told, causal=True)
-    if part == 1 < full:
-        _refuse(module, f"of {full} positions each has one, as in generation", group)
     setattr(module, _MARK, True)
     rows = _rows(module, mask, part, full, group, hidden_states.device)
     return (_Keys(module, group, part, full), rows, *(_part(value, group) for value in positions))

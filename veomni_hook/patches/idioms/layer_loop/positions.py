@@ -158,7 +158,7 @@ class Positions(Calls):
         if len(numbers) == len(values) == 2 and type(node.ops[0]) in _COMPARED:
             return Plain(_COMPARED[type(node.ops[0])](*numbers))
         if self.asking and values == [Size((POSITIONS,)), Plain(1)] and isinstance(node.ops[0], ast.Eq):
-            return Plain(False)  # `whole_keys` refuses a single query
+            return Plain(False)  # a part has two positions at least (`collectives.part_length`)
         result: Value = PLAIN
         for value in values:
             result = _met(result, tensor_like(value))
