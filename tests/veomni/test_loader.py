@@ -48,7 +48,12 @@ def test_what_it_builds_is_hooked(tmp_path: Path) -> None:
     assert facts["same weights"]
     assert {"moe_router", "rms_norm", "rotary"} <= {*facts["ran"]}
     assert len(facts["differences"]) == 3
-    assert all(one.get("close") for found in facts["differences"] for one in found.values())
+    for found in facts["differences"]:
+        for name, difference in found.items():  # ours computes logits when they are read, VeOmni's has none
+            assert name == "logits" if isinstance(difference, list) else difference["close"], (
+                name,
+                difference,
+            )
     assert facts["dense"] == "transformers.models.qwen3.modeling_qwen3"
     models = "transformers.models"
     assert facts["config of ours"] == [f"{models}.qwen3.configuration_qwen3", True]
