@@ -160,7 +160,7 @@ def answer(
     if concern.name == words.LOSS or (slots and concern.name in (words.KERNEL, words.LOAD_BALANCING)):
         return _of_slots(slots or ("cross_entropy_loss",), routes, results)
     if concern.name == words.KERNEL:
-        return _of_kernel(concern, routes)
+        return _of_kernel(concern, routes, results)
     if concern.name not in FEATURES:
         reason = REASONS.get(concern.name)
         return Answer(MISSING, "not recognised") if reason is None else Answer(BY_DESIGN, reason)
@@ -176,17 +176,17 @@ def answer(
     return Answer(MISSING, lack) if reason is None else Answer(BY_DESIGN, reason.format(lack))
 
 
-def _of_kernel(concern: Concern, routes: Sequence[str]) -> Answer:
+def _of_kernel(concern: Concern, routes: Sequence[str], results: Mapping[str, Any] | None) -> Answer:
     """An answer for a kernel that is called without a slot."""
     if concern.evidence.startswith("drops "):
         return Answer(SAME, "kernels of the Hub run only with `use_kernels=True`")
-    kernels = [route for route in routes if route.partition("/")[0] in built_in()]
+    kernels = [route for route in _that_ran(routes, results) if route.partition("/")[0] in built_in()]
     return Answer(SAME, ", ".join(kernels)) if kernels else Answer(MISSING, "no kernel")
 
 
 def _of_slots(slots: Iterable[str], routes: Sequence[str], results: Mapping[str, Any] | None) -> Answer:
     """An answer for several slots at once: each is served by a route of one of our ops that ran, or not."""
-    ran = [route for route in routes if results is None or route.partition("/")[0] in results[RAN]]
+    ran = _that_ran(routes, results)
     serving: list[str] = []
     lacking: list[str] = []
     for slot in slots:
@@ -198,6 +198,11 @@ def _of_slots(slots: Iterable[str], routes: Sequence[str], results: Mapping[str,
     if lacking:
         return Answer(MISSING, "; ".join(lacking))
     return Answer(SAME, ", ".join(dict.fromkeys(serving)))
+
+
+def _that_ran(routes: Sequence[str], results: Mapping[str, Any] | None) -> list[str]:
+    """The routes whose op ran in the model; all of them if it was not measured."""
+    return [route for route in routes if results is None or route.partition("/")[0] in results[RAN]]
 
 
 @dataclass(frozen=True)
