@@ -11,12 +11,13 @@ from typing import Any
 
 from torch import Tensor
 
+from veomni_hook.kernels.causal_conv import calls as causal_conv
+from veomni_hook.kernels.gated_delta_rule import calls as gated_delta_rule
 from veomni_hook.kernels.selection.choice import Choice
 from veomni_hook.kernels.selection.declaration import EAGER, Kernel
 from veomni_hook.kernels.selection.process_choice import STATE
 from veomni_hook.kernels.selection.registry import load_attribute, registry
 from veomni_hook.kernels.selection.select import select, system_of
-from veomni_hook.kernels.shared.samples import of_rows
 
 __all__ = ["UNBOUND"]
 
@@ -24,37 +25,15 @@ __all__ = ["UNBOUND"]
 _ANYWHERE = "torch"
 
 
-def _causal_conv1d(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    activation: str | None = None,
-    cu_seqlens: Tensor | None = None,
-    **_: object,
-) -> tuple[Tensor, None]:
+def _causal_conv1d(x: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, None]:
     """``x`` is ``[rows, positions, channels]``; the second value would be the last positions."""
-    rows, positions, _channels = x.shape
-    bounds = None if cu_seqlens is None else of_rows(rows, positions, cu_seqlens, None)
-    output = _computed("causal_conv", "depthwise", x.transpose(1, 2), weight, bias, activation, bounds)
+    output = _computed("causal_conv", "depthwise", *causal_conv.operands(x.transpose(1, 2), *args, **kwargs))
     return output.transpose(1, 2), None
 
 
-def _chunk_gated_delta_rule(  # noqa: PLR0913 - VeOmni's arguments
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *,
-    g: Tensor,
-    beta: Tensor,
-    initial_state: Tensor | None = None,
-    output_final_state: bool = False,
-    use_qk_l2norm_in_kernel: bool = False,
-    cu_seqlens: Tensor | None = None,
-    **_: object,
-) -> tuple[Tensor, Tensor | None]:
-    bounds = None if cu_seqlens is None else of_rows(value.shape[0], value.shape[1], cu_seqlens, None)
-    options = (initial_state, output_final_state, use_qk_l2norm_in_kernel, bounds)
-    return _computed("gated_delta_rule", "scalar_decay", query, key, value, g, beta, *options)  # type: ignore[no-any-return]
+def _chunk_gated_delta_rule(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+    operands = gated_delta_rule.operands(*args, **kwargs)
+    return _computed("gated_delta_rule", "scalar_decay", *operands)  # type: ignore[no-any-return]
 
 
 #: By the op of the slot.

@@ -17,7 +17,7 @@ from veomni_hook.kernels.shared.samples import indices_of, of_rows
 from veomni_hook.kernels.shared.separation import Packed, added, call, expect_boundaries, held, with_parameter
 from veomni_hook.kernels.shared.whole_sequences import whole
 
-__all__ = ["called", "separated"]
+__all__ = ["called", "operands", "separated"]
 
 _OP = "causal_conv"
 
@@ -82,7 +82,7 @@ def _run(
     return upstream(*args, **{**kwargs, name: bounds_or_indices})
 
 
-def _operands(
+def operands(
     hidden_states: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
@@ -98,4 +98,4 @@ def _operands(
     return (hidden_states, weight, bias, activation, bounds)
 
 
-_CALLS = Packed(_operands, _run)
+_CALLS = Packed(operands, _run)

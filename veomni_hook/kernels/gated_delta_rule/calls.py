@@ -24,7 +24,7 @@ from veomni_hook.kernels.shared.separation import (
 )
 from veomni_hook.kernels.shared.whole_sequences import whole
 
-__all__ = ["separated"]
+__all__ = ["operands", "separated"]
 
 _OP = "gated_delta_rule"
 
@@ -79,7 +79,7 @@ def _run(
     return output, final[last_of_rows(bounds, value.shape[0])] if keeps else final
 
 
-def _operands(
+def operands(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -101,4 +101,4 @@ def _operands(
     return (query, key, value, g, beta, *options, bounds)
 
 
-_CALLS = Packed(_operands, _run)
+_CALLS = Packed(operands, _run)
