@@ -133,8 +133,8 @@ def calls(
         yield "packed/log_probs", _step(made, {**given["packed"], **asked}, dummy=False)
 
 
-def _piped(made: nn.Module, media: Mapping[str, Any]) -> dict[str, Tensor | None] | str:
-    """A step with what VeOmni's data pipeline asks the model for: the positions, and the sizes of pictures."""
+def positions(made: Any, media: Mapping[str, Any]) -> Tensor:
+    """What VeOmni's data worker computes. (Not all of its functions can be pickled.)"""
     from veomni.utils.constants import AUDIO_INPUT_INDEX, IMAGE_INPUT_INDEX, VIDEO_INPUT_INDEX
 
     tokens = media["input_ids"].clone()
@@ -144,9 +144,15 @@ def _piped(made: nn.Module, media: Mapping[str, Any]) -> dict[str, Tensor | None
     asked = {"input_ids": tokens, "attention_mask": media["attention_mask"], **grids}
     if "audio_feature_lengths" in media:
         asked |= {"audio_seqlens": media["audio_feature_lengths"], "second_per_grids": torch.tensor([1.0])}
-    batch = dict(grids)
+    places: Tensor = made.get_position_id_func()(**asked)["position_ids"]
+    return places
+
+
+def _piped(made: nn.Module, media: Mapping[str, Any]) -> dict[str, Tensor | None] | str:
+    """A step with what VeOmni's data pipeline asks the model for: the positions, and the sizes of pictures."""
+    batch = {name: media[name].clone() for name in ("image_grid_thw", "video_grid_thw")}
     try:
-        places = made.get_position_id_func()(**asked)["position_ids"]
+        places = positions(made, media)
         made.get_metadata_collate_func()(batch, {})
     except Exception as error:  # compared with the other side's
         return f"{type(error).__name__}: {error}"

@@ -16,7 +16,7 @@ import transformers
 from torch import Tensor
 
 from tests.veomni import newer, sides
-from tests.veomni.configurations import AUDIO, CLASSES, IMAGE, VIDEO
+from tests.veomni.configurations import CLASSES
 from tests.veomni.effects.batches import CLASSIFIES, classes, veomnis
 from tests.veomni.standins import stand_ins
 from tests.veomni.unable import UNABLE
@@ -49,7 +49,8 @@ def record(folder: str, device: str) -> dict[str, Any]:
         record_of[kind] = {"weights": weights, "numbers": numbers}
         if own == CLASSES[folder][0]:
             names = [name for name, _ in whole.named_parameters()]
-            places = _positions(whole, steps["media"]) if "media" in steps else None
+            media = steps.get("media")
+            places = None if media is None else sides.positions(whole, media).reshape(3, 1, -1)
     return {
         "classes": record_of, "parameters": names, "positions": places, "modules": _modules(folder, module),
     }  # fmt: skip
@@ -88,20 +89,6 @@ def _asked(whole: Any) -> dict[str, Any]:
     # The balancing loss is added to a loss, and with log-probabilities there is none.
     routed = hasattr(whole.config.get_text_config(), "output_router_logits")
     return {"return_log_probs": True, **({"output_router_logits": False} if routed else {})}
-
-
-def _positions(whole: Any, media: dict[str, Any]) -> Tensor:
-    """What VeOmni's data worker computes. (Not all of its functions can be pickled.)"""
-    from veomni.utils.constants import AUDIO_INPUT_INDEX, IMAGE_INPUT_INDEX, VIDEO_INPUT_INDEX
-
-    tokens = media["input_ids"].clone()
-    for token, index in ((IMAGE, IMAGE_INPUT_INDEX), (VIDEO, VIDEO_INPUT_INDEX), (AUDIO, AUDIO_INPUT_INDEX)):
-        tokens[media["input_ids"] == token] = index
-    grids = {name: media[name].clone() for name in ("image_grid_thw", "video_grid_thw")}
-    asked = {"input_ids": tokens, "attention_mask": media["attention_mask"], **grids}
-    if "audio_feature_lengths" in media:
-        asked |= {"audio_seqlens": media["audio_feature_lengths"], "second_per_grids": torch.tensor([1.0])}
-    return whole.get_position_id_func()(**asked)["position_ids"].reshape(3, 1, -1)
 
 
 def main() -> None:
