@@ -21,7 +21,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from veomni_hook.kernels.gated_mlp.recomputed import Origin, origin_of
+from veomni_hook.kernels.gated_mlp.recomputed import Rule, origin_of
 from veomni_hook.kernels.low_rank_linear import reference
 from veomni_hook.kernels.low_rank_linear.products import (
     add_product,
@@ -43,7 +43,7 @@ Tensor = torch.Tensor
 
 
 class _Linear(torch.autograd.Function):
-    """The whole layer; ``x`` is ``[tokens, in]``. With an ``origin``, gate and up get the gradients of x."""
+    """The whole layer; ``x`` is ``[tokens, in]``. With a ``rule``, gate and up get the gradients of x."""
 
     @staticmethod
     def forward(
@@ -56,17 +56,17 @@ class _Linear(torch.autograd.Function):
         scale: float,
         gate: Tensor | None,
         value: Tensor | None,
-        origin: Origin | None,
+        rule: Rule | None,
     ) -> Tensor:
         a, b = split_factor(down, x.dtype), split_factor(up.t(), x.dtype)
         h = split_thin(thin(x, a), x.dtype)
         y = summed(x, weight.t(), bias, h, b, scale)
         to_x, to_weight, _, to_down, to_up, _, to_gate, to_value, _ = ctx.needs_input_grad
         ctx.to_x = to_x or to_gate or to_value
-        ctx.origin, ctx.width = origin, x.shape[1]
+        ctx.rule, ctx.width = rule, x.shape[1]
         ctx.scale, ctx.split = scale, a.dim() == 3
         ctx.save_for_backward(
-            x if origin is None and (to_weight or to_down or to_up) else None,
+            x if rule is None and (to_weight or to_down or to_up) else None,
             weight if ctx.to_x or to_weight else None,
             bias,
             a if ctx.to_x else None,
@@ -91,11 +91,11 @@ class _Linear(torch.autograd.Function):
             dh = split_thin(thin(dy, b, scale), dy.dtype)
         if ctx.to_x:
             dx = summed(dy, weight, None, dh, a, 1.0)  # type: ignore[arg-type]
-        if ctx.origin is not None:
+        if ctx.rule is not None:
             if dx is not None:
-                dgate, dvalue, x = ctx.origin.backward(gate, value, dx.view(gate.shape))
+                dgate, dvalue, x = ctx.rule.backward(gate, value, dx.view(gate.shape))
             elif to_weight or to_down:
-                x = ctx.origin.again(gate, value)
+                x = ctx.rule.again(gate, value)
             x = None if x is None else x.reshape(-1, x.shape[-1])
         if to_weight:
             dweight = dy.t() @ x
@@ -123,8 +123,8 @@ class _Linear(torch.autograd.Function):
             x = dy.new_zeros(dy.shape[0], ctx.width).requires_grad_()
 
         def formula(x: Any, weight: Any, bias: Any, down: Any, up: Any, gate: Any, value: Any) -> Any:
-            if ctx.origin is not None:
-                x = ctx.origin.formula(gate, value).reshape(-1, ctx.width)
+            if ctx.rule is not None:
+                x = ctx.rule.formula(gate, value).reshape(-1, ctx.width)
             wide = x.to(down.dtype)
             term = functional.linear(functional.linear(wide, down), up) * ctx.scale
             # Without a saved weight, neither its gradient nor one through it is wanted.
@@ -237,7 +237,7 @@ def _whole(
         return linear_with_term(_rows(x), weight, bias, *factors, scale)
     # Saved are the two tensors that the product is made of; they get the gradients.
     product = _rows(x.detach())
-    y: Tensor = _linear(product, weight, bias, *factors, scale, origin.gate, origin.up, origin)
+    y: Tensor = _linear(product, weight, bias, *factors, scale, *origin)
     return y
 
 
