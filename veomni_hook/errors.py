@@ -22,6 +22,7 @@ __all__ = [
     "InputError",
     "KernelError",
     "LockError",
+    "MemoryRoomError",
     "MultimodalError",
     "NameMapError",
     "ParallelError",
@@ -118,6 +119,10 @@ class InputError(VeomniHookError, ValueError):
 
 class KernelError(VeomniHookError):
     """A requested kernel does not exist or cannot run; the message lists those that can."""
+
+
+class MemoryRoomError(VeomniHookError):
+    """The host has no room for what checkpointed layers keep, or a copy to or from it failed."""
 
 
 class MultimodalError(VeomniHookError):

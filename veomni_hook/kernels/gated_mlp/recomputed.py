@@ -23,6 +23,7 @@ from torch.utils import _pytree
 
 from veomni_hook.kernels.gated_mlp.widths import cut, missing, padded
 from veomni_hook.kernels.shared.autograd import gradients, is_recorded
+from veomni_hook.kernels.shared.held import hold_in_checkpoint, saved_by
 from veomni_hook.kernels.shared.operand_checks import count_as_plain, not_plain
 
 __all__ = ["Origin", "Product", "Rule", "origin_of", "product_of"]
@@ -80,6 +81,7 @@ class Product(Tensor):
                         arguments.get("bias"),
                         _plain(args[0].detach()),
                         rule,
+                        hold_in_checkpoint(gate, up, arguments["weight"], arguments.get("bias")),
                     )
                     return _GatedLinear.apply(*operands)  # type: ignore[no-untyped-call]
             return func(*args, **(kwargs or {}))
@@ -132,22 +134,25 @@ class _GatedLinear(torch.autograd.Function):
         bias: Tensor | None,
         product: Tensor,
         rule: Rule,
+        handle: Tensor | None,
     ) -> Tensor:
-        ctx.save_for_backward(gate, up, weight, bias)
+        if handle is None:
+            ctx.save_for_backward(gate, up, weight, bias)
+        ctx.node = None if handle is None else handle.grad_fn
         ctx.rule = rule
         ctx.columns = columns = missing(product, product.shape[-1])
         return functional.linear(padded(product, columns), padded(weight, columns), bias)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        gate, up, weight, bias = ctx.saved_tensors
+        gate, up, weight, bias = ctx.saved_tensors if ctx.node is None else saved_by(ctx.node)
         to_gate, to_up, to_weight, to_bias, *_ = wanted = ctx.needs_input_grad
         if is_recorded():
             slopes = gradients(
                 lambda gate, up, weight, bias: functional.linear(ctx.rule.formula(gate, up), weight, bias),
                 (gate, up, weight, bias), wanted[:4], (dy,),
             )  # fmt: skip
-            return *slopes, None, None
+            return *slopes, None, None, None
         dgate = dup = dweight = product = None
         columns = ctx.columns
         if to_gate or to_up:
@@ -157,4 +162,4 @@ class _GatedLinear(torch.autograd.Function):
             product = ctx.rule.again(gate, up) if product is None else product
             dweight = cut(dy.flatten(0, -2).t() @ padded(product, columns).flatten(0, -2), columns)
         dbias = dy.flatten(0, -2).sum(0) if to_bias else None
-        return dgate if to_gate else None, dup if to_up else None, dweight, dbias, None, None
+        return dgate if to_gate else None, dup if to_up else None, dweight, dbias, None, None, None
