@@ -22,9 +22,9 @@ __all__ = [
     "InputError",
     "KernelError",
     "LockError",
-    "MemoryRoomError",
     "MultimodalError",
     "NameMapError",
+    "OffloadError",
     "ParallelError",
     "PatchConflictError",
     "PatchError",
@@ -121,16 +121,16 @@ class KernelError(VeomniHookError):
     """A requested kernel does not exist or cannot run; the message lists those that can."""
 
 
-class MemoryRoomError(VeomniHookError):
-    """The host has no room for what checkpointed layers keep, or a copy to or from it failed."""
-
-
 class MultimodalError(VeomniHookError):
     """A model has no metadata of the kind that was asked for."""
 
 
 class LockError(VeomniHookError):
     """The lock of `veomni-hook check` cannot be read or written."""
+
+
+class OffloadError(VeomniHookError):
+    """What checkpointed layers keep cannot go to the host, or not come back as it was."""
 
 
 class ParallelError(VeomniHookError, RuntimeError):

@@ -13,9 +13,9 @@ from threading import Lock
 import torch
 
 from veomni_hook import accelerator
-from veomni_hook.errors import MemoryRoomError
+from veomni_hook.errors import OffloadError
 
-__all__ = ["BLOCK", "Blocks", "free_bytes"]
+__all__ = ["BLOCK", "BLOCKS", "Blocks", "free_bytes", "is_pinned"]
 
 #: Bytes of a block, a power of two: torch rounds page-locked memory up to one.
 BLOCK = 1 << 24
@@ -41,7 +41,7 @@ class Blocks:
         """Return blocks for ``size`` bytes, ``most`` bytes being the bound of all that exist; 0: a share.
 
         Raises:
-            MemoryRoomError: they would exceed the bound, or the system has no more memory.
+            OffloadError: they would exceed the bound, or the system has no more memory.
         """
         number = -(-size // BLOCK)
         with self._lock:
@@ -86,8 +86,12 @@ class Blocks:
         return block
 
 
-def _no_room(what: str) -> MemoryRoomError:
-    return MemoryRoomError(
+#: All blocks of this process.
+BLOCKS = Blocks()
+
+
+def _no_room(what: str) -> OffloadError:
+    return OffloadError(
         what,
         where="VEOMNI_MEMORY=offload",
         fix="set offload=…GiB to what the host can spare, use shorter sequences, or leave offload out",

@@ -17,16 +17,14 @@ from typing import Any
 import torch
 
 from veomni_hook import accelerator
-from veomni_hook.errors import MemoryRoomError
+from veomni_hook.errors import OffloadError
 from veomni_hook.kernels.shared.operand_checks import not_plain
-from veomni_hook.memory.host import BLOCK, Blocks, is_pinned
+from veomni_hook.memory.host import BLOCK, BLOCKS, is_pinned
 
-__all__ = ["BLOCKS", "LEAST", "Layer", "Moved"]
+__all__ = ["LEAST", "Layer", "Moved"]
 
 #: Bytes of the smallest tensor that is moved: the copy of a smaller one takes no less time.
 LEAST = 1 << 22
-#: All blocks of this process.
-BLOCKS = Blocks()
 _streams: dict[torch.device, Any] = {}
 #: The layer that was left last, for the next one: (a reference to it).
 _last: list[weakref.ref[Layer]] = []
@@ -36,20 +34,25 @@ class Moved:
     """A tensor of a device, with its copy on the host."""
 
     def __init__(self, tensor: torch.Tensor, form: torch.Tensor, layer: Layer) -> None:
-        self.form, self.device = form, tensor.device
+        self.form, self.device, self.event = form, tensor.device, None
+        self.tensor: torch.Tensor | None = None
         size = tensor.numel() * tensor.element_size()
         blocks = BLOCKS.take(size, most=layer.most, pinned=is_pinned(tensor.device))
         weakref.finalize(self, BLOCKS.give_back, blocks)
         self.blocks = blocks
         self.layer = layer
         #: On the device: until the copy is done, and again when it comes back.
-        self.tensor: torch.Tensor | None = tensor
+        self.tensor = tensor
+        self.version = tensor._version
+        self.changed = False
         self.event = _copied(tensor, blocks, back=False)
 
     def leave(self) -> None:
         """Let go of the tensor on the device once its copy is done."""
         if self.tensor is not None:
             _await(self.event, self.device)
+            # Whoever writes into it does not wait for the copy.
+            self.changed = self.tensor._version != self.version
             self.tensor = None
 
     def fetch(self) -> None:
@@ -57,13 +60,24 @@ class Moved:
         if self.tensor is None:
             self.tensor = torch.empty_like(self.form, device=self.device)
             self.event = _copied(self.tensor, self.blocks, back=True)
+            self.version = self.tensor._version
 
     def get(self) -> torch.Tensor:
-        """Return the tensor on the device, with the values that it had."""
+        """Return the tensor on the device, with the values that it had.
+
+        Raises:
+            OffloadError: it was written to before its copy was done, or a copy failed.
+        """
         self.layer.come()
         self.fetch()  # again, if it came before
         tensor, self.tensor = self.tensor, None
         assert tensor is not None  # noqa: S101 - it was fetched
+        if self.changed or tensor._version != self.version:
+            raise OffloadError(
+                f"a layer's input {list(tensor.shape)} was changed in place after the layer had read it",
+                where="VEOMNI_MEMORY=offload",
+                fix="do not write to hidden states between layers: x = x + y in place of x += y",
+            )
         _await(self.event, self.device)
         return tensor
 
@@ -124,7 +138,7 @@ def _copied(tensor: torch.Tensor, blocks: list[torch.Tensor], *, back: bool) -> 
     """Copy a tensor into blocks, or ``back``; return the event behind the copies, None without a stream.
 
     Raises:
-        MemoryRoomError: a copy failed.
+        OffloadError: a copy failed.
     """
     # The bytes in the order in which they lie.
     flat = tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
@@ -142,7 +156,7 @@ def _copied(tensor: torch.Tensor, blocks: list[torch.Tensor], *, back: bool) -> 
             event.record(_streams[tensor.device])
             return event
     except RuntimeError as error:
-        raise MemoryRoomError(
+        raise OffloadError(
             f"a copy of {flat.numel():,} bytes between {tensor.device} and the host failed",
             where="VEOMNI_MEMORY=offload",
             fix="the step is lost, its numbers are not used; see the error above, or leave offload out",

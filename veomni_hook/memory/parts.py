@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from veomni_hook.kernels.linear_cross_entropy.chunks import SIZES
+from veomni_hook.memory.host import BLOCKS
 
 __all__ = ["Parts", "in_force", "tell"]
 
@@ -46,10 +47,12 @@ def _parsed(text: str) -> Parts:
 
 
 def tell(text: str) -> None:
-    """Set the parts: the value of the setting ``memory``; empty: none."""
+    """Set the parts: the value of the setting ``memory``; empty: none, and no host memory is held."""
     global _told  # noqa: PLW0603
     _told = _parsed(text)
     SIZES.least = _told.tiles
+    if not _told.offload:
+        BLOCKS.release()
 
 
 def in_force() -> Parts:
