@@ -2,8 +2,8 @@
 
 Forward:  y[tile] = module(x[tile]) without a graph, tile by tile
 Backward: for each tile, its forward once more, then dx[tile] and a share of the parameters' gradients
-Shapes: x, y ``[batch, positions, width]``; a tile is some positions of all rows. Saved: x. Gradients of
-parameters are summed in float32. Mutates: nothing.
+Shapes: x ``[batch, positions, width]``, y ``[batch, positions, any]``; a tile is ``[1, rows, width]``, some
+of all ``batch * positions`` rows. Saved: x. Gradients of parameters are summed in float32. Mutates: nothing.
 
 A layer that is checkpointed runs the module no more often: its recomputation ends where x is saved
 (`veomni_hook.kernels.shared.held`). Random numbers of a tile are the same in both of its passes.
@@ -11,8 +11,7 @@ A layer that is checkpointed runs the module no more often: its recomputation en
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import wraps
 from threading import local
 from typing import Any
@@ -31,8 +30,8 @@ __all__ = ["LEAST", "by_position", "rows_of_tile"]
 
 Forward = Callable[[nn.Module, torch.Tensor], torch.Tensor]
 
-#: The fewest rows of a tile: with fewer, products wait for the weights.
-LEAST = 1024
+#: The fewest rows of a tile: with fewer, products wait for the weights; and what they are a multiple of.
+LEAST, MULTIPLE = 1024, 256
 #: From this many times the width of x on, what a module computes is worth tiles.
 _WIDE = 2
 
@@ -83,7 +82,7 @@ def rows_of_tile(module: nn.Module, x: torch.Tensor) -> int:
         return rows
     if any(_is_watched(part) for part in module.modules() if part is not module):
         return rows
-    return min(rows, asked or max(LEAST, int(rows / wide)))
+    return min(rows, asked or max(LEAST, -(-int(rows / wide) // MULTIPLE) * MULTIPLE))
 
 
 def _is_watched(module: nn.Module) -> bool:
@@ -93,10 +92,10 @@ def _is_watched(module: nn.Module) -> bool:
 
 def _by_tiles(forward: Forward, module: nn.Module, x: torch.Tensor) -> torch.Tensor:
     """Return ``forward(module, x)``, computed tile by tile."""
-    call = _Call(forward, module, -(-x.shape[0] * x.shape[1] // rows_of_tile(module, x)))
+    call = _Call(forward, module, rows_of_tile(module, x))
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     if not x.requires_grad and not parameters:
-        return torch.cat([call(tile) for tile in call.cut(x)], 1)
+        return torch.cat([call(tile) for tile in call.cut(x)], 1).view(*x.shape[:2], -1)
     y: torch.Tensor = _Tiled.apply(hold(x, *parameters[:1]), call, x, *parameters)  # type: ignore[no-untyped-call]
     return y
 
@@ -104,8 +103,8 @@ def _by_tiles(forward: Forward, module: nn.Module, x: torch.Tensor) -> torch.Ten
 class _Call:
     """A call of a module in tiles: what both of its passes share."""
 
-    def __init__(self, forward: Forward, module: nn.Module, number: int) -> None:
-        self.forward, self.module, self.number = forward, module, number
+    def __init__(self, forward: Forward, module: nn.Module, rows: int) -> None:
+        self.forward, self.module, self.rows = forward, module, rows
         self.draws = any(
             isinstance(part, nn.Dropout) and part.p and part.training for part in module.modules()
         )
@@ -113,7 +112,7 @@ class _Call:
 
     def cut(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Return the tiles of a tensor."""
-        return x.chunk(self.number, 1)
+        return torch.split(x.reshape(1, -1, x.shape[-1]), self.rows, 1)
 
     def __call__(self, tile: torch.Tensor) -> torch.Tensor:
         outer, _running.tile = _running.tile, True
@@ -128,18 +127,16 @@ class _Call:
             self.states.append((torch.get_rng_state(), *get_device_states(tile)))
         return self(tile)
 
-    @contextmanager
-    def again(self, tile: int, device: torch.device) -> Iterator[None]:
-        """Return the context in which a tile runs with the random numbers that it had."""
+    def again(self, number: int, tile: torch.Tensor) -> torch.Tensor:
+        """Run a tile with the random numbers that it had."""
         if not self.draws:
-            yield
-            return
-        state, devices, states = self.states[tile]
-        kind = device.type
-        with torch.random.fork_rng(devices, device_type=kind if devices else "cuda"):
+            return self(tile)
+        state, devices, states = self.states[number]
+        kind = tile.device.type if devices else "cuda"
+        with torch.random.fork_rng(devices, device_type=kind):
             torch.set_rng_state(state)
-            set_device_states(devices, states, device_type=kind if devices else None)
-            yield
+            set_device_states(devices, states, device_type=kind)
+            return self(tile)
 
 
 class _Tiled(torch.autograd.Function):
@@ -150,14 +147,13 @@ class _Tiled(torch.autograd.Function):
         ctx.node, ctx.call, ctx.parameters = handle.grad_fn, call, parameters
         kind = x.device.type
         ctx.autocast = kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
-        y: torch.Tensor | None = None
-        start = 0
-        for tile in call.cut(x):
-            part = call.first(tile)
-            y = part.new_empty((*x.shape[:2], *part.shape[2:])) if y is None else y
-            y.narrow(1, start, tile.shape[1]).copy_(part)
-            start += tile.shape[1]
-        assert y is not None  # noqa: S101 - a tensor has one tile at least
+        first, *others = call.cut(x)
+        part = call.first(first)
+        y = part.new_empty((*x.shape[:2], part.shape[-1]))
+        into, *rest = call.cut(y)
+        into.copy_(part)
+        for tile, into in zip(others, rest, strict=True):
+            into.copy_(call.first(tile))
         return y
 
     @staticmethod
@@ -169,23 +165,22 @@ class _Tiled(torch.autograd.Function):
         wanted = [*parameters] if not ctx.needs_input_grad[2] else [x, *parameters]
         with torch.autocast(kind, dtype, enabled=enabled):
             if is_recorded():
-                with call.again(0, x.device):
-                    slopes = torch.autograd.grad(call(x), wanted, dy, create_graph=True, allow_unused=True)
-                return None, None, *([None] if wanted[0] is not x else []), *slopes
-            dx = torch.empty_like(x) if ctx.needs_input_grad[2] else None
+                y = torch.cat([call.again(*tile) for tile in enumerate(call.cut(x))], 1).view(dy.shape)
+                slopes = torch.autograd.grad(y, wanted, dy, create_graph=True, allow_unused=True)
+                return None, None, *([] if wanted[0] is x else [None]), *slopes
+            dx = x.new_empty(x.shape) if ctx.needs_input_grad[2] else None
+            of_x = [None] * len(call.cut(x)) if dx is None else call.cut(dx)
             sums: list[torch.Tensor | None] = [None] * len(parameters)
-            start = 0
-            for number, (tile, dtile) in enumerate(zip(call.cut(x), call.cut(dy), strict=True)):
+            for number, (tile, dtile, into) in enumerate(zip(call.cut(x), call.cut(dy), of_x, strict=True)):
                 leaf = tile.detach().requires_grad_(dx is not None)
-                with torch.enable_grad(), call.again(number, x.device):
-                    y = call(leaf)
-                operands = (leaf, *parameters) if dx is not None else parameters
+                with torch.enable_grad():
+                    y = call.again(number, leaf)
+                operands = (leaf, *parameters) if into is not None else parameters
                 slopes = torch.autograd.grad(y, operands, dtile, allow_unused=True)
-                if dx is not None:
-                    dx.narrow(1, start, tile.shape[1]).copy_(slopes[0])
+                if into is not None:
+                    into.copy_(slopes[0])
                     slopes = slopes[1:]
                 sums = [_added(total, slope) for total, slope in zip(sums, slopes, strict=True)]
-                start += tile.shape[1]
         slopes_of = (
             None if total is None else total.to(parameter.dtype)
             for total, parameter in zip(sums, parameters, strict=True)
