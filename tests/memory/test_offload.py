@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 
 import pytest
 import torch
@@ -27,10 +28,10 @@ def told(monkeypatch):
     assert host.BLOCKS.held == 0
 
 
-def kept_attention(stack):
+def kept_attention(stack, function=None):
     """Attention as upstream's models call it: what `get_interface` returns, with the module first."""
     for layer in stack.layers:
-        layer.attention = _with_module(attention.kept(_sdpa), layer)
+        layer.attention = _with_module(attention.kept(function or _sdpa), layer)
     return stack
 
 
@@ -144,6 +145,28 @@ def test_a_copy_that_fails_is_an_error(monkeypatch, back):
     monkeypatch.setattr(torch.Tensor, "copy_", failing)
     with pytest.raises(OffloadError, match="between cpu and the host failed"):
         (stack(x, checkpoint.run) if loss is None else loss).backward()
+
+
+@pytest.mark.parametrize("setting", ["checkpoint", "checkpoint,offload"])
+@pytest.mark.parametrize("least", [1, 1 << 30])
+def test_nothing_stays_of_a_layer_whose_backward_is_done(monkeypatch, setting, least):
+    """Without the garbage collector: autograd's nodes and what is kept make no circle."""
+    monkeypatch.setattr(offload, "LEAST", least)
+    parts.tell(setting)
+    alive: list[weakref.ref] = []
+
+    def noted(module, *operands, **named):
+        alive.extend(weakref.ref(operand.untyped_storage()) for operand in operands)
+        return _sdpa(module, *operands, **named)
+
+    stack, x = kept_attention(Stack(), noted), inputs().requires_grad_()
+    gc.disable()
+    try:
+        loss = stack(x, checkpoint.run)
+        loss.backward()
+        assert len(alive) == 2 * 3 * 3 and not any(reference() for reference in alive)
+    finally:
+        gc.enable()
 
 
 def test_without_gradients_nothing_is_moved():

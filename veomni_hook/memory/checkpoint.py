@@ -24,21 +24,24 @@ __all__ = ["Kept", "chosen", "current", "run", "wanted"]
 
 
 class Kept(Protocol):
-    """What one call of a layer keeps: ``unpack(pack(tensor))`` has the values of ``tensor``."""
+    """What one call of a layer keeps: ``unpack(pack(x))`` is a new tensor with the values of ``x``."""
 
     def pack(self, tensor: torch.Tensor) -> Any:
         """Return what is kept of ``tensor``."""
 
-    def unpack(self, packed: Any) -> torch.Tensor:
-        """Return the tensor of which ``packed`` is kept."""
+    def unpack(self, packed: Any) -> Any:
+        """Return a tensor with the values of the one of which ``packed`` is kept; what is no tensor, itself.
+
+        A new one: autograd gives it a history, which would keep the layer that is recomputed alive.
+        """
 
 
 class _OnDevice:
     def pack(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor
 
-    def unpack(self, packed: torch.Tensor) -> torch.Tensor:
-        return packed
+    def unpack(self, packed: Any) -> Any:
+        return packed.detach() if isinstance(packed, torch.Tensor) else packed
 
 
 _ON_DEVICE = _OnDevice()

@@ -111,9 +111,11 @@ class Layer:
         return moved
 
     @staticmethod
-    def unpack(kept: torch.Tensor | Moved) -> torch.Tensor:
-        """Return the tensor that `pack` got."""
-        return kept.get() if isinstance(kept, Moved) else kept
+    def unpack(packed: Any) -> Any:
+        """Return a tensor with the values of the one that `pack` got; what is no tensor, itself."""
+        if isinstance(packed, Moved):
+            return packed.get()
+        return packed.detach() if isinstance(packed, torch.Tensor) else packed
 
     def leave(self) -> None:
         """Let go of the tensors on the device."""

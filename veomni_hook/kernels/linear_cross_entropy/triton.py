@@ -54,10 +54,10 @@ __all__ = [
 
 _DTYPES = frozenset((torch.float32, torch.bfloat16, torch.float16))
 # Rows of a chunk: with fewer, the products with the weight's gradient are memory-bound. A chunk may have more
-# while its logits take less than CHUNK_BYTES. If the weight is trained, and `SIZES` are not the least, also while
-# they take less than the weight (up to LEAST_ROWS), or than the weight without CHUNK_ROWS columns; than the
-# whole weight if its gradient is summed in float32: the converted gradient needs as much later. Multiples of
-# 1,024 suit the products' tiles. On an H200, 8,192 rows, bfloat16, in ms:
+# while its logits take less than CHUNK_BYTES. If the weight is trained, and `SIZES` are not the least, also
+# while they take less than the weight (up to LEAST_ROWS), or than the weight without CHUNK_ROWS columns; than
+# the whole weight if its gradient is summed in float32: the converted gradient needs as much later. Multiples
+# of 1,024 suit the products' tiles. On an H200, 8,192 rows, bfloat16, in ms:
 #                     products   1,024   1,280   1,536   2,048   3,072   4,096
 #   2,048 x 151,936       21.7    24.9    24.4    24.4    23.9    23.9    23.8
 #   2,880 x 201,088       42.6    47.9    46.7    45.6    44.6    44.8    44.1
