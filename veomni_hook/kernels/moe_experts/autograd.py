@@ -28,6 +28,7 @@ from veomni_hook.kernels.moe_experts.low_rank import (
 )
 from veomni_hook.kernels.moe_experts.variants import LAYOUTS
 from veomni_hook.kernels.shared.autograd import gradients, is_recorded
+from veomni_hook.kernels.shared.held import hold_in_checkpoint, saved_by
 from veomni_hook.kernels.shared.operand_checks import wants_grad
 
 __all__ = ["Backend", "Gradients", "Needed", "experts", "kernel_of"]
@@ -87,20 +88,30 @@ class Backend(NamedTuple):
 
 class _Experts(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, backend: Backend, form: Form, scales: tuple[float, float], *tensors: Any) -> Tensor:
-        ctx.backend, ctx.form, ctx.scales, ctx.spent = backend, form, scales, False
+    def forward(
+        ctx: Any,
+        backend: Backend,
+        form: Form,
+        scales: tuple[float, float],
+        handle: Tensor | None,
+        *tensors: Any,
+    ) -> Tensor:
+        ctx.backend, ctx.form, ctx.scales, ctx.spent = backend, form, scales, handle is not None
         operands, adapters = _parts(tensors, scales)
         with torch.autocast(operands.hidden_states.device.type, enabled=False):
-            result, kept = backend.forward(operands, adapters, form, keep=True)
-        ctx.save_for_backward(*tensors, *kept)
+            result, kept = backend.forward(operands, adapters, form, keep=handle is None)
+        ctx.node = None if handle is None else handle.grad_fn
+        if handle is None:
+            ctx.save_for_backward(*tensors, *kept)
         return result
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        saved, count = ctx.saved_tensors, _OPERANDS + _FACTORS  # activation checkpointing provides them once
+        # Activation checkpointing provides them once.
+        saved, count = ctx.saved_tensors if ctx.node is None else saved_by(ctx.node), _OPERANDS + _FACTORS
         operands, adapters = _parts(saved[:count], ctx.scales)
         kept = () if ctx.spent else saved[count:]
-        to_x, _, *others = ctx.needs_input_grad[3:]
+        to_x, _, *others = ctx.needs_input_grad[4:]
         inputs = (operands.hidden_states, *operands[2:], *adapters.factors)
         needed = Needed(to_x, *others)
         if is_recorded():
@@ -114,7 +125,7 @@ class _Experts(torch.autograd.Function):
             gradient.to(of.dtype) if want and gradient is not None and of is not None else None
             for gradient, of, want in zip(slopes, inputs, needed, strict=True)
         )
-        return None, None, None, first, None, *rest
+        return None, None, None, None, first, None, *rest
 
 
 def _parts(tensors: tuple[Any, ...], scales: tuple[float, float]) -> tuple[Operands, Adapters]:
@@ -134,7 +145,9 @@ def experts(backend: Backend, variant: str, *operands: Any) -> Tensor:
     form, factors = form_of(variant, tensors, rest), adapters.factors
     if wants_grad(*(x for x in (*tensors, *factors) if x is not None)):
         scales = adapters.up_scale, adapters.down_scale
-        return _Experts.apply(backend, form, scales, *tensors, *factors)  # type: ignore[no-untyped-call,no-any-return]
+        # What a backend can compute again, a checkpoint's recomputation of the layer need not compute.
+        handle = hold_in_checkpoint(*tensors, *factors) if backend.spends else None
+        return _Experts.apply(backend, form, scales, handle, *tensors, *factors)  # type: ignore[no-untyped-call,no-any-return]
     with torch.autocast(tensors.hidden_states.device.type, enabled=False):
         return backend.forward(tensors, adapters, form, keep=False)[0]
 
