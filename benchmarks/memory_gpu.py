@@ -23,7 +23,7 @@ TARGET = "memory_gpu-cuda.json"
 _OURS, _UNSLOTH = ("auto", "benchmarks._lora_worker"), ("none", "benchmarks._unsloth_worker")
 _CHECKPOINTED = {"BENCH_CHECKPOINTED": "1"}
 #: The sides: what each process runs, and with which variables.
-SIDES = {
+SIDES: dict[str, tuple[tuple[str, str], dict[str, str]]] = {
     "eager": (("none", "benchmarks._lora_worker"), {}),
     "eager, checkpointed": (("none", "benchmarks._lora_worker"), _CHECKPOINTED),
     "unsloth": (_UNSLOTH, {}),
