@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 
-from veomni_hook.kernels.linear_cross_entropy.chunks import SIZES
+from veomni_hook.kernels.shared.sizes import SIZES
 from veomni_hook.memory.host import BLOCKS
 
 __all__ = ["Parts", "in_force", "tell"]
@@ -20,7 +20,7 @@ class Parts:
         offload: what checkpointed layers keep is on the host between forward and backward.
         host_bytes: the most bytes of host memory for that; 0: a share of what is free.
         tiles: MLPs and experts run on tiles of positions, and the loss on the fewest rows.
-        tile_rows: positions of a tile; 0: so many that nothing in it is wider than the hidden states.
+        tile_rows: positions of a tile; 0: so many that nothing in it is larger than twice the hidden states.
     """
 
     checkpoint: bool = False

@@ -32,7 +32,7 @@ Forward = Callable[[nn.Module, torch.Tensor], torch.Tensor]
 
 #: The fewest rows of a tile: with fewer, products wait for the weights; and what they are a multiple of.
 LEAST, MULTIPLE = 1024, 256
-#: From this many times the width of x on, what a module computes is worth tiles.
+#: What a module computes is worth tiles where it is more than so many times as wide as x, and a tile's is not.
 _WIDE = 2
 
 
@@ -73,16 +73,16 @@ def _wanted(module: nn.Module, x: torch.Tensor) -> bool:
 def rows_of_tile(module: nn.Module, x: torch.Tensor) -> int:
     """Return how many rows a tile of ``x`` has; all of them if ``module`` cannot run in tiles.
 
-    What a tile of so many rows computes is no larger than ``x``.
+    What a tile of so many rows computes is no more than `_WIDE` times as large as ``x``.
     """
     rows = x.shape[0] * x.shape[1] if x.dim() == 3 else 0
     asked = parts.in_force().tile_rows
     wide = max((size for p in module.parameters() for size in p.shape[-2:]), default=0) / max(1, x.shape[-1])
-    if wide < _WIDE or not rows or not_plain(x, *module.parameters()) is not None:
+    if wide <= _WIDE or not rows or not_plain(x, *module.parameters()) is not None:
         return rows
     if any(_is_watched(part) for part in module.modules() if part is not module):
         return rows
-    return min(rows, asked or max(LEAST, -(-int(rows / wide) // MULTIPLE) * MULTIPLE))
+    return min(rows, asked or max(LEAST, -(-int(_WIDE * rows / wide) // MULTIPLE) * MULTIPLE))
 
 
 def _is_watched(module: nn.Module) -> bool:

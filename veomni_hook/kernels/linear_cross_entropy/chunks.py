@@ -9,14 +9,13 @@ three products of a step: 76.7 ms, 63.2 if rows of logits are aligned, 12.2 if t
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 
 from veomni_hook.kernels.linear_cross_entropy.autograd import Needed
 
-__all__ = ["ALIGNED", "SIZES", "Chunk", "Head", "Sums", "WeightGradient", "chunks", "divisor", "precision"]
+__all__ = ["ALIGNED", "Chunk", "Head", "Sums", "WeightGradient", "chunks", "divisor", "precision"]
 
 #: Rows of logits begin at multiples of this many bytes, for cuBLAS and vector loads.
 ALIGNED = 128
@@ -28,16 +27,6 @@ COPIED, ROWS_COPIED = 1 << 22, 128
 # 8,192 x 4,096 x 151,936 on an H200.
 ADDS_IN_FLOAT32 = "dtype_out" in torch.ops.aten.addmm.overloads()  # type: ignore[no-untyped-call]
 PARTS = 8
-
-
-@dataclass
-class Sizes:
-    """The sizes of chunks; ``least``: no more rows than products need (setting ``memory``)."""
-
-    least: bool = False
-
-
-SIZES = Sizes()
 
 
 class Head(NamedTuple):

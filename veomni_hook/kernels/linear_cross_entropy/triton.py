@@ -31,7 +31,7 @@ from veomni_hook.kernels.linear_cross_entropy import (
 )
 from veomni_hook.kernels.linear_cross_entropy.autograd import Backend, Form, Found, Gradients, Needed
 from veomni_hook.kernels.linear_cross_entropy.chosen_tokens import Incoming
-from veomni_hook.kernels.linear_cross_entropy.chunks import SIZES, Head, Sums, chunks, divisor, precision
+from veomni_hook.kernels.linear_cross_entropy.chunks import Head, Sums, chunks, divisor, precision
 from veomni_hook.kernels.linear_cross_entropy.objective import (
     Objective,
     Teacher,
@@ -43,6 +43,7 @@ from veomni_hook.kernels.selection.binding import wanted_by
 from veomni_hook.kernels.selection.choice import AUTO
 from veomni_hook.kernels.shared.launch import power
 from veomni_hook.kernels.shared.operators import operator
+from veomni_hook.kernels.shared.sizes import SIZES
 
 __all__ = [
     "causal_lm_output",

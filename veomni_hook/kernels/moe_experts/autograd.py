@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache, partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from veomni_hook.kernels.moe_experts.backend import Backend, Gradients, Needed
 from veomni_hook.kernels.moe_experts.by_reference import by_reference
 from veomni_hook.kernels.moe_experts.forms import Form, Operands, form_of, taken_apart
 from veomni_hook.kernels.moe_experts.low_rank import (
@@ -26,64 +27,15 @@ from veomni_hook.kernels.moe_experts.low_rank import (
     is_adapted,
     without_adapters,
 )
+from veomni_hook.kernels.moe_experts.tiles import tiled
 from veomni_hook.kernels.moe_experts.variants import LAYOUTS
 from veomni_hook.kernels.shared.autograd import gradients, is_recorded
-from veomni_hook.kernels.shared.held import hold_in_checkpoint, saved_by
+from veomni_hook.kernels.shared.held import hold, hold_in_checkpoint, saved_by
 from veomni_hook.kernels.shared.operand_checks import wants_grad
 
-__all__ = ["Backend", "Gradients", "Needed", "experts", "kernel_of"]
+__all__ = ["experts", "kernel_of"]
 
 _OPERANDS, _FACTORS = len(Operands._fields), len(NO_ADAPTERS.factors)
-
-
-class Needed(NamedTuple):
-    """Which gradients to compute; the names are those of `Operands` and `Adapters`."""
-
-    hidden_states: bool
-    top_k_weights: bool
-    up: bool
-    up_bias: bool
-    down: bool
-    down_bias: bool
-    up_into: bool = False
-    up_out: bool = False
-    down_into: bool = False
-    down_out: bool = False
-
-
-class Gradients(NamedTuple):
-    """Gradients of what is differentiable; those that are not needed may have any content."""
-
-    hidden_states: Tensor | None
-    top_k_weights: Tensor | None
-    up: Tensor | None
-    up_bias: Tensor | None
-    down: Tensor | None
-    down_bias: Tensor | None
-    up_into: Tensor | None = None
-    up_out: Tensor | None = None
-    down_into: Tensor | None = None
-    down_out: Tensor | None = None
-
-
-class Backend(NamedTuple):
-    """A backend's two functions, called with autocast off.
-
-    Attributes:
-        forward: ``(operands, adapters, form, *, keep) -> (result, kept)``: the result ``[tokens, hidden]`` in
-            the dtype of the hidden states; ``kept`` is a tuple of tensors for backward, which may be empty
-            unless ``keep``.
-        backward: ``(grad, operands, adapters, kept, form, needed) -> Gradients``, of the operands' shapes, in
-            any dtype.
-        spends: ``backward`` may overwrite ``kept``, unless it is traced. If called again (retained graph), it
-            gets an empty tuple instead.
-        adapted: the same for weights with adapters; None if the backend refuses these.
-    """
-
-    forward: Callable[..., tuple[Tensor, tuple[Tensor, ...]]]
-    backward: Callable[..., Gradients]
-    spends: bool = False
-    adapted: Backend | None = None
 
 
 class _Experts(torch.autograd.Function):
@@ -146,8 +98,10 @@ def experts(backend: Backend, variant: str, *operands: Any) -> Tensor:
     if wants_grad(*(x for x in (*tensors, *factors) if x is not None)):
         scales = adapters.up_scale, adapters.down_scale
         # What a backend can compute again, a checkpoint's recomputation of the layer need not compute.
-        handle = hold_in_checkpoint(*tensors, *factors) if backend.spends else None
-        return _Experts.apply(backend, form, scales, handle, *tensors, *factors)  # type: ignore[no-untyped-call,no-any-return]
+        tiles = tiled(backend, tensors)
+        held = hold_in_checkpoint if tiles is backend else hold
+        handle = held(*tensors, *factors) if backend.spends else None
+        return _Experts.apply(tiles, form, scales, handle, *tensors, *factors)  # type: ignore[no-untyped-call,no-any-return]
     with torch.autocast(tensors.hidden_states.device.type, enabled=False):
         return backend.forward(tensors, adapters, form, keep=False)[0]
 
