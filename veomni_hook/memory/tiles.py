@@ -32,7 +32,7 @@ Forward = Callable[[nn.Module, torch.Tensor], torch.Tensor]
 
 #: The fewest rows of a tile: with fewer, products wait for the weights; and what they are a multiple of.
 LEAST, MULTIPLE = 1024, 256
-#: What a module computes is worth tiles where it is more than so many times as wide as x, and a tile's is not.
+#: What a module computes is worth tiles where it is more than so many times as large as x; a tile is not.
 _WIDE = 2
 
 
