@@ -238,6 +238,21 @@ def test_gradient_checkpointing(homes, reentrant):
     assert "adapter fused (" in told(model)
 
 
+def test_adapters_that_a_checkpoint_sees_first(homes, monkeypatch):
+    """PEFT was imported after the model: its method is wrapped in the first call, and the call is repeated."""
+    wrapped = layer.ParamWrapper._activate_lora
+    monkeypatch.setattr(layer.ParamWrapper, "_activate_lora", wrapped.__wrapped__)
+    set_choice("eager,moe_experts=torch")
+    upstream, model = (adapted(home).to(GROUPED).train() for home in homes)
+    for each in (upstream, model):
+        each.enable_input_require_grads()
+        each.gradient_checkpointing_enable({"use_reentrant": False})
+    assert_same(upstream, model, GROUPED)
+    assert layer.ParamWrapper._activate_lora is not wrapped.__wrapped__
+    assert_same(upstream, model, GROUPED)
+    assert "adapter fused (" in told(model)
+
+
 @pytest.mark.parametrize("checkpointed", [False, True])
 def test_some_tokens_at_a_time(homes, monkeypatch, checkpointed):
     """Setting ``memory``: in tiles, with what they compute computed again."""

@@ -29,6 +29,7 @@ from veomni_hook.kernels.moe_experts.variants import LAYOUTS
 from veomni_hook.kernels.selection.declaration import EAGER
 from veomni_hook.kernels.shared.adapters import inactive
 from veomni_hook.kernels.shared.operand_checks import not_plain
+from veomni_hook.kernels.shared.repeated import decided, is_again
 from veomni_hook.kernels.slot import Slot
 from veomni_hook.kernels.slot.candidates import Answers
 from veomni_hook.kernels.slot.record import FIRST_CALL
@@ -57,7 +58,7 @@ def watch(*_: object) -> None:
 
     @wraps(upstream)
     def activate(wrapper: Any, active_adapters: list[str]) -> AbstractContextManager[None]:
-        if compiler.is_compiling():
+        if compiler.is_compiling() or not decided((_METHOD, id(wrapper)), _is_first):
             return upstream(wrapper, active_adapters)  # type: ignore[no-any-return]
         names = [name for name in active_adapters or () if name in wrapper.lora_A]
         slots = _slots_of(owner := wrapper.get_base_layer()) if names else ()
@@ -75,6 +76,11 @@ def watch(*_: object) -> None:
 
     vars(activate)["veomni_watched"] = True
     setattr(kind, _METHOD, activate)
+
+
+def _is_first() -> bool:
+    """Return whether this call repeats none: a checkpoint may repeat one that was made before `watch`."""
+    return not is_again()
 
 
 def remark(owner: object, backend: str) -> str | None:

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import torch
 from torch.utils import checkpoint
 
-__all__ = ["decided", "hooks_in_force", "in_first_pass", "in_region"]
+__all__ = ["decided", "hooks_in_force", "in_first_pass", "in_region", "is_again"]
 
 Decision = TypeVar("Decision")
 
@@ -47,13 +47,13 @@ class Decisions:
 
     def __init__(self, noted: dict[Hashable, list[Any]], *, again: bool) -> None:
         self._noted = noted
-        self._again = again
+        self.again = again
         self._places: dict[Hashable, int] = {}
 
     def settle(self, key: Hashable, decide: Callable[[], Decision]) -> Decision:
         """Return what was decided for this call of ``key``, or else what ``decide`` returns."""
         noted: list[Decision] = self._noted.setdefault(key, [])
-        if not self._again:
+        if not self.again:
             noted.append(decision := decide())
             return decision
         place = self._places[key] = self._places.get(key, -1) + 1
@@ -63,6 +63,12 @@ class Decisions:
 def in_region() -> bool:
     """Return whether a non-reentrant checkpoint runs its region here, for the first time or again."""
     return _decisions() is not None
+
+
+def is_again() -> bool:
+    """Return whether a non-reentrant checkpoint runs its region again here."""
+    decisions = _decisions()
+    return decisions is not None and decisions.again
 
 
 def decided(key: Hashable, decide: Callable[[], Decision]) -> Decision:
