@@ -1,0 +1,137 @@
+"""Which implementations of attention a ring of processes may compute itself, because their formula is known.
+
+A ring merges sums that no implementation returns, so it never runs the user's. It knows transformers' function
+for torch's fused attention, and eager functions whose code is one of the recogniser's patterns. Any other is
+None with a reason: a name that the user has registered, a function that was replaced, a release's new formula.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import lru_cache, partial
+from types import CodeType
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from veomni_hook.kernels.slot.guards import executed_source
+from veomni_hook.parallel.partial_attention import Formula
+
+__all__ = ["Known", "known"]
+
+_FUSED = ("transformers.integrations.sdpa_attention", "sdpa_attention_forward")
+#: Operands that change what the fused function computes.
+_CHANGES = ("softcap", "position_bias", "cache", "s_aux", "sinks")
+
+
+class Known(NamedTuple):
+    """What a call computes.
+
+    Attributes:
+        formula: what the scores are.
+        causal: whether, without a mask, a position sees those up to itself only.
+        sinks: ``[all heads]``, or None.
+    """
+
+    formula: Formula
+    causal: bool
+    sinks: torch.Tensor | None = None
+
+
+def known(
+    implementation: Callable[..., Any],
+    module: nn.Module,
+    query: torch.Tensor,
+    mask: Any,
+    others: tuple[object, ...],
+    operands: dict[str, Any],
+) -> Known | str:
+    """Return what a call of ``implementation`` computes, or why a ring of processes cannot compute it."""
+    if others:
+        return "its implementation is called with more positions than the mask"
+    if operands.get("dropout") and module.training:
+        return "it has dropout"
+    if mask is not None and (reason := _unknown_mask(mask, query.shape[1])):
+        return reason
+    function = _below_slot(implementation)
+    home, name = (getattr(function, attribute, "") for attribute in ("__module__", "__qualname__"))
+    if (home, name) == _FUSED and function is getattr(sys.modules[home], name):
+        if changed := next((operand for operand in _CHANGES if operands.get(operand) is not None), None):
+            return f"it has the operand `{changed}`"
+        causal = operands.get("is_causal")
+        causal = getattr(module, "is_causal", True) if causal is None else causal
+        return Known(Formula(_scaling(operands, query.shape[3])), bool(causal))
+    pattern, reason = _pattern(function)
+    if reason:
+        return f"its implementation `{name or function}` is not known: {reason}"
+    softcap, width = None, query.shape[3]
+    if pattern == "softcap":
+        softcap, width = operands.get("softcap"), getattr(module, "head_dim", width)
+    sinks = module.sinks if pattern.startswith("sinks") else None
+    return Known(Formula(_scaling(operands, width), softcap), causal=False, sinks=sinks)
+
+
+def _below_slot(implementation: Any) -> Any:
+    """Return upstream's function where a slot would ask kernels in front of it."""
+    home = getattr(type(getattr(getattr(implementation, "func", None), "__self__", None)), "__module__", "")
+    if isinstance(implementation, partial) and home.startswith("veomni_hook.kernels.slot."):
+        return implementation.args[-1]
+    return implementation
+
+
+def _scaling(operands: dict[str, Any], width: int) -> float:
+    scaling = operands.get("scaling")
+    return float(width**-0.5 if scaling is None else scaling)
+
+
+def _unknown_mask(mask: Any, heads: int) -> str:
+    if type(mask) is not torch.Tensor or mask.dim() != 4:
+        return f"its mask is a {type(mask).__name__}, not numbers or booleans of four dimensions"
+    if mask.requires_grad:
+        return "its mask has a gradient"
+    if mask.shape[1] not in (1, heads) or mask.shape[2] not in (1, mask.shape[3]):
+        return f"its mask is {list(mask.shape)}, not of {heads} heads, or one, and as many queries as keys"
+    return ""
+
+
+def _pattern(function: Any) -> tuple[str, str]:
+    """Return the pattern that an eager function is, or an empty text and the reason."""
+    code = getattr(function, "__code__", None)
+    module = sys.modules.get(getattr(function, "__module__", None) or "")
+    if not isinstance(code, CodeType) or module is None:
+        return "", "it is no function of a module"
+    if (source := executed_source(module)) is None:
+        return "", "its source is not there"
+    pattern, reason, codes = _read(source, function.__name__)
+    if any(getattr(vars(module).get(name), "__code__", None) != text for name, text in codes.items()):
+        return "", "it, or a function that it calls, was replaced"
+    return ("", "it was replaced") if codes and codes[function.__name__] != code else (pattern, reason)
+
+
+@lru_cache(maxsize=64)
+def _read(source: str, name: str) -> tuple[str, str, dict[str, CodeType | None]]:
+    """Return what a function of a module's source is, why not, and the code of what was read for that."""
+    from veomni_hook.kernels.attention.spellings import PLAIN
+    from veomni_hook.kernels.slot.comparison import definition
+    from veomni_hook.patches.code.document import Document
+    from veomni_hook.patches.graph import ARGUMENT, Difference, Form, canonical, recognised
+    from veomni_hook.patches.routes.view import ModuleView
+    from veomni_hook.patterns import pattern_file
+
+    view = ModuleView(Document(source))
+    function = view.functions.get(name)
+    if function is None or (why := view.why_unclear(function)):
+        return "", "its text is not there" if function is None else why, {}
+    form = canonical(function, view.scope)
+    outcome = recognised(pattern_file("attention", "spellings.py"), form, {}, names=PLAIN, otherwise=ARGUMENT)
+    if isinstance(outcome, Difference):
+        outcome = recognised(pattern_file("attention"), form, {}, otherwise=ARGUMENT)
+    if isinstance(outcome, Difference) or not isinstance(form, Form):
+        return "", f"it computes something else ({outcome.text})", {}  # type: ignore[union-attr]
+    pattern, matched = outcome
+    if wrong := [hole for hole, operand in matched.bindings.items() if operand.value != hole]:
+        return "", f"its parameters have other names than {', '.join(wrong)}", {}
+    compiled = compile(source, "", "exec", dont_inherit=True)
+    return pattern, "", {one: definition(compiled, one) for one in (name, *form.inlined)}
