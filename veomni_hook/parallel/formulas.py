@@ -16,12 +16,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from veomni_hook.kernels.shared.traced_frame import answered_while_tracing
 from veomni_hook.kernels.slot.guards import executed_source
 from veomni_hook.parallel.partial_attention import Formula
 
 __all__ = ["Known", "known"]
 
-_FUSED = ("transformers.integrations.sdpa_attention", "sdpa_attention_forward")
+_FUSED_HOME, _FUSED = "transformers.integrations.sdpa_attention", "sdpa_attention_forward"
 #: Operands that change what the fused function computes.
 _CHANGES = ("softcap", "position_bias", "cache", "s_aux", "sinks")
 
@@ -56,17 +57,17 @@ def known(
     if mask is not None and (reason := _unknown_mask(mask, query.shape[1])):
         return reason
     function = _below_slot(implementation)
-    home, name = (getattr(function, attribute, "") for attribute in ("__module__", "__qualname__"))
-    if (home, name) == _FUSED and function is getattr(sys.modules[home], name):
+    pattern, reason = _pattern(function)
+    if reason:
+        return f"its implementation `{getattr(function, '__name__', function)}` is not known: {reason}"
+    width = query.shape[3]
+    if pattern == _FUSED:
         if changed := next((operand for operand in _CHANGES if operands.get(operand) is not None), None):
             return f"it has the operand `{changed}`"
         causal = operands.get("is_causal")
         causal = getattr(module, "is_causal", True) if causal is None else causal
-        return Known(Formula(_scaling(operands, query.shape[3])), bool(causal))
-    pattern, reason = _pattern(function)
-    if reason:
-        return f"its implementation `{name or function}` is not known: {reason}"
-    softcap, width = None, query.shape[3]
+        return Known(Formula(_scaling(operands, width)), bool(causal))
+    softcap = None
     if pattern == "softcap":
         softcap, width = operands.get("softcap"), getattr(module, "head_dim", width)
     sinks = module.sinks if pattern.startswith("sinks") else None
@@ -75,10 +76,10 @@ def known(
 
 def _below_slot(implementation: Any) -> Any:
     """Return upstream's function where a slot would ask kernels in front of it."""
-    home = getattr(type(getattr(getattr(implementation, "func", None), "__self__", None)), "__module__", "")
-    if isinstance(implementation, partial) and home.startswith("veomni_hook.kernels.slot."):
-        return implementation.args[-1]
-    return implementation
+    if not isinstance(implementation, partial):
+        return implementation
+    slot = type(getattr(implementation.func, "__self__", None))
+    return implementation.args[-1] if slot.__module__.startswith("veomni_hook.kernels.slot.") else implementation
 
 
 def _scaling(operands: dict[str, Any], width: int) -> float:
@@ -96,8 +97,11 @@ def _unknown_mask(mask: Any, heads: int) -> str:
     return ""
 
 
+@answered_while_tracing
 def _pattern(function: Any) -> tuple[str, str]:
-    """Return the pattern that an eager function is, or an empty text and the reason."""
+    """Return the pattern that an eager function is, or the fused one's name; or nothing and the reason."""
+    if function is getattr(sys.modules.get(_FUSED_HOME), _FUSED, None):
+        return _FUSED, ""
     code = getattr(function, "__code__", None)
     module = sys.modules.get(getattr(function, "__module__", None) or "")
     if not isinstance(code, CodeType) or module is None:
