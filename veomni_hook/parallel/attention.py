@@ -23,7 +23,7 @@ from torch import nn
 from veomni_hook.errors import ParallelError
 from veomni_hook.kernels.attention.calls import dtype_of
 from veomni_hook.parallel import process
-from veomni_hook.parallel.collectives import part_length, to_heads, to_positions
+from veomni_hook.parallel.collectives import each_to_heads, part_length, to_heads, to_positions
 from veomni_hook.parallel.formulas import Known, known
 from veomni_hook.parallel.groups import SequenceGroup, divided, neighbours
 from veomni_hook.parallel.ring_attention import ring_attention
@@ -74,7 +74,7 @@ def _attend(
         call = known(implementation, module, query, attention_mask, others, operands)
         if isinstance(call, Known):
             sharding.note_call()
-            return _around(call, sharding, near, module, query, key, value, attention_mask), None
+            return _around(call, sharding, near, module, (query, key, value), attention_mask), None
         if heads % group.size:
             _refuse(module, f"sp={group.size} does not divide its {heads} heads, and {call}", group)
     full = _positions(sharding, module, part, attention_mask, operands)
@@ -110,26 +110,22 @@ def _around(
     sharding: Sharding,
     near: int,
     module: nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
+    operands: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     mask: torch.Tensor | None,
 ) -> torch.Tensor:
     """Return attention ``[batch, part, heads, width]``, with ``near`` neighbours for each block of keys."""
-    group, (_, heads, part, _) = sharding.group, query.shape
+    group, (_, heads, part, _) = sharding.group, operands[0].shape
     told = None if mask is None else int(mask.shape[3])
     full = sharding.positions(part, told, causal=call.causal)
     if part_length(full, group) != part or told not in (None, full):
         _refuse(module, f"it is given {part} positions of {full}, with a mask of {told}", group)
     around, ring = divided(group, near)
-    dtype = dtype_of(query)
-    query, key, value = to_heads(query.to(dtype), key.to(dtype), value.to(dtype), around)
+    dtype = dtype_of(operands[0])
+    query, key, value = each_to_heads([operand.to(dtype) for operand in operands], around)
     if mask is not None and mask.shape[1] > 1:
         mask = _of_heads(mask, 1, heads, around)
     sinks = None if call.sinks is None else _of_heads(call.sinks, 0, heads, around)
-    output = ring_attention(
-        query, key, value, mask, sinks, call.formula, ring, full=full, causal=call.causal
-    )
+    output = ring_attention(query, key, value, mask, sinks, call.formula, ring, full=full, causal=call.causal)
     return to_positions(output.transpose(1, 2), around)
 
 

@@ -1,8 +1,8 @@
-"""Which implementations of attention a ring of processes may compute itself, because their formula is known.
+"""Which implementations of attention a ring of processes may compute itself: those whose formula is known.
 
-A ring merges sums that no implementation returns, so it never runs the user's. It knows transformers' function
-for torch's fused attention, and eager functions whose code is one of the recogniser's patterns. Any other is
-None with a reason: a name that the user has registered, a function that was replaced, a release's new formula.
+A ring merges sums that no implementation returns, so it never runs the user's. It knows transformers'
+function for torch's fused attention, and eager functions whose code is one of the recogniser's patterns. Any
+other has a reason: a function that the user has registered or replaced, or that computes something else.
 """
 
 from __future__ import annotations
@@ -60,18 +60,21 @@ def known(
     pattern, reason = _pattern(function)
     if reason:
         return f"its implementation `{getattr(function, '__name__', function)}` is not known: {reason}"
-    width = query.shape[3]
     if pattern == _FUSED:
-        if changed := next((operand for operand in _CHANGES if operands.get(operand) is not None), None):
-            return f"it has the operand `{changed}`"
-        causal = operands.get("is_causal")
-        causal = getattr(module, "is_causal", True) if causal is None else causal
-        return Known(Formula(_scaling(operands, width)), bool(causal))
-    softcap = None
+        return _fused(module, query.shape[3], operands)
+    width, softcap = query.shape[3], None
     if pattern == "softcap":
         softcap, width = operands.get("softcap"), getattr(module, "head_dim", width)
-    sinks = module.sinks if pattern.startswith("sinks") else None
+    sinks: Any = module.sinks if pattern.startswith("sinks") else None
     return Known(Formula(_scaling(operands, width), softcap), causal=False, sinks=sinks)
+
+
+def _fused(module: nn.Module, width: int, operands: dict[str, Any]) -> Known | str:
+    if changed := next((operand for operand in _CHANGES if operands.get(operand) is not None), None):
+        return f"it has the operand `{changed}`"
+    causal = operands.get("is_causal")
+    causal = getattr(module, "is_causal", True) if causal is None else causal
+    return Known(Formula(_scaling(operands, width)), bool(causal))
 
 
 def _below_slot(implementation: Any) -> Any:
@@ -79,7 +82,9 @@ def _below_slot(implementation: Any) -> Any:
     if not isinstance(implementation, partial):
         return implementation
     slot = type(getattr(implementation.func, "__self__", None))
-    return implementation.args[-1] if slot.__module__.startswith("veomni_hook.kernels.slot.") else implementation
+    return (
+        implementation.args[-1] if slot.__module__.startswith("veomni_hook.kernels.slot.") else implementation
+    )
 
 
 def _scaling(operands: dict[str, Any], width: int) -> float:

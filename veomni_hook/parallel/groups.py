@@ -85,7 +85,7 @@ def made_group() -> SequenceGroup | None:
 
 
 def neighbours(size: int, heads: int, key_heads: int) -> int:
-    """Return how many neighbours of ``size`` processes exchange positions for heads; keys go around the others.
+    """Return how many neighbours of ``size`` processes exchange positions for heads.
 
     As many as divide all heads, so none is repeated, and no more than a host has (``LOCAL_WORLD_SIZE``).
     """

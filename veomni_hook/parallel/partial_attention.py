@@ -1,7 +1,8 @@
 """Attention to some of the keys: what is needed to merge it with attention to the others, and its gradients.
 
-Scores and sums are in float32, or float64. Keys that several heads share are not repeated: the queries of
-these heads are rows of one product. Scores are stored for a few queries at a time.
+Sums are in float32, or float64. Where flash attention does not take a pair (`fused_pairs`), scores are, too,
+and they are stored for a few queries at a time. Keys that several heads share are not repeated: the queries
+of these heads are rows of one product.
 """
 
 from __future__ import annotations
@@ -11,16 +12,17 @@ from typing import NamedTuple
 
 import torch
 
+from veomni_hook.parallel import fused_pairs
 from veomni_hook.parallel.ring_pairs import Pair
 
-__all__ = ["Formula", "Sums", "add_gradients", "attend", "empty", "merge"]
+__all__ = ["Formula", "Results", "Sums", "add_gradients", "attend", "empty", "merge"]
 
 #: How many scores are stored at a time.
 _SCORES = 2**26
 
 
 class Formula(NamedTuple):
-    """What the scores are: ``query @ key * scaling``, and with a softcap ``softcap * tanh(that / softcap)``."""
+    """What the scores are: ``query @ key * scaling``, with a softcap ``softcap * tanh(that / softcap)``."""
 
     scaling: float
     softcap: float | None = None
@@ -38,6 +40,24 @@ class Sums(NamedTuple):
     largest: torch.Tensor
     total: torch.Tensor
     output: torch.Tensor
+
+
+class Results(NamedTuple):
+    """What gradients need of queries, over the keys of all processes: ``[batch, heads, queries, ...]``.
+
+    Attributes:
+        largest: the largest score.
+        total: the sum of ``exp(score - largest)``.
+        output: the output.
+        incoming: its gradient, in the dtype of sums.
+        along: the sum of both, multiplied.
+    """
+
+    largest: torch.Tensor
+    total: torch.Tensor
+    output: torch.Tensor
+    incoming: torch.Tensor
+    along: torch.Tensor
 
 
 def empty(query: torch.Tensor, width: int) -> Sums:
@@ -58,13 +78,15 @@ def merge(sums: Sums, places: tuple[int, int], others: Sums) -> None:
     old.largest.copy_(largest)
 
 
-def attend(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, pair: Pair, formula: Formula
-) -> Sums:
+def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, pair: Pair, formula: Formula) -> Sums:
     """Return the sums of a pair's queries over its keys.
 
     ``query`` is ``[batch, heads, queries, width]``; ``key`` and ``value`` may have fewer heads.
     """
+    if _is_fused(query, value, pair, formula):
+        output, logsumexp = fused_pairs.attend(query, key, value, formula.scaling, triangle=pair.triangle)
+        logsumexp = logsumexp[..., None]
+        return Sums(logsumexp, torch.ones_like(logsumexp), output.float())
     parts = []
     for rows, keys in _tiles(query, key, pair):
         scores, _ = _scores(query, key, pair, rows, keys, formula)
@@ -78,7 +100,7 @@ def add_gradients(
     operands: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     pair: Pair,
     formula: Formula,
-    results: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
+    results: Results,
     gradients: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
 ) -> None:
     """Add the gradients of a pair's queries, keys and values to ``gradients``, in place.
@@ -87,21 +109,36 @@ def add_gradients(
         operands: query, key and value of the pair.
         pair: their places and mask.
         formula: what their scores are.
-        results: of the queries over the keys of all processes: the largest score, the total, the gradient of
-            the output, and its sum times the output.
-        gradients: of query, key and value.
+        results: those of these queries.
+        gradients: of query, key and value, in the dtype of sums.
     """
     query, key, value = operands
+    if _is_fused(query, value, pair, formula):
+        computed = fused_pairs.gradients(
+            results.incoming.to(query.dtype),
+            *operands,
+            results.output,
+            (results.largest + results.total.log()).squeeze(3),
+            formula.scaling,
+            triangle=pair.triangle,
+        )
+        for gradient, addend in zip(gradients, computed, strict=True):
+            gradient.add_(addend)
+        return
     heads = key.shape[1]
     for rows, keys in _tiles(query, key, pair):
         scores, slope = _scores(query, key, pair, rows, keys, formula)
-        largest, total, incoming, along = (x.narrow(2, *rows) for x in results)
+        largest, total, _, incoming, along = (x.narrow(2, *rows) for x in results)
         weights = torch.exp(scores - _finite(largest)) / torch.where(total == 0, 1, total)
-        moved = weights * (_product(incoming, value[:, :, :keys].transpose(2, 3)) - along)
+        moved = weights * (_product(incoming, value[:, :, :keys].mT) - along)
         moved = (moved if slope is None else moved * slope) * formula.scaling
         gradients[0].narrow(2, *rows).add_(_product(moved, key[:, :, :keys]))
         gradients[1][:, :, :keys].add_(_grouped(moved, heads).mT @ _grouped(query.narrow(2, *rows), heads))
         gradients[2][:, :, :keys].add_(_grouped(weights, heads).mT @ _grouped(incoming, heads))
+
+
+def _is_fused(query: torch.Tensor, value: torch.Tensor, pair: Pair, formula: Formula) -> bool:
+    return pair.mask is None and formula.softcap is None and fused_pairs.fits(query, value)
 
 
 def _tiles(query: torch.Tensor, key: torch.Tensor, pair: Pair) -> Iterator[tuple[tuple[int, int], int]]:
@@ -139,7 +176,7 @@ def _product(x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 
 
 def _grouped(x: torch.Tensor, heads: int) -> torch.Tensor:
-    """Return the rows of heads that share one of ``heads`` as rows of one: ``[batch, heads, rows, width]``."""
+    """Return the rows of heads that share one of ``heads`` as its rows: ``[batch, heads, rows, width]``."""
     return x.reshape(x.shape[0], heads, -1, x.shape[3]).to(torch.promote_types(x.dtype, torch.float32))
 
 

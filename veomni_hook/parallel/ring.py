@@ -53,7 +53,7 @@ def mirrored(tensors: Sequence[torch.Tensor], ring: SequenceGroup) -> list[torch
 
 
 def _sent(x: torch.Tensor, to: int, source: int, ring: SequenceGroup) -> torch.Tensor:
-    """Begin to send ``x`` to one process and to receive as much from one; the result ``[1, ...]`` must wait."""
+    """Begin to send ``x`` to one process and to receive as much from one: ``[1, ...]``, which must wait."""
     sent, received = ([int(rank == other) for rank in range(ring.size)] for other in (to, source))
     out: torch.Tensor = _OPS.all_to_all_single(x.contiguous()[None], received, sent, ring.name)
     return out

@@ -16,14 +16,16 @@ import torch
 from veomni_hook.errors import ParallelError
 from veomni_hook.kernels.shared.autograd import applied, is_recorded
 from veomni_hook.parallel.groups import SequenceGroup
-from veomni_hook.parallel.partial_attention import Formula, Sums, add_gradients, attend, empty, merge
+from veomni_hook.parallel.partial_attention import Formula, Results, Sums, add_gradients, attend, empty, merge
 from veomni_hook.parallel.ring import arrived, mirrored, pass_on
-from veomni_hook.parallel.ring_pairs import Pairs
+from veomni_hook.parallel.ring_pairs import Pair, Pairs, hidden_by
 
 __all__ = ["ring_attention"]
 
+Operands = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
-def ring_attention(
+
+def ring_attention(  # noqa: PLR0913 - the operands
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -49,11 +51,12 @@ def ring_attention(
         full: how many positions are no copies of the last one.
         causal: whether, without a mask, a position sees those up to itself only.
     """
-    pairs = Pairs(ring.size, query.shape[2], full, mask, causal)
+    hidden = hidden_by(mask, ring.size, query.shape[2], causal=causal)
+    pairs = Pairs(ring.size, query.shape[2], full, causal and mask is None, hidden)
     operands = [query, key, value]
     if pairs.balanced:
         operands = mirrored(operands, ring)
-    output: torch.Tensor = _attend(*operands, mask, sinks, formula, ring, full, causal)
+    output: torch.Tensor = _attend(*operands, mask, sinks, formula, pairs, ring)
     return mirrored([output], ring)[0] if pairs.balanced else output
 
 
@@ -67,31 +70,28 @@ class _Ring(torch.autograd.Function):
         mask: torch.Tensor | None,
         sinks: torch.Tensor | None,
         formula: Formula,
+        pairs: Pairs,
         ring: SequenceGroup,
-        full: int,
-        causal: bool,  # noqa: FBT001 - autograd passes positions
     ) -> torch.Tensor:
-        pairs = Pairs(ring.size, query.shape[2], full, mask, causal)
         with torch.autocast(query.device.type, enabled=False):
-            sums = _around(query, key, value, pairs, formula, ring)
+            sums = _around((query, key, value), mask, formula, pairs, ring)
             if sinks is not None:
                 _add_sinks(sums, sinks)
             output = (sums.output / torch.where(sums.total == 0, 1, sums.total)).to(query.dtype)
         ctx.save_for_backward(query, key, value, mask, sinks, output, sums.largest, sums.total)
-        ctx.rest = formula, ring, full, causal
+        ctx.rest = formula, pairs, ring
         return output
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         query, key, value, mask, sinks, output, largest, total = ctx.saved_tensors
-        formula, ring, full, causal = ctx.rest
+        formula, pairs, ring = ctx.rest
         if is_recorded():
             raise ParallelError(
                 "attention around a ring of processes has no derivative of its gradients",
                 where="a backward pass with create_graph=True",
                 fix="set VEOMNI_PARALLEL with an sp that divides the key heads, or without sp",
             )
-        pairs = Pairs(ring.size, query.shape[2], full, mask, causal)
         with torch.autocast(query.device.type, enabled=False):
             grad = grad.to(largest.dtype)
             along = (grad * output).sum(-1, keepdim=True)
@@ -99,30 +99,26 @@ class _Ring(torch.autograd.Function):
             if sinks is not None:
                 weights = torch.exp(sinks.view(1, -1, 1, 1).to(largest) - largest) / total
                 of_sinks = -(weights * along).sum((0, 2, 3)).to(sinks.dtype)
-            results = largest, total, grad, along
-            of_query, of_key, of_value = _around_again((query, key, value), results, pairs, formula, ring)
-        return of_query, of_key, of_value, None, of_sinks, None, None, None, None
+            results = Results(largest, total, output, grad, along)
+            of_query, of_key, of_value = _around_again(
+                (query, key, value), mask, results, formula, pairs, ring
+            )
+        return of_query, of_key, of_value, None, of_sinks, None, None, None
 
 
 _attend = applied(_Ring)
 
 
 def _around(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    pairs: Pairs,
-    formula: Formula,
-    ring: SequenceGroup,
+    operands: Operands, mask: torch.Tensor | None, formula: Formula, pairs: Pairs, ring: SequenceGroup
 ) -> Sums:
     """Return the sums over the keys of all processes."""
-    sums = empty(query, value.shape[3])
-    block = torch.cat([key, value], 3)
+    query, key, value = operands
+    sums, block = empty(query, value.shape[3]), torch.cat([key, value], 3)
     for step in range(ring.size):
         coming = pass_on(block, ring) if step < ring.size - 1 else None
-        key, value = block.split([key.shape[3], value.shape[3]], 3)
-        for pair in pairs.of(ring.rank, (ring.rank - step) % ring.size):
-            keys, values = (x.narrow(2, *pair.keys) for x in (key, value))
+        for pair in pairs.of(ring.rank, (ring.rank - step) % ring.size, mask):
+            keys, values = _parts(block, pair, key.shape[3])
             merge(sums, pair.queries, attend(query.narrow(2, *pair.queries), keys, values, pair, formula))
         if coming is not None:
             block = arrived(coming)
@@ -130,36 +126,45 @@ def _around(
 
 
 def _around_again(
-    operands: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-    results: tuple[torch.Tensor, ...],
-    pairs: Pairs,
+    operands: Operands,
+    mask: torch.Tensor | None,
+    results: Results,
     formula: Formula,
+    pairs: Pairs,
     ring: SequenceGroup,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the gradients of query, key and value; ``results`` as in `add_gradients`."""
+) -> Operands:
+    """Return the gradients of query, key and value."""
     query, key, value = operands
-    widths = [key.shape[3], value.shape[3]]
-    of_query = torch.zeros_like(query, dtype=results[0].dtype)
-    block, travelling = torch.cat([key, value], 3), None
+    of_query = torch.zeros_like(query, dtype=results.total.dtype)
+    block = torch.cat([key, value], 3)
+    coming, of_block = block, torch.zeros_like(block, dtype=results.total.dtype)
     for step in range(ring.size):
-        coming = pass_on(block, ring) if step < ring.size - 1 else None
-        own = torch.zeros_like(block, dtype=results[0].dtype)
-        for pair in pairs.of(ring.rank, (ring.rank - step) % ring.size):
-            of_pair = [x.narrow(2, *pair.keys) for x in (*block.split(widths, 3), *own.split(widths, 3))]
-            queries = [x.narrow(2, *pair.queries) for x in (query, of_query, *results)]
+        block = arrived(coming) if step else block
+        # Both travel while this process computes.
+        coming = pass_on(block, ring) if step < ring.size - 1 else block
+        others = pass_on(of_block, ring) if step else None
+        own = torch.zeros_like(of_block)
+        for pair in pairs.of(ring.rank, (ring.rank - step) % ring.size, mask):
+            queries, of_queries = (x.narrow(2, *pair.queries) for x in (query, of_query))
             add_gradients(
-                (queries[0], of_pair[0], of_pair[1]),
+                (queries, *_parts(block, pair, key.shape[3])),
                 pair,
                 formula,
-                (queries[2], queries[3], queries[4], queries[5]),
-                (queries[1], of_pair[2], of_pair[3]),
+                Results(*(x.narrow(2, *pair.queries) for x in results)),
+                (of_queries, *_parts(own, pair, key.shape[3])),
             )
-        # What others have added to the gradients of this block came while this process computed.
-        travelling = pass_on(own if travelling is None else own + arrived(travelling), ring)
-        if coming is not None:
-            block = arrived(coming)
-    of_key, of_value = arrived(travelling).split(widths, 3)
+        of_block = own if others is None else own.add_(arrived(others))
+    of_key, of_value = _split(arrived(pass_on(of_block, ring)), key.shape[3])
     return of_query.to(query.dtype), of_key.to(key.dtype), of_value.to(value.dtype)
+
+
+def _parts(block: torch.Tensor, pair: Pair, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the pair's keys and values in a block of both, with keys of ``width`` columns."""
+    return _split(block.narrow(2, *pair.keys), width)
+
+
+def _split(block: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return block[..., :width], block[..., width:]
 
 
 def _add_sinks(sums: Sums, sinks: torch.Tensor) -> None:

@@ -1,14 +1,26 @@
-"""Which queries of one process of a ring see which keys of another, exactly as upstream's mask says."""
+"""Which queries of one process of a ring see which keys of another, exactly as upstream's mask says.
+
+Each process's positions are two halves. Halves have numbers along the sequence; with causal attention,
+process ``i`` of ``R`` has number ``2 i`` and, from its mirror image, ``2 (R - 1 - i) + 1``: so all have the
+same work.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+from torch.compiler import is_dynamo_compiling
+from torch.utils.weak import WeakTensorKeyDictionary
 
-__all__ = ["Pair", "Pairs"]
+__all__ = ["Hidden", "Pair", "Pairs", "hidden_by"]
+
+#: Numbers of halves: queries that see none of the keys.
+Hidden = tuple[tuple[int, int], ...]
+#: By mask: its version, the size of a ring and the positions of a process; and what is hidden there.
+_KNOWN: Any = WeakTensorKeyDictionary()
 
 
 class Pair(NamedTuple):
@@ -17,7 +29,7 @@ class Pair(NamedTuple):
     Attributes:
         queries: where the queries are among those of their process: the first, and how many.
         keys: the same of the keys.
-        mask: of these queries and keys, ``[batch or 1, heads or 1, queries or 1, keys]``; None: all is visible.
+        mask: of these queries and keys, ``[batch or 1, heads or 1, queries or 1, keys]``; or None.
         triangle: a query sees the keys up to its own place.
     """
 
@@ -35,55 +47,90 @@ class Pairs:
         size: how many processes there are.
         length: how many positions each of them has; the last ones may be copies.
         full: how many positions are no copies.
-        mask: of all of them, ``[batch or 1, heads or 1, full or 1, full]``; or None.
-        causal: without a mask, a position sees those up to itself; else it sees all.
+        triangle: whether a position sees those up to itself, and there is no mask.
+        hidden: what need not be computed.
     """
 
     size: int
     length: int
     full: int
-    mask: torch.Tensor | None
-    causal: bool
+    triangle: bool
+    hidden: Hidden
 
     @property
     def balanced(self) -> bool:
-        """Whether processes have the positions that `veomni_hook.parallel.ring.mirrored` gives them.
+        """Whether processes have the halves that `veomni_hook.parallel.ring.mirrored` gives them."""
+        return all(pair in self.hidden for pair in _later(self.size))
 
-        With a mask each computes all pairs: what it hides is unknown on the host.
+    def of(self, queries: int, keys: int, mask: torch.Tensor | None) -> Iterator[Pair]:
+        """Yield what process ``queries`` computes with the keys of process ``keys``.
+
+        ``mask`` is that of all positions, ``[batch or 1, heads or 1, full or 1, full]``.
         """
-        return self.causal and self.mask is None
+        for at, query in self._halves(queries):
+            for place, key in self._halves(keys):
+                if (query, key) not in self.hidden:
+                    yield from self._pair((at, query), (place, key), mask)
 
-    def of(self, queries: int, keys: int) -> Iterator[Pair]:
-        """Yield what process ``queries`` computes with the keys of process ``keys``."""
-        for query in self._pieces(queries):
-            for key in self._pieces(keys):
-                if (pair := self._pair(query, key)) is not None:
-                    yield pair
+    def _halves(self, rank: int) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Return the halves of a process: where they begin among its positions, and their numbers."""
+        other = self.size - 1 - rank if self.balanced else rank
+        return (0, 2 * rank), (self.length // 2, 2 * other + 1)
 
-    def _pieces(self, rank: int) -> list[tuple[int, int, int]]:
-        """Return the runs of positions of a process: their place in it, their first position, their number."""
-        length, start = self.length, rank * self.length
-        if not self.balanced:
-            return [(0, start, length)]
-        half = length // 2
-        other = (self.size - 1 - rank) * length + half
-        return [piece for piece in ((0, start, half), (half, other, length - half)) if piece[2]]
-
-    def _pair(self, query: tuple[int, int, int], key: tuple[int, int, int]) -> Pair | None:
-        place, first, queries = query
-        at, start, keys = key
-        if self.balanced:  # nobody sees copies but copies: they are the last
-            if first < start:
-                return None
-            return Pair((place, queries), (at, keys), None, first == start)
-        keys = min(keys, self.full - start)
-        if keys <= 0:
-            return None
-        mask = self.mask
+    def _pair(
+        self, query: tuple[int, int], key: tuple[int, int], mask: torch.Tensor | None
+    ) -> Iterator[Pair]:
+        (first, queries), (start, keys) = _run(query[1], self.length), _run(key[1], self.length)
+        if not self.triangle:  # else only copies see copies: they are the last
+            keys = min(keys, self.full - start)
+        if queries == 0 or keys <= 0:
+            return
         if mask is not None:
             mask = mask.narrow(3, start, keys)
             if mask.shape[2] > 1:
                 # Copies see what the last position sees.
                 rows = torch.arange(first, first + queries, device=mask.device)
                 mask = mask.index_select(2, rows.clamp(max=self.full - 1))
-        return Pair((place, queries), (at, keys), mask, False)
+        yield Pair((query[0], queries), (key[0], keys), mask, self.triangle and query == key)
+
+
+def hidden_by(mask: torch.Tensor | None, size: int, length: int, *, causal: bool) -> Hidden:
+    """Return the pairs of halves, in a ring of ``size`` processes, of which a mask shows nothing.
+
+    The host waits once for each mask; where dynamo traces, it does not, and all pairs are computed.
+    """
+    if mask is None:
+        return _later(size) if causal else ()
+    if is_dynamo_compiling() or mask.is_inference():
+        return ()
+    asked = mask._version, size, length
+    known = _KNOWN.get(mask)
+    if known is None or known[0] != asked:
+        known = _KNOWN[mask] = asked, _hidden(mask, size, length)
+    hidden: Hidden = known[1]
+    return hidden
+
+
+def _hidden(mask: torch.Tensor, size: int, length: int) -> Hidden:
+    visible = mask if mask.dtype is torch.bool else mask > torch.finfo(mask.dtype).min
+    visible = visible.flatten(0, 1).any(0)
+    # Where a query sees nothing, eager attention gives all keys the same weight.
+    told = visible.any(1, keepdim=True)
+    full, runs = visible.shape[1], [_run(half, length) for half in range(2 * size)]
+    needed = (visible | ~told).expand(full, full)
+    # Copies see what the last position sees.
+    rows = [needed[min(first, full - 1) : first + count].any(0) for first, count in runs]
+    table = torch.stack([row[first : first + count].any() for row in rows for first, count in runs])
+    numbers = table.view(len(runs), -1).tolist()
+    return tuple((i, j) for i, row in enumerate(numbers) for j, shown in enumerate(row) if not shown)
+
+
+def _run(half: int, length: int) -> tuple[int, int]:
+    process, second = divmod(half, 2)
+    first = length // 2
+    return process * length + second * first, length - first if second else first
+
+
+def _later(size: int) -> Hidden:
+    """Return the pairs whose keys are all behind the queries."""
+    return tuple((query, key) for query in range(2 * size) for key in range(query + 1, 2 * size))

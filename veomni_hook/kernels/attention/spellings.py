@@ -1,4 +1,4 @@
-"""Attention as torch's fused attention computes it, in the words of eager functions, for the recogniser to read.
+"""Attention as torch's fused attention computes it, in the words of eager functions, for the recogniser.
 
 No kernel is asked for these: `veomni_hook.parallel.formulas` reads whether a function computes this and
 nothing else. They differ in the dtype of the softmax, in heads that share keys, and in the default scaling.
