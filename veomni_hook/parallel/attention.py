@@ -26,6 +26,7 @@ from veomni_hook.parallel import process
 from veomni_hook.parallel.collectives import each_to_heads, part_length, to_heads, to_positions
 from veomni_hook.parallel.formulas import Known, known
 from veomni_hook.parallel.groups import SequenceGroup, divided, neighbours
+from veomni_hook.parallel.partial_attention import is_fused
 from veomni_hook.parallel.ring_attention import ring_attention
 from veomni_hook.parallel.seeds import own_random_numbers
 from veomni_hook.parallel.sharding import Sharding, in_force
@@ -71,10 +72,11 @@ def _attend(
     _check(module, query, key, value, operands, group)
     part, heads = query.shape[2], query.shape[1]
     if (near := neighbours(group.size, heads, key.shape[1])) < group.size:
+        operands_of_ring = [operand.to(dtype_of(query)) for operand in (query, key, value)]
         call = known(implementation, module, query, attention_mask, others, operands)
-        if isinstance(call, Known):
+        if isinstance(call, Known) and (heads % group.size or _pays(operands_of_ring, attention_mask, call)):
             sharding.note_call()
-            return _around(call, sharding, near, module, (query, key, value), attention_mask), None
+            return _around(call, sharding, near, module, operands_of_ring, attention_mask), None
         if heads % group.size:
             _refuse(module, f"sp={group.size} does not divide its {heads} heads, and {call}", group)
     full = _positions(sharding, module, part, attention_mask, operands)
@@ -105,12 +107,21 @@ def _attend(
     return to_positions(output, group), None
 
 
+def _pays(operands: list[torch.Tensor], mask: torch.Tensor | None, call: Known) -> bool:
+    """Return whether a ring is better than heads of keys that are repeated, or all-to-alls between hosts.
+
+    On a GPU, where flash attention does not take a pair, the implementation below is faster by far.
+    """
+    query, _, value = operands
+    return query.device.type == "cpu" or is_fused(query, value, mask, call.formula)
+
+
 def _around(
     call: Known,
     sharding: Sharding,
     near: int,
     module: nn.Module,
-    operands: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    operands: list[torch.Tensor],
     mask: torch.Tensor | None,
 ) -> torch.Tensor:
     """Return attention ``[batch, part, heads, width]``, with ``near`` neighbours for each block of keys."""
@@ -120,8 +131,7 @@ def _around(
     if part_length(full, group) != part or told not in (None, full):
         _refuse(module, f"it is given {part} positions of {full}, with a mask of {told}", group)
     around, ring = divided(group, near)
-    dtype = dtype_of(operands[0])
-    query, key, value = each_to_heads([operand.to(dtype) for operand in operands], around)
+    query, key, value = each_to_heads(operands, around)
     if mask is not None and mask.shape[1] > 1:
         mask = _of_heads(mask, 1, heads, around)
     sinks = None if call.sinks is None else _of_heads(call.sinks, 0, heads, around)

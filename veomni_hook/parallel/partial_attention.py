@@ -15,7 +15,7 @@ import torch
 from veomni_hook.parallel import fused_pairs
 from veomni_hook.parallel.ring_pairs import Pair
 
-__all__ = ["Formula", "Results", "Sums", "add_gradients", "attend", "empty", "merge"]
+__all__ = ["Formula", "Results", "Sums", "add_gradients", "attend", "empty", "is_fused", "merge"]
 
 #: How many scores are stored at a time.
 _SCORES = 2**26
@@ -83,10 +83,10 @@ def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, pair: Pa
 
     ``query`` is ``[batch, heads, queries, width]``; ``key`` and ``value`` may have fewer heads.
     """
-    if _is_fused(query, value, pair, formula):
+    if is_fused(query, value, pair.mask, formula):
         output, logsumexp = fused_pairs.attend(query, key, value, formula.scaling, triangle=pair.triangle)
         logsumexp = logsumexp[..., None]
-        return Sums(logsumexp, torch.ones_like(logsumexp), output.float())
+        return Sums(logsumexp, torch.ones_like(logsumexp), output.to(logsumexp.dtype))
     parts = []
     for rows, keys in _tiles(query, key, pair):
         scores, _ = _scores(query, key, pair, rows, keys, formula)
@@ -113,7 +113,7 @@ def add_gradients(
         gradients: of query, key and value, in the dtype of sums.
     """
     query, key, value = operands
-    if _is_fused(query, value, pair, formula):
+    if is_fused(query, value, pair.mask, formula):
         computed = fused_pairs.gradients(
             results.incoming.to(query.dtype),
             *operands,
@@ -137,8 +137,9 @@ def add_gradients(
         gradients[2][:, :, :keys].add_(_grouped(weights, heads).mT @ _grouped(incoming, heads))
 
 
-def _is_fused(query: torch.Tensor, value: torch.Tensor, pair: Pair, formula: Formula) -> bool:
-    return pair.mask is None and formula.softcap is None and fused_pairs.fits(query, value)
+def is_fused(query: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, formula: Formula) -> bool:
+    """Return whether flash attention computes pairs of such operands."""
+    return mask is None and formula.softcap is None and fused_pairs.fits(query, value)
 
 
 def _tiles(query: torch.Tensor, key: torch.Tensor, pair: Pair) -> Iterator[tuple[tuple[int, int], int]]:

@@ -113,11 +113,11 @@ def hidden_by(mask: torch.Tensor | None, size: int, length: int, *, causal: bool
 
 def _hidden(mask: torch.Tensor, size: int, length: int) -> Hidden:
     visible = mask if mask.dtype is torch.bool else mask > torch.finfo(mask.dtype).min
-    visible = visible.flatten(0, 1).any(0)
+    visible = visible.flatten(0, 1)
     # Where a query sees nothing, eager attention gives all keys the same weight.
-    told = visible.any(1, keepdim=True)
-    full, runs = visible.shape[1], [_run(half, length) for half in range(2 * size)]
-    needed = (visible | ~told).expand(full, full)
+    blind = ~visible.any(2, keepdim=True)
+    full, runs = visible.shape[2], [_run(half, length) for half in range(2 * size)]
+    needed = (visible | blind).any(0).expand(full, full)
     # Copies see what the last position sees.
     rows = [needed[min(first, full - 1) : first + count].any(0) for first, count in runs]
     table = torch.stack([row[first : first + count].any() for row in rows for first, count in runs])
