@@ -132,23 +132,25 @@ def facts(lengths: list[int]) -> dict[str, float]:
     return {case: max(compare(case, length) for length in lengths) for case in CASES}
 
 
-def work(length: int) -> dict[str, list[int]]:
-    """Return how many operations products take in each process, by case."""
+def work(length: int) -> dict[str, int]:
+    """Return how many operations the products of this process take, by case."""
     counts = {}
     for case in ("causal", "packed", "window", "all"):
         with FlopCounterMode(display=False) as counter:
             compare(case, length)
-        # Each process also computes the whole.
-        with FlopCounterMode(display=False) as alone:
-            x = operands(length, sinks=False, dtype=torch.float64, width=VALUE_WIDTH)
-            upward = x.pop("upward")
-            leaves = {name: tensor.requires_grad_() for name, tensor in x.items()}
-            torch.autograd.grad(whole(leaves, None, None, 1.0), [*leaves.values()], upward)
-        own = torch.tensor([counter.get_total_flops() - alone.get_total_flops()])
-        every = [torch.empty_like(own) for _ in range(distributed.get_world_size())]
-        distributed.all_gather(every, own)
-        counts[case] = [int(count) for count in every] + [alone.get_total_flops()]
-    return counts
+        counts[case] = counter.get_total_flops()
+    with FlopCounterMode(display=False) as counter:
+        alone(length, torch.float64, VALUE_WIDTH)
+    # Each process also computes the whole.
+    return {case: count - counter.get_total_flops() for case, count in counts.items()}
+
+
+def alone(length: int, dtype: torch.dtype, width: int) -> None:
+    """Compute outputs and gradients in one process."""
+    given = operands(length, sinks=False, dtype=dtype, width=width)
+    upward = given.pop("upward")
+    leaves = {name: x.requires_grad_() for name, x in given.items()}
+    torch.autograd.grad(whole(leaves, None, None, 1.0), [*leaves.values()], upward)
 
 
 def fused() -> float:
@@ -162,12 +164,18 @@ def fused() -> float:
         return forward(query, key, value, 0.0, triangle, scale=scaling)
 
     def gradients(
-        grad: Any, query: Any, key: Any, value: Any, output: Any, logsumexp: Any, scaling: float, *, triangle: bool
+        grad: Any,
+        query: Any,
+        key: Any,
+        value: Any,
+        output: Any,
+        logsumexp: Any,
+        scaling: float,
+        *,
+        triangle: bool,
     ) -> Any:
         repeated = [x.repeat_interleave(groups, 1) for x in (key, value)]
-        of_query, *others = backward(
-            grad, query, *repeated, output, logsumexp, 0.0, triangle, scale=scaling
-        )
+        of_query, *others = backward(grad, query, *repeated, output, logsumexp, 0.0, triangle, scale=scaling)
         return of_query, *(x.unflatten(1, (-1, groups)).sum(2) for x in others)
 
     fused_pairs.fits, fused_pairs.attend, fused_pairs.gradients = (lambda *_: True), attend, gradients
