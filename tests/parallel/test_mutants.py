@@ -60,7 +60,7 @@ MUTANTS = {
         KEYS + "_Keys._gathered", "gathered(state, -2", "gathered(state.detach(), -2", "model", CHOSEN,
     ),
     "keys of others get no gradient around a ring": (
-        RING + "attention:_around_again", "own.add_(arrived(others))", "own", "model", ALL_KEYS,
+        RING + "attention:_around_again", "at_home.add_(arrived(pass_on(of_block, ring)))", "at_home", "model", ALL_KEYS,
     ),
     "the second half of a process is its own": (
         RING + "pairs:Pairs._halves", "self.size - 1 - rank if self.balanced else rank", "rank", "model", ALL_KEYS,

@@ -136,14 +136,15 @@ def _around_again(
     """Return the gradients of query, key and value."""
     query, key, value = operands
     of_query = torch.zeros_like(query, dtype=results.total.dtype)
-    block = torch.cat([key, value], 3)
-    coming, of_block = block, torch.zeros_like(block, dtype=results.total.dtype)
+    block = coming = torch.cat([key, value], 3)
+    # Gradients of this process's keys: its own ones stay here, those of others arrive at the end.
+    at_home = of_block = torch.zeros_like(block, dtype=results.total.dtype)
     for step in range(ring.size):
         block = arrived(coming) if step else block
         # Both travel while this process computes.
         coming = pass_on(block, ring) if step < ring.size - 1 else block
-        others = pass_on(of_block, ring) if step else None
-        own = torch.zeros_like(of_block)
+        others = pass_on(of_block, ring) if step > 1 else None
+        of_block = at_home if step == 0 else torch.zeros_like(at_home)
         for pair in pairs.of(ring.rank, (ring.rank - step) % ring.size, mask):
             queries, of_queries = (x.narrow(2, *pair.queries) for x in (query, of_query))
             add_gradients(
@@ -151,10 +152,11 @@ def _around_again(
                 pair,
                 formula,
                 Results(*(x.narrow(2, *pair.queries) for x in results)),
-                (of_queries, *_parts(own, pair, key.shape[3])),
+                (of_queries, *_parts(of_block, pair, key.shape[3])),
             )
-        of_block = own if others is None else own.add_(arrived(others))
-    of_key, of_value = _split(arrived(pass_on(of_block, ring)), key.shape[3])
+        if others is not None:
+            of_block.add_(arrived(others))
+    of_key, of_value = _split(at_home.add_(arrived(pass_on(of_block, ring))), key.shape[3])
     return of_query.to(query.dtype), of_key.to(key.dtype), of_value.to(value.dtype)
 
 
