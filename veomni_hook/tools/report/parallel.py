@@ -102,7 +102,10 @@ def _ring(heads: object, keys: object, size: int, implementation: str) -> str:
         return ""
     told = "its positions and all heads" if near == 1 else f"the positions of {near} processes"
     told += "" if near == 1 else f" and {heads // near} of {counted(heads, 'head')}"
-    return f"{told}, while keys go around a ring of {size // near}"
+    told += f", while keys go around a ring of {size // near}"
+    if heads % size == 0:
+        told += f"; on a GPU with a mask, or not in 16 bits, all positions{_share(heads, keys, size, '')}"
+    return told
 
 
 def _share(heads: object, keys: object, size: int, kind: str) -> str:
