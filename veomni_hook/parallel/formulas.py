@@ -23,6 +23,8 @@ from veomni_hook.parallel.partial_attention import Formula
 __all__ = ["Known", "known"]
 
 _FUSED_HOME, _FUSED = "transformers.integrations.sdpa_attention", "sdpa_attention_forward"
+#: The pattern that is no variant of kernels.
+_PLAIN = "plain"
 #: Operands that change what the fused function computes.
 _CHANGES = ("softcap", "position_bias", "cache", "s_aux", "sinks")
 
@@ -50,11 +52,7 @@ def known(
     operands: dict[str, Any],
 ) -> Known | str:
     """Return what a call of ``implementation`` computes, or why a ring of processes cannot compute it."""
-    if others:
-        return "its implementation is called with more positions than the mask"
-    if operands.get("dropout") and module.training:
-        return "it has dropout"
-    if mask is not None and (reason := _unknown_mask(mask, query.shape[1])):
+    if reason := _refusal(query.shape[1], mask, others, operands):
         return reason
     function = _below_slot(implementation)
     pattern, reason = _pattern(function)
@@ -92,11 +90,24 @@ def _scaling(operands: dict[str, Any], width: int) -> float:
     return float(width**-0.5 if scaling is None else scaling)
 
 
+def _refusal(heads: int, mask: Any, others: tuple[object, ...], operands: dict[str, Any]) -> str:
+    """Return what no ring computes in a call, or nothing."""
+    reasons = {
+        "its implementation is called with more positions than the mask": bool(others),
+        "it has dropout": bool(operands.get("dropout")),
+        "its scaling or softcap is a tensor": any(
+            isinstance(operands.get(name), torch.Tensor) for name in ("scaling", "softcap")
+        ),
+    }
+    return next((reason for reason, met in reasons.items() if met), "") or _unknown_mask(mask, heads)
+
+
 def _unknown_mask(mask: Any, heads: int) -> str:
-    if type(mask) is not torch.Tensor or mask.dim() != 4:
-        return f"its mask is a {type(mask).__name__}, not numbers or booleans of four dimensions"
-    if mask.requires_grad:
-        return "its mask has a gradient"
+    if mask is None:
+        return ""
+    dense = type(mask) is torch.Tensor and (mask.dtype is torch.bool or mask.is_floating_point())
+    if not dense or mask.dim() != 4 or mask.requires_grad:
+        return f"its mask is a {type(mask).__name__}, not constant numbers or booleans of four dimensions"
     if mask.shape[1] not in (1, heads) or mask.shape[2] not in (1, mask.shape[3]):
         return f"its mask is {list(mask.shape)}, not of {heads} heads, or one, and as many queries as keys"
     return ""
@@ -122,10 +133,16 @@ def _pattern(function: Any) -> tuple[str, str]:
 @lru_cache(maxsize=64)
 def _read(source: str, name: str) -> tuple[str, str, dict[str, CodeType | None]]:
     """Return what a function of a module's source is, why not, and the code of what was read for that."""
-    from veomni_hook.kernels.attention.spellings import PLAIN
     from veomni_hook.kernels.slot.comparison import definition
     from veomni_hook.patches.code.document import Document
-    from veomni_hook.patches.graph import ARGUMENT, Difference, Form, canonical, recognised
+    from veomni_hook.patches.graph import (
+        ARGUMENT,
+        Difference,
+        Form,
+        canonical,
+        recognised,
+        reference_names,
+    )
     from veomni_hook.patches.routes.view import ModuleView
     from veomni_hook.patterns import pattern_file
 
@@ -134,11 +151,11 @@ def _read(source: str, name: str) -> tuple[str, str, dict[str, CodeType | None]]
     if function is None or (why := view.why_unclear(function)):
         return "", "its text is not there" if function is None else why, {}
     form = canonical(function, view.scope)
-    outcome = recognised(pattern_file("attention", "spellings.py"), form, {}, names=PLAIN, otherwise=ARGUMENT)
-    if isinstance(outcome, Difference):
-        outcome = recognised(pattern_file("attention"), form, {}, otherwise=ARGUMENT)
+    path = pattern_file("attention")
+    names = (_PLAIN, *reference_names(path))
+    outcome = recognised(path, form, {}, names=names, otherwise=ARGUMENT)
     if isinstance(outcome, Difference) or not isinstance(form, Form):
-        return "", f"it computes something else ({outcome.text})", {}  # type: ignore[union-attr]
+        return "", f"it computes something else ({getattr(outcome, 'text', '')})", {}
     pattern, matched = outcome
     if wrong := [hole for hole, operand in matched.bindings.items() if operand.value != hole]:
         return "", f"its parameters have other names than {', '.join(wrong)}", {}
