@@ -4,7 +4,7 @@ import pytest
 
 EXACT = 1e-12
 #: In float32: 4e-7 to 7e-7 were seen. Routers and softcaps make differences of roundings larger.
-CLOSE, FAR = 2e-6, 1e-5
+CLOSE, FAR = 1e-6, 1e-5
 
 
 @pytest.mark.parametrize("world", [3, pytest.param(4, marks=pytest.mark.slow)])
@@ -63,6 +63,5 @@ def test_heads_that_cannot_be_divided(ranks):
 def test_one_key_head(ranks):
     families = ("llama/sdpa", "llama/eager", "gemma2/eager", "gpt_oss/eager", "gemma3/sdpa", "qwen3_moe/sdpa")
     batches = ("plain/4", "plain/5", "packed/15", "padded/15")
-    check(
-        ranks, 4, 4, *(f"{family}/{batch}/num_key_value_heads=1" for family in families for batch in batches)
-    )
+    cases = [f"{family}/{batch}/num_key_value_heads=1" for family in families for batch in batches]
+    check(ranks, 4, 4, *cases, bound=FAR)

@@ -4,8 +4,8 @@
 outermost: below it, upstream's functions, registered ones and this package's slots see whole sequences and
 this process's share of the heads, with the mask as upstream built it.
 
-Where that would repeat heads of keys, cut a head or cross hosts, as few neighbours exchange as heads allow.
-Keys then go around the ring of such neighbours, and the attention there is this package's (`ring_attention`).
+Where that would repeat heads of keys, cut a head or cross hosts, only so many neighbours exchange as divide
+the heads. Keys then go around a ring of such blocks, and attention is this package's (`ring_attention`).
 If it does not know what the implementation computes, heads are exchanged among all, or the call is refused.
 """
 
