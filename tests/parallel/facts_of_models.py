@@ -8,14 +8,15 @@ test's code: the hook patches them.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from tests.parallel import small
 from veomni_hook.kernels.selection.process_choice import set_choice
-from veomni_hook.parallel import process
+from veomni_hook.parallel import attention, process
 
 
 def run(
@@ -48,10 +49,34 @@ def compare(case: str, sizes: str) -> dict[str, Any]:
     if checkpoint is not None:
         model.gradient_checkpointing_enable(checkpoint)
     batch = {**small.batch(kind, int(length)), **given}
-    one, split = run(model, batch, "", options), run(model, batch, sizes, options)
+    one = run(model, batch, "", options)
+    with rings() as sizes_of_rings:
+        split = run(model, batch, sizes, options)
     worst, name = small.worst(split, one)
     calls = sum(module.__dict__.get("_veomni_sequence") is not None for module in model.modules())
-    return {"worst": worst, "name": name, "tensors": len(one), "split": calls}
+    return {
+        "worst": worst,
+        "name": name,
+        "tensors": len(one),
+        "split": calls,
+        "rings": sorted(sizes_of_rings),
+    }
+
+
+@contextmanager
+def rings() -> Iterator[set[int]]:
+    """Yield how many processes there are in the rings around which keys go meanwhile."""
+    sizes, upstream = set(), attention.ring_attention
+
+    def noted(*operands: Any, **others: Any) -> torch.Tensor:
+        sizes.add(operands[6].size)
+        return upstream(*operands, **others)
+
+    attention.ring_attention = noted
+    try:
+        yield sizes
+    finally:
+        attention.ring_attention = upstream
 
 
 def facts(cases: Sequence[str], sizes: str, kernels: str) -> dict[str, Any]:

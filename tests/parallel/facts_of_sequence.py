@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import io
 import itertools
+import os
+import sys
 import types
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +19,7 @@ from torch.distributed.fsdp import fully_shard
 
 import veomni_hook
 from tests.parallel import small
+from tests.parallel.facts_of_models import rings
 from veomni_hook.errors import ParallelError
 from veomni_hook.parallel import process
 
@@ -127,8 +130,39 @@ def other_lengths() -> str:
 
 @check
 def heads_that_cannot_be_divided() -> str:
+    transformers.AttentionInterface.register("of_the_user", lambda *_, **__: 1 / 0)
     model = small.model("llama", num_attention_heads=3, num_key_value_heads=3, hidden_size=24)
+    model.set_attn_implementation("of_the_user")
     return refusal(lambda: model(**small.batch("plain")))
+
+
+@check
+def eager_functions_that_were_replaced() -> Any:
+    """A ring never computes in place of a function that it does not know."""
+    home = sys.modules[transformers.LlamaForCausalLM.__module__]
+    model = small.model("llama", "eager", num_attention_heads=3, num_key_value_heads=3, hidden_size=24)
+    upstream, told = vars(home).copy(), {}
+    for name in ("eager_attention_forward", "repeat_kv"):
+        vars(home)[name] = lambda *operands, name=name, **named: upstream[name](*operands, **named)
+        told[name] = refusal(lambda: model(**small.batch("plain")))
+        vars(home)[name] = upstream[name]
+    model.train().config.attention_dropout = 0.5
+    for layer in model.model.layers:
+        layer.self_attn.attention_dropout = 0.5
+    told["dropout"] = refusal(lambda: model(**small.batch("plain")))
+    return told
+
+
+@check
+def hosts_of_one_process() -> Any:
+    """Heads are not exchanged between hosts."""
+    model = small.model("llama")
+    os.environ["LOCAL_WORLD_SIZE"] = "1"
+    with rings() as sizes:
+        error = compared(model, lambda: model(**small.batch("plain", 15)).loss)
+    explained = str(veomni_hook.explain(model))
+    del os.environ["LOCAL_WORLD_SIZE"]
+    return {"error": error, "rings": sorted(sizes), "explain": explained}
 
 
 @check

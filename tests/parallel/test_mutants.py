@@ -13,6 +13,7 @@ GATHER = (
 )
 BORDER = "parallel.linear_attention:_last_of_others"
 KEYS, CHOSEN = "parallel.whole_keys:", "deepseek_v32/eager/plain/15"
+RING, ALL_KEYS = "parallel.ring_", "llama/sdpa/plain/15/num_key_value_heads=1"
 DISPATCH = "parallel.expert_dispatch"
 
 #: The place, its text and another one, the check, and what the check is of.
@@ -57,6 +58,24 @@ MUTANTS = {
     "positions of the first process": (KEYS + "_part", "own_part(positions, -1, group)", "positions[..., : -(-positions.shape[-1] // 2)]", "model", "deepseek_v4/eager/plain/16"),
     "keys of others get no gradient": (
         KEYS + "_Keys._gathered", "gathered(state, -2", "gathered(state.detach(), -2", "model", CHOSEN,
+    ),
+    "keys of others get no gradient around a ring": (
+        RING + "attention:_around_again", "at_home.add_(arrived(pass_on(of_block, ring)))", "at_home", "model", ALL_KEYS,
+    ),
+    "the second half of a process is its own": (
+        RING + "pairs:Pairs._halves", "self.size - 1 - rank if self.balanced else rank", "rank", "model", ALL_KEYS,
+    ),
+    "a merge forgets the largest score": (
+        "parallel.partial_attention:merge", "old.output.mul_(ours)", "old.output", "model", ALL_KEYS,
+    ),
+    "queries have the mask of the first": (
+        RING + "pairs:Pairs._pair", "rows.clamp(max=self.full - 1)", "rows - first", "model", ALL_KEYS.replace("plain", "packed"),
+    ),
+    "keys behind the queries are seen": (
+        RING + "pairs:Pairs._pair", "self.triangle and query == key", "False", "model", ALL_KEYS,
+    ),
+    "sinks get no gradient around a ring": (
+        RING + "attention:_Ring.backward", "-(weights * along)", "0 * (weights * along)", "model", "gpt_oss/eager/packed/15/num_key_value_heads=1",
     ),
     "images of a share see each other": (
         "parallel.towers:_between", "(copy >= start) & (copy <= end)", "(copy == start) | (copy == end)", "tower", "images",

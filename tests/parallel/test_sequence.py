@@ -32,7 +32,13 @@ def test_gradients_are_those_of_one_process(facts, name):
     [
         ("other_batches", ["the 2 processes that share each sequence have other tokens", "data_shard()"]),
         ("other_lengths", ["batches of 2 x 16 and 2 x 17 positions", "data_shard()"]),
-        ("heads_that_cannot_be_divided", ["LlamaAttention", "sp=2 does not divide its 3 heads"]),
+        (
+            "heads_that_cannot_be_divided",
+            [
+                "LlamaAttention",
+                "sp=2 does not divide its 3 heads, and its implementation `<lambda>` is not known",
+            ],
+        ),
         ("attention_weights", ["LlamaModel was asked for `attentions`", "output_attentions"]),
         ("layers_that_bypass_the_interface", ["LlamaModel", "only 1 of its 2 layers"]),
         ("filled_caches", ["this cache was filled in a pass with gradients"]),
@@ -41,7 +47,7 @@ def test_gradients_are_those_of_one_process(facts, name):
             "explanations",
             [
                 "sp=2: with gradients, each of 2 processes runs the layers of LlamaModel",
-                "attention (sdpa) gets all positions and 2 of 4 heads (of 1 key head, repeated first)",
+                "attention (sdpa) gets its positions and all heads, while keys go around a ring of 2",
             ],
         ),
     ],
@@ -86,3 +92,17 @@ def test_cumulative_lengths_are_those_of_whole_sequences(facts):
 def test_dropout_differs_by_process_and_is_recomputed_alike(facts):
     assert facts["dropout"] == {"recomputed": 0.0, "generators agree": True}
     assert facts["own_dropout_in_each_process"] is True
+
+
+def test_only_formulas_that_are_known_run_around_a_ring(facts):
+    told = facts["eager_functions_that_were_replaced"]
+    assert "it, or a function that it calls, was replaced" in told["repeat_kv"]
+    assert "is not known" in told["eager_attention_forward"]
+    assert "sp=2 does not divide its 3 heads, and it has dropout" in told["dropout"]
+
+
+def test_keys_go_around_between_hosts(facts):
+    told = facts["hosts_of_one_process"]
+    assert told["rings"] == [2]
+    assert told["error"] < CLOSE
+    assert "around a ring of 2" in told["explain"]

@@ -3,6 +3,10 @@
 `over_sequence` wraps what transformers' table of attention implementations returns, so the wrapper is the
 outermost: below it, upstream's functions, registered ones and this package's slots see whole sequences and
 this process's share of the heads, with the mask as upstream built it.
+
+Where that would repeat heads of keys, cut a head or cross hosts, only so many neighbours exchange as divide
+the heads. Keys then go around a ring of such blocks, and attention is this package's (`ring_attention`).
+If it does not know what the implementation computes, heads are exchanged among all, or the call is refused.
 """
 
 from __future__ import annotations
@@ -17,9 +21,13 @@ import torch
 from torch import nn
 
 from veomni_hook.errors import ParallelError
+from veomni_hook.kernels.attention.calls import dtype_of
 from veomni_hook.parallel import process
-from veomni_hook.parallel.collectives import part_length, to_heads, to_positions
-from veomni_hook.parallel.groups import SequenceGroup
+from veomni_hook.parallel.collectives import each_to_heads, part_length, to_heads, to_positions
+from veomni_hook.parallel.formulas import Known, known
+from veomni_hook.parallel.groups import SequenceGroup, divided, neighbours
+from veomni_hook.parallel.partial_attention import is_fused
+from veomni_hook.parallel.ring_attention import ring_attention
 from veomni_hook.parallel.seeds import own_random_numbers
 from veomni_hook.parallel.sharding import Sharding, in_force
 from veomni_hook.parallel.whole_keys import has_whole_keys, own_queries
@@ -63,6 +71,14 @@ def _attend(
         return output, None
     _check(module, query, key, value, operands, group)
     part, heads = query.shape[2], query.shape[1]
+    if (near := neighbours(group.size, heads, key.shape[1])) < group.size:
+        operands_of_ring = [operand.to(dtype_of(query)) for operand in (query, key, value)]
+        call = known(implementation, module, query, attention_mask, others, operands)
+        if isinstance(call, Known) and (heads % group.size or _pays(operands_of_ring, attention_mask, call)):
+            sharding.note_call()
+            return _around(call, sharding, near, module, operands_of_ring, attention_mask), None
+        if heads % group.size:
+            _refuse(module, f"sp={group.size} does not divide its {heads} heads, and {call}", group)
     full = _positions(sharding, module, part, attention_mask, operands)
     repeats = group.size // gcd(group.size, key.shape[1])
     if repeats > 1:
@@ -89,6 +105,38 @@ def _attend(
         output = nn.functional.pad(output, (0, 0, 0, 0, 0, missing))
     # Nobody has the weights of all heads.
     return to_positions(output, group), None
+
+
+def _pays(operands: list[torch.Tensor], mask: torch.Tensor | None, call: Known) -> bool:
+    """Return whether a ring is better than heads of keys that are repeated, or all-to-alls between hosts.
+
+    On a GPU, where flash attention does not take a pair, the implementation below is faster by far.
+    """
+    query, _, value = operands
+    return query.device.type == "cpu" or is_fused(query, value, mask, call.formula)
+
+
+def _around(
+    call: Known,
+    sharding: Sharding,
+    near: int,
+    module: nn.Module,
+    operands: list[torch.Tensor],
+    mask: torch.Tensor | None,
+) -> torch.Tensor:
+    """Return attention ``[batch, part, heads, width]``, with ``near`` neighbours for each block of keys."""
+    group, (_, heads, part, _) = sharding.group, operands[0].shape
+    told = None if mask is None else int(mask.shape[3])
+    full = sharding.positions(part, told, causal=call.causal)
+    if part_length(full, group) != part or told not in (None, full):
+        _refuse(module, f"it is given {part} positions of {full}, with a mask of {told}", group)
+    around, ring = divided(group, near)
+    query, key, value = each_to_heads(operands, around)
+    if mask is not None and mask.shape[1] > 1:
+        mask = _of_heads(mask, 1, heads, around)
+    sinks = None if call.sinks is None else _of_heads(call.sinks, 0, heads, around)
+    output = ring_attention(query, key, value, mask, sinks, call.formula, ring, full=full, causal=call.causal)
+    return to_positions(output.transpose(1, 2), around)
 
 
 def _positions(
@@ -126,8 +174,6 @@ def _check(
     group: SequenceGroup,
 ) -> None:
     """Raise if the exchange would not be right for this call."""
-    if query.shape[1] % group.size:
-        _refuse(module, f"sp={group.size} does not divide its {query.shape[1]} heads", group)
     if key.shape[2] != query.shape[2] or value.shape[1:3] != key.shape[1:3]:
         _refuse(
             module,

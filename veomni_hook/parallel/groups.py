@@ -1,22 +1,25 @@
 """Which processes work on one sequence, and which share of the data each of them reads.
 
 The world is ``(rest, sp)``: the ranks that share a sequence are neighbours, so they are on one host as long
-as ``sp`` is at most the number of its devices. Every rank of such a group must get the same batches.
+as ``sp`` is at most the number of its devices. Every rank of such a group must get the same batches. Where
+heads cannot be divided by ``sp``, or hosts share a sequence, the world is ``(rest, ring, heads)``.
 """
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
+from math import gcd
 
 import torch
 from torch import distributed
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from veomni_hook.errors import ParallelError
+from veomni_hook.kernels.shared.traced_frame import answered_while_tracing
 from veomni_hook.parallel import process
 
-__all__ = ["SequenceGroup", "data_shard", "device", "made_group", "sequence_group"]
+__all__ = ["SequenceGroup", "data_shard", "device", "divided", "made_group", "neighbours", "sequence_group"]
 
 _WHERE = "the setting `parallel` (VEOMNI_PARALLEL)"
 
@@ -30,12 +33,16 @@ class SequenceGroup:
         size: how many processes there are.
         name: the group's name for functional collectives.
         mesh: the world as ``(rest, sp)``.
+        parts: what `divided` has made of it, by the number of neighbours.
     """
 
     rank: int
     size: int
     name: str
     mesh: DeviceMesh = field(compare=False, repr=False)
+    parts: dict[int, tuple[SequenceGroup, SequenceGroup]] = field(
+        default_factory=dict, compare=False, repr=False
+    )
 
 
 #: The world's process group and the sequence group made for it: a job may start anew in one process.
@@ -75,6 +82,40 @@ def made_group() -> SequenceGroup | None:
         return None
     world, group = _made
     return group if world is distributed.group.WORLD and group.size == process.sizes().sp else None
+
+
+def neighbours(size: int, heads: int, key_heads: int) -> int:
+    """Return how many neighbours of ``size`` processes exchange positions for heads.
+
+    As many as divide all heads, so none is repeated, and no more than a host has (``LOCAL_WORLD_SIZE``).
+    """
+    return gcd(size, heads, key_heads, int(os.environ.get("LOCAL_WORLD_SIZE", size)))
+
+
+def divided(group: SequenceGroup, size: int) -> tuple[SequenceGroup, SequenceGroup]:
+    """Return ``size`` neighbours of this process in the group, and the ring of those at its place elsewhere.
+
+    The first call creates them, in all processes of the world together.
+    """
+    _divide(size)
+    return group.parts[size]
+
+
+@answered_while_tracing
+def _divide(size: int) -> bool:
+    group = sequence_group()
+    if size not in group.parts:
+        shape = (distributed.get_world_size() // group.size, group.size // size, size)
+        mesh = init_device_mesh(device(), shape, mesh_dim_names=("rest", "ring", "heads"))
+        heads, ring = (
+            SequenceGroup(rank, length, mesh.get_group(name).group_name, mesh)
+            for name, rank, length in (
+                ("heads", group.rank % size, size),
+                ("ring", group.rank // size, group.size // size),
+            )
+        )
+        group.parts[size] = heads, ring
+    return True
 
 
 def data_shard() -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Attention with sinks or a softcap by definition: the oracles for tests, and the recogniser's patterns.
+"""Attention, plain, with sinks or a softcap, by definition: oracles for tests, the recogniser's patterns.
 
 ``query`` is ``[batch, heads, queries, head_dim]``; ``key`` and ``value`` have ``num_key_value_groups`` times
 fewer heads. ``attention_mask`` is added to the scores: 0 where a query sees a key, the smallest number of its
@@ -13,9 +13,28 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-__all__ = ["sinks", "sinks_float32_softmax", "sinks_rescaled", "softcap"]
+__all__ = ["plain", "sinks", "sinks_float32_softmax", "sinks_rescaled", "softcap"]
 
 Result = tuple[torch.Tensor, torch.Tensor]
+
+
+def plain(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    module: Any,
+    scaling: float,
+    dropout: float = 0.0,
+) -> Result:
+    """Return attention as torch's fused one computes it: no variant, for `veomni_hook.parallel.formulas`."""
+    keys, values = _of_all_heads(key, module), _of_all_heads(value, module)
+    scores = (query @ keys.transpose(2, 3)) * scaling
+    if attention_mask is not None:
+        scores = scores + attention_mask
+    weights = functional.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
+    weights = functional.dropout(weights, p=dropout, training=module.training)
+    return (weights @ values).transpose(1, 2).contiguous(), weights
 
 
 def sinks(

@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 
 from veomni_hook.kernels.slot.slot import Slot
 
-__all__ = ["FORM", "Guard", "guards_in", "guards_of", "module_of", "slots_in"]
+__all__ = ["FORM", "Guard", "executed_source", "guards_in", "guards_of", "module_of", "slots_in"]
 
 #: The attribute of a class that was made for loaded models (`veomni_hook.adoption`): a module with its
 #: source.
@@ -76,7 +76,7 @@ def guards_of(kind: type) -> Iterator[tuple[type, Guard]]:
 
 
 def _read(module: ModuleType, slots: Mapping[str, Slot]) -> Iterator[Guard]:
-    source = _source(module)
+    source = executed_source(module)
     if source is None:
         return
     for kind, method in _methods(ast.parse(source).body, ""):
@@ -84,7 +84,7 @@ def _read(module: ModuleType, slots: Mapping[str, Slot]) -> Iterator[Guard]:
         yield from (Guard(kind, method.name, name, slots[name], at) for name, at in asked)
 
 
-def _source(module: ModuleType) -> str | None:
+def executed_source(module: ModuleType) -> str | None:
     """Return the executed source; for remote code ``__file__`` would give the original."""
     read: Any = getattr(getattr(module, "__loader__", None), "get_source", None)
     if read is not None:

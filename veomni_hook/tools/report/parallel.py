@@ -11,6 +11,7 @@ from veomni_hook.layout import counted
 from veomni_hook.parallel import process
 from veomni_hook.parallel.expert_loading import ep_size, is_ours
 from veomni_hook.parallel.expert_plans import experts_of
+from veomni_hook.parallel.groups import neighbours
 from veomni_hook.patches.expert_release import NAME
 from veomni_hook.patches.idioms.layer_loop.reasons import TOWER
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["notes_on", "notes_on_experts"]
 
+#: Implementations of attention that may go around a ring.
+_MERGED = ("eager", "sdpa")
 _OP, _SHARDED, _SPLIT, _WHOLE_KEYS = "layer_loop", "sharded", "split", "whole_keys"
 
 
@@ -79,13 +82,29 @@ def _shared(module: nn.Module, name: str, size: int, *, whole_keys: bool) -> str
     if whole_keys:
         told += "its queries there, and the keys of all positions"
     else:
-        told += "all positions" + _share(getattr(config, "num_attention_heads", None), keys, size, "")
+        heads = getattr(config, "num_attention_heads", None)
+        told += _ring(heads, keys, size, implementation) or "all positions" + _share(heads, keys, size, "")
     if "linear_attention" in (getattr(config, "layer_types", None) or ()):
         keys = getattr(config, "linear_num_key_heads", None)
         values = getattr(config, "linear_num_value_heads", None)
         told += "; rules of linear attention get all positions"
         # Where keys and values have the same heads, they have one number.
         told += _share(values or getattr(config, "linear_num_heads", None), keys, size, "value ")
+    return told
+
+
+def _ring(heads: object, keys: object, size: int, implementation: str) -> str:
+    """What a process gets if keys go around a ring; else nothing."""
+    if not isinstance(heads, int) or not isinstance(keys, int) or implementation not in _MERGED:
+        return ""
+    near = neighbours(size, heads, keys)
+    if near == size:
+        return ""
+    told = "its positions and all heads" if near == 1 else f"the positions of {near} processes"
+    told += "" if near == 1 else f" and {heads // near} of {counted(heads, 'head')}"
+    told += f", while keys go around a ring of {size // near}"
+    if heads % size == 0:
+        told += f"; on a GPU with a mask, or not in 16 bits, all positions{_share(heads, keys, size, '')}"
     return told
 
 

@@ -1,0 +1,176 @@
+"""Attention whose keys go around a ring of processes: each has the queries of its own positions.
+
+A process attends to the keys that it has, while it passes them on and gets those of the process before it.
+Sums over the keys of each process are merged in float32. The backward pass goes around the ring again: the
+gradients of keys travel with them. torch's own ring attention
+(``torch.distributed.tensor.experimental``) takes no mask, so it knows neither windows nor packed or padded
+samples; it also replaces attention of the whole process.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from veomni_hook.errors import ParallelError
+from veomni_hook.kernels.shared.autograd import applied, is_recorded
+from veomni_hook.parallel.groups import SequenceGroup
+from veomni_hook.parallel.partial_attention import Formula, Results, Sums, add_gradients, attend, empty, merge
+from veomni_hook.parallel.ring import arrived, mirrored, pass_on
+from veomni_hook.parallel.ring_pairs import Pair, Pairs, hidden_by
+
+__all__ = ["ring_attention"]
+
+Operands = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def ring_attention(  # noqa: PLR0913 - the operands
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    sinks: torch.Tensor | None,
+    formula: Formula,
+    ring: SequenceGroup,
+    *,
+    full: int,
+    causal: bool,
+) -> torch.Tensor:
+    """Return attention of this process's queries to the keys of all, ``[batch, heads, queries, width]``.
+
+    Args:
+        query: ``[batch, heads, positions, width]``: this process's positions, as many as every other has.
+        key: as the query, with as many heads or a divisor of them.
+        value: as the key; its width may be another one.
+        mask: of all ``full`` positions, ``[batch or 1, heads or 1, full or 1, full]``: booleans (true:
+            visible), or numbers that are added to the scores; or None.
+        sinks: ``[heads]``: one more score for each query, of a key without a value; or None.
+        formula: what the scores are.
+        ring: the processes, in the order of their positions.
+        full: how many positions are no copies of the last one.
+        causal: whether, without a mask, a position sees those up to itself only.
+    """
+    hidden = hidden_by(mask, ring.size, query.shape[2], causal=causal)
+    pairs = Pairs(ring.size, query.shape[2], full, causal and mask is None, hidden)
+    operands = [query, key, value]
+    if pairs.balanced:
+        operands = mirrored(operands, ring)
+    output: torch.Tensor = _attend(*operands, mask, sinks, formula, pairs, ring)
+    return mirrored([output], ring)[0] if pairs.balanced else output
+
+
+class _Ring(torch.autograd.Function):
+    @staticmethod
+    def forward(  # noqa: PLR0913, PLR0917 - the operands
+        ctx: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        mask: torch.Tensor | None,
+        sinks: torch.Tensor | None,
+        formula: Formula,
+        pairs: Pairs,
+        ring: SequenceGroup,
+    ) -> torch.Tensor:
+        with torch.autocast(query.device.type, enabled=False):
+            sums = _around((query, key, value), mask, formula, pairs, ring)
+            if sinks is not None:
+                _add_sinks(sums, sinks)
+            output = (sums.output / torch.where(sums.total == 0, 1, sums.total)).to(query.dtype)
+        ctx.save_for_backward(query, key, value, mask, sinks, output, sums.largest, sums.total)
+        ctx.rest = formula, pairs, ring
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        query, key, value, mask, sinks, output, largest, total = ctx.saved_tensors
+        formula, pairs, ring = ctx.rest
+        if is_recorded():
+            raise ParallelError(
+                "attention around a ring of processes has no derivative of its gradients",
+                where="a backward pass with create_graph=True",
+                fix="set VEOMNI_PARALLEL with an sp that divides the key heads, or without sp",
+            )
+        with torch.autocast(query.device.type, enabled=False):
+            grad = grad.to(largest.dtype)
+            along = (grad * output).sum(-1, keepdim=True)
+            of_sinks = None
+            if sinks is not None:
+                weights = torch.exp(sinks.view(1, -1, 1, 1).to(largest) - largest) / total
+                of_sinks = -(weights * along).sum((0, 2, 3)).to(sinks.dtype)
+            results = Results(largest, total, output, grad, along)
+            of_query, of_key, of_value = _around_again(
+                (query, key, value), mask, results, formula, pairs, ring
+            )
+        return of_query, of_key, of_value, None, of_sinks, None, None, None
+
+
+_attend = applied(_Ring)
+
+
+def _around(
+    operands: Operands, mask: torch.Tensor | None, formula: Formula, pairs: Pairs, ring: SequenceGroup
+) -> Sums:
+    """Return the sums over the keys of all processes."""
+    query, key, value = operands
+    sums, block = empty(query, value.shape[3]), torch.cat([key, value], 3)
+    for step in range(ring.size):
+        coming = pass_on(block, ring) if step < ring.size - 1 else None
+        for pair in pairs.of(ring.rank, (ring.rank - step) % ring.size, mask):
+            keys, values = _parts(block, pair, key.shape[3])
+            merge(sums, pair.queries, attend(query.narrow(2, *pair.queries), keys, values, pair, formula))
+        if coming is not None:
+            block = arrived(coming)
+    return sums
+
+
+def _around_again(
+    operands: Operands,
+    mask: torch.Tensor | None,
+    results: Results,
+    formula: Formula,
+    pairs: Pairs,
+    ring: SequenceGroup,
+) -> Operands:
+    """Return the gradients of query, key and value."""
+    query, key, value = operands
+    of_query = torch.zeros_like(query, dtype=results.total.dtype)
+    block = coming = torch.cat([key, value], 3)
+    # Gradients of this process's keys: its own ones stay here, those of others arrive at the end.
+    at_home = of_block = torch.zeros_like(block, dtype=results.total.dtype)
+    for step in range(ring.size):
+        block = arrived(coming) if step else block
+        # Both travel while this process computes.
+        coming = pass_on(block, ring) if step < ring.size - 1 else block
+        others = pass_on(of_block, ring) if step > 1 else None
+        of_block = at_home if step == 0 else torch.zeros_like(at_home)
+        for pair in pairs.of(ring.rank, (ring.rank - step) % ring.size, mask):
+            queries, of_queries = (x.narrow(2, *pair.queries) for x in (query, of_query))
+            add_gradients(
+                (queries, *_parts(block, pair, key.shape[3])),
+                pair,
+                formula,
+                Results(*(x.narrow(2, *pair.queries) for x in results)),
+                (of_queries, *_parts(of_block, pair, key.shape[3])),
+            )
+        if others is not None:
+            of_block.add_(arrived(others))
+    of_key, of_value = _split(at_home.add_(arrived(pass_on(of_block, ring))), key.shape[3])
+    return of_query.to(query.dtype), of_key.to(key.dtype), of_value.to(value.dtype)
+
+
+def _parts(block: torch.Tensor, pair: Pair, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the pair's keys and values in a block of both, with keys of ``width`` columns."""
+    return _split(block.narrow(2, *pair.keys), width)
+
+
+def _split(block: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return block[..., :width], block[..., width:]
+
+
+def _add_sinks(sums: Sums, sinks: torch.Tensor) -> None:
+    """Add one more score a head, of a key without a value."""
+    scores = sinks.view(1, -1, 1, 1).to(sums.total).expand_as(sums.total)
+    ones = torch.ones_like(sums.total)
+    merge(sums, (0, scores.shape[2]), Sums(scores, ones, torch.zeros_like(sums.output)))
