@@ -23,6 +23,7 @@ from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor, compiler, nn
+from torch.utils._python_dispatch import _disable_current_modes
 
 from veomni_hook.kernels.moe_experts.low_rank import AdaptedWeight, Part
 from veomni_hook.kernels.moe_experts.variants import LAYOUTS
@@ -230,7 +231,7 @@ def _is_known(kind: Hashable, swapped: Hashable) -> bool:
     )
     if swapped is not None:
         wrapper._did_swap_in_out_features = swapped
-    with torch.no_grad(), torch.autocast("cpu", enabled=False):
+    with torch.no_grad(), torch.autocast("cpu", enabled=False), _disable_current_modes():
         left, right = _sides(wrapper, "a")
         delta: Callable[..., Tensor] = getattr(kind, "get_delta_weight")  # noqa: B009 - a hashable, to mypy
         return torch.allclose(delta(wrapper, "a"), 0.75 * left @ right, atol=1e-5)

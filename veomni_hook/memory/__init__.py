@@ -1,0 +1,1 @@
+"""Memory of a training step: what it will take."""
