@@ -28,6 +28,7 @@ __all__ = [
     "PatchConflictError",
     "PatchError",
     "PatchTargetError",
+    "PredictionError",
     "ReplacementError",
     "RoutingError",
     "SamplesError",
@@ -130,6 +131,10 @@ class LockError(VeomniHookError):
 
 class ParallelError(VeomniHookError, RuntimeError):
     """A model cannot be split over processes as the setting ``parallel`` asks."""
+
+
+class PredictionError(VeomniHookError):
+    """The memory of a training step cannot be predicted."""
 
 
 class RoutingError(VeomniHookError, ValueError):

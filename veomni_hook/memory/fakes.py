@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import cache
+from types import new_class
 from typing import Any
 
 import torch
@@ -17,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from veomni_hook.kernels.shared.operand_checks import counted_as_plain
+from veomni_hook.kernels.shared.operand_checks import count_as_plain, counted_as_plain, counts_as_plain
 from veomni_hook.kernels.shared.operators import called_directly
 
 __all__ = ["fakes", "on", "swapped"]
@@ -147,6 +149,22 @@ def _fake_among(values: tuple[Any, ...]) -> bool:
     return any(isinstance(leaf, FakeTensor) for leaf in tree_leaves(values))
 
 
+def _as_subclass(fake: FakeTensor, kind: type[torch.Tensor]) -> torch.Tensor:
+    """Return another fake of the same memory that is an instance of ``kind``, too."""
+    other: torch.Tensor = _aten.alias.default(fake)
+    if kind is not torch.Tensor:
+        other.__class__ = _both(kind)
+    return other
+
+
+@cache
+def _both(kind: type[torch.Tensor]) -> type[torch.Tensor]:
+    both = new_class(f"Fake{kind.__name__}", (kind, FakeTensor))
+    if counts_as_plain(kind):
+        count_as_plain(both)
+    return both
+
+
 @contextmanager
 def _without_launches() -> Iterator[None]:
     """Let launches of Triton do nothing in the block where they get fake tensors, which have aligned addresses."""
@@ -172,6 +190,7 @@ def _without_launches() -> Iterator[None]:
 
     try:
         replace(FakeTensor, "data_ptr", lambda _: lambda self: 0)
+        replace(FakeTensor, "as_subclass", lambda _: _as_subclass)
         from triton.runtime.jit import KernelInterface
 
         from veomni_hook.kernels.shared.launch import Launch

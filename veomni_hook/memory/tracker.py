@@ -29,6 +29,8 @@ _ROUNDED = 512
 _CALL = nn.Module._wrapped_call_impl.__code__
 #: Of allocations in a backward pass outside of any module's code.
 BACKWARD = "backward pass"
+#: Of those of models outside of their layers, and of models with a head.
+MODEL, LOSS = "model", "loss"
 
 
 class Tracker(TorchDispatchMode):
@@ -130,23 +132,24 @@ class Tracker(TorchDispatchMode):
 def parts_of(model: nn.Module) -> dict[int, str]:
     """Return the labels of a model's modules, by id.
 
-    Modules of a list, which are layers, have the name of the list, and their children names of their own, one
-    for all layers. What is outside of lists and holds none has its own name.
+    A layer, a module of a list, has the name of its list, and its children have names of their own, the same in
+    all layers. What holds no layers has its own name. The output embeddings belong to the loss.
     """
-    parts: dict[int, str] = {id(model): "model"}
-    holding = {id(parent) for parent in model.modules() if any(_lists(parent))}
+    parts: dict[int, str] = {}
     for name, module in model.named_modules():
         path = name.split(".")
-        numbers = [place for place, word in enumerate(path) if word.isdigit()]
-        if not numbers:
-            if name and id(module) not in holding:
-                parts[id(module)] = path[-1]
-            continue
-        first = numbers[0]
-        after = path[first + 1 : first + 2]
-        parts[id(module)] = after[0] if after else path[first - 1]
+        place = next((place for place, word in enumerate(path) if word.isdigit()), None)
+        if place is not None:
+            parts[id(module)] = path[place + 1] if place + 1 < len(path) else path[place - 1]
+        else:
+            holds = any(isinstance(inner, nn.ModuleList) for inner in module.modules())
+            parts[id(module)] = MODEL if holds or not name else path[-1]
+    for module in model.modules():
+        head = getattr(module, "get_output_embeddings", _nothing)()
+        if head is not None:
+            parts[id(module)] = parts[id(head)] = LOSS
     return parts
 
 
-def _lists(module: nn.Module) -> Iterator[nn.Module]:
-    return (inner for inner in module.modules() if isinstance(inner, nn.ModuleList))
+def _nothing() -> None:
+    """Return the head of a module that is no model."""
