@@ -33,10 +33,12 @@ _MAKE = frozenset(
 )
 #: Numbers of a tensor that is computed for real.
 _MOST = 1 << 24
+#: Its fake refuses what CPUs multiply.
+_GROUPED: Any = getattr(getattr(_aten, "_grouped_mm", None), "default", None)
 _SCALAR = _aten._local_scalar_dense.default
 
 
-class _Numbers(TorchDispatchMode):
+class _Numbers(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Computes numbers for real, above a `FakeTensorMode`."""
 
     def __torch_dispatch__(
@@ -53,6 +55,9 @@ class _Numbers(TorchDispatchMode):
                 return func(*args, **kwargs)
         if not tensors and func.overloadpacket in _MAKE:
             return _made(func, args, kwargs)
+        if func is _GROUPED and args[0].dtype is not torch.bfloat16:
+            narrow = (operand.to(torch.bfloat16) for operand in args[:2])
+            return func(*narrow, *args[2:], **kwargs).to(args[0].dtype)
         result = func(*args, **kwargs)
         if func in _CHOOSE and tensors[0].numel() <= _MOST:
             return _chosen(func, result, args, kwargs)
@@ -98,7 +103,7 @@ def fakes() -> Iterator[FakeTensorMode]:
         stack.enter_context(called_directly())
         stack.enter_context(_without_launches())
         stack.enter_context(mode)
-        stack.enter_context(_Numbers())
+        stack.enter_context(_Numbers())  # type: ignore[no-untyped-call]
         yield mode
 
 
@@ -123,6 +128,7 @@ def swapped(model: nn.Module, device: torch.device) -> Iterator[dict[int, torch.
 
     try:
         for module in model.modules():
+            named: Any
             for named in (module._parameters, module._buffers):
                 for name, tensor in named.items():
                     if tensor is not None:
@@ -167,7 +173,7 @@ def _both(kind: type[torch.Tensor]) -> type[torch.Tensor]:
 
 @contextmanager
 def _without_launches() -> Iterator[None]:
-    """Let launches of Triton do nothing in the block where they get fake tensors, which have aligned addresses."""
+    """Let launches of Triton that get fake tensors do nothing in the block; these have aligned addresses."""
     replaced: list[tuple[type, str, Any]] = []
 
     def replace(kind: type, name: str, around: Callable[[Any], Any]) -> None:

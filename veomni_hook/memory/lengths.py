@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from math import sqrt
 from typing import Any
 
 import torch
@@ -48,7 +49,7 @@ def _longer(value: torch.Tensor, dim: int, length: int) -> torch.Tensor:
 def longest(peak: Callable[[int], int], start: int, capacity: int) -> int:
     """Return the longest sequence whose peak is at most ``capacity``; 0 if the shortest takes more.
 
-    Memory grows with the length by a line, or by a parabola where masks are dense. So a line through two
+    Memory grows with the length by a line, or by a parabola where masks are dense. So the curve through
     lengths that were predicted says which to predict next.
 
     Args:
@@ -63,19 +64,24 @@ def longest(peak: Callable[[int], int], start: int, capacity: int) -> int:
     for _ in range(_TRIES):
         known[guess] = peak(guess)
         below = max(length for length in known if known[length] <= capacity)
-        if known[below] >= _CLOSE * capacity:
-            break
         above = min((length for length in known if known[length] > capacity), default=None)
-        other = above or max(length for length in known if length < below or below == STEP)
-        guess = _between(known, below, other, capacity)
+        if known[below] >= _CLOSE * capacity or above == below + STEP:
+            break
+        guess = max(below + STEP, int(_where(known, capacity)) // STEP * STEP)
         if above is not None:
             guess = min(guess, above - STEP)
-        if guess <= below:
-            break
-    return max(length for length in known if known[length] <= capacity)
+    return below
 
 
-def _between(known: Mapping[int, int], one: int, other: int, capacity: int) -> int:
-    """Return where the line through two known lengths reaches ``capacity``."""
-    slope = (known[one] - known[other]) / (one - other)
-    return int(one + (capacity - known[one]) / max(slope, 1.0)) // STEP * STEP
+def _where(known: Mapping[int, int], capacity: int) -> float:
+    """Return where the curve through the known lengths whose peaks are the closest reaches ``capacity``."""
+    nearest = sorted(known, key=lambda length: abs(known[length] - capacity))[:3]
+    zero, one, *others = nearest
+    slope = (known[one] - known[zero]) / (one - zero)
+    # Newton's form: peak = known[zero] + slope * far + bend * far * (far - (one - zero)).
+    bend = sum(((known[two] - known[one]) / (two - one) - slope) / (two - zero) for two in others)
+    linear, missing = slope - bend * (one - zero), capacity - known[zero]
+    root = linear * linear + 4 * bend * missing
+    if bend <= 0 or root < 0:
+        return zero + missing / max(slope, 1.0)
+    return zero + (sqrt(root) - linear) / (2 * bend)

@@ -102,7 +102,9 @@ def step_of(
     if optimizer is not None:
         _fill(optimizer, tracker)
     noted = [
-        weight.register_post_accumulate_grad_hook(lambda one: tracker.label([one.grad], GRADIENTS))
+        weight.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+            lambda one: tracker.label([one.grad], GRADIENTS)
+        )
         for weight in weights
         if weight.requires_grad
     ]

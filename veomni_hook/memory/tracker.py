@@ -1,7 +1,7 @@
 """Which memory lives at the peak of what runs in a block, by the part of the model that allocated it.
 
-A dispatch mode sees every result of an operator, and a weak reference to its storage when that ends. No module
-gets a hook, because kernels do not run where one is: which module runs is read from the stack.
+A dispatch mode sees every result of an operator, and a weak reference to its storage when that ends. No
+module gets a hook, because kernels do not run where one is: which module runs is read from the stack.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ __all__ = ["Tracker", "parts_of"]
 
 #: What CUDA's allocator rounds sizes to.
 _ROUNDED = 512
-# The frame of a module's call whose locals live as long as the call: reading those of another would keep alive
-# what it has already dropped.
+# The frame of a module's call whose locals live as long as the call: reading those of another would keep
+# alive what it has already dropped.
 _CALL = nn.Module._wrapped_call_impl.__code__
 #: Of allocations in a backward pass outside of any module's code.
 BACKWARD = "backward pass"
@@ -33,7 +33,7 @@ BACKWARD = "backward pass"
 MODEL, LOSS = "model", "loss"
 
 
-class Tracker(TorchDispatchMode):
+class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the bytes of storages on devices of one type, by label.
 
     Attributes:
@@ -48,7 +48,7 @@ class Tracker(TorchDispatchMode):
             device: the type of the devices whose memory is counted.
             parts: the labels of modules, by id; modules without one belong to their caller's part.
         """
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._device = device
         self._parts = parts
         self._live: dict[int, tuple[int, str, object]] = {}
@@ -132,8 +132,8 @@ class Tracker(TorchDispatchMode):
 def parts_of(model: nn.Module) -> dict[int, str]:
     """Return the labels of a model's modules, by id.
 
-    A layer, a module of a list, has the name of its list, and its children have names of their own, the same in
-    all layers. What holds no layers has its own name. The output embeddings belong to the loss.
+    A layer, a module of a list, has the name of its list, and its children have names of their own, the same
+    in all layers. What holds no layers has its own name. The output embeddings belong to the loss.
     """
     parts: dict[int, str] = {}
     for name, module in model.named_modules():
