@@ -55,6 +55,9 @@ class _Numbers(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return func(*args, **kwargs)
         if not tensors and func.overloadpacket in _MAKE:
             return _made(func, args, kwargs)
+        written = kwargs.get("out")
+        if isinstance(written, FakeTensor) and written.numel():
+            return written  # its memory is there, and not all operators of this form have a fake
         if func is _GROUPED and args[0].dtype is not torch.bfloat16:
             narrow = (operand.to(torch.bfloat16) for operand in args[:2])
             return func(*narrow, *args[2:], **kwargs).to(args[0].dtype)

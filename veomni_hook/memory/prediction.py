@@ -70,6 +70,12 @@ def predict(
             fix="predict before the weights are distributed or quantised",
         )
     device = device or next(model.parameters()).device
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise PredictionError(
+            "backward passes on fake tensors of a GPU need one, and this machine has none",
+            where=name,
+            fix="predict on a machine with a GPU, or for the CPU",
+        )
     with ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng([device] if device.type == "cuda" else []))
         stack.enter_context(_uncounted(model))
