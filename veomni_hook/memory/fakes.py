@@ -48,23 +48,28 @@ class _Numbers(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         fake = [tensor for tensor in tensors if isinstance(tensor, FakeTensor)]
-        if func is _SCALAR and fake:
-            return _guessed(fake[0])
-        if tensors and not fake and all(tensor.numel() <= _MOST for tensor in tensors):
+        if fake:
+            return _on_fakes(func, fake[0], args, kwargs)
+        if tensors and all(tensor.numel() <= _MOST for tensor in tensors):
             with unset_fake_temporarily():
                 return func(*args, **kwargs)
         if not tensors and func.overloadpacket in _MAKE:
             return _made(func, args, kwargs)
-        written = kwargs.get("out")
-        if isinstance(written, FakeTensor) and written.numel():
-            return written  # its memory is there, and not all operators of this form have a fake
-        if func is _GROUPED and args[0].dtype is not torch.bfloat16:
-            narrow = (operand.to(torch.bfloat16) for operand in args[:2])
-            return func(*narrow, *args[2:], **kwargs).to(args[0].dtype)
-        result = func(*args, **kwargs)
-        if func in _CHOOSE and tensors[0].numel() <= _MOST:
-            return _chosen(func, result, args, kwargs)
-        return result
+        return func(*args, **kwargs)
+
+
+def _on_fakes(func: Any, first: FakeTensor, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Return the result of an operator that gets fake tensors, of which ``first`` is the first."""
+    if func is _SCALAR:
+        return _guessed(first)
+    written = kwargs.get("out")
+    if isinstance(written, FakeTensor) and written.numel():
+        return written  # its memory is there, and not all operators of this form have a fake
+    if func is _GROUPED and first.dtype is not torch.bfloat16:
+        narrow = (operand.to(torch.bfloat16) for operand in args[:2])
+        return func(*narrow, *args[2:], **kwargs).to(first.dtype)
+    result = func(*args, **kwargs)
+    return _chosen(func, result, args, kwargs) if func in _CHOOSE and first.numel() <= _MOST else result
 
 
 def _guessed(tensor: torch.Tensor) -> Any:
