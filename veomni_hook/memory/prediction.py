@@ -101,7 +101,7 @@ def step_of(
 ) -> Prediction:
     """Run a step of ``model`` as it is, and return the memory that it took; gradients are None before it."""
     weights = list(model.parameters())
-    tracker = Tracker(weights[0].device.type, parts_of(model))
+    tracker = Tracker(weights[0].device.type, parts_of(model), step_of.__code__)
     tracker.label(weights, WEIGHTS)
     tracker.label(model.buffers(), BUFFERS)
     tracker.label((leaf for leaf in inputs.values() if isinstance(leaf, torch.Tensor)), INPUTS)

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 from weakref import ref
 
@@ -41,16 +41,18 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         at_peak: the bytes by label that lived then.
     """
 
-    def __init__(self, device: str, parts: Mapping[int, str]) -> None:
+    def __init__(self, device: str, parts: Mapping[int, str], within: CodeType) -> None:
         """Count nothing yet.
 
         Args:
             device: the type of the devices whose memory is counted.
             parts: the labels of modules, by id; modules without one belong to their caller's part.
+            within: the code that calls the model; what calls this code allocates nothing here.
         """
         super().__init__()  # type: ignore[no-untyped-call]
         self._device = device
         self._parts = parts
+        self._within = within
         self._live: dict[int, tuple[int, str, object]] = {}
         self._bytes: Counter[str] = Counter()
         self._total = 0
@@ -120,7 +122,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _part(self) -> str:
         """Return the part of the innermost module that runs and has one."""
         frame: FrameType | None = sys._getframe(2)
-        while frame is not None:
+        while frame is not None and frame.f_code is not self._within:
             if frame.f_code is _CALL:
                 part = self._parts.get(id(frame.f_locals["self"]))
                 if part is not None:

@@ -21,6 +21,8 @@ __all__ = ["MemoryPlan", "asked", "planned"]
 
 #: Of a device's memory: the rest is for its context and for fragments of the allocator.
 SHARE = 0.95
+#: Of the peak: smaller parts are shown as one.
+LEAST = 0.005
 #: What `veomni_hook.explain(model, plan=...)` takes.
 KEYS = ("batch", "length", "inputs", "optimizer", "memory", "reach")
 
@@ -65,7 +67,29 @@ class MemoryPlan:
 
     def rows(self) -> list[tuple[str, str, str]]:
         """Return the parts: name, size, share of the peak."""
-        return [(name, readable(size), f"{100 * size / self.peak:.1f} %") for name, size in self.parts]
+        return [(name, readable(size), f"{100 * size / self.peak:.1f} %") for name, size in self._shown()]
+
+    def _shown(self) -> list[tuple[str, int]]:
+        """Return the parts, the small ones as one."""
+        large = [(name, size) for name, size in self.parts if size >= LEAST * self.peak]
+        rest = sum(size for _, size in self.parts) - sum(size for _, size in large)
+        return [*large, *([("others", rest)] if rest else [])]
+
+    def to_html(self) -> str:
+        """Return a page with the parts as bars."""
+        from veomni_hook.tools.report.page import page
+
+        shown = self._shown()
+        most = max((size for _, size in shown), default=1)
+        widths = [100 * size / most for _, size in shown]
+        return page(
+            "memory_plan.html",
+            title="veomni-hook plan",
+            lead=self.title(),
+            contents=(),
+            statements=list(self.statements()),
+            rows=[(*row, width) for row, width in zip(self.rows(), widths, strict=True)],
+        )
 
     def title(self) -> str:
         """Return what was predicted."""
@@ -87,9 +111,10 @@ class MemoryPlan:
             yield "No setting reaches it: use more GPUs (sequence parallelism, FSDP), or train adapters."
 
     def __str__(self) -> str:
-        width = max((len(name) for name, _ in self.parts), default=0)
-        rows = (f"  {name.ljust(width)}  {size:>11}  {share:>6}" for name, size, share in self.rows())
-        return "\n".join([self.title(), *rows, *(f"  {words}" for words in self.statements())])
+        rows = self.rows()
+        width = max((len(name) for name, _, _ in rows), default=0)
+        lines = (f"  {name.ljust(width)}  {size:>11}  {share:>6}" for name, size, share in rows)
+        return "\n".join([self.title(), *lines, *(f"  {words}" for words in self.statements())])
 
 
 def planned(
