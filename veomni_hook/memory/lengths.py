@@ -11,7 +11,7 @@ import torch
 __all__ = ["length_of", "longest", "resized"]
 
 #: Lengths are multiples of this, and predictions for them at most so many.
-STEP, _TRIES = 256, 6
+STEP, _TRIES = 64, 6
 #: A length is good enough if it takes this share of the memory.
 _CLOSE = 0.98
 
