@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any, NamedTuple
 
 from benchmarks._families import Family, shape
 from benchmarks._family_worker import Worker, serve
 
 RANK = 16
+#: Whether models have the gradient checkpointing of their library; a process is started so.
+CHECKPOINTED = bool(os.environ.get("BENCH_CHECKPOINTED"))
 
 
 class Case(NamedTuple):
@@ -82,6 +85,12 @@ class LoraWorker(Worker):
                 torch.nn.init.kaiming_uniform_(parameter, a=5**0.5)
             if "lora_B" in name:  # PEFT begins with zeros, which have no gradient behind them
                 torch.nn.init.normal_(parameter, std=0.01)
+        if CHECKPOINTED:
+            self._checkpoint()
+
+    def _checkpoint(self) -> None:
+        """Enable transformers' gradient checkpointing."""
+        self.model.gradient_checkpointing_enable({"use_reentrant": False})
 
     def _with_adapters(self, **options: Any) -> Any:
         """Return the model with adapters that have these options of `peft.LoraConfig`."""

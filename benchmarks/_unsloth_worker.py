@@ -8,7 +8,10 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from benchmarks._family_worker import serve
-from benchmarks._lora_worker import LoraWorker
+from benchmarks._lora_worker import CHECKPOINTED, LoraWorker
+
+#: Its offloaded checkpointing, or none.
+_CHECKPOINTING = "unsloth" if CHECKPOINTED else False
 
 
 class UnslothWorker(LoraWorker):
@@ -41,11 +44,14 @@ class UnslothWorker(LoraWorker):
             max_seq_length=self.case.family.length,
             dtype=torch.bfloat16,
             load_in_4bit=False,
-            use_gradient_checkpointing=False,
+            use_gradient_checkpointing=_CHECKPOINTING,
         )
         return FastLanguageModel.get_peft_model(
-            loaded, lora_dropout=0, use_gradient_checkpointing=False, **options
+            loaded, lora_dropout=0, use_gradient_checkpointing=_CHECKPOINTING, **options
         )
+
+    def _checkpoint(self) -> None:
+        """Do nothing: its loader was told."""
 
 
 def _save_tokenizer(folder: Path) -> None:

@@ -85,8 +85,8 @@ class Run:
                 if not difference <= most:  # NaN as well
                     one["error"] = f"the {key} is off by {difference:.1e} of eager's"
 
-    def measure(self) -> None:
-        """Measure the sides by turns, and ask what ran."""
+    def measure(self, *, explain: bool = True) -> None:
+        """Measure the sides by turns, and ask what ran if ``explain``."""
         turns: dict[str, list[dict[str, Any]]] = {
             side: [] for side, facts in self.facts.items() if "error" not in facts
         }
@@ -95,7 +95,7 @@ class Run:
                 answers.append(self.at[side].ask("steps", side=side, number=STEPS))
         for side, answers in turns.items():
             self.facts[side] |= summary(answers)
-        if "ours" in turns:
+        if explain and "ours" in turns:
             self.facts["ours"] |= self.at["ours"].ask("explain")
 
     def end(self) -> None:
@@ -149,13 +149,13 @@ def _first_steps(runs: Iterable[Run], side: str, *, at_once: bool) -> None:
 
 def line(name: str, facts: Facts) -> str:
     """Return a case's milliseconds and GiB of every side."""
-    rows = [name]
+    rows, wide = [name], max(map(len, facts))
     for side, one in facts.items():
         if "error" in one:
-            rows.append(f"    {side:8} {one['error']}")
+            rows.append(f"    {side:{wide}} {one['error']}")
             continue
         rows.append(
-            f"    {side:8} {one['step_ms']:8.1f} ms, in a row {one['in_a_row_ms']:6.1f},"
+            f"    {side:{wide}} {one['step_ms']:8.1f} ms, in a row {one['in_a_row_ms']:6.1f},"
             f" {one['extra_gib']:6.2f} GiB, loss {one['loss']:.5f}, gradients {one['gradient_norm']:.5f}"
             f" (each off by {one['norms_off']['median']:.1e}, at most {one['norms_off']['most']:.1e})"
         )

@@ -24,6 +24,7 @@ __all__ = [
     "LockError",
     "MultimodalError",
     "NameMapError",
+    "OffloadError",
     "ParallelError",
     "PatchConflictError",
     "PatchError",
@@ -127,6 +128,10 @@ class MultimodalError(VeomniHookError):
 
 class LockError(VeomniHookError):
     """The lock of `veomni-hook check` cannot be read or written."""
+
+
+class OffloadError(VeomniHookError):
+    """What checkpointed layers keep cannot go to the host, or not come back as it was."""
 
 
 class ParallelError(VeomniHookError, RuntimeError):

@@ -9,6 +9,7 @@ read at activation, if any source sets it.)
 from __future__ import annotations
 
 import os
+import re
 import sys
 import warnings
 from collections.abc import Callable, Mapping
@@ -113,6 +114,43 @@ def _parallel(value: object) -> str:
     return ",".join(f"{axis}={int(sizes[axis])}" for axis in AXES if int(sizes.get(axis, 1)) > 1)
 
 
+#: The parts of the setting `memory`, in the order in which they are spelt; what a number says, if one may.
+MEMORY = {"checkpoint": "", "offload": "bytes of host memory", "tiles": "positions"}
+_BYTES = re.compile(r"(\d+)(?:([KMGT])iB)?")
+
+
+def _memory(value: object) -> str:
+    legal = (
+        "checkpoint, offload (offload=64GiB: of host memory at most), tiles (tiles=4096: positions), or none"
+    )
+    if isinstance(value, Mapping):
+        pairs = [(str(part), "" if given is True else str(given)) for part, given in value.items() if given]
+    elif isinstance(value, str):
+        words = [word.strip() for word in value.split(",") if word.strip() not in ("", NONE)]
+        pairs = [
+            (part.strip(), number.strip()) for part, _, number in (word.partition("=") for word in words)
+        ]
+    else:
+        raise ValueError(legal)
+    parts = dict(pairs)
+    if len(parts) != len(pairs) or any(
+        part not in MEMORY or (number and not (MEMORY[part] and _BYTES.fullmatch(number)))
+        for part, number in pairs
+    ):
+        raise ValueError(legal)
+    if "offload" in parts:  # what goes to the host is what checkpointed layers keep
+        parts.setdefault("checkpoint", "")
+    return ",".join(f"{part}={_number(parts[part])}".rstrip("=") for part in MEMORY if part in parts)
+
+
+def _number(text: str) -> str:
+    """Return the digits of a number of bytes, which may have a unit; an empty text is returned as it is."""
+    match = _BYTES.fullmatch(text)
+    if match is None:
+        return ""
+    return str(int(match[1]) * 1024 ** (" KMGT".index(match[2] or " ")))
+
+
 def _setting(
     variable: str,
     default: object,
@@ -153,6 +191,7 @@ class Settings:
             distributions or entry points, comma-separated.
         banner: print once, on rank 0, what is patched in a model that runs.
         parallel: sizes of the parallel axes, `sp=2,ep=4`; empty: none. An axis of size 1 is left out.
+        memory: how a step of training needs less memory: `checkpoint`, `offload`, `tiles`, comma-separated.
         speech: False leaves the parts of a model that make speech unbuilt, so that the rest can be trained.
         host_values: keep the integers of a batch on the host when accelerate or Trainer moves it to a device.
         deterministic: `batch_invariant` gives a row of a forward pass the same bits in any batch; empty: off.
@@ -175,6 +214,7 @@ class Settings:
     banner: bool = _setting("VEOMNI_BANNER", True, _boolean)
     traceback: str = _setting("VEOMNI_TRACEBACK", "short", _traceback)
     parallel: str = _setting("VEOMNI_PARALLEL", "", _parallel, text=lambda chosen: chosen.axis("sp") > 1)
+    memory: str = _setting("VEOMNI_MEMORY", "", _memory, text=lambda chosen: bool(chosen.memory))
     speech: bool = _setting("VEOMNI_SPEECH", True, _boolean, text=lambda chosen: chosen.speech)
     host_values: bool = _setting("VEOMNI_HOST_VALUES", False, _boolean)
     deterministic: str = _setting("VEOMNI_DETERMINISTIC", "", _deterministic)

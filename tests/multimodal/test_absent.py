@@ -165,6 +165,12 @@ HALVES = nn.Sequential(nn.Conv2d(1, 5, 3, 2), nn.Conv2d(5, 6, 3, 2), nn.Linear(1
         (MERGED, nn.Linear(12, 8), {}, [(4, 12), (1, 3), (1,)]),
         (VIDEO, nn.Linear(12, 8), {"spatial_merge_size": 1, "temporal_merge_size": 2}, [(8, 12), (1, 3)]),
         (PLACES, nn.Linear(12, 8), {"pooling_kernel_size": 3}, [(1, 9, 12), (1, 9, 2), (1,)]),
+        (
+            PLACES,
+            nn.Linear(12, 8),
+            {"pooling_kernel_size": 3, "layout": "groups"},
+            [(1, 1, 9, 12), (1, 1, 9, 2), (1,)],
+        ),
         (SHAPES, nn.Linear(12, 8), {"downsample_factor": 2}, [(1, 16, 12), (1, 2), (1, 16)]),
         (
             SOUND,

@@ -43,7 +43,8 @@ def _keeps_values(settings: Settings) -> bool:
 _WANTED: dict[str, Callable[[Settings], bool]] = {
     "dynamic_module_utils": lambda settings: settings.remote_code,
     "accelerate_accelerator": _shares_sequences,
-    "modeling_utils": _shares_sequences,
+    "modeling_utils": lambda settings: _shares_sequences(settings) or bool(settings.memory),
+    "modeling_utils_memory": lambda settings: bool(settings.memory),
     "trainer": _shares_sequences,
     "accelerate_data_loader": _keeps_values,
     "trainer_batches": _keeps_values,

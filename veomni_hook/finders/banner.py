@@ -38,6 +38,7 @@ _CALLED = {"triton": "Triton", "liger": "Liger", "npu": "torch_npu"}
 _COMPILED, _UPSTREAM, _NONE = "torch.compile", "upstream's code", "no kernel"
 #: The routes that ask for no kernel, and what the line calls them: done, and refused.
 _WITHOUT_KERNEL = {
+    "tiles": ("tiles", ""),
     "layer_loop": ("sequence parallelism", "no sequence parallelism"),
     "speech": ("without speech", "with speech"),
     "absent_modality": ("towers without data", ""),

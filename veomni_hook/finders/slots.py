@@ -7,6 +7,7 @@ from veomni_hook.finders.banner import kernels_are_chosen
 from veomni_hook.finders.settings_in_force import current_settings
 from veomni_hook.finders.state import STATE
 from veomni_hook.kernels.selection import process_choice as kernels
+from veomni_hook.memory import parts
 from veomni_hook.parallel import process
 from veomni_hook.settings import BATCH_INVARIANT
 
@@ -16,7 +17,8 @@ __all__ = ["bind_slots"]
 def bind_slots() -> None:
     """Pass the settings in force to all slots, also to those of modules that are imported later.
 
-    The sizes of parallel axes go to `veomni_hook.parallel.process`, the setting `deterministic` to
+    The sizes of parallel axes go to `veomni_hook.parallel.process`, the parts of the setting `memory` to
+    `veomni_hook.memory.parts`, the setting `deterministic` to
     `veomni_hook.batch_invariance.mode`.
 
     Raises:
@@ -30,8 +32,10 @@ def bind_slots() -> None:
         mode.switch(on=invariant)
         kernels.STATE.created = mode.replace_attention if invariant else None
         process.tell(current_settings().parallel)
+        parts.tell(current_settings().memory)
     else:
         process.tell("")
+        parts.tell("")
         mode.switch(on=False)
         kernels.STATE.created = None
     kernels.set_active(active=bool(STATE.handles))

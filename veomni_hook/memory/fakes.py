@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from veomni_hook.kernels.shared.operand_checks import count_as_plain, counted_as_plain, counts_as_plain
 from veomni_hook.kernels.shared.operators import called_directly
+from veomni_hook.memory.host import BLOCKS
 
 __all__ = ["fakes", "on", "swapped"]
 
@@ -110,6 +111,7 @@ def fakes() -> Iterator[FakeTensorMode]:
         stack.enter_context(counted_as_plain(FakeTensor))
         stack.enter_context(called_directly())
         stack.enter_context(_without_launches())
+        stack.enter_context(BLOCKS.set_aside())
         stack.enter_context(mode)
         stack.enter_context(_Numbers())  # type: ignore[no-untyped-call]
         yield mode

@@ -55,15 +55,16 @@ def placeholders(
         dtype: the dtype of pixels and features.
         device: of all values.
         config: of the model that calls the towers.
-        layout: ``groups``: images come in groups; ``flat``: patches are vectors, whatever the first layer is.
+        layout: ``groups``: images, or frames, come in groups; ``flat``: patches are vectors, whatever the
+            first layer is.
 
     Returns:
         Zeros for pixels ``[patches, width]``, ``[1, patches, width]`` or ``[1, channels, size, size]``, and
         for features ``[1, bins, frames]`` or ``[1, frames, bins]``; ones for groups of images ``[1, images,
         channels, size, size]``, because some models leave out images of zeros. int64 for what describes them:
         the grid ``[1, 3]`` (1, 2m, 2m), where m is the size of a merged square, positions ``[1, n, 2]``,
-        sizes ``[1, 2]``, numbers ``[1]``, and masks ``[1, frames]`` or ``[1, patches]``. None for what
-        follows from others.
+        sizes ``[1, 2]``, numbers ``[1]``, and masks ``[1, frames]`` or ``[1, patches]``. Frames in groups,
+        and their positions, have one more dimension in front. None for what follows from others.
 
     Raises:
         Underivable: the towers do not say the sizes.
@@ -74,7 +75,7 @@ def placeholders(
     if any(name.endswith("grid_thw") for name in names):
         arguments = _by_grid(tower, names, flat=layout == "flat")
     elif any(name.endswith("position_ids") for name in names):
-        arguments = _with_positions(tower, names)
+        arguments = _with_positions(tower, names, grouped=grouped)
     elif "spatial_shapes" in names:
         arguments = _by_shape(tower, names)
     elif pixels == "input_features":
@@ -159,13 +160,13 @@ def _by_grid(tower: _Tower, names: Sequence[str], *, flat: bool) -> dict[str, to
     return arguments
 
 
-def _with_positions(tower: _Tower, names: Sequence[str]) -> dict[str, torch.Tensor | None]:
+def _with_positions(tower: _Tower, names: Sequence[str], *, grouped: bool) -> dict[str, torch.Tensor | None]:
     """Patches of one square that is pooled to one vector."""
-    side = tower.size("pooling_kernel_size") or 1
-    places = [[x, y] for y in range(side) for x in range(side)]
-    arguments: dict[str, torch.Tensor | None] = {names[0]: tower.zeros(1, len(places), *_patch(tower))}
+    side, groups = tower.size("pooling_kernel_size") or 1, (1, 1) if grouped else (1,)
+    places = tower.numbers([[x, y] for y in range(side) for x in range(side)]).reshape(*groups, -1, 2)
+    arguments: dict[str, torch.Tensor | None] = {names[0]: tower.zeros(*groups, side**2, *_patch(tower))}
     for name in names[1:]:
-        arguments[name] = tower.numbers([places] if name.endswith("position_ids") else [1])
+        arguments[name] = places if name.endswith("position_ids") else tower.numbers([1])
     return arguments
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 pytest.importorskip("triton")
 pytest.importorskip("peft")
@@ -77,6 +81,20 @@ def test_the_product_is_not_saved(patched):
         mlp(x)
     assert type(products[0]) is Product
     assert products[0].data_ptr() not in {each.data_ptr() for each in saved}
+
+
+def test_a_checkpoint_keeps_no_result_of_its_layers(patched):
+    set_choice("low_rank_linear=torch")
+    mlp = Mlp(patched, triton.product, torch.float32, torch.float32).to(DEVICE)
+    x = torch.randn(TOKENS, HIDDEN, device=DEVICE, requires_grad=True)
+    results = []
+    for layer in (mlp.gate, mlp.up):
+        layer.register_forward_hook(lambda *call: results.append(weakref.ref(call[-1].untyped_storage())))
+    y = checkpoint(mlp, x, use_reentrant=False)
+    gc.collect()
+    assert len(results) == 2
+    assert [result() for result in results] == [None, None]
+    y.sum().backward()
 
 
 def test_a_product_that_was_written_into_is_taken_as_it_is(patched):

@@ -14,9 +14,10 @@ from transformers.models.qwen3_moe import modeling_qwen3_moe
 from tests.kernels.matching import close
 from tests.kernels.moe_experts.backends import BACKENDS
 from tests.kernels.patched_qwen3 import load
-from veomni_hook.kernels.moe_experts import peft_adapters
+from veomni_hook.kernels.moe_experts import peft_adapters, tiles
 from veomni_hook.kernels.moe_experts.low_rank import AdaptedWeight
 from veomni_hook.kernels.selection.process_choice import set_choice
+from veomni_hook.kernels.shared.sizes import SIZES as SIZES_OF_KERNELS
 from veomni_hook.tools.report.explanation import explain
 
 peft = pytest.importorskip("peft")
@@ -235,6 +236,25 @@ def test_gradient_checkpointing(homes, reentrant):
         each.gradient_checkpointing_enable({"use_reentrant": reentrant})
     assert_same(upstream, model, GROUPED)
     assert "adapter fused (" in told(model)
+
+
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_some_tokens_at_a_time(homes, monkeypatch, checkpointed):
+    """Setting ``memory``: in tiles, with what they compute computed again."""
+    pytest.importorskip("triton")
+    monkeypatch.setattr(SIZES_OF_KERNELS, "least", True)
+    monkeypatch.setattr(tiles, "ROWS", 1)
+    monkeypatch.setattr(tiles, "LEAST", 1)
+    cut, numbers = tiles._tiles, []
+    monkeypatch.setattr(tiles, "_tiles", lambda *call: numbers.append(len(list(cut(*call)))) or cut(*call))
+    set_choice("eager,moe_experts=triton")
+    upstream, model = (adapted(home).to(GROUPED).train() for home in homes)
+    for each in (upstream, model) if checkpointed else ():
+        each.enable_input_require_grads()
+        each.gradient_checkpointing_enable({"use_reentrant": False})
+    assert_same(upstream, model, GROUPED)
+    # Forward and backward of each layer; a checkpoint runs no forward again.
+    assert numbers == [2] * 4
 
 
 def test_autocast(homes):

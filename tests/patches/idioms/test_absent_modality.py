@@ -166,10 +166,11 @@ def test_patches_of_a_feature_must_be_known():
     assert "how many patches become one feature" in site.reason
 
 
+FLATTENED = "        pixel_values = pixel_values.flatten(0, 1)\n"
+
+
 def test_images_in_groups():
-    head = HEAD.replace(
-        "        found = ", "        pixel_values = pixel_values.flatten(0, 1)\n        found = "
-    )
+    head = HEAD.replace("        found = ", f"{FLATTENED}        found = ")
     body = (
         "if pixel_values is not None:\n    x = self.get_image_features(pixel_values)\n    inputs_embeds += x"
     )
@@ -179,6 +180,19 @@ def test_images_in_groups():
     (site,) = sites_of(idiom, HEAD + indented(body) + TAIL)
     assert (site.status, site.variant) == (Status.ROUTED, "images")
     assert "layout" not in spliced(HEAD + indented(body) + TAIL, [site])
+
+
+def test_frames_of_patches_with_positions():
+    head = HEAD.replace("image_grid_thw", "image_position_ids")
+    body = indented(
+        "if pixel_values is not None:\n"
+        "    x = self.get_image_features(pixel_values, image_position_ids)\n    inputs_embeds += x"
+    )
+    in_groups = head.replace("        found = ", f"{FLATTENED}        found = ")
+    for source, layout in ((head, False), (in_groups, True)):
+        (site,) = sites_of(idiom, source + body + TAIL)
+        assert (site.status, site.variant) == (Status.ROUTED, "patches_with_positions")
+        assert ('layout="groups"' in spliced(source + body + TAIL, [site])) is layout
 
 
 def test_a_place_inside_another_condition_and_embeddings_of_another_name():

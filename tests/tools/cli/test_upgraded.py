@@ -75,6 +75,7 @@ VARIANTS = {
             'config.drop_import_names("ModelOutput")\nconfig.add_import("outputs", names=["ModelOutput"])',
         )
     ),
+    "talking": variant(("def model_same(self, x)", "def model_same(self, x, y)")),
     "covered": CONFIG.partition(_FORWARD)[0],
     "unloadable": "import not_installed_at_all\n",
     "of_a_pattern": "from veomni_hook import PatchConfig\nconfig = PatchConfig('transformers.models.*.modeling_*')\n",

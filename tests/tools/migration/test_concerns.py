@@ -104,6 +104,34 @@ def test_slots_are_resolved_through_the_config() -> None:
     }
 
 
+def never_asks(self, x, balance=None, **kwargs):
+    if kwargs.get("balance", False):
+        x = norm_slot(x)
+    return loss_slot(x) if kwargs.get("scale", False) else x
+
+
+def asks_twice(self, x, balance=None, **kwargs):
+    if kwargs.get("balance", False):
+        x = norm_slot(x)
+    return norm_slot(x)
+
+
+def asks_what_it_puts_there(self, x, balance=None, **kwargs):
+    kwargs["balance"] = balance
+    if kwargs.get("balance", False):
+        x = norm_slot(x)
+    return x
+
+
+def test_a_slot_in_a_branch_that_never_runs() -> None:
+    expected = "looks in **kwargs for the parameter balance"
+    assert of("Norm.forward", never_asks)["kernel"] == expected
+    assert of("Norm.forward", never_asks)["loss"] == "OpSlot cross_entropy_loss/causal"
+    for replacement in (asks_twice, asks_what_it_puts_there):
+        assert of("Norm.forward", replacement)["kernel"] == "OpSlot rms_norm/standard"
+    assert answer(Concern("kernel", expected), ("rms_norm/b",), None).status == BY_DESIGN
+
+
 def hides(self, norm_slot):
     return norm_slot(self.weight)
 

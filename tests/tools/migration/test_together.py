@@ -6,7 +6,7 @@ import pytest
 
 from veomni_hook.patches.code.document import Document
 from veomni_hook.patches.spec import Patch, PatchConfig, PatchType
-from veomni_hook.tools.migration.together import needing
+from veomni_hook.tools.migration.together import needing, unfit
 
 BASE = """
 def look(image, mask):
@@ -33,6 +33,13 @@ class Model:
 
     def places(self, ids, grid):
         return ids
+
+class Talker:
+    def forward(self, ids):
+        return self.model.places(ids, None)
+
+class Speech:
+    talks = Talker
 """
 #: Upstream asks for more.
 NEWER = BASE.replace("def look(image, mask)", "def look(image, mask, ids)")
@@ -117,12 +124,28 @@ def test_what_needs_a_patch_that_needs_another():
     assert sorted(found) == [0, 1]
 
 
+def test_what_is_left_out_because_it_calls_a_patch_in_another_way():
+    """The code that uses it is left out with it; what works beside the patch stays."""
+    base, fitting = Document(BASE, "m"), patches({"Model.places": places})
+    assert needing(PatchConfig("m"), fitting, [], base, base) == {
+        0: "Talker.forward calls it with other arguments"
+    }
+    config = PatchConfig("m", exclude=["look", "Speech", "Talker"])
+    assert not needing(config, fitting, [], base, base)
+    assert unfit(config, fitting, base) == ["Speech", "Talker"]
+    assert not unfit(config, patches({"Model.places": places_as_upstream}), base)
+
+
 def sliced_by_places(self, images, slices=None, **kwargs):
     return self.places(images)
 
 
 def places(self, ids):
     return ids
+
+
+def places_as_upstream(self, ids, grid):
+    return ids + 0
 
 
 def patches(replacements):

@@ -23,25 +23,32 @@ from torch.utils import _pytree
 
 from veomni_hook.kernels.gated_mlp.widths import cut, missing, padded
 from veomni_hook.kernels.shared.autograd import gradients, is_recorded
+from veomni_hook.kernels.shared.held import hold_in_checkpoint, saved_by
 from veomni_hook.kernels.shared.operand_checks import count_as_plain, not_plain
 
-__all__ = ["Origin", "Product", "origin_of", "product_of"]
+__all__ = ["Origin", "Product", "Rule", "origin_of", "product_of"]
 
 Tensor = torch.Tensor
 
 
-class Origin(NamedTuple):
-    """Where a product comes from.
+class Rule(NamedTuple):
+    """What is done with gate and up.
 
-    ``again(gate, up)`` recomputes it; ``backward(gate, up, dy)`` returns both gradients and the product;
-    ``formula(gate, up)`` is its definition, which can be differentiated.
+    ``again(gate, up)`` recomputes the product; ``backward(gate, up, dy)`` returns both gradients and the
+    product; ``formula(gate, up)`` is its definition, which can be differentiated.
     """
 
-    gate: Tensor
-    up: Tensor
     again: Callable[[Tensor, Tensor], Tensor]
     backward: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
     formula: Callable[[Tensor, Tensor], Tensor]
+
+
+class Origin(NamedTuple):
+    """Where a product comes from. A graph's node keeps the rule alone: tensors are saved, or stay alive."""
+
+    gate: Tensor
+    up: Tensor
+    rule: Rule
 
 
 class Product(Tensor):
@@ -66,14 +73,15 @@ class Product(Tensor):
             if func is functional.linear and args and isinstance(args[0], Product):
                 arguments = {**dict(zip(("input", "weight", "bias"), args, strict=False)), **(kwargs or {})}
                 if _suits(**arguments):
-                    gate, up, *_ = origin = args[0]._origin
+                    gate, up, rule = args[0]._origin
                     operands = (
                         gate,
                         up,
                         arguments["weight"],
                         arguments.get("bias"),
                         _plain(args[0].detach()),
-                        origin,
+                        rule,
+                        hold_in_checkpoint(gate, up, arguments["weight"], arguments.get("bias")),
                     )
                     return _GatedLinear.apply(*operands)  # type: ignore[no-untyped-call]
             return func(*args, **(kwargs or {}))
@@ -125,30 +133,33 @@ class _GatedLinear(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
         product: Tensor,
-        origin: Origin,
+        rule: Rule,
+        handle: Tensor | None,
     ) -> Tensor:
-        ctx.save_for_backward(gate, up, weight, bias)
-        ctx.again, ctx.backward_of, ctx.formula = origin[2:]
+        if handle is None:
+            ctx.save_for_backward(gate, up, weight, bias)
+        ctx.node = None if handle is None else handle.grad_fn
+        ctx.rule = rule
         ctx.columns = columns = missing(product, product.shape[-1])
         return functional.linear(padded(product, columns), padded(weight, columns), bias)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        gate, up, weight, bias = ctx.saved_tensors
+        gate, up, weight, bias = ctx.saved_tensors if ctx.node is None else saved_by(ctx.node)
         to_gate, to_up, to_weight, to_bias, *_ = wanted = ctx.needs_input_grad
         if is_recorded():
             slopes = gradients(
-                lambda gate, up, weight, bias: functional.linear(ctx.formula(gate, up), weight, bias),
+                lambda gate, up, weight, bias: functional.linear(ctx.rule.formula(gate, up), weight, bias),
                 (gate, up, weight, bias), wanted[:4], (dy,),
             )  # fmt: skip
-            return *slopes, None, None
+            return *slopes, None, None, None
         dgate = dup = dweight = product = None
         columns = ctx.columns
         if to_gate or to_up:
             dproduct = cut(torch.matmul(dy, padded(weight, columns)), columns)
-            dgate, dup, product = ctx.backward_of(gate, up, dproduct)
+            dgate, dup, product = ctx.rule.backward(gate, up, dproduct)
         if to_weight:
-            product = ctx.again(gate, up) if product is None else product
+            product = ctx.rule.again(gate, up) if product is None else product
             dweight = cut(dy.flatten(0, -2).t() @ padded(product, columns).flatten(0, -2), columns)
         dbias = dy.flatten(0, -2).sum(0) if to_bias else None
-        return dgate if to_gate else None, dup if to_up else None, dweight, dbias, None, None
+        return dgate if to_gate else None, dup if to_up else None, dweight, dbias, None, None, None

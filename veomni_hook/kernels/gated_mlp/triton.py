@@ -19,7 +19,7 @@ import torch
 import triton.language as tl
 
 from veomni_hook.kernels.gated_mlp import device, reference
-from veomni_hook.kernels.gated_mlp.recomputed import Origin, product_of
+from veomni_hook.kernels.gated_mlp.recomputed import Origin, Rule, product_of
 from veomni_hook.kernels.shared.activations import FUNCTIONS, name_of, name_of_accepted, unknown
 from veomni_hook.kernels.shared.autograd import differentiable
 from veomni_hook.kernels.shared.launch import LAUNCHES, Launch
@@ -175,8 +175,8 @@ def _gated(gate: Tensor, up: Tensor, call: _Call) -> Tensor:
     y = _product(gate, up, *call)
     if not y.requires_grad or torch.compiler.is_compiling():
         return y
-    functions = partial(_again, call), partial(_both, call), partial(_formula, call)
-    return product_of(y, Origin(gate, up, *functions))
+    rule = Rule(partial(_again, call), partial(_both, call), partial(_formula, call))
+    return product_of(y, Origin(gate, up, rule))
 
 
 def _again(call: _Call, gate: Tensor, up: Tensor) -> Tensor:

@@ -230,7 +230,7 @@ class Sums:
     def __init__(
         self, x: torch.Tensor, head: Head, needed: Needed, dtypes: tuple[torch.dtype, torch.dtype]
     ) -> None:
-        self._x, self._head = x, head
+        self._x, self._head, self.needed = x, head, needed
         weight = head.weight
         self._of_x = torch.empty_like(x, memory_format=torch.contiguous_format) if needed.x else None
         split = None if head.rest is None else (head.whole, head.rest.shape[0])

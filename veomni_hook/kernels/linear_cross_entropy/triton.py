@@ -43,6 +43,7 @@ from veomni_hook.kernels.selection.binding import wanted_by
 from veomni_hook.kernels.selection.choice import AUTO
 from veomni_hook.kernels.shared.launch import power
 from veomni_hook.kernels.shared.operators import operator
+from veomni_hook.kernels.shared.sizes import SIZES
 
 __all__ = [
     "causal_lm_output",
@@ -54,9 +55,10 @@ __all__ = [
 
 _DTYPES = frozenset((torch.float32, torch.bfloat16, torch.float16))
 # Rows of a chunk: with fewer, the products with the weight's gradient are memory-bound. A chunk may have more
-# while its logits take less than CHUNK_BYTES, than the weight (up to LEAST_ROWS), or than the weight without
-# CHUNK_ROWS columns; than the whole weight if its gradient is summed in float32: the converted gradient needs
-# as much later. Multiples of 1,024 suit the products' tiles. On an H200, 8,192 rows, bfloat16, in ms:
+# while its logits take less than CHUNK_BYTES. If the weight is trained, and `SIZES` are not the least, also
+# while they take less than the weight (up to LEAST_ROWS), or than the weight without CHUNK_ROWS columns; than
+# the whole weight if its gradient is summed in float32: the converted gradient needs as much later. Multiples
+# of 1,024 suit the products' tiles. On an H200, 8,192 rows, bfloat16, in ms:
 #                     products   1,024   1,280   1,536   2,048   3,072   4,096
 #   2,048 x 151,936       21.7    24.9    24.4    24.4    23.9    23.9    23.8
 #   2,880 x 201,088       42.6    47.9    46.7    45.6    44.6    44.8    44.1
@@ -72,20 +74,24 @@ _LOAD = 16
 _SCALE_BLOCK, _SCALE_PROGRAMS = 8192, 1056
 
 
-def chunk_rows(rows: int, hidden: int, vocab: int, element: int, *, converted: bool = False) -> int:
+def chunk_rows(
+    rows: int, hidden: int, vocab: int, element: int, *, trained: bool = True, converted: bool = False
+) -> int:
     """Return the rows of each chunk but the last.
 
-    ``converted``: the weight's gradient is summed in float32 and returned in a narrower dtype.
+    ``trained``: the weight has a gradient; ``converted``: it is summed in float32 and returned in a narrower
+    dtype.
     """
     share = hidden if converted else max(min(hidden, LEAST_ROWS), hidden - CHUNK_ROWS)
+    share = share if trained and not SIZES.least else 0
     most = max(CHUNK_ROWS, share, CHUNK_BYTES // (vocab * element)) // CHUNK_ROWS * CHUNK_ROWS
     return min(most, max(1, -(-rows // TILE)) * TILE)
 
 
-def _size(x: Tensor, weight: Tensor, total: torch.dtype, result: torch.dtype) -> int:
-    vocab, hidden = weight.shape
+def _size(x: Tensor, weight: Tensor, precisions: tuple[torch.dtype, torch.dtype], *, trained: bool) -> int:
+    (total, result), (vocab, hidden) = precisions, weight.shape
     converted = total is torch.float32 and result.itemsize < total.itemsize
-    return chunk_rows(x.shape[0], hidden, vocab, x.element_size(), converted=converted)
+    return chunk_rows(x.shape[0], hidden, vocab, x.element_size(), trained=trained, converted=converted)
 
 
 def _filled(x: Tensor, gradients: Sequence[Tensor | None]) -> tuple[Tensor, Tensor, Tensor]:
@@ -141,7 +147,7 @@ def _linear_cross_entropy(
     head = Head.of(weight, bias)
     sums = Sums(x, head, Needed(*needed), (total, result))
     walk = _Walk.of(weight, softcap)
-    for chunk in chunks(x, head, _size(x, weight, total, result)):
+    for chunk in chunks(x, head, _size(x, weight, (total, result), trained=sums.needed.weight)):
         part, logits = chunk.rows, chunk.logits
         device.loss[(logits.shape[0],)](
             logits, logits.stride(0), target[part], weights[part], inverse, losses[part], log_probs[part],
@@ -188,7 +194,7 @@ def _distilled_cross_entropy(
     head = Head.of(weight, bias)
     sums = Sums(x, head, Needed(*needed), (total, result))
     walk = _Walk.of(weight, softcap)
-    for chunk in chunks(x, head, _size(x, weight, total, result)):
+    for chunk in chunks(x, head, _size(x, weight, (total, result), trained=sums.needed.weight)):
         part, logits = chunk.rows, chunk.logits
         _launch_statistics(
             logits, part, target, (lses, log_probs, entropies, tokens), ignore_index, factor, walk,
@@ -231,7 +237,9 @@ def _token_statistics(
     entropies, tokens = shapes.row_results(x, entropy=entropy, predictions=predictions)
     walk = _Walk.of(weight, softcap)
     transform = Transform(torch.float32, factor, None, softcap)
-    for part, logits, _ in chunks(x, Head.of(weight, bias), _size(x, weight, x.dtype, x.dtype)):
+    for part, logits, _ in chunks(
+        x, Head.of(weight, bias), _size(x, weight, (x.dtype, x.dtype), trained=False)
+    ):
         _launch_statistics(
             logits, part, target, (lses, log_probs, entropies, tokens), ignore_index, factor, walk,
             entropy=entropy, predictions=predictions,
@@ -273,7 +281,7 @@ def _token_statistics_backward(
     sums = Sums(x, head, Needed(*needed), (total, result))
     walk = _Walk.of(weight, softcap)
     transform = Transform(torch.float32, factor, None, softcap)
-    for chunk in chunks(x, head, _size(x, weight, total, result)):
+    for chunk in chunks(x, head, _size(x, weight, (total, result), trained=sums.needed.weight)):
         part, logits = chunk.rows, chunk.logits
         own = [None if tensor is None else tensor[part] for tensor in numbers]
         of_forward, incoming = own[:3], Incoming(*own[3:])

@@ -5,6 +5,7 @@ Backward: dh = s dy B,  dB = s dy^T h,  dA = dh^T x,  dx = dy W,  dx += dh A
 Shapes: x ``[..., in]``, W ``[out, in]``, A ``[rank, in]``, B ``[out, rank]``, y ``[..., out]``; x, W, y have
 one dtype, A and B the same, or float32 beside bfloat16 (`products`).
 Saved: x, h, A, B and W by reference, each only if a gradient needs it; a frozen W and bias get no gradient.
+Behind a gated product in a checkpoint, h is computed again: the layer need not run for it.
 Mutates: nothing of the caller's. Rounded are h, x W^T and y; upstream rounds h B^T and its multiple as well.
 
 This is `_Linear`, for a plain ``nn.Linear`` and an adapter without dropout. `_Added` adds one more term: of
@@ -21,7 +22,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from veomni_hook.kernels.gated_mlp.recomputed import Origin, origin_of
+from veomni_hook.kernels.gated_mlp.recomputed import Rule, origin_of
 from veomni_hook.kernels.low_rank_linear import reference
 from veomni_hook.kernels.low_rank_linear.products import (
     add_product,
@@ -34,6 +35,7 @@ from veomni_hook.kernels.low_rank_linear.products import (
 )
 from veomni_hook.kernels.low_rank_linear.rules import Adapter, autocast_dtype
 from veomni_hook.kernels.shared.autograd import applied, gradients, is_recorded
+from veomni_hook.kernels.shared.held import hold_in_checkpoint, saved_by
 from veomni_hook.kernels.shared.module_calls import call_is_seen, is_linear, parameter
 from veomni_hook.kernels.shared.operand_checks import not_plain
 
@@ -43,7 +45,7 @@ Tensor = torch.Tensor
 
 
 class _Linear(torch.autograd.Function):
-    """The whole layer; ``x`` is ``[tokens, in]``. With an ``origin``, gate and up get the gradients of x."""
+    """The whole layer; ``x`` is ``[tokens, in]``. With a ``rule``, gate and up get the gradients of x."""
 
     @staticmethod
     def forward(
@@ -56,17 +58,21 @@ class _Linear(torch.autograd.Function):
         scale: float,
         gate: Tensor | None,
         value: Tensor | None,
-        origin: Origin | None,
+        rule: Rule | None,
+        handle: Tensor | None,
     ) -> Tensor:
         a, b = split_factor(down, x.dtype), split_factor(up.t(), x.dtype)
         h = split_thin(thin(x, a), x.dtype)
         y = summed(x, weight.t(), bias, h, b, scale)
-        to_x, to_weight, _, to_down, to_up, _, to_gate, to_value, _ = ctx.needs_input_grad
+        to_x, to_weight, _, to_down, to_up, _, to_gate, to_value, *_ = ctx.needs_input_grad
         ctx.to_x = to_x or to_gate or to_value
-        ctx.origin, ctx.width = origin, x.shape[1]
+        ctx.rule, ctx.width = rule, x.shape[1]
         ctx.scale, ctx.split = scale, a.dim() == 3
+        ctx.node = None if handle is None else handle.grad_fn
+        if handle is not None:
+            return y
         ctx.save_for_backward(
-            x if origin is None and (to_weight or to_down or to_up) else None,
+            x if rule is None and (to_weight or to_down or to_up) else None,
             weight if ctx.to_x or to_weight else None,
             bias,
             a if ctx.to_x else None,
@@ -81,8 +87,8 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, bias, a, b, h, down, up, gate, value = ctx.saved_tensors
-        to_x, to_weight, to_bias, to_down, to_up, _, to_gate, to_value, _ = ctx.needs_input_grad
+        x, weight, bias, a, b, h, down, up, gate, value = _saved(ctx, dy.dtype)
+        to_x, to_weight, to_bias, to_down, to_up, _, to_gate, to_value, *_ = ctx.needs_input_grad
         scale, split = ctx.scale, ctx.split
         if is_recorded():
             return _Linear.recorded(ctx, dy, x, weight, bias, down, up, gate, value)
@@ -91,17 +97,19 @@ class _Linear(torch.autograd.Function):
             dh = split_thin(thin(dy, b, scale), dy.dtype)
         if ctx.to_x:
             dx = summed(dy, weight, None, dh, a, 1.0)  # type: ignore[arg-type]
-        if ctx.origin is not None:
+        if ctx.rule is not None:
             if dx is not None:
-                dgate, dvalue, x = ctx.origin.backward(gate, value, dx.view(gate.shape))
-            elif to_weight or to_down:
-                x = ctx.origin.again(gate, value)
+                dgate, dvalue, x = ctx.rule.backward(gate, value, dx.view(gate.shape))
+                dx = None
+            elif to_weight or to_down or h is None:
+                x = ctx.rule.again(gate, value)
             x = None if x is None else x.reshape(-1, x.shape[-1])
         if to_weight:
             dweight = dy.t() @ x
         if to_down:
             ddown = factor_gradient(dh, x, 1.0, split=split)  # type: ignore[arg-type]
         if to_up:
+            h = split_thin(thin(x, a), dy.dtype) if h is None else h
             dup = factor_gradient(h, dy, scale, split=split, transposed=True)
         return (
             dx if to_x else None,
@@ -113,6 +121,7 @@ class _Linear(torch.autograd.Function):
             dgate if to_gate else None,
             dvalue if to_value else None,
             None,
+            None,
         )
 
     @staticmethod
@@ -123,8 +132,8 @@ class _Linear(torch.autograd.Function):
             x = dy.new_zeros(dy.shape[0], ctx.width).requires_grad_()
 
         def formula(x: Any, weight: Any, bias: Any, down: Any, up: Any, gate: Any, value: Any) -> Any:
-            if ctx.origin is not None:
-                x = ctx.origin.formula(gate, value).reshape(-1, ctx.width)
+            if ctx.rule is not None:
+                x = ctx.rule.formula(gate, value).reshape(-1, ctx.width)
             wide = x.to(down.dtype)
             term = functional.linear(functional.linear(wide, down), up) * ctx.scale
             # Without a saved weight, neither its gradient nor one through it is wanted.
@@ -132,7 +141,15 @@ class _Linear(torch.autograd.Function):
             return ((y if bias is None else y + bias) + term).to(dy.dtype)
 
         dx, dweight, dbias, ddown, dup, dgate, dvalue = gradients(formula, (x, *others), wanted, (dy,))
-        return dx, dweight, dbias, ddown, dup, None, dgate, dvalue, None
+        return dx, dweight, dbias, ddown, dup, None, dgate, dvalue, None, None
+
+
+def _saved(ctx: Any, dtype: torch.dtype) -> tuple[Any, ...]:
+    if ctx.node is None:
+        return tuple(ctx.saved_tensors)
+    weight, bias, down, up, *products = saved_by(ctx.node)
+    a, b = split_factor(down, dtype), split_factor(up.t(), dtype)
+    return None, weight, bias, a, b, None, down, up, *products
 
 
 class _Thin(torch.autograd.Function):
@@ -195,7 +212,7 @@ def linear_with_term(
     x: Tensor, weight: Tensor, bias: Tensor | None, down: Tensor, up: Tensor, scale: float
 ) -> Tensor:
     """Return ``x W^T + bias + scale * x A^T B^T`` for ``x [tokens, in]``; for dtypes see the module."""
-    return _linear(x, weight, bias, down, up, scale, None, None, None)  # type: ignore[no-any-return]
+    return _linear(x, weight, bias, down, up, scale, None, None, None, None)  # type: ignore[no-any-return]
 
 
 def product_added(x: Tensor, linear: nn.Module, adapters: Sequence[Adapter]) -> Tensor:
@@ -237,7 +254,8 @@ def _whole(
         return linear_with_term(_rows(x), weight, bias, *factors, scale)
     # Saved are the two tensors that the product is made of; they get the gradients.
     product = _rows(x.detach())
-    y: Tensor = _linear(product, weight, bias, *factors, scale, origin.gate, origin.up, origin)
+    handle = hold_in_checkpoint(weight, bias, *factors, origin.gate, origin.up)
+    y: Tensor = _linear(product, weight, bias, *factors, scale, *origin, handle)
     return y
 
 

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache, partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from veomni_hook.kernels.moe_experts.backend import Backend, Gradients, Needed
 from veomni_hook.kernels.moe_experts.by_reference import by_reference
 from veomni_hook.kernels.moe_experts.forms import Form, Operands, form_of, taken_apart
 from veomni_hook.kernels.moe_experts.low_rank import (
@@ -26,81 +27,43 @@ from veomni_hook.kernels.moe_experts.low_rank import (
     is_adapted,
     without_adapters,
 )
+from veomni_hook.kernels.moe_experts.tiles import tiled
 from veomni_hook.kernels.moe_experts.variants import LAYOUTS
 from veomni_hook.kernels.shared.autograd import gradients, is_recorded
+from veomni_hook.kernels.shared.held import hold, hold_in_checkpoint, saved_by
 from veomni_hook.kernels.shared.operand_checks import wants_grad
 
-__all__ = ["Backend", "Gradients", "Needed", "experts", "kernel_of"]
+__all__ = ["experts", "kernel_of"]
 
 _OPERANDS, _FACTORS = len(Operands._fields), len(NO_ADAPTERS.factors)
 
 
-class Needed(NamedTuple):
-    """Which gradients to compute; the names are those of `Operands` and `Adapters`."""
-
-    hidden_states: bool
-    top_k_weights: bool
-    up: bool
-    up_bias: bool
-    down: bool
-    down_bias: bool
-    up_into: bool = False
-    up_out: bool = False
-    down_into: bool = False
-    down_out: bool = False
-
-
-class Gradients(NamedTuple):
-    """Gradients of what is differentiable; those that are not needed may have any content."""
-
-    hidden_states: Tensor | None
-    top_k_weights: Tensor | None
-    up: Tensor | None
-    up_bias: Tensor | None
-    down: Tensor | None
-    down_bias: Tensor | None
-    up_into: Tensor | None = None
-    up_out: Tensor | None = None
-    down_into: Tensor | None = None
-    down_out: Tensor | None = None
-
-
-class Backend(NamedTuple):
-    """A backend's two functions, called with autocast off.
-
-    Attributes:
-        forward: ``(operands, adapters, form, *, keep) -> (result, kept)``: the result ``[tokens, hidden]`` in
-            the dtype of the hidden states; ``kept`` is a tuple of tensors for backward, which may be empty
-            unless ``keep``.
-        backward: ``(grad, operands, adapters, kept, form, needed) -> Gradients``, of the operands' shapes, in
-            any dtype.
-        spends: ``backward`` may overwrite ``kept``, unless it is traced. If called again (retained graph), it
-            gets an empty tuple instead.
-        adapted: the same for weights with adapters; None if the backend refuses these.
-    """
-
-    forward: Callable[..., tuple[Tensor, tuple[Tensor, ...]]]
-    backward: Callable[..., Gradients]
-    spends: bool = False
-    adapted: Backend | None = None
-
-
 class _Experts(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, backend: Backend, form: Form, scales: tuple[float, float], *tensors: Any) -> Tensor:
-        ctx.backend, ctx.form, ctx.scales, ctx.spent = backend, form, scales, False
+    def forward(
+        ctx: Any,
+        backend: Backend,
+        form: Form,
+        scales: tuple[float, float],
+        handle: Tensor | None,
+        *tensors: Any,
+    ) -> Tensor:
+        ctx.backend, ctx.form, ctx.scales, ctx.spent = backend, form, scales, handle is not None
         operands, adapters = _parts(tensors, scales)
         with torch.autocast(operands.hidden_states.device.type, enabled=False):
-            result, kept = backend.forward(operands, adapters, form, keep=True)
-        ctx.save_for_backward(*tensors, *kept)
+            result, kept = backend.forward(operands, adapters, form, keep=handle is None)
+        ctx.node = None if handle is None else handle.grad_fn
+        if handle is None:
+            ctx.save_for_backward(*tensors, *kept)
         return result
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        saved, count = ctx.saved_tensors, _OPERANDS + _FACTORS  # activation checkpointing provides them once
+        # Activation checkpointing provides them once.
+        saved, count = ctx.saved_tensors if ctx.node is None else saved_by(ctx.node), _OPERANDS + _FACTORS
         operands, adapters = _parts(saved[:count], ctx.scales)
         kept = () if ctx.spent else saved[count:]
-        to_x, _, *others = ctx.needs_input_grad[3:]
+        to_x, _, *others = ctx.needs_input_grad[4:]
         inputs = (operands.hidden_states, *operands[2:], *adapters.factors)
         needed = Needed(to_x, *others)
         if is_recorded():
@@ -114,7 +77,7 @@ class _Experts(torch.autograd.Function):
             gradient.to(of.dtype) if want and gradient is not None and of is not None else None
             for gradient, of, want in zip(slopes, inputs, needed, strict=True)
         )
-        return None, None, None, first, None, *rest
+        return None, None, None, None, first, None, *rest
 
 
 def _parts(tensors: tuple[Any, ...], scales: tuple[float, float]) -> tuple[Operands, Adapters]:
@@ -134,7 +97,11 @@ def experts(backend: Backend, variant: str, *operands: Any) -> Tensor:
     form, factors = form_of(variant, tensors, rest), adapters.factors
     if wants_grad(*(x for x in (*tensors, *factors) if x is not None)):
         scales = adapters.up_scale, adapters.down_scale
-        return _Experts.apply(backend, form, scales, *tensors, *factors)  # type: ignore[no-untyped-call,no-any-return]
+        # What a backend can compute again, a checkpoint's recomputation of the layer need not compute.
+        tiles = tiled(backend, tensors)
+        held = hold_in_checkpoint if tiles is backend else hold
+        handle = held(*tensors, *factors) if backend.spends else None
+        return _Experts.apply(tiles, form, scales, handle, *tensors, *factors)  # type: ignore[no-untyped-call,no-any-return]
     with torch.autocast(tensors.hidden_states.device.type, enabled=False):
         return backend.forward(tensors, adapters, form, keep=False)[0]
 

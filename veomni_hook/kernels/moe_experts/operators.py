@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from veomni_hook.kernels.moe_experts.autograd import Backend, Gradients, Needed
+from veomni_hook.kernels.moe_experts.backend import Backend, Gradients, Needed
 from veomni_hook.kernels.moe_experts.forms import Form, Operands
 from veomni_hook.kernels.moe_experts.low_rank import NO_ADAPTERS, Adapters
 from veomni_hook.kernels.shared.operators import operator, watched

@@ -38,7 +38,8 @@ import torch
 
 from veomni_hook.kernels.gated_mlp.triton import ACTIVATIONS
 from veomni_hook.kernels.moe_experts import forms, triton_products
-from veomni_hook.kernels.moe_experts.autograd import Gradients, Needed, kernel_of
+from veomni_hook.kernels.moe_experts.autograd import kernel_of
+from veomni_hook.kernels.moe_experts.backend import Gradients, Needed
 from veomni_hook.kernels.moe_experts.forms import Form, Operands, kept_shape
 from veomni_hook.kernels.moe_experts.identity import experts_or_identity, identity_refuses
 from veomni_hook.kernels.moe_experts.low_rank import AdaptedWeight, Adapters, is_adapted, without_adapters

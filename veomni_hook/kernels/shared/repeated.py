@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import torch
 from torch.utils import checkpoint
 
-__all__ = ["decided", "hooks_in_force", "in_first_pass"]
+__all__ = ["decided", "hooks_in_force", "in_first_pass", "in_region"]
 
 Decision = TypeVar("Decision")
 
@@ -60,15 +60,14 @@ class Decisions:
         return noted[place] if place < len(noted) else decide()
 
 
+def in_region() -> bool:
+    """Return whether a non-reentrant checkpoint runs its region here, for the first time or again."""
+    return _decisions() is not None
+
+
 def decided(key: Hashable, decide: Callable[[], Decision]) -> Decision:
     """Return what ``decide`` returns, or returned in the forward pass that a checkpoint repeats here."""
-    hooks = hooks_in_force(False)
-    if hooks is None or type(hooks[0]) is not FunctionType:
-        return decide()
-    noted = vars(hooks[0])
-    if _NOTED not in noted:
-        noted[_NOTED] = _decisions_of(hooks[0])
-    decisions: Decisions | None = noted[_NOTED]
+    decisions = _decisions()
     return decide() if decisions is None else decisions.settle(key, decide)
 
 
@@ -89,6 +88,17 @@ def in_first_pass() -> bool:
     answer = frame is not None and bool(frame.f_locals["ctx"].next_functions)
     _asked = get_ident(), here, answer
     return answer
+
+
+def _decisions() -> Decisions | None:
+    hooks = hooks_in_force(False)
+    if hooks is None or type(hooks[0]) is not FunctionType:
+        return None
+    noted = vars(hooks[0])
+    if _NOTED not in noted:
+        noted[_NOTED] = _decisions_of(hooks[0])
+    decisions: Decisions | None = noted[_NOTED]
+    return decisions
 
 
 def _decisions_of(hook: FunctionType) -> Decisions | None:

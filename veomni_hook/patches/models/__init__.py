@@ -19,7 +19,7 @@ __all__ = ["all_spec_modules", "families", "spec_modules"]
 
 _PREFIX = "transformers.models."
 _PACKAGES = ("transformers", "accelerate", "trl", "verl")
-_PARTS = ("_experts", "_batches")
+_PARTS = ("_experts", "_batches", "_memory")
 
 
 def families() -> dict[str, tuple[str, ...]]:
@@ -30,7 +30,7 @@ def families() -> dict[str, tuple[str, ...]]:
 def spec_modules(source_module: str) -> list[str]:
     """Return the names of the spec modules that cover ``source_module``; none is imported.
 
-    Cheap enough for every import of a target: it checks for one file, or three.
+    Cheap enough for every import of a target: it checks for one file, or four.
     """
     if not source_module.startswith(_PREFIX):
         package, _, name = source_module.partition(".")

@@ -19,7 +19,7 @@ from packaging.version import Version
 from veomni_hook.kernels.selection.registry import built_in
 from veomni_hook.patches.spec import Patch, PatchConfig
 from veomni_hook.tools.migration import vocabulary as words
-from veomni_hook.tools.migration.concerns import Concern, concerns
+from veomni_hook.tools.migration.concerns import IDLE, Concern, concerns
 
 __all__ = [
     "BY_DESIGN",
@@ -85,6 +85,7 @@ REASONS: Mapping[str, str] = {
     words.ATTENTION_BACKEND: "the names are those of VeOmni's own backends",
     words.NUMERICS: "the order of operations is upstream's: {}",
 }
+_OF_UPSTREAM = "upstream's code for it runs, the patch's never does"
 #: Concerns that are served without a change in the script: no setting, argument or function of this package.
 _IN_PLACE = (
     words.KERNEL,
@@ -156,11 +157,18 @@ def answer(
         results: what was `measured` of the model.
         target: what the patch replaces.
     """
+    if concern.evidence.startswith(IDLE):
+        return Answer(BY_DESIGN, _OF_UPSTREAM)
     slots = _SLOT.findall(concern.evidence)
     if concern.name == words.LOSS or (slots and concern.name in (words.KERNEL, words.LOAD_BALANCING)):
         return _of_slots(slots or ("cross_entropy_loss",), routes, results)
     if concern.name == words.KERNEL:
         return _of_kernel(concern, routes, results)
+    return _of_feature(concern, results, target)
+
+
+def _of_feature(concern: Concern, results: Mapping[str, Any] | None, target: str) -> Answer:
+    """An answer for what is not a kernel, by what was measured."""
     if concern.name not in FEATURES:
         reason = REASONS.get(concern.name)
         return Answer(MISSING, "not recognised") if reason is None else Answer(BY_DESIGN, reason)

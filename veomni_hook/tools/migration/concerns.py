@@ -24,6 +24,7 @@ from veomni_hook.tools.migration.reading import (
     in_float32,
     last_name,
     only_raises,
+    unreached,
 )
 from veomni_hook.tools.migration.usage import (
     Given,
@@ -36,8 +37,10 @@ from veomni_hook.tools.migration.usage import (
     used,
 )
 
-__all__ = ["Concern", "concerns"]
+__all__ = ["IDLE", "Concern", "concerns"]
 
+#: How the evidence of code begins that never runs.
+IDLE = "looks in **kwargs for the parameter "
 
 _SLOT = re.compile(rf"(?:{words.OP_SLOT}|{words.CONFIG_SLOT}) ")
 
@@ -139,9 +142,11 @@ def _switched_off(config: PatchConfig, _size: tuple[int, ...]) -> frozenset[str]
 
 
 def _slots(code: _Code) -> Iterator[Concern]:
-    for op, variant in dict.fromkeys(code.used.slots.values()):
+    idle = unreached(code.new)
+    for name, (op, variant) in code.used.slots.items():
+        text = f"{IDLE}{idle[name]}" if name in idle else _slot_text(op, variant)
         for concern in words.OPS.get(op, (words.KERNEL,)):
-            yield Concern(concern, _slot_text(op, variant))
+            yield Concern(concern, text)
 
 
 def _slot_text(op: str, variant: str) -> str:

@@ -125,11 +125,13 @@ def _head(reduced: Reduced, written_for: str) -> Iterator[str]:
 
 def _surroundings(reduced: Reduced, names: _Names) -> Iterator[str]:
     needs = reduced.needs
-    if needs.imports or needs.drops:
+    if needs.imports or needs.drops or needs.excluded:
         yield ""
     yield from (_import(spec) for spec in needs.imports)
     if needs.drops:
         yield f"config.drop_import_names({', '.join(map(_text, needs.drops))})"
+    if needs.excluded:
+        yield f"config.exclude_from_output({', '.join(map(_text, needs.excluded))})"
     for block in needs.blocks:
         quotes = "'''" if '"""' in block else '"""'
         raw = "r" if "\\" in block else ""

@@ -1,4 +1,4 @@
-"""What some patches of a config need of its imports, blocks, helpers and dropped imports."""
+"""What some patches of a config need of its imports, blocks, helpers, dropped imports and exclusions."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from veomni_hook.patches.records import NameMap
 from veomni_hook.patches.spec import ImportSpec, Patch, PatchConfig, PositionedHelper
 from veomni_hook.patches.verbs.removals import importable
 from veomni_hook.patches.verbs.targets import top_level
+from veomni_hook.tools.migration.together import unfit
 
 __all__ = ["Needs", "needs"]
 
@@ -28,6 +29,7 @@ class Needs:
     helpers: list[object] = field(default_factory=list)
     placed: list[PositionedHelper] = field(default_factory=list)
     drops: list[str] = field(default_factory=list)
+    excluded: list[str] = field(default_factory=list)
 
 
 @dataclass(eq=False)
@@ -66,7 +68,9 @@ def needs(config: PatchConfig, patches: Sequence[Patch], document: Document) -> 
                 kept.append(one)
                 if one.tree is not None:
                     pending.append(one.tree)
-    return _collected(config, [one for one in providers if one in kept], document)
+    collected = _collected(config, [one for one in providers if one in kept], document)
+    collected.excluded = unfit(config, patches, document)
+    return collected
 
 
 def _providers(config: PatchConfig, document: Document) -> Iterator[_Provider]:

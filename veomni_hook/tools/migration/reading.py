@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections import Counter
+from collections.abc import Iterable
 
 from veomni_hook.tools.migration.usage import identifiers
 
@@ -19,6 +20,7 @@ __all__ = [
     "in_float32",
     "last_name",
     "only_raises",
+    "unreached",
 ]
 
 #: They make or describe tensors: a dtype there is not the dtype of a computation.
@@ -119,3 +121,37 @@ def last_name(node: ast.expr) -> str:
 def only_raises(tree: ast.Module) -> bool:
     """Whether the body of the definition is a single `raise`."""
     return [type(node) for node in body_of(tree)] == [ast.Raise]
+
+
+def unreached(tree: ast.Module) -> dict[str, str]:
+    """The names that only branches use that never run, each with the parameter that the branch depends on.
+
+    Such a branch asks the other keyword arguments for a parameter of the function, which is never among them.
+    """
+    names: dict[str, str] = {}
+    idle: Counter[str] = Counter()
+    for function in (one for one in ast.walk(tree) if isinstance(one, ast.FunctionDef)):
+        tests = _never_true(function)
+        for branch in (one for one in ast.walk(function) if isinstance(one, ast.If)):
+            if parameter := tests.get(ast.unparse(branch.test)):
+                used = _names(branch.body)
+                names |= dict.fromkeys(used, parameter)
+                idle += used
+    return {name: parameter for name, parameter in names.items() if idle[name] == _names([tree])[name]}
+
+
+def _never_true(function: ast.FunctionDef) -> dict[str, str]:
+    """What asks for a parameter in `**kwargs`, where the function does not put it, as text."""
+    arguments = function.args
+    if arguments.kwarg is None:
+        return {}
+    rest = arguments.kwarg.arg
+    items = (one for one in ast.walk(function) if isinstance(one, ast.Subscript))
+    put = {ast.unparse(one) for one in items if isinstance(one.ctx, ast.Store)}
+    known = (one.arg for one in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs))
+    asked = [name for name in known if f"{rest}[{name!r}]" not in put]
+    return {f"{rest}.get({name!r}{end})": name for name in asked for end in ("", ", None", ", False")}
+
+
+def _names(nodes: Iterable[ast.AST]) -> Counter[str]:
+    return Counter(one.id for node in nodes for one in ast.walk(node) if isinstance(one, ast.Name))

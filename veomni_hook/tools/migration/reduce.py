@@ -133,6 +133,7 @@ def _config(config: PatchConfig, patches: list[Patch], document: Document) -> Pa
         helpers=needed.helpers,
         positioned_helpers=needed.placed,
         drop_imported_names=set(needed.drops),
+        exclude=needed.excluded,
         device=config.device,
         label=config.name,
     )

@@ -15,11 +15,13 @@ from functools import cached_property
 
 from veomni_hook.patches.code.document import Document, FunctionNode
 from veomni_hook.patches.code.nearest_names import listed
+from veomni_hook.patches.code.scope import global_uses
 from veomni_hook.patches.code.snippet import read_snippet
 from veomni_hook.patches.code.tree import last_name, walk_ast
 from veomni_hook.patches.spec import Patch, PatchConfig
+from veomni_hook.patches.verbs.targets import top_level
 
-__all__ = ["needing"]
+__all__ = ["needing", "unfit"]
 
 
 def needing(
@@ -40,10 +42,11 @@ def needing(
     left = {index: list(_changes(config, patch, now, base)) for index, patch in enumerate(fitting)}
     gone = [change for patch in lost for change in _changes(config, patch, now, base)]
     classes = dict(_classes(now.tree))
+    there = [f for f in _functions(now.tree) if f.name.partition(".")[0] not in config.exclude]
     reasons: dict[int, str] = {}
     while True:
         kept = {change.name for changes in left.values() for change in changes}
-        callers = [f for f in _functions(now.tree) if f.name not in kept]
+        callers = [f for f in there if f.name not in kept]
         said = {
             index: why for index, changes in left.items() if (why := _why(changes, gone, callers, classes))
         }
@@ -51,6 +54,38 @@ def needing(
             return reasons
         reasons |= said
         gone += [change for index in said for change in left.pop(index)]
+
+
+def unfit(config: PatchConfig, patches: Sequence[Patch], document: Document) -> list[str]:
+    """Return the definitions that a config leaves out and that do not work beside its patches.
+
+    They call what a patch replaces with arguments that the replacement does not take, or use one that does.
+
+    Args:
+        config: the config.
+        patches: some of its patches.
+        document: the module's source.
+
+    Raises:
+        ReplacementError: the source of a patch cannot be read.
+    """
+    changes = [change for patch in patches for change in _changes(config, patch, document, document)]
+    replaced = {change.name for change in changes}
+    left_out = {name: top_level(document, name) for name in dict.fromkeys(config.exclude)}
+    found = {
+        function.name.partition(".")[0]
+        for function in _functions(document.tree)
+        if function.name not in replaced and any(_misses(change, function) for change in changes)
+    } & set(left_out)
+    size = -1
+    while len(found) > size:
+        size = len(found)
+        found |= {
+            name
+            for name, definitions in left_out.items()
+            if any(True for one in definitions for _ in global_uses(ast.Module([one.node], []), found))
+        }
+    return [name for name in left_out if name in found]
 
 
 @dataclass(frozen=True)
@@ -176,9 +211,14 @@ def _why(
             ):
                 return f"it needs the patch of {other.name}, which takes its result"
         for caller in callers:
-            if not all(map(change.new.takes, _calling(caller, change.new.called))):
+            if _misses(change, caller):
                 return f"{caller.name} calls it with other arguments"
     return ""
+
+
+def _misses(change: _Change, caller: _Function) -> bool:
+    """Whether code calls what is replaced with arguments that the replacement does not take."""
+    return not all(map(change.new.takes, _calling(caller, change.new.called)))
 
 
 def _calls(change: _Change, other: _Change) -> str:

@@ -20,6 +20,7 @@ from veomni_hook.printable import printable
 from veomni_hook.tools.report.batch_invariance import notes_on_invariance
 from veomni_hook.tools.report.class_mapping import notes_on_mapped
 from veomni_hook.tools.report.live import live_page
+from veomni_hook.tools.report.memory import notes_on_memory
 from veomni_hook.tools.report.page import text
 from veomni_hook.tools.report.parallel import notes_on, notes_on_experts
 from veomni_hook.tools.report.trainers import beside_trainers, notes_on_trainers
@@ -37,8 +38,8 @@ class Explanation:
     """The rows of a model or module; equal rows are printed once, with a count.
 
     ``modules`` are the modeling modules that define its classes, ``notes`` lines on what processes
-    share, on classes that transformers' own registry has replaced, and on batch invariance. ``plan`` is the
-    predicted memory of a step, if it was asked for.
+    share, on the setting `memory`, on classes that transformers' own registry has replaced, and on batch
+    invariance. ``plan`` is the predicted memory of a step, if it was asked for.
     """
 
     subject: str
@@ -151,6 +152,7 @@ def explain(
     notes = (
         *notes_on(target),
         *notes_on_experts(target),
+        *notes_on_memory(target),
         *notes_on_mapped(target),
         *notes_on_trainers(target),
         *notes_on_invariance(target, rows, device),

@@ -26,13 +26,14 @@ __all__ = ["DATA", "Arguments", "attributes_read", "read_arguments"]
 
 #: Arguments that say how features are computed, and hold no data.
 _OPTIONS = names("options of towers")
-_PIXELS, _GRIDS, _PATCHES = names("images"), names("grids"), "patches_by_grid"
+_PIXELS, _GRIDS = names("images"), names("grids")
+_PATCHES, _PLACED = "patches_by_grid", "patches_with_positions"
 _MASK, _LENGTHS = names("mask of pixels"), names("lengths of spectra")
 #: The forms of data: the names of the first argument, groups of which it has one each, and others.
 _FORMS: dict[str, tuple[tuple[str, ...], tuple[tuple[str, ...], ...], tuple[str, ...]]] = {
     "images": (_PIXELS, (), ()),
     _PATCHES: (_PIXELS, (_GRIDS,), names("merge sizes")),
-    "patches_with_positions": (_PIXELS, (names("positions of patches"),), names("frames of videos")),
+    _PLACED: (_PIXELS, (names("positions of patches"),), names("frames of videos")),
     "images_with_sizes": (_PIXELS, (names("sizes of images"),), ()),
     "patches_by_shape": (_PIXELS, (names("shapes of images"), _MASK), ()),
     "spectra": (names("spectra"), (), _LENGTHS),
@@ -57,8 +58,8 @@ class Arguments:
         data: the names of the method's arguments that hold data, in the order of the call, each with the
             name that the call gives.
         text: the call, with these names, and without ``**kwargs``.
-        layout: ``groups`` if images come in groups, ``flat`` if the tower takes patches as vectors, which it
-            arranges itself; else empty.
+        layout: ``groups`` if images, or frames, come in groups; ``flat`` if the tower takes patches as
+            vectors, which it arranges itself; else empty.
     """
 
     form: str
@@ -102,8 +103,8 @@ def read_arguments(view: ModuleView, owner: ast.ClassDef, method: FunctionNode, 
         if not _merges(view, owner, method):
             raise Missed("it does not say how many patches become one feature", call, Code.OTHER_ARGUMENTS)
         layout = "flat" if any(_of_pixels(FLAT, forward) for _, forward in view.forwards()) else ""
-    elif form == "images" and any(_of_pixels(grouped, method) for grouped in GROUPED):
-        form, layout = "images_in_groups", "groups"
+    elif form in ("images", _PLACED) and any(_of_pixels(grouped, method) for grouped in GROUPED):
+        form, layout = "images_in_groups" if form == "images" else form, "groups"
     return Arguments(form, data, f"self.{method.name}({', '.join(texts)})", layout)
 
 

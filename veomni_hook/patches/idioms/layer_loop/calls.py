@@ -157,6 +157,14 @@ class Calls(Collections):
             return filled(arguments)
         return self._called(function, arguments, node, frame)
 
+    def of_method(self, method: Method, *operands: Value) -> Value:
+        """The result of a method for these operands.
+
+        Raises:
+            Missed: it moves or mixes positions, or cannot be followed.
+        """
+        return self._followed(method, Arguments(operands), Frame(self, {}))
+
     def _arguments(self, node: ast.Call, frame: Frame[Value]) -> Arguments:
         """The arguments of a call."""
         positional: list[Value] = []
@@ -217,7 +225,7 @@ class Calls(Collections):
         if name not in self.view.scope.classes:
             raise Missed(f"{name.rpartition('.')[2]} is a class of another file", code=Code.OTHER_FILE)
         if name in self.experts:
-            return self._sent(name, arguments)
+            return self.sent(name, arguments)
         if method_of(self.view, name, "__call__") is not None:
             raise Missed(f"{name} defines __call__", code=Code.REPLACED)
         if (forward := method_of(self.view, name, "forward")) is not None:
@@ -234,7 +242,7 @@ class Calls(Collections):
                 return base
         return ""
 
-    def _sent(self, name: str, arguments: Arguments) -> Value:
+    def sent(self, name: str, arguments: Arguments) -> Value:
         """Experts that their own idiom knows: each token goes through its experts alone."""
         if not self.experts[name]:
             owner = self.view.classes[name]

@@ -1,0 +1,176 @@
+"""Checkpointed layers whose inputs are on the host in between: the same bits, and a bound."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tests.memory.layers import Stack, inputs, step
+from veomni_hook.errors import OffloadError
+from veomni_hook.memory import attention, checkpoint, host, offload, parts
+
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+
+
+@pytest.fixture(autouse=True)
+def told(monkeypatch):
+    """Every tensor is moved, however small."""
+    monkeypatch.setattr(offload, "LEAST", 1)
+    monkeypatch.setattr(host, "BLOCK", 256)
+    monkeypatch.setattr(offload, "BLOCK", 256)
+    parts.tell("checkpoint,offload")
+    yield
+    parts.tell("")
+    assert host.BLOCKS.held == 0
+
+
+def kept_attention(stack, function=None):
+    """Attention as upstream's models call it: what `get_interface` returns, with the module first."""
+    for layer in stack.layers:
+        layer.attention = _with_module(attention.kept(function or _sdpa), layer)
+    return stack
+
+
+def _sdpa(module, *operands, **named):
+    return torch.nn.functional.scaled_dot_product_attention(*operands, **named)
+
+
+def _with_module(implementation, module):
+    return lambda *operands, **named: implementation(module, *operands, **named)
+
+
+class Calls(TorchDispatchMode):
+    """Counts the operators of attention that run."""
+
+    def __init__(self):
+        super().__init__()
+        self.number = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.number += "attention" in str(func) and "backward" not in str(func)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("setting", ["checkpoint", "checkpoint,offload"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_same_bits(setting, dtype, device):
+    stack, x = Stack().to(device, dtype), inputs().to(device, dtype)
+    expected = step(stack, x)
+    parts.tell(setting)
+    for run in (checkpoint.run, checkpoint.run):
+        found = step(kept_attention(stack), x, run)
+        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize(("keeps", "calls"), [(True, 3), (False, 6)])
+def test_attention_runs_once(keeps, calls):
+    stack = Stack()
+    stack = kept_attention(stack) if keeps else stack
+    with Calls() as counted:
+        step(stack, inputs(), checkpoint.run)
+    assert counted.number == calls
+
+
+def test_host_memory_is_used_again_and_given_back():
+    stack, x = kept_attention(Stack()), inputs()
+    step(stack, x, checkpoint.run)
+    held = host.BLOCKS.held
+    assert held > 0
+    for _ in range(20):
+        step(stack, x, checkpoint.run)
+    loss = stack(x.requires_grad_(), checkpoint.run)
+    assert host.BLOCKS.held == held
+    del loss  # a graph that no backward used
+    gc.collect()
+    assert len(host.BLOCKS._free) == held
+    parts.tell("checkpoint")
+    assert host.BLOCKS.held == 0
+
+
+def test_a_graph_that_is_kept_is_used_twice():
+    stack, x = kept_attention(Stack()), inputs().requires_grad_()
+    loss = stack(x, checkpoint.run)
+    first, second = (torch.autograd.grad(loss, x, retain_graph=True)[0] for _ in "12")
+    assert torch.equal(first, second)
+    assert torch.equal(first, torch.autograd.grad(Stack()(x), x)[0])
+
+
+@pytest.mark.parametrize("layers", [1, 4])
+def test_a_tensor_that_is_written_to_is_an_error(layers):
+    """As without checkpoints: autograd's own check does not see tensors that hooks keep."""
+    stack, x = Stack(layers), inputs().requires_grad_()
+    before = x + 0
+
+    def run(layer, x):
+        y = checkpoint.run(layer, x)
+        before.zero_()
+        return y
+
+    with pytest.raises(OffloadError, match=r"changed in place"):
+        stack(before, run).backward()
+
+
+@pytest.mark.parametrize("view", [lambda x: x.transpose(1, 2).contiguous().transpose(1, 2), lambda x: x[::2]])
+def test_strides_stay(view):
+    layer = offload.Layer(0)
+    x = view(inputs(rows=4))
+    back = layer.unpack(layer.pack(x))
+    assert torch.equal(back, x) and back.stride() == x.stride()
+
+
+def test_a_full_host_is_an_error():
+    parts.tell("checkpoint,offload=10000")
+    with pytest.raises(OffloadError, match=r"more than 0\.0 GiB of host memory"):
+        step(Stack(), inputs(), checkpoint.run)
+    gc.collect()
+    assert host.BLOCKS.held * host.BLOCK <= 10000 and len(host.BLOCKS._free) == host.BLOCKS.held
+
+
+@pytest.mark.parametrize("back", [False, True])
+def test_a_copy_that_fails_is_an_error(monkeypatch, back):
+    copy = torch.Tensor.copy_
+
+    def failing(self, source, non_blocking=False):
+        if non_blocking:
+            raise RuntimeError("no")
+        return copy(self, source, non_blocking)
+
+    stack, x = Stack(), inputs().requires_grad_()
+    loss = stack(x, checkpoint.run) if back else None
+    monkeypatch.setattr(torch.Tensor, "copy_", failing)
+    with pytest.raises(OffloadError, match="between cpu and the host failed"):
+        (stack(x, checkpoint.run) if loss is None else loss).backward()
+
+
+@pytest.mark.parametrize("setting", ["checkpoint", "checkpoint,offload"])
+@pytest.mark.parametrize("least", [1, 1 << 30])
+def test_nothing_stays_of_a_layer_whose_backward_is_done(monkeypatch, setting, least):
+    """Without the garbage collector: autograd's nodes and what is kept make no circle."""
+    monkeypatch.setattr(offload, "LEAST", least)
+    parts.tell(setting)
+    alive: list[weakref.ref] = []
+
+    def noted(module, *operands, **named):
+        alive.extend(weakref.ref(operand.untyped_storage()) for operand in operands)
+        return _sdpa(module, *operands, **named)
+
+    stack, x = kept_attention(Stack(), noted), inputs().requires_grad_()
+    gc.disable()
+    try:
+        loss = stack(x, checkpoint.run)
+        loss.backward()
+        assert len(alive) == 2 * 3 * 3 and not any(reference() for reference in alive)
+    finally:
+        gc.enable()
+
+
+def test_without_gradients_nothing_is_moved():
+    with torch.no_grad():
+        stack = Stack()
+        assert torch.equal(stack(inputs(), checkpoint.run), stack(inputs()))
+    assert host.BLOCKS.held == 0

@@ -1,0 +1,134 @@
+"""Modules that run on some positions at a time compute the same."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from tests.kernels.matching import close
+from tests.memory.layers import WIDTH, Mlp, Stack, inputs, step
+from veomni_hook.memory import checkpoint, parts, tiles
+
+
+@tiles.by_position
+class Tiled(Mlp):
+    def forward(self, x):
+        return super().forward(x)
+
+
+@pytest.fixture(autouse=True)
+def told(monkeypatch):
+    monkeypatch.setattr(tiles, "LEAST", 1)
+    monkeypatch.setattr(tiles, "MULTIPLE", 1)
+    parts.tell("tiles")
+    yield
+    parts.tell("")
+
+
+@pytest.mark.parametrize("shape", [(2, 24), (1, 5), (3, 7)])
+@pytest.mark.parametrize("setting", ["tiles", "tiles=5", "checkpoint,tiles", "checkpoint,offload,tiles"])
+def test_loss_and_gradients(setting, shape):
+    x = inputs(*shape)
+    expected = step(Stack(), x)
+    parts.tell(setting)
+    found = step(
+        Stack(mlp=Tiled), x, checkpoint.run if "checkpoint" in setting else lambda layer, x: layer(x)
+    )
+    for a, b in zip(found, expected, strict=True):
+        close(a, b, 1e-6)
+
+
+def test_gradients_of_parameters_are_summed_in_float32():
+    stack, tiled = Stack().bfloat16(), Stack(mlp=Tiled).bfloat16()
+    parts.tell("tiles=1")
+    x = inputs(4, 64).bfloat16()
+    for a, b in zip(step(tiled, x), step(stack, x), strict=True):
+        close(a, b, 2e-2)
+
+
+@pytest.mark.parametrize("frozen", ["x", "parameters", "bias"])
+def test_what_needs_no_gradient_gets_none(frozen):
+    grads = []
+    for kind in (Mlp, Tiled):
+        torch.manual_seed(0)
+        mlp, x = kind(), inputs().requires_grad_(frozen != "x")
+        for name, parameter in mlp.named_parameters():
+            parameter.requires_grad_(frozen != "parameters" and not (frozen == "bias" and "bias" in name))
+        mlp(x).square().sum().backward()
+        grads.append([x.grad, *(p.grad for p in mlp.parameters())])
+    for a, b in zip(*grads, strict=True):
+        assert (a is None) == (b is None)
+        if a is not None:
+            close(a, b, 1e-6)
+
+
+@pytest.mark.parametrize("setting", ["tiles", "checkpoint,tiles"])
+def test_the_forward_runs_twice(setting):
+    """Once more for the backward, also where a checkpoint recomputes the layer."""
+    parts.tell(setting + "=8" if setting == "tiles" else "checkpoint,tiles=8")
+    stack = Stack(1, mlp=Tiled)
+    step(stack, inputs(2, 16), checkpoint.run if "checkpoint" in setting else lambda layer, x: layer(x))
+    assert stack.layers[0].mlp.calls == 2 * 4
+
+
+@pytest.mark.parametrize("setting", ["tiles", "checkpoint,tiles"])
+def test_random_numbers_are_those_of_the_forward(setting):
+    """By the derivative along a direction, which is linear in it: another mask would not give it."""
+    parts.tell(setting)
+    stack = Stack(1, dropout=0.5, mlp=Tiled).double()
+    x, direction = inputs(dtype=torch.float64), 1e-6 * torch.randn(2, 24, WIDTH, dtype=torch.float64)
+    run = checkpoint.run if "checkpoint" in setting else lambda layer, x: layer(x)
+    torch.manual_seed(3)
+    slope = step(stack, x, run)[1]
+    losses = []
+    for sign in (1, -1):
+        torch.manual_seed(3)
+        losses.append(stack(x + sign * direction).item())
+    close(torch.tensor(losses[0] - losses[1]), 2 * (slope * direction).sum(), 1e-5)
+
+
+def test_second_derivatives():
+    slopes = []
+    for kind in (Mlp, Tiled):
+        torch.manual_seed(0)
+        mlp, x = kind(), inputs(1, 4).requires_grad_()
+        (first,) = torch.autograd.grad(mlp(x).pow(3).sum(), x, create_graph=True)
+        slopes.append(torch.autograd.grad(first.square().sum(), [x, *mlp.parameters()]))
+    for a, b in zip(*slopes, strict=True):
+        close(a, b, 1e-5)
+
+
+def test_autocast_is_that_of_the_forward():
+    grads = []
+    for kind in (Mlp, Tiled):
+        torch.manual_seed(0)
+        mlp, x = kind(), inputs().requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16):
+            y = mlp(x)
+        assert y.dtype is torch.bfloat16
+        y.float().square().sum().backward()
+        grads.append([x.grad, *(p.grad for p in mlp.parameters())])
+    for a, b in zip(*grads, strict=True):
+        assert a.dtype is torch.float32
+        close(a, b, 2e-2)
+
+
+def test_where_it_does_not_run_in_tiles():
+    calls = []
+    mlp = Tiled()
+    with torch.no_grad():
+        mlp(inputs())
+    calls.append(mlp.calls)
+    mlp.up.register_forward_hook(lambda *call: None)  # it would see each tile
+    mlp(x=inputs())
+    calls.append(mlp.calls)
+    narrow = Tiled()
+    narrow.up, narrow.down = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+    narrow(inputs())
+    Tiled()(inputs(1, 1))
+    assert calls == [1, 2] and narrow.calls == 1
+    parts.tell("")
+    plain = Tiled()
+    plain(inputs())
+    assert plain.calls == 1

@@ -1,0 +1,102 @@
+"""Checkpointed layers: which models have them, and what a layer keeps for its recomputation.
+
+Upstream's models call a function of their own choice for each layer (`gradient_checkpointing`). With the
+setting ``memory``, this function is `run`, whoever has enabled it: torch's non-reentrant checkpoint, whose
+inputs and results of attention (`attention`) are kept by a `Kept`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+from threading import local
+from typing import Any, Protocol
+
+import torch
+from torch.compiler import is_dynamo_compiling
+from torch.utils.checkpoint import checkpoint
+
+from veomni_hook.memory import parts
+from veomni_hook.memory.offload import Layer
+
+__all__ = ["Kept", "chosen", "current", "run", "wanted"]
+
+
+class Kept(Protocol):
+    """What one call of a layer keeps: ``unpack(pack(x))`` is a new tensor with the values of ``x``."""
+
+    def pack(self, tensor: torch.Tensor) -> Any:
+        """Return what is kept of ``tensor``."""
+
+    def unpack(self, packed: Any) -> Any:
+        """Return a tensor with the values of the one of which ``packed`` is kept; what is no tensor, itself.
+
+        A new one: autograd gives it a history, which would keep the layer that is recomputed alive.
+        """
+
+
+class _OnDevice:
+    def pack(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor
+
+    def unpack(self, packed: Any) -> Any:
+        return packed.detach() if isinstance(packed, torch.Tensor) else packed
+
+
+_ON_DEVICE = _OnDevice()
+
+
+class _Running(local):
+    """The layer that runs, or is run again, in this thread."""
+
+    kept: Kept | None = None
+
+
+_running = _Running()
+
+
+def wanted(model: Any) -> bool:
+    """Return whether upstream enables checkpoints in ``model``, which was just made.
+
+    Mutates: ``model.config``, if the setting asks for them: upstream removes this field then.
+    """
+    if not model.supports_gradient_checkpointing:
+        return False
+    if parts.in_force().checkpoint:
+        model.config.gradient_checkpointing = True
+    return bool(getattr(model.config, "gradient_checkpointing", False))
+
+
+def chosen(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function that calls a model's layers: `run` with the setting, else ``function``."""
+    return run if parts.in_force().checkpoint else function
+
+
+def current() -> Kept | None:
+    """Return what keeps tensors for the layer that runs in this thread, or None."""
+    return _running.kept
+
+
+def run(function: Callable[..., Any], *inputs: Any, **named: Any) -> Any:
+    """Return ``function(*inputs)`` of a layer, which its backward computes again.
+
+    Inputs, and results of attention, go to the host in between if the setting says ``offload``.
+    """
+    asked = parts.in_force()
+    if not asked.offload or is_dynamo_compiling() or not torch.is_grad_enabled():
+        kept: Kept = _ON_DEVICE
+        hooks: Any = nullcontext()
+    else:
+        kept = Layer(asked.host_bytes)
+        hooks = torch.autograd.graph.saved_tensors_hooks(kept.pack, kept.unpack)
+    with hooks:
+        return checkpoint(partial(_within, kept, function), *inputs, use_reentrant=False, **named)
+
+
+def _within(kept: Kept, function: Callable[..., Any], *inputs: Any, **named: Any) -> Any:
+    outer, _running.kept = _running.kept, kept
+    try:
+        return function(*inputs, **named)
+    finally:
+        _running.kept = outer

@@ -1,0 +1,197 @@
+"""Modules that work on each position by itself, run on some positions at a time.
+
+Forward:  y[tile] = module(x[tile]) without a graph, tile by tile
+Backward: for each tile, its forward once more, then dx[tile] and a share of the parameters' gradients
+Shapes: x ``[batch, positions, width]``, y ``[batch, positions, any]``; a tile is ``[1, rows, width]``, some
+of all ``batch * positions`` rows. Saved: x. Gradients of parameters are summed in float32. Mutates: nothing.
+
+A layer that is checkpointed runs the module no more often: its recomputation ends where x is saved
+(`veomni_hook.kernels.shared.held`). Random numbers of a tile are the same in both of its passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from threading import local
+from typing import Any
+
+import torch
+from torch import nn
+from torch.compiler import is_dynamo_compiling
+from torch.utils.checkpoint import get_device_states, set_device_states
+
+from veomni_hook.kernels.shared.autograd import is_recorded
+from veomni_hook.kernels.shared.held import hold, saved_by
+from veomni_hook.kernels.shared.operand_checks import not_plain, untraceable
+from veomni_hook.memory import parts
+
+__all__ = ["LEAST", "by_position", "rows_of_tile"]
+
+Forward = Callable[[nn.Module, torch.Tensor], torch.Tensor]
+
+#: The fewest rows of a tile: with fewer, products wait for the weights; and what they are a multiple of.
+LEAST, MULTIPLE = 1024, 256
+#: What a module computes is worth tiles where it is more than so many times as large as x; a tile is not.
+_WIDE = 2
+
+
+class _Running(local):
+    """Whether a tile runs in this thread."""
+
+    tile: bool = False
+
+
+_running = _Running()
+
+
+def by_position(owner: type[nn.Module]) -> type[nn.Module]:
+    """Let the forward of a class, which gets one tensor, run in tiles; returns the class.
+
+    Mutates: ``owner``.
+    """
+    forward = owner.forward
+
+    @wraps(forward)
+    def tiled(module: nn.Module, *operands: Any, **named: Any) -> Any:
+        (x,) = (*operands, *named.values())
+        if _wanted(module, x):
+            return _by_tiles(forward, module, x)
+        return forward(module, x)
+
+    owner.forward = tiled
+    return owner
+
+
+def _wanted(module: nn.Module, x: torch.Tensor) -> bool:
+    """Return whether this call of ``module`` with ``x`` runs in tiles."""
+    if not parts.in_force().tiles or _running.tile or not torch.is_grad_enabled() or is_dynamo_compiling():
+        return False
+    return rows_of_tile(module, x) < x.shape[0] * x.shape[1] and untraceable() is None
+
+
+def rows_of_tile(module: nn.Module, x: torch.Tensor) -> int:
+    """Return how many rows a tile of ``x`` has; all of them if ``module`` cannot run in tiles.
+
+    What a tile of so many rows computes is no more than `_WIDE` times as large as ``x``.
+    """
+    rows = x.shape[0] * x.shape[1] if x.dim() == 3 else 0
+    asked = parts.in_force().tile_rows
+    wide = max((size for p in module.parameters() for size in p.shape[-2:]), default=0) / max(1, x.shape[-1])
+    if wide <= _WIDE or not rows or not_plain(x, *module.parameters()) is not None:
+        return rows
+    if any(_is_watched(part) for part in module.modules() if part is not module):
+        return rows
+    return min(rows, asked or max(LEAST, -(-int(_WIDE * rows / wide) // MULTIPLE) * MULTIPLE))
+
+
+def _is_watched(module: nn.Module) -> bool:
+    """Return whether hooks would see each tile as a call."""
+    return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
+
+
+def _by_tiles(forward: Forward, module: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """Return ``forward(module, x)``, computed tile by tile."""
+    call = _Call(forward, module, rows_of_tile(module, x))
+    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    if not x.requires_grad and not parameters:
+        return torch.cat([call(tile) for tile in call.cut(x)], 1).view(*x.shape[:2], -1)
+    y: torch.Tensor = _Tiled.apply(hold(x, *parameters[:1]), call, x, *parameters)  # type: ignore[no-untyped-call]
+    return y
+
+
+class _Call:
+    """A call of a module in tiles: what both of its passes share."""
+
+    def __init__(self, forward: Forward, module: nn.Module, rows: int) -> None:
+        self.forward, self.module, self.rows = forward, module, rows
+        self.draws = any(
+            isinstance(part, nn.Dropout) and part.p and part.training for part in module.modules()
+        )
+        self.states: list[Any] = []
+
+    def cut(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Return the tiles of a tensor."""
+        return torch.split(x.reshape(1, -1, x.shape[-1]), self.rows, 1)
+
+    def __call__(self, tile: torch.Tensor) -> torch.Tensor:
+        outer, _running.tile = _running.tile, True
+        try:
+            return self.forward(self.module, tile)
+        finally:
+            _running.tile = outer
+
+    def first(self, tile: torch.Tensor) -> torch.Tensor:
+        """Run a tile for the first time."""
+        if self.draws:
+            self.states.append((torch.get_rng_state(), *get_device_states(tile)))
+        return self(tile)
+
+    def again(self, number: int, tile: torch.Tensor) -> torch.Tensor:
+        """Run a tile with the random numbers that it had."""
+        if not self.draws:
+            return self(tile)
+        state, devices, states = self.states[number]
+        kind = tile.device.type if devices else "cuda"
+        with torch.random.fork_rng(devices, device_type=kind):
+            torch.set_rng_state(state)
+            set_device_states(devices, states, device_type=kind)
+            return self(tile)
+
+
+class _Tiled(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, handle: torch.Tensor, call: _Call, x: torch.Tensor, *parameters: torch.Tensor
+    ) -> torch.Tensor:
+        ctx.node, ctx.call, ctx.parameters = handle.grad_fn, call, parameters
+        kind = x.device.type
+        ctx.autocast = kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
+        first, *others = call.cut(x)
+        part = call.first(first)
+        y = part.new_empty((*x.shape[:2], part.shape[-1]))
+        into, *rest = call.cut(y)
+        into.copy_(part)
+        for tile, into in zip(others, rest, strict=True):
+            into.copy_(call.first(tile))
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
+        x = saved_by(ctx.node)[0]
+        call, parameters = ctx.call, ctx.parameters
+        assert x is not None  # noqa: S101 - it is held
+        kind, dtype, enabled = ctx.autocast
+        wanted = [*parameters] if not ctx.needs_input_grad[2] else [x, *parameters]
+        with torch.autocast(kind, dtype, enabled=enabled):
+            if is_recorded():
+                y = torch.cat([call.again(*tile) for tile in enumerate(call.cut(x))], 1).view(dy.shape)
+                slopes = torch.autograd.grad(y, wanted, dy, create_graph=True, allow_unused=True)
+                return None, None, *([] if wanted[0] is x else [None]), *slopes
+            dx = x.new_empty(x.shape) if ctx.needs_input_grad[2] else None
+            of_x = [None] * len(call.cut(x)) if dx is None else call.cut(dx)
+            sums: list[torch.Tensor | None] = [None] * len(parameters)
+            for number, (tile, dtile, into) in enumerate(zip(call.cut(x), call.cut(dy), of_x, strict=True)):
+                leaf = tile.detach().requires_grad_(dx is not None)
+                with torch.enable_grad():
+                    y = call.again(number, leaf)
+                operands = (leaf, *parameters) if into is not None else parameters
+                slopes = torch.autograd.grad(y, operands, dtile, allow_unused=True)
+                if into is not None:
+                    into.copy_(slopes[0])
+                    slopes = slopes[1:]
+                sums = [_added(total, slope) for total, slope in zip(sums, slopes, strict=True)]
+        slopes_of = (
+            None if total is None else total.to(parameter.dtype)
+            for total, parameter in zip(sums, parameters, strict=True)
+        )
+        return None, None, dx, *slopes_of
+
+
+def _added(total: torch.Tensor | None, slope: torch.Tensor | None) -> torch.Tensor | None:
+    """Return the sum in float32, or in the dtype of what is added if that is wider."""
+    if slope is None:
+        return total
+    if total is None:
+        return slope.to(torch.promote_types(slope.dtype, torch.float32))
+    return total.add_(slope)

@@ -1,0 +1,85 @@
+"""Modules that work on each position by itself: they may run on some positions at a time.
+
+Applies only with the setting ``memory``. A forward of one tensor is followed as the layers of sequence
+parallelism are (`layer_loop`), without attention, experts, and other calls that mix positions. What is known
+when it runs decides: a module in tiles must compute something that is wider than its input.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from functools import partial
+
+from veomni_hook.patches.code.tree import calls_in, initialised
+from veomni_hook.patches.idioms.layer_loop.modules import method_of
+from veomni_hook.patches.idioms.layer_loop.positions import Positions
+from veomni_hook.patches.idioms.layer_loop.values import Arguments, Value, is_shaped, shaped
+from veomni_hook.patches.routes.guards import decorate
+from veomni_hook.patches.routes.view import ModuleView
+from veomni_hook.patches.site import Code, Missed, Site, Status
+
+__all__ = ["CANDIDATES", "OP", "SETTING", "WORDS", "find"]
+
+OP = "tiles"
+WORDS = "Linear"
+SETTING = "memory"
+CANDIDATES = "every forward of one tensor that computes wide projections"
+
+_IMPORT = ("veomni_hook.memory", "tiles as veomni_tiles")
+_HIDDEN = "B S ."
+
+
+def find(view: ModuleView) -> Iterator[Site]:
+    """Every forward that may run in tiles."""
+    for owner, forward in view.forwards():
+        if (
+            len(forward.args.args) != 2
+            or forward.args.kwonlyargs
+            or forward.args.vararg
+            or forward.args.kwarg
+        ):
+            continue
+        if not _projects(view, owner):
+            continue
+        site = partial(Site, OP, f"{owner.name}.forward", lineno=forward.lineno)
+        try:
+            followed = _by_position(view, owner)
+        except Missed as error:
+            yield site(Status.MISSED, reason=error.reason)
+            continue
+        comment = "tiles: each position by itself, some at a time where that needs less memory"
+        edits = decorate(view, owner, "veomni_tiles.by_position", comment)
+        yield site(Status.ROUTED, variant="by_position", edits=edits, relies_on=followed, imports=(_IMPORT,))
+
+
+class _Alone(Positions):
+    """Positions that meet no others: no attention, no experts."""
+
+    def sent(self, name: str, arguments: Arguments) -> Value:
+        raise Missed(f"{name} are experts, whose router may be watched", code=Code.OTHER_FORM)
+
+
+def _projects(view: ModuleView, owner: ast.ClassDef) -> bool:
+    """Whether a class makes several projections."""
+    calls = (call for _, value in initialised(owner) for call in calls_in(value))
+    return sum(view.scope.dotted(call.func) == "torch.nn.Linear" for call in calls) > 1
+
+
+def _by_position(view: ModuleView, owner: ast.ClassDef) -> tuple[str, ...]:
+    """The definitions that the forward of a class uses, which works on each position by itself.
+
+    Raises:
+        Missed: it does not, or that of a class that inherits it.
+    """
+    followed: set[str] = set()
+    for heir in view.classes.values():
+        forward = method_of(view, heir.name, "forward")
+        if forward is None or forward.home is not owner:
+            continue
+        positions = _Alone(view, tower=True)
+        result = positions.of_method(forward, shaped(_HIDDEN))
+        if positions.boundaries or not is_shaped(result, _HIDDEN):
+            raise Missed("its result is not one tensor with its positions", owner, Code.OTHER_FORM)
+        followed |= positions.followed.keys()
+    return tuple(sorted(followed - {f"{owner.name}.forward"}))

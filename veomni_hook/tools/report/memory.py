@@ -1,0 +1,65 @@
+"""What the setting ``memory`` does in a model, as lines of `veomni_hook.explain`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from veomni_hook.finders.state import STATE
+from veomni_hook.layout import counted
+from veomni_hook.memory import checkpoint, parts
+
+if TYPE_CHECKING:
+    from torch import nn
+
+__all__ = ["notes_on_memory"]
+
+_OP = "tiles"
+
+
+def notes_on_memory(model: nn.Module) -> tuple[str, ...]:
+    """Return a line for each part of the setting that is on; empty if none is."""
+    asked = parts.in_force()
+    return (
+        *(_checkpoints(model, asked) if asked.checkpoint else ()),
+        *(_tiles(model) if asked.tiles else ()),
+    )
+
+
+def _checkpoints(model: nn.Module, asked: parts.Parts) -> Iterator[str]:
+    able = [module for module in model.modules() if hasattr(module, "gradient_checkpointing")]
+    layers = [module for module in able if module.gradient_checkpointing]
+    ours = [module for module in layers if vars(module).get("_gradient_checkpointing_func") is checkpoint.run]
+    if not ours:
+        why = "the script disabled it" if able else f"{type(model).__name__} has no such layers"
+        why = "it was made before the setting was in force, or another function was set" if layers else why
+        yield f"memory: no layer is checkpointed: {why}"
+        return
+    counts = Counter(type(layer).__name__ for layer in ours)
+    names = ", ".join(f"{number} {name}" for name, number in counts.items())
+    kept = "on the host" if asked.offload else "on the device"
+    yield f"memory: checkpointed: {names}; their inputs, and what attention computed, are kept {kept}"
+
+
+def _tiles(model: nn.Module) -> Iterator[str]:
+    counts: Counter[str] = Counter()
+    missed: dict[str, str] = {}
+    for module in model.modules():
+        for owner in type(module).__mro__:
+            outcome = STATE.outcomes.get(owner.__module__)
+            report = {} if outcome is None or not outcome.patched else outcome.report
+            target = f"{owner.__name__}.forward"
+            applied = [patch["target"] for patch in report.get("applied", ()) if patch.get("op") == _OP]
+            if target in applied:
+                counts[owner.__name__] += 1
+            for site in report.get("missed", ()):
+                if site["op"] == _OP and site["target"] == target:
+                    missed[owner.__name__] = site["reason"]
+    if counts:
+        names = ", ".join(f"{name} ({counted(number, 'module')})" for name, number in counts.items())
+        yield f"memory: in tiles of positions where rows are many: {names}"
+    else:
+        yield "memory: no module of it is known to work on each position by itself, so nothing runs in tiles"
+    for name, reason in missed.items():
+        yield f"memory: {name} runs on all positions at once: {reason}"
