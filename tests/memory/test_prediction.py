@@ -14,6 +14,8 @@ from tests.memory.truth import real_peak
 from veomni_hook.errors import PredictionError
 from veomni_hook.kernels.selection.process_choice import set_choice
 from veomni_hook.kernels.shared.launch import Launch
+from veomni_hook.memory import checkpoint, parts
+from veomni_hook.memory.host import BLOCKS
 from veomni_hook.memory.lengths import STEP, longest, resized
 from veomni_hook.memory.prediction import predict
 from veomni_hook.tools.report.explanation import explain
@@ -62,6 +64,13 @@ def experts(modules, **changes):
     return modules[1].Qwen3MoeForCausalLM(Qwen3MoeConfig(**few)).train()
 
 
+def adapted_experts(modules):
+    peft = pytest.importorskip("peft")
+    stacked = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+    config = peft.LoraConfig(target_modules=["q_proj"], target_parameters=stacked, r=8)
+    return peft.get_peft_model(experts(modules), config).train()
+
+
 def batch(rows=2, length=96):
     ids = torch.randint(0, SIZES["vocab_size"], (rows, length))
     return {"input_ids": ids, "labels": ids, "use_cache": False}
@@ -72,7 +81,7 @@ def adamw(model, **options):
 
 
 @pytest.mark.usefixtures("process_state")
-@pytest.mark.parametrize("make", [dense, checkpointed, tied, adapted, experts])
+@pytest.mark.parametrize("make", [dense, checkpointed, tied, adapted, experts, adapted_experts])
 def test_is_what_a_step_with_adamw_takes(modules, make):
     set_choice("auto")
     model, inputs = make(modules), batch()
@@ -83,7 +92,7 @@ def test_is_what_a_step_with_adamw_takes(modules, make):
 
 
 @pytest.mark.usefixtures("anywhere", "process_state")
-@pytest.mark.parametrize("make", [dense, experts])
+@pytest.mark.parametrize("make", [dense, pytest.param(experts, marks=pytest.mark.slow)])
 def test_sees_what_kernels_allocate(modules, make):
     """Interpreted Triton: nothing is launched, and the operators' own buffers count."""
     set_choice("auto")
@@ -93,6 +102,22 @@ def test_sees_what_kernels_allocate(modules, make):
     assert found.peak - weights == pytest.approx(real_peak(model, inputs) - weights, rel=0.02)
     ran = {row.op: row.backend for row in explain(model).rows}
     assert (ran["linear_cross_entropy"], ran["add_rms_norm"]) == ("triton", "triton")
+
+
+@pytest.mark.usefixtures("process_state")
+def test_sees_what_the_setting_memory_frees_and_takes_no_host_memory(modules):
+    set_choice("auto")
+    model, inputs = dense(modules, num_hidden_layers=6), batch(1, 1024)
+    before = predict(model, inputs).peak
+    model._set_gradient_checkpointing(True, checkpoint.run)
+    with parts.using("checkpoint"):
+        found = predict(model, inputs)
+        assert found.peak == pytest.approx(real_peak(model, inputs), rel=0.02)
+    assert found.peak < before / 2
+    blocks = BLOCKS.held, [*BLOCKS._free]
+    with parts.using("checkpoint,offload"):
+        predict(model, batch(1, 1 << 15))
+    assert blocks == (BLOCKS.held, BLOCKS._free)
 
 
 @pytest.mark.parametrize("options", [{"foreach": True}, {"fused": True}])

@@ -10,7 +10,7 @@ from functools import cache
 from veomni_hook.kernels.shared.sizes import SIZES
 from veomni_hook.memory.host import BLOCKS
 
-__all__ = ["Parts", "in_force", "tell", "using"]
+__all__ = ["Parts", "in_force", "is_in_force", "tell", "using"]
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,12 @@ def using(text: str) -> Iterator[None]:
         yield
     finally:
         _told, SIZES.least = before, before.tiles
+
+
+def is_in_force(text: str) -> bool:
+    """Return whether the value ``text`` of the setting adds nothing to the parts in force."""
+    wanted = _parsed(text)
+    return all(getattr(_told, name) for name in ("checkpoint", "offload", "tiles") if getattr(wanted, name))
 
 
 def in_force() -> Parts:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import Qwen3Config, Qwen3ForCausalLM, modeling_utils
 
 from tests.tools.report.structure import Page
 from veomni_hook.errors import InputError
-from veomni_hook.memory.remedies import REMEDIES, checkpointed, of_one_row
+from veomni_hook.memory import checkpoint, parts
+from veomni_hook.memory.remedies import REMEDIES, of_one_row
 from veomni_hook.memory.sizes import bytes_of, readable
 from veomni_hook.tools.report.explanation import explain
 from veomni_hook.tools.report.memory_plan import MemoryPlan
@@ -26,7 +27,7 @@ def model():
 
 
 def test_says_where_memory_goes_and_what_reaches_a_length(model):
-    said = explain(model, plan={"batch": 2, "length": 256, "memory": "20MiB", "reach": 2048})
+    said = explain(model, plan={"batch": 2, "length": 256, "memory": "20MiB", "reach": 1024})
     plan = said.plan
     assert str(plan) in str(said) and str(plan) in said._repr_html_()
     assert "Qwen3ForCausalLM, 2 x 256 tokens, AdamW, cpu" in plan.title()
@@ -71,14 +72,29 @@ def test_refuses_what_it_does_not_know(model, wrong):
 
 
 def test_remedies_leave_the_model_as_it_was(model):
-    for remedy in REMEDIES.values():
-        with remedy(model):
-            assert model.is_gradient_checkpointing
-        assert not model.is_gradient_checkpointing
-    model.gradient_checkpointing_enable()
-    assert checkpointed(model) is None
-    model.gradient_checkpointing_disable()
+    checkpointed = REMEDIES["gradient_checkpointing=True"]
+    layers = [dict(vars(layer)) for layer in model.model.layers]
+    with checkpointed(model):
+        assert model.model.layers[0].gradient_checkpointing
+        assert checkpointed(model) is None
+    assert [dict(vars(layer)) for layer in model.model.layers] == layers
     assert checkpointed(torch.nn.Linear(2, 2)) is None
+
+
+def test_the_setting_is_a_remedy_where_patched_text_has_places_for_it(model, monkeypatch):
+    remedy = REMEDIES["VEOMNI_MEMORY=checkpoint,tiles"]
+    monkeypatch.delattr(modeling_utils, "veomni_chosen", raising=False)
+    assert remedy(model) is None
+    monkeypatch.setattr(modeling_utils, "veomni_chosen", checkpoint.chosen, raising=False)
+    before = parts.in_force()
+    with remedy(model):
+        assert parts.in_force().checkpoint and parts.in_force().tiles and not parts.in_force().offload
+        assert model.model.layers[0]._gradient_checkpointing_func is checkpoint.run
+        assert remedy(model) is None
+    assert parts.in_force() is before
+
+
+def test_a_batch_of_one_row():
     assert of_one_row({"input_ids": torch.zeros(1, 4)}) is None
     assert of_one_row({"a": torch.zeros(2, 4), "n": 3})["a"].shape == (1, 4)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated
@@ -96,8 +97,10 @@ def _facts(command: list[str], memory: int | None, reach: int | None, *, verbose
 
     with TemporaryDirectory(prefix="veomni-plan-") as name:
         folder = Path(name)
-        order(name, memory=memory, reach=reach)
         settings = resolve().settings
+        order(name, memory=memory, reach=reach, setting=settings.memory)
+        # With any value, the patched text has the places of all; the planner sets the user's own.
+        settings = replace(settings, memory=settings.memory or "tiles")
         environ = environ_of(Plan(name, 1, time.time()), settings, hooked=True, environ=os.environ)
         written, log = folder / PLANNED, folder / "log"
         with open(log, "wb") as file:

@@ -59,10 +59,10 @@ class Plan:
         return cls(environ[_FOLDER], int(environ[_STEPS]), float(environ[_STARTED]))
 
 
-def order(folder: str, *, memory: int | None, reach: int | None) -> None:
-    """Let the processes of a run predict a step, and not be recorded."""
+def order(folder: str, *, memory: int | None, reach: int | None, setting: str) -> None:
+    """Let the processes of a run predict a step, and not be recorded; ``setting``: the user's ``memory``."""
     with open(os.path.join(folder, _ORDER), "w", encoding="utf-8") as file:
-        json.dump({"memory": memory, "reach": reach}, file)
+        json.dump({"memory": memory, "reach": reach, "setting": setting}, file)
 
 
 def is_ordered(folder: str) -> bool:

@@ -57,12 +57,15 @@ class Planner(Recorder):
         return False
 
     def _planned(self, model: nn.Module, args: Sequence[object], kwargs: Mapping[str, object]) -> Facts:
+        from veomni_hook.memory import parts
         from veomni_hook.tools.report.memory_plan import planned
 
+        wanted = ordered(self.plan.folder)
+        parts.tell(wanted.pop("setting"))
         inputs = inspect.signature(model.forward).bind_partial(*args, **kwargs)
         batch = {**inputs.arguments, **inputs.arguments.pop("kwargs", {})}
         try:
-            plan = planned(model, batch, optimizer=self._optimizer_of(model), **ordered(self.plan.folder))
+            plan = planned(model, batch, optimizer=self._optimizer_of(model), **wanted)
         except VeomniHookError as error:
             return {"what": error.what, "where": error.where, "fix": error.fix}
         return plan.to_dict()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from veomni_hook.errors import InputError
@@ -143,23 +144,11 @@ def planned(
         return predict(model, batch, optimizer=optimizer, device=where).peak
 
     found = predict(model, inputs, optimizer=optimizer, device=where)
-    most, reached = None, []
+    most, reached = None, list[tuple[str, int]]()
     if memory is not None:
         most = longest(lambda length: peak(resized(inputs, length)), length_of(inputs), memory)
     if reach is not None:
-        batch, settings = resized(inputs, reach), "as it is"
-        with ExitStack() as stack:
-            reached.append((settings, peak(batch)))
-            words = []
-            for name, remedy in REMEDIES.items():
-                block = None if _fits(reached, memory) else remedy(model)
-                if block is not None:
-                    stack.enter_context(block)
-                    words.append(name)
-                    reached.append((", ".join(words), peak(batch)))
-            alone = None if _fits(reached, memory) else of_one_row(batch)
-            if alone is not None:
-                reached.append((", ".join([*words, "one sequence a batch"]), peak(alone)))
+        reached = list(_reaching(model, resized(inputs, reach), peak, memory))
     rows = next(value.shape[0] for value in inputs.values() if getattr(value, "ndim", 0) > 1)
     return MemoryPlan(
         type(model).__name__,
@@ -173,6 +162,26 @@ def planned(
         reach,
         tuple(reached),
     )
+
+
+def _reaching(
+    model: nn.Module, batch: Mapping[str, Any], peak: Callable[[Mapping[str, Any]], int], memory: int | None
+) -> Iterator[tuple[str, int]]:
+    """Yield settings and the peak of a batch with them, up to one that fits."""
+    applied: list[tuple[str, Callable[[], AbstractContextManager[None] | None]]] = [("as it is", nullcontext)]
+    applied += [(name, partial(remedy, model)) for name, remedy in REMEDIES.items()]
+    last = applied[0]
+    for batches, suffix in ((batch, ""), (of_one_row(batch), ", one sequence a batch")):
+        for name, make in applied if batches is batch else [last]:
+            block = make()
+            if block is None or batches is None:
+                continue
+            last = name, make
+            with block:
+                size = peak(batches)
+            yield f"{name}{suffix}", size
+            if memory is not None and size <= memory:
+                return
 
 
 def asked(model: nn.Module, plan: Mapping[str, Any], device: str | None) -> MemoryPlan:
@@ -210,10 +219,6 @@ def asked(model: nn.Module, plan: Mapping[str, Any], device: str | None) -> Memo
         reach=plan.get("reach"),
         device=None if device is None else torch.device(device),
     )
-
-
-def _fits(reached: list[tuple[str, int]], memory: int | None) -> bool:
-    return memory is not None and reached[-1][1] <= memory
 
 
 def _of_device(device: torch.device) -> int | None:
