@@ -27,7 +27,7 @@ def model():
 
 
 def test_says_where_memory_goes_and_what_reaches_a_length(model):
-    said = explain(model, plan={"batch": 2, "length": 256, "memory": "20MiB", "reach": 1024})
+    said = explain(model, plan={"batch": 2, "length": 256, "memory": "10MiB", "reach": 1024})
     plan = said.plan
     assert str(plan) in str(said) and str(plan) in said._repr_html_()
     assert "Qwen3ForCausalLM, 2 x 256 tokens, AdamW, cpu" in plan.title()
