@@ -29,6 +29,7 @@ __all__ = [
     "PatchConflictError",
     "PatchError",
     "PatchTargetError",
+    "PredictionError",
     "ReplacementError",
     "RoutingError",
     "SamplesError",
@@ -135,6 +136,10 @@ class OffloadError(VeomniHookError):
 
 class ParallelError(VeomniHookError, RuntimeError):
     """A model cannot be split over processes as the setting ``parallel`` asks."""
+
+
+class PredictionError(VeomniHookError):
+    """The memory of a training step cannot be predicted."""
 
 
 class RoutingError(VeomniHookError, ValueError):

@@ -7,7 +7,8 @@ change, and what is held is known: blocks in use and blocks that wait.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from threading import Lock
 
 import torch
@@ -57,7 +58,17 @@ class Blocks:
     def give_back(self, blocks: Sequence[torch.Tensor]) -> None:
         """Let others take these blocks; on a device's stream, copies from them come first."""
         with self._lock:
-            self._free += blocks
+            self._free += [block for block in blocks if type(block) is torch.Tensor]  # no fakes
+
+    @contextmanager
+    def set_aside(self) -> Iterator[None]:
+        """Let the block's code begin without blocks, and forget those that it made: their memory is fake."""
+        before = self.held, self._free, self._most
+        self.held, self._free, self._most = 0, [], None
+        try:
+            yield
+        finally:
+            self.held, self._free, self._most = before
 
     def release(self) -> None:
         """Give the blocks that nobody uses back to the system."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 
 from veomni_hook.kernels.shared.sizes import SIZES
 from veomni_hook.memory.host import BLOCKS
 
-__all__ = ["Parts", "in_force", "tell"]
+__all__ = ["Parts", "in_force", "is_in_force", "tell", "using"]
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,24 @@ def tell(text: str) -> None:
     SIZES.least = _told.tiles
     if not _told.offload:
         BLOCKS.release()
+
+
+@contextmanager
+def using(text: str) -> Iterator[None]:
+    """Set the parts for the block; host memory is held as before."""
+    global _told
+    before, _told = _told, _parsed(text)
+    SIZES.least = _told.tiles
+    try:
+        yield
+    finally:
+        _told, SIZES.least = before, before.tiles
+
+
+def is_in_force(text: str) -> bool:
+    """Return whether the value ``text`` of the setting adds nothing to the parts in force."""
+    wanted = _parsed(text)
+    return all(getattr(_told, name) for name in ("checkpoint", "offload", "tiles") if getattr(wanted, name))
 
 
 def in_force() -> Parts:

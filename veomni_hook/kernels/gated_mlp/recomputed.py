@@ -65,12 +65,12 @@ class Product(Tensor):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        if any(kind is not Product for kind in types):
+        if not all(issubclass(kind, Product) for kind in types):
             # Let another tensor subclass (a quantised weight) handle the call.
             args, kwargs = _pytree.tree_map_only(Product, _plain, (args, kwargs or {}))
             return func(*args, **kwargs)
         with torch._C.DisableTorchFunctionSubclass():
-            if func is functional.linear and args and type(args[0]) is Product:
+            if func is functional.linear and args and isinstance(args[0], Product):
                 arguments = {**dict(zip(("input", "weight", "bias"), args, strict=False)), **(kwargs or {})}
                 if _suits(**arguments):
                     gate, up, rule = args[0]._origin
@@ -107,7 +107,7 @@ def product_of(y: Tensor, origin: Origin) -> Tensor:
 
 def origin_of(x: Tensor) -> Origin | None:
     """Return what ``x`` is made of if it is an unchanged `Product` and autograd records."""
-    if type(x) is not Product or x._version != x._written or not torch.is_grad_enabled():
+    if not isinstance(x, Product) or x._version != x._written or not torch.is_grad_enabled():
         return None
     return x._origin
 

@@ -18,6 +18,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch.nn import functional
+from torch.utils._python_dispatch import _disable_current_modes
 
 from veomni_hook.kernels.linear_cross_entropy import reference
 from veomni_hook.kernels.shared.origin import underlying, written_in
@@ -98,7 +99,8 @@ def _examine(loss_function: Any) -> str | None:
         return f"transformers' {_PART} was replaced by {'.'.join(part)}"
     if written_in(functional.cross_entropy) != _OPERATION:
         return f"{'.'.join(_OPERATION)} was replaced by {'.'.join(written_in(functional.cross_entropy))}"
-    with torch.autocast("cpu", enabled=False):  # it would round the logits of one side
+    # Autocast would round the logits of one side, and numbers of fake tensors cannot be compared.
+    with torch.autocast("cpu", enabled=False), _disable_current_modes():
         return _questioned(loss_function, name)
 
 

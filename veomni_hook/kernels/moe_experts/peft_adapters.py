@@ -23,6 +23,7 @@ from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor, compiler, nn
+from torch.utils._python_dispatch import _disable_current_modes
 
 from veomni_hook.kernels.moe_experts.low_rank import AdaptedWeight, Part
 from veomni_hook.kernels.moe_experts.variants import LAYOUTS
@@ -209,7 +210,8 @@ def _unsuited(wrapper: Any, weight: Tensor, names: list[str]) -> str | None:
 
 def _unknown_formula(kind: Any, swapped: Any) -> str | None:
     try:
-        known = _is_known(kind, swapped)
+        with _disable_current_modes():  # numbers of fake tensors cannot be compared
+            known = _is_known(kind, swapped)
     except Exception as error:
         return f"PEFT's formula could not be checked: {error!r}"
     return None if known else "this release of PEFT computes another formula"

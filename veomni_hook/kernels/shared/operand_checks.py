@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import compiler as _compiler
 from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
 
-__all__ = ["count_as_plain", "not_plain", "unfit_addends", "untraceable", "wants_grad"]
+__all__ = [
+    "count_as_plain",
+    "counted_as_plain",
+    "counts_as_plain",
+    "not_plain",
+    "unfit_addends",
+    "untraceable",
+    "wants_grad",
+]
 
 # To dynamo, a module's buffer has the type Buffer; elsewhere nothing does.
 _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
@@ -21,6 +32,21 @@ _MARK = "_veomni_hook_reads_it"
 def count_as_plain(kind: type[torch.Tensor]) -> None:
     """Let kernels read tensors of the subclass ``kind`` directly, but not those of its own subclasses."""
     setattr(kind, _MARK, kind)
+
+
+def counts_as_plain(kind: type[torch.Tensor]) -> bool:
+    """Return whether kernels read tensors of the class ``kind`` directly."""
+    return kind in _PLAIN or getattr(kind, _MARK, None) is kind
+
+
+@contextmanager
+def counted_as_plain(kind: type[torch.Tensor]) -> Iterator[None]:
+    """Let kernels read tensors of the subclass ``kind`` directly in the block."""
+    count_as_plain(kind)
+    try:
+        yield
+    finally:
+        delattr(kind, _MARK)
 
 
 def not_plain(*tensors: object) -> str | None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import wraps
 from typing import Any, TypeVar
 
@@ -13,11 +14,13 @@ from torch.compiler import is_dynamo_compiling
 
 from veomni_hook import accelerator
 
-__all__ = ["operator", "watched"]
+__all__ = ["called_directly", "operator", "watched"]
 
 _Result = TypeVar("_Result")
 
 _modes = torch._C._len_torch_dispatch_stack
+#: Whether `called_directly` is in force.
+_direct = False
 # Without the check of `torch.cuda.current_device` that CUDA is initialised: a tensor is there.
 # Builds without CUDA have no such function.
 _current_cuda_device: Any = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
@@ -129,4 +132,15 @@ def on_its_device(implementation: Callable[..., object]) -> Callable[..., Any]:
 def watched() -> bool:
     """Return whether a call must use the dispatcher, so that operators behave as their schema says."""
     # Dynamo knows the first function; tracers that run the code set the flag.
-    return is_dynamo_compiling() or _compiler._is_compiling_flag or _modes() > 0
+    return is_dynamo_compiling() or _compiler._is_compiling_flag or (_modes() > 0 and not _direct)
+
+
+@contextmanager
+def called_directly() -> Iterator[None]:
+    """Let operators call their implementation in the block, so that its modes see what that allocates."""
+    global _direct  # noqa: PLW0603 - backward passes have threads of their own
+    before, _direct = _direct, True
+    try:
+        yield
+    finally:
+        _direct = before

@@ -25,6 +25,7 @@ PANELS = {
         "demo": "veomni_hook.tools.cli.demo.command:demo",
         "run": "veomni_hook.tools.cli.run.command:run",
         "compare": "veomni_hook.tools.cli.compare:compare",
+        "plan": "veomni_hook.tools.cli.plan:plan",
     },
     "Look": {
         "list": "veomni_hook.tools.cli.list.command:list_",

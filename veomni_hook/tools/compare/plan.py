@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-__all__ = ["ATTACHED", "BOOTSTRAP", "PROGRESS", "RESULT", "Plan"]
+__all__ = [
+    "ATTACHED",
+    "BOOTSTRAP",
+    "PLANNED",
+    "PROGRESS",
+    "RESULT",
+    "Plan",
+    "is_ordered",
+    "order",
+    "ordered",
+]
 
 #: The folder that is put first in PYTHONPATH.
 BOOTSTRAP = os.path.join(os.path.dirname(os.path.abspath(__file__)), "bootstrap")
 
 #: Prefixes of file names: a process observes torch; one byte per step; the record.
 ATTACHED, PROGRESS, RESULT = "attached-", "progress-", "result-"
+
+#: Of `veomni-hook plan`: what is to be predicted; what was.
+_ORDER, PLANNED = "order.json", "planned.json"
 
 # Not `VEOMNI_...`: those are settings of the hook, which warns about misspelt ones.
 _FOLDER, _STEPS, _STARTED = "_VEOMNI_COMPARE_FOLDER", "_VEOMNI_COMPARE_STEPS", "_VEOMNI_COMPARE_STARTED"
@@ -42,3 +57,20 @@ class Plan:
         if _FOLDER not in environ:
             return None
         return cls(environ[_FOLDER], int(environ[_STEPS]), float(environ[_STARTED]))
+
+
+def order(folder: str, *, memory: int | None, reach: int | None, setting: str) -> None:
+    """Let the processes of a run predict a step, and not be recorded; ``setting``: the user's ``memory``."""
+    with open(os.path.join(folder, _ORDER), "w", encoding="utf-8") as file:
+        json.dump({"memory": memory, "reach": reach, "setting": setting}, file)
+
+
+def is_ordered(folder: str) -> bool:
+    """Return whether `order` was called."""
+    return os.path.exists(os.path.join(folder, _ORDER))
+
+
+def ordered(folder: str) -> Any:
+    """Return what `order` was called with, by name."""
+    with open(os.path.join(folder, _ORDER), encoding="utf-8") as file:
+        return json.load(file)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from shutil import get_terminal_size
 from types import ModuleType
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from veomni_hook.errors import KernelError
 from veomni_hook.kernels.explain.collect import rows_of_model, rows_of_module
@@ -28,6 +28,8 @@ from veomni_hook.tools.report.trainers import beside_trainers, notes_on_trainers
 if TYPE_CHECKING:
     from torch import nn
 
+    from veomni_hook.tools.report.memory_plan import MemoryPlan
+
 __all__ = ["Explanation", "explain"]
 
 
@@ -37,13 +39,14 @@ class Explanation:
 
     ``modules`` are the modeling modules that define its classes, ``notes`` lines on what processes
     share, on the setting `memory`, on classes that transformers' own registry has replaced, and on batch
-    invariance.
+    invariance. ``plan`` is the predicted memory of a step, if it was asked for.
     """
 
     subject: str
     rows: tuple[Row, ...]
     modules: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    plan: MemoryPlan | None = None
 
     def groups(self) -> list[Group]:
         """Return the rows as they are printed: places with the same content are one group."""
@@ -58,7 +61,7 @@ class Explanation:
             lines = [alone, *(f"  {note}" for note in self.notes)]
         else:
             lines = [f"{self.subject}:", *(f"  {group}" for group in self.groups()), *self._apart()]
-        return printable("\n".join(lines))
+        return printable("\n".join(lines if self.plan is None else [*lines, str(self.plan)]))
 
     def __repr__(self) -> str:
         """Return the printed text, wrapped at words to the width of the terminal."""
@@ -77,6 +80,7 @@ class Explanation:
                 *(f"<tr>{_cells('td', row)}</tr>" for row in body),
                 "</tbody></table>",
                 *(f"<p>{text(line.strip())}</p>" for line in told),
+                *([] if self.plan is None else [f"<pre>{text(str(self.plan))}</pre>"]),
             ]
         )
 
@@ -116,13 +120,21 @@ class Explanation:
         return [*none, *(f"  {note}" for note in self.notes), *([summary(self.rows)] if self.rows else [])]
 
 
-def explain(target: nn.Module | ModuleType, *, device: str | None = None) -> Explanation:
+def explain(
+    target: nn.Module | ModuleType, *, device: str | None = None, plan: Mapping[str, Any] | None = None
+) -> Explanation:
     """Return what each kernel slot of ``target`` last did, and why.
 
     ``target`` is a model (any ``nn.Module``) or an imported modeling module. Slots that have not been asked
     yet report what they would select for tensors on ``device`` (default: the device of the model's first
     parameter, or the CPU). Warns once per process if Liger's functions replace patched code. Raises
     KernelError if ``target`` is neither.
+
+    With ``plan``, the result's ``plan`` is the memory of a training step on ``device``, predicted without
+    running it: ``batch`` and ``length`` of the sequences, or ``inputs``, the keyword arguments of a batch;
+    ``optimizer``, one of `torch.optim` or its name (default: ``adamw``; None: none); ``memory``, what a step
+    may take, as in ``80GiB`` (default: what the GPU has); ``reach``, a length to reach with other settings.
+    Raises PredictionError if it cannot be predicted.
     """
     warn_of_stacked(target)
     if isinstance(target, ModuleType):
@@ -148,7 +160,12 @@ def explain(target: nn.Module | ModuleType, *, device: str | None = None) -> Exp
     homes = dict.fromkeys(type(module).__module__ for module in target.modules())
     modeling = [home for home in homes if home.rpartition(".")[2].startswith("modeling_")]
     modules = tuple(dict.fromkeys([*modeling, *(row.module for row in rows)]))
-    return Explanation(type(target).__name__, tuple(rows), modules, notes)
+    memory = None
+    if plan is not None:
+        from veomni_hook.tools.report.memory_plan import asked
+
+        memory = asked(target, plan, device)
+    return Explanation(type(target).__name__, tuple(rows), modules, notes, memory)
 
 
 def _cells(tag: str, values: Sequence[object]) -> str:

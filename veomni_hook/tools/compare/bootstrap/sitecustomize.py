@@ -1,4 +1,4 @@
-"""Puts the observer of `veomni-hook compare` into a Python process, before the script's first line.
+"""Puts the observer of `veomni-hook compare` or `plan` into a Python process, before the script's first line.
 
 This file shadows the environment's own `sitecustomize`, so it runs that one afterwards.
 """
@@ -23,7 +23,8 @@ _own = os.path.dirname(os.path.abspath(__file__))
 sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or os.curdir) != _own]
 try:
     from veomni_hook.tools.compare.observer import install
+    from veomni_hook.tools.compare.planning import attacher
 
-    install()
+    install(attacher(os.environ))
 finally:
     _run_hidden_sitecustomize()

@@ -1,0 +1,193 @@
+"""How much memory a training step takes, by part, before it runs: its own code, on tensors without data."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.optimizer import _default_to_fused_or_foreach
+
+from veomni_hook.accelerator import is_rocm
+from veomni_hook.errors import PredictionError
+from veomni_hook.kernels.shared.operand_checks import not_plain
+from veomni_hook.kernels.slot.guards import module_of, slots_in
+from veomni_hook.memory.fakes import fakes, on, swapped
+from veomni_hook.memory.tracker import Tracker, parts_of
+
+__all__ = ["Prediction", "predict", "step_of"]
+
+WEIGHTS, BUFFERS, GRADIENTS, OPTIMIZER, INPUTS = "weights", "buffers", "gradients", "optimizer", "inputs"
+WORKSPACES = "workspaces of cuBLAS"
+# PyTorch's defaults, for each thread that multiplies.
+_ON_HOPPER, _ELSEWHERE, _HOPPER = 32 << 20, 8320 << 10, 9
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The memory of a step, in bytes.
+
+    Attributes:
+        peak: the most that lives at once.
+        parts: what lives then, by part: weights, gradients, optimizer's states, and activations by the part
+            of the model that allocated them.
+    """
+
+    peak: int
+    parts: Mapping[str, int]
+
+
+def predict(
+    model: nn.Module,
+    inputs: Mapping[str, Any],
+    *,
+    optimizer: torch.optim.Optimizer | None = None,
+    device: torch.device | None = None,
+) -> Prediction:
+    """Return what a training step of ``model`` takes: forward, backward of its loss, the optimizer's step.
+
+    Nothing is computed, and ``model``, its gradients and ``optimizer`` stay as they are. The step is a later
+    one: the optimizer has its states, gradients are None.
+
+    Raises:
+        PredictionError: the step cannot run without data, or the weights are distributed or quantised.
+
+    Args:
+        model: its output has a loss; what it runs in training mode is predicted.
+        inputs: the keyword arguments of its forward. Tensors may be on any device.
+        optimizer: one of PyTorch's, or one that is made as these; None: the step ends with the gradients.
+        device: where the step will run; by default where the model is.
+    """
+    name = type(model).__name__
+    if unfit := next((type(one).__name__ for one in model.parameters() if not_plain(one)), None):
+        raise PredictionError(
+            f"the memory of a model whose weights are {unfit}s cannot be predicted",
+            where=name,
+            fix="predict before the weights are distributed or quantised",
+        )
+    device = device or next(model.parameters()).device
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise PredictionError(
+            "backward passes on fake tensors of a GPU need one, and this machine has none",
+            where=name,
+            fix="predict on a machine with a GPU, or for the CPU",
+        )
+    with ExitStack() as stack:
+        stack.enter_context(torch.random.fork_rng([device] if device.type == "cuda" else []))
+        stack.enter_context(_uncounted(model))
+        stack.enter_context(_training(model))
+        try:
+            stack.enter_context(fakes())
+            stand_ins = stack.enter_context(swapped(model, device))
+            twin = None if optimizer is None else _twin(optimizer, stand_ins)
+            found = step_of(model, on(device, dict(inputs)), twin)
+        except Exception as error:
+            raise PredictionError(
+                f"a step on tensors without data raised {type(error).__name__}: {error}",
+                where=name,
+                fix="check that the inputs have labels, and that model(**inputs).loss.backward() runs",
+            ) from error
+    reserved = _workspaces(device)
+    parts = {**found.parts, **({WORKSPACES: reserved} if reserved else {})}
+    return Prediction(found.peak + reserved, parts)
+
+
+def step_of(
+    model: nn.Module, inputs: Mapping[str, Any], optimizer: torch.optim.Optimizer | None
+) -> Prediction:
+    """Run a step of ``model`` as it is, and return the memory that it took; gradients are None before it."""
+    weights = list(model.parameters())
+    tracker = Tracker(weights[0].device.type, parts_of(model), step_of.__code__)
+    tracker.label(weights, WEIGHTS)
+    tracker.label(model.buffers(), BUFFERS)
+    tracker.label((leaf for leaf in inputs.values() if isinstance(leaf, torch.Tensor)), INPUTS)
+    if optimizer is not None:
+        _fill(optimizer, tracker)
+    noted = [
+        weight.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+            lambda one: tracker.label([one.grad], GRADIENTS)
+        )
+        for weight in weights
+        if weight.requires_grad
+    ]
+    tracker.begin()
+    try:
+        with tracker:
+            model(**inputs).loss.backward()
+            if optimizer is not None:
+                with tracker.labelled(OPTIMIZER):
+                    optimizer.step()
+    finally:
+        for handle in noted:
+            handle.remove()
+        for weight in weights:
+            weight.grad = None
+    return Prediction(tracker.peak, {part: size for part, size in tracker.at_peak.items() if size})
+
+
+def _fill(optimizer: torch.optim.Optimizer, tracker: Tracker) -> None:
+    """Let the optimizer make its states, by a step whose gradients are zero."""
+    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+    for weight in weights:
+        weight.grad = torch.zeros_like(weight)
+    optimizer.step()
+    for weight in weights:
+        weight.grad = None
+    for state in optimizer.state.values():
+        tracker.label((leaf for leaf in state.values() if isinstance(leaf, torch.Tensor)), OPTIMIZER)
+
+
+def _twin(optimizer: torch.optim.Optimizer, stand_ins: Mapping[int, torch.Tensor]) -> torch.optim.Optimizer:
+    """Return an optimizer like ``optimizer`` for the stand-ins of its weights."""
+    groups = []
+    for group in optimizer.param_groups:
+        weights = group["params"]
+        ours = {**group, "params": [stand_ins[id(weight)] for weight in weights]}
+        if group.get("foreach", False) is None and not group.get("fused"):
+            # What it decides by the class of its weights.
+            ours["foreach"] = _default_to_fused_or_foreach(weights, differentiable=False)[1]
+        groups.append(ours)
+    kind: Callable[..., torch.optim.Optimizer] = type(optimizer)
+    accepted = inspect.signature(kind).parameters
+    return kind(groups, **{name: value for name, value in optimizer.defaults.items() if name in accepted})
+
+
+def _workspaces(device: torch.device) -> int:
+    """Return the bytes that cuBLAS keeps for the thread of the forward and for that of the backward."""
+    if device.type != "cuda" or is_rocm():
+        return 0
+    return 2 * (_ON_HOPPER if torch.cuda.get_device_capability(device)[0] == _HOPPER else _ELSEWHERE)
+
+
+@contextmanager
+def _uncounted(model: nn.Module) -> Iterator[None]:
+    """Do not count the calls of kernels in the block as calls of ``model``."""
+    kinds = {kind for module in model.modules() for kind in type(module).__mro__}
+    homes = {home for kind in kinds if (home := module_of(kind)) is not None}
+    slots = [slot for home in homes for slot in slots_in(home).values()]
+    before = [dict(slot.records) for slot in slots]
+    for slot in slots:
+        slot.records.clear()
+    try:
+        yield
+    finally:
+        for slot, records in zip(slots, before, strict=True):
+            slot.records.clear()
+            slot.records.update(records)
+
+
+@contextmanager
+def _training(model: nn.Module) -> Iterator[None]:
+    """Let ``model`` be in training mode in the block; one that is keeps the modes of its modules."""
+    modes = [(module, module.training) for module in model.modules()]
+    if not model.training:
+        model.train()
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode

@@ -1,0 +1,80 @@
+"""Settings that lower the memory of a step, as what they change of a model: to predict the step with them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from typing import Any
+
+from torch import nn
+from torch.utils.checkpoint import checkpoint as upstream
+
+from veomni_hook.memory import checkpoint, parts
+
+__all__ = ["REMEDIES", "of_one_row"]
+
+Remedy = Callable[[nn.Module], AbstractContextManager[None] | None]
+
+
+def _checkpointed(model: nn.Module) -> AbstractContextManager[None] | None:
+    """Return a block with upstream's checkpoints; None: layers are checkpointed, or cannot be."""
+    able = _layers(model)
+    if not able or any(layer.gradient_checkpointing for layer in able):
+        return None
+    return _calling(able, partial(upstream, use_reentrant=False))
+
+
+def _with_setting(text: str, model: nn.Module) -> AbstractContextManager[None] | None:
+    """Return a block with the setting ``memory``; None: it is in force, or patched text has no place."""
+    places = hasattr(sys.modules.get("transformers.modeling_utils"), "veomni_chosen")
+    able = _layers(model)
+    if not places or not able or parts.is_in_force(text):
+        return None
+    return _set(text, able)
+
+
+def _layers(model: nn.Module) -> list[Any]:
+    return [module for module in model.modules() if hasattr(module, "gradient_checkpointing")]
+
+
+@contextmanager
+def _set(text: str, layers: list[Any]) -> Iterator[None]:
+    with parts.using(text), _calling(layers, checkpoint.run):
+        yield
+
+
+@contextmanager
+def _calling(layers: list[Any], function: Callable[..., Any]) -> Iterator[None]:
+    """Let ``function`` call the layers in the block."""
+    names = "gradient_checkpointing", "_gradient_checkpointing_func"
+    before = [(layer, {name: vars(layer)[name] for name in names if name in vars(layer)}) for layer in layers]
+    for layer in layers:
+        layer.gradient_checkpointing, layer._gradient_checkpointing_func = True, function
+    try:
+        yield
+    finally:
+        for layer, values in before:
+            for name in names:
+                vars(layer).pop(name, None)
+            vars(layer).update(values)
+
+
+def of_one_row(inputs: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the batch with its first sequence alone; None: it has no other."""
+    rows = max((value.shape[0] for value in inputs.values() if getattr(value, "ndim", 0) > 1), default=1)
+    if rows == 1:
+        return None
+    return {
+        name: value[:1] if getattr(value, "ndim", 0) and value.shape[0] == rows else value
+        for name, value in inputs.items()
+    }
+
+
+_SETTINGS = ("checkpoint", "checkpoint,tiles", "checkpoint,offload,tiles")
+#: By what users are told, in the order in which they should be tried. Each stands alone.
+REMEDIES: dict[str, Remedy] = {
+    "gradient_checkpointing=True": _checkpointed,
+    **{f"VEOMNI_MEMORY={text}": partial(_with_setting, text) for text in _SETTINGS},
+}

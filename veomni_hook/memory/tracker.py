@@ -1,0 +1,157 @@
+"""Which memory lives at the peak of what runs in a block, by the part of the model that allocated it.
+
+A dispatch mode sees every result of an operator, and a weak reference to its storage when that ends. No
+module gets a hook, because kernels do not run where one is: which module runs is read from the stack.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from types import CodeType, FrameType
+from typing import Any
+from weakref import ref
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+__all__ = ["Tracker", "parts_of"]
+
+#: What CUDA's allocator rounds sizes to.
+_ROUNDED = 512
+# The frame of a module's call whose locals live as long as the call: reading those of another would keep
+# alive what it has already dropped.
+_CALL = nn.Module._wrapped_call_impl.__code__
+#: Of allocations in a backward pass outside of any module's code.
+BACKWARD = "backward pass"
+#: Of those of models outside of their layers, and of models with a head.
+MODEL, LOSS = "model", "loss"
+
+
+class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the bytes of storages on devices of one type, by label.
+
+    Attributes:
+        peak: the most bytes that lived at once.
+        at_peak: the bytes by label that lived then.
+    """
+
+    def __init__(self, device: str, parts: Mapping[int, str], within: CodeType) -> None:
+        """Count nothing yet.
+
+        Args:
+            device: the type of the devices whose memory is counted.
+            parts: the labels of modules, by id; modules without one belong to their caller's part.
+            within: the code that calls the model; what calls this code allocates nothing here.
+        """
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._device = device
+        self._parts = parts
+        self._within = within
+        self._live: dict[int, tuple[int, str, object]] = {}
+        self._bytes: Counter[str] = Counter()
+        self._total = 0
+        self._label = ""
+        self.peak = 0
+        self.at_peak: dict[str, int] = {}
+
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: object, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Run the operator, and count what is new of its results."""
+        result = func(*args, **(kwargs or {}))
+        for leaf in (result,) if isinstance(result, torch.Tensor) else tree_leaves(result):
+            if isinstance(leaf, torch.Tensor):
+                self._count(leaf, "")
+        return result
+
+    def label(self, tensors: Iterable[torch.Tensor | None], label: str) -> None:
+        """Count ``tensors`` under ``label``, also if they are counted under another."""
+        for tensor in tensors:
+            if tensor is not None:
+                self._drop(tensor.untyped_storage()._cdata)
+                self._count(tensor, label)
+
+    @contextmanager
+    def labelled(self, label: str) -> Iterator[None]:
+        """Count what is allocated in the block under ``label``."""
+        before, self._label = self._label, label
+        try:
+            yield
+        finally:
+            self._label = before
+
+    def begin(self) -> None:
+        """Forget the peak so far."""
+        self.peak = 0
+        self._note()
+
+    def _count(self, tensor: torch.Tensor, label: str) -> None:
+        if tensor.device.type != self._device or tensor.layout is not torch.strided:
+            return
+        storage = tensor.untyped_storage()
+        key, size = storage._cdata, storage.nbytes()
+        if key in self._live or not size:
+            return
+        if self._device == "cuda":
+            size = -(-size // _ROUNDED) * _ROUNDED
+        label = label or self._label or self._part()
+        self._live[key] = size, label, ref(storage, partial(self._ended, key))
+        self._bytes[label] += size
+        self._total += size
+        self._note()
+
+    def _note(self) -> None:
+        if self._total > self.peak:
+            self.peak, self.at_peak = self._total, dict(self._bytes)
+
+    def _ended(self, key: int, _: object) -> None:
+        self._drop(key)
+
+    def _drop(self, key: int) -> None:
+        if key in self._live:
+            size, label, _ = self._live.pop(key)
+            self._bytes[label] -= size
+            self._total -= size
+
+    def _part(self) -> str:
+        """Return the part of the innermost module that runs and has one."""
+        frame: FrameType | None = sys._getframe(2)
+        while frame is not None and frame.f_code is not self._within:
+            if frame.f_code is _CALL:
+                part = self._parts.get(id(frame.f_locals["self"]))
+                if part is not None:
+                    return part
+            frame = frame.f_back
+        return BACKWARD
+
+
+def parts_of(model: nn.Module) -> dict[int, str]:
+    """Return the labels of a model's modules, by id.
+
+    A layer, a module of a list, has the name of its list, and its children have names of their own, the same
+    in all layers. What holds no layers has its own name. The output embeddings belong to the loss.
+    """
+    parts: dict[int, str] = {}
+    for name, module in model.named_modules():
+        path = name.split(".")
+        place = next((place for place, word in enumerate(path) if word.isdigit()), None)
+        if place is not None:
+            parts[id(module)] = path[place + 1] if place + 1 < len(path) else path[place - 1]
+        else:
+            holds = any(isinstance(inner, nn.ModuleList) for inner in module.modules())
+            parts[id(module)] = MODEL if holds or not name else path[-1]
+    for module in model.modules():
+        head = getattr(module, "get_output_embeddings", _nothing)()
+        if head is not None:
+            parts[id(module)] = parts[id(head)] = LOSS
+    return parts
+
+
+def _nothing() -> None:
+    """Return the head of a module that is no model."""

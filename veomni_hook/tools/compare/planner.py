@@ -1,0 +1,99 @@
+"""Predicts the memory of a script's first step, at the call of its model, and stops the script."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from veomni_hook.errors import VeomniHookError
+from veomni_hook.tools.compare.observer import Observation, Stopped
+from veomni_hook.tools.compare.plan import PLANNED, Plan, ordered
+from veomni_hook.tools.compare.recorder import Recorder, rank_and_world
+from veomni_hook.tools.facts import Facts
+
+__all__ = ["Planner", "attach"]
+
+
+def attach(plan: Plan) -> None:
+    """Plan in this process, at the first call of a model that trains."""
+    planner = Planner(plan)
+    planner.observation.begin()
+
+
+class Planner(Recorder):
+    """Gets the calls of models, of which the first in training mode is planned and not run."""
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__(plan)
+        self.optimizers: list[Optimizer] = []
+        self.observation = _Observation(self, stop=_never)
+
+    def note_call(self, model: nn.Module, args: Sequence[object], kwargs: Mapping[str, object]) -> None:
+        """Plan a call of ``model`` and end the script."""
+        if not model.training:
+            return
+        self.observation.end()
+        if rank_and_world()[0] == 0:
+            self._write(self._planned(model, args, kwargs))
+        raise Stopped
+
+    def note_backward(self, losses: Sequence[torch.Tensor]) -> None:
+        """Wait for the next call."""
+
+    def note_step(self, optimizer: Optimizer) -> int:
+        """Keep an optimizer that was made unseen; no step counts."""
+        self.optimizers.append(optimizer)
+        return 0
+
+    def write(self, *, stopped: bool) -> bool:
+        """Write nothing: there is no record of steps."""
+        return False
+
+    def _planned(self, model: nn.Module, args: Sequence[object], kwargs: Mapping[str, object]) -> Facts:
+        from veomni_hook.memory import parts
+        from veomni_hook.tools.report.memory_plan import planned
+
+        wanted = ordered(self.plan.folder)
+        parts.tell(wanted.pop("setting"))
+        inputs = inspect.signature(model.forward).bind_partial(*args, **kwargs)
+        batch = {**inputs.arguments, **inputs.arguments.pop("kwargs", {})}
+        try:
+            plan = planned(model, batch, optimizer=self._optimizer_of(model), **wanted)
+        except VeomniHookError as error:
+            return {"what": error.what, "where": error.where, "fix": error.fix}
+        return plan.to_dict()
+
+    def _optimizer_of(self, model: nn.Module) -> Optimizer | None:
+        """Return the last optimizer that trains weights of ``model``."""
+        own = {id(weight) for weight in model.parameters()}
+        for optimizer in reversed(self.optimizers):
+            weights = [id(weight) for group in optimizer.param_groups for weight in group["params"]]
+            if weights and own.issuperset(weights):
+                return optimizer
+        return None
+
+    def _write(self, facts: Facts) -> None:
+        path = os.path.join(self.plan.folder, PLANNED)
+        with open(f"{path}.part", "w", encoding="utf-8") as file:
+            json.dump(facts, file)
+        os.replace(f"{path}.part", path)
+
+
+class _Observation(Observation):
+    """Also keeps the optimizers."""
+
+    def _optimizer_made(self, original: Callable[..., object], *args: object, **kwargs: Any) -> None:
+        super()._optimizer_made(original, *args, **kwargs)
+        planner: Any = self.recorder
+        planner.optimizers.append(args[0])
+
+
+def _never(_: Recorder) -> None:
+    """Be what ends a script after its steps: none counts."""
