@@ -11,7 +11,8 @@ A layer that is checkpointed runs the module no more often: its recomputation en
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from functools import wraps
 from threading import local
 from typing import Any
@@ -26,7 +27,7 @@ from veomni_hook.kernels.shared.held import hold, saved_by
 from veomni_hook.kernels.shared.operand_checks import not_plain, untraceable
 from veomni_hook.memory import parts
 
-__all__ = ["LEAST", "by_position", "rows_of_tile"]
+__all__ = ["LEAST", "MULTIPLE", "by_position"]
 
 Forward = Callable[[nn.Module, torch.Tensor], torch.Tensor]
 
@@ -55,60 +56,57 @@ def by_position(owner: type[nn.Module]) -> type[nn.Module]:
     @wraps(forward)
     def tiled(module: nn.Module, *operands: Any, **named: Any) -> Any:
         (x,) = (*operands, *named.values())
-        if _wanted(module, x):
-            return _by_tiles(forward, module, x)
-        return forward(module, x)
+        call = _call(forward, module, x)
+        return forward(module, x) if call is None else call.run(x)
 
     owner.forward = tiled
     return owner
 
 
-def _wanted(module: nn.Module, x: torch.Tensor) -> bool:
-    """Return whether this call of ``module`` with ``x`` runs in tiles."""
+def _call(forward: Forward, module: nn.Module, x: torch.Tensor) -> _Call | None:
+    """Return the call of ``module`` with ``x`` in tiles, or None if it runs on all positions at once."""
     if not parts.in_force().tiles or _running.tile or not torch.is_grad_enabled() or is_dynamo_compiling():
-        return False
-    return rows_of_tile(module, x) < x.shape[0] * x.shape[1] and untraceable() is None
+        return None
+    if x.dim() != 3 or not_plain(x) is not None or untraceable() is not None:
+        return None
+    call = _Call(forward, module)
+    # Hooks of its parts would see each tile as a call.
+    watched = any(part._forward_hooks or part._forward_pre_hooks for part in call.modules[1:])
+    if watched or not_plain(*call.parameters) is not None:
+        return None
+    call.rows = _rows(x, call.parameters)
+    return call if 0 < call.rows < x.shape[0] * x.shape[1] else None
 
 
-def rows_of_tile(module: nn.Module, x: torch.Tensor) -> int:
-    """Return how many rows a tile of ``x`` has; all of them if ``module`` cannot run in tiles.
-
-    What a tile of so many rows computes is no more than `_WIDE` times as large as ``x``.
-    """
-    rows = x.shape[0] * x.shape[1] if x.dim() == 3 else 0
-    asked = parts.in_force().tile_rows
-    wide = max((size for p in module.parameters() for size in p.shape[-2:]), default=0) / max(1, x.shape[-1])
-    if wide <= _WIDE or not rows or not_plain(x, *module.parameters()) is not None:
-        return rows
-    if any(_is_watched(part) for part in module.modules() if part is not module):
-        return rows
-    return min(rows, asked or max(LEAST, -(-int(_WIDE * rows / wide) // MULTIPLE) * MULTIPLE))
-
-
-def _is_watched(module: nn.Module) -> bool:
-    """Return whether hooks would see each tile as a call."""
-    return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
-
-
-def _by_tiles(forward: Forward, module: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    """Return ``forward(module, x)``, computed tile by tile."""
-    call = _Call(forward, module, rows_of_tile(module, x))
-    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    if not x.requires_grad and not parameters:
-        return torch.cat([call(tile) for tile in call.cut(x)], 1).view(*x.shape[:2], -1)
-    y: torch.Tensor = _Tiled.apply(hold(x, *parameters[:1]), call, x, *parameters)  # type: ignore[no-untyped-call]
-    return y
+def _rows(x: torch.Tensor, parameters: Sequence[torch.Tensor]) -> int:
+    """Return the rows of a tile, whose results are no more than `_WIDE` times as large as ``x``; 0: all."""
+    rows, width = x.shape[0] * x.shape[1], max(1, x.shape[-1])
+    wide = max((size for p in parameters for size in p.shape[-2:]), default=0) / width
+    if wide <= _WIDE or (asked := parts.in_force().tile_rows):
+        return 0 if wide <= _WIDE else asked
+    number = min(math.ceil(wide / _WIDE), max(1, rows // LEAST))
+    return math.ceil(rows / number / MULTIPLE) * MULTIPLE
 
 
 class _Call:
-    """A call of a module in tiles: what both of its passes share."""
+    """A call of a module in tiles of ``rows``: what both of its passes share."""
 
-    def __init__(self, forward: Forward, module: nn.Module, rows: int) -> None:
-        self.forward, self.module, self.rows = forward, module, rows
-        self.draws = any(
-            isinstance(part, nn.Dropout) and part.p and part.training for part in module.modules()
-        )
+    def __init__(self, forward: Forward, module: nn.Module) -> None:
+        self.forward, self.module, self.rows = forward, module, 0
+        self.modules = [*module.modules()]
+        named = {id(p): p for part in self.modules for p in part._parameters.values() if p is not None}
+        self.parameters = [*named.values()]
+        dropouts = (part for part in self.modules if isinstance(part, nn.Dropout))
+        self.draws = any(dropout.p and dropout.training for dropout in dropouts)
         self.states: list[Any] = []
+
+    def run(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the module's result, computed tile by tile."""
+        trained = [parameter for parameter in self.parameters if parameter.requires_grad]
+        if not x.requires_grad and not trained:
+            return torch.cat([self(tile) for tile in self.cut(x)], 1).view(*x.shape[:2], -1)
+        y: torch.Tensor = _Tiled.apply(hold(x, *trained[:1]), self, x, *trained)  # type: ignore[no-untyped-call]
+        return y
 
     def cut(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Return the tiles of a tensor."""
