@@ -34,3 +34,12 @@ def test_loss_and_gradients_are_those_without_it(tmp_path_factory, setting):
             assert found["loss"] == expected["loss"], name
             assert found["digest"] == expected["digest"], name
     assert (saving["blocks"] > 0) is ("offload" in setting)
+
+
+@pytest.mark.parametrize("setting", ["offload,tiles=8", pytest.param("tiles=8", marks=pytest.mark.slow)])
+def test_with_ddp_and_fsdp2(setting):
+    command = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
+    found = facts(started(*command, "-m", "tests.memory.facts_of_processes", VEOMNI_MEMORY=setting))
+    assert len(found["off"]) == 4
+    assert all(off < 1e-6 for off in found["off"].values()), found
+    assert (found["blocks"] > 0) is ("offload" in setting)
