@@ -23,6 +23,7 @@ OTHER = {
     "device": "npu",
     "dump_dir": "elsewhere",
     "kernels": "nn_layer_norm=triton",
+    "memory": "checkpoint,tiles",
     "parallel": "sp=2,ep=2",
     "patches": ("an_extra_patch",),
     "plugins": "none",
@@ -40,7 +41,7 @@ from veomni_hook import PatchConfig
 config = PatchConfig(source_module="accelerate.data_loader")
 config.add_post_import_block("ADDED = 1")
 """
-CHANGES = {"idioms", "kernels", "parallel", "speech", "remote_code", "host_values", "patches"}
+CHANGES = {"idioms", "kernels", "memory", "parallel", "speech", "remote_code", "host_values", "patches"}
 #: No setting among these changes text: one case for all of them.
 OTHERS = [one.name for one in fields(Settings) if one.name not in {*CHANGES, "enabled"}]
 

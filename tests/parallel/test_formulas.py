@@ -37,7 +37,6 @@ CALLS = {
     "dropout": (EAGER, (), {"dropout": 0.1, "scaling": 1.0}),
     "is a tensor": (EAGER, (), {"scaling": torch.ones(())}),
     "the operand `softcap`": (FUSED, (), {"softcap": 1.0}),
-    "the operand `position_bias`": (FUSED, (), {"position_bias": MASK}),
     "mask is a dict": (FUSED, ({},), {}),
     "mask is a Tensor, not constant": (FUSED, (MASK.float().requires_grad_(),), {}),
     "not constant numbers": (FUSED, (MASK.int(),), {}),

@@ -20,7 +20,7 @@ from veomni_hook.tools.coverage import ROUTED, examine
 #: Ops whose code the interpreter follows: only it may leave code that is not followed.
 READ = {
     *("attention", "gated_mlp", "hyper_connection", "layer_norm", "load_balancing_loss", "log_decay"),
-    *("layer_loop", "moe_experts", "rms_norm", "rotary", "row_merge"),
+    *("layer_loop", "moe_experts", "rms_norm", "rotary", "row_merge", "tiles"),
 }
 #: Families that have sites with many of the codes.
 SOME = ("align", "bamba", "dbrx", "dinat", "gemma3n", "xmod")

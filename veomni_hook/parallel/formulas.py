@@ -25,8 +25,8 @@ __all__ = ["Known", "known"]
 _FUSED_HOME, _FUSED = "transformers.integrations.sdpa_attention", "sdpa_attention_forward"
 #: The pattern that is no variant of kernels.
 _PLAIN = "plain"
-#: Operands that change what the fused function computes.
-_CHANGES = ("softcap", "position_bias", "cache", "s_aux", "sinks")
+#: Operands that change what the fused function computes, besides those that are refused before.
+_CHANGES = ("softcap", "s_aux", "sinks")
 
 
 class Known(NamedTuple):

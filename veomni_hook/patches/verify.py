@@ -111,8 +111,9 @@ def untouched(plan: Plan, placed: Sequence[Placed], patched: Document) -> tuple[
             len(one.edit.text) - one.edit.end + one.edit.start for one in placed if one.edit.end <= start
         )
         if spans.get((start + shift, end + shift)) != document.source[start:end]:
-            if any(end <= one.edit.start <= document.full_end(definition.node) for one in placed):
-                names[definition.qualname] = False  # something was added at the end of its body
+            above, last = document.line_start(start), document.full_end(definition.node)
+            if any(end <= one.edit.start <= last or one.edit.start == one.edit.end == above for one in placed):
+                names[definition.qualname] = False  # a decorator was added, or something at its end
                 continue
             raise PatchError(
                 f"{definition.qualname} changed, though no patch names it",

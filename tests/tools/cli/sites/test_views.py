@@ -31,7 +31,7 @@ def test_three_views_of_one_family_agree(family: str, monkeypatch: pytest.Monkey
     monkeypatch.delenv("VEOMNI_KERNELS", raising=False)
     by_status: dict[str, list[dict[str, str]]] = defaultdict(list)
     for row in shown("list", family):
-        if row["op"] not in ("layer_loop", "speech"):  # which ask for no kernel
+        if row["op"] not in ("layer_loop", "speech", "tiles"):  # which ask for no kernel
             by_status[row["status"]].append(row)
     routed, without = by_status["routed"], by_status["no_kernel"]
     (listed,) = shown("list", family, "--by", "family")["families"]

@@ -20,6 +20,6 @@ config.add_import("veomni_hook.memory.attention", ["kept as veomni_kept"])
 config.rewrite(
     "AttentionInterface.get_interface",
     pattern="super().get({name}, {default})",
-    replacement="veomni_over_sequence(veomni_kept(super().get({name}, {default})))",
+    replacement="veomni_kept(veomni_over_sequence(super().get({name}, {default})))",
     description="the implementation gets all positions of this process's share of the heads, and runs once",
 )
