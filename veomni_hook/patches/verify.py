@@ -112,7 +112,8 @@ def untouched(plan: Plan, placed: Sequence[Placed], patched: Document) -> tuple[
         )
         if spans.get((start + shift, end + shift)) != document.source[start:end]:
             above, last = document.line_start(start), document.full_end(definition.node)
-            if any(end <= one.edit.start <= last or one.edit.start == one.edit.end == above for one in placed):
+            places = {one.edit.start for one in placed}
+            if above in places or any(end <= place <= last for place in places):
                 names[definition.qualname] = False  # a decorator was added, or something at its end
                 continue
             raise PatchError(
