@@ -111,9 +111,11 @@ def untouched(plan: Plan, placed: Sequence[Placed], patched: Document) -> tuple[
             len(one.edit.text) - one.edit.end + one.edit.start for one in placed if one.edit.end <= start
         )
         if spans.get((start + shift, end + shift)) != document.source[start:end]:
-            above, last = document.line_start(start), document.full_end(definition.node)
-            places = {one.edit.start for one in placed}
-            if above in places or any(end <= place <= last for place in places):
+            above = [len(one.edit.text) for one in placed if one.edit.start == one.edit.end == start]
+            last = document.full_end(definition.node)
+            if any((start + shift - length, end + shift) in spans for length in above) or any(
+                end <= one.edit.start <= last for one in placed
+            ):
                 names[definition.qualname] = False  # a decorator was added, or something at its end
                 continue
             raise PatchError(
