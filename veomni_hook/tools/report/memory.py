@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["notes_on_memory"]
 
-_OP = "tiles"
+_OP, _FLAG = "tiles", "gradient_checkpointing"
 
 
 def notes_on_memory(model: nn.Module) -> tuple[str, ...]:
@@ -28,7 +28,9 @@ def notes_on_memory(model: nn.Module) -> tuple[str, ...]:
 
 
 def _checkpoints(model: nn.Module, asked: parts.Parts) -> Iterator[str]:
-    able = [module for module in model.modules() if hasattr(module, "gradient_checkpointing")]
+    able = [module for module in model.modules() if hasattr(module, _FLAG)]
+    # A model has the flag, too, but its layers are what is called again.
+    able = [one for one in able if not any(hasattr(part, _FLAG) for part in [*one.modules()][1:])]
     layers = [module for module in able if module.gradient_checkpointing]
     ours = [module for module in layers if vars(module).get("_gradient_checkpointing_func") is checkpoint.run]
     if not ours:
@@ -60,6 +62,6 @@ def _tiles(model: nn.Module) -> Iterator[str]:
         names = ", ".join(f"{name} ({counted(number, 'module')})" for name, number in counts.items())
         yield f"memory: in tiles of positions where rows are many: {names}"
     else:
-        yield "memory: no module of it is known to work on each position by itself, so nothing runs in tiles"
+        yield "memory: no module of it is known to work on each position by itself, so only the loss, and experts, take fewer rows"
     for name, reason in missed.items():
         yield f"memory: {name} runs on all positions at once: {reason}"
