@@ -62,6 +62,7 @@ def _tiles(model: nn.Module) -> Iterator[str]:
         names = ", ".join(f"{name} ({counted(number, 'module')})" for name, number in counts.items())
         yield f"memory: in tiles of positions where rows are many: {names}"
     else:
-        yield "memory: no module of it is known to work on each position by itself, so only the loss, and experts, take fewer rows"
+        alone = "memory: no module of it is known to work on each position by itself"
+        yield f"{alone}, so only the loss, and experts, take fewer rows"
     for name, reason in missed.items():
         yield f"memory: {name} runs on all positions at once: {reason}"
