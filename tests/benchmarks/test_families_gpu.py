@@ -59,9 +59,11 @@ def test_families_are_chosen_by_the_beginning_of_their_names():
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_each_family_is_a_config_that_transformers_takes(name):
-    from transformers import AutoConfig
+    from transformers import CONFIG_MAPPING, AutoConfig
 
     family = FAMILIES[name]
+    if family.model_type not in CONFIG_MAPPING:
+        pytest.skip(f"this release has no {family.model_type}")
     config = AutoConfig.for_model(family.model_type, **family.fields)
     assert {key: getattr(config, key) for key in family.fields if key != "head_dim"} == {
         key: value for key, value in family.fields.items() if key != "head_dim"

@@ -148,7 +148,6 @@ def test_the_key_follows_every_file_that_patching_reads(families):
     home = Path(importlib.util.find_spec("transformers").origin).parent / "models"  # type: ignore[union-attr,arg-type]
     paths = sorted(map(str, home.glob("*/modeling_*.py")))
     chosen = [path for path in paths if not families or Path(path).parent.name in families]
-    assert len(chosen) >= len(families)
     printed = subprocess.run(
         [sys.executable, "-c", _READS], input=json.dumps(chosen), capture_output=True, text=True, check=True
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import types
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ _LONG = 512
 
 def _changed(change: Any) -> str:
     """What training answers if ``change`` wraps the forward of attention."""
-    model = small.model("deepseek_v32")
+    model = small.model("deepseek_v4", "eager")
     for layer in model.model.layers:
         layer.self_attn.forward = types.MethodType(change, layer.self_attn)
     return refusal(lambda: model(**small.batch("plain", rows=1)))
@@ -66,5 +67,9 @@ def facts() -> dict[str, Any]:
     return {
         "refusals": refusals,
         "explain": str(veomni_hook.explain(small.model("deepseek_v4", "eager"))),
-        "products": {name: products(name) for name in ("deepseek_v32", "deepseek_v4")},
+        "products": {
+            name: products(name)
+            for name in ("deepseek_v32", "deepseek_v4")
+            if find_spec(f"transformers.models.{name}")
+        },
     }

@@ -416,6 +416,8 @@ class TestTheInstalledRelease:
         ],
     )
     def test_families_that_are_refused_by_name(self, rows, family, kind):
+        if not (MODELS / family).is_dir():
+            pytest.skip(f"this release has no {family}")
         found = [site for name, site in rows if name == family and site.part == "base_model"]
         assert found and all(site.status is Status.REFUSED for site in found)
         assert any(kind in site.reason for site in found)

@@ -50,6 +50,8 @@ def test_every_skipped_definition_of_every_family_is_compared():
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_each_comparison_is_missed_where_it_is_left_out(family):
+    if not (MODELS / family).is_dir():
+        pytest.skip(f"this release has no {family}")
     (module,) = names((family,))
     text = patched(module)
     for slot, skips in Module(text).slots.items():

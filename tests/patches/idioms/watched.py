@@ -94,22 +94,21 @@ class Module:
             return self.functions[name]
         return next(each for each in self.classes[kind].body if getattr(each, "name", "") == name)
 
-    def modules(self, kinds: list[str]) -> dict[str, set[str]]:
-        """The classes of this file that ``__init__`` creates the attributes of a class from."""
+    def made_of(self, kinds: list[str]) -> dict[str, set[str]]:
+        """The classes and functions of this file that ``__init__`` makes the attributes of a class of."""
         made: dict[str, set[str]] = {}
         for kind in kinds:
             for node in ast.walk(self.classes[kind]):
                 if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Attribute):
-                    named = {
-                        n.id for n in ast.walk(node.value) if isinstance(n, ast.Name)
-                    } & self.classes.keys()
+                    named = {n.id for n in ast.walk(node.value) if isinstance(n, ast.Name)}
+                    named &= self.classes.keys() | self.functions.keys()
                     made.setdefault(node.targets[0].attr, set()).update(named)
         return made
 
     def called(self, code: list[ast.AST], kind: str) -> Counter[str]:
         """The definitions of this file that code calls or hands on, each with the number of times."""
         kinds = self.lineage(kind) if kind else []
-        modules = self.modules(kinds)
+        made_of = self.made_of(kinds)
         found: Counter[str] = Counter()
         for node in (inner for each in code for inner in ast.walk(each)):
             if isinstance(node, ast.Name) and node.id in self.functions and isinstance(node.ctx, ast.Load):
@@ -123,7 +122,7 @@ class Module:
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
                 receiver, name = node.func.value, node.func.attr
                 if isinstance(receiver, ast.Name) and receiver.id == "self":
-                    found.update(self.method(self.lineage(each), "forward") for each in modules.get(name, ()))
+                    found.update(self.method(self.lineage(each), "forward") for each in made_of.get(name, ()))
                 elif _name_of_call(receiver) == "super":
                     found.update([self.method(kinds[1:], name)])
         del found[""]
@@ -203,14 +202,18 @@ def misses(text: str) -> list[Miss]:
 
 
 def _missed_at_calls(module: Module, method: ast.AST, place: str) -> Iterator[Miss]:
+    made_of = module.made_of(module.lineage(place.rpartition(".")[0]))
     for node in ast.walk(method):
         called = node.func if isinstance(node, ast.Call) else None
         if not isinstance(called, ast.Attribute) or called.attr not in CALLING:
             continue
         names = [each.id for each in (called.value, *node.args) if isinstance(each, ast.Name)]
+        # Before transformers 5.17, layers hold the functions that they call.
+        for each in (each for each in node.args if isinstance(each, ast.Attribute)):
+            names += made_of.get(each.attr, ())
         slot = next((name for name in names if name in module.slots), "")
-        function = ast.unparse(node.args[-1])
-        if not slot or function not in module.functions:
+        function = next((name for name in names if name in module.functions), "")
+        if not slot or not function:
             continue
         skips = module.slots[slot]
         if called.attr == "at":
