@@ -165,13 +165,17 @@ def waiting(script: str, *arguments: str) -> subprocess.Popen[str]:
 
 
 def go_on(*processes: subprocess.Popen[str]) -> Iterator[None]:
-    """Let processes go on, once each while they all run; they must end well."""
-    for process in processes:
-        assert process.stdin is not None
-        process.stdin.write("\n")
-        process.stdin.close()
-    while any(process.poll() is None for process in processes):
-        yield
-    for process in processes:
-        assert process.wait() == 0 and process.stdout is not None
-        process.stdout.close()
+    """Let processes go on, once each while they all run; they must end well, and end with the test."""
+    try:
+        for process in processes:
+            assert process.stdin is not None
+            process.stdin.write("\n")
+            process.stdin.close()
+        while any(process.poll() is None for process in processes):
+            yield
+        for process in processes:
+            assert process.wait() == 0 and process.stdout is not None
+            process.stdout.close()
+    finally:
+        for process in processes:
+            process.kill()
