@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 
 from veomni_hook.finders.state import STATE
 from veomni_hook.layout import counted
-from veomni_hook.memory import checkpoint, parts
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from veomni_hook.memory.parts import Parts
 
 __all__ = ["notes_on_memory"]
 
@@ -20,19 +21,23 @@ _OP, _FLAG = "tiles", "gradient_checkpointing"
 
 def notes_on_memory(model: nn.Module) -> tuple[str, ...]:
     """Return a line for each part of the setting that is on; empty if none is."""
-    asked = parts.in_force()
+    from veomni_hook.memory.parts import in_force
+
+    asked = in_force()
     return (
         *(_checkpoints(model, asked) if asked.checkpoint else ()),
         *(_tiles(model) if asked.tiles else ()),
     )
 
 
-def _checkpoints(model: nn.Module, asked: parts.Parts) -> Iterator[str]:
+def _checkpoints(model: nn.Module, asked: Parts) -> Iterator[str]:
+    from veomni_hook.memory.checkpoint import run
+
     able = [module for module in model.modules() if hasattr(module, _FLAG)]
     # A model has the flag, too, but its layers are what is called again.
     able = [one for one in able if not any(hasattr(part, _FLAG) for part in [*one.modules()][1:])]
     layers = [module for module in able if module.gradient_checkpointing]
-    ours = [module for module in layers if vars(module).get("_gradient_checkpointing_func") is checkpoint.run]
+    ours = [module for module in layers if vars(module).get("_gradient_checkpointing_func") is run]
     if not ours:
         why = "the script disabled it" if able else f"{type(model).__name__} has no such layers"
         why = "it was made before the setting was in force, or another function was set" if layers else why

@@ -11,7 +11,6 @@ from veomni_hook.layout import counted
 from veomni_hook.parallel import process
 from veomni_hook.parallel.expert_loading import ep_size, is_ours
 from veomni_hook.parallel.expert_plans import experts_of
-from veomni_hook.parallel.groups import neighbours
 from veomni_hook.patches.expert_release import NAME
 from veomni_hook.patches.idioms.layer_loop.reasons import TOWER
 
@@ -97,6 +96,8 @@ def _ring(heads: object, keys: object, size: int, implementation: str) -> str:
     """What a process gets if keys go around a ring; else nothing."""
     if not isinstance(heads, int) or not isinstance(keys, int) or implementation not in _MERGED:
         return ""
+    from veomni_hook.parallel.groups import neighbours
+
     near = neighbours(size, heads, keys)
     if near == size:
         return ""
