@@ -76,6 +76,27 @@ def test_attention_runs_once(keeps, calls):
     assert counted.number == calls
 
 
+@torch.library.custom_op("veomni_tests::dropping", mutates_args=())
+def dropping(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """Attention that draws random numbers, as fused kernels with dropout do."""
+    return query * 1 + 0 * torch.rand_like(query)
+
+
+dropping.register_autograd(lambda ctx, dy: (dy, torch.zeros_like(dy), torch.zeros_like(dy)))
+
+
+@pytest.mark.parametrize("setting", ["checkpoint", "checkpoint,offload"])
+def test_what_is_drawn_behind_attention_is_the_same_again(setting):
+    parts.tell(setting)
+    stack = kept_attention(Stack(2, dropout=0.5), lambda module, *heads, **named: dropping(*heads))
+    x = inputs()
+    torch.manual_seed(3)
+    expected = step(stack, x)
+    torch.manual_seed(3)
+    found = step(stack, x, checkpoint.run)
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
 def test_host_memory_is_used_again_and_given_back():
     stack, x = kept_attention(Stack()), inputs()
     step(stack, x, checkpoint.run)

@@ -72,11 +72,24 @@ def test_the_forward_runs_twice(setting):
     assert stack.layers[0].mlp.calls == 2 * 4
 
 
+@tiles.by_position
+class Dropping(Mlp):
+    """Drops by a function, which no module tells of."""
+
+    def __init__(self, dropout=0.0):
+        super().__init__()
+        self.share = dropout
+
+    def forward(self, x):
+        return nn.functional.dropout(super().forward(x), self.share)
+
+
+@pytest.mark.parametrize("kind", [Tiled, Dropping])
 @pytest.mark.parametrize("setting", ["tiles", "checkpoint,tiles"])
-def test_random_numbers_are_those_of_the_forward(setting):
+def test_random_numbers_are_those_of_the_forward(setting, kind):
     """By the derivative along a direction, which is linear in it: another mask would not give it."""
     parts.tell(setting)
-    stack = Stack(1, dropout=0.5, mlp=Tiled).double()
+    stack = Stack(1, dropout=0.5, mlp=kind).double()
     x, direction = inputs(dtype=torch.float64), 1e-6 * torch.randn(2, 24, WIDTH, dtype=torch.float64)
     run = checkpoint.run if "checkpoint" in setting else lambda layer, x: layer(x)
     torch.manual_seed(3)

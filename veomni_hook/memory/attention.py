@@ -2,7 +2,8 @@
 
 The products of attention grow with the square of the length, and what its backward needs of them is no more
 than the layer's input. So operators of attention run once: their results are noted, and the recomputation
-gets them. An operator is one of attention if its first operands are query, key and value.
+gets them. An operator is one of attention if its first operands are query, key and value. One that draws
+random numbers runs again: what draws some behind it has to find the generator where it was.
 
 `torch.utils.checkpoint.create_selective_checkpoint_contexts` does the same for a whole layer, whose every
 operator then passes Python twice, and what it keeps stays on the device. Here only the call of attention
@@ -20,6 +21,7 @@ from torch.compiler import is_dynamo_compiling
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map, tree_map_only
 
+from veomni_hook.kernels.shared.random_numbers import place_of
 from veomni_hook.kernels.shared.repeated import decided
 from veomni_hook.memory import checkpoint, parts
 
@@ -60,11 +62,15 @@ class _Recorded(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.results = results
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not _is_attention(func):
+            return func(*args, **(kwargs or {}))
+        before = place_of(args[0].device)
         computed = func(*args, **(kwargs or {}))
-        if _is_attention(func):
+        kept = None
+        if place_of(args[0].device) == before:
             pack = self.results.layer.pack
             kept = tree_map_only(torch.Tensor, lambda result: pack(result.detach()), computed)
-            self.results.noted.append((func, kept))
+        self.results.noted.append((func, kept))
         return computed
 
 
@@ -79,9 +85,10 @@ class _Replayed(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if _is_attention(func):
             noted, kept = next(self.rest, (None, None))
-            if noted is func:
+            if noted is not func:
+                self.rest = iter(())
+            elif kept is not None:
                 return tree_map(self.results.layer.unpack, kept)
-            self.rest = iter(())
         return func(*args, **(kwargs or {}))
 
 

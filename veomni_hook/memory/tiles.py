@@ -25,6 +25,7 @@ from torch.utils.checkpoint import get_device_states, set_device_states
 from veomni_hook.kernels.shared.autograd import is_recorded
 from veomni_hook.kernels.shared.held import hold, saved_by
 from veomni_hook.kernels.shared.operand_checks import not_plain, untraceable
+from veomni_hook.kernels.shared.random_numbers import place_of
 from veomni_hook.memory import parts
 
 __all__ = ["LEAST", "MULTIPLE", "by_position"]
@@ -82,8 +83,10 @@ def _rows(x: torch.Tensor, parameters: Sequence[torch.Tensor]) -> int:
     """Return the rows of a tile, whose results are no more than `_WIDE` times as large as ``x``; 0: all."""
     rows, width = x.shape[0] * x.shape[1], max(1, x.shape[-1])
     wide = max((size for p in parameters for size in p.shape[-2:]), default=0) / width
-    if wide <= _WIDE or (asked := parts.in_force().tile_rows):
-        return 0 if wide <= _WIDE else asked
+    if wide <= _WIDE:
+        return 0
+    if asked := parts.in_force().tile_rows:
+        return asked
     number = min(math.ceil(wide / _WIDE), max(1, rows // LEAST))
     return math.ceil(rows / number / MULTIPLE) * MULTIPLE
 
@@ -96,8 +99,6 @@ class _Call:
         self.modules = [*module.modules()]
         named = {id(p): p for part in self.modules for p in part._parameters.values() if p is not None}
         self.parameters = [*named.values()]
-        dropouts = (part for part in self.modules if isinstance(part, nn.Dropout))
-        self.draws = any(dropout.p and dropout.training for dropout in dropouts)
         self.states: list[Any] = []
 
     def run(self, x: torch.Tensor) -> torch.Tensor:
@@ -121,13 +122,14 @@ class _Call:
 
     def first(self, tile: torch.Tensor) -> torch.Tensor:
         """Run a tile for the first time."""
-        if self.draws:
-            self.states.append((torch.get_rng_state(), *get_device_states(tile)))
-        return self(tile)
+        before, states = place_of(tile.device), (torch.get_rng_state(), *get_device_states(tile))
+        y = self(tile)
+        self.states.append(None if place_of(tile.device) == before else states)
+        return y
 
     def again(self, number: int, tile: torch.Tensor) -> torch.Tensor:
         """Run a tile with the random numbers that it had."""
-        if not self.draws:
+        if self.states[number] is None:
             return self(tile)
         state, devices, states = self.states[number]
         kind = tile.device.type if devices else "cuda"
