@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from veomni_hook.tools.cli import output
-from veomni_hook.tools.cli.inputs.options import JsonOption
+from veomni_hook.tools.cli.inputs.options import JsonOption, ModuleOption, ScriptArgument
 from veomni_hook.tools.cli.run.forwarding import ForwardingCommand
 from veomni_hook.tools.cli.run.program import command_of
 from veomni_hook.tools.cli.usage import FOUND, UsageError, write_file
@@ -27,18 +27,8 @@ ROWS = 10
 
 
 def compare(  # noqa: PLR0913, PLR0917 - one for each option
-    command: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="SCRIPT [ARGS]...",
-            help="The script, or a launcher such as torchrun or accelerate, and its arguments.",
-            show_default=False,
-        ),
-    ] = None,
-    module: Annotated[
-        str | None,
-        typer.Option("-m", "--module", metavar="MODULE", help="Run a module, as `python -m` does."),
-    ] = None,
+    command: ScriptArgument = None,
+    module: ModuleOption = None,
     steps: Annotated[int, typer.Option(min=2, help="Optimizer steps of each run; then it is stopped.")] = 20,
     rounds: Annotated[int, typer.Option(min=1, help="Runs without the hook, and as many with it.")] = 2,
     warmup: Annotated[

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from veomni_hook.tools.cli import output
-from veomni_hook.tools.cli.inputs.options import JsonOption
+from veomni_hook.tools.cli.inputs.options import JsonOption, ModuleOption, ScriptArgument
 from veomni_hook.tools.cli.run.forwarding import ForwardingCommand
 from veomni_hook.tools.cli.run.program import command_of
 from veomni_hook.tools.cli.usage import UsageError, write_file
@@ -23,18 +23,8 @@ LINES = 15
 
 
 def plan(
-    command: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="SCRIPT [ARGS]...",
-            help="The script, or a launcher such as torchrun or accelerate, and its arguments.",
-            show_default=False,
-        ),
-    ] = None,
-    module: Annotated[
-        str | None,
-        typer.Option("-m", "--module", metavar="MODULE", help="Run a module, as `python -m` does."),
-    ] = None,
+    command: ScriptArgument = None,
+    module: ModuleOption = None,
     memory: Annotated[
         str | None,
         typer.Option(metavar="SIZE", help="What a step may take, as in 80GiB. Default: what the GPU has."),

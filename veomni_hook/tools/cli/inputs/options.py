@@ -95,6 +95,18 @@ JobsOption = Annotated[
         show_default=False,
     ),
 ]
+ScriptArgument = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="SCRIPT [ARGS]...",
+        help="The script, or a launcher such as torchrun or accelerate, and its arguments.",
+        show_default=False,
+    ),
+]
+ModuleOption = Annotated[
+    str | None,
+    typer.Option("-m", "--module", metavar="MODULE", help="Run a module, as `python -m` does."),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as one JSON document.")]
 
 
