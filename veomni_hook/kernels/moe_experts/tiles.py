@@ -27,11 +27,11 @@ ROWS, LEAST = 4, 256
 
 def tiled(backend: Backend, operands: Operands) -> Backend:
     """Return ``backend`` for tiles of these operands; itself if all tokens run at once."""
+    if not SIZES.least or is_dynamo_compiling() or not backend.spends:
+        return backend
     x, index, _, *weights = operands
-    pairs = index.numel()
-    number = min(-(-index.shape[-1] // ROWS), pairs // (LEAST * operands.up.shape[0]))
-    trained = any(weight is not None and weight.requires_grad for weight in weights)
-    if not SIZES.least or is_dynamo_compiling() or not backend.spends or trained or number < 2:
+    number = min(-(-index.shape[-1] // ROWS), index.numel() // (LEAST * operands.up.shape[0]))
+    if number < 2 or any(weight is not None and weight.requires_grad for weight in weights):
         return backend
     size = -(-x.shape[0] // number)
     return Backend(partial(_forward, backend, size), partial(_backward, backend, size), spends=True)
